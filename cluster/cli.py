@@ -1,0 +1,472 @@
+"""The command line: parse, call `jobs`, show. Thin, and quick: what a command needs is imported inside it."""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from .errors import ERROR, INTERRUPTED, OK, UNFINISHED, BadInput, ClusterError
+
+if TYPE_CHECKING:
+    from .jobs import Job
+
+Command = Callable[..., Any]
+output = click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print.")
+yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+JOB_HELP = "JOB is a name such as job-3, or its number"
+
+
+class Group(click.Group):
+    """Commands in the order of a job's life, and every foreseen error as one line with its exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order they were defined."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; turn what a user can mend into one line on stderr."""
+        try:
+            return super().invoke(ctx)
+        except ClusterError as error:
+            _fail(str(error), error.code)
+        except KeyboardInterrupt:
+            _fail("interrupted", INTERRUPTED)
+        except BrokenPipeError:  # `imgnet-cluster ls | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(ERROR)
+        except OSError as error:
+            _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), ERROR)
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    click.echo(f"error: {text}", err=True)
+    sys.exit(code)
+
+
+def data_errors(command: Command) -> Command:
+    """Turn a data set's errors into the command line's."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        from train.data.index import DataError
+
+        try:
+            return command(*args, **kwargs)
+        except (DataError, ValueError) as error:
+            raise ClusterError(str(error)) from error
+
+    return wrapped
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON on stdout."""
+    from train.files import finite
+
+    click.echo(json.dumps(finite(value), indent=1))
+
+
+@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(package_name="imgnet-cluster", prog_name="imgnet-cluster")
+def cli() -> None:
+    """Train an ImageNet-scale image classifier on the machines you have, with one command.
+
+    \b
+    imgnet-cluster launch --local recipes/quickstart.py      draw a data set and train on it, here
+    imgnet-cluster attach job-1                              the live tmux session
+    imgnet-cluster tensorboard job-1                         its curves
+    """
+
+
+def schedule_options(command: Command) -> Command:
+    """Options that change what is run; shared by plan and launch."""
+    for option in reversed(
+        [
+            click.option(
+                "--machines", type=click.IntRange(1), help="How many machines; picks the recipe's table for it."
+            ),
+            click.option(
+                "--procs", type=click.IntRange(1), help="Processes on each machine. [default: one per GPU, else 1]"
+            ),
+            click.option(
+                "--data", metavar="DIR", help='train/<class>/*.JPEG and val/...; "sample" draws a built-in set.'
+            ),
+            click.option("--keep-batch", is_flag=True, help="Keep the recipe's global batch: accumulate gradients."),
+            click.option(
+                "--max-steps", type=click.IntRange(1), help="So many steps in all, shared out over the phases."
+            ),
+            click.option(
+                "--scale",
+                type=click.FloatRange(0, 1, min_open=True),
+                default=1.0,
+                help="A rehearsal on this fraction of the images.",
+            ),
+            click.option("--seed", type=click.IntRange(0), help="Another seed than the recipe's."),
+            click.option("--only", multiple=True, metavar="NAME", help="Which recipe, when the file yields several."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+@cli.command()
+@click.argument("recipe")
+@schedule_options
+@output
+def plan(recipe: str, output: str, only: tuple[str, ...], **options: Any) -> None:
+    """Show what RECIPE would do: its rows with global batch, rate and steps. Starts nothing."""
+    from . import jobs, view
+
+    plans = [_plan(one, recipe, options) for one in _select(recipe, only)]
+    if output == "table":
+        for one in plans:
+            view.show_plan(one)
+        return
+    shown = [
+        {
+            "recipe": one.spec.recipe.name,
+            "machines": one.spec.machines,
+            "gpus": one.spec.gpus,
+            "images": one.schedule.images,
+            "phases": one.schedule.table(),
+            "steps": one.schedule.steps,
+            "notes": list(one.notes),
+        }
+        for one in plans
+    ]
+    print_json(shown[0] if len(shown) == 1 else shown)
+    del jobs
+
+
+def _select(recipe: str, only: tuple[str, ...]) -> list[Any]:
+    from train.recipe_file import RecipeError, select
+
+    from . import jobs
+
+    try:
+        return select(jobs.load_recipes(recipe), only)
+    except RecipeError as error:
+        raise BadInput(str(error)) from error
+
+
+def _plan(recipe: Any, file: str, options: dict[str, Any], backend: str = "plan") -> Any:
+    from . import jobs
+
+    return jobs.plan(recipe, recipe_file=file, backend=backend, **options)
+
+
+@cli.command()
+@click.argument("recipe")
+@click.option("--local", is_flag=True, help="On this computer.")
+@schedule_options
+@click.option(
+    "--copies", metavar="DIR", help="Prepared copies of the images. [default: the data folder's name with -sz]"
+)
+@click.option("--max-hours", type=click.FloatRange(0, min_open=True), help="Save and end after so long.")
+@click.option(
+    "--save-seconds", type=click.FloatRange(0), default=60.0, show_default=True, help="A checkpoint so often."
+)
+@click.option("--skip-bad", is_flag=True, help="Leave out files that are not images instead of ending.")
+@click.option(
+    "--workers", type=click.IntRange(0), help="Loader processes of each trainer. [default: by the processors]"
+)
+@click.option("-d", "--detach", is_flag=True, help="Return as soon as the job is at work.")
+@click.option("--dry-run", "--dryrun", is_flag=True, help="Show what would be done.")
+@yes
+def launch(
+    recipe: str, local: bool, detach: bool, dry_run: bool, yes: bool, only: tuple[str, ...], **options: Any
+) -> None:
+    """Train RECIPE in a tmux session of its own and follow it. Ctrl-C leaves it running.
+
+    Exit code: 0 done, 100 failed, 103 stopped.
+    """
+    from . import backends, jobs, view
+
+    if not local:
+        described = "; ".join(f"--{name}: {backends.get(name).DESCRIPTION}" for name in backends.names())
+        raise BadInput(f"say where: {described}")
+    if options["machines"] not in (None, 1):
+        raise BadInput("--local is one machine; for another table of the recipe: imgnet-cluster plan --machines N")
+    plans = [_plan(one, recipe, options, "local") for one in _select(recipe, only)]
+    if detach and len(plans) > 1:
+        raise BadInput(
+            f"{recipe}: has {len(plans)} recipes, and this is one machine; choose with --only, or leave out -d"
+        )
+    for one in plans:
+        view.show_plan(one)
+        backends.get("local").check(one.spec)
+    if dry_run:
+        click.echo(f"would launch {len(plans)} job{'s' * (len(plans) > 1)} in {jobs.runs()}; nothing was started")
+        return
+    if not yes and sys.stdin.isatty() and not click.confirm("launch?", default=False):
+        raise ClusterError("nothing was started")
+    code = OK
+    for one in plans:
+        job = jobs.launch(one)
+        click.echo(f"{job.name} launched, run folder {job.run}")
+        view.show_next(job)
+        if not detach:
+            code = max(code, _follow(job))
+    sys.exit(code)
+
+
+def _follow(job: "Job") -> int:
+    from . import view
+
+    try:
+        return view.follow(job)
+    except KeyboardInterrupt:
+        click.echo(
+            f"\ndetached; {job.name} goes on. Come back: imgnet-cluster attach {job.name}; "
+            f"end it: imgnet-cluster stop {job.name}",
+            err=True,
+        )
+        return INTERRUPTED
+
+
+@cli.command()
+@output
+def ls(output: str) -> None:
+    """List the jobs of this folder."""
+    from . import jobs, view
+
+    found = []
+    for job in jobs.all_jobs():
+        try:
+            job.refresh()
+            found.append(job.status())
+        except ClusterError as error:
+            click.echo(f"warning: {error}", err=True)
+    if output == "json":
+        return print_json(found)
+    columns = ("job", "recipe", "state", "epoch", "step", "top1", "top5", "img/s", "time")
+    view.table(
+        columns,
+        [
+            (
+                one["job"],
+                one["recipe"],
+                one["state"],
+                one["epoch"],
+                one["step"],
+                one["top1"],
+                one["top5"],
+                one["images_per_second"],
+                view.span(one["seconds"]),
+            )
+            for one in found
+        ],
+    )
+
+
+@cli.command()
+@click.argument("job", required=False)
+@click.option("--exit-code", is_flag=True, help="Exit with 0 done, 100 failed, 101 not finished, 103 stopped.")
+@output
+def status(job: str | None, exit_code: bool, output: str) -> None:
+    """Show how JOB stands (default: the newest)."""
+    from . import jobs, view
+
+    found = jobs.find(job)
+    found.refresh()
+    said = found.status()
+    if output == "json":
+        print_json({**said, "result": found.result})
+    else:
+        for name, value in said.items():
+            if value not in (None, ""):
+                click.echo(
+                    f"{name:18} {value:.4g}" if isinstance(value, float) and name != "created" else f"{name:18} {value}"
+                )
+    if exit_code:
+        sys.exit(view.EXIT.get(said["state"], UNFINISHED))
+
+
+@cli.command()
+@click.argument("job", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends. Ctrl-C leaves it running.")
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Which trainer.")
+@click.option("--agent", is_flag=True, help="The agent's changes of state instead.")
+def logs(job: str | None, follow: bool, rank: int, agent: bool) -> None:
+    """Print what a trainer of JOB has written (default: the newest job, rank 0)."""
+    import time
+
+    from . import jobs, view
+
+    found, shown = jobs.find(job), 0
+    while True:
+        found.refresh()
+        ended, path = found.ended, found.log(None if agent else rank)
+        if not follow and not path.exists():
+            raise ClusterError(
+                f"{path}: there is no such log; {found.name} has {found.spec.procs} trainers, and is {found.state}"
+            )
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(shown)
+                while part := file.read(1 << 20):
+                    shown += len(part)
+                    sys.stdout.buffer.write(part)
+            sys.stdout.buffer.flush()
+        if ended or not follow:
+            break
+        time.sleep(0.3)
+    if follow:
+        sys.exit(view.EXIT[found.state])
+
+
+@cli.command()
+@click.argument("job", required=False)
+def attach(job: str | None) -> None:
+    """Show the tmux session of JOB on this terminal. Ctrl-b d leaves it running."""
+    from . import jobs, tmux
+
+    found = jobs.find(job)
+    found.refresh()
+    if found.ended:
+        raise ClusterError(
+            f"{found.name} is {found.state}; its session is gone. What it wrote: imgnet-cluster logs {found.name}"
+        )
+    if not tmux.mine(found.name, found.run):
+        raise ClusterError(f"{found.name} has no tmux session; imgnet-cluster status {found.name}")
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ClusterError(f"attach needs a terminal; without one: imgnet-cluster logs -f {found.name}")
+    os.environ.pop("TMUX", None)  # a session inside the user's own tmux is meant
+    words = tmux.attach_command(found.name)
+    os.execvp(words[0], words)
+
+
+@cli.command()
+@click.argument("job", required=False)
+@click.option("--port", type=click.IntRange(0, 65535), default=6006, show_default=True, help="0 takes a free one.")
+def tensorboard(job: str | None, port: int) -> None:
+    """Serve the curves of JOB on 127.0.0.1 until Ctrl-C (default: the newest)."""
+    from . import jobs
+    from . import tensorboard as board
+
+    sys.exit(board.serve(jobs.find(job), port))
+
+
+@cli.command()
+@click.argument("job")
+def stop(job: str) -> None:
+    """Save JOB and end it; `resume` goes on from there."""
+    from . import jobs
+
+    found = jobs.find(job)
+    found.stop()
+    click.echo(f"{found.name} {found.state}; go on: imgnet-cluster resume {found.name}")
+
+
+@cli.command()
+@click.argument("job")
+@click.option("-d", "--detach", is_flag=True, help="Return as soon as the job is at work.")
+def resume(job: str, detach: bool) -> None:
+    """Go on with JOB from its newest whole checkpoint, and follow it. Ctrl-C leaves it running."""
+    from . import jobs
+
+    found = jobs.find(job)
+    found.resume()
+    click.echo(f"{found.name} resumed")
+    sys.exit(OK if detach else _follow(found))
+
+
+@cli.group(cls=Group)
+def data() -> None:
+    """Draw, resize and check folders of images."""
+
+
+@data.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.option(
+    "--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed draws the same bytes."
+)
+@click.option("--train", type=click.IntRange(10), default=4000, show_default=True, help="Training images.")
+@click.option("--val", type=click.IntRange(10), default=1000, show_default=True, help="Validation images.")
+@data_errors
+def sample(folder: Path, seed: int, train: int, val: int) -> None:
+    """Draw the built-in set of ten shapes into FOLDER."""
+    from train.data.sample import draw_set
+
+    with _bar(f"drawing {folder}") as progress:
+        written = draw_set(folder, seed=seed, train=train, val=val, progress=progress)
+    click.echo(f"{folder}: {train} + {val} images of 10 classes, {written} drawn now")
+
+
+@data.command()
+@click.argument("source", type=click.Path(path_type=Path))
+@click.argument("target", type=click.Path(path_type=Path))
+@click.option("--sizes", default="160,352", show_default=True, help="Short sides in pixels, with commas.")
+@click.option("--skip-bad", is_flag=True, help="Leave out files that are not images instead of ending.")
+@data_errors
+def resize(source: Path, target: Path, sizes: str, skip_bad: bool) -> None:
+    """Make copies of SOURCE in TARGET/<short side>. May be stopped and called again."""
+    from train.data.resize import resize_set
+
+    try:
+        numbers = [int(one) for one in sizes.split(",")]
+    except ValueError as error:
+        raise BadInput(f"--sizes: must be whole numbers with commas, such as 160,352, not {sizes!r}") from error
+    with _bar(f"resizing {source}") as progress:
+        done = resize_set(source, target, numbers, skip_bad=skip_bad, progress=progress)
+    for path, why in done.bad:
+        click.echo(f"left out: {path}: {why}", err=True)
+    click.echo(f"{target}: {done.written} copies made, {done.kept} were there, {len(done.bad)} files left out")
+
+
+@data.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@output
+@data_errors
+def check(folder: Path, output: str) -> None:
+    """Decode every image of FOLDER once, count them, and name those that are broken."""
+    from train.data.index import check_layout, load
+
+    check_layout(folder)
+    with _bar(f"indexing {folder}") as progress:
+        train = load(folder, "train", skip_bad=True, progress=progress)
+        val = load(folder, "val", train.classes, skip_bad=True, progress=progress)
+    bad = [(str(index.folder / path), why) for index in (train, val) for path, why in index.bad]
+    if output == "json":
+        print_json({"train": len(train), "val": len(val), "classes": list(train.classes), "bad": dict(bad)})
+    else:
+        for path, why in bad:
+            click.echo(f"broken: {path}: {why}", err=True)
+        click.echo(f"{folder}: {len(train.classes)} classes, {len(train)} + {len(val)} images, {len(bad)} broken files")
+    sys.exit(ERROR if bad else OK)
+
+
+class _bar:
+    """A progress bar on a terminal, a line now and then elsewhere, both on stderr; called with (done, total)."""
+
+    def __init__(self, title: str) -> None:
+        self.title, self.shown = title, -1
+
+    def __enter__(self) -> "_bar":
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        percent = 100 * done // max(total, 1)
+        step = 1 if sys.stderr.isatty() else 10
+        if percent // step == self.shown:
+            return
+        self.shown = percent // step
+        line = f"{self.title}: {done} of {total} ({percent} %)"
+        click.echo(f"\r{line}" if sys.stderr.isatty() else line, err=True, nl=not sys.stderr.isatty())
+
+    def __exit__(self, *_: object) -> None:
+        if sys.stderr.isatty() and self.shown >= 0:
+            click.echo(err=True)
+
+
+def main() -> None:
+    """Run the command line."""
+    cli(prog_name="imgnet-cluster")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""One machine: run a command, move bytes, read a file from an offset. Here: this computer."""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from train.files import replace
+
+from .errors import ClusterError
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a command did: its words, exit code (negative: killed by that signal), output bytes, and seconds."""
+
+    argv: tuple[str, ...]
+    code: int
+    out: bytes
+    err: bytes
+    seconds: float
+
+
+class CommandFailed(ClusterError):
+    """A command ended with another code than 0; carries the Result and shows the last ten lines."""
+
+    def __init__(self, result: Result, where: str) -> None:
+        lines = (result.out + result.err).decode(errors="replace").strip().splitlines()[-10:]
+        super().__init__("\n".join([f"{where}: {result.argv[0]} ended with code {result.code}", *lines]))
+        self.result = result
+
+
+class Machine:
+    """This computer. Commands are lists of words and never pass through a shell."""
+
+    name = "here"
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        check: bool = True,
+        timeout: float | None = None,
+        input: bytes = b"",
+        env: Mapping[str, str] | None = None,
+    ) -> Result:
+        """Run a command to its end. Raises `CommandFailed` when it fails and `check`, or at `timeout` seconds."""
+        start = time.monotonic()
+        try:
+            done = subprocess.run(
+                argv, capture_output=True, timeout=timeout, input=input, env={**os.environ, **(env or {})}
+            )
+            code, out, err = done.returncode, done.stdout, done.stderr
+        except subprocess.TimeoutExpired as late:
+            code, out, err = -9, late.stdout or b"", (late.stderr or b"") + f"not over in {timeout} s".encode()
+            check = True
+        except FileNotFoundError as error:
+            code, out, err = 127, b"", str(error).encode()
+        result = Result(tuple(argv), code, out, err, time.monotonic() - start)
+        if check and code:
+            raise CommandFailed(result, self.name)
+        return result
+
+    def put(self, source: Path, target: str) -> None:
+        """Copy a file of this computer to the machine."""
+        Path(target).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, target)
+
+    def get(self, source: str, target: Path) -> None:
+        """Copy a file of the machine to this computer."""
+        shutil.copyfile(source, target)
+
+    def write(self, path: str, content: bytes) -> None:
+        """Replace a file of the machine, whole or not at all; its folder is made."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        replace(Path(path), content)
+
+    def read_from(self, path: str, offset: int, limit: int = 1 << 24) -> bytes:
+        """Return at most `limit` bytes of a file from an offset; nothing when it is not that long, or not there."""
+        try:
+            with Path(path).open("rb") as file:
+                file.seek(offset)
+                return file.read(limit)
+        except FileNotFoundError:
+            return b""
+
+    def files(self, folder: str) -> dict[str, int]:
+        """Return the files below a folder by relative path, with their sizes, but for hidden ones."""
+        found = {}
+        for path in Path(folder).rglob("*"):
+            try:
+                if path.is_file() and not path.name.startswith("."):
+                    found[str(path.relative_to(folder))] = path.stat().st_size
+            except FileNotFoundError:
+                continue  # renamed or removed under our eyes
+        return found
+
+
+def python(module: str, *words: str) -> list[str]:
+    """Return the command that runs a module of this project, from any folder, whatever lies there under our names."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-m", module, *words]
+
+
+def gpu_count() -> int:
+    """Return how many NVIDIA GPUs this machine shows to a process, by the driver's files: no torch needed."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is not None:
+        return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
+    gpus = Path("/proc/driver/nvidia/gpus")
+    return len(list(gpus.iterdir())) if gpus.is_dir() else 0

@@ -1,0 +1,92 @@
+"""tmux sessions of the machine this runs on, through libtmux: one private server, one session per job.
+
+Windows start their command as the window's process; nothing is typed into a shell. The user's own ~/.tmux.conf holds,
+so that attaching feels like home.
+"""
+
+import os
+import shlex
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .errors import ClusterError
+
+if TYPE_CHECKING:
+    from libtmux import Server, Session
+
+SOCKET = "imgnet"
+OWNER = "IMGNET_RUN"  # in the session's environment: whose job it is, for other folders have a job-1 too
+
+
+def require() -> None:
+    """Raise `ClusterError` when tmux is not installed."""
+    if not shutil.which("tmux"):
+        raise ClusterError(
+            "tmux is missing; install it: sudo apt-get install tmux (Debian, Ubuntu), brew install tmux (macOS)"
+        )
+
+
+def _server() -> "Server":
+    import libtmux  # 0.1 s that --help need not wait for
+
+    require()
+    return libtmux.Server(socket_name=SOCKET)
+
+
+def find(name: str) -> "Session | None":
+    """Return the session of exactly this name, None when there is none."""
+    for session in _server().sessions:
+        if session.session_name == name:
+            return session
+    return None
+
+
+def owner(name: str) -> str | None:
+    """Return the run folder that a session belongs to, None when there is no such session."""
+    session = find(name)
+    return str(session.show_environment().get(OWNER) or "") if session else None
+
+
+def mine(name: str, run: Path) -> bool:
+    """Whether the session of this name is alive and belongs to this run folder."""
+    return owner(name) == str(run)
+
+
+def start(name: str, run: Path, window: str, argv: Sequence[str]) -> None:
+    """Start a session with one window. Raises `ClusterError` when the name is taken.
+
+    The session gets this process's environment, and nothing of the server's, where an earlier job's may be.
+    """
+    words = ["new-session", "-d", "-s", name, "-n", window, "-x", "200", "-y", "50", "-e", f"{OWNER}={run}"]
+    set_up = ["start-server", ";", "set-option", "-g", "update-environment", "*", ";"]
+    done = _server().cmd(*set_up, *words, "-c", os.getcwd(), shlex.join(argv))  # noqa: PTH109
+    if done.stderr:
+        raise ClusterError(f"tmux -L {SOCKET}: {' '.join(done.stderr)}")
+    session = find(name)
+    if session is None:
+        return  # its command ended at once; whoever waits for it will see that
+    session.cmd("set-option", "remain-on-exit", "off")
+    for variable in (line.partition("=")[0] for line in _server().cmd("show-environment", "-g").stdout):
+        if not variable.startswith("-") and variable not in os.environ:
+            session.remove_environment(variable)
+
+
+def add(name: str, window: str, argv: Sequence[str], show: bool = False) -> None:
+    """Add a window to a session, in front when `show`. Raises `ClusterError` when that fails."""
+    words = ["new-window", "-t", f"={name}:", "-n", window, *([] if show else ["-d"])]
+    done = _server().cmd(*words, shlex.join(argv))
+    if done.stderr:
+        raise ClusterError(f"tmux -L {SOCKET}: {' '.join(done.stderr)}")
+
+
+def kill(name: str, run: Path) -> None:
+    """End a session of this run folder with all its windows; nothing when there is none."""
+    if mine(name, run):
+        _server().cmd("kill-session", "-t", f"={name}")
+
+
+def attach_command(name: str) -> list[str]:
+    """Return the command that shows a session on this terminal."""
+    return ["tmux", "-L", SOCKET, "attach-session", "-t", f"={name}"]

@@ -1,0 +1,194 @@
+"""What a person sees: tables, and a job's progress. Nothing is decided here."""
+
+import sys
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from .errors import FAILED, OK, STOPPED
+from .jobs import Job, Plan
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+EXIT = {"done": OK, "failed": FAILED, "stopped": STOPPED}
+COLOURS = {"done": "green", "failed": "red", "stopped": "yellow", "running": "cyan"}
+EPOCH_COLUMNS = (
+    "epoch",
+    "size",
+    "batch",
+    "rate",
+    "loss",
+    "top-1",
+    "val loss",
+    "val top-1",
+    "val top-5",
+    "seconds",
+    "img/s",
+)
+
+
+def console(error: bool = False) -> "Console":
+    """Return rich's console for stdout or stderr. Off a terminal: no colour and no cutting of lines; NO_COLOR holds."""
+    from rich.console import Console
+
+    stream = sys.stderr if error else sys.stdout
+    return Console(stderr=error, highlight=False, soft_wrap=True, width=None if stream.isatty() else 200)
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
+    """Print rows under their column names, numbers to the right."""
+    from rich import box
+    from rich.table import Table
+
+    shown = [[_cell(value) for value in row] for row in rows]
+    grid = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False, show_edge=False)
+    for place, name in enumerate(columns):
+        right = all(row[place][:1] in "-0123456789" for row in shown)
+        grid.add_column(name, justify="right" if right else "left", no_wrap=True)
+    for row in shown:
+        grid.add_row(*row, style=COLOURS.get(row[2]) if len(columns) > 2 and columns[2] == "state" else None)
+    console().print(grid)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def span(seconds: float) -> str:
+    """Return a time such as 1:02:03 or 4:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def rates(pair: Sequence[float]) -> str:
+    """Return "0.1 to 0.2", or one number when both are the same."""
+    first, last = (f"{one:.5g}" for one in pair)
+    return first if first == last else f"{first} to {last}"
+
+
+def show_plan(plan: Plan) -> None:
+    """Print what a launch would do: the price, the schedule, what the linear rule changed."""
+    spec = plan.spec
+    where = "this computer" if spec.backend == "local" else f"{spec.machines} machines"
+    price = "no price" if spec.backend == "local" else "price unknown"
+    print(
+        f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}, "
+        f"{where}, {spec.procs} processes, {price}"
+    )
+    show_schedule(plan.schedule.table())
+    print(f"{plan.schedule.steps} steps over {plan.schedule.images} images")
+    for note in plan.notes:
+        print(f"note: {note}")
+
+
+def show_schedule(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print a schedule's rows as a paper's table."""
+    columns = (
+        "epochs",
+        "size",
+        "batch",
+        "global batch",
+        "rate",
+        "rate per 256",
+        "steps",
+        "copy",
+        "min scale",
+        "validation",
+    )
+    table(
+        columns,
+        [
+            (
+                f"{row['start']}-{row['end']}", row["size"], row["batch"], row["global_batch"], rates(row["lr"]),
+                rates(row["lr_per_256"]), row["steps"], row["copy"] or "full", row["min_scale"],
+                "rectangles" if row["rect_val"] else "square",
+            )
+            for row in rows
+        ],
+    )  # fmt: skip
+
+
+def epoch_cells(row: Mapping[str, Any]) -> list[str]:
+    """Return an epoch's line of the table."""
+    return [
+        str(row["epoch"]), str(row["size"]), str(row["global_batch"]), f"{row['lr']:.4g}", f"{row['train_loss']:.3f}",
+        f"{row['train_top1']:.2f}", f"{row['val_loss']:.3f}", f"{row['top1']:.2f}", f"{row['top5']:.2f}",
+        f"{row['seconds']:.1f}", f"{row['images_per_second']:.0f}",
+    ]  # fmt: skip
+
+
+def follow(job: Job) -> int:
+    """Show a job until it ends: a line for each epoch, and on a terminal a bar. Returns the exit code for its end."""
+    from rich.progress import BarColumn, Progress, TextColumn
+
+    out = console()
+    bar = Progress(
+        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[right]}"), console=out, transient=True,
+        disable=not out.is_terminal,
+    )  # fmt: skip
+    shown, doing = 0, ""
+    with bar:
+        task = bar.add_task(job.name, total=None, right="")
+        while True:
+            job.refresh()
+            ended, status = job.ended, job.status()
+            if status["doing"] != doing and not ended:
+                doing = status["doing"]
+                if not out.is_terminal and doing not in ("training", "validating"):
+                    out.print(f"{time.strftime('%H:%M:%S')} {doing}")
+            rows = job.lines("epoch")
+            for row in rows[shown:]:
+                if shown == 0:
+                    out.print("".join(f"{name:>10}" for name in EPOCH_COLUMNS))
+                out.print("".join(f"{cell:>10}" for cell in epoch_cells(row)))
+                shown += 1
+            bar.update(
+                task,
+                description=f"{job.name} {doing}",
+                completed=status["step"] or 0,
+                total=status["steps"],
+                right=_right(status),
+            )
+            if ended:
+                break
+            time.sleep(0.3)
+    show_end(job)
+    return EXIT[job.state]
+
+
+def _right(status: Mapping[str, Any]) -> str:
+    """What stands beside the bar: steps, speed, time left."""
+    if not status["steps"] or not status["images_per_second"]:
+        return str(status["progress"])
+    steps, epochs = f"{status['step']}/{status['steps']}", f"{status['epoch']}/{status['epochs']}"
+    return f"step {steps}  epoch {epochs}  {status['images_per_second']:.0f} img/s"
+
+
+def show_end(job: Job) -> None:
+    """Print how a job ended, and what to type next."""
+    result = job.result or {}
+    seconds = result["seconds"]
+    print(f"{job.name} {result['state']}{': ' if result['reason'] else ''}{result['reason']}")
+    if result["state"] == "done":
+        print(
+            f"top-1 {result['top1']:.2f} %  top-5 {result['top5']:.2f} %  training and validation "
+            f"{seconds['training'] + seconds['validation']:.1f} s of {span(seconds['total'])}  "
+            f"{result['images_per_second']:.0f} img/s  goodput {100 * result['goodput']:.1f} %  "
+            f"${result['dollars']:.2f}"
+        )
+    print(f"  curves      imgnet-cluster tensorboard {job.name}")
+    print(f"  log         imgnet-cluster logs {job.name}")
+    if result["state"] != "done":
+        print(f"  go on       imgnet-cluster resume {job.name}")
+    print(f"  everything  {job.folders.result}")
+
+
+def show_next(job: Job) -> None:
+    """Print what to type while a job runs."""
+    print(f"  look in     imgnet-cluster attach {job.name}        (Ctrl-b d leaves it running)")
+    print(f"  follow      imgnet-cluster logs -f {job.name}")
+    print(f"  curves      imgnet-cluster tensorboard {job.name}")
+    print(f"  end it      imgnet-cluster stop {job.name}")

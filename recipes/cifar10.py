@@ -1,0 +1,22 @@
+"""CIFAR-10 from JPEG files with a small residual net, in minutes on two processor cores.
+
+imgnet-cluster launch --local --data data/cifar10 recipes/cifar10.py
+"""
+
+from train.recipe import Data, Model, Optim, Phase, Recipe
+
+# fmt: off
+recipe = Recipe(
+    name="cifar10",
+    data=Data(name="cifar10", root="data/cifar10", train=50_000, val=10_000),
+    model=Model(name="resnet10_cifar"),
+    optim=Optim(momentum=0.9, weight_decay=5e-4, bias_decay=False, label_smoothing=0.1),
+    machines=1,
+    gpus=1,
+    phases=[
+        Phase(epochs=(0, 2), size=32, batch=64, lr=(0.02, 0.2), min_scale=0.5),
+        Phase(epochs=(2, 6), size=32, batch=128, lr=(0.2, 0.05), min_scale=0.5),
+        Phase(epochs=(6, 8), size=32, batch=128, lr=(0.05, 0.0), min_scale=0.5),
+    ],
+)
+# fmt: on

@@ -1,0 +1,205 @@
+"""The built-in sample: same bytes, ImageNet's layout and sizes, safe stops, no colour clue."""
+
+import io
+import json
+import multiprocessing
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from PIL import Image
+
+from train.data import sample
+
+Histograms = npt.NDArray[np.float64]
+
+
+def tree(root: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
+
+
+def opened(data: bytes) -> Image.Image:
+    return Image.open(io.BytesIO(data))
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("sample")
+    assert sample.draw_set(root, train=130, val=20, workers=2) == 150
+    return root
+
+
+def test_same_seed_gives_the_same_bytes() -> None:
+    assert sample.draw(3, "train", 17) == sample.draw(3, "train", 17)
+
+
+def test_seed_split_and_number_each_change_the_image() -> None:
+    keys = [(0, "train", 5), (1, "train", 5), (0, "val", 5), (0, "train", 15)]
+    assert len({sample.draw(*key) for key in keys}) == len(keys)
+
+
+def test_an_unknown_split_and_negative_numbers_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="split must be"):
+        sample.draw(0, "test", 0)
+    with pytest.raises(ValueError):
+        sample.draw(0, "train", -1)
+    wrongs: list[dict[str, Any]] = [{"train": -1}, {"val": -1}, {"seed": -1}, {"workers": 0}]
+    for wrong in wrongs:
+        with pytest.raises(ValueError, match="at least"):
+            sample.draw_set(tmp_path, **wrong)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_images_have_the_sizes_and_kinds_of_imagenet() -> None:
+    images = [opened(sample.draw(7, "train", number)) for number in range(300)]
+    sizes = np.array([image.size for image in images])
+    aspect = sizes[:, 0] / sizes[:, 1]
+    assert sizes.mean(axis=0) == pytest.approx((476, 408), abs=25)
+    assert 0.49 < aspect.min() < 0.75 and 1.5 < aspect.max() < 2.02
+    assert 120 <= sizes.min() < 250 and 700 < sizes.max() <= 1000
+    kinds = Counter(image.mode for image in images)
+    assert set(kinds) == {"RGB", "L"} and kinds["L"] < 16
+    assert all(image.format == "JPEG" and "progressive" not in image.info for image in images)
+
+
+def test_the_set_has_the_layout_of_imagenet(drawn: Path) -> None:
+    files = tree(drawn)
+    assert json.loads(files.pop("sample.json")) == {
+        "seed": 0, "train": 130, "val": 20, "version": sample.VERSION
+    }  # fmt: skip
+    name = sample.CLASSES[2]
+    assert files[f"train/{name}/{name}_00000012.JPEG"] == sample.draw(0, "train", 12)
+    assert Counter(file.rsplit("/", 1)[0] for file in files) == {
+        f"{split}/{name}": count for split, count in (("train", 13), ("val", 2)) for name in sample.CLASSES
+    }
+
+
+def test_progress_counts_up_to_the_total(tmp_path: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    sample.draw_set(tmp_path, train=110, val=10, progress=lambda *step: seen.append(step))
+    assert seen == sorted(seen) and len(seen) == 3 and seen[-1] == (120, 120)
+
+
+def test_a_complete_set_is_left_alone_and_other_parameters_are_refused(drawn: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in drawn.rglob("*")}
+    assert sample.draw_set(drawn, train=130, val=20) == 0
+    with pytest.raises(ValueError, match="holds a sample drawn with") as caught:
+        sample.draw_set(drawn, seed=1, train=130, val=20)
+    assert "\n" not in str(caught.value)
+    assert {path: path.stat().st_mtime_ns for path in drawn.rglob("*")} == before
+
+
+def test_a_folder_of_other_classes_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "train" / "n01440764").mkdir(parents=True)
+    with pytest.raises(ValueError, match="n01440764"):
+        sample.draw_set(tmp_path, train=10, val=10)
+    assert not list(tmp_path.rglob("*.JPEG"))
+
+
+def test_an_interrupt_leaves_no_process_and_the_next_run_resumes(tmp_path: Path, drawn: Path) -> None:
+    def interrupt(done: int, total: int) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sample.draw_set(tmp_path, train=130, val=20, workers=1, progress=interrupt)
+    assert multiprocessing.active_children() == []
+    assert not (tmp_path / "sample.json").exists()
+    kept = len(list(tmp_path.rglob("*.JPEG")))
+    with pytest.raises(ValueError, match="holds a sample drawn with"):
+        sample.draw_set(tmp_path, seed=1, train=130, val=20)
+    assert kept >= 50
+    assert sample.draw_set(tmp_path, train=130, val=20) == 150 - kept
+    assert tree(tmp_path) == tree(drawn)
+
+
+@pytest.fixture
+def small_files_only() -> Iterator[None]:
+    old = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, old[1]))
+    yield
+    resource.setrlimit(resource.RLIMIT_FSIZE, old)
+
+
+@pytest.mark.usefixtures("small_files_only")
+def test_a_failed_write_is_raised_and_leaves_no_process_or_part_file(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="large"):
+        sample.draw_set(tmp_path, train=100, val=10, workers=2)
+    assert multiprocessing.active_children() == []
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [".sample.json"]
+
+
+def alive(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_for(condition: object, seconds: float = 10) -> bool:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition() and time.monotonic() < end:
+        time.sleep(0.01)
+    return bool(condition())
+
+
+def test_workers_end_when_the_parent_is_killed_and_the_set_resumes(tmp_path: Path, drawn: Path) -> None:
+    code = "import sys, pathlib; from train.data import sample; "
+    code += "sample.draw_set(pathlib.Path(sys.argv[1]), train=130, val=20, workers=2)"
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as parent:
+        assert wait_for(lambda: len(list(tmp_path.rglob("*.JPEG"))) > 4)
+        children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
+        parent.send_signal(signal.SIGKILL)
+    assert len(children) == 2
+    assert wait_for(lambda: not any(map(alive, children)), 2)
+    assert not (tmp_path / "sample.json").exists()
+    (tmp_path / "val" / "disc" / ".disc_00000003.JPEG.tmp").write_bytes(b"cut short")
+    assert sample.draw_set(tmp_path, train=130, val=20) > 0
+    assert tree(tmp_path) == tree(drawn)
+
+
+def thumbnails(split: str, count: int) -> npt.NDArray[np.uint8]:
+    images = (opened(sample.draw(0, split, number)) for number in range(count))
+    small = [image.convert("RGB").resize((48, 48), Image.Resampling.NEAREST) for image in images]
+    return np.stack([np.asarray(image) for image in small])
+
+
+def histograms(images: npt.NDArray[np.uint8]) -> Histograms:
+    cells = (images // 64).astype(np.int64) @ np.array([16, 4, 1])
+    shares = [np.bincount(cell.ravel(), minlength=64) / cell.size for cell in cells]
+    return np.stack(shares) ** 0.5  # so that one large area does not drown the others
+
+
+def accuracy(train: Histograms, val: Histograms) -> float:
+    """Fit a softmax regression to histograms whose class is their index modulo 10."""
+    middle, spread = train.mean(axis=0), train.std(axis=0) + 1e-3
+    train, val = (train - middle) / spread, (val - middle) / spread
+    weights, bias = np.zeros((64, 10)), np.zeros(10)
+    wanted = np.eye(10)[np.arange(len(train)) % 10]
+    for _ in range(300):
+        scores = np.exp(train @ weights + bias)
+        error = (scores / scores.sum(axis=1, keepdims=True) - wanted) / len(train)
+        weights, bias = weights - 0.3 * train.T @ error, bias - error.sum(axis=0)
+    return float(((val @ weights + bias).argmax(axis=1) == np.arange(len(val)) % 10).mean())
+
+
+def test_colour_alone_does_not_give_the_class_away() -> None:
+    parts = thumbnails("train", 300), thumbnails("val", 200)
+    assert accuracy(*map(histograms, parts)) <= 0.20
+    # The same test does find a clue where there is one: a dye for each class.
+    for part in parts:
+        for index, image in enumerate(part):
+            image[:12] = np.array([index % 10 // 4, index % 10 % 4, 0]) * 64 + 32
+    assert accuracy(*map(histograms, parts)) >= 0.90

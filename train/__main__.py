@@ -1,0 +1,77 @@
+"""`python -m train RECIPE --out DIR`: one process per GPU, or --procs; one of many under torchrun or the agent."""
+
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+from . import spawn
+from .data.index import DataError
+from .options import Options, parse
+from .recipe import Recipe
+from .recipe_file import RecipeError, load, select
+from .report import Expected, Report
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line. Returns the exit code: 0 done, 1 failed, 3 saved and ended because it was asked to."""
+    options = parse(argv)
+    try:
+        found = select(load(options.recipe), [options.only] if options.only else [])
+    except RecipeError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    if len(found) > 1:
+        print(
+            f"error: {options.recipe} has {len(found)} recipes; choose with --only: {', '.join(r.name for r in found)}",
+            file=sys.stderr,
+        )
+        return 2
+    recipe = found[0].at(options.machines)
+    if options.seed is not None:
+        recipe = replace(recipe, seed=options.seed)
+    if "RANK" in os.environ:
+        return be_one(options, recipe)
+    import torch
+
+    procs = options.procs or torch.cuda.device_count() or 1
+    if procs == 1:
+        return be_one(options, recipe)
+    return be_parent([sys.executable, "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
+
+
+def be_parent(argv: list[str], procs: int) -> int:
+    """Start the processes and wait; when one fails, end the others. Returns the first bad exit code."""
+    children = spawn.spawn(argv, procs, port=spawn.free_port())
+    try:
+        while True:
+            codes = [one.poll() for one in children]
+            bad = [code for code in codes if code]
+            if bad or None not in codes:
+                return abs(bad[0]) if bad else 0
+            time.sleep(0.05)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        spawn.kill(children)
+
+
+def be_one(options: Options, recipe: Recipe) -> int:
+    """Be one process of the run."""
+    report = Report()
+    sys.excepthook = report.last_words
+    report.say("starting")
+    from . import run  # torch takes seconds: the agent hears from us first
+
+    try:
+        return run.run(options, recipe, report)
+    except (Expected, DataError, OSError) as error:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        report.fail(str(error).strip().splitlines()[-1])
+        sys.stderr.flush()
+        os._exit(1)  # peers may be in a collective, loader processes alive: nothing here waits for them
+
+
+if __name__ == "__main__":
+    sys.exit(main())

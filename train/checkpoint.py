@@ -1,0 +1,78 @@
+"""Checkpoints: copied in the step, written in the background, whole or not there, sealed with a checksum.
+
+A file `step-00000123.pt` appears by an exclusive link after it was synced to disk, so that a kill at any moment leaves
+the newest complete one. Each attempt writes into a folder of its own. Reading allows tensors and plain data only.
+"""
+
+import io
+import threading
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import files
+
+PATTERN = "step-*.pt"
+KEEP = 2  # of one attempt: the newest, and the one before it in case the disk fails
+
+
+def to_cpu(value: Any) -> Any:
+    """Copy tensors, in whatever nest of dicts and lists, so that training may go on while they are written."""
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, dict):
+        return {key: to_cpu(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_cpu(one) for one in value]
+    return value
+
+
+def write(folder: Path, step: int, state: dict[str, Any]) -> None:
+    """Publish one checkpoint and remove all but the newest two of the folder. Raises `OSError`."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    files.publish(folder / f"step-{step:08d}.pt", files.seal(buffer.getvalue()))
+    for old in sorted(folder.glob(PATTERN))[:-KEEP]:
+        old.unlink(missing_ok=True)
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Return a checkpoint's state, on the CPU. Raises `ValueError` when it is damaged, `OSError`."""
+    state: dict[str, Any] = torch.load(io.BytesIO(files.unseal(path)), map_location="cpu", weights_only=True)
+    return state
+
+
+def newest(folder: Path) -> Path | None:
+    """Return the newest whole checkpoint of a folder, None when there is none."""
+    return files.newest_sealed(folder, PATTERN)
+
+
+class Saver:
+    """Writes checkpoints of one attempt, one at a time, in a thread. An error is raised at the next call."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.thread: threading.Thread | None = None
+        self.error: OSError | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    def save(self, step: int, state: dict[str, Any]) -> None:
+        """Copy the state now and write it soon."""
+        self.wait()
+        self.thread = threading.Thread(target=self._write, args=(step, to_cpu(state)))
+        self.thread.start()
+
+    def _write(self, step: int, state: dict[str, Any]) -> None:
+        try:
+            write(self.folder, step, state)
+        except OSError as error:
+            self.error = error
+
+    def wait(self) -> None:
+        """Return when nothing is being written. Raises `OSError` when the last checkpoint could not be."""
+        if self.thread:
+            self.thread.join()
+            self.thread = None
+        if self.error:
+            raise self.error

@@ -1,0 +1,94 @@
+"""The images of a run: the full-size set, the prepared copies that the phases name, all with the same image numbers."""
+
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from .data.index import DataError, Index, check_layout, load, same_images
+from .data.loader import Key
+from .data.order import subset
+from .recipe import Data, Phase, Recipe
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """The indexes by (split, copy), and the recipe whose phases name only copies that are there."""
+
+    indexes: dict[Key, Index]
+    recipe: Recipe
+
+    @property
+    def train(self) -> Index:
+        """The training images."""
+        return self.indexes["train", None]
+
+
+def root_of(data: Data, chosen: Path | None) -> Path:
+    """Return the folder of a run's images: the chosen one, or the recipe's."""
+    return (chosen or Path(data.root)).expanduser()
+
+
+def copies_of(root: Path, chosen: Path | None) -> Path:
+    """Return the folder that holds the prepared copies of a data folder: as chosen, or the name with -sz."""
+    return chosen.expanduser() if chosen else root.with_name(root.name + "-sz")
+
+
+def open_dataset(
+    recipe: Recipe,
+    root: Path,
+    copies: Path,
+    *,
+    scale: float = 1.0,
+    seed: int = 0,
+    skip_bad: bool = False,
+    say: Say = print,
+) -> Dataset:
+    """Index what the recipe needs, `scale` of it. A copy that is not there is replaced by the full-size images, aloud.
+
+    Raises `DataError` for a folder that cannot be used, or a copy that has other images than the full-size set.
+    """
+    check_layout(root)
+    train = load(root, "train", skip_bad=skip_bad, progress=_bar(root / "train"))
+    val = load(root, "val", train.classes, skip_bad=skip_bad, progress=_bar(root / "val"))
+    indexes: dict[Key, Index] = {("train", None): train, ("val", None): val}
+    for split, index in (("train", train), ("val", val)):
+        if index.bad:
+            say(f"{index.folder}: {len(index.bad)} files left out (--skip-bad), the first: {': '.join(index.bad[0])}")
+        for copy in recipe.copies:
+            folder = copies / str(copy)
+            if not folder.is_dir():
+                continue
+            indexes[split, copy] = load(folder, split, train.classes, skip_bad=skip_bad, progress=_bar(folder / split))
+            same_images(index, indexes[split, copy])
+    missing = [copy for copy in recipe.copies if ("train", copy) not in indexes]
+    if missing:
+        names = ",".join(map(str, missing))
+        say(
+            f"no copies of {names} pixels in {copies}: reading the full-size images, which takes longer; to make them: "
+            f"imgnet-cluster data resize {root} {copies} --sizes {names}"
+        )
+    phases = tuple(_with_copy(phase, missing) for phase in recipe.phases)
+    if scale < 1:
+        indexes = {key: one.take(subset(seed, len(one), scale)) for key, one in indexes.items()}
+    return Dataset(indexes, replace(recipe, tables={}, phases=phases))
+
+
+def _with_copy(phase: Phase, missing: list[int]) -> Phase:
+    return replace(phase, copy=None) if phase.copy in missing else phase
+
+
+def _bar(folder: Path) -> Callable[[int, int], None]:
+    """One line for each tenth of a look through a folder; nothing for a folder that is indexed already."""
+
+    def say(done: int, total: int) -> None:
+        if done == total or done % (100 * math.ceil(total / 1000)) == 0:
+            print(f"indexing {folder}: {done} of {total}", file=sys.stderr, flush=True)
+
+    return say
+
+
+__all__ = ["DataError", "Dataset", "copies_of", "open_dataset", "root_of"]

@@ -1,0 +1,119 @@
+"""The processes of a run: who am I, sums over all of us, one mean of the batch-norm statistics."""
+
+import datetime
+import os
+import resource
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+FIRST_STEP = datetime.timedelta(seconds=300)  # data may have to be indexed, kernels searched
+
+
+@dataclass(frozen=True)
+class Group:
+    """This process among all: global rank, rank on its machine, how many in all, and its device."""
+
+    rank: int
+    local_rank: int
+    world: int
+    local_world: int
+    device: torch.device
+
+    @property
+    def first(self) -> bool:
+        """Whether this process writes for all."""
+        return self.rank == 0
+
+
+def join() -> Group:
+    """Join the group that RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; alone without them.
+
+    NCCL between GPUs, Gloo between CPUs. Raises RuntimeError when there are more processes here than GPUs, if any.
+    """
+    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    local_rank = int(os.environ.get("LOCAL_RANK", 0))
+    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        if local_rank >= torch.cuda.device_count():
+            raise RuntimeError(
+                f"process {local_rank} has no GPU: this machine has {torch.cuda.device_count()}; fewer --procs"
+            )
+        device = torch.device("cuda", local_rank)
+        torch.cuda.set_device(device)
+    if world > 1:
+        dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=FIRST_STEP)
+    return Group(rank, local_rank, world, local_world, device)
+
+
+def precision(device: torch.device) -> torch.dtype:
+    """bfloat16 where the GPU has it (compute capability 8.0), float16 with a scaler on older ones, float32 on a CPU."""
+    if device.type != "cuda":
+        return torch.float32
+    return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+
+
+def memory_gb(device: torch.device) -> float:
+    """The most memory so far in GB (1e9 bytes): of the GPU, or of this process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 1e9
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+
+
+def total(group: Group, values: torch.Tensor) -> torch.Tensor:
+    """Sum a tensor over all processes, in place, and return it."""
+    if group.world > 1:
+        dist.all_reduce(values)
+    return values
+
+
+def barrier(group: Group) -> None:
+    """Wait for all."""
+    total(group, torch.zeros(1, device=group.device)).item()
+
+
+def statistics(model: nn.Module) -> list[torch.Tensor]:
+    """Return the running means and variances of all batch norms."""
+    norms = (one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm))
+    found = (buffer for one in norms for buffer in (one.running_mean, one.running_var))
+    return [buffer for buffer in found if buffer is not None]
+
+
+@torch.no_grad()
+def average_statistics(group: Group, model: nn.Module) -> None:
+    """Give every process the mean of all processes' running statistics: validation must not depend on the rank."""
+    buffers = statistics(model)
+    if group.world == 1 or not buffers:
+        return
+    flat = torch.cat([one.flatten() for one in buffers])
+    scatter(total(group, flat) / group.world, buffers)
+
+
+def scatter(flat: torch.Tensor, targets: list[torch.Tensor]) -> None:
+    """Copy the parts of a flat tensor into the targets, in order."""
+    sizes = [one.numel() for one in targets]
+    for part, target in zip(torch.split(flat, sizes), targets, strict=True):
+        target.copy_(part.view_as(target))
+
+
+def gather_statistics(group: Group, model: nn.Module) -> torch.Tensor:
+    """Return every process's running statistics as [world, count], on the CPU: a checkpoint keeps them apart."""
+    buffers = statistics(model)
+    if not buffers:
+        return torch.zeros(group.world, 0)
+    flat = torch.cat([one.detach().flatten() for one in buffers])
+    if group.world == 1:
+        return flat[None].cpu()
+    parts = [torch.empty_like(flat) for _ in range(group.world)]
+    dist.all_gather(parts, flat)
+    return torch.stack(parts).cpu()
+
+
+@torch.no_grad()
+def restore_statistics(group: Group, model: nn.Module, stored: torch.Tensor) -> None:
+    """Take back this process's own statistics, or the mean of all when the number of processes has changed."""
+    mine = stored[group.rank] if len(stored) == group.world else stored.mean(0)
+    scatter(mine.to(group.device), statistics(model))

@@ -1,0 +1,59 @@
+"""Validation with exact numbers: every image counted once, as whole numbers, at any world size and batch."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy
+
+from .data.loader import Batch
+from .distributed import Group, total
+from .metrics import Times, hits
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """Mean loss, and top-1 and top-5 in percent, of `images` images."""
+
+    loss: float
+    top1: float
+    top5: float
+    images: int
+
+
+@torch.no_grad()
+def evaluate(
+    group: Group,
+    model: nn.Module,
+    batches: Iterator[Batch],
+    count: int,
+    images: int,
+    prepare: Callable[[Batch], tuple[torch.Tensor, torch.Tensor]],
+    autocast: Callable[[], Any],
+    times: Times,
+) -> Accuracy:
+    """Take `count` batches and return the accuracy over all processes' images, of which there must be `images`.
+
+    `model` is the bare module: under DDP a process with one batch more than the others would wait for them for ever.
+    Raises `RuntimeError` when the processes together did not see each image once.
+    """
+    model.eval()
+    losses = torch.zeros(1, dtype=torch.float64, device=group.device)
+    counts = torch.zeros(3, dtype=torch.int64, device=group.device)
+    for _ in range(count):
+        batch = times.wait(batches)
+        with times.step(batch.images.shape, "val"):
+            inputs, labels = prepare(batch)
+            with autocast():
+                scores = model(inputs).float()
+            losses += cross_entropy(scores, labels, reduction="sum")
+            top1, top5 = hits(scores, labels)
+            counts += torch.stack([top1, top5, torch.full_like(top1, len(labels))])
+    model.train()
+    loss = total(group, losses).item()
+    top1_count, top5_count, seen = total(group, counts).tolist()
+    if seen != images:
+        raise RuntimeError(f"validation counted {seen} images, but there are {images}")
+    return Accuracy(loss / seen, 100 * top1_count / seen, 100 * top5_count / seen, seen)

@@ -1,0 +1,74 @@
+"""Which images go to which process at which step: the whole run as one stream of `Work`, from any position.
+
+A step's images are cut into chunks of one GPU's batch; chunk j belongs to process j mod world. With fewer processes
+than chunks each takes several (gradient accumulation); a process without a chunk, in a last step that is not full, goes
+through the first one with a share of 0, because its peers wait for it in the all-reduce.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .data.index import Index
+from .data.loader import Key, Work
+from .data.order import permutation
+from .data.shapes import plan_rectangles, plan_square
+from .schedule import Epoch, Schedule, split_step
+
+
+@dataclass(frozen=True)
+class Feed:
+    """The order of a run for one process: `seed`, the schedule, the images, and this process's rank of `world`."""
+
+    schedule: Schedule
+    indexes: Mapping[Key, Index]
+    seed: int
+    rank: int
+    world: int
+
+    def chunks(self, epoch: Epoch, step: int, order: NDArray[np.int64]) -> list[tuple[NDArray[np.int64], float]]:
+        """This process's chunks of a step: image numbers, and the share with which each image counts.
+
+        Batch norm needs two values: an image that is alone in its chunk is taken twice, each with half a share.
+        """
+        start = step * epoch.row.global_batch
+        ids = order[start : start + epoch.images(step)]
+        cut = [ids[part] for part in split_step(len(ids), epoch.row.phase.batch)]
+        mine = [(part, 1.0) for part in cut[self.rank :: self.world]] or [(cut[0], 0.0)]
+        return [(np.repeat(part, 2), share / 2) if len(part) == 1 else (part, share) for part, share in mine]
+
+    def count(self, epoch: Epoch, step: int) -> int:
+        """How many chunks this process takes of a step."""
+        cut = split_step(epoch.images(step), epoch.row.phase.batch)
+        return max(1, len(cut[self.rank :: self.world]))
+
+    def train(self, epoch: Epoch, first_step: int = 0) -> Iterator[Work]:
+        """The epoch's training batches of this process, from a step on."""
+        phase = epoch.row.phase
+        order = permutation(self.seed, epoch.number, self.schedule.images)
+        for step in range(first_step, epoch.steps):
+            for ids, share in self.chunks(epoch, step, order):
+                shape = (phase.size, phase.size)
+                yield Work("train", phase.copy, ids, shape, epoch.number, phase.min_scale, share)
+
+    def views(self, epoch: Epoch) -> dict[str, list[Work]]:
+        """The validation batches of this process by view: "square", and "rect" first where the phase asks for it."""
+        phase = epoch.row.phase
+        index = self.indexes["val", None]
+        share = (phase.size, phase.batch, self.rank, self.world)
+        plans = {"rect": plan_rectangles(index.widths, index.heights, *share)} if phase.rect_val else {}
+        plans["square"] = plan_square(len(index), *share)
+        return {
+            view: [Work("val", phase.copy, ids, shape, epoch.number) for shape, ids in plan]
+            for view, plan in plans.items()
+        }
+
+    def works(self, first_epoch: int, first_step: int) -> Iterator[Work]:
+        """Everything from a position on: each epoch's training, then its validation."""
+        for epoch in self.schedule.epochs[first_epoch:]:
+            yield from self.train(epoch, first_step)
+            for batches in self.views(epoch).values():
+                yield from batches
+            first_step = 0

@@ -1,0 +1,109 @@
+"""Files that are whole or not there: replace, publish once, seal with a checksum. Imports no torch."""
+
+import contextlib
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+MAGIC = "imgnet-sealed 1"
+
+
+def _temp(path: Path, content: bytes, durable: bool) -> Path:
+    temp = path.with_name(f".{path.name}.{uuid4().hex}")
+    try:
+        with temp.open("wb") as file:
+            file.write(content)
+            if durable:
+                file.flush()
+                os.fsync(file.fileno())
+    except BaseException:  # a full disk, Ctrl-C: leave no half file
+        temp.unlink(missing_ok=True)
+        raise
+    return temp
+
+
+def replace(path: Path, content: bytes, durable: bool = True) -> None:
+    """Write a file so that a reader sees the old content or the new, never a part. Not durable: without fsync."""
+    temp = _temp(path, content, durable)
+    temp.replace(path)
+    if durable:
+        _sync_folder(path.parent)
+
+
+def publish(path: Path, content: bytes) -> bool:
+    """Write a file that must not exist yet. False, and nothing changed, when it does: the first writer wins."""
+    temp = _temp(path, content, durable=True)
+    try:
+        os.link(temp, path)
+    except FileExistsError:
+        return False
+    finally:
+        temp.unlink(missing_ok=True)
+    _sync_folder(path.parent)
+    return True
+
+
+def _sync_folder(folder: Path) -> None:
+    """A new name is durable only when its folder is."""
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def as_json(value: Any) -> bytes:
+    """Return the value as JSON text that ends in a newline. NaN becomes null: JSON knows no NaN."""
+    return (json.dumps(finite(value), indent=1) + "\n").encode()
+
+
+def plain(value: Any) -> Any:
+    """Return the value as JSON would give it back: tuples become lists, keys texts."""
+    return json.loads(json.dumps(value))
+
+
+def finite(value: Any) -> Any:
+    """Return the value with None where a number is NaN or infinite."""
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
+
+
+def read_json(path: Path) -> Any | None:
+    """Return a JSON file's value, None while it is not there or cannot be read as such."""
+    with contextlib.suppress(OSError, ValueError):
+        return json.loads(path.read_text())
+    return None
+
+
+def seal(payload: bytes) -> bytes:
+    """Put a line with the payload's length and SHA-256 before it."""
+    return f"{MAGIC} {len(payload)} {hashlib.sha256(payload).hexdigest()}\n".encode() + payload
+
+
+def unseal(path: Path) -> bytes:
+    """Return the payload of a sealed file. Raises `ValueError` when the file is cut, changed or not sealed."""
+    with path.open("rb") as file:
+        words = file.readline(200).decode("ascii", "replace").rsplit(maxsplit=2)
+        payload = file.read()
+    if len(words) != 3 or words[0] != MAGIC:
+        raise ValueError(f"{path}: is not a checkpoint of this program")
+    if words[1] != str(len(payload)) or words[2] != hashlib.sha256(payload).hexdigest():
+        raise ValueError(f"{path}: is damaged: its checksum does not fit")
+    return payload
+
+
+def newest_sealed(folder: Path, pattern: str) -> Path | None:
+    """Return the last file by name whose seal is whole, None when there is none. Damaged ones are passed over."""
+    for path in sorted(folder.glob(pattern), reverse=True):
+        with contextlib.suppress(OSError, ValueError):
+            unseal(path)
+            return path
+    return None

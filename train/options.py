@@ -1,0 +1,146 @@
+"""The trainer's own command line, the same alone, under the agent and under torchrun."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """Where and how much; how to train stands in the recipe."""
+
+    recipe: str
+    only: str | None
+    data: Path | None
+    copies: Path | None
+    out: Path
+    attempt: int
+    resume: str
+    machines: int
+    gpus: int | None
+    keep_batch: bool
+    procs: int | None
+    max_steps: int | None
+    scale: float
+    save_seconds: float
+    skip_bad: bool
+    workers: int | None
+    seed: int | None
+
+
+def fraction(text: str) -> float:
+    """A number above 0, at most 1."""
+    value = float(text)
+    if not 0 < value <= 1:
+        raise ValueError
+    return value
+
+
+def positive(text: str) -> int:
+    """A whole number above 0."""
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+def parse(argv: Sequence[str] | None = None) -> Options:
+    """Read the command line; ends the program with code 2 when it is wrong."""
+    parser = argparse.ArgumentParser(
+        prog="python -m train",
+        description="Train a recipe with one process per GPU, or as many as --procs says.",
+        epilog="Under torchrun: torchrun --nproc-per-node 8 -m train recipes/resnet50_18min.py --out DIR",
+    )
+    add = parser.add_argument
+    add("recipe", help="recipes/x.py, recipes.x, or a resolved recipe as JSON")
+    add("--only", metavar="NAME", help="which recipe, when the file yields several")
+    add(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="train/<class>/*.JPEG and val/<class>/*.JPEG (default: the recipe's)",
+    )
+    add(
+        "--copies",
+        type=Path,
+        metavar="DIR",
+        help="the prepared copies (default: the data folder's name with -sz)",
+    )
+    add(
+        "--out",
+        type=Path,
+        required=True,
+        metavar="DIR",
+        help="checkpoints, metrics, events and result.json go here",
+    )
+    add(
+        "--attempt",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="number of this attempt; its checkpoints are apart",
+    )
+    add(
+        "--resume",
+        default="auto",
+        metavar="FILE",
+        help="a checkpoint, 'none', or 'auto': the newest of the last attempt",
+    )
+    add(
+        "--machines",
+        type=positive,
+        default=1,
+        metavar="N",
+        help="which table of the recipe (default: 1)",
+    )
+    add(
+        "--gpus",
+        type=positive,
+        metavar="N",
+        help="compute the schedule for N GPUs (default: one per process)",
+    )
+    add(
+        "--keep-batch",
+        action="store_true",
+        help="keep the recipe's global batch: accumulate gradients",
+    )
+    add(
+        "--procs",
+        type=positive,
+        metavar="N",
+        help="processes here (default: one per GPU, 1 without)",
+    )
+    add(
+        "--max-steps",
+        type=positive,
+        metavar="N",
+        help="so many steps in all, shared out over the phases",
+    )
+    add(
+        "--scale",
+        type=fraction,
+        default=1.0,
+        metavar="F",
+        help="a rehearsal on this fraction of the images",
+    )
+    add(
+        "--save-seconds",
+        type=float,
+        default=60.0,
+        metavar="S",
+        help="a checkpoint so often, and after each epoch",
+    )
+    add(
+        "--skip-bad",
+        action="store_true",
+        help="leave out files that are not images instead of ending",
+    )
+    add(
+        "--workers",
+        type=int,
+        metavar="N",
+        help="loader processes for each trainer (default: by the processors)",
+    )
+    add("--seed", type=int, metavar="N", help="another seed than the recipe's")
+    return Options(**vars(parser.parse_args(argv)))

@@ -1,0 +1,260 @@
+"""How to train, as plain data: a recipe is phases, a model, a data set and an optimizer.
+
+    recipe = Recipe(
+        name="small",
+        data=Data(name="cifar10", root="data/cifar10", train=50_000, val=10_000),
+        model=Model(name="resnet10_cifar"),
+        gpus=1,
+        phases=[
+            Phase(epochs=(0, 4), size=32, batch=64, lr=(0.05, 0.2)),
+            Phase(epochs=(4, 8), size=32, batch=64, lr=(0.2, 0.0)),
+        ],
+    )
+
+Every object is frozen and checked when it is made: a `ValueError` names the row and the field. Imports neither torch
+nor boto3, so that `plan` and `--help` are instant.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any, Self
+
+MODELS = ("resnet10_tiny", "resnet10_cifar", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+SHAPES = ("linear", "cosine", "polynomial", "gradual_warmup", "constant_warmup")
+REFERENCE_BATCH = 256  # Goyal et al. 2017, section 2.1: rates are compared per 256 images
+
+
+def _whole(where: str, name: str, value: object, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{where}, {name}: must be a whole number of at least {least}, not {value!r}")
+
+
+def _number(where: str, name: str, value: object, least: float = 0.0, most: float = math.inf) -> None:
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        raise ValueError(f"{where}, {name}: must be a finite number, not {value!r}")
+    if not least <= value <= most:
+        bounds = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
+        raise ValueError(f"{where}, {name}: must be {bounds}, not {value!r}")
+
+
+def _flag(where: str, name: str, value: object) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{where}, {name}: must be True or False, not {value!r}")
+
+
+def _one_of(where: str, name: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise ValueError(f"{where}, {name}: {value!r} is unknown; known are {', '.join(known)}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """One row of the schedule. Complete in itself: nothing is inherited from the row above.
+
+    `epochs` (start, end), end excluded; `size` the side of the square crop in pixels; `batch` images per GPU; `lr` a
+    number, or (first step's, last step's) joined by `shape`; `min_scale` the smallest part of an image's area that a
+    crop may take; `copy` the short side in pixels of the prepared copy to read, None for the full-size images;
+    `rect_val` validates on whole rectangles, with the square centre crop beside it.
+
+    Shapes: "linear" per step, "cosine" (half a period), "polynomial" (power 2: LARS), and Goyal et al. 2017, section
+    2.2: "gradual_warmup" ramps from lr / k to lr and "constant_warmup" holds lr / k, where k = global batch / 256.
+    """
+
+    epochs: tuple[int, int]
+    size: int
+    batch: int
+    lr: float | tuple[float, float]
+    shape: str = "linear"
+    min_scale: float = 0.08
+    copy: int | None = None
+    rect_val: bool = False
+
+    def __post_init__(self) -> None:
+        where = f"phase {self.epochs!r}"
+        pair = self.epochs
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise ValueError(f"{where}, epochs: must be a pair (start, end)")
+        where = f"phase {pair[0]}-{pair[1]}"
+        _whole(where, "epochs start", pair[0], 0)
+        _whole(where, "epochs end", pair[1], 1)
+        if pair[0] >= pair[1]:
+            raise ValueError(f"{where}, epochs: must end after they start")
+        object.__setattr__(self, "epochs", tuple(pair))
+        _whole(where, "size", self.size, 32)
+        _whole(where, "batch", self.batch, 1)
+        _one_of(where, "shape", self.shape, SHAPES)
+        if isinstance(self.lr, tuple | list):
+            if len(self.lr) != 2:
+                raise ValueError(f"{where}, lr: must be a number or a pair (first, last), not {self.lr!r}")
+            object.__setattr__(self, "lr", tuple(self.lr))
+        for rate in self.rates:
+            _number(where, "lr", rate)
+        if self.shape.endswith("_warmup") and not isinstance(self.lr, int | float):
+            raise ValueError(f"{where}, lr: {self.shape} takes one number, the rate it leads to")
+        _number(where, "min_scale", self.min_scale, 0.0, 1.0)
+        if self.copy is not None:
+            _whole(where, "copy", self.copy, 32)
+        _flag(where, "rect_val", self.rect_val)
+
+    @property
+    def rates(self) -> tuple[float, float]:
+        """The rate as stated, as (first, last)."""
+        return self.lr if isinstance(self.lr, tuple) else (self.lr, self.lr)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """Which network. `zero_gamma` starts the last norm of each residual block at 0, `fc_std` is the standard deviation
+    of the classifier's first weights (both: Goyal et al. 2017, section 5.1). Classes are counted in the data.
+    """
+
+    name: str
+    zero_gamma: bool = True
+    fc_std: float = 0.01
+
+    def __post_init__(self) -> None:
+        _one_of("model", "name", self.name, MODELS)
+        _flag("model", "zero_gamma", self.zero_gamma)
+        _number("model", "fc_std", self.fc_std)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Optim:
+    """SGD with momentum. `norm_decay` and `bias_decay`: whether `weight_decay` holds for the norm layers' parameters
+    and for the other biases too (Jia et al. 2018, section 3.2: neither). `label_smoothing` belongs to the loss.
+    """
+
+    momentum: float = 0.9
+    nesterov: bool = False
+    weight_decay: float = 1e-4
+    norm_decay: bool = False
+    bias_decay: bool = True
+    label_smoothing: float = 0.0
+
+    def __post_init__(self) -> None:
+        _number("optim", "momentum", self.momentum, 0.0, 1.0)
+        _number("optim", "weight_decay", self.weight_decay)
+        _number("optim", "label_smoothing", self.label_smoothing, 0.0, 1.0)
+        for name in ("nesterov", "norm_decay", "bias_decay"):
+            _flag("optim", name, getattr(self, name))
+        if self.nesterov and self.momentum == 0:
+            raise ValueError("optim, nesterov: needs a momentum above 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Which images. `train` and `val` count them for `plan`; a run counts the files themselves. `root` is where they
+    lie unless `--data` says otherwise; prepared copies lie in `<root>-sz/<short side>`. The name "sample" is built in.
+    """
+
+    name: str
+    train: int
+    val: int
+    root: str
+
+    def __post_init__(self) -> None:
+        for name in ("name", "root"):
+            if not isinstance(getattr(self, name), str) or not getattr(self, name):
+                raise ValueError(f"data, {name}: must be a non-empty text, not {getattr(self, name)!r}")
+        _whole("data", "train", self.train, 1)
+        _whole("data", "val", self.val, 1)
+
+
+IMAGENET = Data(name="imagenet", root="~/data/imagenet", train=1_281_167, val=50_000)
+SAMPLE = Data(name="sample", root="data/sample", train=4_000, val=1_000)
+
+
+def check_rows(where: str, phases: Sequence[Phase]) -> None:
+    """Raise `ValueError` unless the rows start at epoch 0 and follow each other without gap or overlap."""
+    if not phases:
+        raise ValueError(f"{where}, phases: there are none")
+    end = 0
+    for number, phase in enumerate(phases, 1):
+        if not isinstance(phase, Phase):
+            raise ValueError(f"{where}, row {number}: must be a Phase, not {phase!r}")
+        start = phase.epochs[0]
+        if start != end:
+            kind = "gap" if start > end else "overlap"
+            raise ValueError(f"{where}, row {number}, epochs: starts at {start}, but must start at {end} ({kind})")
+        end = phase.epochs[1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """A whole experiment. `machines` x `gpus` is the nominal number of GPUs for which the rates are stated.
+
+    Give `phases`, or `tables`: one list of phases for each number of machines that has its own schedule, `machines`
+    naming the default. `at(n)` takes the table for n machines.
+    """
+
+    name: str
+    data: Data
+    model: Model
+    optim: Optim = field(default_factory=Optim)
+    phases: Sequence[Phase] = ()
+    tables: Mapping[int, Sequence[Phase]] = field(default_factory=dict)
+    machines: int = 1
+    gpus: int = 8
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        where = f"recipe {self.name!r}"
+        if not isinstance(self.name, str) or not self.name or any(c in "/\\\0\n" for c in self.name):
+            raise ValueError(f"{where}, name: must be a text without slashes or line ends")
+        for name, kind in (("data", Data), ("model", Model), ("optim", Optim)):
+            if not isinstance(getattr(self, name), kind):
+                raise ValueError(f"{where}, {name}: must be a {kind.__name__}, not {getattr(self, name)!r}")
+        for name, least in (("machines", 1), ("gpus", 1), ("seed", 0)):
+            _whole(where, name, getattr(self, name), least)
+        tables = {machines: tuple(rows) for machines, rows in self.tables.items()}
+        if tables and self.machines not in tables:
+            raise ValueError(f"{where}, machines: no table for {self.machines}; there are {sorted(tables)}")
+        for machines, rows in tables.items():
+            check_rows(f"{where}, table for {machines} machines", rows)
+        object.__setattr__(self, "tables", tables)
+        object.__setattr__(self, "phases", tuple(tables[self.machines] if tables else self.phases))
+        check_rows(where, self.phases)
+
+    @property
+    def nominal_gpus(self) -> int:
+        """The number of GPUs for which the phases state their rates."""
+        return self.machines * self.gpus
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs the phases make together."""
+        return self.phases[-1].epochs[1]
+
+    @property
+    def copies(self) -> tuple[int, ...]:
+        """The prepared copies that the phases read, by their short side in pixels."""
+        return tuple(sorted({phase.copy for phase in self.phases if phase.copy is not None}))
+
+    def at(self, machines: int) -> Self:
+        """Return the recipe with the table for so many machines: its own, the next smaller one's, or the first."""
+        if not self.tables:
+            return self
+        nearest = max((n for n in self.tables if n <= machines), default=min(self.tables))
+        return replace(self, machines=nearest)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data from which `from_json` makes an equal recipe, without the other tables."""
+        return asdict(replace(self, tables={}))
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Return the recipe that `to_json` described. Raises `ValueError` where it is not one."""
+        known = {one.name for one in fields(cls)}
+        if not {"name", "data", "model", "phases"} <= value.keys() or not value.keys() <= known:
+            raise ValueError("not a recipe's JSON: its keys must be " + ", ".join(sorted(known)))
+        return cls(
+            **{
+                **value,
+                "data": Data(**value["data"]),
+                "model": Model(**value["model"]),
+                "optim": Optim(**value["optim"]),
+                "phases": tuple(Phase(**row) for row in value["phases"]),
+                "tables": {},
+            }
+        )

@@ -1,0 +1,113 @@
+"""Recipes from files: a Python file, the dotted name of a module, or a resolved recipe as JSON."""
+
+import importlib.util
+import json
+import sys
+import traceback
+from collections.abc import Iterable
+from pathlib import Path
+from types import ModuleType
+
+from .recipe import Recipe
+
+
+class RecipeError(Exception):
+    """A recipe that cannot be used; the text is one line that says which and why."""
+
+
+def load(name: str) -> list[Recipe]:
+    """Return the recipes that `recipes/x.py`, `recipes.x` or `x.json` holds, each with its own name.
+
+    Raises `RecipeError` when the file is missing, does not import, holds none, or yields two of one name.
+    """
+    if name.endswith(".json"):
+        return [_from_json(Path(name))]
+    module = _import(_find(name))
+    found = _collect(name, module)
+    names = [recipe.name for recipe in found]
+    twice = sorted({one for one in names if names.count(one) > 1})
+    if twice:
+        raise RecipeError(f"{name}: yields two recipes named {', '.join(map(repr, twice))}; give each its own name")
+    return found
+
+
+def _from_json(path: Path) -> Recipe:
+    try:
+        return Recipe.from_json(json.loads(path.read_text()))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RecipeError(f"{path}: {error}") from error
+
+
+def _find(name: str) -> Path:
+    """The file behind `recipes/x.py`, `recipes/x` or `recipes.x`."""
+    path = Path(name)
+    tries = [path, path.with_name(path.name + ".py"), Path(*name.split(".")).with_suffix(".py")]
+    for one in tries:
+        if one.is_file():
+            return one.resolve()
+    if path.is_dir():
+        raise RecipeError(f"{name}: is a folder; name one recipe in it, such as {path / 'quickstart.py'}")
+    raise RecipeError(f"{name}: there is no such recipe file; see recipes/ for those that come with the project")
+
+
+def _import(path: Path) -> ModuleType:
+    """Import the file under its dotted name, so that a recipe may say `from .other import recipe`."""
+    parts, root = [path.stem], path.parent
+    while (root / "__init__.py").is_file():
+        parts, root = [root.name, *parts], root.parent
+    dotted = ".".join(parts)
+    if path.suffix != ".py":
+        raise RecipeError(f"{path.name}: is not a Python file; a recipe's name ends in .py")
+    added = str(root) not in sys.path
+    if added:
+        sys.path.insert(0, str(root))
+    try:
+        if len(parts) > 1:
+            importlib.import_module(".".join(parts[:-1]))
+        spec = importlib.util.spec_from_file_location(dotted, path)
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        return module
+    except (
+        Exception,
+        SystemExit,
+    ) as error:  # whatever a user's file may raise becomes one line
+        raise RecipeError(f"{path.name}{_line(path, error)}: {type(error).__name__}: {error}") from error
+    finally:
+        if added:
+            sys.path.remove(str(root))
+
+
+def _line(path: Path, error: BaseException) -> str:
+    if isinstance(error, SyntaxError):
+        return f", line {error.lineno}"
+    lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == str(path)]
+    return f", line {lines[-1]}" if lines else ""
+
+
+def _collect(name: str, module: ModuleType) -> list[Recipe]:
+    try:
+        if hasattr(module, "recipes"):
+            found = list(module.recipes())
+        elif hasattr(module, "recipe"):
+            found = [module.recipe]
+        else:
+            raise RecipeError(f"{name}: has no `recipe`; define recipe = Recipe(...) or recipes()")
+    except RecipeError:
+        raise
+    except Exception as error:
+        raise RecipeError(f"{name}: recipes() failed: {type(error).__name__}: {error}") from error
+    if not found or not all(isinstance(one, Recipe) for one in found):
+        raise RecipeError(f"{name}: `recipe` must be a Recipe, and recipes() must yield at least one")
+    return found
+
+
+def select(found: Iterable[Recipe], names: Iterable[str]) -> list[Recipe]:
+    """Return the recipes of these names, all when none is named. Raises `RecipeError` on an unknown name."""
+    found, names = list(found), list(names)
+    known = {one.name: one for one in found}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise RecipeError(f"no recipe is named {unknown[0]!r}; there are {', '.join(known)}")
+    return [known[name] for name in names] if names else found

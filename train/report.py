@@ -1,0 +1,72 @@
+"""What a trainer tells the agent beside it, and what the agent may ask: small files in the folder IMGNET_WORK.
+
+    progress.json     the first process of a machine: state, step, numbers; replaced about once a second
+    failed-3.json     rank 3, last words: why it ended
+    ask               made by the agent: save at an agreed step and end; SIGTERM asks the same
+
+Without IMGNET_WORK (torchrun by hand) nothing is written. Imports no torch.
+"""
+
+import os
+import signal
+import time
+import traceback
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from .files import as_json, replace
+
+
+class Report:
+    """One process's line to its agent."""
+
+    def __init__(self) -> None:
+        work = os.environ.get("IMGNET_WORK")
+        self.folder = Path(work) if work else None
+        self.rank, self.local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+        self.said: dict[str, Any] = {}
+        self.at = 0.0
+        self.terminated = False
+
+    def listen(self) -> None:
+        """Let SIGTERM ask for a save and an end, instead of killing."""
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "terminated", True))
+
+    def asked(self) -> bool:
+        """Whether this process is asked to save and end."""
+        return self.terminated or (self.folder is not None and (self.folder / "ask").exists())
+
+    def say(self, state: str, often: bool = False, **numbers: Any) -> None:
+        """Report a state and numbers. `often` marks news that may be dropped when the last ones are fresh."""
+        self.said |= {"state": state, **numbers}
+        now = time.monotonic()
+        if self.folder is None or self.local_rank or (often and now - self.at < 0.5):
+            return
+        self.at = now
+        replace(self.folder / "progress.json", as_json(self.said), durable=False)
+
+    def fail(self, reason: str) -> None:
+        """Leave the last words."""
+        if self.folder is not None:
+            path = self.folder / f"failed-{self.rank}.json"
+            replace(
+                path,
+                as_json({"rank": self.rank, "reason": reason, "time": time.time()}),
+                durable=False,
+            )
+
+    def last_words(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        """An excepthook: print the trace, tell the agent, and end at once, for an exit with torch takes a second."""
+        traceback.print_exception(kind, error, trace)
+        text = str(error).strip()
+        # A loader's worker sends its trace as text; the last line of it is the error.
+        reason = text.splitlines()[-1] if text else kind.__name__
+        try:
+            self.fail(reason if isinstance(error, Expected) else f"{kind.__name__}: {reason}")
+        finally:
+            os._exit(1)
+
+
+class Expected(Exception):
+    """An end with a reason that needs no trace: bad data, a rate that diverged, a checkpoint of another recipe."""

@@ -1,0 +1,78 @@
+"""The numbers of a stretch, an epoch and a run as plain data. Pure functions."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
+
+from .evaluate import Accuracy
+from .schedule import Epoch
+
+
+@dataclass(frozen=True)
+class Sums:
+    """Over some steps and all processes: summed loss, hits, images, and seconds from first to last."""
+
+    loss: float = 0.0
+    top1: float = 0.0
+    top5: float = 0.0
+    images: int = 0
+    seconds: float = 0.0
+
+    def __add__(self, other: "Sums") -> "Sums":
+        return Sums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+
+
+def stretch_values(epoch: Epoch, sums: Sums, rate: float, momentum: float, world: int) -> dict[str, float]:
+    """Return a stretch of steps as TensorBoard's scalars."""
+    return {
+        "train/loss": sums.loss / sums.images,
+        "train/top1": 100 * sums.top1 / sums.images,
+        "train/top5": 100 * sums.top5 / sums.images,
+        "sizes/lr": rate,
+        "sizes/momentum": momentum,
+        "sizes/image": epoch.row.phase.size,
+        "sizes/batch": epoch.row.phase.batch,
+        "sizes/batch_total": epoch.row.global_batch,
+        "sizes/world": world,
+        "times/images_per_second": sums.images / sums.seconds,
+    }
+
+
+def epoch_row(epoch: Epoch, sums: Sums, found: Mapping[str, Accuracy], val_seconds: float) -> dict[str, Any]:
+    """Return an epoch's row of the result; "top1" and "top5" are those of the first view, in percent."""
+    view, best = next(iter(found.items()))
+    square = found["square"]
+    return {
+        "epoch": epoch.number + 1,
+        "size": epoch.row.phase.size,
+        "global_batch": epoch.row.global_batch,
+        "lr": epoch.rate(epoch.steps - 1),
+        "steps": epoch.steps,
+        "seconds": sums.seconds + val_seconds,
+        "train_seconds": sums.seconds,
+        "val_seconds": val_seconds,
+        "train_loss": sums.loss / sums.images,
+        "train_top1": 100 * sums.top1 / sums.images,
+        "train_top5": 100 * sums.top5 / sums.images,
+        "train_images": sums.images,
+        "val_loss": best.loss,
+        "val_images": best.images,
+        "view": view,
+        "top1": best.top1,
+        "top5": best.top5,
+        "top1_square": square.top1,
+        "top5_square": square.top5,
+        "images_per_second": sums.images / sums.seconds,
+    }
+
+
+def overall(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the last epoch's accuracies, and images per second over all training."""
+    last, seconds = epochs[-1], sum(one["train_seconds"] for one in epochs)
+    return {
+        "top1": last["top1"],
+        "top5": last["top5"],
+        "top1_square": last["top1_square"],
+        "top5_square": last["top5_square"],
+        "images_per_second": sum(one["train_images"] for one in epochs) / seconds,
+    }

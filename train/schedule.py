@@ -1,0 +1,206 @@
+"""From a recipe to steps: how many, how large, at which rate. A pure function of (recipe, images, GPUs).
+
+The schedule is computed for a number of GPUs, whatever number of processes carries it out. One step takes
+`global_batch` images as `gpus` chunks of `batch` each; a chunk is what one GPU sees at once, so that batch-norm
+statistics are the same on any number of processes (Goyal et al. 2017, section 2.3: per-worker BN, size n unchanged).
+"""
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any
+
+from .recipe import REFERENCE_BATCH, Phase, Recipe
+
+POLYNOMIAL_POWER = 2  # You et al. 2017 (LARS) and MLPerf's reference
+
+
+@dataclass(frozen=True)
+class Row:
+    """A phase as it will be run: `gpus` chunks a step, rates after the linear rule, counts of steps."""
+
+    phase: Phase
+    gpus: int
+    factor: float
+    steps_per_epoch: int
+
+    @property
+    def global_batch(self) -> int:
+        """Images per step."""
+        return self.phase.batch * self.gpus
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole phase."""
+        return self.steps_per_epoch * (self.phase.epochs[1] - self.phase.epochs[0])
+
+    @property
+    def lr(self) -> tuple[float, float]:
+        """The rates of the phase's first and last step."""
+        return self.rate(0), self.rate(self.steps - 1)
+
+    def rate(self, step: int) -> float:
+        """The rate of one step, counted from the phase's start. The first step has the stated first rate, the last the
+        stated last one; a phase of a single step has the first.
+        """
+        first, last = (rate * self.factor for rate in self.phase.rates)
+        done = step / (self.steps - 1) if self.steps > 1 else 0.0
+        k = max(1.0, self.global_batch / REFERENCE_BATCH)
+        match self.phase.shape:
+            case "cosine":
+                return last + (first - last) * (1 + math.cos(math.pi * done)) / 2
+            case "polynomial":
+                return last + (first - last) * (1 - done) ** POLYNOMIAL_POWER
+            case "gradual_warmup":
+                return last / k + (last - last / k) * done
+            case "constant_warmup":
+                return last / k
+        return first * (1 - done) + last * done
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """One pass over `of` images, or the part of it that a shortened run makes. `first_step` counts over the run."""
+
+    number: int
+    row: Row
+    steps: int
+    first_step: int
+    of: int
+
+    def images(self, step: int) -> int:
+        """How many images all GPUs take together in a step: the global batch, or what is left."""
+        return min(self.row.global_batch, self.of - step * self.row.global_batch)
+
+    def rate(self, step: int) -> float:
+        """The rate of the epoch's step-th step."""
+        return self.row.rate((self.number - self.row.phase.epochs[0]) * self.row.steps_per_epoch + step)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """All steps of a run over `images` training images on `gpus` GPUs, at most `max_steps` of them if that is given.
+
+    `max_steps` is shared out over the phases by their length, at least one step each, so that a short rehearsal still
+    meets every phase; raises `ValueError` when it is smaller than the number of phases.
+    """
+
+    recipe: Recipe
+    images: int
+    gpus: int
+    max_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.images < 1 or self.gpus < 1:
+            raise ValueError("a schedule needs at least one image and one GPU")
+        if self.max_steps is not None and self.max_steps < len(self.recipe.phases):
+            raise ValueError(
+                f"max_steps: {self.max_steps} is too few; the recipe has {len(self.recipe.phases)} phases, "
+                "and each makes at least one step"
+            )
+
+    @property
+    def factor(self) -> float:
+        """What the linear rule multiplies the stated rates with (Goyal et al. 2017, section 2.1)."""
+        return self.gpus / self.recipe.nominal_gpus
+
+    @property
+    def note(self) -> str:
+        """One line that says what the linear rule changed; empty when the GPUs are the nominal ones."""
+        if self.gpus == self.recipe.nominal_gpus:
+            return ""
+        return (
+            f"rates are stated for {self.recipe.nominal_gpus} GPUs; on {self.gpus} the global batch and, by the linear "
+            f"rule, the rate are multiplied by {self.factor:g}"
+        )
+
+    @cached_property
+    def rows(self) -> tuple[Row, ...]:
+        """The phases, in order."""
+        return tuple(
+            Row(
+                phase,
+                self.gpus,
+                self.factor,
+                math.ceil(self.images / (phase.batch * self.gpus)),
+            )
+            for phase in self.recipe.phases
+        )
+
+    @cached_property
+    def epochs(self) -> tuple[Epoch, ...]:
+        """The epochs that are run, in order."""
+        found: list[Epoch] = []
+        for row, allowed in zip(self.rows, self._allowed(), strict=True):
+            for number in range(*row.phase.epochs):
+                steps = min(row.steps_per_epoch, allowed)
+                allowed -= steps
+                if steps:
+                    first = found[-1].first_step + found[-1].steps if found else 0
+                    found.append(Epoch(number, row, steps, first, self.images))
+        return tuple(found)
+
+    def _allowed(self) -> list[int]:
+        """How many steps each phase may make."""
+        counts = [row.steps for row in self.rows]
+        total = sum(counts)
+        if self.max_steps is None or self.max_steps >= total:
+            return counts
+        allowed = [max(1, self.max_steps * count // total) for count in counts]
+        while sum(allowed) > self.max_steps:  # the ones that were raised to 1 are paid for by the longest
+            allowed[allowed.index(max(allowed))] -= 1
+        while sum(allowed) < self.max_steps:  # what rounding down left over goes where most is missing
+            missing = [count - have for count, have in zip(counts, allowed, strict=True)]
+            allowed[missing.index(max(missing))] += 1
+        return allowed
+
+    @property
+    def steps(self) -> int:
+        """Steps of the whole run."""
+        return self.epochs[-1].first_step + self.epochs[-1].steps
+
+    def steps_at(self, epoch: int, step: int) -> int:
+        """Steps done when `epoch` epochs are complete and `step` steps of the next."""
+        return self.epochs[epoch].first_step + step if epoch < len(self.epochs) else self.steps
+
+    def images_at(self, epoch: int, step: int) -> int:
+        """Images seen when `epoch` epochs are complete and `step` steps of the next."""
+        done = [(one, one.steps) for one in self.epochs[:epoch]] + [
+            (one, step) for one in self.epochs[epoch : epoch + 1]
+        ]
+        return sum(min(steps * one.row.global_batch, self.images) for one, steps in done)
+
+    def table(self) -> list[dict[str, Any]]:
+        """The rows as plain data; `steps` are those that are run, `lr` the rates of a whole phase's ends."""
+        run = {row.phase.epochs: 0 for row in self.rows}
+        for epoch in self.epochs:
+            run[epoch.row.phase.epochs] += epoch.steps
+        return [
+            {
+                "start": row.phase.epochs[0],
+                "end": row.phase.epochs[1],
+                "size": row.phase.size,
+                "batch": row.phase.batch,
+                "global_batch": row.global_batch,
+                "lr": list(row.lr),
+                "lr_per_256": [rate * REFERENCE_BATCH / row.global_batch for rate in row.lr],
+                "shape": row.phase.shape,
+                "steps": run[row.phase.epochs],
+                "copy": row.phase.copy,
+                "min_scale": row.phase.min_scale,
+                "rect_val": row.phase.rect_val,
+            }
+            for row in self.rows
+        ]
+
+
+def split_step(length: int, batch: int) -> list[slice]:
+    """Cut a step of `length` images into chunks of at most `batch`, as equal as they can be.
+
+    A last step that is not full is cut into fewer chunks of nearly the full size, not into as many small ones: the
+    chunk is what batch norm sees.
+    """
+    count = math.ceil(length / batch)
+    edges = [length * i // count for i in range(count + 1)]
+    return [slice(a, b) for a, b in pairwise(edges)]

@@ -1,0 +1,94 @@
+"""Start one trainer process per GPU with the five variables that torchrun would set. Imports no torch.
+
+The agent uses it on every machine, and `python -m train --procs N` for itself. A child dies with its parent, whatever
+kills the parent (prctl(2), PR_SET_PDEATHSIG), and is the leader of a group that its own loader workers belong to.
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import socket
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent() -> None:
+    """Ask the kernel to kill this process when its parent ends."""
+    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """Return a TCP port of this machine that nothing listens on now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def spawn(
+    argv: Sequence[str],
+    procs: int,
+    *,
+    first_rank: int = 0,
+    world: int | None = None,
+    address: str = "127.0.0.1",
+    port: int,
+    logs: Path | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> list[subprocess.Popen[bytes]]:
+    """Start `procs` processes of ranks `first_rank` and up of `world`; output of rank K to logs/rank-K.log."""
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for local in range(procs):
+            rank = first_rank + local
+            variables = {
+                "RANK": str(rank),
+                "LOCAL_RANK": str(local),
+                "WORLD_SIZE": str(world or procs),
+                "LOCAL_WORLD_SIZE": str(procs),
+                "MASTER_ADDR": address,
+                "MASTER_PORT": str(port),
+            }
+            log = logs / f"rank-{rank}.log" if logs else None
+            started.append(start(argv, log, {**(environment or {}), **variables}))
+    except BaseException:
+        kill(started)
+        raise
+    return started
+
+
+def start(
+    argv: Sequence[str], log: Path | None, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start one process that dies with this one, its output appended to `log`, else to where ours goes."""
+    parent = os.getpid()
+
+    def prepare() -> None:
+        die_with_parent()
+        if os.getppid() != parent:  # it died before the line above
+            os._exit(1)
+
+    with contextlib.ExitStack() as files:
+        output = files.enter_context(log.open("ab")) if log else None
+        return subprocess.Popen(
+            argv,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=prepare,
+            env={**os.environ, **(environment or {})},
+        )
+
+
+def kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
+    """Kill the processes with the groups they lead, and wait until they are gone."""
+    for one in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(one.pid, signal.SIGKILL)
+    for one in processes:
+        one.wait()
