@@ -1,7 +1,7 @@
 """Checkpoints: copied in the step, written in the background, whole or not there, sealed with a checksum.
 
-A file `step-00000123.pt` appears by an exclusive link after it was synced to disk, so that a kill at any moment leaves
-the newest complete one. Each attempt writes into a folder of its own. Reading allows tensors and plain data only.
+A file `step-00000123.pt` appears by a rename after it was synced to disk, so that a kill at any moment leaves the
+newest complete one. Each attempt writes into a folder of its own. Reading allows tensors and plain data only.
 """
 
 import io
@@ -29,10 +29,11 @@ def to_cpu(value: Any) -> Any:
 
 
 def write(folder: Path, step: int, state: dict[str, Any]) -> None:
-    """Publish one checkpoint and remove all but the newest two of the folder. Raises `OSError`."""
+    """Write one checkpoint, in place of one of the same step, and remove all but the newest two of the folder. Raises `OSError`."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
-    files.publish(folder / f"step-{step:08d}.pt", files.seal(buffer.getvalue()))
+    # Not `publish`: an epoch's end is saved before and after its validation, and a damaged file must not stay for ever.
+    files.replace(folder / f"step-{step:08d}.pt", files.seal(buffer.getvalue()))
     for old in sorted(folder.glob(PATTERN))[:-KEEP]:
         old.unlink(missing_ok=True)
 

@@ -10,6 +10,7 @@ import math
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from itertools import chain
 from typing import Any
 
 import torch
@@ -156,6 +157,7 @@ class Trainer:
         if self.group.world > 1:
             self.net = DistributedDataParallel(self.model, broadcast_buffers=False, gradient_as_bucket_view=True)
         self.warm()
+        batches = chain([next(batches)], batches)  # the loader's start belongs to the warm-up, not to the first step
         for epoch in self.schedule.epochs[self.epoch :]:
             self.one_epoch(epoch, batches)
         self.goodput = self.times.goodput()
@@ -182,10 +184,9 @@ class Trainer:
         """One update. The loss is the mean over the global batch (Goyal et al. 2017, remark 3)."""
         optim.set_rate(self.optimizer, epoch.rate(step))
         count, images = self.feed.count(epoch, step), epoch.images(step)
-        waiting = (self.times.wait(batches) for _ in range(count))
-        for number, batch in enumerate(waiting, 1):
-            if number == 1:
-                start = self.times.begin()
+        start = self.times.begin()
+        for number in range(1, count + 1):
+            batch = self.times.wait(batches)
             inputs, labels = self.prepare(batch)
             share = batch.work.share
             with self.quiet(unless=number == count):

@@ -1,11 +1,10 @@
-"""What a run measures of itself: sums on the device, times by shape, TensorBoard, JSON lines. No host sync in a step."""
+"""What a run measures of itself: sums on the device, times by shape, TensorBoard, JSON lines. No sync in a step."""
 
 import json
 import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -50,9 +49,10 @@ class Meter:
 
 
 class Times:
-    """How long each training step and validation batch computes, by shape, and how long each waited for its images.
+    """How long each training step and validation batch takes, by shape, and how much of it is waiting for its images.
 
-    On a GPU the computing is timed by events on its own clock, read at `settle`, when the host waits anyway.
+    A step is a whole one, from asking for its images to its end, as the systems of 2018 logged it. On a GPU it is
+    timed by events on the GPU's own clock, read at `settle`, when the host waits anyway.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -69,9 +69,8 @@ class Times:
         """Take the next batch and note how long that took."""
         start = time.perf_counter()
         batch = next(batches)
-        waited = time.perf_counter() - start
-        self.waits.append(waited)
-        self.waited += waited if self.first is not None else 0.0  # the first batch comes before the first step
+        self.waits.append(time.perf_counter() - start)
+        self.waited += self.waits[-1]
         return batch
 
     def _now(self) -> Any:
@@ -80,13 +79,6 @@ class Times:
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
-
-    @contextmanager
-    def step(self, shape: Shape, kind: str) -> Iterator[None]:
-        """Time what is inside as one batch of a shape."""
-        start = self.begin()
-        yield
-        self.end(start, shape, kind)
 
     def begin(self) -> Any:
         """Return a mark for `end`."""
@@ -122,7 +114,7 @@ class Times:
         return self.before + (time.perf_counter() - self.first if self.first is not None else 0.0)
 
     def seconds(self, kind: str) -> float:
-        """Seconds of computing of one kind, "train" or "val"."""
+        """Seconds of all steps of one kind, "train" or "val"."""
         return sum(sum(one) for key, one in self.by_shape.items() if key.startswith(kind))
 
     def goodput(self) -> float:

@@ -122,7 +122,6 @@ def publish(trainer: Trainer, started: float, recipe: Recipe) -> None:
             "training": trained,
             "validation": validated,
             "waiting for images": trainer.times.waited,
-            "computing": trainer.times.seconds("train") + trainer.times.seconds("val"),
         },
         "goodput": trainer.goodput,
         "procs": trainer.group.world,

@@ -1,7 +1,7 @@
 """Rectangular validation: which shape an image is cropped to, and who validates it.
 
 The shape is a pure function of the image's own aspect ratio and the size, so that the result depends neither on the
-batch nor on the number of processes. Shapes are multiples of 32 and few; the images of each are dealt out over the ranks.
+batch nor on the number of processes. Shapes are multiples of 32 and few; the images of each are dealt over the ranks.
 """
 
 import numpy as np

@@ -1,0 +1,39 @@
+# Two commands do everything on a fresh machine with Python and make:
+#   make demo    train the main path on a built-in data set, in a few minutes on two cores
+#   make test    ruff, mypy and the tests
+# Each makes .venv, installs once, and brings tmux and OpenSSH through apt where it may.
+
+PYTHON ?= python3
+BIN := .venv/bin
+
+.PHONY: demo test check format benchmarks clean
+
+demo: .venv/.installed
+	$(BIN)/imgnet-cluster launch --local -y recipes/quickstart.py
+
+test: check
+	$(BIN)/pytest
+
+check: .venv/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: .venv/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+benchmarks: .venv/.installed-dev
+	$(BIN)/python -m benchmarks
+
+.venv/.installed: pyproject.toml tools.sh
+	PYTHON=$(PYTHON) sh tools.sh
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	touch $@
+
+.venv/.installed-dev: .venv/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	touch $@
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache *.egg-info
