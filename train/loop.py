@@ -156,8 +156,9 @@ class Trainer:
         )
         if self.group.world > 1:
             self.net = DistributedDataParallel(self.model, broadcast_buffers=False, gradient_as_bucket_view=True)
-        self.warm()
-        batches = chain([next(batches)], batches)  # the loader's start belongs to the warm-up, not to the first step
+        if phases[self.epoch :]:  # there is none left when an attempt was killed just before its result.json
+            self.warm()
+            batches = chain([next(batches)], batches)  # the loader's start belongs to the warm-up, not to a step
         for epoch in self.schedule.epochs[self.epoch :]:
             self.one_epoch(epoch, batches)
         self.goodput = self.times.goodput()
