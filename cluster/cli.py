@@ -1,73 +1,17 @@
 """The command line: parse, call `jobs`, show. Thin, and quick: what a command needs is imported inside it."""
 
-import functools
-import json
 import os
 import sys
-from collections.abc import Callable
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from .errors import ERROR, INTERRUPTED, OK, UNFINISHED, BadInput, ClusterError
+from .cli_data import data
+from .command import Group, output, print_json, schedule_options, yes
+from .errors import INTERRUPTED, OK, UNFINISHED, BadInput, ClusterError
 
 if TYPE_CHECKING:
     from .jobs import Job
-
-Command = Callable[..., Any]
-output = click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print.")
-yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
-JOB_HELP = "JOB is a name such as job-3, or its number"
-
-
-class Group(click.Group):
-    """Commands in the order of a job's life, and every foreseen error as one line with its exit code."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the commands in the order they were defined."""
-        return list(self.commands)
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run a command; turn what a user can mend into one line on stderr."""
-        try:
-            return super().invoke(ctx)
-        except ClusterError as error:
-            _fail(str(error), error.code)
-        except KeyboardInterrupt:
-            _fail("interrupted", INTERRUPTED)
-        except BrokenPipeError:  # `imgnet-cluster ls | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-            sys.exit(ERROR)
-        except OSError as error:
-            _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), ERROR)
-
-
-def _fail(text: str, code: int) -> NoReturn:
-    click.echo(f"error: {text}", err=True)
-    sys.exit(code)
-
-
-def data_errors(command: Command) -> Command:
-    """Turn a data set's errors into the command line's."""
-
-    @functools.wraps(command)
-    def wrapped(*args: Any, **kwargs: Any) -> Any:
-        from train.data.index import DataError
-
-        try:
-            return command(*args, **kwargs)
-        except (DataError, ValueError) as error:
-            raise ClusterError(str(error)) from error
-
-    return wrapped
-
-
-def print_json(value: Any) -> None:
-    """Print a value as JSON on stdout."""
-    from train.files import finite
-
-    click.echo(json.dumps(finite(value), indent=1))
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -82,44 +26,13 @@ def cli() -> None:
     """
 
 
-def schedule_options(command: Command) -> Command:
-    """Options that change what is run; shared by plan and launch."""
-    for option in reversed(
-        [
-            click.option(
-                "--machines", type=click.IntRange(1), help="How many machines; picks the recipe's table for it."
-            ),
-            click.option(
-                "--procs", type=click.IntRange(1), help="Processes on each machine. [default: one per GPU, else 1]"
-            ),
-            click.option(
-                "--data", metavar="DIR", help='train/<class>/*.JPEG and val/...; "sample" draws a built-in set.'
-            ),
-            click.option("--keep-batch", is_flag=True, help="Keep the recipe's global batch: accumulate gradients."),
-            click.option(
-                "--max-steps", type=click.IntRange(1), help="So many steps in all, shared out over the phases."
-            ),
-            click.option(
-                "--scale",
-                type=click.FloatRange(0, 1, min_open=True),
-                default=1.0,
-                help="A rehearsal on this fraction of the images.",
-            ),
-            click.option("--seed", type=click.IntRange(0), help="Another seed than the recipe's."),
-            click.option("--only", multiple=True, metavar="NAME", help="Which recipe, when the file yields several."),
-        ]
-    ):
-        command = option(command)
-    return command
-
-
 @cli.command()
 @click.argument("recipe")
 @schedule_options
 @output
 def plan(recipe: str, output: str, only: tuple[str, ...], **options: Any) -> None:
     """Show what RECIPE would do: its rows with global batch, rate and steps. Starts nothing."""
-    from . import jobs, view
+    from . import view
 
     plans = [_plan(one, recipe, options) for one in _select(recipe, only)]
     if output == "table":
@@ -139,7 +52,6 @@ def plan(recipe: str, output: str, only: tuple[str, ...], **options: Any) -> Non
         for one in plans
     ]
     print_json(shown[0] if len(shown) == 1 else shown)
-    del jobs
 
 
 def _select(recipe: str, only: tuple[str, ...]) -> list[Any]:
@@ -375,92 +287,7 @@ def resume(job: str, detach: bool) -> None:
     sys.exit(OK if detach else _follow(found))
 
 
-@cli.group(cls=Group)
-def data() -> None:
-    """Draw, resize and check folders of images."""
-
-
-@data.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-@click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed draws the same bytes."
-)
-@click.option("--train", type=click.IntRange(10), default=4000, show_default=True, help="Training images.")
-@click.option("--val", type=click.IntRange(10), default=1000, show_default=True, help="Validation images.")
-@data_errors
-def sample(folder: Path, seed: int, train: int, val: int) -> None:
-    """Draw the built-in set of ten shapes into FOLDER."""
-    from train.data.sample import draw_set
-
-    with _bar(f"drawing {folder}") as progress:
-        written = draw_set(folder, seed=seed, train=train, val=val, progress=progress)
-    click.echo(f"{folder}: {train} + {val} images of 10 classes, {written} drawn now")
-
-
-@data.command()
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("target", type=click.Path(path_type=Path))
-@click.option("--sizes", default="160,352", show_default=True, help="Short sides in pixels, with commas.")
-@click.option("--skip-bad", is_flag=True, help="Leave out files that are not images instead of ending.")
-@data_errors
-def resize(source: Path, target: Path, sizes: str, skip_bad: bool) -> None:
-    """Make copies of SOURCE in TARGET/<short side>. May be stopped and called again."""
-    from train.data.resize import resize_set
-
-    try:
-        numbers = [int(one) for one in sizes.split(",")]
-    except ValueError as error:
-        raise BadInput(f"--sizes: must be whole numbers with commas, such as 160,352, not {sizes!r}") from error
-    with _bar(f"resizing {source}") as progress:
-        done = resize_set(source, target, numbers, skip_bad=skip_bad, progress=progress)
-    for path, why in done.bad:
-        click.echo(f"left out: {path}: {why}", err=True)
-    click.echo(f"{target}: {done.written} copies made, {done.kept} were there, {len(done.bad)} files left out")
-
-
-@data.command()
-@click.argument("folder", type=click.Path(path_type=Path))
-@output
-@data_errors
-def check(folder: Path, output: str) -> None:
-    """Decode every image of FOLDER once, count them, and name those that are broken."""
-    from train.data.index import check_layout, load
-
-    check_layout(folder)
-    with _bar(f"indexing {folder}") as progress:
-        train = load(folder, "train", skip_bad=True, progress=progress)
-        val = load(folder, "val", train.classes, skip_bad=True, progress=progress)
-    bad = [(str(index.folder / path), why) for index in (train, val) for path, why in index.bad]
-    if output == "json":
-        print_json({"train": len(train), "val": len(val), "classes": list(train.classes), "bad": dict(bad)})
-    else:
-        for path, why in bad:
-            click.echo(f"broken: {path}: {why}", err=True)
-        click.echo(f"{folder}: {len(train.classes)} classes, {len(train)} + {len(val)} images, {len(bad)} broken files")
-    sys.exit(ERROR if bad else OK)
-
-
-class _bar:
-    """A progress bar on a terminal, a line now and then elsewhere, both on stderr; called with (done, total)."""
-
-    def __init__(self, title: str) -> None:
-        self.title, self.shown = title, -1
-
-    def __enter__(self) -> "_bar":
-        return self
-
-    def __call__(self, done: int, total: int) -> None:
-        percent = 100 * done // max(total, 1)
-        step = 1 if sys.stderr.isatty() else 10
-        if percent // step == self.shown:
-            return
-        self.shown = percent // step
-        line = f"{self.title}: {done} of {total} ({percent} %)"
-        click.echo(f"\r{line}" if sys.stderr.isatty() else line, err=True, nl=not sys.stderr.isatty())
-
-    def __exit__(self, *_: object) -> None:
-        if sys.stderr.isatty() and self.shown >= 0:
-            click.echo(err=True)
+cli.add_command(data)
 
 
 def main() -> None:

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from .errors import ClusterError
-from .jobs import Job
+from .job import Job
 
 BEAT = 1.0
 

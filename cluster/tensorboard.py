@@ -12,7 +12,7 @@ from urllib.request import urlopen
 from train import spawn
 
 from .errors import ClusterError
-from .jobs import Job
+from .job import Job
 
 HOST = "127.0.0.1"
 START_SECONDS = 60.0

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from .errors import FAILED, OK, STOPPED
-from .jobs import Job, Plan
+from .job import Job
+from .plan import Plan
 
 if TYPE_CHECKING:
     from rich.console import Console

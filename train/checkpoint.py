@@ -29,7 +29,7 @@ def to_cpu(value: Any) -> Any:
 
 
 def write(folder: Path, step: int, state: dict[str, Any]) -> None:
-    """Write one checkpoint, in place of one of the same step, and remove all but the newest two of the folder. Raises `OSError`."""
+    """Write one checkpoint, also over one of the same step, and keep the newest two. Raises `OSError`."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     # Not `publish`: an epoch's end is saved before and after its validation, and a damaged file must not stay for ever.

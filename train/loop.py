@@ -145,8 +145,8 @@ class Trainer:
             out, attempt = self.options.out, self.options.attempt
             self.saver = checkpoint.Saver(out / "checkpoints" / f"{attempt:06d}")
             self.log = Log(out, attempt, self.images_seen)
-        phases = [epoch.row.phase for epoch in self.schedule.epochs]
-        largest = max(3 * one.batch * one.size**2 for one in phases)
+        phases = [epoch.row.phase for epoch in self.schedule.epochs[self.epoch :]]
+        largest = max((3 * one.batch * one.size**2 for one in phases), default=1)
         batches = stream(images, self.feed.works(self.epoch, self.step), workers, self.group.device, largest)
         self.report.say(
             "warming",
@@ -157,7 +157,8 @@ class Trainer:
         if self.group.world > 1:
             self.net = DistributedDataParallel(self.model, broadcast_buffers=False, gradient_as_bucket_view=True)
         if phases[self.epoch :]:  # there is none left when an attempt was killed just before its result.json
-            self.warm()
+            shapes = dict.fromkeys((one.batch, one.size) for one in phases)
+        warm(self.net, self.optimizer, list(shapes), self.group.device, self.autocast)
             batches = chain([next(batches)], batches)  # the loader's start belongs to the warm-up, not to a step
         for epoch in self.schedule.epochs[self.epoch :]:
             self.one_epoch(epoch, batches)
@@ -221,26 +222,6 @@ class Trainer:
     def autocast(self) -> Any:
         """Half precision where the GPU has it, nothing on a CPU."""
         return torch.autocast(self.group.device.type, self.precision, enabled=self.precision != torch.float32)
-
-    def warm(self) -> None:
-        """Run the coming shapes once on black images, and take every trace of it back.
-
-        On a GPU this searches the kernels of all phases before the first step (in 2018 each switch stood still for 7
-        to 34 s). On a CPU nothing is searched; one small batch makes DDP settle its buckets, on which the order of its
-        sums depends, before the first step of a new run as of a resumed one.
-        """
-        cuda = self.group.device.type == "cuda"
-        phases = [epoch.row.phase for epoch in self.schedule.epochs[self.epoch :]]
-        shapes = dict.fromkeys((one.batch, one.size) for one in phases) if cuda else {(2, phases[0].size): None}
-        kept = [one.clone() for one in self.model.buffers()]
-        for batch, size in shapes:
-            images = torch.zeros(batch, 3, size, size, device=self.group.device).to(memory_format=torch.channels_last)
-            with self.autocast():
-                scores = self.net(images)
-            (scores.float().sum() * 0).backward()
-        self.optimizer.zero_grad(set_to_none=self.net is self.model)
-        for buffer, before in zip(self.model.buffers(), kept, strict=True):
-            buffer.copy_(before)
 
     def look(self, epoch: Epoch) -> int:
         """Sum the last steps over all processes, log them, and do what was asked. Returns steps until the next look.

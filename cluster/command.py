@@ -1,0 +1,120 @@
+"""What all commands share: errors as one line with an exit code, JSON on stdout, a progress bar on stderr."""
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any, NoReturn
+
+import click
+
+from .errors import ERROR, INTERRUPTED, ClusterError
+
+Command = Callable[..., Any]
+output = click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print.")
+yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+
+
+class Group(click.Group):
+    """Commands in the order of a job's life, and every foreseen error as one line with its exit code."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the commands in the order they were defined."""
+        return list(self.commands)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run a command; turn what a user can mend into one line on stderr."""
+        try:
+            return super().invoke(ctx)
+        except ClusterError as error:
+            _fail(str(error), error.code)
+        except KeyboardInterrupt:
+            _fail("interrupted", INTERRUPTED)
+        except BrokenPipeError:  # `imgnet-cluster ls | head`
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            sys.exit(ERROR)
+        except OSError as error:
+            _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), ERROR)
+
+
+def _fail(text: str, code: int) -> NoReturn:
+    click.echo(f"error: {text}", err=True)
+    sys.exit(code)
+
+
+def data_errors(command: Command) -> Command:
+    """Turn a data set's errors into the command line's."""
+
+    @functools.wraps(command)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        from train.data.index import DataError
+
+        try:
+            return command(*args, **kwargs)
+        except (DataError, ValueError) as error:
+            raise ClusterError(str(error)) from error
+
+    return wrapped
+
+
+def print_json(value: Any) -> None:
+    """Print a value as JSON on stdout."""
+    from train.files import finite
+
+    click.echo(json.dumps(finite(value), indent=1))
+
+
+def schedule_options(command: Command) -> Command:
+    """Options that change what is run; shared by plan and launch."""
+    for option in reversed(
+        [
+            click.option(
+                "--machines", type=click.IntRange(1), help="How many machines; picks the recipe's table for it."
+            ),
+            click.option(
+                "--procs", type=click.IntRange(1), help="Processes on each machine. [default: one per GPU, else 1]"
+            ),
+            click.option(
+                "--data", metavar="DIR", help='train/<class>/*.JPEG and val/...; "sample" draws a built-in set.'
+            ),
+            click.option("--keep-batch", is_flag=True, help="Keep the recipe's global batch: accumulate gradients."),
+            click.option(
+                "--max-steps", type=click.IntRange(1), help="So many steps in all, shared out over the phases."
+            ),
+            click.option(
+                "--scale",
+                type=click.FloatRange(0, 1, min_open=True),
+                default=1.0,
+                help="A rehearsal on this fraction of the images.",
+            ),
+            click.option("--seed", type=click.IntRange(0), help="Another seed than the recipe's."),
+            click.option("--only", multiple=True, metavar="NAME", help="Which recipe, when the file yields several."),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
+class Bar:
+    """A progress bar on a terminal, a line now and then elsewhere, both on stderr; called with (done, total)."""
+
+    def __init__(self, title: str) -> None:
+        self.title, self.shown = title, -1
+
+    def __enter__(self) -> "Bar":
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        """Show a state."""
+        percent = 100 * done // max(total, 1)
+        step = 1 if sys.stderr.isatty() else 10
+        if percent // step == self.shown:
+            return
+        self.shown = percent // step
+        line = f"{self.title}: {done} of {total} ({percent} %)"
+        click.echo(f"\r{line}" if sys.stderr.isatty() else line, err=True, nl=not sys.stderr.isatty())
+
+    def __exit__(self, *_: object) -> None:
+        if sys.stderr.isatty() and self.shown >= 0:
+            click.echo(err=True)

@@ -1,0 +1,85 @@
+"""What a launch would do, worked out without starting anything."""
+
+import contextlib
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from train.recipe import SAMPLE, Recipe
+from train.recipe_file import RecipeError, load
+from train.schedule import Schedule
+
+from .errors import BadInput
+from .machine import gpu_count
+from .spec import Spec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a launch would do: the Spec but for its name, the schedule, and the lines that a person should read."""
+
+    spec: Spec
+    schedule: Schedule
+    notes: tuple[str, ...]
+
+
+def plan(
+    recipe: Recipe,
+    *,
+    recipe_file: str = "",
+    backend: str = "local",
+    machines: int | None = None,
+    procs: int | None = None,
+    data: str | Path | None = None,
+    copies: str | Path | None = None,
+    keep_batch: bool = False,
+    max_steps: int | None = None,
+    max_hours: float | None = None,
+    scale: float = 1.0,
+    save_seconds: float = 60.0,
+    skip_bad: bool = False,
+    workers: int | None = None,
+    seed: int | None = None,
+) -> Plan:
+    """Work a launch out without starting anything. Raises `BadInput`."""
+    recipe = recipe.at(machines or 1) if backend == "local" else recipe.at(machines or recipe.machines)
+    recipe = recipe if seed is None else replace(recipe, seed=seed)
+    draw = str(data) == "sample" or (data is None and recipe.data == SAMPLE)
+    if draw:
+        recipe = replace(recipe, data=SAMPLE)
+    root = Path(recipe.data.root if data is None or draw else data).expanduser().absolute()
+    beside = Path(copies).expanduser().absolute() if copies else root.with_name(root.name + "-sz")
+    machines = 1 if backend == "local" else machines or recipe.machines
+    procs = procs or (gpu_count() or 1 if backend == "local" else recipe.gpus)
+    gpus = recipe.nominal_gpus if keep_batch else machines * procs
+    images = max(1, -int(-(count_images(root / "train") or recipe.data.train) * scale // 1))
+    try:
+        schedule = Schedule(recipe, images, gpus, max_steps)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    spec = Spec(
+        name="", recipe=recipe, recipe_file=recipe_file, data=str(root), copies=str(beside), draw=draw, backend=backend,
+        machines=machines, procs=procs, gpus=gpus, max_steps=max_steps, max_hours=max_hours, scale=scale,
+        save_seconds=save_seconds, skip_bad=skip_bad, workers=workers,
+    )  # fmt: skip
+    notes = [schedule.note] if schedule.note else []
+    if gpus != machines * procs:
+        notes.append(f"{machines * procs} processes share the work of {gpus} GPUs: gradients are accumulated")
+    return Plan(spec, schedule, tuple(notes))
+
+
+def count_images(folder: Path) -> int:
+    """Return the number of files in the class folders, 0 when the folder is not there."""
+    with contextlib.suppress(OSError):
+        return sum(
+            1 for one in os.scandir(folder) if one.is_dir() for file in os.scandir(one) if not file.name.startswith(".")
+        )
+    return 0
+
+
+def load_recipes(name: str) -> list[Recipe]:
+    """Return the recipes of a file. Raises `BadInput` with one line."""
+    try:
+        return load(name)
+    except RecipeError as error:
+        raise BadInput(str(error)) from error
