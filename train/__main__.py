@@ -1,6 +1,7 @@
 """`python -m train RECIPE --out DIR`: one process per GPU, or --procs; one of many under torchrun or the agent."""
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -44,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 def be_parent(argv: list[str], procs: int) -> int:
     """Start the processes and wait; when one fails, end the others. Returns the first bad exit code."""
     children = spawn.spawn(argv, procs, port=spawn.free_port())
+    # Passed on, so that they save: killed with us, they would not.
+    signal.signal(signal.SIGTERM, lambda number, _: [one.send_signal(number) for one in children] and None)
     try:
         while True:
             codes = [one.poll() for one in children]

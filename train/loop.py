@@ -156,7 +156,6 @@ class Trainer:
         )
         if self.group.world > 1:
             self.net = DistributedDataParallel(self.model, broadcast_buffers=False, gradient_as_bucket_view=True)
-        if phases[self.epoch :]:  # there is none left when an attempt was killed just before its result.json
         if phases:  # else a run that was killed between its last save and its result
             shapes = dict.fromkeys((one.batch, one.size) for one in phases)
             warm(self.net, self.optimizer, list(shapes), self.group.device, self.autocast)

@@ -60,7 +60,14 @@ class Runs:
         path.write_text(json.dumps(recipe.to_json()))
         return path
 
-    def start(self, out: Path, *argv: str, recipe: Path | None = None, launcher: tuple[str, ...] = ()) -> Any:
+    def start(
+        self,
+        out: Path,
+        *argv: str,
+        recipe: Path | None = None,
+        launcher: tuple[str, ...] = (),
+        environment: dict[str, str] | None = None,
+    ) -> Any:
         """Start one run in a session of its own; its output is appended to <out>.log."""
         command = [sys.executable, "-m", *launcher, *(("-m",) if launcher else ()), "train"]
         recipe = recipe or self.recipe(tiny_recipe())
@@ -74,7 +81,7 @@ class Runs:
                 stderr=log,
                 cwd=self.folder,
                 start_new_session=True,
-                env={**clean, "PYTHONPATH": str(REPO)},
+                env={**clean, "PYTHONPATH": str(REPO), **(environment or {})},
             )
         self.started.append((process, out))
         return process
