@@ -4,6 +4,7 @@ It may be killed and started again at any time, and two of them do no harm: ever
 same step once.
 """
 
+import signal
 import sys
 import time
 from pathlib import Path
@@ -16,6 +17,7 @@ BEAT = 1.0
 
 def main() -> int:
     """Follow the run folder's job to its end. Returns 0, or 1 when the folder cannot be written."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the session may end before the result is written
     job = Job(Path(sys.argv[1]))
     while True:
         try:

@@ -83,7 +83,7 @@ def add(name: str, window: str, argv: Sequence[str], show: bool = False) -> None
 
 def kill(name: str, run: Path) -> None:
     """End a session of this run folder with all its windows; nothing when there is none."""
-    if mine(name, run):
+    if shutil.which("tmux") and mine(name, run):
         _server().cmd("kill-session", "-t", f"={name}")
 
 

@@ -45,8 +45,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 def be_parent(argv: list[str], procs: int) -> int:
     """Start the processes and wait; when one fails, end the others. Returns the first bad exit code."""
     children = spawn.spawn(argv, procs, port=spawn.free_port())
-    # Passed on, so that they save: killed with us, they would not.
-    signal.signal(signal.SIGTERM, lambda number, _: [one.send_signal(number) for one in children] and None)
+
+    def pass_on(number: int, _: object) -> None:  # so that they save: killed with us, they would not
+        for one in children:
+            one.send_signal(number)
+
+    signal.signal(signal.SIGTERM, pass_on)
     try:
         while True:
             codes = [one.poll() for one in children]

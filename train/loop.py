@@ -29,6 +29,7 @@ from .recipe import Recipe
 from .report import Expected, Report
 from .result import Sums, epoch_row, stretch_values
 from .schedule import Epoch
+from .warm import warm
 
 LONGEST_STRETCH = 50  # steps between two looks at the sums
 LOOK_SECONDS = 1.0

@@ -76,7 +76,7 @@ def is_saving(out: Path) -> Callable[[], bool]:
     before = set(folder(out).glob("*"))
 
     def check() -> bool:
-        return any(name.startswith(".step-") for name in os.listdir(folder(out)) if folder(out) / name not in before)
+        return any(path.name.startswith(".step-") for path in folder(out).iterdir() if path not in before)
 
     return check
 
@@ -275,7 +275,7 @@ def test_tensorboard_reads_the_events_with_images_seen_as_x(alone: Path) -> None
     top1 = board.Scalars("val/top1")
     assert [event.step for event in top1] == [50, 100, 150, 200]
     assert [event.value for event in top1] == pytest.approx([row["top1"] for row in result(alone)["epochs"]])
-    assert [event.step for event in board.Scalars("train/loss")][0] == 16  # the first look is after the first step
+    assert board.Scalars("train/loss")[0].step == 16  # the first look is after the first step
     rates = {event.step: event.value for event in board.Scalars("sizes/lr")}
     assert rates[16] == pytest.approx(0.01) and rates[200] == pytest.approx(0.0)
     assert {"sizes/batch_total", "times/images_per_second", "times/step_ms"} <= set(board.Tags()["scalars"])
@@ -287,9 +287,7 @@ def test_metrics_are_json_lines_without_nan(alone: Path) -> None:
     assert all({"attempt", "time", "images"} <= line.keys() for line in lines)
 
 
-def test_the_agent_beside_it_reads_progress_and_may_ask_for_an_end(
-    runs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_agent_beside_it_reads_progress_and_may_ask_for_an_end(runs: Any, tmp_path: Path) -> None:
     """IMGNET_WORK is the agent's folder."""
     work, out = tmp_path / "work", tmp_path / "out"
     work.mkdir()

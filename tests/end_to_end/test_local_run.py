@@ -1,0 +1,246 @@
+"""The main path, by the installed command, from a recipe to a result on this computer."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+KEYS = {
+    "recipe", "state", "top1", "top5", "epochs", "seconds", "images_per_second", "goodput", "machines", "procs",
+    "attempts", "dollars", "versions", "git_commit", "seed", "schedule",
+}  # fmt: skip
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+
+
+def test_one_command_trains_to_a_result_and_ends_with_0(finished: Any) -> None:
+    assert finished.code == 0, finished.said()
+    assert "job-1 done" in finished.said() and "tensorboard job-1" in finished.said()
+    result = json.loads((finished.path / "runs/job-1/result.json").read_text())
+    assert result.keys() >= KEYS
+    assert (result["state"], result["attempts"], result["machines"], result["procs"]) == ("done", 1, 1, 2)
+    assert len(result["epochs"]) == 3 and all(one["val_images"] == 20 for one in result["epochs"])
+    assert result["epochs"][-1]["top1"] == result["top1"] and 0 <= result["top1"] <= result["top5"] <= 100
+    assert result["dollars"] == 0 and 0 < result["goodput"] <= 1 and result["images_per_second"] > 0
+    seconds = result["seconds"]
+    assert 0 < seconds["training"] + seconds["validation"] < seconds["total"] < 120
+    assert result["versions"]["torch"].startswith("2.")
+
+
+def test_the_run_folder_has_all_that_a_job_leaves(finished: Any) -> None:
+    run = finished.path / "runs/job-1"
+    assert json.loads((run / "job.json").read_text())["name"] == "job-1"
+    assert {"rank-0.log", "rank-1.log"} == {one.name for one in (run / "logs/000001").iterdir()}
+    assert any(run.glob("events/events.out.tfevents.*")) and (run / "metrics/000001.jsonl").stat().st_size
+    assert not [one for one in run.rglob("*.tmp")] and "Traceback" not in finished.said()
+
+
+def test_what_came_home_is_equal_to_what_the_machine_wrote(finished: Any) -> None:
+    run = finished.path / "runs/job-1"
+    for folder in ("events", "logs", "metrics"):
+        assert files(run / folder) == files(run / "machine/shared" / folder) != {}, folder
+
+
+def test_the_windows_train_agent_and_gpu_were_there_while_it_ran(finished: Any) -> None:
+    assert {"train", "agent", "gpu", "supervisor"} <= finished.windows
+
+
+def test_nothing_runs_after_it(finished: Any) -> None:
+    assert finished.after == [] or finished.wait_for(lambda: not finished.at_work(), 3)
+    assert "job-1" not in finished.tmux("list-sessions")
+
+
+def test_every_epoch_is_one_line_on_stdout(finished: Any) -> None:
+    rows = [line.split() for line in finished.said().splitlines() if line.strip()[:1].isdigit()]
+    table = [row for row in rows if len(row) == 11]
+    assert [row[:3] for row in table] == [["1", "32", "16"], ["2", "32", "16"], ["3", "32", "16"]]
+
+
+def test_two_launches_at_the_same_moment_get_two_numbers(place: Any) -> None:
+    recipe = place.recipe(1)
+    both = [place.start("launch", "--local", "--workers", "0", recipe) for _ in range(2)]
+    assert [one.wait(120) for one in both] == [0, 0], place.said(0) + place.said(1)
+    assert sorted(one.name for one in (place.path / "runs").iterdir()) == ["job-1", "job-2"]
+    assert [one["state"] for one in json.loads(place.cli("ls", "-o", "json").out)] == ["done", "done"]
+
+
+def test_ctrl_c_on_a_launch_only_detaches_and_the_job_goes_on_to_its_end(place: Any) -> None:
+    launched = place.start("launch", "--local", place.recipe(30))
+    job = place.job()
+    place.wait_for(lambda: job.folders.spec.exists())
+    place.wait_for_step(job, 4)
+    launched.send_signal(signal.SIGINT)
+    assert launched.wait(10) == 130
+    assert "detached; job-1 goes on" in place.said() and "Traceback" not in place.said()
+    place.wait_for(lambda: job.ended)  # by its supervisor: nobody else looks
+    assert job.state == "done" and len(job.lines("epoch")) == 30
+
+
+def test_killing_the_launch_and_the_supervisor_does_not_end_the_job(place: Any) -> None:
+    launched = place.start("launch", "--local", place.recipe(30))
+    job = place.job()
+    place.wait_for(lambda: job.folders.spec.exists())
+    place.wait_for_step(job, 4)
+    launched.kill()
+    (supervisor,) = place.pids("-m cluster.supervise")
+    signal.pidfd_send_signal(os.pidfd_open(supervisor), signal.SIGKILL)
+    assert place.cli("status", "--exit-code").code == 101
+    place.wait_for(lambda: not place.trainers())
+    assert json.loads(place.cli("ls", "-o", "json").out)[0]["state"] == "done"
+    assert place.cli("status", "--exit-code").code == 0
+    assert files(job.run / "events") == files(job.folders.shared / "events")
+
+
+def test_a_killed_agent_takes_its_trainers_along_and_the_job_can_be_resumed_to_its_end(place: Any) -> None:
+    job = place.launch(30, "--procs", "2", "--save-seconds", "0")
+    place.wait_for_step(job, 16)
+    killed = place.agent()
+    os.kill(killed, signal.SIGKILL)
+    place.wait_for(lambda: not place.pids("-m train "), 2)
+    shown = place.cli("status", "--exit-code")
+    assert shown.code == 100 and "agent was killed" in shown.out and "imgnet-cluster resume job-1" in shown.out
+    assert json.loads(place.cli("ls", "-o", "json").out)[0]["state"] == "failed"
+    saved = sorted((job.folders.shared / "checkpoints/000001").glob("step-*.pt"))
+    assert saved
+    resumed = place.cli("resume", "job-1")
+    assert resumed.code == 0 and "job-1 done" in resumed.out, resumed
+    assert job.result["attempts"] == 2 and len(job.result["epochs"]) == 30
+    assert f"resumed from {saved[-1]}" in place.cli("logs", "job-1").out
+    assert place.cli("resume", "job-1").code == 1
+
+
+def test_one_dead_trainer_of_two_ends_the_job_with_the_rank_and_the_signal(place: Any) -> None:
+    launched = place.start("launch", "--local", "--procs", "2", place.recipe(4000))
+    job = place.job()
+    place.wait_for(lambda: job.folders.spec.exists())
+    place.wait_for_step(job, 4)
+    environment = {pid: Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in place.trainers()}
+    (victim,) = [pid for pid, words in environment.items() if b"RANK=1" in words]
+    os.kill(victim, signal.SIGKILL)
+    assert launched.wait(20) == 100
+    assert "rank 1" in job.status()["reason"] and "SIGKILL" in job.status()["reason"]
+    place.wait_for(lambda: not place.at_work(), 5)
+    assert "Traceback" not in place.said()
+
+
+def test_a_dead_loader_worker_ends_the_job_with_a_reason(place: Any) -> None:
+    job = place.launch(4000, "--workers", "1")
+    place.wait_for_step(job, 4)
+    os.kill(place.workers()[0], signal.SIGKILL)
+    assert job.wait(60) == "failed"
+    assert "worker" in job.status()["reason"].lower()
+    place.wait_for(lambda: not place.at_work(), 5)
+
+
+def test_a_dead_tmux_server_leaves_no_trainer_and_a_state_that_is_told(place: Any) -> None:
+    job = place.launch(4000, "--procs", "2")
+    place.wait_for_step(job, 4)
+    (server,) = place.pids("tmux")
+    os.kill(server, signal.SIGKILL)
+    place.wait_for(lambda: not place.pids("-m train "), 40)
+    shown = json.loads(place.cli("ls", "-o", "json").out)[0]
+    assert shown["state"] in ("stopped", "failed") and shown["reason"]
+    assert place.cli("attach", "job-1").code == 1
+    place.wait_for(lambda: not place.at_work(), 5)
+
+
+def test_stop_saves_and_resume_goes_on_from_that_step(place: Any) -> None:
+    job = place.launch(60, "--save-seconds", "1000")
+    place.wait_for_step(job, 12)
+    stopped = place.cli("stop", "job-1")
+    assert stopped.code == 0 and "stopped" in stopped.out
+    assert not place.at_work() or place.wait_for(lambda: not place.at_work(), 3)
+    assert job.state == "stopped" and job.status()["reason"] == "stopped by the user"
+    saved = sorted((job.folders.shared / "checkpoints/000001").glob("step-*.pt"))[-1]
+    step = int(saved.stem.split("-")[1])
+    again = place.cli("stop", "job-1")
+    assert again.code == 1 and again.err.count("\n") == 1 and again.err.startswith("error: ")
+    assert place.cli("status", "--exit-code").code == 103
+    both = [place.start("resume", "job-1") for _ in range(2)]
+    codes = sorted(one.wait(120) for one in both)
+    assert codes == [0, 1], place.said(0) + place.said(1)
+    assert f"at step {step}" in place.cli("logs", "job-1").out
+    assert job.result["attempts"] == 2 and job.state == "done" and len(job.result["epochs"]) == 60
+    images = [row["images"] for row in job.lines("train")]
+    assert images == sorted(set(images)), "a step is drawn twice"
+
+
+def test_a_running_job_cannot_be_resumed_and_follows_a_limit_in_hours(place: Any) -> None:
+    launched = place.start("launch", "--local", "--max-hours", "0.0015", place.recipe(4000))
+    job = place.job()
+    place.wait_for(lambda: job.folders.spec.exists() and job.status()["state"] == "running")
+    again = place.cli("resume", "job-1")
+    assert again.code == 1 and again.err.startswith("error: job-1 is running") and again.err.count("\n") == 1
+    assert launched.wait(60) == 103
+    assert "--max-hours" in job.result["reason"] and job.state == "stopped"
+
+
+def test_a_job_that_is_stopped_while_it_sets_up_can_be_resumed(place: Any) -> None:
+    job = place.launch(4000, "--data", "sample")
+    place.wait_for(lambda: job.status()["state"] == "setup" and job.status()["progress"])
+    start = time.monotonic()
+    assert place.cli("stop", "job-1").code == 0
+    assert time.monotonic() - start < 10 and job.state == "stopped"
+    place.wait_for(lambda: not place.at_work(), 5)
+    assert place.cli("resume", "-d", "job-1").code == 0
+    place.wait_for(lambda: job.status()["state"] == "setup")
+    assert place.cli("stop", "job-1").code == 0
+
+
+def test_environment_of_the_launch_reaches_the_trainers_and_that_of_an_earlier_job_does_not(place: Any) -> None:
+    first = place.cli("launch", "--local", "-d", place.recipe(4000), env={"OF_THE_FIRST": "1", "BOTH": "one"})
+    second = place.cli("launch", "--local", "-d", place.recipe(4000), env={"OF_THE_SECOND": "2", "BOTH": "two"})
+    assert first.code == second.code == 0
+    both = place.wait_for(lambda: len(found := place.trainers()) == 2 and found)
+    seen = []
+    for pid in both:
+        words = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        seen.append(sorted(one for one in words if one.startswith(("OF_THE", "BOTH"))))
+    assert sorted(seen) == [["BOTH=one", "OF_THE_FIRST=1"], ["BOTH=two", "OF_THE_SECOND=2"]]
+    for name in ("job-1", "job-2"):
+        assert place.cli("stop", name).code == 0
+
+
+def test_a_job_of_the_same_name_in_another_folder_is_left_alone(place: Any) -> None:
+    job = place.launch(4000)
+    other = place.path / "elsewhere"
+    other.mkdir()
+    ran = place.cli("launch", "--local", "-d", place.recipe(4000), cwd=other)
+    assert len(place.trainers()) <= 2 and job.alive
+    if ran.code:  # one clear line, and nothing of it at work
+        assert ran.err.startswith("error: ") and ran.err.count("\n") == 1
+    shown = place.cli("status", cwd=other, timeout=30)
+    assert shown.code == 0
+    stopped = place.cli("stop", "job-1", cwd=other)
+    assert stopped.code in (0, 1)
+    assert job.alive and not job.ended, "the other folder's stop ended ours"
+    assert place.cli("stop", "job-1").code == 0
+    assert json.loads(place.cli("ls", "-o", "json", cwd=other).out)[0]["state"] in ("failed", "stopped")
+
+
+def test_a_launch_that_was_killed_before_its_session_began_shows_as_failed_and_can_be_resumed(place: Any) -> None:
+    from cluster import jobs
+
+    spec = jobs.plan(jobs.load_recipes(place.recipe(2))[0], data=place.data).spec
+    job = jobs._create(spec)
+    long_ago = time.time() - 60
+    text = json.loads(job.folders.spec.read_text())
+    job.folders.spec.write_text(json.dumps({**text, "created": long_ago}))
+    assert json.loads(place.cli("ls", "-o", "json").out)[0]["state"] == "failed"
+    resumed = place.cli("resume", "job-1")
+    assert resumed.code == 0 and json.loads(place.cli("ls", "-o", "json").out)[0]["state"] == "done"
+
+
+@pytest.mark.parametrize("rate", [1e9])
+def test_a_diverged_job_is_failed_with_the_step_and_the_reason(place: Any, rate: float) -> None:
+    path = place.recipe(50, "wild", lr=rate)
+    ran = place.cli("launch", "--local", path)
+    assert ran.code == 100 and "the loss is" in ran.out and "at step" in ran.out, ran
+    assert place.cli("status", "--exit-code", "job-1").code == 100
+    place.wait_for(lambda: not place.at_work(), 5)
