@@ -175,6 +175,10 @@ class Agent:
             self.wait_for_children(10)
             raise Ended("stopped", self.stopping[1])
         time.sleep(2 * TICK)  # the one that failed first may still be writing why
+        codes = [one.poll() for one in self.children]
+        for rank, code in enumerate(codes):  # killed from outside; what the others say is about its silence
+            if code in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS):
+                raise Ended("failed", f"the trainer of rank {rank} was killed by {signal.Signals(-code).name}")
         words = [read_json(path) for path in self.work.glob("failed-*.json")]
         told = sorted((one for one in words if one), key=lambda one: float(one["time"]))
         if told:
@@ -219,8 +223,10 @@ class Agent:
         (self.work / "ask").touch()
 
 
+# It asks for more than `kill -0` does: tmux loses the SIGCHLDs of commands that end at the same moment (it ignores the
+# signal while utempter runs) and leaves a dead agent as a zombie until another window ends. So this one must.
 GPU_WINDOW = """
-while kill -0 "$1" 2>/dev/null; do
+while ps -o stat= -p "$1" | grep -q '^[^Z]'; do
     clear
     if command -v nvidia-smi >/dev/null; then nvidia-smi; else ps -o pid,pcpu,rss,etime,args --ppid "$1"; fi
     sleep 2

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .cli_data import data
-from .command import Group, output, print_json, schedule_options, yes
-from .errors import INTERRUPTED, OK, UNFINISHED, BadInput, ClusterError
+from .command import Group, fail, output, print_json, schedule_options, yes
+from .errors import INTERRUPTED, OK, UNFINISHED, USAGE, BadInput, ClusterError
 
 if TYPE_CHECKING:
     from .jobs import Job
@@ -110,7 +110,7 @@ def launch(
         )
     for one in plans:
         view.show_plan(one)
-        backends.get("local").check(one.spec)
+        backends.get("local").check(one.spec, jobs.runs())
     if dry_run:
         click.echo(f"would launch {len(plans)} job{'s' * (len(plans) > 1)} in {jobs.runs()}; nothing was started")
         return
@@ -291,8 +291,17 @@ cli.add_command(data)
 
 
 def main() -> None:
-    """Run the command line."""
-    cli(prog_name="imgnet-cluster")
+    """Run the command line; click's own errors are one line too."""
+    try:
+        sys.exit(cli.main(prog_name="imgnet-cluster", standalone_mode=False))
+    except click.exceptions.NoArgsIsHelpError as help:
+        click.echo(help.format_message())
+        sys.exit(USAGE)
+    except click.ClickException as error:
+        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "imgnet-cluster"
+        fail(f"{' '.join(error.format_message().split())} ({where} --help)", USAGE)
+    except click.Abort:
+        fail("interrupted", INTERRUPTED)
 
 
 if __name__ == "__main__":

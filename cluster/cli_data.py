@@ -43,8 +43,10 @@ def resize(source: Path, target: Path, sizes: str, skip_bad: bool) -> None:
 
     try:
         numbers = [int(one) for one in sizes.split(",")]
-    except ValueError as error:
-        raise BadInput(f"--sizes: must be whole numbers with commas, such as 160,352, not {sizes!r}") from error
+    except ValueError:
+        numbers = []
+    if min(numbers, default=0) < 32:
+        raise BadInput(f"--sizes: must be whole numbers of 32 or more with commas, such as 160,352, not {sizes!r}")
     with Bar(f"resizing {source}") as progress:
         done = resize_set(source, target, numbers, skip_bad=skip_bad, progress=progress)
     for path, why in done.bad:

@@ -28,17 +28,18 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except ClusterError as error:
-            _fail(str(error), error.code)
+            fail(str(error), error.code)
         except KeyboardInterrupt:
-            _fail("interrupted", INTERRUPTED)
+            fail("interrupted", INTERRUPTED)
         except BrokenPipeError:  # `imgnet-cluster ls | head`
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(ERROR)
         except OSError as error:
-            _fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), ERROR)
+            fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), ERROR)
 
 
-def _fail(text: str, code: int) -> NoReturn:
+def fail(text: str, code: int) -> NoReturn:
+    """Print one line on stderr and exit."""
     click.echo(f"error: {text}", err=True)
     sys.exit(code)
 

@@ -21,6 +21,10 @@ BOOT_SECONDS = 20.0  # for an agent to say its first word
 STOP_SECONDS = 45.0
 
 
+class Busy(ClusterError):
+    """Another command is changing the job."""
+
+
 class Job:
     """A run folder and what is known of its job. Cheap to make; everything is read when asked for."""
 
@@ -32,7 +36,7 @@ class Job:
         """What was asked. Raises `ClusterError` when job.json is not there or damaged."""
         try:
             return Spec.from_json(json.loads(self.folders.spec.read_text()))
-        except (OSError, ValueError, TypeError, KeyError) as error:
+        except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ClusterError(f"{self.folders.spec}: {error}; remove the folder to forget the job") from error
 
     @property
@@ -72,7 +76,14 @@ class Job:
         alive = self.alive  # asked first: what a dead agent wrote is complete
         events.bring_home(self.backend.machines(self.spec)[0], str(self.folders.shared), self.run)
         if not alive and time.time() - self.launched > (0 if self.said else BOOT_SECONDS):
-            settle.settle(self.folders, self.spec, self.backend)
+            self._settle()
+
+    def _settle(self) -> None:
+        """Write the result of a job whose agent is gone, once nothing of it is left; who comes second does nothing."""
+        with contextlib.suppress(Busy), self.locked(seconds=5):
+            if not self.ended and not self.alive:
+                self.backend.terminate(self.spec, self.folders)
+                settle.settle(self.folders, self.spec, self.backend, self.launched)
 
     @property
     def said(self) -> bool:
@@ -116,26 +127,37 @@ class Job:
         return self.run / "logs" / f"{number:06d}" / f"rank-{rank}.log"
 
     def start(self) -> None:
-        """Let the backend start it. Raises `ClusterError`."""
+        """Let the backend start it. Raises `ClusterError`; a job that had ended then still has its result."""
         with self.locked():
             if self.alive:
                 raise ClusterError(f"{self.name} is running; imgnet-cluster attach {self.name}")
             (self.folders.shared / "stop").unlink(missing_ok=True)
+            before = self.folders.result.read_bytes() if self.ended else b""
             self.folders.result.unlink(missing_ok=True)
             (self.run / ".launched").touch()
-            self.backend.launch(self.spec, self.folders)
+            try:
+                self.backend.launch(self.spec, self.folders)
+            except ClusterError:
+                if before:
+                    replace(self.folders.result, before)
+                raise
             deadline = time.monotonic() + BOOT_SECONDS
             while not self.said and time.monotonic() < deadline:
                 time.sleep(0.05)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
-        """Hold the job for a change; a second one at the same time is refused with `ClusterError`."""
+    def locked(self, seconds: float = 0) -> Iterator[None]:
+        """Hold the job for a change. Raises `Busy` when another command still holds it after so many seconds."""
+        deadline = time.monotonic() + seconds
         with (self.run / ".lock").open("w") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ClusterError(f"{self.name}: another command is changing it just now") from None
+            while True:
+                try:
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() >= deadline:
+                        raise Busy(f"{self.name}: another command is changing it just now") from None
+                    time.sleep(0.02)
             yield
 
     def stop(self) -> None:
@@ -160,5 +182,5 @@ class Job:
             raise ClusterError(
                 f"{self.name} is done; there is nothing to resume. To run it again: imgnet-cluster launch"
             )
-        self.backend.check(self.spec)
+        self.backend.check(self.spec, self.run.parent)
         self.start()

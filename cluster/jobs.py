@@ -1,6 +1,8 @@
 """The verbs over jobs: launch, find, list. What the command line does is a function here first."""
 
+import contextlib
 import os
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,16 +52,17 @@ def find(name: str | None = None) -> Job:
     raise NoSuchJob(f"{name or 'no job'}: there is no such job in {runs()} ({known})")
 
 
-def _make_folder() -> Path:
-    """Claim the next number. mkdir fails for the second of two that start at once, who takes the one after."""
+def _make_folder(taken: set[str]) -> Path:
+    """Claim the next free number. mkdir fails for the second of two that start at once, who takes the one after."""
     runs().mkdir(parents=True, exist_ok=True)
     number = max((int(job.name[4:]) for job in all_jobs()), default=0) + 1
     while True:
-        try:
-            (runs() / f"job-{number}").mkdir()
-            return runs() / f"job-{number}"
-        except FileExistsError:
-            number += 1
+        path = runs() / f"job-{number}"
+        with contextlib.suppress(FileExistsError):
+            if path.name not in taken:
+                path.mkdir()
+                return path
+        number += 1
 
 
 def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
@@ -75,7 +78,7 @@ def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
     elif isinstance(recipe, Recipe):
         recipe = plan(recipe, **options)
     backend = backends.get(recipe.spec.backend)
-    backend.check(recipe.spec)
+    backend.check(recipe.spec, runs())
     job = _create(recipe.spec)
     job.start()
     return job
@@ -83,13 +86,16 @@ def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
 
 def _create(spec: Spec) -> Job:
     """Make the run folder with what was asked. Raises `ClusterError` when the disk is full or read-only."""
+    run = None
     try:
-        run = _make_folder()
+        run = _make_folder(backends.get(spec.backend).taken())
         spec = replace(spec, name=run.name, git_commit=git_commit())
         folders = Folders(run)
         folders.shared.mkdir(parents=True)
         replace_file(folders.recipe, as_json(spec.recipe.to_json()))
         replace_file(folders.spec, as_json(spec.to_json()))
     except OSError as error:
+        if run:
+            shutil.rmtree(run, ignore_errors=True)
         raise ClusterError(f"{error.filename or runs()}: {error.strerror or error}; nothing was started") from error
     return Job(run)

@@ -84,9 +84,13 @@ def seconds_by_part(run: Path) -> dict[str, float]:
     return {"total": sum(parts.values()), **parts}
 
 
-def settle(folders: Folders, spec: Spec, backend: Backend) -> None:
-    """Write the result of a job whose agent is gone: what the trainers measured, and how the job ended."""
+def settle(folders: Folders, spec: Spec, backend: Backend, launched: float) -> None:
+    """Write the result of a job whose agent is gone: what the trainers measured, and how the job ended.
+
+    What was said before `launched` (seconds since 1970) was said by the agent of an earlier launch.
+    """
     said = agent_status(folders)
+    said = said if said and float(said["time"]) >= launched else {}
     trained = read_json(folders.shared / "result.json")
     state, reason = said.get("state"), said.get("reason", "")
     if trained:

@@ -35,6 +35,11 @@ def _server() -> "Server":
     return libtmux.Server(socket_name=SOCKET)
 
 
+def names() -> set[str]:
+    """Return the names of the sessions that are alive, of whatever folder."""
+    return {session.session_name or "" for session in _server().sessions}
+
+
 def find(name: str) -> "Session | None":
     """Return the session of exactly this name, None when there is none."""
     for session in _server().sessions:
@@ -59,8 +64,17 @@ def start(name: str, run: Path, window: str, argv: Sequence[str]) -> None:
 
     The session gets this process's environment, and nothing of the server's, where an earlier job's may be.
     """
+    other = owner(name)
+    if other == str(run):  # of an earlier launch of this very job: its agent is gone, a window may have stayed
+        kill(name, run)
+    elif other is not None:
+        raise ClusterError(f"the tmux session {name} belongs to {other}; end that job first, or wait for it")
     words = ["new-session", "-d", "-s", name, "-n", window, "-x", "200", "-y", "50", "-e", f"{OWNER}={run}"]
-    set_up = ["start-server", ";", "set-option", "-g", "update-environment", "*", ";"]
+    # By name: a pattern such as * brings only the first variable that fits it (tmux 3.3). One that is named here but
+    # not in our environment, because an earlier job brought it, is taken out of the session.
+    held = [line.partition("=")[0].lstrip("-") for line in _server().cmd("show-environment", "-g").stdout]
+    variables = " ".join(sorted({*os.environ, *held}))
+    set_up = ["start-server", ";", "set-option", "-g", "update-environment", variables, ";"]
     done = _server().cmd(*set_up, *words, "-c", os.getcwd(), shlex.join(argv))  # noqa: PTH109
     if done.stderr:
         raise ClusterError(f"tmux -L {SOCKET}: {' '.join(done.stderr)}")
@@ -68,9 +82,6 @@ def start(name: str, run: Path, window: str, argv: Sequence[str]) -> None:
     if session is None:
         return  # its command ended at once; whoever waits for it will see that
     session.cmd("set-option", "remain-on-exit", "off")
-    for variable in (line.partition("=")[0] for line in _server().cmd("show-environment", "-g").stdout):
-        if not variable.startswith("-") and variable not in os.environ:
-            session.remove_environment(variable)
 
 
 def add(name: str, window: str, argv: Sequence[str], show: bool = False) -> None:

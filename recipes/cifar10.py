@@ -9,7 +9,7 @@ from train.recipe import Data, Model, Optim, Phase, Recipe
 recipe = Recipe(
     name="cifar10",
     data=Data(name="cifar10", root="data/cifar10", train=50_000, val=10_000),
-    model=Model(name="resnet10_cifar"),
+    model=Model(name="resnet10_cifar", zero_gamma=False),
     optim=Optim(momentum=0.9, weight_decay=5e-4, bias_decay=False, label_smoothing=0.1),
     machines=1,
     gpus=1,

@@ -14,6 +14,10 @@ from .recipe import Recipe
 from .recipe_file import RecipeError, load, select
 from .report import Expected, Report
 
+# Read by libgomp when torch is loaded. By default its threads spin at every barrier, and where another process wants
+# the same processors they spin while the one they wait for cannot run: 4 to 10 times slower steps (LOG.md).
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code: 0 done, 1 failed, 3 saved and ended because it was asked to."""
@@ -34,12 +38,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         recipe = replace(recipe, seed=options.seed)
     if "RANK" in os.environ:
         return be_one(options, recipe)
-    import torch
-
-    procs = options.procs or torch.cuda.device_count() or 1
+    procs = options.procs or _gpus() or 1
     if procs == 1:
         return be_one(options, recipe)
     return be_parent([sys.executable, "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
+
+
+def _gpus() -> int:
+    import torch  # seconds, which a parent that is told --procs need not wait for
+
+    return torch.cuda.device_count()
 
 
 def be_parent(argv: list[str], procs: int) -> int:

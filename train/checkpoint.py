@@ -29,13 +29,16 @@ def to_cpu(value: Any) -> Any:
 
 
 def write(folder: Path, step: int, state: dict[str, Any]) -> None:
-    """Write one checkpoint, also over one of the same step, and keep the newest two. Raises `OSError`."""
+    """Write one checkpoint, also over one of the same step; keep it and the one before. Raises `OSError`."""
     buffer = io.BytesIO()
     torch.save(state, buffer)
     # Not `publish`: an epoch's end is saved before and after its validation, and a damaged file must not stay for ever.
-    files.replace(folder / f"step-{step:08d}.pt", files.seal(buffer.getvalue()))
-    for old in sorted(folder.glob(PATTERN))[:-KEEP]:
-        old.unlink(missing_ok=True)
+    path = folder / f"step-{step:08d}.pt"
+    files.replace(path, files.seal(buffer.getvalue()))
+    found = sorted(folder.glob(PATTERN))
+    earlier = [one for one in found if one < path]
+    for one in {*found} - {path, *earlier[-(KEEP - 1) :]}:  # a later step is damaged, or of a run that was given up
+        one.unlink(missing_ok=True)
 
 
 def load(path: Path) -> dict[str, Any]:

@@ -45,6 +45,22 @@ def positive(text: str) -> int:
     return value
 
 
+def natural(text: str) -> int:
+    """A whole number, 0 or more."""
+    value = int(text)
+    if value < 0:
+        raise ValueError
+    return value
+
+
+def seconds(text: str) -> float:
+    """A number of seconds, 0 or more."""
+    value = float(text)
+    if not value >= 0:
+        raise ValueError
+    return value
+
+
 def parse(argv: Sequence[str] | None = None) -> Options:
     """Read the command line; ends the program with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(
@@ -126,7 +142,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     add(
         "--save-seconds",
-        type=float,
+        type=seconds,
         default=60.0,
         metavar="S",
         help="a checkpoint so often, and after each epoch",
@@ -138,9 +154,9 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     add(
         "--workers",
-        type=int,
+        type=natural,
         metavar="N",
         help="loader processes for each trainer (default: by the processors)",
     )
-    add("--seed", type=int, metavar="N", help="another seed than the recipe's")
+    add("--seed", type=natural, metavar="N", help="another seed than the recipe's")
     return Options(**vars(parser.parse_args(argv)))

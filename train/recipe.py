@@ -93,6 +93,10 @@ class Phase:
         if self.shape.endswith("_warmup") and not isinstance(self.lr, int | float):
             raise ValueError(f"{where}, lr: {self.shape} takes one number, the rate it leads to")
         _number(where, "min_scale", self.min_scale, 0.0, 1.0)
+        if self.min_scale == 0:
+            raise ValueError(
+                f"{where}, min_scale: must be above 0: it is the smallest part of the image that a crop takes"
+            )
         if self.copy is not None:
             _whole(where, "copy", self.copy, 32)
         _flag(where, "rect_val", self.rect_val)
@@ -167,6 +171,8 @@ SAMPLE = Data(name="sample", root="data/sample", train=4_000, val=1_000)
 
 def check_rows(where: str, phases: Sequence[Phase]) -> None:
     """Raise `ValueError` unless the rows start at epoch 0 and follow each other without gap or overlap."""
+    if not isinstance(phases, Sequence):
+        raise ValueError(f"{where}, phases: must be a list of Phase, not {phases!r}")
     if not phases:
         raise ValueError(f"{where}, phases: there are none")
     end = 0
@@ -207,14 +213,18 @@ class Recipe:
                 raise ValueError(f"{where}, {name}: must be a {kind.__name__}, not {getattr(self, name)!r}")
         for name, least in (("machines", 1), ("gpus", 1), ("seed", 0)):
             _whole(where, name, getattr(self, name), least)
+        if not isinstance(self.tables, Mapping):
+            raise ValueError(f"{where}, tables: must be phases by number of machines, not {self.tables!r}")
+        for machines, rows in self.tables.items():
+            _whole(where, "tables, machines", machines, 1)
+            check_rows(f"{where}, table for {machines} machines", rows)
         tables = {machines: tuple(rows) for machines, rows in self.tables.items()}
         if tables and self.machines not in tables:
             raise ValueError(f"{where}, machines: no table for {self.machines}; there are {sorted(tables)}")
-        for machines, rows in tables.items():
-            check_rows(f"{where}, table for {machines} machines", rows)
+        phases = tables[self.machines] if tables else self.phases
+        check_rows(where, phases)
         object.__setattr__(self, "tables", tables)
-        object.__setattr__(self, "phases", tuple(tables[self.machines] if tables else self.phases))
-        check_rows(where, self.phases)
+        object.__setattr__(self, "phases", tuple(phases))
 
     @property
     def nominal_gpus(self) -> int:
@@ -246,15 +256,16 @@ class Recipe:
     def from_json(cls, value: Mapping[str, Any]) -> Self:
         """Return the recipe that `to_json` described. Raises `ValueError` where it is not one."""
         known = {one.name for one in fields(cls)}
-        if not {"name", "data", "model", "phases"} <= value.keys() or not value.keys() <= known:
-            raise ValueError("not a recipe's JSON: its keys must be " + ", ".join(sorted(known)))
-        return cls(
-            **{
-                **value,
+        try:
+            if not {"name", "data", "model", "phases"} <= value.keys() <= known:
+                raise ValueError("its keys must be " + ", ".join(sorted(known)))
+            parts = {
                 "data": Data(**value["data"]),
                 "model": Model(**value["model"]),
-                "optim": Optim(**value["optim"]),
+                "optim": Optim(**value.get("optim", {})),
                 "phases": tuple(Phase(**row) for row in value["phases"]),
                 "tables": {},
             }
-        )
+            return cls(**{**value, **parts})
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"not a recipe's JSON: {error}") from error

@@ -34,15 +34,14 @@ def load(name: str) -> list[Recipe]:
 def _from_json(path: Path) -> Recipe:
     try:
         return Recipe.from_json(json.loads(path.read_text()))
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise RecipeError(f"{path}: {error}") from error
+    except (OSError, ValueError) as error:
+        raise RecipeError(f"{path}: {_words(error)}") from error
 
 
 def _find(name: str) -> Path:
     """The file behind `recipes/x.py`, `recipes/x` or `recipes.x`."""
     path = Path(name)
-    tries = [path, path.with_name(path.name + ".py"), Path(*name.split(".")).with_suffix(".py")]
-    for one in tries:
+    for one in (path, Path(f"{name}.py"), Path(f"{name.replace('.', '/')}.py")):
         if one.is_file():
             return one.resolve()
     if path.is_dir():
@@ -58,7 +57,7 @@ def _import(path: Path) -> ModuleType:
     dotted = ".".join(parts)
     if path.suffix != ".py":
         raise RecipeError(f"{path.name}: is not a Python file; a recipe's name ends in .py")
-    added = str(root) not in sys.path
+    added, before = str(root) not in sys.path, sys.modules.get(dotted)
     if added:
         sys.path.insert(0, str(root))
     try:
@@ -67,16 +66,22 @@ def _import(path: Path) -> ModuleType:
         spec = importlib.util.spec_from_file_location(dotted, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
+        sys.modules[dotted] = module  # while it runs: dataclasses look their module up
         spec.loader.exec_module(module)
         return module
-    except (
-        Exception,
-        SystemExit,
-    ) as error:  # whatever a user's file may raise becomes one line
-        raise RecipeError(f"{path.name}{_line(path, error)}: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:  # whatever a user's file may raise becomes one line
+        raise RecipeError(f"{path.name}{_line(path, error)}: {type(error).__name__}: {_words(error)}") from error
     finally:
+        sys.modules.pop(dotted, None)
+        if before is not None:
+            sys.modules[dotted] = before
         if added:
             sys.path.remove(str(root))
+
+
+def _words(error: BaseException) -> str:
+    """An error's text in one line."""
+    return " ".join(str(error).split())
 
 
 def _line(path: Path, error: BaseException) -> str:
@@ -96,8 +101,8 @@ def _collect(name: str, module: ModuleType) -> list[Recipe]:
             raise RecipeError(f"{name}: has no `recipe`; define recipe = Recipe(...) or recipes()")
     except RecipeError:
         raise
-    except Exception as error:
-        raise RecipeError(f"{name}: recipes() failed: {type(error).__name__}: {error}") from error
+    except (Exception, SystemExit) as error:
+        raise RecipeError(f"{name}: recipes() failed: {type(error).__name__}: {_words(error)}") from error
     if not found or not all(isinstance(one, Recipe) for one in found):
         raise RecipeError(f"{name}: `recipe` must be a Recipe, and recipes() must yield at least one")
     return found

@@ -18,8 +18,11 @@ class Backend(Protocol):
 
     DESCRIPTION: str
 
-    def check(self, spec: Spec) -> None:
+    def check(self, spec: Spec, runs: Path) -> None:
         """Raise `ClusterError` when this job cannot start here: a program, a folder or room on the disk is missing."""
+
+    def taken(self) -> set[str]:
+        """Return the job names that are in use here, also those of other folders: a new job takes none of them."""
 
     def launch(self, spec: Spec, folders: Folders) -> None:
         """Start the job's agent, and whatever it needs; an agent that is at work already is left alone."""

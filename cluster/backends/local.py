@@ -19,21 +19,26 @@ CHECKPOINT_MB = {
 LOGS_MB = 50
 
 
-def check(spec: Spec) -> None:
-    """Raise `ClusterError` when tmux, the data or room for the run are missing."""
+def check(spec: Spec, runs: Path) -> None:
+    """Raise `ClusterError` when tmux, the data or room on the disk of the run folders are missing."""
     tmux.require()
     if not spec.draw:
         try:
             check_layout(Path(spec.data))
         except DataError as error:
             raise ClusterError(str(error)) from error
-    here = Path.cwd()
+    here = next(one for one in [runs, *runs.parents] if one.is_dir())
     free = shutil.disk_usage(here).free / 1e6
     wanted = 3 * CHECKPOINT_MB[spec.recipe.model.name] + LOGS_MB
     if free < wanted:
         raise ClusterError(
             f"{here}: the disk has {free:.0f} MB free; the run wants {wanted} MB for checkpoints and logs"
         )
+
+
+def taken() -> set[str]:
+    """Return the names of all sessions on the socket."""
+    return tmux.names()
 
 
 def launch(spec: Spec, folders: Folders) -> None:

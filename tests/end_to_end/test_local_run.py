@@ -141,8 +141,7 @@ def test_a_dead_loader_worker_ends_the_job_with_a_reason(place: Any) -> None:
 def test_a_dead_tmux_server_leaves_no_trainer_and_a_state_that_is_told(place: Any) -> None:
     job = place.launch(4000, "--procs", "2")
     place.wait_for_step(job, 4)
-    (server,) = place.pids("tmux")
-    os.kill(server, signal.SIGKILL)
+    os.kill(place.parent(place.agent()), signal.SIGKILL)
     place.wait_for(lambda: not place.pids("-m train "), 40)
     shown = json.loads(place.cli("ls", "-o", "json").out)[0]
     assert shown["state"] in ("stopped", "failed") and shown["reason"]
@@ -207,21 +206,25 @@ def test_environment_of_the_launch_reaches_the_trainers_and_that_of_an_earlier_j
         assert place.cli("stop", name).code == 0
 
 
-def test_a_job_of_the_same_name_in_another_folder_is_left_alone(place: Any) -> None:
+def test_jobs_of_two_folders_never_share_a_name_and_leave_each_other_alone(place: Any) -> None:
     job = place.launch(4000)
     other = place.path / "elsewhere"
     other.mkdir()
     ran = place.cli("launch", "--local", "-d", place.recipe(4000), cwd=other)
-    assert len(place.trainers()) <= 2 and job.alive
-    if ran.code:  # one clear line, and nothing of it at work
-        assert ran.err.startswith("error: ") and ran.err.count("\n") == 1
-    shown = place.cli("status", cwd=other, timeout=30)
-    assert shown.code == 0
-    stopped = place.cli("stop", "job-1", cwd=other)
-    assert stopped.code in (0, 1)
-    assert job.alive and not job.ended, "the other folder's stop ended ours"
+    assert ran.code == 0 and "job-2 launched" in ran.out
+    assert place.cli("stop", "job-1", cwd=other).code == 102 and job.alive
     assert place.cli("stop", "job-1").code == 0
-    assert json.loads(place.cli("ls", "-o", "json", cwd=other).out)[0]["state"] in ("failed", "stopped")
+    assert [one["state"] for one in json.loads(place.cli("ls", "-o", "json", cwd=other).out)] == ["running"]
+    third = place.path / "third"
+    third.mkdir()
+    ran = place.cli("launch", "--local", "-d", place.recipe(4000), cwd=third)
+    assert ran.code == 0 and "job-1 launched" in ran.out  # the name is free now; ours must not take it back
+    again = place.cli("resume", "job-1")
+    assert again.code == 1 and again.err.startswith("error: ") and str(third) in again.err, again
+    assert [one["state"] for one in json.loads(place.cli("ls", "-o", "json", cwd=third).out)] == ["running"]
+    assert place.cli("stop", "job-1", cwd=third).code == 0
+    assert place.cli("stop", "job-2", cwd=other).code == 0
+    assert place.cli("resume", "-d", "job-1").code == 0 and place.cli("stop", "job-1").code == 0
 
 
 def test_a_launch_that_was_killed_before_its_session_began_shows_as_failed_and_can_be_resumed(place: Any) -> None:

@@ -19,7 +19,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import replace
+from ..files import replace, seal, unseal
 from .decode import BadImage, decode
 from .threads import in_threads
 
@@ -163,10 +163,7 @@ def _build(folder: Path, files: list[str], progress: Progress | None) -> dict[st
 
 def _read(cache: Path, signature: str) -> dict[str, Any] | None:
     """The stored arrays, None when there are none, they are stale or the file is damaged."""
-    with (
-        suppress(OSError, ValueError, KeyError, EOFError),
-        np.load(cache, allow_pickle=False) as stored,
-    ):
+    with suppress(OSError, ValueError, KeyError), np.load(BytesIO(unseal(cache)), allow_pickle=False) as stored:
         if str(stored["signature"]) == signature:
             return {name: stored[name] for name in ("paths", "widths", "heights", "bad")}
     return None
@@ -175,7 +172,7 @@ def _read(cache: Path, signature: str) -> dict[str, Any] | None:
 def _write(cache: Path, signature: str, arrays: dict[str, Any]) -> None:
     buffer = BytesIO()
     np.savez_compressed(buffer, signature=np.array(signature), **arrays)
-    replace(cache, buffer.getvalue())
+    replace(cache, seal(buffer.getvalue()))
 
 
 def _index(folder: Path, classes: Sequence[str], stored: dict[str, Any], skip_bad: bool) -> Index:

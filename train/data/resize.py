@@ -54,6 +54,9 @@ def resize_set(
     check_layout(source)
     if not sizes or min(sizes) < 32:
         raise DataError(f"sizes: must be 32 pixels or more, not {', '.join(map(str, sizes)) or 'none'}")
+    inside = [split for split in SPLITS if target.resolve().is_relative_to((source / split).resolve())]
+    if inside:
+        raise DataError(f"{target}: lies in {source / inside[0]}, among the images; give a folder beside {source}")
     files = [path for split in SPLITS for name in class_names(source, split) for path in _files(source / split / name)]
     if not files:
         raise DataError(f"{source}: has no images; the layout is train/<class>/*.JPEG")
