@@ -24,7 +24,7 @@ format: .venv/.installed-dev
 	$(BIN)/ruff format .
 
 benchmarks: .venv/.installed-dev
-	$(BIN)/python -m benchmarks
+	$(BIN)/python benchmarks/run.py
 
 .venv/.installed: pyproject.toml tools.sh
 	PYTHON=$(PYTHON) sh tools.sh

@@ -140,6 +140,14 @@ def _follow(job: "Job") -> int:
         return INTERRUPTED
 
 
+def _refresh(job: "Job") -> None:
+    """Bring a job up to date as far as that can be; what is known is shown in any case."""
+    try:
+        job.refresh()
+    except ClusterError as error:
+        click.echo(f"warning: {error}", err=True)
+
+
 @cli.command()
 @output
 def ls(output: str) -> None:
@@ -149,7 +157,7 @@ def ls(output: str) -> None:
     found = []
     for job in jobs.all_jobs():
         try:
-            job.refresh()
+            _refresh(job)
             found.append(job.status())
         except ClusterError as error:
             click.echo(f"warning: {error}", err=True)
@@ -184,7 +192,7 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
     from . import jobs, view
 
     found = jobs.find(job)
-    found.refresh()
+    _refresh(found)
     said = found.status()
     if output == "json":
         print_json({**said, "result": found.result})

@@ -67,12 +67,25 @@ class Job:
 
     def status(self) -> dict[str, Any]:
         """Return what is known now: state, reason, attempt, step and steps, epoch, accuracies, speed."""
-        return settle.status(self.folders, self.spec, self.result)
+        known = settle.status(self.folders, self.spec, self.result)
+        if self.said and not self.ended and not self.alive and not settle.agent_status(self.folders).get("ended"):
+            known |= {"state": "failed", "reason": settle.silence(self.folders)}  # which could not be settled yet
+        return known
 
     def refresh(self) -> None:
-        """Bring files home and, when the job has ended or its agent is gone, write the result."""
-        if self.ended:
-            return
+        """Bring files home and, when the job has ended or its agent is gone, write the result.
+
+        Raises `ClusterError` when that cannot be written here: the disk is full, the folder is read-only.
+        """
+        try:
+            if not self.ended:
+                self._refresh()
+        except OSError as error:
+            raise ClusterError(
+                f"{self.run}: {error.strerror or error}; what the job writes cannot come here until that is mended"
+            ) from error
+
+    def _refresh(self) -> None:
         alive = self.alive  # asked first: what a dead agent wrote is complete
         events.bring_home(self.backend.machines(self.spec)[0], str(self.folders.shared), self.run)
         if not alive and time.time() - self.launched > (0 if self.said else BOOT_SECONDS):

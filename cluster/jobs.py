@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ def runs() -> Path:
 
 def all_jobs() -> list[Job]:
     """Return the jobs of this folder, oldest first."""
-    found = [path for path in runs().glob("job-*") if path.name[4:].isdigit() and path.is_dir()]
+    found = [path for path in runs().glob("job-*") if re.fullmatch("job-[1-9][0-9]*", path.name) and path.is_dir()]
     return [Job(path) for path in sorted(found, key=lambda path: int(path.name[4:]))]
 
 

@@ -1,13 +1,16 @@
 """One machine: run a command, move bytes, read a file from an offset. Here: this computer."""
 
+import contextlib
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from subprocess import PIPE
 
 from train.files import replace
 
@@ -53,15 +56,21 @@ class Machine:
         """Run a command to its end. Raises `CommandFailed` when it fails and `check`, or at `timeout` seconds."""
         start = time.monotonic()
         try:
-            done = subprocess.run(
-                argv, capture_output=True, timeout=timeout, input=input, env={**os.environ, **(env or {})}
-            )
-            code, out, err = done.returncode, done.stdout, done.stderr
-        except subprocess.TimeoutExpired as late:
-            code, out, err = -9, late.stdout or b"", (late.stderr or b"") + f"not over in {timeout} s".encode()
-            check = True
-        except FileNotFoundError as error:
-            code, out, err = 127, b"", str(error).encode()
+            with subprocess.Popen(
+                argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env={**os.environ, **(env or {})}, start_new_session=True
+            ) as process:
+                try:
+                    out, err = process.communicate(input, timeout)
+                except BaseException as error:  # late, or Ctrl-C: with everything that it started
+                    with contextlib.suppress(ProcessLookupError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    if not isinstance(error, subprocess.TimeoutExpired):
+                        raise
+                    out, err = process.communicate()
+                    err, check = err + f"not over in {timeout} s".encode(), True
+            code = process.returncode
+        except OSError as error:  # not there, or nothing that can be run: the shell's two codes
+            code, out, err = 127 if isinstance(error, FileNotFoundError) else 126, b"", str(error).encode()
         result = Result(tuple(argv), code, out, err, time.monotonic() - start)
         if check and code:
             raise CommandFailed(result, self.name)
@@ -93,12 +102,10 @@ class Machine:
     def files(self, folder: str) -> dict[str, int]:
         """Return the files below a folder by relative path, with their sizes, but for hidden ones."""
         found = {}
-        for path in Path(folder).rglob("*"):
-            try:
-                if path.is_file() and not path.name.startswith("."):
+        for here, _, names in os.walk(folder):  # passes over folders that vanish
+            for path in (Path(here, name) for name in names if not name.startswith(".")):
+                with contextlib.suppress(FileNotFoundError):  # renamed or removed under our eyes
                     found[str(path.relative_to(folder))] = path.stat().st_size
-            except FileNotFoundError:
-                continue  # renamed or removed under our eyes
         return found
 
 

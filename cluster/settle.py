@@ -96,7 +96,7 @@ def settle(folders: Folders, spec: Spec, backend: Backend, launched: float) -> N
     if trained:
         state, reason = "done", ""
     elif not said.get("ended"):
-        state, reason = "failed", _silence(folders, bool(said))
+        state, reason = "failed", silence(folders, bool(said))
     newest = attempts.newest(folders.shared)
     epochs = trained["epochs"] if trained else lines(folders.run, "epoch")
     seconds = seconds_by_part(folders.run)
@@ -123,8 +123,8 @@ def settle(folders: Folders, spec: Spec, backend: Backend, launched: float) -> N
     replace(folders.result, as_json({**result, "state": state}))
 
 
-def _silence(folders: Folders, spoke: bool) -> str:
-    """Why an agent may be gone without a last word."""
+def silence(folders: Folders, spoke: bool = True) -> str:
+    """Return why an agent may be gone without a last word."""
     if shutil.disk_usage(folders.run).free < 1e6:
         return f"no space left on the disk of {folders.run}; free some, then imgnet-cluster resume {folders.run.name}"
     if not spoke:

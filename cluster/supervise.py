@@ -22,7 +22,7 @@ def main() -> int:
     while True:
         try:
             job.refresh()
-        except (OSError, ClusterError) as error:
+        except ClusterError as error:
             print(f"{job.name}: {error}", file=sys.stderr)
             if not job.alive:
                 return 1

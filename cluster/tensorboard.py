@@ -49,7 +49,7 @@ def serve(job: Job, port: int) -> int:
         _wait_until_up(server.pid, port, log)
         print(f"http://{HOST}:{port}/  {job.name}, until Ctrl-C", flush=True)
         while server.poll() is None:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(ClusterError):
                 job.refresh()
             time.sleep(1)
         return int(server.returncode)

@@ -34,7 +34,7 @@ def console(error: bool = False) -> "Console":
     from rich.console import Console
 
     stream = sys.stderr if error else sys.stdout
-    return Console(stderr=error, highlight=False, soft_wrap=True, width=None if stream.isatty() else 200)
+    return Console(stderr=error, highlight=False, markup=False, soft_wrap=True, width=None if stream.isatty() else 200)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
@@ -130,7 +130,7 @@ def follow(job: Job) -> int:
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[right]}"), console=out, transient=True,
         disable=not out.is_terminal,
     )  # fmt: skip
-    shown, doing = 0, ""
+    shown, doing, begun = 0, "", (0.0, 0)
     with bar:
         task = bar.add_task(job.name, total=None, right="")
         while True:
@@ -146,13 +146,11 @@ def follow(job: Job) -> int:
                     out.print("".join(f"{name:>10}" for name in EPOCH_COLUMNS))
                 out.print("".join(f"{cell:>10}" for cell in epoch_cells(row)))
                 shown += 1
-            bar.update(
-                task,
-                description=f"{job.name} {doing}",
-                completed=status["step"] or 0,
-                total=status["steps"],
-                right=_right(status),
-            )
+            step = status["step"] or 0
+            if doing not in ("training", "validating"):
+                begun = time.monotonic(), step
+            right = _right(status, *begun)
+            bar.update(task, description=f"{job.name} {doing}", completed=step, total=status["steps"], right=right)
             if ended:
                 break
             time.sleep(0.3)
@@ -160,12 +158,14 @@ def follow(job: Job) -> int:
     return EXIT[job.state]
 
 
-def _right(status: Mapping[str, Any]) -> str:
-    """What stands beside the bar: steps, speed, time left."""
+def _right(status: Mapping[str, Any], since: float, first: int) -> str:
+    """What stands beside the bar: steps, speed, and the time left if all steps were like those since `first`."""
     if not status["steps"] or not status["images_per_second"]:
         return str(status["progress"])
     steps, epochs = f"{status['step']}/{status['steps']}", f"{status['epoch']}/{status['epochs']}"
-    return f"step {steps}  epoch {epochs}  {status['images_per_second']:.0f} img/s"
+    done, missing = status["step"] - first, status["steps"] - status["step"]
+    left = f"  {span((time.monotonic() - since) * missing / done)} left" if done > 0 else ""
+    return f"step {steps}  epoch {epochs}  {status['images_per_second']:.0f} img/s{left}"
 
 
 def show_end(job: Job) -> None:

@@ -14,9 +14,9 @@ recipe = Recipe(
     machines=1,
     gpus=1,
     phases=[
-        Phase(epochs=(0, 2), size=32, batch=64, lr=(0.02, 0.2), min_scale=0.5),
-        Phase(epochs=(2, 6), size=32, batch=128, lr=(0.2, 0.05), min_scale=0.5),
-        Phase(epochs=(6, 8), size=32, batch=128, lr=(0.05, 0.0), min_scale=0.5),
+        Phase(epochs=(0, 2),  size=32, batch=64,  lr=(0.02, 0.2), min_scale=0.75),
+        Phase(epochs=(2, 7),  size=32, batch=128, lr=(0.2, 0.08), min_scale=0.75),
+        Phase(epochs=(7, 10), size=32, batch=128, lr=(0.08, 0.0), min_scale=0.75),
     ],
 )
 # fmt: on

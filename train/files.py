@@ -1,9 +1,11 @@
 """Files that are whole or not there: replace, publish once, seal with a checksum. Imports no torch."""
 
 import contextlib
+import fcntl
 import hashlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -44,6 +46,14 @@ def publish(path: Path, content: bytes) -> bool:
         temp.unlink(missing_ok=True)
     _sync_folder(path.parent)
     return True
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Hold a lock file, waiting for whoever has it. The kernel takes the lock back from the dead."""
+    with path.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
 
 
 def _sync_folder(folder: Path) -> None:

@@ -5,7 +5,6 @@ is named before the training and not in the middle of it. The index is arrays of
 when a file's name, size or time of change differs. Names that begin with a dot are not looked at.
 """
 
-import fcntl
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +18,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import replace, seal, unseal
+from ..files import locked, replace, seal, unseal
 from .decode import BadImage, decode
 from .threads import in_threads
 
@@ -118,8 +117,7 @@ def _one_at_a_time(root: Path, split: str) -> Iterator[Path]:
         home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "imgnet-cluster"
         home.mkdir(parents=True, exist_ok=True)
         cache = home / f"{hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]}.{split}.index.npz"
-    with cache.with_suffix(".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(cache.with_suffix(".lock")):
         yield cache
 
 

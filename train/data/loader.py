@@ -55,13 +55,20 @@ class Batch:
         return Batch(self.images.pin_memory(), self.labels, self.work)
 
 
-class Images(Dataset[Batch]):
+class Images(Dataset[Batch | DataError]):
     """All images of a run by (split, copy). Asked with a Work, it answers with a whole Batch."""
 
     def __init__(self, indexes: Mapping[Key, Index], seed: int) -> None:
         self.indexes, self.seed = indexes, seed
 
-    def __getitem__(self, work: Work) -> Batch:
+    def __getitem__(self, work: Work) -> Batch | DataError:
+        """Return the batch, or what is wrong with a file: raised in a worker it would come wrapped in a traceback."""
+        try:
+            return self.make(work)
+        except DataError as error:
+            return error
+
+    def make(self, work: Work) -> Batch:
         """Decode, crop and resize. Raises `DataError` when a file cannot be decoded any more."""
         index = self.indexes[work.split, work.copy]
         out = torch.empty((len(work.ids), *work.shape, 3), dtype=torch.uint8)
@@ -118,9 +125,10 @@ AHEAD_BYTES = 128e6  # of batches that each worker may have ready
 
 
 def stream(images: Images, works: Iterable[Work], workers: int, device: torch.device, largest: int) -> Iterator[Batch]:
-    """Yield a Batch for each Work, in order, made ahead by `workers` processes (0: here, when asked for).
+    """Start the workers (0: none) and return what they make ahead: a Batch for each Work, in order.
 
-    `largest` is the number of bytes of the run's largest batch: small ones are made further ahead.
+    `largest` is the number of bytes of the run's largest batch: small ones are made further ahead. Raises `DataError`
+    at the batch with a file that cannot be decoded any more.
     """
     ahead = int(min(16, max(2, AHEAD_BYTES // largest)))
     options: dict[str, Any] = {}
@@ -138,7 +146,14 @@ def stream(images: Images, works: Iterable[Work], workers: int, device: torch.de
         pin_memory=device.type == "cuda",
         **options,
     )
-    return iter(loader)
+    return _whole(iter(loader))
+
+
+def _whole(made: Iterator[Batch | DataError]) -> Iterator[Batch]:
+    for one in made:
+        if isinstance(one, DataError):
+            raise one
+        yield one
 
 
 class _Once:

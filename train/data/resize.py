@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from ..files import replace
+from ..files import locked, replace
 from .decode import BadImage, Pixels, decode, encode
 from .index import SPLITS, DataError, check_layout, class_names
 from .threads import in_threads
@@ -60,21 +60,29 @@ def resize_set(
     files = [path for split in SPLITS for name in class_names(source, split) for path in _files(source / split / name)]
     if not files:
         raise DataError(f"{source}: has no images; the layout is train/<class>/*.JPEG")
+    target.mkdir(parents=True, exist_ok=True)
+    with locked(target / ".resize.lock"):  # a second call waits, and then finds everything there
+        return _resize(source, target, sizes, files, skip_bad, workers, progress)
+
+
+def _resize(
+    source: Path,
+    target: Path,
+    sizes: Sequence[int],
+    files: Sequence[Path],
+    skip_bad: bool,
+    workers: int | None,
+    progress: Callable[[int, int], None] | None,
+) -> Resized:
     for folder in {target / str(size) / path.parent.relative_to(source) for size in sizes for path in files}:
         folder.mkdir(parents=True, exist_ok=True)
+        for leftover in folder.glob(".*"):  # of a call that was killed
+            leftover.unlink()
     done = Resized()
 
     def work(path: Path) -> tuple[Path, int, str]:
         try:
-            return (
-                path,
-                _one(
-                    path,
-                    [target / str(size) / path.relative_to(source) for size in sizes],
-                    sizes,
-                ),
-                "",
-            )
+            return path, _one(path, [target / str(size) / path.relative_to(source) for size in sizes], sizes), ""
         except BadImage as error:
             return path, 0, str(error)
 

@@ -19,12 +19,15 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageDraw
+
+from ..files import locked
 
 Floats = npt.NDArray[np.floating]
 Rng = np.random.Generator
@@ -70,7 +73,7 @@ def draw_set(
 
     The layout is root/train/CLASS/CLASS_00000012.JPEG, likewise val; sample.json comes last
     and marks a complete set. A run that was stopped resumes: whole files stay, its parameters
-    wait in .sample.json. Only one run at a time may write to `root`. `workers` is the number
+    wait in .sample.json. A second call at the same time waits for the first. `workers` is the number
     of processes (default: the cores this process may use); `progress` gets (files there,
     files in all) in this process about every 50 images.
 
@@ -82,11 +85,17 @@ def draw_set(
     mark = {"seed": seed, "train": train, "val": val, "version": VERSION}
     if _is_complete(root, mark):
         return 0
+    root.mkdir(parents=True, exist_ok=True)
+    with locked(root / ".sample.lock"):
+        return 0 if _is_complete(root, mark) else _draw(root, mark, workers, progress)
+
+
+def _draw(root: Path, mark: dict[str, int], workers: int | None, progress: Callable[[int, int], None] | None) -> int:
     _prepare(root)
     pending = root / ".sample.json"
     pending.write_text(json.dumps(mark) + "\n", encoding="ascii")
     jobs = [job for job in _jobs(root, mark) if not job[-1].exists()]
-    total, report = train + val, progress or (lambda done, total: None)
+    total, report = mark["train"] + mark["val"], progress or (lambda done, total: None)
     _run(jobs, workers, lambda done: report(total - len(jobs) + done, total))
     pending.replace(root / "sample.json")
     return len(jobs)
@@ -133,6 +142,8 @@ def _run(jobs: list[Job], workers: int | None, report: Callable[[int], object]) 
         for done, _ in enumerate(pool.map(_write, jobs, chunksize=_CHUNK), 1):
             if done % _CHUNK == 0 or done == len(jobs):
                 report(done)
+    except BrokenProcessPool as error:
+        raise ChildProcessError("a drawing process was killed; say it again: what is drawn stays") from error
     finally:  # after an error or Ctrl-C as well: drop what waits, see every worker end
         pool.shutdown(wait=True, cancel_futures=True)
 
