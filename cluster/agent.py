@@ -168,8 +168,9 @@ class Agent:
         return python("train", str(self.folders.recipe), *words)
 
     def judge(self, codes: list[int | None]) -> None:
-        """Raise `Ended` for trainers that ended: done needs the result, not only exit code 0."""
-        if all(code == 0 for code in codes) and (self.shared / "result.json").exists():
+        """Raise `Ended` for trainers that ended. Done is what has a result: exit code 0 is not enough, nor needed."""
+        if (self.shared / "result.json").exists():
+            self.wait_for_children(10)
             raise Ended("done")
         if any(code == SAVED for code in codes) and self.stopping:
             self.wait_for_children(10)

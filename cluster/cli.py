@@ -141,7 +141,8 @@ def _follow(job: "Job") -> int:
 
 
 def _refresh(job: "Job") -> None:
-    """Bring a job up to date as far as that can be; what is known is shown in any case."""
+    """Bring a job up to date as far as that can be; what is known is shown in any case. Raises `ClusterError`."""
+    _ = job.spec  # a damaged one is an error, and not a warning as well
     try:
         job.refresh()
     except ClusterError as error:

@@ -152,7 +152,10 @@ def stream(images: Images, works: Iterable[Work], workers: int, device: torch.de
 def _whole(made: Iterator[Batch | DataError]) -> Iterator[Batch]:
     for one in made:
         if isinstance(one, DataError):
-            raise one
+            try:
+                raise one
+            finally:
+                del one  # which holds this frame, and with it the workers
         yield one
 
 

@@ -1,0 +1,56 @@
+"""Every backend has the functions of the protocol, whatever it does with them."""
+
+import inspect
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster import backends
+from cluster.errors import BadInput
+
+Fixture = Any
+VERBS = [name for name, one in vars(backends.Backend).items() if inspect.isfunction(one) and not name.startswith("_")]
+every = pytest.mark.parametrize("name", backends.names())
+
+
+def test_there_is_this_computer() -> None:
+    assert "local" in backends.names() and {"check", "launch", "machines", "alive", "terminate"} <= set(VERBS)
+
+
+@every
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_backend_has_the_verbs_of_the_protocol_with_the_same_parameters(name: str, verb: str) -> None:
+    wanted = list(inspect.signature(getattr(backends.Backend, verb)).parameters.values())[1:]
+    found = list(inspect.signature(getattr(backends.get(name), verb)).parameters.values())
+    assert [(one.name, one.kind) for one in found] == [(one.name, one.kind) for one in wanted]
+
+
+@every
+def test_a_backend_says_in_a_line_what_it_is(name: str) -> None:
+    said = backends.get(name).DESCRIPTION
+    assert said and "\n" not in said and backends.get(name).__doc__
+
+
+@pytest.mark.parametrize("name", ["cloud", "", "__init__", "local.py", "../local", "Local"])
+def test_an_unknown_backend_is_refused_and_the_known_are_named(name: str) -> None:
+    with pytest.raises(BadInput, match=r"there is no backend .*; there are .*local"):
+        backends.get(name)
+
+
+@every
+def test_of_a_job_that_never_began_nothing_lives_and_nothing_is_ended(hand_made: Fixture, name: str) -> None:
+    run, backend = hand_made(backend=name), backends.get(name)
+    assert not backend.alive(run.folders)
+    backend.terminate(run.spec, run.folders)
+    shutil.rmtree(run.folders.run)
+    assert not backend.alive(run.folders)
+    backend.terminate(run.spec, run.folders)
+    assert backend.dollars(run.spec, 3600.0) >= 0
+
+
+def test_this_computer_is_one_machine_that_costs_nothing(hand_made: Fixture) -> None:
+    (machine,) = backends.get("local").machines(hand_made().spec)
+    assert machine.run(["pwd"]).out.decode().strip() == str(Path.cwd())
+    assert backends.get("local").dollars(hand_made("job-2").spec, 1e6) == 0.0

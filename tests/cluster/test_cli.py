@@ -1,0 +1,262 @@
+"""The manners of the command line, by the installed command: bad input is one line, an exit code, and nothing else."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Fixture = Any
+HEAD = "from train.recipe import Data, Model, Phase, Recipe\n"
+
+
+def row(start: int = 0, end: int = 1, size: int = 32, lr: str = "0.1") -> str:
+    """The text of one phase."""
+    return f"Phase(epochs=({start}, {end}), size={size}, batch=8, lr={lr})"
+
+
+def recipe(name: str, *rows: str, root: str = "/nowhere") -> str:
+    """The text of one recipe."""
+    return (
+        f"Recipe(name={name!r}, data=Data(name='d', root={root!r}, train=60, val=20), "
+        f"model=Model(name='resnet10_tiny'), gpus=1, phases=[{', '.join(rows or [row()])}])"
+    )
+
+
+def tree(folder: Path) -> set[str]:
+    """All that is in a folder, but for what Python and tmux leave."""
+    found = (str(path.relative_to(folder)) for path in folder.rglob("*"))
+    return {one for one in found if "__pycache__" not in one and not one.startswith("home")}
+
+
+def is_refused(ran: Any, code: int, *words: str) -> None:
+    """One line on stderr, with these words in it, and the exit code."""
+    assert ran.code == code, ran
+    assert ran.err.startswith("error: ") and ran.err.count("\n") == 1, ran.err
+    missing = [word for word in words if word not in ran.err]
+    assert not missing, f"{ran.err!r} lacks {missing}"
+
+
+@pytest.fixture
+def refused(place: Fixture) -> Callable[..., None]:
+    """Check that a command is refused, that it makes no file, and that nothing of it runs."""
+
+    def check(words: list[str], code: int, *said: str, env: dict[str, str] | None = None) -> None:
+        before = tree(place.path)
+        ran = place.cli(*words, env=env)
+        is_refused(ran, code, *said)
+        assert tree(place.path) == before
+        assert not place.pids(), "something runs"
+
+    return check
+
+
+NAN = "float('nan')"
+BAD_RECIPES = {
+    "nowhere.py": (None, "there is no such recipe file"),
+    "imports.py": ("import of_no_such_name", "line 1: ModuleNotFoundError"),
+    "syntax.py": ("x = 1\nrecipe = (", "line 2: SyntaxError"),
+    "raises.py": ("\nrecipe = 1 / 0", "line 2: ZeroDivisionError"),
+    "leaves.py": ("raise SystemExit(0)", "SystemExit"),
+    "without.py": ("", "has no `recipe`"),
+    "number.py": ("recipe = 3", "must be a Recipe"),
+    "none.py": ("def recipes():\n    return []", "at least one"),
+    "twins.py": (f"{HEAD}def recipes():\n    return [{recipe('a')}, {recipe('a')}]", "two recipes named 'a'"),
+    "gap.py": (
+        f"{HEAD}recipe = {recipe('a', row(1, 2))}",
+        "line 2: ValueError: recipe 'a', row 1, epochs: starts at 1",
+    ),
+    "rate.py": (f"{HEAD}recipe = {recipe('a', row(lr=NAN))}", "phase 0-1, lr: must be a finite number"),
+    "size.py": (f"{HEAD}recipe = {recipe('a', row(size=31))}", "phase 0-1, size: must be a whole number"),
+    "recipe.txt": (f"{HEAD}recipe = {recipe('a')}", "ends in .py"),
+    "torn.json": ('{"name": ', "torn.json"),
+    "folder": ("a folder", "is a folder"),
+}
+
+
+@pytest.mark.parametrize("name", BAD_RECIPES)
+def test_a_recipe_that_cannot_be_used_is_named_with_the_place_and_the_reason(
+    place: Fixture, refused: Fixture, name: str
+) -> None:
+    text, said = BAD_RECIPES[name]
+    if text == "a folder":
+        (place.path / name).mkdir()
+    elif text is not None:
+        (place.path / name).write_text(text)
+    refused(["launch", "--local", name], 2, name, said)
+    if name in ("nowhere.py", "twins.py"):
+        refused(["plan", name], 2, name, said)
+
+
+BAD_FOLDERS = {
+    "missing": ((), "there is no such data folder"),
+    "empty": (("",), "has no train/"),
+    "without val": (("train/a",), "has no val/"),
+    "without train": (("val/a",), "has no train/"),
+    "without classes": (("train", "val"), "has no class folders"),
+    "a class more in val": (("train/a", "val/a", "val/b"), "val/b: a class that train/ lacks"),
+}
+
+
+@pytest.mark.parametrize("kind", BAD_FOLDERS)
+def test_a_data_folder_that_cannot_be_used_is_named_before_anything_starts(
+    place: Fixture, refused: Fixture, kind: str
+) -> None:
+    folders, said = BAD_FOLDERS[kind]
+    for folder in folders:
+        (place.path / "images" / folder).mkdir(parents=True)
+    refused(["launch", "--local", "--data", "images", place.recipe()], 1, str(place.path / "images"), said)
+
+
+def test_the_data_folder_of_the_recipe_is_checked_too(place: Fixture, refused: Fixture) -> None:
+    (place.path / "one.py").write_text(f"{HEAD}recipe = {recipe('a', root='/no/such/images')}")
+    refused(["launch", "--local", "one.py"], 1, "/no/such/images: there is no such data folder", "--data")
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["launch"], "RECIPE"),
+        (["launch", "--local", "--procs", "0", "x.py"], "--procs"),
+        (["launch", "--local", "--procs", "many", "x.py"], "--procs"),
+        (["launch", "--local", "--scale", "0", "x.py"], "--scale"),
+        (["launch", "--local", "--scale", "1.5", "x.py"], "--scale"),
+        (["launch", "--local", "--max-steps", "0", "x.py"], "--max-steps"),
+        (["launch", "--local", "--max-hours", "0", "x.py"], "--max-hours"),
+        (["launch", "--local", "--workers=-1", "x.py"], "--workers"),
+        (["launch", "--local", "--save-seconds=-1", "x.py"], "--save-seconds"),
+        (["plan", "--seed=-1", "x.py"], "--seed"),
+        (["plan", "--machines", "0", "x.py"], "--machines"),
+        (["plan", "-o", "yaml", "x.py"], "yaml"),
+        (["plan", "--nothing", "x.py"], "--nothing"),
+        (["tensorboard", "--port", "65536"], "--port"),
+        (["logs", "--rank=-1"], "--rank"),
+        (["stop"], "JOB"),
+        (["resume"], "JOB"),
+        (["data", "sample", "--train", "9", "x"], "--train"),
+        (["train"], "train"),
+    ],
+)
+def test_a_wrong_option_or_word_is_named_in_one_line(refused: Fixture, words: list[str], said: str) -> None:
+    refused(words, 2, said)
+
+
+def test_launch_without_a_backend_says_which_there_are(place: Fixture, refused: Fixture) -> None:
+    refused(["launch", place.recipe()], 2, "--local", "this computer")
+
+
+def test_local_is_one_machine(place: Fixture, refused: Fixture) -> None:
+    refused(["launch", "--local", "--machines", "4", place.recipe()], 2, "one machine", "plan --machines")
+
+
+def test_several_recipes_cannot_be_launched_and_left_alone_on_one_machine(place: Fixture, refused: Fixture) -> None:
+    (place.path / "two.py").write_text(f"{HEAD}def recipes():\n    return [{recipe('a')}, {recipe('b')}]")
+    refused(["launch", "--local", "-d", "two.py"], 2, "two.py", "2 recipes", "--only")
+    refused(["plan", "--only", "c", "two.py"], 2, "'c'", "a, b")
+    shown = json.loads(place.cli("plan", "-o", "json", "two.py").out)
+    assert [one["recipe"] for one in shown] == ["a", "b"]
+    assert json.loads(place.cli("plan", "-o", "json", "--only", "b", "two.py").out)["recipe"] == "b"
+
+
+def test_every_phase_wants_a_step(place: Fixture, refused: Fixture) -> None:
+    (place.path / "rows.py").write_text(f"{HEAD}recipe = {recipe('a', row(0, 1), row(1, 2))}")
+    refused(["plan", "--max-steps", "1", "rows.py"], 2, "1 is too few", "2 phases")
+
+
+@pytest.mark.parametrize("command", ["status", "logs", "attach", "tensorboard", "stop", "resume"])
+@pytest.mark.parametrize("name", ["job-7", None])
+def test_a_job_that_is_not_there_is_exit_code_102(refused: Fixture, command: str, name: str | None) -> None:
+    if name:
+        refused([command, name], 102, "job-7", "there are none")
+    elif command not in ("stop", "resume"):
+        refused([command], 102, "there are none")
+
+
+def test_without_tmux_the_launch_says_how_to_install_it(place: Fixture, refused: Fixture) -> None:
+    refused(["launch", "--local", place.recipe()], 1, "tmux is missing", "install", env={"PATH": str(place.path)})
+
+
+def test_a_full_disk_is_named_before_anything_starts(place: Fixture, refused: Fixture, full_disk: Path) -> None:
+    refused(["launch", "--local", place.recipe()], 1, str(full_disk), env={"IMGNET_RUNS": str(full_disk / "runs")})
+    assert tree(full_disk) == {"filling"}
+
+
+def test_a_place_for_runs_that_cannot_be_made_is_named(place: Fixture, refused: Fixture) -> None:
+    refused(["launch", "--local", place.recipe()], 1, "/dev/null", env={"IMGNET_RUNS": "/dev/null/runs"})
+
+
+@pytest.mark.parametrize("option", ["--dry-run", "--dryrun"])
+def test_a_dry_run_shows_the_plan_and_starts_nothing(place: Fixture, option: str) -> None:
+    path = place.recipe()
+    before = tree(place.path)
+    ran = place.cli("launch", "--local", option, path)
+    assert ran.code == 0 and ran.err == "" and "nothing was started" in ran.out
+    assert "tiny: resnet10_tiny" in ran.out
+    assert tree(place.path) == before and not place.pids()
+
+
+def test_on_a_terminal_a_launch_asks_first(place: Fixture, on_terminal: Fixture) -> None:
+    code, shown = on_terminal("launch", "--local", place.recipe(), typed=b"n\n")
+    assert code == 1 and "launch? [y/N]" in shown and "error: nothing was started" in shown
+    assert not (place.path / "runs").exists() and not place.pids()
+
+
+@pytest.mark.parametrize(
+    "words, code, said",
+    [
+        (["attach", "job-1"], 1, "job-1 is done"),
+        (["stop", "job-1"], 1, "job-1 is done"),
+        (["resume", "1"], 1, "job-1 is done"),
+        (["logs", "--rank", "2"], 1, "job-1 has 2 trainers"),
+        (["status", "job-2"], 102, "there is job-1"),
+        (["status", "job-01"], 102, "job-01"),
+    ],
+)
+def test_of_a_job_that_is_done_nothing_can_be_ended_or_gone_on_with(
+    finished: Fixture, words: list[str], code: int, said: str
+) -> None:
+    is_refused(finished.cli(*words), code, said)
+
+
+# --- data ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "sizes, said", [("big", "'big'"), ("", "--sizes"), ("160,,352", "--sizes"), ("31", "32 or more"), ("-160", "-160")]
+)
+def test_sizes_that_are_none_are_refused(place: Fixture, refused: Fixture, sizes: str, said: str) -> None:
+    refused(["data", "resize", str(place.data), "copies", f"--sizes={sizes}"], 2, said)
+
+
+def test_folders_of_images_that_are_none_are_refused(place: Fixture, refused: Fixture) -> None:
+    (place.path / "file").write_text("")
+    refused(["data", "resize", "nowhere", "copies"], 1, "nowhere: there is no such data folder")
+    refused(["data", "check", "nowhere"], 1, "nowhere: there is no such data folder")
+    refused(["data", "sample", "file"], 1, "file")
+
+
+@pytest.mark.parametrize("target", ["train", "train/copies", "val/disc"])
+def test_copies_do_not_go_where_the_images_are(place: Fixture, refused: Fixture, target: str) -> None:
+    for split in ("train", "val"):
+        (place.path / "set" / split / "disc").mkdir(parents=True)
+        image = next((place.data / split / "disc").iterdir())
+        (place.path / "set" / split / "disc" / image.name).write_bytes(image.read_bytes())
+    refused(["data", "resize", "set", f"set/{target}", "--sizes", "64"], 1, target.split("/")[0])
+
+
+def test_a_sample_is_not_drawn_over_another_one(place: Fixture, refused: Fixture) -> None:
+    few = ["data", "sample", "--train", "10", "--val", "10", "drawn"]
+    assert place.cli(*few).code == 0
+    refused([*few, "--seed", "1"], 1, "drawn")
+    assert "0 drawn now" in place.cli(*few).out
+
+
+def test_the_help_of_the_command_comes_at_once(place: Fixture) -> None:
+    def seconds() -> float:
+        start = time.monotonic()
+        assert place.cli("--help").code == 0
+        return time.monotonic() - start
+
+    assert min(seconds() for _ in range(5)) < 1.0  # 0.1 s here; a machine at its limit takes longer

@@ -1,0 +1,159 @@
+"""What a job's files say: the state while it runs, and for each way to end its result, from hand-made files."""
+
+import os
+import time
+from typing import Any
+
+import pytest
+
+from cluster.errors import ClusterError
+
+Fixture = Any
+NOW = time.time()
+
+TRAINED = (
+    '{"recipe": "tiny", "state": "done", "top1": 50.0, "top5": 90.0, "epochs": [{"top1": 50.0, "top5": 90.0}], '
+    '"images_per_second": 7.5, "goodput": 0.9, "seconds": {"training": 4.0}, "git_commit": "of the trainers"}'
+)
+
+
+def epoch(images: int, top1: float) -> dict[str, Any]:
+    return {"kind": "epoch", "images": images, "top1": top1, "top5": 90.0}
+
+
+def step(images: int) -> dict[str, Any]:
+    return {"kind": "train", "images": images, "train/loss": 1.0 / images}
+
+
+def test_a_job_that_was_trained_to_its_end_has_the_trainers_result_and_its_own(hand_made: Fixture) -> None:
+    run = hand_made(procs=2, git_commit="of the launch")
+    run.says("done", ended=True, attempt=1)
+    run.history(("setup", NOW), ("starting", NOW + 1), ("training", NOW + 4), ("done", NOW + 10))
+    run.shared("result.json", TRAINED)
+    run.shared("attempts/000001.json", '{"number": 1, "members": ["0"], "resume": "", "reason": "", "time": 0}')
+    job = run.job
+    job.refresh()
+    assert job.ended and job.state == "done"
+    result = job.result
+    assert (result["top1"], result["images_per_second"], result["goodput"]) == (50.0, 7.5, 0.9)
+    assert (result["machines"], result["procs"], result["attempts"], result["dollars"]) == (1, 2, 1, 0)
+    assert (result["job"], result["backend"], result["git_commit"]) == ("job-1", "local", "of the launch")
+    assert result["seconds"] == {"training": 6.0, "total": 10.0, "setup": 1.0, "starting": 3.0}
+    assert (run.folders.run / "logs/agent-0.jsonl").exists(), "the logs did not come home"
+
+
+@pytest.mark.parametrize("state, reason", [("failed", "rank 1 was killed"), ("stopped", "stopped by the user")])
+def test_how_the_agent_says_that_it_ended_is_the_result(hand_made: Fixture, state: str, reason: str) -> None:
+    run = hand_made()
+    run.says(state, reason=reason, ended=True)
+    job = run.job
+    job.refresh()
+    assert (job.state, job.result["reason"]) == (state, reason)
+    assert job.result["top1"] is None and job.result["epochs"] == [] and job.result["attempts"] == 0
+
+
+def test_an_agent_that_went_without_a_word_is_a_failure_that_can_be_resumed(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.says("training", step=8)
+    run.metrics(1, epoch(60, 25.0), epoch(120, 30.0))
+    job = run.job
+    job.refresh()
+    assert job.state == "failed" and "was killed" in job.result["reason"]
+    assert "imgnet-cluster resume job-1" in job.result["reason"]
+    assert (job.result["top1"], len(job.result["epochs"])) == (30.0, 2)
+
+
+def test_a_result_of_the_trainers_counts_even_when_the_agent_was_killed_just_then(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.says("training")
+    run.shared("result.json", TRAINED)
+    run.job.refresh()
+    assert (run.job.state, run.job.result["reason"], run.job.result["top1"]) == ("done", "", 50.0)
+
+
+def test_an_agent_that_never_spoke_has_failed_to_start_but_gets_its_time(hand_made: Fixture) -> None:
+    young = hand_made("job-1", created=time.time())
+    young.job.refresh()
+    assert not young.job.ended and young.job.state == "booting"
+    old = hand_made("job-2")
+    old.job.refresh()
+    assert old.job.state == "failed" and "did not start" in old.job.result["reason"]
+
+
+def test_a_resume_that_did_not_start_is_not_told_as_the_end_of_the_attempt_before(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.says("stopped", reason="stopped by the user", ended=True, time=time.time() - 1800)
+    (run.folders.run / ".launched").touch()
+    run.job.refresh()
+    assert not run.job.ended, "its agent may still come"
+    os.utime(run.folders.run / ".launched", (time.time() - 600,) * 2)
+    run.job.refresh()
+    assert run.job.state == "failed" and "did not start" in run.job.result["reason"]
+
+
+@pytest.mark.parametrize(
+    "said, shown", [("setup", "setup"), ("indexing", "running"), ("training", "running"), ("done", "running")]
+)
+def test_while_the_agent_is_at_work_nothing_is_settled(hand_made: Fixture, said: str, shown: str) -> None:
+    run = hand_made()
+    run.says(said, step=8, steps=16)
+    with run.agent_at_work():
+        run.job.refresh()
+        assert not run.job.ended and run.job.alive
+        status = run.job.status()
+        assert (status["state"], status["doing"], status["step"], status["steps"]) == (shown, said, 8, 16)
+        with pytest.raises(ClusterError, match="job-1: not finished after 0 s"):
+            run.job.wait(0)
+    run.job.refresh()
+    assert run.job.ended and not run.job.alive
+
+
+def test_the_result_is_written_once(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.says("stopped", ended=True)
+    run.job.refresh()
+    before = run.folders.result.read_bytes()
+    run.says("failed", ended=True)
+    run.job.refresh()
+    assert run.job.wait(0) == "stopped" and run.folders.result.read_bytes() == before
+
+
+def test_on_a_full_disk_that_is_the_reason(small_disk: Fixture, hand_made: Fixture) -> None:
+    run = hand_made(str(small_disk / "job-1"))
+    run.says("training")
+    run.job.refresh()
+    assert run.job.state == "failed" and "no space left on the disk" in run.job.result["reason"]
+
+
+def test_a_later_attempt_replaces_what_it_did_again(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.says("failed", ended=True)
+    run.metrics(1, step(8), step(16), epoch(16, 10.0), step(24), step(32), epoch(32, 20.0), tail='{"kind": "tra')
+    run.metrics(2, step(24), step(32), epoch(32, 21.0), step(40))
+    run.metrics(3, tail='{"kind"')
+    run.job.refresh()
+    assert [row["images"] for row in run.job.lines("train")] == [8, 16, 24, 32, 40]
+    assert [row["top1"] for row in run.job.lines("epoch")] == [10.0, 21.0]
+    assert run.job.scalars("val/top1") == [(16, 10.0), (32, 21.0)]
+    assert run.job.scalars("train/loss")[0] == (8, 0.125) and run.job.scalars("val/nothing") == []
+
+
+def test_the_time_between_two_attempts_is_not_counted(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.says("done", ended=True)
+    stopped = (("setup", NOW), ("starting", NOW + 1), ("training", NOW + 3), ("stopped", NOW + 10))
+    killed = (("setup", NOW + 1000), ("starting", NOW + 1001))
+    failed = (("setup", NOW + 2000), ("starting", NOW + 2001), ("failed", NOW + 2011))
+    run.history(*stopped, *killed, *failed)
+    run.job.refresh()
+    seconds = {part: round(value, 3) for part, value in run.job.result["seconds"].items()}
+    assert seconds == {"total": 22.0, "setup": 3.0, "starting": 12.0, "training": 7.0}
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"name": "job-1"}', '{"recipe": {}}', "\x00\xff"])
+def test_a_damaged_job_is_one_line_that_names_the_file(hand_made: Fixture, text: str) -> None:
+    run = hand_made()
+    run.folders.spec.write_text(text)
+    with pytest.raises(ClusterError) as caught:
+        run.job.status()
+    assert str(run.folders.spec) in str(caught.value) and "\n" not in str(caught.value)
