@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+from train import files, spawn
+from train.data.resize import resize_set
 from train.data.sample import draw_set
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
@@ -39,49 +41,103 @@ def tiny_recipe(**changes: Any) -> Recipe:
     return Recipe(**{**values, **changes})
 
 
-def group_of(out: Path) -> list[int]:
-    """The living processes whose command line names the folder: trainers, and the loader workers forked from them."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            if entry.name.isdigit() and str(out).encode() in (entry / "cmdline").read_bytes():
-                found.append(int(entry.name))
+def wait_for(condition: Callable[[], Any], seconds: float = DEADLINE) -> Any:
+    """Return what the condition gave as soon as it is true; fail at the deadline."""
+    end = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < end, f"not true after {seconds:g} s: {condition}"
+        time.sleep(0.001)
     return found
 
 
+def session_of(pid: str) -> int:
+    """A process's session; 0 for a zombie, which is as good as gone."""
+    state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return 0 if state == "Z" else int(fields[2])
+
+
+class Forked:
+    """A trainer forked by warm_start.py: what of `Popen` the tests use."""
+
+    def __init__(self, ask: Callable[..., Any], *how: Any) -> None:
+        self.ask, self.returncode = ask, None
+        self.pid: int = ask("start", *how)
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            self.returncode = self.ask("poll", self.pid)
+        return self.returncode
+
+    def wait(self, timeout: float = DEADLINE) -> int:
+        wait_for(lambda: self.poll() is not None, timeout)
+        assert self.returncode is not None
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+
 class Runs:
-    """Starts `python -m train` and ends whatever is left of it."""
+    """Starts trainers, forked from one warm process or as `python -m train`, and ends whatever is left of them."""
 
     def __init__(self, data: Path, folder: Path) -> None:
-        self.data, self.folder, self.started = data, folder, []  # type: ignore[var-annotated]
+        self.data, self.folder = data, folder
+        self.started: list[tuple[Any, Path]] = []
+        script = Path(__file__).with_name("warm_start.py")
+        clean = {name: text for name, text in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "IMGNET_WORK")}
+        passive = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that spin starve whatever else runs here
+        self.environment = {**clean, **passive, "PYTHONPATH": str(REPO)}
+        self.server = subprocess.Popen(
+            [sys.executable, str(script)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            bufsize=1,
+            start_new_session=True,
+            env=self.environment,
+        )
+
+    def ask(self, *order: Any) -> Any:
+        assert self.server.stdin and self.server.stdout
+        self.server.stdin.write(json.dumps(order) + "\n")
+        return json.loads(self.server.stdout.readline())
 
     def recipe(self, recipe: Recipe) -> Path:
         path = self.folder / f"{recipe.name}.json"
-        path.write_text(json.dumps(recipe.to_json()))
+        files.replace(path, files.as_json(recipe.to_json()))  # others may be reading it
         return path
 
+    def words(self, out: Path, argv: tuple[str, ...], recipe: Path | None) -> list[str]:
+        """The trainer's command line."""
+        data = [] if "--data" in argv else ["--data", str(self.data)]
+        return [str(recipe or self.recipe(tiny_recipe())), *data, "--out", str(out), *argv]
+
     def start(
-        self,
-        out: Path,
-        *argv: str,
-        recipe: Path | None = None,
-        launcher: tuple[str, ...] = (),
-        environment: dict[str, str] | None = None,
-    ) -> Any:
-        """Start one run in a session of its own; its output is appended to <out>.log."""
-        command = [sys.executable, "-m", *launcher, *(("-m",) if launcher else ()), "train"]
-        recipe = recipe or self.recipe(tiny_recipe())
-        options = [] if "--data" in argv else ["--data", str(self.data)]
-        clean = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "IMGNET_WORK")}
+        self, out: Path, *argv: str, recipe: Path | None = None, environment: dict[str, str] | None = None
+    ) -> Forked:
+        """Fork one run; its output is appended to <out>.log."""
+        words = self.words(out, argv, recipe)
+        process = Forked(self.ask, words, environment or {}, str(self.folder), str(self.log(out)))
+        self.started.append((process, out))
+        return process
+
+    def start_ranks(self, world: int, out: Path, *argv: str, **how: Any) -> list[Forked]:
+        """Fork the processes of one run, as an agent starts them."""
+        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(spawn.free_port())}
+        ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+        return [self.start(out, *argv, environment={**place, **rank}, **how) for rank in ranks]
+
+    def start_afresh(self, out: Path, *argv: str, launcher: tuple[str, ...] = ("train",)) -> "subprocess.Popen[bytes]":
+        """Start `python -m train` or `python -m <launcher> -m train`, as a person does."""
         with self.log(out).open("ab") as log:
             process = subprocess.Popen(
-                [*command, str(recipe), *options, "--out", str(out), *argv],
+                [sys.executable, "-m", *launcher, *self.words(out, argv, None)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 cwd=self.folder,
                 start_new_session=True,
-                env={**clean, "PYTHONPATH": str(REPO), **(environment or {})},
+                env=self.environment,
             )
         self.started.append((process, out))
         return process
@@ -89,48 +145,79 @@ class Runs:
     def log(self, out: Path) -> Path:
         return out.with_name(out.name + ".log")
 
-    def run(self, out: Path, *argv: str, code: int | None = 0, **how: Any) -> str:
-        """Start a run, wait for its end, check its exit code (None: any but 0) and return its output."""
-        process = self.start(out, *argv, **how)
-        got = process.wait(DEADLINE)
-        said = self.log(out).read_text(errors="replace")
-        assert got == code if code is not None else got != 0, f"exit code {got}:\n{said[-4000:]}"
-        return said
+    def said(self, out: Path) -> str:
+        return self.log(out).read_text(errors="replace") if self.log(out).exists() else ""
 
-    def kill_when(self, out: Path, ready: Callable[[], object], *argv: str, **how: Any) -> None:
-        """Start a run and kill all of it, at once and without warning, as soon as a condition holds."""
-        process = self.start(out, *argv, **how)
-        end = time.monotonic() + DEADLINE
-        while not ready():
-            assert process.poll() is None, f"ended too early:\n{self.log(out).read_text()[-4000:]}"
-            assert time.monotonic() < end, "the condition never held"
-            time.sleep(0.001)
-        process.send_signal(signal.SIGKILL)
-        process.wait(DEADLINE)
-        assert process.returncode == -signal.SIGKILL
+    def end(self, out: Path, *processes: Any, code: int | None = 0) -> str:
+        """Wait for the end of a run, check its exit code (None: any but 0) and return what it said.
+
+        When one process fails the others are killed, as an agent does.
+        """
+        wait_for(lambda: None not in [one.poll() for one in processes] or any(one.poll() for one in processes))
+        got = next((one.returncode for one in processes if one.returncode), 0)
+        for one in processes:
+            if one.poll() is None:
+                one.send_signal(signal.SIGKILL)
+                one.wait(DEADLINE)
+        assert got == code if code is not None else got, f"exit code {got}:\n{self.said(out)[-4000:]}"
+        return self.said(out)
+
+    def run(self, out: Path, *argv: str, code: int | None = 0, world: int = 1, **how: Any) -> str:
+        """Fork one run, wait for its end and return what it said."""
+        started = self.start_ranks(world, out, *argv, **how) if world > 1 else [self.start(out, *argv, **how)]
+        return self.end(out, *started, code=code)
+
+    def kill_when(self, out: Path, ready: Callable[[], object], *argv: str, world: int = 1, **how: Any) -> None:
+        """Start a run and kill all its processes, at once and without warning, as soon as a condition holds."""
+        started = self.start_ranks(world, out, *argv, **how) if world > 1 else [self.start(out, *argv, **how)]
+
+        def ready_now() -> object:
+            codes = [one.poll() for one in started]
+            assert codes == [None] * world, f"ended too early, {codes}:\n{self.said(out)[-4000:]}"
+            return ready()
+
+        wait_for(ready_now)
+        for one in started:
+            one.send_signal(signal.SIGKILL)
+        assert [one.wait() for one in started] == [-signal.SIGKILL] * world
         self.gone(out)
+
+    def alive(self, out: Path) -> list[int]:
+        """The living processes of a run: those that name its folder, and the sessions of those forked for it."""
+        sessions = {process.pid for process, theirs in self.started if theirs == out}
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and (session := session_of(entry.name)):
+                    named = str(out).encode() in (entry / "cmdline").read_bytes().split(b"\0")
+                    if named or session in sessions:
+                        found.append(int(entry.name))
+        return found
 
     def gone(self, out: Path) -> None:
         """Wait until nothing of a run is left."""
-        end = time.monotonic() + 20
-        while group_of(out):
-            assert time.monotonic() < end, f"still there: {group_of(out)}"
-            time.sleep(0.01)
+        wait_for(lambda: not self.alive(out), 20)
 
     def clean(self) -> None:
-        for process, out in self.started:
-            for pid in group_of(out):
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            process.wait()
+        try:
+            for out in {out for _, out in self.started}:
+                for pid in self.alive(out):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+            for process, _ in self.started:
+                process.wait(10)
+        finally:
+            self.server.kill()
+            self.server.communicate()
 
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A drawn set of 50 and 20 images. Session-wide: copy it before changing it."""
-    root = tmp_path_factory.mktemp("tiny") / "data"
-    draw_set(root, train=IMAGES, val=VAL)
-    return root
+    """A drawn set of 50 and 20 images, shrunk so that it is read at once. Session-wide: copy it before changing it."""
+    root = tmp_path_factory.mktemp("tiny")
+    draw_set(root / "drawn", train=IMAGES, val=VAL)
+    resize_set(root / "drawn", root / "shrunk", [80])
+    return root / "shrunk" / "80"
 
 
 @pytest.fixture(scope="session")
@@ -150,9 +237,9 @@ def tiny() -> Callable[..., Recipe]:
 
 
 @pytest.fixture(scope="session")
-def alive() -> Callable[[Path], list[int]]:
-    """The processes of a run."""
-    return group_of
+def until() -> Callable[..., Any]:
+    """Wait for a condition, with a deadline."""
+    return wait_for
 
 
 def _be_rank(function: Any, rank: int, world: int, store: Path, line: Any) -> None:

@@ -1,0 +1,104 @@
+"""From bytes to pixels: the same ones as PIL's, whatever the file calls itself."""
+
+import io
+import warnings
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from train.data.decode import BadImage, decode, encode
+from train.data.sample import draw
+
+
+def saved(image: Image.Image, kind: str, **how: Any) -> bytes:
+    data = io.BytesIO()
+    image.save(data, kind, **how)
+    return data.getvalue()
+
+
+def picture(number: int = 0) -> Image.Image:
+    return Image.open(io.BytesIO(draw(0, "train", number))).convert("RGB")
+
+
+def by_pil(data: bytes) -> Any:
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGB"), np.int64)
+
+
+def assert_like_pil(data: bytes) -> None:
+    mine, theirs = decode(data), by_pil(data)
+    assert mine.dtype == np.uint8 and mine.shape == theirs.shape
+    assert np.abs(mine - theirs).max() <= 2
+
+
+@pytest.mark.parametrize("number", range(6))
+def test_pixels_are_those_of_pil(number: int) -> None:
+    assert_like_pil(draw(0, "train", number))
+
+
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+@pytest.mark.parametrize("progressive", [False, True])
+def test_every_kind_of_jpeg_is_read(subsampling: int, progressive: bool) -> None:
+    assert_like_pil(saved(picture(), "JPEG", subsampling=subsampling, progressive=progressive))
+
+
+@pytest.mark.parametrize("mode", ["L", "CMYK", "YCbCr"])
+def test_grey_and_cmyk_become_rgb(mode: str) -> None:
+    assert_like_pil(saved(picture().convert(mode), "JPEG", quality=95))
+
+
+@pytest.mark.parametrize(
+    ("kind", "mode"), [("PNG", "RGB"), ("PNG", "RGBA"), ("PNG", "P"), ("PNG", "L"), ("BMP", "RGB")]
+)
+def test_another_format_under_the_name_of_a_jpeg_is_read(kind: str, mode: str) -> None:
+    assert_like_pil(saved(picture().convert(mode), kind))
+
+
+def test_bytes_after_the_end_do_not_matter() -> None:
+    whole = draw(0, "train", 1)
+    assert (decode(whole + b"tail" * 100) == decode(whole)).all()
+
+
+def test_the_camera_s_orientation_is_not_applied() -> None:
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    image = picture().resize((60, 40))
+    assert decode(saved(image, "JPEG", exif=exif)).shape == (40, 60, 3)
+
+
+@pytest.mark.parametrize("keep", [0, 1, 20, 200, 3000, -2000])
+def test_a_cut_file_is_refused_in_one_line(keep: int) -> None:
+    with pytest.raises(BadImage) as caught:
+        decode(draw(0, "train", 3)[:keep])
+    assert str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_empty_file_is_called_empty() -> None:
+    with pytest.raises(BadImage, match="empty"):
+        decode(b"")
+
+
+def test_noise_is_refused_and_never_anything_but_a_bad_image() -> None:
+    rng = np.random.default_rng(0)
+    whole = bytearray(saved(picture().resize((64, 48)), "JPEG"))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # PIL's on odd metadata
+        for _ in range(150):
+            data = bytearray(whole)
+            for place in rng.integers(0, len(data), 4):
+                data[place] = rng.integers(256)
+            try:
+                assert decode(bytes(data)).shape[2] == 3
+            except BadImage:
+                continue
+        with pytest.raises(BadImage):
+            decode(rng.bytes(500))
+
+
+def test_encoded_pixels_come_back_nearly_as_they_were() -> None:
+    pixels = np.asarray(picture().resize((96, 64)))
+    data = encode(pixels, 90)
+    with Image.open(io.BytesIO(data)) as image:
+        assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (96, 64))
+    assert np.abs(decode(data).astype(np.int64) - pixels).mean() < 6

@@ -1,0 +1,267 @@
+"""The index of a folder: what is in it, when it is made anew, and the one line for what cannot be used."""
+
+import io
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from train.data.index import DataError, Index, check_layout, class_names, load, same_images
+from train.data.sample import draw
+from train.files import unseal
+
+
+def jpeg(number: int, mode: str = "RGB", size: tuple[int, int] = (40, 30), kind: str = "JPEG") -> bytes:
+    """An image file of its own colours, small and quick to write."""
+    pixels = np.random.default_rng(number).integers(0, 255, (size[1] // 10, size[0] // 10, 3), np.uint8)
+    data = io.BytesIO()
+    Image.fromarray(pixels).resize(size).convert(mode).save(data, kind)
+    return data.getvalue()
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """Two classes of two and one training images, and one validation image for each."""
+    for number, name in enumerate(("train/cat/b.JPEG", "train/cat/a.JPEG", "train/dog/c.JPEG")):
+        write(tmp_path / "data" / name, jpeg(number, size=(40 + 10 * number, 30)))
+    write(tmp_path / "data/val/cat/v.JPEG", jpeg(7))
+    write(tmp_path / "data/val/dog/w.JPEG", jpeg(8))
+    return tmp_path / "data"
+
+
+def write(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
+
+
+def error_of(function: Callable[..., object], *how: object, **more: object) -> str:
+    """The one line of a `DataError`."""
+    with pytest.raises(DataError) as caught:
+        function(*how, **more)
+    said = str(caught.value)
+    assert "\n" not in said
+    return said
+
+
+def looks(root: Path, split: str = "train", **how: bool) -> tuple[Index, bool]:
+    """The index, and whether the files were looked at for it."""
+    seen: list[tuple[int, int]] = []
+    return load(root, split, progress=lambda *step: seen.append(step), **how), bool(seen)
+
+
+def test_images_are_sorted_by_class_and_name_with_their_sizes(root: Path) -> None:
+    index = load(root, "train")
+    assert index.folder == root / "train" and index.classes == ("cat", "dog")
+    assert index.paths.tolist() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
+    assert index.labels.tolist() == [0, 0, 1]
+    assert index.widths.tolist() == [50, 40, 60] and index.heights.tolist() == [30, 30, 30]
+    assert len(index) == 3 and index.bad == ()
+    assert index.read(2) == (root / "train/dog/c.JPEG").read_bytes()
+
+
+def test_a_second_load_looks_at_no_file(root: Path) -> None:
+    first, looked = looks(root)
+    second, again = looks(root)
+    assert looked and not again
+    assert [first.paths.tolist(), first.widths.tolist()] == [second.paths.tolist(), second.widths.tolist()]
+
+
+def add(root: Path) -> None:
+    write(root / "train/dog/new.JPEG", jpeg(9))
+
+
+def remove(root: Path) -> None:
+    (root / "train/cat/a.JPEG").unlink()
+
+
+def change(root: Path) -> None:
+    write(root / "train/cat/a.JPEG", jpeg(10, size=(90, 70)))
+
+
+def touch(root: Path) -> None:
+    path = root / "train/cat/a.JPEG"
+    data = path.read_bytes()
+    os.utime(path, ns=(1, path.stat().st_mtime_ns + 1))
+    assert path.read_bytes() == data
+
+
+def rename(root: Path) -> None:
+    (root / "train/cat/a.JPEG").rename(root / "train/cat/z.JPEG")
+
+
+def move(root: Path) -> None:
+    (root / "train/cat/a.JPEG").rename(root / "train/dog/a.JPEG")
+
+
+@pytest.mark.parametrize("act", [add, remove, change, touch, rename, move])
+def test_the_index_is_made_anew_when_a_file_changes(act: Callable[[Path], None], root: Path) -> None:
+    looks(root)
+    act(root)
+    index, looked = looks(root)
+    assert looked and not looks(root)[1]
+    files = sorted(str(path.relative_to(root / "train")) for path in (root / "train").rglob("*.JPEG"))
+    assert index.paths.tolist() == files
+    for number, path in enumerate(index.paths):
+        with Image.open(root / "train" / path) as image:
+            assert (index.widths[number], index.heights[number]) == image.size
+        assert index.classes[index.labels[number]] == path.split("/")[0]
+
+
+@pytest.mark.parametrize("keep", [0, 1, 60, -200, -1])
+def test_a_damaged_index_is_made_anew(keep: int, root: Path) -> None:
+    before, _ = looks(root)
+    (cache,) = root.glob(".train.*.npz")
+    cache.write_bytes(cache.read_bytes()[:keep])
+    after, looked = looks(root)
+    assert looked and after.paths.tolist() == before.paths.tolist()
+
+
+def test_a_changed_byte_in_the_index_is_never_a_crash(root: Path) -> None:
+    before, _ = looks(root)
+    (cache,) = root.glob(".train.*.npz")
+    whole, rng = cache.read_bytes(), np.random.default_rng(0)
+    for place in rng.choice(len(whole), 60, replace=False):
+        cache.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
+        assert load(root, "train").paths.tolist() == before.paths.tolist(), place
+
+
+def test_the_stored_index_is_arrays_without_pickle(root: Path) -> None:
+    load(root, "train")
+    (cache,) = root.glob(".train.*.npz")
+    with np.load(io.BytesIO(unseal(cache)), allow_pickle=False) as stored:
+        assert all(stored[name].dtype != object for name in stored.files)
+
+
+def test_names_with_a_dot_and_folders_are_not_looked_at(root: Path) -> None:
+    write(root / "train/cat/.hidden.JPEG", b"no image")
+    write(root / "train/.cache/x.JPEG", b"no image")
+    write(root / "train/cat/folder/x.JPEG", b"no image")
+    assert len(load(root, "train")) == 3
+    assert load(root, "train").classes == ("cat", "dog")
+
+
+def test_names_of_any_letters_are_kept(root: Path) -> None:
+    write(root / "train/dog/größer 犬 #1.JPEG", jpeg(11))
+    index = load(root, "train")
+    assert index.paths[-1] == "dog/größer 犬 #1.JPEG" and index.read(3)
+
+
+BROKEN = {
+    "empty": b"",
+    "no image": b"hello, world" * 50,
+    "cut": draw(0, "train", 3)[:3000],
+}
+
+
+@pytest.mark.parametrize("kind", BROKEN)
+def test_a_broken_file_is_named_and_counted_and_left_out_only_when_asked(kind: str, root: Path) -> None:
+    write(root / "train/cat/aa.JPEG", BROKEN[kind])
+    for _ in range(2):  # made, then read
+        said = error_of(load, root, "train")
+        assert said.startswith(f"{root}/train/cat/aa.JPEG: ") and "1 of 4 files" in said and "--skip-bad" in said
+    index = load(root, "train", skip_bad=True)
+    assert index.paths.tolist() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
+    ((path, why),) = index.bad
+    assert path == "cat/aa.JPEG" and why
+
+
+def test_several_broken_files_are_counted(root: Path) -> None:
+    for number, data in enumerate(BROKEN.values()):
+        write(root / f"train/dog/x{number}.JPEG", data)
+    said = error_of(load, root, "train")
+    assert "dog/x0.JPEG and 2 more" in said and "3 of 6 files" in said
+    assert len(load(root, "train", skip_bad=True).bad) == 3
+
+
+def test_a_mended_file_is_accepted(root: Path) -> None:
+    write(root / "train/cat/aa.JPEG", b"no image")
+    error_of(load, root, "train")
+    write(root / "train/cat/aa.JPEG", jpeg(1))
+    assert len(load(root, "train")) == 4
+
+
+@pytest.mark.parametrize(
+    "odd", [("CMYK", "JPEG"), ("L", "JPEG"), ("RGB", "PNG"), ("RGBA", "PNG"), ("P", "PNG"), ("RGB", "BMP")], ids=str
+)
+def test_odd_images_are_taken(odd: tuple[str, str], root: Path) -> None:
+    write(root / "train/dog/odd.JPEG", jpeg(5, *odd[:1], size=(70, 50), kind=odd[1]))
+    index = load(root, "train")
+    assert (index.paths[-1], index.widths[-1], index.heights[-1]) == ("dog/odd.JPEG", 70, 50)
+
+
+def test_a_class_without_images_stays_a_class(root: Path) -> None:
+    (root / "train/bee").mkdir()
+    train = load(root, "train")
+    assert train.classes == ("bee", "cat", "dog") and train.labels.tolist() == [1, 1, 2]
+
+
+def test_validation_has_the_labels_of_training_also_where_it_lacks_a_class(root: Path) -> None:
+    shutil.rmtree(root / "val/cat")
+    val = load(root, "val", load(root, "train").classes)
+    assert val.classes == ("cat", "dog") and val.labels.tolist() == [1]
+
+
+def test_a_class_that_training_lacks_is_named(root: Path) -> None:
+    write(root / "val/eel/x.JPEG", jpeg(1))
+    assert f"{root}/val/eel: " in error_of(check_layout, root)
+    assert f"{root}/val/eel: " in error_of(load, root, "val", ("cat", "dog"))
+
+
+def empty(root: Path) -> None:
+    for path in (root / "train").rglob("*.JPEG"):
+        path.unlink()
+
+
+@pytest.mark.parametrize(("gone", "named"), [
+    (lambda root: shutil.rmtree(root), ""),
+    (lambda root: shutil.rmtree(root / "train"), ""),
+    (lambda root: shutil.rmtree(root / "val"), ""),
+    (lambda root: [shutil.rmtree(one) for one in (root / "train").iterdir()], "/train"),
+])  # fmt: skip
+def test_a_folder_of_another_layout_is_named(gone: Callable[[Path], None], named: str, root: Path) -> None:
+    gone(root)
+    assert error_of(check_layout, root).startswith(f"{root}{named}: ")
+
+
+def test_a_split_without_images_is_named(root: Path) -> None:
+    empty(root)
+    check_layout(root)
+    assert error_of(load, root, "train").startswith(f"{root}/train: has no images")
+    write(root / "train/cat/x.JPEG", b"no image")
+    assert error_of(load, root, "train", skip_bad=True).startswith(f"{root}/train: has no images")
+
+
+def test_a_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
+    write(tmp_path / "x", b"")
+    assert error_of(check_layout, tmp_path / "x").startswith(f"{tmp_path}/x: ")
+    assert error_of(class_names, tmp_path, "train").startswith(f"{tmp_path}: has no train/")
+
+
+def test_progress_ends_with_the_number_of_files(root: Path) -> None:
+    seen: list[tuple[int, int]] = []
+    load(root, "train", progress=lambda *step: seen.append(step))
+    assert seen == [(3, 3)]
+
+
+def test_take_gives_these_images_in_this_order(root: Path) -> None:
+    part = load(root, "train").take(np.array([2, 0]))
+    assert part.paths.tolist() == ["dog/c.JPEG", "cat/a.JPEG"]
+    assert part.labels.tolist() == [1, 0] and part.widths.tolist() == [60, 50] and part.classes == ("cat", "dog")
+
+
+def test_a_copy_must_have_the_same_images_but_may_end_otherwise(root: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "data-sz/64"
+    shutil.copytree(root, copy)
+    same_images(load(root, "train"), load(copy, "train"))
+    (copy / "train/cat/a.JPEG").rename(copy / "train/cat/a.jpg")
+    same_images(load(root, "train"), load(copy, "train"))
+    (copy / "train/cat/a.jpg").unlink()
+    write(copy / "train/dog/d.JPEG", jpeg(1))
+    write(copy / "train/dog/e.JPEG", jpeg(1))
+    said = error_of(same_images, load(root, "train"), load(copy, "train"))
+    assert "lacks 1 images" in said and "has 2 that are not there" in said
+    assert f"data resize {root} {tmp_path}/data-sz --sizes 64" in said

@@ -1,0 +1,106 @@
+"""The processes of a run, as real groups of forked ranks: sums, batch-norm statistics, who one is."""
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from train import distributed
+from train.distributed import Group
+
+WORLDS = [1, 2, 3]
+ALONE = Group(0, 0, 1, 1, torch.device("cpu"))
+
+
+def net(rank: int = 0) -> nn.Module:
+    """Two batch norms, one of them deeper, with statistics of the rank's own."""
+    model = nn.Sequential(
+        nn.Conv2d(3, 4, 1),
+        nn.BatchNorm2d(4),
+        nn.Sequential(nn.BatchNorm1d(2)),
+        nn.BatchNorm2d(5, track_running_stats=False),
+    )
+    for number, buffer in enumerate(distributed.statistics(model)):
+        buffer += 10.0**number * (rank + 1)
+    return model
+
+
+def flat(model: nn.Module) -> torch.Tensor:
+    return torch.cat([one.flatten() for one in distributed.statistics(model)])
+
+
+def test_statistics_are_the_means_and_variances_of_all_norms_and_nothing_else() -> None:
+    model = net()
+    found = distributed.statistics(model)
+    assert [one.numel() for one in found] == [4, 4, 2, 2]
+    assert found[0] is model[1].running_mean and found[3] is model[2][0].running_var  # type: ignore[index]
+    assert distributed.statistics(nn.Linear(2, 2)) == []
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_total_is_the_sum_over_all_and_the_same_everywhere(world: int, in_group: Any) -> None:
+    def work(group: Group) -> Any:
+        values = torch.tensor([1, 10**15 + group.rank, -group.rank])
+        found = distributed.total(group, values)
+        distributed.barrier(group)
+        return found.tolist(), found is values
+
+    ranks = sum(range(world))
+    assert in_group(world, work) == [([world, world * 10**15 + ranks, -ranks], True)] * world
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_process_gets_the_mean_of_all_statistics(world: int, in_group: Any) -> None:
+    def work(group: Group) -> Any:
+        model = net(group.rank)
+        distributed.average_statistics(group, model)
+        return flat(model).tolist(), model[1].num_batches_tracked.item()  # type: ignore[index, union-attr]
+
+    mean = torch.stack([flat(net(rank)) for rank in range(world)]).mean(0)
+    for found, tracked in in_group(world, work):
+        assert torch.allclose(torch.tensor(found), mean) and tracked == 0
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_statistics_are_gathered_by_rank_and_each_takes_its_own_back(world: int, in_group: Any) -> None:
+    def work(group: Group) -> Any:
+        stored = distributed.gather_statistics(group, net(group.rank))
+        model = net(77)
+        distributed.restore_statistics(group, model, stored)
+        return stored.tolist(), flat(model).tolist()
+
+    rows = torch.stack([flat(net(rank)) for rank in range(world)])
+    for rank, (stored, mine) in enumerate(in_group(world, work)):
+        assert torch.equal(torch.tensor(stored), rows)
+        assert torch.equal(torch.tensor(mine), rows[rank])
+
+
+def test_another_number_of_processes_takes_the_mean_of_the_stored_ones(in_group: Any) -> None:
+    stored = torch.stack([flat(net(rank)) for rank in range(3)])
+
+    def work(group: Group) -> Any:
+        model = net(77)
+        distributed.restore_statistics(group, model, stored)
+        return flat(model).tolist()
+
+    for found in (*in_group(1, work), *in_group(2, work)):
+        assert torch.allclose(torch.tensor(found), stored.mean(0))
+
+
+def test_a_model_without_norms_has_nothing_to_average_or_store() -> None:
+    model = nn.Linear(2, 2)
+    distributed.average_statistics(ALONE, model)
+    assert distributed.gather_statistics(ALONE, model).shape == (1, 0)
+
+
+def test_join_without_the_five_variables_is_a_run_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    group = distributed.join()
+    assert (group.rank, group.world, group.local_world, group.first) == (0, 1, 1, True)
+
+
+def test_a_cpu_computes_in_single_precision_and_knows_its_memory() -> None:
+    assert distributed.precision(torch.device("cpu")) == torch.float32
+    assert 0.01 < distributed.memory_gb(torch.device("cpu")) < 1000

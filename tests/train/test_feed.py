@@ -1,0 +1,170 @@
+"""Who takes which images: everything once, the same chunks on any number of processes, from any position."""
+
+import random
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from train.data.index import Index
+from train.data.loader import Work
+from train.feed import Feed
+from train.recipe import Data, Model, Phase, Recipe
+from train.schedule import Epoch, Schedule
+
+CASES = [  # images, batch, gpus
+    (1, 1, 1),
+    (17, 8, 2),  # one image left over
+    (33, 8, 2),
+    (50, 8, 2),  # two images left over for two chunks
+    (64, 8, 4),  # nothing left over
+    (65, 64, 1),
+    (7, 8, 5),  # not one full chunk
+    *((random.Random(n).randint(1, 300), random.Random(-n).randint(1, 40), n % 6 + 1) for n in range(1, 13)),
+]
+WORLDS = range(1, 6)
+
+
+def schedule(images: int, batch: int, gpus: int, epochs: int = 2) -> Schedule:
+    rows = [
+        Phase(epochs=(0, 1), size=32, batch=batch, lr=0.1, copy=64, min_scale=0.3),
+        Phase(epochs=(1, epochs), size=64, batch=batch, lr=0.1, rect_val=True),
+    ]
+    data = Data(name="some", root="some", train=images, val=23)
+    return Schedule(Recipe(name="some", data=data, model=Model(name="resnet18"), phases=rows), images, gpus)
+
+
+def index(images: int) -> Index:
+    """So many images of all shapes; only the widths and heights are looked at."""
+    rng = np.random.default_rng(images)
+    zeros = np.zeros(images, np.int64)
+    sides = rng.integers(100, 500, (2, images))
+    return Index(Path("nowhere"), ("one",), np.array(["one/x"] * images), zeros, sides[0], sides[1])
+
+
+def feeds(plan: Schedule, world: int, seed: int = 3) -> list[Feed]:
+    return [Feed(plan, {("val", None): index(23)}, seed, rank, world) for rank in range(world)]
+
+
+def by_step(feed: Feed, epoch: Epoch) -> list[list[Work]]:
+    """The stream of one process, cut where `count` says that a step ends."""
+    stream = feed.train(epoch)
+    steps = [[next(stream) for _ in range(feed.count(epoch, step))] for step in range(epoch.steps)]
+    assert list(stream) == [], "count() says less than there is"
+    return steps
+
+
+def weights(works: list[Work]) -> Counter[int]:
+    """How much each image counts in all."""
+    found: Counter[int] = Counter()
+    for work in works:
+        for number in work.ids.tolist():
+            found[number] += work.share  # type: ignore[assignment]
+    return found
+
+
+def same(one: list[Work], other: list[Work]) -> bool:
+    def plain(work: Work) -> tuple[Any, ...]:
+        return (work.split, work.copy, work.ids.tolist(), work.shape, work.epoch, work.min_scale, work.share)
+
+    return [plain(work) for work in one] == [plain(work) for work in other]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_image_of_an_epoch_counts_exactly_once(case: tuple[int, int, int]) -> None:
+    plan = schedule(*case)
+    for epoch in plan.epochs:
+        for world in WORLDS:
+            works = [work for feed in feeds(plan, world) for work in feed.train(epoch)]
+            found = weights(works)
+            assert sorted(found) == list(range(case[0]))
+            assert set(found.values()) == {1.0}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_step_has_the_same_chunks_on_any_number_of_processes(case: tuple[int, int, int]) -> None:
+    plan = schedule(*case)
+    epoch = plan.epochs[1]
+
+    def chunks(world: int) -> list[set[tuple[int, ...]]]:
+        ranks = [by_step(feed, epoch) for feed in feeds(plan, world)]
+        return [
+            {tuple(work.ids.tolist()) for works in step for work in works if work.share}
+            for step in zip(*ranks, strict=True)
+        ]
+
+    alone = chunks(1)
+    assert all(chunks(world) == alone for world in WORLDS)
+    for step, found in enumerate(alone):
+        assert len({number for chunk in found for number in chunk}) == epoch.images(step)
+        assert all(2 <= len(chunk) <= max(2, case[1]) for chunk in found)  # two: what batch norm needs at least
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_process_takes_a_chunk_in_each_step_and_count_says_how_many(case: tuple[int, int, int]) -> None:
+    plan = schedule(*case)
+    for world in WORLDS:
+        for feed in feeds(plan, world):
+            for works in by_step(feed, plan.epochs[0]):
+                assert works
+                assert all(work.share == 0 for work in works) or all(work.share > 0 for work in works)
+
+
+def test_a_process_without_a_chunk_repeats_one_that_does_not_count() -> None:
+    plan = schedule(18, 8, 2)  # the last step has two images: one chunk for two processes
+    first, second = (by_step(feed, plan.epochs[0])[-1] for feed in feeds(plan, 2))
+    assert [work.share for work in first + second] == [1.0, 0.0]
+    assert first[0].ids.tolist() == second[0].ids.tolist()
+
+
+def test_an_image_that_is_alone_is_taken_twice_with_half_a_share_each() -> None:
+    (work,) = by_step(feeds(schedule(17, 8, 2), 1)[0], schedule(17, 8, 2).epochs[0])[-1]
+    assert len(work.ids) == 2 and len(set(work.ids.tolist())) == 1 and work.share == 0.5
+
+
+@pytest.mark.parametrize("world", [1, 2, 3])
+def test_a_stream_from_any_position_is_the_rest_of_the_whole_one(world: int) -> None:
+    plan = schedule(50, 4, 3, epochs=3)
+    for feed in feeds(plan, world):
+        whole = list(feed.works(0, 0))
+        for number, epoch in enumerate(plan.epochs):
+            for step in (0, 1, epoch.steps - 1, epoch.steps):
+                rest = list(feed.works(number, step))
+                assert rest and same(rest, whole[-len(rest) :])
+                left = sum(feed.count(epoch, later) for later in range(step, epoch.steps))
+                assert [work.split for work in rest].index("val") == left
+        assert list(feed.works(len(plan.epochs), 0)) == []
+
+
+def test_works_carry_what_their_phase_says() -> None:
+    first, second = schedule(16, 8, 1).epochs
+    feed = feeds(schedule(16, 8, 1), 1)[0]
+    assert {(w.split, w.copy, w.shape, w.epoch, w.min_scale) for w in feed.train(first)} == {
+        ("train", 64, (32, 32), 0, 0.3)
+    }
+    assert {(w.split, w.copy, w.shape, w.epoch, w.min_scale) for w in feed.train(second)} == {
+        ("train", None, (64, 64), 1, 0.08)
+    }
+
+
+def test_another_epoch_and_another_seed_have_another_order() -> None:
+    plan = schedule(200, 200, 1)
+    orders = [next(feeds(plan, 1, seed)[0].train(epoch)).ids.tolist() for seed in (0, 1) for epoch in plan.epochs]
+    assert len({tuple(order) for order in orders}) == 4
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_every_view_validates_each_image_once_over_the_processes(world: int) -> None:
+    plan = schedule(16, 8, 1)
+    ranks = feeds(plan, world)
+    assert list(ranks[0].views(plan.epochs[0])) == ["square"]
+    assert list(ranks[0].views(plan.epochs[1])) == ["rect", "square"]
+    for epoch in plan.epochs:
+        for view in ranks[0].views(epoch):
+            works = [work for feed in ranks for work in feed.views(epoch)[view]]
+            assert sorted(number for work in works for number in work.ids.tolist()) == list(range(23))
+            assert {(work.split, work.copy, work.min_scale) for work in works} == {("val", epoch.row.phase.copy, None)}
+            assert all(len(work.ids) <= 8 and min(work.shape) == epoch.row.phase.size for work in works)
+            assert view != "square" or all(work.shape[0] == work.shape[1] for work in works)

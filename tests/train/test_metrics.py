@@ -1,0 +1,189 @@
+"""What a run measures of itself."""
+
+import itertools
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from train import metrics
+from train.metrics import Log, Meter, Network, Times, hits
+
+CPU = torch.device("cpu")
+
+
+def test_hits_are_the_labels_that_come_first_and_among_the_first_five() -> None:
+    scores = torch.tensor([[9.0, 8, 7, 6, 5, 4], [4, 5, 6, 7, 8, 9], [0, 1, 0, 0, 0, 0]])
+    for labels, expected in (([0, 5, 1], (3, 3)), ([4, 1, 1], (1, 3)), ([5, 0, 1], (1, 1))):
+        top1, top5 = hits(scores, torch.tensor(labels))
+        assert (top1.item(), top5.item()) == expected
+        assert top1.dtype == top5.dtype == torch.int64
+
+
+@pytest.mark.parametrize("classes", [1, 2, 4])
+def test_with_fewer_than_five_classes_every_label_is_among_the_first_five(classes: int) -> None:
+    scores = torch.eye(classes)
+    top1, top5 = hits(scores, torch.arange(classes))
+    assert (top1, top5) == (classes, classes)
+    top1, top5 = hits(scores, torch.arange(classes).roll(1))
+    assert (top1, top5) == (0 if classes > 1 else 1, classes)
+
+
+def test_a_meter_sums_losses_by_step_and_hits_over_the_stretch() -> None:
+    meter = Meter(CPU, 4)
+    good, bad = torch.tensor([[9.0, 1, 2, 3, 4, 5, 6]]), torch.tensor([[1.0, 2, 3, 4, 5, 6, 9]])
+    label = torch.tensor([0])
+    meter.add(torch.tensor(1.5), good, label, 1.0)
+    meter.add(torch.tensor(0.25), good, label, 1.0)  # a second chunk of the same step
+    meter.end_step()
+    meter.add(torch.tensor(3.0), bad, label, 1.0)
+    meter.add(torch.tensor(0.0), good, label, 0.0)  # a filler
+    meter.add(torch.tensor(1.0), good.repeat(2, 1), label.repeat(2), 0.5)  # one image twice
+    meter.end_step()
+    assert meter.steps == 2
+    assert meter.losses.tolist() == [1.75, 4.0, 0, 0] and meter.hits.tolist() == [3, 3]
+    meter.reset()
+    assert (meter.steps, meter.losses.abs().sum(), meter.hits.abs().sum()) == (0, 0, 0)
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(metrics.time, "perf_counter", made.perf_counter)
+    return made
+
+
+def take(times: Times, clock: Clock, kind: str, shape: tuple[int, ...], wait: float, work: float) -> None:
+    """A step or batch that waits and works for so many seconds."""
+    start = times.begin()
+
+    def slow() -> Any:
+        clock.now += wait
+        yield "batch"
+
+    assert times.wait(slow()) == "batch"
+    clock.now += work
+    times.end(start, shape, kind)
+
+
+def test_a_step_lasts_from_asking_for_its_images_to_its_end(clock: Clock) -> None:
+    times = Times(CPU)
+    for wait, work in ((0.5, 1.0), (0.0, 1.0), (0.25, 3.0)):
+        take(times, clock, "train", (1, 8, 32, 32, 3), wait, work)
+    take(times, clock, "val", (8, 32, 32, 3), 1.0, 2.0)
+    times.settle()
+    assert times.seconds("train") == pytest.approx(5.75) and times.seconds("val") == pytest.approx(3.0)
+    assert times.waited == pytest.approx(1.75)
+    assert times.stretch() == (pytest.approx(1.5), pytest.approx(0.375))
+    assert times.stretch() == (0.0, 0.0)
+
+
+def test_goodput_is_every_step_at_the_median_of_its_shape_over_the_wall_time(clock: Clock) -> None:
+    times = Times(CPU)
+    for work in (1.0, 1.0, 4.0):  # a hiccup of 3 s
+        take(times, clock, "train", (8, 32), 0.0, work)
+    for work in (2.0, 2.0):
+        take(times, clock, "train", (8, 64), 0.0, work)
+    clock.now += 5  # a save
+    take(times, clock, "val", (8, 64), 0.0, 1.0)
+    times.settle()
+    assert times.wall == pytest.approx(16)
+    assert times.goodput() == pytest.approx((3 * 1 + 2 * 2 + 1) / 16)
+
+
+def test_time_before_the_first_step_does_not_count(clock: Clock) -> None:
+    times = Times(CPU)
+    assert times.goodput() == 0 and times.wall == 0
+    clock.now += 50
+    take(times, clock, "train", (8, 32), 0.0, 1.0)
+    times.settle()
+    assert times.goodput() == 1.0
+
+
+def test_times_go_on_after_a_resume(clock: Clock) -> None:
+    first = Times(CPU)
+    take(first, clock, "train", (8, 32), 0.5, 0.5)
+    first.settle()
+    clock.now += 1
+    stored = json.loads(json.dumps(first.state()))
+    clock.now += 1000  # nobody trains
+    again = Times(CPU)
+    again.restore(stored)
+    assert (again.wall, again.waited) == (2.0, 0.5)
+    take(again, clock, "train", (8, 32), 0.0, 2.0)
+    take(again, clock, "train", (8, 64), 0.0, 1.0)
+    again.settle()
+    assert again.wall == 5.0 and again.seconds("train") == 4.0
+    assert again.goodput() == pytest.approx((2 * 1.5 + 1) / 5)
+    assert first.seconds("train") == 1.0  # the stored lists are copies
+
+
+def test_network_rates_are_the_bytes_of_all_cards_but_the_loopback(
+    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def table(lo: int, eth: int, ib: int) -> str:
+        rows = {"lo": lo, "eth0": eth, "ib0": ib}
+        return "head\nhead\n" + "\n".join(f"  {n}: {v} 1 2 3 4 5 6 7 {10 * v} 1 2" for n, v in rows.items()) + "\n"
+
+    real, texts = Path.read_text, itertools.chain([table(5, 1000, 2000), table(10**12, 2000 + 10**9, 3000)])
+
+    def read(path: Path, *how: Any) -> str:
+        return next(texts) if str(path) == "/proc/net/dev" else real(path, *how)
+
+    monkeypatch.setattr(Path, "read_text", read)
+    network = Network()
+    clock.now += 2
+    rates = network.rates()
+    sent = (10**9 + 2000) * 8 / 1e9 / 2
+    assert rates == {"net/receive_gbit": pytest.approx(sent), "net/send_gbit": pytest.approx(10 * sent)}
+
+
+def test_a_machine_s_own_network_can_be_read() -> None:
+    assert all(rate >= 0 for rate in Network().rates().values())
+
+
+def test_a_log_keeps_scalars_by_images_and_lines_of_strict_json(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    log = Log(tmp_path, 3, 0)
+    for images in (100, 200):
+        log.scalars(images, {"train/loss": images / 100, "sizes/lr": 0.5})
+        log.line("train", step=images, loss=math.nan, top=[math.inf, 1])
+    log.flush()
+    log.close()
+    lines = [json.loads(line) for line in (tmp_path / "metrics" / "000003.jsonl").read_text().splitlines()]
+    assert [(one["kind"], one["attempt"], one["step"], one["loss"], one["top"]) for one in lines] == [
+        ("train", 3, 100, None, [None, 1]), ("train", 3, 200, None, [None, 1])
+    ]  # fmt: skip
+    board = EventAccumulator(str(tmp_path / "events"))
+    board.Reload()
+    assert [(one.step, one.value) for one in board.Scalars("train/loss")] == [(100, 1.0), (200, 2.0)]
+
+
+def test_a_later_attempt_hides_what_the_earlier_one_drew_beyond_its_start(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first = Log(tmp_path, 1, 0)
+    for images in (100, 200, 300):
+        first.scalars(images, {"x": 1.0})
+    first.close()
+    second = Log(tmp_path, 2, 200)
+    second.scalars(250, {"x": 2.0})
+    second.close()
+    board = EventAccumulator(str(tmp_path / "events"))
+    board.Reload()
+    assert [one.value for one in board.Scalars("x") if one.step > 200] == [2.0]
+    assert {path.name for path in (tmp_path / "metrics").iterdir()} == {"000001.jsonl", "000002.jsonl"}

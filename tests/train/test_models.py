@@ -1,0 +1,100 @@
+"""The networks: their size, any shape of image, first weights, where a bottleneck strides."""
+
+import pytest
+import torch
+from torch import nn
+
+from train.models import MAKERS, Basic, Bottleneck, ResNet, build
+from train.recipe import MODELS, Model
+
+SMALL = ["resnet10_tiny", "resnet10_cifar", "resnet18"]
+PARAMETERS = {  # with 1000 classes, as torchvision and the papers count them
+    "resnet18": 11_689_512,
+    "resnet34": 21_797_672,
+    "resnet50": 25_557_032,
+    "resnet101": 44_549_160,
+    "resnet152": 60_192_808,
+}
+
+
+def made(name: str, classes: int = 10, seed: int = 0, **how: float) -> ResNet:
+    return build(Model(name=name, **how), classes, seed)  # type: ignore[arg-type]
+
+
+def test_every_model_that_a_recipe_may_name_can_be_made() -> None:
+    assert tuple(MAKERS) == MODELS
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_parameters_are_as_many_as_the_papers_say(name: str) -> None:
+    with torch.device("meta"):
+        net = MAKERS[name](1000)
+    assert sum(one.numel() for one in net.parameters()) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("shape", [(32, 32), (33, 47), (64, 96), (160, 32), (32, 161)])
+def test_images_of_any_shape_become_scores(name: str, shape: tuple[int, int]) -> None:
+    net = made(name, classes=7).eval()
+    with torch.no_grad():
+        assert net(torch.zeros(2, 3, *shape)).shape == (2, 7)
+
+
+def test_resnet50_takes_squares_and_rectangles_in_training_too() -> None:
+    net = made("resnet50", classes=3)
+    for shape in ((32, 32), (64, 96)):
+        scores = net(torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(0)))
+        assert scores.shape == (2, 3) and scores.isfinite().all()
+
+
+def test_a_resnet_shrinks_an_image_32_times() -> None:
+    net = MAKERS["resnet18"](10).eval()
+    assert net.stages(net.stem(torch.zeros(1, 3, 64, 96))).shape[2:] == (2, 3)
+
+
+def test_a_bottleneck_strides_in_its_3x3() -> None:
+    strides = [
+        (block.conv1.stride, block.conv2.stride, block.conv3.stride, block.conv2.kernel_size)
+        for block in MAKERS["resnet50"](10).stages
+        if isinstance(block, Bottleneck)
+    ]
+    assert len(strides) == 16
+    for number, stride in enumerate(strides):
+        two = (2, 2) if number in (3, 7, 13) else (1, 1)
+        assert stride == ((1, 1), two, (1, 1), (3, 3))
+
+
+@pytest.mark.parametrize("name", ["resnet10_tiny", "resnet18", "resnet50"])
+@pytest.mark.parametrize("zero", [True, False])
+def test_zero_gamma_silences_the_last_norm_of_each_block_and_no_other(name: str, zero: bool) -> None:
+    net = made(name, zero_gamma=zero)
+    last = {block.last_norm for block in net.modules() if isinstance(block, Basic | Bottleneck)}
+    norms = [one for one in net.modules() if isinstance(one, nn.BatchNorm2d)]
+    assert len(norms) > len(last) > 0
+    for norm in norms:
+        assert norm.weight.eq(0 if zero and norm in last else 1).all() and norm.bias.eq(0).all()
+
+
+@pytest.mark.parametrize("std", [0.01, 0.05])
+def test_the_classifier_starts_with_the_asked_spread(std: float) -> None:
+    fc = made("resnet18", classes=1000, fc_std=std).fc
+    assert fc.weight.std().item() == pytest.approx(std, rel=0.01) and abs(fc.weight.mean().item()) < std / 100
+    assert fc.bias.eq(0).all()
+
+
+def test_convolutions_start_with_the_spread_that_keeps_the_gradient() -> None:
+    """He et al. 2015: sqrt(2 / fan out)."""
+    for module in made("resnet18").modules():
+        if isinstance(module, nn.Conv2d) and module.weight.numel() > 20_000:
+            out = module.out_channels * module.kernel_size[0] ** 2
+            assert module.weight.std().item() == pytest.approx((2 / out) ** 0.5, rel=0.05)
+
+
+def test_the_same_seed_gives_the_same_weights_and_leaves_the_generator_alone() -> None:
+    torch.manual_seed(1)
+    before = torch.get_rng_state()
+    one, same, other = (made("resnet10_tiny", seed=seed).state_dict() for seed in (3, 3, 4))
+    assert torch.equal(torch.get_rng_state(), before)
+    assert all(torch.equal(one[name], same[name]) for name in one)
+    assert not torch.equal(one["fc.weight"], other["fc.weight"])
+    assert not torch.equal(one["stem.0.weight"], other["stem.0.weight"])

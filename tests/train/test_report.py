@@ -1,0 +1,100 @@
+"""What a trainer tells the agent beside it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train.report import Report
+
+
+@pytest.fixture
+def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The agent's folder; this process is rank 4, the first of its machine."""
+    for name, value in {"IMGNET_WORK": str(tmp_path), "RANK": "4", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    return tmp_path
+
+
+def said(work: Path) -> Any:
+    return json.loads((work / "progress.json").read_text())
+
+
+def test_news_add_up_and_replace_each_other(work: Path) -> None:
+    report = Report()
+    report.say("warming", steps=10, step=0)
+    report.say("training", step=3, top1=float("nan"))
+    assert said(work) == {"state": "training", "steps": 10, "step": 3, "top1": None}
+    assert [path.name for path in work.iterdir()] == ["progress.json"]
+
+
+def test_frequent_news_may_be_dropped_but_come_with_the_next(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr("train.report.time.monotonic", lambda: now)
+    report = Report()
+    report.say("training", step=1)
+    now += 0.1
+    report.say("training", often=True, step=2, lr=0.1)
+    assert said(work)["step"] == 1
+    report.say("validating")
+    assert said(work) == {"state": "validating", "step": 2, "lr": 0.1}
+    now += 1
+    report.say("training", often=True, step=3)
+    assert said(work)["step"] == 3
+
+
+def test_only_the_first_process_of_a_machine_speaks(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    Report().say("training")
+    assert list(work.iterdir()) == []
+
+
+def test_every_process_may_leave_last_words(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    Report().fail("the disk is full")
+    (path,) = work.iterdir()
+    left = json.loads(path.read_text())
+    assert path.name == "failed-4.json" and (left["rank"], left["reason"]) == (4, "the disk is full")
+
+
+def test_without_an_agent_nothing_is_written(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("IMGNET_WORK")
+    report = Report()
+    report.say("training")
+    report.fail("why")
+    assert not report.asked() and list(work.iterdir()) == []
+
+
+def test_an_end_is_asked_for_by_a_file_or_a_signal(work: Path) -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        report = Report()
+        assert not report.asked()
+        (work / "ask").touch()
+        assert report.asked()
+        (work / "ask").unlink()
+        report.listen()
+        assert not report.asked()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert report.asked()
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@pytest.mark.parametrize(("error", "reason"), [
+    ("ValueError('first\\nwhat it was')", "ValueError: what it was"),
+    ("Expected('the rate is too high')", "the rate is too high"),
+    ("KeyError()", "KeyError: KeyError"),
+])  # fmt: skip
+def test_an_error_nobody_caught_is_printed_told_and_ends_the_process(error: str, reason: str, work: Path) -> None:
+    code = "import sys; from train.report import Expected, Report; sys.excepthook = Report().last_words;"
+    code += f"import atexit; atexit.register(print, 'too late'); raise {error}"
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=path, timeout=60)
+    assert run.returncode == 1 and run.stdout == "" and "Traceback" in run.stderr
+    assert json.loads((work / "failed-4.json").read_text())["reason"] == reason
