@@ -14,7 +14,7 @@ from .recipe import Recipe
 from .recipe_file import RecipeError, load, select
 from .report import Expected, Report
 
-# Read by libgomp when torch is loaded. By default its threads spin 300,000 times at a barrier, and where another process
+# Read by libgomp when torch is loaded. Its threads would spin 300,000 times at a barrier, and where another process
 # wants the same processors they spin while the one they wait for cannot run: steps 4 times slower and more (LOG.md).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
