@@ -136,16 +136,16 @@ def follow(job: Job) -> int:
         while True:
             job.refresh()
             ended, status = job.ended, job.status()
-            if status["doing"] != doing and not ended:
-                doing = status["doing"]
-                if not out.is_terminal and doing not in ("training", "validating"):
-                    out.print(f"{time.strftime('%H:%M:%S')} {doing}")
             rows = job.lines("epoch")
             for row in rows[shown:]:
                 if shown == 0:
                     out.print("".join(f"{name:>10}" for name in EPOCH_COLUMNS))
                 out.print("".join(f"{cell:>10}" for cell in epoch_cells(row)))
                 shown += 1
+            if status["doing"] != doing and not ended:
+                doing = status["doing"]
+                if not out.is_terminal and doing not in ("training", "validating"):
+                    out.print(f"{time.strftime('%H:%M:%S')} {doing}")
             step = status["step"] or 0
             if doing not in ("training", "validating"):
                 begun = time.monotonic(), step
