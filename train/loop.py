@@ -295,32 +295,11 @@ class Trainer:
         if self.group.first:
             values = stretch_values(epoch, sums, rate, self.recipe.optim.momentum, self.group.world)
             values |= {"times/step_ms": 1000 * seconds, "times/data_ms": 1000 * waited}
-            values |= {
-                "memory/gb": distributed.memory_gb(self.group.device),
-                **self.network.rates(),
-            }
-            self.log.scalars(self.images_seen, values)
-            self.log.line(
-                "train",
-                step=self.steps_done,
-                images=self.images_seen,
-                epoch=epoch.number + 1,
-                **values,
-            )
+            values |= {"memory/gb": distributed.memory_gb(self.group.device), **self.network.rates()}
+            self.log.stretch(self.steps_done, self.images_seen, epoch.number + 1, values)
 
     def say_epoch(self, row: dict[str, Any]) -> None:
         """Tell the agent and the log about an epoch."""
         self.report.say("training", top1=row["top1"], top5=row["top5"], step=self.steps_done)
         if self.group.first:
-            names = (
-                "val/loss",
-                "val/top1",
-                "val/top5",
-                "val/top1_square",
-                "val/top5_square",
-                "val/seconds",
-            )
-            val = {name: row[name.replace("val/", "") if "top" in name else name.replace("/", "_")] for name in names}
-            self.log.scalars(self.images_seen, val)
-            self.log.line("epoch", step=self.steps_done, images=self.images_seen, **row)
-            self.log.flush()
+            self.log.epoch(self.steps_done, self.images_seen, row)

@@ -178,6 +178,20 @@ class Log:
         whole = {"kind": kind, "attempt": self.attempt, "time": time.time(), **values}
         self.lines.write(json.dumps(finite(whole)) + "\n")
 
+    def stretch(self, step: int, images: int, epoch: int, values: dict[str, float]) -> None:
+        """Note some steps: scalars by their names in TensorBoard, after `images` images."""
+        self.scalars(images, values)
+        self.line("train", step=step, images=images, epoch=epoch, **values)
+
+    def epoch(self, step: int, images: int, row: dict[str, Any]) -> None:
+        """Note an epoch's row of the result; what it says of the validation is drawn as val/..."""
+        names = {
+            name: name.removeprefix("val_") for name in row if name.startswith(("val_", "top")) and "images" not in name
+        }
+        self.scalars(images, {f"val/{short}": row[name] for name, short in names.items()})
+        self.line("epoch", step=step, images=images, **row)
+        self.flush()
+
     def flush(self) -> None:
         """Bring what is queued to the disk."""
         self.board.flush()
