@@ -11,9 +11,11 @@ import contextlib
 import fcntl
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -53,6 +55,7 @@ class Agent:
             folder.mkdir(parents=True, exist_ok=True)
         self.children: list[subprocess.Popen[bytes]] = []
         self.said: dict[str, Any] = {}
+        self.temp = Path(tempfile.mkdtemp(prefix="imgnet-", dir="/tmp"))  # short: the loaders' sockets lie in it
         self.beaten = 0.0
         self.started = time.monotonic()
         self.stopping: tuple[float, str] | None = None  # since when, and why
@@ -63,7 +66,9 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, self._signal)
         try:
-            self.say("setup", pid=os.getpid())
+            self.close_the_last()
+            launch = self.folders.launch.read_text() if self.folders.launch.exists() else ""
+            self.say("setup", pid=os.getpid(), launch=launch)
             self.set_up()
             self.train()
         except Ended as end:
@@ -73,9 +78,21 @@ class Agent:
             state, reason = "failed", f"the agent: {type(error).__name__}: {error}"
         finally:
             spawn.kill(self.children)
+            shutil.rmtree(self.temp, ignore_errors=True)
         with contextlib.suppress(OSError):  # a full disk: who reads the status finds the lock free and says so
             self.say(state, reason=reason, ended=True)
         return int(state == "failed")
+
+    def close_the_last(self) -> None:
+        """Note when an agent before this one, that could not say so, was last alive."""
+        said = read_json(self.shared / "status" / f"{self.machine}.json") or {"ended": True}
+        if not said.get("ended"):
+            self.note({"time": said["time"], "attempt": said.get("attempt", 0), "state": "gone"})
+
+    def note(self, line: dict[str, Any]) -> None:
+        """Append a change of state to the log."""
+        with (self.logs / f"agent-{self.machine}.jsonl").open("a") as file:
+            file.write(json.dumps(line) + "\n")
 
     def _signal(self, number: int, _: FrameType | None) -> None:
         self.signalled = signal.Signals(number).name
@@ -93,8 +110,7 @@ class Agent:
         if state != before:
             line = {"time": time.time(), "attempt": said.get("attempt", 0), "state": state}
             line |= {"reason": said["reason"]} if said.get("reason") else {}
-            with (self.logs / f"agent-{self.machine}.jsonl").open("a") as file:
-                file.write(json.dumps(line) + "\n")
+            self.note(line)
             print(time.strftime("%H:%M:%S"), state, said.get("reason", ""), flush=True)
 
     # --- before the training -------------------------------------------------------------------------------------
@@ -105,7 +121,7 @@ class Agent:
             return
         self.command("drawing the built-in set", "data", "sample", self.spec.data)
         sizes = ",".join(map(str, self.spec.recipe.copies))
-        if sizes:
+        if sizes and self.spec.scale == 1:  # a rehearsal on a part of the images does as well without
             self.command(
                 f"making copies of {sizes} pixels", "data", "resize", self.spec.data, self.spec.copies, "--sizes", sizes
             )
@@ -136,7 +152,7 @@ class Agent:
             self.spec.procs,
             port=spawn.free_port(),
             logs=logs,
-            environment={"IMGNET_WORK": str(self.work)},
+            environment={"IMGNET_WORK": str(self.work), "TMPDIR": str(self.temp)},
         )
         self.windows(logs)
         while True:

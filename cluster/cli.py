@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .cli_data import data
-from .command import Group, fail, output, print_json, schedule_options, yes
+from .command import Group, Number, fail, output, print_json, schedule_options, yes
 from .errors import INTERRUPTED, OK, UNFINISHED, USAGE, BadInput, ClusterError
 
 if TYPE_CHECKING:
@@ -78,10 +78,8 @@ def _plan(recipe: Any, file: str, options: dict[str, Any], backend: str = "plan"
 @click.option(
     "--copies", metavar="DIR", help="Prepared copies of the images. [default: the data folder's name with -sz]"
 )
-@click.option("--max-hours", type=click.FloatRange(0, min_open=True), help="Save and end after so long.")
-@click.option(
-    "--save-seconds", type=click.FloatRange(0), default=60.0, show_default=True, help="A checkpoint so often."
-)
+@click.option("--max-hours", type=Number(0, min_open=True), help="Save and end after so long.")
+@click.option("--save-seconds", type=Number(0), default=60.0, show_default=True, help="A checkpoint so often.")
 @click.option("--skip-bad", is_flag=True, help="Leave out files that are not images instead of ending.")
 @click.option(
     "--workers", type=click.IntRange(0), help="Loader processes of each trainer. [default: by the processors]"
@@ -174,9 +172,8 @@ def ls(output: str) -> None:
                 one["state"],
                 one["epoch"],
                 one["step"],
-                one["top1"],
-                one["top5"],
-                one["images_per_second"],
+                *(one[name] and f"{one[name]:.2f}" for name in ("top1", "top5")),
+                one["images_per_second"] and f"{one['images_per_second']:.0f}",
                 view.span(one["seconds"]),
             )
             for one in found

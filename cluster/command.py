@@ -12,6 +12,19 @@ import click
 from .errors import ERROR, INTERRUPTED, ClusterError
 
 Command = Callable[..., Any]
+
+
+class Number(click.FloatRange):
+    """A number in a range; NaN is in none."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the number. Fails as click's types do."""
+        number = super().convert(value, param, ctx)
+        if number != number:
+            self.fail("NaN is not a number in any range", param, ctx)
+        return float(number)
+
+
 output = click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print.")
 yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
@@ -85,11 +98,11 @@ def schedule_options(command: Command) -> Command:
             ),
             click.option(
                 "--scale",
-                type=click.FloatRange(0, 1, min_open=True),
+                type=Number(0, 1, min_open=True),
                 default=1.0,
                 help="A rehearsal on this fraction of the images.",
             ),
-            click.option("--seed", type=click.IntRange(0), help="Another seed than the recipe's."),
+            click.option("--seed", type=click.IntRange(0, 2**63 - 1), help="Another seed than the recipe's."),
             click.option("--only", multiple=True, metavar="NAME", help="Which recipe, when the file yields several."),
         ]
     ):

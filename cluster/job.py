@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 from train.files import as_json, read_json, replace
 
@@ -62,11 +63,15 @@ class Job:
 
     @property
     def state(self) -> str:
-        """planned, booting, setup, running, done, failed or stopped."""
+        """booting, setup, running, done, failed or stopped."""
         return str(self.status()["state"])
 
     def status(self) -> dict[str, Any]:
         """Return what is known now: state, reason, attempt, step and steps, epoch, accuracies, speed."""
+        with self._whole_files():
+            return self._status()
+
+    def _status(self) -> dict[str, Any]:
         known = settle.status(self.folders, self.spec, self.result)
         if self.said and not self.ended and not self.alive and not settle.agent_status(self.folders).get("ended"):
             known |= {"state": "failed", "reason": settle.silence(self.folders)}  # which could not be settled yet
@@ -78,17 +83,26 @@ class Job:
         Raises `ClusterError` when that cannot be written here: the disk is full, the folder is read-only.
         """
         try:
-            if not self.ended:
-                self._refresh()
+            with self._whole_files():
+                if not self.ended:
+                    self._refresh()
         except OSError as error:
             raise ClusterError(
                 f"{self.run}: {error.strerror or error}; what the job writes cannot come here until that is mended"
             ) from error
 
+    @contextlib.contextmanager
+    def _whole_files(self) -> Iterator[None]:
+        """Turn what a damaged file brings about into a `ClusterError`."""
+        try:
+            yield
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise ClusterError(f"{self.run}: a file in it is damaged ({type(error).__name__}: {error})") from error
+
     def _refresh(self) -> None:
         alive = self.alive  # asked first: what a dead agent wrote is complete
         events.bring_home(self.backend.machines(self.spec)[0], str(self.folders.shared), self.run)
-        if not alive and time.time() - self.launched > (0 if self.said else BOOT_SECONDS):
+        if not alive and (self.said or not self.booting):
             self._settle()
 
     def _settle(self) -> None:
@@ -96,20 +110,19 @@ class Job:
         with contextlib.suppress(Busy), self.locked(seconds=5):
             if not self.ended and not self.alive:
                 self.backend.terminate(self.spec, self.folders)
-                settle.settle(self.folders, self.spec, self.backend, self.launched)
+                settle.settle(self.folders, self.spec, self.backend)
 
     @property
     def said(self) -> bool:
         """Whether the agent of the last launch has said anything yet."""
-        status = settle.agent_status(self.folders)
-        return bool(status) and float(status["time"]) >= self.launched
+        return bool(settle.agent_status(self.folders))
 
     @property
-    def launched(self) -> float:
-        """When the job was last launched or resumed, in seconds since 1970."""
-        with contextlib.suppress(FileNotFoundError):
-            return (self.run / ".launched").stat().st_mtime
-        return self.spec.created
+    def booting(self) -> bool:
+        """Whether the last launch is so fresh that its agent may still come."""
+        launch = self.folders.launch
+        since = launch.stat().st_mtime if launch.exists() else self.spec.created
+        return 0 <= time.time() - since < BOOT_SECONDS  # a clock that was set back says no
 
     def wait(self, seconds: float | None = None) -> str:
         """Return the final state when the job has ended. Raises `ClusterError` when it has not in so many seconds."""
@@ -147,7 +160,7 @@ class Job:
             (self.folders.shared / "stop").unlink(missing_ok=True)
             before = self.folders.result.read_bytes() if self.ended else b""
             self.folders.result.unlink(missing_ok=True)
-            (self.run / ".launched").touch()
+            replace(self.folders.launch, uuid4().hex.encode())
             try:
                 self.backend.launch(self.spec, self.folders)
             except ClusterError:

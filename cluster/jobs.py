@@ -4,6 +4,7 @@ import contextlib
 import os
 import re
 import shutil
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,8 @@ def runs() -> Path:
 
 
 def all_jobs() -> list[Job]:
-    """Return the jobs of this folder, oldest first."""
-    found = [path for path in runs().glob("job-*") if re.fullmatch("job-[1-9][0-9]*", path.name) and path.is_dir()]
+    """Return the jobs of this folder, oldest first. A folder without job.json is of a launch that was killed."""
+    found = [path.parent for path in runs().glob("job-*/job.json") if re.fullmatch("job-[1-9][0-9]*", path.parent.name)]
     return [Job(path) for path in sorted(found, key=lambda path: int(path.name[4:]))]
 
 
@@ -90,7 +91,7 @@ def _create(spec: Spec) -> Job:
     run = None
     try:
         run = _make_folder(backends.get(spec.backend).taken())
-        spec = replace(spec, name=run.name, git_commit=git_commit())
+        spec = replace(spec, name=run.name, git_commit=git_commit(), created=time.time())
         folders = Folders(run)
         folders.shared.mkdir(parents=True)
         replace_file(folders.recipe, as_json(spec.recipe.to_json()))

@@ -43,10 +43,15 @@ def plan(
 ) -> Plan:
     """Work a launch out without starting anything. Raises `BadInput`."""
     recipe = recipe.at(machines or 1) if backend == "local" else recipe.at(machines or recipe.machines)
-    recipe = recipe if seed is None else replace(recipe, seed=seed)
+    try:
+        recipe = recipe if seed is None else replace(recipe, seed=seed)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
     draw = str(data) == "sample" or (data is None and recipe.data == SAMPLE)
     if draw:
         recipe = replace(recipe, data=SAMPLE)
+    elif data is not None:
+        recipe = replace(recipe, data=replace(recipe.data, name=Path(data).absolute().name or "data", root=str(data)))
     root = Path(recipe.data.root if data is None or draw else data).expanduser().absolute()
     beside = Path(copies).expanduser().absolute() if copies else root.with_name(root.name + "-sz")
     machines = 1 if backend == "local" else machines or recipe.machines
@@ -63,6 +68,9 @@ def plan(
         save_seconds=save_seconds, skip_bad=skip_bad, workers=workers,
     )  # fmt: skip
     notes = [schedule.note] if schedule.note else []
+    largest = max(row.global_batch for row in schedule.rows)
+    if largest > images:
+        notes.append(f"a step takes all {images} images there are, not the global batch of {largest}")
     if gpus != machines * procs:
         notes.append(f"{machines * procs} processes share the work of {gpus} GPUs: gradients are accumulated")
     return Plan(spec, schedule, tuple(notes))

@@ -1,8 +1,9 @@
 """What a job's files say: its state while it runs, and the result when it has ended. Reads; writes result.json only."""
 
+import contextlib
 import json
 import shutil
-import time
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,15 @@ from . import attempts
 from .backends import Backend
 from .spec import Folders, Spec
 
+OVER = ("done", "failed", "stopped", "gone")
 RUNNING = ("starting", "indexing", "joining", "warming", "training", "validating", "stopping", "saved")
 
 
 def agent_status(folders: Folders, machine: str = "0") -> dict[str, Any]:
-    """Return what the agent said last, {} before its first word."""
-    return read_json(folders.shared / "status" / f"{machine}.json") or {}
+    """Return what the agent of the last launch said last, {} before its first word."""
+    said: dict[str, Any] = read_json(folders.shared / "status" / f"{machine}.json") or {}
+    launch = folders.launch.read_text() if folders.launch.exists() else ""
+    return said if said.get("launch", "") == launch else {}
 
 
 def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[str, Any]:
@@ -42,55 +46,59 @@ def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[
         },
         "run": str(folders.run),
     }
-    if result:
-        own = {name: result.get(name) for name in ("top1", "top5", "state", "reason")}
+    if result is not None:
+        own = {name: result.get(name) for name in ("top1", "top5", "state", "reason", "images_per_second")}
         return {**known, **own, "doing": "", "attempt": result["attempts"], "seconds": result["seconds"]["total"]}
     if said:
         known["state"] = "running" if said["state"] in RUNNING else said["state"]
         known["state"] = (
             "running" if known["state"] == "done" else known["state"]
         )  # its last files are on their way home
-    return {**known, "seconds": time.time() - spec.created}
+    return {**known, "seconds": seconds_by_part(folders)["total"]}
 
 
 def lines(run: Path, kind: str) -> list[dict[str, Any]]:
     """Return the metrics' lines of one kind in order; a later attempt replaces what it did again."""
     found: list[dict[str, Any]] = []
     for path in sorted((run / "metrics").glob("*.jsonl")):
-        rows = [row for line in path.read_text().splitlines() if (row := _parse(line)) and row["kind"] == kind]
+        rows = [row for row in _rows(path, "kind", "images") if row["kind"] == kind]
         first = rows[0]["images"] if rows else 0
         found = [row for row in found if row["images"] < first or not rows] + rows
     return found
 
 
-def _parse(line: str) -> dict[str, Any] | None:
-    """One line of JSON; None for the last one when only a part of it has arrived."""
-    try:
-        row: dict[str, Any] = json.loads(line)
-        return row
-    except ValueError:
-        return None
+def _rows(path: Path, *names: str) -> Iterator[dict[str, Any]]:
+    """Lines of JSON with these names; not the last one when only a part of it has arrived, nor what is damaged."""
+    for line in path.read_text(errors="replace").splitlines():
+        with contextlib.suppress(ValueError):
+            row = json.loads(line)
+            if isinstance(row, dict) and row.keys() >= {*names}:
+                yield row
 
 
-def seconds_by_part(run: Path) -> dict[str, float]:
-    """Return the seconds of each state over all attempts, "total" without the time between them."""
-    rows = []
-    for path in sorted((run / "logs").glob("agent-0.jsonl")):
-        rows += [row for line in path.read_text().splitlines() if (row := _parse(line))]
+def seconds_by_part(folders: Folders) -> dict[str, float]:
+    """Return the seconds of each state over all launches, "total" without the time between them.
+
+    An agent that was killed counts until its last beat: its follower notes that as "gone", before it the status tells.
+    """
+    rows = [row for path in (folders.run / "logs").glob("agent-0.jsonl") for row in _rows(path, "time", "state")]
+    if rows and rows[-1]["state"] not in OVER:
+        said = read_json(folders.shared / "status" / "0.json") or {}
+        rows.append({"state": "gone", "time": max(rows[-1]["time"], said.get("time", 0.0))})
     parts: dict[str, float] = {}
     for one, following in pairwise(rows):
-        if following["state"] != "setup" and one["state"] not in ("done", "failed", "stopped"):
-            parts[one["state"]] = parts.get(one["state"], 0.0) + following["time"] - one["time"]
+        if following["state"] != "setup" and one["state"] not in OVER:
+            name = "validation" if one["state"] == "validating" else one["state"]
+            parts[name] = parts.get(name, 0.0) + max(0.0, following["time"] - one["time"])
     return {"total": sum(parts.values()), **parts}
 
 
-def settle(folders: Folders, spec: Spec, backend: Backend, launched: float) -> None:
+def settle(folders: Folders, spec: Spec, backend: Backend) -> None:
     """Write the result of a job whose agent is gone: what the trainers measured, and how the job ended.
 
-    What was said before `launched` (seconds since 1970) was said by the agent of an earlier launch.
+    The seconds of training and validation are the trainers' own, all others the agent's.
     """
     said = agent_status(folders)
-    said = said if said and float(said["time"]) >= launched else {}
     trained = read_json(folders.shared / "result.json")
     state, reason = said.get("state"), said.get("reason", "")
     if trained:
@@ -99,7 +107,8 @@ def settle(folders: Folders, spec: Spec, backend: Backend, launched: float) -> N
         state, reason = "failed", silence(folders, bool(said))
     newest = attempts.newest(folders.shared)
     epochs = trained["epochs"] if trained else lines(folders.run, "epoch")
-    seconds = seconds_by_part(folders.run)
+    seconds = seconds_by_part(folders)
+    measured = {key: one for key, one in (trained or {}).get("seconds", {}).items() if key != "attempt"}
     result = {
         "job": spec.name,
         "recipe": spec.recipe.name,
@@ -112,7 +121,7 @@ def settle(folders: Folders, spec: Spec, backend: Backend, launched: float) -> N
         "goodput": None,
         "seed": spec.recipe.seed,
         **(trained or {}),
-        "seconds": {**((trained or {}).get("seconds") or {}), **seconds},
+        "seconds": {**seconds, **measured},
         "machines": spec.machines,
         "procs": spec.procs,
         "attempts": newest.number if newest else 0,

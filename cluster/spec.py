@@ -73,6 +73,11 @@ class Folders:
         return self.run / "machine" / "work"
 
     @property
+    def launch(self) -> Path:
+        """A new text with every launch, which the agent repeats: whose words are whose needs no clock."""
+        return self.shared / "launch"
+
+    @property
     def result(self) -> Path:
         """The job's result; there is one when the job has ended, whichever way."""
         return self.run / "result.json"

@@ -5,7 +5,6 @@ so that attaching feels like home.
 """
 
 import os
-import shlex
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +16,8 @@ if TYPE_CHECKING:
     from libtmux import Server, Session
 
 SOCKET = "imgnet"
+# Over what a user's own configuration may say: sessions live unseen, and end with their commands.
+SETTINGS = {"destroy-unattached": "off", "exit-unattached": "off", "remain-on-exit": "off"}
 OWNER = "IMGNET_RUN"  # in the session's environment: whose job it is, for other folders have a job-1 too
 
 
@@ -69,27 +70,29 @@ def start(name: str, run: Path, window: str, argv: Sequence[str]) -> None:
         kill(name, run)
     elif other is not None:
         raise ClusterError(f"the tmux session {name} belongs to {other}; end that job first, or wait for it")
-    words = ["new-session", "-d", "-s", name, "-n", window, "-x", "200", "-y", "50", "-e", f"{OWNER}={run}"]
     # By name: a pattern such as * brings only the first variable that fits it (tmux 3.3). One that is named here but
     # not in our environment, because an earlier job brought it, is taken out of the session.
     held = [line.partition("=")[0].lstrip("-") for line in _server().cmd("show-environment", "-g").stdout]
-    variables = " ".join(sorted({*os.environ, *held}))
-    set_up = ["start-server", ";", "set-option", "-g", "update-environment", variables, ";"]
-    done = _server().cmd(*set_up, *words, "-c", os.getcwd(), shlex.join(argv))  # noqa: PTH109
+    settings = {"update-environment": " ".join(sorted({*os.environ, *held})), **SETTINGS}
+    set_up = [word for name, value in settings.items() for word in ("set-option", "-g", name, value, ";")]
+    words = ["new-session", "-d", "-s", name, "-n", window, "-x", "200", "-y", "50", "-e", f"{OWNER}={run}"]
+    here = os.getcwd().replace("#", "##")  # noqa: PTH109  (tmux expands formats in it)
+    done = _server().cmd("start-server", ";", *set_up, *_plain([*words, "-c", here, *argv]))
     if done.stderr:
         raise ClusterError(f"tmux -L {SOCKET}: {' '.join(done.stderr)}")
-    session = find(name)
-    if session is None:
-        return  # its command ended at once; whoever waits for it will see that
-    session.cmd("set-option", "remain-on-exit", "off")
 
 
 def add(name: str, window: str, argv: Sequence[str], show: bool = False) -> None:
     """Add a window to a session, in front when `show`. Raises `ClusterError` when that fails."""
     words = ["new-window", "-t", f"={name}:", "-n", window, *([] if show else ["-d"])]
-    done = _server().cmd(*words, shlex.join(argv))
+    done = _server().cmd(*_plain([*words, *argv]))
     if done.stderr:
         raise ClusterError(f"tmux -L {SOCKET}: {' '.join(done.stderr)}")
+
+
+def _plain(words: Sequence[str]) -> list[str]:
+    """Words that tmux takes as they are: one that ends in a semicolon would end its command."""
+    return [word[:-1] + r"\;" if word.endswith(";") else word for word in words]
 
 
 def kill(name: str, run: Path) -> None:

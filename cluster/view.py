@@ -5,6 +5,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from train.text import epoch_line, epoch_title
+
 from .errors import FAILED, OK, STOPPED
 from .job import Job
 from .plan import Plan
@@ -14,19 +16,6 @@ if TYPE_CHECKING:
 
 EXIT = {"done": OK, "failed": FAILED, "stopped": STOPPED}
 COLOURS = {"done": "green", "failed": "red", "stopped": "yellow", "running": "cyan"}
-EPOCH_COLUMNS = (
-    "epoch",
-    "size",
-    "batch",
-    "rate",
-    "loss",
-    "top-1",
-    "val loss",
-    "val top-1",
-    "val top-5",
-    "seconds",
-    "img/s",
-)
 
 
 def console(error: bool = False) -> "Console":
@@ -43,13 +32,15 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = ""
     from rich.table import Table
 
     shown = [[_cell(value) for value in row] for row in rows]
-    grid = Table(box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False, show_edge=False)
+    grid = Table(
+        box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False, show_edge=False, padding=(0, 0)
+    )
     for place, name in enumerate(columns):
         right = all(row[place][:1] in "-0123456789" for row in shown)
         grid.add_column(name, justify="right" if right else "left", no_wrap=True)
     for row in shown:
         grid.add_row(*row, style=COLOURS.get(row[2]) if len(columns) > 2 and columns[2] == "state" else None)
-    console().print(grid)
+    console().print(grid, width=200)  # a narrow terminal breaks the lines; cut cells would be lost
 
 
 def _cell(value: Any) -> str:
@@ -66,19 +57,17 @@ def span(seconds: float) -> str:
 
 def rates(pair: Sequence[float]) -> str:
     """Return "0.1 to 0.2", or one number when both are the same."""
-    first, last = (f"{one:.5g}" for one in pair)
+    first, last = (f"{one:.4g}" for one in pair)
     return first if first == last else f"{first} to {last}"
 
 
 def show_plan(plan: Plan) -> None:
     """Print what a launch would do: the price, the schedule, what the linear rule changed."""
     spec = plan.spec
-    where = "this computer" if spec.backend == "local" else f"{spec.machines} machines"
-    price = "no price" if spec.backend == "local" else "price unknown"
-    print(
-        f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}, "
-        f"{where}, {spec.procs} processes, {price}"
-    )
+    where = "this computer" if spec.backend == "local" else f"machines: {spec.machines}"
+    price = "$0.00" if spec.backend == "local" else "price unknown"
+    what = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
+    print(f"{what}; {where}, processes: {spec.procs}, {price}")
     show_schedule(plan.schedule.table())
     print(f"{plan.schedule.steps} steps over {plan.schedule.images} images")
     for note in plan.notes:
@@ -87,38 +76,18 @@ def show_plan(plan: Plan) -> None:
 
 def show_schedule(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a schedule's rows as a paper's table."""
-    columns = (
-        "epochs",
-        "size",
-        "batch",
-        "global batch",
-        "rate",
-        "rate per 256",
-        "steps",
-        "copy",
-        "min scale",
-        "validation",
-    )
+    columns = ("epochs", "size", "batch", "global", "rate", "per 256", "steps", "copy", "scale", "val")
     table(
         columns,
         [
             (
                 f"{row['start']}-{row['end']}", row["size"], row["batch"], row["global_batch"], rates(row["lr"]),
                 rates(row["lr_per_256"]), row["steps"], row["copy"] or "full", row["min_scale"],
-                "rectangles" if row["rect_val"] else "square",
+                "rect" if row["rect_val"] else "square",
             )
             for row in rows
         ],
     )  # fmt: skip
-
-
-def epoch_cells(row: Mapping[str, Any]) -> list[str]:
-    """Return an epoch's line of the table."""
-    return [
-        str(row["epoch"]), str(row["size"]), str(row["global_batch"]), f"{row['lr']:.4g}", f"{row['train_loss']:.3f}",
-        f"{row['train_top1']:.2f}", f"{row['val_loss']:.3f}", f"{row['top1']:.2f}", f"{row['top5']:.2f}",
-        f"{row['seconds']:.1f}", f"{row['images_per_second']:.0f}",
-    ]  # fmt: skip
 
 
 def follow(job: Job) -> int:
@@ -139,8 +108,8 @@ def follow(job: Job) -> int:
             rows = job.lines("epoch")
             for row in rows[shown:]:
                 if shown == 0:
-                    out.print("".join(f"{name:>10}" for name in EPOCH_COLUMNS))
-                out.print("".join(f"{cell:>10}" for cell in epoch_cells(row)))
+                    out.print(epoch_title())
+                out.print(epoch_line(row))
                 shown += 1
             if status["doing"] != doing and not ended:
                 doing = status["doing"]
@@ -161,7 +130,7 @@ def follow(job: Job) -> int:
 def _right(status: Mapping[str, Any], since: float, first: int) -> str:
     """What stands beside the bar: steps, speed, and the time left if all steps were like those since `first`."""
     if not status["steps"] or not status["images_per_second"]:
-        return str(status["progress"])
+        return str(status["progress"]).rpartition(": ")[2]
     steps, epochs = f"{status['step']}/{status['steps']}", f"{status['epoch']}/{status['epochs']}"
     done, missing = status["step"] - first, status["steps"] - status["step"]
     left = f"  {span((time.monotonic() - since) * missing / done)} left" if done > 0 else ""

@@ -36,7 +36,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     recipe = found[0].at(options.machines)
     if options.seed is not None:
-        recipe = replace(recipe, seed=options.seed)
+        try:
+            recipe = replace(recipe, seed=options.seed)
+        except ValueError as error:
+            print(f"error: {error}", file=sys.stderr)
+            return 2
     if "RANK" in os.environ:
         return be_one(options, recipe)
     procs = options.procs or _gpus() or 1
@@ -83,8 +87,10 @@ def be_one(options: Options, recipe: Recipe) -> int:
     try:
         return run.run(options, recipe, report)
     except (Expected, DataError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        report.fail(str(error).strip().splitlines()[-1])
+        named = isinstance(error, OSError) and error.filename
+        text = f"{error.filename}: {error.strerror}" if named else str(error).strip()  # type: ignore[union-attr]
+        print(f"error: {text}", file=sys.stderr, flush=True)
+        report.fail(text.splitlines()[-1])
         sys.stderr.flush()
         os._exit(1)  # peers may be in a collective, loader processes alive: nothing here waits for them
 

@@ -21,8 +21,10 @@ def _temp(path: Path, content: bytes, durable: bool) -> Path:
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
-    except BaseException:  # a full disk, Ctrl-C: leave no half file
+    except BaseException as error:  # a full disk, Ctrl-C: leave no half file
         temp.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno:
+            raise OSError(error.errno, error.strerror, str(path)) from error
         raise
     return temp
 

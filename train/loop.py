@@ -145,18 +145,17 @@ class Trainer:
         if self.group.first:
             out, attempt = self.options.out, self.options.attempt
             self.saver = checkpoint.Saver(out / "checkpoints" / f"{attempt:06d}")
-            self.log = Log(out, attempt, self.images_seen)
+            self.log = Log(out, attempt, self.images_seen, self.schedule.steps)
         phases = [epoch.row.phase for epoch in self.schedule.epochs[self.epoch :]]
         largest = max((3 * one.batch * one.size**2 for one in phases), default=1)
         batches = stream(images, self.feed.works(self.epoch, self.step), workers, self.group.device, largest)
-        self.report.say(
-            "warming",
-            steps=self.schedule.steps,
-            step=self.steps_done,
-            epochs=len(self.schedule.epochs),
-        )
+        epochs = self.schedule.epochs[-1].number + 1
+        self.report.say("warming", steps=self.schedule.steps, step=self.steps_done, epochs=epochs)
         if self.group.world > 1:
-            self.net = DistributedDataParallel(self.model, broadcast_buffers=False, gradient_as_bucket_view=True)
+            # Nothing is copied from rank 0: the weights are the same by seed or checkpoint, the statistics are not.
+            self.net = DistributedDataParallel(
+                self.model, forward_sync_buffers=False, init_sync=False, gradient_as_bucket_view=True
+            )
         if phases:  # else a run that was killed between its last save and its result
             shapes = dict.fromkeys((one.batch, one.size) for one in phases)
             warm(self.net, self.optimizer, list(shapes), self.group.device, self.autocast)

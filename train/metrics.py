@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
+from . import text
 from .files import finite
 
+PRINT_SECONDS = 10.0  # between two lines of text
 Item = TypeVar("Item")
 Shape = tuple[int, ...]
 
@@ -159,11 +161,15 @@ class Network:
 
 
 class Log:
-    """TensorBoard events and JSON lines of one attempt, x = images seen. Made by the first process only."""
+    """TensorBoard events, JSON lines and printed text of one attempt of a run of so many `steps`, x = images seen.
 
-    def __init__(self, out: Path, attempt: int, images: int) -> None:
+    Made by the first process only.
+    """
+
+    def __init__(self, out: Path, attempt: int, images: int, steps: int) -> None:
         (out / "metrics").mkdir(parents=True, exist_ok=True)
-        self.attempt = attempt
+        self.attempt, self.steps, self.printed = attempt, steps, time.monotonic()
+        print(text.epoch_title(), flush=True)
         # What an earlier attempt wrote beyond our starting point is hidden by purge_step.
         self.board = SummaryWriter(str(out / "events"), purge_step=images, flush_secs=2)
         self.lines = (out / "metrics" / f"{attempt:06d}.jsonl").open("a", buffering=1)
@@ -182,6 +188,9 @@ class Log:
         """Note some steps: scalars by their names in TensorBoard, after `images` images."""
         self.scalars(images, values)
         self.line("train", step=step, images=images, epoch=epoch, **values)
+        if time.monotonic() - self.printed > PRINT_SECONDS:
+            self.printed = time.monotonic()
+            print(text.step_line(step, self.steps, epoch, values), flush=True)
 
     def epoch(self, step: int, images: int, row: dict[str, Any]) -> None:
         """Note an epoch's row of the result; what it says of the validation is drawn as val/..."""
@@ -190,6 +199,7 @@ class Log:
         }
         self.scalars(images, {f"val/{short}": row[name] for name, short in names.items()})
         self.line("epoch", step=step, images=images, **row)
+        print(text.epoch_line(row), flush=True)
         self.flush()
 
     def flush(self) -> None:

@@ -213,6 +213,8 @@ class Recipe:
                 raise ValueError(f"{where}, {name}: must be a {kind.__name__}, not {getattr(self, name)!r}")
         for name, least in (("machines", 1), ("gpus", 1), ("seed", 0)):
             _whole(where, name, getattr(self, name), least)
+        if self.seed >= 2**63:
+            raise ValueError(f"{where}, seed: must be below 2**63, not {self.seed}")
         if not isinstance(self.tables, Mapping):
             raise ValueError(f"{where}, tables: must be phases by number of machines, not {self.tables!r}")
         for machines, rows in self.tables.items():

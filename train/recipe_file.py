@@ -1,10 +1,12 @@
 """Recipes from files: a Python file, the dotted name of a module, or a resolved recipe as JSON."""
 
+import contextlib
 import importlib.util
 import json
+import os
 import sys
 import traceback
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
@@ -20,15 +22,28 @@ def load(name: str) -> list[Recipe]:
 
     Raises `RecipeError` when the file is missing, does not import, holds none, or yields two of one name.
     """
+    if not name:
+        raise RecipeError("no recipe is named; see recipes/ for those that come with the project")
     if name.endswith(".json"):
         return [_from_json(Path(name))]
-    module = _import(_find(name))
-    found = _collect(name, module)
+    with _guarded():
+        found = _collect(name, _import(_find(name)))
     names = [recipe.name for recipe in found]
     twice = sorted({one for one in names if names.count(one) > 1})
     if twice:
         raise RecipeError(f"{name}: yields two recipes named {', '.join(map(repr, twice))}; give each its own name")
     return found
+
+
+@contextlib.contextmanager
+def _guarded() -> Iterator[None]:
+    """What a recipe prints goes to stderr, for stdout may be JSON; the folder it goes to is left again."""
+    here = os.getcwd()  # noqa: PTH109
+    with contextlib.redirect_stdout(sys.stderr):
+        try:
+            yield
+        finally:
+            os.chdir(here)
 
 
 def _from_json(path: Path) -> Recipe:
@@ -86,7 +101,7 @@ def _words(error: BaseException) -> str:
 
 def _line(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
-        return f", line {error.lineno}"
+        return f", line {error.lineno}" if error.lineno else ""
     lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
 

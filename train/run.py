@@ -63,6 +63,8 @@ def run(options: Options, recipe: Recipe, report: Report) -> int:
         os._exit(SAVED)  # the loader has batches in flight that nobody wants
     if group.first:
         publish(trainer, started, dataset.recipe)
+        last, path = trainer.history[-1], options.out / "result.json"
+        print(f"done: top-1 {last['top1']:.2f} %  top-5 {last['top5']:.2f} %  {path}", flush=True)
     distributed.barrier(group)
     report.say("done", step=schedule.steps)
     return 0

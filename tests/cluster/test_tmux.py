@@ -115,6 +115,23 @@ def test_a_command_that_ends_at_once_is_no_error(place: Fixture) -> None:
     place.wait_for(lambda: not tmux.mine("job-1", place.path))
 
 
+def test_a_configuration_of_the_user_ends_nothing(place: Fixture, told: Fixture) -> None:
+    lines = ["default-shell /bin/false", "destroy-unattached on", "exit-unattached on", "remain-on-exit on"]
+    (Path(place.env["HOME"]) / ".tmux.conf").write_text("".join(f"set -g {one}\n" for one in [*lines, "base-index 1"]))
+    assert told("job-1", place.path, ["a"])["argv"] == ["a"]
+    assert told("job-1", place.path, ["b"], "second", more=True)["argv"] == ["b"]
+    assert tmux.mine("job-1", place.path)
+
+
+@pytest.mark.parametrize("name", ["a;", "#{pane_id}", "#S", "it's", "ä b"])
+def test_the_folder_of_a_session_may_have_any_name(
+    place: Fixture, told: Fixture, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place.path / name).mkdir()
+    monkeypatch.chdir(place.path / name)
+    assert told("job-1", place.path, [])["cwd"] == str(place.path / name)
+
+
 def test_another_server_of_the_user_is_left_alone(place: Fixture, told: Fixture) -> None:
     told("job-1", place.path, [])
     assert place.tmux("list-sessions").startswith("job-1:")

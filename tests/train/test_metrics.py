@@ -158,7 +158,7 @@ def test_a_machine_s_own_network_can_be_read() -> None:
 def test_a_log_keeps_scalars_by_images_and_lines_of_strict_json(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    log = Log(tmp_path, 3, 0)
+    log = Log(tmp_path, 3, 0, 100)
     for images in (100, 200):
         log.scalars(images, {"train/loss": images / 100, "sizes/lr": 0.5})
         log.line("train", step=images, loss=math.nan, top=[math.inf, 1])
@@ -176,11 +176,11 @@ def test_a_log_keeps_scalars_by_images_and_lines_of_strict_json(tmp_path: Path) 
 def test_a_later_attempt_hides_what_the_earlier_one_drew_beyond_its_start(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    first = Log(tmp_path, 1, 0)
+    first = Log(tmp_path, 1, 0, 100)
     for images in (100, 200, 300):
         first.scalars(images, {"x": 1.0})
     first.close()
-    second = Log(tmp_path, 2, 200)
+    second = Log(tmp_path, 2, 200, 100)
     second.scalars(250, {"x": 2.0})
     second.close()
     board = EventAccumulator(str(tmp_path / "events"))

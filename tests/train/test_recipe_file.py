@@ -180,3 +180,14 @@ def test_loading_a_recipe_imports_neither_torch_nor_boto3(here: Path) -> None:
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     run = subprocess.run([sys.executable, "-c", code, "one.py"], capture_output=True, text=True, env=path, timeout=60)
     assert (run.stdout, run.stderr) == ("[]\n", "")
+
+
+def test_what_a_recipe_prints_and_where_it_goes_does_not_matter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = "import os\nprint('hello')\nos.chdir('/')\nrecipe = make('a')\n"
+    assert names(write("talks.py", text)) == ["a"]
+    assert Path.cwd() == here and capsys.readouterr() == ("", "hello\n")
+
+
+def test_no_name_is_no_recipe() -> None:
+    with pytest.raises(RecipeError, match="no recipe is named"):
+        load("")

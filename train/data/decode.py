@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
+JPEG = b"\xff\xd8"  # how one begins
 Pixels = NDArray[np.uint8]
 
 
@@ -28,12 +29,19 @@ def decode(data: bytes) -> Pixels:
 
 
 def _decode_other(data: bytes, why: str) -> Pixels:
+    if not data:
+        raise BadImage("the file is empty")
     try:
         with Image.open(BytesIO(data)) as image:
+            if image.mode.startswith(("I", "F")):  # which convert() would clip to white
+                raise BadImage(f"{image.format} with more than 8 bits a channel (mode {image.mode})")
             return np.array(image.convert("RGB"))
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as error:
-        reason = "the file is empty" if not data else why if "cannot identify" in str(error) else str(error)
-        raise BadImage(reason.replace("\n", " ")) from error
+    except UnidentifiedImageError as error:
+        raise BadImage(why.replace("\n", " ") if data[:2] == JPEG else "not an image") from error
+    except BadImage:
+        raise
+    except Exception as error:  # of a damaged file PIL's readers may raise anything
+        raise BadImage(" ".join(str(error).split()) or type(error).__name__) from error
 
 
 def encode(pixels: Any, quality: int) -> bytes:

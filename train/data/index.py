@@ -178,8 +178,8 @@ def _index(folder: Path, classes: Sequence[str], stored: dict[str, Any], skip_ba
     if bad and not skip_bad:
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise DataError(
-            f"{folder / bad[0][0]}{more}: {bad[0][1]}; mend or remove, or say --skip-bad to leave out "
-            f"{len(bad)} of {len(bad) + len(stored['paths'])} files"
+            f"{folder / bad[0][0]}{more}: {bad[0][1]}; mend or remove, or say --skip-bad to leave out {len(bad)} "
+            f"of {len(bad) + len(stored['paths'])} files; all of them: imgnet-cluster data check {folder.parent}"
         )
     if not len(stored["paths"]):
         raise DataError(f"{folder}: has no images; the layout is {folder.name}/<class>/*.JPEG")
@@ -202,7 +202,7 @@ def same_images(full: Index, copy: Index) -> None:
     missing, extra = len(mine - theirs), len(theirs - mine)
     if missing or extra:
         raise DataError(
-            f"{copy.folder}: lacks {missing} images of {full.folder} and has {extra} that are not there; "
+            f"{copy.folder}: is not of the same images as {full.folder} ({missing} are missing, {extra} too many); "
             f"make it again: imgnet-cluster data resize {full.folder.parent} {copy.folder.parent.parent} "
             f"--sizes {copy.folder.parent.name}"
         )

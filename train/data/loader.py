@@ -5,6 +5,7 @@ which epoch, so neither a new size nor a new batch nor a new epoch restarts anyt
 batches are decoded before the last epoch ends.
 """
 
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -121,6 +122,7 @@ def _begin_worker(_: int) -> None:
     torch.set_num_threads(1)
 
 
+LONGEST_FOLDER = 60  # characters of $TMPDIR: workers hand batches over by sockets in it, whose paths may have 107
 AHEAD_BYTES = 128e6  # of batches that each worker may have ready
 
 
@@ -130,6 +132,8 @@ def stream(images: Images, works: Iterable[Work], workers: int, device: torch.de
     `largest` is the number of bytes of the run's largest batch: small ones are made further ahead. Raises `DataError`
     at the batch with a file that cannot be decoded any more.
     """
+    if len(tempfile.gettempdir()) > LONGEST_FOLDER:
+        tempfile.tempdir = "/tmp"
     ahead = int(min(16, max(2, AHEAD_BYTES // largest)))
     options: dict[str, Any] = {}
     if workers:

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageDraw
 
-from ..files import locked
+from ..files import locked, replace
 
 Floats = npt.NDArray[np.floating]
 Rng = np.random.Generator
@@ -119,7 +119,7 @@ def _prepare(root: Path) -> None:
     for part in (root / split for split in SPLITS):
         for folder in (part / name for name in CLASSES):
             folder.mkdir(parents=True, exist_ok=True)
-            for leftover in folder.glob(".*.tmp"):
+            for leftover in folder.glob(".*"):
                 leftover.unlink()
         others = {entry.name for entry in part.iterdir()} - set(CLASSES)
         if others:
@@ -158,12 +158,7 @@ def _start_worker(parent: int) -> None:
 
 def _write(job: Job) -> None:
     seed, split, number, path = job
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_bytes(draw(seed, split, number))
-        temporary.replace(path)
-    finally:  # it is still there after an error only
-        temporary.unlink(missing_ok=True)
+    replace(path, draw(seed, split, number), durable=False)
 
 
 def _size(rng: Rng) -> tuple[int, int]:

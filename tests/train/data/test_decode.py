@@ -102,3 +102,28 @@ def test_encoded_pixels_come_back_nearly_as_they_were() -> None:
     with Image.open(io.BytesIO(data)) as image:
         assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (96, 64))
     assert np.abs(decode(data).astype(np.int64) - pixels).mean() < 6
+
+
+def test_pixels_that_do_not_fit_into_a_byte_are_refused_and_not_clipped() -> None:
+    grey = Image.fromarray(np.full((4, 4), 60000, np.uint16))
+    with pytest.raises(BadImage, match="more than 8 bits"):
+        decode(saved(grey, "PNG"))
+
+
+def test_whatever_a_reader_of_pil_raises_is_a_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of AVIF and DDS raise RuntimeError and NotImplementedError for a damaged file."""
+
+    data = saved(picture(), "PNG")
+
+    def read(*_: Any) -> None:
+        raise NotImplementedError("a format\nof tomorrow")
+
+    monkeypatch.setattr(Image.Image, "convert", read)
+    with pytest.raises(BadImage, match=r"^a format of tomorrow$"):
+        decode(data)
+
+
+@pytest.mark.parametrize("data", [b"words\n", b"\0" * 100])
+def test_what_is_no_image_is_said_to_be_none(data: bytes) -> None:
+    with pytest.raises(BadImage, match=r"^not an image$"):
+        decode(data)

@@ -263,5 +263,5 @@ def test_a_copy_must_have_the_same_images_but_may_end_otherwise(root: Path, tmp_
     write(copy / "train/dog/d.JPEG", jpeg(1))
     write(copy / "train/dog/e.JPEG", jpeg(1))
     said = error_of(same_images, load(root, "train"), load(copy, "train"))
-    assert "lacks 1 images" in said and "has 2 that are not there" in said
+    assert "1 are missing, 2 too many" in said
     assert f"data resize {root} {tmp_path}/data-sz --sizes 64" in said

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -168,6 +169,20 @@ def test_the_same_workers_serve_every_size_batch_and_epoch(images: Images) -> No
         workers |= {one.pid for one in multiprocessing.active_children()}
     assert len(shapes) > 8 and len(workers) == 2
     del batches
+
+
+def test_a_long_folder_for_temporary_files_is_no_wait_for_ever(
+    images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_group: Any
+) -> None:
+    """Workers hand batches over by sockets that lie in it; a socket's path has 107 characters at most."""
+    long = tmp_path / ("t" * 120)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+
+    def work(_: object) -> int:
+        return len(list(stream(images, works(), 1, CPU, LARGEST)))
+
+    assert in_group(1, work) == [len(works())]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
