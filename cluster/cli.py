@@ -187,6 +187,8 @@ def ls(output: str) -> None:
 @output
 def status(job: str | None, exit_code: bool, output: str) -> None:
     """Show how JOB stands (default: the newest)."""
+    import time
+
     from . import jobs, view
 
     found = jobs.find(job)
@@ -195,11 +197,10 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
     if output == "json":
         print_json({**said, "result": found.result})
     else:
+        said |= {"created": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(said["created"]))}
         for name, value in said.items():
             if value not in (None, ""):
-                click.echo(
-                    f"{name:18} {value:.4g}" if isinstance(value, float) and name != "created" else f"{name:18} {value}"
-                )
+                click.echo(f"{name:18} {value:.4g}" if isinstance(value, float) else f"{name:18} {value}")
     if exit_code:
         sys.exit(view.EXIT.get(said["state"], UNFINISHED))
 
