@@ -243,7 +243,7 @@ class Agent:
 # It asks for more than `kill -0` does: tmux loses the SIGCHLDs of commands that end at the same moment (it ignores the
 # signal while utempter runs) and leaves a dead agent as a zombie until another window ends. So this one must.
 GPU_WINDOW = """
-while ps -o stat= -p "$1" | grep -q '^[^Z]'; do
+while grep -qs '^State:.[^ZX]' "/proc/$1/status"; do
     clear
     if command -v nvidia-smi >/dev/null; then nvidia-smi; else ps -o pid,pcpu,rss,etime,args --ppid "$1"; fi
     sleep 2
