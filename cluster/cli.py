@@ -216,10 +216,12 @@ def logs(job: str | None, follow: bool, rank: int, agent: bool) -> None:
 
     from . import jobs, view
 
-    found, shown = jobs.find(job), 0
+    found, shown, before = jobs.find(job), 0, None
     while True:
         found.refresh()
         ended, path = found.ended, found.log(None if agent else rank)
+        shown = shown if path == before else 0  # from the set-up's to the first attempt's
+        before = path
         if not follow and not path.exists():
             raise ClusterError(
                 f"{path}: there is no such log; {found.name} has {found.spec.procs} trainers, and is {found.state}"

@@ -146,10 +146,15 @@ class Job:
         return [(row["images"], row[key]) for row in self.lines(kind) if key in row]
 
     def log(self, rank: int | None = 0, attempt: int | None = None) -> Path:
-        """Return the file that a rank of an attempt (default: the last) writes its output to; None: the agent's."""
+        """Return the file that a rank of an attempt (default: the last) writes its output to; None: the agent's.
+
+        Before the first attempt it is the set-up's.
+        """
         if rank is None:
             return self.run / "logs" / "agent-0.jsonl"
-        number = attempt or int(self.status()["attempt"] or 1)
+        number = attempt or int(self.status()["attempt"])
+        if not number:
+            return self.run / "logs" / "setup-0.log"
         return self.run / "logs" / f"{number:06d}" / f"rank-{rank}.log"
 
     def start(self) -> None:

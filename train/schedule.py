@@ -110,9 +110,10 @@ class Schedule:
         """One line that says what the linear rule changed; empty when the GPUs are the nominal ones."""
         if self.gpus == self.recipe.nominal_gpus:
             return ""
+        stated = f"{self.recipe.nominal_gpus} GPU{'s' * (self.recipe.nominal_gpus > 1)}"
         return (
-            f"rates are stated for {self.recipe.nominal_gpus} GPUs; on {self.gpus} the global batch and, by the linear "
-            f"rule, the rate are multiplied by {self.factor:g}"
+            f"rates are stated for {stated}; on {self.gpus} the global batch and, by the linear rule, the rate are "
+            f"multiplied by {self.factor:g}"
         )
 
     @cached_property

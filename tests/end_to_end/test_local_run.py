@@ -183,6 +183,8 @@ def test_a_running_job_cannot_be_resumed_and_follows_a_limit_in_hours(place: Any
 def test_a_job_that_is_stopped_while_it_sets_up_can_be_resumed(place: Any) -> None:
     job = place.launch(4000, "--data", "sample")
     place.wait_for(lambda: job.status()["state"] == "setup" and job.status()["progress"])
+    shown = place.cli("logs", "job-1")
+    assert shown.code == 0 and "drawing" in shown.out, "before the first attempt the log is the set-up's"
     start = time.monotonic()
     assert place.cli("stop", "job-1").code == 0
     assert time.monotonic() - start < 10 and job.state == "stopped"
