@@ -6,6 +6,7 @@ so that attaching feels like home.
 
 import os
 import shutil
+import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
     from libtmux import Server, Session
 
 SOCKET = "imgnet"
+ANSWER_SECONDS = 10.0
 # Over what a user's own configuration may say: sessions live unseen, and end with their commands.
 SETTINGS = {"destroy-unattached": "off", "exit-unattached": "off", "remain-on-exit": "off"}
 OWNER = "IMGNET_RUN"  # in the session's environment: whose job it is, for other folders have a job-1 too
@@ -30,9 +32,16 @@ def require() -> None:
 
 
 def _server() -> "Server":
+    """The private server, which answers. Raises `ClusterError` when it does not: libtmux would wait for ever."""
     import libtmux  # 0.1 s that --help need not wait for
 
     require()
+    try:
+        subprocess.run(["tmux", "-L", SOCKET, "list-sessions"], capture_output=True, timeout=ANSWER_SECONDS)
+    except subprocess.TimeoutExpired:
+        raise ClusterError(
+            f"the tmux server does not answer; wake it up, or end it and all its jobs: tmux -L {SOCKET} kill-server"
+        ) from None
     return libtmux.Server(socket_name=SOCKET)
 
 

@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,21 @@ def test_the_folder_of_a_session_may_have_any_name(
     (place.path / name).mkdir()
     monkeypatch.chdir(place.path / name)
     assert told("job-1", place.path, [])["cwd"] == str(place.path / name)
+
+
+def test_a_server_that_does_not_answer_is_one_line_and_no_wait_for_ever(
+    place: Fixture, told: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tmux, "ANSWER_SECONDS", 0.3)
+    told("job-1", place.path, [])
+    server = int(place.tmux("display-message", "-p", "#{pid}"))
+    os.kill(server, signal.SIGSTOP)
+    try:
+        with pytest.raises(ClusterError, match="does not answer"):
+            tmux.kill("job-1", place.path)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    assert tmux.mine("job-1", place.path)
 
 
 def test_another_server_of_the_user_is_left_alone(place: Fixture, told: Fixture) -> None:
