@@ -23,7 +23,7 @@ from types import FrameType
 from typing import Any
 
 from train import spawn
-from train.files import as_json, read_json, replace
+from train.files import as_json, locked, read_json, replace
 
 from . import attempts, tmux
 from .machine import python
@@ -67,8 +67,7 @@ class Agent:
             signal.signal(number, self._signal)
         try:
             self.close_the_last()
-            launch = self.folders.launch.read_text() if self.folders.launch.exists() else ""
-            self.say("setup", pid=os.getpid(), launch=launch)
+            self.say("setup", pid=os.getpid(), launch=self.folders.mark)
             self.set_up()
             self.train()
         except Ended as end:
@@ -85,7 +84,7 @@ class Agent:
 
     def close_the_last(self) -> None:
         """Note when an agent before this one, that could not say so, was last alive."""
-        said = read_json(self.shared / "status" / f"{self.machine}.json") or {"ended": True}
+        said = read_json(self.folders.status(self.machine)) or {"ended": True}
         if not said.get("ended"):
             self.note({"time": said["time"], "attempt": said.get("attempt", 0), "state": "gone"})
 
@@ -106,7 +105,7 @@ class Agent:
         if said == self.said and now - self.beaten < BEAT:
             return
         self.said, self.beaten = said, now
-        replace(self.shared / "status" / f"{self.machine}.json", as_json({**said, "time": time.time()}), durable=False)
+        replace(self.folders.status(self.machine), as_json({**said, "time": time.time()}), durable=False)
         if state != before:
             line = {"time": time.time(), "attempt": said.get("attempt", 0), "state": state}
             line |= {"reason": said["reason"]} if said.get("reason") else {}
@@ -263,15 +262,12 @@ def main() -> int:
     """Run the agent of a run folder. Returns its exit code; 1 at once when another agent has the folder."""
     folders = Folders(Path(sys.argv[1]))
     folders.work.mkdir(parents=True, exist_ok=True)
-    with (folders.work / "agent.lock").open("w") as lock:
-        for _ in range(20):  # someone may just be asking whether we live
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return Agent(folders.run).run()
-            except BlockingIOError:
-                time.sleep(TICK)
-    print(f"{folders.run}: another agent is at work here", file=sys.stderr)
-    return 1
+    try:
+        with locked(folders.work / "agent.lock", 2.0):  # someone may just be asking whether we live
+            return Agent(folders.run).run()
+    except BlockingIOError:
+        print(f"{folders.run}: another agent is at work here", file=sys.stderr)
+        return 1
 
 
 def alive(folders: Folders) -> bool:

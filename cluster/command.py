@@ -48,7 +48,9 @@ class Group(click.Group):
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             sys.exit(ERROR)
         except OSError as error:
-            fail(f"{error.filename}: {error.strerror}" if error.filename else str(error), ERROR)
+            from train.files import one_line
+
+            fail(one_line(error), ERROR)
 
 
 def fail(text: str, code: int) -> NoReturn:

@@ -4,8 +4,9 @@ The length of what is at home is the offset, so there is no state to lose; a loc
 dead, keeps two followers from appending the same bytes.
 """
 
-import fcntl
 from pathlib import Path
+
+from train.files import locked
 
 from .machine import Machine
 
@@ -18,8 +19,7 @@ def bring_home(machine: Machine, shared: str, home: Path) -> int:
     Raises `OSError` when the disk at home is full; the next call goes on where this one stopped.
     """
     brought = 0
-    with (home / ".home.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with locked(home / ".home.lock"):
         for folder in FOLLOWED:
             for name, size in machine.files(f"{shared}/{folder}").items():
                 brought += _append(machine, f"{shared}/{folder}/{name}", home / folder / name, size)

@@ -1,7 +1,6 @@
 """One job: a run folder, and what can be asked of it and done to it."""
 
 import contextlib
-import fcntl
 import json
 import os
 import time
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from train.files import as_json, read_json, replace
+from train.files import as_json, locked, read_json, replace
 
 from . import backends, events, settle
 from .backends import Backend
@@ -73,7 +72,9 @@ class Job:
 
     def _status(self) -> dict[str, Any]:
         known = settle.status(self.folders, self.spec, self.result)
-        if self.said and not self.ended and not self.alive and not settle.agent_status(self.folders).get("ended"):
+        gone = not self.ended and not self.alive  # asked first: what a dead agent said is final
+        said = settle.agent_status(self.folders) if gone else {}
+        if said and not said.get("ended"):
             known |= {"state": "failed", "reason": settle.silence(self.folders)}  # which could not be settled yet
         return known
 
@@ -179,16 +180,11 @@ class Job:
     @contextlib.contextmanager
     def locked(self, seconds: float = 0) -> Iterator[None]:
         """Hold the job for a change. Raises `Busy` when another command still holds it after so many seconds."""
-        deadline = time.monotonic() + seconds
-        with (self.run / ".lock").open("w") as lock:
-            while True:
-                try:
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                    break
-                except BlockingIOError:
-                    if time.monotonic() >= deadline:
-                        raise Busy(f"{self.name}: another command is changing it just now") from None
-                    time.sleep(0.02)
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(locked(self.run / ".lock", seconds))
+            except BlockingIOError:
+                raise Busy(f"{self.name}: another command is changing it just now") from None
             yield
 
     def stop(self) -> None:

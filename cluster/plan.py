@@ -43,15 +43,16 @@ def plan(
 ) -> Plan:
     """Work a launch out without starting anything. Raises `BadInput`."""
     recipe = recipe.at(machines or 1) if backend == "local" else recipe.at(machines or recipe.machines)
+    draw = str(data) == "sample" or (data is None and recipe.data == SAMPLE)
     try:
         recipe = recipe if seed is None else replace(recipe, seed=seed)
+        if draw:
+            recipe = replace(recipe, data=SAMPLE)
+        elif data is not None:
+            name = Path(data).absolute().name or "data"
+            recipe = replace(recipe, data=replace(recipe.data, name=name, root=str(data)))
     except ValueError as error:
         raise BadInput(str(error)) from error
-    draw = str(data) == "sample" or (data is None and recipe.data == SAMPLE)
-    if draw:
-        recipe = replace(recipe, data=SAMPLE)
-    elif data is not None:
-        recipe = replace(recipe, data=replace(recipe.data, name=Path(data).absolute().name or "data", root=str(data)))
     root = Path(recipe.data.root if data is None or draw else data).expanduser().absolute()
     beside = Path(copies).expanduser().absolute() if copies else root.with_name(root.name + "-sz")
     machines = 1 if backend == "local" else machines or recipe.machines

@@ -15,14 +15,16 @@ from .backends import Backend
 from .spec import Folders, Spec
 
 OVER = ("done", "failed", "stopped", "gone")
-RUNNING = ("starting", "indexing", "joining", "warming", "training", "validating", "stopping", "saved")
+RUNNING = (
+    *("starting", "indexing", "joining", "warming", "training", "validating", "stopping", "saved"),
+    "done",  # and its last files are on their way home
+)
 
 
 def agent_status(folders: Folders, machine: str = "0") -> dict[str, Any]:
     """Return what the agent of the last launch said last, {} before its first word."""
-    said: dict[str, Any] = read_json(folders.shared / "status" / f"{machine}.json") or {}
-    launch = folders.launch.read_text() if folders.launch.exists() else ""
-    return said if said.get("launch", "") == launch else {}
+    said: dict[str, Any] = read_json(folders.status(machine)) or {}
+    return said if said.get("launch", "") == folders.mark else {}
 
 
 def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[str, Any]:
@@ -51,9 +53,6 @@ def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[
         return {**known, **own, "doing": "", "attempt": result["attempts"], "seconds": result["seconds"]["total"]}
     if said:
         known["state"] = "running" if said["state"] in RUNNING else said["state"]
-        known["state"] = (
-            "running" if known["state"] == "done" else known["state"]
-        )  # its last files are on their way home
     return {**known, "seconds": seconds_by_part(folders)["total"]}
 
 
@@ -83,7 +82,7 @@ def seconds_by_part(folders: Folders) -> dict[str, float]:
     """
     rows = [row for path in (folders.run / "logs").glob("agent-0.jsonl") for row in _rows(path, "time", "state")]
     if rows and rows[-1]["state"] not in OVER:
-        said = read_json(folders.shared / "status" / "0.json") or {}
+        said = read_json(folders.status()) or {}
         rows.append({"state": "gone", "time": max(rows[-1]["time"], said.get("time", 0.0))})
     parts: dict[str, float] = {}
     for one, following in pairwise(rows):

@@ -78,6 +78,15 @@ class Folders:
         return self.shared / "launch"
 
     @property
+    def mark(self) -> str:
+        """The text of the last launch, "" before the first."""
+        return self.launch.read_text() if self.launch.exists() else ""
+
+    def status(self, machine: str = "0") -> Path:
+        """What the agent of a machine said last."""
+        return self.shared / "status" / f"{machine}.json"
+
+    @property
     def result(self) -> Path:
         """The job's result; there is one when the job has ended, whichever way."""
         return self.run / "result.json"

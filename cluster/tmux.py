@@ -81,12 +81,13 @@ def start(name: str, run: Path, window: str, argv: Sequence[str]) -> None:
         raise ClusterError(f"the tmux session {name} belongs to {other}; end that job first, or wait for it")
     # By name: a pattern such as * brings only the first variable that fits it (tmux 3.3). One that is named here but
     # not in our environment, because an earlier job brought it, is taken out of the session.
-    held = [line.partition("=")[0].lstrip("-") for line in _server().cmd("show-environment", "-g").stdout]
+    server = _server()
+    held = [line.partition("=")[0].lstrip("-") for line in server.cmd("show-environment", "-g").stdout]
     settings = {"update-environment": " ".join(sorted({*os.environ, *held})), **SETTINGS}
     set_up = [word for name, value in settings.items() for word in ("set-option", "-g", name, value, ";")]
     words = ["new-session", "-d", "-s", name, "-n", window, "-x", "200", "-y", "50", "-e", f"{OWNER}={run}"]
     here = os.getcwd().replace("#", "##")  # noqa: PTH109  (tmux expands formats in it)
-    done = _server().cmd("start-server", ";", *set_up, *_plain([*words, "-c", here, *argv]))
+    done = server.cmd("start-server", ";", *set_up, *_plain([*words, "-c", here, *argv]))
     if done.stderr:
         raise ClusterError(f"tmux -L {SOCKET}: {' '.join(done.stderr)}")
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 from . import spawn
 from .data.index import DataError
+from .files import one_line
 from .options import Options, parse
 from .recipe import Recipe
 from .recipe_file import RecipeError, load, select
@@ -87,10 +88,8 @@ def be_one(options: Options, recipe: Recipe) -> int:
     try:
         return run.run(options, recipe, report)
     except (Expected, DataError, OSError) as error:
-        named = isinstance(error, OSError) and error.filename
-        text = f"{error.filename}: {error.strerror}" if named else str(error).strip()  # type: ignore[union-attr]
-        print(f"error: {text}", file=sys.stderr, flush=True)
-        report.fail(text.splitlines()[-1])
+        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
+        report.fail(one_line(error))
         sys.stderr.flush()
         os._exit(1)  # peers may be in a collective, loader processes alive: nothing here waits for them
 

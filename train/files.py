@@ -4,7 +4,9 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,10 +53,21 @@ def publish(path: Path, content: bytes) -> bool:
 
 
 @contextlib.contextmanager
-def locked(path: Path) -> Iterator[None]:
-    """Hold a lock file, waiting for whoever has it. The kernel takes the lock back from the dead."""
+def locked(path: Path, seconds: float = math.inf) -> Iterator[None]:
+    """Hold a lock file, waiting for whoever has it. The kernel takes the lock back from the dead.
+
+    Raises `BlockingIOError` when it is still held after `seconds`.
+    """
+    deadline = time.monotonic() + seconds
     with path.open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() >= deadline:
+                    raise
+                time.sleep(0.02)
         yield
 
 
@@ -65,6 +78,13 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def one_line(error: BaseException) -> str:
+    """Return an error's text in one line; an OSError names its file."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return " ".join(str(error).split())
 
 
 def as_json(value: Any) -> bytes:

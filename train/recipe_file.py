@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+from .files import one_line
 from .recipe import Recipe
 
 
@@ -50,7 +51,7 @@ def _from_json(path: Path) -> Recipe:
     try:
         return Recipe.from_json(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
-        raise RecipeError(f"{path}: {_words(error)}") from error
+        raise RecipeError(f"{path}: {one_line(error)}") from error
 
 
 def _find(name: str) -> Path:
@@ -85,18 +86,13 @@ def _import(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
         return module
     except (Exception, SystemExit) as error:  # whatever a user's file may raise becomes one line
-        raise RecipeError(f"{path.name}{_line(path, error)}: {type(error).__name__}: {_words(error)}") from error
+        raise RecipeError(f"{path.name}{_line(path, error)}: {type(error).__name__}: {one_line(error)}") from error
     finally:
         sys.modules.pop(dotted, None)
         if before is not None:
             sys.modules[dotted] = before
         if added:
             sys.path.remove(str(root))
-
-
-def _words(error: BaseException) -> str:
-    """An error's text in one line."""
-    return " ".join(str(error).split())
 
 
 def _line(path: Path, error: BaseException) -> str:
@@ -117,7 +113,7 @@ def _collect(name: str, module: ModuleType) -> list[Recipe]:
     except RecipeError:
         raise
     except (Exception, SystemExit) as error:
-        raise RecipeError(f"{name}: recipes() failed: {type(error).__name__}: {_words(error)}") from error
+        raise RecipeError(f"{name}: recipes() failed: {type(error).__name__}: {one_line(error)}") from error
     if not found or not all(isinstance(one, Recipe) for one in found):
         raise RecipeError(f"{name}: `recipe` must be a Recipe, and recipes() must yield at least one")
     return found

@@ -12,6 +12,8 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from ..files import one_line
+
 JPEG = b"\xff\xd8"  # how one begins
 Pixels = NDArray[np.uint8]
 
@@ -41,7 +43,7 @@ def _decode_other(data: bytes, why: str) -> Pixels:
     except BadImage:
         raise
     except Exception as error:  # of a damaged file PIL's readers may raise anything
-        raise BadImage(" ".join(str(error).split()) or type(error).__name__) from error
+        raise BadImage(one_line(error) or type(error).__name__) from error
 
 
 def encode(pixels: Any, quality: int) -> bytes:
