@@ -1,42 +1,49 @@
-"""The small program on every machine: sets up, starts the trainers, reports, ends them. `python -m cluster.agent RUN`.
+"""The small program on every machine: sets up, trains, reports, ends. `python -m cluster.agent SHARED WORK MACHINE`.
 
-    shared/status/<machine>.json    what it last said: attempt, state, step, exit codes; replaced about once a second
-    shared/logs/agent-<machine>.jsonl   each change of state with its time
-    shared/stop                     a request to save and end; whoever writes it waits for the status
+    SHARED/status/<machine>.json    what it last said: phase, attempt, state, step, exit codes; rewritten each beat
+    SHARED/stop                     a request to save and end the job
+    SHARED/logs/agent-<machine>.jsonl   each change of state with its time
+    WORK/{logs,metrics,events,ids}  what the trainers write, on this machine's disk; twice a second brought to SHARED
 
-The trainers die with it, whatever kills it. It ends all of them when one dies, and at the job's time limit.
+Agents agree on who trains next by attempt files (attempts.py) and the rules of membership.py. The trainers die with
+their agent, whatever kills it.
 """
 
+import argparse
 import contextlib
-import fcntl
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 import traceback
+from dataclasses import replace
 from pathlib import Path
-from types import FrameType
 from typing import Any
+from uuid import uuid4
 
 from train import spawn
-from train.files import as_json, locked, read_json, replace
+from train.files import locked
 
-from . import attempts, tmux
-from .machine import python
+from . import attempts, events, membership, windows
+from .draw import DrawError, draw
+from .guard import GRACE, Guard
+from .lock import AGENT
+from .membership import View
 from .spec import Folders, Spec
+from .trainers import Trainers
+from .voice import Voice
+from .words import Peers, Word
 
 TICK = 0.1  # seconds
-BEAT = 1.0
-GRACE = 30.0  # seconds for a save before a stop becomes a kill
-SAVED = 3  # the trainer's exit code after it was asked to end
+BRING_SECONDS = 0.5
+FROZEN_SECONDS = 1.0
 
 
 class Ended(Exception):
-    """The job is over on this machine: a state, and the reason in one line."""
+    """The job is over on this machine: a state ("done", "failed", "stopped", "left"), and the reason in one line."""
 
     def __init__(self, state: str, reason: str = "") -> None:
         super().__init__(reason)
@@ -46,238 +53,275 @@ class Ended(Exception):
 class Agent:
     """One machine's part of a job."""
 
-    def __init__(self, run: Path, machine: str = "0") -> None:
-        self.folders, self.machine = Folders(run), machine
-        self.spec = Spec.from_json(json.loads(self.folders.spec.read_text()))
-        self.shared, self.work = self.folders.shared, self.folders.work
-        self.logs = self.shared / "logs"
-        for folder in (self.shared / "status", self.logs, self.work):
-            folder.mkdir(parents=True, exist_ok=True)
-        self.children: list[subprocess.Popen[bytes]] = []
-        self.said: dict[str, Any] = {}
+    def __init__(self, shared: Path, work: Path, machine: str, address: str, elapsed: float = 0.0) -> None:
+        self.shared, self.work, self.machine, self.address = shared, work, machine, address
+        self.spec = Spec.from_json(json.loads((shared / "job.json").read_text())).on_machine(shared)
+        self.launch = Folders.mark_of(shared)
+        self.logs = shared / "logs"
+        self.logs.mkdir(parents=True, exist_ok=True)
+        self.id = f"{machine}.{uuid4().hex[:6]}"  # a restarted agent is a new machine
         self.temp = Path(tempfile.mkdtemp(prefix="imgnet-", dir="/tmp"))  # short: the loaders' sockets lie in it
-        self.beaten = 0.0
-        self.started = time.monotonic()
+        self.trainers = Trainers(self.spec, shared, work, self.temp)
+        self.rules = self.spec.rules
+        self.peers = Peers(shared, self.spec.names, self.launch)
+        self.courier = events.Courier(work, shared)
+        self.guard = Guard(work, self.spec.max_hours, elapsed, self.spec.metadata, self.die)
+        self.voice = Voice(shared, machine, self.launch, self.spec.beat)
+        self.attempt: attempts.Attempt | None = None
+        self.port = spawn.free_port()
+        self.phase, self.fault = "warming", ""
+        self.warm, self.begun, self.at = False, False, -1  # a standby is ready; this attempt has made steps, up to `at`
+        now = time.monotonic()
+        self.brought = 0.0
+        self.since = self.progressed = self.ticked = now
+        self.pace, self.heard = 0.0, 0.0
+        self.progress: dict[str, Any] = {}
+        self.windows: windows.Windows | None = None
         self.stopping: tuple[float, str] | None = None  # since when, and why
-        self.signalled = ""
 
     def run(self) -> int:
         """Live until the job is over here. Returns 0 when it is done or stopped, 1 when it failed."""
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, self._signal)
+        spawn.adopt_orphans()
+        self.guard.start()
+        state, reason = "failed", ""
         try:
-            self.close_the_last()
-            self.say("setup", pid=os.getpid(), launch=self.folders.mark)
+            self.say("setup", pid=os.getpid())
             self.set_up()
-            self.train()
+            self.live()
         except Ended as end:
             state, reason = end.state, end.reason
+        except subprocess.TimeoutExpired as error:
+            reason = f"a process does not die, stuck in the kernel: {error.cmd}"
         except Exception as error:
             traceback.print_exc()
-            state, reason = "failed", f"the agent: {type(error).__name__}: {error}"
+            reason = f"the agent: {type(error).__name__}: {error}"
         finally:
-            spawn.kill(self.children)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.trainers.stop(everything=True)
             shutil.rmtree(self.temp, ignore_errors=True)
         with contextlib.suppress(OSError):  # a full disk: who reads the status finds the lock free and says so
+            self.courier.bring()
+            self.enter("ended")
             self.say(state, reason=reason, ended=True)
+        self.voice.close()
+        self.guard.over = True
         return int(state == "failed")
 
-    def close_the_last(self) -> None:
-        """Note when an agent before this one, that could not say so, was last alive."""
-        said = read_json(self.folders.status(self.machine)) or {"ended": True}
-        if not said.get("ended"):
-            self.note({"time": said["time"], "attempt": said.get("attempt", 0), "state": "gone"})
-
-    def note(self, line: dict[str, Any]) -> None:
-        """Append a change of state to the log."""
-        with (self.logs / f"agent-{self.machine}.jsonl").open("a") as file:
-            file.write(json.dumps(line) + "\n")
-
-    def _signal(self, number: int, _: FrameType | None) -> None:
-        self.signalled = signal.Signals(number).name
+    def die(self) -> None:
+        """End without another word: the limit has passed, and the main thread hangs."""
+        self.trainers.kill()
+        os._exit(1)
 
     # --- what it says --------------------------------------------------------------------------------------------
 
+    def word(self) -> Word:
+        """Return what the others must know of us."""
+        return Word(
+            id=self.id, address=self.address, port=self.port, attempt=self.attempt.number if self.attempt else 0,
+            phase=self.phase, at=self.at, warm=self.warm, leaving=self.guard.leaving, fault=self.fault,
+        )  # fmt: skip
+
     def say(self, state: str, **more: Any) -> None:
-        """Replace the status when something changed or a beat has passed; note each change of state with its time."""
-        before, now = self.said.get("state"), time.monotonic()
-        said = {**self.said, "state": state, **more}
-        if said == self.said and now - self.beaten < BEAT:
-            return
-        self.said, self.beaten = said, now
-        replace(self.folders.status(self.machine), as_json({**said, "time": time.time()}), durable=False)
-        if state != before:
-            line = {"time": time.time(), "attempt": said.get("attempt", 0), "state": state}
-            line |= {"reason": said["reason"]} if said.get("reason") else {}
-            self.note(line)
-            print(time.strftime("%H:%M:%S"), state, said.get("reason", ""), flush=True)
+        """Say how we stand."""
+        self.voice.say(self.word(), state, **more)
+
+    def enter(self, phase: str, fault: str = "") -> None:
+        """Begin a phase."""
+        self.phase, self.fault, self.since = phase, fault, time.monotonic()
 
     # --- before the training -------------------------------------------------------------------------------------
 
     def set_up(self) -> None:
-        """Draw the built-in set where the job wants it, with the copies its phases read."""
-        if not self.spec.draw:
-            return
-        self.command("drawing the built-in set", "data", "sample", self.spec.data)
-        sizes = ",".join(map(str, self.spec.recipe.copies))
-        if sizes and self.spec.scale == 1:  # a rehearsal on a part of the images does as well without
-            self.command(
-                f"making copies of {sizes} pixels", "data", "resize", self.spec.data, self.spec.copies, "--sizes", sizes
-            )
+        """Draw the built-in set where the job wants it; hear stop and limit meanwhile."""
 
-    def command(self, doing: str, *words: str) -> None:
-        """Run one of our own commands, its output to logs/setup; hear stop and limit meanwhile."""
-        log = self.logs / f"setup-{self.machine}.log"
-        self.children = [spawn.start(python("cluster", *words), log)]
-        while (code := self.children[0].poll()) is None:
-            self.say("setup", doing=doing, progress=_last_line(log))
+        def going_on(doing: str, progress: str) -> None:
+            self.say("setup", doing=doing, progress=progress)
             self.check_end()
             time.sleep(TICK)
-        if code:
-            raise Ended("failed", f"{doing}: {_last_line(log) or f'exit code {code}'}")
 
-    # --- the training --------------------------------------------------------------------------------------------
+        if self.spec.draw:
+            try:
+                draw(self.spec, self.logs / f"setup-{self.machine}.log", going_on)
+            except DrawError as error:
+                raise Ended("failed", str(error)) from error
 
-    def train(self) -> None:
-        """Make the next attempt, start its trainers and see them to their end. Always raises `Ended`."""
-        attempt = attempts.propose(self.shared, (self.machine,), "resume" if attempts.newest(self.shared) else "start")
-        for old in [self.work / "ask", self.work / "progress.json", *self.work.glob("failed-*.json")]:
-            old.unlink(missing_ok=True)
-        logs = self.logs / f"{attempt.number:06d}"
-        logs.mkdir(exist_ok=True)
-        self.say("starting", attempt=attempt.number, resume=attempt.resume, doing="", progress="")
-        self.children = spawn.spawn(
-            self.trainer(attempt),
-            self.spec.procs,
-            port=spawn.free_port(),
-            logs=logs,
-            environment={"IMGNET_WORK": str(self.work), "TMPDIR": str(self.temp)},
-        )
-        self.windows(logs)
+    # --- the life of a member ------------------------------------------------------------------------------------
+
+    def live(self) -> None:
+        """Train, wait, agree, until the job is over. Always raises `Ended`."""
+        self.enter("warming")
         while True:
-            codes = [one.poll() for one in self.children]  # asked first: what they reported is final then
-            progress = read_json(self.work / "progress.json") or {"state": "starting"}
-            if all(code is not None for code in codes) or any(codes):
-                self.judge(codes)
-            state = "stopping" if self.stopping else progress.pop("state")
-            self.say(state, codes=codes, **{key: one for key, one in progress.items() if key != "state"})
+            now = time.monotonic()
+            self.forgive(now)
+            self.listen(now)
+            self.obey()
+            self.attend(now)
             self.check_end()
+            self.peers.words[self.id], self.peers.changed[self.id] = self.word_now(), now
+            self.act(membership.decide(self.view(now), self.rules))
+            self.report()
+            if now - self.brought > BRING_SECONDS:
+                self.brought = now
+                with contextlib.suppress(OSError):  # the shared folder is full for a while, or away: the next time
+                    self.courier.bring()
             time.sleep(TICK)
 
-    def trainer(self, attempt: attempts.Attempt) -> list[str]:
-        """Return the trainers' command."""
-        spec = self.spec
-        words = ["--data", spec.data, "--copies", spec.copies, "--out", str(self.shared), "--gpus", str(spec.gpus)]
-        words += [
-            "--attempt",
-            str(attempt.number),
-            "--scale",
-            str(spec.scale),
-            "--save-seconds",
-            str(spec.save_seconds),
-        ]
-        words += ["--resume", str(self.shared / attempt.resume) if attempt.resume else "none"]
-        words += ["--max-steps", str(spec.max_steps)] if spec.max_steps else []
-        words += ["--workers", str(spec.workers)] if spec.workers is not None else []
-        words += ["--skip-bad"] if spec.skip_bad else []
-        return python("train", str(self.folders.recipe), *words)
+    def listen(self, now: float) -> None:
+        """Read what the others say: twice a beat, and at every tick while all wait for it."""
+        if self.phase in ("failed", "saved") or now - self.heard > self.spec.beat / 2:
+            self.heard = now
+            self.peers.listen(now)
 
-    def judge(self, codes: list[int | None]) -> None:
-        """Raise `Ended` for trainers that ended. Done is what has a result: exit code 0 is not enough, nor needed."""
-        if (self.shared / "result.json").exists():
-            self.wait_for_children(10)
+    def word_now(self) -> Word:
+        """Return our word with the reason, as the others will read it."""
+        return replace(self.word(), state=self.voice.state, reason=self.voice.reason)
+
+    def view(self, now: float) -> View:
+        """Return what we know."""
+        return View(
+            me=self.id, phase=self.phase, attempt=self.attempt, words=self.peers.words, ages=self.peers.ages(now),
+            moving=self.peers.moving, quiet=now - self.progressed, down=now - self.since, pace=self.pace,
+            hurry=self.guard.hurry(),
+        )  # fmt: skip
+
+    def forgive(self, now: float) -> None:
+        """When we were frozen, it is not the others who were silent."""
+        gap, self.ticked = now - self.ticked, now
+        if gap > FROZEN_SECONDS:
+            self.peers.forgive(gap)
+            self.progressed += gap
+
+    def obey(self) -> None:
+        """Join, or leave, what the newest attempt of this launch says."""
+        newest = attempts.newest(self.shared, self.attempt)
+        if newest is None or newest == self.attempt or newest.launch != self.launch:
+            return
+        self.trainers.stop()
+        self.attempt = newest
+        self.begun, self.at, self.pace, self.warm = False, -1, 0.0, False
+        if not newest.members:
+            raise Ended(newest.state, newest.reason)
+        if self.id in newest.members:
+            self.progress = {}
+            self.progressed = time.monotonic()
+            log = self.trainers.start(newest, newest.members.index(self.id))
+            self.enter("running")
+            self.say("starting", resume=newest.resume, doing="", progress="", members=list(newest.names))
+            self.show(log)
+        elif self.guard.leaving:
+            raise Ended("left", self.guard.leaving)
+        else:
+            self.enter("warming")
+
+    def attend(self, now: float) -> None:
+        """See how trainers and standby are."""
+        if self.phase in ("warming", "spare"):  # a newcomer announces itself only when it is warm
+            ready = "spare" if self.trainers.warm() else "warming"
+            if ready != self.phase:
+                self.enter(ready)
+        if self.phase != "running":
+            return
+        codes = self.trainers.codes()  # asked first: what they reported is final then
+        progress = self.trainers.progress()
+        if progress != self.progress:
+            self.pace = max(self.pace, now - self.progressed) if self.begun else 0.0
+            self.progress, self.progressed = progress, now
+        if progress["state"] in ("training", "validating"):
+            if self.begun:  # not while the trainers start: they need the processors
+                self.warm = self.trainers.warm()
+            self.begun, self.at = True, progress.get("step", self.at)
+        self.voice.said["codes"] = codes
+        if (self.shared / "result.json").exists() and any(code is not None for code in codes):
+            self.trainers.wait(10)
             raise Ended("done")
-        if any(code == SAVED for code in codes) and self.stopping:
-            self.wait_for_children(10)
+        ending = self.trainers.ending(codes)
+        if ending:
+            if (self.shared / "result.json").exists():
+                raise Ended("done")
+            self.down(ending.phase, ending.reason, ending.fault)
+
+    def down(self, phase: str, reason: str, fault: str = "") -> None:
+        """End the trainers; the next attempt is due."""
+        self.trainers.stop()
+        if phase == "saved" and self.stopping:
             raise Ended("stopped", self.stopping[1])
-        time.sleep(2 * TICK)  # the one that failed first may still be writing why
-        codes = [one.poll() for one in self.children]
-        for rank, code in enumerate(codes):  # killed from outside; what the others say is about its silence
-            if code in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS):
-                raise Ended("failed", f"the trainer of rank {rank} was killed by {signal.Signals(-code).name}")
-        words = [read_json(path) for path in self.work.glob("failed-*.json")]
-        told = sorted((one for one in words if one), key=lambda one: float(one["time"]))
-        if told:
-            raise Ended("failed", told[0]["reason"])
-        rank, code = next(((i, c) for i, c in enumerate(codes) if c), (0, 0))
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code} and no result"
-        raise Ended("failed", f"the trainer of rank {rank} {how}")
+        self.enter(phase, fault)
+        self.say(phase, reason=reason)
 
-    def wait_for_children(self, seconds: float) -> None:
-        """Give the others a moment to end by themselves."""
-        deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and any(one.poll() is None for one in self.children):
-            time.sleep(TICK)
+    def act(self, action: membership.Action) -> None:
+        """Do what was decided."""
+        if action.do == "ask":
+            self.trainers.ask()
+        elif action.do == "fail":
+            if action.stacks:
+                self.trainers.stacks()
+            self.down("failed", action.reason)
+        elif action.do == "propose" and action.attempt:
+            head = next((self.peers.words[one] for one in action.attempt.members), self.word())
+            whole = replace(
+                action.attempt, launch=self.launch, by=self.id, address=head.address, port=head.port, time=time.time()
+            )
+            attempts.propose(self.shared, self.attempt, whole)
+            self.port = spawn.free_port()
 
-    def windows(self, logs: Path) -> None:
-        """Show the trainers' log and the machine in windows that end with this process. Without tmux there are none."""
-        name, me = self.spec.name, str(os.getpid())
-        with contextlib.suppress(Exception):  # a picture of the job must never end the job
-            tmux.add(name, "train", ["tail", "-n", "+1", "-F", f"--pid={me}", str(logs / "rank-0.log")], show=True)
-            tmux.add(name, "gpu", ["sh", "-c", GPU_WINDOW, "gpu", me])
+    def report(self) -> None:
+        """Say what is going on, in the words of the trainers where they are at work."""
+        if self.phase == "running":
+            numbers = {key: one for key, one in self.progress.items() if key not in ("state", "ticks")}
+            state = "stopping" if self.stopping else self.progress.get("state", "starting")
+            self.say(state, **numbers)
+        elif self.phase in ("failed", "saved"):
+            self.say(self.phase, reason=self.voice.reason)
+        else:
+            self.say("waiting" if self.phase == "spare" else "warming", doing="", progress="")
+
+    # --- the end -------------------------------------------------------------------------------------------------
 
     def check_end(self) -> None:
-        """Hear a stop request, a signal and the time limit; ask the trainers to save, and after a while insist."""
-        hours = (time.monotonic() - self.started) / 3600
+        """Hear that the job is done, a stop request, the time limit, and that this machine has to go."""
+        if self.phase != "running" and (self.shared / "result.json").exists():
+            raise Ended("done")
         if not self.stopping:
-            if (self.shared / "stop").exists():
-                self.stop("stopped by the user")
-            elif self.signalled:
-                self.stop(f"the agent got {self.signalled}")
-            elif self.spec.max_hours is not None and hours > self.spec.max_hours:
-                self.stop(f"the limit of {self.spec.max_hours:g} hours (--max-hours) was reached")
-        elif time.monotonic() - self.stopping[0] > GRACE or not self.can_save():
-            raise Ended("stopped", self.stopping[1])
+            reason = "stopped by the user" if (self.shared / "stop").exists() else self.guard.limit
+            if reason:
+                self.stopping = time.monotonic(), reason
+            elif self.guard.leaving:
+                self.leave()
+        if self.stopping:
+            if not self.begun or self.phase != "running" or time.monotonic() - self.stopping[0] > GRACE:
+                raise Ended("stopped", self.stopping[1])
+            self.trainers.ask()
 
-    def can_save(self) -> bool:
-        """Whether there is anything to wait for: before the first step there is nothing to save."""
-        return (read_json(self.work / "progress.json") or {}).get("state") in ("training", "validating", "saved")
+    def leave(self) -> None:
+        """Wait until the others have what we know; before the first step of an attempt that is nothing."""
+        waiting = self.phase in ("failed", "saved") or (self.phase == "running" and self.begun)
+        if not waiting or self.guard.seconds_left() <= 0:
+            raise Ended("stopped" if len(self.spec.names) == 1 else "left", self.guard.leaving)
 
-    def stop(self, reason: str) -> None:
-        """Begin to end: the trainers agree on a step, save, and go."""
-        self.stopping = (time.monotonic(), reason)
-        (self.work / "ask").touch()
-
-
-# It asks for more than `kill -0` does: tmux loses the SIGCHLDs of commands that end at the same moment (it ignores the
-# signal while utempter runs) and leaves a dead agent as a zombie until another window ends. So this one must.
-GPU_WINDOW = """
-while grep -qs '^State:.[^ZX]' "/proc/$1/status"; do
-    clear
-    if command -v nvidia-smi >/dev/null; then nvidia-smi; else ps -o pid,pcpu,rss,etime,args --ppid "$1"; fi
-    sleep 2
-done
-"""
-
-
-def _last_line(path: Path) -> str:
-    """The last line of a log; a progress bar's last state."""
-    with contextlib.suppress(OSError, IndexError), path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 500))
-        return file.read().decode(errors="replace").replace("\r", "\n").strip().splitlines()[-1]
-    return ""
+    def show(self, log: Path) -> None:
+        """Show the trainers' log and the machine in tmux windows."""
+        shared = len(self.spec.names) > 1 and not self.spec.hosts
+        if self.windows is None:
+            self.windows = windows.Windows(self.spec.session, self.work / "train.log", self.machine if shared else "")
+        self.windows.follow(log)
 
 
 def main() -> int:
-    """Run the agent of a run folder. Returns its exit code; 1 at once when another agent has the folder."""
-    folders = Folders(Path(sys.argv[1]))
-    folders.work.mkdir(parents=True, exist_ok=True)
+    """Run the agent of a machine. Returns its exit code; 1 at once when another agent has the work folder."""
+    parser = argparse.ArgumentParser(prog="python -m cluster.agent", description=__doc__)
+    parser.add_argument("shared", type=Path, help="the job's folder that all its machines see")
+    parser.add_argument("work", type=Path, help="a folder of this machine alone")
+    parser.add_argument("machine", help="its number")
+    parser.add_argument("--address", default="127.0.0.1", help="what the other machines reach it by")
+    parser.add_argument("--elapsed", type=float, default=0.0, help="seconds since the launch, for the time limit")
+    asked = parser.parse_args()
+    asked.work.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(folders.work / "agent.lock", 2.0):  # someone may just be asking whether we live
-            return Agent(folders.run).run()
+        with locked(asked.work / AGENT, 2.0):  # someone may just be asking whether we live
+            return Agent(asked.shared, asked.work, asked.machine, asked.address, asked.elapsed).run()
     except BlockingIOError:
-        print(f"{folders.run}: another agent is at work here", file=sys.stderr)
+        print(f"{asked.work}: another agent is at work here", file=sys.stderr)
         return 1
-
-
-def alive(folders: Folders) -> bool:
-    """Whether an agent of this machine is at work on the run: it holds a lock, which dies with it."""
-    with contextlib.suppress(FileNotFoundError), (folders.work / "agent.lock").open() as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-    return False
 
 
 if __name__ == "__main__":

@@ -1,54 +1,138 @@
 """Attempt files: who trains next and from where. Made once, by an exclusive link; the newest is obeyed.
 
-    <shared>/attempts/000002.json       members, resume checkpoint, reason
-    <shared>/checkpoints/000002/        what attempt 2 saved; only the proposer of attempt 3 looks here
+    <shared>/attempts/000002.json       members, head, resume checkpoint, reason
+    <shared>/checkpoints/000002/        what attempt 2 saved, and what it began with
 
-What an older attempt still writes is never read: its number is the fence.
+Whoever proposes first wins, and everyone obeys; there is no leader and nothing that can die. An attempt's number is the
+fence: the proposer of attempt 3 looks only into the folder of attempt 2, and puts a link to its choice into the folder
+of attempt 3. What an older attempt still writes, or removes, is never looked at again.
 """
 
+import contextlib
+import errno
+import os
+import shutil
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
+from uuid import uuid4
 
 from train.files import as_json, newest_sealed, publish, read_json
 
 PATTERN = "step-*.pt"
+TRIES = 10
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One gathering of machines. `resume` is a checkpoint relative to the shared folder, "" for the beginning."""
+    """One gathering of machines, in the order of their ranks. Without members it is the end of the job, as `state`.
 
-    number: int
-    members: tuple[str, ...]
-    resume: str
-    reason: str
-    time: float
+    `resume` is a checkpoint relative to the shared folder, "" for the beginning. `crashes` failures of these very
+    members came at step `step`; `faults` counts each machine's own.
+    """
+
+    number: int = 0
+    launch: str = ""
+    members: tuple[str, ...] = ()
+    address: str = "127.0.0.1"
+    port: int = 0
+    resume: str = ""
+    reason: str = ""
+    state: str = ""
+    step: int = -1
+    crashes: int = 0
+    faults: dict[str, int] = field(default_factory=dict)
+    by: str = ""
+    time: float = 0.0
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members' machine names: an id is a name and a word that is new with every start of its agent."""
+        return tuple(one.partition(".")[0] for one in self.members)
+
+    @property
+    def first_step(self) -> int:
+        """The step it goes on from."""
+        return int(self.resume.rpartition("/")[2].split("-")[1]) if self.resume else 0
 
 
-def newest(shared: Path) -> Attempt | None:
-    """Return the newest attempt, None before the first. Found by opening: on NFS only an open is fresh."""
-    found, number = None, 1
-    while said := read_json(_path(shared, number)):
-        found = Attempt(**{**said, "members": tuple(said["members"])})
-        number += 1
+def read(shared: Path, number: int) -> Attempt | None:
+    """Return an attempt by number, None when there is none."""
+    said = read_json(path(shared, number))
+    if not isinstance(said, dict):
+        return None
+    known = {one.name for one in fields(Attempt)}
+    values = {key: one for key, one in said.items() if key in known}
+    return Attempt(**{**values, "members": tuple(said["members"])})
+
+
+def newest(shared: Path, known: Attempt | None = None) -> Attempt | None:
+    """Return the newest attempt, None before the first; `known` saves looking from the start.
+
+    Found by opening: on NFS neither a listing nor a stat must be fresh, an open is.
+    """
+    while following := read(shared, known.number + 1 if known else 1):
+        known = following
+    return known
+
+
+def history(shared: Path) -> list[Attempt]:
+    """Return all attempts in order."""
+    found: list[Attempt] = []
+    while one := read(shared, len(found) + 1):
+        found.append(one)
     return found
 
 
-def propose(shared: Path, members: tuple[str, ...], reason: str) -> Attempt:
-    """Make the next attempt, which resumes from the newest whole checkpoint, and return what is in force afterwards."""
-    before = newest(shared)
-    number, resume = 1, ""
-    if before:
-        number, resume = before.number + 1, before.resume
-        saved = newest_sealed(shared / "checkpoints" / f"{before.number:06d}", PATTERN)
-        resume = str(saved.relative_to(shared)) if saved else resume
+def propose(shared: Path, known: Attempt | None, attempt: Attempt) -> Attempt:
+    """Publish an attempt after the newest, which must be `known` or of an earlier launch: else somebody was faster.
+
+    It gets its number and the newest whole checkpoint before it. Returns the attempt that is in force afterwards.
+    Raises `OSError` when the shared folder cannot be written.
+    """
+    before = newest(shared, known)
+    if before and before != known and before.launch == attempt.launch:
+        return before
+    number = before.number + 1 if before else 1
     (shared / "attempts").mkdir(parents=True, exist_ok=True)
-    publish(_path(shared, number), as_json(asdict(Attempt(number, members, resume, reason, time.time()))))
-    winner = newest(shared)
-    assert winner is not None
-    return winner
+    for again in range(TRIES):
+        if stands := read(shared, number):
+            return stands
+        try:
+            whole = replace(attempt, number=number, resume=_resume(shared, number))
+            if publish(path(shared, number), as_json(asdict(whole))):
+                _forget(shared, number - 1)
+        except FileNotFoundError:  # the checkpoint was pruned under our eyes: look again
+            if again == TRIES - 1:
+                raise
+            time.sleep(0.05)
+    raise OSError(errno.EIO, "is damaged; remove it, then imgnet-cluster resume", str(path(shared, number)))
 
 
-def _path(shared: Path, number: int) -> Path:
+def _resume(shared: Path, number: int) -> str:
+    """Give attempt `number` a checkpoint of its own to begin with: the newest whole one of the attempt before it."""
+    if number == 1:
+        return ""
+    folders = [shared / "checkpoints" / f"{one:06d}" for one in (number - 1, number)]
+    before = read(shared, number - 1)
+    saved = newest_sealed(folders[0], PATTERN) or (shared / before.resume if before and before.resume else None)
+    if saved is None:
+        return ""
+    folders[1].mkdir(parents=True, exist_ok=True)
+    step = saved.stem.split("-")[1]
+    mine = folders[1] / f"resume-{step}-{uuid4().hex[:8]}.pt"
+    os.link(saved, mine)
+    return str(mine.relative_to(shared))
+
+
+def _forget(shared: Path, number: int) -> None:
+    """Remove the checkpoints before attempt `number`: a newer attempt has a link to what was still wanted."""
+    for folder in (shared / "checkpoints").glob("[0-9]*"):
+        if int(folder.name) < number:
+            with contextlib.suppress(OSError):
+                shutil.rmtree(folder)
+
+
+def path(shared: Path, number: int) -> Path:
+    """Return the file of an attempt."""
     return shared / "attempts" / f"{number:06d}.json"

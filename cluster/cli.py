@@ -1,14 +1,14 @@
 """The command line: parse, call `jobs`, show. Thin, and quick: what a command needs is imported inside it."""
 
-import os
 import sys
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from . import cli_look
 from .cli_data import data
-from .command import Group, Number, fail, output, print_json, schedule_options, yes
-from .errors import INTERRUPTED, OK, UNFINISHED, USAGE, BadInput, ClusterError
+from .command import Group, Number, fail, output, print_json, recovery_options, schedule_options, yes
+from .errors import INTERRUPTED, OK, USAGE, BadInput, ClusterError
 
 if TYPE_CHECKING:
     from .jobs import Job
@@ -73,55 +73,80 @@ def _plan(recipe: Any, file: str, options: dict[str, Any], backend: str = "plan"
 
 @cli.command()
 @click.argument("recipe")
-@click.option("--local", is_flag=True, help="On this computer.")
+@click.option("--local", is_flag=True, help="On this computer, with --machines as so many machines.")
+@click.option("--hosts", metavar="FILE", help="On your own machines over ssh: those of a hosts.toml.")
 @schedule_options
 @click.option(
     "--copies", metavar="DIR", help="Prepared copies of the images. [default: the data folder's name with -sz]"
 )
 @click.option("--max-hours", type=Number(0, min_open=True), help="Save and end after so long.")
-@click.option("--save-seconds", type=Number(0), default=60.0, show_default=True, help="A checkpoint so often.")
+@click.option("--save-seconds", type=Number(0), default=30.0, show_default=True, help="A checkpoint so often.")
+@recovery_options
 @click.option("--skip-bad", is_flag=True, help="Leave out files that are not images instead of ending.")
 @click.option(
     "--workers", type=click.IntRange(0), help="Loader processes of each trainer. [default: by the processors]"
 )
+@click.option(
+    "--parallel", type=click.IntRange(1),
+    help="Of several recipes so many at once. [default: 1, or as many as the hosts file has machines for]",
+)  # fmt: skip
 @click.option("-d", "--detach", is_flag=True, help="Return as soon as the job is at work.")
 @click.option("--dry-run", "--dryrun", is_flag=True, help="Show what would be done.")
 @yes
 def launch(
-    recipe: str, local: bool, detach: bool, dry_run: bool, yes: bool, only: tuple[str, ...], **options: Any
+    recipe: str,
+    local: bool,
+    hosts: str | None,
+    parallel: int | None,
+    detach: bool,
+    dry_run: bool,
+    yes: bool,
+    only: tuple[str, ...],
+    **options: Any,
 ) -> None:
     """Train RECIPE in a tmux session of its own and follow it. Ctrl-C leaves it running.
 
     Exit code: 0 done, 100 failed, 103 stopped.
     """
-    from . import backends, jobs, view
+    from . import backends, jobs, queue, view
 
-    if not local:
+    if local == bool(hosts):
         described = "; ".join(f"--{name}: {backends.get(name).DESCRIPTION}" for name in backends.names())
         raise BadInput(f"say where: {described}")
-    if options["machines"] not in (None, 1):
-        raise BadInput("--local is one machine; for another table of the recipe: imgnet-cluster plan --machines N")
-    plans = [_plan(one, recipe, options, "local") for one in _select(recipe, only)]
-    if detach and len(plans) > 1:
-        raise BadInput(
-            f"{recipe}: has {len(plans)} recipes, and this is one machine; choose with --only, or leave out -d"
-        )
+    backend = "local" if local else "hosts"
+    plans = [_plan(one, recipe, {**options, "hosts": hosts}, backend) for one in _select(recipe, only)]
+    at_once = queue.places(plans, parallel) if len(plans) > 1 else 1
     for one in plans:
         view.show_plan(one)
-        backends.get("local").check(one.spec, jobs.runs())
+        backends.get(backend).check(one.spec, jobs.runs())
     if dry_run:
         click.echo(f"would launch {len(plans)} job{'s' * (len(plans) > 1)} in {jobs.runs()}; nothing was started")
         return
     if not yes and sys.stdin.isatty() and not click.confirm("launch?", default=False):
         raise ClusterError("nothing was started")
+    if len(plans) > 1:
+        sys.exit(_follow_all(queue.enqueue(plans, at_once), at_once, detach))
+    job = jobs.launch(plans[0])
+    click.echo(f"{job.name} launched, run folder {job.run}")
+    view.show_next(job)
+    sys.exit(OK if detach else _follow(job))
+
+
+def _follow_all(made: "list[Job]", at_once: int, detach: bool) -> int:
+    """Follow a sweep's jobs one after the other. Returns the worst exit code."""
+    names = ", ".join(job.name for job in made)
+    click.echo(f"{names} launched, {at_once} at a time\n  see them all  imgnet-cluster ls")
+    click.echo("  side by side  imgnet-cluster tensorboard --all")
     code = OK
-    for one in plans:
-        job = jobs.launch(one)
-        click.echo(f"{job.name} launched, run folder {job.run}")
-        view.show_next(job)
-        if not detach:
-            code = max(code, _follow(job))
-    sys.exit(code)
+    for job in [] if detach else made:
+        code = max(code, _follow(job))
+        if code == INTERRUPTED:
+            break
+    return code
+
+
+for _command in cli_look.COMMANDS:
+    cli.add_command(_command)
 
 
 def _follow(job: "Job") -> int:
@@ -138,138 +163,19 @@ def _follow(job: "Job") -> int:
         return INTERRUPTED
 
 
-def _refresh(job: "Job") -> None:
-    """Bring a job up to date as far as that can be; what is known is shown in any case. Raises `ClusterError`."""
-    _ = job.spec  # a damaged one is an error, and not a warning as well
-    try:
-        job.refresh()
-    except ClusterError as error:
-        click.echo(f"warning: {error}", err=True)
-
-
 @cli.command()
-@output
-def ls(output: str) -> None:
-    """List the jobs of this folder."""
-    from . import jobs, view
-
-    found = []
-    for job in jobs.all_jobs():
-        try:
-            _refresh(job)
-            found.append(job.status())
-        except ClusterError as error:
-            click.echo(f"warning: {error}", err=True)
-    if output == "json":
-        return print_json(found)
-    columns = ("job", "recipe", "state", "epoch", "step", "top1", "top5", "img/s", "time")
-    view.table(
-        columns,
-        [
-            (
-                one["job"],
-                one["recipe"],
-                one["state"],
-                one["epoch"],
-                one["step"],
-                *(one[name] and f"{one[name]:.2f}" for name in ("top1", "top5")),
-                one["images_per_second"] and f"{one['images_per_second']:.0f}",
-                view.span(one["seconds"]),
-            )
-            for one in found
-        ],
-    )
-
-
-@cli.command()
-@click.argument("job", required=False)
-@click.option("--exit-code", is_flag=True, help="Exit with 0 done, 100 failed, 101 not finished, 103 stopped.")
-@output
-def status(job: str | None, exit_code: bool, output: str) -> None:
-    """Show how JOB stands (default: the newest)."""
-    import time
-
-    from . import jobs, view
-
-    found = jobs.find(job)
-    _refresh(found)
-    said = found.status()
-    if output == "json":
-        print_json({**said, "result": found.result})
-    else:
-        said |= {"created": time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(said["created"]))}
-        for name, value in said.items():
-            if value not in (None, ""):
-                click.echo(f"{name:18} {value:.4g}" if isinstance(value, float) else f"{name:18} {value}")
-    if exit_code:
-        sys.exit(view.EXIT.get(said["state"], UNFINISHED))
-
-
-@cli.command()
-@click.argument("job", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends. Ctrl-C leaves it running.")
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Which trainer.")
-@click.option("--agent", is_flag=True, help="The agent's changes of state instead.")
-def logs(job: str | None, follow: bool, rank: int, agent: bool) -> None:
-    """Print what a trainer of JOB has written (default: the newest job, rank 0)."""
-    import time
-
-    from . import jobs, view
-
-    found, shown, before = jobs.find(job), 0, None
-    while True:
-        found.refresh()
-        ended, path = found.ended, found.log(None if agent else rank)
-        shown = shown if path == before else 0  # from the set-up's to the first attempt's
-        before = path
-        if not follow and not path.exists():
-            raise ClusterError(
-                f"{path}: there is no such log; {found.name} has {found.spec.procs} trainers, and is {found.state}"
-            )
-        if path.exists():
-            with path.open("rb") as file:
-                file.seek(shown)
-                while part := file.read(1 << 20):
-                    shown += len(part)
-                    sys.stdout.buffer.write(part)
-            sys.stdout.buffer.flush()
-        if ended or not follow:
-            break
-        time.sleep(0.3)
-    if follow:
-        sys.exit(view.EXIT[found.state])
-
-
-@cli.command()
-@click.argument("job", required=False)
-def attach(job: str | None) -> None:
-    """Show the tmux session of JOB on this terminal. Ctrl-b d leaves it running."""
-    from . import jobs, tmux
-
-    found = jobs.find(job)
-    found.refresh()
-    if found.ended:
-        raise ClusterError(
-            f"{found.name} is {found.state}; its session is gone. What it wrote: imgnet-cluster logs {found.name}"
-        )
-    if not tmux.mine(found.name, found.run):
-        raise ClusterError(f"{found.name} has no tmux session; imgnet-cluster status {found.name}")
-    if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ClusterError(f"attach needs a terminal; without one: imgnet-cluster logs -f {found.name}")
-    os.environ.pop("TMUX", None)  # a session inside the user's own tmux is meant
-    words = tmux.attach_command(found.name)
-    os.execvp(words[0], words)
-
-
-@cli.command()
-@click.argument("job", required=False)
-@click.option("--port", type=click.IntRange(0, 65535), default=6006, show_default=True, help="0 takes a free one.")
-def tensorboard(job: str | None, port: int) -> None:
-    """Serve the curves of JOB on 127.0.0.1 until Ctrl-C (default: the newest)."""
+@click.argument("job")
+@click.option("--machine", required=True, type=click.IntRange(0), help="Which of its machines.")
+@click.option("--notice", type=Number(0), metavar="SECONDS", help="Tell it so long ahead, as a spot notice does.")
+@click.option("--for-good", is_flag=True, help="Do not start it again.")
+def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
+    """Take a machine away from JOB, to see it recover: at once, as if its power was cut."""
     from . import jobs
-    from . import tensorboard as board
 
-    sys.exit(board.serve(jobs.find(job), port))
+    found = jobs.find(job)
+    found.lose(str(machine), notice, for_good)
+    click.echo(f"machine {machine} of {found.name} is {'told to leave' if notice is not None else 'lost'}")
+    click.echo(f"  what it costs  imgnet-cluster status {found.name}")
 
 
 @cli.command()
@@ -294,6 +200,21 @@ def resume(job: str, detach: bool) -> None:
     found.resume()
     click.echo(f"{found.name} resumed")
     sys.exit(OK if detach else _follow(found))
+
+
+@cli.command()
+@click.argument("uid", required=False)
+@click.option("--hosts", required=True, metavar="FILE", help="The machines it runs on: a hosts.toml.")
+def adopt(uid: str | None, hosts: str) -> None:
+    """Look after a job that was launched from another computer: bring everything home, replace lost machines.
+
+    UID is its name on the machines, such as job-3-9073e811, when there are several.
+    """
+    from . import adopting, view
+
+    job = adopting.adopt(hosts, uid)
+    click.echo(f"{job.name} is {job.spec.uid}, run folder {job.run}")
+    view.show_next(job)
 
 
 cli.add_command(data)

@@ -112,6 +112,36 @@ def schedule_options(command: Command) -> Command:
     return command
 
 
+def recovery_options(command: Command) -> Command:
+    """Options about several machines, and losing some of them."""
+    for option in reversed(
+        [
+            click.option("--spares", type=click.IntRange(0), default=0, help="So many more, ready to step in."),
+            click.option(
+                "--min-machines", type=click.IntRange(1), default=1, show_default=True,
+                help="Go on with so many; wait for a replacement with fewer.",
+            ),
+            click.option(
+                "--lost-seconds", type=Number(1), default=5.0, show_default=True,
+                help="A machine that is silent counts as lost when steps have stood still for so long.",
+            ),
+            click.option(
+                "--stall-seconds", type=Number(5), default=120.0, show_default=True,
+                help="After so long without a step, though nobody is silent: stacks into the logs, from the last save.",
+            ),
+            click.option(
+                "--standby/--no-standby", default=None,
+                help="A second set of processes per machine that waits for a loss. [default: with several machines]",
+            ),
+            click.option("--probe/--no-probe", default=True, help="Measure the network between the machines first."),
+            click.option("--log-ids", is_flag=True, help="Write down which images each step used."),
+            click.option("--exact", is_flag=True, hidden=True, help="The same bits on any number of machines."),
+        ]
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 class Bar:
     """A progress bar on a terminal, a line now and then elsewhere, both on stderr; called with (done, total)."""
 

@@ -15,6 +15,10 @@ class BadInput(ClusterError):
     code = USAGE
 
 
+class SetupFailed(ClusterError):
+    """Machines that a job needs cannot be used; names them and says why."""
+
+
 class NoSuchJob(ClusterError):
     """No run folder has this name."""
 

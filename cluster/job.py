@@ -4,17 +4,19 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 from train.files import as_json, locked, read_json, replace
+from train.hparams import flat
+from train.schedule import Schedule
 
-from . import backends, events, settle
+from . import attempts, backends, settle, timeline, tmux, waiting
 from .backends import Backend
-from .errors import ClusterError
+from .errors import BadInput, ClusterError
 from .spec import Folders, Spec
 
 BOOT_SECONDS = 20.0  # for an agent to say its first word
@@ -28,8 +30,9 @@ class Busy(ClusterError):
 class Job:
     """A run folder and what is known of its job. Cheap to make; everything is read when asked for."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: Path, supervising: bool = False) -> None:
         self.run, self.name, self.folders = run, run.name, Folders(run)
+        self.supervising = supervising  # only this one talks to machines that are not this computer
 
     @cached_property
     def spec(self) -> Spec:
@@ -47,7 +50,7 @@ class Job:
     @property
     def alive(self) -> bool:
         """Whether an agent is at work on it."""
-        return self.backend.alive(self.folders)
+        return self.backend.alive(self.spec, self.folders)
 
     @property
     def result(self) -> dict[str, Any] | None:
@@ -61,8 +64,19 @@ class Job:
         return self.folders.result.exists()
 
     @property
+    def waiting(self) -> bool:
+        """Whether it stands in a queue, and nobody has started it yet."""
+        return not waiting.begun(self.folders, self.spec)
+
+    @property
+    def hparams(self) -> dict[str, int | float | str]:
+        """Its settings in short, as TensorBoard shows them beside those of others."""
+        images = max(1, round(self.spec.recipe.data.train * self.spec.scale))
+        return flat(Schedule(self.spec.recipe, images, self.spec.gpus), self.spec.machines * self.spec.procs)
+
+    @property
     def state(self) -> str:
-        """booting, setup, running, done, failed or stopped."""
+        """waiting, booting, setup, running, done, failed or stopped."""
         return str(self.status()["state"])
 
     def status(self) -> dict[str, Any]:
@@ -72,10 +86,13 @@ class Job:
 
     def _status(self) -> dict[str, Any]:
         known = settle.status(self.folders, self.spec, self.result)
-        gone = not self.ended and not self.alive  # asked first: what a dead agent said is final
-        said = settle.agent_status(self.folders) if gone else {}
-        if said and not said.get("ended"):
-            known |= {"state": "failed", "reason": settle.silence(self.folders)}  # which could not be settled yet
+        if self.waiting:
+            return {**known, "state": "waiting", "doing": waiting.doing(self.folders, self.spec)}
+        gone = not self.backend.REMOTE and not self.ended and not self.alive  # first: a dead agent's word is final
+        if gone and self.said and not self.booting:  # which could not be settled yet
+            trained = (self.folders.shared / "result.json").exists()
+            state, reason = settle.ending(self.folders, self.spec, attempts.newest(self.folders.shared))
+            known |= {} if trained else {"state": state, "reason": reason}
         return known
 
     def refresh(self) -> None:
@@ -101,22 +118,38 @@ class Job:
             raise ClusterError(f"{self.run}: a file in it is damaged ({type(error).__name__}: {error})") from error
 
     def _refresh(self) -> None:
-        alive = self.alive  # asked first: what a dead agent wrote is complete
-        events.bring_home(self.backend.machines(self.spec)[0], str(self.folders.shared), self.run)
-        if not alive and (self.said or not self.booting):
+        if self.waiting:
+            return waiting.ensure(self.run.parent, self.spec.queue)
+        if self.backend.REMOTE and not self.supervising:
+            return self._supervise()
+        if not self.backend.step(self.spec, self.folders) and (self.said or not self.booting):
             self._settle()
+
+    def _supervise(self) -> None:
+        """Start the supervisor when none is at work: the computer was off, or somebody killed it."""
+        last = self.run / ".supervised"
+        with contextlib.suppress(Busy), self.locked():
+            if not self.alive and not (last.exists() and 0 <= time.time() - last.stat().st_mtime < BOOT_SECONDS):
+                last.touch()
+                self.backend.launch(self.spec, self.folders)
 
     def _settle(self) -> None:
         """Write the result of a job whose agent is gone, once nothing of it is left; who comes second does nothing."""
         with contextlib.suppress(Busy), self.locked(seconds=5):
-            if not self.ended and not self.alive:
+            if not self.ended and (self.supervising or not self.alive):
                 self.backend.terminate(self.spec, self.folders)
                 settle.settle(self.folders, self.spec, self.backend)
 
+    def fail(self, reason: str) -> None:
+        """End a job that cannot start: nothing of it stays on its machines."""
+        with self.locked(seconds=5):
+            self.backend.terminate(self.spec, self.folders)
+            settle.settle(self.folders, self.spec, self.backend, reason)
+
     @property
     def said(self) -> bool:
-        """Whether the agent of the last launch has said anything yet."""
-        return bool(settle.agent_status(self.folders))
+        """Whether an agent of the last launch has said anything yet."""
+        return bool(settle.words(self.folders, self.spec))
 
     @property
     def booting(self) -> bool:
@@ -146,36 +179,89 @@ class Job:
         kind, key = ("epoch", short) if name.startswith("val/") else ("train", name)
         return [(row["images"], row[key]) for row in self.lines(kind) if key in row]
 
-    def log(self, rank: int | None = 0, attempt: int | None = None) -> Path:
-        """Return the file that a rank of an attempt (default: the last) writes its output to; None: the agent's.
+    def log(self, rank: int | None = 0, attempt: int | None = None, machine: str = "0") -> Path:
+        """Return the file that a rank of an attempt (default: the last) writes its output to; None: a machine's agent.
 
         Before the first attempt it is the set-up's.
         """
         if rank is None:
-            return self.run / "logs" / "agent-0.jsonl"
+            return self.run / "logs" / f"agent-{machine}.jsonl"
         number = attempt or int(self.status()["attempt"])
         if not number:
-            return self.run / "logs" / "setup-0.log"
+            return self.run / "logs" / f"setup-{machine}.log"
         return self.run / "logs" / f"{number:06d}" / f"rank-{rank}.log"
+
+    def timeline(self) -> list[dict[str, Any]]:
+        """Return a row for each attempt: who, when, why, and what it cost in seconds and steps."""
+        return timeline.table(self.run, self.folders.shared)
+
+    def machines(self) -> dict[str, dict[str, Any]]:
+        """Return what each machine said last, with the seconds of its way to the first step."""
+        return settle.machines(self.folders, self.spec)
+
+    @property
+    def head(self) -> str:
+        """The machine of rank 0."""
+        newest = attempts.newest(self.folders.shared)
+        return newest.names[0] if newest and newest.members else "0"
+
+    def attach_command(self, machine: int | None = None) -> list[str]:
+        """Return the command that shows the session of a machine on this terminal. Raises `ClusterError`."""
+        name = self._named(machine)
+        if self.backend.REMOTE:
+            return self.ssh_command(int(name), tmux.attach_command(self.spec.session), tty=True)
+        if not tmux.mine(self.name, self.run):
+            raise ClusterError(f"{self.name} has no tmux session; imgnet-cluster status {self.name}")
+        return tmux.attach_command(self.name, f"train-{name}" if len(self.spec.names) > 1 else "")
+
+    def ssh_command(self, machine: int | None, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
+        """Return OpenSSH's command for a machine, with the job's own configuration. Raises `ClusterError`."""
+        from .ssh_config import terminal
+
+        config = self.run / "ssh_config"
+        if not config.exists():
+            raise ClusterError(f"{self.name} runs on this computer; there is nothing to log in to")
+        return terminal(config, int(self._named(machine)), argv, tty)
+
+    def _named(self, machine: int | None) -> str:
+        name = self.head if machine is None else str(machine)
+        if name not in self.spec.names:
+            raise BadInput(f"{self.name} has the machines {', '.join(self.spec.names)}; there is no machine {name}")
+        return name
 
     def start(self) -> None:
         """Let the backend start it. Raises `ClusterError`; a job that had ended then still has its result."""
         with self.locked():
-            if self.alive:
-                raise ClusterError(f"{self.name} is running; imgnet-cluster attach {self.name}")
-            (self.folders.shared / "stop").unlink(missing_ok=True)
-            before = self.folders.result.read_bytes() if self.ended else b""
-            self.folders.result.unlink(missing_ok=True)
-            replace(self.folders.launch, uuid4().hex.encode())
-            try:
-                self.backend.launch(self.spec, self.folders)
-            except ClusterError:
-                if before:
-                    replace(self.folders.result, before)
-                raise
-            deadline = time.monotonic() + BOOT_SECONDS
-            while not self.said and time.monotonic() < deadline:
-                time.sleep(0.05)
+            self.take_machines()
+            self.start_held()
+
+    def take_machines(self) -> None:
+        """Of a hosts file that a queue shares, take those that are free. Raises `ClusterError`: there are too few."""
+        chosen = waiting.with_machines(self.folders, self.spec)
+        if chosen != self.spec:
+            self.folders.describe(chosen)
+            self.spec = chosen
+
+    def start_held(self) -> None:
+        """Start it, by one who holds its lock."""
+        if self.alive:
+            raise ClusterError(f"{self.name} is running; imgnet-cluster attach {self.name}")
+        (self.folders.shared / "stop").unlink(missing_ok=True)
+        for name in self.spec.names:
+            self._away(name).unlink(missing_ok=True)
+        before = self.folders.result.read_bytes() if self.ended else b""
+        self.folders.result.unlink(missing_ok=True)
+        replace(self.folders.launch, uuid4().hex.encode())
+        try:
+            self.backend.launch(self.spec, self.folders)
+        except ClusterError:
+            if before:
+                replace(self.folders.result, before)
+            raise
+        self.folders.begun.touch()
+        deadline = time.monotonic() + (0 if self.backend.REMOTE else BOOT_SECONDS)
+        while not self.said and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     @contextlib.contextmanager
     def locked(self, seconds: float = 0) -> Iterator[None]:
@@ -189,6 +275,8 @@ class Job:
 
     def stop(self) -> None:
         """Save, end, and return when nothing of it runs any more. Raises `ClusterError` when it has ended already."""
+        if self.waiting and self._leave():
+            return
         self.refresh()
         if self.ended:
             raise ClusterError(f"{self.name} is {self.state} already; there is nothing to stop")
@@ -200,14 +288,42 @@ class Job:
         self.backend.terminate(self.spec, self.folders)
         self.wait(10)
 
+    def _leave(self) -> bool:
+        """Leave the queue for good. False when it was started meanwhile."""
+        with self.locked(BOOT_SECONDS):
+            if not self.waiting:
+                return False
+            if self.folders.launch.exists():  # somebody was killed while starting it
+                self.backend.terminate(self.spec, self.folders)
+            settle.settle(self.folders, self.spec, self.backend, "stopped while it waited", "stopped")
+            return True
+
+    def lose(self, machine: str, notice: float | None = None, for_good: bool = False) -> None:
+        """Take a machine away, for rehearsal: at once, as if its power was cut, or with so many seconds of notice.
+
+        The supervisor starts it again, unless `for_good`. Raises `ClusterError` when there is no such machine at work.
+        """
+        self.refresh()
+        if self.ended or self.waiting:
+            raise ClusterError(f"{self.name} is {self.state}; it has no machine that could be lost")
+        machine = self._named(int(machine))
+        if for_good:
+            self._away(machine).touch()
+        self.backend.lose(self.spec, self.folders, machine, notice)
+
+    def _away(self, machine: str) -> Path:
+        return self.run / f".away-{machine}"
+
+    def kept_away(self, machine: str) -> bool:
+        """Whether a machine was lost for good."""
+        return self._away(machine).exists()
+
     def resume(self) -> None:
         """Go on from the newest whole checkpoint. Raises `ClusterError` when it runs, or is done."""
         self.refresh()
         if not self.ended:
             raise ClusterError(f"{self.name} is running; imgnet-cluster attach {self.name}")
         if self.state == "done":
-            raise ClusterError(
-                f"{self.name} is done; there is nothing to resume. To run it again: imgnet-cluster launch"
-            )
+            raise ClusterError(f"{self.name} is done; there is nothing to resume. Run it again: imgnet-cluster launch")
         self.backend.check(self.spec, self.run.parent)
         self.start()

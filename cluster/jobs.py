@@ -8,9 +8,8 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
-from train.files import as_json
-from train.files import replace as replace_file
 from train.provenance import git_commit
 from train.recipe import Recipe
 
@@ -19,6 +18,7 @@ from .errors import BadInput, ClusterError, NoSuchJob
 from .job import Job
 from .plan import Plan, load_recipes, plan
 from .spec import Folders, Spec
+from .waiting import with_machines
 
 RUNS = "IMGNET_RUNS"
 
@@ -54,7 +54,7 @@ def find(name: str | None = None) -> Job:
     raise NoSuchJob(f"{name or 'no job'}: there is no such job in {runs()} ({known})")
 
 
-def _make_folder(taken: set[str]) -> Path:
+def make_folder(taken: set[str]) -> Path:
     """Claim the next free number. mkdir fails for the second of two that start at once, who takes the one after."""
     runs().mkdir(parents=True, exist_ok=True)
     number = max((int(job.name[4:]) for job in all_jobs()), default=0) + 1
@@ -90,12 +90,12 @@ def _create(spec: Spec) -> Job:
     """Make the run folder with what was asked. Raises `ClusterError` when the disk is full or read-only."""
     run = None
     try:
-        run = _make_folder(backends.get(spec.backend).taken())
-        spec = replace(spec, name=run.name, git_commit=git_commit(), created=time.time())
+        run = make_folder(backends.get(spec.backend).taken())
+        uid = f"{run.name}-{uuid4().hex[:8]}"
+        spec = replace(spec, name=run.name, uid=uid, git_commit=git_commit(), created=time.time())
         folders = Folders(run)
         folders.shared.mkdir(parents=True)
-        replace_file(folders.recipe, as_json(spec.recipe.to_json()))
-        replace_file(folders.spec, as_json(spec.to_json()))
+        folders.describe(spec if spec.queue else with_machines(folders, spec))
     except OSError as error:
         if run:
             shutil.rmtree(run, ignore_errors=True)

@@ -10,6 +10,7 @@ from train.recipe_file import RecipeError, load
 from train.schedule import Schedule
 
 from .errors import BadInput
+from .hosts_file import Hosts, read_hosts
 from .machine import gpu_count
 from .spec import Spec
 
@@ -36,12 +37,25 @@ def plan(
     max_steps: int | None = None,
     max_hours: float | None = None,
     scale: float = 1.0,
-    save_seconds: float = 60.0,
+    save_seconds: float = 30.0,
     skip_bad: bool = False,
     workers: int | None = None,
     seed: int | None = None,
+    spares: int = 0,
+    min_machines: int = 1,
+    lost_seconds: float = 5.0,
+    stall_seconds: float = 120.0,
+    standby: bool | None = None,
+    hosts: str | Path | None = None,
+    probe: bool = True,
+    log_ids: bool = False,
+    exact: bool = False,
 ) -> Plan:
-    """Work a launch out without starting anything. Raises `BadInput`."""
+    """Work a launch out without starting anything; `hosts` is the file of the machines to take. Raises `BadInput`."""
+    found = read_hosts(Path(hosts).expanduser()) if hosts else None
+    if found:
+        backend = "hosts"
+        machines = machines or max(1, len(found.machines) - spares)
     recipe = recipe.at(machines or 1) if backend == "local" else recipe.at(machines or recipe.machines)
     draw = str(data) == "sample" or (data is None and recipe.data == SAMPLE)
     try:
@@ -53,10 +67,13 @@ def plan(
             recipe = replace(recipe, data=replace(recipe.data, name=name, root=str(data)))
     except ValueError as error:
         raise BadInput(str(error)) from error
-    root = Path(recipe.data.root if data is None or draw else data).expanduser().absolute()
+    given = Path(recipe.data.root if data is None or draw else data)
+    root = given.expanduser().absolute() if not found else _there(given, draw, found)
     beside = Path(copies).expanduser().absolute() if copies else root.with_name(root.name + "-sz")
-    machines = 1 if backend == "local" else machines or recipe.machines
-    procs = procs or (gpu_count() or 1 if backend == "local" else recipe.gpus)
+    machines = machines or (1 if backend == "local" else recipe.machines)
+    if min_machines > machines:
+        raise BadInput(f"--min-machines {min_machines} is more than the {machines} machines of the job")
+    procs = procs or (max(1, gpu_count() // (machines + spares)) if backend == "local" else recipe.gpus)
     gpus = recipe.nominal_gpus if keep_batch else machines * procs
     images = max(1, -int(-(count_images(root / "train") or recipe.data.train) * scale // 1))
     try:
@@ -66,7 +83,10 @@ def plan(
     spec = Spec(
         name="", recipe=recipe, recipe_file=recipe_file, data=str(root), copies=str(beside), draw=draw, backend=backend,
         machines=machines, procs=procs, gpus=gpus, max_steps=max_steps, max_hours=max_hours, scale=scale,
-        save_seconds=save_seconds, skip_bad=skip_bad, workers=workers,
+        save_seconds=save_seconds, skip_bad=skip_bad, workers=workers, spares=spares, min_machines=min_machines,
+        lost_seconds=lost_seconds, stall_seconds=stall_seconds, log_ids=log_ids, exact=exact, probe=probe,
+        hosts=found.to_json() if found else None,
+        standby=machines + spares > 1 if standby is None else standby,
     )  # fmt: skip
     notes = [schedule.note] if schedule.note else []
     largest = max(row.global_batch for row in schedule.rows)
@@ -75,6 +95,19 @@ def plan(
     if gpus != machines * procs:
         notes.append(f"{machines * procs} processes share the work of {gpus} GPUs: gradients are accumulated")
     return Plan(spec, schedule, tuple(notes))
+
+
+def _there(given: Path, draw: bool, hosts: Hosts) -> Path:
+    """Return the folder of the images on machines elsewhere. Raises `BadInput` when it is relative: to what?"""
+    if draw and hosts.shared:
+        return Path(hosts.shared) / given
+    if draw:
+        return Path("~/.imgnet") / given
+    if not given.is_absolute() and given.parts[0] != "~":
+        raise BadInput(
+            f"{given}: the images are on the machines; say where, as an absolute path: --data /data/imagenet"
+        )
+    return given
 
 
 def count_images(folder: Path) -> int:

@@ -3,33 +3,53 @@
 import contextlib
 import json
 import shutil
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from train import ids
 from train.files import as_json, read_json, replace
 
-from . import attempts
+from . import attempts, timeline
 from .backends import Backend
 from .spec import Folders, Spec
 
-OVER = ("done", "failed", "stopped", "gone")
-RUNNING = (
-    *("starting", "indexing", "joining", "warming", "training", "validating", "stopping", "saved"),
-    "done",  # and its last files are on their way home
+OVER = ("done", "stopped", "gone", "left")
+WAITING = ("setup", "failed", "stopped")  # of a machine: the job is not under way, or not any more
+ORDER = (  # of the states of a machine, from the one that tells least of a job
+    *("setup", "warming", "waiting", "failed", "saved", "starting", "indexing", "joining", "stopping"),
+    *("validating", "training"),
 )
+PHASES = ("running", "saved", "failed", "spare", "warming", "ended")  # the ones that know most first
 
 
 def agent_status(folders: Folders, machine: str = "0") -> dict[str, Any]:
-    """Return what the agent of the last launch said last, {} before its first word."""
-    said: dict[str, Any] = read_json(folders.status(machine)) or {}
-    return said if said.get("launch", "") == folders.mark else {}
+    """Return what a machine's agent of the last launch said last, {} before its first word."""
+    said = read_json(folders.status(machine))
+    return said if isinstance(said, dict) and said.get("launch", "") == folders.mark else {}
+
+
+def words(folders: Folders, spec: Spec) -> dict[str, dict[str, Any]]:
+    """Return what each machine of the last launch said last, for those that have spoken."""
+    found = {name: agent_status(folders, name) for name in spec.names}
+    return {name: said for name, said in found.items() if said}
+
+
+def leader(folders: Folders, spec: Spec) -> dict[str, Any]:
+    """Return the word of the machine that knows best how the job stands, {} before anybody has spoken."""
+
+    def rank(said: Mapping[str, Any]) -> tuple[bool, int, int]:
+        place = PHASES.index(said["phase"]) if said.get("phase") in PHASES else 0
+        return said.get("state") != "done", -int(said.get("attempt", 0)), place
+
+    return min(words(folders, spec).values(), key=rank, default={})
 
 
 def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[str, Any]:
     """Return the job's state and numbers as plain data."""
-    said = agent_status(folders)
+    said, newest = leader(folders, spec), attempts.newest(folders.shared)
     known = {
         "job": spec.name,
         "recipe": spec.recipe.name,
@@ -40,7 +60,7 @@ def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[
         "state": "booting",
         "doing": said.get("doing") or said.get("state", ""),
         "reason": said.get("reason", ""),
-        "attempt": said.get("attempt", 0),
+        "attempt": newest.number if newest else 0,
         "progress": said.get("progress", ""),
         **{
             name: said.get(name)
@@ -51,9 +71,34 @@ def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[
     if result is not None:
         own = {name: result.get(name) for name in ("top1", "top5", "state", "reason", "images_per_second")}
         return {**known, **own, "doing": "", "attempt": result["attempts"], "seconds": result["seconds"]["total"]}
+    if not said and (board := read_json(folders.run / "machines.json")):
+        steps = Counter(one["step"] for one in board["machines"].values() if one["step"])
+        known["doing"] = "setting up: " + ", ".join(f"{step} on {count}" for step, count in steps.items())
+        known["state"] = "setup"
     if said:
-        known["state"] = "running" if said["state"] in RUNNING else said["state"]
-    return {**known, "seconds": seconds_by_part(folders)["total"]}
+        known["state"] = said["state"] if said["state"] in WAITING and said.get("phase") != "failed" else "running"
+        before = newest.number > 1 and newest.launch == folders.mark if newest else False
+        if known["state"] == "running" and before and said["state"] not in ("training", "validating", "done"):
+            known["state"] = "recovering"
+        last = newest.reason if before and newest else ""
+        known["reason"] = known["reason"] or last
+    return {**known, "seconds": seconds_by_part(folders, spec)["total"]}
+
+
+def machines(folders: Folders, spec: Spec) -> dict[str, dict[str, Any]]:
+    """Return a row for each machine: host, what it is at, its own last words, and the seconds of each step so far.
+
+    The supervisor notes those of setting up, the agent those from its start to the first training step.
+    """
+    said, board = words(folders, spec), (read_json(folders.run / "machines.json") or {}).get("machines", {})
+    found = {}
+    for name in spec.names:
+        row = board.get(name, {})
+        seconds = {**row.get("seconds", {}), **timeline.beginning(folders.run, name)}
+        state = said.get(name, {}).get("state") or row.get("step", "")
+        own = {"host": row.get("host", ""), "state": state, "reason": row.get("reason", "")}
+        found[name] = {**own, **said.get(name, {}), "notes": row.get("notes", []), "seconds": seconds}
+    return found
 
 
 def lines(run: Path, kind: str) -> list[dict[str, Any]]:
@@ -75,38 +120,48 @@ def _rows(path: Path, *names: str) -> Iterator[dict[str, Any]]:
                 yield row
 
 
-def seconds_by_part(folders: Folders) -> dict[str, float]:
+def seconds_by_part(folders: Folders, spec: Spec) -> dict[str, float]:
     """Return the seconds of each state over all launches, "total" without the time between them.
 
-    An agent that was killed counts until its last beat: its follower notes that as "gone", before it the status tells.
+    At each moment the job is in the state of the machine that is furthest: one that waits or has gone does not count
+    while another trains. An agent that was killed counts until its last beat: its follower notes that as "gone",
+    before it the status tells.
     """
-    rows = [row for path in (folders.run / "logs").glob("agent-0.jsonl") for row in _rows(path, "time", "state")]
-    if rows and rows[-1]["state"] not in OVER:
-        said = read_json(folders.status()) or {}
-        rows.append({"state": "gone", "time": max(rows[-1]["time"], said.get("time", 0.0))})
+    spans: list[tuple[float, float, str]] = []
+    for name in spec.names:
+        rows = [
+            row for path in (folders.run / "logs").glob(f"agent-{name}.jsonl") for row in _rows(path, "time", "state")
+        ]
+        if rows and rows[-1]["state"] not in (*OVER, "failed"):
+            said = read_json(folders.status(name)) or {}
+            rows.append({"state": "gone", "time": max(rows[-1]["time"], said.get("time", 0.0))})
+        for one, following in pairwise(rows):
+            anew = following["state"] == "setup"  # by another agent
+            if one["state"] not in OVER and not anew and following["time"] > one["time"]:
+                spans.append((one["time"], following["time"], one["state"]))
     parts: dict[str, float] = {}
-    for one, following in pairwise(rows):
-        if following["state"] != "setup" and one["state"] not in OVER:
-            name = "validation" if one["state"] == "validating" else one["state"]
-            parts[name] = parts.get(name, 0.0) + max(0.0, following["time"] - one["time"])
+    edges = sorted({edge for begin, end, _ in spans for edge in (begin, end)})
+    for begin, end in pairwise(edges):
+        states = [state for first, last, state in spans if first <= begin and last >= end]
+        if states:
+            state = max(states, key=lambda one: ORDER.index(one) if one in ORDER else len(ORDER))
+            name = "validation" if state == "validating" else state
+            parts[name] = parts.get(name, 0.0) + end - begin
     return {"total": sum(parts.values()), **parts}
 
 
-def settle(folders: Folders, spec: Spec, backend: Backend) -> None:
+def settle(folders: Folders, spec: Spec, backend: Backend, why: str = "", how: str = "failed") -> None:
     """Write the result of a job whose agent is gone: what the trainers measured, and how the job ended.
 
-    The seconds of training and validation are the trainers' own, all others the agent's.
+    `why` is the reason when it never began, `how` its state then. The seconds of training and validation are the
+    trainers', others the agents'.
     """
-    said = agent_status(folders)
     trained = read_json(folders.shared / "result.json")
-    state, reason = said.get("state"), said.get("reason", "")
-    if trained:
-        state, reason = "done", ""
-    elif not said.get("ended"):
-        state, reason = "failed", silence(folders, bool(said))
     newest = attempts.newest(folders.shared)
+    state, reason = ("done", "") if trained else ending(folders, spec, newest)
+    state, reason = (how, why) if why else (state, reason)
     epochs = trained["epochs"] if trained else lines(folders.run, "epoch")
-    seconds = seconds_by_part(folders)
+    seconds = seconds_by_part(folders, spec)
     measured = {key: one for key, one in (trained or {}).get("seconds", {}).items() if key != "attempt"}
     result = {
         "job": spec.name,
@@ -123,12 +178,38 @@ def settle(folders: Folders, spec: Spec, backend: Backend) -> None:
         "seconds": {**seconds, **measured},
         "machines": spec.machines,
         "procs": spec.procs,
+        "setup": {name: one["seconds"] for name, one in machines(folders, spec).items()},
         "attempts": newest.number if newest else 0,
+        "timeline": timeline.table(folders.run, folders.shared),
         "dollars": backend.dollars(spec, seconds["total"]),
         "backend": spec.backend,
         "git_commit": spec.git_commit,
     }
+    if trained and spec.log_ids:
+        result["ids_wrong"] = ids_wrong(folders, trained["epochs"])
     replace(folders.result, as_json({**result, "state": state}))
+
+
+def ids_wrong(folders: Folders, epochs: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return what is wrong with the images that were used, [] when each was used once in every epoch."""
+    begins = {one.number: one.first_step for one in attempts.history(folders.shared) if one.members}
+    steps = {one["epoch"] - 1: one["steps"] for one in epochs}
+    return ids.check(folders.run / ids.FOLDER, begins, epochs[0]["train_images"], steps)
+
+
+def ending(folders: Folders, spec: Spec, newest: attempts.Attempt | None) -> tuple[str, str]:
+    """Return the state and reason of a job that has no result and no living agent."""
+    if newest and not newest.members and newest.launch == folders.mark:
+        return newest.state, newest.reason
+    said = words(folders, spec)
+    for state in ("stopped", "failed"):  # who was asked to end says so; else the first machine that says why it did
+        for one in said.values():
+            if one.get("ended") and one["state"] == state:
+                return state, one.get("reason", "")
+    left = [one for one in said.values() if one.get("ended")]
+    if left and len(left) == len(said):
+        return "stopped", left[0].get("reason", "")
+    return "failed", silence(folders, bool(said))
 
 
 def silence(folders: Folders, spoke: bool = True) -> str:

@@ -1,12 +1,18 @@
 """What was asked of a job: plain data, written once as job.json, and the folders of a run."""
 
+import os
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from train.files import as_json
+from train.files import replace as write
 from train.recipe import Recipe
+
+from .membership import Rules
+from .probe import mount_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,21 +26,81 @@ class Spec:
     copies: str
     draw: bool = False
     backend: str = "local"
+    uid: str = ""
+    hosts: dict[str, Any] | None = None
     machines: int = 1
+    spares: int = 0
+    min_machines: int = 1
     procs: int = 1
     gpus: int = 1
     max_steps: int | None = None
     max_hours: float | None = None
     scale: float = 1.0
-    save_seconds: float = 60.0
+    save_seconds: float = 30.0
+    lost_seconds: float = 5.0
+    stall_seconds: float = 120.0
+    beat: float = 0.5
+    silence: float = 2.5
+    standby: bool = False
+    metadata: str = ""
+    probe: bool = True
     skip_bad: bool = False
     workers: int | None = None
+    queue: str = ""  # whose turn it waits for, and how many of that queue run at once
+    parallel: int = 1
+    log_ids: bool = False
+    exact: bool = False
     git_commit: str | None = None
     created: float = field(default_factory=time.time)
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The machines' names: "0" to the last spare."""
+        return tuple(map(str, range(self.machines + self.spares)))
+
+    @property
+    def session(self) -> str:
+        """The job's tmux session on its machines. On other people's machines job-3 may be anybody's."""
+        return self.uid if self.hosts else self.name
+
+    @property
+    def rules(self) -> Rules:
+        """The rules by which its machines agree."""
+        return Rules(
+            names=self.names, want=self.machines, least=self.min_machines, silence=self.silence,
+            lost=self.lost_seconds, early=max(self.lost_seconds, Rules.early), stall=self.stall_seconds,
+            late=max(self.stall_seconds, Rules.late),
+        )  # fmt: skip
+
+    @property
+    def neighbours(self) -> int:
+        """How many trainers share a computer's processors."""
+        return self.procs * (1 if self.hosts else len(self.names) * self.parallel)
+
+    @property
+    def threads(self) -> int | None:
+        """Threads of a trainer on a CPU; None: its machine is its own."""
+        return max(1, (os.cpu_count() or 1) // self.neighbours) if self.neighbours > self.procs else None
+
+    @property
+    def loader_workers(self) -> int | None:
+        """Loader processes of a trainer; None lets it count the processors of its machine."""
+        if self.workers is not None or self.neighbours == self.procs:
+            return self.workers
+        return min(16, (os.cpu_count() or 1) // self.neighbours)
+
+    def on_machine(self, shared: Path) -> Self:
+        """Return it as one of its machines means it: paths, and slower beats when `shared` is on a network.
+
+        There what another machine wrote is seen up to a second late (nfs(5), acregmin), and each look asks a server.
+        """
+        data, copies = (str(Path(one).expanduser()) for one in (self.data, self.copies))
+        beat, silence = (1.0, 5.0) if mount_of(shared.resolve())["network"] else (self.beat, self.silence)
+        return replace(self, data=data, copies=copies, beat=beat, silence=silence)
+
     def to_json(self) -> dict[str, Any]:
         """Return plain data from which `from_json` makes an equal Spec."""
-        return {**asdict(self), "recipe": self.recipe.to_json()}
+        return {**asdict(self), "recipe": self.recipe.to_json()}  # hosts is plain data already
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
@@ -46,8 +112,10 @@ class Spec:
 
 @dataclass(frozen=True)
 class Folders:
-    """Where things lie. `run` is what stays: the home of logs, metrics, events, result. `shared` is what all machines
-    of the job see, `work` belongs to one machine; of a local job both lie in the run folder.
+    """Where things lie. `run` is what stays: the home of logs, metrics, events, result.
+
+    `shared` is the folder that all machines of the job see, or, for machines elsewhere, a picture of its small files
+    at home. `work` belongs to one machine.
     """
 
     run: Path
@@ -58,29 +126,45 @@ class Folders:
         return self.run / "job.json"
 
     @property
+    def begun(self) -> Path:
+        """There is one as soon as the job was started: it waits no longer in its queue."""
+        return self.run / ".begun"
+
+    @property
+    def shared(self) -> Path:
+        """Attempts, status, checkpoints, result of the trainers."""
+        return self.run / "machine" / "shared"
+
+    def work(self, machine: str = "0") -> Path:
+        """What trainers and agent of one machine of this computer tell each other."""
+        return self.run / "machine" / "work" / machine
+
+    @property
     def recipe(self) -> Path:
         """The recipe as it is run, resolved to plain data."""
         return self.shared / "recipe.json"
 
-    @property
-    def shared(self) -> Path:
-        """Attempts, status, checkpoints, and the trainers' own logs, metrics, events, result."""
-        return self.run / "machine" / "shared"
-
-    @property
-    def work(self) -> Path:
-        """What trainers and agent of one machine tell each other."""
-        return self.run / "machine" / "work"
+    def describe(self, spec: Spec) -> None:
+        """Write down what is asked, job.json last; the machines need not know of queues."""
+        write(self.recipe, as_json(spec.recipe.to_json()))
+        write(self.shared / "job.json", as_json(replace(spec, queue="").to_json()))
+        write(self.spec, as_json(spec.to_json()))
 
     @property
     def launch(self) -> Path:
-        """A new text with every launch, which the agent repeats: whose words are whose needs no clock."""
+        """A new text with every launch, which the agents repeat: whose words are whose needs no clock."""
         return self.shared / "launch"
 
     @property
     def mark(self) -> str:
         """The text of the last launch, "" before the first."""
-        return self.launch.read_text() if self.launch.exists() else ""
+        return self.mark_of(self.shared)
+
+    @staticmethod
+    def mark_of(shared: Path) -> str:
+        """The same, of a shared folder."""
+        launch = shared / "launch"
+        return launch.read_text() if launch.exists() else ""
 
     def status(self, machine: str = "0") -> Path:
         """What the agent of a machine said last."""

@@ -1,34 +1,108 @@
-"""Beside a job: brings its files home and, when it has ended, writes its result. `python -m cluster.supervise RUN`.
+"""Beside a job: brings its files home, replaces lost machines, writes its result. `python -m cluster.supervise RUN`.
 
 It may be killed and started again at any time, and two of them do no harm: every command that looks at the job does the
-same step once.
+same step once, and an agent that is at work lets no second one in. The job needs it for neither progress nor recovery.
 """
 
+import contextlib
 import signal
 import sys
 import time
+import traceback
 from pathlib import Path
 
-from .errors import ClusterError
+from train.files import locked
+
+from . import attempts, lock, settle
+from .errors import ClusterError, SetupFailed
 from .job import Job
 
-BEAT = 1.0
+BEAT, RETRY = 1.0, 5.0
+FIRST_WAIT = 1.0  # seconds from the loss of a machine to its replacement, doubled for each loss of the same one
+LONGEST_WAIT = 60.0
+
+
+class Replacer:
+    """Starts lost machines again while others go on: soon, but one that keeps dying ever later."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.lost: dict[str, int] = {}
+        self.due: dict[str, float] = {}
+
+    def step(self, now: float) -> list[str]:
+        """Replace whom it is time for. Returns their names."""
+        job, replaced = self.job, []
+        for name in self.wanted():
+            if name not in self.due:
+                wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** self.lost.get(name, 0))
+                self.due[name], self.lost[name] = now + wait, self.lost.get(name, 0) + 1
+            elif now >= self.due[name]:
+                del self.due[name]
+                job.backend.replace(job.spec, job.folders, name)
+                replaced.append(name)
+        return replaced
+
+    def wanted(self) -> list[str]:
+        """Return the machines that are dead and should not be."""
+        job = self.job
+        spec, folders = job.spec, job.folders
+        if len(spec.names) == 1 or (folders.shared / "stop").exists():
+            return []
+        newest, words = attempts.newest(folders.shared), settle.words(folders, spec)
+        over = (folders.shared / "result.json").exists() or (
+            newest and newest.launch == folders.mark and not newest.members
+        )
+        if over or any(one.get("ended") and one["state"] in ("done", "stopped") for one in words.values()):
+            return []
+        failed = [name for name, one in words.items() if one.get("ended") and one["state"] == "failed"]
+        dead = job.backend.dead(spec, folders)
+        if len(dead) == len(spec.names):
+            return []
+        begun = [one for one in dead if one in words or not job.booting]  # one that has not spoken yet may only be slow
+        return [one for one in begun if one not in failed and not job.kept_away(one)]
 
 
 def main() -> int:
     """Follow the run folder's job to its end. Returns 0, or 1 when the folder cannot be written."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the session may end before the result is written
-    job = Job(Path(sys.argv[1]))
+    run = Path(sys.argv[1])
+    try:
+        with locked(run / lock.SUPERVISOR, 2.0):  # someone may just be asking whether we live
+            return supervise(Job(run, supervising=True))
+    except BlockingIOError:
+        print(f"{run.name}: another supervisor is at work", file=sys.stderr)
+        return 0
+
+
+def supervise(job: Job) -> int:
+    """Follow a job to its end. Returns 0, or 1 when that cannot be done here any more."""
+    replacer = Replacer(job)
     while True:
         try:
             job.refresh()
+            for name in [] if job.ended else replacer.step(time.monotonic()):
+                log(job, f"machine {name} was lost, and is started again")
+        except SetupFailed as error:
+            job.fail(str(error))
         except ClusterError as error:
-            print(f"{job.name}: {error}", file=sys.stderr)
-            if not job.alive:
+            log(job, str(error))
+            if not job.backend.REMOTE and not job.alive:
                 return 1
+        except Exception:  # of ours, or of a library: written down, and tried again
+            log(job, traceback.format_exc())
+            time.sleep(RETRY)
         if job.ended:
             return 0
         time.sleep(BEAT)
+
+
+def log(job: Job, text: str) -> None:
+    """Say something in the window, and keep it in <run>/supervisor.log."""
+    line = f"{time.strftime('%H:%M:%S')} {text.rstrip()}"
+    print(line, flush=True)
+    with contextlib.suppress(OSError), (job.run / "supervisor.log").open("a") as file:
+        file.write(line + "\n")
 
 
 if __name__ == "__main__":

@@ -6,11 +6,13 @@ import signal
 import socket
 import sys
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.request import urlopen
 
 from train import spawn
 
+from . import jobs
 from .errors import ClusterError
 from .job import Job
 
@@ -38,19 +40,56 @@ def check_port(port: int) -> None:
 
 def serve(job: Job, port: int) -> int:
     """Run TensorBoard until Ctrl-C or its end, keeping the job's events coming. Returns an exit code."""
-    port = port or spawn.free_port()
-    check_port(port)
     folder = job.run / "events"
     folder.mkdir(exist_ok=True)
-    log = job.run / ".tensorboard.log"
+    return _serve(folder, port, job.run / ".tensorboard.log", f"{job.name}, until Ctrl-C", lambda: _refresh([job]))
+
+
+def serve_all(port: int) -> int:
+    """The same for all jobs of the runs folder side by side, as runs job-1, job-2, ..., also those that come later.
+
+    Raises `NoSuchJob` when there is none yet.
+    """
+    runs = jobs.find().run.parent
+    board = runs / ".board"
+    board.mkdir(exist_ok=True)
+
+    def look() -> None:
+        found = jobs.all_jobs()
+        _refresh(found)
+        link(board, found)
+
+    link(board, jobs.all_jobs())
+    return _serve(board, port, runs / ".tensorboard.log", f"all jobs of {runs}, until Ctrl-C", look)
+
+
+def link(board: Path, found: Sequence[Job]) -> None:
+    """Make the folder have a link to the events of each of these jobs, by its name, and no other."""
+    for path in board.iterdir():
+        if not path.exists() or path.name not in {job.name for job in found}:
+            path.unlink(missing_ok=True)
+    for job in found:
+        if (job.run / "events").is_dir():
+            with contextlib.suppress(FileExistsError):
+                (board / job.name).symlink_to(Path("..") / job.name / "events")
+
+
+def _refresh(found: Sequence[Job]) -> None:
+    for job in found:
+        with contextlib.suppress(ClusterError):
+            job.refresh()
+
+
+def _serve(folder: Path, port: int, log: Path, what: str, look: Callable[[], None]) -> int:
+    port = port or spawn.free_port()
+    check_port(port)
     server = spawn.start(command(folder, port), log)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _wait_until_up(server.pid, port, log)
-        print(f"http://{HOST}:{port}/  {job.name}, until Ctrl-C", flush=True)
+        print(f"http://{HOST}:{port}/  {what}", flush=True)
         while server.poll() is None:
-            with contextlib.suppress(ClusterError):
-                job.refresh()
+            look()
             time.sleep(1)
         return int(server.returncode)
     except KeyboardInterrupt:

@@ -105,12 +105,24 @@ def _plain(words: Sequence[str]) -> list[str]:
     return [word[:-1] + r"\;" if word.endswith(";") else word for word in words]
 
 
+def session_words(name: str, window: str, argv: Sequence[str]) -> list[str]:
+    """Return the command that starts a session with one window on another machine."""
+    set_up = [word for option, value in SETTINGS.items() for word in ("set-option", "-g", option, value, ";")]
+    new = ["new-session", "-d", "-s", name, "-n", window, "-x", "200", "-y", "50"]
+    return ["tmux", "-L", SOCKET, "start-server", ";", *set_up, *_plain([*new, *argv])]
+
+
+def window_words(name: str, window: str, argv: Sequence[str]) -> list[str]:
+    """Return the command that adds a window to a session on another machine."""
+    return ["tmux", "-L", SOCKET, *_plain(["new-window", "-d", "-t", f"={name}:", "-n", window, *argv])]
+
+
 def kill(name: str, run: Path) -> None:
     """End a session of this run folder with all its windows; nothing when there is none."""
     if shutil.which("tmux") and mine(name, run):
         _server().cmd("kill-session", "-t", f"={name}")
 
 
-def attach_command(name: str) -> list[str]:
-    """Return the command that shows a session on this terminal."""
-    return ["tmux", "-L", SOCKET, "attach-session", "-t", f"={name}"]
+def attach_command(name: str, window: str = "") -> list[str]:
+    """Return the command that shows a session, or a window of it, on this terminal."""
+    return ["tmux", "-L", SOCKET, "attach-session", "-t", f"={name}:{window}" if window else f"={name}"]

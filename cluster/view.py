@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from rich.console import Console
 
 EXIT = {"done": OK, "failed": FAILED, "stopped": STOPPED}
-COLOURS = {"done": "green", "failed": "red", "stopped": "yellow", "running": "cyan"}
+WAY = (  # of a machine to its first training step
+    *("connected", "code", "environment", "checks", "network", "agent"),
+    *("data", "standby", "others", "rendezvous", "indexing", "group", "first step"),
+)
+COLOURS = {"done": "green", "failed": "red", "stopped": "yellow", "running": "cyan", "waiting": "blue"}
 
 
 def console(error: bool = False) -> "Console":
@@ -65,7 +69,7 @@ def show_plan(plan: Plan) -> None:
     """Print what a launch would do: the price, the schedule, what the linear rule changed."""
     spec = plan.spec
     where = "this computer" if spec.backend == "local" else f"machines: {spec.machines}"
-    price = "$0.00" if spec.backend == "local" else "price unknown"
+    price = "$0.00" if spec.backend in ("local", "hosts") else "price unknown"
     what = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
     print(f"{what}; {where}, processes: {spec.procs}, {price}")
     show_schedule(plan.schedule.table())
@@ -90,6 +94,63 @@ def show_schedule(rows: Sequence[Mapping[str, Any]]) -> None:
     )  # fmt: skip
 
 
+def show_jobs(found: Sequence[Mapping[str, Any]]) -> None:
+    """Print a row for each job."""
+    columns = ("job", "recipe", "state", "machines", "epoch", "step", "top1", "top5", "img/s", "time")
+    table(
+        columns,
+        [
+            (
+                one["job"], one["recipe"], one["state"], one["machines"], one["epoch"], one["step"],
+                *(one[name] and f"{one[name]:.2f}" for name in ("top1", "top5")),
+                one["images_per_second"] and f"{one['images_per_second']:.0f}", span(one["seconds"]),
+            )
+            for one in found
+        ],
+    )  # fmt: skip
+
+
+def show_status(said: Mapping[str, Any], machines: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> None:
+    """Print what is known of a job; of several machines, and of more than one attempt, a table."""
+    created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(said["created"]))
+    for name, value in {**said, "created": created}.items():
+        if value not in (None, "", [], {}):
+            print(f"{name:18} {value:.4g}" if isinstance(value, float) else f"{name:18} {value}")
+    if len(machines) > 1 or any(one["host"] for one in machines.values()):
+        print()
+        show_machines(machines)
+    if len(attempts) > 1:
+        print()
+        show_timeline(attempts)
+
+
+def show_machines(machines: Mapping[str, Mapping[str, Any]]) -> None:
+    """Print a row for each machine, with the seconds of each step to its first training step."""
+    names = [name for name in WAY if any(name in one["seconds"] for one in machines.values())]
+    rows = []
+    for machine, one in machines.items():
+        seconds = [f"{one['seconds'][name]:.1f}" if name in one["seconds"] else "" for name in names]
+        rows.append((machine, one["host"], one["state"], *seconds, one["reason"] or "; ".join(one["notes"])))
+    table(("machine", "host", "state", *names, "note"), rows)
+
+
+def show_timeline(attempts: Sequence[Mapping[str, Any]]) -> None:
+    """Print a row for each attempt: when, who, why, and what the change cost."""
+    rows = [
+        (
+            one["attempt"], time.strftime("%H:%M:%S", time.localtime(one["at"])), " ".join(one["machines"]),
+            one["first_step"], "" if one["pause"] is None else f"{one['pause']:.1f} s", one["steps_lost"],
+            _short(one["reason"]),
+        )
+        for one in attempts
+    ]  # fmt: skip
+    table(("attempt", "at", "machines", "from step", "pause", "steps lost", "reason"), rows)
+
+
+def _short(text: str) -> str:
+    return text if len(text) < 90 else f"{text[:86]} ..."
+
+
 def follow(job: Job) -> int:
     """Show a job until it ends: a line for each epoch, and on a terminal a bar. Returns the exit code for its end."""
     from rich.progress import BarColumn, Progress, TextColumn
@@ -99,13 +160,16 @@ def follow(job: Job) -> int:
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[right]}"), console=out, transient=True,
         disable=not out.is_terminal,
     )  # fmt: skip
-    shown, doing, begun = 0, "", (0.0, 0)
+    shown, doing, begun, met = 0, "", (0.0, 0), False
     with bar:
         task = bar.add_task(job.name, total=None, right="")
         while True:
             job.refresh()
             ended, status = job.ended, job.status()
             rows = job.lines("epoch")
+            if not met and status["doing"] == "training" and len(job.spec.names) > 1:
+                met = True
+                show_machines(job.machines())
             for row in rows[shown:]:
                 if shown == 0:
                     out.print(epoch_title())
@@ -149,6 +213,10 @@ def show_end(job: Job) -> None:
             f"{result['images_per_second']:.0f} img/s  goodput {100 * result['goodput']:.1f} %  "
             f"${result['dollars']:.2f}"
         )
+    if len(result.get("timeline", [])) > 1:
+        show_timeline(result["timeline"])
+    if "ids_wrong" in result:
+        print("; ".join(result["ids_wrong"]) or "every image was used exactly once in every epoch")
     print(f"  curves      imgnet-cluster tensorboard {job.name}")
     print(f"  log         imgnet-cluster logs {job.name}")
     if result["state"] != "done":

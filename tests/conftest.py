@@ -154,6 +154,12 @@ class Place:
         """A process's parent."""
         return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
 
+    def children(self, pid: int) -> list[int]:
+        """All processes below one."""
+        from train.spawn import descendants
+
+        return descendants(pid)
+
     def agent(self) -> int:
         """The one agent of this place."""
         (pid,) = self.pids("-m cluster.agent")

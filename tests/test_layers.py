@@ -114,8 +114,8 @@ def test_a_recipe_imports_the_words_of_recipes_and_nothing_else(name: str) -> No
         "boto3": ("infra",),
         "botocore": ("infra",),
         "paramiko": ("cluster",),
-        "click": ("cluster.cli", "cluster.cli_data", "cluster.command"),
-        "rich": ("cluster.view",),
+        "click": ("cluster.cli", "cluster.cli_data", "cluster.cli_look", "cluster.command"),
+        "rich": ("cluster.view", "cluster.view_top"),
         "libtmux": ("cluster.tmux",),
         "infra": ("infra", "cluster.backends"),
     }.items(),
@@ -131,7 +131,9 @@ def test_outside_the_trainer_nothing_that_is_imported_needs_torch(name: str) -> 
     assert not needing
 
 
-@pytest.mark.parametrize("name", ["train.recipe", "train.recipe_file", "train.schedule", "train.files", "train.spawn"])
+@pytest.mark.parametrize(
+    "name", [f"train.{one}" for one in ("recipe", "recipe_file", "schedule", "files", "spawn", "ids", "links")]
+)
 def test_what_is_pure_stays_free_of_torch(name: str) -> None:
     foreign = {one.split(".")[0] for one in loads(name)} - set(sys.stdlib_module_names) - {"train"}
     assert not foreign
@@ -139,7 +141,7 @@ def test_what_is_pure_stays_free_of_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", of("cluster"))
 def test_the_command_line_stands_above_the_verbs_and_these_above_the_backends(name: str) -> None:
-    show = {"cluster.cli", "cluster.cli_data", "cluster.command", "cluster.view", "cluster.tensorboard"}
+    show = {f"cluster.{one}" for one in ("cli", "cli_data", "cli_look", "command", "view", "view_top", "tensorboard")}
     if name not in show | {"cluster.__main__"}:
         assert not imports(name) & show
     if name.startswith("cluster.backends"):

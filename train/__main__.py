@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from . import spawn
 from .data.index import DataError
@@ -21,8 +22,11 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line. Returns the exit code: 0 done, 1 failed, 3 saved and ended because it was asked to."""
+def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
+    """Run the command line; `dataset` is what a standby has opened.
+
+    Returns the exit code: 0 done, 1 failed, 3 saved and ended because it was asked to.
+    """
     options = parse(argv)
     try:
         found = select(load(options.recipe), [options.only] if options.only else [])
@@ -43,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 2
     if "RANK" in os.environ:
-        return be_one(options, recipe)
+        return be_one(options, recipe, dataset)
     procs = options.procs or _gpus() or 1
     if procs == 1:
         return be_one(options, recipe)
@@ -78,7 +82,7 @@ def be_parent(argv: list[str], procs: int) -> int:
         spawn.kill(children)
 
 
-def be_one(options: Options, recipe: Recipe) -> int:
+def be_one(options: Options, recipe: Recipe, dataset: Any = None) -> int:
     """Be one process of the run."""
     report = Report()
     sys.excepthook = report.last_words
@@ -86,10 +90,10 @@ def be_one(options: Options, recipe: Recipe) -> int:
     from . import run  # torch takes seconds: the agent hears from us first
 
     try:
-        return run.run(options, recipe, report)
+        return run.run(options, recipe, report, dataset)
     except (Expected, DataError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
-        report.fail(one_line(error))
+        report.fail(one_line(error), "final")
         sys.stderr.flush()
         os._exit(1)  # peers may be in a collective, loader processes alive: nothing here waits for them
 

@@ -61,6 +61,11 @@ class Saver:
         self.error: OSError | None = None
         folder.mkdir(parents=True, exist_ok=True)
 
+    @property
+    def busy(self) -> bool:
+        """Whether a file is still being written: a slow disk must not make the steps wait."""
+        return self.thread is not None and self.thread.is_alive()
+
     def save(self, step: int, state: dict[str, Any]) -> None:
         """Copy the state now and write it soon."""
         self.wait()

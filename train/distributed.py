@@ -4,12 +4,17 @@ import datetime
 import os
 import resource
 from dataclasses import dataclass
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
+from . import links
+from .report import Expected
+
 FIRST_STEP = datetime.timedelta(seconds=300)  # data may have to be indexed, kernels searched
+LATER = datetime.timedelta(seconds=60)  # torch's own 10 and 30 minutes are longer than many a run
 
 
 @dataclass(frozen=True)
@@ -21,6 +26,7 @@ class Group:
     world: int
     local_world: int
     device: torch.device
+    log: Path | None = None  # where NCCL says what it chooses
 
     @property
     def first(self) -> bool:
@@ -45,8 +51,33 @@ def join() -> Group:
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     if world > 1:
+        log = links.nccl_log() if device.type == "cuda" and rank == 0 else None
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=FIRST_STEP)
-    return Group(rank, local_rank, world, local_world, device)
+    return Group(rank, local_rank, world, local_world, device, log if world > 1 else None)
+
+
+def say_transport(group: Group) -> None:
+    """Print what carries the messages, and loudly when that is the wrong thing. After the first collective."""
+    if group.first and group.world > 1:
+        found = links.transport("nccl" if group.device.type == "cuda" else "gloo", group.log)
+        wrong = links.wrong_transport(found, links.efa_here())
+        print(f"{group.world} processes, by {found}" + (f"\nWARNING: {wrong}" if wrong else ""), flush=True)
+
+
+def hurry(group: Group, seconds: float) -> None:
+    """After the first step, which took so long: a collective of a minute, or of 30 such steps, has lost somebody."""
+    if group.world > 1:
+        dist.distributed_c10d._set_pg_timeout(max(LATER, datetime.timedelta(seconds=30 * seconds)))
+
+
+def same_everywhere(group: Group, name: str, number: int) -> None:
+    """Raise `Expected` when a number below 2**53 differs between the processes: they would train on different data."""
+    ends = torch.tensor([number, -number], dtype=torch.float64, device=group.device)
+    if group.world > 1:
+        dist.all_reduce(ends, dist.ReduceOp.MAX)
+    high, low = int(ends[0].item()), int(-ends[1].item())
+    if high != low:
+        raise Expected(f"{name} differ between the machines (this one has {number}, others from {low} to {high})")
 
 
 def precision(device: torch.device) -> torch.dtype:

@@ -33,11 +33,12 @@ def evaluate(
     prepare: Callable[[Batch], tuple[torch.Tensor, torch.Tensor]],
     autocast: Callable[[], Any],
     times: Times,
+    tick: Callable[[], None] = lambda: None,
 ) -> Accuracy:
     """Take `count` batches and return the accuracy over all processes' images, of which there must be `images`.
 
     `model` is the bare module: under DDP a process with one batch more than the others would wait for them for ever.
-    Raises `RuntimeError` when the processes together did not see each image once.
+    `tick` is called after each batch. Raises `RuntimeError` when the processes together did not see each image once.
     """
     model.eval()
     losses = torch.zeros(1, dtype=torch.float64, device=group.device)
@@ -52,6 +53,7 @@ def evaluate(
         top1, top5 = hits(scores, labels)
         counts += torch.stack([top1, top5, torch.full_like(top1, len(labels))])
         times.end(start, batch.images.shape, "val")
+        tick()
     model.train()
     loss = total(group, losses).item()
     top1_count, top5_count, seen = total(group, counts).tolist()

@@ -39,6 +39,19 @@ def replace(path: Path, content: bytes, durable: bool = True) -> None:
         _sync_folder(path.parent)
 
 
+def overwrite(path: Path, content: bytes) -> None:
+    """Write a small file in place: for a file that changes each second, of which a reader may drop a torn state.
+
+    A rename would leave readers on NFS with the old file for a while, or none (ESTALE).
+    """
+    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        os.pwrite(handle, content, 0)  # before the cut: on a full disk the old text stays
+        os.ftruncate(handle, len(content))
+    finally:
+        os.close(handle)
+
+
 def publish(path: Path, content: bytes) -> bool:
     """Write a file that must not exist yet. False, and nothing changed, when it does: the first writer wins."""
     temp = _temp(path, content, durable=True)

@@ -18,11 +18,12 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from . import checkpoint, distributed, files, models, optim
+from . import checkpoint, distributed, exact, files, hparams, models, optim
 from .data.loader import Batch, Images, stream
 from .distributed import Group
 from .evaluate import Accuracy, evaluate
 from .feed import Feed
+from .ids import Ids
 from .metrics import Log, Meter, Network, Times
 from .options import Options
 from .recipe import Recipe
@@ -63,6 +64,9 @@ class Trainer:
         self.feed, self.schedule = feed, feed.schedule
         self.model = models.build(recipe.model, classes, feed.seed)
         self.model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if options.exact:
+            exact.round_gradients(self.model)
+        self.dtype = torch.float64 if options.exact else torch.float32
         self.net: nn.Module = self.model
         self.optimizer = optim.build(self.model, recipe.optim)
         self.precision = distributed.precision(group.device)
@@ -73,7 +77,8 @@ class Trainer:
             Times(group.device),
             Network(),
         )
-        self.epoch, self.step, self.saved_at = 0, 0, time.monotonic()
+        self.epoch, self.step, self.saved_at, self.hurried = 0, 0, time.monotonic(), False
+        self.ids = Ids(options.notes, options.attempt, group.rank) if options.log_ids else None
         self.history: list[dict[str, Any]] = []
         self.sums, self.mark = Sums(), 0.0  # of this epoch
         self.goodput = 0.0
@@ -132,20 +137,22 @@ class Trainer:
         self.epoch, self.step = state["epoch"], state["step"]
         self.history, self.sums = state["history"], Sums(**state["sums"])
 
-    def save(self) -> None:
-        """Write a checkpoint of this moment in the background."""
-        state, self.saved_at = self.state(), time.monotonic()
-        if self.group.first:
+    def save(self, wait: bool = False) -> None:
+        """Write a checkpoint of this moment in the background; later, while the last is being written, or `wait`."""
+        state = self.state()
+        if self.group.first and (wait or not self.saver.busy):
             self.saver.save(self.steps_done, state)
+            self.saved_at = time.monotonic()
 
     # --- the run -------------------------------------------------------------------------------------------------
 
     def train(self, images: Images, workers: int) -> None:
         """Carry the schedule out from where we stand. Raises `Asked`, `Diverged`, `Expected`, `OSError` (disk full)."""
         if self.group.first:
-            out, attempt = self.options.out, self.options.attempt
-            self.saver = checkpoint.Saver(out / "checkpoints" / f"{attempt:06d}")
-            self.log = Log(out, attempt, self.images_seen, self.schedule.steps)
+            attempt = self.options.attempt
+            self.saver = checkpoint.Saver(self.options.out / "checkpoints" / f"{attempt:06d}")
+            self.log = Log(self.options.notes, attempt, self.images_seen, self.schedule.steps)
+            hparams.begin(self.log.board, hparams.flat(self.schedule, self.group.world))
         phases = [epoch.row.phase for epoch in self.schedule.epochs[self.epoch :]]
         largest = max((3 * one.batch * one.size**2 for one in phases), default=1)
         batches = stream(images, self.feed.works(self.epoch, self.step), workers, self.group.device, largest)
@@ -156,25 +163,32 @@ class Trainer:
             self.net = DistributedDataParallel(
                 self.model, forward_sync_buffers=False, init_sync=False, gradient_as_bucket_view=True
             )
+            if self.options.exact:
+                self.net.register_comm_hook(None, exact.plain_sum)
         if phases:  # else a run that was killed between its last save and its result
             shapes = dict.fromkeys((one.batch, one.size) for one in phases)
-            warm(self.net, self.optimizer, list(shapes), self.group.device, self.autocast)
+            warm(self.net, self.optimizer, list(shapes), self.group.device, self.autocast, self.report.tick)
             batches = chain([next(batches)], batches)  # the loader's start belongs to the warm-up, not to a step
         for epoch in self.schedule.epochs[self.epoch :]:
             self.one_epoch(epoch, batches)
         self.goodput = self.times.goodput()
         if self.group.first:
             self.saver.wait()
+            hparams.end(self.log.board)
             self.log.close()
 
     def one_epoch(self, epoch: Epoch, batches: Iterator[Batch]) -> None:
         """Train, validate and save one epoch, or what is left of it."""
         self.mark, stretch = time.perf_counter(), 1
         for step in range(self.step, epoch.steps):
+            begun = time.perf_counter()
             self.one_step(epoch, step, batches)
             self.step = step + 1
             if self.meter.steps >= stretch or self.step == epoch.steps:
                 stretch = self.look(epoch)
+            if not self.hurried:
+                self.hurried = True
+                distributed.hurry(self.group, time.perf_counter() - begun)
         distributed.average_statistics(self.group, self.model)
         found = self.validate(epoch, batches)
         self.history.append(epoch_row(epoch, self.sums, found, time.perf_counter() - self.mark))
@@ -186,23 +200,30 @@ class Trainer:
         """One update. The loss is the mean over the global batch (Goyal et al. 2017, remark 3)."""
         optim.set_rate(self.optimizer, epoch.rate(step))
         count, images = self.feed.count(epoch, step), epoch.images(step)
+        # DDP divides the summed gradients by the number of processes; the factor takes that back.
+        factor = 1 if self.options.exact else self.group.world
+        used: set[int] = set()
         start = self.times.begin()
         for number in range(1, count + 1):
             batch = self.times.wait(batches)
             inputs, labels = self.prepare(batch)
             share = batch.work.share
+            if self.ids and share:
+                used.update(batch.work.ids.tolist())
+                if number == count:
+                    self.ids.note(epoch.first_step + step, epoch.number, used)
             with self.quiet(unless=number == count):
                 with self.autocast():
-                    scores = self.net(inputs).float()
+                    scores = self.net(inputs).to(self.dtype)
                 loss = share * cross_entropy(
                     scores,
                     labels,
                     reduction="sum",
                     label_smoothing=self.recipe.optim.label_smoothing,
                 )
-                # DDP divides the summed gradients by the number of processes; the factor takes that back.
-                self.scaler.scale(loss * (self.group.world / images)).backward()  # type: ignore[no-untyped-call]
+                self.scaler.scale(loss * (factor / images)).backward()  # type: ignore[no-untyped-call]
             self.meter.add(loss.detach(), scores.detach(), labels, share)
+            self.report.tick()
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=self.net is self.model)  # DDP's gradients are views of its buckets
@@ -217,7 +238,7 @@ class Trainer:
         """uint8 [n, h, w, 3] to normalised [n, 3, h, w] in channels-last memory, on the device."""
         images = batch.images.to(self.group.device, non_blocking=True).permute(0, 3, 1, 2)
         labels = torch.from_numpy(batch.labels).to(self.group.device, non_blocking=True)
-        return images.float().sub_(self.mean).div_(self.std), labels
+        return images.to(self.dtype).sub_(self.mean).div_(self.std), labels
 
     def autocast(self) -> Any:
         """Half precision where the GPU has it, nothing on a CPU."""
@@ -231,7 +252,7 @@ class Trainer:
         count, first = self.meter.steps, self.group.first
         self.times.settle()
         seconds, waited = self.times.stretch()
-        due = first and time.monotonic() - self.saved_at > self.options.save_seconds
+        due = first and time.monotonic() - self.saved_at > self.options.save_seconds and not self.saver.busy
         flags = torch.tensor([self.report.asked(), due, seconds * first], dtype=torch.float64)
         own = torch.cat([self.meter.losses[:count], self.meter.hits, flags.to(self.group.device)])
         *losses, top1, top5, asked, save, seconds = distributed.total(self.group, own).tolist()
@@ -248,7 +269,7 @@ class Trainer:
         self.sums, self.mark = self.sums + sums, now
         self.say_stretch(epoch, sums, seconds, waited)
         if asked:
-            self.save()
+            self.save(wait=True)
             if first:
                 self.saver.wait()
                 self.log.close()
@@ -272,6 +293,7 @@ class Trainer:
                 self.prepare,
                 self.autocast,
                 self.times,
+                self.report.tick,
             )
             for view, works in self.feed.views(epoch).items()
         }

@@ -27,6 +27,15 @@ class Options:
     skip_bad: bool
     workers: int | None
     seed: int | None
+    local: Path | None
+    threads: int | None
+    log_ids: bool
+    exact: bool
+
+    @property
+    def notes(self) -> Path:
+        """Where metrics and events are written: on a machine's own disk when the agent brings them to `out`."""
+        return self.local or self.out
 
 
 def fraction(text: str) -> float:
@@ -159,4 +168,13 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         help="loader processes for each trainer (default: by the processors)",
     )
     add("--seed", type=natural, metavar="N", help="another seed than the recipe's")
+    add("--local", type=Path, metavar="DIR", help="metrics and events go here (default: --out)")
+    add(
+        "--threads",
+        type=positive,
+        metavar="N",
+        help="threads of each process on a CPU (default: the processors shared)",
+    )
+    add("--log-ids", action="store_true", help="write down which images each step used, in ids/ beside the metrics")
+    add("--exact", action="store_true", help="the same bits on any number of processes, slowly: for tests")
     return Options(**vars(parser.parse_args(argv)))

@@ -1,12 +1,13 @@
 """What a trainer tells the agent beside it, and what the agent may ask: small files in the folder IMGNET_WORK.
 
     progress.json     the first process of a machine: state, step, numbers; replaced about once a second
-    failed-3.json     rank 3, last words: why it ended
+    failed-3.json     rank 3, last words: why it ended, and whose fault it was ("final", "own", "peer")
     ask               made by the agent: save at an agreed step and end; SIGTERM asks the same
 
 Without IMGNET_WORK (torchrun by hand) nothing is written. Imports no torch.
 """
 
+import faulthandler
 import os
 import signal
 import time
@@ -16,6 +17,9 @@ from types import TracebackType
 from typing import Any
 
 from .files import as_json, replace
+
+# What gloo, NCCL and the store say of a process that is gone; none of it is this process's own fault.
+PEER = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "TCPStore", "recvValue")
 
 
 class Report:
@@ -28,10 +32,12 @@ class Report:
         self.said: dict[str, Any] = {}
         self.at = 0.0
         self.terminated = False
+        self.ticks = 0
 
     def listen(self) -> None:
-        """Let SIGTERM ask for a save and an end, instead of killing."""
+        """Let SIGTERM ask for a save and an end, instead of killing; SIGUSR1 write the stacks of all threads."""
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "terminated", True))
+        faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     def asked(self) -> bool:
         """Whether this process is asked to save and end."""
@@ -46,13 +52,19 @@ class Report:
         self.at = now
         replace(self.folder / "progress.json", as_json(self.said), durable=False)
 
-    def fail(self, reason: str) -> None:
-        """Leave the last words."""
+    def tick(self) -> None:
+        """Say that we go forward, in a stretch without other news: who says nothing for long counts as stuck."""
+        self.ticks += 1
+        if self.said:
+            self.say(self.said["state"], often=True, ticks=self.ticks)
+
+    def fail(self, reason: str, fault: str = "own") -> None:
+        """Leave the last words. Fault: "final" would come back at every try, "peer" is another process's silence."""
         if self.folder is not None:
             path = self.folder / f"failed-{self.rank}.json"
             replace(
                 path,
-                as_json({"rank": self.rank, "reason": reason, "time": time.time()}),
+                as_json({"rank": self.rank, "reason": reason, "fault": fault, "time": time.time()}),
                 durable=False,
             )
 
@@ -63,9 +75,17 @@ class Report:
         # A loader's worker sends its trace as text; the last line of it is the error.
         reason = text.splitlines()[-1] if text else kind.__name__
         try:
-            self.fail(reason if isinstance(error, Expected) else f"{kind.__name__}: {reason}")
+            if isinstance(error, Expected):
+                self.fail(reason, "final")
+            else:
+                self.fail(f"{kind.__name__}: {reason}", "peer" if is_of_a_peer(kind, text) else "own")
         finally:
             os._exit(1)
+
+
+def is_of_a_peer(kind: type[BaseException], text: str) -> bool:
+    """Whether an error is what a collective raises when another process is gone."""
+    return kind.__name__.startswith("Dist") or any(word in text for word in PEER)
 
 
 class Expected(Exception):

@@ -10,7 +10,7 @@ import torch
 
 from . import checkpoint, distributed, files
 from .data.loader import Images
-from .dataset import copies_of, open_dataset, root_of
+from .dataset import Dataset, copies_of, open_dataset, root_of
 from .feed import Feed
 from .loop import Asked, Trainer
 from .options import Options
@@ -24,19 +24,17 @@ M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt(3)
 SAVED = 3  # exit code of a process that was asked to end, and saved
 
 
-def run(options: Options, recipe: Recipe, report: Report) -> int:
-    """Train from the start or a checkpoint to the end. Returns the exit code: 0 done, 3 asked to end.
+def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | None = None) -> int:
+    """Train from the start or a checkpoint to the end, on images that are open already, or not.
 
+    Returns the exit code: 0 done, 3 asked to end.
     Raises `Expected`, `DataError`, `OSError` with one line that says what and where.
     """
     started = time.time()
     options.out.mkdir(parents=True, exist_ok=True)
-    report.say("indexing")
-    root = root_of(recipe.data, options.data)
-    dataset = open_dataset(
-        recipe, root, copies_of(root, options.copies), scale=options.scale, seed=recipe.seed,
-        skip_bad=options.skip_bad, say=lambda text: print(text, flush=True),
-    )  # fmt: skip
+    if dataset is None:
+        report.say("indexing")
+        dataset = open_images(options, recipe)
     report.say("joining")
     group = distributed.join()
     report.listen()
@@ -46,8 +44,14 @@ def run(options: Options, recipe: Recipe, report: Report) -> int:
         schedule = Schedule(recipe, len(dataset.train), gpus, options.max_steps)
     except ValueError as error:
         raise Expected(str(error)) from error
+    for split in ("train", "val"):
+        index = dataset.indexes[split, None]
+        distributed.same_everywhere(group, f"the numbers of images in {index.folder}", len(index))
+        distributed.same_everywhere(group, f"the names of the images in {index.folder}", index.fingerprint)
+    distributed.say_transport(group)
     if group.device.type == "cpu":
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // group.local_world))
+        threads = 1 if options.exact else options.threads or (os.cpu_count() or 1) // group.local_world
+        torch.set_num_threads(max(1, threads))
         keep_memory()
     torch.backends.cudnn.benchmark = True
     feed = Feed(schedule, dataset.indexes, recipe.seed, group.rank, group.world)
@@ -68,6 +72,15 @@ def run(options: Options, recipe: Recipe, report: Report) -> int:
     distributed.barrier(group)
     report.say("done", step=schedule.steps)
     return 0
+
+
+def open_images(options: Options, recipe: Recipe) -> Dataset:
+    """Return the images that the options name. Raises `DataError`."""
+    root = root_of(recipe.data, options.data)
+    return open_dataset(
+        recipe, root, copies_of(root, options.copies), scale=options.scale, seed=recipe.seed,
+        skip_bad=options.skip_bad, say=lambda text: print(text, flush=True),
+    )  # fmt: skip
 
 
 def keep_memory() -> None:

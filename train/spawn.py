@@ -14,12 +14,27 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def die_with_parent() -> None:
     """Ask the kernel to kill this process when its parent ends."""
     _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of whatever our children leave behind, so that `descendants` finds it."""
+    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the processes below one, those of all its threads, however deep."""
+    found = []
+    with contextlib.suppress(OSError):
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (thread / "children").read_text().split()):
+                found += [child, *descendants(child)]
+    return found
 
 
 def free_port() -> int:
@@ -43,26 +58,28 @@ def spawn(
     """Start `procs` processes of ranks `first_rank` and up of `world`; output of rank K to logs/rank-K.log."""
     started: list[subprocess.Popen[bytes]] = []
     try:
-        for local in range(procs):
-            rank = first_rank + local
-            variables = {
-                "RANK": str(rank),
-                "LOCAL_RANK": str(local),
-                "WORLD_SIZE": str(world or procs),
-                "LOCAL_WORLD_SIZE": str(procs),
-                "MASTER_ADDR": address,
-                "MASTER_PORT": str(port),
-            }
-            log = logs / f"rank-{rank}.log" if logs else None
-            started.append(start(argv, log, {**(environment or {}), **variables}))
+        for each in variables(procs, first_rank, world or procs, address, port):
+            log = logs / f"rank-{each['RANK']}.log" if logs else None
+            started.append(start(argv, log, {**(environment or {}), **each}))
     except BaseException:
         kill(started)
         raise
     return started
 
 
+def variables(procs: int, first_rank: int, world: int, address: str, port: int) -> list[dict[str, str]]:
+    """Return what torchrun would tell each of a machine's processes by environment."""
+    common = {
+        "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(procs), "MASTER_ADDR": address, "MASTER_PORT": str(port)
+    }  # fmt: skip
+    return [{**common, "RANK": str(first_rank + one), "LOCAL_RANK": str(one)} for one in range(procs)]
+
+
 def start(
-    argv: Sequence[str], log: Path | None, environment: Mapping[str, str] | None = None
+    argv: Sequence[str],
+    log: Path | None,
+    environment: Mapping[str, str] | None = None,
+    stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
     """Start one process that dies with this one, its output appended to `log`, else to where ours goes."""
     parent = os.getpid()
@@ -76,7 +93,7 @@ def start(
         output = files.enter_context(log.open("ab")) if log else None
         return subprocess.Popen(
             argv,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             stdout=output,
             stderr=output,
             start_new_session=True,
@@ -85,10 +102,13 @@ def start(
         )
 
 
-def kill(processes: Sequence[subprocess.Popen[bytes]]) -> None:
-    """Kill the processes with the groups they lead, and wait until they are gone."""
+def kill(processes: Sequence[subprocess.Popen[bytes]], seconds: float | None = None) -> None:
+    """Kill the processes with the groups they lead, and wait until they are gone.
+
+    Raises `subprocess.TimeoutExpired` when one is still there after `seconds`: stuck in the kernel, in a driver.
+    """
     for one in processes:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(one.pid, signal.SIGKILL)
     for one in processes:
-        one.wait()
+        one.wait(seconds)

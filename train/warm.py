@@ -13,6 +13,7 @@ def warm(
     shapes: Sequence[tuple[int, int]],
     device: torch.device,
     autocast: Callable[[], Any],
+    tick: Callable[[], None] = lambda: None,
 ) -> None:
     """Go forward and back on black images of each (batch, size); weights, statistics and gradients stay as they are.
 
@@ -22,12 +23,14 @@ def warm(
     """
     if device.type == "cpu":
         shapes = [(2, size) for _, size in shapes[:1]]
+    dtype = next(net.parameters()).dtype
     kept = [buffer.clone() for buffer in net.buffers()]
     for batch, size in shapes:
-        images = torch.zeros(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)
+        images = torch.zeros(batch, 3, size, size, device=device, dtype=dtype).to(memory_format=torch.channels_last)
         with autocast():
             scores = net(images)
         (scores.float().sum() * 0).backward()
+        tick()
     optimizer.zero_grad(set_to_none=not isinstance(net, nn.parallel.DistributedDataParallel))
     for buffer, before in zip(net.buffers(), kept, strict=True):
         buffer.copy_(before)

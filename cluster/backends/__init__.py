@@ -3,13 +3,13 @@
 A backend returns as soon as there is something to talk to; waiting and following belong to jobs.
 """
 
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Protocol, cast
 
 from ..errors import BadInput
-from ..machine import Machine
 from ..spec import Folders, Spec
 
 
@@ -17,6 +17,7 @@ class Backend(Protocol):
     """The verbs of a backend."""
 
     DESCRIPTION: str
+    REMOTE: bool  # only the supervisor talks to the machines; everybody else looks at what is home
 
     def check(self, spec: Spec, runs: Path) -> None:
         """Raise `ClusterError` when this job cannot start here: a program, a folder or room on the disk is missing."""
@@ -27,11 +28,23 @@ class Backend(Protocol):
     def launch(self, spec: Spec, folders: Folders) -> None:
         """Start the job's agent, and whatever it needs; an agent that is at work already is left alone."""
 
-    def machines(self, spec: Spec) -> list[Machine]:
-        """Return the job's machines, rank 0 first."""
+    def step(self, spec: Spec, folders: Folders) -> bool:
+        """Bring home what is new, and do what else a supervisor does all the time. Returns what `alive` would.
 
-    def alive(self, folders: Folders) -> bool:
+        Raises `OSError` when the disk here is full, `ClusterError` when the job cannot start.
+        """
+
+    def alive(self, spec: Spec, folders: Folders) -> bool:
         """Whether an agent is at work on the job."""
+
+    def dead(self, spec: Spec, folders: Folders) -> list[str]:
+        """Return the machines that certainly have no agent at work; one that cannot be reached is not among them."""
+
+    def replace(self, spec: Spec, folders: Folders, name: str) -> None:
+        """Start the agent of a machine that was lost, or of another in its place."""
+
+    def lose(self, spec: Spec, folders: Folders, name: str, notice: float | None) -> None:
+        """Take a machine away, for rehearsal: as if its power was cut, or with so many seconds of notice."""
 
     def terminate(self, spec: Spec, folders: Folders) -> None:
         """End everything of the job at once; nothing when there is nothing."""
@@ -40,6 +53,7 @@ class Backend(Protocol):
         """Return the price of so many seconds."""
 
 
+@cache
 def names() -> list[str]:
     """Return the names of all backends."""
     return sorted(one.name for one in iter_modules([str(Path(__file__).parent)]))

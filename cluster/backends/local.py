@@ -1,16 +1,22 @@
-"""This computer as the one machine of a job: an agent in a tmux session of the job's name."""
+"""This computer as the machine of a job, or as several: for each an agent in a tmux session of the job's name."""
 
+import os
 import shutil
+import signal
+import time
 from pathlib import Path
 
+from train import files
 from train.data.index import DataError, check_layout
+from train.files import as_json, read_json
 
-from .. import agent, tmux
+from .. import events, lock, tmux
 from ..errors import ClusterError
 from ..machine import Machine, python
 from ..spec import Folders, Spec
 
 DESCRIPTION = "this computer"
+REMOTE = False
 # A checkpoint is weights and momentum in float32; two are kept, a third is being written.
 CHECKPOINT_MB = {
     "resnet10_tiny": 3, "resnet10_cifar": 3,
@@ -42,19 +48,50 @@ def taken() -> set[str]:
 
 
 def launch(spec: Spec, folders: Folders) -> None:
-    """Start the session: a supervisor that brings things home, and the agent, which adds its own windows."""
+    """Start the session: a supervisor that brings things home, and the agents, which add their own windows."""
     tmux.start(spec.name, folders.run, "supervisor", python("cluster.supervise", str(folders.run)))
-    tmux.add(spec.name, "agent", python("cluster.agent", str(folders.run)))
+    for name in spec.names:
+        _start(spec, folders, name)
 
 
-def machines(spec: Spec) -> list[Machine]:
-    """Return this computer."""
-    return [Machine()]
+def _start(spec: Spec, folders: Folders, name: str, elapsed: float = 0.0) -> None:
+    words = [str(folders.shared), str(folders.work(name)), name, "--elapsed", f"{elapsed:.0f}"]
+    window = "agent" if len(spec.names) == 1 else f"agent-{name}"
+    tmux.add(spec.name, window, python("cluster.agent", *words))
 
 
-def alive(folders: Folders) -> bool:
-    """Whether the agent is at work."""
-    return agent.alive(folders)
+def step(spec: Spec, folders: Folders) -> bool:
+    """Bring home what is new. Returns whether an agent is at work. Raises `OSError` when the disk is full."""
+    working = alive(spec, folders)  # asked first: what a dead agent wrote is complete
+    events.bring_home(Machine(), str(folders.shared), folders.run)
+    return working
+
+
+def alive(spec: Spec, folders: Folders) -> bool:
+    """Whether an agent is at work."""
+    return any(lock.held(folders.work(name) / lock.AGENT) for name in spec.names)
+
+
+def dead(spec: Spec, folders: Folders) -> list[str]:
+    """Return the machines whose agent has died."""
+    return [name for name in spec.names if not lock.held(folders.work(name) / lock.AGENT)]
+
+
+def replace(spec: Spec, folders: Folders, name: str) -> None:
+    """Start the agent again: it becomes a new machine under the old name."""
+    if tmux.mine(spec.name, folders.run):
+        _start(spec, folders, name, time.time() - folders.launch.stat().st_mtime)
+
+
+def lose(spec: Spec, folders: Folders, name: str, notice: float | None) -> None:
+    """Kill the agent, and with it all that it started; or tell it ahead. Raises `ClusterError` when there is none."""
+    said = read_json(folders.status(name)) or {}
+    if not lock.held(folders.work(name) / lock.AGENT):
+        raise ClusterError(f"machine {name} of {spec.name} has no agent at work; imgnet-cluster status {spec.name}")
+    if notice is None:
+        os.kill(int(said["pid"]), signal.SIGKILL)
+    else:
+        files.replace(folders.work(name) / "notice", as_json({"reason": "a rehearsal took it away", "seconds": notice}))
 
 
 def terminate(spec: Spec, folders: Folders) -> None:

@@ -37,8 +37,10 @@ class HandMade:
         values = {"name": run.name, "recipe": TINY, "recipe_file": "", "data": "/nowhere", "copies": "/nowhere-sz"}
         self.spec = Spec(**{**values, "created": time.time() - 3600, **changes})
         self.folders.shared.mkdir(parents=True)
-        self.folders.work.mkdir()
-        self.folders.spec.write_text(json.dumps(self.spec.to_json()))
+        for name in self.spec.names:
+            self.folders.work(name).mkdir(parents=True)
+        for path in (self.folders.spec, self.folders.shared / "job.json"):
+            path.write_text(json.dumps(self.spec.to_json()))
         self.folders.recipe.write_text(json.dumps(self.spec.recipe.to_json()))
 
     @property
@@ -54,15 +56,20 @@ class HandMade:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
         return file
 
-    def says(self, state: str, **more: Any) -> None:
-        """Let the agent have spoken."""
+    def says(self, state: str, machine: str = "0", **more: Any) -> None:
+        """Let the agent of a machine have spoken."""
         said = {"state": state, "time": time.time(), **more}
-        self.shared("status/0.json", json.dumps(said))
+        self.shared(f"status/{machine}.json", json.dumps(said))
 
-    def history(self, *states: tuple[str, float]) -> None:
-        """Let the agent's log tell these states at these times."""
+    def history(self, *states: tuple[str, float], machine: str = "0") -> None:
+        """Let the log of a machine's agent tell these states at these times."""
         lines = [json.dumps({"time": at, "attempt": 1, "state": state}) for state, at in states]
-        self.shared("logs/agent-0.jsonl", "".join(line + "\n" for line in lines))
+        self.shared(f"logs/agent-{machine}.jsonl", "".join(line + "\n" for line in lines))
+
+    def attempt(self, number: int, *members: str, **more: Any) -> None:
+        """Let this attempt have been agreed on."""
+        text = json.dumps({"number": number, "members": members, "time": time.time(), **more})
+        self.shared(f"attempts/{number:06d}.json", text)
 
     def metrics(self, attempt: int, *rows: dict[str, Any], tail: str = "") -> None:
         """Let an attempt have written these rows."""
@@ -77,9 +84,9 @@ class HandMade:
         return name
 
     @contextlib.contextmanager
-    def agent_at_work(self) -> Iterator[None]:
-        """Hold the agent's lock, as a living agent does."""
-        with (self.folders.work / "agent.lock").open("w") as lock:
+    def agent_at_work(self, machine: str = "0") -> Iterator[None]:
+        """Hold the lock of a machine's agent, as a living agent does."""
+        with (self.folders.work(machine) / "agent.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

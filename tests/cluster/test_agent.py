@@ -6,6 +6,7 @@ and `rank` at hand. So an end of any kind takes a tenth of a second.
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -40,7 +41,7 @@ if sys.orig_argv[1:4] == ["-P", "-m", "train"]:
         code = 99
     os._exit(code)
 """
-PUBLISH = "(out / 'result.json').write_text('{}')\n"
+PUBLISH = "(out / 'result.json').write_text('{\"epochs\": []}')\n"
 TRAIN = "report.listen(); report.say('training', step=8, steps=16)\n"
 SAVE_WHEN_ASKED = TRAIN + "until(report.asked); report.say('saved', step=9); sys.exit(3)"
 FAIL_IN_TURN = """
@@ -60,10 +61,11 @@ class Agents:
         (place.path / "stand-in").mkdir()
         (place.path / "stand-in/sitecustomize.py").write_text(STAND_IN)
 
-    def start(self, run: Any, trainer: str = PUBLISH) -> "subprocess.Popen[bytes]":
+    def start(self, run: Any, trainer: str = PUBLISH, machine: str = "0", *options: str) -> "subprocess.Popen[bytes]":
         path = f"{ROOT}{os.pathsep}{self.place.path / 'stand-in'}"
         with self.log.open("ab") as log:
-            words = [sys.executable, "-P", "-m", "cluster.agent", str(run.folders.run)]
+            here = [str(run.folders.shared), str(run.folders.work(machine)), machine]
+            words = [sys.executable, "-P", "-m", "cluster.agent", *here, *options]
             env = {**self.place.env, "PYTHONPATH": path, "TRAINER": trainer}
             one = subprocess.Popen(
                 words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.place.path, env=env
@@ -111,7 +113,7 @@ def test_trainers_that_end_with_a_result_have_done_it(agents: Fixture, hand_made
     run = hand_made()
     assert agents.run(run, TRAIN + "time.sleep(0.3)\n" + PUBLISH) == 0
     assert agents.end(run) == ("done", "")
-    assert agents.states(run) == ["setup", "starting", "training", "done"]
+    assert agents.states(run) == ["setup", "waiting", "starting", "training", "done"]
     assert run.job.wait(5) == "done" and run.job.status()["attempt"] == 1
 
 
@@ -124,7 +126,7 @@ def test_each_trainer_gets_the_variables_that_torchrun_would_set(agents: Fixture
         assert one["RANK"] == one["LOCAL_RANK"] == str(rank)
         assert one["WORLD_SIZE"] == one["LOCAL_WORLD_SIZE"] == "3"
         assert one["MASTER_ADDR"] == "127.0.0.1" and one["MASTER_PORT"] == told[0]["MASTER_PORT"]
-        assert one["IMGNET_WORK"] == str(run.folders.work)
+        assert one["IMGNET_WORK"] == str(run.folders.work() / "000001")
 
 
 def test_what_was_asked_of_the_job_reaches_the_trainers(agents: Fixture, hand_made: Fixture) -> None:
@@ -158,7 +160,54 @@ def test_one_trainer_that_fails_ends_the_others_and_is_named(
     assert agents.run(run, trainer) == 1
     state, said = agents.end(run)
     assert state == "failed" and reason in said and "\n" not in said
-    assert run.job.wait(5) == "failed"
+    assert said.endswith("(3 times at step 8)" if "say('training'" in trainer else "(3 times at step 0)")
+    assert len(list((run.folders.shared / "attempts").iterdir())) == 4, "three tries, and the end"
+    assert run.job.wait(5) == "failed" and run.job.result["reason"] == said
+
+
+def test_what_would_come_back_at_every_try_ends_the_job_at_once(agents: Fixture, hand_made: Fixture) -> None:
+    run = hand_made(procs=2)
+    words = f"if rank: report.fail('no such folder', 'final'); sys.exit(1)\n{FOR_EVER}"
+    assert agents.run(run, words) == 1 and agents.end(run) == ("failed", "no such folder")
+    assert agents.states(run).count("starting") == 1
+
+
+def test_a_crash_is_tried_again_from_the_newest_checkpoint(agents: Fixture, hand_made: Fixture) -> None:
+    run = hand_made(procs=2)
+    saved = run.checkpoint(1, 8)
+    crash = "if rank == 1 and not (out / 'crashed').exists():\n    (out / 'crashed').touch()\n    os.abort()\n"
+    tell = "(out / f'words-{rank}').write_text(json.dumps(sys.orig_argv))\n"
+    assert agents.run(run, TRAIN + crash + "until((out / 'crashed').exists)\ntime.sleep(0.3)\n" + tell + PUBLISH) == 0
+    words = json.loads((run.folders.shared / "words-1").read_text())
+    assert Path(words[words.index("--resume") + 1]).samefile(run.folders.shared / saved)
+    reasons = [json.loads(path.read_text())["reason"] for path in sorted((run.folders.shared / "attempts").iterdir())]
+    assert reasons == ["start", "the trainer of rank 1 was killed by SIGABRT"]
+    assert run.job.wait(5) == "done" and run.job.result["attempts"] == 2
+    assert [one["reason"] for one in run.job.result["timeline"]] == reasons
+
+
+def test_two_machines_are_one_run_and_when_one_dies_the_other_goes_on(agents: Fixture, hand_made: Fixture) -> None:
+    run = hand_made(machines=2, procs=2, lost_seconds=1.0, silence=1.0, beat=0.2)
+    tell = "(out / f'told-{rank}-{os.environ[\"WORLD_SIZE\"]}').write_text(json.dumps(dict(os.environ)))\n"
+    again = "if os.environ['WORLD_SIZE'] == '2': report.say('training', step=9); time.sleep(0.5)\n"
+    end = "if os.environ['WORLD_SIZE'] == '2':\n    " + PUBLISH + "    sys.exit(0)\n"
+    both = [agents.start(run, TRAIN + tell + again + end + "until(lambda: False)", name) for name in ("0", "1")]
+    agents.place.wait_for(lambda: len(list(run.folders.shared.glob("told-*-4"))) == 4)
+    told = [json.loads((run.folders.shared / f"told-{rank}-4").read_text()) for rank in range(4)]
+    first = json.loads((run.folders.shared / "attempts/000001.json").read_text())
+    assert [one["LOCAL_RANK"] for one in told] == ["0", "1", "0", "1"]
+    assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in told} == {(first["address"], str(first["port"]))}
+    assert [one["IMGNET_WORK"] for one in told[1:3]] == [str(run.folders.work(name) / "000001") for name in ("0", "1")]
+    agents.wait_for_step(run)
+    both[0].kill()  # the head
+    assert both[1].wait(30) == 0 and not agents.trainers()
+    second = json.loads((run.folders.shared / "attempts/000002.json").read_text())
+    assert second["reason"] == "machine 0 lost" and second["members"] == first["members"][1:]
+    assert second["port"] != first["port"]
+    assert json.loads((run.folders.shared / "told-0-2").read_text())["IMGNET_WORK"].startswith(
+        str(run.folders.work("1"))
+    )
+    assert run.job.wait(5) == "done"
 
 
 def test_what_a_trainer_started_ends_with_it(agents: Fixture, hand_made: Fixture) -> None:
@@ -235,13 +284,16 @@ def test_the_next_agent_resumes_from_the_newest_checkpoint_with_a_clean_table(
     agents.wait_for_step(run)
     run.shared("stop", "{}")
     assert one.wait(30) == 0
-    saved = run.checkpoint(1, 9)
-    (run.folders.work / "failed-0.json").write_text('{"rank": 0, "reason": "long ago", "time": 1}')
+    saved = run.folders.shared / run.checkpoint(1, 9)
+    (run.folders.work() / "000001/failed-0.json").write_text('{"rank": 0, "reason": "long ago", "time": 1}')
     (run.folders.shared / "stop").unlink()
+    run.folders.launch.write_text("the next")
     tell = "(out / 'words').write_text(json.dumps(sys.orig_argv))\nif report.asked(): sys.exit(7)\n"
     assert agents.run(run, tell + PUBLISH) == 0
-    words = " ".join(json.loads((run.folders.shared / "words").read_text()))
-    assert f"--resume {run.folders.shared / saved}" in words and "--attempt 2" in words
+    words = json.loads((run.folders.shared / "words").read_text())
+    resumed = Path(words[words.index("--resume") + 1])
+    assert resumed.parent == run.folders.shared / "checkpoints/000002" and resumed.name.startswith("resume-00000009-")
+    assert resumed.samefile(saved) and words[words.index("--attempt") + 1] == "2"
     assert agents.end(run) == ("done", "")
     assert {path.name for path in (run.folders.shared / "logs").iterdir()} >= {"000001", "000002"}
 
@@ -254,11 +306,28 @@ def test_a_set_up_that_fails_is_the_reason_and_no_trainer_starts(agents: Fixture
     assert not (run.folders.shared / "attempts").exists()
 
 
-def test_a_disk_that_fills_up_ends_the_job_and_leaves_nothing_running(
+FILL = (
+    "file = (out / 'fill').open('wb', 0)\ntry:\n    while file.write(bytes(4096)): pass\nexcept OSError: file.close()\n"
+)
+
+
+def test_trainers_that_end_on_a_full_disk_end_the_job_and_leave_nothing_running(
     agents: Fixture, hand_made: Fixture, small_disk: Path
 ) -> None:
     run = hand_made(str(small_disk / "job-1"))
-    fill = "file = (out / 'fill').open('wb', 0)\ntry:\n    while file.write(bytes(4096)): pass\nexcept OSError: pass\n"
-    assert agents.run(run, TRAIN + fill + "until(lambda: False)") == 1
+    assert agents.run(run, TRAIN + FILL + "report.fail('No space left on device', 'final')") == 1
     (run.folders.shared / "fill").unlink()
-    assert run.job.wait(5) == "failed" and "no space left" in run.job.result["reason"]
+    assert run.job.wait(5) == "failed"
+
+
+def test_a_disk_that_is_full_for_a_while_does_not_end_the_job(
+    agents: Fixture, hand_made: Fixture, small_disk: Path
+) -> None:
+    run = hand_made(str(small_disk / "job-1"))
+    one = agents.start(run, TRAIN + FILL + "until(lambda: not (out / 'fill').exists())\n" + PUBLISH)
+    agents.place.wait_for(lambda: shutil.disk_usage(small_disk).free == 0)
+    said = run.folders.status().read_text()
+    agents.place.wait_for(lambda: run.folders.status().read_text() != said, 10)
+    assert one.poll() is None
+    (run.folders.shared / "fill").unlink()
+    assert one.wait(20) == 0 and run.job.wait(5) == "done"

@@ -1,37 +1,52 @@
 """Attempt files: one winner, the newest whole checkpoint, and a fence against those who write late."""
 
 import json
-from collections.abc import Callable
+import shutil
+import signal
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster import attempts
+from train.files import unseal
 
 Fixture = Any
 
 
 def propose(folder: Path, *members: str) -> attempts.Attempt:
-    return attempts.propose(folder, members or ("0",), "test")
+    """Propose as one who knows the newest."""
+    attempt = attempts.Attempt(launch="now", members=members or ("0.a",), reason="test")
+    return attempts.propose(folder, attempts.newest(folder), attempt)
+
+
+def content(run: Any, attempt: attempts.Attempt) -> bytes:
+    """What an attempt begins with: "1 16", attempt 1's checkpoint of step 16; its file is its own, and named by it."""
+    path = run.folders.shared / attempt.resume
+    assert path.parent.name == f"{attempt.number:06d}" and path.name.startswith(f"resume-{attempt.first_step:08d}-")
+    payload = unseal(path)
+    return payload[: len(payload) // 100]
 
 
 def test_the_first_attempt_begins_at_the_beginning(tmp_path: Path) -> None:
-    assert attempts.newest(tmp_path) is None
-    first = propose(tmp_path, "0", "1")
-    assert (first.number, first.resume, first.members) == (1, "", ("0", "1"))
-    assert attempts.newest(tmp_path) == first
+    assert attempts.newest(tmp_path) is None and attempts.history(tmp_path) == []
+    first = propose(tmp_path, "0.a", "1.b")
+    assert (first.number, first.resume, first.members, first.names) == (1, "", ("0.a", "1.b"), ("0", "1"))
+    assert first.first_step == 0 and first.launch == "now"
+    assert attempts.newest(tmp_path) == first and attempts.history(tmp_path) == [first]
 
 
 def test_the_next_one_resumes_from_the_newest_checkpoint_of_the_one_before(hand_made: Fixture) -> None:
     run = hand_made()
     propose(run.folders.shared)
-    for step in (8, 16, 100):
-        newest = run.checkpoint(1, step)
+    for step in (8, 16, 24):
+        run.checkpoint(1, step)
     second = propose(run.folders.shared)
-    assert (second.number, second.resume) == (2, newest)
-    run.checkpoint(2, 104)
-    assert propose(run.folders.shared).resume == "checkpoints/000002/step-00000104.pt"
+    assert (second.number, second.first_step, content(run, second)) == (2, 24, b"1 24")
+    run.checkpoint(2, 32)
+    third = propose(run.folders.shared)
+    assert (third.first_step, content(run, third)) == (32, b"2 32")
 
 
 @pytest.mark.parametrize(
@@ -52,30 +67,153 @@ def test_a_damaged_checkpoint_is_passed_over(hand_made: Fixture, damage: Callabl
     propose(run.folders.shared)
     whole = run.checkpoint(1, 8)
     damage(run.folders.shared / run.checkpoint(1, 16))
-    assert propose(run.folders.shared).resume == whole
+    second = propose(run.folders.shared)
+    assert content(run, second) == b"1 8" and (run.folders.shared / second.resume).samefile(run.folders.shared / whole)
 
 
 def test_an_attempt_that_saved_nothing_hands_on_what_it_began_with(hand_made: Fixture) -> None:
     run = hand_made()
     assert propose(run.folders.shared).resume == propose(run.folders.shared).resume == ""
-    saved = run.checkpoint(2, 8)
-    assert [propose(run.folders.shared).resume for _ in range(3)] == [saved] * 3
+    run.checkpoint(2, 8)
+    for number in (3, 4, 5):
+        following = propose(run.folders.shared)
+        assert (following.number, content(run, following)) == (number, b"2 8")
+
+
+def test_an_attempt_whose_own_checkpoints_are_all_damaged_hands_on_what_it_began_with(hand_made: Fixture) -> None:
+    run = hand_made()
+    propose(run.folders.shared)
+    run.checkpoint(1, 8)
+    propose(run.folders.shared)
+    run.checkpoint(2, 16, whole=False)
+    assert content(run, propose(run.folders.shared)) == b"1 8"
 
 
 def test_what_an_older_attempt_writes_late_is_never_used(hand_made: Fixture) -> None:
     run = hand_made()
     propose(run.folders.shared)
-    saved = run.checkpoint(1, 8)
-    assert propose(run.folders.shared).resume == saved
+    run.checkpoint(1, 8)
+    assert content(run, propose(run.folders.shared)) == b"1 8"
     run.checkpoint(1, 999)
-    assert propose(run.folders.shared).resume == saved
-    own = run.checkpoint(3, 16)
+    assert content(run, propose(run.folders.shared)) == b"1 8"
+    run.checkpoint(3, 16)
     run.checkpoint(2, 999)
-    assert propose(run.folders.shared).resume == own
+    run.checkpoint(1, 1000)
+    assert content(run, propose(run.folders.shared)) == b"3 16"
+
+
+def test_what_an_older_attempt_prunes_late_is_not_missed(hand_made: Fixture) -> None:
+    """Its trainers may live on for a while, and keep two of their own checkpoints."""
+    run = hand_made()
+    propose(run.folders.shared)
+    for step in (8, 16):
+        run.checkpoint(1, step)
+    second = propose(run.folders.shared)
+    for path in (run.folders.shared / "checkpoints/000001").iterdir():
+        path.unlink()
+    run.checkpoint(1, 24)
+    assert content(run, second) == content(run, propose(run.folders.shared)) == b"1 16"
+
+
+def test_the_checkpoints_of_two_attempts_ago_are_removed_and_nothing_that_is_wanted(hand_made: Fixture) -> None:
+    run = hand_made()
+    for number in range(1, 7):
+        made = propose(run.folders.shared)
+        run.checkpoint(number, 8 * number)
+    kept = sorted(path.name for path in (run.folders.shared / "checkpoints").iterdir())
+    assert kept == ["000005", "000006"] and content(run, made) == b"5 40"
+
+
+def test_who_does_not_know_the_newest_gets_it_instead_of_his_own(tmp_path: Path) -> None:
+    first = propose(tmp_path, "0.a", "1.b")
+    second = propose(tmp_path, "1.b")
+    late = attempts.Attempt(launch="now", members=("0.a",))
+    assert attempts.propose(tmp_path, first, late) == attempts.propose(tmp_path, None, late) == second
+    assert attempts.history(tmp_path) == [first, second]
+
+
+def test_a_new_launch_goes_on_after_the_attempts_of_the_one_before(hand_made: Fixture) -> None:
+    run = hand_made()
+    propose(run.folders.shared)
+    run.checkpoint(1, 8)
+    end = attempts.Attempt(launch="now", state="stopped")
+    attempts.propose(run.folders.shared, attempts.newest(run.folders.shared), end)
+    new = attempts.propose(run.folders.shared, None, attempts.Attempt(launch="next", members=("0.new",)))
+    assert (new.number, new.launch, content(run, new)) == (3, "next", b"1 8")
+    again = attempts.Attempt(launch="next", members=("1.new",))
+    assert attempts.propose(run.folders.shared, None, again) == new, "both knew of nothing: the first has won"
+
+
+@pytest.mark.parametrize("what", ["pruned by the old head", "removed by a faster proposer"])
+def test_a_checkpoint_that_vanishes_while_it_is_looked_at_is_no_end(
+    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    run, real = hand_made(), attempts.newest_sealed
+    shared = run.folders.shared
+    first = propose(shared)
+    for step in (8, 16):
+        run.checkpoint(1, step)
+    faster: list[attempts.Attempt] = []
+
+    def found(folder: Path, pattern: str) -> Path | None:
+        path = real(folder, pattern)
+        monkeypatch.setattr(attempts, "newest_sealed", real)
+        if what.startswith("pruned"):
+            assert path
+            path.unlink()
+            run.checkpoint(1, 24)
+        else:
+            faster.extend([propose(shared, "1.b"), propose(shared, "2.c")])
+        return path
+
+    monkeypatch.setattr(attempts, "newest_sealed", found)
+    stands = attempts.propose(shared, first, attempts.Attempt(launch="now", members=("0.a",)))
+    if faster:
+        assert stands in faster
+    else:
+        assert (stands.members, content(run, stands)) == (("0.a",), b"1 24")
+
+
+@pytest.fixture
+def soon() -> Iterator[None]:
+    """What hangs for five seconds fails."""
+
+    def late(*_: object) -> None:
+        raise AssertionError("it hangs")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(5)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+def test_a_damaged_attempt_file_is_an_error_and_no_endless_search(tmp_path: Path, soon: Fixture) -> None:
+    propose(tmp_path)
+    for text in ("", "{", "[]", "7"):
+        attempts.path(tmp_path, 2).write_text(text)
+        assert attempts.read(tmp_path, 2) is None
+        with pytest.raises((OSError, ValueError, AssertionError)) as caught:
+            propose(tmp_path)
+        assert "hangs" not in str(caught.value)
+
+
+def test_when_somebody_has_removed_the_checkpoints_it_begins_again_or_says_so(
+    hand_made: Fixture, soon: Fixture
+) -> None:
+    run = hand_made()
+    propose(run.folders.shared)
+    run.checkpoint(1, 8)
+    propose(run.folders.shared)
+    shutil.rmtree(run.folders.shared / "checkpoints")
+    try:
+        assert propose(run.folders.shared).resume == ""
+    except OSError as error:
+        assert "resume-00000008" in str(error)
 
 
 def test_an_attempt_once_made_is_never_changed(tmp_path: Path) -> None:
-    made = [propose(tmp_path, f"machine {number}") for number in range(12)]
+    made = [propose(tmp_path, f"{number}.x") for number in range(12)]
     assert [one.number for one in made] == list(range(1, 13))
     files = sorted((tmp_path / "attempts").iterdir())
     assert [json.loads(one.read_text())["members"] for one in files] == [list(one.members) for one in made]
@@ -84,7 +222,7 @@ def test_an_attempt_once_made_is_never_changed(tmp_path: Path) -> None:
 
 def test_of_many_who_propose_at_once_one_wins_and_all_obey(tmp_path: Path, crowd: Callable[..., list[Any]]) -> None:
     def one(number: int) -> list[attempts.Attempt]:
-        return [propose(tmp_path, str(number)) for _ in range(40)]
+        return [propose(tmp_path, f"{number}.x") for _ in range(40)]
 
     said = [attempt for many in crowd(4, one) for attempt in many]
     files = sorted((tmp_path / "attempts").iterdir())

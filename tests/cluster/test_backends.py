@@ -2,7 +2,6 @@
 
 import inspect
 import shutil
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,7 +15,8 @@ every = pytest.mark.parametrize("name", backends.names())
 
 
 def test_there_is_this_computer() -> None:
-    assert "local" in backends.names() and {"check", "launch", "machines", "alive", "terminate"} <= set(VERBS)
+    verbs = {"check", "launch", "step", "alive", "dead", "replace", "lose", "terminate"}
+    assert "local" in backends.names() and verbs <= set(VERBS)
 
 
 @every
@@ -41,16 +41,16 @@ def test_an_unknown_backend_is_refused_and_the_known_are_named(name: str) -> Non
 
 @every
 def test_of_a_job_that_never_began_nothing_lives_and_nothing_is_ended(hand_made: Fixture, name: str) -> None:
-    run, backend = hand_made(backend=name), backends.get(name)
-    assert not backend.alive(run.folders)
+    hosts = {"shared": "/nowhere", "machines": []} if backends.get(name).REMOTE else None
+    run, backend = hand_made(backend=name, hosts=hosts), backends.get(name)
+    assert not backend.alive(run.spec, run.folders)
     backend.terminate(run.spec, run.folders)
     shutil.rmtree(run.folders.run)
-    assert not backend.alive(run.folders)
+    assert not backend.alive(run.spec, run.folders)
     backend.terminate(run.spec, run.folders)
     assert backend.dollars(run.spec, 3600.0) >= 0
 
 
-def test_this_computer_is_one_machine_that_costs_nothing(hand_made: Fixture) -> None:
-    (machine,) = backends.get("local").machines(hand_made().spec)
-    assert machine.run(["pwd"]).out.decode().strip() == str(Path.cwd())
-    assert backends.get("local").dollars(hand_made("job-2").spec, 1e6) == 0.0
+def test_this_computer_costs_nothing_and_only_it_is_looked_at_by_everybody(hand_made: Fixture) -> None:
+    assert backends.get("local").dollars(hand_made().spec, 1e6) == 0.0
+    assert [name for name in backends.names() if not backends.get(name).REMOTE] == ["local"]

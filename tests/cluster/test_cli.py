@@ -150,13 +150,27 @@ def test_launch_without_a_backend_says_which_there_are(place: Fixture, refused: 
     refused(["launch", place.recipe()], 2, "--local", "this computer")
 
 
-def test_local_is_one_machine(place: Fixture, refused: Fixture) -> None:
-    refused(["launch", "--local", "--machines", "4", place.recipe()], 2, "one machine", "plan --machines")
+def test_a_job_cannot_need_more_machines_than_it_has(place: Fixture, refused: Fixture) -> None:
+    words = ["launch", "--local", "--machines", "3", "--min-machines", "4", place.recipe()]
+    refused(words, 2, "--min-machines 4 is more than the 3 machines of the job")
+    assert not (place.path / "runs").exists()
 
 
-def test_several_recipes_cannot_be_launched_and_left_alone_on_one_machine(place: Fixture, refused: Fixture) -> None:
+def test_only_a_machine_of_a_running_job_can_be_lost(hand_made: Fixture, refused: Fixture) -> None:
+    run = hand_made(machines=2)
+    run.says("training")
+    with run.agent_at_work("1"):
+        run.job.refresh()
+        refused(["lose", "job-1", "--machine", "2"], 2, "machines 0, 1", "no machine 2")
+        refused(["lose", "job-1", "--machine", "0"], 1, "machine 0 of job-1 has no agent at work")
+    run.says("stopped", ended=True)
+    run.job.refresh()
+    refused(["lose", "job-1", "--machine", "0"], 1, "no machine that could be lost")
+
+
+def test_several_recipes_are_planned_one_by_one_and_launched_as_a_sweep(place: Fixture, refused: Fixture) -> None:
     (place.path / "two.py").write_text(f"{HEAD}def recipes():\n    return [{recipe('a')}, {recipe('b')}]")
-    refused(["launch", "--local", "-d", "two.py"], 2, "two.py", "2 recipes", "--only")
+    refused(["launch", "--local", "--parallel", "0", "two.py"], 2, "--parallel")
     refused(["plan", "--only", "c", "two.py"], 2, "'c'", "a, b")
     shown = json.loads(place.cli("plan", "-o", "json", "two.py").out)
     assert [one["recipe"] for one in shown] == ["a", "b"]

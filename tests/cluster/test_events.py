@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.events import bring_home
+from cluster.events import Courier, bring_home
 from cluster.machine import Machine
 
 Fixture = Any
@@ -140,3 +140,58 @@ def test_a_full_disk_at_home_stops_it_and_room_lets_it_go_on(there: Path, small_
     subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
     bring_home(Machine(), str(there), small_disk)
     assert (small_disk / "logs/a").read_bytes() == content
+
+
+# --- from a machine's own disk to the shared folder -----------------------------------------------------------------
+
+
+@pytest.fixture
+def work(tmp_path: Path) -> Path:
+    """A machine's work folder, with one log."""
+    (tmp_path / "work/logs/000001").mkdir(parents=True)
+    return tmp_path / "work"
+
+
+def test_a_courier_brings_what_trainers_write_and_nothing_else(work: Path, there: Path) -> None:
+    grow(work / "logs/000001/rank-0.log", b"one\n")
+    for name in ("metrics/000001.jsonl", "events/e.1", "ids/000001-rank-0.jsonl", "progress.json", "000001/ask"):
+        (work / name).parent.mkdir(parents=True, exist_ok=True)
+        grow(work / name, b"12345")
+    courier = Courier(work, there)
+    assert courier.bring() == 4 + 15 and courier.bring() == 0
+    found = {str(one.relative_to(there)) for one in there.rglob("*") if one.is_file()}
+    assert found == {"logs/000001/rank-0.log", "metrics/000001.jsonl", "events/e.1", "ids/000001-rank-0.jsonl"}
+    grow(work / "logs/000001/rank-0.log", b"two\n")
+    assert courier.bring() == 4 and (there / "logs/000001/rank-0.log").read_bytes() == b"one\ntwo\n"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_each_byte_is_brought_once_whoever_is_the_courier(work: Path, there: Path, seed: int) -> None:
+    rng, courier = random.Random(seed), Courier(work, there)
+    for _ in range(60):
+        grow(work / "logs/000001/rank-0.log", rng.randbytes(rng.choice([0, 1, 100, 5000])))
+        courier = rng.choice([courier, courier, Courier(work, there)])  # a new agent knows of nothing
+        courier.bring()
+    assert (there / "logs/000001/rank-0.log").read_bytes() == (work / "logs/000001/rank-0.log").read_bytes()
+
+
+def test_two_machines_bring_their_own_files_into_one_folder(tmp_path: Path, there: Path) -> None:
+    for rank in (0, 1):
+        (tmp_path / f"{rank}/logs/000001").mkdir(parents=True)
+        grow(tmp_path / f"{rank}/logs/000001/rank-{rank}.log", b"x" * (rank + 1))
+    couriers = [Courier(tmp_path / str(rank), there) for rank in (0, 1)]
+    assert [one.bring() for one in couriers] == [1, 2] and [one.bring() for one in couriers] == [0, 0]
+    assert [(there / f"logs/000001/rank-{rank}.log").stat().st_size for rank in (0, 1)] == [1, 2]
+
+
+def test_a_write_that_a_full_disk_cut_is_gone_on_from(work: Path, small_disk: Path) -> None:
+    content = os.urandom(1_000_000)
+    grow(work / "logs/000001/rank-0.log", content)
+    target, courier = small_disk / "logs/000001/rank-0.log", Courier(work, small_disk)
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            courier.bring()
+        assert 0 < target.stat().st_size < 1_000_000 and content.startswith(target.read_bytes())
+    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
+    courier.bring()
+    assert target.read_bytes() == content

@@ -32,7 +32,7 @@ def test_many_who_begin_a_job_at_once_get_a_number_each(
 
 
 def test_a_number_is_claimed_by_one_only(place: Fixture, crowd: Callable[..., list[Any]]) -> None:
-    names = crowd(4, lambda _: [jobs._make_folder(set()).name for _ in range(60)])
+    names = crowd(4, lambda _: [jobs.make_folder(set()).name for _ in range(60)])
     assert sorted(name for many in names for name in many) == sorted(f"job-{number}" for number in range(1, 241))
 
 

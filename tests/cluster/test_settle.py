@@ -201,3 +201,89 @@ def test_a_stray_byte_in_a_log_is_passed_over(hand_made: Fixture) -> None:
         file.write(b"\xff\n[1]\n{}\n")
     run.job.refresh()
     assert run.job.ended and len(run.job.lines("epoch")) == 1
+
+
+def test_of_several_machines_the_one_that_is_furthest_tells_how_the_job_stands(hand_made: Fixture) -> None:
+    run = hand_made(machines=3)
+    run.attempt(1, "0.a", "1.b", reason="start", launch="")
+    run.says("waiting", "2", phase="spare", attempt=1)
+    run.says("training", "1", phase="running", attempt=1, step=8)
+    run.says("failed", "0", phase="failed", attempt=0, reason="of long ago")
+    with run.agent_at_work("2"):
+        run.job.refresh()
+        status = run.job.status()
+        assert (status["state"], status["doing"], status["step"], status["machines"]) == ("running", "training", 8, 3)
+        run.attempt(2, "1.b", "2.c", reason="machine 0 lost", launch="")
+        run.says("starting", "1", phase="running", attempt=2)
+        status = run.job.status()
+        assert (status["state"], status["attempt"], status["reason"]) == ("recovering", 2, "machine 0 lost")
+
+
+@pytest.mark.parametrize("state, reason", [("failed", "machine 1: the loss is nan"), ("stopped", "taken away")])
+def test_an_attempt_without_members_is_the_end_of_the_job_and_says_how(
+    hand_made: Fixture, state: str, reason: str
+) -> None:
+    run = hand_made(machines=2)
+    run.says("left", "0", ended=True, reason="a notice")
+    run.says("training", "1")
+    run.attempt(1, "0.a", "1.b", reason="start", launch="")
+    run.attempt(2, state=state, reason=reason, launch="")
+    run.job.refresh()
+    assert (run.job.state, run.job.result["reason"], run.job.result["attempts"]) == (state, reason, 2)
+
+
+def test_the_end_of_an_earlier_launch_is_not_the_end_of_this_one(hand_made: Fixture) -> None:
+    run = hand_made(machines=2)
+    run.attempt(1, state="stopped", reason="long ago", launch="the first")
+    run.folders.launch.write_text("the second")
+    os.utime(run.folders.launch, (time.time() - 600,) * 2)
+    run.says("training", "1", launch="the second")
+    run.job.refresh()
+    assert run.job.state == "failed" and "was killed" in run.job.result["reason"]
+
+
+@pytest.mark.parametrize(
+    "ends, state, reason",
+    [
+        ((("left", "a notice"), ("left", "another")), "stopped", "a notice"),
+        ((("left", "a notice"), None), "failed", "was killed"),
+        ((("failed", "no such folder"), ("left", "a notice")), "failed", "no such folder"),
+        ((("failed", "no such folder"), ("stopped", "by the user")), "stopped", "by the user"),
+        ((None, None), "failed", "was killed"),
+    ],
+)
+def test_several_last_words_make_one_end(hand_made: Fixture, ends: Any, state: str, reason: str) -> None:
+    run = hand_made(machines=2)
+    for name, end in enumerate(ends):
+        if end:
+            run.says(end[0], str(name), reason=end[1], ended=True)
+        else:
+            run.says("training", str(name))
+    run.job.refresh()
+    assert run.job.state == state and reason in run.job.result["reason"]
+
+
+def test_while_one_machine_lives_nothing_is_settled(hand_made: Fixture) -> None:
+    run = hand_made(machines=3)
+    for name in "012":
+        run.says("training", name)
+    with run.agent_at_work("2"):
+        run.job.refresh()
+        assert not run.job.ended and run.job.alive and run.job.backend.dead(run.spec, run.folders) == ["0", "1"]
+    run.job.refresh()
+    assert run.job.ended
+
+
+def test_the_seconds_of_several_machines_count_once(hand_made: Fixture) -> None:
+    run = hand_made(machines=3)
+    run.history(("setup", NOW), ("training", NOW + 2), ("gone", NOW + 10), ("setup", NOW + 12), ("training", NOW + 14),
+                ("done", NOW + 20))  # fmt: skip
+    run.history(("setup", NOW + 1), ("training", NOW + 3), ("failed", NOW + 11), ("starting", NOW + 13),
+                ("training", NOW + 14), ("validating", NOW + 18), ("done", NOW + 20), machine="1")  # fmt: skip
+    run.history(("setup", NOW), ("waiting", NOW + 1), ("done", NOW + 21), machine="2")
+    for name in "012":
+        run.says("done", name, ended=True)
+    run.shared("result.json", '{"epochs": []}')
+    run.job.refresh()
+    seconds = {part: round(value, 3) for part, value in run.job.result["seconds"].items()}
+    assert seconds == {"total": 21.0, "setup": 1.0, "waiting": 2.0, "training": 15.0, "failed": 2.0, "starting": 1.0}

@@ -37,6 +37,6 @@ def test_a_spec_that_lacks_what_is_needed_is_refused(hand_made: Fixture, key: st
 
 def test_all_of_a_job_lies_in_its_run_folder(tmp_path: Path) -> None:
     folders = Folders(tmp_path / "job-1")
-    found = [folders.spec, folders.recipe, folders.shared, folders.work, folders.result]
-    assert all(path.is_relative_to(folders.run) for path in found) and len(set(found)) == 5
+    found = [folders.spec, folders.recipe, folders.shared, folders.work(), folders.work("1"), folders.result]
+    assert all(path.is_relative_to(folders.run) for path in found) and len(set(found)) == 6
     assert not list(tmp_path.iterdir())

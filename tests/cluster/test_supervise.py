@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from cluster.supervise import LONGEST_WAIT, Replacer
+
 Fixture = Any
 
 
@@ -43,26 +45,30 @@ def at_home(run: Any) -> str:
     return path.read_text() if path.exists() else ""
 
 
-def test_two_supervisors_and_a_third_bring_each_line_home_and_one_result(
+def test_a_second_supervisor_leaves_the_job_to_the_first_and_the_next_goes_on_where_a_killed_one_was(
     place: Fixture, hand_made: Fixture, supervise: Fixture
 ) -> None:
     run = hand_made()
     run.says("training")
     with run.agent_at_work():
         grow(run, "one\n")
-        killed, hung_up = supervise(run), supervise(run)
+        first = supervise(run)
         place.wait_for(lambda: at_home(run) == "one\n")
-        killed.kill()
-        hung_up.send_signal(signal.SIGHUP)
-        third = supervise(run)
+        assert supervise(run).wait(20) == 0 and first.poll() is None
+        assert "another supervisor is at work" in (place.path / "supervisor.log").read_text()
+        first.kill()
+        first.wait()
         grow(run, "two\n")
+        third = supervise(run)
         place.wait_for(lambda: at_home(run) == "one\ntwo\n")
-        assert hung_up.poll() is None and third.poll() is None and not run.job.ended
+        third.send_signal(signal.SIGHUP)
         grow(run, "three\n")
+        place.wait_for(lambda: at_home(run) == "one\ntwo\nthree\n")
+        assert third.poll() is None and not run.job.ended
         run.says("stopped", reason="stopped by the user", ended=True)
-    assert hung_up.wait(20) == third.wait(20) == 0
+    assert third.wait(20) == 0
     assert run.job.state == "stopped" and at_home(run) == "one\ntwo\nthree\n"
-    assert (place.path / "supervisor.log").read_text() == ""
+    assert "Traceback" not in (place.path / "supervisor.log").read_text()
 
 
 def test_a_supervisor_of_a_job_that_has_ended_has_nothing_to_do(hand_made: Fixture, supervise: Fixture) -> None:
@@ -85,3 +91,77 @@ def test_on_a_full_disk_it_goes_on_while_the_agent_lives_and_then_says_so(
         place.wait_for(lambda: "No space left" in log.read_text())
         assert one.poll() is None
     assert one.wait(20) == 1 and "Traceback" not in log.read_text()
+
+
+# --- lost machines --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def job(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A job of three machines an hour after its launch; `job.dead` have no agent, `job.replaced` were started again."""
+    run = hand_made(machines=3)
+    made = run.job
+    made.run_, made.dead, made.replaced = run, [], []
+    for name in made.spec.names:
+        run.says("training", name)
+    monkeypatch.setattr(made.backend, "dead", lambda spec, folders: list(made.dead))
+    monkeypatch.setattr(made.backend, "replace", lambda spec, folders, name: made.replaced.append(name))
+    return made
+
+
+def test_a_lost_machine_is_started_again_a_moment_later(job: Any) -> None:
+    replacer = Replacer(job)
+    assert replacer.step(0.0) == []
+    job.dead = ["1"]
+    assert replacer.step(10.0) == [] and replacer.step(10.9) == []
+    assert replacer.step(11.0) == ["1"] and job.replaced == ["1"]
+
+
+def test_a_machine_that_keeps_dying_is_started_ever_later_but_at_least_each_minute(job: Any) -> None:
+    replacer, now, waits = Replacer(job), 0.0, []
+    job.dead = ["1"]
+    for _ in range(10):
+        begun = now
+        while not replacer.step(now):
+            now += 0.5
+        waits.append(now - begun)
+    assert waits == sorted(waits) and waits[:5] == [1.0, 2.0, 4.0, 8.0, 16.0] and waits[-1] == LONGEST_WAIT
+    job.dead = ["1", "2"]
+    begun = now
+    while "2" not in replacer.step(now):
+        now += 0.5
+    assert now - begun == 1.0, "the others pay nothing for it"
+
+
+@pytest.mark.parametrize(
+    "why", ["all are dead", "one machine only", "for good", "it failed", "a stop", "a result", "the end", "booting"]
+)
+def test_nobody_is_started_again(job: Any, hand_made: Fixture, why: str) -> None:
+    run, job.dead = job.run_, ["1"]
+    match why:
+        case "all are dead":
+            job.dead = ["0", "1", "2"]
+        case "one machine only":
+            job = hand_made("job-2").job
+            job.replaced = []
+        case "for good":
+            job._away("1").touch()
+        case "it failed":
+            run.says("failed", "1", ended=True)
+        case "a stop":
+            run.shared("stop", "{}")
+        case "a result":
+            run.shared("result.json", "{}")
+        case "the end":
+            run.attempt(1, state="failed", reason="why", launch="")
+        case "booting":
+            run.folders.launch.write_text("")  # just now, and machine 1 has not spoken yet
+            run.folders.status("1").unlink()
+    replacer = Replacer(job)
+    assert [replacer.step(float(now)) for now in range(0, 200, 5)] == [[]] * 40 and job.replaced == []
+
+
+def test_a_machine_that_left_is_started_again(job: Any) -> None:
+    job.run_.says("left", "1", ended=True, reason="a notice")
+    job.dead, replacer = ["1"], Replacer(job)
+    assert replacer.step(0.0) == [] and replacer.step(1.0) == ["1"]

@@ -111,30 +111,46 @@ def test_a_killed_agent_takes_its_trainers_along_and_the_job_can_be_resumed_to_i
     resumed = place.cli("resume", "job-1")
     assert resumed.code == 0 and "job-1 done" in resumed.out, resumed
     assert job.result["attempts"] == 2 and len(job.result["epochs"]) == 30
-    assert f"resumed from {saved[-1]}" in place.cli("logs", "job-1").out
+    said = place.cli("logs", "job-1").out
+    (begun,) = [line for line in said.splitlines() if line.startswith("resumed from ")]
+    assert f"checkpoints/000002/resume-{saved[-1].stem.removeprefix('step-')}-" in begun
     assert place.cli("resume", "job-1").code == 1
 
 
-def test_one_dead_trainer_of_two_ends_the_job_with_the_rank_and_the_signal(place: Any) -> None:
-    launched = place.start("launch", "--local", "--procs", "2", place.recipe(4000))
-    job = place.job()
-    place.wait_for(lambda: job.folders.spec.exists())
-    place.wait_for_step(job, 4)
+def kill_rank_1(place: Any) -> None:
     environment = {pid: Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in place.trainers()}
     (victim,) = [pid for pid, words in environment.items() if b"RANK=1" in words]
     os.kill(victim, signal.SIGKILL)
-    assert launched.wait(20) == 100
-    assert "rank 1" in job.status()["reason"] and "SIGKILL" in job.status()["reason"]
+
+
+def wait_for_attempt(place: Any, job: Any, number: int) -> None:
+    """Wait until an attempt trains."""
+    place.wait_for(lambda: job.status()["attempt"] == number and job.status()["doing"] in ("training", "validating"))
+
+
+def test_a_dead_trainer_is_replaced_and_the_third_ends_the_job_with_the_rank_and_the_signal(place: Any) -> None:
+    launched = place.start("launch", "--local", "--procs", "2", "--workers", "0", place.recipe(4000))
+    job = place.job()
+    place.wait_for(lambda: job.folders.spec.exists())
+    for number in (1, 2, 3):
+        wait_for_attempt(place, job, number)
+        assert (job.status()["reason"] != "") == (number > 1)
+        kill_rank_1(place)
+    assert launched.wait(30) == 100
+    reason = job.status()["reason"]
+    assert "rank 1" in reason and "SIGKILL" in reason and "3 times" in reason
+    assert [row["attempt"] for row in job.result["timeline"]] == [1, 2, 3, 4]
     place.wait_for(lambda: not place.at_work(), 5)
     assert "Traceback" not in place.said()
 
 
-def test_a_dead_loader_worker_ends_the_job_with_a_reason(place: Any) -> None:
+def test_a_dead_loader_worker_costs_an_attempt_with_a_reason(place: Any) -> None:
     job = place.launch(4000, "--workers", "1")
     place.wait_for_step(job, 4)
     os.kill(place.workers()[0], signal.SIGKILL)
-    assert job.wait(60) == "failed"
+    wait_for_attempt(place, job, 2)
     assert "worker" in job.status()["reason"].lower()
+    assert place.cli("stop", "job-1").code == 0
     place.wait_for(lambda: not place.at_work(), 5)
 
 

@@ -6,6 +6,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -136,6 +137,38 @@ def test_a_save_waits_for_the_one_before_it(tmp_path: Path) -> None:
         if step > 1:
             assert (tmp_path / f"step-{step - 1:08d}.pt").exists()
     saver.wait()
+
+
+def test_while_one_is_being_written_the_steps_do_not_wait_but_an_end_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from train.loop import Trainer
+
+    gate, written = threading.Event(), []
+
+    def slow(folder: Path, step: int, state: dict[str, Any]) -> None:
+        assert gate.wait(30)
+        written.append(step)
+
+    monkeypatch.setattr(checkpoint, "write", slow)
+    saver = checkpoint.Saver(tmp_path)
+    trainer = SimpleNamespace(group=SimpleNamespace(first=True), saver=saver, state=dict, saved_at=0.0)
+    assert not saver.busy
+    for step in (8, 16, 24):
+        trainer.steps_done = step
+        Trainer.save(trainer)  # type: ignore[arg-type]
+        assert saver.busy
+    opener = threading.Timer(0.2, gate.set)
+    opener.start()
+    trainer.steps_done = 32
+    Trainer.save(trainer, wait=True)  # type: ignore[arg-type]
+    saver.wait()
+    opener.join()
+    assert written == [8, 32] and not saver.busy
+    trainer.steps_done = 40
+    Trainer.save(trainer)  # type: ignore[arg-type]
+    saver.wait()
+    assert written == [8, 32, 40]
 
 
 def test_a_folder_that_vanished_is_an_error_at_the_next_call(tmp_path: Path) -> None:

@@ -104,3 +104,29 @@ def test_join_without_the_five_variables_is_a_run_of_one(monkeypatch: pytest.Mon
 def test_a_cpu_computes_in_single_precision_and_knows_its_memory() -> None:
     assert distributed.precision(torch.device("cpu")) == torch.float32
     assert 0.01 < distributed.memory_gb(torch.device("cpu")) < 1000
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_same_number_everywhere_is_no_error(world: int, in_group: Any) -> None:
+    def work(group: Group) -> Any:
+        for number in (0, 1, 2**32 - 1, 2**53 - 1):
+            distributed.same_everywhere(group, "the numbers of images", number)
+        return True
+
+    assert in_group(world, work) == [True] * world
+
+
+@pytest.mark.parametrize("numbers", [(50, 51, 50), (0, 0, 1), (2**32 - 1, 2**32 - 1, 2**32 - 2)])
+def test_a_number_that_differs_ends_all_processes_with_the_same_reason(numbers: Any, in_group: Any) -> None:
+    from train.report import Expected
+
+    def work(group: Group) -> Any:
+        with pytest.raises(Expected) as caught:
+            distributed.same_everywhere(group, "the numbers of images", numbers[group.rank])
+        return str(caught.value)
+
+    for rank, said in enumerate(in_group(3, work)):
+        assert said == (
+            f"the numbers of images differ between the machines (this one has {numbers[rank]}, "
+            f"others from {min(numbers)} to {max(numbers)})"
+        )

@@ -97,4 +97,40 @@ def test_an_error_nobody_caught_is_printed_told_and_ends_the_process(error: str,
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=path, timeout=60)
     assert run.returncode == 1 and run.stdout == "" and "Traceback" in run.stderr
-    assert json.loads((work / "failed-4.json").read_text())["reason"] == reason
+    left = json.loads((work / "failed-4.json").read_text())
+    assert left["reason"] == reason and left["fault"] == ("final" if error.startswith("Expected") else "own")
+
+
+@pytest.mark.parametrize("error", [
+    "RuntimeError('[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1')",
+    "RuntimeError('NCCL communicator was aborted on rank 1')",
+    "ConnectionResetError(104, 'Connection reset by peer')",
+    "type('DistBackendError', (RuntimeError,), {})('what torch calls it')",
+    "type('DistNetworkError', (RuntimeError,), {})('The client socket has timed out')",
+])  # fmt: skip
+def test_what_a_collective_raises_when_another_process_is_gone_is_not_our_fault(error: str, work: Path) -> None:
+    code = f"import sys; from train.report import Report; sys.excepthook = Report().last_words; raise {error}"
+    path = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, env=path, timeout=60).returncode == 1
+    assert json.loads((work / "failed-4.json").read_text())["fault"] == "peer"
+
+
+def test_a_tick_shows_that_we_go_forward_where_there_is_no_other_news(
+    work: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = 100.0
+    monkeypatch.setattr("train.report.time.monotonic", lambda: now)
+    report = Report()
+    report.tick()
+    assert list(work.iterdir()) == [], "before the first word there is nothing to repeat"
+    report.say("validating", step=3)
+    before = (work / "progress.json").read_text()
+    for _ in range(9):
+        report.tick()
+    assert (work / "progress.json").read_text() == before, "a tick costs no write each time"
+    now += 0.6
+    report.tick()
+    assert said(work) == {"state": "validating", "step": 3, "ticks": 11}
+    now += 0.6
+    report.tick()
+    assert said(work)["ticks"] == 12

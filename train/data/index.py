@@ -7,6 +7,7 @@ when a file's name, size or time of change differs. Names that begin with a dot 
 
 import hashlib
 import os
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -50,6 +51,11 @@ class Index:
         """Return the index of these images only, in this order."""
         arrays = {name: getattr(self, name)[ids] for name in ("paths", "labels", "widths", "heights")}
         return replace_fields(self, **arrays)
+
+    @property
+    def fingerprint(self) -> int:
+        """A number of 32 bits that differs when the names of the files do: another machine may have other images."""
+        return zlib.crc32(np.ascontiguousarray(self.paths).view(np.uint8).data)
 
     def read(self, number: int) -> bytes:
         """Return the bytes of an image's file."""

@@ -1,0 +1,100 @@
+"""Machines of one's own, over ssh: those of a hosts.toml."""
+
+import json
+import shutil
+from functools import cache
+from pathlib import Path
+
+from .. import lock, tmux
+from ..errors import BadInput, ClusterError
+from ..fleet import Fleet
+from ..machine import python
+from ..spec import Folders, Spec
+from ..ssh import Unreachable
+
+DESCRIPTION = "the machines that a file names, over ssh"
+REMOTE = True
+
+
+@cache
+def _fleet(run: Path) -> Fleet:
+    return Fleet(Spec.from_json(json.loads(Folders(run).spec.read_text())), Folders(run))
+
+
+def fleet(folders: Folders) -> Fleet:
+    """Return the connections of this process to the job's machines."""
+    return _fleet(folders.run)
+
+
+def check(spec: Spec, runs: Path) -> None:
+    """Raise `ClusterError` when tmux or ssh are missing here, or there are too few machines."""
+    tmux.require()
+    if not shutil.which("ssh"):
+        raise ClusterError("ssh is missing; install it: sudo apt-get install openssh-client (Debian, Ubuntu)")
+    there = len((spec.hosts or {}).get("machines", []))
+    if there < len(spec.names):
+        raise BadInput(f"the hosts file names {there} machines; {len(spec.names)} are wanted (--machines, --spares)")
+
+
+def taken() -> set[str]:
+    """Return the names of all sessions on the socket: the supervisor's will be one of them."""
+    return tmux.names()
+
+
+def launch(spec: Spec, folders: Folders) -> None:
+    """Start the supervisor in a session of the job's name; it does all the rest."""
+    if not tmux.mine(spec.name, folders.run):
+        tmux.start(spec.name, folders.run, "supervisor", python("cluster.supervise", str(folders.run)))
+
+
+def step(spec: Spec, folders: Folders) -> bool:
+    """Set up what is not yet, bring files home, push requests. Returns whether an agent is or may be at work.
+
+    Raises `SetupFailed` with the machines that cannot be used, `OSError` when the disk here is full.
+    """
+    here = fleet(folders)
+    here.launch()
+    try:
+        here.push()
+        here.bring()
+    except Unreachable as error:
+        print(f"{spec.name}: {error}", flush=True)
+    return here.alive()
+
+
+def alive(spec: Spec, folders: Folders) -> bool:
+    """Whether the job is looked after: only its supervisor can say more."""
+    return supervised(folders)
+
+
+def supervised(folders: Folders) -> bool:
+    """Whether a supervisor is at work on the run folder."""
+    return lock.held(folders.run / lock.SUPERVISOR)
+
+
+def dead(spec: Spec, folders: Folders) -> list[str]:
+    """Return the machines that have said that no agent is at work there."""
+    return fleet(folders).dead()
+
+
+def replace(spec: Spec, folders: Folders, name: str) -> None:
+    """Set the machine up again, in the background, and start its agent."""
+    fleet(folders).replace(name)
+
+
+def lose(spec: Spec, folders: Folders, name: str, notice: float | None) -> None:
+    """Kill the machine's agent and all that it started, or tell it ahead."""
+    fleet(folders).lose(name, notice)
+
+
+def terminate(spec: Spec, folders: Folders) -> None:
+    """End the job's sessions on all machines that answer, and the supervisor's here."""
+    here = fleet(folders)
+    here.terminate()
+    here.close()
+    tmux.kill(spec.name, folders.run)
+
+
+def dollars(spec: Spec, seconds: float) -> float:
+    """One's own machines bill nothing."""
+    return 0.0

@@ -1,0 +1,94 @@
+"""The progress of machines that are being set up: one row each, kept in <run>/machines.json for whoever looks."""
+
+import contextlib
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from train.files import as_json, read_json, replace
+
+WRITE_SECONDS = 0.2  # between two writes: 64 machines change it 30 times a second
+STEPS = ("connected", "code", "environment", "checks", "network", "agent")
+
+
+class Board:
+    """Rows by machine name: host, step, reason, notes, seconds of each step, and where code and Python are there."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.lock = path, threading.Lock()
+        self.later: threading.Timer | None = None
+        said = read_json(path)
+        self.said: dict[str, Any] = said if isinstance(said, dict) else {}
+        self.said.setdefault("launch", "")
+        self.rows: dict[str, dict[str, Any]] = self.said.setdefault("machines", {})
+
+    def begin(self, launch: str, hosts: dict[str, str]) -> None:
+        """Start anew for a launch."""
+        with self.lock:
+            self.said["launch"], self.said["ready"] = launch, False
+            for name, host in hosts.items():
+                self.rows[name] = {"host": host, "step": "", "reason": "", "notes": [], "seconds": {}}
+        self._write()
+
+    def step(self, name: str, step: str, seconds: float | None = None) -> None:
+        """Say what a machine is at, or with `seconds` how long that took."""
+        with self.lock:
+            row = self.rows[name]
+            row["step"] = step
+            if seconds is not None:
+                row["seconds"][step] = round(row["seconds"].get(step, 0.0) + seconds, 3)
+        self._write_soon()
+
+    def put(self, name: str, **values: Any) -> None:
+        """Keep more about a machine: reason, notes, python, code, folder, address."""
+        with self.lock:
+            self.rows[name].update(values)
+        if "reason" in values:
+            self._write()
+        else:
+            self._write_soon()
+
+    def finish(self) -> None:
+        """All machines that can be are set up, and their agents at work."""
+        self.said["ready"] = True
+        self._write()
+
+    @property
+    def failed(self) -> dict[str, str]:
+        """The machines that cannot be used, with the reason."""
+        return {name: str(row["reason"]) for name, row in self.rows.items() if row["reason"]}
+
+    def _write_soon(self) -> None:
+        """Write what has changed within a moment. A supervisor that is killed before that sets up again anyway."""
+        with self.lock:
+            if not self.later:
+                self.later = threading.Timer(WRITE_SECONDS, self._write_now)
+                self.later.daemon = True
+                self.later.start()
+
+    def _write_now(self) -> None:
+        with contextlib.suppress(OSError):  # the disk is full: who calls `finish` is told
+            self._write()
+
+    def _write(self) -> None:
+        with self.lock:
+            if self.later:
+                self.later.cancel()
+            self.later = None
+            replace(self.path, as_json({**self.said, "time": time.time()}), durable=False)
+
+
+class Timed:
+    """A step of a machine, as a context: begins it, and notes its seconds when it went well."""
+
+    def __init__(self, board: Board, name: str, step: str) -> None:
+        self.board, self.name, self.step = board, name, step
+
+    def __enter__(self) -> None:
+        self.begun = time.monotonic()
+        self.board.step(self.name, self.step)
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:
+            self.board.step(self.name, self.step, time.monotonic() - self.begun)

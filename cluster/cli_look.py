@@ -1,0 +1,160 @@
+"""The commands that look at jobs: ls, status, logs, attach, ssh, top, tensorboard. None of them changes one."""
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .command import output, print_json
+from .errors import UNFINISHED, ClusterError
+
+if TYPE_CHECKING:
+    from .jobs import Job
+
+on_machine = click.option("--machine", type=click.IntRange(0), help="Which of its machines. [default: the head]")
+
+
+def refresh(job: "Job") -> None:
+    """Bring a job up to date as far as that can be; what is known is shown in any case. Raises `ClusterError`."""
+    _ = job.spec  # a damaged one is an error, and not a warning as well
+    try:
+        job.refresh()
+    except ClusterError as error:
+        click.echo(f"warning: {error}", err=True)
+
+
+@click.command()
+@output
+def ls(output: str) -> None:
+    """List the jobs of this folder."""
+    from . import jobs, view
+
+    found = []
+    for job in jobs.all_jobs():
+        try:
+            refresh(job)
+            found.append({**job.status(), "hparams": job.hparams})
+        except ClusterError as error:
+            click.echo(f"warning: {error}", err=True)
+    if output == "json":
+        return print_json(found)
+    view.show_jobs(found)
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--exit-code", is_flag=True, help="Exit with 0 done, 100 failed, 101 not finished, 103 stopped.")
+@output
+def status(job: str | None, exit_code: bool, output: str) -> None:
+    """Show how JOB stands, and what happened to it (default: the newest)."""
+    from . import jobs, view
+
+    found = jobs.find(job)
+    refresh(found)
+    said = found.status()
+    if output == "json":
+        print_json({**said, "timeline": found.timeline(), "machines_now": found.machines(), "result": found.result})
+    else:
+        view.show_status(said, found.machines(), found.timeline())
+    if exit_code:
+        sys.exit(view.EXIT.get(said["state"], UNFINISHED))
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends. Ctrl-C leaves it running.")
+@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Which trainer.")
+@click.option("--agent", is_flag=True, help="A machine's changes of state instead.")
+@on_machine
+def logs(job: str | None, follow: bool, rank: int, agent: bool, machine: int | None) -> None:
+    """Print what a trainer of JOB has written (default: the newest job, rank 0)."""
+    from . import jobs, view
+
+    found, shown, before = jobs.find(job), 0, None
+    while True:
+        found.refresh()
+        ended, path = found.ended, found.log(None if agent else rank, machine=str(machine or 0))
+        shown = shown if path == before else 0  # from the set-up's to the first attempt's, and to the next
+        before = path
+        if not follow and not path.exists():
+            count = found.spec.procs * found.spec.machines
+            raise ClusterError(f"{path}: there is no such log; {found.name} has {count} trainers, and is {found.state}")
+        if path.exists():
+            with path.open("rb") as file:
+                file.seek(shown)
+                while part := file.read(1 << 20):
+                    shown += len(part)
+                    sys.stdout.buffer.write(part)
+            sys.stdout.buffer.flush()
+        if ended or not follow:
+            break
+        time.sleep(0.3)
+    if follow:
+        sys.exit(view.EXIT[found.state])
+
+
+@click.command()
+@click.argument("job", required=False)
+@on_machine
+def attach(job: str | None, machine: int | None) -> None:
+    """Show the tmux session of JOB on this terminal. Ctrl-b d leaves it running."""
+    from . import jobs
+
+    found = jobs.find(job)
+    found.refresh()
+    if found.ended:
+        raise ClusterError(
+            f"{found.name} is {found.state}; its session is gone. What it wrote: imgnet-cluster logs {found.name}"
+        )
+    words = found.attach_command(machine)
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        raise ClusterError(f"attach needs a terminal; without one: imgnet-cluster logs -f {found.name}")
+    os.environ.pop("TMUX", None)  # a session inside the user's own tmux is meant
+    os.execvp(words[0], words)
+
+
+@click.command()
+@click.argument("job")
+@click.argument("command", nargs=-1)
+@on_machine
+def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
+    """Open a shell on a machine of JOB, or run COMMAND there: imgnet-cluster ssh job-3 --machine 2 -- nvidia-smi."""
+    from . import jobs
+
+    words = jobs.find(job).ssh_command(machine, command, tty=sys.stdin.isatty())
+    os.execvp(words[0], words)
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--once", is_flag=True, help="Print it once.")
+def top(job: str | None, once: bool) -> None:
+    """Show what each machine of JOB is doing, each second, until Ctrl-C (default: the newest)."""
+    from . import jobs, view_top
+
+    found = jobs.find(job)
+
+    def read() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        refresh(found)
+        return found.status(), found.machines()
+
+    view_top.top(read, once)
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--port", type=click.IntRange(0, 65535), default=6006, show_default=True, help="0 takes a free one.")
+@click.option("--all", "everything", is_flag=True, help="All jobs of this folder side by side, with their settings.")
+def tensorboard(job: str | None, port: int, everything: bool) -> None:
+    """Serve the curves of JOB on 127.0.0.1 until Ctrl-C (default: the newest)."""
+    from . import jobs
+    from . import tensorboard as board
+
+    if everything:
+        sys.exit(board.serve_all(port))
+    sys.exit(board.serve(jobs.find(job), port))
+
+
+COMMANDS = (ls, status, logs, attach, ssh, top, tensorboard)

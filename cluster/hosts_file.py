@@ -1,0 +1,153 @@
+"""hosts.toml: which machines there are of your own, and how to reach them. Checked when read.
+
+    shared = "/mnt/shared/imgnet"
+    user = "ubuntu"
+    machines = ["gpu1", "gpu2"]
+
+What stands at the top holds for every machine that says nothing else in its `[[machines]]` table.
+"""
+
+import tomllib
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, Self
+
+from train.files import one_line
+
+from .errors import BadInput
+
+FOLDER = "~/.imgnet"
+PYTHON = "python3"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Host:
+    """One machine. `host` is an address or a name in ~/.ssh/config, which decides where a value is None.
+
+    `address` is what the other machines reach it by, None: the host name that ssh resolves. `folder` and `python` are
+    on the machine; `host_key` is its public key, None: as known_hosts has it.
+    """
+
+    host: str
+    address: str | None = None
+    port: int | None = None
+    user: str | None = None
+    key: str | None = None
+    jump: str | None = None
+    python: str = PYTHON
+    folder: str = FOLDER
+    host_key: str | None = None
+
+
+@dataclass(frozen=True)
+class Hosts:
+    """All machines, in the order of their ranks, and the folder that all of them see (None: there is one machine)."""
+
+    shared: str | None
+    machines: tuple[Host, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data from which `from_json` makes equal Hosts."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Self:
+        """Return what `to_json` described; keys of a later version are left out."""
+        known = {one.name for one in fields(Host)}
+        machines = [{key: one for key, one in host.items() if key in known} for host in value["machines"]]
+        return cls(value["shared"], tuple(Host(**one) for one in machines))
+
+
+# What a value has to be, as it is said to whoever wrote another one.
+KINDS = {
+    "shared": 'an absolute path, such as shared = "/mnt/shared/imgnet"',
+    "host": 'a name or an address, such as host = "gpu1"',
+    "address": 'a name or an address, such as address = "10.0.0.11"',
+    "port": "a number from 1 to 65535, such as port = 22",
+    "user": 'a name, such as user = "ubuntu"',
+    "key": 'the path of a private key, such as key = "~/.ssh/id_ed25519"',
+    "jump": '[user@]host[:port], such as jump = "me@gate.example.com"',
+    "python": 'a program, such as python = "python3"',
+    "folder": 'a path that begins with / or ~/, such as folder = "~/.imgnet"',
+    "host_key": 'a type and a key, such as host_key = "ssh-ed25519 AAAA..."',
+}
+COMMON = tuple(one.name for one in fields(Host) if one.name not in ("host", "address", "host_key"))
+OWN = tuple(one.name for one in fields(Host))
+
+
+def read_hosts(path: Path) -> Hosts:
+    """Read a hosts file. Raises `BadInput` with one line: the file, the key, what to write."""
+    try:
+        value = tomllib.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise BadInput(f'{path}: no such file; write one with at least: machines = ["gpu1", "gpu2"]') from None
+    except (OSError, ValueError) as error:  # a TOML error names line and column
+        raise BadInput(f"{path}: {one_line(error)}".replace(f"{path}: {path}", str(path))) from None
+    try:
+        return parse(value)
+    except ValueError as error:
+        raise BadInput(f"{path}: {error}") from None
+
+
+def parse(value: Mapping[str, Any]) -> Hosts:
+    """Return the hosts that a file's content means. Raises `ValueError` with one line."""
+    _known(value, ("shared", "machines", *COMMON), "")
+    common = {key: _checked(key, value[key], "") for key in COMMON if key in value}
+    tables = value.get("machines")
+    if not isinstance(tables, list) or not tables:
+        raise ValueError('machines: there are none; write machines = ["gpu1", "gpu2"], or [[machines]] tables')
+    machines = tuple(_host(one, number, common) for number, one in enumerate(tables))
+    _distinct(machines)
+    shared = _checked("shared", value["shared"], "") if "shared" in value else None
+    if shared is None and len(machines) > 1:
+        raise ValueError('shared: is missing; write the folder that all machines see: shared = "/mnt/shared/imgnet"')
+    return Hosts(shared, machines)
+
+
+def _host(value: Any, number: int, common: Mapping[str, Any]) -> Host:
+    where = f"machines[{number}]."
+    table = {"host": value} if isinstance(value, str) else value
+    if not isinstance(table, dict):
+        raise ValueError(f'machines[{number}]: is {value!r}; write a name, "gpu1", or a [[machines]] table')
+    _known(table, OWN, where)
+    if "host" not in table:
+        raise ValueError(f'{where}host: is missing; write host = "gpu1", an address or a name in ~/.ssh/config')
+    own = {key: _checked(key, one, where) for key, one in table.items()}
+    return Host(**{**common, **own})
+
+
+def _known(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+    for key in table:
+        if key not in known:
+            place = "a machine" if where else "the top"
+            raise ValueError(f"{where}{key}: is no key of {place}; it knows {', '.join(known)}")
+
+
+def _checked(key: str, value: Any, where: str) -> Any:
+    """The value, when it is of the kind that its key asks for. Nothing may look like an option of ssh."""
+    plain = isinstance(value, str) and value.isprintable() and value[:1] not in ("", "-")
+    tests: dict[str, Callable[[], bool]] = {
+        "port": lambda: isinstance(value, int) and not isinstance(value, bool) and 0 < value < 65536,
+        "host_key": lambda: plain and [word[:4] for word in value.split()][1:2] == ["AAAA"],
+        "shared": lambda: plain and value.startswith("/"),
+        "folder": lambda: plain and value.startswith(("/", "~/")),
+        "key": lambda: plain,
+        "python": lambda: plain,
+    }
+    if not tests.get(key, lambda: plain and " " not in value)():
+        raise ValueError(f"{where}{key}: is {value!r}; write {KINDS[key]}")
+    return value
+
+
+def _distinct(machines: tuple[Host, ...]) -> None:
+    """Two ranks on one machine would wait for each other's GPUs."""
+    seen: dict[tuple[str, int | None], int] = {}
+    for number, one in enumerate(machines):
+        place = (one.host.lower(), one.port or 22)
+        if place in seen:
+            first = f"machines[{seen[place]}]"
+            raise ValueError(
+                f"machines[{number}].host: {one.host} is {first} already; leave it out, or change its port"
+            )
+        seen[place] = number

@@ -1,0 +1,68 @@
+"""What happened to a job: its attempts, who was in them, when, why, and what each change cost. Reads only."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from . import attempts
+
+STATES = {"setup": "data", "starting": "rendezvous", "joining": "group", "warming": "first step", "waiting": "others"}
+
+
+def table(run: Path, shared: Path) -> list[dict[str, Any]]:
+    """Return a row for each attempt.
+
+    `at` is when it was agreed on (seconds of the wall clock of the machine that proposed it). `pause` is the time in
+    seconds from the last step before it to its own first, `steps_lost` how many steps were done again; None before
+    they are known, and for the first attempt.
+    """
+    rows: list[dict[str, Any]] = []
+    last: tuple[int, float] | None = None  # step and time of the last step so far
+    for one in attempts.history(shared):
+        steps = _steps(run, one.number)
+        row: dict[str, Any] = {
+            "attempt": one.number, "at": one.time, "machines": list(one.names), "reason": one.reason,
+            "first_step": one.first_step, "last_step": steps[-1][0] if steps else None, "pause": None,
+            "steps_lost": None,
+        }  # fmt: skip
+        if last and one.members:
+            row["steps_lost"] = max(0, last[0] - one.first_step)
+            row["pause"] = steps[0][1] - last[1] if steps else None
+        last = steps[-1] if steps else last
+        rows.append(row)
+    return rows
+
+
+def _steps(run: Path, attempt: int) -> list[tuple[int, float]]:
+    """The (step, time) that the first trainer of an attempt noted, about one a second, the first step among them."""
+    path = run / "metrics" / f"{attempt:06d}.jsonl"
+    found = []
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+            if row["kind"] == "train":
+                found.append((int(row["step"]), float(row["time"])))
+        except (ValueError, KeyError, TypeError):  # half a line, so far
+            continue
+    return found
+
+
+def beginning(run: Path, machine: str) -> dict[str, float]:
+    """Return the seconds that a machine's first agent took for each state up to its first training step."""
+    path = run / "logs" / f"agent-{machine}.jsonl"
+    parts: dict[str, float] = {}
+    before: tuple[str, float] | None = None
+    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
+        try:
+            row = json.loads(line)
+            state, now = str(row["state"]), float(row["time"])
+        except (ValueError, KeyError, TypeError):
+            continue
+        if before:
+            started = "rendezvous" in parts or before[0] == "starting"
+            name = "standby" if before[0] == "warming" and not started else STATES.get(before[0], before[0])
+            parts[name] = round(parts.get(name, 0.0) + max(0.0, now - before[1]), 3)
+        if state == "training":
+            return parts
+        before = state, now
+    return {}

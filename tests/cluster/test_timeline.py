@@ -1,0 +1,80 @@
+"""What happened to a job, as a table: who, when, why, and what each change cost."""
+
+from typing import Any
+
+from cluster import timeline
+
+Fixture = Any
+
+
+def steps(run: Any, attempt: int, *pairs: tuple[int, float], tail: str = "") -> None:
+    rows = [{"kind": "train", "step": step, "time": at, "images": step} for step, at in pairs]
+    run.metrics(attempt, *rows, tail=tail)
+
+
+def table(run: Any) -> list[dict[str, Any]]:
+    run.says("failed", ended=True)
+    run.job.refresh()
+    rows = timeline.table(run.folders.run, run.folders.shared)
+    assert rows == run.job.result["timeline"]
+    return rows
+
+
+def test_a_job_without_attempts_has_no_rows(hand_made: Fixture) -> None:
+    assert table(hand_made()) == []
+
+
+def test_each_attempt_is_a_row_with_its_machines_and_its_cost(hand_made: Fixture) -> None:
+    run = hand_made(machines=2)
+    run.attempt(1, "0.a", "1.b", reason="start")
+    steps(run, 1, (1, 100.0), (10, 109.0), (20, 119.0))
+    run.attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
+    steps(run, 2, (17, 122.5), (40, 145.0))
+    run.attempt(3, "1.b", "0.c", reason="machine 0 joined", resume="checkpoints/000003/resume-00000040-ef01.pt")
+    steps(run, 3, (41, 146.0))
+    first, second, third = table(run)
+    assert (first["machines"], first["reason"], first["pause"], first["steps_lost"]) == (
+        ["0", "1"],
+        "start",
+        None,
+        None,
+    )
+    assert (first["first_step"], first["last_step"]) == (0, 20)
+    assert (second["machines"], second["first_step"], second["last_step"]) == (["1"], 16, 40)
+    assert (second["pause"], second["steps_lost"]) == (3.5, 4)
+    assert (third["machines"], third["pause"], third["steps_lost"]) == (["1", "0"], 1.0, 0)
+
+
+def test_an_attempt_that_made_no_step_has_no_pause_yet_and_the_next_counts_from_the_last_step(
+    hand_made: Fixture,
+) -> None:
+    run = hand_made(machines=2)
+    run.attempt(1, "0.a", "1.b", reason="start")
+    steps(run, 1, (1, 100.0), (20, 119.0))
+    run.attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
+    run.attempt(3, "1.b", reason="machine 1: killed", resume="checkpoints/000003/resume-00000016-ef01.pt")
+    steps(run, 3, (17, 130.0))
+    _, second, third = table(run)
+    assert (second["last_step"], second["pause"], second["steps_lost"]) == (None, None, 4)
+    assert (third["pause"], third["steps_lost"]) == (11.0, 4)
+
+
+def test_the_end_of_a_job_is_a_row_without_cost(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.attempt(1, "0.a", reason="start")
+    steps(run, 1, (8, 100.0))
+    run.attempt(2, state="failed", reason="killed (3 times at step 8)")
+    end = table(run)[1]
+    assert (end["machines"], end["reason"], end["pause"], end["steps_lost"]) == (
+        [],
+        "killed (3 times at step 8)",
+        None,
+        None,
+    )
+
+
+def test_half_a_line_and_other_kinds_are_passed_over(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.attempt(1, "0.a", reason="start")
+    steps(run, 1, (8, 100.0), tail='{"kind": "epoch", "step": 99}\n[1]\n{"kind": "train"}\n{"kind": "train", "st')
+    assert table(run)[0]["last_step"] == 8

@@ -1,0 +1,136 @@
+"""What an agent says: news at once, all else with the beat, and a line in its log for each change of state."""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from cluster.voice import Voice
+from cluster.words import Peers, Word
+
+Fixture = Any
+WORD = Word(id="1.b", phase="running", attempt=2, at=8)
+
+
+@pytest.fixture
+def speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Voice]:
+    """Make a voice of machine 1 that has a beat of so many seconds, and measures nothing."""
+    monkeypatch.setattr("cluster.voice.Sampler.sample", lambda _: {"cpu": 7})
+    made = []
+
+    def make(beat: float = 3600.0) -> Voice:
+        made.append(Voice(tmp_path, "1", "now", beat))
+        return made[-1]
+
+    return make
+
+
+def said(folder: Path) -> Any:
+    return json.loads((folder / "status/1.json").read_text())
+
+
+def log(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "logs/agent-1.jsonl").read_text().splitlines()]
+
+
+def test_the_status_has_the_word_the_numbers_and_the_use_of_the_machine(
+    tmp_path: Path, speak: Callable[..., Voice]
+) -> None:
+    before = time.time()
+    speak().say(WORD, "training", images_per_second=5.0)
+    found = said(tmp_path)
+    assert before <= found["time"] <= time.time()
+    assert (found["id"], found["phase"], found["attempt"], found["at"], found["launch"]) == (
+        "1.b",
+        "running",
+        2,
+        8,
+        "now",
+    )
+    assert (found["state"], found["images_per_second"], found["use"]) == ("training", 5.0, {"cpu": 7})
+    peers = Peers(tmp_path, ["1"], "now")
+    peers.listen(0.0)
+    assert peers.words["1.b"].state == "training" and peers.words["1.b"].at == 8
+
+
+@pytest.mark.parametrize(
+    "news",
+    [{"phase": "failed"}, {"attempt": 3}, {"leaving": "a notice"}, {"fault": "own"}],
+    ids=["phase", "attempt", "leaving", "fault"],
+)
+def test_news_are_told_at_once(tmp_path: Path, speak: Callable[..., Voice], news: dict[str, Any]) -> None:
+    voice = speak()
+    voice.say(WORD, "training")
+    changed = Word(**{**vars(WORD), **news})
+    voice.say(changed, "training")
+    assert said(tmp_path).items() >= news.items()
+
+
+def test_numbers_come_with_the_beat(tmp_path: Path, speak: Callable[..., Voice], place: Fixture) -> None:
+    voice = speak()
+    voice.say(WORD, "training", step=8)
+    voice.say(WORD, "training", step=9)
+    assert said(tmp_path)["step"] == 8
+    voice.beat = 0.05
+    place.wait_for(lambda: voice.say(WORD, "training", step=10) or said(tmp_path)["step"] == 10, 5)
+
+
+def test_what_was_said_stays_said_but_a_reason_belongs_to_its_state(
+    tmp_path: Path, speak: Callable[..., Voice]
+) -> None:
+    voice = speak(beat=0.0)
+    voice.say(WORD, "failed", reason="why", pid=7)
+    voice.say(WORD, "starting")
+    assert (said(tmp_path)["pid"], said(tmp_path)["reason"], voice.state, voice.reason) == (7, "", "starting", "")
+
+
+def test_each_change_of_state_is_a_line_with_its_time(tmp_path: Path, speak: Callable[..., Voice]) -> None:
+    voice = speak(beat=0.0)
+    for state, reason in (("setup", ""), ("training", ""), ("training", ""), ("failed", "why")):
+        voice.say(WORD if state != "setup" else Word(id="1.b"), state, reason)
+    lines = log(tmp_path)
+    assert [one["state"] for one in lines] == ["setup", "training", "failed"]
+    assert [one.get("reason") for one in lines] == [None, None, "why"]
+    assert [one.get("step") for one in lines] == [None, 8, 8] and [one["attempt"] for one in lines] == [0, 2, 2]
+    assert lines[0]["time"] <= lines[1]["time"] <= lines[2]["time"]
+
+
+def test_an_agent_that_could_not_say_so_is_noted_as_gone_since_its_last_beat(
+    tmp_path: Path, speak: Callable[..., Voice]
+) -> None:
+    voice = speak()
+    assert not (tmp_path / "logs/agent-1.jsonl").exists()
+    voice.say(WORD, "training")
+    last = said(tmp_path)["time"]
+    speak()
+    assert log(tmp_path)[-1] == {"time": last, "attempt": 2, "state": "gone"}
+
+
+def test_one_that_said_its_end_is_not_noted_again(tmp_path: Path, speak: Callable[..., Voice]) -> None:
+    speak().say(WORD, "done", ended=True)
+    speak()
+    assert [one["state"] for one in log(tmp_path)] == ["done"]
+
+
+def test_a_shorter_status_leaves_nothing_of_a_longer_one(tmp_path: Path, speak: Callable[..., Voice]) -> None:
+    voice = speak(beat=0.0)
+    voice.say(WORD, "failed", reason="x" * 2000)
+    voice.say(WORD, "starting")
+    assert said(tmp_path)["state"] == "starting" and len((tmp_path / "status/1.json").read_text()) < 1000
+
+
+def test_on_a_full_disk_the_status_in_place_is_still_rewritten(
+    full_disk: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.voice.Sampler.sample", lambda _: {"cpu": 7})
+    (full_disk / "filling").unlink()
+    voice = Voice(full_disk, "1", "now", 0.0)
+    voice.say(WORD, "training", step=8)
+    with (full_disk / "filling").open("wb", 0) as file, pytest.raises(OSError):
+        while file.write(bytes(4096)):
+            pass
+    voice.say(WORD, "training", step=9)
+    assert said(full_disk)["step"] == 9
