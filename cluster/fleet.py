@@ -87,7 +87,8 @@ class Fleet:
         config.result()
         self.machines.check(self._usable())
         self._enough()
-        if len(self._usable()) > 1 and self.spec.probe:
+        gpus = any(self.board.rows[name].get("gpus") for name in self._usable())
+        if self.spec.probe and (len(self._usable()) > 1 or gpus):
             self.machines.network(self._usable())
             self._enough()
         self.machines.deliver(self._usable()[0], self.folders.shared)
@@ -235,7 +236,7 @@ class Fleet:
             remote.write(f"{row['work']}/notice", content.encode())
             return
         said = json.loads((self.folders.shared / "status" / f"{name}.json").read_text())
-        remote.run(["kill", "-9", str(said["pid"])])
+        remote.run(["sh", "-c", 'grep -qs cluster.agent "/proc/$1/cmdline" && kill -9 "$1"', "sh", str(said["pid"])])
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from train.links import slow_pairs
+
 from . import archive, environment, findings, tmux
 from .board import Board, Timed
 from .errors import SetupFailed
@@ -26,7 +28,8 @@ PROBE_SECONDS = 90.0
 NETWORK_SECONDS = 120.0
 STOP_SECONDS = 0.5  # to hear that the job is to stop
 WANT_GB = 2.0
-SLOW_PAIR = 0.5  # of the median
+MANY = 16  # machines: beyond that a pair gets one small message, for there are thousands of pairs
+FEW = ["--bytes", str(1 << 20), "--rounds", "1"]
 # Words: the log, the session, and the command that makes it unless it is there.
 OPEN = rf"""
 log=$1 session=$2
@@ -167,7 +170,8 @@ class Machines:
     def network(self, names: Sequence[str]) -> None:
         """Measure the network between all pairs, and an all-reduce, with the library that will train.
 
-        A slow pair is noted; machines that cannot talk to each other are named.
+        A slow pair and a wrong transport are noted; machines that cannot talk to each other are named, and a card that
+        this torch has no code for.
         """
         head = self.board.rows[names[0]]
         port = self.remotes[names[0]].run([head["python"], "-c", FREE_PORT]).out.decode().strip()
@@ -178,21 +182,27 @@ class Machines:
                     "RANK": str(names.index(name)), "LOCAL_RANK": "0", "WORLD_SIZE": str(len(names)),
                     "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": self.board.rows[names[0]]["address"], "MASTER_PORT": port,
                 }  # fmt: skip
-                argv = [
-                    self.board.rows[name]["python"],
-                    "-m",
-                    "train.probe",
-                    "--timeout",
-                    f"{NETWORK_SECONDS - 20:.0f}",
-                ]
+                argv = [self.board.rows[name]["python"], "-m", "train.probe"]
+                argv += ["--timeout", f"{NETWORK_SECONDS - 20:.0f}", *(FEW if len(names) > MANY else [])]
                 code, text = self.shown(name, argv, NETWORK_SECONDS, **variables)
                 if code:
                     raise SetupFailed((text or "no words").splitlines()[-1])
                 return (text.splitlines() or [""])[-1]
 
         said = self.each(names, one)
-        if names[0] in said:
-            self.board.said["network"] = json.loads(said[names[0]])
+        if names[0] not in said:
+            return
+        found = self.board.said["network"] = json.loads(said[names[0]])
+        for name in names if found.get("warning") else []:
+            self._warn(name, found["warning"])
+        for slow in slow_pairs(found.get("pairs", {})):  # "0-2" by rank, or "2" for all of one machine's
+            ends = [names[int(rank)] for rank in slow.split("-")]
+            for name in ends:
+                others = " and ".join(one for one in ends if one != name) or "all others"
+                self._warn(name, f"slow network to {others}")
+
+    def _warn(self, name: str, what: str) -> None:
+        self.board.put(name, notes=[*self.board.rows[name]["notes"], what])
 
     def deliver(self, name: str, home: Path) -> None:
         """Write what was asked of the job, and the mark of this launch, into the shared folder, by one machine."""

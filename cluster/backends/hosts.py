@@ -57,9 +57,12 @@ def step(spec: Spec, folders: Folders) -> bool:
     try:
         here.push()
         here.bring()
+        if not here.alive():
+            here.bring()  # what the last of them wrote at its end
+            return False
     except Unreachable as error:
         print(f"{spec.name}: {error}", flush=True)
-    return here.alive()
+    return True
 
 
 def alive(spec: Spec, folders: Folders) -> bool:

@@ -98,10 +98,12 @@ def test_the_rest_is_written_in_a_moment(board: Board) -> None:
 
 def test_many_changes_are_few_writes(board: Board, writes: list[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "WRITE_SECONDS", 60.0)
+    waiting = set()
     for number in range(500):
         board.step("0", "code", number)
+        waiting.add(board.later)
     board.finish()
-    assert len(writes) == 1 and board.later is None
+    assert len(waiting) == 1 and len(writes) == 1 and board.later is None
     assert kept(board)["machines"]["0"]["seconds"]["code"] == sum(range(500))
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from testbed import Testbed, command_line
 
-from benchmarks.launch import Waits
+from benchmarks.launch_stub import Waits
 from cluster import fleet as module
 from cluster.fleet import Fleet
 from cluster.hosts_file import read_hosts

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 from testbed import Testbed
 
-from benchmarks.launch import RECIPE, Waits, supervisors
+from benchmarks.launch import supervisors
+from benchmarks.launch_stub import RECIPE, Waits
 from cluster.errors import SetupFailed
 from cluster.fleet import Fleet
 from cluster.hosts_file import Hosts, read_hosts
