@@ -10,6 +10,7 @@ import argparse
 import json
 import os
 import platform
+import re
 import statistics
 import subprocess
 import sys
@@ -145,7 +146,10 @@ def main() -> int:
         lines += part
         print("\n".join(["", *part]), flush=True)
     if not options.parts:
-        (HERE / "RESULTS.md").write_text("\n".join(lines) + "\n")
+        path = HERE / "RESULTS.md"
+        before = path.read_text() if path.exists() else ""
+        others = re.finditer(r"<!-- (\S+) -->\n.*?<!-- end of \1 -->", before, re.DOTALL)  # other scripts' parts
+        path.write_text("\n".join([*lines, *(f"\n{one[0]}" for one in others)]) + "\n")
     return 0
 
 

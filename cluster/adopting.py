@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from train.files import as_json
+from train.files import as_json, locked, read_json
 from train.files import replace as replace_file
 
 from . import backends, jobs
@@ -36,11 +36,20 @@ def adopt(hosts_file: str | Path, uid: str | None = None) -> Job:
     finally:
         remote.close()
     if not described:
-        raise NoSuchJob(f"{uid}: there is no such job in {hosts.shared}")
-    for job in jobs.all_jobs():
-        if job.spec.uid == uid:
-            raise ClusterError(f"{uid} is here already, as {job.name}; imgnet-cluster status {job.name}")
-    return _create(Spec.from_json(json.loads(described)), hosts, mark)
+        raise NoSuchJob(
+            f"{uid}: there is no such job in {hosts.shared}; names are such as job-3-9073e811: ls {hosts.shared}"
+        )
+    try:
+        spec = Spec.from_json(json.loads(described))
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ClusterError(f"{hosts.shared}/{uid}/job.json is damaged ({type(error).__name__}: {error})") from None
+    jobs.runs().mkdir(parents=True, exist_ok=True)
+    with locked(jobs.runs() / ".adopt.lock"):
+        for job in jobs.all_jobs():
+            said = read_json(job.folders.spec)
+            if isinstance(said, dict) and said.get("uid") == uid:
+                raise ClusterError(f"{uid} is here already, as {job.name}; imgnet-cluster status {job.name}")
+        return _create(spec, hosts, mark)
 
 
 def _only(remote: Remote, shared: str) -> str:

@@ -40,6 +40,8 @@ from .words import Peers, Word
 TICK = 0.1  # seconds
 BRING_SECONDS = 0.5
 FROZEN_SECONDS = 1.0
+PATIENCE = 60.0  # with a shared folder that cannot be written
+SILENT_SECONDS = 30.0  # for the first word of trainers, which they say before they load anything
 
 
 class Ended(Exception):
@@ -57,8 +59,6 @@ class Agent:
         self.shared, self.work, self.machine, self.address = shared, work, machine, address
         self.spec = Spec.from_json(json.loads((shared / "job.json").read_text())).on_machine(shared)
         self.launch = Folders.mark_of(shared)
-        self.logs = shared / "logs"
-        self.logs.mkdir(parents=True, exist_ok=True)
         self.id = f"{machine}.{uuid4().hex[:6]}"  # a restarted agent is a new machine
         self.temp = Path(tempfile.mkdtemp(prefix="imgnet-", dir="/tmp"))  # short: the loaders' sockets lie in it
         self.trainers = Trainers(self.spec, shared, work, self.temp)
@@ -72,9 +72,8 @@ class Agent:
         self.phase, self.fault = "warming", ""
         self.warm, self.begun, self.at = False, False, -1  # a standby is ready; this attempt has made steps, up to `at`
         now = time.monotonic()
-        self.brought = 0.0
         self.since = self.progressed = self.ticked = now
-        self.pace, self.heard = 0.0, 0.0
+        self.pace = self.heard = self.brought = 0.0
         self.progress: dict[str, Any] = {}
         self.windows: windows.Windows | None = None
         self.stopping: tuple[float, str] | None = None  # since when, and why
@@ -112,8 +111,6 @@ class Agent:
         self.trainers.kill()
         os._exit(1)
 
-    # --- what it says --------------------------------------------------------------------------------------------
-
     def word(self) -> Word:
         """Return what the others must know of us."""
         return Word(
@@ -129,8 +126,6 @@ class Agent:
         """Begin a phase."""
         self.phase, self.fault, self.since = phase, fault, time.monotonic()
 
-    # --- before the training -------------------------------------------------------------------------------------
-
     def set_up(self) -> None:
         """Draw the built-in set where the job wants it; hear stop and limit meanwhile."""
 
@@ -141,11 +136,9 @@ class Agent:
 
         if self.spec.draw:
             try:
-                draw(self.spec, self.logs / f"setup-{self.machine}.log", going_on)
+                draw(self.spec, self.shared / "logs" / f"setup-{self.machine}.log", going_on)
             except DrawError as error:
                 raise Ended("failed", str(error)) from error
-
-    # --- the life of a member ------------------------------------------------------------------------------------
 
     def live(self) -> None:
         """Train, wait, agree, until the job is over. Always raises `Ended`."""
@@ -158,7 +151,7 @@ class Agent:
             self.attend(now)
             self.check_end()
             self.peers.words[self.id], self.peers.changed[self.id] = self.word_now(), now
-            self.act(membership.decide(self.view(now), self.rules))
+            self.act(membership.decide(self.view(now), self.rules), now)
             self.report()
             if now - self.brought > BRING_SECONDS:
                 self.brought = now
@@ -170,6 +163,8 @@ class Agent:
         """Read what the others say: twice a beat, and at every tick while all wait for it."""
         if self.phase in ("failed", "saved") or now - self.heard > self.spec.beat / 2:
             self.heard = now
+            if attempts.superseded(self.shared, self.launch):
+                raise Ended("left", "a later launch of the job has begun")
             self.peers.listen(now)
 
     def word_now(self) -> Word:
@@ -223,10 +218,12 @@ class Agent:
             return
         codes = self.trainers.codes()  # asked first: what they reported is final then
         progress = self.trainers.progress()
+        if not progress and now - self.since > SILENT_SECONDS:  # a standby that was frozen, or is stuck
+            return self.down("failed", f"no word from the trainers in {SILENT_SECONDS:.0f} s", "own")
         if progress != self.progress:
             self.pace = max(self.pace, now - self.progressed) if self.begun else 0.0
             self.progress, self.progressed = progress, now
-        if progress["state"] in ("training", "validating"):
+        if progress.get("state") in ("training", "validating"):
             if self.begun:  # not while the trainers start: they need the processors
                 self.warm = self.trainers.warm()
             self.begun, self.at = True, progress.get("step", self.at)
@@ -248,7 +245,7 @@ class Agent:
         self.enter(phase, fault)
         self.say(phase, reason=reason)
 
-    def act(self, action: membership.Action) -> None:
+    def act(self, action: membership.Action, now: float) -> None:
         """Do what was decided."""
         if action.do == "ask":
             self.trainers.ask()
@@ -261,8 +258,12 @@ class Agent:
             whole = replace(
                 action.attempt, launch=self.launch, by=self.id, address=head.address, port=head.port, time=time.time()
             )
-            attempts.propose(self.shared, self.attempt, whole)
-            self.port = spawn.free_port()
+            try:
+                attempts.propose(self.shared, self.attempt, whole)
+                self.port = spawn.free_port()
+            except OSError:  # the shared folder is full, or away: perhaps for a moment
+                if now - self.since > PATIENCE:
+                    raise
 
     def report(self) -> None:
         """Say what is going on, in the words of the trainers where they are at work."""
@@ -273,9 +274,10 @@ class Agent:
         elif self.phase in ("failed", "saved"):
             self.say(self.phase, reason=self.voice.reason)
         else:
-            self.say("waiting" if self.phase == "spare" else "warming", doing="", progress="")
-
-    # --- the end -------------------------------------------------------------------------------------------------
+            state = "waiting" if self.phase == "spare" else "warming"
+            ready = sum(one.phase == "spare" for one in self.peers.words.values())
+            more = self.attempt is None and state == "waiting" and len(self.spec.names) > 1
+            self.say(state, doing=f"waiting: {ready} of {self.spec.machines} machines are ready" if more else "")
 
     def check_end(self) -> None:
         """Hear that the job is done, a stop request, the time limit, and that this machine has to go."""

@@ -93,6 +93,8 @@ def propose(shared: Path, known: Attempt | None, attempt: Attempt) -> Attempt:
     before = newest(shared, known)
     if before and before != known and before.launch == attempt.launch:
         return before
+    if before and superseded(shared, attempt.launch):
+        return before
     number = before.number + 1 if before else 1
     (shared / "attempts").mkdir(parents=True, exist_ok=True)
     for again in range(TRIES):
@@ -107,6 +109,14 @@ def propose(shared: Path, known: Attempt | None, attempt: Attempt) -> Attempt:
                 raise
             time.sleep(0.05)
     raise OSError(errno.EIO, "is damaged; remove it, then imgnet-cluster resume", str(path(shared, number)))
+
+
+def superseded(shared: Path, launch: str) -> bool:
+    """Whether a later launch has begun: a machine that stood still meanwhile has no say in it."""
+    try:
+        return (shared / "launch").read_text() != launch
+    except OSError:  # not there, or away for a moment
+        return False
 
 
 def _resume(shared: Path, number: int) -> str:

@@ -90,7 +90,7 @@ def _plan(recipe: Any, file: str, options: dict[str, Any], backend: str = "plan"
     "--parallel", type=click.IntRange(1),
     help="Of several recipes so many at once. [default: 1, or as many as the hosts file has machines for]",
 )  # fmt: skip
-@click.option("-d", "--detach", is_flag=True, help="Return as soon as the job is at work.")
+@click.option("-d", "--detach", is_flag=True, help="Do not follow it.")
 @click.option("--dry-run", "--dryrun", is_flag=True, help="Show what would be done.")
 @yes
 def launch(

@@ -80,7 +80,10 @@ def logs(job: str | None, follow: bool, rank: int, agent: bool, machine: int | N
         before = path
         if not follow and not path.exists():
             count = found.spec.procs * found.spec.machines
-            raise ClusterError(f"{path}: there is no such log; {found.name} has {count} trainers, and is {found.state}")
+            raise ClusterError(
+                f"{path}: there is no such log; {found.name} has {count} trainers, and is {found.state}; "
+                f"why: imgnet-cluster status {found.name}"
+            )
         if path.exists():
             with path.open("rb") as file:
                 file.seek(shown)

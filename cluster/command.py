@@ -2,6 +2,7 @@
 
 import functools
 import json
+import math
 import os
 import sys
 from collections.abc import Callable
@@ -15,13 +16,13 @@ Command = Callable[..., Any]
 
 
 class Number(click.FloatRange):
-    """A number in a range; NaN is in none."""
+    """A number in a range; NaN and infinity are in none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number. Fails as click's types do."""
         number = super().convert(value, param, ctx)
-        if number != number:
-            self.fail("NaN is not a number in any range", param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a number in any range", param, ctx)
         return float(number)
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from train.files import locked, overwrite, replace
 
-from . import archive, tmux
+from . import archive, attempts, tmux
 from .board import Board
 from .errors import ClusterError, SetupFailed
 from .events import FOLLOWED
@@ -32,6 +32,7 @@ POLL_SECONDS = 2.0  # for one machine to answer, before another is asked
 AWAY_SECONDS = 10.0  # until one that did not answer is asked again
 ASK_SECONDS = 2.0  # between two questions to a silent machine
 SILENT_SECONDS = 3.0  # without a new word in its status
+STOP_SECONDS = 30.0  # from a stop until machines that do not answer are left to hear it by themselves
 RESULT = "result.json"
 Answer = TypeVar("Answer")
 
@@ -56,6 +57,7 @@ class Fleet:
         self.known: dict[str, bool] = {}  # whether an agent is at work, as the machine itself said last
         self.asked: dict[str, float] = {}
         self.asking: dict[str, Future[bool]] = {}
+        self.away_since: dict[str, float] = {}  # who could not be asked
         self.starting: dict[str, Future[None]] = {}
         self.stopped = False
 
@@ -177,9 +179,23 @@ class Fleet:
     # --- who is alive ------------------------------------------------------------------------------------------------
 
     def alive(self) -> bool:
-        """Whether any agent is or may be at work: False only when every machine has said that it has none."""
+        """Whether any agent is or may be at work: False only when every machine has said that it has none.
+
+        Once the job is decided, machines that cannot be reached are not waited for.
+        """
         self._look()
-        return bool(self.starting) or any(self.known.get(name, True) for name in self._asked_for())
+        working = [name for name in self._asked_for() if self.known.get(name, True)]
+        if self._over():  # the others have said all there is; who is away will find that out
+            working = [name for name in working if name not in self.away_since]
+        return bool(self.starting and not self._over()) or bool(working)
+
+    def _over(self) -> bool:
+        """Whether the job is decided: a result, an end that its agents agreed on, or a stop of a while ago."""
+        home, stop = self.folders.shared, self.folders.shared / "stop"
+        newest = attempts.newest(home)
+        ended = newest is not None and newest.launch == self.folders.mark and not newest.members
+        stopped = stop.exists() and time.time() - stop.stat().st_mtime > STOP_SECONDS
+        return (home / RESULT).exists() or ended or stopped
 
     def dead(self) -> list[str]:
         """Return the machines that have said that no agent is at work there."""
@@ -199,12 +215,16 @@ class Fleet:
             self.known.pop(name, None)
         for name in [one for one, asking in self.asking.items() if asking.done()]:
             asking = self.asking.pop(name)
-            if not asking.exception():
+            if asking.exception():
+                self.away_since.setdefault(name, now)
+            else:
                 self.known[name] = asking.result()
+                self.away_since.pop(name, None)
         for name in self.hosts:
             text, seen = self.texts.get(f"status/{name}.json", (b"", 0.0))
             if now - seen < SILENT_SECONDS and b'"ended": true' not in text:
                 self.known[name] = True
+                self.away_since.pop(name, None)
             elif name not in self.asking and now - self.asked.get(name, 0.0) > ASK_SECONDS:
                 self.asked[name] = now
                 self.asking[name] = self.pool.submit(self._has_agent, name)

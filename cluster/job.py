@@ -137,14 +137,15 @@ class Job:
         """Write the result of a job whose agent is gone, once nothing of it is left; who comes second does nothing."""
         with contextlib.suppress(Busy), self.locked(seconds=5):
             if not self.ended and (self.supervising or not self.alive):
-                self.backend.terminate(self.spec, self.folders)
-                settle.settle(self.folders, self.spec, self.backend)
+                silent = self.backend.terminate(self.spec, self.folders)
+                settle.settle(self.folders, self.spec, self.backend, silent)
 
     def fail(self, reason: str) -> None:
-        """End a job that cannot start: nothing of it stays on its machines."""
+        """End a job that cannot start, or was stopped before it did: nothing of it stays on its machines."""
+        how = "stopped" if (self.folders.shared / "stop").exists() else "failed"
         with self.locked(seconds=5):
-            self.backend.terminate(self.spec, self.folders)
-            settle.settle(self.folders, self.spec, self.backend, reason)
+            silent = self.backend.terminate(self.spec, self.folders)
+            settle.settle(self.folders, self.spec, self.backend, silent, reason, how)
 
     @property
     def said(self) -> bool:
@@ -295,7 +296,7 @@ class Job:
                 return False
             if self.folders.launch.exists():  # somebody was killed while starting it
                 self.backend.terminate(self.spec, self.folders)
-            settle.settle(self.folders, self.spec, self.backend, "stopped while it waited", "stopped")
+            settle.settle(self.folders, self.spec, self.backend, why="stopped while it waited", how="stopped")
             return True
 
     def lose(self, machine: str, notice: float | None = None, for_good: bool = False) -> None:

@@ -114,9 +114,19 @@ def _gather(view: View, rules: Rules) -> Action:
     if len(rules.names) - len(dead) < rules.want:
         why = "; ".join(f"machine {word.name}: {word.reason}" if rules.want > 1 else word.reason for word in dead)
         return _propose(view, ready, Attempt(state="failed", reason=why), rules)
-    if len(ready) < rules.want:
+    if len(ready) < rules.want and not _enough_for_now(view, rules, ready):
         return NOTHING
     return _propose(view, ready, Attempt(members=tuple(ready[: rules.want]), reason="start"), rules)
+
+
+def _enough_for_now(view: View, rules: Rules, ready: list[str]) -> bool:
+    """Whether to begin with fewer: they have waited for long, and nobody else is on the way."""
+    coming = [
+        one
+        for one, word in view.words.items()
+        if one not in ready and word.phase != "ended" and fresh(view, rules, one)
+    ]
+    return len(ready) >= rules.least and not coming and view.down > rules.orphaned
 
 
 def _outside(view: View, rules: Rules, attempt: Attempt) -> Action:

@@ -75,7 +75,8 @@ def plan(
         raise BadInput(f"--min-machines {min_machines} is more than the {machines} machines of the job")
     procs = procs or (max(1, gpu_count() // (machines + spares)) if backend == "local" else recipe.gpus)
     gpus = recipe.nominal_gpus if keep_batch else machines * procs
-    images = max(1, -int(-(count_images(root / "train") or recipe.data.train) * scale // 1))
+    there = 0 if draw else count_images(root / "train")  # the built-in set may just be being drawn
+    images = max(1, -int(-(there or recipe.data.train) * scale // 1))
     try:
         schedule = Schedule(recipe, images, gpus, max_steps)
     except ValueError as error:

@@ -69,7 +69,10 @@ def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[
         "run": str(folders.run),
     }
     if result is not None:
-        own = {name: result.get(name) for name in ("top1", "top5", "state", "reason", "images_per_second")}
+        own = {name: result.get(name) for name in ("top1", "top5", "state", "reason", "images_per_second", "goodput")}
+        if result["state"] == "done":
+            own |= dict.fromkeys(("step", "steps"), result["steps"])
+            own |= dict.fromkeys(("epoch", "epochs"), len(result["epochs"]))
         return {**known, **own, "doing": "", "attempt": result["attempts"], "seconds": result["seconds"]["total"]}
     if not said and (board := read_json(folders.run / "machines.json")):
         steps = Counter(one["step"] for one in board["machines"].values() if one["step"])
@@ -91,13 +94,17 @@ def machines(folders: Folders, spec: Spec) -> dict[str, dict[str, Any]]:
     The supervisor notes those of setting up, the agent those from its start to the first training step.
     """
     said, board = words(folders, spec), (read_json(folders.run / "machines.json") or {}).get("machines", {})
+    newest = attempts.newest(folders.shared)
     found = {}
     for name in spec.names:
         row = board.get(name, {})
         seconds = {**row.get("seconds", {}), **timeline.beginning(folders.run, name)}
-        state = said.get(name, {}).get("state") or row.get("step", "")
-        own = {"host": row.get("host", ""), "state": state, "reason": row.get("reason", "")}
-        found[name] = {**own, **said.get(name, {}), "notes": row.get("notes", []), "seconds": seconds}
+        word = said.get(name, {})
+        own = {"host": row.get("host", ""), "state": row.get("step", ""), "reason": row.get("reason", ""), **word}
+        behind = newest and word.get("phase") == "running" and word.get("attempt", 0) < newest.number
+        if word and not word.get("ended") and (behind or folders.result.exists()):
+            own["state"] = "lost"
+        found[name] = {**own, "notes": row.get("notes", []), "seconds": seconds}
     return found
 
 
@@ -150,11 +157,13 @@ def seconds_by_part(folders: Folders, spec: Spec) -> dict[str, float]:
     return {"total": sum(parts.values()), **parts}
 
 
-def settle(folders: Folders, spec: Spec, backend: Backend, why: str = "", how: str = "failed") -> None:
+def settle(
+    folders: Folders, spec: Spec, backend: Backend, silent: Sequence[str] = (), why: str = "", how: str = "failed"
+) -> None:
     """Write the result of a job whose agent is gone: what the trainers measured, and how the job ended.
 
-    `why` is the reason when it never began, `how` its state then. The seconds of training and validation are the
-    trainers', others the agents'.
+    `silent` are machines that did not answer when everything was ended. `why` is the reason when it never began, `how`
+    its state then. The seconds of training and validation are the trainers', others the agents'.
     """
     trained = read_json(folders.shared / "result.json")
     newest = attempts.newest(folders.shared)
@@ -184,7 +193,11 @@ def settle(folders: Folders, spec: Spec, backend: Backend, why: str = "", how: s
         "dollars": backend.dollars(spec, seconds["total"]),
         "backend": spec.backend,
         "git_commit": spec.git_commit,
+        "did_not_answer": list(silent),
     }
+    if trained and result["goodput"]:
+        wall = trained["seconds"].get("first step to last", 0.0)
+        result["goodput"] *= wall / (wall + timeline.lost_seconds(folders.run, folders.shared)) if wall else 1.0
     if trained and spec.log_ids:
         result["ids_wrong"] = ids_wrong(folders, trained["epochs"])
     replace(folders.result, as_json({**result, "state": state}))

@@ -33,6 +33,21 @@ def table(run: Path, shared: Path) -> list[dict[str, Any]]:
     return rows
 
 
+def lost_seconds(run: Path, shared: Path) -> float:
+    """Return the seconds that changes of attempt cost: steps done again, and the pauses within a launch.
+
+    The trainers do not know them: their clock goes on from the save that they were given.
+    """
+    lost, before, history = 0.0, list[tuple[int, float]](), attempts.history(shared)
+    for one, last in zip(history[1:], history, strict=False):
+        before = _steps(run, last.number) or before
+        steps = _steps(run, one.number)
+        if before and steps:
+            saved = max((at for step, at in before if step <= one.first_step), default=before[0][1])
+            lost += before[-1][1] - saved + (steps[0][1] - before[-1][1] if one.launch == last.launch else 0.0)
+    return lost
+
+
 def _steps(run: Path, attempt: int) -> list[tuple[int, float]]:
     """The (step, time) that the first trainer of an attempt noted, about one a second, the first step among them."""
     path = run / "metrics" / f"{attempt:06d}.jsonl"

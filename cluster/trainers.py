@@ -122,8 +122,9 @@ class Trainers:
             self.asked = True
 
     def progress(self) -> dict[str, Any]:
-        """Return what the first of them said last."""
-        return read_json(self.folder / "progress.json") or {"state": "starting"}
+        """Return what the first of them said last, {} before its first word."""
+        said = read_json(self.folder / "progress.json")
+        return said if isinstance(said, dict) else {}
 
     def codes(self) -> list[int | None]:
         """Return the exit codes, None for those that run."""

@@ -68,7 +68,9 @@ def rates(pair: Sequence[float]) -> str:
 def show_plan(plan: Plan) -> None:
     """Print what a launch would do: the price, the schedule, what the linear rule changed."""
     spec = plan.spec
-    where = "this computer" if spec.backend == "local" else f"machines: {spec.machines}"
+    count = f"machines: {spec.machines}" + (f" and {spec.spares} to spare" if spec.spares else "")
+    where = "this computer" if spec.backend == "local" and len(spec.names) == 1 else count
+    where += " of this computer" if spec.backend == "local" and len(spec.names) > 1 else ""
     price = "$0.00" if spec.backend in ("local", "hosts") else "price unknown"
     what = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
     print(f"{what}; {where}, processes: {spec.procs}, {price}")
@@ -215,6 +217,11 @@ def show_end(job: Job) -> None:
         )
     if len(result.get("timeline", [])) > 1:
         show_timeline(result["timeline"])
+    for name in result.get("did_not_answer", []):
+        print(
+            f"machine {name} did not answer at the end; look what is left there when it does: "
+            f"imgnet-cluster ssh {job.name} --machine {name}"
+        )
     if "ids_wrong" in result:
         print("; ".join(result["ids_wrong"]) or "every image was used exactly once in every epoch")
     print(f"  curves      imgnet-cluster tensorboard {job.name}")

@@ -72,8 +72,8 @@ class Report:
         """An excepthook: print the trace, tell the agent, and end at once, for an exit with torch takes a second."""
         traceback.print_exception(kind, error, trace)
         text = str(error).strip()
-        # A loader's worker sends its trace as text; the last line of it is the error.
-        reason = text.splitlines()[-1] if text else kind.__name__
+        # A loader's worker sends its trace as text; the last line of it that is no part of the stack is the error.
+        reason = next((one for one in reversed(text.splitlines()) if one[:1].strip()), kind.__name__)
         try:
             if isinstance(error, Expected):
                 self.fail(reason, "final")

@@ -137,6 +137,7 @@ def publish(trainer: Trainer, started: float, recipe: Recipe) -> None:
             "training": trained,
             "validation": validated,
             "waiting for images": trainer.times.waited,
+            "first step to last": trainer.times.wall,
         },
         "goodput": trainer.goodput,
         "procs": trainer.group.world,

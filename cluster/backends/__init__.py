@@ -46,8 +46,8 @@ class Backend(Protocol):
     def lose(self, spec: Spec, folders: Folders, name: str, notice: float | None) -> None:
         """Take a machine away, for rehearsal: as if its power was cut, or with so many seconds of notice."""
 
-    def terminate(self, spec: Spec, folders: Folders) -> None:
-        """End everything of the job at once; nothing when there is nothing."""
+    def terminate(self, spec: Spec, folders: Folders) -> list[str]:
+        """End everything of the job at once; nothing when there is nothing. Returns machines that did not answer."""
 
     def dollars(self, spec: Spec, seconds: float) -> float:
         """Return the price of so many seconds."""

@@ -43,7 +43,7 @@ def taken() -> set[str]:
 
 def launch(spec: Spec, folders: Folders) -> None:
     """Start the supervisor in a session of the job's name; it does all the rest."""
-    if not tmux.mine(spec.name, folders.run):
+    if not supervised(folders):  # its session may still be there for a moment, and is ended first
         tmux.start(spec.name, folders.run, "supervisor", python("cluster.supervise", str(folders.run)))
 
 
@@ -90,12 +90,13 @@ def lose(spec: Spec, folders: Folders, name: str, notice: float | None) -> None:
     fleet(folders).lose(name, notice)
 
 
-def terminate(spec: Spec, folders: Folders) -> None:
+def terminate(spec: Spec, folders: Folders) -> list[str]:
     """End the job's sessions on all machines that answer, and the supervisor's here."""
     here = fleet(folders)
-    here.terminate()
+    silent = here.terminate()
     here.close()
     tmux.kill(spec.name, folders.run)
+    return silent
 
 
 def dollars(spec: Spec, seconds: float) -> float:

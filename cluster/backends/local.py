@@ -89,14 +89,21 @@ def lose(spec: Spec, folders: Folders, name: str, notice: float | None) -> None:
     if not lock.held(folders.work(name) / lock.AGENT):
         raise ClusterError(f"machine {name} of {spec.name} has no agent at work; imgnet-cluster status {spec.name}")
     if notice is None:
-        os.kill(int(said["pid"]), signal.SIGKILL)
+        try:
+            pid = int(said["pid"])
+            if str(folders.work(name)).encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
+                raise ProcessLookupError
+            os.kill(pid, signal.SIGKILL)
+        except (OSError, KeyError, ValueError):  # another agent is just coming; its word is the old one's yet
+            raise ClusterError(f"machine {name} of {spec.name} is just starting; try again in a moment") from None
     else:
         files.replace(folders.work(name) / "notice", as_json({"reason": "a rehearsal took it away", "seconds": notice}))
 
 
-def terminate(spec: Spec, folders: Folders) -> None:
+def terminate(spec: Spec, folders: Folders) -> list[str]:
     """End the session; the agent gets SIGHUP with it, and what it started dies with it."""
     tmux.kill(spec.name, folders.run)
+    return []
 
 
 def dollars(spec: Spec, seconds: float) -> float:

@@ -160,7 +160,8 @@ def test_one_trainer_that_fails_ends_the_others_and_is_named(
     assert agents.run(run, trainer) == 1
     state, said = agents.end(run)
     assert state == "failed" and reason in said and "\n" not in said
-    assert said.endswith("(3 times at step 8)" if "say('training'" in trainer else "(3 times at step 0)")
+    # A trainer that fails before the other has said its step fails at another step, and is counted as its machine's.
+    assert said.endswith(("(3 times at step 8)", "(3 times)") if "say('training'" in trainer else "(3 times at step 0)")
     assert len(list((run.folders.shared / "attempts").iterdir())) == 4, "three tries, and the end"
     assert run.job.wait(5) == "failed" and run.job.result["reason"] == said
 

@@ -1,0 +1,200 @@
+"""Seconds from a loss to the next training step, of four machines on this computer, beside torchrun's elastic launch.
+
+    .venv/bin/python benchmarks/recovery.py --data DIR          # about 45 minutes; writes its part of RESULTS.md
+    .venv/bin/python benchmarks/recovery.py --data DIR --quick worker notice
+
+DIR holds CIFAR-10 as JPEG files: train/<class>/*.jpg and val/... Nothing else should run. The moment of a kill is by
+our clock. The next step is the first line of the next attempt's metrics, which its first trainer writes after its first
+step. Where nobody is killed, the pause begins with the last line of the attempt before: before a planned end it is
+written after the last step. Each case waits until all four machines train and their standbys are warm, and until
+an epoch is in its middle: validation is not what is measured.
+"""
+
+import argparse
+import contextlib
+import os
+import platform
+import shutil
+import signal
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from uuid import uuid4
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+from elastic import MACHINES, Elastic  # noqa: E402
+from elastic_local import RECIPE, SAVE_SECONDS, Local  # noqa: E402
+
+RESULTS = HERE / "RESULTS.md"
+BEGIN, END = "<!-- recovery.py -->", "<!-- end of recovery.py -->"
+MARK = "IMGNET_BENCHMARK"
+ROUNDS, PEER_ROUNDS = 5, 3
+
+
+CASES = {
+    "worker": "worker machine killed", "head": "head machine killed", "two": "two at once, one the head",
+    "second": "second loss right after the first", "frozen": "frozen, without its 5 s (--lost-seconds)",
+    "notice": "notice, pause of the others", "crash": "a trainer's own crash", "join": "join, pause of the others",
+}  # fmt: skip
+
+
+def ours(place: Path, data: Path, cases: Sequence[str], rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of each case."""
+    found: dict[str, list[float]] = defaultdict(list)
+    with Local(place / "ours", data, environment(place)) as local:
+        for case in [one for one in cases if one != "join"]:
+            for _ in range(rounds):
+                found[case].append(tried(local, case))
+                say(case, found[case][-1])
+        if "join" in cases:
+            while len(local.joins) < rounds:
+                local.ready()
+                if len(local.joins) < rounds:
+                    tried(local, "worker")
+            found["join"] = local.joins
+    return found
+
+
+def tried(local: Local, case: str, times: int = 3) -> float:
+    """Measure a case once all is ready; again, when something else came between."""
+    for left in reversed(range(times)):
+        try:
+            local.ready()
+            return float(getattr(local, case)())
+        except (RuntimeError, ProcessLookupError) as error:
+            print(f"{case}: {error}", flush=True)
+            if not left:
+                raise
+    raise AssertionError
+
+
+def peers(place: Path, data: Path, cases: Sequence[str], rounds: int) -> dict[tuple[str, bool], list[float | str]]:
+    """Return the seconds of torchrun for a worker and the head, by the defaults (False) and tuned (True)."""
+    found: dict[tuple[str, bool], list[float | str]] = defaultdict(list)
+    words = [str(RECIPE), "--data", str(data), "--gpus", str(MACHINES), "--workers", "0", "--threads", "1"]
+    words += ["--save-seconds", str(SAVE_SECONDS)]
+    for number in range(rounds):
+        for case in [one for one in ("worker", "head") if one in cases]:
+            for tuned in (True, False):
+                folder = place / f"torchrun-{case}-{tuned}-{number}"
+                with Elastic(folder, words, environment(place), tuned) as run:
+                    run.ready()
+                    found[case, tuned].append(run.lose(head=case == "head"))
+                say(f"torchrun {'tuned' if tuned else 'defaults'}, {case}", found[case, tuned][-1])
+    return found
+
+
+def environment(place: Path) -> dict[str, str]:
+    """Return what all processes get: a home and a tmux server of their own, and a mark by which they are found."""
+    kept = {name: text for name, text in os.environ.items() if name not in ("TMUX", "IMGNET_RUNS")}
+    own = {"HOME": str(place), "TMUX_TMPDIR": str(place), "TERM": "xterm", MARK: place.name}
+    return {**kept, **own, "PYTHONPATH": str(HERE.parent)}
+
+
+def sweep(place: Path) -> int:
+    """Kill whatever has our mark until there is nothing, for some seconds. Returns how many are still there."""
+    mark = f"{MARK}={place.name}".encode()
+    left: list[int] = []
+    for _ in range(50):
+        left = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and mark in (entry / "environ").read_bytes().split(b"\0"):
+                    left.append(int(entry.name))
+                    os.kill(int(entry.name), signal.SIGKILL)
+        if not left:
+            break
+        time.sleep(0.1)
+    return len(left)
+
+
+def say(what: str, seconds: float | str) -> None:
+    """Print a measurement."""
+    text = seconds if isinstance(seconds, str) else f"{seconds:.2f} s"
+    print(f"{time.strftime('%H:%M:%S')} {what}: {text}", flush=True)
+
+
+def cell(values: Sequence[float | str]) -> str:
+    """Return median, least and most, and how often there was no number."""
+    known = [one for one in values if not isinstance(one, str)]
+    parts = [f"{statistics.median(known):.1f} ({min(known):.1f}-{max(known):.1f})"] if known else []
+    why = Counter(one for one in values if isinstance(one, str))
+    return "; ".join(parts + [f"{text}: {count} of {len(values)}" for text, count in why.items()])
+
+
+def table(
+    mine: dict[str, list[float]], theirs: dict[tuple[str, bool], list[float | str]], load: Sequence[float]
+) -> Iterator[str]:
+    """Yield the part of RESULTS.md."""
+    import torch
+
+    count = max((len(one) for case, one in mine.items() if case != "join"), default=0)
+    peer = max((len(one) for one in theirs.values()), default=0)
+    yield "## Seconds from a loss to the next training step, beside torchrun elastic"
+    yield ""
+    yield (
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Python {platform.python_version()}, torch "
+        f"{torch.__version__}, gloo; load {load[0]:.1f} before, {os.getloadavg()[0]:.1f} after. `launch --local "
+        f"--machines {MACHINES} --workers 0 --save-seconds {SAVE_SECONDS} recipes/cifar10.py`; torchrun with the same "
+        f"trainer, four agents, `--max-restarts=1000`. Median (least-most), n = {count}, torchrun {peer}, joins "
+        f"{len(mine.get('join', ()))}. Written by `benchmarks/recovery.py`."
+    )
+    yield ""
+    yield "| | attempt files | torchrun elastic, defaults | tuned, its store elsewhere |"
+    yield "|---|---|---|---|"
+    for case in [one for one in CASES if one in mine]:
+        cells = cell(mine[case]), cell(theirs.get((case, False), ())), cell(theirs.get((case, True), ()))
+        yield f"| {CASES[case]} | {' | '.join(cells)} |"
+
+
+def write(lines: Sequence[str]) -> None:
+    """Put the lines between our marks in RESULTS.md, at its end when there are none yet."""
+    text = RESULTS.read_text() if RESULTS.exists() else "# Measured\n"
+    part = "\n".join([BEGIN, *lines, END])
+    if BEGIN in text and END in text:
+        before, _, rest = text.partition(BEGIN)
+        RESULTS.write_text(before + part + rest.partition(END)[2])
+    else:
+        RESULTS.write_text(f"{text.rstrip()}\n\n{part}\n")
+
+
+def main() -> int:
+    """Measure and print; with everything measured, write the part of RESULTS.md."""
+    parser = argparse.ArgumentParser(description="Seconds from a loss to the next training step.")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
+    parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="CIFAR-10 as JPEG files")
+    parser.add_argument("--quick", action="store_true", help="each case once, and nothing is written")
+    parser.add_argument("--no-torchrun", action="store_true", help="leave out the peer")
+    options = parser.parse_args()
+    if unknown := set(options.cases) - set(CASES):
+        parser.error(f"no such case: {', '.join(sorted(unknown))}")
+    cases = options.cases or list(CASES)
+    place = Path(tempfile.mkdtemp(prefix=f"imgr-{uuid4().hex[:6]}-", dir="/tmp"))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    load = os.getloadavg()
+    try:
+        mine = ours(place, options.data.resolve(), cases, 1 if options.quick else ROUNDS)
+        theirs = {}
+        if not options.no_torchrun:
+            theirs = peers(place, options.data.resolve(), cases, 1 if options.quick else PEER_ROUNDS)
+    except KeyboardInterrupt:
+        return 130
+    finally:
+        left = sweep(place)
+        print(f"{left} processes do not die" if left else "nothing was left running", flush=True)
+        shutil.rmtree(place, ignore_errors=True)
+    lines = list(table(mine, theirs, load))
+    print("\n".join(["", *lines]))
+    if not (options.cases or options.quick or options.no_torchrun):
+        write(lines)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
