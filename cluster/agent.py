@@ -16,7 +16,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from dataclasses import replace
@@ -33,7 +32,7 @@ from .guard import GRACE, Guard
 from .lock import AGENT
 from .membership import View
 from .spec import Folders, Spec
-from .trainers import Trainers
+from .trainers import Trainers, temporary
 from .voice import Voice
 from .words import Peers, Word
 
@@ -60,7 +59,7 @@ class Agent:
         self.spec = Spec.from_json(json.loads((shared / "job.json").read_text())).on_machine(shared)
         self.launch = Folders.mark_of(shared)
         self.id = f"{machine}.{uuid4().hex[:6]}"  # a restarted agent is a new machine
-        self.temp = Path(tempfile.mkdtemp(prefix="imgnet-", dir="/tmp"))  # short: the loaders' sockets lie in it
+        self.temp = temporary()
         self.trainers = Trainers(self.spec, shared, work, self.temp)
         self.rules = self.spec.rules
         self.peers = Peers(shared, self.spec.names, self.launch)

@@ -45,7 +45,9 @@ def find(name: str | None = None) -> Job:
         if name in (job.name, job.name.removeprefix("job-")):
             return job
     known = (
-        f"there are {jobs[0].name} to {jobs[-1].name}"
+        f"there are {', '.join(job.name for job in jobs)}"
+        if 1 < len(jobs) < 6
+        else f"there are {jobs[0].name} to {jobs[-1].name}"
         if len(jobs) > 1
         else f"there is {jobs[0].name}"
         if jobs

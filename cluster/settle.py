@@ -71,7 +71,7 @@ def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[
     if result is not None:
         own = {name: result.get(name) for name in ("top1", "top5", "state", "reason", "images_per_second", "goodput")}
         if result["state"] == "done":
-            own |= dict.fromkeys(("step", "steps"), result["steps"])
+            own |= dict.fromkeys(("step", "steps"), result.get("steps"))
             own |= dict.fromkeys(("epoch", "epochs"), len(result["epochs"]))
         return {**known, **own, "doing": "", "attempt": result["attempts"], "seconds": result["seconds"]["total"]}
     if not said and (board := read_json(folders.run / "machines.json")):
@@ -207,7 +207,8 @@ def ids_wrong(folders: Folders, epochs: Sequence[Mapping[str, Any]]) -> list[str
     """Return what is wrong with the images that were used, [] when each was used once in every epoch."""
     begins = {one.number: one.first_step for one in attempts.history(folders.shared) if one.members}
     steps = {one["epoch"] - 1: one["steps"] for one in epochs}
-    return ids.check(folders.run / ids.FOLDER, begins, epochs[0]["train_images"], steps)
+    images = {one["epoch"] - 1: one["train_images"] for one in epochs}
+    return ids.check(folders.run / ids.FOLDER, begins, images, steps)
 
 
 def ending(folders: Folders, spec: Spec, newest: attempts.Attempt | None) -> tuple[str, str]:

@@ -17,6 +17,7 @@ def table(run: Path, shared: Path) -> list[dict[str, Any]]:
     they are known, and for the first attempt.
     """
     rows: list[dict[str, Any]] = []
+    launch = ""
     last: tuple[int, float] | None = None  # step and time of the last step so far
     for one in attempts.history(shared):
         steps = _steps(run, one.number)
@@ -27,8 +28,8 @@ def table(run: Path, shared: Path) -> list[dict[str, Any]]:
         }  # fmt: skip
         if last and one.members:
             row["steps_lost"] = max(0, last[0] - one.first_step)
-            row["pause"] = steps[0][1] - last[1] if steps else None
-        last = steps[-1] if steps else last
+            row["pause"] = steps[0][1] - last[1] if steps and one.launch == launch else None
+        last, launch = steps[-1] if steps else last, one.launch
         rows.append(row)
     return rows
 

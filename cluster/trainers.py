@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,17 @@ class Ending:
     phase: str
     reason: str = ""
     fault: str = ""
+
+
+def temporary() -> Path:
+    """Make a folder for what trainers keep for a while; short, for the loaders' sockets lie in it.
+
+    What the agents of this computer that were killed have left is removed.
+    """
+    for old in Path("/tmp").glob("imgnet-[0-9]*-*"):
+        if not Path(f"/proc/{old.name.split('-')[1]}").exists():
+            shutil.rmtree(old, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"imgnet-{os.getpid()}-", dir="/tmp"))
 
 
 class Trainers:

@@ -25,8 +25,12 @@ class Ids:
         self.file.write(json.dumps({"step": step, "epoch": epoch, "ids": sorted(ids)}) + "\n")
 
 
-def check(folder: Path, first_steps: Mapping[int, int], images: int, steps_of_epoch: Mapping[int, int]) -> list[str]:
+def check(
+    folder: Path, first_steps: Mapping[int, int], images: int | Mapping[int, int], steps_of_epoch: Mapping[int, int]
+) -> list[str]:
     """Return what is wrong with a run's lines, [] when every image was used exactly once in every epoch.
+
+    `images` is their number, or the number of each epoch from 0: a shortened run takes a part.
 
     `first_steps` says at which step each attempt began: what an earlier one did beyond that was done again, and does
     not count. `steps_of_epoch` is the number of steps of each epoch from 0.
@@ -49,7 +53,7 @@ def check(folder: Path, first_steps: Mapping[int, int], images: int, steps_of_ep
         if len(used[epoch]) != steps:
             wrong.append(f"epoch {epoch + 1}: {len(used[epoch])} of {steps} steps are written down")
         twice = [one for one, count in counted.items() if count > 1]
-        missing = images - len(counted)
+        missing = (images if isinstance(images, int) else images[epoch]) - len(counted)
         if twice or missing:
             wrong.append(f"epoch {epoch + 1}: {len(twice)} images twice or more, {missing} not at all")
     return wrong

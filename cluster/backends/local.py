@@ -64,6 +64,9 @@ def step(spec: Spec, folders: Folders) -> bool:
     """Bring home what is new. Returns whether an agent is at work. Raises `OSError` when the disk is full."""
     working = alive(spec, folders)  # asked first: what a dead agent wrote is complete
     events.bring_home(Machine(), str(folders.shared), folders.run)
+    alone = working and len(spec.names) > 1 and not lock.held(folders.run / lock.SUPERVISOR)
+    if alone and tmux.mine(spec.name, folders.run):  # somebody killed it, and lost machines would stay lost
+        tmux.add(spec.name, "supervisor", python("cluster.supervise", str(folders.run)))
     return working
 
 

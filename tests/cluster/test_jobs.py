@@ -71,7 +71,7 @@ def test_a_job_is_found_by_its_number_its_name_or_as_the_newest(
 def test_a_job_that_is_not_there_is_an_error_that_says_which_are(hand_made: Fixture, name: str) -> None:
     for one in ("job-3", "job-12"):
         hand_made(one)
-    with pytest.raises(NoSuchJob, match="there are job-3 to job-12") as caught:
+    with pytest.raises(NoSuchJob, match="there are job-3, job-12") as caught:
         jobs.find(name)
     assert caught.value.code == 102 and "\n" not in str(caught.value)
 
