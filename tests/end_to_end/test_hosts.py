@@ -32,7 +32,18 @@ recipe = Recipe(
     phases=[Phase(epochs=(0, {epochs}), size=32, batch=4, lr=0.02)],
 )
 """
-OPTIONS = ("--keep-batch", "--exact", "--log-ids", "--workers", "0", "--save-seconds", "1", "--no-probe")
+OPTIONS = (
+    "--procs",
+    "1",
+    "--keep-batch",
+    "--exact",
+    "--log-ids",
+    "--workers",
+    "0",
+    "--save-seconds",
+    "1",
+    "--no-probe",
+)
 
 
 class Over:
