@@ -73,6 +73,7 @@ def test_a_sweep_goes_on_over_a_killed_queue_a_stopped_job_and_one_that_cannot_s
     mark = long.folders.mark
     os.kill(first, signal.SIGKILL)
     place.wait_for(lambda: not place.pids("-m cluster.queue"))
+    place.wait_for(lambda: not place.tmux("list-sessions", "-f", "#{m:queue-*,#S}"))  # tmux sees a moment later
     waiting.asked_file(runs, name).touch()
     last.refresh()
     assert not place.tmux("list-sessions", "-f", "#{m:queue-*,#S}"), "started again and again"
