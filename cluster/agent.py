@@ -39,7 +39,7 @@ from .words import Peers, Word
 TICK = 0.1  # seconds
 BRING_SECONDS = 0.5
 FROZEN_SECONDS = 1.0
-PATIENCE = 60.0  # with a shared folder that cannot be written
+PATIENCE = 20.0  # with a shared folder that cannot be written
 SILENT_SECONDS = 30.0  # for the first word of trainers, which they say before they load anything
 
 

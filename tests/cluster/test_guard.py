@@ -267,7 +267,7 @@ import threading
 def tell():
     while True:
         for name in ("leaving", "limit"):
-            if getattr(one, name):
+            if getattr(one, name) and not (work / name).exists():  # once: the end may come in the middle of a write
                 (work / name).write_text(getattr(one, name))
         time.sleep(0.01)
 threading.Thread(target=tell, daemon=True).start()
