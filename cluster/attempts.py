@@ -76,6 +76,12 @@ def newest(shared: Path, known: Attempt | None = None) -> Attempt | None:
     return known
 
 
+def end(shared: Path, launch: str) -> Attempt | None:
+    """Return the attempt by which the agents of a launch agreed that the job is over, None while they have not."""
+    last = newest(shared)
+    return last if last and last.launch == launch and not last.members else None
+
+
 def history(shared: Path) -> list[Attempt]:
     """Return all attempts in order."""
     found: list[Attempt] = []

@@ -1,10 +1,8 @@
-"""What is new in a folder's files, beyond what one has: here, and as a script for a machine's sh."""
+"""What is new in a folder's files on a machine, beyond what one has: a script for its sh, and its answer."""
 
-import contextlib
 import os
 import shlex
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from .ssh_command import quoted, script
 
@@ -29,25 +27,6 @@ find {names} -type f ! -name '.*' ! -path '*
 done
 exit 0
 """
-
-
-def changes(folder: str, names: Sequence[str], have: Mapping[str, int], limit: int = CHANGES_BYTES) -> dict[str, bytes]:
-    """Return what is new in the files below the sub-folders `names`, beyond the offsets in `have`.
-
-    A new empty file is there too, with no bytes. At most `limit` bytes in all.
-    """
-    found = {}
-    for name in names:
-        for here, _, inner in os.walk(Path(folder) / name):
-            for path in (Path(here, one) for one in inner if not one.startswith(".")):
-                key = str(path.relative_to(folder))
-                with contextlib.suppress(FileNotFoundError):
-                    if limit > 0 and path.stat().st_size > have.get(key, -1):
-                        with path.open("rb") as file:
-                            file.seek(have.get(key, 0))
-                            found[key] = file.read(limit)
-                        limit -= len(found[key])
-    return found
 
 
 def changes_script(folder: str, names: Sequence[str], have: Mapping[str, int], mark: str, limit: int) -> bytes:

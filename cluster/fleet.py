@@ -25,7 +25,7 @@ from .lock import AGENT
 from .setup import Machines
 from .spec import Folders, Spec
 from .ssh import Remote, Unreachable
-from .ssh_config import resolve, ssh_config
+from .ssh_config import ssh_config
 
 PICTURE = ("status", "attempts")  # rewritten in place, or made once
 POLL_SECONDS = 2.0  # for one machine to answer, before another is asked
@@ -100,7 +100,7 @@ class Fleet:
 
     def _prepare(self, name: str) -> None:
         host = self.hosts[name]
-        self.board.put(name, address=host.address or resolve(host).host)
+        self.board.put(name, address=host.address or self.remotes[name].route.host)
         self.machines.prepare(name, *self.packed)
 
     def _usable(self) -> list[str]:
@@ -192,8 +192,7 @@ class Fleet:
     def _over(self) -> bool:
         """Whether the job is decided: a result, an end that its agents agreed on, or a stop of a while ago."""
         home, stop = self.folders.shared, self.folders.shared / "stop"
-        newest = attempts.newest(home)
-        ended = newest is not None and newest.launch == self.folders.mark and not newest.members
+        ended = attempts.end(home, self.folders.mark) is not None
         stopped = stop.exists() and time.time() - stop.stat().st_mtime > STOP_SECONDS
         return (home / RESULT).exists() or ended or stopped
 

@@ -91,7 +91,7 @@ class Job:
         gone = not self.backend.REMOTE and not self.ended and not self.alive  # first: a dead agent's word is final
         if gone and self.said and not self.booting:  # which could not be settled yet
             trained = (self.folders.shared / "result.json").exists()
-            state, reason = settle.ending(self.folders, self.spec, attempts.newest(self.folders.shared))
+            state, reason = settle.ending(self.folders, self.spec)
             known |= {} if trained else {"state": state, "reason": reason}
         return known
 

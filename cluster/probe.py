@@ -7,7 +7,6 @@ Whatever may hang (a GPU, a file server) is asked in a process of its own, with 
 
 import argparse
 import contextlib
-import fcntl
 import json
 import os
 import platform
@@ -16,7 +15,6 @@ import select
 import shutil
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import time
@@ -26,6 +24,7 @@ from typing import Any
 from uuid import uuid4
 
 from train.files import one_line
+from train.links import addresses
 
 from .findings import judge
 
@@ -101,17 +100,6 @@ def existing(path: Path) -> Path:
 def free_gb(path: Path) -> float:
     """Return the free GB where the path is, or will be."""
     return round(shutil.disk_usage(existing(path)).free / 1e9, 1)
-
-
-def addresses() -> dict[str, str]:
-    """Return the IPv4 address of each network interface that has one (netdevice(7), SIOCGIFADDR)."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-        for _, name in socket.if_nameindex():
-            with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(one, 0x8915, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(answer[20:24])
-    return found
 
 
 def output_of(argv: Sequence[str], seconds: float) -> tuple[int | None, str]:

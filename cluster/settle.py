@@ -1,16 +1,14 @@
 """What a job's files say: its state while it runs, and the result when it has ended. Reads; writes result.json only."""
 
-import contextlib
-import json
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from train import ids
-from train.files import as_json, read_json, replace
+from train.files import as_json, json_lines, read_json, replace
 
 from . import attempts, timeline
 from .backends import Backend
@@ -112,19 +110,10 @@ def lines(run: Path, kind: str) -> list[dict[str, Any]]:
     """Return the metrics' lines of one kind in order; a later attempt replaces what it did again."""
     found: list[dict[str, Any]] = []
     for path in sorted((run / "metrics").glob("*.jsonl")):
-        rows = [row for row in _rows(path, "kind", "images") if row["kind"] == kind]
+        rows = [row for row in json_lines(path, "kind", "images") if row["kind"] == kind]
         first = rows[0]["images"] if rows else 0
         found = [row for row in found if row["images"] < first or not rows] + rows
     return found
-
-
-def _rows(path: Path, *names: str) -> Iterator[dict[str, Any]]:
-    """Lines of JSON with these names; not the last one when only a part of it has arrived, nor what is damaged."""
-    for line in path.read_text(errors="replace").splitlines():
-        with contextlib.suppress(ValueError):
-            row = json.loads(line)
-            if isinstance(row, dict) and row.keys() >= {*names}:
-                yield row
 
 
 def seconds_by_part(folders: Folders, spec: Spec) -> dict[str, float]:
@@ -136,9 +125,7 @@ def seconds_by_part(folders: Folders, spec: Spec) -> dict[str, float]:
     """
     spans: list[tuple[float, float, str]] = []
     for name in spec.names:
-        rows = [
-            row for path in (folders.run / "logs").glob(f"agent-{name}.jsonl") for row in _rows(path, "time", "state")
-        ]
+        rows = list(json_lines(folders.run / "logs" / f"agent-{name}.jsonl", "time", "state"))
         if rows and rows[-1]["state"] not in (*OVER, "failed"):
             said = read_json(folders.status(name)) or {}
             rows.append({"state": "gone", "time": max(rows[-1]["time"], said.get("time", 0.0))})
@@ -167,7 +154,7 @@ def settle(
     """
     trained = read_json(folders.shared / "result.json")
     newest = attempts.newest(folders.shared)
-    state, reason = ("done", "") if trained else ending(folders, spec, newest)
+    state, reason = ("done", "") if trained else ending(folders, spec)
     state, reason = (how, why) if why else (state, reason)
     epochs = trained["epochs"] if trained else lines(folders.run, "epoch")
     seconds = seconds_by_part(folders, spec)
@@ -211,10 +198,10 @@ def ids_wrong(folders: Folders, epochs: Sequence[Mapping[str, Any]]) -> list[str
     return ids.check(folders.run / ids.FOLDER, begins, images, steps)
 
 
-def ending(folders: Folders, spec: Spec, newest: attempts.Attempt | None) -> tuple[str, str]:
+def ending(folders: Folders, spec: Spec) -> tuple[str, str]:
     """Return the state and reason of a job that has no result and no living agent."""
-    if newest and not newest.members and newest.launch == folders.mark:
-        return newest.state, newest.reason
+    if agreed := attempts.end(folders.shared, folders.mark):
+        return agreed.state, agreed.reason
     said = words(folders, spec)
     for state in ("stopped", "failed"):  # who was asked to end says so; else the first machine that says why it did
         for one in said.values():

@@ -10,7 +10,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Self, TypeVar
 
@@ -23,14 +23,13 @@ from .ssh_config import Route, resolve
 from .ssh_link import CONNECT_SECONDS, Link, Refused, Unreachable, connect
 from .ssh_talk import Talk
 
-__all__ = ["Refused", "Remote", "Unreachable", "each"]
+__all__ = ["Refused", "Remote", "Unreachable"]
 
 PATIENCE = 30.0
 GRACE = 10.0  # beyond a command's own deadline, which the machine keeps
 LIMIT = 1 << 24
 QUICK = 5  # so many times in a row may a connection drop within a second
 One = TypeVar("One")
-Other = TypeVar("Other")
 
 
 class Remote(Machine):
@@ -40,8 +39,12 @@ class Remote(Machine):
         self.host, self.name, self.patience = host, name or host.host, patience
         self._lock = threading.Lock()
         self._link: Link | None = None
-        self._route: Route | None = None
         self._swept = False
+
+    @cached_property
+    def route(self) -> Route:
+        """The way there, as hosts.toml and ~/.ssh/config say; asked once. Raises `ClusterError`."""
+        return resolve(self.host)
 
     def __enter__(self) -> Self:
         return self
@@ -224,8 +227,7 @@ class Remote(Machine):
         with self._lock:
             while not (self._link and self._link.alive):
                 try:
-                    self._route = self._route or resolve(self.host)
-                    self._link = connect(self._route, self.name, max(1.0, min(CONNECT_SECONDS, patience)))
+                    self._link = connect(self.route, self.name, max(1.0, min(CONNECT_SECONDS, patience)))
                 except Unreachable:
                     if time.monotonic() + pause > deadline:
                         raise
@@ -243,16 +245,3 @@ class Remote(Machine):
 def _last(err: bytes) -> str:
     lines = err.decode(errors="replace").strip().splitlines()
     return lines[-1] if lines else ""
-
-
-def each(machines: Sequence[Other], function: Callable[[Other], One]) -> list[One | Exception]:
-    """Call a function for all machines at once, on threads. Returns in their order what it returned, or its error."""
-
-    def safe(one: Other) -> One | Exception:
-        try:
-            return function(one)
-        except Exception as error:
-            return error
-
-    with ThreadPoolExecutor(max(1, len(machines))) as pool:
-        return list(pool.map(safe, machines))

@@ -49,10 +49,8 @@ class Replacer:
         spec, folders = job.spec, job.folders
         if len(spec.names) == 1 or (folders.shared / "stop").exists():
             return []
-        newest, words = attempts.newest(folders.shared), settle.words(folders, spec)
-        over = (folders.shared / "result.json").exists() or (
-            newest and newest.launch == folders.mark and not newest.members
-        )
+        words = settle.words(folders, spec)
+        over = (folders.shared / "result.json").exists() or attempts.end(folders.shared, folders.mark)
         if over or any(one.get("ended") and one["state"] in ("done", "stopped") for one in words.values()):
             return []
         failed = [name for name, one in words.items() if one.get("ended") and one["state"] == "failed"]

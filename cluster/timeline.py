@@ -1,8 +1,9 @@
 """What happened to a job: its attempts, who was in them, when, why, and what each change cost. Reads only."""
 
-import json
 from pathlib import Path
 from typing import Any
+
+from train.files import json_lines
 
 from . import attempts
 
@@ -51,29 +52,16 @@ def lost_seconds(run: Path, shared: Path) -> float:
 
 def _steps(run: Path, attempt: int) -> list[tuple[int, float]]:
     """The (step, time) that the first trainer of an attempt noted, about one a second, the first step among them."""
-    path = run / "metrics" / f"{attempt:06d}.jsonl"
-    found = []
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-            if row["kind"] == "train":
-                found.append((int(row["step"]), float(row["time"])))
-        except (ValueError, KeyError, TypeError):  # half a line, so far
-            continue
-    return found
+    rows = json_lines(run / "metrics" / f"{attempt:06d}.jsonl", "kind", "step", "time")
+    return [(int(row["step"]), float(row["time"])) for row in rows if row["kind"] == "train"]
 
 
 def beginning(run: Path, machine: str) -> dict[str, float]:
     """Return the seconds that a machine's first agent took for each state up to its first training step."""
-    path = run / "logs" / f"agent-{machine}.jsonl"
     parts: dict[str, float] = {}
     before: tuple[str, float] | None = None
-    for line in path.read_text(errors="replace").splitlines() if path.exists() else []:
-        try:
-            row = json.loads(line)
-            state, now = str(row["state"]), float(row["time"])
-        except (ValueError, KeyError, TypeError):
-            continue
+    for row in json_lines(run / "logs" / f"agent-{machine}.jsonl", "time", "state"):
+        state, now = str(row["state"]), float(row["time"])
         if before:
             started = "rendezvous" in parts or before[0] == "starting"
             name = "standby" if before[0] == "warming" and not started else STATES.get(before[0], before[0])

@@ -57,7 +57,7 @@ class Trainers:
     def __init__(self, spec: Spec, shared: Path, work: Path, temp: Path) -> None:
         self.spec, self.shared, self.work = spec, shared, work
         self.environment = {"TMPDIR": str(temp)}
-        self.folder, self.asked = work / "000000", False
+        self.folder, self.first_rank, self.asked = work / "000000", 0, False
         self.running: list[subprocess.Popen[bytes]] = []
         self.standby: list[subprocess.Popen[bytes]] = []
 
@@ -93,13 +93,14 @@ class Trainers:
         procs, logs = self.spec.procs, self.work / "logs" / f"{attempt.number:06d}"
         for old in self.work.glob("[0-9]*"):
             shutil.rmtree(old, ignore_errors=True)
-        self.folder, self.asked = self.work / f"{attempt.number:06d}", False
+        self.folder, self.first_rank = self.work / f"{attempt.number:06d}", place * procs
+        self.asked = False
         self.folder.mkdir()
         logs.mkdir(parents=True, exist_ok=True)
         argv = self.arguments() + self.of_attempt(attempt)
         common = {**self.environment, "IMGNET_WORK": str(self.folder), **links.towards(attempt.address)}
         world = procs * len(attempt.members)
-        each = spawn.variables(procs, place * procs, world, attempt.address, attempt.port)
+        each = spawn.variables(procs, self.first_rank, world, attempt.address, attempt.port)
         warm, waiting, self.standby = self.is_warm, self.standby, []
         for number, variables in enumerate(each):
             log, environment = logs / f"rank-{variables['RANK']}.log", {**common, **variables}
@@ -108,7 +109,7 @@ class Trainers:
             else:
                 self.running.append(spawn.start(python("train", *argv), log, environment))
         spawn.kill([one for one in waiting if one not in self.running])
-        return logs / f"rank-{place * procs}.log"
+        return logs / f"rank-{self.first_rank}.log"
 
     def of_attempt(self, attempt: Attempt) -> list[str]:
         """Return the trainers' words that only an attempt knows."""
@@ -169,15 +170,6 @@ class Trainers:
         # NCCL's watchdog aborts those who wait for somebody that is gone: no fault of theirs.
         fault = "" if code == -signal.SIGABRT else "own"
         return Ending("failed", f"the trainer of rank {rank} {how}", fault)
-
-    @property
-    def first_rank(self) -> int:
-        """The rank of this machine's first trainer."""
-        said = [int(one.stem.partition("-")[2]) for one in self._logs()]
-        return min(said, default=0)
-
-    def _logs(self) -> list[Path]:
-        return list((self.work / "logs" / self.folder.name).glob("rank-*.log"))
 
     def wait(self, seconds: float) -> None:
         """Give them a moment to end by themselves."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.text import epoch_line, epoch_title
 
+from .board import STEPS
 from .errors import FAILED, OK, STOPPED
 from .job import Job
 from .plan import Plan
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 EXIT = {"done": OK, "failed": FAILED, "stopped": STOPPED}
 WAY = (  # of a machine to its first training step
-    *("connected", "code", "environment", "checks", "network", "agent"),
+    *STEPS,
     *("data", "standby", "others", "rendezvous", "indexing", "group", "first step"),
 )
 COLOURS = {"done": "green", "failed": "red", "stopped": "yellow", "running": "cyan", "waiting": "blue"}

@@ -128,6 +128,19 @@ def read_json(path: Path) -> Any | None:
     return None
 
 
+def json_lines(path: Path, *names: str) -> Iterator[dict[str, Any]]:
+    """Yield the lines of a file that are JSON objects with these names; none when it is not there.
+
+    Not the last line when only a part of it has arrived, nor what is damaged.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_text(errors="replace").splitlines():
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if isinstance(row, dict) and row.keys() >= {*names}:
+                    yield row
+
+
 def seal(payload: bytes) -> bytes:
     """Put a line with the payload's length and SHA-256 before it."""
     return f"{MAGIC} {len(payload)} {hashlib.sha256(payload).hexdigest()}\n".encode() + payload

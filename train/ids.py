@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
+from .files import json_lines
+
 FOLDER = "ids"
 
 
@@ -40,11 +42,7 @@ def check(
     ends = {one: min((first_steps[later] for later in attempts if later > one), default=1 << 62) for one in attempts}
     for path in sorted(folder.glob("*.jsonl")):
         attempt = int(path.name.partition("-")[0])
-        for line in path.read_text().splitlines():
-            try:
-                row = json.loads(line)
-            except ValueError:  # the last words of a process that was killed
-                continue
+        for row in json_lines(path, "step", "epoch", "ids"):
             if attempt in ends and row["step"] < ends[attempt]:
                 used[row["epoch"]][row["step"]] += row["ids"]
     wrong = []

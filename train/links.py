@@ -68,14 +68,20 @@ def _own_address() -> str:
 
 
 def _interface(address: str) -> str:
-    """The network interface that has an address (netdevice(7), SIOCGIFADDR), "lo" for all of 127/8."""
+    """The network interface that has an address, "lo" for all of 127/8."""
+    other = "lo" if address.startswith("127.") else address
+    return next((name for name, mine in addresses().items() if mine == address), other)
+
+
+def addresses() -> dict[str, str]:
+    """Return the IPv4 address of each network interface that has one (netdevice(7), SIOCGIFADDR)."""
+    found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
                 answer = fcntl.ioctl(one, 0x8915, struct.pack("256s", name.encode()[:15]))
-                if socket.inet_ntoa(answer[20:24]) == address:
-                    return name
-    return "lo" if address.startswith("127.") else address
+                found[name] = socket.inet_ntoa(answer[20:24])
+    return found
 
 
 def nccl_transport(text: str) -> str:

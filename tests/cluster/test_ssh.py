@@ -1,5 +1,6 @@
 """A machine over ssh, on the real sshd of the testbed: what comes through, runs once, is let in, is said."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -7,7 +8,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,15 +19,46 @@ from testbed import Testbed, testbed
 
 from cluster import ssh as module
 from cluster import ssh_command as sh
-from cluster.changes import changes
 from cluster.errors import ClusterError
 from cluster.hosts_file import Host, Hosts, read_hosts
 from cluster.machine import CommandFailed, Machine
-from cluster.ssh import Refused, Remote, Unreachable, each
+from cluster.ssh import Refused, Remote, Unreachable
 from cluster.ssh_config import ssh_config, terminal
 
 __all__ = ["testbed"]  # the fixture
 TELL = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
+
+
+def each(machines: Any, function: Callable[[Any], Any]) -> list[Any]:
+    """Call a function for all machines at once, on threads. Returns in their order what it returned, or its error."""
+
+    def safe(one: Any) -> Any:
+        try:
+            return function(one)
+        except Exception as error:
+            return error
+
+    with ThreadPoolExecutor(max(1, len(machines))) as pool:
+        return list(pool.map(safe, machines))
+
+
+def changes(folder: str, names: Sequence[str], have: Mapping[str, int], limit: int = 1 << 24) -> dict[str, bytes]:
+    """What `Remote.changes` must give, on this computer: what is new in the files below the sub-folders `names`.
+
+    A new empty file is there too, with no bytes. At most `limit` bytes in all.
+    """
+    found = {}
+    for name in names:
+        for here, _, inner in os.walk(Path(folder) / name):
+            for path in (Path(here, one) for one in inner if not one.startswith(".")):
+                key = str(path.relative_to(folder))
+                with contextlib.suppress(FileNotFoundError):
+                    if limit > 0 and path.stat().st_size > have.get(key, -1):
+                        with path.open("rb") as file:
+                            file.seek(have.get(key, 0))
+                            found[key] = file.read(limit)
+                        limit -= len(found[key])
+    return found
 
 
 def wait_for(condition: Callable[[], Any], seconds: float = 60) -> Any:
