@@ -194,7 +194,7 @@ class Trainer:
         self.history.append(epoch_row(epoch, self.sums, found, time.perf_counter() - self.mark))
         self.epoch, self.step, self.sums = self.epoch + 1, 0, Sums()
         self.say_epoch(self.history[-1])
-        self.save()
+        self.save(wait=self.epoch == len(self.schedule.epochs))  # the last one is what the run leaves
 
     def one_step(self, epoch: Epoch, step: int, batches: Iterator[Batch]) -> None:
         """One update. The loss is the mean over the global batch (Goyal et al. 2017, remark 3)."""

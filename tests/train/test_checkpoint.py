@@ -171,6 +171,21 @@ def test_while_one_is_being_written_the_steps_do_not_wait_but_an_end_does(
     assert written == [8, 32, 40]
 
 
+@pytest.mark.parametrize("number", range(3))
+def test_only_the_end_of_the_last_epoch_waits_for_a_slow_disk(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from train import loop
+
+    monkeypatch.setattr(loop.distributed, "average_statistics", lambda *_: None)
+    monkeypatch.setattr(loop, "epoch_row", lambda *_: {})
+    saved: list[bool] = []
+    trainer = SimpleNamespace(
+        epoch=number, step=0, sums=None, history=[], group=None, model=None, schedule=SimpleNamespace(epochs=range(3)),
+        validate=lambda *_: {}, say_epoch=lambda _: None, save=lambda wait: saved.append(wait),
+    )  # fmt: skip
+    loop.Trainer.one_epoch(trainer, SimpleNamespace(steps=0), iter([]))  # type: ignore[arg-type]
+    assert saved == [number == 2] and (trainer.epoch, trainer.step) == (number + 1, 0)
+
+
 def test_a_folder_that_vanished_is_an_error_at_the_next_call(tmp_path: Path) -> None:
     saver = checkpoint.Saver(tmp_path / "gone")
     (tmp_path / "gone").rmdir()
