@@ -1,18 +1,22 @@
-# Two commands do everything on a fresh machine with Python and make:
-#   make demo    train the main path on a built-in data set, in a few minutes on two cores
-#   make test    ruff, mypy and the tests
+# Three commands do everything on a fresh machine with Python and make:
+#   make demo      train the main path on a built-in data set, in a few minutes on two cores
+#   make test      ruff, mypy and the tests, but for
+#   make rehearse  whole jobs: started, killed, brought back, here, over ssh, on rented machines
 # Each makes .venv, installs once, and brings tmux and OpenSSH through apt where it may.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test check format benchmarks clean
+.PHONY: demo test rehearse check format benchmarks simcloud clean
 
 demo: .venv/.installed
 	$(BIN)/imgnet-cluster launch --local -y recipes/quickstart.py
 
 test: check
-	$(BIN)/pytest
+	$(BIN)/pytest --ignore=tests/end_to_end
+
+rehearse: check
+	$(BIN)/pytest tests/end_to_end
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .
@@ -25,6 +29,10 @@ format: .venv/.installed-dev
 
 benchmarks: .venv/.installed-dev
 	$(BIN)/python benchmarks/run.py
+
+# A simulated EC2 with machines behind it, for a person: prints what to export, until Ctrl-C.
+simcloud: .venv/.installed-dev
+	PYTHONPATH=.:tests $(BIN)/python -m simcloud
 
 .venv/.installed: pyproject.toml tools.sh
 	PYTHON=$(PYTHON) sh tools.sh

@@ -64,7 +64,7 @@ class Agent:
         self.rules = self.spec.rules
         self.peers = Peers(shared, self.spec.names, self.launch)
         self.courier = events.Courier(work, shared)
-        self.guard = Guard(work, self.spec.max_hours, elapsed, self.spec.metadata, self.die)
+        self.guard = Guard(work, self.spec.max_hours, elapsed, self.spec.metadata, self.die, bool(self.spec.cloud))
         self.voice = Voice(shared, machine, self.launch, self.spec.beat)
         self.attempt: attempts.Attempt | None = None
         self.port = spawn.free_port()
@@ -102,7 +102,7 @@ class Agent:
             self.enter("ended")
             self.say(state, reason=reason, ended=True)
         self.voice.close()
-        self.guard.over = True
+        self.guard.end()
         return int(state == "failed")
 
     def die(self) -> None:
@@ -297,7 +297,8 @@ class Agent:
         """Wait until the others have what we know; before the first step of an attempt that is nothing."""
         waiting = self.phase in ("failed", "saved") or (self.phase == "running" and self.begun)
         if not waiting or self.guard.seconds_left() <= 0:
-            raise Ended("stopped" if len(self.spec.names) == 1 else "left", self.guard.leaving)
+            alone = len(self.spec.names) == 1 and not self.spec.cloud
+            raise Ended("stopped" if alone else "left", self.guard.leaving)
 
     def show(self, log: Path) -> None:
         """Show the trainers' log and the machine in tmux windows."""

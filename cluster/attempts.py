@@ -77,9 +77,12 @@ def newest(shared: Path, known: Attempt | None = None) -> Attempt | None:
 
 
 def end(shared: Path, launch: str) -> Attempt | None:
-    """Return the attempt by which the agents of a launch agreed that the job is over, None while they have not."""
+    """Return the attempt by which the agents of a launch agreed that the job is over, None while they have not.
+
+    That all have left their rented machines is no such end: others take their place.
+    """
     last = newest(shared)
-    return last if last and last.launch == launch and not last.members else None
+    return last if last and last.launch == launch and not last.members and last.state != "left" else None
 
 
 def history(shared: Path) -> list[Attempt]:

@@ -9,7 +9,7 @@ from typing import Any
 from train.files import as_json, read_json, replace
 
 WRITE_SECONDS = 0.2  # between two writes: 64 machines change it 30 times a second
-STEPS = ("connected", "code", "environment", "checks", "network", "agent")
+STEPS = ("booting", "connected", "code", "environment", "checks", "network", "agent")
 
 
 class Board:

@@ -5,10 +5,21 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import cli_look
+from . import cli_cloud, cli_look
 from .cli_data import data
-from .command import Group, Number, fail, output, print_json, recovery_options, schedule_options, yes
-from .errors import INTERRUPTED, OK, USAGE, BadInput, ClusterError
+from .command import (
+    RENTING,
+    Group,
+    Number,
+    fail,
+    output,
+    print_json,
+    recovery_options,
+    renting_options,
+    schedule_options,
+    yes,
+)  # fmt: skip
+from .errors import INTERRUPTED, OK, USAGE, BadInput, ClusterError, NoAccount
 
 if TYPE_CHECKING:
     from .jobs import Job
@@ -17,7 +28,7 @@ if TYPE_CHECKING:
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="imgnet-cluster", prog_name="imgnet-cluster")
 def cli() -> None:
-    """Train an ImageNet-scale image classifier on the machines you have, with one command.
+    """Train an ImageNet-scale image classifier with one command, on the machines you have or rent.
 
     \b
     imgnet-cluster launch --local recipes/quickstart.py      draw a data set and train on it, here
@@ -79,9 +90,10 @@ def _plan(recipe: Any, file: str, options: dict[str, Any], backend: str = "plan"
 @click.option(
     "--copies", metavar="DIR", help="Prepared copies of the images. [default: the data folder's name with -sz]"
 )
-@click.option("--max-hours", type=Number(0, min_open=True), help="Save and end after so long.")
+@click.option("--max-hours", type=Number(0, min_open=True), help="Save and end after so long. [default: rented: 2]")
 @click.option("--save-seconds", type=Number(0), default=30.0, show_default=True, help="A checkpoint so often.")
 @recovery_options
+@renting_options
 @click.option("--skip-bad", is_flag=True, help="Leave out files that are not images instead of ending.")
 @click.option(
     "--workers", type=click.IntRange(0), help="Loader processes of each trainer. [default: by the processors]"
@@ -104,30 +116,40 @@ def launch(
     only: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Train RECIPE in a tmux session of its own and follow it. Ctrl-C leaves it running.
+    """Train RECIPE on machines rented from AWS, and follow it. Ctrl-C leaves it running. --local, --hosts: elsewhere.
 
     Exit code: 0 done, 100 failed, 103 stopped.
     """
     from . import backends, jobs, queue, view
 
-    if local == bool(hosts):
-        described = "; ".join(f"--{name}: {backends.get(name).DESCRIPTION}" for name in backends.names())
-        raise BadInput(f"say where: {described}")
-    backend = "local" if local else "hosts"
-    plans = [_plan(one, recipe, {**options, "hosts": hosts}, backend) for one in _select(recipe, only)]
+    if local and hosts:
+        raise BadInput("--local and --hosts are two places; say one, or neither to rent machines from AWS")
+    backend = "local" if local else "hosts" if hosts else "aws"
+    rent = {name: options.pop(name) for name in RENTING}
+    rent = {**rent, "offline": dry_run} if backend == "aws" else {}
+    try:
+        more = {**options, "hosts": hosts, "rent": rent}
+        plans = [_plan(one, recipe, more, backend) for one in _select(recipe, only)]
+    except NoAccount as error:
+        raise NoAccount(f"{error}; without AWS: --local (here) or --hosts FILE (machines of your own)") from error
     at_once = queue.places(plans, parallel) if len(plans) > 1 else 1
     for one in plans:
         view.show_plan(one)
-        backends.get(backend).check(one.spec, jobs.runs())
+        if not dry_run or backend != "aws":
+            backends.get(backend).check(one.spec, jobs.runs())
     if dry_run:
+        for one in plans:
+            view.show_requests(one)
         click.echo(f"would launch {len(plans)} job{'s' * (len(plans) > 1)} in {jobs.runs()}; nothing was started")
         return
     if not yes and sys.stdin.isatty() and not click.confirm("launch?", default=False):
         raise ClusterError("nothing was started")
     if len(plans) > 1:
         sys.exit(_follow_all(queue.enqueue(plans, at_once), at_once, detach))
+    known = {one.name for one in jobs.all_jobs()}
     job = jobs.launch(plans[0])
-    click.echo(f"{job.name} launched, run folder {job.run}")
+    how = "was interrupted and goes on; once more for another one" if job.name in known else "launched"
+    click.echo(f"{job.name} {how}, run folder {job.run}")
     view.show_next(job)
     sys.exit(OK if detach else _follow(job))
 
@@ -145,7 +167,7 @@ def _follow_all(made: "list[Job]", at_once: int, detach: bool) -> int:
     return code
 
 
-for _command in cli_look.COMMANDS:
+for _command in (*cli_look.COMMANDS, *cli_cloud.COMMANDS):
     cli.add_command(_command)
 
 

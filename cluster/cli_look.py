@@ -26,11 +26,15 @@ def refresh(job: "Job") -> None:
 
 
 @click.command()
+@click.option("--cloud", is_flag=True, help="All that is rented, of other folders and computers too, by its tags.")
+@click.option("--region", "regions", multiple=True, metavar="REGION", help="With --cloud: where.")
 @output
-def ls(output: str) -> None:
+def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
     """List the jobs of this folder."""
     from . import jobs, view
 
+    if cloud:
+        return _ls_cloud(regions, output)
     found = []
     for job in jobs.all_jobs():
         try:
@@ -41,6 +45,17 @@ def ls(output: str) -> None:
     if output == "json":
         return print_json(found)
     view.show_jobs(found)
+
+
+def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
+    from . import view_cloud
+    from .backends.aws import verbs
+
+    rows = [row for region in verbs.regions(regions) for row in verbs.by_job(verbs.machines(region))]
+    if output == "json":
+        print_json(rows)
+    else:
+        view_cloud.show_machines(rows)
 
 
 @click.command()

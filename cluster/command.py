@@ -143,6 +143,35 @@ def recovery_options(command: Command) -> Command:
     return command
 
 
+RENTING = ("type", "market", "regions", "zones", "max_dollars", "ami", "group", "address")
+
+
+def renting_options(command: Command) -> Command:
+    """Options about machines rented from AWS."""
+    for option in reversed(
+        [
+            click.option("--type", metavar="TYPE", help="This EC2 type. [default: the first of the recipe's there is]"),
+            click.option("--spot", "market", flag_value="spot", default="spot", help="Interruptible. [default]"),
+            click.option("--on-demand", "market", flag_value="on-demand", help="Machines that nobody takes away."),
+            click.option(
+                "--spot-then-on-demand", "market", flag_value="spot-then-on-demand",
+                help="Those when no others are there."
+            ),
+            click.option("--region", "regions", multiple=True, metavar="REGION", help="Where; several in order."),
+            click.option("--zone", "zones", multiple=True, metavar="ZONE", help="Only in these zones."),
+            click.option(
+                "--max-price-total", "max_dollars", type=Number(0, min_open=True), metavar="DOLLARS",
+                help="Save and end when all machines together have cost so much.",
+            ),
+            click.option("--ami", metavar="AMI", help="An image of your own."),
+            click.option("--no-group", "group", flag_value=False, default=True, help="Not in one placement group."),
+            click.option("--from", "address", metavar="CIDR", help="Whom ssh is open to. [default: this computer]"),
+        ]
+    ):  # fmt: skip
+        command = option(command)
+    return command
+
+
 class Bar:
     """A progress bar on a terminal, a line now and then elsewhere, both on stderr; called with (done, total)."""
 

@@ -19,6 +19,10 @@ class SetupFailed(ClusterError):
     """Machines that a job needs cannot be used; names them and says why."""
 
 
+class NoAccount(ClusterError):
+    """AWS does not know us: no keys, no region."""
+
+
 class NoSuchJob(ClusterError):
     """No run folder has this name."""
 

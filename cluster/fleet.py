@@ -20,7 +20,7 @@ from . import archive, attempts, tmux
 from .board import Board
 from .errors import ClusterError, SetupFailed
 from .events import FOLLOWED
-from .hosts_file import Hosts
+from .hosts_file import Host, Hosts
 from .lock import AGENT
 from .setup import Machines
 from .spec import Folders, Spec
@@ -31,6 +31,7 @@ PICTURE = ("status", "attempts")  # rewritten in place, or made once
 POLL_SECONDS = 2.0  # for one machine to answer, before another is asked
 AWAY_SECONDS = 10.0  # until one that did not answer is asked again
 ASK_SECONDS = 2.0  # between two questions to a silent machine
+PATIENCE = 15.0  # with a machine that cannot be reached
 SILENT_SECONDS = 3.0  # without a new word in its status
 STOP_SECONDS = 30.0  # from a stop until machines that do not answer are left to hear it by themselves
 RESULT = "result.json"
@@ -38,15 +39,26 @@ Answer = TypeVar("Answer")
 
 
 class Fleet:
-    """The machines of one job. Made in the supervisor, and by a command that acts on a machine."""
+    """The machines of one job. Made in the supervisor, and by a command that acts on a machine.
 
-    def __init__(self, spec: Spec, folders: Folders, patience: float = 15.0) -> None:
+    `greet` is called with a machine's name before it is set up: one that was just rented has to boot first. The job's
+    time limit counts from `since` (seconds since 1970), None: from its launch.
+    """
+
+    def __init__(
+        self,
+        spec: Spec,
+        folders: Folders,
+        *,
+        patience: float = PATIENCE,
+        greet: Callable[[str], None] | None = None,
+        since: float | None = None,
+    ) -> None:
         assert spec.hosts
-        self.spec, self.folders = spec, folders
+        self.spec, self.folders, self.patience, self.since = spec, folders, patience, since
+        self.greet = greet or (lambda name: None)
         self.hosts = dict(zip(spec.names, Hosts.from_json(spec.hosts).machines, strict=False))
-        self.remotes = {
-            name: Remote(host, f"machine {name} ({host.host})", patience) for name, host in self.hosts.items()
-        }
+        self.remotes = {name: self._remote(name) for name in self.hosts}
         self.board = Board(folders.run / "machines.json")
         self.machines = Machines(spec, self.hosts, self.remotes, self.board, folders.shared / "stop")
         self.pool = ThreadPoolExecutor(max_workers=2 * len(self.hosts) + 4)
@@ -61,10 +73,17 @@ class Fleet:
         self.starting: dict[str, Future[None]] = {}
         self.stopped = False
 
-    @property
-    def shared(self) -> str:
-        """The job's shared folder, on its machines."""
-        return f"{self.machines.shared}/{self.spec.uid}"
+    def _remote(self, name: str) -> Remote:
+        host = self.hosts[name]
+        return Remote(host, f"machine {name} ({host.host})", self.patience)
+
+    def move(self, name: str, host: Host) -> None:
+        """From now on another machine has this name, or the same another key."""
+        self.hosts[name] = host
+        before, self.remotes[name] = self.remotes[name], self._remote(name)
+        threading.Thread(target=before.close, daemon=True).start()  # it may hang
+        self.board.put(name, host=host.host, reason="")
+        ssh_config(Hosts(None, tuple(self.hosts.values())), self.folders.run / "ssh_config")
 
     # --- setting up --------------------------------------------------------------------------------------------------
 
@@ -94,13 +113,13 @@ class Fleet:
             self.machines.network(self._usable())
             self._enough()
         self.machines.deliver(self._usable()[0], self.folders.shared)
-        self._all(lambda name: self.machines.start(name, 0.0))
+        self._all(lambda name: self.machines.start(name, self.elapsed))
         self._enough()
         self.board.finish()
 
     def _prepare(self, name: str) -> None:
-        host = self.hosts[name]
-        self.board.put(name, address=host.address or self.remotes[name].route.host)
+        self.greet(name)
+        self.board.put(name, address=self.hosts[name].address or self.remotes[name].route.host)
         self.machines.prepare(name, *self.packed)
 
     def _usable(self) -> list[str]:
@@ -118,7 +137,7 @@ class Fleet:
     def bring(self) -> None:
         """Bring home what is new. Raises `Unreachable` when no machine answers, `OSError`: the disk here is full."""
         have = self.have or self._sizes()
-        found, result = self._ask_any(lambda remote: self._changes(remote, have))
+        found, result = self._ask_any(lambda name: self._changes(name, have))
         self.have = {}  # until all has been written: a full disk takes a part
         home, now = self.folders.shared, time.monotonic()
         with locked(self.folders.run / ".home.lock"):
@@ -143,13 +162,14 @@ class Fleet:
         have = {str(path.relative_to(run)): path.stat().st_size for path in files}
         return have | {f"attempts/{path.name}": path.stat().st_size for path in (home / "attempts").glob("*.json")}
 
-    def _changes(self, remote: Remote, have: Mapping[str, int]) -> tuple[dict[str, bytes], bytes]:
-        found = remote.changes(self.shared, (*FOLLOWED, *PICTURE), have)
+    def _changes(self, name: str, have: Mapping[str, int]) -> tuple[dict[str, bytes], bytes]:
+        remote, shared = self.remotes[name], self.machines.job_folder(name)
+        found = remote.changes(shared, (*FOLLOWED, *PICTURE), have)
         done = any(b'"done"' in data for path, data in found.items() if path.startswith("status/"))
-        return found, remote.read_from(f"{self.shared}/{RESULT}", 0) if done else b""
+        return found, remote.read_from(f"{shared}/{RESULT}", 0) if done else b""
 
-    def _ask_any(self, question: Callable[[Remote], Answer]) -> Answer:
-        """Ask one machine after the other, the last that answered first, and wait for none of them for long."""
+    def _ask_any(self, question: Callable[[str], Answer]) -> Answer:
+        """Ask one machine after the other by name, the last that answered first, and wait for none of them for long."""
         last: ClusterError | None = None
         now = time.monotonic()
 
@@ -158,7 +178,7 @@ class Fleet:
 
         for name in sorted(self.hosts, key=place):
             try:
-                answer = self.pool.submit(question, self.remotes[name]).result(POLL_SECONDS)
+                answer = self.pool.submit(question, name).result(POLL_SECONDS)
                 self.last = name
                 return answer
             except Late:
@@ -173,7 +193,7 @@ class Fleet:
         stop = self.folders.shared / "stop"
         if stop.exists() and not self.stopped:
             content = stop.read_bytes()
-            self._ask_any(lambda remote: remote.write(f"{self.shared}/stop", content))
+            self._ask_any(lambda name: self.remotes[name].write(f"{self.machines.job_folder(name)}/stop", content))
             self.stopped = True
 
     # --- who is alive ------------------------------------------------------------------------------------------------
@@ -185,11 +205,11 @@ class Fleet:
         """
         self._look()
         working = [name for name in self._asked_for() if self.known.get(name, True)]
-        if self._over():  # the others have said all there is; who is away will find that out
+        if self.over():  # the others have said all there is; who is away will find that out
             working = [name for name in working if name not in self.away_since]
-        return bool(self.starting and not self._over()) or bool(working)
+        return bool(self.starting and not self.over()) or bool(working)
 
-    def _over(self) -> bool:
+    def over(self) -> bool:
         """Whether the job is decided: a result, an end that its agents agreed on, or a stop of a while ago."""
         home, stop = self.folders.shared, self.folders.shared / "stop"
         ended = attempts.end(home, self.folders.mark) is not None
@@ -237,13 +257,17 @@ class Fleet:
     def replace(self, name: str) -> None:
         """Set a machine up again, in the background, and start its agent."""
         if name not in self.starting:
-            elapsed = time.time() - self.folders.launch.stat().st_mtime
-            self.starting[name] = self.pool.submit(self._again, name, elapsed)
+            self.starting[name] = self.pool.submit(self._again, name)
 
-    def _again(self, name: str, elapsed: float) -> None:
+    @property
+    def elapsed(self) -> float:
+        """Seconds of the job's time limit that are over."""
+        return max(0.0, time.time() - (self.since or self.folders.launch.stat().st_mtime))
+
+    def _again(self, name: str) -> None:
         self.packed = archive.pack()
         self._prepare(name)
-        self.machines.start(name, elapsed)
+        self.machines.start(name, self.elapsed)
 
     def lose(self, name: str, notice: float | None) -> None:
         """Kill a machine's agent with all that it started, or leave it a notice. Raises `ClusterError`."""

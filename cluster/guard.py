@@ -1,6 +1,7 @@
 """What must be heard even when the shared folder hangs: signals, notices, the time limit. A thread that never reads it.
 
     <work>/notice   {"reason": ..., "seconds": 120}: this machine will be taken away (`imgnet-cluster lose --notice`)
+    <work>/limit    {"hours": 4}: another time limit than the job began with (`imgnet-cluster extend`)
 
 Signals reach it through a pipe: Python would run a handler only when the main thread, perhaps stuck in a read, goes on.
 """
@@ -10,6 +11,7 @@ import json
 import os
 import select
 import signal
+import subprocess
 import threading
 import time
 import urllib.error
@@ -23,6 +25,7 @@ LOOK_SECONDS = 0.2
 METADATA_SECONDS = 2.0
 SPOT_SECONDS = 120.0  # AWS, "Spot Instance interruption notices"
 LONGEST_WAIT = 15.0
+LATE, IDLE = 900.0, 600.0  # seconds until a rented machine's power goes: after its limit, after the job's end
 GRACE = 30.0  # seconds for a save before a stop becomes a kill
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -36,9 +39,18 @@ class Guard:
     """
 
     def __init__(
-        self, work: Path, hours: float | None, elapsed: float, metadata: str, kill: Callable[[], None]
+        self,
+        work: Path,
+        hours: float | None,
+        elapsed: float,
+        metadata: str,
+        kill: Callable[[], None],
+        rented: bool = False,
     ) -> None:
-        self.notice, self.hours, self.metadata, self.kill = work / "notice", hours, metadata.rstrip("/"), kill
+        self.rented = rented
+        self.notice, self.longer, self.hours, self.kill = work / "notice", work / "limit", hours, kill
+        # As AWS's own tools name it: where a machine's metadata service is not at the usual address.
+        self.metadata = (metadata and os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata)).rstrip("/")
         self.leaving, self.limit = "", ""
         self.told, self.seconds = 0.0, GRACE  # when we were told to leave, and how long before
         self.begun = time.monotonic() - elapsed
@@ -50,12 +62,26 @@ class Guard:
 
     def start(self) -> None:
         """Begin to hear. Called once, in the main thread."""
+        if self.rented and self.hours is not None:
+            self.arm(3600 * self.hours - (time.monotonic() - self.begun) + LATE)
         self._read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
         for number in SIGNALS:
             signal.signal(number, lambda *_: None)  # Python writes the number to the pipe
         threading.Thread(target=self._watch, daemon=True).start()
+
+    def end(self) -> None:
+        """Hear nothing any more. A rented machine that nobody ends now ends by itself."""
+        self.over = True
+        if self.rented:
+            self.arm(IDLE)
+
+    def arm(self, seconds: float) -> None:
+        """Let the machine cut its own power in so many seconds (infra/user_data.py), not earlier as it was to."""
+        words = ["sudo", "-n", "imgnet-limit", f"{max(1.0, seconds):.0f}"]
+        with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # the time it booted with holds then
+            subprocess.run(words, timeout=20, stdin=subprocess.DEVNULL, capture_output=True)
 
     def _watch(self) -> None:
         while not self.over:
@@ -68,6 +94,8 @@ class Guard:
 
     def look(self, now: float) -> None:
         """Look once at the clock, then at the notice and the metadata service, whatever these may say."""
+        if self.longer.exists() and isinstance(said := read_json(self.longer), dict) and not self.limit:
+            self.hours = float(said["hours"])
         if self.hours is not None and now - self.begun > 3600 * self.hours and not self.limit:
             self.limit, self._since = f"the limit of {self.hours:g} hours (--max-hours) was reached", now
         if self._since is not None and now - self._since > 2 * GRACE and not self.over:

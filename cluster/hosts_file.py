@@ -38,6 +38,7 @@ class Host:
     python: str = PYTHON
     folder: str = FOLDER
     host_key: str | None = None
+    jump_key: str | None = None  # of the jump host, where we know it and known_hosts need not
 
 
 @dataclass(frozen=True)
@@ -72,8 +73,8 @@ KINDS = {
     "folder": 'a path that begins with / or ~/, such as folder = "~/.imgnet"',
     "host_key": 'a type and a key, such as host_key = "ssh-ed25519 AAAA..."',
 }
-COMMON = tuple(one.name for one in fields(Host) if one.name not in ("host", "address", "host_key"))
-OWN = tuple(one.name for one in fields(Host))
+OWN = tuple(one.name for one in fields(Host) if one.name != "jump_key")
+COMMON = tuple(one for one in OWN if one not in ("host", "address", "host_key"))
 
 
 def read_hosts(path: Path) -> Hosts:

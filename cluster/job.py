@@ -105,9 +105,8 @@ class Job:
                 if not self.ended:
                     self._refresh()
         except OSError as error:
-            raise ClusterError(
-                f"{self.run}: {error.strerror or error}; what the job writes cannot come here until that is mended"
-            ) from error
+            why = error.strerror or error
+            raise ClusterError(f"{self.run}: {why}; what the job writes cannot come here until then") from error
 
     @contextlib.contextmanager
     def _whole_files(self) -> Iterator[None]:
@@ -115,6 +114,8 @@ class Job:
         try:
             yield
         except (AttributeError, KeyError, TypeError, ValueError) as error:
+            if self.supervising:  # which writes down where it was
+                raise
             raise ClusterError(f"{self.run}: a file in it is damaged ({type(error).__name__}: {error})") from error
 
     def _refresh(self) -> None:
@@ -188,9 +189,8 @@ class Job:
         if rank is None:
             return self.run / "logs" / f"agent-{machine}.jsonl"
         number = attempt or int(self.status()["attempt"])
-        if not number:
-            return self.run / "logs" / f"setup-{machine}.log"
-        return self.run / "logs" / f"{number:06d}" / f"rank-{rank}.log"
+        name = f"{number:06d}/rank-{rank}.log" if number else f"setup-{machine}.log"
+        return self.run / "logs" / name
 
     def timeline(self) -> list[dict[str, Any]]:
         """Return a row for each attempt: who, when, why, and what it cost in seconds and steps."""

@@ -82,10 +82,30 @@ def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
     elif isinstance(recipe, Recipe):
         recipe = plan(recipe, **options)
     backend = backends.get(recipe.spec.backend)
+    if job := _interrupted(recipe.spec):
+        job.refresh()
+        return job
     backend.check(recipe.spec, runs())
     job = _create(recipe.spec)
     job.start()
     return job
+
+
+def _interrupted(spec: Spec) -> Job | None:
+    """Return a job on rented machines just like this one that has no supervisor: somebody killed its launch.
+
+    It goes on, for a second one would rent everything twice.
+    """
+    own = ("name", "uid", "created", "git_commit", "cloud", "hosts", "max_hours")
+
+    def asked(one: Spec) -> dict[str, Any]:
+        return {key: value for key, value in one.to_json().items() if key not in own}
+
+    for job in all_jobs() if spec.cloud else []:
+        with contextlib.suppress(ClusterError):
+            if asked(job.spec) == asked(spec) and not (job.ended or job.waiting or job.alive):
+                return job
+    return None
 
 
 def _create(spec: Spec) -> Job:

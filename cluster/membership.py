@@ -28,6 +28,7 @@ class Rules:
     late: float = 300.0  # the same, before the first step
     orphaned: float = 60.0  # all members silent, a spare alone: they may only have lost the shared folder
     turn: float = 0.5
+    rented: bool = False  # who leaves is replaced by others, also when all leave at once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -210,7 +211,7 @@ def following(view: View, rules: Rules, attempt: Attempt, here: list[str]) -> At
     lost = [one for one in attempt.members if one not in here]
     if not members:
         if leaving and not banned:
-            return Attempt(state="stopped", reason=leaving[0].leaving)
+            return Attempt(state="left" if rules.rented else "stopped", reason=leaving[0].leaving)
         return Attempt(state="failed", reason=f"{why} ({CRASHES} times)")
     if len(members) < rules.least:
         return None

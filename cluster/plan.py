@@ -2,8 +2,10 @@
 
 import contextlib
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from train.recipe import SAMPLE, Recipe
 from train.recipe_file import RecipeError, load
@@ -14,6 +16,9 @@ from .hosts_file import Hosts, read_hosts
 from .machine import gpu_count
 from .spec import Spec
 
+if TYPE_CHECKING:
+    from .backends.aws.planning import Renting
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -22,6 +27,7 @@ class Plan:
     spec: Spec
     schedule: Schedule
     notes: tuple[str, ...]
+    renting: "Renting | None" = None  # what it would rent
 
 
 def plan(
@@ -50,8 +56,11 @@ def plan(
     probe: bool = True,
     log_ids: bool = False,
     exact: bool = False,
+    rent: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Work a launch out without starting anything; `hosts` is the file of the machines to take. Raises `BadInput`."""
+    """Work a launch out without starting anything; `hosts` is the file of the machines to take, `rent` what to ask of
+    AWS (planning.Asked). Raises `BadInput`, `ClusterError`.
+    """
     found = read_hosts(Path(hosts).expanduser()) if hosts else None
     if found:
         backend = "hosts"
@@ -68,7 +77,16 @@ def plan(
     except ValueError as error:
         raise BadInput(str(error)) from error
     given = Path(recipe.data.root if data is None or draw else data)
-    root = given.expanduser().absolute() if not found else _there(given, draw, found)
+    kind: Any = None
+    if backend == "aws":
+        from .backends.aws import planning
+
+        asked = planning.Asked(**(rent or {}))
+        types, gone, kind = planning.first_type(recipe.types, asked)
+        root, procs = planning.data_root(given), procs or max(1, kind.gpus)
+        max_hours = planning.MAX_HOURS if max_hours is None else max_hours
+    else:
+        root = given.expanduser().absolute() if not found else _there(given, draw, found)
     beside = Path(copies).expanduser().absolute() if copies else root.with_name(root.name + "-sz")
     machines = machines or (1 if backend == "local" else recipe.machines)
     if min_machines > machines:
@@ -95,7 +113,10 @@ def plan(
         notes.append(f"a step takes all {images} images there are, not the global batch of {largest}")
     if gpus != machines * procs:
         notes.append(f"{machines * procs} processes share the work of {gpus} GPUs: gradients are accumulated")
-    return Plan(spec, schedule, tuple(notes))
+    if kind is None:
+        return Plan(spec, schedule, tuple(notes))
+    renting = planning.rent(spec, schedule, types, gone, kind, asked)
+    return Plan(planning.with_wish(spec, renting), schedule, (*notes, *renting.notes), renting)
 
 
 def _there(given: Path, draw: bool, hosts: Hosts) -> Path:

@@ -72,7 +72,9 @@ def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[
             own |= dict.fromkeys(("step", "steps"), result.get("steps"))
             own |= dict.fromkeys(("epoch", "epochs"), len(result["epochs"]))
         return {**known, **own, "doing": "", "attempt": result["attempts"], "seconds": result["seconds"]["total"]}
-    if not said and (board := read_json(folders.run / "machines.json")):
+    if not said and spec.cloud and (renting := read_json(folders.run / "cloud.json")) and renting["doing"]:
+        known |= {"state": "acquiring", "doing": renting["doing"]}
+    elif not said and (board := read_json(folders.run / "machines.json")):
         steps = Counter(one["step"] for one in board["machines"].values() if one["step"])
         known["doing"] = "setting up: " + ", ".join(f"{step} on {count}" for step, count in steps.items())
         known["state"] = "setup"
@@ -177,7 +179,7 @@ def settle(
         "setup": {name: one["seconds"] for name, one in machines(folders, spec).items()},
         "attempts": newest.number if newest else 0,
         "timeline": timeline.table(folders.run, folders.shared),
-        "dollars": backend.dollars(spec, seconds["total"]),
+        "dollars": backend.dollars(spec, folders),
         "backend": spec.backend,
         "git_commit": spec.git_commit,
         "did_not_answer": list(silent),

@@ -64,8 +64,11 @@ class Machines:
             board.put(name, code=code)
         with Timed(board, name, "environment"):
             self.open_session(name)
-            words = [host.python, "-m", "cluster.environment", folder]
-            _, said = self.shown(name, words, ENVIRONMENT_SECONDS)
+            python = host.python.replace("~", home, 1) if host.python.startswith("~/") else host.python
+            words = [python, "-m", "cluster.environment", folder]
+            index = (self.spec.cloud or {}).get("index")  # a torch for cards that the usual one has left behind
+            more = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
+            _, said = self.shown(name, words, ENVIRONMENT_SECONDS, **more)
             found = environment.read(said.encode(), remote.name)
             board.put(name, python=found["python"])
 
@@ -100,22 +103,28 @@ class Machines:
         answers = self._probe(names, "--want-gb", str(WANT_GB))
         gpus = max((len(one["gpus"]) for one in answers.values()), default=0)
         for name, said in answers.items():
-            found = findings.judge(said, self.spec.procs if gpus else 0, WANT_GB) + findings.clock(*said["skew"])
-            if not gpus:
+            wanted = self.spec.procs if gpus or (self.spec.cloud or {}).get("gpus") else 0
+            found = findings.judge(said, wanted, WANT_GB) + findings.clock(*said["skew"])
+            if not wanted:
                 found.append({"level": "warning", "what": "no GPU: training on the processors"})
             self._note(name, found, said)
         seen = self._probe([name for name in answers if name not in self.board.failed], "--expect", "all")
         for name in list(answers)[:1]:  # not each its own, as it ends: others may still be looking
-            self.remotes[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", f"{self.shared}/probe/{self.spec.uid}"])
+            probe = f"{self.shared(name)}/probe/{self.spec.uid}"
+            self.remotes[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", probe])
         for one, other in findings.same_folder(seen):
-            what = f"machines {one} and {other} do not see the same {self.shared}; mount one file system there on both"
+            shared = self.shared(one)
+            what = f"machines {one} and {other} do not see the same {shared}; mount one file system there on both"
             self.board.put(other, reason=what)
 
-    @property
-    def shared(self) -> str:
-        """The folder that all machines see."""
+    def shared(self, name: str) -> str:
+        """The folder that all machines see, as this one names it."""
         assert self.spec.hosts
-        return str(self.spec.hosts["shared"] or f"{self.board.rows[self.spec.names[0]]['folder']}/shared")
+        return str(self.spec.hosts["shared"] or f"{self.board.rows[name]['folder']}/shared")
+
+    def job_folder(self, name: str) -> str:
+        """The job's own part of it."""
+        return f"{self.shared(name)}/{self.spec.uid}"
 
     def _probe(self, names: Sequence[str], *words: str) -> dict[str, dict[str, Any]]:
         """Ask cluster.probe on all machines at once; who does not answer goes to the board."""
@@ -125,7 +134,7 @@ class Machines:
             with Timed(self.board, name, "checks"):
                 sent = time.time()
                 row = self.board.rows[name]
-                argv = [row["python"], "-m", "cluster.probe", "--shared", self.shared, "--work", row["work"]]
+                argv = [row["python"], "-m", "cluster.probe", "--shared", self.shared(name), "--work", row["work"]]
                 code, text = self.shown(
                     name, [*argv, "--token", self.spec.uid, "--machine", name, *more], PROBE_SECONDS
                 )
@@ -206,7 +215,7 @@ class Machines:
 
     def deliver(self, name: str, home: Path) -> None:
         """Write what was asked of the job, and the mark of this launch, into the shared folder, by one machine."""
-        remote, folder = self.remotes[name], f"{self.shared}/{self.spec.uid}"
+        remote, folder = self.remotes[name], self.job_folder(name)
         for file in ("job.json", "recipe.json"):
             remote.write(f"{folder}/{file}", (home / file).read_bytes())
         remote.run(["rm", "-f", f"{folder}/stop"])
@@ -217,7 +226,7 @@ class Machines:
         with Timed(self.board, name, "agent"):
             row, session = self.board.rows[name], self.spec.session
             argv = ["env", f"PYTHONPATH={row['code']}", "PYTHONSAFEPATH=1", row["python"], "-m", "cluster.agent"]
-            argv += [f"{self.shared}/{self.spec.uid}", row["work"], name, "--address", row["address"]]
+            argv += [self.job_folder(name), row["work"], name, "--address", row["address"]]
             log = f"{row['work']}/agent.out"  # a word that was said when no one had the terminal
             line = shlex.join([*argv, "--elapsed", f"{elapsed:.0f}"])
             words = ["sh", "-c", f"{line} 2>&1 | tee -a {shlex.quote(log)}"]

@@ -28,6 +28,7 @@ class Spec:
     backend: str = "local"
     uid: str = ""
     hosts: dict[str, Any] | None = None
+    cloud: dict[str, Any] | None = None  # what is rented where, as cluster/backends/aws/wish.py has it
     machines: int = 1
     spares: int = 0
     min_machines: int = 1
@@ -69,7 +70,7 @@ class Spec:
         return Rules(
             names=self.names, want=self.machines, least=self.min_machines, silence=self.silence,
             lost=self.lost_seconds, early=max(self.lost_seconds, Rules.early), stall=self.stall_seconds,
-            late=max(self.stall_seconds, Rules.late),
+            late=max(self.stall_seconds, Rules.late), rented=bool(self.cloud),
         )  # fmt: skip
 
     @property

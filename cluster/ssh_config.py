@@ -62,11 +62,11 @@ def resolve(host: Host, depth: int = 0) -> Route:
         known_hosts=tuple(_path(one) for key in ("user", "global") for one in _words(said, f"{key}knownhostsfile")),
         pin=host.host_key,
         proxy=_expand(proxy, {"h": name, "p": str(port), "r": user, "n": host.host}) if proxy else None,
-        jump=_gate(jump, host.key, depth) if jump else None,
+        jump=_gate(jump, host.key, host.jump_key, depth) if jump else None,
     )
 
 
-def _gate(text: str, key: str | None, depth: int) -> Route:
+def _gate(text: str, key: str | None, pin: str | None, depth: int) -> Route:
     """The way to the last of the jump hosts in `[user@]host[:port],...`; the key of hosts.toml may open it as well."""
     before, _, last = text.rpartition(",")
     user, _, place = last.removeprefix("ssh://").rpartition("@")
@@ -78,7 +78,7 @@ def _gate(text: str, key: str | None, depth: int) -> Route:
         name, _, port = place.partition(":")
     if not name or name.startswith("-") or (port and not port.isdigit()):
         raise ClusterError(f'jump host {last!r}: write jump = "[user@]host[:port]"')
-    gate = Host(host=name, user=user or None, port=int(port) if port else None, jump=before or None)
+    gate = Host(host=name, user=user or None, port=int(port) if port else None, jump=before or None, host_key=pin)
     route = resolve(gate, depth + 1)
     return Route(**{**vars(route), "keys": (*route.keys, *([_path(key)] if key else []))})
 
@@ -143,10 +143,16 @@ def ssh_config(hosts: Hosts, path: Path) -> None:
     for rank, host in enumerate(hosts.machines):
         route = resolve(host)
         blocks += _blocks(f"machine-{rank}", route, path, pins)
-        lines += [f"machine-{rank} {' '.join(route.pin.split()[:2])}\n"] if route.pin else []
+        lines += _pins(f"machine-{rank}", route)
     path.parent.mkdir(parents=True, exist_ok=True)
     replace(pins, "".join(lines).encode())
     replace(path, "\n".join(blocks).encode())
+
+
+def _pins(name: str, route: Route) -> list[str]:
+    """The known_hosts lines of a machine and its jump hosts, as far as we know their keys."""
+    before = _pins(f"{name}-jump", route.jump) if route.jump else []
+    return before + ([f"{name} {' '.join(route.pin.split()[:2])}\n"] if route.pin else [])
 
 
 def _blocks(name: str, route: Route, config: Path, pins: Path) -> list[str]:

@@ -18,6 +18,7 @@ from .errors import ClusterError, SetupFailed
 from .job import Job
 
 BEAT, RETRY = 1.0, 5.0
+SAY_SECONDS = 60.0  # between two times that the same is said
 FIRST_WAIT = 1.0  # seconds from the loss of a machine to its replacement, doubled for each loss of the same one
 LONGEST_WAIT = 60.0
 
@@ -75,16 +76,15 @@ def main() -> int:
 
 def supervise(job: Job) -> int:
     """Follow a job to its end. Returns 0, or 1 when that cannot be done here any more."""
-    replacer = Replacer(job)
+    replacer, said, at = Replacer(job), "", 0.0
     while True:
         try:
-            job.refresh()
-            for name in [] if job.ended else replacer.step(time.monotonic()):
-                log(job, f"machine {name} was lost, and is started again")
-        except SetupFailed as error:
-            job.fail(str(error))
+            _once(job, replacer)
+            said = ""
         except ClusterError as error:
-            log(job, str(error))
+            if str(error) != said or time.monotonic() - at > SAY_SECONDS:
+                said, at = str(error), time.monotonic()
+                log(job, said)
             if not job.backend.REMOTE and not job.alive:
                 return 1
         except Exception:  # of ours, or of a library: written down, and tried again
@@ -92,7 +92,18 @@ def supervise(job: Job) -> int:
             time.sleep(RETRY)
         if job.ended:
             return 0
+        if not job.folders.spec.exists():  # somebody removed the run folder; its machines end by themselves
+            return 1
         time.sleep(BEAT)
+
+
+def _once(job: Job, replacer: Replacer) -> None:
+    try:
+        job.refresh()
+    except SetupFailed as error:
+        return job.fail(str(error))
+    for name in [] if job.ended else replacer.step(time.monotonic()):
+        log(job, f"machine {name} was lost, and is started again")
 
 
 def log(job: Job, text: str) -> None:

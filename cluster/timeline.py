@@ -18,7 +18,7 @@ def table(run: Path, shared: Path) -> list[dict[str, Any]]:
     they are known, and for the first attempt.
     """
     rows: list[dict[str, Any]] = []
-    launch = ""
+    launch, moved = "", moves(run)
     last: tuple[int, float] | None = None  # step and time of the last step so far
     for one in attempts.history(shared):
         steps = _steps(run, one.number)
@@ -29,10 +29,17 @@ def table(run: Path, shared: Path) -> list[dict[str, Any]]:
         }  # fmt: skip
         if last and one.members:
             row["steps_lost"] = max(0, last[0] - one.first_step)
-            row["pause"] = steps[0][1] - last[1] if steps and one.launch == launch else None
+            row["pause"] = steps[0][1] - last[1] if steps and one.launch in (launch, *moved) else None
+        if one.launch in moved and one.launch != launch:
+            row["reason"] = "others were rented in place of all"
         last, launch = steps[-1] if steps else last, one.launch
         rows.append(row)
     return rows
+
+
+def moves(run: Path) -> list[str]:
+    """Return the marks of launches that nobody asked for: all rented machines were lost, and others took over."""
+    return [str(row["mark"]) for row in json_lines(run / "cloud.jsonl", "what", "mark") if row["what"] == "move"]
 
 
 def lost_seconds(run: Path, shared: Path) -> float:
@@ -40,13 +47,16 @@ def lost_seconds(run: Path, shared: Path) -> float:
 
     The trainers do not know them: their clock goes on from the save that they were given.
     """
-    lost, before, history = 0.0, list[tuple[int, float]](), attempts.history(shared)
+    lost, before, history = 0.0, list[tuple[int, float]](), [one for one in attempts.history(shared) if one.members]
+    moved = moves(run)
     for one, last in zip(history[1:], history, strict=False):
         before = _steps(run, last.number) or before
         steps = _steps(run, one.number)
         if before and steps:
             saved = max((at for step, at in before if step <= one.first_step), default=before[0][1])
-            lost += before[-1][1] - saved + (steps[0][1] - before[-1][1] if one.launch == last.launch else 0.0)
+            lost += (
+                before[-1][1] - saved + (steps[0][1] - before[-1][1] if one.launch in (last.launch, *moved) else 0.0)
+            )
     return lost
 
 

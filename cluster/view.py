@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.text import epoch_line, epoch_title
 
+from . import view_cloud
 from .board import STEPS
 from .errors import FAILED, OK, STOPPED
 from .job import Job
@@ -72,13 +73,23 @@ def show_plan(plan: Plan) -> None:
     count = f"machines: {spec.machines}" + (f" and {spec.spares} to spare" if spec.spares else "")
     where = "this computer" if spec.backend == "local" and len(spec.names) == 1 else count
     where += " of this computer" if spec.backend == "local" and len(spec.names) > 1 else ""
-    price = "$0.00" if spec.backend in ("local", "hosts") else "price unknown"
+    if plan.renting:
+        view_cloud.show_renting(plan.renting.table(spec))
+    price = "$0.00" if spec.backend in ("local", "hosts") else "price above" if plan.renting else "price unknown"
     what = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
     print(f"{what}; {where}, processes: {spec.procs}, {price}")
     show_schedule(plan.schedule.table())
     print(f"{plan.schedule.steps} steps over {plan.schedule.images} images")
     for note in plan.notes:
         print(f"note: {note}")
+
+
+def show_requests(plan: Plan) -> None:
+    """Print the exact requests by which a launch would rent machines; nothing where none are rented."""
+    if plan.renting:
+        from .backends.aws import planning
+
+        view_cloud.show_requests(planning.requests(plan.spec, plan.renting))
 
 
 def show_schedule(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -1,1 +1,1 @@
-"""AWS through boto3, and nothing else imports boto3. Empty until the first machine is rented."""
+"""AWS through boto3, and nothing else imports boto3: regions, machines, prices. Knows nothing of jobs and training."""

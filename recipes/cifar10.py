@@ -13,6 +13,7 @@ recipe = Recipe(
     optim=Optim(momentum=0.9, weight_decay=5e-4, bias_decay=False, label_smoothing=0.1),
     machines=1,
     gpus=1,
+    types=("c7i.2xlarge", "c6i.2xlarge", "m7i.2xlarge"),
     phases=[
         Phase(epochs=(0, 2),  size=32, batch=64,  lr=(0.02, 0.2), min_scale=0.75),
         Phase(epochs=(2, 7),  size=32, batch=128, lr=(0.2, 0.08), min_scale=0.75),

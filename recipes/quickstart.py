@@ -16,6 +16,7 @@ recipe = Recipe(
     optim=Optim(momentum=0.9, nesterov=True, weight_decay=5e-4, bias_decay=False, label_smoothing=0.1),
     machines=1,
     gpus=1,
+    types=("c7i.2xlarge", "c6i.2xlarge", "m7i.2xlarge"),
     phases=[
         Phase(epochs=(0, 2), size=64, batch=32, lr=(0.005, 0.05), min_scale=0.35, copy=80),
         Phase(epochs=(2, 6), size=64, batch=64, lr=(0.1, 0.05),   min_scale=0.35, copy=80),

@@ -5,7 +5,8 @@
     imgnet-cluster launch --local --data sample --scale 0.01 recipes/resnet50_18min.py     # a rehearsal, all phases
 
 Small images first; the batch doubles where others would cut the rate; whole rectangles at 288 pixels for the last
-epochs, so that training ends at the size it is tested on. Machines are p3.16xlarge: 8 V100, 25 Gbit/s.
+epochs, so that training ends at the size it is tested on. Machines were p3.16xlarge: 8 V100, 25 Gbit/s; AWS stopped
+listing them in 2026, and the next of `types` that EC2 offers is taken.
 
     machines   claimed (comment in train.py)   measured (DAWNBench entry: time to 93 % top-5, top-1 / top-5, price)
         1      109:12 to 93.00                 104.6 min   75.56 / 93.11    $42.66   (another group's run)
@@ -79,4 +80,5 @@ recipe = Recipe(
     tables={1: one, 2: two, 4: four, 8: eight, 16: sixteen},
     machines=16,
     gpus=8,
+    types=("p3.16xlarge", "p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge", "p4de.24xlarge", "g6e.48xlarge"),
 )

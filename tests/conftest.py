@@ -66,6 +66,7 @@ class Place:
         (path / "home").mkdir(parents=True)
         kept = {name: text for name, text in os.environ.items() if name not in ("IMGNET_RUNS", "TMUX", "PYTHONPATH")}
         own = {"TMUX_TMPDIR": self.tmux_folder, "HOME": str(path / "home"), "OMP_WAIT_POLICY": "PASSIVE"}
+        own |= {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_EC2_METADATA_DISABLED": "true"}  # nothing reaches AWS
         self.env = {**kept, **own, "TERM": "xterm"}
         self.started: list[subprocess.Popen[bytes]] = []
 

@@ -114,7 +114,7 @@ def test_a_recipe_imports_the_words_of_recipes_and_nothing_else(name: str) -> No
         "boto3": ("infra",),
         "botocore": ("infra",),
         "paramiko": ("cluster",),
-        "click": ("cluster.cli", "cluster.cli_data", "cluster.cli_look", "cluster.command"),
+        "click": ("cluster.cli", "cluster.cli_cloud", "cluster.cli_data", "cluster.cli_look", "cluster.command"),
         "rich": ("cluster.view", "cluster.view_top"),
         "libtmux": ("cluster.tmux",),
         "infra": ("infra", "cluster.backends"),
@@ -141,7 +141,8 @@ def test_what_is_pure_stays_free_of_torch(name: str) -> None:
 
 @pytest.mark.parametrize("name", of("cluster"))
 def test_the_command_line_stands_above_the_verbs_and_these_above_the_backends(name: str) -> None:
-    show = {f"cluster.{one}" for one in ("cli", "cli_data", "cli_look", "command", "view", "view_top", "tensorboard")}
+    words = "cli cli_cloud cli_data cli_look command view view_cloud view_top tensorboard"
+    show = {f"cluster.{one}" for one in words.split()}
     if name not in show | {"cluster.__main__"}:
         assert not imports(name) & show
     if name.startswith("cluster.backends"):

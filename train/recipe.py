@@ -16,6 +16,7 @@ nor boto3, so that `plan` and `--help` are instant.
 """
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
@@ -23,6 +24,7 @@ from typing import Any, Self
 MODELS = ("resnet10_tiny", "resnet10_cifar", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 SHAPES = ("linear", "cosine", "polynomial", "gradual_warmup", "constant_warmup")
 REFERENCE_BATCH = 256  # Goyal et al. 2017, section 2.1: rates are compared per 256 images
+MACHINE_TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")  # p4d.24xlarge
 
 
 def _whole(where: str, name: str, value: object, least: int) -> None:
@@ -169,6 +171,17 @@ IMAGENET = Data(name="imagenet", root="~/data/imagenet", train=1_281_167, val=50
 SAMPLE = Data(name="sample", root="data/sample", train=4_000, val=1_000)
 
 
+def _types(where: str, types: object) -> tuple[str, ...]:
+    if not isinstance(types, tuple | list):
+        raise ValueError(f"{where}, types: must be a list of EC2 types such as 'p4d.24xlarge', not {types!r}")
+    for one in types:
+        if not isinstance(one, str) or not MACHINE_TYPE.fullmatch(one):
+            raise ValueError(f"{where}, types: {one!r} is no EC2 type; they look like 'p4d.24xlarge'")
+        if types.count(one) > 1:
+            raise ValueError(f"{where}, types: {one!r} stands there twice")
+    return tuple(types)
+
+
 def check_rows(where: str, phases: Sequence[Phase]) -> None:
     """Raise `ValueError` unless the rows start at epoch 0 and follow each other without gap or overlap."""
     if not isinstance(phases, Sequence):
@@ -191,7 +204,8 @@ class Recipe:
     """A whole experiment. `machines` x `gpus` is the nominal number of GPUs for which the rates are stated.
 
     Give `phases`, or `tables`: one list of phases for each number of machines that has its own schedule, `machines`
-    naming the default. `at(n)` takes the table for n machines.
+    naming the default. `at(n)` takes the table for n machines. `types` are the machines to rent at EC2 when the job
+    goes there, in order of preference.
     """
 
     name: str
@@ -203,6 +217,7 @@ class Recipe:
     machines: int = 1
     gpus: int = 8
     seed: int = 0
+    types: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         where = f"recipe {self.name!r}"
@@ -215,6 +230,7 @@ class Recipe:
             _whole(where, name, getattr(self, name), least)
         if self.seed >= 2**63:
             raise ValueError(f"{where}, seed: must be below 2**63, not {self.seed}")
+        object.__setattr__(self, "types", _types(where, self.types))
         if not isinstance(self.tables, Mapping):
             raise ValueError(f"{where}, tables: must be phases by number of machines, not {self.tables!r}")
         for machines, rows in self.tables.items():

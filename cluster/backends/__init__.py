@@ -49,8 +49,8 @@ class Backend(Protocol):
     def terminate(self, spec: Spec, folders: Folders) -> list[str]:
         """End everything of the job at once; nothing when there is nothing. Returns machines that did not answer."""
 
-    def dollars(self, spec: Spec, seconds: float) -> float:
-        """Return the price of so many seconds."""
+    def dollars(self, spec: Spec, folders: Folders) -> float:
+        """Return what the job has cost until now."""
 
 
 @cache

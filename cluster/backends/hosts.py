@@ -99,6 +99,6 @@ def terminate(spec: Spec, folders: Folders) -> list[str]:
     return silent
 
 
-def dollars(spec: Spec, seconds: float) -> float:
+def dollars(spec: Spec, folders: Folders) -> float:
     """One's own machines bill nothing."""
     return 0.0

@@ -109,6 +109,6 @@ def terminate(spec: Spec, folders: Folders) -> list[str]:
     return []
 
 
-def dollars(spec: Spec, seconds: float) -> float:
+def dollars(spec: Spec, folders: Folders) -> float:
     """One's own computer bills nothing."""
     return 0.0

@@ -147,7 +147,8 @@ def test_a_wrong_option_or_word_is_named_in_one_line(refused: Fixture, words: li
 
 
 def test_launch_without_a_backend_says_which_there_are(place: Fixture, refused: Fixture) -> None:
-    refused(["launch", place.recipe()], 2, "--local", "this computer")
+    refused(["launch", place.recipe()], 1, "no region", "--local (here)", "--hosts FILE")
+    refused(["launch", "--local", "--hosts", "x", place.recipe()], 2, "two places")
 
 
 def test_a_job_cannot_need_more_machines_than_it_has(place: Fixture, refused: Fixture) -> None:

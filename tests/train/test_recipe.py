@@ -125,6 +125,8 @@ def test_nesterov_needs_a_momentum() -> None:
     ("gpus", [0, -1, 8.0, "8", True]),
     ("seed", [-1, 0.5, "0", None, True]),
     ("phases", [(), None, 3, phase(epochs=(0, 1))]),
+    ("types", ["p4d.24xlarge", ["p4d"], ["P4d.24xlarge"], ["p4d.24xlarge "], [""], [None], [3], None, {}, 3,
+               ["p4d.", ".24xlarge"], ["p4d.24xlarge\n"], ["g5.xlarge", "p4d.24xlarge", "g5.xlarge"]]),
 ])  # fmt: skip
 def test_a_wrong_value_of_a_recipe_is_refused_by_recipe_and_field(field: str, wrongs: list[Any]) -> None:
     for wrong in wrongs:
@@ -197,6 +199,13 @@ def test_at_changes_nothing_without_tables() -> None:
     assert recipe().at(7) == recipe()
 
 
+def test_types_are_kept_in_their_order_whatever_list_they_came_in() -> None:
+    names = ["p4d.24xlarge", "p6-b200.48xlarge", "g4dn.metal", "u-6tb1.112xlarge"]
+    assert recipe(types=names).types == recipe(types=tuple(names)).types == tuple(names)
+    assert recipe(phases=(), tables=TABLES, machines=4, types=names).at(16).types == tuple(names)
+    assert recipe().types == ()
+
+
 def test_machines_without_a_table_are_refused() -> None:
     said = refusal(recipe, phases=(), tables=TABLES, machines=8)
     assert "machines: no table for 8" in said and "[2, 4, 16]" in said
@@ -210,6 +219,7 @@ def test_json_gives_an_equal_recipe_back() -> None:
         machines=2,
         gpus=3,
         seed=5,
+        types=("p4d.24xlarge", "g5.xlarge"),
     )
     assert Recipe.from_json(json.loads(json.dumps(made.to_json()))) == made
 
@@ -245,6 +255,6 @@ def test_json_that_is_no_recipe_is_refused(wrong: Any) -> None:
 
 def test_json_may_leave_out_what_has_a_default() -> None:
     value = recipe().to_json()
-    for name in ("optim", "tables", "machines", "gpus", "seed"):
+    for name in ("optim", "tables", "machines", "gpus", "seed", "types"):
         del value[name]
     assert Recipe.from_json(value) == recipe()

@@ -1,0 +1,195 @@
+"""What would be rented for a launch, worked out by looking only: types, zones in order, prices, limits.
+
+With `offline` from the shipped table alone: a dry run asks nobody.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from infra import access, catalogue, images, offers, preflight, stack
+from infra.clients import Account, my_address
+from infra.request import Place, Want, run_request
+from infra.stack import Stack
+from infra.user_data import user_data
+from train.forecast import Forecast, forecast
+from train.schedule import Schedule
+
+from ...errors import BadInput, ClusterError
+from ...spec import Spec
+from .lines import lines
+from .wish import GRACE, MARKETS, METADATA, Wish, order
+
+MAX_HOURS = 2.0
+OFFLINE_REGION, OFFLINE_ZONE = "us-east-1", "a zone of us-east-1"
+
+
+@dataclass(frozen=True)
+class Renting:
+    """What the user says yes to. `kind` is the first place's; `minutes` None where nobody can forecast it."""
+
+    wish: Wish
+    kind: catalogue.Kind
+    notes: tuple[str, ...]
+    missing: tuple[str, ...]
+    forecast: Forecast | None
+    hours: float
+    findings: tuple[preflight.Finding, ...] = field(default=())
+
+    def table(self, spec: Spec) -> dict[str, Any]:
+        """Return the plan as plain data: machines, type, market, zones, prices, limits, what is made."""
+        place, machines = self.wish.places[0], len(spec.names)
+        rate = None if place.price is None else machines * place.price
+        minutes = None if self.forecast is None else self.forecast.minutes
+        same = [one for one in self.wish.places if (one.type, one.market) == (place.type, place.market)]
+        return {
+            "machines": machines, "type": place.type, "market": place.market, "region": place.region,
+            "gpus": f"{self.kind.gpus} x {self.kind.gpu}" if self.kind.gpus else "none",
+            "zones": list(dict.fromkeys(one.zone for one in same)),
+            "then": list(dict.fromkeys(f"{one.type} {one.market} in {one.region}" for one in self.wish.places))[1:],
+            "dollars_per_hour": rate, "minutes": minutes,
+            "dollars": None if rate is None or minutes is None else rate * minutes / 60,
+            "max_hours": self.hours, "max_dollars": self.most(rate), "ssh_from": self.wish.address,
+            "makes": list(self.missing),
+        }  # fmt: skip
+
+    def most(self, rate: float | None) -> float | None:
+        """Return the dollars that the limits allow at most, None when the price is not known."""
+        if rate is None:
+            return self.wish.max_dollars
+        most = rate * (self.hours + GRACE / 3600)
+        return most if self.wish.max_dollars is None else min(most, self.wish.max_dollars + rate * GRACE / 3600)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asked:
+    """The options of a launch that are about renting."""
+
+    regions: tuple[str, ...] = ()
+    zones: tuple[str, ...] = ()
+    type: str | None = None
+    market: str = "spot"
+    max_dollars: float | None = None
+    ami: str | None = None
+    group: bool = True
+    address: str | None = None
+    offline: bool = False
+
+
+def first_type(types: Sequence[str], asked: Asked) -> tuple[list[str], list[str], catalogue.Kind]:
+    """Return the types to ask for in order, the lines about those that are gone, and what the first is.
+
+    Types with another number of GPUs are left out: the schedule is made for one. Raises `ClusterError`.
+    """
+    with lines():
+        for region in asked.regions:
+            preflight.known_region(region)
+        account = None if asked.offline else Account(asked.regions[0] if asked.regions else None)
+        names, notes = offers.settle(account, types, asked.type, offline=asked.offline)
+        found = offers.kinds(account, names, offline=asked.offline)
+    if not found:
+        raise ClusterError(f"none of {', '.join(names)} is known; see imgnet-cluster offers")
+    first = found[names[0]]
+    alike = [one for one in names if one in found and found[one].gpus == first.gpus]
+    others = [one for one in names if one not in alike]
+    notes += [f"{', '.join(others)}: another number of GPUs than {first.name}; not asked for"] if others else []
+    return alike, notes, first
+
+
+def rent(
+    spec: Spec, schedule: Schedule, types: Sequence[str], notes: Sequence[str], kind: catalogue.Kind, asked: Asked
+) -> Renting:
+    """Work out where and at what price; asks AWS, changes nothing. Raises `ClusterError`."""
+    if asked.market not in MARKETS:
+        raise BadInput(f"{asked.market!r} is no market; there are {', '.join(MARKETS)}")
+    with lines():
+        account = None if asked.offline else Account(asked.regions[0] if asked.regions else None)
+        regions = asked.regions or ((account.region if account else OFFLINE_REGION),)
+        places: list[Place] = []
+        missing: list[str] = []
+        for region in regions:
+            here = None if account is None else account.at(region)
+            places += _places(here, region, types, MARKETS[asked.market], asked.zones)
+            missing += [] if here is None else [f"{region}: {one}" for one in stack.missing(here)]
+        if not places:
+            where = ", ".join(asked.zones or regions)
+            raise ClusterError(f"{', '.join(types)}: not offered in {where}; see imgnet-cluster offers")
+        if account:  # an image that is not there, or drives no such cards, is better known now
+            images.resolve(account.at(places[0].region), kind.arch, asked.ami)
+        address = asked.address and access.one_address(asked.address)
+        address = address or ("203.0.113.7/32" if asked.offline else my_address())
+        owner = "offline" if account is None else account.owner
+    places = order(places, regions, types, MARKETS[asked.market])
+    if asked.max_dollars is not None and places[0].price is None:
+        raise ClusterError(
+            f"--max-price-total: the price of {places[0].type} in {places[0].zone} is unknown, nobody can keep to it; "
+            "limit the time: --max-hours"
+        )
+    wish = Wish(
+        places=tuple(places), address=address, owner=owner, max_dollars=asked.max_dollars, ami=asked.ami,
+        group=asked.group and len(spec.names) > 1, gpus=kind.gpus, index=images.torch_index(kind.arch),
+    )  # fmt: skip
+    guess = forecast(schedule, gpus=spec.procs, gpu=kind.gpu, gbit=kind.gbit, machines=spec.machines)
+    if asked.offline and (price := catalogue.ON_DEMAND.get(kind.name)):
+        total = price * len(spec.names)
+        notes = [
+            *notes,
+            f"nobody was asked: on demand these machines were ${total:,.2f} an hour in July 2026 (us-east-1)",
+        ]
+    hours = wish.hours(len(spec.names), places[0], spec.max_hours)
+    return Renting(wish, kind, tuple(notes), tuple(missing), guess, hours)
+
+
+def _places(
+    account: Account | None, region: str, types: Sequence[str], markets: Sequence[str], zones: Sequence[str]
+) -> list[Place]:
+    if account is None:
+        table = {one.type: one for one in offers.offers(None, names=types, offline=True)}
+        return [
+            Place(region=region, zone=zones[0] if zones else OFFLINE_ZONE, type=name, market=market,
+                  price=table[name].on_demand if market == "on-demand" else None)
+            for name in types for market in markets if name in table
+        ]  # fmt: skip
+    found = []
+    for one in offers.offers(account, names=types):
+        if zones and one.zone not in zones:
+            continue
+        for market in markets:
+            price = one.spot if market == "spot" else one.on_demand
+            found.append(Place(region=region, zone=one.zone, type=one.type, market=market, price=price))
+    return found
+
+
+def requests(spec: Spec, renting: Renting) -> list[tuple[str, dict[str, Any]]]:
+    """Return the calls that a launch would make to rent the machines, with words for what does not exist yet."""
+    place = renting.wish.places[0]
+    own = Stack(
+        region=place.region, vpc="vpc-of-the-stack", subnets={place.zone: f"subnet-of-{place.zone}".replace(" ", "-")},
+        security_group="sg-of-the-stack", file_system="fs-of-the-stack", access_point="fsap-of-the-stack",
+        key_name="imgnet-key", key_file="", profile="imgnet-machine", bucket=None,
+    )  # fmt: skip
+    image = images.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
+    seconds = round(3600 * renting.hours) + GRACE
+    data = user_data(
+        seconds=seconds, private="(made for this asking)", public="(its public half)", file_system=own.file_system,
+        access_point=own.access_point, region=place.region, user=image.user, python=image.python,
+    )  # fmt: skip
+    want = Want(
+        uid=spec.uid or "job-N-xxxxxxxx", name=spec.name or "job-N", owner=renting.wish.owner, expires=0.0, image=image,
+        stack=own, user_data=data, host_key="", group=renting.wish.group,
+    )  # fmt: skip
+    run = run_request(want, renting.kind, place, spec.names, 1)
+    group = run.get("Placement", {}).get("GroupName")
+    before = [("ec2:CreatePlacementGroup", {"GroupName": group, "Strategy": "cluster"})] if group else []
+    return [*before, ("ec2:RunInstances", run)]
+
+
+def with_wish(spec: Spec, renting: Renting) -> Spec:
+    """Return the spec with what is to be rented, and machines that have no addresses yet."""
+    return replace(spec, cloud=renting.wish.to_json(), hosts={"shared": None, "machines": []}, metadata=METADATA)
+
+
+def data_root(given: Path) -> Path:
+    """Return where images are on rented machines: a relative folder is one of the shared file system."""
+    return given if given.is_absolute() or given.parts[:1] == ("~",) else Path("~/.imgnet/shared") / given

@@ -1,0 +1,292 @@
+"""A job's machines at AWS: rents them, tells where they are, notes which are gone, ends them.
+
+All that changes something is written into <run>/cloud.jsonl before it is done. Only the supervisor rents; any command
+may end. Never touches the machines themselves.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from infra import access, images, instances, keys, stack, tags
+from infra.catalogue import Kind
+from infra.clients import Account
+from infra.errors import CloudError, Interrupted
+from infra.gang import Gang, NoMachines, Refused
+from infra.instances import Instance
+from infra.journal import Journal
+from infra.offers import kinds
+from infra.request import Place, Want
+from infra.user_data import user_data
+from train.files import as_json, replace
+
+from ...hosts_file import Host, Hosts
+from ...spec import Folders, Spec
+from .wish import GRACE, Wish
+
+FOLDER = "~/.imgnet"  # on a machine, as its user data makes it
+PYTHON = f"{FOLDER}/python"
+ACQUIRE_SECONDS = 1200.0
+SSH_PORT = 22
+JOURNAL, HOSTS = "cloud.jsonl", "hosts.json"
+
+
+class EndedElsewhere(NoMachines):
+    """Somebody, or a limit, has ended the job's machines; it is stopped."""
+
+
+class Rented:
+    """The machines of one job. `stopping` says whether the job is to stop; whoever waits then raises `Interrupted`."""
+
+    def __init__(
+        self, spec: Spec, folders: Folders, say: Callable[[str], None], stopping: Callable[[], bool] = lambda: False
+    ) -> None:
+        self.spec, self.folders, self.say, self.stopping = spec, folders, say, stopping
+        self.wish = Wish.of(spec.cloud)
+        self.journal = Journal(folders.run / JOURNAL)
+        self.asking = threading.Lock()
+        self.account = Account(self.wish.region)
+        self.gang = self._gang(self.account)
+        asked = [one["place"]["region"] for one in self.gang.askings() if one["end"] != "refused"]
+        self.region = asked[-1] if asked else self.wish.region
+        if self.region != self.wish.region:
+            self.account = self.account.at(self.region)
+            self.gang = self._gang(self.account)
+        self.stack: stack.Stack | None = None
+        self.kinds: dict[str, Kind] = {}
+        self.images: dict[tuple[str, str], images.Image] = {}
+
+    def _gang(self, account: Account) -> Gang:
+        return Gang(account, self.spec.uid, self.journal, self.say, self._pause)
+
+    def _pause(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while True:
+            if self.stopping():
+                raise Interrupted("stopped by the user")
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return
+            time.sleep(min(0.5, left))
+
+    def _granted(self) -> list[dict[str, Any]]:
+        lines = self.journal.lines("ask", "granted")
+        granted = {one["number"] for one in lines if one["what"] == "granted"}
+        return [one for one in lines if one["what"] == "ask" and one["number"] in granted]
+
+    # --- where we stand ----------------------------------------------------------------------------------------------
+
+    @property
+    def place(self) -> Place | None:
+        """Where the gang is: of the last asking for all of its machines; None before the first."""
+        whole = [one for one in self._granted() if len(one["names"]) == len(self.spec.names)]
+        return Place(**whole[-1]["place"]) if whole else None
+
+    @property
+    def since(self) -> float | None:
+        """When the first machine of this launch came, in seconds since 1970."""
+        begun = max((one["time"] for one in self.journal.lines("begin")), default=0.0)
+        return min((one["time"] for one in self.journal.lines("granted") if one["time"] >= begun), default=None)
+
+    def begin(self, mark: str) -> None:
+        """Note that a launch of the job has begun; once, however often its supervisor does."""
+        if mark not in [one["mark"] for one in self.journal.lines("begin", "move")]:
+            self.journal.write("begin", mark=mark)
+
+    def moves(self, mark: str) -> None:
+        """Note that a launch goes on with other machines, under another mark."""
+        self.journal.write("move", mark=mark)
+
+    @property
+    def ended(self) -> bool:
+        """Whether somebody began to end what this launch has rented; then nothing is rented for it any more."""
+        last = self.journal.lines("begin", "end")[-1:]
+        return bool(last) and last[0]["what"] == "end"
+
+    def look(self) -> dict[str, Instance]:
+        """Return the machines that are there, by name. Raises `CloudError` when AWS does not say."""
+        return instances.present(self.gang.look())
+
+    def with_gate(self, found: dict[str, Instance]) -> dict[str, Instance]:
+        """Return the machines, one of which has a public address: EC2 gives none to those with several cards.
+
+        Raises `CloudError`.
+        """
+        if not found or any(one.public for one in found.values()):
+            return found
+        head = found[min(found, key=int)]
+        self.journal.write("address", id=head.id)
+        own = {key: value for key, value in head.tags.items() if key not in (tags.MACHINE, tags.LAUNCH)}
+        instances.open_gate(self.account, head, own)
+        self.say(f"machine {head.name} has a public address; the others are reached through it")
+        while True:
+            again = self.look()
+            if not again or any(one.public for one in again.values()):
+                return again
+            self._pause(1.0)
+
+    # --- renting -----------------------------------------------------------------------------------------------------
+
+    def gather(self, anew: Callable[[], None]) -> dict[str, Instance]:
+        """Return the machines of the job: those that are there; or all are rented, after `anew` was called.
+
+        Raises `NoMachines`, `CloudError`. What a crash left unanswered is asked again first: never two gangs.
+        """
+        if self.gang.open():
+            self._stack_of(self.account)
+            self.gang.settle()
+        found = self.look()
+        if self.ended:
+            raise NoMachines(f"its machines were ended; go on: imgnet-cluster resume {self.spec.name}")
+        if not found:
+            self._by_hand()
+            anew()
+            found = {one.name: one for one in self._acquire()}
+        return self.with_gate(found)
+
+    def _by_hand(self) -> None:
+        """Raise `EndedElsewhere` when not EC2 has taken the last machines of this launch, but somebody has ended them.
+
+        From another computer, in the console, or by their own limit: whoever did that does not want others.
+        """
+        begun = max((one["time"] for one in self.journal.lines("begin")), default=0.0)
+        released = {id for line in self.journal.lines("release", "end") for id in line["ids"]}
+        granted = [line for line in self.journal.lines("granted") if line["time"] >= begun]
+        last = {one["name"]: one["id"] for line in granted for one in line["machines"]}
+        why = {line["id"]: line["why"] for line in self.journal.lines("gone")}
+        ends = [why.get(id, "") for id in last.values() if id not in released]
+        if ends and all(one.startswith("Client.") for one in ends):
+            how = "by their own limit" if "InstanceInitiated" in ends[0] else "by somebody (down, or the AWS console)"
+            raise EndedElsewhere(f"its machines were ended {how}; go on: imgnet-cluster resume {self.spec.name}")
+
+    def _acquire(self) -> list[Instance]:
+        regions = list(dict.fromkeys(one.region for one in self.wish.places))
+        if self._granted():  # the data, and what has been trained so far, are there and nowhere else
+            regions = [self.region]
+        for region in regions:
+            self.region, self.account = region, self.account.at(region)
+            self.gang = self._gang(self.account)
+            own = self._stack_of(self.account)
+            places = [one for one in self.wish.places if one.region == region and one.zone in own.subnets]
+            self.kinds |= kinds(self.account, sorted({one.type for one in places}))
+            places = [one for one in places if one.type in self.kinds]
+            try:
+                if not places:
+                    raise CloudError(f"{region}: none of its zones has machines of the types that were asked for")
+                seconds = ACQUIRE_SECONDS if region == regions[-1] else 0.0
+                return self.gang.acquire(places, self.spec.names, self._want, self.kinds, seconds)
+            except Interrupted:
+                raise
+            except CloudError as error:
+                stop = isinstance(error, Refused)  # it would go wrong elsewhere, too
+                if region == regions[-1] or stop:
+                    raise
+                self.say(f"{error}; the next region")
+        raise CloudError("no region was asked for")
+
+    def _stack_of(self, account: Account) -> stack.Stack:
+        if self.stack is None or self.stack.region != account.region:
+            self.stack = stack.ensure(account, self.wish.address, self.say)
+        return self.stack
+
+    def rent(self, name: str) -> Instance:
+        """Rent another machine in place of one, in the same zone and group. Raises `Refused`, `CloudError`."""
+        with self.asking:
+            place = self.place
+            assert place
+            self._stack_of(self.account)
+            self.kinds |= kinds(self.account, [place.type]) if place.type not in self.kinds else {}
+            whole = [one for one in self._granted() if len(one["names"]) == len(self.spec.names)]
+            group = whole[-1]["request"].get("Placement", {}).get("GroupName", "")
+            return self.gang.ask(place, [name], self._want(place), self.kinds[place.type], group)[0]
+
+    def _want(self, place: Place) -> Want:
+        """What a machine is to be, with a bootstrap host key that no other asking has."""
+        assert self.stack
+        kind, now = self.kinds[place.type], time.time()
+        where = place.region, kind.arch
+        if where not in self.images:  # once: a newer one would make another request of the same asking
+            self.images[where] = images.resolve(self.account, kind.arch, self.wish.ami)
+        image = self.images[where]
+        if image.port != SSH_PORT:
+            ports, wish = (SSH_PORT, image.port), self.wish
+            access.let_in(self.account, self.stack.security_group, wish.address, wish.owner, ports=ports)
+        hours = self.wish.hours(len(self.spec.names), place, self.spec.max_hours)
+        left = max(0.0, 3600 * hours - (now - (self.since or now))) + GRACE
+        private, public = keys.new_pair()
+        data = user_data(
+            seconds=round(left), private=private, public=public, file_system=self.stack.file_system,
+            access_point=self.stack.access_point, region=place.region, user=image.user, python=image.python,
+        )  # fmt: skip
+        return Want(
+            uid=self.spec.uid, name=self.spec.name, owner=self.wish.owner, expires=now + left, image=image,
+            stack=self.stack, user_data=data, host_key=public, group=self.wish.group,
+        )  # fmt: skip
+
+    # --- how to log in -----------------------------------------------------------------------------------------------
+
+    def host(self, one: Instance, gate: Instance | None = None) -> Host:
+        """Return how to reach a machine: by its public address, or by way of `gate`."""
+        login = self._asking(one)["login"]
+        keys_of = {line["id"]: line["key"] for line in self.journal.lines("host key")}
+        by = f"{login['user']}@{gate.public}:{login['port']}" if gate and not one.public else None
+        return Host(
+            host=one.public or one.private, address=one.private, port=login["port"], user=login["user"],
+            key=str(keys.KEY.expanduser()), python=PYTHON, folder=FOLDER, jump=by,
+            jump_key=keys_of.get(gate.id, login["host_key"]) if gate and by else None,
+            host_key=keys_of.get(one.id, login["host_key"]),
+        )  # fmt: skip
+
+    def _asking(self, one: Instance) -> dict[str, Any]:
+        """Return the asking that a machine came from."""
+        for line in self.journal.lines("ask"):
+            if line["request"]["ClientToken"] == one.token:
+                return line
+        raise CloudError(f"{one.id} bears the job's tag, but {self.journal.path} does not know it")
+
+    def greeted(self, one: Instance, key: str) -> None:
+        """Note that a machine has a host key of its own now."""
+        self.journal.write("host key", id=one.id, key=key)
+
+    def write_hosts(self, found: Mapping[str, Host]) -> Hosts:
+        """Write down how to reach the machines, for commands that want to, in the order of their names."""
+        hosts = Hosts(None, tuple(found[name] for name in self.spec.names if name in found))
+        replace(self.folders.run / HOSTS, as_json({**hosts.to_json(), "names": list(found)}))
+        return hosts
+
+    # --- the end -----------------------------------------------------------------------------------------------------
+
+    def end(self) -> list[str]:
+        """End everything that bills. Returns a line for each thing that is not gone. Raises `CloudError`."""
+        left = self._ending(self.account).end()
+        for region in {one["place"]["region"] for one in self.gang.askings()} - {self.region}:
+            left += self._ending(self.account.at(region)).end()
+        return left
+
+    def _ending(self, account: Account) -> Gang:
+        """Whoever ends things is not kept from it by a stop."""
+        return Gang(account, self.spec.uid, self.journal, self.say)
+
+    def lose(self, name: str) -> None:
+        """Take a machine away as a power cut does. Raises `CloudError` when it is not there."""
+        found = self.look()
+        if name not in found:
+            raise CloudError(f"machine {name} is not there; imgnet-cluster status {self.spec.name}")
+        self.release([found[name].id])
+
+    def release(self, ids: list[str]) -> None:
+        """End some machines, whose place others take."""
+        self.journal.write("release", ids=ids)
+        instances.terminate(self.account, ids)
+
+    def release_all(self) -> None:
+        """End the machines that are left, and return when EC2 shows none of them any more."""
+        while found := self.look():
+            self.release([one.id for one in found.values()])
+            self._pause(1.0)
+
+
+def gate_of(found: Mapping[str, Instance]) -> Instance | None:
+    """Return the machine by way of which those without a public address are reached."""
+    return next((one for one in found.values() if one.public), None)

@@ -1,0 +1,60 @@
+"""What a job wants of AWS, as its job.json keeps it: what the user saw and said yes to, for whoever carries it out."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from infra.request import Place
+
+MARKETS = {"spot": ("spot",), "on-demand": ("on-demand",), "spot-then-on-demand": ("spot", "on-demand")}
+GRACE = 900  # seconds beyond the limit until the power goes: for the last save, and for bringing it home
+METADATA = "http://169.254.169.254"  # of EC2's metadata service, on every machine
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """`places` in the order in which they are asked; `address` is whom ssh is open to; `owner` who pays.
+
+    `max_dollars` is the limit for all of the job's machines together, None: only time limits it.
+    """
+
+    places: tuple[Place, ...]
+    address: str
+    owner: str
+    max_dollars: float | None = None
+    ami: str | None = None
+    group: bool = True
+    gpus: int = 0  # of each machine: fewer is a fault, not a smaller machine
+    index: str | None = None  # where pip finds a torch for cards that the usual one has left behind
+
+    @property
+    def region(self) -> str:
+        """Where it begins."""
+        return self.places[0].region
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain data from which `of` makes an equal Wish."""
+        return asdict(self)
+
+    @classmethod
+    def of(cls, value: dict[str, Any] | None) -> Self:
+        """Return what `to_json` described."""
+        value = value or {}
+        return cls(**{**value, "places": tuple(Place(**one) for one in value["places"])})
+
+    def hours(self, machines: int, place: Place, limit: float | None) -> float:
+        """Return the hours that the limits allow there, `limit` being the one of time; without both: two days."""
+        hours = 48.0 if limit is None else limit
+        if self.max_dollars is not None and place.price:
+            hours = min(hours, self.max_dollars / (machines * place.price))
+        return hours
+
+
+def order(places: Sequence[Place], regions: Sequence[str], types: Sequence[str], markets: Sequence[str]) -> list[Place]:
+    """Sort places: regions as asked, then types, then markets, then zones by price; unknown prices last."""
+
+    def rank(one: Place) -> tuple[int, int, int, float, str]:
+        price = one.price if one.price is not None else float("inf")
+        return regions.index(one.region), types.index(one.type), markets.index(one.market), price, one.zone
+
+    return sorted(places, key=rank)

@@ -1,0 +1,244 @@
+"""The commands about what is rented: up, down, gc, cost, extend, offers, check."""
+
+import sys
+import time
+from typing import Any
+
+import click
+
+from .command import Number, output, print_json, yes
+from .errors import ERROR, BadInput, ClusterError, NoSuchJob
+
+in_region = click.option("--region", metavar="REGION", help="Where. [default: as the AWS configuration says]")
+dry = click.option("--dry-run", "--dryrun", is_flag=True, help="Show what would be done.")
+
+
+def say(text: str) -> None:
+    """Tell what is being done: talk, not data."""
+    click.echo(text, err=True)
+
+
+def left(lines: list[str]) -> None:
+    """Say what is still there, and fail for it."""
+    for one in lines:
+        click.echo(f"still there: {one}", err=True)
+    if lines:
+        raise ClusterError(f"{len(lines)} thing{'s are' if len(lines) > 1 else ' is'} still there")
+
+
+def sure(question: str, yes: bool) -> None:
+    """Ask a person, where there is one. Raises `ClusterError` when the answer is no."""
+    if not yes and sys.stdin.isatty() and not click.confirm(question, default=False):
+        raise ClusterError("nothing was done")
+
+
+@click.command()
+@click.option("--stack", is_flag=True, help="The long-lived things of a region: network, file system, keys, role.")
+@click.option("--bucket", metavar="NAME", help="And a bucket for data.")
+@click.option("--from", "address", metavar="CIDR", help="Whom ssh is open to. [default: this computer]")
+@in_region
+@dry
+def up(stack: bool, bucket: str | None, address: str | None, region: str | None, dry_run: bool) -> None:
+    """Make the stack of a region; a launch does so by itself. Let this computer's address in when it has changed."""
+    from .backends.aws import verbs
+
+    if not stack:
+        raise BadInput("say what: imgnet-cluster up --stack")
+    if dry_run:
+        for one in verbs.missing(region) or ["nothing is missing"]:
+            click.echo(one)
+        return
+    made = verbs.up(region, address, bucket, say)
+    click.echo(f"the stack of {made.region} is there: {made.vpc}, file system {made.file_system}")
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option("--all", "everything", is_flag=True, help="All jobs: those of this folder, and all that bears our tags.")
+@click.option("--stack", is_flag=True, help="The stack of a region; its file system only with --delete-data.")
+@click.option("--delete-data", is_flag=True, help="With --stack: the file system and the bucket too, with all in them.")
+@in_region
+@dry
+@yes
+def down(
+    job: str | None, everything: bool, stack: bool, delete_data: bool, region: str | None, dry_run: bool, yes: bool
+) -> None:
+    """End JOB at once and all that it rents; return when AWS says that it is gone. Exit code 1 while anything is left.
+
+    JOB may be one that this computer never saw: its name or uid, as ls --cloud shows it.
+    """
+    from . import jobs, paid
+
+    if sum((bool(job), everything, stack)) != 1:
+        raise BadInput("say what: a job, --all, or --stack")
+    if stack:
+        from .backends.aws import verbs
+
+        what = "the stack with its file system and all data" if delete_data else "the stack but for its file system"
+        if dry_run:
+            return click.echo(f"would remove {what} of {verbs.regions([region] if region else [])[0]}")
+        sure(f"remove {what}?", yes)
+        return left(verbs.down_stack(region, delete_data, say))
+    if everything:
+        return _down_all(region, dry_run, yes)
+    try:
+        found = jobs.find(job)
+    except NoSuchJob:
+        from .backends.aws import verbs
+
+        there = verbs.regions([region] if region else [])[0]
+        if dry_run:
+            return click.echo(f"would end all that bears the tag of {job} in {there}")
+        left(verbs.down(there, str(job), say))
+        return click.echo(f"{job} is gone")
+    if dry_run:
+        return click.echo(f"would end {found.name}, which is {found.state}, and all that it rents")
+    paid.down(found)
+    click.echo(f"{found.name} is gone")
+
+
+def _down_all(region: str | None, dry_run: bool, yes: bool) -> None:
+    from . import jobs, paid
+    from .backends.aws import verbs
+
+    mine = [one for one in jobs.all_jobs() if one.spec.backend == "aws" and not one.ended]
+    regions = {one.spec.cloud["places"][0]["region"] for one in mine if one.spec.cloud} | set(
+        verbs.regions([region] if region else [])
+    )
+    uids = {one.spec.uid: one for one in mine}
+    found = [row for where in sorted(regions) for row in verbs.by_job(verbs.machines(where))]
+    names = [*[one.name for one in mine], *[row["uid"] for row in found if row["uid"] not in uids]]
+    if dry_run or not names:
+        return click.echo(f"would end {', '.join(names)}" if names else "there is nothing to end")
+    sure(f"end {', '.join(names)}?", yes)
+    lines: list[str] = []
+    for one in mine:
+        try:
+            paid.down(one)
+        except ClusterError as error:
+            lines.append(str(error))
+    for where in sorted(regions):
+        lines += verbs.remove(where, sorted({one.uid for one in verbs.machines(where)}), say)
+    left(lines)
+    click.echo(f"{', '.join(names)}: gone")
+
+
+@click.command()
+@click.option("--unknown", is_flag=True, help="Also what belongs to a job that this folder does not know.")
+@in_region
+@click.option("-y", "--yes", is_flag=True, help="Do it; without it is only shown what would be done.")
+@output
+def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
+    """Remove what bears our tags and belongs to no live job, or is past its time. Only shows it without --yes."""
+    from . import jobs
+    from .backends.aws import verbs
+
+    known = {one.spec.uid: not one.ended for one in jobs.all_jobs() if one.spec.backend == "aws"}
+    lines: list[str] = []
+    shown = []
+    for where in verbs.regions([region] if region else []):
+        remove, stay = verbs.garbage(where, known, unknown, time.time())
+        shown.append({"region": where, "remove": remove, "stay": stay})
+        if output == "table":
+            for one in remove.values():
+                click.echo(f"{'removing' if yes else 'would remove'} {one}")
+            for one in stay:
+                click.echo(f"leaving {one}")
+        if yes:
+            lines += verbs.remove(where, list(remove), say)
+    if output == "json":
+        print_json(shown)
+    elif not any(one["remove"] for one in shown):
+        click.echo("nothing to remove")
+    elif not yes:
+        click.echo("nothing was removed; do it: imgnet-cluster gc --yes")
+    left(lines)
+
+
+@click.command()
+@click.argument("job", required=False)
+@click.option(
+    "--top5", type=Number(0, 100), help="What had been spent when the validation first reached so many percent."
+)
+@output
+def cost(job: str | None, top5: float | None, output: str) -> None:
+    """Show what JOB has cost (default: the newest): machines, disks, addresses; per epoch, to the target, wasted."""
+    from . import jobs, paid, view_cloud
+
+    found = paid.cost(jobs.find(job), top5)
+    if output == "json":
+        print_json(found)
+    else:
+        view_cloud.show_cost(found)
+
+
+@click.command()
+@click.argument("job")
+@click.option("--max-hours", type=Number(0, min_open=True), required=True, help="Since the first machine came.")
+def extend(job: str, max_hours: float) -> None:
+    """Give JOB more time, or less: its machines end themselves after so many hours, counted from its beginning."""
+    from . import jobs, paid
+
+    found = jobs.find(job)
+    paid.extend(found, max_hours)
+    click.echo(f"{found.name} may take {max_hours:g} hours")
+
+
+@click.command()
+@click.option("--gpu", metavar="NAME", help="Only with such GPUs, such as A100.")
+@click.option("--recipe", metavar="RECIPE", help="With the forecast of this recipe, for --machines.")
+@click.option("--machines", type=click.IntRange(1), help="How many machines. [default: as the recipe says]")
+@in_region
+@output
+def offers(gpu: str | None, recipe: str | None, machines: int | None, region: str | None, output: str) -> None:
+    """Show what EC2 offers now: types by zone, GPUs, prices; with --recipe its minutes and dollars on each."""
+    from . import jobs, view_cloud
+    from .backends.aws import verbs
+
+    recipes = jobs.load_recipes(recipe) if recipe else []
+    if len(recipes) > 1:
+        raise BadInput(f"{recipe}: has {len(recipes)} recipes; --recipe takes a file with one")
+    rows = verbs.offered(region, gpu, recipes[0] if recipes else None, machines)
+    if output == "json":
+        print_json(rows)
+    else:
+        view_cloud.show_offers(rows)
+
+
+@click.command()
+@click.argument("recipe", required=False)
+@click.option("--machines", type=click.IntRange(1), help="How many machines. [default: as the recipe says]")
+@click.option("--type", metavar="TYPE", help="This type. [default: those of the recipe]")
+@click.option("--on-demand", is_flag=True, help="Machines that nobody takes away.")
+@click.option("--iam", is_flag=True, help="Print the least policies, of the user and of the machines, as JSON.")
+@in_region
+@output
+def check(
+    recipe: str | None,
+    machines: int | None,
+    type: str | None,
+    on_demand: bool,
+    iam: bool,
+    region: str | None,
+    output: str,
+) -> None:
+    """Show all that stands in the way of a launch at AWS, with what to type next. Exit code 1 when something does."""
+    from . import jobs, view_cloud
+    from .backends.aws import verbs
+
+    if iam:
+        return print_json(verbs.policies(region))
+    found = jobs.load_recipes(recipe)[0] if recipe else None
+    types = [type] if type else list(found.types) if found else []
+    count = machines or (found.machines if found else 1)
+    findings = verbs.check(region, types, count, "on-demand" if on_demand else "spot")
+    rows: list[dict[str, Any]] = [vars(one) for one in findings]
+    if output == "json":
+        print_json(rows)
+    else:
+        view_cloud.show_findings(rows)
+    if any(one["level"] == "error" for one in rows):
+        sys.exit(ERROR)
+
+
+COMMANDS = (up, down, gc, cost, extend, offers, check)

@@ -1,0 +1,65 @@
+"""What only matters where machines cost money: end a job at once, what it has cost, more time for it."""
+
+import time
+from typing import Any
+
+from . import settle, timeline, tmux
+from .errors import ClusterError
+from .job import Job
+
+ENDING = "ended by the user (imgnet-cluster down)"
+BUSY_SECONDS = 60.0  # for another command to finish with the job
+
+
+def down(job: Job) -> None:
+    """End a job at once and all that it rents, also what is left of one that has ended.
+
+    Returns when nothing is there any more. Raises `ClusterError` with what is not gone.
+    """
+    from train.files import as_json, replace
+
+    if not job.ended:
+        replace(job.folders.shared / "stop", as_json({"time": time.time(), "reason": ENDING}))
+        tmux.kill(job.name, job.run)  # its supervisor would rent machines for those that we end
+    with job.locked(BUSY_SECONDS):
+        silent = job.backend.terminate(job.spec, job.folders)
+        if not job.ended:
+            settle.settle(job.folders, job.spec, job.backend, silent, ENDING, "stopped")
+
+
+def cost(job: Job, top5: float | None = None) -> dict[str, Any]:
+    """Return what a job has cost: rows for machines, sums, and what they bought. Raises `ClusterError`.
+
+    `to_target` is what had been spent when the validation first reached `top5` percent, "wasted" what the machines cost
+    while steps were done again, or none could be done, after a loss.
+    """
+    if job.spec.backend != "aws":
+        raise ClusterError(f"{job.name} ran on {job.backend.DESCRIPTION}, which costs nothing here")
+    from .backends.aws import verbs
+
+    def until(moment: float) -> float:
+        return float(verbs.cost(job.run, moment)["dollars"])
+
+    said, epochs = verbs.cost(job.run), job.lines("epoch")
+    steps = job.lines("train")
+    hit = next((row["time"] for row in epochs if top5 is not None and row["top5"] >= top5), None)
+    begin, end = (steps[0]["time"], epochs[-1]["time"]) if steps and epochs else (0.0, 0.0)
+    trained = until(end) - until(begin) if epochs else 0.0
+    lost = timeline.lost_seconds(job.run, job.folders.shared)
+    return {
+        "job": job.name,
+        **said,
+        "per_epoch": trained / len(epochs) if epochs else None,
+        "to_target": None if hit is None else until(hit),
+        "wasted": trained * lost / (end - begin) if end > begin else None,
+        "wasted_seconds": lost,
+    }
+
+
+def extend(job: Job, hours: float) -> None:
+    """Let a job's machines live for so many hours since the first came. Raises `ClusterError` with who did not hear."""
+    if job.spec.backend != "aws" or job.ended:
+        raise ClusterError(f"{job.name} has no rented machines at work; imgnet-cluster status {job.name}")
+    from .backends import aws
+
+    aws.extend(job.spec, job.folders, hours)

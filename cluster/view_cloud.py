@@ -1,0 +1,113 @@
+"""What a person sees of rented machines: what a launch would rent, what there is, what it costs."""
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+WIDTH = 14
+
+
+def dollars(value: float | None, digits: int = 2) -> str:
+    """Return a price, or that nobody knows it."""
+    return "unknown price" if value is None else f"${value:,.{digits}f}"
+
+
+def line(name: str, text: str) -> None:
+    """Print a name and what it is."""
+    print(f"  {name:{WIDTH}} {text}")
+
+
+def show_renting(table: Mapping[str, Any]) -> None:
+    """Print what a launch would rent, the price first."""
+    rate, minutes = table["dollars_per_hour"], table["minutes"]
+    run = "unknown: nobody has measured this model on this card"
+    if minutes is not None:
+        cost = "" if table["dollars"] is None else f", {dollars(table['dollars'])}"
+        run = f"about {minutes:.0f} minutes of training{cost} (a first forecast, from presets)"
+    per_hour = "unknown price" if rate is None else f"{dollars(rate)} an hour"
+    print(f"rents {table['machines']} x {table['type']} ({table['gpus']} each), {table['market']}: {per_hour}")
+    line("the run", run)
+    most = "" if table["max_dollars"] is None else f", {dollars(table['max_dollars'])} at most"
+    line("limits", f"{table['max_hours']:.3g} hours{most}; the machines cut their own power then")
+    line("zones, in order", ", ".join(table["zones"]))
+    if table["then"]:
+        line("and then", ", ".join(table["then"]))
+    line("ssh", f"from {table['ssh_from']} alone")
+    for one in table["makes"]:
+        line("makes", one)
+
+
+def show_requests(requests: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+    """Print calls of AWS as they would be sent."""
+    for name, words in requests:
+        print(f"{name}\n{json.dumps(words, indent=1)}")
+
+
+def show_cost(said: Mapping[str, Any]) -> None:
+    """Print what a job has cost, a row for each machine, and what that bought."""
+    from . import view
+
+    columns = ("machine", "id", "type", "market", "zone", "hours", "price/h", "dollars", "ended")
+    view.table(
+        columns,
+        [
+            (
+                one["name"], one["id"], one["type"], one["market"], one["zone"], f"{one['seconds'] / 3600:.3f}",
+                dollars(one["price"], 4), dollars(one["all"] if one["dollars"] is not None else None, 4),
+                one["why"] if one["ended"] else "still there",
+            )
+            for one in said["machines"]
+        ],
+    )  # fmt: skip
+    parts = f"machines {dollars(said['machine_dollars'], 4)}, disks {dollars(said['disk_dollars'], 4)}"
+    print(f"{dollars(said['dollars'], 4)} in all: {parts}, addresses {dollars(said['address_dollars'], 4)}")
+    for name, text in (
+        ("per_epoch", "an epoch"),
+        ("to_target", "until the target"),
+        ("wasted", "for work that was lost"),
+    ):
+        if said.get(name) is not None:
+            print(f"{dollars(said[name], 4)} {text}")
+    if said["unknown"]:
+        print(f"not in it: {', '.join(said['unknown'])}, whose price nobody knew")
+    if said["running"]:
+        print(f"{said['running']} machines still bill")
+    if said["machines"]:
+        print("the shared file system is not in it: it belongs to the stack; see imgnet-cluster down --stack --dry-run")
+
+
+def show_offers(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print what EC2 offers, a row for each type and zone."""
+    from . import view
+
+    columns = ("type", "zone", "GPUs", "GB each", "EFA", "Gbit/s", "spot/h", "on demand/h", "minutes", "dollars")
+    view.table(
+        columns,
+        [
+            (
+                one["type"], one["zone"], f"{one['gpus']} x {one['gpu']}", one["gpu_gb"], one["efa"], one["gbit"],
+                dollars(one["spot"]), dollars(one["on_demand"]) + ("*" if one["on_demand_shipped"] else ""),
+                "" if one["minutes"] is None else f"{one['minutes']:.0f}",
+                "" if one["dollars"] is None else dollars(one["dollars"]),
+            )
+            for one in rows
+        ],
+    )  # fmt: skip
+    if any(one["on_demand_shipped"] for one in rows):
+        print("* as of July 2026, shipped with the program: the price list could not be asked")
+
+
+def show_findings(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print what is in order and what is not, with the next thing to type."""
+    for one in rows:
+        print(f"{one['level']:8} {one['what']}")
+        if one["type_next"]:
+            print(f"{'':8} {one['type_next']}")
+
+
+def show_machines(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Print what is rented, a row for each job, as the tags of its machines say it."""
+    from . import view
+
+    columns = ("job", "uid", "machines", "state", "type", "market", "zone", "since", "expires", "owner")
+    view.table(columns, [[one[name] for name in columns] for one in rows])

@@ -1,0 +1,116 @@
+"""The machine types worth renting, as shipped: what is shown and planned with where EC2 cannot be asked.
+
+Shapes: EC2's DescribeInstanceTypes of October 2026. Prices: AWS's price list of 2026 for us-east-1, Linux, on demand
+(P and the largest G of July, the others of January).
+"""
+
+import re
+from dataclasses import dataclass
+
+PRICED_IN = "us-east-1"  # the region whose prices ON_DEMAND has, and no other
+
+
+@dataclass(frozen=True, kw_only=True)
+class Kind:
+    """A type of machine. `gpus` of the name `gpu` (EC2's word; "CPU" when there are none) with `gpu_gb` GiB each;
+    `efa` interfaces of Elastic Fabric Adapter; `cards` network cards; `gbit` Gbit/s that the network holds all the
+    time; `arch` what a program is compiled for ("sm_80", "" unknown); `family` whose quota it is of ("P5", "P", "G").
+    """
+
+    name: str
+    vcpus: int
+    gpus: int
+    gpu: str
+    gpu_gb: int
+    efa: int
+    cards: int
+    gbit: float
+    arch: str
+    nvme_gb: int
+    memory_gb: int
+    family: str
+
+
+ARCHITECTURES = {
+    "P100": "sm_60", "V100": "sm_70", "T4": "sm_75", "A100": "sm_80", "A10G": "sm_86", "L4": "sm_89", "L40S": "sm_89",
+    "H100": "sm_90", "H200": "sm_90", "B200": "sm_100", "B300": "sm_103", "RTX PRO 4500": "sm_120",
+    "RTX PRO Server 6000": "sm_120",
+}  # fmt: skip
+
+_Row = tuple[str, int, int, str, int, int, int, float, int, int, float | None]
+# fmt: off
+_SHIPPED: list[_Row] = [
+    # type             vCPU GPUs GPU     GB  EFA cards Gbit   NVMe  memory  $/h
+    ("p5en.48xlarge",   192, 8, "H200", 141, 16, 16, 3200.0, 30400, 2048,  63.296),
+    ("p5e.48xlarge",    192, 8, "H200", 141, 32, 32, 3200.0, 30400, 2048,    None),
+    ("p5.48xlarge",     192, 8, "H100",  80, 32, 32, 3200.0, 30400, 2048,   55.04),
+    ("p5.4xlarge",       16, 1, "H100",  80,  1,  1,  100.0,  3800,  256,    6.88),
+    ("p4de.24xlarge",    96, 8, "A100",  80,  4,  4,  400.0,  8000, 1152, 27.44705),
+    ("p4d.24xlarge",     96, 8, "A100",  40,  4,  4,  400.0,  8000, 1152, 21.957642),
+    ("p3dn.24xlarge",    96, 8, "V100",  32,  1,  1,  100.0,  1800,  768,  31.212),
+    ("p6-b200.48xlarge", 192, 8, "B200", 179, 8,  8, 3200.0, 30400, 2048, 113.9328),
+    ("p6-b300.48xlarge", 192, 8, "B300", 269, 16, 17, 6400.0, 30400, 4096,   None),
+    ("g6e.xlarge",        4, 1, "L40S",  45,  0,  1,    2.5,   250,   32,   1.861),
+    ("g6e.2xlarge",       8, 1, "L40S",  45,  0,  1,    5.0,   450,   64, 2.24208),
+    ("g6e.4xlarge",      16, 1, "L40S",  45,  0,  1,   20.0,   600,  128, 3.00424),
+    ("g6e.8xlarge",      32, 1, "L40S",  45,  1,  1,   25.0,   900,  256, 4.52856),
+    ("g6e.12xlarge",     48, 4, "L40S",  45,  1,  1,  100.0,  3800,  384, 10.49264),
+    ("g6e.24xlarge",     96, 4, "L40S",  45,  2,  2,  200.0,  3800,  768, 15.06559),
+    ("g6e.48xlarge",    192, 8, "L40S",  45,  4,  4,  400.0,  7600, 1536, 30.13118),
+    ("g5.xlarge",         4, 1, "A10G",  22,  0,  1,    2.5,   250,   16,   1.006),
+    ("g5.2xlarge",        8, 1, "A10G",  22,  0,  1,    5.0,   450,   32,   1.212),
+    ("g5.4xlarge",       16, 1, "A10G",  22,  0,  1,   10.0,   600,   64,   1.624),
+    ("g5.8xlarge",       32, 1, "A10G",  22,  1,  1,   25.0,   900,  128,   2.448),
+    ("g5.12xlarge",      48, 4, "A10G",  22,  1,  1,   40.0,  3800,  192,   5.672),
+    ("g5.24xlarge",      96, 4, "A10G",  22,  1,  1,   50.0,  3800,  384,   8.144),
+    ("g5.48xlarge",     192, 8, "A10G",  22,  1,  1,  100.0,  7600,  768,  16.288),
+    ("g6.xlarge",         4, 1, "L4",    22,  0,  1,    2.5,   250,   16,  0.8048),
+    ("g6.2xlarge",        8, 1, "L4",    22,  0,  1,    5.0,   450,   32,  0.9776),
+    ("g6.4xlarge",       16, 1, "L4",    22,  0,  1,   10.0,   600,   64,  1.3232),
+    ("g6.8xlarge",       32, 1, "L4",    22,  1,  1,   25.0,   900,  128,  2.0144),
+    ("g6.12xlarge",      48, 4, "L4",    22,  1,  1,   40.0,  3760,  192,  4.6016),
+    ("g6.24xlarge",      96, 4, "L4",    22,  1,  1,   50.0,  3760,  384,  6.6752),
+    ("g6.48xlarge",     192, 8, "L4",    22,  1,  1,  100.0,  7520,  768, 13.3504),
+    ("g4dn.xlarge",       4, 1, "T4",    16,  0,  1,    5.0,   125,   16,   0.526),
+    ("g4dn.2xlarge",      8, 1, "T4",    16,  0,  1,   10.0,   225,   32,   0.752),
+    ("g4dn.4xlarge",     16, 1, "T4",    16,  0,  1,   20.0,   225,   64,   1.204),
+    ("g4dn.8xlarge",     32, 1, "T4",    16,  1,  1,   50.0,   900,  128,   2.176),
+    ("g4dn.12xlarge",    48, 4, "T4",    16,  1,  1,   50.0,   900,  192,   3.912),
+    ("g4dn.metal",       96, 8, "T4",    16,  1,  1,  100.0,  1800,  384,   7.824),
+    ("g7e.48xlarge",    192, 8, "RTX PRO Server 6000", 96, 4, 4, 1600.0, 15200, 2048, 33.14),
+    ("c7i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,     0,   16,   0.357),
+    ("c6i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,     0,   16,    0.34),
+    ("m7i.2xlarge",       8, 0, "CPU",    0,  0,  1,  3.125,     0,   32,  0.4032),
+]
+# fmt: on
+
+# The price list and botocore still know them: only DescribeInstanceTypes tells.
+RETIRED = {name: f"AWS stopped listing {name} in 2026" for name in ("p3.2xlarge", "p3.8xlarge", "p3.16xlarge")}
+DEFAULT_TYPES = ("p4d.24xlarge", "g6e.48xlarge", "g5.48xlarge", "p5.48xlarge")  # for a recipe that names none
+
+
+def family(name: str) -> str:
+    """Return whose quota a type is of: "P5" (spot counts P5 and later apart), "P", "G", "Standard", "" unknown."""
+    word = name.partition(".")[0]
+    if re.match(r"p[5-9]", word):
+        return "P5"
+    if re.match(r"(p[1-4]|g[1-9]|gr\d|vt\d)", word):
+        return "P" if word[0] == "p" else "G"
+    return "Standard" if re.match(r"[acdhimrtz]\d", word) else ""
+
+
+def _kind(row: _Row) -> Kind:
+    name, vcpus, gpus, gpu, gpu_gb, efa, cards, gbit, nvme_gb, memory_gb, _ = row
+    return Kind(
+        name=name, vcpus=vcpus, gpus=gpus, gpu=gpu, gpu_gb=gpu_gb, efa=efa, cards=cards, gbit=gbit,
+        arch=ARCHITECTURES.get(gpu, ""), nvme_gb=nvme_gb, memory_gb=memory_gb, family=family(name),
+    )  # fmt: skip
+
+
+SHIPPED = {row[0]: _kind(row) for row in _SHIPPED}
+ON_DEMAND = {row[0]: row[-1] for row in _SHIPPED if row[-1] is not None}  # dollars an hour in PRICED_IN
+
+
+def shipped(name: str) -> Kind | None:
+    """Return a type as the shipped table knows it, None when it does not."""
+    return SHIPPED.get(name)

@@ -1,0 +1,129 @@
+"""What is asked of EC2 for machines, as plain data: built once, kept in the journal, and sent again unchanged.
+
+Sources: AWS, RunInstances; "Ensuring idempotency"; "Elastic Fabric Adapter" (interfaces of p4d and p5: network card k,
+device 0 on the first card and 1 on all others).
+"""
+
+import base64
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from . import tags
+from .catalogue import Kind
+from .images import Image
+from .stack import Stack
+
+DISK_GB = 150  # at least: code, environment, and what a machine without fast disks keeps of the data
+
+
+@dataclass(frozen=True, kw_only=True)
+class Place:
+    """Where machines are asked for: a zone, a type, a market ("spot" or "on-demand"), dollars an hour if known."""
+
+    region: str
+    zone: str
+    type: str
+    market: str
+    price: float | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Want:
+    """What the machines of a job shall be, wherever they are. `expires` is in seconds since 1970."""
+
+    uid: str
+    name: str
+    owner: str
+    expires: float
+    image: Image
+    stack: Stack
+    user_data: str
+    host_key: str  # public half of the one in the user data
+    disk_gb: int = DISK_GB
+    group: bool = True  # in a cluster placement group
+
+
+def span(names: Sequence[str]) -> str:
+    """Return machine names as their tag says them: "0-15", or "3". They follow each other."""
+    return names[0] if len(names) == 1 else f"{names[0]}-{names[-1]}"
+
+
+def unspan(text: str, index: int) -> str:
+    """Return the name of the machine with this launch index, "" when the tag is none of ours."""
+    first, _, last = text.partition("-")
+    if not first.isdecimal() or (last and not last.isdecimal()):
+        return ""
+    name = int(first) + index
+    return str(name) if name <= int(last or first) else ""
+
+
+def group_name(uid: str, number: int) -> str:
+    """Return the name of an asking's placement group: each has its own, for an emptied one remembers nothing."""
+    return f"imgnet-{uid}-{number}"
+
+
+def run_request(want: Want, kind: Kind, place: Place, names: Sequence[str], number: int) -> dict[str, Any]:
+    """Return the words of RunInstances for all of these machines or none, with the token of asking `number`."""
+    request: dict[str, Any] = {
+        "ImageId": want.image.id,
+        "InstanceType": place.type,
+        "MinCount": len(names),
+        "MaxCount": len(names),
+        "KeyName": want.stack.key_name,
+        "IamInstanceProfile": {"Name": want.stack.profile},
+        "InstanceInitiatedShutdownBehavior": "terminate",
+        "MetadataOptions": {"HttpEndpoint": "enabled", "HttpTokens": "required", "HttpPutResponseHopLimit": 1},
+        "NetworkInterfaces": interfaces(kind, want.stack.subnets[place.zone], want.stack.security_group),
+        "BlockDeviceMappings": [
+            {
+                "DeviceName": want.image.root,
+                "Ebs": {
+                    "VolumeSize": max(want.disk_gb, want.image.gigabytes),
+                    "VolumeType": "gp3",
+                    "Encrypted": True,
+                    "DeleteOnTermination": True,
+                },
+            }
+        ],
+        "UserData": want.user_data,
+    }
+    if want.group:
+        request["Placement"] = {"GroupName": group_name(want.uid, number)}
+    kinds = ["instance", "volume", "network-interface"]
+    if place.market == "spot":
+        spot = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
+        request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot}
+        kinds.append("spot-instances-request")
+    request["TagSpecifications"] = tags.specifications(kinds, machine_tags(want, names, ""))
+    token = token_of(want.uid, number, place, request)
+    request["TagSpecifications"] = tags.specifications(kinds, machine_tags(want, names, token))
+    return {**request, "ClientToken": token}
+
+
+def machine_tags(want: Want, names: Sequence[str], token: str) -> dict[str, str]:
+    """Return the tags of machines and of all that comes with them."""
+    return {
+        tags.STACK: tags.OURS, tags.JOB: want.uid, tags.MACHINE: span(names), tags.OWNER: want.owner,
+        tags.LAUNCH: token, tags.EXPIRES: tags.stamp(want.expires), tags.NAME: f"imgnet {want.name}",
+    }  # fmt: skip
+
+
+def interfaces(kind: Kind, subnet: str, group: str) -> list[dict[str, Any]]:
+    """Return the network interfaces: all that speak EFA, on as many cards; a public address only where there is one."""
+    found = []
+    for card in range(max(1, min(kind.efa, kind.cards) if kind.efa else 1)):
+        one: dict[str, Any] = {"DeviceIndex": int(card > 0), "NetworkCardIndex": card, "SubnetId": subnet}
+        one |= {"Groups": [group], "DeleteOnTermination": True, "InterfaceType": "efa" if kind.efa else "interface"}
+        found.append(one)
+    if len(found) == 1:  # AWS gives none to a machine with several
+        found[0]["AssociatePublicIpAddress"] = True
+    return found
+
+
+def token_of(uid: str, number: int, place: Place, request: dict[str, Any]) -> str:
+    """Return the client token: the same for the same asking, whoever sends it again, and never for another."""
+    frozen = json.dumps([uid, number, place.region, request], sort_keys=True)
+    return base64.b32encode(hashlib.sha256(frozen.encode()).digest()).decode().rstrip("=").lower()

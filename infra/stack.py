@@ -1,0 +1,117 @@
+"""The stack of a region: the long-lived things that jobs stand in. Free but for what the file system holds.
+
+Found by its tags, made by whoever needs it first, and never taken from anybody who has something of the same name.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from . import access, buckets, keys, network, role, storage, tags
+from .clients import Account
+from .errors import CloudError
+from .journal import Journal
+from .making import Thing, Work, nobody
+
+
+@dataclass(frozen=True)
+class Stack:
+    """What a launch needs to know. `subnets` by zone; `key_file` is on this computer; `access_point` is the EFS's."""
+
+    region: str
+    vpc: str
+    subnets: dict[str, str]
+    security_group: str
+    file_system: str
+    key_name: str
+    key_file: str
+    profile: str
+    bucket: str | None = None
+    access_point: str = ""
+
+
+def journal(region: str) -> Journal:
+    """Return the journal of this computer about a region's stack."""
+    return Journal(Path(f"~/.imgnet/aws/{region}.jsonl").expanduser())
+
+
+def find(account: Account) -> Stack | None:
+    """Return the stack, None while a part is missing. Changes nothing. Raises `CloudError`."""
+    return _look(account)[1]
+
+
+def missing(account: Account) -> list[str]:
+    """Return what `ensure` would make, one short line each; nothing when all is there. Changes nothing."""
+    return _look(account)[0]
+
+
+def ensure(account: Account, address: str, say: Callable[[str], None] = nobody, bucket: str | None = None) -> Stack:
+    """Make what is missing, let `address` log in, and return the stack. Safe to call again, by two, and after a crash.
+
+    Raises `CloudError` when something bears our name and not our tag, or may not be made; `OSError` of the journal.
+    """
+    access.one_address(address)
+    work, path = Work(account, say, journal(account.region)), keys.own_key()
+    public = keys.public(path)
+    name = keys.key_name(public)
+    role.ensure(work)
+    net = network.ensure(work)
+    group = access.ensure_group(work, str(net.vpc))
+    access.let_in(account, group, address, account.owner, say=say, journal=work.journal)
+    access.ensure_key(work, name, public)
+    files, subnets = storage.ensure(work, net.subnets, group)
+    store = bucket or files.bucket
+    if store:
+        buckets.ensure(work, store, files.id)
+    role.allow(work, files.id, store)
+    return Stack(
+        account.region, str(net.vpc), subnets, group, files.id, name, str(path), role.ROLE, store, files.access_point
+    )
+
+
+def remove(account: Account, delete_data: bool, say: Callable[[str], None] = nobody) -> list[str]:
+    """Remove the stack, the data only when told to. Returns a line for each thing that is left.
+
+    Raises `CloudError`, with nothing done, while machines run in it.
+    """
+    work = Work(account, say, journal(account.region))
+    machines = network.machines(work)
+    if machines:
+        names = ", ".join(map(_called, machines))
+        raise CloudError(
+            f"machines still run in the stack of {account.region}: {names}; type: imgnet-cluster down --all"
+        )
+    files = storage.look(work)
+    if files and files.bucket:
+        buckets.remove(work, files.bucket, files.id, delete_data)
+    storage.remove(work, delete_data)
+    role.remove(work)
+    access.remove_keys(work)
+    for vpc in network.vpcs(work):
+        access.remove_group(work, vpc)
+    network.remove(work)
+    return work.left
+
+
+def _called(machine: Thing) -> str:
+    job = tags.read(machine).get(tags.JOB)
+    return f"{machine['InstanceId']} ({job})" if job else str(machine["InstanceId"])
+
+
+def _look(account: Account) -> tuple[list[str], Stack | None]:
+    """What is missing, and the stack when nothing is that can be seen."""
+    work, path = Work(account), keys.KEY.expanduser()
+    net, files = network.look(work), storage.look(work)
+    group = access.find_group(work, net.vpc) if net.vpc else None
+    lines = list(net.missing)
+    if not group or not access.complete(group):
+        lines.append("security group imgnet: ssh from your address alone")
+    lines += files.missing(net.subnets) if files else ["file system (EFS, encrypted; empty it costs nothing)"]
+    name = keys.key_name(keys.public(path)) if path.exists() else ""
+    if not name or not access.has_key(work, name):
+        lines.append(f"key pair {name}".rstrip() + ("" if name else " (made on this computer)"))
+    lines += role.missing(work, files.id if files else None, files.bucket if files else None)
+    if not net.vpc or not group or not files or [one for one in lines if one != role.UNSEEN]:
+        return lines, None
+    store = (files.id, name, str(path), role.ROLE, files.bucket, files.access_point)
+    return lines, Stack(account.region, net.vpc, net.subnets, group["GroupId"], *store)
