@@ -31,7 +31,7 @@ from .draw import DrawError, draw
 from .guard import GRACE, Guard
 from .lock import AGENT
 from .membership import View
-from .spec import Folders, Spec
+from .spec import Folders, Spec, stop_reason
 from .trainers import Trainers, temporary
 from .voice import Voice
 from .words import Peers, Word
@@ -283,7 +283,7 @@ class Agent:
         if self.phase != "running" and (self.shared / "result.json").exists():
             raise Ended("done")
         if not self.stopping:
-            reason = "stopped by the user" if (self.shared / "stop").exists() else self.guard.limit
+            reason = stop_reason(self.shared) or self.guard.limit
             if reason:
                 self.stopping = time.monotonic(), reason
             elif self.guard.leaving:

@@ -20,7 +20,7 @@ from . import archive, environment, findings, tmux
 from .board import Board, Timed
 from .errors import SetupFailed
 from .hosts_file import Host
-from .spec import Spec
+from .spec import Spec, stop_reason
 from .ssh import Remote
 
 ENVIRONMENT_SECONDS = 1800.0  # a torch for GPUs is 3 GB to download
@@ -165,8 +165,8 @@ class Machines:
         for thread in threads:
             while thread.is_alive():
                 thread.join(STOP_SECONDS)
-                if self.stop.exists():
-                    raise SetupFailed("stopped by the user")
+                if why := stop_reason(self.stop.parent):
+                    raise SetupFailed(why)
         return {name: found[name] for name in names if name in found}
 
     def _note(self, name: str, found: Sequence[findings.Finding], said: Mapping[str, Any]) -> None:

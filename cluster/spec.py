@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from train.files import as_json
+from train.files import as_json, read_json
 from train.files import replace as write
 from train.recipe import Recipe
 
@@ -109,6 +109,14 @@ class Spec:
         known = {one.name for one in fields(cls)}
         values = {key: one for key, one in value.items() if key in known}
         return cls(**{**values, "recipe": Recipe.from_json(value["recipe"])})
+
+
+def stop_reason(shared: Path) -> str:
+    """Return why a job is to stop, as <shared>/stop says it, "" while it is not to."""
+    if not (shared / "stop").exists():
+        return ""
+    said = read_json(shared / "stop")
+    return str((said.get("reason") if isinstance(said, dict) else "") or "stopped by the user")
 
 
 @dataclass(frozen=True)

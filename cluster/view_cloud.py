@@ -61,13 +61,11 @@ def show_cost(said: Mapping[str, Any]) -> None:
     )  # fmt: skip
     parts = f"machines {dollars(said['machine_dollars'], 4)}, disks {dollars(said['disk_dollars'], 4)}"
     print(f"{dollars(said['dollars'], 4)} in all: {parts}, addresses {dollars(said['address_dollars'], 4)}")
-    for name, text in (
-        ("per_epoch", "an epoch"),
-        ("to_target", "until the target"),
-        ("wasted", "for work that was lost"),
-    ):
+    for name, text in (("per_epoch", "an epoch"), ("to_target", "until the target"), ("wasted", "for losses")):
         if said.get(name) is not None:
             print(f"{dollars(said[name], 4)} {text}")
+    if said.get("wasted_seconds"):
+        print(f"{said['wasted_seconds'] / 60:.1f} minutes in which nothing new was trained, after losses")
     if said["unknown"]:
         print(f"not in it: {', '.join(said['unknown'])}, whose price nobody knew")
     if said["running"]:

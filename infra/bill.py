@@ -90,6 +90,13 @@ def billed(launched: float, ended: float) -> float:
     return float(max(LEAST_SECONDS, math.ceil(ended - launched)))
 
 
+def gate(journal: Journal, now: float) -> float:
+    """Return the dollars of the one public address of a job whose machines have none by themselves."""
+    begun = min((line["time"] for line in journal.lines("address")), default=now)
+    ended = max((line["time"] for line in journal.lines("ended")), default=now)
+    return ADDRESS_HOUR * max(0.0, min(now, max(ended, begun)) - begun) / 3600
+
+
 class Meter:
     """The dollars of a job until now, for whoever keeps a limit."""
 
@@ -98,7 +105,7 @@ class Meter:
 
     def dollars(self, now: float) -> float:
         """Return what is known of them."""
-        return sum(one.all for one in rows(self.journal, now))
+        return sum(one.all for one in rows(self.journal, now)) + gate(self.journal, now)
 
     def unknown(self, now: float) -> list[str]:
         """Return the machines whose price nobody knew."""

@@ -73,8 +73,12 @@ class Gang:
 
     @property
     def asked_at(self) -> float:
-        """When machines were asked for last; 0 when the answer to that is known."""
-        return max((one["time"] for one in self.open()), default=0.0)
+        """When machines were asked for that may yet appear; 0 when all that was asked for has been seen, or refused."""
+        return max((one["time"] for one in self.open() if not self._all_seen(one)), default=0.0)
+
+    def _all_seen(self, asking: dict[str, Any]) -> bool:
+        token = asking["request"]["ClientToken"]
+        return len(instances.describe(self.account, {tags.LAUNCH: token})) >= len(asking["names"])
 
     def open(self) -> list[dict[str, Any]]:
         """Return askings of this region whose answer nobody has written down."""

@@ -217,7 +217,7 @@ class Sim(Ends):
         self._state(instance, "pending")
         self.meter.start(instance.id, "instances", self.market.hourly(instance), minimum=60.0)
         if instance.public_ip:
-            self.meter.start(f"ip-{instance.id}", "addresses", self.meter.ADDRESS)
+            self.meter.start(f"ip-{instance.id}", "addresses", self.meter.ADDRESS, 60.0)
 
     def live(self) -> list[Any]:
         """The instances that are not terminated, of all regions."""

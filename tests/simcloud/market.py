@@ -227,7 +227,7 @@ def _history(sim: Sim, type: str, zone: str, begin: float) -> list[dict[str, Any
         rows[-1] |= {"AvailabilityZone": zone, "Timestamp": when}
         if at <= begin:
             return rows
-        at, price = at - 6 * 3600, price * 1.02
+        at -= 6 * 3600  # the meter takes one price for a machine's whole life, so it has not changed
 
 
 # --- images ----------------------------------------------------------------------------------------------------------

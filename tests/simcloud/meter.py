@@ -45,7 +45,7 @@ class Meter:
 
     def volume(self, volume: Any) -> None:
         """A disk begins to cost."""
-        self.start(volume.id, "volumes", self.GB.get(volume.volume_type, 0.1 / 730) * int(volume.size))
+        self.start(volume.id, "volumes", self.GB.get(volume.volume_type, 0.1 / 730) * int(volume.size), 60.0)
 
     def bill(self) -> dict[str, Any]:
         """Dollars until now, by kind; of instances one by one."""

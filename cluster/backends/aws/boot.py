@@ -19,7 +19,7 @@ Look = Callable[[], Mapping[str, Instance]]
 class Boot:
     """Waits for the machines of one job; several at once, each in a thread of the fleet's."""
 
-    def __init__(self, rented: Rented, stopping: Callable[[], bool]) -> None:
+    def __init__(self, rented: Rented, stopping: Callable[[], str]) -> None:
         self.rented, self.stopping = rented, stopping
 
     def greet(self, fleet: Fleet, name: str, look: Look) -> None:
@@ -37,8 +37,8 @@ class Boot:
                 raise SetupFailed(f"EC2 took it away: {one.id}")
             if time.monotonic() - begun > BOOT_SECONDS:
                 raise SetupFailed(f"{said}, after {BOOT_SECONDS:.0f} s")
-            if self.stopping():
-                raise SetupFailed("stopped by the user")
+            if why := self.stopping():
+                raise SetupFailed(why)
             time.sleep(EACH)
         fleet.board.step(name, "booting", time.monotonic() - begun)
         if one.id not in self._greeted():

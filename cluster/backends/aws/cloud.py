@@ -12,6 +12,7 @@ from dataclasses import replace as with_other
 from uuid import uuid4
 
 from infra import bill
+from infra.clients import my_address
 from infra.errors import CloudError, Interrupted, NoCredentials
 from infra.gang import NoMachines, Refused
 from infra.instances import Instance
@@ -20,7 +21,7 @@ from train.files import as_json, read_json, replace
 from ... import attempts
 from ...errors import ClusterError, SetupFailed
 from ...fleet import Fleet
-from ...spec import Folders, Spec
+from ...spec import Folders, Spec, stop_reason
 from ...ssh import Unreachable
 from .boot import Boot
 from .rented import EndedElsewhere, Rented, gate_of
@@ -59,9 +60,9 @@ class Cloud:
         with contextlib.suppress(OSError):
             replace(self.folders.run / "cloud.json", as_json({"doing": doing, "time": time.time()}), durable=False)
 
-    def stopping(self) -> bool:
-        """Whether the job is to stop."""
-        return (self.folders.shared / "stop").exists()
+    def stopping(self) -> str:
+        """Why the job is to stop, "" while it is not to."""
+        return stop_reason(self.folders.shared)
 
     # --- getting machines --------------------------------------------------------------------------------------------
 
@@ -88,8 +89,8 @@ class Cloud:
             raise ClusterError(f"{error}{until}") from error
 
     def _gather(self) -> None:
-        if self.stopping():
-            raise Interrupted("stopped by the user")
+        if why := self.stopping():
+            raise Interrupted(why)
         self.note("renting machines")
         self.present = self.rented.gather(self._anew)
         self._limit()
@@ -195,7 +196,19 @@ class Cloud:
                 return not self.over() and self._all_gone()
         except Unreachable as error:
             print(f"{self.spec.name}: {error}", flush=True)
+            self._moved(time.monotonic())
         return True
+
+    def _moved(self, now: float) -> None:
+        """Say so when ssh is open to an address that this computer has no more."""
+        if now - self.told < TELL_SECONDS:
+            return
+        self.told, open_to = now, self.rented.wish.address
+        with contextlib.suppress(CloudError):
+            if (mine := my_address()) != open_to:
+                self.say(
+                    f"this computer's address is {mine} now, and ssh is open to {open_to}: imgnet-cluster up --stack"
+                )
 
     def _set_up(self) -> bool:
         """Set all machines up; those that EC2 took away meanwhile are replaced. False when it has no others there.
@@ -242,7 +255,7 @@ class Cloud:
 
     def over(self) -> bool:
         """Whether the job is decided, or to stop."""
-        return self.stopping() or self.decided()
+        return bool(self.stopping()) or self.decided()
 
     def _must_move(self) -> bool:
         """Whether too few machines are left, and no other could be rented beside them."""

@@ -37,10 +37,10 @@ class EndedElsewhere(NoMachines):
 
 
 class Rented:
-    """The machines of one job. `stopping` says whether the job is to stop; whoever waits then raises `Interrupted`."""
+    """The machines of one job. `stopping` says why the job is to stop; whoever waits then raises `Interrupted`."""
 
     def __init__(
-        self, spec: Spec, folders: Folders, say: Callable[[str], None], stopping: Callable[[], bool] = lambda: False
+        self, spec: Spec, folders: Folders, say: Callable[[str], None], stopping: Callable[[], str] = lambda: ""
     ) -> None:
         self.spec, self.folders, self.say, self.stopping = spec, folders, say, stopping
         self.wish = Wish.of(spec.cloud)
@@ -63,8 +63,8 @@ class Rented:
     def _pause(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
         while True:
-            if self.stopping():
-                raise Interrupted("stopped by the user")
+            if why := self.stopping():
+                raise Interrupted(why)
             left = deadline - time.monotonic()
             if left <= 0:
                 return

@@ -205,14 +205,15 @@ def policies(region: str | None) -> dict[str, Any]:
 
 def cost(run: Path, now: float | None = None) -> dict[str, Any]:
     """Return what a job has cost: a row for each machine, and sums. From its journal; asks nobody."""
-    found = bill.rows(Journal(run / JOURNAL), time.time() if now is None else now)
+    now, journal = time.time() if now is None else now, Journal(run / JOURNAL)
+    found, gate = bill.rows(journal, now), bill.gate(journal, now)
     unknown = [one.id for one in found if one.dollars is None]
     return {
         "machines": [{**vars(one), "all": one.all} for one in found],
-        "dollars": sum(one.all for one in found),
+        "dollars": sum(one.all for one in found) + gate,
         "machine_dollars": sum(one.dollars or 0.0 for one in found),
         "disk_dollars": sum(one.disk for one in found),
-        "address_dollars": sum(one.address for one in found),
+        "address_dollars": sum(one.address for one in found) + gate,
         "hours": sum(one.seconds for one in found) / 3600,
         "unknown": unknown,
         "running": sum(one.ended is None for one in found),
