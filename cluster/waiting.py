@@ -111,7 +111,7 @@ def _place(host: Mapping[str, Any]) -> tuple[str, int]:
 def check_room(spec: Spec, parallel: int) -> None:
     """Raise `BadInput` when so many jobs at once want more machines than the hosts file names."""
     wanted, there = parallel * len(spec.names), len((spec.hosts or {}).get("machines", []))
-    if spec.hosts and wanted > there:
+    if spec.hosts and not spec.cloud and wanted > there:
         raise BadInput(
             f"--parallel {parallel} with {len(spec.names)} machines each wants {wanted}; the hosts file names {there}; "
             "lower --parallel or --machines"

@@ -72,6 +72,12 @@ class Gang:
         return [one for asking in self.askings() if asking["end"] == "granted" for one in asking["ids"]]
 
     @property
+    def living(self) -> list[str]:
+        """Those of them of which EC2 has not said that they are gone."""
+        gone = {one["id"] for one in self.journal.lines("gone")}
+        return [one for one in self.ids if one not in gone]
+
+    @property
     def asked_at(self) -> float:
         """When machines were asked for that may yet appear; 0 when all that was asked for has been seen, or refused."""
         return max((one["time"] for one in self.open() if not self._all_seen(one)), default=0.0)
@@ -92,7 +98,7 @@ class Gang:
 
         A machine that appears after its asking was given up is ended, for others have its place.
         """
-        found = instances.describe(self.account, {tags.JOB: self.uid})
+        found = instances.describe(self.account, {tags.JOB: self.uid}, self.living)
         noted = {one["id"] for one in self.journal.lines("gone")}
         for one in found:
             if one.ended is not None and one.id not in noted:
@@ -299,7 +305,7 @@ class Gang:
     def end(self, seconds: float = instances.END_SECONDS) -> list[str]:
         """End all machines of the job, and what they leave. Returns a line for each thing that is not gone."""
         self._note("end", ids=self.ids)
-        left = instances.end(self.account, self.uid, self.ids, self.say, self.pause, seconds, self.asked_at)
+        left = instances.end(self.account, self.uid, self.living, self.say, self.pause, seconds, self.asked_at)
         self._forget(self.look())
         for one in self.open():
             self._note("refused", number=one["number"], code="", said="the job ended", capacity=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 from . import tags
 from .clients import Account, call, call_soon, pages
-from .errors import Reaction, explain, reaction
+from .errors import REACTIONS, CloudError, Reaction, explain, reaction
 from .request import unspan
 
 GONE = ("shutting-down", "terminated", "stopping", "stopped")  # of these none trains, and none comes back
@@ -90,13 +90,27 @@ def _ended(said: dict[str, Any], launched: float) -> float:
 def describe(account: Account, wanted: tags.Tags, ids: Sequence[str] = ()) -> list[Instance]:
     """Return what bears these tags, and these machines, those that ended a while ago too. Raises `CloudError`.
 
-    Machines of `ids` that are not seen yet are left out.
+    Of `ids` those are left out that EC2 says it does not know, or not yet. An answer that is silent about one says
+    nothing at all: it is not taken for an end.
     """
     found = {one.id: one for one in _describe(account, Filters=tags.filters({tags.STACK: tags.OURS, **wanted}))}
     missing = [one for one in ids if one not in found]
     for chunk in [missing[at : at + 100] for at in range(0, len(missing), 100)]:
-        found |= {one.id: one for one in _describe(account, Filters=tags.filters({}, instance_id=chunk))}
+        found |= {one.id: one for one in _by_id(account, chunk)}
     return sorted(found.values(), key=lambda one: (one.launched, int(one.name or 0), one.id))
+
+
+def _by_id(account: Account, ids: Sequence[str]) -> list[Instance]:
+    try:
+        found = _describe(account, InstanceIds=list(ids))
+    except CloudError as error:
+        if REACTIONS.get(error.code) is not Reaction.LATER:
+            raise
+        return [] if len(ids) == 1 else [one for id in ids for one in _by_id(account, [id])]
+    silent = set(ids) - {one.id for one in found}
+    if silent:
+        raise CloudError(f"EC2 tells nothing of {', '.join(sorted(silent))}; it is asked again")
+    return found
 
 
 def _describe(account: Account, **words: Any) -> list[Instance]:

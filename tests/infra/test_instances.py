@@ -217,3 +217,12 @@ def test_a_disk_that_goes_by_itself_is_no_trouble(bed: Bed) -> None:
     bed.account.ec2.create_volume(AvailabilityZone=A, Size=10, TagSpecifications=tags.specifications(["volume"], own))
     bed.front.fault(action="DeleteVolume", code="InvalidVolume.NotFound", after=True)
     assert instances.sweep(bed.account, {tags.JOB: bed.uid}) == []
+
+
+def test_an_answer_that_is_silent_about_a_machine_is_not_taken_for_its_end(bed: Bed, monkeypatch: Any) -> None:
+    gone = bed.acquire(bed.place(), n=1)[0]
+    with monkeypatch.context() as patch:
+        patch.setattr(instances, "_describe", lambda *_, **__: [])
+        with pytest.raises(CloudError, match=f"tells nothing of {gone.id}"):
+            instances.describe(bed.account, {}, [gone.id])
+    assert [one.id for one in instances.describe(bed.account, {}, [gone.id, "i-0123456789abcdef0"])] == [gone.id]
