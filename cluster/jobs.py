@@ -83,7 +83,6 @@ def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
         recipe = plan(recipe, **options)
     backend = backends.get(recipe.spec.backend)
     if job := _interrupted(recipe.spec):
-        job.refresh()
         return job
     backend.check(recipe.spec, runs())
     job = _create(recipe.spec)
@@ -92,20 +91,25 @@ def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
 
 
 def _interrupted(spec: Spec) -> Job | None:
-    """Return a job on rented machines just like this one that has no supervisor: somebody killed its launch.
+    """Bring jobs on rented machines back that have no supervisor. Returns the one that is just like this, if any.
 
-    It goes on, for a second one would rent everything twice.
+    Somebody killed its launch, and types it again: a second one would rent everything twice.
     """
-    own = ("name", "uid", "created", "git_commit", "cloud", "hosts", "max_hours")
-
-    def asked(one: Spec) -> dict[str, Any]:
-        return {key: value for key, value in one.to_json().items() if key not in own}
-
+    found = None
     for job in all_jobs() if spec.cloud else []:
         with contextlib.suppress(ClusterError):
-            if asked(job.spec) == asked(spec) and not (job.ended or job.waiting or job.alive):
-                return job
-    return None
+            if job.spec.cloud and not (job.ended or job.waiting or job.alive):
+                job.refresh()
+                found = job if _asked(job.spec) == _asked(spec) else found
+    return found
+
+
+def _asked(spec: Spec) -> dict[str, Any]:
+    """What somebody asked for, without what is new with each launch: names, times, prices."""
+    new = ("name", "uid", "created", "git_commit", "cloud", "hosts")
+    cloud = dict(spec.cloud or {})
+    places = {(one["region"], one["zone"], one["type"], one["market"]) for one in cloud.pop("places", [])}
+    return {key: value for key, value in spec.to_json().items() if key not in new} | {"cloud": cloud, "places": places}
 
 
 def _create(spec: Spec) -> Job:

@@ -10,14 +10,12 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import instances, tags
+from . import instances, quotas, tags
 from .catalogue import Kind
 from .clients import Account
 from .errors import CloudError, Reaction, answer, code_of, explain, reaction
 from .instances import Instance
 from .journal import Journal
-from .quotas import code as quota_code
-from .quotas import request_command
 from .request import Place, Want, group_name, run_request
 
 TRIES, SAME_SECONDS = 6, 180.0  # of the same asking, when nobody knows whether it was heard
@@ -80,11 +78,11 @@ class Gang:
     @property
     def asked_at(self) -> float:
         """When machines were asked for that may yet appear; 0 when all that was asked for has been seen, or refused."""
-        return max((one["time"] for one in self.open() if not self._all_seen(one)), default=0.0)
+        waits = [one for one in self.open() if len(self._of(one["request"]["ClientToken"])) < len(one["names"])]
+        return max((one["time"] for one in waits), default=0.0)
 
-    def _all_seen(self, asking: dict[str, Any]) -> bool:
-        token = asking["request"]["ClientToken"]
-        return len(instances.describe(self.account, {tags.LAUNCH: token})) >= len(asking["names"])
+    def _of(self, token: str) -> list[Instance]:
+        return instances.describe(self.account, {tags.LAUNCH: token})
 
     def open(self) -> list[dict[str, Any]]:
         """Return askings of this region whose answer nobody has written down."""
@@ -98,7 +96,7 @@ class Gang:
 
         A machine that appears after its asking was given up is ended, for others have its place.
         """
-        found = instances.describe(self.account, {tags.JOB: self.uid}, self.living)
+        found = instances.all_told(self.account, {tags.JOB: self.uid}, self.living)
         noted = {one["id"] for one in self.journal.lines("gone")}
         for one in found:
             if one.ended is not None and one.id not in noted:
@@ -140,7 +138,7 @@ class Gang:
         while True:
             for place in places:
                 kind, where = kinds[place.type], f"{place.type} {place.market} in {place.zone}"
-                code = quota_code(kind.family, place.market)
+                code = quotas.code(kind.family, place.market)
                 if code + place.region in skip:
                     continue
                 if self._cool(place):
@@ -152,11 +150,11 @@ class Gang:
                     said[where] = str(refused)
                     if refused.reaction is Reaction.QUOTA:
                         skip.add(code + place.region)
-                        said[where] += f"; {request_command(place.region, code, len(names) * kind.vcpus)}"
+                        said[where] += f"; {quotas.request_command(place.region, code, len(names) * kind.vcpus)}"
                     self.say(f"{place.zone}: {said[where]}")
                     if refused.reaction is Reaction.STOP:
                         raise
-            quotas = {quota_code(kinds[one.type].family, one.market) + one.region for one in places}
+            quotas = {quotas.code(kinds[one.type].family, one.market) + one.region for one in places}
             if quotas <= skip or time.monotonic() + round > deadline:
                 why = "; ".join(f"{place}: {text}" for place, text in said.items())
                 raise NoMachines(f"EC2 has no {len(names)} machines for this job: {why}; see imgnet-cluster offers")
@@ -271,8 +269,7 @@ class Gang:
         """Nobody answered: look for the machines by their tag for a minute. All are taken, some are ended."""
         deadline, found = time.monotonic() + instances.LATE_SECONDS, list[Instance]()
         while time.monotonic() < deadline and len(found) < len(asking["names"]):
-            token = asking["request"]["ClientToken"]
-            found = [one for one in instances.describe(self.account, {tags.LAUNCH: token}) if one.bills]
+            found = [one for one in self._of(asking["request"]["ClientToken"]) if one.bills]
             if len(found) < len(asking["names"]):
                 self.pause(EACH)
         if len(found) == len(asking["names"]):
@@ -306,11 +303,13 @@ class Gang:
         """End all machines of the job, and what they leave. Returns a line for each thing that is not gone."""
         self._note("end", ids=self.ids)
         left = instances.end(self.account, self.uid, self.living, self.say, self.pause, seconds, self.asked_at)
-        self._forget(self.look())
-        for one in self.open():
-            self._note("refused", number=one["number"], code="", said="the job ended", capacity=False)
-        lines = [f"machine {one.id} in {one.region}: {one.state}" for one in left]
+        found = self.look()
+        self._forget(found)
+        for one in self.open():  # what came all the same is on the bill
+            came = _facts([it for it in found if it.token == one["request"]["ClientToken"]])
+            self._note("refused", number=one["number"], code="", said="the job ended", capacity=False, machines=came)
         busy = 0.0 if left else min(seconds, instances.BUSY_SECONDS)
+        lines = [f"machine {one.id} in {one.region}: {one.state}" for one in left]
         lines += instances.sweep(self.account, {tags.JOB: self.uid}, self.pause, busy)
         if not lines:
             self._note("ended")

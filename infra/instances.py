@@ -90,26 +90,31 @@ def _ended(said: dict[str, Any], launched: float) -> float:
 def describe(account: Account, wanted: tags.Tags, ids: Sequence[str] = ()) -> list[Instance]:
     """Return what bears these tags, and these machines, those that ended a while ago too. Raises `CloudError`.
 
-    Of `ids` those are left out that EC2 says it does not know, or not yet. An answer that is silent about one says
-    nothing at all: it is not taken for an end.
+    Machines of `ids` that are not seen yet are left out.
     """
     found = {one.id: one for one in _describe(account, Filters=tags.filters({tags.STACK: tags.OURS, **wanted}))}
     missing = [one for one in ids if one not in found]
-    for chunk in [missing[at : at + 100] for at in range(0, len(missing), 100)]:
-        found |= {one.id: one for one in _by_id(account, chunk)}
+    for chunk in [missing[at : at + 200] for at in range(0, len(missing), 200)]:
+        found |= {one.id: one for one in _describe(account, Filters=tags.filters({}, instance_id=chunk))}
     return sorted(found.values(), key=lambda one: (one.launched, int(one.name or 0), one.id))
 
 
-def _by_id(account: Account, ids: Sequence[str]) -> list[Instance]:
-    try:
-        found = _describe(account, InstanceIds=list(ids))
-    except CloudError as error:
-        if REACTIONS.get(error.code) is not Reaction.LATER:
-            raise
-        return [] if len(ids) == 1 else [one for id in ids for one in _by_id(account, [id])]
-    silent = set(ids) - {one.id for one in found}
-    if silent:
-        raise CloudError(f"EC2 tells nothing of {', '.join(sorted(silent))}; it is asked again")
+def all_told(account: Account, wanted: tags.Tags, ids: Sequence[str]) -> list[Instance]:
+    """Return what bears these tags, and these machines, but for those of which EC2 says that it does not know them.
+
+    An answer that is silent about a machine says nothing at all: it is not taken for its end. Raises `CloudError`.
+    """
+    found = describe(account, wanted)
+    for id in set(ids) - {one.id for one in found}:
+        try:
+            one = _describe(account, InstanceIds=[id])
+        except CloudError as error:
+            if REACTIONS.get(error.code) is not Reaction.LATER:
+                raise
+        else:
+            if not one:
+                raise CloudError(f"EC2 tells nothing of {id}; it is asked again")
+            found += one
     return found
 
 
@@ -174,7 +179,7 @@ def end(
     """
     deadline, asked, told = time.monotonic() + seconds, set[str](), -1
     while True:
-        found = describe(account, {tags.JOB: uid}, ids)
+        found = all_told(account, {tags.JOB: uid}, ids)
         alive = [one for one in found if one.state not in ENDING and one.id not in asked]
         if alive:
             terminate(account, [one.id for one in alive])

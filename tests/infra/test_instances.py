@@ -224,5 +224,5 @@ def test_an_answer_that_is_silent_about_a_machine_is_not_taken_for_its_end(bed: 
     with monkeypatch.context() as patch:
         patch.setattr(instances, "_describe", lambda *_, **__: [])
         with pytest.raises(CloudError, match=f"tells nothing of {gone.id}"):
-            instances.describe(bed.account, {}, [gone.id])
-    assert [one.id for one in instances.describe(bed.account, {}, [gone.id, "i-0123456789abcdef0"])] == [gone.id]
+            instances.all_told(bed.account, {}, [gone.id])
+    assert [one.id for one in instances.all_told(bed.account, {}, [gone.id, "i-0123456789abcdef0"])] == [gone.id]

@@ -114,7 +114,7 @@ class Computer(TestMachine):
         if self.data.efs is None:
             return
         folder = self.home / ".imgnet"
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)  # our first login may be here before
         if failure:
             replace(folder / "failed", f"{failure}\n".encode(), durable=False)
             return

@@ -123,7 +123,8 @@ def terminate(spec: Spec, folders: Folders) -> list[str]:
 def extend(spec: Spec, folders: Folders, hours: float) -> None:
     """Let the machines live for so many hours since the first came. Raises `ClusterError` with who did not hear it."""
     here = fleet(spec, folders)
-    since = Rented(spec, folders, print).since or time.time()
+    rented = Rented(spec, folders, print)
+    since = rented.since or time.time()
     left = 3600 * hours - (time.time() - since)
     if left <= 0:
         raise BadInput(f"{hours:g} hours are over already; end it: imgnet-cluster stop {spec.name}")
@@ -139,6 +140,8 @@ def extend(spec: Spec, folders: Folders, hours: float) -> None:
         name = spec.names[0]
         here.remotes[name].write(f"{here.machines.job_folder(name)}/job.json", folders.spec.read_bytes())
     here.close()
+    with lines():
+        rented.tell_expiry(time.time() + left + GRACE)
     if silent:
         raise ClusterError(f"not all have heard it: {'; '.join(silent)}; the same again")
 

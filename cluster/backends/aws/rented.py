@@ -11,7 +11,7 @@ from typing import Any
 
 from infra import access, images, instances, keys, stack, tags
 from infra.catalogue import Kind
-from infra.clients import Account
+from infra.clients import Account, call
 from infra.errors import CloudError, Interrupted
 from infra.gang import Gang, NoMachines, Refused
 from infra.instances import Instance
@@ -19,7 +19,7 @@ from infra.journal import Journal
 from infra.offers import kinds
 from infra.request import Place, Want
 from infra.user_data import user_data
-from train.files import as_json, replace
+from train.files import as_json, read_json, replace
 
 from ...hosts_file import Host, Hosts
 from ...spec import Folders, Spec
@@ -212,7 +212,8 @@ class Rented:
         if image.port != SSH_PORT:
             ports, wish = (SSH_PORT, image.port), self.wish
             access.let_in(self.account, self.stack.security_group, wish.address, wish.owner, ports=ports)
-        hours = self.wish.hours(len(self.spec.names), place, self.spec.max_hours)
+        limit = (read_json(self.folders.spec) or {}).get("max_hours", self.spec.max_hours)  # it may have been extended
+        hours = self.wish.hours(len(self.spec.names), place, limit)
         left = max(0.0, 3600 * hours - (now - (self.since or now))) + GRACE
         private, public = keys.new_pair()
         data = user_data(
@@ -254,6 +255,12 @@ class Rented:
         hosts = Hosts(None, tuple(found[name] for name in self.spec.names if name in found))
         replace(self.folders.run / HOSTS, as_json({**hosts.to_json(), "names": list(found)}))
         return hosts
+
+    def tell_expiry(self, moment: float) -> None:
+        """Tag the machines with another end of their time, for who looks for what is past it. Raises `CloudError`."""
+        ids = [one.id for one in self.look().values()]
+        new = tags.pairs({tags.EXPIRES: tags.stamp(moment)})
+        call("tag machines (ec2:CreateTags)", self.account.ec2.create_tags, Resources=ids, Tags=new)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 

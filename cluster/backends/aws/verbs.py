@@ -108,7 +108,8 @@ def down(region: str, name: str, say: Say) -> list[str]:
 
 def end(account: Account, uid: str, say: Say) -> list[str]:
     """End all that bears a job's tag. Returns a line for each thing that is not gone. Raises `CloudError`."""
-    left = instances.end(account, uid, [], say)
+    ids = [] if uid else [one.id for one in instances.all_of(account) if not one.uid and one.bills]  # of no job at all
+    left = instances.end(account, uid, ids, say)
     lines_left = [f"machine {one.id} in {one.region}: {one.state}" for one in left]
     return lines_left + instances.sweep(account, {tags.JOB: uid})
 
@@ -138,10 +139,11 @@ def garbage(region: str, known: Mapping[str, bool], unknown: bool, now: float) -
         mine = [one for one in found if one.uid == uid]
         said = [one.tags for one in mine] or strays[uid]
         expires = max(tags.moment(one.get(tags.EXPIRES, "")) or 0.0 for one in said)
-        what = f"{uid}: {len(mine)} machines in {region}" if mine else f"{uid}: what its machines left in {region}"
+        whose = uid or "no job"
+        what = f"{whose}: {len(mine)} machines in {region}" if mine else f"{whose}: what its machines left in {region}"
         if expires < now:
             remove[uid] = f"{what}, past the end of their time ({tags.stamp(expires)})"
-        elif known.get(uid) is False:
+        elif known.get(uid) is False or not uid:
             remove[uid] = f"{what}, of a job that has ended"
         elif uid in known:
             stay.append(f"{what}: it is at work; end it: imgnet-cluster down {uid.rpartition('-')[0]}")
