@@ -51,7 +51,7 @@ class Board:
 
     def finish(self) -> None:
         """All machines that can be are set up, and their agents at work."""
-        self.said["ready"] = True
+        self.said |= {"ready": True, "finished": time.time()}
         self._write()
 
     @property

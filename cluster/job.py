@@ -155,9 +155,8 @@ class Job:
 
     @property
     def booting(self) -> bool:
-        """Whether the last launch is so fresh that its agent may still come."""
-        launch = self.folders.launch
-        since = launch.stat().st_mtime if launch.exists() else self.spec.created
+        """Whether the agents of the last launch were started so lately that they may still come."""
+        since = settle.started(self.folders, self.spec)
         return 0 <= time.time() - since < BOOT_SECONDS  # a clock that was set back says no
 
     def wait(self, seconds: float | None = None) -> str:

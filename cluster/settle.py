@@ -29,6 +29,13 @@ def agent_status(folders: Folders, machine: str = "0") -> dict[str, Any]:
     return said if isinstance(said, dict) and said.get("launch", "") == folders.mark else {}
 
 
+def started(folders: Folders, spec: Spec) -> float:
+    """Return when the agents of the last launch were started: at the launch, or after machines were set up for it."""
+    launch, board = folders.launch, read_json(folders.run / "machines.json") or {}
+    since = launch.stat().st_mtime if launch.exists() else spec.created
+    return max(since, board.get("finished", 0.0) if board.get("launch") == folders.mark else 0.0)
+
+
 def words(folders: Folders, spec: Spec) -> dict[str, dict[str, Any]]:
     """Return what each machine of the last launch said last, for those that have spoken."""
     found = {name: agent_status(folders, name) for name in spec.names}

@@ -154,8 +154,8 @@ class Gang:
                     self.say(f"{place.zone}: {said[where]}")
                     if refused.reaction is Reaction.STOP:
                         raise
-            quotas = {quotas.code(kinds[one.type].family, one.market) + one.region for one in places}
-            if quotas <= skip or time.monotonic() + round > deadline:
+            codes = {quotas.code(kinds[one.type].family, one.market) + one.region for one in places}
+            if codes <= skip or time.monotonic() + round > deadline:
                 why = "; ".join(f"{place}: {text}" for place, text in said.items())
                 raise NoMachines(f"EC2 has no {len(names)} machines for this job: {why}; see imgnet-cluster offers")
             self.say(f"no place has {len(names)} machines now; again in {round:.0f} s")

@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
+from cluster import settle
 from cluster.errors import ClusterError
+from train.files import as_json, replace
 
 Fixture = Any
 NOW = time.time()
@@ -287,3 +289,13 @@ def test_the_seconds_of_several_machines_count_once(hand_made: Fixture) -> None:
     run.job.refresh()
     seconds = {part: round(value, 3) for part, value in run.job.result["seconds"].items()}
     assert seconds == {"total": 21.0, "setup": 1.0, "waiting": 2.0, "training": 15.0, "failed": 2.0, "starting": 1.0}
+
+
+def test_agents_may_still_come_for_a_while_after_their_machines_were_set_up(hand_made: Fixture) -> None:
+    run = hand_made()
+    replace(run.folders.launch, b"mark")
+    os.utime(run.folders.launch, (1000.0, 1000.0))
+    assert settle.started(run.folders, run.spec) == 1000.0
+    for launch, since in (("mark", 5000.0), ("an earlier one", 1000.0)):
+        replace(run.folders.run / "machines.json", as_json({"launch": launch, "finished": 5000.0}))
+        assert settle.started(run.folders, run.spec) == since
