@@ -12,7 +12,7 @@ from typing import Any
 from infra import access, images, instances, keys, stack, tags
 from infra.catalogue import Kind
 from infra.clients import Account, call
-from infra.errors import CloudError, Interrupted
+from infra.errors import REACTIONS, CloudError, Interrupted
 from infra.gang import Gang, NoMachines, Refused
 from infra.instances import Instance
 from infra.journal import Journal
@@ -143,7 +143,12 @@ class Rented:
             self._by_hand()
             anew()
             found = {one.name: one for one in self._acquire()}
-        return self.with_gate(found)
+        try:
+            return self.with_gate(found)
+        except CloudError as error:
+            if error.code in REACTIONS or not error.code:  # else it would go wrong again, while all machines bill
+                raise
+            raise NoMachines(str(error)) from error
 
     def _by_hand(self) -> None:
         """Raise `EndedElsewhere` when not EC2 has taken the last machines of this launch, but somebody has ended them.
