@@ -64,7 +64,7 @@ class Agent:
         self.rules = self.spec.rules
         self.peers = Peers(shared, self.spec.names, self.launch)
         self.courier = events.Courier(work, shared)
-        self.guard = Guard(work, self.spec.max_hours, elapsed, self.spec.metadata, self.die, bool(self.spec.cloud))
+        self.guard = Guard(work, self.spec.max_hours, elapsed, self.spec.metadata, self.die, *self.spec.after)
         self.voice = Voice(shared, machine, self.launch, self.spec.beat)
         self.attempt: attempts.Attempt | None = None
         self.port = spawn.free_port()

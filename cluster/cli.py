@@ -134,12 +134,12 @@ def launch(
         raise NoAccount(f"{error}; without AWS: --local (here) or --hosts FILE (machines of your own)") from error
     at_once = queue.places(plans, parallel) if len(plans) > 1 else 1
     for one in plans:
+        if dry_run:  # first, for they are long
+            view.show_requests(one)
         view.show_plan(one)
         if not dry_run or backend != "aws":
             backends.get(backend).check(one.spec, jobs.runs())
     if dry_run:
-        for one in plans:
-            view.show_requests(one)
         click.echo(f"would launch {len(plans)} job{'s' * (len(plans) > 1)} in {jobs.runs()}; nothing was started")
         return
     if not yes and sys.stdin.isatty() and not click.confirm("launch?", default=False):

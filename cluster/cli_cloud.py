@@ -27,8 +27,10 @@ def left(lines: list[str]) -> None:
 
 
 def sure(question: str, yes: bool) -> None:
-    """Ask a person, where there is one. Raises `ClusterError` when the answer is no."""
-    if not yes and sys.stdin.isatty() and not click.confirm(question, default=False):
+    """Ask a person. Raises `ClusterError` when the answer is no, or there is nobody to answer."""
+    if not yes and not sys.stdin.isatty():
+        raise ClusterError(f"{question} nobody can answer that here; say so: -y")
+    if not yes and not click.confirm(question, default=False):
         raise ClusterError("nothing was done")
 
 
@@ -115,7 +117,7 @@ def _down_all(region: str | None, dry_run: bool, yes: bool) -> None:
     for one in mine:
         try:
             paid.down(one)
-        except ClusterError as error:
+        except (ClusterError, OSError) as error:
             lines.append(str(error))
     for where in sorted(regions):
         lines += verbs.remove(where, sorted({one.uid for one in verbs.machines(where)}), say)
@@ -174,9 +176,9 @@ def cost(job: str | None, top5: float | None, output: str) -> None:
 
 @click.command()
 @click.argument("job")
-@click.option("--max-hours", type=Number(0, min_open=True), required=True, help="Since the first machine came.")
+@click.option("--max-hours", type=Number(0, min_open=True), required=True, help="Since the first of its machines came.")
 def extend(job: str, max_hours: float) -> None:
-    """Give JOB more time, or less: its machines end themselves after so many hours, counted from its beginning."""
+    """Give JOB more time, or less: it saves and ends so many hours after the first machine of this launch came."""
     from . import jobs, paid
 
     found = jobs.find(job)

@@ -25,7 +25,7 @@ LOOK_SECONDS = 0.2
 METADATA_SECONDS = 2.0
 SPOT_SECONDS = 120.0  # AWS, "Spot Instance interruption notices"
 LONGEST_WAIT = 15.0
-LATE, IDLE = 900.0, 600.0  # seconds until a rented machine's power goes: after its limit, after the job's end
+IDLE = 600.0  # seconds after the job's end until a rented machine's power goes
 GRACE = 30.0  # seconds for a save before a stop becomes a kill
 SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 
@@ -35,7 +35,7 @@ class Guard:
 
     `hours` is the job's limit, of which `elapsed` seconds are over. `metadata` is the address of an instance metadata
     service, "" for none: EC2 tells there, two minutes ahead, that it takes a spot machine away (AWS, "Spot Instance
-    interruption notices").
+    interruption notices"). A rented machine cuts its own power `late` seconds after the limit; None: it is not rented.
     """
 
     def __init__(
@@ -45,9 +45,10 @@ class Guard:
         elapsed: float,
         metadata: str,
         kill: Callable[[], None],
-        rented: bool = False,
+        late: float | None = None,
+        what: str = "",
     ) -> None:
-        self.rented = rented
+        self.late, self.what = late, what
         self.notice, self.longer, self.hours, self.kill = work / "notice", work / "limit", hours, kill
         # As AWS's own tools name it: where a machine's metadata service is not at the usual address.
         self.metadata = (metadata and os.environ.get("AWS_EC2_METADATA_SERVICE_ENDPOINT", metadata)).rstrip("/")
@@ -62,8 +63,8 @@ class Guard:
 
     def start(self) -> None:
         """Begin to hear. Called once, in the main thread."""
-        if self.rented and self.hours is not None:
-            self.arm(3600 * self.hours - (time.monotonic() - self.begun) + LATE)
+        if self.late is not None and self.hours is not None:
+            self.arm(3600 * self.hours - (time.monotonic() - self.begun) + self.late)
         self._read, write = os.pipe()
         os.set_blocking(write, False)
         signal.set_wakeup_fd(write, warn_on_full_buffer=False)
@@ -74,7 +75,7 @@ class Guard:
     def end(self) -> None:
         """Hear nothing any more. A rented machine that nobody ends now ends by itself."""
         self.over = True
-        if self.rented:
+        if self.late is not None:
             self.arm(IDLE)
 
     def arm(self, seconds: float) -> None:
@@ -87,6 +88,8 @@ class Guard:
         while not self.over:
             if select.select([self._read], [], [], LOOK_SECONDS)[0]:
                 for number in os.read(self._read, 100):
+                    if number == signal.SIGINT and self.late is not None:  # a Ctrl-C in `attach` ends no rented machine
+                        continue
                     if number in SIGNALS:
                         self._leave(f"the agent got {signal.Signals(number).name}", GRACE)
             with contextlib.suppress(Exception):  # whatever a service or a file may say, the rest must still be heard
@@ -95,9 +98,10 @@ class Guard:
     def look(self, now: float) -> None:
         """Look once at the clock, then at the notice and the metadata service, whatever these may say."""
         if self.longer.exists() and isinstance(said := read_json(self.longer), dict) and not self.limit:
-            self.hours = float(said["hours"])
+            self.hours, self.what = float(said["hours"]), ""
         if self.hours is not None and now - self.begun > 3600 * self.hours and not self.limit:
-            self.limit, self._since = f"the limit of {self.hours:g} hours (--max-hours) was reached", now
+            what = self.what or f"the limit of {self.hours:g} hours (--max-hours)"
+            self.limit, self._since = f"{what} was reached", now
         if self._since is not None and now - self._since > 2 * GRACE and not self.over:
             self.kill()  # the main thread should long be gone; it hangs, and a limit is a limit
         if self.leaving:

@@ -53,7 +53,7 @@ def find(name: str | None = None) -> Job:
         if jobs
         else "there are none"
     )
-    raise NoSuchJob(f"{name or 'no job'}: there is no such job in {runs()} ({known})")
+    raise NoSuchJob(f"{name or 'no job'}: no such job in {runs()} ({known}); what is rented: imgnet-cluster ls --cloud")
 
 
 def make_folder(taken: set[str]) -> Path:

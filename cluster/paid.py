@@ -1,5 +1,6 @@
 """What only matters where machines cost money: end a job at once, what it has cost, more time for it."""
 
+import contextlib
 import time
 from typing import Any
 
@@ -19,12 +20,16 @@ def down(job: Job) -> None:
     from train.files import as_json, replace
 
     if not job.ended:
-        replace(job.folders.shared / "stop", as_json({"time": time.time(), "reason": ENDING}))
+        with contextlib.suppress(OSError):  # a full disk keeps nobody from ending what costs
+            replace(job.folders.shared / "stop", as_json({"time": time.time(), "reason": ENDING}))
         tmux.kill(job.name, job.run)  # its supervisor would rent machines for those that we end
     with job.locked(BUSY_SECONDS):
         silent = job.backend.terminate(job.spec, job.folders)
-        if not job.ended:
-            settle.settle(job.folders, job.spec, job.backend, silent, ENDING, "stopped")
+        try:
+            if not job.ended:
+                settle.settle(job.folders, job.spec, job.backend, silent, ENDING, "stopped")
+        except OSError as error:
+            raise ClusterError(f"{job.name}: its machines are gone; its result cannot be written: {error}") from error
 
 
 def cost(job: Job, top5: float | None = None) -> dict[str, Any]:

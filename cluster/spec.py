@@ -36,6 +36,8 @@ class Spec:
     gpus: int = 1
     max_steps: int | None = None
     max_hours: float | None = None
+    limit: str = ""  # what to call that limit, when it comes of another
+    late: float | None = None  # seconds after it until a rented machine cuts its power
     scale: float = 1.0
     save_seconds: float = 30.0
     lost_seconds: float = 5.0
@@ -58,6 +60,11 @@ class Spec:
     def names(self) -> tuple[str, ...]:
         """The machines' names: "0" to the last spare."""
         return tuple(map(str, range(self.machines + self.spares)))
+
+    @property
+    def after(self) -> tuple[float | None, str]:
+        """What comes after the limit, as `Guard` wants it: seconds until the power goes, the limit's name."""
+        return self.late, self.limit
 
     @property
     def session(self) -> str:

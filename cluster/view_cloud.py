@@ -12,6 +12,12 @@ def dollars(value: float | None, digits: int = 2) -> str:
     return "unknown price" if value is None else f"${value:,.{digits}f}"
 
 
+def time(hours: float) -> str:
+    """Return a time in hours, or minutes when it is short."""
+    minutes = 60 * hours
+    return f"{hours:.3g} hours" if hours >= 2 else f"{minutes:.{int(minutes < 10)}f} minutes"
+
+
 def line(name: str, text: str) -> None:
     """Print a name and what it is."""
     print(f"  {name:{WIDTH}} {text}")
@@ -23,12 +29,16 @@ def show_renting(table: Mapping[str, Any]) -> None:
     run = "unknown: nobody has measured this model on this card"
     if minutes is not None:
         cost = "" if table["dollars"] is None else f", {dollars(table['dollars'])}"
-        run = f"about {minutes:.0f} minutes of training{cost} (a first forecast, from presets)"
+        run = f"about {time(minutes / 60)} of training{cost}, without boot and set-up (a forecast from presets)"
     per_hour = "unknown price" if rate is None else f"{dollars(rate)} an hour"
-    print(f"rents {table['machines']} x {table['type']} ({table['gpus']} each), {table['market']}: {per_hour}")
+    each = "" if table["gpus"] == "none" else f" ({table['gpus']} each)"
+    print(f"rents {table['machines']} x {table['type']}{each}, {table['market']}: {per_hour}")
     line("the run", run)
     most = "" if table["max_dollars"] is None else f", {dollars(table['max_dollars'])} at most"
-    line("limits", f"{table['max_hours']:.3g} hours{most}; the machines cut their own power then")
+    line(
+        "limits",
+        f"{time(table['max_hours'])}{most}; {table['late'] / 60:.0f} minutes later the machines cut their power",
+    )
     line("zones, in order", ", ".join(table["zones"]))
     if table["then"]:
         line("and then", ", ".join(table["then"]))
@@ -69,9 +79,9 @@ def show_cost(said: Mapping[str, Any]) -> None:
     if said["unknown"]:
         print(f"not in it: {', '.join(said['unknown'])}, whose price nobody knew")
     if said["running"]:
-        print(f"{said['running']} machines still bill")
+        print(f"{said['running']} of them still bill")
     if said["machines"]:
-        print("the shared file system is not in it: it belongs to the stack; see imgnet-cluster down --stack --dry-run")
+        print("the shared file system is not in it: it is the stack's, until down --stack --delete-data")
 
 
 def show_offers(rows: Sequence[Mapping[str, Any]]) -> None:
@@ -91,6 +101,8 @@ def show_offers(rows: Sequence[Mapping[str, Any]]) -> None:
             for one in rows
         ],
     )  # fmt: skip
+    if rows and rows[0]["minutes"] is not None:
+        print(f"minutes and dollars are for {rows[0]['machines']} machines")
     if any(one["on_demand_shipped"] for one in rows):
         print("* as of July 2026, shipped with the program: the price list could not be asked")
 

@@ -49,6 +49,7 @@ def rows(journal: Journal, now: float) -> list[Row]:
     askings: dict[int, dict[str, Any]] = {}
     gone: dict[str, dict[str, Any]] = {}
     exact: dict[str, float] = {}
+    released: dict[str, str] = {}  # why we gave a machine back
     came: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}  # by id: two may have heard the same answer
     for line in journal.lines():
         if line["what"] == "ask":
@@ -56,7 +57,9 @@ def rows(journal: Journal, now: float) -> list[Row]:
         elif line["what"] in ("granted", "refused") and line["number"] in askings:
             came |= {one["id"]: (askings[line["number"]], one) for one in line.get("machines", [])}
         elif line["what"] == "gone":
-            gone[line["id"]] = line
+            gone[line["id"]] = {**line, "why": released.get(line["id"], line["why"])}
+        elif line["what"] == "release":
+            released |= dict.fromkeys(line["ids"], line["why"])
         elif line["what"] == "price":
             exact[line["id"]] = line["dollars"]
     return [

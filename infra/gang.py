@@ -134,7 +134,7 @@ class Gang:
         Raises `CloudError` with what each place said when none has them, `Interrupted`.
         """
         deadline, round = time.monotonic() + seconds, ROUND_SECONDS
-        said, skip = dict[str, str](), set[str]()
+        said, skip, why_not = dict[str, str](), set[str](), dict[str, Reaction]()
         while True:
             for place in places:
                 kind, where = kinds[place.type], f"{place.type} {place.market} in {place.zone}"
@@ -143,19 +143,20 @@ class Gang:
                     continue
                 if self._cool(place):
                     said.setdefault(where, "had none when it was asked a moment ago")
+                    why_not[where] = Reaction.CAPACITY
                     continue
                 try:
                     return self.ask(place, names, want(place), kind)
                 except Refused as refused:
-                    said[where] = str(refused)
+                    said[where], why_not[where] = str(refused), refused.reaction
                     if refused.reaction is Reaction.QUOTA:
                         skip.add(code + place.region)
                         said[where] += f"; {quotas.request_command(place.region, code, len(names) * kind.vcpus)}"
                     self.say(f"{place.zone}: {said[where]}")
                     if refused.reaction is Reaction.STOP:
                         raise
-            codes = {quotas.code(kinds[one.type].family, one.market) + one.region for one in places}
-            if codes <= skip or time.monotonic() + round > deadline:
+            hopeless = set(why_not.values()) <= {Reaction.QUOTA, Reaction.ADDRESSES}
+            if hopeless or time.monotonic() + round > deadline:
                 why = "; ".join(f"{place}: {text}" for place, text in said.items())
                 raise NoMachines(f"EC2 has no {len(names)} machines for this job: {why}; see imgnet-cluster offers")
             self.say(f"no place has {len(names)} machines now; again in {round:.0f} s")

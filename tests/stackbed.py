@@ -83,7 +83,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def aws(home: Path) -> Iterator[Path]:
-    """AWS with nothing in it, a home of one's own. A simulated cloud that was in this process before waits for nothing."""
+    """AWS with nothing in it, a home of one's own. A simulated cloud in this process waits for nothing."""
     if there := getattr(Sim, "current", None):
         there.reset()
         there.efs_seconds = 0.0

@@ -261,7 +261,7 @@ def killed():
     (work / "killed").touch()
     os._exit(7)
 hours = float(sys.argv[2]) / 3600 if sys.argv[2] else None
-one = guard.Guard(work, hours, 0.0, sys.argv[3], killed)
+one = guard.Guard(work, hours, 0.0, sys.argv[3], killed, float(sys.argv[4]) if sys.argv[4] else None)
 one.start()
 import threading
 def tell():
@@ -282,8 +282,8 @@ def hanging(tmp_path: Path, place: Fixture) -> Iterator[Callable[..., "subproces
     os.mkfifo(tmp_path / "fifo")
     started = []
 
-    def start(seconds: str = "", metadata: str = "") -> "subprocess.Popen[bytes]":
-        words = [sys.executable, "-c", HANGS, str(tmp_path), seconds, metadata]
+    def start(seconds: str = "", metadata: str = "", late: str = "") -> "subprocess.Popen[bytes]":
+        words = [sys.executable, "-c", HANGS, str(tmp_path), seconds, metadata, late]
         started.append(subprocess.Popen(words, cwd=ROOT, start_new_session=True))
         place.wait_for((tmp_path / "ready").exists, 30)
         return started[-1]
@@ -306,6 +306,13 @@ def test_a_signal_is_heard_while_the_main_thread_is_blocked(
     one.send_signal(number)
     assert place.wait_for(lambda: read(tmp_path / "leaving"), 10) == f"the agent got {number.name}"
     assert one.poll() is None
+
+
+def test_ctrl_c_in_an_attached_window_ends_no_rented_machine(tmp_path: Path, place: Fixture, hanging: Fixture) -> None:
+    one = hanging(late="900")
+    one.send_signal(signal.SIGINT)
+    one.send_signal(signal.SIGTERM)
+    assert place.wait_for(lambda: read(tmp_path / "leaving"), 10) == "the agent got SIGTERM"
 
 
 def test_a_notice_is_heard_while_the_main_thread_is_blocked(tmp_path: Path, place: Fixture, hanging: Fixture) -> None:

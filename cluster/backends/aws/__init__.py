@@ -112,7 +112,7 @@ def terminate(spec: Spec, folders: Folders) -> list[str]:
             return []
         rented = Rented(spec, folders, lambda text: None)
         left = rented.end()
-        with contextlib.suppress(CloudError):
+        with contextlib.suppress(CloudError, OSError):
             bill.settle(rented.account, rented.journal, time.time())
     if left:
         raise ClusterError(f"{spec.name} is not gone yet: {'; '.join(left)}; again: imgnet-cluster down {spec.name}")
@@ -125,13 +125,13 @@ def extend(spec: Spec, folders: Folders, hours: float) -> None:
     here = fleet(spec, folders)
     rented = Rented(spec, folders, print)
     since = rented.since or time.time()
-    left = 3600 * hours - (time.time() - since)
+    left, late = 3600 * hours - (time.time() - since), float(GRACE)
     if left <= 0:
         raise BadInput(f"{hours:g} hours are over already; end it: imgnet-cluster stop {spec.name}")
     silent = []
     for name, remote in here.remotes.items():
         try:
-            remote.run(["sudo", "-n", "imgnet-limit", f"{left + GRACE:.0f}"], timeout=30)
+            remote.run(["sudo", "-n", "imgnet-limit", f"{left + late:.0f}"], timeout=30)
             remote.write(f"{here.board.rows[name]['work']}/limit", json.dumps({"hours": hours}).encode())
         except (ClusterError, KeyError) as error:
             silent.append(f"machine {name}: {error}")
@@ -141,7 +141,7 @@ def extend(spec: Spec, folders: Folders, hours: float) -> None:
         here.remotes[name].write(f"{here.machines.job_folder(name)}/job.json", folders.spec.read_bytes())
     here.close()
     with lines():
-        rented.tell_expiry(time.time() + left + GRACE)
+        rented.tell_expiry(time.time() + left + late)
     if silent:
         raise ClusterError(f"not all have heard it: {'; '.join(silent)}; the same again")
 

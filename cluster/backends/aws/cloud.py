@@ -113,9 +113,11 @@ class Cloud:
         """Turn the limit of dollars into one of hours, now that the price is known; the agents keep that."""
         place = self.rented.place
         assert place
-        hours = self.rented.wish.hours(len(self.spec.names), place, self.spec.max_hours)
-        if hours != self.spec.max_hours:
-            self.spec = with_other(self.spec, max_hours=hours)
+        wish = self.rented.wish
+        hours, late = wish.limits(len(self.spec.names), place, self.spec.max_hours)
+        if (hours, late) != (self.spec.max_hours, self.spec.late):
+            what = f"the limit of {wish.max_dollars:g} dollars (--max-price-total)" if wish.max_dollars else ""
+            self.spec = with_other(self.spec, max_hours=hours, late=late, limit=what)
             replace(self.folders.shared / "job.json", as_json(self.spec.to_json()))
 
     def _greet(self, name: str) -> None:
@@ -297,7 +299,9 @@ class Cloud:
     def _rent(self, name: str, before: Instance | None) -> None:
         assert self.fleet
         if before:  # it is being taken away, or asked to be: the next one has its name
-            self.rented.release([before.id])
+            said = read_json(self.folders.status(name)) or {}
+            self.say(f"machine {name} leaves: {said.get('reason')}")
+            self.rented.release([before.id], str(said.get("reason")))
         self.say(f"renting another machine {name}")
         self.present[name] = self.rented.rent(name)
         self.say(f"machine {name} is {self.present[name].id} now")

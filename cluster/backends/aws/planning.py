@@ -4,7 +4,7 @@ With `offline` from the shipped table alone: a dry run asks nobody.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,10 @@ from train.schedule import Schedule
 from ...errors import BadInput, ClusterError
 from ...spec import Spec
 from .lines import lines
-from .wish import GRACE, MARKETS, METADATA, Wish, order
+from .wish import MARKETS, METADATA, Wish, order
 
 MAX_HOURS = 2.0
-OFFLINE_REGION, OFFLINE_ZONE = "us-east-1", "a zone of us-east-1"
+OFFLINE_REGION = "us-east-1"
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Renting:
     missing: tuple[str, ...]
     forecast: Forecast | None
     hours: float
-    findings: tuple[preflight.Finding, ...] = field(default=())
+    late: float
 
     def table(self, spec: Spec) -> dict[str, Any]:
         """Return the plan as plain data: machines, type, market, zones, prices, limits, what is made."""
@@ -50,16 +50,18 @@ class Renting:
             "then": list(dict.fromkeys(f"{one.type} {one.market} in {one.region}" for one in self.wish.places))[1:],
             "dollars_per_hour": rate, "minutes": minutes,
             "dollars": None if rate is None or minutes is None else rate * minutes / 60,
-            "max_hours": self.hours, "max_dollars": self.most(rate), "ssh_from": self.wish.address,
+            "max_hours": self.hours, "late": self.late, "max_dollars": self.most(machines),
+            "ssh_from": self.wish.address,
             "makes": list(self.missing),
         }  # fmt: skip
 
-    def most(self, rate: float | None) -> float | None:
-        """Return the dollars that the limits allow at most, None when the price is not known."""
-        if rate is None:
+    def most(self, machines: int) -> float | None:
+        """Return the dollars that the limits allow at most, wherever the machines come; None: a price is not known."""
+        if self.wish.max_dollars is not None:
             return self.wish.max_dollars
-        most = rate * (self.hours + GRACE / 3600)
-        return most if self.wish.max_dollars is None else min(most, self.wish.max_dollars + rate * GRACE / 3600)
+        rates = [self.wish.rate(machines, one) for one in self.wish.places]
+        known = [one for one in rates if one is not None]
+        return max(known) * (self.hours + self.late / 3600) if len(known) == len(rates) else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,14 +120,18 @@ def rent(
         if account:  # an image that is not there, or drives no such cards, is better known now
             images.resolve(account.at(places[0].region), kind.arch, asked.ami)
         address = asked.address and access.one_address(asked.address)
-        address = address or ("203.0.113.7/32" if asked.offline else my_address())
+        address = address or ("this computer's address" if asked.offline else my_address())
         owner = "offline" if account is None else account.owner
     places = order(places, regions, types, MARKETS[asked.market])
-    if asked.max_dollars is not None and places[0].price is None:
-        raise ClusterError(
-            f"--max-price-total: the price of {places[0].type} in {places[0].zone} is unknown, nobody can keep to it; "
-            "limit the time: --max-hours"
-        )
+    if asked.max_dollars is not None:
+        unknown = list(dict.fromkeys(f"{one.type} {one.market}" for one in places if one.price is None))
+        places = [one for one in places if one.price is not None]
+        if not places:
+            raise ClusterError(
+                f"--max-price-total: the price of {', '.join(unknown)} is unknown, nobody can keep to it; "
+                "limit the time: --max-hours"
+            )
+        notes = [*notes, *(f"{one}: unknown price, not asked for with --max-price-total" for one in unknown)]
     wish = Wish(
         places=tuple(places), address=address, owner=owner, max_dollars=asked.max_dollars, ami=asked.ami,
         group=asked.group and len(spec.names) > 1, gpus=kind.gpus, index=images.torch_index(kind.arch),
@@ -137,8 +143,10 @@ def rent(
             *notes,
             f"nobody was asked: on demand these machines were ${total:,.2f} an hour in July 2026 (us-east-1)",
         ]
-    hours = wish.hours(len(spec.names), places[0], spec.max_hours)
-    return Renting(wish, kind, tuple(notes), tuple(missing), guess, hours)
+    hours, late = wish.limits(len(spec.names), places[0], spec.max_hours)
+    if guess and hours < guess.minutes / 60:
+        notes = [*notes, f"the limit ends it after {60 * hours:.3g} minutes; the forecast is {guess.minutes:.3g}"]
+    return Renting(wish, kind, tuple(notes), tuple(missing), guess, hours, late)
 
 
 def _places(
@@ -147,7 +155,7 @@ def _places(
     if account is None:
         table = {one.type: one for one in offers.offers(None, names=types, offline=True)}
         return [
-            Place(region=region, zone=zones[0] if zones else OFFLINE_ZONE, type=name, market=market,
+            Place(region=region, zone=zones[0] if zones else f"a zone of {region}", type=name, market=market,
                   price=table[name].on_demand if market == "on-demand" else None)
             for name in types for market in markets if name in table
         ]  # fmt: skip
@@ -170,7 +178,7 @@ def requests(spec: Spec, renting: Renting) -> list[tuple[str, dict[str, Any]]]:
         key_name="imgnet-key", key_file="", profile="imgnet-machine", bucket=None,
     )  # fmt: skip
     image = images.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
-    seconds = round(3600 * renting.hours) + GRACE
+    seconds = round(3600 * renting.hours + renting.late)
     data = user_data(
         seconds=seconds, private="(made for this asking)", public="(its public half)", file_system=own.file_system,
         access_point=own.access_point, region=place.region, user=image.user, python=image.python,

@@ -23,7 +23,7 @@ from train.files import as_json, read_json, replace
 
 from ...hosts_file import Host, Hosts
 from ...spec import Folders, Spec
-from .wish import GRACE, Wish
+from .wish import Wish
 
 FOLDER = "~/.imgnet"  # on a machine, as its user data makes it
 PYTHON = f"{FOLDER}/python"
@@ -160,7 +160,8 @@ class Rented:
         granted = [line for line in self.journal.lines("granted") if line["time"] >= begun]
         last = {one["name"]: one["id"] for line in granted for one in line["machines"]}
         why = {line["id"]: line["why"] for line in self.journal.lines("gone")}
-        ends = [why.get(id, "") for id in last.values() if id not in released]
+        forgotten = "Client.InstanceInitiatedShutdown"  # an hour or more ago
+        ends = [why.get(id, forgotten) for id in last.values() if id not in released]
         if ends and all(one.startswith("Client.") for one in ends):
             how = "by their own limit" if "InstanceInitiated" in ends[0] else "by somebody (down, or the AWS console)"
             raise EndedElsewhere(f"its machines were ended {how}; go on: imgnet-cluster resume {self.spec.name}")
@@ -218,8 +219,8 @@ class Rented:
             ports, wish = (SSH_PORT, image.port), self.wish
             access.let_in(self.account, self.stack.security_group, wish.address, wish.owner, ports=ports)
         limit = (read_json(self.folders.spec) or {}).get("max_hours", self.spec.max_hours)  # it may have been extended
-        hours = self.wish.hours(len(self.spec.names), place, limit)
-        left = max(0.0, 3600 * hours - (now - (self.since or now))) + GRACE
+        hours, late = self.wish.limits(len(self.spec.names), place, limit)
+        left = max(0.0, 3600 * hours - (now - (self.since or now))) + late
         private, public = keys.new_pair()
         data = user_data(
             seconds=round(left), private=private, public=public, file_system=self.stack.file_system,
@@ -285,17 +286,17 @@ class Rented:
         found = self.look()
         if name not in found:
             raise CloudError(f"machine {name} is not there; imgnet-cluster status {self.spec.name}")
-        self.release([found[name].id])
+        self.release([found[name].id], "lost in a rehearsal")
 
-    def release(self, ids: list[str]) -> None:
+    def release(self, ids: list[str], why: str) -> None:
         """End some machines, whose place others take."""
-        self.journal.write("release", ids=ids)
+        self.journal.write("release", ids=ids, why=why)
         instances.terminate(self.account, ids)
 
     def release_all(self) -> None:
         """End the machines that are left, and return when EC2 shows none of them any more."""
         while found := self.look():
-            self.release([one.id for one in found.values()])
+            self.release([one.id for one in found.values()], "all moved")
             self._pause(1.0)
 
 

@@ -169,7 +169,8 @@ def offered(region: str | None, gpu: str | None, recipe: Recipe | None, machines
     """Return a row for each type and zone, with minutes and dollars of a recipe on so many. Raises `ClusterError`."""
     with lines():
         found = offers.offers(Account(region), gpu)
-    return [_row(one, recipe, machines) for one in found]
+    rows = [_row(one, recipe, machines) for one in found]
+    return sorted(rows, key=lambda row: row["dollars"] or float("inf")) if recipe else rows
 
 
 def _row(one: offers.Offer, recipe: Recipe | None, machines: int | None) -> dict[str, Any]:

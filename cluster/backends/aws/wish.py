@@ -4,9 +4,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from infra.request import Place
+from infra.bill import ADDRESS_HOUR, DISK_GB_HOUR
+from infra.request import DISK_GB, Place
 
 MARKETS = {"spot": ("spot",), "on-demand": ("on-demand",), "spot-then-on-demand": ("spot", "on-demand")}
+BESIDE = DISK_GB * DISK_GB_HOUR + ADDRESS_HOUR  # dollars an hour of a machine's disk and address
 GRACE = 900  # seconds beyond the limit until the power goes: for the last save, and for bringing it home
 METADATA = "http://169.254.169.254"  # of EC2's metadata service, on every machine
 
@@ -42,12 +44,22 @@ class Wish:
         value = value or {}
         return cls(**{**value, "places": tuple(Place(**one) for one in value["places"])})
 
-    def hours(self, machines: int, place: Place, limit: float | None) -> float:
-        """Return the hours that the limits allow there, `limit` being the one of time; without both: two days."""
-        hours = 48.0 if limit is None else limit
-        if self.max_dollars is not None and place.price:
-            hours = min(hours, self.max_dollars / (machines * place.price))
-        return hours
+    def rate(self, machines: int, place: Place) -> float | None:
+        """Return the dollars an hour of so many machines there, with their disks and addresses; None: unknown."""
+        return None if place.price is None else machines * (place.price + BESIDE)
+
+    def limits(self, machines: int, place: Place, hours: float | None) -> tuple[float, float]:
+        """Return the hours after which the job saves and ends, and the seconds after that until the power goes.
+
+        `hours` is the limit of time, None: two days. Both together keep to the limit of dollars.
+        """
+        hours, late, rate = 48.0 if hours is None else hours, float(GRACE), self.rate(machines, place)
+        if self.max_dollars is not None and rate:
+            total = 3600 * self.max_dollars / rate
+            if total < 3600 * hours + late:
+                late = min(late, total / 4)
+                hours = (total - late) / 3600
+        return hours, late
 
 
 def order(places: Sequence[Place], regions: Sequence[str], types: Sequence[str], markets: Sequence[str]) -> list[Place]:
