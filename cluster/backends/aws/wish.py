@@ -57,8 +57,8 @@ class Wish:
         if self.max_dollars is not None and rate:
             total = 3600 * self.max_dollars / rate
             if total < 3600 * hours + late:
-                late = min(late, total / 4)
-                hours = (total - late) / 3600
+                late = min(late, max(total / 4, total - 3600 * hours))
+                hours = min(hours, (total - late) / 3600)
         return hours, late
 
 
