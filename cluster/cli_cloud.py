@@ -1,13 +1,17 @@
 """The commands about what is rented: up, down, gc, cost, extend, offers, check."""
 
+import contextlib
 import sys
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from .command import Number, output, print_json, yes
 from .errors import ERROR, BadInput, ClusterError, NoSuchJob
+
+if TYPE_CHECKING:
+    from .jobs import Job
 
 in_region = click.option("--region", metavar="REGION", help="Where. [default: as the AWS configuration says]")
 dry = click.option("--dry-run", "--dryrun", is_flag=True, help="Show what would be done.")
@@ -99,14 +103,33 @@ def down(
     click.echo(f"{found.name} is gone")
 
 
-def _down_all(region: str | None, dry_run: bool, yes: bool) -> None:
-    from . import jobs, paid
+def _rented() -> "list[Job]":
+    """The jobs of this folder that rent, or rented; a damaged one is left out."""
+    from . import jobs
+
+    found = []
+    for one in jobs.all_jobs():
+        with contextlib.suppress(ClusterError):
+            found += [one] if one.spec.cloud else []
+    return found
+
+
+def _regions(region: str | None) -> list[str]:
+    """Return the regions to look at: the one named, else the usual one and those of this folder's jobs."""
     from .backends.aws import verbs
 
-    mine = [one for one in jobs.all_jobs() if one.spec.backend == "aws" and not one.ended]
-    regions = {one.spec.cloud["places"][0]["region"] for one in mine if one.spec.cloud} | set(
-        verbs.regions([region] if region else [])
-    )
+    if region:
+        return [region]
+    own = {place["region"] for one in _rented() for place in (one.spec.cloud or {})["places"]}
+    return sorted({*verbs.regions([]), *own})
+
+
+def _down_all(region: str | None, dry_run: bool, yes: bool) -> None:
+    from . import paid
+    from .backends.aws import verbs
+
+    mine = sorted((one for one in _rented() if not one.ended), key=lambda one: not one.waiting)  # else their turn comes
+    regions = _regions(region)
     uids = {one.spec.uid: one for one in mine}
     found = [row for where in sorted(regions) for row in verbs.by_job(verbs.machines(where))]
     names = [*[one.name for one in mine], *[row["uid"] for row in found if row["uid"] not in uids]]
@@ -132,13 +155,12 @@ def _down_all(region: str | None, dry_run: bool, yes: bool) -> None:
 @output
 def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
     """Remove what bears our tags and belongs to no live job, or is past its time. Only shows it without --yes."""
-    from . import jobs
     from .backends.aws import verbs
 
-    known = {one.spec.uid: not one.ended for one in jobs.all_jobs() if one.spec.backend == "aws"}
+    known = {one.spec.uid: not one.ended for one in _rented()}
     lines: list[str] = []
     shown = []
-    for where in verbs.regions([region] if region else []):
+    for where in _regions(region):
         remove, stay = verbs.garbage(where, known, unknown, time.time())
         shown.append({"region": where, "remove": remove, "stay": stay})
         if output == "table":
@@ -151,7 +173,7 @@ def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
     if output == "json":
         print_json(shown)
     elif not any(one["remove"] for one in shown):
-        click.echo("nothing to remove")
+        click.echo(f"nothing to remove in {', '.join(str(one['region']) for one in shown)}")
     elif not yes:
         click.echo("nothing was removed; do it: imgnet-cluster gc --yes")
     left(lines)

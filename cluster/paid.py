@@ -19,6 +19,8 @@ def down(job: Job) -> None:
     """
     from train.files import as_json, replace
 
+    if job.waiting:
+        return job.stop()
     if not job.ended:
         with contextlib.suppress(OSError):  # a full disk keeps nobody from ending what costs
             replace(job.folders.shared / "stop", as_json({"time": time.time(), "reason": ENDING}))

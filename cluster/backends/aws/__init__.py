@@ -125,7 +125,11 @@ def extend(spec: Spec, folders: Folders, hours: float) -> None:
     here = fleet(spec, folders)
     rented = Rented(spec, folders, print)
     since = rented.since or time.time()
-    left, late = 3600 * hours - (time.time() - since), float(GRACE)
+    place = rented.place
+    allowed, late = rented.wish.limits(len(spec.names), place, hours, rented.spent) if place else (hours, float(GRACE))
+    if allowed < hours:
+        raise BadInput(f"--max-hours {hours:g}: --max-price-total allows {allowed:.3g}")
+    left = 3600 * hours - (time.time() - since)
     if left <= 0:
         raise BadInput(f"{hours:g} hours are over already; end it: imgnet-cluster stop {spec.name}")
     silent = []

@@ -91,6 +91,9 @@ class Cloud:
     def _gather(self) -> None:
         if why := self.stopping():
             raise Interrupted(why)
+        limit = self.rented.wish.max_dollars
+        if limit is not None and self.rented.since is None and self.rented.spent >= limit:
+            raise NoMachines(f"the limit of {limit:g} dollars (--max-price-total) is spent; launch it anew with more")
         self.note("renting machines")
         self.present = self.rented.gather(self._anew)
         self._limit()
@@ -114,7 +117,7 @@ class Cloud:
         place = self.rented.place
         assert place
         wish = self.rented.wish
-        hours, late = wish.limits(len(self.spec.names), place, self.spec.max_hours)
+        hours, late = wish.limits(len(self.spec.names), place, self.spec.max_hours, self.rented.spent)
         if (hours, late) != (self.spec.max_hours, self.spec.late):
             what = f"the limit of {wish.max_dollars:g} dollars (--max-price-total)" if wish.max_dollars else ""
             self.spec = with_other(self.spec, max_hours=hours, late=late, limit=what)

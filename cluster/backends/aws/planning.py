@@ -121,7 +121,7 @@ def rent(
             images.resolve(account.at(places[0].region), kind.arch, asked.ami)
         address = asked.address and access.one_address(asked.address)
         address = address or ("this computer's address" if asked.offline else my_address())
-        owner = "offline" if account is None else account.owner
+        owner, number = ("offline", "") if account is None else (account.owner, account.identity[0])
     places = order(places, regions, types, MARKETS[asked.market])
     if asked.max_dollars is not None:
         unknown = list(dict.fromkeys(f"{one.type} {one.market}" for one in places if one.price is None))
@@ -133,8 +133,9 @@ def rent(
             )
         notes = [*notes, *(f"{one}: unknown price, not asked for with --max-price-total" for one in unknown)]
     wish = Wish(
-        places=tuple(places), address=address, owner=owner, max_dollars=asked.max_dollars, ami=asked.ami,
-        group=asked.group and len(spec.names) > 1, gpus=kind.gpus, index=images.torch_index(kind.arch),
+        places=tuple(places), address=address, owner=owner, account=number, max_dollars=asked.max_dollars,
+        ami=asked.ami, group=asked.group and len(spec.names) > 1, gpus=kind.gpus,
+        index=images.torch_index(kind.arch),
     )  # fmt: skip
     guess = forecast(schedule, gpus=spec.procs, gpu=kind.gpu, gbit=kind.gbit, machines=spec.machines)
     if asked.offline and (price := catalogue.ON_DEMAND.get(kind.name)):

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from infra import access, images, instances, keys, stack, tags
+from infra import access, bill, images, instances, keys, stack, tags
 from infra.catalogue import Kind
 from infra.clients import Account, call
-from infra.errors import REACTIONS, CloudError, Interrupted
+from infra.errors import REACTIONS, CloudError, Interrupted, NoCredentials
 from infra.gang import Gang, NoMachines, Refused
 from infra.instances import Instance
 from infra.journal import Journal
@@ -46,6 +46,7 @@ class Rented:
         self.wish = Wish.of(spec.cloud)
         self.journal = Journal(folders.run / JOURNAL)
         self.asking = threading.Lock()
+        self.checked = False
         self.account = Account(self.wish.region)
         self.gang = self._gang(self.account)
         asked = [one["place"]["region"] for one in self.gang.askings() if one["end"] != "refused"]
@@ -89,6 +90,11 @@ class Rented:
         begun = max((one["time"] for one in self.journal.lines("begin")), default=0.0)
         return min((one["time"] for one in self.journal.lines("granted") if one["time"] >= begun), default=None)
 
+    @property
+    def spent(self) -> float:
+        """The dollars that earlier launches of the job have cost."""
+        return bill.Meter(self.journal).dollars(self.since or time.time())
+
     def begin(self, mark: str) -> None:
         """Note that a launch of the job has begun; once, however often its supervisor does."""
         if mark not in [one["mark"] for one in self.journal.lines("begin", "move")]:
@@ -104,8 +110,16 @@ class Rented:
         last = self.journal.lines("begin", "end")[-1:]
         return bool(last) and last[0]["what"] == "end"
 
+    def known(self) -> None:
+        """Raise `NoCredentials` when these are another account's: it knows nothing of the machines."""
+        if not self.checked and self.wish.account and self.wish.account != self.account.identity[0]:
+            other = self.account.identity[0]
+            raise NoCredentials(f"{self.spec.name} is of account {self.wish.account}, these credentials are of {other}")
+        self.checked = True
+
     def look(self) -> dict[str, Instance]:
         """Return the machines that are there, by name. Raises `CloudError` when AWS does not say."""
+        self.known()
         return instances.present(self.gang.look())
 
     def with_gate(self, found: dict[str, Instance]) -> dict[str, Instance]:
@@ -120,11 +134,13 @@ class Rented:
         own = {key: value for key, value in head.tags.items() if key not in (tags.MACHINE, tags.LAUNCH)}
         instances.open_gate(self.account, head, own)
         self.say(f"machine {head.name} has a public address; the others are reached through it")
-        while True:
+        deadline = time.monotonic() + instances.LATE_SECONDS
+        while time.monotonic() < deadline:
             again = self.look()
             if not again or any(one.public for one in again.values()):
                 return again
             self._pause(1.0)
+        raise CloudError(f"{head.id} does not show the address that it was given")
 
     # --- renting -----------------------------------------------------------------------------------------------------
 
@@ -133,6 +149,7 @@ class Rented:
 
         Raises `NoMachines`, `CloudError`. What a crash left unanswered is asked again first: never two gangs.
         """
+        self.known()
         if self.gang.open():
             self._stack_of(self.account)
             self.gang.settle()
@@ -219,7 +236,7 @@ class Rented:
             ports, wish = (SSH_PORT, image.port), self.wish
             access.let_in(self.account, self.stack.security_group, wish.address, wish.owner, ports=ports)
         limit = (read_json(self.folders.spec) or {}).get("max_hours", self.spec.max_hours)  # it may have been extended
-        hours, late = self.wish.limits(len(self.spec.names), place, limit)
+        hours, late = self.wish.limits(len(self.spec.names), place, limit, self.spent)
         left = max(0.0, 3600 * hours - (now - (self.since or now))) + late
         private, public = keys.new_pair()
         data = user_data(
@@ -272,6 +289,7 @@ class Rented:
 
     def end(self) -> list[str]:
         """End everything that bills. Returns a line for each thing that is not gone. Raises `CloudError`."""
+        self.known()
         left = self._ending(self.account).end()
         for region in {one["place"]["region"] for one in self.gang.askings()} - {self.region}:
             left += self._ending(self.account.at(region)).end()

@@ -97,12 +97,18 @@ def down(region: str, name: str, say: Say) -> list[str]:
     """
     with lines():
         account = Account(region)
-        uids = {one.uid for one in instances.all_of(account)} | set(_strays(account))
+        owners = {
+            one.uid: one.tags.get(tags.OWNER, "") for one in instances.all_of(account) if one.state != "terminated"
+        }
+        uids = set(owners) | set(_strays(account))
         found = sorted(one for one in uids if one == name or one.rpartition("-")[0] == name)
         if not found:
             raise NoSuchJob(f"{name}: nothing in {region} bears its tag; what there is: imgnet-cluster ls --cloud")
         if len(found) > 1:
             raise ClusterError(f"{name}: several jobs have this name; say which: {', '.join(found)}")
+        if found[0] != name and owners.get(found[0], account.owner) != account.owner:
+            whose = f"{name} is {found[0]} of {owners[found[0]]}"
+            raise ClusterError(f"{whose}; if it is to end: imgnet-cluster down {found[0]}")
         return end(account, found[0], say)
 
 

@@ -26,6 +26,7 @@ class Wish:
     max_dollars: float | None = None
     ami: str | None = None
     group: bool = True
+    account: str = ""  # whose machines they are: other credentials would find none, and take that for their end
     gpus: int = 0  # of each machine: fewer is a fault, not a smaller machine
     index: str | None = None  # where pip finds a torch for cards that the usual one has left behind
 
@@ -48,14 +49,15 @@ class Wish:
         """Return the dollars an hour of so many machines there, with their disks and addresses; None: unknown."""
         return None if place.price is None else machines * (place.price + BESIDE)
 
-    def limits(self, machines: int, place: Place, hours: float | None) -> tuple[float, float]:
+    def limits(self, machines: int, place: Place, hours: float | None, spent: float = 0.0) -> tuple[float, float]:
         """Return the hours after which the job saves and ends, and the seconds after that until the power goes.
 
-        `hours` is the limit of time, None: two days. Both together keep to the limit of dollars.
+        `hours` is the limit of time, None: two days. Both together keep to what is left of the limit of dollars, of
+        which `spent` was gone when the machines came.
         """
         hours, late, rate = 48.0 if hours is None else hours, float(GRACE), self.rate(machines, place)
         if self.max_dollars is not None and rate:
-            total = 3600 * self.max_dollars / rate
+            total = 3600 * max(0.0, self.max_dollars - spent) / rate
             if total < 3600 * hours + late:
                 late = min(late, max(total / 4, total - 3600 * hours))
                 hours = min(hours, (total - late) / 3600)
