@@ -1,5 +1,6 @@
 """The command line: parse, call `jobs`, show. Thin, and quick: what a command needs is imported inside it."""
 
+import io
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -244,6 +245,8 @@ cli.add_command(data)
 
 def main() -> None:
     """Run the command line; click's own errors are one line too."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # who reads along in a file or a pipe sees each line at once
+        sys.stdout.reconfigure(line_buffering=True)
     try:
         sys.exit(cli.main(prog_name="imgnet-cluster", standalone_mode=False))
     except click.exceptions.NoArgsIsHelpError as help:

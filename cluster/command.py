@@ -1,5 +1,6 @@
 """What all commands share: errors as one line with an exit code, JSON on stdout, a progress bar on stderr."""
 
+import contextlib
 import functools
 import json
 import math
@@ -40,18 +41,28 @@ class Group(click.Group):
     def invoke(self, ctx: click.Context) -> Any:
         """Run a command; turn what a user can mend into one line on stderr."""
         try:
-            return super().invoke(ctx)
+            try:
+                return super().invoke(ctx)
+            finally:
+                sys.stdout.flush()  # what cannot be written is known here, not in the interpreter's last moments
         except ClusterError as error:
             fail(str(error), error.code)
         except KeyboardInterrupt:
             fail("interrupted", INTERRUPTED)
         except BrokenPipeError:  # `imgnet-cluster ls | head`
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            drop_output()
             sys.exit(ERROR)
         except OSError as error:
             from train.files import one_line
 
+            drop_output()
             fail(one_line(error), ERROR)
+
+
+def drop_output() -> None:
+    """Let what is still to be written go nowhere: Python tries once more at its end, and would complain."""
+    with contextlib.suppress(OSError, ValueError):  # a stdout that is no file
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(text: str, code: int) -> NoReturn:

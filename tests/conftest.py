@@ -18,6 +18,8 @@ import pytest
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 DEADLINE = 120.0  # a quiet machine needs a twentieth of it
 
+STRANGE = ("IMGNET_RUNS", "TMUX", "PYTHONPATH", "PYTHONUNBUFFERED")  # what a user's shell need not have
+
 RECIPE = """\
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
@@ -64,7 +66,7 @@ class Place:
         self.path, self.data = path, data
         self.tmux_folder = tempfile.mkdtemp(prefix="imgt-", dir="/tmp")  # a socket's path has 107 characters at most
         (path / "home").mkdir(parents=True)
-        kept = {name: text for name, text in os.environ.items() if name not in ("IMGNET_RUNS", "TMUX", "PYTHONPATH")}
+        kept = {name: text for name, text in os.environ.items() if name not in STRANGE}
         own = {"TMUX_TMPDIR": self.tmux_folder, "HOME": str(path / "home"), "OMP_WAIT_POLICY": "PASSIVE"}
         own |= {"AWS_ENDPOINT_URL": "http://127.0.0.1:9", "AWS_EC2_METADATA_DISABLED": "true"}  # nothing reaches AWS
         self.env = {**kept, **own, "TERM": "xterm"}

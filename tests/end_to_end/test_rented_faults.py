@@ -207,7 +207,7 @@ def test_what_is_somebody_elses_is_left_alone_however_much_it_looks_like_ours(re
     assert row["machines"] == 2
     renter.ok("down", "job-1")
     renter.ok("down", "--all", "-y")
-    assert renter.ok("gc", "--yes", "--unknown") == "nothing to remove\n"
+    assert renter.ok("gc", "--yes", "--unknown") == "nothing to remove in us-east-1\n"
     assert renter.cli("down", "--stack", "--delete-data", "-y").code == 0
     renter.cloud.check()
 

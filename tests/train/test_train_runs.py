@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -243,7 +244,7 @@ def test_the_result_says_what_was_done_and_with_what(alone: Path, tiny: Any) -> 
     assert (got["recipe"], got["state"], got["procs"], got["seed"]) == ("tiny", "done", 1, 0)
     assert (got["device"], got["precision"]) in {("cpu", "float32"), ("cuda", "bfloat16"), ("cuda", "float16")}
     assert {"python", "torch", "numpy", "imgnet-cluster"} <= got["versions"].keys()
-    assert got["versions"]["torch"] == torch.__version__
+    assert got["versions"]["torch"] == version("torch")
     assert got["git_commit"] is None or len(got["git_commit"].removesuffix("+changes")) == 40
     assert got["schedule"] == json.loads(json.dumps(Schedule(tiny(), 50, 2).table()))
     assert 0 < got["goodput"] <= 1 and got["images_per_second"] > 0
