@@ -85,6 +85,11 @@ def end(shared: Path, launch: str) -> Attempt | None:
     return last if last and last.launch == launch and not last.members and last.state != "left" else None
 
 
+def decided(shared: Path, launch: str) -> bool:
+    """Whether a job has its result, or the agents of a launch agreed on its end."""
+    return (shared / "result.json").exists() or end(shared, launch) is not None
+
+
 def history(shared: Path) -> list[Attempt]:
     """Return all attempts in order."""
     found: list[Attempt] = []

@@ -251,7 +251,7 @@ def check(
     from .backends.aws import verbs
 
     if iam:
-        return print_json(verbs.policies(region))
+        return print_json(verbs.policies())
     found = jobs.load_recipes(recipe)[0] if recipe else None
     types = [type] if type else list(found.types) if found else []
     count = machines or (found.machines if found else 1)

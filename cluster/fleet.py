@@ -212,9 +212,8 @@ class Fleet:
     def over(self) -> bool:
         """Whether the job is decided: a result, an end that its agents agreed on, or a stop of a while ago."""
         home, stop = self.folders.shared, self.folders.shared / "stop"
-        ended = attempts.end(home, self.folders.mark) is not None
         stopped = stop.exists() and time.time() - stop.stat().st_mtime > STOP_SECONDS
-        return (home / RESULT).exists() or ended or stopped
+        return attempts.decided(home, self.folders.mark) or stopped
 
     def dead(self) -> list[str]:
         """Return the machines that have said that no agent is at work there."""

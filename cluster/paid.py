@@ -4,6 +4,8 @@ import contextlib
 import time
 from typing import Any
 
+from train.files import as_json, replace
+
 from . import settle, timeline, tmux
 from .errors import ClusterError
 from .job import Job
@@ -17,8 +19,6 @@ def down(job: Job) -> None:
 
     Returns when nothing is there any more. Raises `ClusterError` with what is not gone.
     """
-    from train.files import as_json, replace
-
     if job.waiting:
         return job.stop()
     if not job.ended:

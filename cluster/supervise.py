@@ -51,8 +51,9 @@ class Replacer:
         if len(spec.names) == 1 or (folders.shared / "stop").exists():
             return []
         words = settle.words(folders, spec)
-        over = (folders.shared / "result.json").exists() or attempts.end(folders.shared, folders.mark)
-        if over or any(one.get("ended") and one["state"] in ("done", "stopped") for one in words.values()):
+        if attempts.decided(folders.shared, folders.mark) or any(
+            one.get("ended") and one["state"] in ("done", "stopped") for one in words.values()
+        ):
             return []
         failed = [name for name, one in words.items() if one.get("ended") and one["state"] == "failed"]
         dead = job.backend.dead(spec, folders)

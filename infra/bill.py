@@ -13,11 +13,11 @@ from typing import Any
 
 from .clients import Account, pages
 from .journal import Journal
+from .offers import PRODUCT
 
 LEAST_SECONDS = 60
 DISK_GB_HOUR = 0.08 / 730  # gp3, us-east-1
 ADDRESS_HOUR = 0.005  # a public IPv4
-PRODUCT = "Linux/UNIX"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,12 +13,14 @@ from infra.errors import CloudError
 from infra.journal import Journal
 from train.files import read_json
 
-from ... import lock, tmux
+from ... import tmux
 from ...errors import BadInput, ClusterError
 from ...fleet import Fleet
 from ...hosts_file import Hosts
-from ...machine import python
 from ...spec import Folders, Spec
+from .. import hosts
+from ..hosts import alive as alive
+from ..hosts import taken as taken
 from .cloud import Cloud
 from .lines import lines
 from .rented import HOSTS, JOURNAL, Rented
@@ -49,32 +51,17 @@ def check(spec: Spec, runs: Path) -> None:
         raise BadInput("nobody has said what is to be rented; imgnet-cluster launch says it")
 
 
-def taken() -> set[str]:
-    """Return the names of all sessions on the socket: the supervisor's will be one of them."""
-    return tmux.names()
-
-
 def launch(spec: Spec, folders: Folders) -> None:
     """Start the supervisor in a session of the job's name; it rents the machines and does all the rest."""
-    if not supervised(folders):
+    if not hosts.supervised(folders):
         with lines():
             Rented(spec, folders, print).begin(folders.mark)
-        tmux.start(spec.name, folders.run, "supervisor", python("cluster.supervise", str(folders.run)))
+    hosts.launch(spec, folders)
 
 
 def step(spec: Spec, folders: Folders) -> bool:
     """Rent what is missing, set it up, bring files home. Returns whether the job is, or may be, at work."""
     return cloud(folders).step()
-
-
-def alive(spec: Spec, folders: Folders) -> bool:
-    """Whether the job is looked after: only its supervisor can say more."""
-    return supervised(folders)
-
-
-def supervised(folders: Folders) -> bool:
-    """Whether a supervisor is at work on the run folder."""
-    return lock.held(folders.run / lock.SUPERVISOR)
 
 
 def dead(spec: Spec, folders: Folders) -> list[str]:
@@ -140,7 +127,7 @@ def extend(spec: Spec, folders: Folders, hours: float) -> None:
         except (ClusterError, KeyError) as error:
             silent.append(f"machine {name}: {error}")
     if not silent:  # for machines that come later
-        folders.describe(with_other(spec, max_hours=hours))
+        folders.describe(with_other(spec, max_hours=hours, late=late))
         name = spec.names[0]
         here.remotes[name].write(f"{here.machines.job_folder(name)}/job.json", folders.spec.read_bytes())
     here.close()

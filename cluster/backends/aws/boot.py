@@ -8,7 +8,8 @@ from infra.instances import Instance
 from ...errors import ClusterError, SetupFailed
 from ...fleet import Fleet
 from ...ssh import Refused as WrongKey
-from .rented import FOLDER, Rented, gate_of
+from .login import FOLDER, gate_of, keep_key, own_keys
+from .rented import Rented
 
 BOOT_SECONDS = 900.0
 EACH = 1.0
@@ -41,14 +42,14 @@ class Boot:
                 raise SetupFailed(why)
             time.sleep(EACH)
         fleet.board.step(name, "booting", time.monotonic() - begun)
-        if one.id not in self._greeted():
+        if one.id not in own_keys(self.rented.journal):
             key = fleet.remotes[name].run(["sudo", "-n", "imgnet-hostkey"], timeout=60).out.decode().strip()
-            self.rented.greeted(one, key)
+            keep_key(self.rented.journal, one, key)
 
     def _waits_for(self, fleet: Fleet, one: Instance, present: Mapping[str, Instance]) -> str:
         """Return what a machine that boots still waits for, "" when it is ready. Raises `SetupFailed`, `WrongKey`."""
         gate = gate_of(present)
-        if gate and not one.public and gate.id not in self._greeted():  # its key is about to change
+        if gate and not one.public and gate.id not in own_keys(self.rented.journal):  # its key is about to change
             return f"machine {gate.name}, through which it is reached, has not booted"
         try:
             said = fleet.remotes[one.name].run(["sh", "-c", READY], check=False, timeout=20).out.decode().strip()
@@ -59,7 +60,3 @@ class Boot:
         if said not in ("", "ready"):
             raise SetupFailed(f"its boot went wrong: {said}")
         return "" if said else "it has not finished booting"
-
-    def _greeted(self) -> set[str]:
-        """The machines that have a host key of their own."""
-        return {line["id"] for line in self.rented.journal.lines("host key")}

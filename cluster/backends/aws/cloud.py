@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from dataclasses import replace as with_other
 from uuid import uuid4
 
-from infra import bill
+from infra import bill, tags
 from infra.clients import my_address
 from infra.errors import CloudError, Interrupted, NoCredentials
 from infra.gang import NoMachines, Refused
@@ -23,8 +23,9 @@ from ...errors import ClusterError, SetupFailed
 from ...fleet import Fleet
 from ...spec import Folders, Spec, stop_reason
 from ...ssh import Unreachable
+from . import login
 from .boot import Boot
-from .rented import EndedElsewhere, Rented, gate_of
+from .rented import EndedElsewhere, Rented
 
 LOOK_SECONDS = 10.0  # between two questions to EC2; one call, however many machines
 TRIES = 3
@@ -73,7 +74,8 @@ class Cloud:
         """
         try:
             if self.fleet is None:
-                if self.decided():  # and somebody was killed before it was written down: rent nothing for it
+                # Decided, and somebody was killed before it was written down: nothing is rented for it.
+                if attempts.decided(self.folders.shared, self.folders.mark):
                     return False
                 self._gather()
             self._watch(time.monotonic())
@@ -85,8 +87,7 @@ class Cloud:
         except CloudError as error:
             if self.fleet is None and self.rented.since is None:
                 raise SetupFailed(str(error)) from error
-            until = f"; the machines end by their own limit {self._until()}" if isinstance(error, NoCredentials) else ""
-            raise ClusterError(f"{error}{until}") from error
+            raise ClusterError(self._told(error)) from error
 
     def _gather(self) -> None:
         if why := self.stopping():
@@ -97,7 +98,7 @@ class Cloud:
         self.note("renting machines")
         self.present = self.rented.gather(self._anew)
         self._limit()
-        hosts = {name: self.rented.host(one, gate_of(self.present)) for name, one in self.present.items()}
+        hosts = login.hosts(self.rented.journal, self.present)
         hosts |= {name: next(iter(hosts.values())) for name in self.spec.names if name not in hosts}  # to be replaced
         known = self.rented.write_hosts(hosts)
         spec = with_other(self.spec, hosts=known.to_json())
@@ -119,7 +120,8 @@ class Cloud:
         wish = self.rented.wish
         hours, late = wish.limits(len(self.spec.names), place, self.spec.max_hours, self.rented.spent)
         if (hours, late) != (self.spec.max_hours, self.spec.late):
-            what = f"the limit of {wish.max_dollars:g} dollars (--max-price-total)" if wish.max_dollars else ""
+            shorter = wish.max_dollars is not None and (self.spec.max_hours is None or hours < self.spec.max_hours)
+            what = f"the limit of {wish.max_dollars:g} dollars (--max-price-total)" if shorter else ""
             self.spec = with_other(self.spec, max_hours=hours, late=late, limit=what)
             replace(self.folders.shared / "job.json", as_json(self.spec.to_json()))
 
@@ -142,8 +144,7 @@ class Cloud:
         """Let the fleet and the job's ssh_config know where the machines are now."""
         with self.wiring:
             assert self.fleet
-            gate = gate_of(self.present)
-            hosts = self.fleet.hosts | {name: self.rented.host(one, gate) for name, one in self.present.items()}
+            hosts = self.fleet.hosts | login.hosts(self.rented.journal, self.present)
             for name, host in hosts.items():
                 if host != self.fleet.hosts[name]:
                     self.fleet.move(name, host)
@@ -161,8 +162,7 @@ class Cloud:
             except CloudError as error:
                 if now - self.told > TELL_SECONDS:
                     self.told = now
-                    until = f"; the machines end by their own limit {self._until()}"
-                    self.say(f"{error}{until if isinstance(error, NoCredentials) else ''}")
+                    self.say(self._told(error))
         if self.looking is None and now - self.looked > LOOK_SECONDS:
             self.looked = now
             self.looking = self.fleet.pool.submit(self.rented.look)
@@ -183,9 +183,12 @@ class Cloud:
         if any(before.get(name) != one for name, one in self.present.items()):
             self._rewire()
 
-    def _until(self) -> str:
-        expires = [one.tags.get("imgnet:expires", "") for one in self.present.values()]
-        return f"at {max(expires)}" if expires else "of --max-hours"
+    def _told(self, error: CloudError) -> str:
+        """What AWS said; where it does not know us any more, also when the machines end without us."""
+        if not isinstance(error, NoCredentials):
+            return str(error)
+        expires = [one.tags.get(tags.EXPIRES, "") for one in self.present.values()]
+        return f"{error}; the machines end by their own limit {f'at {max(expires)}' if expires else 'of --max-hours'}"
 
     def _steer(self) -> bool:
         assert self.fleet
@@ -253,14 +256,9 @@ class Cloud:
         self._move()
         return True
 
-    def decided(self) -> bool:
-        """Whether the job has a result, or its agents agreed on its end."""
-        shared = self.folders.shared
-        return (shared / "result.json").exists() or attempts.end(shared, self.folders.mark) is not None
-
     def over(self) -> bool:
         """Whether the job is decided, or to stop."""
-        return bool(self.stopping()) or self.decided()
+        return bool(self.stopping()) or attempts.decided(self.folders.shared, self.folders.mark)
 
     def _must_move(self) -> bool:
         """Whether too few machines are left, and no other could be rented beside them."""

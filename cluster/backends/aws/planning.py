@@ -5,6 +5,7 @@ With `offline` from the shipped table alone: a dry run asks nobody.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,11 @@ class Asked:
     address: str | None = None
     offline: bool = False
 
+    @cached_property
+    def account(self) -> Account | None:
+        """The account in the first region, None offline. Raises `CloudError`."""
+        return None if self.offline else Account(self.regions[0] if self.regions else None)
+
 
 def first_type(types: Sequence[str], asked: Asked) -> tuple[list[str], list[str], catalogue.Kind]:
     """Return the types to ask for in order, the lines about those that are gone, and what the first is.
@@ -87,7 +93,7 @@ def first_type(types: Sequence[str], asked: Asked) -> tuple[list[str], list[str]
     with lines():
         for region in asked.regions:
             preflight.known_region(region)
-        account = None if asked.offline else Account(asked.regions[0] if asked.regions else None)
+        account = asked.account
         names, notes = offers.settle(account, types, asked.type, offline=asked.offline)
         found = offers.kinds(account, names, offline=asked.offline)
     if not found:
@@ -106,7 +112,7 @@ def rent(
     if asked.market not in MARKETS:
         raise BadInput(f"{asked.market!r} is no market; there are {', '.join(MARKETS)}")
     with lines():
-        account = None if asked.offline else Account(asked.regions[0] if asked.regions else None)
+        account = asked.account
         regions = asked.regions or ((account.region if account else OFFLINE_REGION),)
         places: list[Place] = []
         missing: list[str] = []

@@ -25,8 +25,6 @@ from ...hosts_file import Host, Hosts
 from ...spec import Folders, Spec
 from .wish import Wish
 
-FOLDER = "~/.imgnet"  # on a machine, as its user data makes it
-PYTHON = f"{FOLDER}/python"
 ACQUIRE_SECONDS = 1200.0
 SSH_PORT = 22
 JOURNAL, HOSTS = "cloud.jsonl", "hosts.json"
@@ -81,14 +79,22 @@ class Rented:
     @property
     def place(self) -> Place | None:
         """Where the gang is: of the last asking for all of its machines; None before the first."""
-        whole = [one for one in self._granted() if len(one["names"]) == len(self.spec.names)]
-        return Place(**whole[-1]["place"]) if whole else None
+        whole = self._whole()
+        return Place(**whole["place"]) if whole else None
+
+    def _whole(self) -> dict[str, Any] | None:
+        """The last asking for all machines that was granted."""
+        return next((one for one in reversed(self._granted()) if len(one["names"]) == len(self.spec.names)), None)
 
     @property
     def since(self) -> float | None:
         """When the first machine of this launch came, in seconds since 1970."""
+        return min((one["time"] for one in self._grants()), default=None)
+
+    def _grants(self) -> list[dict[str, Any]]:
+        """The journal's lines of machines that came in this launch."""
         begun = max((one["time"] for one in self.journal.lines("begin")), default=0.0)
-        return min((one["time"] for one in self.journal.lines("granted") if one["time"] >= begun), default=None)
+        return [one for one in self.journal.lines("granted") if one["time"] >= begun]
 
     @property
     def spent(self) -> float:
@@ -172,10 +178,8 @@ class Rented:
 
         From another computer, in the console, or by their own limit: whoever did that does not want others.
         """
-        begun = max((one["time"] for one in self.journal.lines("begin")), default=0.0)
         released = {id for line in self.journal.lines("release", "end") for id in line["ids"]}
-        granted = [line for line in self.journal.lines("granted") if line["time"] >= begun]
-        last = {one["name"]: one["id"] for line in granted for one in line["machines"]}
+        last = {one["name"]: one["id"] for line in self._grants() for one in line["machines"]}
         why = {line["id"]: line["why"] for line in self.journal.lines("gone")}
         forgotten = "Client.InstanceInitiatedShutdown"  # an hour or more ago
         ends = [why.get(id, forgotten) for id in last.values() if id not in released]
@@ -216,12 +220,12 @@ class Rented:
     def rent(self, name: str) -> Instance:
         """Rent another machine in place of one, in the same zone and group. Raises `Refused`, `CloudError`."""
         with self.asking:
-            place = self.place
-            assert place
+            whole = self._whole()
+            assert whole
+            place = Place(**whole["place"])
             self._stack_of(self.account)
             self.kinds |= kinds(self.account, [place.type]) if place.type not in self.kinds else {}
-            whole = [one for one in self._granted() if len(one["names"]) == len(self.spec.names)]
-            group = whole[-1]["request"].get("Placement", {}).get("GroupName", "")
+            group = whole["request"].get("Placement", {}).get("GroupName", "")
             return self.gang.ask(place, [name], self._want(place), self.kinds[place.type], group)[0]
 
     def _want(self, place: Place) -> Want:
@@ -247,31 +251,6 @@ class Rented:
             uid=self.spec.uid, name=self.spec.name, owner=self.wish.owner, expires=now + left, image=image,
             stack=self.stack, user_data=data, host_key=public, group=self.wish.group,
         )  # fmt: skip
-
-    # --- how to log in -----------------------------------------------------------------------------------------------
-
-    def host(self, one: Instance, gate: Instance | None = None) -> Host:
-        """Return how to reach a machine: by its public address, or by way of `gate`."""
-        login = self._asking(one)["login"]
-        keys_of = {line["id"]: line["key"] for line in self.journal.lines("host key")}
-        by = f"{login['user']}@{gate.public}:{login['port']}" if gate and not one.public else None
-        return Host(
-            host=one.public or one.private, address=one.private, port=login["port"], user=login["user"],
-            key=str(keys.KEY.expanduser()), python=PYTHON, folder=FOLDER, jump=by,
-            jump_key=keys_of.get(gate.id, login["host_key"]) if gate and by else None,
-            host_key=keys_of.get(one.id, login["host_key"]),
-        )  # fmt: skip
-
-    def _asking(self, one: Instance) -> dict[str, Any]:
-        """Return the asking that a machine came from."""
-        for line in self.journal.lines("ask"):
-            if line["request"]["ClientToken"] == one.token:
-                return line
-        raise CloudError(f"{one.id} bears the job's tag, but {self.journal.path} does not know it")
-
-    def greeted(self, one: Instance, key: str) -> None:
-        """Note that a machine has a host key of its own now."""
-        self.journal.write("host key", id=one.id, key=key)
 
     def write_hosts(self, found: Mapping[str, Host]) -> Hosts:
         """Write down how to reach the machines, for commands that want to, in the order of their names."""
@@ -316,8 +295,3 @@ class Rented:
         while found := self.look():
             self.release([one.id for one in found.values()], "all moved")
             self._pause(1.0)
-
-
-def gate_of(found: Mapping[str, Instance]) -> Instance | None:
-    """Return the machine by way of which those without a public address are reached."""
-    return next((one for one in found.values() if one.public), None)

@@ -207,7 +207,7 @@ def check(region: str | None, types: Sequence[str], count: int, market: str) -> 
         return preflight.check(account, types=types, machines=count, market=market, stack_missing=gone)
 
 
-def policies(region: str | None) -> dict[str, Any]:
+def policies() -> dict[str, Any]:
     """Return the least policies of the user and of the machines, as plain data."""
     return {"user": policy.for_user(), "machines": policy.for_machines()}
 
