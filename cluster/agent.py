@@ -100,7 +100,7 @@ class Agent:
         with contextlib.suppress(OSError):  # a full disk: who reads the status finds the lock free and says so
             self.courier.bring()
             self.enter("ended")
-            self.say(state, reason=reason, ended=True)
+            self.say(state, reason=reason, ended=True, **({"step": self.at} if self.at >= 0 else {}))
         self.voice.close()
         self.guard.end()
         return int(state == "failed")

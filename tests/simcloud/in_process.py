@@ -86,6 +86,7 @@ def refused(call: Callable[..., Any], *words: Any, **options: Any) -> tuple[str,
 def served() -> Iterator[Cloud]:
     """One server for a file of tests."""
     sim = Sim()
+    sim.ticking = True  # type: ignore[attr-defined]  # no ticker: it might still be telling a listener when a call returns
     server, url = serve(sim=sim)
     yield Cloud(sim, server.front, url)  # type: ignore[attr-defined]
     server.shutdown()
