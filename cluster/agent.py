@@ -222,7 +222,7 @@ class Agent:
         if progress != self.progress:
             self.pace = max(self.pace, now - self.progressed) if self.begun else 0.0
             self.progress, self.progressed = progress, now
-        if progress.get("state") in ("training", "validating"):
+        if progress.get("state") in ("training", "validating", "saved"):
             if self.begun:  # not while the trainers start: they need the processors
                 self.warm = self.trainers.warm()
             self.begun, self.at = True, progress.get("step", self.at)

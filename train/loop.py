@@ -273,7 +273,6 @@ class Trainer:
             if first:
                 self.saver.wait()
                 self.log.close()
-            self.report.say("training", step=self.steps_done)  # the step that is saved, and not the one before it
             distributed.barrier(self.group)  # nobody leaves before the file is there
             raise Asked
         if save:
