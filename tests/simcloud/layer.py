@@ -77,6 +77,7 @@ class Sim(Ends):
         """Back to an empty cloud and the settings it began with. The living die; addresses are not used again."""
         from simcloud import market, patches
 
+        Sim.current = self
         with self.lock:
             for instance in [one for one in self._live.values() if one.state in BILLED]:
                 self._emit("on_dying", self.show(instance))
@@ -133,8 +134,9 @@ class Sim(Ends):
         """Keep ticking, so that things happen between calls too. For a thread of its own."""
         while True:
             time.sleep(every)
-            self.tick()
-            self.deliver()
+            if Sim.current is self:  # moto's backends are one for all: an older cloud's clock must not move them
+                self.tick()
+                self.deliver()
 
     # --- listeners -------------------------------------------------------------------------------------------------
 
