@@ -156,12 +156,12 @@ def said(job: Any, word: str) -> list[str]:
 
 def test_time_and_money_run_out_and_the_job_saves_and_ends_by_itself(renter: Renter) -> None:
     renter.ok("up", "--stack")
-    hours = renter.launch("--max-hours", "0.016", machines=1, epochs=LONG)
-    dollars = renter.launch("--max-price-total", "0.003", machines=1, epochs=LONG - 1)  # 74 seconds of one machine
+    hours = renter.launch("--max-hours", "0.028", machines=1, epochs=LONG)
+    dollars = renter.launch("--max-price-total", "0.0045", machines=1, epochs=LONG - 1)  # 111 seconds of one machine
     for job in (hours, dollars):
         trains(renter, job)
     for job, word in ((hours, "hours"), (dollars, "dollars")):
-        result = ended(renter, job, "stopped", 120)
+        result = ended(renter, job, "stopped", 180)
         assert word in result["reason"] and job.status()["step"] > 0, result["reason"]
         saved = [*renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/checkpoints/*")]
         assert saved
