@@ -1,17 +1,17 @@
-"""`imgnet-cluster data`: draw, resize and check folders of images."""
+"""`imgnet-cluster data`: draw, pack, resize, check and list sets of images."""
 
 import sys
 from pathlib import Path
 
 import click
 
-from .command import Bar, Group, data_errors, output, print_json
+from .command import Bar, Command, Group, data_errors, output, print_json
 from .errors import ERROR, OK, BadInput
 
 
 @click.group(cls=Group)
 def data() -> None:
-    """Draw, resize and check folders of images."""
+    """Draw, pack, resize, check and list sets of images."""
 
 
 @data.command()
@@ -31,15 +31,29 @@ def sample(folder: Path, seed: int, train: int, val: int) -> None:
     click.echo(f"{folder}: {train} + {val} images of 10 classes, {written} drawn now")
 
 
+def packing_options(command: Command) -> Command:
+    """What `pack` and `resize` share."""
+    for option in reversed(
+        [
+            click.argument("source", type=click.Path(path_type=Path)),
+            click.argument("target", type=click.Path(path_type=Path)),
+            click.option("--skip-bad", is_flag=True, help="Leave out files that are not images instead of ending."),
+            click.option(
+                "--shard-mb", type=click.IntRange(1), default=256, show_default=True, help="The size of a file."
+            ),
+        ]
+    ):
+        command = option(command)
+    return command
+
+
 @data.command()
-@click.argument("source", type=click.Path(path_type=Path))
-@click.argument("target", type=click.Path(path_type=Path))
+@packing_options
 @click.option("--sizes", default="160,352", show_default=True, help="Short sides in pixels, with commas.")
-@click.option("--skip-bad", is_flag=True, help="Leave out files that are not images instead of ending.")
 @data_errors
-def resize(source: Path, target: Path, sizes: str, skip_bad: bool) -> None:
-    """Make copies of SOURCE in TARGET/<short side>. May be stopped and called again."""
-    from train.data.resize import resize_set
+def resize(source: Path, target: Path, sizes: str, skip_bad: bool, shard_mb: int) -> None:
+    """Pack smaller copies of SOURCE into TARGET/<short side>. May be stopped and called again."""
+    from train.data.pack import copies_in
 
     try:
         numbers = [int(one) for one in sizes.split(",")]
@@ -47,11 +61,29 @@ def resize(source: Path, target: Path, sizes: str, skip_bad: bool) -> None:
         numbers = []
     if min(numbers, default=0) < 32:
         raise BadInput(f"--sizes: must be whole numbers of 32 or more with commas, such as 160,352, not {sizes!r}")
-    with Bar(f"resizing {source}") as progress:
-        done = resize_set(source, target, numbers, skip_bad=skip_bad, progress=progress)
+    _pack("resizing", source, target, copies_in(target, numbers), skip_bad, shard_mb)
+
+
+@data.command()
+@packing_options
+@data_errors
+def pack(source: Path, target: Path, skip_bad: bool, shard_mb: int) -> None:
+    """Pack the full-size images of SOURCE into TARGET. May be stopped and called again."""
+    _pack("packing", source, target, {None: target}, skip_bad, shard_mb)
+
+
+def _pack(
+    doing: str, source: Path, target: Path, targets: dict[int | None, Path], skip_bad: bool, shard_mb: int
+) -> None:
+    from train.data.pack import pack_set
+
+    with Bar(f"{doing} {source}") as progress:
+        done = pack_set(source, targets, skip_bad=skip_bad, shard_bytes=shard_mb * 10**6, progress=progress)
     for path, why in done.bad:
         click.echo(f"left out: {path}: {why}", err=True)
-    click.echo(f"{target}: {done.written} copies made, {done.kept} were there, {len(done.bad)} files left out")
+    for line in done.said:
+        click.echo(line, err=True)
+    click.echo(f"{target}: {done.written} images packed, {done.kept} were there, {len(done.bad)} files left out")
 
 
 @data.command()
@@ -59,7 +91,7 @@ def resize(source: Path, target: Path, sizes: str, skip_bad: bool) -> None:
 @output
 @data_errors
 def check(folder: Path, output: str) -> None:
-    """Decode every image of FOLDER once, count them, and name those that are broken."""
+    """Decode every image of FOLDER once, count them, and name those that are broken. Packed sets: see verify."""
     from train.data.index import check_layout, load
 
     check_layout(folder)
@@ -67,6 +99,7 @@ def check(folder: Path, output: str) -> None:
         train = load(folder, "train", skip_bad=True, progress=progress)
         val = load(folder, "val", train.classes, skip_bad=True, progress=progress)
     bad = [(str(index.folder / path), why) for index in (train, val) for path, why in index.bad]
+    bad += _faults(folder, [train.folder, val.folder])
     if output == "json":
         print_json({"train": len(train), "val": len(val), "classes": list(train.classes), "bad": dict(bad)})
     else:
@@ -74,3 +107,61 @@ def check(folder: Path, output: str) -> None:
             click.echo(f"broken: {path}: {why}", err=True)
         click.echo(f"{folder}: {len(train.classes)} classes, {len(train)} + {len(val)} images, {len(bad)} broken files")
     sys.exit(ERROR if bad else OK)
+
+
+def _faults(folder: Path, splits: list[Path]) -> list[tuple[str, str]]:
+    """What is wrong with the packed ones of these splits."""
+    from train.data.packed import is_packed
+    from train.data.verify import verify as verify_set
+
+    with Bar(f"verifying {folder}") as progress:
+        return [fault for one in splits if is_packed(one) for fault in verify_set(one, progress).faults]
+
+
+@data.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@output
+@data_errors
+def verify(folder: Path, output: str) -> None:
+    """Compare every file and every image of the packed sets below FOLDER with what was written, and name each fault."""
+    from train.data.verify import verify as verify_set
+
+    with Bar(f"verifying {folder}") as progress:
+        done = verify_set(folder, progress)
+    if output == "json":
+        faults = [{"where": where, "what": what} for where, what in done.faults]
+        print_json({"files": done.files, "bytes": done.bytes, "images": done.images, "faults": faults})
+    else:
+        for where, what in done.faults:
+            click.echo(f"damaged: {where}: {what}", err=True)
+        size = f"{done.bytes / 1e6:.1f} MB"
+        click.echo(f"{folder}: {done.files} files, {size}, {done.images} images, {len(done.faults)} faults")
+    sys.exit(ERROR if done.faults else OK)
+
+
+@data.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@output
+@data_errors
+def ls(folder: Path, output: str) -> None:
+    """List the sets of images below FOLDER: a set, or a folder of sets."""
+    from dataclasses import asdict
+
+    from train.data.verify import list_sets
+
+    from . import view
+
+    found = list_sets(folder)
+    if output == "json":
+        print_json([{**asdict(one), "root": str(one.root)} for one in found])
+        return
+    view.table(
+        ("set", "split", "copy", "images", "MB", "classes", "stored"),
+        [
+            (
+                str(one.root), one.split, one.copy or ("full" if one.kind == "packed" else ""), one.images,
+                None if one.bytes is None else f"{one.bytes / 1e6:.1f}", one.classes, one.kind,
+            )
+            for one in found
+        ],
+    )  # fmt: skip

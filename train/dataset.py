@@ -72,6 +72,8 @@ def open_dataset(
             f"imgnet-cluster data resize {root} {copies} --sizes {names}"
         )
     phases = tuple(_with_copy(phase, missing) for phase in recipe.phases)
+    if any(phase.copy is None for phase in phases):
+        _check_bytes(train, val)
     if scale < 1:
         indexes = {key: one.take(subset(seed, len(one), scale)) for key, one in indexes.items()}
     return Dataset(indexes, replace(recipe, tables={}, phases=phases))
@@ -79,6 +81,16 @@ def open_dataset(
 
 def _with_copy(phase: Phase, missing: list[int]) -> Phase:
     return replace(phase, copy=None) if phase.copy in missing else phase
+
+
+def _check_bytes(*indexes: Index) -> None:
+    """A machine may have fetched names and numbers of the full-size images only."""
+    for index in indexes:
+        if not index.has_bytes:
+            raise DataError(
+                f"{index.folder}: has the index and no images, which a phase of the recipe reads in full size; fetch "
+                f"all: imgnet-cluster data fetch SOURCE {index.folder.parent}"
+            )
 
 
 def _bar(folder: Path) -> Callable[[int, int], None]:

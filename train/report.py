@@ -30,7 +30,8 @@ class Report:
         self.folder = Path(work) if work else None
         self.rank, self.local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
         self.said: dict[str, Any] = {}
-        self.at = 0.0
+        self.spent: dict[str, float] = {}  # seconds in each state that is over
+        self.at, self.since = 0.0, time.perf_counter()
         self.terminated = False
         self.ticks = 0
 
@@ -45,12 +46,22 @@ class Report:
 
     def say(self, state: str, often: bool = False, **numbers: Any) -> None:
         """Report a state and numbers. `often` marks news that may be dropped when the last ones are fresh."""
+        if state != self.said.get("state"):
+            self.spent = self.so_far()
+            self.since = time.perf_counter()
         self.said |= {"state": state, **numbers}
         now = time.monotonic()
         if self.folder is None or self.local_rank or (often and now - self.at < 0.5):
             return
         self.at = now
         replace(self.folder / "progress.json", as_json(self.said), durable=False)
+
+    def so_far(self) -> dict[str, float]:
+        """Return the seconds in each state until now."""
+        state = self.said.get("state")
+        if state is None:
+            return {}
+        return {**self.spent, state: self.spent.get(state, 0.0) + time.perf_counter() - self.since}
 
     def tick(self) -> None:
         """Say that we go forward, in a stretch without other news: who says nothing for long counts as stuck."""
@@ -90,3 +101,7 @@ def is_of_a_peer(kind: type[BaseException], text: str) -> bool:
 
 class Expected(Exception):
     """An end with a reason that needs no trace: bad data, a rate that diverged, a checkpoint of another recipe."""
+
+
+class Lost(Exception):
+    """An end that needs no trace either, but that another try may not meet again: a loader process was killed."""

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from train import files, spawn
-from train.data.resize import resize_set
+from train.data.decode import decode, encode
+from train.data.pack import shrink
 from train.data.sample import draw_set
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
@@ -214,10 +215,11 @@ class Runs:
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A drawn set of 50 and 20 images, shrunk so that it is read at once. Session-wide: copy it before changing it."""
-    root = tmp_path_factory.mktemp("tiny")
-    draw_set(root / "drawn", train=IMAGES, val=VAL)
-    resize_set(root / "drawn", root / "shrunk", [80])
-    return root / "shrunk" / "80"
+    root = tmp_path_factory.mktemp("tiny") / "80"
+    draw_set(root, train=IMAGES, val=VAL)
+    for path in root.rglob("*.JPEG"):
+        path.write_bytes(encode(shrink(decode(path.read_bytes()), 80), 90))
+    return root
 
 
 @pytest.fixture(scope="session")

@@ -2,8 +2,19 @@
 
 simplejpeg first (libjpeg-turbo, 1.4 to 1.8 times PIL); what it refuses (a PNG named .JPEG, bytes before the end
 marker) goes to PIL, which decodes to the same pixels. EXIF orientation is not applied: ImageNet's readers do not.
+
+Where the extra `nvimgcodec` is installed, a part of an image is decoded without the rest: the same pixels, bit for bit,
+in half the time for a tenth of the image and in all of it for PART of it. It reads the file no further than it must, so
+damage that only a checksum would show stays unseen; a file that was cut short is told by its end.
 """
 
+import contextlib
+import functools
+import importlib
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
 from io import BytesIO
 from typing import Any
 
@@ -14,8 +25,11 @@ from PIL import Image, UnidentifiedImageError
 
 from ..files import one_line
 
-JPEG = b"\xff\xd8"  # how one begins
+JPEG, END = b"\xff\xd8", b"\xff\xd9"  # how one begins, and ends
+PART = 0.7  # of an image's pixels: from there on decoding all of them and cutting is as fast, at 160 pixels as at 352
 Pixels = NDArray[np.uint8]
+Size = tuple[int, int]  # height, width
+Box = tuple[int, int, int, int]  # top, left, height, width
 
 
 class BadImage(Exception):
@@ -28,6 +42,19 @@ def decode(data: bytes) -> Pixels:
         return np.asarray(simplejpeg.decode_jpeg(data, "RGB"))
     except ValueError as error:
         return _decode_other(data, str(error))
+
+
+def decode_part(data: bytes, size: Size, box: Box) -> Pixels:
+    """Return the pixels of a box of an image that must be of `size`. Raises `BadImage`, also when it is not."""
+    top, left, height, width = box
+    part = _region(data, size, box)
+    if part is not None:
+        return part
+    pixels = decode(data)
+    if pixels.shape[:2] != size:
+        found, expected = (f"{one[1]}x{one[0]}" for one in (pixels.shape, size))
+        raise BadImage(f"has {found} pixels and not {expected}")
+    return pixels[top : top + height, left : left + width]
 
 
 def _decode_other(data: bytes, why: str) -> Pixels:
@@ -44,6 +71,63 @@ def _decode_other(data: bytes, why: str) -> Pixels:
         raise
     except Exception as error:  # of a damaged file PIL's readers may raise anything
         raise BadImage(one_line(error) or type(error).__name__) from error
+
+
+def _region(data: bytes, size: Size, box: Box) -> Pixels | None:
+    """The pixels of a box of a plain JPEG, decoded without the rest; None: decode the whole, which knows what is wrong.
+
+    CMYK is left to the whole too: nvimgcodec's black is one grey level off.
+    """
+    decoder = region_decoder(threading.get_native_id())
+    if decoder is None or box[2] * box[3] > PART * size[0] * size[1]:
+        return None
+    if not (data.startswith(JPEG) and data.endswith(END)):
+        return None
+    try:
+        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+    except ValueError:
+        return None
+    return decoder(data, box) if (height, width) == size and colours in ("YCbCr", "Gray", "RGB") else None
+
+
+@functools.lru_cache(maxsize=64)
+def region_decoder(_thread: int) -> Callable[[bytes, Box], Pixels | None] | None:
+    """Return what decodes a box, for a thread by its number in the system; None where nvimgcodec is not installed."""
+    try:
+        with _silence():  # it says on stderr that this machine has no nvJPEG, which nobody asked for
+            nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")
+            cpu = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
+            decoder = nvimgcodec.Decoder(
+                device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY, backends=cpu, max_num_cpu_threads=1
+            )
+            params = nvimgcodec.DecodeParams(apply_exif_orientation=False)
+    except (ImportError, AttributeError, RuntimeError):
+        return None
+
+    def region(data: bytes, box: Box) -> Pixels | None:
+        top, left, height, width = box
+        part = nvimgcodec.Region(top, left, top + height, left + width)
+        try:
+            image = decoder.decode(nvimgcodec.CodeStream(data).get_sub_code_stream(0, part), params=params)
+        except RuntimeError:
+            return None
+        return None if image is None else np.asarray(image.cpu())
+
+    return region
+
+
+@contextlib.contextmanager
+def _silence() -> Iterator[None]:
+    """Nothing reaches the process's stderr in here, not from C either."""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
 
 
 def encode(pixels: Any, quality: int) -> bytes:

@@ -5,22 +5,29 @@ which epoch, so neither a new size nor a new batch nor a new epoch restarts anyt
 batches are decoded before the last epoch ends.
 """
 
-import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+import ctypes
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import repeat
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.nn.functional import interpolate
 from torch.utils.data import DataLoader, Dataset
 
+from ..files import one_line
+from ..report import Lost
 from ..spawn import die_with_parent
-from .decode import BadImage, Pixels, decode
+from .crop import centre, crop, rows
+from .decode import BadImage, Box, Size
 from .index import DataError, Index
 from .order import random_boxes
-from .shapes import MARGIN
+from .ring import Ring
 
 Key = tuple[str, int | None]  # split, copy
 
@@ -39,13 +46,15 @@ class Work:
     min_scale: float | None = None
     share: float = 1.0
 
+    @property
+    def pixels(self) -> tuple[int, int, int, int]:
+        """The shape of its batch."""
+        return len(self.ids), *self.shape, 3
+
 
 @dataclass(frozen=True)
 class Batch:
-    """`images` uint8 [n, height, width, 3], `labels` int64 [n], and the work they were made for.
-
-    Labels are numpy's: every further tensor costs a shared-memory file to open, which is half a millisecond.
-    """
+    """`images` uint8 [n, height, width, 3], `labels` int64 [n], and the work they were made for."""
 
     images: torch.Tensor
     labels: NDArray[np.int64]
@@ -56,118 +65,172 @@ class Batch:
         return Batch(self.images.pin_memory(), self.labels, self.work)
 
 
-class Images(Dataset[Batch | DataError]):
+class Images:
     """All images of a run by (split, copy). Asked with a Work, it answers with a whole Batch."""
 
     def __init__(self, indexes: Mapping[Key, Index], seed: int) -> None:
         self.indexes, self.seed = indexes, seed
 
-    def __getitem__(self, work: Work) -> Batch | DataError:
-        """Return the batch, or what is wrong with a file: raised in a worker it would come wrapped in a traceback."""
-        try:
-            return self.make(work)
-        except DataError as error:
-            return error
-
-    def make(self, work: Work) -> Batch:
-        """Decode, crop and resize. Raises `DataError` when a file cannot be decoded any more."""
+    def make(self, work: Work, out: torch.Tensor | None = None) -> Batch:
+        """Decode, crop and resize, into `out` if given. Raises `DataError` when a file cannot be decoded any more."""
         index = self.indexes[work.split, work.copy]
-        out = torch.empty((len(work.ids), *work.shape, 3), dtype=torch.uint8)
-        pictures = [self._pixels(index, int(number)) for number in work.ids]
-        if work.min_scale is None:
-            for target, pixels in zip(out, pictures, strict=True):
-                _centre(pixels, work.shape, target)
-        else:
-            heights, widths = ([p.shape[axis] for p in pictures] for axis in (0, 1))
-            boxes, flips = random_boxes(self.seed, work.epoch, work.ids, widths, heights, work.min_scale)
-            for target, pixels, box, flip in zip(out, pictures, boxes.tolist(), flips, strict=True):
-                _crop(pixels, box, bool(flip), target)
+        widths, heights = index.widths[work.ids], index.heights[work.ids]
+        cuts: Iterable[tuple[Box, bool] | None] = repeat(None)
+        if work.min_scale is not None:
+            boxes, mirrors = random_boxes(self.seed, work.epoch, work.ids, widths, heights, work.min_scale)
+            cuts = zip(map(tuple, boxes.tolist()), mirrors.tolist(), strict=True)
+        out = torch.empty(work.pixels, dtype=torch.uint8) if out is None else out
+        sizes = zip(heights.tolist(), widths.tolist(), strict=True)
+        for number, size, cut, row in zip(work.ids.tolist(), sizes, cuts, rows(out), strict=False):
+            _fill(row, index, number, size, cut)
         return Batch(out, index.labels[work.ids], work)
 
-    def _pixels(self, index: Index, number: int) -> Pixels:
+
+def _fill(row: torch.Tensor, index: Index, number: int, size: Size, cut: tuple[Box, bool] | None) -> None:
+    try:
+        data = index.read(number)
+        if cut is None:
+            centre(data, size, row)
+        else:
+            crop(data, size, *cut, row)
+    except (BadImage, OSError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise DataError(f"{index.where(number)}: {why}; it has changed since the index was made") from error
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A batch on its way from a worker: the place in the ring where it lies, or its pixels if it was given none."""
+
+    ring: int
+    pixels: int | NDArray[np.uint8]
+    labels: NDArray[np.int64]
+    work: Work
+
+    def open(self) -> Batch:
+        """Return the batch, in the trainer."""
+        if isinstance(self.pixels, int):
+            return Batch(Ring.numbered(self.ring).lend(self.pixels, self.work.pixels), self.labels, self.work)
+        return Batch(torch.from_numpy(self.pixels), self.labels, self.work)
+
+    def pin_memory(self) -> Batch:
+        """Return it in page-locked memory; its place in the ring is free again."""
+        return self.open().pin_memory()
+
+
+class _Worker(Dataset[Sent | DataError]):
+    """What the loader asks with a Work and a place for its batch."""
+
+    def __init__(self, images: Images, ring: Ring) -> None:
+        self.images, self.ring = images, ring
+
+    def __getitem__(self, asked: tuple[Work, int | None]) -> Sent | DataError:
+        """Return the batch, or what is wrong with a file: raised in a worker it would come wrapped in a traceback."""
+        work, place = asked
+        pixels = np.empty(work.pixels, np.uint8) if place is None else self.ring.pixels(place, work.pixels)
         try:
-            return decode(index.read(number))
-        except (BadImage, OSError) as error:
-            path = index.folder / str(index.paths[number])
-            raise DataError(f"{path}: {error}; it could be decoded when the index was made") from error
+            batch = self.images.make(work, torch.from_numpy(pixels))
+        except DataError as error:
+            return error
+        return Sent(self.ring.number, pixels if place is None else place, batch.labels, work)
 
 
-def _resized(pixels: Pixels, size: tuple[int, int]) -> torch.Tensor:
-    """uint8 [1, 3, h, w] in channels-last memory: torch's antialiased kernel gives PIL's pixels, faster."""
-    view = torch.from_numpy(pixels).permute(2, 0, 1)[None]
-    if view.shape[2:] == size:
-        return view
-    return interpolate(view, size, mode="bilinear", antialias=True)
-
-
-def _crop(pixels: Pixels, box: list[int], flip: bool, target: torch.Tensor) -> None:
-    top, left, height, width = box
-    part = _resized(pixels[top : top + height, left : left + width], (target.shape[0], target.shape[1]))
-    part = part[0].permute(1, 2, 0)
-    target.copy_(part.flip(1) if flip else part)
-
-
-def _centre(pixels: Pixels, shape: tuple[int, int], target: torch.Tensor) -> None:
-    """The middle of the image after its short side was made MARGIN times the crop's."""
-    height, width, _ = pixels.shape
-    factor = max(round(min(shape) * MARGIN) / min(height, width), shape[0] / height, shape[1] / width)
-    size = max(shape[0], round(height * factor)), max(shape[1], round(width * factor))
-    top, left = (size[0] - shape[0]) // 2, (size[1] - shape[1]) // 2
-    whole = _resized(pixels, size)
-    target.copy_(whole[0, :, top : top + shape[0], left : left + shape[1]].permute(1, 2, 0))
-
-
-def _begin_worker(_: int) -> None:
+def _begin_worker(parent: int, _: int) -> None:
     die_with_parent()
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
     torch.set_num_threads(1)
+    libc = ctypes.CDLL(None)
+    for option, value in MALLOPT:
+        libc.mallopt(option, value)
 
 
-LONGEST_FOLDER = 60  # characters of $TMPDIR: workers hand batches over by sockets in it, whose paths may have 107
-AHEAD_BYTES = 128e6  # of batches that each worker may have ready
+MALLOPT = ((-4, 0), (-1, 2**31 - 1))  # M_MMAP_MAX, M_TRIM_THRESHOLD: keep the memory of one image for the next
+AHEAD_BYTES = 128e6  # of batches that each worker may have ready; where two batches are more, two
+RECTANGLE = 1.9  # times a square batch: what a rectangular one of validation may have (train.data.shapes)
 
 
 def stream(images: Images, works: Iterable[Work], workers: int, device: torch.device, largest: int) -> Iterator[Batch]:
     """Start the workers (0: none) and return what they make ahead: a Batch for each Work, in order.
 
-    `largest` is the number of bytes of the run's largest batch: small ones are made further ahead. Raises `DataError`
-    at the batch with a file that cannot be decoded any more.
+    `largest` is the number of bytes of the run's largest square batch: small ones are made further ahead. Raises
+    `DataError` at the batch with a file that cannot be decoded any more, and `Lost`, wherever the caller is then, when
+    a worker is killed.
     """
-    if len(tempfile.gettempdir()) > LONGEST_FOLDER:
-        tempfile.tempdir = "/tmp"
+    if not workers:
+        return (batch.pin_memory() if device.type == "cuda" else batch for batch in map(images.make, works))
     ahead = int(min(16, max(2, AHEAD_BYTES // largest)))
-    options: dict[str, Any] = {}
-    if workers:
-        options = {
-            "worker_init_fn": _begin_worker,
-            "multiprocessing_context": "fork",
-            "prefetch_factor": ahead,
-        }
+    ring = Ring(ahead * workers + 2, int(RECTANGLE * largest))  # one more is in use, one is being asked for
     loader: DataLoader[Any] = DataLoader(
-        images,
-        sampler=_Once(works),
+        _Worker(images, ring),
+        sampler=_Once(works, ring),
         batch_size=None,
         num_workers=workers,
         pin_memory=device.type == "cuda",
-        **options,
+        worker_init_fn=partial(_begin_worker, os.getpid()),
+        multiprocessing_context="fork",
+        prefetch_factor=ahead,
     )
-    return _whole(iter(loader))
+    made = iter(loader)
+    if threading.current_thread() is threading.main_thread():
+        _OneLine.install()
+    return _whole(made)
 
 
-def _whole(made: Iterator[Batch | DataError]) -> Iterator[Batch]:
-    for one in made:
+def _whole(made: Iterator[Sent | Batch | DataError]) -> Iterator[Batch]:
+    while True:
+        try:
+            one = next(made)
+        except StopIteration:
+            return
+        except RuntimeError as error:
+            raise _lost(error) from None
         if isinstance(one, DataError):
             try:
                 raise one
             finally:
                 del one  # which holds this frame, and with it the workers
-        yield one
+        yield one.open() if isinstance(one, Sent) else one
+
+
+def _lost(error: RuntimeError) -> Exception:
+    """What torch says of a worker that is gone, in one line; any other error as it is."""
+    if isinstance(error.__cause__, Lost):  # which was raised by the signal while torch waited
+        return error.__cause__
+    text = one_line(error)
+    if not text.startswith("DataLoader worker"):
+        return error
+    return Lost(
+        f"a loader process ended ({text.removeprefix('DataLoader ').split('. ')[0].rstrip('.')}): if nobody ended it, "
+        "the machine ran out of memory; with fewer --workers less is needed"
+    )
+
+
+class _OneLine:
+    """torch's answer to the signal that a child ended, which raises where the program stands, but in one line."""
+
+    def __init__(self, answer: Callable[..., None]) -> None:
+        self.answer = answer
+
+    def __call__(self, *signal_and_frame: Any) -> None:
+        try:
+            self.answer(*signal_and_frame)
+        except RuntimeError as error:
+            raise _lost(error) from None
+
+    @classmethod
+    def install(cls) -> None:
+        """Stand before the handler that torch has set, once."""
+        handler = signal.getsignal(signal.SIGCHLD)
+        if callable(handler) and not isinstance(handler, cls):
+            signal.signal(signal.SIGCHLD, cls(handler))
 
 
 class _Once:
-    """The works as a sampler: DataLoader passes each to a worker as if it were an image's number."""
+    """The works and their places as a sampler: DataLoader passes each to a worker as if it were an image's number."""
 
-    def __init__(self, works: Iterable[Work]) -> None:
-        self.works = works
+    def __init__(self, works: Iterable[Work], ring: Ring) -> None:
+        self.works, self.ring = works, ring
 
-    def __iter__(self) -> Iterator[Work]:
-        return iter(self.works)
+    def __iter__(self) -> Iterator[tuple[Work, int | None]]:
+        return ((work, self.ring.take(work.pixels)) for work in self.works)

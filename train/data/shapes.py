@@ -5,7 +5,7 @@ batch nor on the number of processes. Shapes are multiples of 32 and few; the im
 """
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 STEP = 32  # pixels: what ResNets shrink by, so that no border is cut off inside
 LONGEST = 1.5  # times the short side: longer ones are few, and each further shape costs a kernel search
@@ -16,10 +16,23 @@ Shape = tuple[int, int]
 
 def rectangle(width: int, height: int, size: int) -> Shape:
     """Return the crop (height, width) of one image: the short side `size`, the long one as long as the image allows."""
-    short = max(STEP, round(size / STEP) * STEP)
-    ratio = min(max(width, height) / min(width, height), LONGEST)
-    long = max(short, int(short * ratio + 1e-9) // STEP * STEP)
-    return (short, long) if width >= height else (long, short)
+    short = _short_side(size)
+    return _shape(short, int(_long_sides(np.array([width / height]), short)[0]))
+
+
+def _short_side(size: int) -> int:
+    return max(STEP, round(size / STEP) * STEP)
+
+
+def _long_sides(ratios: NDArray[np.float64], short: int) -> NDArray[np.int32]:
+    """The long side of each crop by width / height; negative where it is the height."""
+    longs = np.maximum(ratios, 1 / ratios).clip(max=LONGEST)
+    whole = np.maximum(short, (short * longs + 1e-9).astype(np.int32) // STEP * STEP)
+    return np.where((ratios >= 1) | (whole == short), whole, -whole)
+
+
+def _shape(short: int, long: int) -> Shape:
+    return (short, long) if long > 0 else (-long, short)
 
 
 def plan_square(images: int, size: int, batch: int, rank: int, world: int) -> list[tuple[Shape, NDArray[np.int64]]]:
@@ -29,8 +42,8 @@ def plan_square(images: int, size: int, batch: int, rank: int, world: int) -> li
 
 
 def plan_rectangles(
-    widths: NDArray[np.int64],
-    heights: NDArray[np.int64],
+    widths: ArrayLike,
+    heights: ArrayLike,
     size: int,
     batch: int,
     rank: int,
@@ -40,13 +53,16 @@ def plan_rectangles(
 
     Every image is in one batch of one rank; ranks differ by at most one image in all, whatever the shapes.
     """
-    order = np.argsort(widths / heights, kind="stable")
-    groups: dict[Shape, list[int]] = {}
-    for number in order:
-        groups.setdefault(rectangle(int(widths[number]), int(heights[number]), size), []).append(int(number))
-    batches, dealt = [], 0
-    for shape, numbers in groups.items():
-        mine = np.array(numbers[(rank - dealt) % world :: world], np.int64)
-        dealt += len(numbers)  # the next shape goes on where this one stopped
+    ratios = np.asarray(widths) / np.asarray(heights)
+    order = np.argsort(ratios, kind="stable")
+    ratios, short = ratios[order], _short_side(size)
+    parts = np.array_split(ratios, 1 + len(ratios) // 2**16)  # in parts: a million images want little memory
+    longs = np.concatenate([_long_sides(part, short) for part in parts])  # in this order equal ones adjoin
+    ends = [*(np.flatnonzero(np.diff(longs)) + 1).tolist(), len(order)]
+    batches, begin = [], 0
+    for end in ends:
+        mine = order[begin:end][(rank - begin) % world :: world]  # each shape goes on where the last one stopped
+        shape = _shape(short, int(longs[begin]))
         batches += [(shape, mine[i : i + batch]) for i in range(0, len(mine), batch)]
+        begin = end
     return batches

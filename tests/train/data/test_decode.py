@@ -1,14 +1,18 @@
 """From bytes to pixels: the same ones as PIL's, whatever the file calls itself."""
 
 import io
+import sys
+import threading
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from train.data.decode import BadImage, decode, encode
+from train.data import decode as module
+from train.data.decode import BadImage, Pixels, decode, decode_part, encode, region_decoder
 from train.data.sample import draw
 
 
@@ -127,3 +131,108 @@ def test_whatever_a_reader_of_pil_raises_is_a_bad_image(monkeypatch: pytest.Monk
 def test_what_is_no_image_is_said_to_be_none(data: bytes) -> None:
     with pytest.raises(BadImage, match=r"^not an image$"):
         decode(data)
+
+
+@pytest.fixture(params=["whole", "region"])
+def route(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Decode all of an image, or the part that matters."""
+    if request.param == "region":
+        pytest.importorskip("nvidia.nvimgcodec", reason="the extra nvimgcodec is not installed")
+    else:
+        monkeypatch.setattr(module, "region_decoder", lambda _: None)
+    yield request.param
+
+
+def odd_files() -> dict[str, bytes]:
+    image = picture().resize((180, 120))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turned by a quarter
+    plain = saved(image, "JPEG")
+    return {
+        "plain": plain,
+        "grey": saved(image.convert("L"), "JPEG"),
+        "CMYK": saved(image.convert("CMYK"), "JPEG"),
+        "colours as they are": saved(image, "JPEG", keep_rgb=True),
+        "progressive": saved(image, "JPEG", progressive=True),
+        "4:4:4": saved(image, "JPEG", subsampling=0),
+        "4:2:2, progressive": saved(image, "JPEG", subsampling=1, progressive=True),
+        "restart markers": saved(image, "JPEG", restart_marker_blocks=5),
+        "turned": saved(image, "JPEG", exif=exif),
+        "PNG": saved(image, "PNG"),
+        "junk after the end": plain + b"junk",
+        "bytes before the end": plain[:-2] + b"\0" * 9 + plain[-2:],
+    }
+
+
+@pytest.mark.parametrize("name", odd_files())
+def test_a_part_is_the_part_of_the_whole_by_every_route(name: str, route: str) -> None:
+    data = odd_files()[name]
+    whole = decode(data)
+    assert whole.shape == (120, 180, 3)
+    for top, left, height, width in (
+        (0, 0, 120, 180),
+        (0, 0, 1, 1),
+        (37, 51, 64, 99),
+        (119, 179, 1, 1),
+        (8, 16, 100, 3),
+    ):
+        part = decode_part(data, (120, 180), (top, left, height, width))
+        assert (part == whole[top : top + height, left : left + width]).all()
+
+
+def test_parts_of_plain_files_come_from_the_region_s_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With one that says what it was asked, and knows the answers: so this holds where it is not installed."""
+    asked: list[bytes] = []
+
+    def region(data: bytes, box: module.Box) -> Pixels:
+        asked.append(data)
+        return np.full((*box[2:], 3), 7, np.uint8)
+
+    monkeypatch.setattr(module, "region_decoder", lambda _: region)
+    files = odd_files()
+    for data in files.values():
+        decode_part(data, (120, 180), (3, 4, 50, 60))
+        decode_part(data, (120, 180), (0, 0, 120, 180))
+    others = {"CMYK", "PNG", "junk after the end"}
+    assert asked == [data for name, data in files.items() if name not in others]
+
+
+def test_a_region_s_decoder_that_gives_nothing_leaves_it_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "region_decoder", lambda _: lambda *_: None)
+    data = odd_files()["plain"]
+    assert (decode_part(data, (120, 180), (3, 4, 50, 60)) == decode(data)[3:53, 4:64]).all()
+
+
+@pytest.mark.parametrize("keep", [0, 1, 20, 200, 3000, -2000, -2])
+def test_a_cut_file_is_refused_by_every_route(keep: int, route: str) -> None:
+    data = draw(0, "train", 3)
+    height, width, _ = decode(data).shape
+    with pytest.raises(BadImage):
+        decode_part(data[:keep], (height, width), (0, 0, 30, 30))
+
+
+def test_an_image_of_another_size_is_refused_by_every_route(route: str) -> None:
+    with pytest.raises(BadImage, match=r"^has 180x120 pixels and not 120x180$"):
+        decode_part(odd_files()["plain"], (180, 120), (0, 0, 30, 30))
+
+
+def test_each_thread_has_a_region_s_decoder_of_its_own_and_hears_nothing_of_it(capfd: Any) -> None:
+    pytest.importorskip("nvidia.nvimgcodec", reason="the extra nvimgcodec is not installed")
+    region_decoder.cache_clear()
+    found = [region_decoder(threading.get_native_id()) for _ in range(2)]
+    other = threading.Thread(target=lambda: found.append(region_decoder(threading.get_native_id())))
+    other.start()
+    other.join()
+    assert found[0] is found[1] is not None and found[2] not in (found[0], None)
+    print("heard", file=sys.stderr)
+    assert capfd.readouterr() == ("", "heard\n")
+
+
+def test_without_the_extra_there_is_no_region_s_decoder(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "nvidia.nvimgcodec", None)  # as an import that fails
+    monkeypatch.setitem(sys.modules, "nvidia", None)
+    region_decoder.cache_clear()
+    try:
+        assert region_decoder(threading.get_native_id()) is None
+    finally:
+        region_decoder.cache_clear()

@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import json
 import multiprocessing
 import os
 import shutil
@@ -16,10 +17,14 @@ import pytest
 import torch
 from PIL import Image
 
+from train import spawn
 from train.data.index import DataError, Index, load
-from train.data.loader import Batch, Images, Work, stream
+from train.data.loader import AHEAD_BYTES, Batch, Images, Sent, Work, stream
 from train.data.order import random_boxes
+from train.data.ring import Ring
 from train.data.shapes import MARGIN, rectangle
+from train.recipe import Phase
+from train.report import Lost
 
 CPU = torch.device("cpu")
 LARGEST = 3 * 8 * 96 * 96
@@ -72,7 +77,7 @@ def assert_near(found: torch.Tensor, expected: Image.Image) -> None:
 def test_a_training_batch_is_what_pil_makes_of_the_drawn_boxes(images: Images) -> None:
     ids, flipped = np.array([3, 0, 19, 7, 42, 8]), set()
     for epoch, size, min_scale in ((0, 32, 0.08), (5, 64, 0.5), (6, 96, 0.9)):
-        batch = images[Work("train", None, ids, (size, size), epoch, min_scale)]
+        batch = images.make(Work("train", None, ids, (size, size), epoch, min_scale))
         index = images.indexes["train", None]
         assert batch.images.shape == (6, size, size, 3) and batch.images.dtype == torch.uint8
         assert batch.labels.dtype == np.int64 and batch.labels.tolist() == index.labels[ids].tolist()
@@ -93,7 +98,7 @@ def test_a_validation_batch_is_the_middle_of_the_image_made_a_little_larger(
     index = images.indexes["val", None]
     for number in range(len(index)):
         shape = rectangle(int(index.widths[number]), int(index.heights[number]), size) if rect else (size, size)
-        (found,) = images[Work("val", None, np.array([number]), shape)].images
+        (found,) = images.make(Work("val", None, np.array([number]), shape)).images
         whole = opened(index, number)
         factor = round(size * MARGIN) / min(whole.size)
         width, height = (round(side * factor) for side in whole.size)
@@ -112,7 +117,7 @@ def single(folder: Path, pixels: Any) -> Images:
 
 def test_where_nothing_is_resized_the_centre_crop_is_exact(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (73, 101, 3), np.uint8)  # 73 = round(64 x 1.14)
-    (found,) = single(tmp_path, pixels)[Work("val", None, np.array([0]), (64, 64))].images
+    (found,) = single(tmp_path, pixels).make(Work("val", None, np.array([0]), (64, 64))).images
     assert (found.numpy() == pixels[4:68, 18:82]).all()
 
 
@@ -121,7 +126,9 @@ def test_where_nothing_is_resized_the_centre_crop_is_exact(tmp_path: Path) -> No
 def test_an_image_of_any_size_fills_any_shape(size: tuple[int, int], min_scale: float | None, tmp_path: Path) -> None:
     pixels = np.full((*size, 3), 77, np.uint8)
     for shape in ((32, 32), (64, 96), (96, 64)):
-        (found,) = single(tmp_path / str(shape), pixels)[Work("val", None, np.array([0]), shape, 0, min_scale)].images
+        (found,) = (
+            single(tmp_path / str(shape), pixels).make(Work("val", None, np.array([0]), shape, 0, min_scale)).images
+        )
         assert found.shape == (*shape, 3) and (found == 77).all()
 
 
@@ -129,20 +136,20 @@ def test_the_same_work_gives_the_same_pixels_and_another_epoch_or_seed_others(im
     ids = np.arange(5)
 
     def pixels(epoch: int, seed: int = SEED) -> torch.Tensor:
-        return Images(images.indexes, seed)[Work("train", None, ids, (32, 32), epoch, 0.08)].images
+        return Images(images.indexes, seed).make(Work("train", None, ids, (32, 32), epoch, 0.08)).images
 
     assert torch.equal(pixels(3), pixels(3))
     assert not torch.equal(pixels(3), pixels(4)) and not torch.equal(pixels(3), pixels(3, seed=8))
 
 
 def test_an_image_is_cropped_alike_in_whatever_batch_it_comes(images: Images) -> None:
-    together = images[Work("train", None, np.array([4, 9, 2]), (32, 32), 1, 0.08)].images
-    alone = images[Work("train", None, np.array([9]), (32, 32), 1, 0.08)].images
+    together = images.make(Work("train", None, np.array([4, 9, 2]), (32, 32), 1, 0.08)).images
+    alone = images.make(Work("train", None, np.array([9]), (32, 32), 1, 0.08)).images
     assert torch.equal(together[1], alone[0])
 
 
 def test_a_work_reads_the_copy_that_it_names(images: Images) -> None:
-    full, copy = (images[Work("train", key, np.array([1]), (32, 32), 0, 1.0)] for key in (None, 48))
+    full, copy = (images.make(Work("train", key, np.array([1]), (32, 32), 0, 1.0)) for key in (None, 48))
     assert copy.labels[0] == images.indexes["train", None].labels[-2]
     assert not torch.equal(full.images, copy.images)
 
@@ -153,7 +160,7 @@ def test_batches_come_in_order_and_the_same_from_any_number_of_workers(workers: 
     got = run(images, asked, workers)
     assert len(got) == len(asked)
     for batch, work in zip(got, asked, strict=True):
-        direct = images[work]
+        direct = images.make(work)
         assert torch.equal(batch.images, direct.images) and (batch.labels == direct.labels).all()
         assert (batch.work.split, batch.work.copy, batch.work.shape, batch.work.epoch, batch.work.share) == (
             work.split, work.copy, work.shape, work.epoch, work.share,
@@ -171,13 +178,98 @@ def test_the_same_workers_serve_every_size_batch_and_epoch(images: Images) -> No
     del batches
 
 
-def test_a_long_folder_for_temporary_files_is_no_wait_for_ever(
+def test_batches_that_are_kept_stay_as_they_are(images: Images) -> None:
+    """However many: what nobody holds is used again, and never what somebody does."""
+    asked = [Work("train", None, np.array([number % 50]), (32, 32), number, 0.2) for number in range(60)]
+    batches = stream(images, asked, 1, CPU, LARGEST)
+    kept, passed = [], 0
+    for number, batch in enumerate(batches):
+        if number % 2:
+            kept.append((number, batch.images[:, 3:, :5]))
+        passed += 1
+    assert passed == 60
+    for number, part in kept:
+        assert torch.equal(part, images.make(asked[number]).images[:, 3:, :5])
+
+
+def test_a_batch_larger_than_was_said_comes_all_the_same(images: Images) -> None:
+    work = Work("val", None, np.arange(20), (96, 128))
+    (batch,) = stream(images, [work], 1, CPU, largest=1000)
+    assert torch.equal(batch.images, images.make(work).images)
+
+
+def test_a_batch_in_page_locked_memory_leaves_its_place_to_the_next(
+    images: Images, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)  # as where there is a GPU
+    work, shared = Work("val", None, np.arange(3), (32, 32)), Ring(1, LARGEST)
+    place = shared.take(work.pixels)
+    made = images.make(work, torch.from_numpy(shared.pixels(place or 0, work.pixels)))
+    batch = Sent(shared.number, place or 0, made.labels, work).pin_memory()
+    assert torch.equal(batch.images, made.images) and batch.labels is made.labels
+    assert shared.take(work.pixels) == place
+    (alone,) = stream(images, [work], 0, torch.device("cuda"), LARGEST)
+    assert torch.equal(alone.images, made.images) and alone.images is not made.images
+
+
+class Counted:
+    """Works that say how many of them were taken."""
+
+    def __init__(self, works: list[Work]) -> None:
+        self.works, self.taken = works, 0
+
+    def __iter__(self) -> Iterator[Work]:
+        for work in self.works:
+            self.taken += 1
+            yield work
+
+
+@pytest.mark.parametrize(("largest", "ahead"), [(1000, 16), (20e6, 6), (60e6, 2), (1e9, 2)])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_works_are_begun_before_they_are_asked_for_and_no_more_than_memory_allows(
+    largest: float, ahead: int, workers: int, images: Images
+) -> None:
+    """The next epoch, size and validation too: to the loader they are one stream."""
+    asked = Counted([Work("train", None, np.array([number % 50]), (32, 32), 0, 0.2) for number in range(100)])
+    batches = stream(images, asked, workers, CPU, int(largest))
+    assert asked.taken == ahead * workers
+    for number in range(1, 20):
+        next(batches)
+        assert asked.taken == ahead * workers + number
+    assert ahead == 2 or ahead * largest <= AHEAD_BYTES
+    del batches
+
+
+def test_validation_is_ready_when_the_last_training_batch_is_being_used(images: Images, until: Any) -> None:
+    train = [Work("train", None, np.arange(8), (32, 32), 0, 0.2) for _ in range(3)]
+    val = [Work("val", None, np.arange(8), (64, 64)) for _ in range(3)]
+    batches = stream(images, train + val, 1, CPU, LARGEST)
+    for _ in train:
+        next(batches)
+    (worker,) = multiprocessing.active_children()
+
+    def idle() -> bool:
+        """Whether the worker has made all: it sleeps, and goes on sleeping."""
+        return all(Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S" for _ in range(50))
+
+    until(idle)
+    os.kill(worker.pid or 0, signal.SIGSTOP)  # so nothing more comes from it
+    try:
+        for work in val:
+            assert next(batches).work.split == work.split
+    finally:
+        os.kill(worker.pid or 0, signal.SIGCONT)
+        del batches
+
+
+def test_a_small_dev_shm_and_a_long_folder_for_temporary_files_do_not_matter(
     images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_group: Any
 ) -> None:
-    """Workers hand batches over by sockets that lie in it; a socket's path has 107 characters at most."""
+    """torch would hand tensors over in the one, by sockets in the other whose paths may have 107 characters."""
     long = tmp_path / ("t" * 120)
     long.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", None)
 
     def work(_: object) -> int:
         return len(list(stream(images, works(), 1, CPU, LARGEST)))
@@ -209,6 +301,17 @@ def test_a_file_that_broke_since_is_named_in_one_line(
         assert said.startswith(f"{tmp_path}/train/{index.paths[number]}: ") and "\n" not in said
 
 
+def test_a_file_of_another_size_than_the_index_says_is_named(tiny_data: Path, tmp_path: Path) -> None:
+    shutil.copytree(tiny_data / "train", tmp_path / "train")
+    index = load(tmp_path, "train")
+    Image.new("RGB", (33, 44)).save(index.where(5), "JPEG")
+    changed = Images({("train", None): index}, 0)
+    for min_scale in (None, 0.5):
+        with pytest.raises(DataError) as caught:
+            changed.make(Work("train", None, np.array([0, 5]), (32, 32), 0, min_scale))
+        assert str(caught.value).startswith(f"{index.where(5)}: has 33x44 pixels and not ")
+
+
 def test_a_worker_that_dies_is_an_error_and_not_a_wait_for_ever(images: Images, in_group: Any) -> None:
     """In a process of its own: torch raises the error wherever that is when the signal comes."""
 
@@ -218,9 +321,54 @@ def test_a_worker_that_dies_is_an_error_and_not_a_wait_for_ever(images: Images, 
             next(batches)
             os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
             return f"{len(list(itertools.islice(batches, 200)))} batches"
-        except RuntimeError as error:
+        except Lost as error:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return str(error)
 
     (said,) = in_group(1, work)
-    assert said.startswith("DataLoader worker")
+    assert said.startswith("a loader process ended (worker (pid ") and "Killed" in said and "\n" not in said
+
+
+def test_where_no_signal_tells_of_a_worker_s_death_the_next_batch_does(
+    images: Images, in_group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    patched = torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data
+    monkeypatch.setattr(patched, "__defaults__", (0.1,))  # seconds between looks at the workers
+
+    def work(_: object) -> str:
+        batches = stream(images, itertools.cycle(works()), 1, CPU, LARGEST)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        next(batches)
+        os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
+        try:
+            return f"{len(list(itertools.islice(batches, 200)))} batches"
+        except Lost as error:
+            return str(error)
+
+    (said,) = in_group(1, work)
+    assert said.startswith("a loader process ended (worker (pid(s) ") and "\n" not in said
+
+
+def test_a_run_whose_loader_process_is_killed_ends_in_one_line(
+    runs: Any, tiny: Any, until: Any, tmp_path: Path
+) -> None:
+    """And counts as a crash, which is tried again, not as an error that would come back."""
+    phases = [Phase(epochs=(0, 1000), size=32, batch=8, lr=0.01, min_scale=0.35)]
+    out, work = runs.folder / "worker-killed", tmp_path / "work"
+    work.mkdir()
+    trainer = runs.start(
+        out, "--workers", "2", recipe=runs.recipe(tiny(name="long", phases=phases)),
+        environment={"IMGNET_WORK": str(work)},
+    )  # fmt: skip
+
+    def training() -> bool:
+        path = work / "progress.json"
+        return path.exists() and json.loads(path.read_text())["state"] == "training"
+
+    until(training)
+    os.kill(spawn.descendants(trainer.pid)[-1], signal.SIGKILL)
+    said = runs.end(out, trainer, code=1)
+    (line,) = (one for one in said.splitlines() if "error" in one.lower())
+    assert line.startswith("error: a loader process ended (worker (pid") and "Traceback" not in said
+    assert json.loads((work / "failed-0.json").read_text())["fault"] == "own"
+    runs.gone(out)

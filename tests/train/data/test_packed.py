@@ -1,0 +1,414 @@
+"""Reading packed sets: the same as of the folder, each damage by name, a million images in little memory."""
+
+import contextlib
+import json
+import multiprocessing
+import os
+import shutil
+import sys
+import time
+import zlib
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import simplejpeg
+
+from train.data import shards
+from train.data.index import DataError, Index, check_layout, class_names, load, same_images
+from train.data.layout import names_crc, names_digest
+from train.data.order import permutation
+from train.data.pack import copies_in, pack_set
+from train.data.packed import INDEX, MANIFEST, NAMES, ROW, Manifest, crc_of
+from train.data.shapes import plan_rectangles
+from train.files import as_json, replace
+
+COUNT = 24
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder of small images, `data`, packed in full size, and copies of 32 pixels. Copy it before changing it."""
+    root = tmp_path_factory.mktemp("made")
+    dice = np.random.default_rng(0)
+    for number in range(COUNT + 4):
+        split, name = ("train" if number < COUNT else "val"), "abc"[number % 3]
+        pixels = dice.integers(0, 255, (34 + number, 70 - number, 3), np.uint8)
+        path = root / f"data/{split}/{name}/{number:02d}.JPEG"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(simplejpeg.encode_jpeg(pixels))
+    pack_set(root / "data", {None: root / "full"}, shard_bytes=12_000)
+    pack_set(root / "data", copies_in(root / "data-sz", [32]), shard_bytes=8_000)
+    return root
+
+
+@pytest.fixture
+def full(made: Path, tmp_path: Path) -> Path:
+    """The packed full-size set, to be damaged."""
+    shutil.copytree(made / "full", tmp_path / "full")
+    return tmp_path / "full"
+
+
+def error_of(function: Callable[..., object], *how: object) -> str:
+    with pytest.raises(DataError) as caught:
+        function(*how)
+    said = str(caught.value)
+    assert "\n" not in said
+    return said
+
+
+def read_all(index: Index) -> list[bytes]:
+    return [index.read(number) for number in range(len(index))]
+
+
+# --- the same as of the folder ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", ["train", "val"])
+def test_a_packed_set_is_the_folder_in_numbers_order_and_bytes(split: str, made: Path) -> None:
+    files, packed = load(made / "data", split), load(made / "full", split)
+    assert len(files) == len(packed) and files.classes == packed.classes
+    assert files.names() == packed.names() and read_all(files) == read_all(packed)
+    assert (files.fingerprint, files.source) == (packed.fingerprint, packed.source)
+    ids = np.array([3, 0, 2])
+    for name in ("labels", "widths", "heights"):
+        one, other = getattr(files, name), getattr(packed, name)
+        assert np.asarray(other).dtype == other[ids].dtype == np.int64
+        assert np.asarray(one).tolist() == np.asarray(other).tolist() and one[ids].tolist() == other[ids].tolist()
+    for rank in range(2):
+        plans = [plan_rectangles(one.widths, one.heights, 64, 3, rank, 2) for one in (files, packed)]
+        assert [(s, i.tolist()) for s, i in plans[0]] == [(s, i.tolist()) for s, i in plans[1]]
+
+
+def test_take_gives_these_images_in_this_order_of_both_kinds_and_again(made: Path) -> None:
+    for ids in (np.array([5, 1, 17, 0]), np.arange(COUNT)[::-1]):
+        files, packed = (load(made / of, "train").take(ids).take(np.array([2, 0])) for of in ("data", "full"))
+        assert packed.names() == files.names() == [load(made / "data", "train").names()[i] for i in ids[[2, 0]]]
+        assert read_all(packed) == read_all(files)
+        assert packed.labels[:].tolist() == files.labels[:].tolist()
+        assert packed.widths[:].tolist() == files.widths[:].tolist() and len(packed) == 2
+        assert (packed.fingerprint, packed.source) == (files.fingerprint, files.source)
+        assert packed.name(1) == files.name(1) and f"(id {ids[0]}, {files.name(1)})" in packed.where(1)
+
+
+def test_layout_and_classes_are_known_of_both_kinds(made: Path) -> None:
+    for of in ("data", "full", "data-sz/32"):
+        check_layout(made / of)
+        assert class_names(made / of, "train") == ["a", "b", "c"]
+
+
+def test_labels_follow_the_classes_that_are_asked_for(made: Path) -> None:
+    plain = load(made / "full", "val")
+    index = load(made / "full", "val", ("0", "a", "b", "c"))
+    assert index.labels[:].tolist() == (np.asarray(plain.labels) + 1).tolist() and index.classes[0] == "0"
+    assert f"{made}/full/val/c: a class that train/ lacks" in error_of(load, made / "full", "val", ("a", "b"))
+
+
+@pytest.mark.parametrize("full_as", ["data", "full"])
+@pytest.mark.parametrize("copy_as", ["data-sz/32", "full", "data"])
+def test_every_mix_of_files_and_packed_sets_has_the_same_images(full_as: str, copy_as: str, made: Path) -> None:
+    for split in ("train", "val"):
+        same_images(load(made / full_as, split), load(made / copy_as, split))
+
+
+@pytest.mark.parametrize("full_as", ["data", "full"])
+def test_a_copy_of_other_images_is_refused_in_every_mix(full_as: str, made: Path, tmp_path: Path) -> None:
+    shutil.copytree(made / "data", tmp_path / "data")
+    (tmp_path / "data/train/a/00.JPEG").unlink()
+    (tmp_path / "data/train/b/01.JPEG").rename(tmp_path / "data/train/b/y.JPEG")
+    shutil.copy(tmp_path / "data/train/b/y.JPEG", tmp_path / "data/train/b/z.JPEG")
+    pack_set(tmp_path / "data", copies_in(tmp_path / "sz", [32]))
+    for copy in (tmp_path / "sz/32", tmp_path / "data"):
+        said = error_of(same_images, load(made / full_as, "train"), load(copy, "train"))
+        assert said.startswith(f"{copy}/train: ") and "(2 are missing, 2 too many)" in said
+        assert f"imgnet-cluster data resize {made / full_as} {copy.parent} --sizes {copy.name}" in said
+
+
+def test_the_same_images_in_another_order_are_not_the_same(made: Path) -> None:
+    index = load(made / "full", "train")
+    backwards = index.take(np.arange(COUNT)[::-1])
+    assert "(they are in another order)" in error_of(same_images, index, backwards)
+
+
+# --- damage ----------------------------------------------------------------------------------------------------------
+
+
+def test_changed_bytes_are_named_with_shard_number_id_and_name(full: Path) -> None:
+    index = load(full, "train")
+    rows = np.load(full / "train" / INDEX)
+    number = next(n for n in range(2, COUNT) if rows["shard"][n] == 1 and rows["offset"][n])
+    path = full / "train/shard-00001.bin"
+    with path.open("r+b") as file:
+        file.seek(int(rows["offset"][number]) + 300)
+        old = file.read(1)
+        file.seek(-1, os.SEEK_CUR)
+        file.write(bytes([old[0] ^ 1]))
+    said = error_of(index.read, number)
+    place = number - int(np.argmax(rows["shard"] == 1))
+    assert said.startswith(f"{path}, image {place} in it (id {number}, {index.name(number)}): its bytes have changed")
+    assert said.endswith(f"imgnet-cluster data verify {full}")
+    assert place and index.read(number - 1) and index.read(number + 1)
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_shard_cut_short_during_the_run_is_named(opened: bool, full: Path) -> None:
+    index, last = load(full, "train"), COUNT - 1
+    if opened:
+        index.read(last)
+    path = sorted((full / "train").glob("*.bin"))[-1]
+    os.truncate(path, path.stat().st_size - 10)
+    said = error_of(index.read, last)
+    assert said.startswith(f"{path}, image ") and f"(id {last}, " in said and "the file is cut short" in said
+
+
+def test_a_shard_that_is_gone_is_named_and_an_open_one_is_read_to_the_end(full: Path) -> None:
+    index, other = load(full, "train"), load(full, "train")
+    before = index.read(0)
+    (full / "train/shard-00000.bin").unlink()
+    assert index.read(0) == before
+    assert "shard-00000.bin, image 0 in it (id 0, a/00.JPEG): No such file" in error_of(other.read, 0)
+
+
+def test_a_shard_replaced_by_another_of_its_size_is_named(full: Path) -> None:
+    index, path = load(full, "train"), full / "train/shard-00000.bin"
+    before = index.read(0)
+    replace(path, bytes(path.stat().st_size))
+    assert index.read(0) == before  # of the file that is open
+    assert "its bytes have changed (checksum)" in error_of(load(full, "train").read, 0)
+    replace(path, path.read_bytes() + b"more")
+    assert "the file was replaced: " in error_of(load, full, "train")
+
+
+def test_a_shard_written_over_and_replaced_is_told_apart(full: Path) -> None:
+    index, path = load(full, "train"), full / "train/shard-00000.bin"
+    index.read(0)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        file.write(bytes(size))
+    replace(path, bytes(size))
+    assert "the file was replaced during the run (checksum)" in error_of(index.read, 0)
+
+
+@pytest.mark.parametrize("how", ["cut", "gone"])
+def test_a_shard_that_is_not_whole_is_named_before_the_training(how: str, full: Path) -> None:
+    path = full / "train/shard-00001.bin"
+    os.truncate(path, 100) if how == "cut" else path.unlink()
+    said = error_of(load, full, "train")
+    assert said.startswith(f"{path}: ") and said.endswith(f"imgnet-cluster data verify {full}")
+    assert ("cut short: 100 bytes instead of" if how == "cut" else "missing") in said
+
+
+@pytest.mark.parametrize("damage", ["bit", "cut", "empty", "gone", "other rows", "pickle"])
+def test_a_damaged_index_is_named(damage: str, full: Path) -> None:
+    path = full / "train" / INDEX
+    data = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    elif damage == "other rows":
+        np.save(path, np.load(path)[:-1])
+    elif damage == "pickle":
+        np.save(path, np.array([{}] * COUNT, object))
+    else:
+        path.write_bytes({"bit": data[:-9] + bytes([data[-9] ^ 4]) + data[-8:], "cut": data[:-1], "empty": b""}[damage])
+    said = error_of(load, full, "train")
+    assert said.startswith(f"{path}: ") and said.endswith(f"imgnet-cluster data verify {full}")
+
+
+@pytest.mark.parametrize("change, said", [
+    ({"version": 2}, "format version 2, this program reads 1"),
+    ({"format": "other"}, "is damaged, or not a manifest"),
+    ({"files": {}}, "is damaged"),
+    ({"files": {"index.npy": 3}}, "is damaged"),
+    ({"images": "many"}, "is damaged"),
+    (None, "is damaged"),
+])  # fmt: skip
+def test_a_manifest_that_is_damaged_or_of_another_version_is_named(change: Any, said: str, full: Path) -> None:
+    path = full / "train" / MANIFEST
+    text = path.read_text()
+    path.write_text(text[:-20] if change is None else json.dumps({**json.loads(text), **change}))
+    for call in (load, class_names):
+        found = error_of(call, full, "train")
+        assert found.startswith(f"{full}/train") and said in found
+
+
+def test_what_is_missing_in_the_manifest_is_damage(full: Path) -> None:
+    path = full / "train" / MANIFEST
+    whole = json.loads(path.read_text())
+    for name in whole:
+        path.write_text(json.dumps({key: value for key, value in whole.items() if key != name}))
+        assert str(path) in error_of(load, full, "train")
+
+
+def test_names_that_are_damaged_are_no_silent_comparison_and_no_second_error(full: Path, made: Path) -> None:
+    path = full / "train" / NAMES
+    path.write_text("x\n" * 3)
+    index = load(full, "train")
+    assert error_of(index.names).startswith(f"{path}: is damaged")
+    same_images(load(made / "data", "train"), index)  # by digests, which need no names
+    assert "(id 20, ?)" in index.where(20)
+    path.unlink()
+    assert "(id 20, ?)" in index.where(20) and "No such file" in error_of(index.names)
+
+
+def test_an_unfinished_set_says_so(full: Path) -> None:
+    (full / "train" / MANIFEST).unlink()
+    for call in (load, class_names):
+        said = error_of(call, full, "train")
+        assert said.startswith(f"{full}/train: ") and "not finished" in said and "goes on where it stopped" in said
+
+
+def test_of_an_index_fetched_alone_numbers_and_names_are_there_and_reading_is_an_error(full: Path) -> None:
+    path = full / "train" / MANIFEST
+    path.write_text(json.dumps({**json.loads(path.read_text()), "fetched": "index"}))
+    for shard in (full / "train").glob("*.bin"):
+        shard.unlink()
+    index = load(full, "train")
+    assert len(index) == COUNT and index.names() and not index.has_bytes and load(full, "val").has_bytes
+    assert "image 0 in it (id 0, a/00.JPEG): No such file" in error_of(index.read, 0)
+
+
+# --- handles and processes -------------------------------------------------------------------------------------------
+
+
+def handles(folder: Path) -> int:
+    """How many files below a folder this process has open."""
+    found = 0
+    for one in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):
+            found += str(one.readlink()).startswith(str(folder))
+    return found
+
+
+def test_handles_are_few_and_closed_with_the_index(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = len(list((full / "train").glob("*.bin")))
+    index = load(full, "train")
+    before = handles(full)
+    read_all(index)
+    assert count > 3 and handles(full) == before + count
+    del index
+    assert handles(full) == 0
+    monkeypatch.setattr(shards, "HANDLES", 2)
+    index = load(full, "train")
+    expected = [(full.parent / "full/train").joinpath(f"shard-{n:05d}.bin").read_bytes() for n in range(count)]
+    order = permutation(0, 0, COUNT).tolist()
+    found = {number: index.read(number) for number in order}
+    assert b"".join(found[number] for number in range(COUNT)) == b"".join(expected)
+    assert handles(full) - before <= 2
+
+
+def test_forked_processes_and_threads_read_the_same_bytes_at_once(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "HANDLES", 1)
+    index = load(full, "train")
+    expected = [zlib.crc32(one) for one in read_all(index)]
+    fork = multiprocessing.get_context("fork")
+    line: Any = fork.Queue()
+
+    def work(seed: int) -> None:
+        good = [zlib.crc32(index.read(n)) == expected[n] for e in range(20) for n in permutation(seed, e, COUNT)]
+        line.put((len(good), all(good)))
+
+    children = [fork.Process(target=work, args=(seed,)) for seed in range(3)]
+    for one in children:
+        one.start()
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(index.read, [*range(COUNT)] * 20))
+    assert [zlib.crc32(one) for one in found] == expected * 20
+    assert [line.get(timeout=30) for _ in children] == [(20 * COUNT, True)] * 3
+    for one in children:
+        one.join(30)
+
+
+# --- a million -------------------------------------------------------------------------------------------------------
+
+MILLION = 1_281_167
+
+
+@pytest.fixture(scope="module")
+def million(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The index of a set of ImageNet's size, without images."""
+    root = tmp_path_factory.mktemp("million")
+    folder = root / "train"
+    folder.mkdir()
+    dice = np.random.default_rng(0)
+    rows = np.zeros(MILLION, ROW)
+    rows["label"] = np.sort(dice.integers(0, 1000, MILLION))
+    rows["width"], rows["height"] = dice.integers(100, 1000, (2, MILLION))
+    np.save(folder / INDEX, rows)
+    classes = [f"n{number:08d}" for number in range(1000)]
+    names = [f"{classes[label]}/{number}.JPEG" for number, label in enumerate(rows["label"].tolist())]
+    (folder / NAMES).write_text("".join(f"{one}\n" for one in names))
+    files = {INDEX: {"bytes": (folder / INDEX).stat().st_size, "sha256": "", "crc32": crc_of(folder / INDEX)}}
+    files[NAMES] = {"bytes": (folder / NAMES).stat().st_size, "sha256": ""}
+    manifest = Manifest(
+        split="train", short=None, images=MILLION, classes=classes, source=names_digest(names),
+        names=names_crc(names), files=files, made={}, fetched="index",
+    )  # fmt: skip
+    replace(folder / MANIFEST, as_json(manifest.to_json()))
+    return root
+
+
+def private(function: Callable[[], Any]) -> tuple[int, float]:
+    """Bytes of its own that a fresh process has more after a call, and the seconds of the call.
+
+    Mapped pages of a file are not its own: all processes have the same.
+    """
+
+    def size() -> int:
+        lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+        return sum(1024 * int(one.split()[1]) for one in lines if one.startswith("Anonymous"))
+
+    reader, writer = os.pipe()
+    if not (child := os.fork()):
+        try:
+            before, begun = size(), time.perf_counter()
+            kept = function()
+            seconds = time.perf_counter() - begun
+            os.write(writer, json.dumps([size() - before, seconds]).encode())
+            del kept
+        finally:
+            os._exit(0)
+    os.close(writer)
+    with open(reader) as file:  # noqa: PTH123
+        said = file.read()
+    os.waitpid(child, 0)
+    memory, seconds = json.loads(said)
+    return memory, seconds
+
+
+def test_an_index_of_a_million_images_opens_at_once_and_holds_nothing_of_its_own(million: Path) -> None:
+    memory, seconds = private(lambda: load(million, "train"))
+    assert memory < 8e6 and seconds < 3.0  # benchmarks/index_million.py has the numbers: 50 ms
+
+    def use() -> Any:
+        index = load(million, "train")
+        order = permutation(0, 1, len(index))
+        for start in range(0, 200_000, 256):
+            assert index.labels[order[start : start + 256]].dtype == np.int64
+        return index, order
+
+    memory, seconds = private(use)
+    assert memory < 8 * MILLION + 8e6 and seconds < 6.0  # the order, and little more
+
+
+def test_an_order_and_the_rectangles_of_a_million_images_make_no_object_for_each(million: Path) -> None:
+    index = load(million, "train")
+    begun = time.perf_counter()
+    permutation(0, 1, len(index))
+    assert time.perf_counter() - begun < 3.0
+    before = sys.getallocatedblocks()
+    memory, seconds = private(lambda: plan_rectangles(index.widths, index.heights, 288, 256, 0, 1))
+    assert memory < 100e6 and seconds < 5.0
+    plan = plan_rectangles(index.widths, index.heights, 288, 256, 0, 2)
+    assert sys.getallocatedblocks() - before < MILLION / 10
+    assert abs(sum(len(ids) for _, ids in plan) - MILLION / 2) <= 1
+
+
+def test_a_name_is_found_among_a_million(million: Path) -> None:
+    index = load(million, "train")
+    assert index.name(MILLION - 1).endswith(f"/{MILLION - 1}.JPEG") and f"(id {MILLION - 1}, " in index.where(
+        -1 % MILLION
+    )
+    same_images(index, load(million, "train"))

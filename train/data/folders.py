@@ -1,0 +1,184 @@
+"""A folder of images, looked through once: path, class, width and height of each, kept beside the folder.
+
+Layout as ImageNet's: `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. Every file is decoded once, so that a broken one
+is named before the training and not in the middle of it. The index is arrays of numpy without pickle; it is made anew
+when a file's name, size or time of change differs. Names that begin with a dot are not looked at.
+"""
+
+import hashlib
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .. import files
+from ..files import locked, seal, unseal
+from .decode import BadImage, decode
+from .layout import DataError, Ids, Index, Progress, names_crc, names_digest
+from .threads import in_threads
+
+VERSION = 2
+KEPT = ("paths", "widths", "heights", "bad", "source", "names")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FolderIndex(Index):
+    """The images of `folder` as `class/file name`; `told` are the digests of all names, as kept with the index."""
+
+    paths: NDArray[np.str_]
+    told: tuple[str, int] | None = field(default=None, repr=False)
+
+    def take(self, ids: Ids) -> Self:
+        """Return the index of these images only, in this order."""
+        arrays = {name: getattr(self, name)[ids] for name in ("paths", "labels", "widths", "heights")}
+        return replace(self, **arrays, told=None)
+
+    def read(self, number: int) -> bytes:
+        """Return the bytes of an image's file."""
+        return (self.folder / self.name(number)).read_bytes()
+
+    def names(self) -> list[str]:
+        """Return `class/file name` of every image."""
+        found: list[str] = self.paths.tolist()
+        return found
+
+    def name(self, number: int) -> str:
+        """Return `class/file name` of one image."""
+        return str(self.paths[number])
+
+    def where(self, number: int) -> str:
+        """Return the image's file."""
+        return str(self.folder / self.name(number))
+
+    @property
+    def source(self) -> str:
+        """The digest of the names without suffix."""
+        return self.told[0] if self.told else super().source
+
+    @property
+    def fingerprint(self) -> int:
+        """The checksum of the names."""
+        return self.told[1] if self.told else super().fingerprint
+
+
+def class_folders(folder: Path) -> list[str]:
+    """Return the names of the class folders, sorted."""
+    with os.scandir(folder) as entries:
+        return sorted(one.name for one in entries if one.is_dir() and not one.name.startswith("."))
+
+
+def load(
+    root: Path, split: str, names: Sequence[str], classes: Sequence[str], skip_bad: bool, progress: Progress | None
+) -> FolderIndex:
+    """Return the index of the class folders `names` of root/split, made first where it is missing or stale."""
+    with _one_at_a_time(root, split) as cache:
+        paths, marks = scan(root / split, names)
+        signature = hashlib.sha256(f"{VERSION} {digest(paths, marks)}".encode()).hexdigest()
+        stored = _read(cache, signature)
+        if stored is None:
+            stored = _build(root / split, paths, progress)
+            _write(cache, signature, stored)
+    return _index(root / split, classes, stored, skip_bad)
+
+
+@contextmanager
+def _one_at_a_time(root: Path, split: str) -> Iterator[Path]:
+    """Yield the index's path; other processes wait, so that the ranks of a run make it once."""
+    cache = root / f".{split}.index.npz"
+    if not os.access(root, os.W_OK):
+        home = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "imgnet-cluster"
+        home.mkdir(parents=True, exist_ok=True)
+        cache = home / f"{hashlib.sha256(str(root.resolve()).encode()).hexdigest()[:16]}.{split}.index.npz"
+    with locked(cache.with_suffix(".lock")):
+        yield cache
+
+
+def scan(folder: Path, names: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
+    """Return all files as `class/name`, sorted, and of each its size and its time of change in nanoseconds."""
+    paths, marks = [], []
+    for name in names:
+        with os.scandir(folder / name) as entries:
+            rows = sorted((e.name, e.stat()) for e in entries if not e.name.startswith(".") and e.is_file())
+        for file, stat in rows:
+            paths.append(f"{name}/{file}")
+            marks.append((stat.st_size, stat.st_mtime_ns))
+    return paths, np.array(marks, np.int64).reshape(-1, 2)
+
+
+def digest(paths: Sequence[str], marks: NDArray[np.int64]) -> str:
+    """Return what changes when a file's name, size or time does."""
+    both = hashlib.sha256("\0".join(paths).encode("utf-8", "surrogateescape"))
+    both.update(np.ascontiguousarray(marks, "<i8").tobytes())
+    return both.hexdigest()
+
+
+def _look(path: Path) -> tuple[int, int, str]:
+    """An image's (width, height, ""), or (0, 0, what is wrong with it)."""
+    try:
+        height, width, _ = decode(path.read_bytes()).shape
+        return width, height, ""
+    except (BadImage, OSError) as error:
+        return 0, 0, str(error)
+
+
+def _build(folder: Path, paths: list[str], progress: Progress | None) -> dict[str, Any]:
+    """Decode every file, in threads: the decoder works outside the interpreter's lock."""
+    rows = []
+    for row in in_threads(_look, (folder / one for one in paths)):
+        rows.append(row)
+        if progress and (len(rows) % 100 == 0 or len(rows) == len(paths)):
+            progress(len(rows), len(paths))
+    good = [i for i, row in enumerate(rows) if not row[2]]
+    bad = [(paths[i], row[2]) for i, row in enumerate(rows) if row[2]]
+    names = [paths[i] for i in good]
+    return {
+        "paths": np.array(names, np.str_),
+        "widths": np.array([rows[i][0] for i in good], np.int64),
+        "heights": np.array([rows[i][1] for i in good], np.int64),
+        "bad": np.array(bad, np.str_).reshape(-1, 2),
+        "source": np.array(names_digest(names)),
+        "names": np.array(names_crc(names)),
+    }
+
+
+def _read(cache: Path, signature: str) -> dict[str, Any] | None:
+    """The stored arrays, None when there are none, they are stale or the file is damaged."""
+    with suppress(OSError, ValueError, KeyError), np.load(BytesIO(unseal(cache)), allow_pickle=False) as stored:
+        if str(stored["signature"]) == signature:
+            return {name: stored[name] for name in KEPT}
+    return None
+
+
+def _write(cache: Path, signature: str, arrays: dict[str, Any]) -> None:
+    buffer = BytesIO()
+    np.savez_compressed(buffer, signature=np.array(signature), **arrays)
+    files.replace(cache, seal(buffer.getvalue()))
+
+
+def _index(folder: Path, classes: Sequence[str], stored: dict[str, Any], skip_bad: bool) -> FolderIndex:
+    bad = tuple((str(path), str(why)) for path, why in stored["bad"])
+    if bad and not skip_bad:
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        raise DataError(
+            f"{folder / bad[0][0]}{more}: {bad[0][1]}; mend or remove, or say --skip-bad to leave out {len(bad)} "
+            f"of {len(bad) + len(stored['paths'])} files; all of them: imgnet-cluster data check {folder.parent}"
+        )
+    if not len(stored["paths"]):
+        raise DataError(f"{folder}: has no images; the layout is {folder.name}/<class>/*.JPEG")
+    label = {name: number for number, name in enumerate(classes)}
+    return FolderIndex(
+        folder=folder,
+        classes=tuple(classes),
+        paths=stored["paths"],
+        labels=np.array([label[str(path).split("/")[0]] for path in stored["paths"]], np.int64),
+        widths=stored["widths"],
+        heights=stored["heights"],
+        bad=bad,
+        told=(str(stored["source"]), int(stored["names"])),
+    )

@@ -1,0 +1,108 @@
+"""What every set of images has, however it is stored: numbers and bytes by id, names for messages, one kind of error.
+
+An id is an image's place in the order of class and name. It is the same in the full-size set and in its copies.
+"""
+
+import hashlib
+import os
+import zlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+SPLITS = ("train", "val")
+Ids = NDArray[np.int64]
+Progress = Callable[[int, int], None]
+
+
+class DataError(Exception):
+    """A set of images that cannot be used; the text is one line: what, where, what to do."""
+
+
+class Numbers(Protocol):
+    """A whole number for each image, int64 as soon as it is taken out: `numbers[ids]`, `np.asarray(numbers)`."""
+
+    def __len__(self) -> int: ...
+    def __getitem__(self, ids: Any, /) -> Any: ...
+    def __array__(self) -> NDArray[Any]: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Index(ABC):
+    """The images of one split, sorted by class and name; `classes` by label, `bad` are files that were left out."""
+
+    folder: Path
+    classes: tuple[str, ...]
+    labels: Numbers
+    widths: Numbers
+    heights: Numbers
+    bad: tuple[tuple[str, str], ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.labels)
+
+    @abstractmethod
+    def take(self, ids: Ids) -> Self:
+        """Return the index of these images only, in this order."""
+
+    @abstractmethod
+    def read(self, number: int) -> bytes:
+        """Return the bytes of an image's file. Raises `DataError` or `OSError`."""
+
+    @abstractmethod
+    def names(self) -> list[str]:
+        """Return `class/file name` of every image: for comparisons, not for training. Raises `DataError`."""
+
+    @abstractmethod
+    def name(self, number: int) -> str:
+        """Return `class/file name` of one image, for messages."""
+
+    @abstractmethod
+    def where(self, number: int) -> str:
+        """Return where an image's bytes lie, as an error begins."""
+
+    @property
+    def has_bytes(self) -> bool:
+        """Whether the images are here, and not their names and numbers only."""
+        return True
+
+    @property
+    def fingerprint(self) -> int:
+        """A number of 32 bits that differs when the names of the files do: another machine may have other images."""
+        return names_crc(self.names())
+
+    @property
+    def source(self) -> str:
+        """A digest of the names without suffix: sets of which it is equal have the same images in the same order."""
+        return names_digest(self.names())
+
+
+def names_crc(names: Iterable[str]) -> int:
+    """Return the checksum of names.txt: of each name and its line break."""
+    crc = 0
+    for name in names:
+        crc = zlib.crc32(encoded(name), crc)
+    return crc
+
+
+def names_digest(names: Iterable[str]) -> str:
+    """Return the sha256 of the names without their suffix, a line each: a copy may be stored as another format."""
+    digest = hashlib.sha256()
+    for name in names:
+        digest.update(encoded(stem(name)))
+    return digest.hexdigest()
+
+
+def stem(name: str) -> str:
+    """Return a name without its suffix."""
+    return os.path.splitext(name)[0]  # noqa: PTH122 (a Path for each of a million names takes seconds)
+
+
+def encoded(name: str) -> bytes:
+    """Return a name as a line of names.txt; names that are not UTF-8 keep their bytes."""
+    return f"{name}\n".encode("utf-8", "surrogateescape")

@@ -1,0 +1,58 @@
+"""What is to be packed: the images of one split in the order of their ids, from a folder of files or a packed set.
+
+Nothing is decoded here; names, sizes and times tell whether anything has changed since a shard was written.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from . import folders, packed
+from .index import SPLITS, DataError, check_layout, class_names
+
+
+@dataclass(frozen=True)
+class Origin:
+    """`names` as `class/file name`, `marks` [n, 2] what changes with an image, `classes` those of train/."""
+
+    root: Path
+    split: str
+    classes: list[str]
+    names: list[str]
+    labels: NDArray[np.int64]
+    marks: NDArray[np.int64]
+    read: Callable[[int], bytes]
+    where: Callable[[int], str]
+
+    def digest(self, first: int = 0, end: int | None = None) -> str:
+        """Return what changes when one of these images does."""
+        return folders.digest(self.names[first:end], self.marks[first:end])
+
+
+def open_sources(root: Path) -> list[Origin]:
+    """Return the images of train and val. Raises `DataError` for a root of another layout, or a split without any."""
+    check_layout(root)
+    classes = class_names(root, "train")
+    return [_open(root, split, classes) for split in SPLITS]
+
+
+def _open(root: Path, split: str, classes: list[str]) -> Origin:
+    folder = root / split
+    if packed.is_packed(folder):
+        index = packed.load(folder, classes)
+        marks = np.stack([index.rows[column].astype(np.int64) for column in ("length", "crc")], axis=1)
+        return Origin(root, split, classes, index.names(), np.asarray(index.labels), marks, index.read, index.where)
+    names, marks = folders.scan(folder, class_names(root, split))
+    if not names:
+        raise DataError(f"{folder}: has no images; the layout is {split}/<class>/*.JPEG")
+    if odd := next((name for name in names if "\n" in name), None):
+        raise DataError(f"{folder}/{odd!r}: a name with a line break; rename it")
+    label = {name: number for number, name in enumerate(classes)}
+    labels = np.array([label[name.split("/")[0]] for name in names], np.int64)
+    return Origin(
+        root, split, classes, names, labels, marks,
+        lambda number: (folder / names[number]).read_bytes(), lambda number: str(folder / names[number]),
+    )  # fmt: skip

@@ -1,0 +1,156 @@
+"""Where a packed set is fetched from: two verbs, and what its manifest says. A shared folder is one; S3 is another.
+
+A set is train/ and val/, each with shards, index.npy, names.txt, and a manifest.json that names them with size and
+SHA-256 and was written last. Imports no torch and no numpy.
+"""
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from ..files import one_line
+
+SPLITS = ("train", "val")
+MANIFEST = "manifest.json"
+FORMAT, VERSION = "imgnet-cluster packed", 1  # as packed.py writes it
+FETCHED = "fetched"  # in the manifest of a target: "index" where the images themselves were not fetched
+PIECE = 4 << 20  # bytes read at once
+
+
+class FetchError(Exception):
+    """A set that cannot be fetched; the text is one line: what, where, what to do."""
+
+
+class Source(Protocol):
+    """The root of a packed set. `OSError` from it may pass, any other error will not."""
+
+    name: str
+
+    def small(self, path: str) -> bytes | None:
+        """Return a small file, None when it is not there."""
+
+    def pieces(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
+        """Yield a range of a file piece by piece; it may end early.
+
+        Raises `FetchError` when the file has not `size` bytes, or is another one than when it was first read.
+        """
+
+    def missing(self, split: str) -> str:
+        """Return one line that says what is there instead of a packed split, and what to type."""
+
+
+@dataclass(frozen=True)
+class File:
+    """What a manifest says of a file."""
+
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """A split's manifest: its bytes as they are, and its files by name."""
+
+    raw: bytes
+    said: dict[str, Any]
+    files: dict[str, File]
+
+    @classmethod
+    def parse(cls, raw: bytes, where: str) -> Self:
+        """Return what the bytes say. Raises `FetchError` when it is no manifest, or one that this program cannot read.
+
+        Names with a slash or a dot before them are refused: they could lie anywhere.
+        """
+        try:
+            said = json.loads(raw)
+            if (said["format"], said["version"]) != (FORMAT, VERSION):
+                raise FetchError(f"{where}: is of another format than '{FORMAT}' {VERSION}; which program made it?")
+            files = {str(name): File(int(one["bytes"]), str(one["sha256"])) for name, one in said["files"].items()}
+            if not all(re.fullmatch(r"\w[\w.-]*", name) and one.bytes >= 0 for name, one in files.items()):
+                raise ValueError
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise FetchError(f"{where}: is not the manifest of a packed set, or is damaged") from None
+        return cls(raw, said, files)
+
+    def wanted(self, index_only: bool) -> dict[str, File]:
+        """Return the files to fetch: all, or those without images. Small ones first."""
+        return {name: one for name, one in sorted(self.files.items()) if not (index_only and is_shard(name))}
+
+    def same(self, other: bytes) -> bool:
+        """Whether the manifest of a target is this one, all fetched or only the index."""
+        try:
+            said = json.loads(other)
+            return bool({key: one for key, one in said.items() if key != FETCHED} == self.said)
+        except (ValueError, AttributeError):
+            return False
+
+    def written(self, index_only: bool) -> bytes:
+        """Return the manifest for a target."""
+        return (json.dumps({**self.said, FETCHED: "index"}, indent=1) + "\n").encode() if index_only else self.raw
+
+
+def is_shard(name: str) -> bool:
+    """Whether a file of a packed set holds images."""
+    return name.endswith(".bin")
+
+
+class Folder:
+    """A packed set in a folder, such as one that all machines share."""
+
+    def __init__(self, root: Path) -> None:
+        self.root, self.name = root, str(root)
+        self._seen: dict[str, tuple[int, int]] = {}
+
+    def small(self, path: str) -> bytes | None:
+        """Return a small file, None when it is not there."""
+        try:
+            return (self.root / path).read_bytes()
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except PermissionError as error:
+            raise FetchError(one_line(error)) from error
+
+    def pieces(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
+        """Yield a range of a file. Raises `FetchError` when it is gone, was replaced, or has not `size` bytes."""
+        file = self.root / path
+        try:
+            handle = os.open(file, os.O_RDONLY)
+        except (FileNotFoundError, PermissionError) as error:
+            raise FetchError(f"{one_line(error)}; its manifest names it") from error
+        try:
+            found = os.fstat(handle)
+            check_size(str(file), found.st_size, size)
+            mark = found.st_ino, found.st_mtime_ns
+            if self._seen.setdefault(path, mark) != mark:
+                raise replaced(str(file))
+            end = offset + length
+            while offset < end and (piece := os.pread(handle, min(PIECE, end - offset), offset)):
+                offset += len(piece)
+                yield piece
+        finally:
+            os.close(handle)
+
+    def missing(self, split: str) -> str:
+        """Say what is there instead of a packed split."""
+        folder = self.root / split
+        if not self.root.is_dir():
+            return f"{self.root}: there is no such folder"
+        if folder.is_dir() and any(one.is_dir() and not one.name.startswith(".") for one in os.scandir(folder)):
+            pack = f"imgnet-cluster data pack {self.root} {self.root}-packed"
+            return f"{self.root}: has single files, fetch takes a packed set; make one: {pack}"
+        return f"{folder / MANIFEST}: is not there: no packed set, or one that is not finished"
+
+
+def check_size(where: str, found: int, said: int) -> None:
+    """Raise `FetchError` when a file is not as long as its manifest says."""
+    if found != said:
+        raise FetchError(f"{where}: has {found} bytes, its manifest says {said}; look: imgnet-cluster data verify")
+
+
+def replaced(where: str) -> FetchError:
+    """Return the error of a file that is another one than a moment ago."""
+    return FetchError(f"{where}: was replaced while it was fetched; when the source is finished, fetch again")
