@@ -27,7 +27,7 @@ from train import spawn
 from train.files import locked
 
 from . import attempts, events, membership, windows
-from .draw import DrawError, draw
+from .draw import DrawError, prepare
 from .guard import GRACE, Guard
 from .lock import AGENT
 from .membership import View
@@ -126,18 +126,18 @@ class Agent:
         self.phase, self.fault, self.since = phase, fault, time.monotonic()
 
     def set_up(self) -> None:
-        """Draw the built-in set where the job wants it; hear stop and limit meanwhile."""
+        """Draw or fetch the images where the job wants it; hear stop, limit and the job's end meanwhile."""
 
         def going_on(doing: str, progress: str) -> None:
-            self.say("setup", doing=doing, progress=progress)
+            self.say("fetching" if self.spec.source else "setup", doing=doing, progress=progress)
+            self.obey()
             self.check_end()
             time.sleep(TICK)
 
-        if self.spec.draw:
-            try:
-                draw(self.spec, self.shared / "logs" / f"setup-{self.machine}.log", going_on)
-            except DrawError as error:
-                raise Ended("failed", str(error)) from error
+        try:
+            prepare(self.spec, self.shared / "logs" / f"setup-{self.machine}.log", going_on)
+        except DrawError as error:
+            raise Ended("failed", str(error)) from error
 
     def live(self) -> None:
         """Train, wait, agree, until the job is over. Always raises `Ended`."""

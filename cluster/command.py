@@ -93,18 +93,22 @@ def print_json(value: Any) -> None:
     click.echo(json.dumps(finite(value), indent=1))
 
 
+machines_option = click.option(
+    "--machines", type=click.IntRange(1), help="How many machines; picks the recipe's table for it."
+)
+
+
 def schedule_options(command: Command) -> Command:
-    """Options that change what is run; shared by plan and launch."""
+    """Options that change what is run; shared by plan and launch, which each have --machines besides."""
     for option in reversed(
         [
-            click.option(
-                "--machines", type=click.IntRange(1), help="How many machines; picks the recipe's table for it."
-            ),
             click.option(
                 "--procs", type=click.IntRange(1), help="Processes on each machine. [default: one per GPU, else 1]"
             ),
             click.option(
-                "--data", metavar="DIR", help='train/<class>/*.JPEG and val/...; "sample" draws a built-in set.'
+                "--data",
+                metavar="DIR",
+                help='train/<class>/*.JPEG and val/..., packed or not; s3://...; "sample" draws a built-in set.',
             ),
             click.option("--keep-batch", is_flag=True, help="Keep the recipe's global batch: accumulate gradients."),
             click.option(
@@ -184,10 +188,13 @@ def renting_options(command: Command) -> Command:
 
 
 class Bar:
-    """A progress bar on a terminal, a line now and then elsewhere, both on stderr; called with (done, total)."""
+    """A progress bar on a terminal, a line now and then elsewhere, both on stderr; called with (done, total).
 
-    def __init__(self, title: str) -> None:
-        self.title, self.shown = title, -1
+    `said` is how a number is written.
+    """
+
+    def __init__(self, title: str, said: Callable[[int], str] = str) -> None:
+        self.title, self.said, self.shown = title, said, -1
 
     def __enter__(self) -> "Bar":
         return self
@@ -199,7 +206,7 @@ class Bar:
         if percent // step == self.shown:
             return
         self.shown = percent // step
-        line = f"{self.title}: {done} of {total} ({percent} %)"
+        line = f"{self.title}: {self.said(done)} of {self.said(total)} ({percent} %)"
         click.echo(f"\r{line}" if sys.stderr.isatty() else line, err=True, nl=not sys.stderr.isatty())
 
     def __exit__(self, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""The built-in data set, drawn by an agent before its machine trains."""
+"""The images of a job, before its machine trains: the built-in set is drawn, a packed set may be fetched."""
 
 import contextlib
 import subprocess
@@ -7,12 +7,24 @@ from pathlib import Path
 
 from train import spawn
 
+from . import fetching
 from .machine import python
 from .spec import Spec
 
+# An address of one's own at EC2 may need a moment to give out the machine's credentials (botocore tries once).
+METADATA = {"AWS_METADATA_SERVICE_NUM_ATTEMPTS": "5", "AWS_METADATA_SERVICE_TIMEOUT": "5"}
+
 
 class DrawError(Exception):
-    """The set could not be drawn; one line."""
+    """The set could not be drawn, or not be fetched; one line."""
+
+
+def prepare(spec: Spec, log: Path, going_on: Callable[[str, str], None]) -> None:
+    """Draw or fetch what the job wants to be drawn or fetched; `going_on` as in `draw`. Raises `DrawError`."""
+    if spec.draw:
+        draw(spec, log, going_on)
+    elif spec.source:
+        _run(f"fetching {spec.source}", log, going_on, *fetching.command(spec))
 
 
 def draw(spec: Spec, log: Path, going_on: Callable[[str, str], None]) -> None:
@@ -30,7 +42,7 @@ def draw(spec: Spec, log: Path, going_on: Callable[[str, str], None]) -> None:
 
 def _run(doing: str, log: Path, going_on: Callable[[str, str], None], *words: str) -> None:
     """Run one of our own commands, its output to the log."""
-    child = spawn.start(python("cluster", *words), log)
+    child = spawn.start(python("cluster", *words), log, METADATA)
     try:
         while child.poll() is None:
             going_on(doing, last_line(log))
@@ -38,7 +50,8 @@ def _run(doing: str, log: Path, going_on: Callable[[str, str], None], *words: st
         with contextlib.suppress(subprocess.TimeoutExpired):
             spawn.kill([child], 10)
     if child.returncode:
-        raise DrawError(f"{doing}: {last_line(log) or f'exit code {child.returncode}'}")
+        said = last_line(log).removeprefix("error: ")
+        raise DrawError(f"{doing}: {said or f'exit code {child.returncode}'}")
 
 
 def last_line(path: Path) -> str:

@@ -24,6 +24,8 @@ class Spec:
     recipe_file: str
     data: str
     copies: str
+    source: str = ""  # whence each machine fetches its images to `data` and `copies` first, "": they are there
+    source_copies: str = ""  # the same of the copies, when they are not beside it
     draw: bool = False
     backend: str = "local"
     uid: str = ""
@@ -53,6 +55,7 @@ class Spec:
     parallel: int = 1
     log_ids: bool = False
     exact: bool = False
+    forecast: dict[str, Any] | None = None  # of its launch, as train/forecast has it
     git_commit: str | None = None
     created: float = field(default_factory=time.time)
 

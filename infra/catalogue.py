@@ -86,6 +86,14 @@ _SHIPPED: list[_Row] = [
 
 # The price list and botocore still know them: only DescribeInstanceTypes tells.
 RETIRED = {name: f"AWS stopped listing {name} in 2026" for name in ("p3.2xlarge", "p3.8xlarge", "p3.16xlarge")}
+# What the machines of published runs were, for forecasts beside them; nobody can rent them. EC2's page of 2018.
+HISTORIC = {
+    "p3.16xlarge": Kind(
+        name="p3.16xlarge", vcpus=64, gpus=8, gpu="V100", gpu_gb=16, efa=0, cards=1, gbit=25.0, arch="sm_70",
+        nvme_gb=0, memory_gb=488, family="P",
+    )
+}  # fmt: skip
+HISTORIC_PRICES = {"p3.16xlarge": 24.48}  # dollars an hour on demand, us-east-1
 DEFAULT_TYPES = ("p4d.24xlarge", "g6e.48xlarge", "g5.48xlarge", "p5.48xlarge")  # for a recipe that names none
 
 

@@ -43,8 +43,8 @@ elasticfilesystem:DeleteFileSystem elasticfilesystem:DeleteMountTarget elasticfi
 elasticfilesystem:TagResource elasticfilesystem:UntagResource
 """
 BUCKET = """
-s3:CreateBucket s3:DeleteBucket s3:DeleteObject s3:GetBucketTagging s3:ListBucket s3:PutBucketPublicAccessBlock
-s3:PutBucketTagging s3:PutEncryptionConfiguration
+s3:CreateBucket s3:DeleteBucket s3:DeleteObject s3:GetBucketTagging s3:GetObject s3:ListBucket
+s3:PutBucketPublicAccessBlock s3:PutBucketTagging s3:PutEncryptionConfiguration s3:PutObject
 """
 ROLES = "iam:GetInstanceProfile iam:GetRole iam:GetRolePolicy iam:ListRolePolicies"
 ADMIN = """
@@ -109,6 +109,15 @@ def for_machines(
             _allow("List", "s3:ListBucket", place, ours),
         ]
     return _policy(*parts)
+
+
+def for_data(bucket: str, prefix: str) -> Policy:
+    """Return what it takes to read a packed set and its copies in another bucket, for the machines or a person."""
+    place = f"arn:aws:s3:::{bucket}"
+    below = {"StringLike": {"s3:prefix": [f"{prefix}*"]}}
+    return _policy(
+        _allow("ReadSet", "s3:GetObject", f"{place}/{prefix}*"), _allow("ListSet", "s3:ListBucket", place, below)
+    )
 
 
 def for_trust() -> Policy:

@@ -19,6 +19,7 @@ SERVICES = {
 BOTO = {"servicequotas": "service-quotas", "elasticfilesystem": "efs"}
 OTHER_NAMES = {
     "s3:ListObjectsV2": "s3:ListBucket", "s3:HeadBucket": "s3:ListBucket", "s3:DeleteObjects": "s3:DeleteObject",
+    "s3:HeadObject": "s3:GetObject",
     "s3:PutPublicAccessBlock": "s3:PutBucketPublicAccessBlock",
     "s3:PutBucketEncryption": "s3:PutEncryptionConfiguration",
 }  # fmt: skip
@@ -110,3 +111,10 @@ def test_a_machine_mounts_one_file_system_and_reads_and_writes_its_prefixes() ->
     assert where["s3:GetObject"] == "arn:aws:s3:::my-imagenet/data/*"
     assert where["s3:PutObject"] == "arn:aws:s3:::my-imagenet/runs/*"
     assert not [name for name in policy.actions(policy.for_machines()) if name.startswith("s3")]
+
+
+def test_who_reads_a_set_in_another_bucket_reads_nothing_else_there() -> None:
+    read, see = policy.for_data("theirs", "sets/imagenet")["Statement"]
+    assert (read["Action"], read["Resource"]) == (["s3:GetObject"], "arn:aws:s3:::theirs/sets/imagenet*")
+    assert (see["Action"], see["Resource"]) == (["s3:ListBucket"], "arn:aws:s3:::theirs")
+    assert see["Condition"] == {"StringLike": {"s3:prefix": ["sets/imagenet*"]}}

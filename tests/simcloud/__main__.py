@@ -79,6 +79,7 @@ def serve(port: int, folder: Path, boot_seconds: float) -> None:
     ORDERS.update(orders(machines))
     try:
         server, url = listen(port, sim)
+        machines.env["AWS_ENDPOINT_URL"] = url  # what a machine takes for AWS; its keys are the metadata service's
         print("\n".join(f"export {name}={text}" for name, text in environment(url).items()))
         print(f"\n# Their disks: {machines.folder}/<instance id>/home. Ctrl-C here ends them all. In another terminal:")
         more = f" --port {url.rpartition(':')[2]}" if port != PORT else ""

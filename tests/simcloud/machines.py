@@ -6,6 +6,7 @@ One thread boots, ends and watches all of them, by the clock of the simulation.
 """
 
 import getpass
+import json
 import math
 import os
 import random
@@ -28,6 +29,11 @@ from .imds import Metadata
 TICK = 0.05
 ROOT = Path(__file__).resolve().parents[2]
 FAILURE = "the file system was not mounted: simulated"
+ROLE = "imgnet-machine"  # whose rights nobody checks here
+CREDENTIALS = {
+    "Code": "Success", "Type": "AWS-HMAC", "AccessKeyId": "machine", "SecretAccessKey": "machine", "Token": "machine",
+    "LastUpdated": "2026-01-01T00:00:00Z", "Expiration": "2099-01-01T00:00:00Z",
+}  # fmt: skip
 
 
 class Machines:
@@ -143,6 +149,8 @@ class Machines:
             "placement/availability-zone": instance.zone,
             "placement/region": instance.zone[:-1],
             "user-data": instance.user_data or "",
+            "iam/security-credentials/": ROLE,
+            f"iam/security-credentials/{ROLE}": json.dumps(CREDENTIALS),
         }
         return {key: text for key, text in {**always, **machine.say}.items() if text}
 

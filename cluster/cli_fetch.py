@@ -1,0 +1,86 @@
+"""`imgnet-cluster data fetch` and `data put`: packed sets to this machine's disk, and to S3."""
+
+from pathlib import Path
+
+import click
+
+from .command import Bar, data_errors
+from .errors import BadInput, ClusterError
+
+sizes_option = click.option(
+    "--sizes", metavar="LIST", help="full, or short sides of the copies beside it (its name with -sz): full,160,352."
+)
+
+
+def _sizes(text: str | None) -> list[int | None] | None:
+    """Read --sizes; None in it is the full size."""
+    if text is None:
+        return None
+    words = [one.strip() for one in text.split(",")]
+    if not all(one == "full" or (one.isdigit() and int(one) >= 32) for one in words):
+        raise BadInput(f"--sizes: must be full, or whole numbers of 32 or more, with commas: full,160; not {text!r}")
+    return [None if one == "full" else int(one) for one in dict.fromkeys(words)]
+
+
+@click.command()
+@click.argument("source")
+@click.argument("target", type=click.Path(path_type=Path))
+@sizes_option
+@click.option("--index-only", is_flag=True, help="Of the full-size images only index and names: no phase reads them.")
+@click.option("--copies", default="", metavar="PLACE", help="Where the copies are. [default: SOURCE's name with -sz]")
+@click.option("--else-full", is_flag=True, help="Fetch the full-size images in place of a copy that is not there.")
+@data_errors
+def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies: str, else_full: bool) -> None:
+    """Fetch a packed set from SOURCE, a folder or s3://bucket/prefix, to TARGET. May be stopped and called again."""
+    from train.data.fetch import fetch as fetch_sets
+    from train.data.fetch import size
+    from train.data.source import FetchError
+
+    from . import fetching
+
+    asked, target = _sizes(sizes), target.expanduser().absolute()
+
+    def say(text: str) -> None:
+        click.echo(text, err=True)
+
+    try:
+        found = fetching.parts(
+            source, target, [None] if asked is None else asked, index_only=index_only, copies=copies,
+            else_full=else_full, say=say,
+        )  # fmt: skip
+        with Bar(f"fetching {source}", size) as progress:
+            done = fetch_sets(found, progress=progress, say=say)
+    except FetchError as error:
+        raise ClusterError(str(error)) from error
+    rate = f" in {done.seconds:.1f} s ({done.came / 1e6 / done.seconds:.0f} MB/s)" if done.came else ""
+    click.echo(f"{target}: {size(done.came)} fetched{rate}, {size(done.there)} were there")
+
+
+@click.command()
+@click.argument("folder", type=click.Path(path_type=Path))
+@click.argument("place")
+@sizes_option
+@data_errors
+def put(folder: Path, place: str, sizes: str | None) -> None:
+    """Put a packed set into S3, at PLACE such as s3://my-bucket/data/imagenet. What is there already stays."""
+    from train.data.fetch import size
+    from train.data.source import FetchError
+
+    from . import fetching
+    from .backends.aws.s3 import put_set
+
+    counts = [0, 0]
+    for short in _sizes(sizes) or [None]:
+        mine, its = str(folder), place
+        if short is not None:
+            mine, its = fetching.beside(str(folder), "", short), fetching.beside(place, "", short)
+        try:
+            with Bar(f"putting {mine}", size) as progress:
+                done = put_set(Path(mine).expanduser(), its, progress)
+        except FetchError as error:
+            raise ClusterError(str(error)) from error
+        counts = [one + more for one, more in zip(counts, done, strict=True)]
+    click.echo(f"{place}: {counts[0]} files put there, {counts[1]} were there")
+
+
+COMMANDS = (fetch, put)

@@ -1,0 +1,166 @@
+"""Images that a job's machines fetch to their own disks before they train: from where, which of them, to where.
+
+`data fetch` on a machine and the plan at home mean the same by the same words: a set's copies lie beside it, in its
+name with -sz, at the source and at the target. What no phase reads is not fetched: of the full-size images then the
+index alone, which tells names and classes.
+"""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Self
+
+from train.data.fetch import PATIENCE, Part, size
+from train.data.pull import look, read_manifest
+from train.data.source import MANIFEST, SPLITS, FetchError, Folder, Manifest, Source
+from train.recipe import Recipe
+
+from .errors import BadInput, ClusterError
+from .spec import Spec
+
+SCHEME = "s3://"
+ON_RENTED = "~/.imgnet/data"  # on the fast disk, where there is one: infra/user_data.py
+FULL = "full"
+LOOK_SECONDS = 10.0  # for a plan
+
+
+def is_s3(place: str) -> bool:
+    """Whether a place is in S3."""
+    return place.startswith(SCHEME)
+
+
+def open_source(place: str) -> Source:
+    """Return a folder or a place in S3 as a source. Raises `ClusterError`."""
+    if is_s3(place):
+        from .backends.aws.s3 import S3
+
+        return S3(place)
+    return Folder(Path(place).expanduser().absolute())
+
+
+def beside(place: str, copies: str, short: int) -> str:
+    """Return where the copies of a short side lie."""
+    if not copies and not is_s3(place):
+        place = str(Path(place).expanduser().absolute())
+    return f"{copies.rstrip('/') if copies else place.rstrip('/') + '-sz'}/{short}"
+
+
+def parts(
+    source: str,
+    target: Path,
+    sizes: Sequence[int | None],
+    *,
+    index_only: bool = False,
+    copies: str = "",
+    else_full: bool = False,
+    say: Callable[[str], None] = print,
+) -> list[Part]:
+    """Return what is to be fetched: copies by short side, the smallest first, then the full-size images (None).
+
+    `index_only`: of those no images. `else_full`: they take the place of a copy that the source has not, aloud.
+    """
+    found, lacking = list[Part](), list[int]()
+    for short in sorted(one for one in sizes if one is not None):
+        there = open_source(beside(source, copies, short))
+        if else_full and look(there, f"{SPLITS[0]}/{MANIFEST}", PATIENCE) is None:
+            lacking.append(short)
+        else:
+            found.append(Part(there, Path(beside(str(target), "", short))))
+    if lacking:
+        names = ",".join(map(str, lacking))
+        say(f"{beside(source, copies, lacking[0])}: is not there; the full-size images are fetched in place of {names}")
+    if None in sizes or lacking:
+        full = Part(open_source(source), target, index_only and not lacking)
+        found = [full, *found] if full.index_only else [*found, full]
+    return found
+
+
+# --- jobs ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Away:
+    """What a job fetches: from `source`, and `copies` where they are not beside it, to `target` of each machine.
+
+    `manifests` by short side are what can be seen of it from here.
+    """
+
+    source: str
+    copies: str
+    target: Path
+    manifests: dict[int | None, dict[str, Manifest]]
+
+    @classmethod
+    def plan(cls, source: str, recipe: Recipe, copies: str, fetch: str, backend: str, offline: bool) -> Self:
+        """Work it out, and look at the source where it can be seen from here.
+
+        Raises `ClusterError` when nobody has said where to, or the source is no packed set.
+        """
+        if copies and backend == "local" and not is_s3(copies):
+            copies = str(Path(copies).expanduser().absolute())
+        found = cls(source, copies, target_of(source, fetch, backend), {})
+        try:
+            if backend == "local" or (backend == "aws" and is_s3(source) and not offline):
+                return replace(found, manifests=found._seen(recipe))
+        except FetchError as error:
+            raise ClusterError(str(error)) from error
+        with contextlib.suppress(FetchError, ClusterError):
+            if backend == "hosts":  # its machines may be allowed to what this computer is not
+                return replace(found, manifests=found._seen(recipe))
+        return found
+
+    def _seen(self, recipe: Recipe) -> dict[int | None, dict[str, Manifest]]:
+        found: dict[int | None, dict[str, Manifest]] = {None: _manifests(self.source)}
+        for short in recipe.copies:
+            with contextlib.suppress(FetchError):
+                found[short] = _manifests(beside(self.source, self.copies, short))
+        return found
+
+    @property
+    def images(self) -> int:
+        """How many images there are to train on, 0 when that is not known."""
+        return int(self.manifests[None]["train"].said["images"]) if self.manifests else 0
+
+    def note(self, recipe: Recipe) -> str:
+        """Return what is fetched in one line, with sizes where they are known."""
+        said = []
+        for short in (*recipe.copies, None):
+            lacking = [one for one in recipe.copies if self.manifests and one not in self.manifests]
+            index_only = short is None and not reads_full(recipe) and not lacking
+            splits = self.manifests.get(short, {}).values()
+            amount = sum(one.bytes for split in splits for one in split.wanted(index_only).values())
+            words = [size(amount)] if splits else []
+            words += ["index only"] if index_only else ["not there"] if short in lacking else []
+            said.append(f"{short or FULL}: {', '.join(words)}" if words else f"{short or FULL}")
+        return f"data: {'; '.join(said)}; fetched from {self.source} to {self.target} of each machine before it trains"
+
+
+def _manifests(place: str) -> dict[str, Manifest]:
+    there = open_source(place)
+    return {split: read_manifest(there, split, LOOK_SECONDS) for split in SPLITS}
+
+
+def target_of(source: str, fetch: str, backend: str) -> Path:
+    """Return the folder that a job's images are fetched to. Raises `BadInput` when nobody has said where."""
+    if not fetch and backend in ("local", "hosts"):
+        raise BadInput(f"{source}: is fetched to the machines' disks first; say where to: --fetch DIR")
+    folder = Path(fetch or ON_RENTED)
+    if backend == "local":
+        folder = folder.expanduser().absolute()
+    if not folder.is_absolute() and folder.parts[:1] != ("~",):
+        raise BadInput(f"--fetch {folder}: is on the machines; say an absolute path, such as {ON_RENTED}")
+    return folder / (source.removeprefix(SCHEME).rstrip("/").rpartition("/")[2] or "data")
+
+
+def reads_full(recipe: Recipe) -> bool:
+    """Whether a phase reads the full-size images; its validation reads what its training does."""
+    return any(phase.copy is None for phase in recipe.phases)
+
+
+def command(spec: Spec) -> list[str]:
+    """Return the words of our own command line that fetch a job's images on one of its machines."""
+    sizes = ",".join([FULL, *map(str, spec.recipe.copies)])
+    words = ["data", "fetch", spec.source, spec.data, "--sizes", sizes, "--else-full"]
+    words += [] if reads_full(spec.recipe) else ["--index-only"]
+    return words + (["--copies", spec.source_copies] if spec.source_copies else [])
