@@ -1,0 +1,220 @@
+"""`imgnet-cluster plan`: the schedule of a recipe, and what it would take and cost on machines that nobody has yet."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .command import output, print_json, schedule_options
+from .errors import BadInput
+
+if TYPE_CHECKING:
+    from train.forecast import Constants
+    from train.recipe import Recipe
+
+    from .backends import Shipped
+    from .forecasts import Row
+    from .plan import Plan
+
+
+def counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
+    """Return whole numbers above 0 that have commas between them, in ascending order. Fails as click's types do."""
+    if value is None:
+        return None
+    try:
+        found = sorted({int(one) for one in value.split(",")})
+    except ValueError:
+        found = [0]
+    if found[0] < 1:
+        raise click.BadParameter(f"{value!r} is not a number of machines, nor several such as 1,2,4,8")
+    return tuple(found)
+
+
+def select(recipe: str, only: tuple[str, ...]) -> list[Any]:
+    """Return the recipes of a file, those named if any are. Raises `BadInput`."""
+    from train.recipe_file import RecipeError
+    from train.recipe_file import select as choose
+
+    from . import jobs
+
+    try:
+        return choose(jobs.load_recipes(recipe), only)
+    except RecipeError as error:
+        raise BadInput(str(error)) from error
+
+
+def planned(recipe: Any, file: str, options: dict[str, Any], backend: str = "plan") -> Any:
+    """Return what a launch would do. Raises `ClusterError`."""
+    from . import jobs
+
+    return jobs.plan(recipe, recipe_file=file, backend=backend, **options)
+
+
+@click.command()
+@click.argument("recipe")
+@click.option(
+    "--machines", metavar="N,N", callback=counts, help="How many machines, or several numbers such as 1,2,4,8."
+)
+@schedule_options
+@click.option(
+    "--type", "types", multiple=True, metavar="TYPE", help="EC2 types, several with commas: a forecast on each."
+)
+@click.option("--epochs", type=click.IntRange(1), help="Forecast the first N.")
+@click.option(
+    "--trainer", type=click.Choice(["ours", "imagenet18"]), default="ours", show_default=True,
+    help="Whose constants; imagenet18 is the trainer of 2018.",
+)  # fmt: skip
+@click.option("--from", "job", metavar="JOB", help="Take the constants that JOB measured instead of presets.")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="PNG", help="Draw minutes and dollars over machines.")
+@click.option("--cheapest", "how", flag_value="cheapest", help="Choose the cheapest row, and show how to launch it.")
+@click.option("--fastest", "how", flag_value="fastest", help="Choose the fastest.")
+@click.option("--within", metavar="30min|40$", help="Choose the cheapest within a time, the fastest within a price.")
+@output
+def plan(
+    recipe: str,
+    machines: tuple[int, ...] | None,
+    types: tuple[str, ...],
+    epochs: int | None,
+    trainer: str,
+    job: str | None,
+    plot: Path | None,
+    how: str | None,
+    within: str | None,
+    output: str,
+    only: tuple[str, ...],
+    **options: Any,
+) -> None:
+    """Show what RECIPE would do: its rows with global batch, rate and steps. Starts nothing.
+
+    On several --machines, or with --type: minutes, dollars, what takes them, and where more machines stop being worth
+    it, for each. Prices are on demand, as shipped; nobody is asked.
+    """
+    from . import forecasts
+
+    if how and within:
+        raise BadInput(f"--{how} and --within both choose; say one")
+    if job and trainer != "ours":
+        raise BadInput("--from and --trainer both say whose constants; say one")
+    most = forecasts.limit(within) if within else None
+    names = tuple(one for some in types for one in some.split(",") if one)
+    asked = bool(names or epochs or job or plot or how or within or trainer != "ours" or len(machines or ()) > 1)
+    shown: list[dict[str, Any]] = []
+    for one in select(recipe, only):
+        if not asked:
+            shown += _alone(one, recipe, machines, options, output)
+            continue
+        found, notes = _rows(one, recipe, machines, names, epochs, trainer, job, options)
+        chosen = forecasts.choose(found, how or "within", most) if how or within else None
+        more = {"only": only, **{name: value for name, value in options.items() if (name, value) != ("scale", 1.0)}}
+        command = forecasts.launch_words(chosen, recipe, more) if chosen else ""
+        if plot:
+            _draw(plot, one.name, found)
+        shown += [_json(row) | _choice(row, chosen, command) for row in found]
+        if output == "table":
+            _show(found, notes, chosen, command, plot)
+    if output == "json":
+        print_json(shown[0] if len(shown) == 1 else shown)
+
+
+def _alone(
+    recipe: "Recipe", file: str, machines: tuple[int, ...] | None, options: dict[str, Any], output: str
+) -> list[dict[str, Any]]:
+    """The plan as it is, and its forecast on the first of the recipe's types that there is."""
+    from train.forecast import OURS
+
+    from . import forecasts, view, view_forecast
+
+    one: Plan = planned(recipe, file, {**options, "machines": machines[0] if machines else None})
+    kind, row = forecasts.first_known(recipe.types), None
+    if kind and one.spec.procs == kind.gpus:
+        (row,) = forecasts.rows(lambda count, procs: one, [kind], [one.spec.machines], OURS)
+    if output == "table":
+        view.show_plan(one)
+        if row:
+            view_forecast.show_line(row)
+    return [_json(row) if row else _plain(one)]
+
+
+def _rows(
+    recipe: "Recipe", file: str, machines: tuple[int, ...] | None, names: tuple[str, ...], epochs: int | None,
+    trainer: str, job: str | None, options: dict[str, Any],
+) -> tuple[list["Row"], list[str]]:  # fmt: skip
+    """Return the rows of a forecast, and what a person should know of them. Raises `ClusterError`."""
+    from train.forecast import TRAINERS
+
+    from . import forecasts, jobs
+
+    ran = jobs.find(job) if job else None
+    constants = forecasts.measured_by(ran.name, ran.result) if ran else TRAINERS[trainer]
+    kinds: list[Shipped] = [forecasts.known(one) for one in dict.fromkeys(names)]
+    if not kinds:
+        first = forecasts.card_of(ran.spec) if ran else forecasts.first_known(recipe.types)
+        if first is None:
+            raise BadInput(f"{recipe.name}: names no type of machine that is known; say one: --type p4d.24xlarge")
+        kinds = [first]
+    found, notes = list["Row"](), list[str]()
+    for kind in kinds:
+        own: Constants = constants
+        if ran:
+            own, note = forecasts.for_card(constants, forecasts.card_of(ran.spec), kind)
+            notes += [note] if note else []
+
+        def make(count: int, procs: int) -> "Plan":
+            part = forecasts.cut(recipe, count, epochs)
+            more = {**options, "machines": count, "procs": options.get("procs") or procs}
+            made: Plan = planned(part, file, more)
+            return replace(made, spec=replace(made.spec, backend="plan"))
+
+        found += forecasts.rows(make, [kind], machines or (recipe.machines,), own)
+        notes += [f"{kind.name}: {kind.gone}; for comparison only"] if kind.gone else []
+    return found, notes
+
+
+def _plain(one: "Plan") -> dict[str, Any]:
+    return {
+        "recipe": one.spec.recipe.name,
+        "machines": one.spec.machines,
+        "gpus": one.spec.gpus,
+        "images": one.schedule.images,
+        "phases": one.schedule.table(),
+        "steps": one.schedule.steps,
+        "notes": list(one.notes),
+    }
+
+
+def _json(row: "Row") -> dict[str, Any]:
+    return {**_plain(row.plan), **row.to_json()}
+
+
+def _choice(row: "Row", chosen: "Row | None", command: str) -> dict[str, Any]:
+    return {} if chosen is None else {"chosen": row is chosen, **({"launch": command} if row is chosen else {})}
+
+
+def _draw(path: Path, name: str, found: "list[Row]") -> None:
+    from . import forecasts, picture
+
+    minutes, dollars = dict[str, list[tuple[float, float]]](), dict[str, list[tuple[float, float]]]()
+    for kind, some in forecasts.by_type(found).items():
+        minutes[kind] = [(one.machines, one.minutes) for one in some if one.minutes is not None]
+        costs = [(one.machines, one.dollars(one.minutes)) for one in some]
+        dollars[kind] = [(count, cost) for count, cost in costs if cost is not None]
+    if not any(minutes.values()):
+        raise BadInput("--plot: there is no forecast that could be drawn")
+    picture.draw(path, f"{name}: the forecast, with boot and set-up", minutes, dollars)
+
+
+def _show(found: "list[Row]", notes: list[str], chosen: "Row | None", command: str, plot: Path | None) -> None:
+    from . import view, view_forecast
+
+    if len(found) == 1:
+        view.show_plan(found[0].plan)
+        view_forecast.show_phases(found[0])
+    else:
+        view_forecast.show_rows(found)
+    for note in notes:
+        click.echo(f"note: {note}")
+    if plot:
+        click.echo(f"drawn: {plot}")
+    if chosen:
+        view_forecast.show_choice(chosen, command)

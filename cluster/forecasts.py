@@ -1,0 +1,246 @@
+"""What a recipe would take and cost on several types and numbers of machines; which to take; what a run says of it."""
+
+import math
+import re
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+from typing import Any
+
+from train.forecast import OURS, Constants, Forecast, compare, efficiency, forecast, measured
+from train.recipe import Recipe
+
+from . import backends
+from .backends import Shipped
+from .errors import BadInput, ClusterError
+from .plan import Plan
+from .spec import Spec
+
+KNEE = 0.2  # a doubling of the machines that saves less of the time is not worth it
+COUNTS = {1: "one", 2: "two", 4: "four", 8: "eight", 16: "sixteen", 32: "thirty-two", 64: "sixty-four"}
+Result = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A number of machines of one type: what a launch would plan there, and its forecast, None: nobody knows.
+
+    `share` is what a machine trains in a second beside one of the first row of its type.
+    """
+
+    kind: Shipped
+    plan: Plan
+    forecast: Forecast | None
+    share: float | None = None
+
+    @property
+    def machines(self) -> int:
+        """How many."""
+        return self.plan.spec.machines
+
+    @property
+    def epochs(self) -> int | None:
+        """After how many epochs the recipe's source had met its target, None: it does not say, or fewer are planned."""
+        reached = self.plan.spec.recipe.reached
+        return reached if reached and reached <= len(self.plan.schedule.epochs) else None
+
+    @property
+    def minutes(self) -> float | None:
+        """Of the whole run, from renting to the end."""
+        return self.forecast.minutes if self.forecast else None
+
+    @property
+    def to_target(self) -> float | None:
+        """Minutes until the target; of the whole run where that is not known."""
+        return self.forecast.until(self.epochs) / 60 if self.forecast else None
+
+    def dollars(self, minutes: float | None) -> float | None:
+        """What so many minutes cost on demand, None: the price is not known."""
+        price = self.kind.on_demand
+        return None if price is None or minutes is None else self.machines * price * minutes / 60
+
+    def to_json(self) -> dict[str, Any]:
+        """Return it as plain data. The price of spot machines is nobody's to know beforehand."""
+        told = self.forecast and {
+            **self.forecast.to_json(),
+            "dollars": {"on_demand": self.dollars(self.minutes), "spot": None},
+            "target": {
+                "epochs": self.epochs, "minutes": self.to_target, "dollars": self.dollars(self.to_target),
+            },
+            "efficiency": self.share,
+        }  # fmt: skip
+        return {"type": self.kind.name, "gone": self.kind.gone, "forecast": told}
+
+
+def known(name: str) -> Shipped:
+    """Return a type of machine. Raises `BadInput` when nothing is known of it."""
+    found = backends.shipped(name)
+    if found is None:
+        raise BadInput(f"--type {name}: is not in the shipped table; what there is: imgnet-cluster offers")
+    return found
+
+
+def first_known(types: Sequence[str]) -> Shipped | None:
+    """Return the first type of a recipe that can be rented, as far as is known here."""
+    found = (backends.shipped(name) for name in types)
+    return next((one for one in found if one and not one.gone), None)
+
+
+def cut(recipe: Recipe, machines: int, epochs: int | None) -> Recipe:
+    """Return the first epochs of the recipe's table for so many machines. Raises `BadInput` when it has fewer."""
+    if epochs is None:
+        return recipe
+    whole = recipe.at(machines)
+    if epochs > whole.epochs:
+        raise BadInput(f"--epochs {epochs}: {recipe.name} has {whole.epochs} on {machines} machines")
+    some = [one for one in whole.phases if one.epochs[0] < epochs]
+    phases = [replace(one, epochs=(one.epochs[0], min(one.epochs[1], epochs))) for one in some]
+    return replace(whole, tables={}, phases=phases)
+
+
+def rows(
+    make: Callable[[int, int], Plan], kinds: Sequence[Shipped], counts: Sequence[int], constants: Constants
+) -> list[Row]:
+    """Return a row for each type and number of machines; `make` plans for (machines, processes of each)."""
+    found = []
+    for kind in kinds:
+        mine = [Row(kind, plan, _forecast(plan, kind, constants)) for plan in (make(one, kind.gpus) for one in counts)]
+        told = [(one.machines, one.forecast) for one in mine if one.forecast]
+        shares = iter(efficiency(told))
+        found += [replace(one, share=next(shares)) if one.forecast else one for one in mine]
+    return found
+
+
+def _forecast(plan: Plan, kind: Shipped, constants: Constants) -> Forecast | None:
+    spec = plan.spec
+    return forecast(
+        plan.schedule, gpus=spec.procs, gpu=kind.gpu, gbit=kind.gbit, machines=spec.machines, vcpus=kind.vcpus,
+        constants=constants,
+    )  # fmt: skip
+
+
+# --- which to take --------------------------------------------------------------------------------------------------
+
+
+def knee(found: Sequence[Row]) -> str:
+    """Return one sentence about where more machines of a type stop being worth it, "" where that cannot be told."""
+    mine = sorted((one for one in found if one.to_target), key=lambda one: one.machines)
+    gain = 0.0
+    for one, more in pairwise(mine):
+        before, after = one.to_target or 0.0, more.to_target or 0.0
+        gain = 1 - after / before
+        if 1 - (after / before) ** (1 / math.log2(more.machines / one.machines)) < KNEE:
+            count = more.machines - one.machines
+            word = f"a second {COUNTS[count]}" if count == one.machines and count in COUNTS else f"{count} more"
+            buy = f"buy{'s' * (count == 1)} {100 * gain:.0f} %" if gain > 0 else f"take{'s' * (count == 1)} longer"
+            return f"{one.machines} machine{'s' * (one.machines > 1)}: {word} {buy}"
+    if len(mine) < 2:
+        return ""
+    return f"no knee up to {mine[-1].machines} machines: the last {mine[-1].machines - mine[-2].machines} buy " + (
+        f"{100 * gain:.0f} %"
+    )
+
+
+def limit(text: str) -> tuple[str, float]:
+    """Return what `--within` asks for: ("minutes", 30.0) of 30min, or ("dollars", 40.0) of 40$. Raises `BadInput`."""
+    found = re.fullmatch(r"(\$?)(\d+(?:\.\d+)?)(min|h|\$)?", text.strip())
+    if not found or bool(found[1]) == bool(found[3]) or float(found[2]) <= 0:
+        raise BadInput(f"--within {text}: say a time or a price, such as 30min, 2h or 40$")
+    value, unit = float(found[2]), found[1] or found[3]
+    return ("dollars", value) if unit == "$" else ("minutes", value * (60 if unit == "h" else 1))
+
+
+def choose(found: Sequence[Row], how: str, most: tuple[str, float] | None = None) -> Row:
+    """Return the row that is "cheapest", "fastest", or "within" (`limit`) minutes the cheapest, dollars the fastest.
+
+    Prices are on demand; what nobody can rent any more is not chosen. Raises `ClusterError` when there is none.
+    """
+    left = [one for one in found if one.forecast and not one.kind.gone]
+    if how == "within" and most:
+        left = [one for one in left if _cost(one, most[0]) <= most[1]]
+        if not left:
+            raise ClusterError(f"no row is within {most[1]:g} {most[0]}; {_best(found, most[0])}")
+        how = "cheapest" if most[0] == "minutes" else "fastest"
+    if not left:
+        raise ClusterError("nothing can be chosen: no row has a forecast on machines that can be rented")
+    if how == "cheapest":
+        priced = [one for one in left if one.kind.on_demand is not None]
+        if not priced:
+            raise ClusterError("no row has a known price; take --fastest, or a type with one: imgnet-cluster offers")
+        return min(priced, key=lambda one: (_cost(one, "dollars"), one.minutes))
+    return min(left, key=lambda one: (one.minutes or math.inf, _cost(one, "dollars")))
+
+
+def _cost(one: Row, what: str) -> float:
+    """Minutes or dollars of the whole run, infinite where they are not known."""
+    found = one.minutes if what == "minutes" else one.dollars(one.minutes)
+    return math.inf if found is None else found
+
+
+def _best(found: Sequence[Row], what: str) -> str:
+    left = [_cost(one, what) for one in found if not one.kind.gone]
+    least = min(left, default=math.inf)
+    return f"the least is {least:.3g}" if math.isfinite(least) else "none is known"
+
+
+def launch_words(row: Row, recipe: str, options: Mapping[str, Any]) -> str:
+    """Return the command that launches a row; `options` are those of plan that launch has too."""
+    words = ["imgnet-cluster", "launch", "--machines", str(row.machines), "--type", row.kind.name]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        for one in value if isinstance(value, tuple) else [value]:
+            words += [option] if one is True else [option, str(one)] if one not in (None, False) else []
+    return shlex.join([*words, recipe])
+
+
+def by_type(found: Sequence[Row]) -> dict[str, list[Row]]:
+    """Return the rows of each type."""
+    return {name: list(some) for name, some in groupby(found, key=lambda one: one.kind.name)}
+
+
+# --- constants, and what a run says of them -------------------------------------------------------------------------
+
+
+def measured_by(name: str, result: Result | None) -> Constants:
+    """Return the constants that a job measured. Raises `BadInput` when there are none."""
+    if not result or result.get("state") != "done":
+        raise BadInput(f"--from {name}: is not done; it has measured nothing that a forecast could be made from")
+    try:
+        kept = result.get("constants")
+        return Constants.from_json(kept) if kept else measured(result, name)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"--from {name}: its result.json does not say enough ({error})") from error
+
+
+def card_of(spec: Spec) -> Shipped:
+    """Return the kind of machine that a job ran on; of machines that are not rented only what the job says itself."""
+    places = (spec.cloud or {}).get("places") or []
+    found = backends.shipped(places[0]["type"]) if places else None
+    return found or Shipped(f"as {spec.name}'s", spec.procs, "", 1e9, None, None if spec.cloud else 0.0)
+
+
+def for_card(constants: Constants, job: Shipped, kind: Shipped) -> tuple[Constants, str]:
+    """Return a job's constants as they hold on a kind of machine, and a line where a part of them does not: speeds
+    are those of its card, and seconds of the loader those of its processors.
+    """
+    if not job.gpu or job.gpu == kind.gpu:
+        return constants, ""
+    preset = replace(OURS, source=f"{constants.source}, presets for {kind.gpu}", epoch=constants.epoch,
+                     switch=constants.switch, start=constants.start, setup=constants.setup)  # fmt: skip
+    return preset, f"{constants.source} ran on {job.gpu}: the speed of {kind.gpu} is the preset's"
+
+
+def after(kept: Mapping[str, Any] | None, result: Result) -> dict[str, Any]:
+    """Return what a job's result says beside the rest: the forecast made at its launch, that beside what the run took,
+    and the constants it measured. Nothing of a run that is not done, or says too little.
+    """
+    if result.get("state") != "done":
+        return {}
+    try:
+        found: dict[str, Any] = {"constants": measured(result).to_json()}
+        if kept:
+            found |= {"forecast": dict(kept), "against": compare(kept, result)}
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return {}
+    return found

@@ -1,0 +1,101 @@
+"""A picture of a forecast: minutes and dollars over the number of machines, a line for each type. Drawn with Pillow."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import BadInput
+
+if TYPE_CHECKING:
+    from PIL.ImageDraw import ImageDraw
+
+Points = Sequence[tuple[float, float]]
+WIDTH, HEIGHT, LEFT, RIGHT, TOP, GAP, BOTTOM = 960, 800, 90, 30, 70, 84, 76
+COLOURS = ("#1f6fb4", "#d1495b", "#2a9d5c", "#e08e0b", "#7b4fa3", "#444444")  # apart also without red or green
+INK, GRID, PAPER = "#222222", "#dddddd", "#ffffff"
+
+
+def draw(path: Path, title: str, minutes: Mapping[str, Points], dollars: Mapping[str, Points]) -> None:
+    """Write the picture: two panels over the same machines, which are doublings. Raises `BadInput`, `OSError`."""
+    from PIL import Image, ImageDraw
+
+    if path.suffix.lower() != ".png":
+        raise BadInput(f"--plot {path}: the name of a picture ends in .png")
+    image = Image.new("RGB", (WIDTH, HEIGHT), PAPER)
+    pen = ImageDraw.Draw(image)
+    pen.text((LEFT, 22), title, INK, font=font(20))
+    machines = sorted({x for line in minutes.values() for x, _ in line})
+    high = (HEIGHT - TOP - GAP - BOTTOM) / 2
+    colours = {name: COLOURS[place % len(COLOURS)] for place, name in enumerate(minutes)}
+    panel(pen, TOP, high, "minutes", machines, minutes, colours)
+    panel(pen, TOP + high + GAP, high, "dollars, on demand", machines, dollars, colours)
+    pen.text((WIDTH / 2, HEIGHT - 18), "machines", INK, font=font(15), anchor="mm")
+    image.save(path)
+
+
+def font(size: int) -> Any:
+    """Return Pillow's own font."""
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size)
+
+
+def ticks(most: float) -> list[float]:
+    """Return round values from 0 to the first that is not below `most`, about five of them."""
+    step = 10 ** math.floor(math.log10(most / 4)) if most > 0 else 1.0
+    step *= next(one for one in (1, 2, 2.5, 5, 10) if one * step * 5 >= most)
+    return [step * number for number in range(math.ceil(most / step - 1e-9) + 1)]
+
+
+def panel(
+    pen: "ImageDraw", top: float, high: float, name: str, machines: Sequence[float], lines: Mapping[str, Points],
+    colours: Mapping[str, str],
+) -> None:  # fmt: skip
+    """Draw one panel: its frame, grid, lines with their values, and the names of the lines."""
+    known = [y for line in lines.values() for _, y in line]
+    scale, foot = ticks(1.08 * max(known, default=1.0)), top + high  # room for a value above the highest point
+    first, last = math.log2(machines[0]), math.log2(machines[-1])
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        share = (math.log2(x) - first) / (last - first) if last > first else 0.5
+        across = LEFT + 30 + share * (WIDTH - LEFT - RIGHT - 60)
+        return across, foot - high * y / scale[-1]
+
+    for value in scale:
+        _, y = place(machines[0], value)
+        pen.line([(LEFT, y), (WIDTH - RIGHT, y)], GRID)
+        pen.text((LEFT - 10, y), f"{value:g}", INK, font=font(14), anchor="rm")
+    for count in machines:
+        x, _ = place(count, 0)
+        pen.line([(x, foot), (x, foot + 5)], INK)
+        pen.text((x, foot + 30), f"{count:g}", INK, font=font(14), anchor="mm")
+    pen.line([(LEFT, top), (LEFT, foot), (WIDTH - RIGHT, foot)], INK)
+    pen.text((LEFT, top - 14), name if known else f"{name}: no price is known", INK, font=font(15), anchor="lm")
+    for line, points in lines.items():
+        spots = [place(*one) for one in points]
+        if len(spots) > 1:
+            pen.line(spots, colours[line], width=3, joint="curve")
+        for (x, y), (count, value) in zip(spots, points, strict=True):
+            pen.ellipse([x - 5, y - 5, x + 5, y + 5], colours[line])
+            others = [one[1] for some in lines.values() for one in some if one[0] == count]
+            if value in (max(others), min(others)):  # the outer ones: what stands between would be written over
+                low = foot + 15 if y + 26 > foot else y + 16  # not through the axis
+                pen.text(
+                    (x, low if value < max(others) else y - 15),
+                    f"{value:.3g}",
+                    colours[line],
+                    font=font(13),
+                    anchor="mm",
+                )
+    legend(pen, top, {line if lines[line] else f"{line} (unknown price)": colours[line] for line in lines})
+
+
+def legend(pen: "ImageDraw", top: float, names: Mapping[str, str]) -> None:
+    """Write the names of the lines in their colours above a panel, to the right."""
+    right = float(WIDTH - RIGHT)
+    for name, colour in reversed(list(names.items())):
+        width = pen.textlength(name, font=font(14))
+        pen.text((right, top - 14), name, colour, font=font(14), anchor="rm")
+        pen.ellipse([right - width - 16, top - 18, right - width - 8, top - 10], colour)
+        right -= width + 34
