@@ -14,7 +14,7 @@ from .files import one_line
 from .options import Options, parse
 from .recipe import Recipe
 from .recipe_file import RecipeError, load, select
-from .report import Expected, Report
+from .report import Expected, Lost, Report
 
 # Read by libgomp when torch is loaded. Its threads would spin 300,000 times at a barrier, and where another process
 # wants the same processors they spin while the one they wait for cannot run: steps 4 times slower and more (LOG.md).
@@ -91,9 +91,9 @@ def be_one(options: Options, recipe: Recipe, dataset: Any = None) -> int:
 
     try:
         return run.run(options, recipe, report, dataset)
-    except (Expected, DataError, OSError) as error:
+    except (Expected, Lost, DataError, OSError) as error:
         print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
-        report.fail(one_line(error), "final")
+        report.fail(one_line(error), "own" if isinstance(error, Lost) else "final")
         sys.stderr.flush()
         os._exit(1)  # peers may be in a collective, loader processes alive: nothing here waits for them
 

@@ -10,7 +10,8 @@ from torch.nn.functional import cross_entropy
 
 from .data.loader import Batch
 from .distributed import Group, total
-from .metrics import Times, hits
+from .metrics import hits
+from .times import Times
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def evaluate(
     losses = torch.zeros(1, dtype=torch.float64, device=group.device)
     counts = torch.zeros(3, dtype=torch.int64, device=group.device)
     for _ in range(count):
-        start = times.begin()
+        times.begin("val")
         batch = times.wait(batches)
         inputs, labels = prepare(batch)
         with autocast():
@@ -52,7 +53,7 @@ def evaluate(
         losses += cross_entropy(scores, labels, reduction="sum")
         top1, top5 = hits(scores, labels)
         counts += torch.stack([top1, top5, torch.full_like(top1, len(labels))])
-        times.end(start, batch.images.shape, "val")
+        times.end("val", batch.images.shape)
         tick()
     model.train()
     loss = total(group, losses).item()

@@ -5,17 +5,24 @@ than chunks each takes several (gradient accumulation); a process without a chun
 through the first one with a share of 0, because its peers wait for it in the all-reduce.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from .cadence import validates
 from .data.index import Index
 from .data.loader import Key, Work
 from .data.order import permutation
-from .data.shapes import plan_rectangles, plan_square
+from .data.shapes import Shape, plan_rectangles, plan_square
+from .recipe import Phase
 from .schedule import Epoch, Schedule, split_step
+
+Plan = list[tuple[Shape, NDArray[np.int64]]]
 
 
 @dataclass(frozen=True)
@@ -56,19 +63,36 @@ class Feed:
     def views(self, epoch: Epoch) -> dict[str, list[Work]]:
         """The validation batches of this process by view: "square", and "rect" first where the phase asks for it."""
         phase = epoch.row.phase
-        index = self.indexes["val", None]
-        share = (phase.size, phase.batch, self.rank, self.world)
-        plans = {"rect": plan_rectangles(index.widths, index.heights, *share)} if phase.rect_val else {}
-        plans["square"] = plan_square(len(index), *share)
         return {
             view: [Work("val", phase.copy, ids, shape, epoch.number) for shape, ids in plan]
-            for view, plan in plans.items()
+            for view, plan in self.plans(phase).items()
         }
 
-    def works(self, first_epoch: int, first_step: int) -> Iterator[Work]:
-        """Everything from a position on: each epoch's training, then its validation."""
-        for epoch in self.schedule.epochs[first_epoch:]:
+    @cached_property
+    def _planned(self) -> dict[tuple[int, int, bool], dict[str, Plan]]:
+        return {}
+
+    def plans(self, phase: Phase) -> dict[str, Plan]:
+        """What `views` is made from. Made once for all epochs like this one: 50,000 rectangles take 60 ms."""
+        key = (phase.size, phase.batch, phase.rect_val)
+        if key not in self._planned:
+            index = self.indexes["val", None]
+            share = (phase.size, phase.batch, self.rank, self.world)
+            found = {"rect": plan_rectangles(index.widths, index.heights, *share)} if phase.rect_val else {}
+            self._planned[key] = {**found, "square": plan_square(len(index), *share)}
+        return self._planned[key]
+
+    def works(self, first_epoch: int, first_step: int, history: Sequence[Mapping[str, Any]] = ()) -> Iterator[Work]:
+        """Everything from a position on: each epoch's training, then its validation if it has one.
+
+        Whether it has one may depend on `history`, the rows of the epochs that are done, which grows meanwhile. We are
+        asked ahead of time: until it is known, validation is handed out, and whoever trains passes it over.
+        """
+        for place in range(first_epoch, len(self.schedule.epochs)):
+            epoch = self.schedule.epochs[place]
             yield from self.train(epoch, first_step)
-            for batches in self.views(epoch).values():
-                yield from batches
+            for work in chain.from_iterable(self.views(epoch).values()):
+                if validates(self.schedule, place, history) is False:
+                    break
+                yield work
             first_step = 0

@@ -2,14 +2,14 @@
 
 for each epoch: for each step: rate, chunks, one all-reduce, one update
                 about once a second: sums and questions over all processes (the only host sync)
-                batch-norm statistics averaged, validation, checkpoint
+                batch-norm statistics averaged, validation where it is due, checkpoint
 """
 
 import contextlib
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any
 
@@ -18,22 +18,26 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from . import checkpoint, distributed, exact, files, hparams, models, optim
+from . import checkpoint, distributed, exact, files, models, optim
+from .cadence import validates
 from .data.loader import Batch, Images, stream
 from .distributed import Group
 from .evaluate import Accuracy, evaluate
 from .feed import Feed
 from .ids import Ids
-from .metrics import Log, Meter, Network, Times
+from .metrics import Meter
+from .news import News
 from .options import Options
 from .recipe import Recipe
 from .report import Expected, Report
-from .result import Sums, epoch_row, stretch_values
+from .result import Sums, epoch_row
 from .schedule import Epoch
-from .warm import warm
+from .times import Times
+from .warm import compiled, shapes, warm
 
 LONGEST_STRETCH = 50  # steps between two looks at the sums
 LOOK_SECONDS = 1.0
+FORMAT = 2  # of a checkpoint's state
 MEAN, STD = (
     (0.485, 0.456, 0.406),
     (0.229, 0.224, 0.225),
@@ -67,21 +71,19 @@ class Trainer:
         if options.exact:
             exact.round_gradients(self.model)
         self.dtype = torch.float64 if options.exact else torch.float32
-        self.net: nn.Module = self.model
+        self.net: nn.Module = compiled(self.model) if recipe.model.compile and not options.exact else self.model
         self.optimizer = optim.build(self.model, recipe.optim)
         self.precision = distributed.precision(group.device)
         self.scaler = torch.amp.GradScaler(group.device.type, enabled=self.precision == torch.float16)
         self.mean, self.std = (torch.tensor(one, device=group.device).view(1, 3, 1, 1) * 255 for one in (MEAN, STD))
-        self.meter, self.times, self.network = (
-            Meter(group.device, LONGEST_STRETCH),
-            Times(group.device),
-            Network(),
-        )
+        self.meter, self.times = Meter(group.device, LONGEST_STRETCH), Times(group.device)
+        self.news = News(options, self.schedule, group, report, self.times)
+        self.warmed: set[tuple[int, ...]] = set()
         self.epoch, self.step, self.saved_at, self.hurried = 0, 0, time.monotonic(), False
         self.ids = Ids(options.notes, options.attempt, group.rank) if options.log_ids else None
         self.history: list[dict[str, Any]] = []
         self.sums, self.mark = Sums(), 0.0  # of this epoch
-        self.goodput = 0.0
+        self.goodput, self.where = 0.0, self.times.where()
 
     # --- where we stand, and going on from there -----------------------------------------------------------------
 
@@ -91,15 +93,20 @@ class Trainer:
         return self.schedule.steps_at(self.epoch, self.step)
 
     @property
+    def many(self) -> bool:
+        """Whether the net's gradients are summed over several processes."""
+        return self.group.world > 1
+
+    @property
     def images_seen(self) -> int:
         """Training images that all processes together took from the start of the run."""
         return self.schedule.images_at(self.epoch, self.step)
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree on with the run that goes on from it."""
+        """What a checkpoint must agree on with the run that goes on from it; not on being compiled."""
         return {
-            "recipe": self.recipe.to_json(),
+            "recipe": replace(self.recipe, model=replace(self.recipe.model, compile=False)).to_json(),
             "seed": self.feed.seed,
             "images": self.schedule.images,
             "gpus": self.schedule.gpus,
@@ -109,6 +116,7 @@ class Trainer:
     def state(self) -> dict[str, Any]:
         """Everything that a later attempt needs. Called on all processes: the batch-norm statistics are gathered."""
         return {
+            "format": FORMAT,
             "identity": files.plain(self.identity),
             "epoch": self.epoch,
             "step": self.step,
@@ -123,6 +131,8 @@ class Trainer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Go on from a checkpoint's state. Raises `Expected` when it belongs to another run."""
+        if state.get("format") != FORMAT:
+            raise Expected("the checkpoint is of another version of imgnet-cluster; go on with that, or --resume none")
         mine = files.plain(self.identity)
         for name in mine:
             if state["identity"][name] != mine[name]:
@@ -139,46 +149,48 @@ class Trainer:
 
     def save(self, wait: bool = False) -> None:
         """Write a checkpoint of this moment in the background; later, while the last is being written, or `wait`."""
-        state = self.state()
-        if self.group.first and (wait or not self.saver.busy):
-            self.saver.save(self.steps_done, state)
-            self.saved_at = time.monotonic()
+        with self.times.within("checkpoints"):
+            state = self.state()
+            if self.group.first and (wait or not self.saver.busy):
+                self.saver.save(self.steps_done, state)
+                self.saved_at = time.monotonic()
 
     # --- the run -------------------------------------------------------------------------------------------------
 
     def train(self, images: Images, workers: int) -> None:
         """Carry the schedule out from where we stand. Raises `Asked`, `Diverged`, `Expected`, `OSError` (disk full)."""
         if self.group.first:
-            attempt = self.options.attempt
-            self.saver = checkpoint.Saver(self.options.out / "checkpoints" / f"{attempt:06d}")
-            self.log = Log(self.options.notes, attempt, self.images_seen, self.schedule.steps)
-            hparams.begin(self.log.board, hparams.flat(self.schedule, self.group.world))
-        phases = [epoch.row.phase for epoch in self.schedule.epochs[self.epoch :]]
-        largest = max((3 * one.batch * one.size**2 for one in phases), default=1)
-        batches = stream(images, self.feed.works(self.epoch, self.step), workers, self.group.device, largest)
+            self.saver = checkpoint.Saver(self.options.out / "checkpoints" / f"{self.options.attempt:06d}")
+        self.news.begin(self.images_seen)
+        ahead = self.schedule.epochs[self.epoch :]
+        largest = max((3 * one.row.phase.batch * one.row.phase.size**2 for one in ahead), default=1)
+        works = self.feed.works(self.epoch, self.step, self.history)
+        batches = stream(images, works, workers, self.group.device, largest)
         epochs = self.schedule.epochs[-1].number + 1
         self.report.say("warming", steps=self.schedule.steps, step=self.steps_done, epochs=epochs)
         if self.group.world > 1:
             # Nothing is copied from rank 0: the weights are the same by seed or checkpoint, the statistics are not.
             self.net = DistributedDataParallel(
-                self.model, forward_sync_buffers=False, init_sync=False, gradient_as_bucket_view=True
+                self.net, forward_sync_buffers=False, init_sync=False, gradient_as_bucket_view=True
             )
             if self.options.exact:
                 self.net.register_comm_hook(None, exact.plain_sum)
-        if phases:  # else a run that was killed between its last save and its result
-            shapes = dict.fromkeys((one.batch, one.size) for one in phases)
-            warm(self.net, self.optimizer, list(shapes), self.group.device, self.autocast, self.report.tick)
+        if ahead:  # else a run that was killed between its last save and its result
+            train, val = shapes(self.feed, ahead)
+            warm(self.net, self.model, train, val, self.group.device, self.autocast, self.report.tick)
+            self.warmed = {*train, *val}
             batches = chain([next(batches)], batches)  # the loader's start belongs to the warm-up, not to a step
-        for epoch in self.schedule.epochs[self.epoch :]:
+        self.times.start = self.times.start or self.report.so_far()
+        for epoch in ahead:
             self.one_epoch(epoch, batches)
-        self.goodput = self.times.goodput()
+        self.where, self.goodput = self.times.summary(), self.times.goodput()
         if self.group.first:
             self.saver.wait()
-            hparams.end(self.log.board)
-            self.log.close()
+        self.news.end(self.where, self.goodput)
 
     def one_epoch(self, epoch: Epoch, batches: Iterator[Batch]) -> None:
         """Train, validate and save one epoch, or what is left of it."""
+        self.times.begin_epoch(epoch.number + 1)
         self.mark, stretch = time.perf_counter(), 1
         for step in range(self.step, epoch.steps):
             begun = time.perf_counter()
@@ -190,10 +202,11 @@ class Trainer:
                 self.hurried = True
                 distributed.hurry(self.group, time.perf_counter() - begun)
         distributed.average_statistics(self.group, self.model)
-        found = self.validate(epoch, batches)
-        self.history.append(epoch_row(epoch, self.sums, found, time.perf_counter() - self.mark))
+        found = self.validate(epoch, batches) if validates(self.schedule, self.epoch, self.history) else {}
+        row = epoch_row(epoch, self.sums, found, time.perf_counter() - self.mark)
+        self.history.append(row | self.times.end_epoch())
         self.epoch, self.step, self.sums = self.epoch + 1, 0, Sums()
-        self.say_epoch(self.history[-1])
+        self.news.epoch(self.steps_done, self.images_seen, self.history[-1])
         self.save(wait=self.epoch == len(self.schedule.epochs))  # the last one is what the run leaves
 
     def one_step(self, epoch: Epoch, step: int, batches: Iterator[Batch]) -> None:
@@ -203,9 +216,10 @@ class Trainer:
         # DDP divides the summed gradients by the number of processes; the factor takes that back.
         factor = 1 if self.options.exact else self.group.world
         used: set[int] = set()
-        start = self.times.begin()
+        self.times.begin("train")
         for number in range(1, count + 1):
-            batch = self.times.wait(batches)
+            while (batch := self.times.wait(batches)).work.split != "train":
+                pass  # asked for before it was known that this validation is not due
             inputs, labels = self.prepare(batch)
             share = batch.work.share
             if self.ids and share:
@@ -226,16 +240,21 @@ class Trainer:
             self.report.tick()
         self.scaler.step(self.optimizer)
         self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=self.net is self.model)  # DDP's gradients are views of its buckets
-        self.times.end(start, (count, *batch.images.shape), "train")
+        self.optimizer.zero_grad(set_to_none=not self.many)  # DDP's gradients are views of its buckets
+        self.times.end("train", (count, *batch.images.shape))
         self.meter.end_step()
 
     def quiet(self, unless: bool) -> Any:
         """A context in which gradients are only added up here, not over the processes."""
-        return contextlib.nullcontext() if unless or self.net is self.model else self.net.no_sync()  # type: ignore[operator]
+        return contextlib.nullcontext() if unless or not self.many else self.net.no_sync()  # type: ignore[operator]
 
     def prepare(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """uint8 [n, h, w, 3] to normalised [n, 3, h, w] in channels-last memory, on the device."""
+        """uint8 [n, h, w, 3] to normalised [n, 3, h, w] in channels-last memory, on the device.
+
+        Kernels are searched for shapes that the warm-up has met, so for none again: a rest of few images takes what
+        cuDNN thinks best.
+        """
+        torch.backends.cudnn.benchmark = tuple(batch.images.shape[:3]) in self.warmed
         images = batch.images.to(self.group.device, non_blocking=True).permute(0, 3, 1, 2)
         labels = torch.from_numpy(batch.labels).to(self.group.device, non_blocking=True)
         return images.to(self.dtype).sub_(self.mean).div_(self.std), labels
@@ -267,12 +286,13 @@ class Trainer:
         now, images = time.perf_counter(), sum(epoch.images(step) for step in steps)
         sums = Sums(sum(losses), top1, top5, images, now - self.mark)
         self.sums, self.mark = self.sums + sums, now
-        self.say_stretch(epoch, sums, seconds, waited)
+        rate = epoch.rate(self.step - 1)
+        self.news.stretch(epoch, self.steps_done, self.images_seen, rate, sums, seconds, waited)
         if asked:
             self.save(wait=True)
             if first:
                 self.saver.wait()
-                self.log.close()
+            self.news.close()
             distributed.barrier(self.group)  # nobody leaves before the file is there
             raise Asked
         if save:
@@ -282,45 +302,13 @@ class Trainer:
     def validate(self, epoch: Epoch, batches: Iterator[Batch]) -> dict[str, Accuracy]:
         """Validate by every view the phase asks for."""
         self.report.say("validating")
-        images = len(self.feed.indexes["val", None])
-        found = {
-            view: evaluate(
-                self.group,
-                self.model,
-                batches,
-                len(works),
-                images,
-                self.prepare,
-                self.autocast,
-                self.times,
-                self.report.tick,
-            )
-            for view, works in self.feed.views(epoch).items()
-        }
+        images, hooks = len(self.feed.indexes["val", None]), (self.prepare, self.autocast, self.times, self.report.tick)
+        with self.times.within("validation"):
+            found = {
+                view: evaluate(self.group, self.model, batches, len(works), images, *hooks)
+                for view, works in self.feed.views(epoch).items()
+            }
         self.times.settle()
         if not all(math.isfinite(one.loss) for one in found.values()):
             raise Diverged(f"the validation loss is not a number after epoch {epoch.number + 1}; lower the rate")
         return found
-
-    def say_stretch(self, epoch: Epoch, sums: Sums, seconds: float, waited: float) -> None:
-        """Tell the agent and the log about the last steps."""
-        rate, speed = epoch.rate(self.step - 1), sums.images / sums.seconds
-        self.report.say(
-            "training",
-            often=True,
-            step=self.steps_done,
-            epoch=epoch.number + 1,
-            images_per_second=speed,
-            lr=rate,
-        )
-        if self.group.first:
-            values = stretch_values(epoch, sums, rate, self.recipe.optim.momentum, self.group.world)
-            values |= {"times/step_ms": 1000 * seconds, "times/data_ms": 1000 * waited}
-            values |= {"memory/gb": distributed.memory_gb(self.group.device), **self.network.rates()}
-            self.log.stretch(self.steps_done, self.images_seen, epoch.number + 1, values)
-
-    def say_epoch(self, row: dict[str, Any]) -> None:
-        """Tell the agent and the log about an epoch."""
-        self.report.say("training", top1=row["top1"], top5=row["top5"], step=self.steps_done)
-        if self.group.first:
-            self.log.epoch(self.steps_done, self.images_seen, row)

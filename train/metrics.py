@@ -1,12 +1,9 @@
-"""What a run measures of itself: sums on the device, times by shape, TensorBoard, JSON lines. No sync in a step."""
+"""What a run measures of itself, but for times: sums on the device, network, TensorBoard, JSON lines."""
 
 import json
-import statistics
 import time
-from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.tensorboard import SummaryWriter
@@ -15,8 +12,6 @@ from . import text
 from .files import finite
 
 PRINT_SECONDS = 10.0  # between two lines of text
-Item = TypeVar("Item")
-Shape = tuple[int, ...]
 
 
 def hits(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -48,90 +43,6 @@ class Meter:
         self.losses.zero_()
         self.hits.zero_()
         self.steps = 0
-
-
-class Times:
-    """How long each training step and validation batch takes, by shape, and how much of it is waiting for its images.
-
-    A step is a whole one, from asking for its images to its end, as the systems of 2018 logged it. On a GPU it is
-    timed by events on the GPU's own clock, read at `settle`, when the host waits anyway.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self.cuda = device.type == "cuda"
-        self.by_shape: dict[str, list[float]] = defaultdict(list)
-        self.waits: list[float] = []
-        self.recent: list[float] = []
-        self.first: float | None = None
-        self.waited = 0.0  # seconds for images, all in all
-        self.before = 0.0  # seconds from the first step to the last of earlier attempts
-        self._open: list[tuple[str, Any, Any]] = []
-
-    def wait(self, batches: Iterator[Item]) -> Item:
-        """Take the next batch and note how long that took."""
-        start = time.perf_counter()
-        batch = next(batches)
-        self.waits.append(time.perf_counter() - start)
-        self.waited += self.waits[-1]
-        return batch
-
-    def _now(self) -> Any:
-        if not self.cuda:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
-        return event
-
-    def begin(self) -> Any:
-        """Return a mark for `end`."""
-        if self.first is None:
-            self.first = time.perf_counter()
-        return self._now()
-
-    def end(self, start: Any, shape: Shape, kind: str) -> None:
-        """Note the time since the mark under a shape."""
-        self._open.append((f"{kind} {' '.join(map(str, shape))}", start, self._now()))
-
-    def settle(self) -> None:
-        """Turn the marks of the past stretch into seconds. On a GPU waits for it."""
-        if self.cuda and self._open:
-            self._open[-1][2].synchronize()
-        for key, start, end in self._open:
-            seconds = start.elapsed_time(end) / 1000 if self.cuda else end - start
-            self.by_shape[key].append(seconds)
-            if key.startswith("train"):
-                self.recent.append(seconds)
-        self._open.clear()
-
-    def stretch(self) -> tuple[float, float]:
-        """Return the median seconds of a training step and of a wait since the last call."""
-        middle = [statistics.median(one) if one else 0.0 for one in (self.recent, self.waits)]
-        self.recent.clear()
-        self.waits.clear()
-        return middle[0], middle[1]
-
-    @property
-    def wall(self) -> float:
-        """Seconds from the first step until now, those of earlier attempts added."""
-        return self.before + (time.perf_counter() - self.first if self.first is not None else 0.0)
-
-    def seconds(self, kind: str) -> float:
-        """Seconds of all steps of one kind, "train" or "val"."""
-        return sum(sum(one) for key, one in self.by_shape.items() if key.startswith(kind))
-
-    def goodput(self) -> float:
-        """Every step and validation batch at the median time of its shape, over the wall time from first to last."""
-        useful = sum(len(one) * statistics.median(one) for one in self.by_shape.values() if one)
-        return min(1.0, useful / self.wall) if self.wall else 0.0
-
-    def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps."""
-        return {"by_shape": dict(self.by_shape), "wall": self.wall, "waited": self.waited}
-
-    def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's numbers."""
-        self.by_shape = defaultdict(list, {key: list(one) for key, one in state["by_shape"].items()})
-        self.before, self.waited = state["wall"], state["waited"]
 
 
 class Network:
@@ -195,7 +106,9 @@ class Log:
     def epoch(self, step: int, images: int, row: dict[str, Any]) -> None:
         """Note an epoch's row of the result; what it says of the validation is drawn as val/..."""
         names = {
-            name: name.removeprefix("val_") for name in row if name.startswith(("val_", "top")) and "images" not in name
+            name: name.removeprefix("val_")
+            for name in row
+            if name.startswith(("val_", "top")) and "images" not in name and row[name] is not None
         }
         self.scalars(images, {f"val/{short}": row[name] for name, short in names.items()})
         self.line("epoch", step=step, images=images, **row)

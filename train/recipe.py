@@ -23,6 +23,7 @@ from typing import Any, Self
 
 MODELS = ("resnet10_tiny", "resnet10_cifar", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 SHAPES = ("linear", "cosine", "polynomial", "gradual_warmup", "constant_warmup")
+CADENCES = ("each", "last", "near", "never")
 REFERENCE_BATCH = 256  # Goyal et al. 2017, section 2.1: rates are compared per 256 images
 MACHINE_TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")  # p4d.24xlarge
 
@@ -57,7 +58,9 @@ class Phase:
     `epochs` (start, end), end excluded; `size` the side of the square crop in pixels; `batch` images per GPU; `lr` a
     number, or (first step's, last step's) joined by `shape`; `min_scale` the smallest part of an image's area that a
     crop may take; `copy` the short side in pixels of the prepared copy to read, None for the full-size images;
-    `rect_val` validates on whole rectangles, with the square centre crop beside it.
+    `rect_val` validates on whole rectangles, with the square centre crop beside it; `validate` says after which epochs:
+    "each", the phase's "last", "never", or "near": once the recipe's target is near (train/cadence.py). The run's last
+    epoch is validated in any case. `reached`: after so many epochs the recipe's source had met the target.
 
     Shapes: "linear" per step, "cosine" (half a period), "polynomial" (power 2: LARS), and Goyal et al. 2017, section
     2.2: "gradual_warmup" ramps from lr / k to lr and "constant_warmup" holds lr / k, where k = global batch / 256.
@@ -71,6 +74,8 @@ class Phase:
     min_scale: float = 0.08
     copy: int | None = None
     rect_val: bool = False
+    validate: str = "each"
+    reached: int | None = None
 
     def __post_init__(self) -> None:
         where = f"phase {self.epochs!r}"
@@ -83,7 +88,7 @@ class Phase:
         if pair[0] >= pair[1]:
             raise ValueError(f"{where}, epochs: must end after they start")
         object.__setattr__(self, "epochs", tuple(pair))
-        _whole(where, "size", self.size, 32)
+        _whole(where, "size", self.size, 16)
         _whole(where, "batch", self.batch, 1)
         _one_of(where, "shape", self.shape, SHAPES)
         if isinstance(self.lr, tuple | list):
@@ -102,6 +107,9 @@ class Phase:
         if self.copy is not None:
             _whole(where, "copy", self.copy, 32)
         _flag(where, "rect_val", self.rect_val)
+        _one_of(where, "validate", self.validate, CADENCES)
+        if self.reached is not None:
+            _whole(where, "reached", self.reached, 1)
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -112,17 +120,20 @@ class Phase:
 @dataclass(frozen=True, kw_only=True)
 class Model:
     """Which network. `zero_gamma` starts the last norm of each residual block at 0, `fc_std` is the standard deviation
-    of the classifier's first weights (both: Goyal et al. 2017, section 5.1). Classes are counted in the data.
+    of the classifier's first weights (both: Goyal et al. 2017, section 5.1). Classes are counted in the data. `compile`
+    trains through torch.compile, which takes its time for each shape before the first step; validation does not.
     """
 
     name: str
     zero_gamma: bool = True
     fc_std: float = 0.01
+    compile: bool = False
 
     def __post_init__(self) -> None:
         _one_of("model", "name", self.name, MODELS)
         _flag("model", "zero_gamma", self.zero_gamma)
         _number("model", "fc_std", self.fc_std)
+        _flag("model", "compile", self.compile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,7 +216,7 @@ class Recipe:
 
     Give `phases`, or `tables`: one list of phases for each number of machines that has its own schedule, `machines`
     naming the default. `at(n)` takes the table for n machines. `types` are the machines to rent at EC2 when the job
-    goes there, in order of preference.
+    goes there, in order of preference. `target` is the top-5 in percent for which this is done, None without one.
     """
 
     name: str
@@ -218,6 +229,7 @@ class Recipe:
     gpus: int = 8
     seed: int = 0
     types: tuple[str, ...] = ()
+    target: float | None = None
 
     def __post_init__(self) -> None:
         where = f"recipe {self.name!r}"
@@ -231,6 +243,8 @@ class Recipe:
         if self.seed >= 2**63:
             raise ValueError(f"{where}, seed: must be below 2**63, not {self.seed}")
         object.__setattr__(self, "types", _types(where, self.types))
+        if self.target is not None:
+            _number(where, "target", self.target, 0.0, 100.0)
         if not isinstance(self.tables, Mapping):
             raise ValueError(f"{where}, tables: must be phases by number of machines, not {self.tables!r}")
         for machines, rows in self.tables.items():
@@ -241,6 +255,8 @@ class Recipe:
             raise ValueError(f"{where}, machines: no table for {self.machines}; there are {sorted(tables)}")
         phases = tables[self.machines] if tables else self.phases
         check_rows(where, phases)
+        if self.target is None and any(phase.validate == "near" for phase in phases):
+            raise ValueError(f"{where}, target: a phase validates near it, but there is none; such as target=93.0")
         object.__setattr__(self, "tables", tables)
         object.__setattr__(self, "phases", tuple(phases))
 
@@ -253,6 +269,12 @@ class Recipe:
     def epochs(self) -> int:
         """How many epochs the phases make together."""
         return self.phases[-1].epochs[1]
+
+    @property
+    def reached(self) -> int | None:
+        """After how many epochs the recipe's source had met the target, None where no phase of these says it."""
+        told = ((phase.reached, phase.epochs) for phase in self.phases if phase.reached is not None)
+        return next((epoch for epoch, (start, end) in told if start < epoch <= end), None)
 
     @property
     def copies(self) -> tuple[int, ...]:

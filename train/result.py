@@ -39,9 +39,12 @@ def stretch_values(epoch: Epoch, sums: Sums, rate: float, momentum: float, world
 
 
 def epoch_row(epoch: Epoch, sums: Sums, found: Mapping[str, Accuracy], val_seconds: float) -> dict[str, Any]:
-    """Return an epoch's row of the result; "top1" and "top5" are those of the first view, in percent."""
-    view, best = next(iter(found.items()))
-    square = found["square"]
+    """Return an epoch's row of the result; "top1" and "top5" are those of the first view, in percent.
+
+    What only a validation knows is None after an epoch without one.
+    """
+    view, best = next(iter(found.items()), (None, None))
+    square = found.get("square")
     return {
         "epoch": epoch.number + 1,
         "size": epoch.row.phase.size,
@@ -55,13 +58,13 @@ def epoch_row(epoch: Epoch, sums: Sums, found: Mapping[str, Accuracy], val_secon
         "train_top1": 100 * sums.top1 / sums.images,
         "train_top5": 100 * sums.top5 / sums.images,
         "train_images": sums.images,
-        "val_loss": best.loss,
-        "val_images": best.images,
+        "val_loss": best and best.loss,
+        "val_images": best and best.images,
         "view": view,
-        "top1": best.top1,
-        "top5": best.top5,
-        "top1_square": square.top1,
-        "top5_square": square.top5,
+        "top1": best and best.top1,
+        "top5": best and best.top5,
+        "top1_square": square and square.top1,
+        "top5_square": square and square.top5,
         "images_per_second": sums.images / sums.seconds,
     }
 

@@ -53,7 +53,6 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
         threads = 1 if options.exact else options.threads or (os.cpu_count() or 1) // group.local_world
         torch.set_num_threads(max(1, threads))
         keep_memory()
-    torch.backends.cudnn.benchmark = True
     feed = Feed(schedule, dataset.indexes, recipe.seed, group.rank, group.world)
     trainer = Trainer(options, recipe, group, feed, len(dataset.train.classes), report)
     if group.first and schedule.note:
@@ -123,7 +122,7 @@ def newest(options: Options) -> Path | None:
 
 def publish(trainer: Trainer, started: float, recipe: Recipe) -> None:
     """Write result.json: there is one only when everything was done."""
-    epochs = trainer.history
+    epochs = [row | trainer.times.row(row["epoch"]) for row in trainer.history]  # the last one's save is known now
     trained, validated = (sum(one[name] for one in epochs) for name in ("train_seconds", "val_seconds"))
     result: dict[str, Any] = {
         "recipe": recipe.name,
@@ -137,9 +136,10 @@ def publish(trainer: Trainer, started: float, recipe: Recipe) -> None:
             "training": trained,
             "validation": validated,
             "waiting for images": trainer.times.waited,
-            "first step to last": trainer.times.wall,
+            "first step to last": trainer.where["wall"],
         },
         "goodput": trainer.goodput,
+        "where": trainer.where,
         "procs": trainer.group.world,
         "precision": str(trainer.precision).removeprefix("torch."),
         "device": trainer.group.device.type,

@@ -191,6 +191,7 @@ class Schedule:
                 "copy": row.phase.copy,
                 "min_scale": row.phase.min_scale,
                 "rect_val": row.phase.rect_val,
+                "validate": row.phase.validate,
             }
             for row in self.rows
         ]

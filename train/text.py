@@ -28,8 +28,9 @@ def epoch_title() -> str:
 
 
 def epoch_line(row: Mapping[str, Any]) -> str:
-    """Return an epoch of the result as a line."""
-    return "".join(f"{row[name]:>{width}{form}}" for _, width, name, form in COLUMNS)
+    """Return an epoch of the result as a line; without a validation its numbers are dashes."""
+    cells = ((row[name], width, form) for _, width, name, form in COLUMNS)
+    return "".join(f"{'-':>{width}}" if value is None else f"{value:>{width}{form}}" for value, width, form in cells)
 
 
 def step_line(step: int, steps: int, epoch: int, values: Mapping[str, float]) -> str:
@@ -38,3 +39,36 @@ def step_line(step: int, steps: int, epoch: int, values: Mapping[str, float]) ->
         f"step {step}/{steps}  epoch {epoch}  loss {values['train/loss']:.3f}  rate {values['sizes/lr']:.4g}  "
         f"{values['times/images_per_second']:.0f} img/s"
     )
+
+
+PARTS = {
+    "steps": "steps", "waits": "waits for images", "validation": "validation", "switches": "switches",
+    "checkpoints": "checkpoints", "other": "sums, logs, the rest",
+}  # fmt: skip
+
+
+def where_lines(where: Mapping[str, Any], goodput: float | None = None) -> list[str]:
+    """Return the table of where the time went as lines: `train.times.where`, with the job's "pauses" if it has any."""
+    pauses = where.get("pauses", 0.0)
+    wall = where["wall"] + pauses
+    lines = [f"{'where the time went':22}{'seconds':>10}{'share':>9}   most of it"]
+    for part, title in PARTS.items():
+        one = where["parts"][part]
+        worst = f"epoch {one['epoch']}: {one['most']:.2f} s" if one["most"] >= 0.005 else ""
+        lines.append(_part(title, one["seconds"], wall) + (f"   {worst}" if worst else ""))
+    if pauses:
+        lines.append(_part("pauses of losses", pauses, wall))
+    lines.append(f"  {'first step to last':20}{wall:10.2f}" + ("" if goodput is None else f"   goodput {goodput:.1%}"))
+    if "slower" in where:
+        lines.append(_part("in slower steps", where["slower"], wall) + "   of it: above the medians of their shapes")
+    if where["gap"]:
+        gap = where["gap"]
+        lines.append(f"  {'widest gap, in steps':20}{gap['steps']:10.2f}   before epoch {gap['epoch']}")
+    if where["start"]:
+        lines.append(f"  {'start, before it':20}{sum(where['start'].values()):10.2f}")
+        lines += [f"    {name:18}{seconds:10.2f}" for name, seconds in where["start"].items()]
+    return lines
+
+
+def _part(title: str, seconds: float, wall: float) -> str:
+    return f"  {title:20}{seconds:10.2f}{100 * seconds / wall if wall else 0.0:7.1f} %"

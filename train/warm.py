@@ -1,36 +1,96 @@
 """Run the coming shapes once before the first step, and take every trace of it back."""
 
+import os
+import shutil
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
+from .feed import Feed
+from .report import Expected
+from .schedule import Epoch, split_step
+
+Shape = tuple[int, int, int]  # images, height, width
+BACKEND = "inductor"
+
+
+def compiled(model: nn.Module) -> nn.Module:
+    """Return the model compiled for each shape anew, sharing its weights; it stays what it is itself.
+
+    Raises `Expected` where there is no compiler.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if BACKEND == "inductor" and not shutil.which(compiler):
+        raise Expected(
+            f"model, compile: needs the compiler {compiler}, which is not here; install it, or compile=False"
+        )
+    return torch.compile(model, dynamic=False, backend=BACKEND)  # type: ignore[return-value]
+
+
+def shapes(feed: Feed, epochs: Sequence[Epoch]) -> tuple[list[Shape], list[Shape]]:
+    """Return the shapes that the epochs will train on, the same on all processes, and those of full validation batches.
+
+    A last step that is not full has shapes of its own. The rests of validation are of any number: none is searched for.
+    """
+    train: dict[Shape, None] = {}
+    val: dict[Shape, None] = {}
+    for epoch in epochs:
+        phase = epoch.row.phase
+        for step in (0, epoch.steps - 1):
+            for part in split_step(epoch.images(step), phase.batch):
+                train[max(2, part.stop - part.start), phase.size, phase.size] = None
+        for plan in feed.plans(phase).values():
+            val |= {(len(ids), *shape): None for shape, ids in plan if len(ids) == phase.batch}
+    return list(train), list(val)
+
 
 def warm(
     net: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    shapes: Sequence[tuple[int, int]],
+    model: nn.Module,
+    train: Sequence[Shape],
+    val: Sequence[Shape],
     device: torch.device,
     autocast: Callable[[], Any],
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Go forward and back on black images of each (batch, size); weights, statistics and gradients stay as they are.
+    """Go forward and back on black images of each training shape through `net`, and forward through the bare `model` on
+    those of validation; weights, statistics and gradients stay as they are. Raises `Expected` when it does not compile.
 
     On a GPU this searches the kernels of all phases before the first step (in 2018 each switch stood still for 7 to
-    34 s). On a CPU nothing is searched, and one small batch is enough: it makes DDP settle its buckets, on which the
-    order of its sums depends, before the first step of a resumed run as of an uninterrupted one.
+    34 s), and where the net is compiled, it is compiled for each. On a CPU nothing else is searched, and one small
+    batch is enough: it makes DDP settle its buckets, on which the order of its sums depends, before the first step of a
+    resumed run as of an uninterrupted one.
     """
+    inner = net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
+    is_compiled = inner is not model
     if device.type == "cpu":
-        shapes = [(2, size) for _, size in shapes[:1]]
+        train, val = (train if is_compiled else [(2, *one[1:]) for one in train[:1]]), []
+    if is_compiled:
+        torch._dynamo.config.recompile_limit = 8 + len(train)  # more, and all would go on uncompiled
+    torch.backends.cudnn.benchmark = True
     dtype = next(net.parameters()).dtype
     kept = [buffer.clone() for buffer in net.buffers()]
-    for batch, size in shapes:
-        images = torch.zeros(batch, 3, size, size, device=device, dtype=dtype).to(memory_format=torch.channels_last)
+
+    def scores(through: nn.Module, shape: Shape) -> torch.Tensor:
+        black = torch.zeros(shape[0], 3, *shape[1:], device=device, dtype=dtype)
         with autocast():
-            scores = net(images)
-        (scores.float().sum() * 0).backward()
+            return through(black.to(memory_format=torch.channels_last)).float()  # type: ignore[no-any-return]
+
+    for shape in train:
+        try:
+            (scores(net, shape).sum() * 0).backward()  # type: ignore[no-untyped-call]
+        except torch._dynamo.exc.TorchDynamoException as error:
+            first = str(error).strip().partition("\n")[0]
+            raise Expected(f"model, compile: torch.compile failed, {first}; compile=False trains without it") from error
         tick()
-    optimizer.zero_grad(set_to_none=not isinstance(net, nn.parallel.DistributedDataParallel))
+    model.eval()
+    with torch.no_grad():
+        for shape in val:
+            scores(model, shape)
+            tick()
+    model.train()
+    net.zero_grad(set_to_none=inner is net)  # DDP's gradients are views of its buckets
     for buffer, before in zip(net.buffers(), kept, strict=True):
         buffer.copy_(before)

@@ -1,5 +1,6 @@
 """What a job's files say: the state while it runs, and for each way to end its result, from hand-made files."""
 
+import json
 import os
 import time
 from typing import Any
@@ -139,6 +140,52 @@ def test_a_later_attempt_replaces_what_it_did_again(hand_made: Fixture) -> None:
     assert [row["top1"] for row in run.job.lines("epoch")] == [10.0, 21.0]
     assert run.job.scalars("val/top1") == [(16, 10.0), (32, 21.0)]
     assert run.job.scalars("train/loss")[0] == (8, 0.125) and run.job.scalars("val/nothing") == []
+
+
+WHERE = {
+    "wall": 50.0, "gap": {"steps": 0.5, "epoch": 2}, "start": {"indexing": 3.0, "warming": 1.0},
+    "parts": {part: {"seconds": 10.0, "epoch": 2, "most": 6.0}
+              for part in ("steps", "waits", "validation", "switches", "checkpoints", "other")},
+}  # fmt: skip
+
+
+def test_an_epoch_without_validation_is_a_row_without_accuracies(hand_made: Fixture, place: Fixture) -> None:
+    run = hand_made()
+    run.says("failed", ended=True)
+    without = {**epoch(120, 0.0), "top1": None, "top5": None}
+    run.metrics(1, epoch(60, 25.0), without)
+    run.job.refresh()
+    assert (run.job.result["top1"], run.job.result["top5"], len(run.job.result["epochs"])) == (25.0, 90.0, 2)
+    assert run.job.scalars("val/top1") == [(60, 25.0)]
+    other = hand_made("job-2")
+    other.says("failed", ended=True)
+    other.metrics(1, without)
+    other.job.refresh()
+    assert other.job.result["top1"] is None
+    for words in (("ls",), ("status", "job-2")):
+        assert place.cli(*words).code == 0
+
+
+def test_where_the_time_went_is_told_while_it_trains_and_in_the_result_with_the_pauses_of_losses(
+    hand_made: Fixture, place: Fixture
+) -> None:
+    run = hand_made()
+    assert run.job.status()["where"] is None
+    run.attempt(1, "0.a", reason="start")
+    run.metrics(1, {**step(8), "step": 1, "time": 100.0}, {**step(16), "step": 9, "time": 108.0})
+    run.attempt(2, "0.a", reason="crash", resume="checkpoints/000002/resume-00000009-abcd.pt")
+    run.metrics(2, {**step(24), "step": 10, "time": 120.5})
+    run.says("training", step=8, where=WHERE)
+    with run.agent_at_work():
+        run.job.refresh()
+        assert run.job.status()["where"] == {**WHERE, "pauses": 12.5}
+        shown = place.cli("status").out
+    assert "where the time went" in shown and "pauses of losses" in shown and "epoch 2: 6.00 s" in shown
+    assert "first step to last       62.50" in shown and "{" not in shown
+    run.shared("result.json", TRAINED.replace("{", '{"where": ' + json.dumps({**WHERE, "slower": 2.0}) + ", ", 1))
+    run.job.refresh()
+    assert run.job.result["where"] == {**WHERE, "slower": 2.0, "pauses": 12.5}
+    assert "goodput 90.0%" in place.cli("status").out
 
 
 def test_the_time_between_two_attempts_is_not_counted(hand_made: Fixture) -> None:

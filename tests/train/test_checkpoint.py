@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from train import checkpoint
+from train.times import Times
 
 
 def state(step: int) -> dict[str, Any]:
@@ -152,7 +153,8 @@ def test_while_one_is_being_written_the_steps_do_not_wait_but_an_end_does(
 
     monkeypatch.setattr(checkpoint, "write", slow)
     saver = checkpoint.Saver(tmp_path)
-    trainer = SimpleNamespace(group=SimpleNamespace(first=True), saver=saver, state=dict, saved_at=0.0)
+    times = Times(torch.device("cpu"))
+    trainer = SimpleNamespace(group=SimpleNamespace(first=True), saver=saver, state=dict, saved_at=0.0, times=times)
     assert not saver.busy
     for step in (8, 16, 24):
         trainer.steps_done = step
@@ -177,12 +179,14 @@ def test_only_the_end_of_the_last_epoch_waits_for_a_slow_disk(number: int, monke
 
     monkeypatch.setattr(loop.distributed, "average_statistics", lambda *_: None)
     monkeypatch.setattr(loop, "epoch_row", lambda *_: {})
+    monkeypatch.setattr(loop, "validates", lambda *_: True)
     saved: list[bool] = []
     trainer = SimpleNamespace(
         epoch=number, step=0, sums=None, history=[], group=None, model=None, schedule=SimpleNamespace(epochs=range(3)),
-        validate=lambda *_: {}, say_epoch=lambda _: None, save=lambda wait: saved.append(wait),
+        validate=lambda *_: {}, news=SimpleNamespace(epoch=lambda *_: None), save=lambda wait: saved.append(wait),
+        times=Times(torch.device("cpu")), steps_done=0, images_seen=0,
     )  # fmt: skip
-    loop.Trainer.one_epoch(trainer, SimpleNamespace(steps=0), iter([]))  # type: ignore[arg-type]
+    loop.Trainer.one_epoch(trainer, SimpleNamespace(number=0, steps=0), iter([]))  # type: ignore[arg-type]
     assert saved == [number == 2] and (trainer.epoch, trainer.step) == (number + 1, 0)
 
 

@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 from train.data.loader import Batch, Work
 from train.distributed import Group
 from train.evaluate import Accuracy, evaluate
-from train.metrics import Times
+from train.times import Times
 
 IMAGES, CLASSES, BATCH = 53, 12, 8
 SHARES = {  # of each world's ranks, in images: uneven, and once a process without any

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.data.index import Index
+from train.data.folders import FolderIndex
 from train.data.loader import Work
 from train.feed import Feed
 from train.recipe import Data, Model, Phase, Recipe
@@ -36,12 +36,14 @@ def schedule(images: int, batch: int, gpus: int, epochs: int = 2) -> Schedule:
     return Schedule(Recipe(name="some", data=data, model=Model(name="resnet18"), phases=rows), images, gpus)
 
 
-def index(images: int) -> Index:
+def index(images: int) -> FolderIndex:
     """So many images of all shapes; only the widths and heights are looked at."""
     rng = np.random.default_rng(images)
     zeros = np.zeros(images, np.int64)
     sides = rng.integers(100, 500, (2, images))
-    return Index(Path("nowhere"), ("one",), np.array(["one/x"] * images), zeros, sides[0], sides[1])
+    paths = np.array(["one/x"] * images)
+    where = Path("nowhere")
+    return FolderIndex(folder=where, classes=("one",), paths=paths, labels=zeros, widths=sides[0], heights=sides[1])
 
 
 def feeds(plan: Schedule, world: int, seed: int = 3) -> list[Feed]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from train import metrics
-from train.metrics import Log, Meter, Network, Times, hits
+from train.metrics import Log, Meter, Network, hits
 
 CPU = torch.device("cpu")
 
@@ -64,71 +64,6 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
     monkeypatch.setattr(metrics.time, "perf_counter", made.perf_counter)
     return made
-
-
-def take(times: Times, clock: Clock, kind: str, shape: tuple[int, ...], wait: float, work: float) -> None:
-    """A step or batch that waits and works for so many seconds."""
-    start = times.begin()
-
-    def slow() -> Any:
-        clock.now += wait
-        yield "batch"
-
-    assert times.wait(slow()) == "batch"
-    clock.now += work
-    times.end(start, shape, kind)
-
-
-def test_a_step_lasts_from_asking_for_its_images_to_its_end(clock: Clock) -> None:
-    times = Times(CPU)
-    for wait, work in ((0.5, 1.0), (0.0, 1.0), (0.25, 3.0)):
-        take(times, clock, "train", (1, 8, 32, 32, 3), wait, work)
-    take(times, clock, "val", (8, 32, 32, 3), 1.0, 2.0)
-    times.settle()
-    assert times.seconds("train") == pytest.approx(5.75) and times.seconds("val") == pytest.approx(3.0)
-    assert times.waited == pytest.approx(1.75)
-    assert times.stretch() == (pytest.approx(1.5), pytest.approx(0.375))
-    assert times.stretch() == (0.0, 0.0)
-
-
-def test_goodput_is_every_step_at_the_median_of_its_shape_over_the_wall_time(clock: Clock) -> None:
-    times = Times(CPU)
-    for work in (1.0, 1.0, 4.0):  # a hiccup of 3 s
-        take(times, clock, "train", (8, 32), 0.0, work)
-    for work in (2.0, 2.0):
-        take(times, clock, "train", (8, 64), 0.0, work)
-    clock.now += 5  # a save
-    take(times, clock, "val", (8, 64), 0.0, 1.0)
-    times.settle()
-    assert times.wall == pytest.approx(16)
-    assert times.goodput() == pytest.approx((3 * 1 + 2 * 2 + 1) / 16)
-
-
-def test_time_before_the_first_step_does_not_count(clock: Clock) -> None:
-    times = Times(CPU)
-    assert times.goodput() == 0 and times.wall == 0
-    clock.now += 50
-    take(times, clock, "train", (8, 32), 0.0, 1.0)
-    times.settle()
-    assert times.goodput() == 1.0
-
-
-def test_times_go_on_after_a_resume(clock: Clock) -> None:
-    first = Times(CPU)
-    take(first, clock, "train", (8, 32), 0.5, 0.5)
-    first.settle()
-    clock.now += 1
-    stored = json.loads(json.dumps(first.state()))
-    clock.now += 1000  # nobody trains
-    again = Times(CPU)
-    again.restore(stored)
-    assert (again.wall, again.waited) == (2.0, 0.5)
-    take(again, clock, "train", (8, 32), 0.0, 2.0)
-    take(again, clock, "train", (8, 64), 0.0, 1.0)
-    again.settle()
-    assert again.wall == 5.0 and again.seconds("train") == 4.0
-    assert again.goodput() == pytest.approx((2 * 1.5 + 1) / 5)
-    assert first.seconds("train") == 1.0  # the stored lists are copies
 
 
 def test_network_rates_are_the_bytes_of_all_cards_but_the_loopback(

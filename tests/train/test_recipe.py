@@ -44,7 +44,7 @@ def refusal(make: Callable[..., object], **changes: Any) -> str:
 
 
 @pytest.mark.parametrize(("field", "wrongs"), [
-    ("size", [31, 0, -64, 64.0, "64", None, True]),
+    ("size", [15, 0, -64, 64.0, "64", None, True]),
     ("batch", [0, -1, 16.0, "16", None, True]),
     ("copy", [31, 0, -160, 160.0, "160", True]),
     ("lr", NO_NUMBERS + NO_PAIRS),
@@ -211,15 +211,32 @@ def test_machines_without_a_table_are_refused() -> None:
     assert "machines: no table for 8" in said and "[2, 4, 16]" in said
 
 
+@pytest.mark.parametrize("target", [-1.0, 100.5, float("nan"), "93", True])
+def test_a_target_is_a_number_of_percent(target: Any) -> None:
+    assert "target" in refusal(recipe, target=target)
+
+
+def test_a_cadence_is_one_of_four_and_near_needs_a_target() -> None:
+    assert "validate: 'often' is unknown; known are each, last, near, never" in refusal(phase, validate="often")
+    rows = [phase(epochs=(0, 4), validate="near")]
+    assert "target: a phase validates near it, but there is none" in refusal(recipe, phases=rows)
+    assert recipe(phases=rows, target=93.0).target == 93.0
+    assert "model, compile: must be True or False" in refusal(model, compile=1)
+
+
 def test_json_gives_an_equal_recipe_back() -> None:
     made = recipe(
-        phases=[phase(epochs=(0, 3), lr=(0.1, 0.2), copy=160), phase(epochs=(3, 4), shape="cosine", rect_val=True)],
+        phases=[
+            phase(epochs=(0, 3), lr=(0.1, 0.2), copy=160, validate="near"),
+            phase(epochs=(3, 4), shape="cosine", rect_val=True),
+        ],
         optim=Optim(nesterov=True, bias_decay=False),
-        model=model(zero_gamma=False, fc_std=0.1),
+        model=model(zero_gamma=False, fc_std=0.1, compile=True),
         machines=2,
         gpus=3,
         seed=5,
         types=("p4d.24xlarge", "g5.xlarge"),
+        target=93.0,
     )
     assert Recipe.from_json(json.loads(json.dumps(made.to_json()))) == made
 
@@ -255,6 +272,6 @@ def test_json_that_is_no_recipe_is_refused(wrong: Any) -> None:
 
 def test_json_may_leave_out_what_has_a_default() -> None:
     value = recipe().to_json()
-    for name in ("optim", "tables", "machines", "gpus", "seed", "types"):
+    for name in ("optim", "tables", "machines", "gpus", "seed", "types", "target"):
         del value[name]
     assert Recipe.from_json(value) == recipe()

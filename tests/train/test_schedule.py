@@ -192,7 +192,7 @@ def test_a_table_says_what_each_phase_does() -> None:
     assert first == {
         "start": 0, "end": 2, "size": 64, "batch": 16, "global_batch": 32, "lr": [0.1, 0.1],
         "lr_per_256": pytest.approx([0.8, 0.8]), "shape": "linear", "steps": 8, "copy": 160, "min_scale": 0.08,
-        "rect_val": False,
+        "rect_val": False, "validate": "each",
     }  # fmt: skip
     assert (second["steps"], second["lr"], second["copy"], second["rect_val"]) == (7, [0.1, 0.0], None, True)
 

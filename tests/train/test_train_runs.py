@@ -103,7 +103,11 @@ def test_a_run_killed_before_its_result_was_written_only_writes_it(runs: Any, al
     assert f"at step {STEPS}" in said
     assert sorted(folder(out).iterdir()) == before
     mine, theirs = result(out), result(alone)
-    assert mine["epochs"] == theirs["epochs"] and mine["steps"] == STEPS
+    assert mine["steps"] == STEPS
+    for one, other in zip(mine["epochs"], theirs["epochs"], strict=True):
+        assert {**one, "where": 0} == {**other, "where": 0}
+        for part in ("steps", "waits", "validation", "switches"):  # the last save ended after it was written
+            assert one["where"][part] == other["where"][part]
     assert mine["goodput"] == pytest.approx(theirs["goodput"], abs=0.05)
 
 
@@ -259,6 +263,59 @@ def test_the_result_says_what_was_done_and_with_what(alone: Path, tiny: Any) -> 
     assert [row["view"] for row in got["epochs"]] == ["square", "square", "square", "rect"]
     assert all(got[name] == last[name] for name in ("top1", "top5", "top1_square", "top5_square"))
     assert seconds["training"] == pytest.approx(sum(row["train_seconds"] for row in got["epochs"]))
+
+
+def assert_adds_up(got: dict[str, Any]) -> None:
+    """The parts are the wall time from the first step to the last, run by run and epoch by epoch; none is negative."""
+    where, rows = got["where"], [row["where"] for row in got["epochs"]]
+    assert where["wall"] == got["seconds"]["first step to last"] > 0
+    assert sum(one["seconds"] for one in where["parts"].values()) == pytest.approx(where["wall"], rel=0.01)
+    for part, one in where["parts"].items():
+        assert one["seconds"] == pytest.approx(sum(row[part] for row in rows)) and min(row[part] for row in rows) >= 0
+        assert one["most"] == max(row[part] for row in rows) == rows[one["epoch"] - 1][part]
+
+
+def test_where_the_time_went_adds_up_and_is_told(runs: Any, alone: Path, pair: Path) -> None:
+    for out in (alone, pair, runs.folder / "killed-1", runs.folder / "killed-2"):
+        got = result(out)
+        assert_adds_up(got)
+        assert all(got["where"]["parts"][part]["seconds"] > 0 for part in ("steps", "validation", "checkpoints"))
+    assert [row["gap_steps"] is None for row in result(alone)["epochs"]] == [True, False, False, False]
+    got = result(alone)
+    assert got["where"]["gap"]["steps"] == max(row["gap_steps"] for row in got["epochs"][1:])
+    assert list(got["where"]["start"]) == ["starting", "indexing", "joining", "warming"]
+    assert 0 < sum(got["where"]["start"].values()) < got["seconds"]["attempt"] + got["where"]["start"]["starting"]
+    said = runs.said(alone)
+    assert "where the time went" in said and f"goodput {got['goodput']:.1%}" in said
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_only_what_is_due_is_validated_and_the_last_epoch_always(world: int, runs: Any, tiny: Any) -> None:
+    """Epochs of four steps are shorter than what is asked for ahead, so "near" is decided late, by all alike."""
+    rows = [
+        Phase(epochs=(0, 2), size=32, batch=8, lr=0.01, validate="last"),
+        Phase(epochs=(2, 4), size=32, batch=8, lr=0.01, validate="near"),
+        Phase(epochs=(4, 7), size=64, batch=8, lr=0.01, validate="never", rect_val=True),
+    ]
+    for target, due in ((5.0, [2, 3, 4, 7]), (100.0, [2, 7])):
+        out = runs.folder / f"cadence-{world}-{target:g}"
+        path = runs.recipe(tiny(name=out.name, phases=rows, target=target))
+        said = runs.run(out, "--gpus", "2", "--procs", str(world), recipe=path, world=world)
+        got = result(out)
+        assert [row["epoch"] for row in got["epochs"] if row["top1"] is not None] == due
+        assert all(row["val_images"] in (20, None) for row in got["epochs"])
+        assert got["top1"] == got["epochs"][-1]["top1"] and got["epochs"][-1]["view"] == "rect"
+        assert said.count(" -      -      -") == len(rows) + 4 - len(due)
+        assert_adds_up(got)
+
+
+def test_a_checkpoint_of_another_version_is_refused_in_one_line(runs: Any, alone: Path, tmp_path: Path) -> None:
+    state = final(alone)
+    del state["format"]
+    checkpoint.write(tmp_path, 1, state)
+    found = checkpoint.newest(tmp_path)
+    said = runs.run(tmp_path / "out", "--gpus", "2", "--resume", str(found), code=1)
+    assert "error: the checkpoint is of another version of imgnet-cluster" in said and "Traceback" not in said
 
 
 def test_tensorboard_reads_the_events_with_images_seen_as_x(alone: Path) -> None:

@@ -1,0 +1,163 @@
+"""The warm-up: every shape once, no trace of it; compiled nets share their weights and their checkpoints."""
+
+import contextlib
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from train import checkpoint, loop, models, warm
+from train.data.loader import Batch, Images, Work
+from train.dataset import open_dataset
+from train.distributed import Group
+from train.feed import Feed
+from train.options import parse
+from train.recipe import Model, Phase
+from train.report import Expected, Report
+from train.schedule import Schedule
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def model() -> Any:
+    return models.build(Model(name="resnet10_tiny"), 10, 0)
+
+
+@pytest.fixture
+def graphs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The shapes that were compiled, by a backend that runs the graph as it is."""
+    found: list[tuple[int, ...]] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        found.append(next(tuple(one.shape) for one in inputs if one.dim() == 4 and one.shape[2] > 3))
+        return graph.forward
+
+    monkeypatch.setattr(warm, "BACKEND", backend)
+    torch._dynamo.reset()
+    return found
+
+
+def test_a_warm_up_leaves_no_trace(model: Any) -> None:
+    before = {name: one.clone() for name, one in model.state_dict().items()}
+    warm.warm(model, model, [(4, 32, 32), (2, 64, 64)], [(4, 32, 48)], CPU, contextlib.nullcontext)
+    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
+    assert model.training and all(one.grad is None for one in model.parameters())
+
+
+def test_on_a_cpu_one_small_batch_is_enough_unless_it_compiles(model: Any, graphs: Any) -> None:
+    seen: list[tuple[int, ...]] = []
+    model.register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0].shape)))
+    shapes = [(4, 32, 32), (3, 64, 64)]
+    warm.warm(model, model, shapes, [(4, 32, 48)], CPU, contextlib.nullcontext)
+    assert seen == [(2, 3, 32, 32)]
+
+
+def test_a_compiled_net_is_compiled_for_each_training_shape_before_the_clock_and_never_after(
+    graphs: Any,
+) -> None:
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1))
+    net = warm.compiled(model)
+    shapes = [(4, 32, 32), (3, 32, 32), (4, 64, 64)] + [(n, 32, 32) for n in range(5, 13)]  # more than torch allows
+    warm.warm(net, model, shapes, [], CPU, contextlib.nullcontext)
+    assert graphs == [(n, 3, h, w) for n, h, w in shapes]
+    for n, h, w in shapes:
+        net(torch.ones(n, 3, h, w).to(memory_format=torch.channels_last)).sum().backward()
+    assert len(graphs) == len(shapes)
+
+
+def test_a_compiled_net_computes_the_same_and_keeps_the_names_of_its_state(model: Any, graphs: Any) -> None:
+    net = warm.compiled(model)
+    images = torch.rand(4, 3, 32, 32)
+    torch.testing.assert_close(net(images), model(images))
+    assert graphs and not any(name.startswith("_orig") for name in model.state_dict())
+    assert [id(one) for one in net.parameters()] == [id(one) for one in model.parameters()]
+
+
+def test_without_a_compiler_it_says_so_in_one_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CXX", "no-such-compiler")
+    with pytest.raises(Expected, match="needs the compiler no-such-compiler, which is not here; install it, or comp"):
+        warm.compiled(model)
+
+
+def test_what_does_not_compile_is_one_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no Python.h\nand much more")
+
+    monkeypatch.setattr(warm, "BACKEND", broken)
+    torch._dynamo.reset()
+    with pytest.raises(Expected, match=r"torch\.compile failed, .*compile=False trains without it") as caught:
+        warm.warm(warm.compiled(model), model, [(2, 32, 32)], [], CPU, contextlib.nullcontext)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_checkpoint_goes_on_compiled_or_not(
+    first: bool, tiny: Any, tiny_data: Any, tmp_path: Any, graphs: Any
+) -> None:
+    """An epoch by one trainer and the same again by another, from its weights: one of the two is compiled."""
+    rows = [Phase(epochs=(0, 1), size=32, batch=8, lr=0.01)]
+
+    def trainer(compile: bool, name: str, attempt: int) -> Any:
+        made = tiny(phases=rows, model=Model(name="resnet10_tiny", compile=compile))
+        options = parse(["tiny", "--out", str(tmp_path / name), "--attempt", str(attempt)])
+        data = open_dataset(made, tiny_data, tiny_data)
+        group = Group(0, 0, 1, 1, CPU)
+        feed = Feed(Schedule(made, len(data.train), 2, max_steps=2), data.indexes, 0, 0, 1)
+        return loop.Trainer(options, made, group, feed, len(data.train.classes), Report()), Images(data.indexes, 0)
+
+    one, images = trainer(first, "one", 1)
+    one.train(images, 0)
+    assert bool(graphs) is first
+    path = checkpoint.newest(tmp_path / "one" / "checkpoints" / "000001")
+    assert path is not None
+    state = checkpoint.load(path)
+    other, _ = trainer(not first, "two", 1)
+    other.restore(state)
+    plain, _ = trainer(False, "three", 1)
+    assert other.state()["model"].keys() == plain.state()["model"].keys()
+    assert all(torch.equal(value, state["model"][name]) for name, value in other.state()["model"].items())
+    other.epoch, other.step = 0, 0
+    other.history.pop()
+    other.train(images, 0)
+    assert bool(graphs) and other.steps_done == 2
+
+
+class Tall:
+    """An index of which only widths and heights are looked at: one half square, one half tall."""
+
+    widths, heights = np.full(40, 100), np.repeat([100, 150], 20)
+
+    def __len__(self) -> int:
+        return 40
+
+
+def test_the_shapes_of_all_epochs_are_known_and_those_of_training_are_the_same_on_all_processes(tiny: Any) -> None:
+    rows = [
+        Phase(epochs=(0, 2), size=32, batch=8, lr=0.01),
+        Phase(epochs=(2, 3), size=64, batch=16, lr=0.01, rect_val=True),
+    ]
+    plan = Schedule(tiny(phases=rows), 50, 2)
+    found = [warm.shapes(Feed(plan, {("val", None): Tall()}, 0, r, 2), plan.epochs) for r in (0, 1)]  # type: ignore[dict-item]
+    train = [(8, 32, 32), (2, 32, 32), (16, 64, 64), (9, 64, 64)]  # 50 = 3 x 16 + 2 = 32 + 2 x 9
+    assert found[0][0] == found[1][0] == train
+    assert found[0][1] == found[1][1] == [(8, 32, 32), (16, 64, 64)]  # rests, and rectangles of 10, are not searched
+    assert warm.shapes(Feed(plan, {("val", None): Tall()}, 0, 0, 1), plan.epochs[2:])[1] == [  # type: ignore[dict-item]
+        (16, 96, 64), (16, 64, 64),
+    ]  # fmt: skip
+
+
+def test_kernels_are_searched_for_shapes_that_were_warmed_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    one = torch.zeros(1)
+    trainer = SimpleNamespace(
+        warmed={(2, 8, 8)}, group=Group(0, 0, 1, 1, CPU), dtype=torch.float32, mean=one, std=one + 1
+    )
+    for number, searched in ((2, True), (1, False), (2, True)):
+        work = Work("val", None, np.arange(number), (8, 8))
+        batch = Batch(torch.zeros(work.pixels, dtype=torch.uint8), np.zeros(number, np.int64), work)
+        loop.Trainer.prepare(trainer, batch)  # type: ignore[arg-type]
+        assert torch.backends.cudnn.benchmark is searched
