@@ -7,7 +7,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test rehearse check format benchmarks simcloud clean
+.PHONY: demo test rehearse check format bench benchmarks peers simcloud clean
 
 demo: .venv/.installed
 	$(BIN)/imgnet-cluster launch --local -y recipes/quickstart.py
@@ -27,8 +27,14 @@ format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-benchmarks: .venv/.installed-dev
-	$(BIN)/python benchmarks/run.py
+# IMAGES: photographs, a folder or a tar; without, images are drawn. The peers first: make peers.
+bench: .venv/.installed-dev
+	$(BIN)/python benchmarks/run.py $(if $(IMAGES),--images $(IMAGES))
+
+benchmarks: bench
+
+peers:
+	PYTHON=$(PYTHON) sh benchmarks/peers.sh
 
 # A simulated EC2 with machines behind it, for a person: prints what to export, until Ctrl-C.
 simcloud: .venv/.installed-dev
@@ -44,4 +50,4 @@ simcloud: .venv/.installed-dev
 	touch $@
 
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache *.egg-info
+	rm -rf .venv benchmarks/.venv .mypy_cache .pytest_cache .ruff_cache *.egg-info

@@ -1,156 +1,167 @@
-"""Measure the claims of README, each beside its peer in the same run, and write benchmarks/RESULTS.md.
+"""Everything that needs no GPU, each claim beside its peer in the same run; rewrites benchmarks/RESULTS.md.
 
-    make benchmarks                                     # all, about six minutes on two quiet cores
-    .venv/bin/python benchmarks/run.py help loader --images DIR
+    make bench                                            # all, at most 15 minutes on two quiet cores
+    make bench IMAGES=photos.tar                          # with photographs instead of drawn images: a folder or .tar
+    .venv/bin/python benchmarks/run.py help loader        # some parts, only printed
 
-Pairs alternate, so that a machine that grows busy slows both; the numbers are medians. Nothing else should run.
+Each part is a script that can be called by itself, and runs in a process of its own. Pairs alternate, so that a machine
+that grows busy slows both; the numbers are medians. Nothing else should run: the load is written down beside them.
+Scripts that take longer write parts of their own, which are kept: launch.py, launch_rented.py, recovery.py,
+cifar_peer.py, gpu.py.
 """
 
 import argparse
-import json
+import importlib
 import os
 import platform
 import re
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE.parent))
+sys.path[:0] = [str(HERE.parent), str(HERE)]
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+from measure import NO_PEERS, PEERS, RESULTS, alternate, machine, met, quiet  # noqa: E402
+
+LONGEST = 15 * 60  # seconds for all
+BUSY = 0.5  # load of a core before, above which the numbers are not of a quiet machine
 
 
-def timed(work: Callable[[], object]) -> float:
-    """Seconds of one call."""
-    start = time.perf_counter()
-    work()
-    return time.perf_counter() - start
+@dataclass(frozen=True)
+class Photos:
+    """The images of a run: as they were named, and laid out as train/<class>/*.JPEG and val/; None for drawn ones."""
+
+    named: Path | None
+    laid: Path | None
 
 
-def alternate(rounds: int, *works: Callable[[], object]) -> list[float]:
-    """The median seconds of each work, called in turn; the first round is not counted."""
-    seconds = [[timed(work) for work in works] for _ in range(rounds + 1)][1:]
-    return [statistics.median(column) for column in zip(*seconds, strict=True)]
-
-
-def quiet(*argv: str) -> None:
-    """Run a command to its end without its output. Raises `CalledProcessError`."""
-    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
-
-
-def help_time(_: Path | None) -> Iterator[str]:
-    """`--help` beside Python's own start."""
+def help_time(_: Photos) -> Iterator[str]:
+    """Yield `--help` beside Python's own start."""
     bare, ours = alternate(20, lambda: quiet(sys.executable, "-c", "pass"), lambda: quiet(COMMAND, "--help"))
+    more = 1000 * (ours - bare)
     yield f"| `python -c pass` | {1000 * bare:.0f} ms |"
-    yield f"| `imgnet-cluster --help` | {1000 * ours:.0f} ms, {1000 * (ours - bare):.0f} ms more (bound: 100 ms) |"
+    yield f"| `imgnet-cluster --help` | {1000 * ours:.0f} ms, {more:.0f} more, goal 100: {met(more, 100, most=True)} |"
 
 
-def loader(images: Path | None) -> Iterator[str]:
-    """Training crops per second and core, beside torchvision's pipeline, with the same boxes."""
-    import numpy as np
-    import torch
-    from PIL import Image
+def rows_of(script: str, *words: object) -> Callable[[Photos], Iterable[str]]:
+    """The rows of a script, with fixed words or, given "named" or "laid", the images."""
 
-    from train.data.index import load
-    from train.data.loader import Images, Work
-    from train.data.order import random_boxes
-    from train.data.sample import draw_set
+    def rows(photos: Photos) -> Iterable[str]:
+        module = importlib.import_module(script)
+        given = [getattr(photos, one) if isinstance(one, str) else one for one in words]
+        found: Iterable[str] = module.rows(*given)
+        return found
 
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as folder:
-        if images is None:
-            draw_set(Path(folder) / "data", train=400, val=10)
-        index = load(images or Path(folder) / "data", "train", skip_bad=True)
-        count = min(400, len(index))
-        ids = np.arange(count)
-        pixels = f"{int(np.median(index.widths))} x {int(np.median(index.heights))}"
-        yield f"{count} images, {'photographs' if images else 'drawn'}, {pixels} pixels at the median."
-        yield ""
-        yield "| one core, images/s | ours, uint8 | PIL, uint8 | PIL, ToTensor, Normalize | ours / PIL uint8 |"
-        yield "|---|---|---|---|---|"
-        for size, scale in ((128, 0.35), (224, 0.08)):
-            batches = [Work("train", None, part, (size, size), 0, scale) for part in np.array_split(ids, 8)]
-            dataset = Images({("train", None): index}, 0)
-            boxes, flips = random_boxes(0, 0, ids, index.widths[ids], index.heights[ids], scale)
-
-            def ours(dataset: Images = dataset, batches: list[Work] = batches) -> None:
-                for work in batches:
-                    dataset[work]
-
-            def peer(floats: bool, size: int = size, boxes: object = boxes, flips: object = flips) -> None:
-                for number, (top, left, height, width), flip in zip(ids, boxes, flips, strict=True):  # type: ignore[call-overload]
-                    with Image.open(index.folder / str(index.paths[number])) as file:
-                        image = file.convert("RGB")
-                    image = image.crop((left, top, left + width, top + height))
-                    image = image.resize((size, size), Image.Resampling.BILINEAR)
-                    if flip:
-                        image = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
-                    tensor = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
-                    if floats:
-                        tensor = tensor.float().div(255)
-                        tensor.sub_(torch.tensor(MEAN).view(3, 1, 1)).div_(torch.tensor(STD).view(3, 1, 1))
-
-            seconds = alternate(5, ours, lambda: peer(False), lambda: peer(True))
-            speeds = [count / one for one in seconds]
-            cells = " | ".join(f"{one:.0f}" for one in speeds)
-            yield f"| {size} pixels, min_scale {scale} | {cells} | {speeds[0] / speeds[1]:.2f} |"
+    return rows
 
 
-def demo(_: Path | None) -> Iterator[str]:
-    """What `make demo` runs, three times, the set drawn once."""
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        for _round in range(3):
-            command = [COMMAND, "launch", "--local", "-y", str(HERE.parent / "recipes" / "quickstart.py")]
-            subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder)
-        for path in sorted(Path(folder).glob("runs/job-*/result.json")):
-            result = json.loads(path.read_text())
-            parts = result["seconds"]
-            rows.append((result["top1"], parts["training"] + parts["validation"], 100 * result["goodput"]))
-    top1, seconds, goodput = (statistics.median(column) for column in zip(*rows, strict=True))
-    yield f"| top-1 | {top1:.2f} % (bound: 90) |"
-    yield f"| training and validation | {seconds:.1f} s (bound: 120) |"
-    yield f"| goodput | {goodput:.1f} % (bound: 95; the record of 2018 reached about 76 on its machines) |"
-    yield f"| goodput of the three runs | {', '.join(f'{row[2]:.1f}' for row in rows)} |"
+PARTS: dict[str, tuple[str, Callable[[Photos], Iterable[str]]]] = {
+    "help": ("`--help` beside Python's own start", help_time),
+    "loader": ("The whole feed, all cores, beside FFCV and the classic pipeline", rows_of("loader", "named")),
+    "pixels": ("Decode, crop and resize, one core", rows_of("pixels", "named")),
+    "index": ("An index of ImageNet's size", rows_of("index_million")),
+    "steps": ("Our steps beside a bare loop on data in memory", rows_of("steps", "laid")),
+    "schedule": ("Goodput: `make demo` and a cut-short 18-minute schedule", rows_of("schedule", "laid")),
+    "forecast": ("A real run, forecast from a shorter one", rows_of("forecast_local")),
+}
 
 
-PARTS = {"help": help_time, "loader": loader, "demo": demo}
+def lay_out(named: Path | None, place: Path) -> Photos:
+    """Return the images, those of a .tar or a flat folder laid out by turns in ten classes, every tenth for val/."""
+    if named is None or (named / "train").is_dir():
+        return Photos(named, named)
+    from loader import pictures
+
+    for number, data in enumerate(pictures(named)):
+        split = "val" if number % 10 == 9 else "train"
+        folder = place / split / f"class{number // 10 % 10}"
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / f"{number:06d}.JPEG").write_bytes(data)
+    return Photos(named, place)
 
 
-def main() -> int:
-    """Measure what is asked for and print it; with everything measured, write RESULTS.md."""
-    parser = argparse.ArgumentParser(description="Measure the claims of README.")
-    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
-    parser.add_argument("--images", type=Path, metavar="DIR", help="photographs for the loader: train/<class>/*.JPEG")
-    options = parser.parse_args()
-    if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}")
-    import torch
+def measured(name: str, photos: Photos) -> tuple[list[str], bool]:
+    """Run a part in a process of its own. Returns its section, and whether it came to its end."""
+    before, start = os.getloadavg()[0], time.monotonic()
+    with tempfile.NamedTemporaryFile("r", suffix=".md") as file:
+        words = [f"--{key}={path}" for key, path in (("images", photos.named), ("laid", photos.laid)) if path]
+        child = subprocess.run([sys.executable, __file__, name, "--into", file.name, *words])
+        rows = file.read().splitlines()
+    if child.returncode:
+        rows = [f"Not measured: the script ended with {child.returncode}; see what it said: benchmarks/run.py {name}"]
+    elif rows and rows[0].startswith("|") and not rows[1].startswith("|--"):
+        rows = ["| | |", "|---|---|", *rows]
+    load = f"{time.monotonic() - start:.0f} s; load {before:.1f} before, {os.getloadavg()[0]:.1f} after."
+    return ["", f"## {PARTS[name][0]}", "", *rows, "", load], not child.returncode
 
+
+def kept_parts(before: str) -> Iterator[str]:
+    """Yield the parts of RESULTS.md that other scripts wrote between their marks; a word where no GPU was measured."""
+    for one in re.finditer(r"<!-- (\S+) -->\n.*?<!-- end of \1 -->", before, re.DOTALL):
+        yield f"\n{one[0]}"
+    if "<!-- gpu.py -->" not in before:
+        yield (
+            "\n<!-- gpu.py -->\n## On a GPU\n\nNot measured: no machine with a GPU could be had yet. "
+            "`.venv/bin/python benchmarks/gpu.py` measures there and writes this part.\n<!-- end of gpu.py -->"
+        )
+
+
+def head(before: float) -> list[str]:
+    """The first lines of RESULTS.md."""
     lines = [
         "# Measured",
         "",
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Python {platform.python_version()}, torch "
-        f"{torch.__version__}. Written by `make benchmarks`; medians, pairs in turn.",
+        f"{machine()}, Linux {platform.release()}; load {before:.1f} before. Written by `make bench`; pairs in turn, "
+        "medians, least and most in brackets.",
     ]
-    for name in options.parts or PARTS:
-        lines += ["", f"## {(PARTS[name].__doc__ or name).rstrip('.')}", ""]
-        part = list(PARTS[name](options.images))
-        if part[0].startswith("|"):
-            lines += ["| | |", "|---|---|"]
-        lines += part
-        print("\n".join(["", *part]), flush=True)
-    if not options.parts:
-        path = HERE / "RESULTS.md"
-        before = path.read_text() if path.exists() else ""
-        others = re.finditer(r"<!-- (\S+) -->\n.*?<!-- end of \1 -->", before, re.DOTALL)  # other scripts' parts
-        path.write_text("\n".join([*lines, *(f"\n{one[0]}" for one in others)]) + "\n")
+    if before > BUSY * (os.cpu_count() or 1):
+        lines += ["", "**Other things were running: these are not the numbers of a quiet machine.**"]
+    return lines if PEERS.exists() else [*lines, "", f"{NO_PEERS.capitalize()}."]
+
+
+def child(name: str, photos: Photos, into: Path) -> int:
+    """Measure a part and write its rows down."""
+    into.write_text("\n".join(PARTS[name][1](photos)) + "\n")
     return 0
+
+
+def main() -> int:
+    """Measure what is asked for and print it; with all of it, write RESULTS.md. Returns 1 when a part failed."""
+    parser = argparse.ArgumentParser(description="Measure all that needs no GPU.")
+    parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="photographs: a folder or .tar (else drawn ones)")
+    parser.add_argument("--laid", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if unknown := set(options.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    if options.images and not options.images.exists():
+        parser.error(f"--images: {options.images} does not exist")
+    images = options.images and options.images.resolve()
+    if options.into:
+        return child(options.parts[0], Photos(images, options.laid), options.into)
+    before, start, good = os.getloadavg()[0], time.monotonic(), True
+    lines = head(before)
+    with tempfile.TemporaryDirectory() as folder:
+        photos = lay_out(images, Path(folder))
+        for name in options.parts or PARTS:
+            part, ended = measured(name, photos)
+            lines, good = [*lines, *part], good and ended
+            print("\n".join(part), flush=True)
+    seconds = time.monotonic() - start
+    if not options.parts:
+        verdict = met(seconds, LONGEST, most=True)
+        lines += ["", f"All of the above took {seconds / 60:.1f} minutes, goal {LONGEST // 60}: {verdict}."]
+        old = RESULTS.read_text() if RESULTS.exists() else ""
+        RESULTS.write_text("\n".join([*lines, *kept_parts(old)]) + "\n")
+        print(lines[-1])
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

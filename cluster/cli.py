@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import cli_cloud, cli_look
+from . import cli_cloud, cli_fetch, cli_look
 from .cli_data import data
+from .cli_plan import plan, planned, select
 from .command import (
     RENTING,
     Group,
     Number,
     fail,
-    output,
-    print_json,
+    machines_option,
     recovery_options,
     renting_options,
     schedule_options,
@@ -38,59 +38,22 @@ def cli() -> None:
     """
 
 
-@cli.command()
-@click.argument("recipe")
-@schedule_options
-@output
-def plan(recipe: str, output: str, only: tuple[str, ...], **options: Any) -> None:
-    """Show what RECIPE would do: its rows with global batch, rate and steps. Starts nothing."""
-    from . import view
-
-    plans = [_plan(one, recipe, options) for one in _select(recipe, only)]
-    if output == "table":
-        for one in plans:
-            view.show_plan(one)
-        return
-    shown = [
-        {
-            "recipe": one.spec.recipe.name,
-            "machines": one.spec.machines,
-            "gpus": one.spec.gpus,
-            "images": one.schedule.images,
-            "phases": one.schedule.table(),
-            "steps": one.schedule.steps,
-            "notes": list(one.notes),
-        }
-        for one in plans
-    ]
-    print_json(shown[0] if len(shown) == 1 else shown)
-
-
-def _select(recipe: str, only: tuple[str, ...]) -> list[Any]:
-    from train.recipe_file import RecipeError, select
-
-    from . import jobs
-
-    try:
-        return select(jobs.load_recipes(recipe), only)
-    except RecipeError as error:
-        raise BadInput(str(error)) from error
-
-
-def _plan(recipe: Any, file: str, options: dict[str, Any], backend: str = "plan") -> Any:
-    from . import jobs
-
-    return jobs.plan(recipe, recipe_file=file, backend=backend, **options)
+cli.add_command(plan)
 
 
 @cli.command()
 @click.argument("recipe")
 @click.option("--local", is_flag=True, help="On this computer, with --machines as so many machines.")
 @click.option("--hosts", metavar="FILE", help="On your own machines over ssh: those of a hosts.toml.")
+@machines_option
 @schedule_options
 @click.option(
     "--copies", metavar="DIR", help="Prepared copies of the images. [default: the data folder's name with -sz]"
 )
+@click.option(
+    "--fetch", metavar="DIR", help="Copy the packed --data to this folder of each machine's own disk first. "
+    "[default: rented, s3://: ~/.imgnet/data, on the fast disk]",
+)  # fmt: skip
 @click.option("--max-hours", type=Number(0, min_open=True), help="Save and end after so long. [default: rented: 2]")
 @click.option("--save-seconds", type=Number(0), default=30.0, show_default=True, help="A checkpoint so often.")
 @recovery_options
@@ -130,7 +93,7 @@ def launch(
     rent = {**rent, "offline": dry_run} if backend == "aws" else {}
     try:
         more = {**options, "hosts": hosts, "rent": rent}
-        plans = [_plan(one, recipe, more, backend) for one in _select(recipe, only)]
+        plans = [planned(one, recipe, more, backend) for one in select(recipe, only)]
     except NoAccount as error:
         raise NoAccount(f"{error}; without AWS: --local (here) or --hosts FILE (machines of your own)") from error
     at_once = queue.places(plans, parallel) if len(plans) > 1 else 1
@@ -240,6 +203,8 @@ def adopt(uid: str | None, hosts: str) -> None:
     view.show_next(job)
 
 
+for _command in cli_fetch.COMMANDS:
+    data.add_command(_command)
 cli.add_command(data)
 
 

@@ -235,6 +235,9 @@ def offers(gpu: str | None, recipe: str | None, machines: int | None, region: st
 @click.option("--type", metavar="TYPE", help="This type. [default: those of the recipe]")
 @click.option("--on-demand", is_flag=True, help="Machines that nobody takes away.")
 @click.option("--iam", is_flag=True, help="Print the least policies, of the user and of the machines, as JSON.")
+@click.option(
+    "--data", metavar="S3", help="With --iam: also what reading a set there takes, outside the stack's bucket."
+)
 @in_region
 @output
 def check(
@@ -243,6 +246,7 @@ def check(
     type: str | None,
     on_demand: bool,
     iam: bool,
+    data: str | None,
     region: str | None,
     output: str,
 ) -> None:
@@ -251,7 +255,7 @@ def check(
     from .backends.aws import verbs
 
     if iam:
-        return print_json(verbs.policies())
+        return print_json(verbs.policies(data))
     found = jobs.load_recipes(recipe)[0] if recipe else None
     types = [type] if type else list(found.types) if found else []
     count = machines or (found.machines if found else 1)

@@ -64,7 +64,7 @@ def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
 @output
 def status(job: str | None, exit_code: bool, output: str) -> None:
     """Show how JOB stands, and what happened to it (default: the newest)."""
-    from . import jobs, view
+    from . import jobs, view, view_forecast
 
     found = jobs.find(job)
     refresh(found)
@@ -73,6 +73,8 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
         print_json({**said, "timeline": found.timeline(), "machines_now": found.machines(), "result": found.result})
     else:
         view.show_status(said, found.machines(), found.timeline())
+        if against := (found.result or {}).get("against"):
+            view_forecast.show_against(against)
     if exit_code:
         sys.exit(view.EXIT.get(said["state"], UNFINISHED))
 

@@ -178,7 +178,7 @@ class Job:
         """Return (images seen, value) of a scalar such as "val/top1" or "train/loss", as TensorBoard shows it."""
         short = name.removeprefix("val/") if "top" in name else name.replace("/", "_")
         kind, key = ("epoch", short) if name.startswith("val/") else ("train", name)
-        return [(row["images"], row[key]) for row in self.lines(kind) if key in row]
+        return [(row["images"], row[key]) for row in self.lines(kind) if row.get(key) is not None]
 
     def log(self, rank: int | None = 0, attempt: int | None = None, machine: str = "0") -> Path:
         """Return the file that a rank of an attempt (default: the last) writes its output to; None: a machine's agent.

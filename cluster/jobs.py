@@ -106,7 +106,7 @@ def _interrupted(spec: Spec) -> Job | None:
 
 def _asked(spec: Spec) -> dict[str, Any]:
     """What somebody asked for, without what is new with each launch: names, times, prices."""
-    new = ("name", "uid", "created", "git_commit", "cloud", "hosts")
+    new = ("name", "uid", "created", "git_commit", "cloud", "hosts", "forecast")
     cloud = dict(spec.cloud or {})
     places = {(one["region"], one["zone"], one["type"], one["market"]) for one in cloud.pop("places", [])}
     return {key: value for key, value in spec.to_json().items() if key not in new} | {"cloud": cloud, "places": places}

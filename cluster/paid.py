@@ -49,7 +49,7 @@ def cost(job: Job, top5: float | None = None) -> dict[str, Any]:
 
     said, epochs = verbs.cost(job.run), job.lines("epoch")
     steps = job.lines("train")
-    hit = next((row["time"] for row in epochs if top5 is not None and row["top5"] >= top5), None)
+    hit = next((row["time"] for row in epochs if top5 is not None and (row["top5"] or 0.0) >= top5), None)
     begin, end = (steps[0]["time"], epochs[-1]["time"]) if steps and epochs else (0.0, 0.0)
     trained = until(end) - until(begin) if epochs else 0.0
     lost = timeline.lost_seconds(job.run, job.folders.shared)

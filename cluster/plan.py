@@ -7,10 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from train.data.source import MANIFEST
+from train.files import read_json
+from train.forecast import CARDS, OURS, Constants, Forecast, forecast
 from train.recipe import SAMPLE, Recipe
 from train.recipe_file import RecipeError, load
 from train.schedule import Schedule
 
+from . import fetching
 from .errors import BadInput
 from .hosts_file import Hosts, read_hosts
 from .machine import gpu_count
@@ -39,6 +43,7 @@ def plan(
     procs: int | None = None,
     data: str | Path | None = None,
     copies: str | Path | None = None,
+    fetch: str | Path | None = None,
     keep_batch: bool = False,
     max_steps: int | None = None,
     max_hours: float | None = None,
@@ -57,9 +62,13 @@ def plan(
     log_ids: bool = False,
     exact: bool = False,
     rent: Mapping[str, Any] | None = None,
+    constants: Constants | None = None,
 ) -> Plan:
     """Work a launch out without starting anything; `hosts` is the file of the machines to take, `rent` what to ask of
-    AWS (planning.Asked). Raises `BadInput`, `ClusterError`.
+    AWS (planning.Asked), `fetch` the folder to which each machine brings a packed set first,
+    `constants` what another job measured here, for the forecast.
+
+    Raises `BadInput`, `ClusterError`.
     """
     found = read_hosts(Path(hosts).expanduser()) if hosts else None
     if found:
@@ -76,7 +85,7 @@ def plan(
             recipe = replace(recipe, data=replace(recipe.data, name=name, root=str(data)))
     except ValueError as error:
         raise BadInput(str(error)) from error
-    given = Path(recipe.data.root if data is None or draw else data)
+    given, s3 = Path(recipe.data.root if data is None or draw else data), not draw and fetching.is_s3(recipe.data.root)
     kind: Any = None
     if backend == "aws":
         from .backends.aws import planning
@@ -86,14 +95,21 @@ def plan(
         root, procs = planning.data_root(given), procs or max(1, kind.gpus)
         max_hours = planning.MAX_HOURS if max_hours is None else max_hours
     else:
-        root = given.expanduser().absolute() if not found else _there(given, draw, found)
-    beside = Path(copies).expanduser().absolute() if copies else root.with_name(root.name + "-sz")
+        root = given.expanduser().absolute() if not found or s3 else _there(given, draw, found)
+    beside = Path(copies).expanduser().absolute() if copies and not s3 else root.with_name(root.name + "-sz")
+    away = None
+    if s3 or fetch:
+        if draw:
+            raise BadInput("--fetch: the built-in set is drawn where it is read; there is nothing to fetch")
+        where, offline = recipe.data.root if s3 else str(root), bool((rent or {}).get("offline"))
+        away = fetching.Away.plan(where, recipe, str(copies or ""), str(fetch or ""), backend, offline)
+        root, beside = away.target, away.target.with_name(away.target.name + "-sz")
     machines = machines or (1 if backend == "local" else recipe.machines)
     if min_machines > machines:
         raise BadInput(f"--min-machines {min_machines} is more than the {machines} machines of the job")
     procs = procs or (max(1, gpu_count() // (machines + spares)) if backend == "local" else recipe.gpus)
     gpus = recipe.nominal_gpus if keep_batch else machines * procs
-    there = 0 if draw else count_images(root / "train")  # the built-in set may just be being drawn
+    there = away.images if away else 0 if draw else count_images(root / "train")  # it may just be being drawn
     images = max(1, -int(-(there or recipe.data.train) * scale // 1))
     try:
         schedule = Schedule(recipe, images, gpus, max_steps)
@@ -101,22 +117,41 @@ def plan(
         raise BadInput(str(error)) from error
     spec = Spec(
         name="", recipe=recipe, recipe_file=recipe_file, data=str(root), copies=str(beside), draw=draw, backend=backend,
+        source=away.source if away else "", source_copies=away.copies if away else "",
         machines=machines, procs=procs, gpus=gpus, max_steps=max_steps, max_hours=max_hours, scale=scale,
         save_seconds=save_seconds, skip_bad=skip_bad, workers=workers, spares=spares, min_machines=min_machines,
         lost_seconds=lost_seconds, stall_seconds=stall_seconds, log_ids=log_ids, exact=exact, probe=probe,
         hosts=found.to_json() if found else None,
         standby=machines + spares > 1 if standby is None else standby,
     )  # fmt: skip
-    notes = [schedule.note] if schedule.note else []
+    notes = [*([away.note(recipe)] if away else []), *([schedule.note] if schedule.note else [])]
     largest = max(row.global_batch for row in schedule.rows)
     if largest > images:
         notes.append(f"a step takes all {images} images there are, not the global batch of {largest}")
     if gpus != machines * procs:
         notes.append(f"{machines * procs} processes share the work of {gpus} GPUs: gradients are accumulated")
+    if kind and asked.account and s3:
+        from .backends.aws.s3 import unreadable
+
+        notes += unreadable(recipe.data.root, asked.account)
     if kind is None:
-        return Plan(spec, schedule, tuple(notes))
+        told = here(spec, schedule, constants) if backend == "local" else None
+        return Plan(replace(spec, forecast=told.to_json() if told else None), schedule, tuple(notes))
     renting = planning.rent(spec, schedule, types, gone, kind, asked)
     return Plan(planning.with_wish(spec, renting), schedule, (*notes, *renting.notes), renting)
+
+
+def here(spec: Spec, schedule: Schedule, constants: Constants | None = None) -> Forecast | None:
+    """Return the forecast of a job on this computer, None where it has GPUs of which nothing was measured.
+
+    The preset of the card CPU is for one process on two cores.
+    """
+    if constants is None:
+        if gpu_count():
+            return None
+        images = CARDS["CPU"].images * (os.cpu_count() or 1) / spec.neighbours / 2
+        constants = replace(OURS, images=images, boot=0.0, setup=0.0, fetch=0.0, start=5.0)
+    return forecast(schedule, gpus=spec.procs, gpu="CPU", gbit=40.0, machines=spec.machines, constants=constants)
 
 
 def _there(given: Path, draw: bool, hosts: Hosts) -> Path:
@@ -133,7 +168,10 @@ def _there(given: Path, draw: bool, hosts: Hosts) -> Path:
 
 
 def count_images(folder: Path) -> int:
-    """Return the number of files in the class folders, 0 when the folder is not there."""
+    """Return the number of images of a packed split, or of files in the class folders; 0 when there is none."""
+    packed = read_json(folder / MANIFEST)
+    if isinstance(packed, dict):
+        return int(packed.get("images", 0))
     with contextlib.suppress(OSError):
         return sum(
             1 for one in os.scandir(folder) if one.is_dir() for file in os.scandir(one) if not file.name.startswith(".")

@@ -10,14 +10,14 @@ from typing import Any
 from train import ids
 from train.files import as_json, json_lines, read_json, replace
 
-from . import attempts, timeline
+from . import attempts, forecasts, timeline
 from .backends import Backend
 from .spec import Folders, Spec
 
 OVER = ("done", "stopped", "gone", "left")
 WAITING = ("setup", "failed", "stopped")  # of a machine: the job is not under way, or not any more
 ORDER = (  # of the states of a machine, from the one that tells least of a job
-    *("setup", "warming", "waiting", "failed", "saved", "starting", "indexing", "joining", "stopping"),
+    *("setup", "fetching", "warming", "waiting", "failed", "saved", "starting", "indexing", "joining", "stopping"),
     *("validating", "training"),
 )
 PHASES = ("running", "saved", "failed", "spare", "warming", "ended")  # the ones that know most first
@@ -71,10 +71,12 @@ def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[
             name: said.get(name)
             for name in ("step", "steps", "epoch", "epochs", "images_per_second", "lr", "top1", "top5")
         },
+        "where": with_pauses(folders, said.get("where")),
         "run": str(folders.run),
     }
     if result is not None:
-        own = {name: result.get(name) for name in ("top1", "top5", "state", "reason", "images_per_second", "goodput")}
+        same = ("top1", "top5", "state", "reason", "images_per_second", "goodput", "where")
+        own = {name: result.get(name) for name in same}
         if result["state"] == "done":
             own |= dict.fromkeys(("step", "steps"), result.get("steps"))
             own |= dict.fromkeys(("epoch", "epochs"), len(result["epochs"]))
@@ -86,7 +88,8 @@ def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[
         known["doing"] = "setting up: " + ", ".join(f"{step} on {count}" for step, count in steps.items())
         known["state"] = "setup"
     if said:
-        known["state"] = said["state"] if said["state"] in WAITING and said.get("phase") != "failed" else "running"
+        state = "setup" if said["state"] == "fetching" else said["state"]
+        known["state"] = state if state in WAITING and said.get("phase") != "failed" else "running"
         before = newest.number > 1 and newest.launch == folders.mark if newest else False
         if known["state"] == "running" and before and said["state"] not in ("training", "validating", "done"):
             known["state"] = "recovering"
@@ -166,6 +169,7 @@ def settle(
     state, reason = ("done", "") if trained else ending(folders, spec)
     state, reason = (how, why) if why else (state, reason)
     epochs = trained["epochs"] if trained else lines(folders.run, "epoch")
+    validated = [one for one in epochs if one["top1"] is not None]
     seconds = seconds_by_part(folders, spec)
     measured = {key: one for key, one in (trained or {}).get("seconds", {}).items() if key != "attempt"}
     result = {
@@ -173,13 +177,14 @@ def settle(
         "recipe": spec.recipe.name,
         "state": state,
         "reason": reason,
-        "top1": epochs[-1]["top1"] if epochs else None,
-        "top5": epochs[-1]["top5"] if epochs else None,
+        "top1": validated[-1]["top1"] if validated else None,
+        "top5": validated[-1]["top5"] if validated else None,
         "epochs": epochs,
         "images_per_second": None,
         "goodput": None,
         "seed": spec.recipe.seed,
         **(trained or {}),
+        "where": with_pauses(folders, (trained or leader(folders, spec)).get("where")),
         "seconds": {**seconds, **measured},
         "machines": spec.machines,
         "procs": spec.procs,
@@ -194,9 +199,18 @@ def settle(
     if trained and result["goodput"]:
         wall = trained["seconds"].get("first step to last", 0.0)
         result["goodput"] *= wall / (wall + timeline.lost_seconds(folders.run, folders.shared)) if wall else 1.0
+    result |= forecasts.after(spec.forecast, {**result, "state": state})
     if trained and spec.log_ids:
         result["ids_wrong"] = ids_wrong(folders, trained["epochs"])
     replace(folders.result, as_json({**result, "state": state}))
+
+
+def with_pauses(folders: Folders, where: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return the trainers' table of where the time went with the seconds that losses cost, of which they know nothing.
+
+    None while there is none.
+    """
+    return where and {**where, "pauses": timeline.lost_seconds(folders.run, folders.shared)}
 
 
 def ids_wrong(folders: Folders, epochs: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -7,7 +7,10 @@ from train.files import json_lines
 
 from . import attempts
 
-STATES = {"setup": "data", "starting": "rendezvous", "joining": "group", "warming": "first step", "waiting": "others"}
+STATES = {
+    "setup": "data", "fetching": "fetch", "starting": "rendezvous", "joining": "group", "warming": "first step",
+    "waiting": "others",
+}  # fmt: skip
 
 
 def table(run: Path, shared: Path) -> list[dict[str, Any]]:

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from train.text import epoch_line, epoch_title
+from train.text import epoch_line, epoch_title, where_lines
 
 from . import view_cloud
 from .board import STEPS
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 EXIT = {"done": OK, "failed": FAILED, "stopped": STOPPED}
 WAY = (  # of a machine to its first training step
     *STEPS,
-    *("data", "standby", "others", "rendezvous", "indexing", "group", "first step"),
+    *("data", "fetch", "standby", "others", "rendezvous", "indexing", "group", "first step"),
 )
+VALIDATED = {"each": "", "last": ", last", "near": ", near", "never": ", never"}
 COLOURS = {"done": "green", "failed": "red", "stopped": "yellow", "running": "cyan", "waiting": "blue"}
 
 
@@ -101,7 +102,7 @@ def show_schedule(rows: Sequence[Mapping[str, Any]]) -> None:
             (
                 f"{row['start']}-{row['end']}", row["size"], row["batch"], row["global_batch"], rates(row["lr"]),
                 rates(row["lr_per_256"]), row["steps"], row["copy"] or "full", row["min_scale"],
-                "rect" if row["rect_val"] else "square",
+                ("rect" if row["rect_val"] else "square") + VALIDATED[row["validate"]],
             )
             for row in rows
         ],
@@ -128,7 +129,7 @@ def show_status(said: Mapping[str, Any], machines: Mapping[str, Any], attempts: 
     """Print what is known of a job; of several machines, and of more than one attempt, a table."""
     created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(said["created"]))
     for name, value in {**said, "created": created}.items():
-        if value not in (None, "", [], {}):
+        if name != "where" and value not in (None, "", [], {}):
             print(f"{name:18} {value:.4g}" if isinstance(value, float) else f"{name:18} {value}")
     if len(machines) > 1 or any(one["host"] for one in machines.values()):
         print()
@@ -136,6 +137,8 @@ def show_status(said: Mapping[str, Any], machines: Mapping[str, Any], attempts: 
     if len(attempts) > 1:
         print()
         show_timeline(attempts)
+    if said.get("where"):
+        print("\n" + "\n".join(where_lines(said["where"], said.get("goodput"))))
 
 
 def show_machines(machines: Mapping[str, Mapping[str, Any]]) -> None:

@@ -29,7 +29,7 @@ def show_renting(table: Mapping[str, Any]) -> None:
     run = "unknown: nobody has measured this model on this card"
     if minutes is not None:
         cost = "" if table["dollars"] is None else f", {dollars(table['dollars'])}"
-        run = f"about {time(minutes / 60)} of training{cost}, without boot and set-up (a forecast from presets)"
+        run = f"about {time(minutes / 60)}{cost}, with boot and set-up (a forecast from presets)"
     per_hour = "unknown price" if rate is None else f"{dollars(rate)} an hour"
     each = "" if table["gpus"] == "none" else f" ({table['gpus']} each)"
     print(f"rents {table['machines']} x {table['type']}{each}, {table['market']}: {per_hour}")
@@ -102,7 +102,7 @@ def show_offers(rows: Sequence[Mapping[str, Any]]) -> None:
         ],
     )  # fmt: skip
     if rows and rows[0]["minutes"] is not None:
-        print(f"minutes and dollars are for {rows[0]['machines']} machines")
+        print(f"minutes and dollars are for {rows[0]['machines']} machines, with boot and set-up")
     if any(one["on_demand_shipped"] for one in rows):
         print("* as of July 2026, shipped with the program: the price list could not be asked")
 

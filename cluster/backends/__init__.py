@@ -3,6 +3,7 @@
 A backend returns as soon as there is something to talk to; waiting and following belong to jobs.
 """
 
+from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from pathlib import Path
@@ -51,6 +52,33 @@ class Backend(Protocol):
 
     def dollars(self, spec: Spec, folders: Folders) -> float:
         """Return what the job has cost until now."""
+
+
+@dataclass(frozen=True)
+class Shipped:
+    """A type of machine as the program's own table has it. `on_demand` dollars an hour, None: unknown; `gone`: why
+    nobody can rent it.
+    """
+
+    name: str
+    gpus: int
+    gpu: str
+    gbit: float
+    vcpus: float | None
+    on_demand: float | None
+    gone: str = ""
+
+
+def shipped(name: str) -> Shipped | None:
+    """Return what is known of a type of machine without asking anybody, None when that is nothing."""
+    from infra import catalogue
+
+    kind = catalogue.shipped(name) or catalogue.HISTORIC.get(name)
+    if kind is None:
+        return None
+    price = catalogue.ON_DEMAND.get(name, catalogue.HISTORIC_PRICES.get(name))
+    gone = "" if name in catalogue.SHIPPED else catalogue.RETIRED.get(name, "")
+    return Shipped(name, max(1, kind.gpus), kind.gpu, kind.gbit, kind.vcpus, price, gone)
 
 
 @cache

@@ -28,7 +28,7 @@ LOGS_MB = 50
 def check(spec: Spec, runs: Path) -> None:
     """Raise `ClusterError` when tmux, the data or room on the disk of the run folders are missing."""
     tmux.require()
-    if not spec.draw:
+    if not spec.draw and not spec.source:  # which the plan has looked at
         try:
             check_layout(Path(spec.data))
         except DataError as error:

@@ -143,7 +143,7 @@ def rent(
         ami=asked.ami, group=asked.group and len(spec.names) > 1, gpus=kind.gpus,
         index=images.torch_index(kind.arch),
     )  # fmt: skip
-    guess = forecast(schedule, gpus=spec.procs, gpu=kind.gpu, gbit=kind.gbit, machines=spec.machines)
+    guess = forecast(schedule, gpus=spec.procs, gpu=kind.gpu, gbit=kind.gbit, machines=spec.machines, vcpus=kind.vcpus)
     if asked.offline and (price := catalogue.ON_DEMAND.get(kind.name)):
         total = price * len(spec.names)
         notes = [
@@ -202,7 +202,10 @@ def requests(spec: Spec, renting: Renting) -> list[tuple[str, dict[str, Any]]]:
 
 def with_wish(spec: Spec, renting: Renting) -> Spec:
     """Return the spec with what is to be rented, and machines that have no addresses yet."""
-    return replace(spec, cloud=renting.wish.to_json(), hosts={"shared": None, "machines": []}, metadata=METADATA)
+    return replace(
+        spec, cloud=renting.wish.to_json(), hosts={"shared": None, "machines": []}, metadata=METADATA,
+        forecast=renting.forecast.to_json() if renting.forecast else None,
+    )  # fmt: skip
 
 
 def data_root(given: Path) -> Path:

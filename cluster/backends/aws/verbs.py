@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra import bill, instances, offers, policy, preflight, stack, tags
+from infra import bill, instances, objects, offers, policy, preflight, stack, tags
 from infra.clients import Account, my_address
 from infra.errors import CloudError
 from infra.instances import Instance
@@ -186,7 +186,7 @@ def _row(one: offers.Offer, recipe: Recipe | None, machines: int | None) -> dict
         planned, each = recipe.at(count), max(1, kind.gpus)
         with contextlib.suppress(ValueError):  # a batch that cannot be shared out among so many
             schedule = Schedule(planned, planned.data.train, count * each)
-            guess = forecast(schedule, gpus=each, gpu=kind.gpu, gbit=kind.gbit, machines=count)
+            guess = forecast(schedule, gpus=each, gpu=kind.gpu, gbit=kind.gbit, machines=count, vcpus=kind.vcpus)
             minutes = guess.minutes if guess else None
     dollars = None if minutes is None or price is None else count * price * minutes / 60
     return {
@@ -207,9 +207,13 @@ def check(region: str | None, types: Sequence[str], count: int, market: str) -> 
         return preflight.check(account, types=types, machines=count, market=market, stack_missing=gone)
 
 
-def policies() -> dict[str, Any]:
-    """Return the least policies of the user and of the machines, as plain data."""
-    return {"user": policy.for_user(), "machines": policy.for_machines()}
+def policies(data: str | None = None) -> dict[str, Any]:
+    """Return the least policies of the user and of the machines, as plain data; with `data`, an s3:// place outside the
+    stack's bucket, what reading from there takes. Raises `ClusterError`.
+    """
+    found = {"user": policy.for_user(), "machines": policy.for_machines()}
+    with lines():
+        return {**found, "data": policy.for_data(*objects.place(data))} if data else found
 
 
 def cost(run: Path, now: float | None = None) -> dict[str, Any]:

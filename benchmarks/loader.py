@@ -1,0 +1,326 @@
+"""The whole feed on all cores, beside the bare loop, FFCV and the classic pipeline, pass by pass in turn.
+
+    .venv/bin/python benchmarks/loader.py --images DIR           # photographs: a folder or a .tar; two to three minutes
+    sh benchmarks/peers.sh                                       # first, for FFCV and the classic pipeline
+
+Every side reads the same JPEG bytes: 160-px copies cropped to 128 and 352-px copies to 224, crops of 0.08 to 1 of the
+area, flips. Some hundred photographs are repeated to a set of 4,000, so that memory's caches do not hold it. Between
+its passes our stream holds batches of one image only, and a pass is timed from empty to empty, as the peers' are.
+"""
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE.parent), str(HERE)]
+
+from measure import NO_PEERS, PEERS, cores, machine, met, ratios, spread, timed  # noqa: E402
+
+PAIRS = {(160, 128): 1.2, (352, 224): 1.4}  # (copy, crop) and the goal beside FFCV
+PASS = {128: 6000, 224: 2000}  # images of a pass for each core: some seconds
+ENTRIES, CLASSES, BATCH, MIN_SCALE, ROUNDS = 4000, 10, 128, 0.08, 5
+BARE_GOAL, CLASSIC_GOAL, PIXEL_GOAL, COMPARED = 0.85, 2.0, 0.15, 200
+
+
+# --- the images ---------------------------------------------------------------------------------------------------
+
+
+def pictures(images: Path | None) -> Iterator[bytes]:
+    """The bytes of the images in a folder (of any depth) or a .tar, of 400 drawn ones when None."""
+    if images is None:
+        from train.data.sample import draw_set
+
+        with tempfile.TemporaryDirectory() as folder:
+            draw_set(Path(folder), train=400, val=10)
+            yield from pictures(Path(folder) / "train")
+    elif images.is_dir():
+        for path in sorted(one for one in images.rglob("*") if one.suffix.lower() in (".jpeg", ".jpg")):
+            yield path.read_bytes()
+    else:
+        with tarfile.open(images) as tar:
+            for member in tar:
+                if member.isfile() and (file := tar.extractfile(member)):
+                    yield file.read()
+
+
+def copies(images: Path | None, place: Path) -> int:
+    """Write <place>/<short>/train/<class>/<number>.JPEG of ENTRIES images, and val/. Returns how many differ."""
+    from train.data.decode import decode, encode
+    from train.data.pack import QUALITY, shrink
+
+    whole = [decode(data) for _, data in zip(range(ENTRIES), pictures(images), strict=False)]
+    for short, _ in PAIRS:
+        written = [encode(shrink(one, short), QUALITY) for one in whole]
+        for number in range(ENTRIES):
+            path = place / str(short) / "train" / f"class{number % CLASSES}" / f"{number:05d}.JPEG"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(written[number % len(written)])
+        for name in range(CLASSES):
+            path = place / str(short) / "val" / f"class{name}" / "0.JPEG"
+            path.parent.mkdir(parents=True)
+            path.write_bytes(written[name % len(written)])
+    return len(whole)
+
+
+def packed(folder: Path) -> Any:
+    """Pack the same images, their bytes as they are. Returns the index."""
+    from train.data.index import load
+    from train.data.pack import pack_set
+
+    target = folder.with_name(f"{folder.name}-packed")
+    pack_set(folder, {None: target})
+    return load(target, "train")
+
+
+# --- the sides ----------------------------------------------------------------------------------------------------
+
+
+def works(count: int, images: int, size: int) -> list[Any]:
+    """The batches of a pass over `images` images of a set of `count`, in a random order, other boxes in each."""
+    from train.data.loader import Work
+    from train.data.order import permutation
+
+    rounds = [permutation(0, number, count) for number in range(-(-images // count))]
+    ids = np.concatenate(rounds)[:images]
+    parts = [ids[start : start + BATCH] for start in range(0, images, BATCH)]
+    return [Work("train", None, part, (size, size), number, MIN_SCALE) for number, part in enumerate(parts)]
+
+
+class Feed:
+    """Our stream, its workers kept between passes."""
+
+    def __init__(self, index: Any, size: int, images: int) -> None:
+        import torch
+
+        from train.data.loader import Images, stream
+
+        self.todo: deque[Any] = deque()
+        self.works, self.idle = works(len(index), images, size), works(len(index), 1, size)[0]
+        maker = Images({("train", None): index}, 0)
+        self.batches = stream(maker, self.wanted(), cores(), torch.device("cpu"), BATCH * 3 * size**2)
+
+    def wanted(self) -> Iterator[Any]:
+        """What the stream is to make: a pass, or one image at a time while nobody waits."""
+        while True:
+            yield self.todo.popleft() if self.todo else self.idle
+
+    def run(self) -> None:
+        """One pass."""
+        self.todo.extend(self.works)
+        left = len(self.works)
+        while left:
+            left -= len(next(self.batches).work.ids) > 1
+
+    def close(self) -> None:
+        """End the workers."""
+        del self.batches
+
+
+def bare(index: Any, size: int, images: int) -> Callable[[], None]:
+    """Decode, crop and resize by our own route on as many threads: the bytes in memory, the boxes drawn before."""
+    import torch
+
+    from train.data.crop import crop
+    from train.data.order import random_boxes
+
+    data = [index.read(number) for number in range(len(index))]
+    items: list[Any] = []
+    for work in works(len(index), images, size):
+        widths, heights = index.widths[work.ids], index.heights[work.ids]
+        boxes, mirrors = random_boxes(0, work.epoch, work.ids, widths, heights, MIN_SCALE)
+        sizes, cuts = zip(heights.tolist(), widths.tolist(), strict=True), map(tuple, boxes.tolist())
+        items += zip(work.ids.tolist(), sizes, cuts, mirrors.tolist(), strict=True)
+
+    def share(first: int) -> None:
+        target = torch.empty((1, 3, size, size), dtype=torch.uint8, memory_format=torch.channels_last)
+        for number, shape, box, mirror in items[first :: cores()]:
+            crop(data[number], shape, box, mirror, target)
+
+    def run() -> None:
+        with ThreadPoolExecutor(cores()) as pool:
+            for _ in pool.map(share, range(cores())):
+                pass
+
+    return run
+
+
+class Peers:
+    """The process in benchmarks/.venv that runs FFCV and the classic pipeline; a context manager."""
+
+    def __enter__(self) -> "Peers":
+        # What they print beside their answers would spoil the table; their errors are shown.
+        self.process = subprocess.Popen(
+            [str(PEERS), str(HERE / "peer_feeds.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        return self
+
+    def ask(self, **question: Any) -> float:
+        """Return the answer. Raises `RuntimeError` when the process ended instead."""
+        assert self.process.stdin and self.process.stdout
+        self.process.stdin.write(json.dumps(question) + "\n")
+        self.process.stdin.flush()
+        answer = self.process.stdout.readline()
+        if not answer:
+            raise RuntimeError("benchmarks/peer_feeds.py ended; what it said stands above")
+        return float(json.loads(answer))
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        try:
+            self.process.wait(10)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+
+
+# --- measuring ----------------------------------------------------------------------------------------------------
+
+
+def speeds(
+    index: Any, size: int, wanted: Collection[str], rounds: int, folder: Path | None = None, peers: Peers | None = None
+) -> dict[str, list[float]]:
+    """Images a second of each side that is wanted, a pass each in turn; the first round is not counted."""
+    images = PASS.get(size, PASS[224]) * cores()
+    half = images // 2  # the classic one is slow
+    feed, loop, where = Feed(index, size, images), bare(index, size, images), {"folder": str(folder), "size": size}
+    sides: dict[str, Callable[[], float]] = {
+        "ours": lambda: images / timed(feed.run),
+        "bare": lambda: images / timed(loop),
+    }
+    if peers:
+        sides["FFCV"] = lambda: images / peers.ask(feed="ffcv", images=images, **where)
+        sides["classic"] = lambda: half / peers.ask(feed="classic", images=half, **where)
+    found: dict[str, list[float]] = {name: [] for name in sides if name in wanted}
+    for number in range(rounds + 1):
+        for name, speed in found.items():
+            one = sides[name]()
+            if number:
+                speed.append(one)
+    feed.close()
+    return found
+
+
+def differences(index: Any, folder: Path, size: int, peers: Peers | None, place: Path) -> dict[str, float]:
+    """The mean difference in grey levels from PIL's antialiased crop over the same boxes, ours and FFCV's."""
+    from PIL import Image
+
+    from train.data.loader import Images, Work
+    from train.data.order import random_boxes
+
+    ids = np.arange(min(COMPARED, len(index)))
+    batch = Images({("train", None): index}, 0).make(Work("train", None, ids, (size, size), 0, MIN_SCALE))
+    boxes, flips = random_boxes(0, 0, ids, index.widths[ids], index.heights[ids], MIN_SCALE)
+    found = []
+    for number, (top, left, height, width), flip in zip(ids, boxes.tolist(), flips, strict=True):
+        image = Image.open(BytesIO(index.read(int(number)))).convert("RGB")
+        image = image.crop((left, top, left + width, top + height)).resize((size, size), Image.Resampling.BILINEAR)
+        exact = np.array(image)[:, ::-1] if flip else np.array(image)
+        found.append(np.abs(batch.images[int(number)].numpy().astype(int) - exact).mean())
+    answer = {"ours": float(np.mean(found))}
+    if peers:
+        paths = [str(one) for one in sorted((folder / "train").glob("*/*.JPEG"))[: len(ids)]]
+        np.savez(place / "boxes.npz", paths=np.array(paths), boxes=boxes, size=size)
+        answer["FFCV"] = peers.ask(pixels=str(place / "boxes.npz"))
+    return answer
+
+
+def begin() -> None:
+    """What our workers have, for the bare loop too: one thread for each, and a malloc that keeps its memory."""
+    import torch
+
+    from train.data.loader import MALLOPT
+
+    torch.set_num_threads(1)
+    libc = ctypes.CDLL(None)
+    for option, value in MALLOPT:
+        libc.mallopt(option, value)
+
+
+def rows(images: Path | None = None, rounds: int = ROUNDS) -> list[str]:
+    """Measure all; markdown lines."""
+    begin()
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        place = Path(folder)
+        peers = stack.enter_context(Peers()) if PEERS.exists() else None
+        different, measured = copies(images, place), []
+        for short, size in PAIRS:
+            files = place / str(short)
+            index = packed(files)
+            off = differences(index, files, size, peers, place)
+            measured.append((speeds(index, size, NAMES, rounds, files, peers), off))
+    photographs = f"{different} {'photographs' if images else 'drawn images'} repeated to {ENTRIES}"
+    return [
+        f"{photographs}; {cores()} workers on each side, batches of {BATCH}, crops of {MIN_SCALE} to 1; "
+        f"ours decodes by {decoder()}. Median (least-most) of {rounds} passes in turn.",
+        *([] if peers else ["", f"{NO_PEERS}; ours and the bare loop only."]),
+        "",
+        f"| images/s | {' | '.join(f'{short}-px copies to {size}' for short, size in PAIRS)} |",
+        f"|---|{'---|' * len(PAIRS)}",
+        *table(measured),
+    ]
+
+
+def decoder() -> str:
+    """What our route decodes with here."""
+    from train.data.decode import region_decoder
+
+    return "simplejpeg, whole images" if region_decoder(0) is None else "nvimgcodec, the crop only"
+
+
+NAMES = {
+    "ours": "ours, the whole feed",
+    "bare": "bare loop: decode, crop, resize",
+    "FFCV": "FFCV 1.0.2, the same JPEG bytes",
+    "classic": "PIL, ToTensor, Normalize, DataLoader",
+}
+
+
+def table(measured: Sequence[tuple[dict[str, list[float]], dict[str, float]]]) -> Iterator[str]:
+    """Yield the rows: speeds, ratios with their goals, pixels."""
+    sides = list(measured[0][0])
+    for name in sides:
+        yield f"| {NAMES[name]} | {' | '.join(spread(speed[name]) for speed, _ in measured)} |"
+    goals = {"bare": (BARE_GOAL,) * 2, "FFCV": tuple(PAIRS.values()), "classic": (CLASSIC_GOAL,) * 2}
+    for name in sides[1:]:
+        cells = []
+        for (speed, _), goal in zip(measured, goals[name], strict=True):
+            ratio = ratios(speed["ours"], speed[name])
+            cells.append(f"{spread(ratio, 2)}, goal {goal}: {met(statistics.median(ratio), goal)}")
+        yield f"| ours / {name} | {' | '.join(cells)} |"
+    cells = [f"{off['ours']:.2f}, goal {PIXEL_GOAL}: {met(off['ours'], PIXEL_GOAL, most=True)}" for _, off in measured]
+    yield f"| ours off PIL's antialiased crop, grey levels of 255 | {' | '.join(cells)} |"
+    if "FFCV" in measured[0][1]:
+        cells = [f"{off['FFCV']:.2f}" for _, off in measured]
+        yield f"| FFCV off it | {' | '.join(cells)} |"
+
+
+def main() -> int:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description="The whole feed beside the bare loop, FFCV and the classic pipeline.")
+    parser.add_argument("--images", type=Path, metavar="DIR", help="photographs: a folder or .tar (else drawn ones)")
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help=f"passes of each side (default: {ROUNDS})")
+    options = parser.parse_args()
+    print(f"{machine()}; load {os.getloadavg()[0]:.1f} before\n")
+    print("\n".join(rows(options.images, options.rounds)))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

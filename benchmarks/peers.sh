@@ -1,0 +1,60 @@
+#!/bin/sh
+# Make benchmarks/.venv, in which the peers of loader.py and cifar_peer.py run: FFCV, PIL with torch's DataLoader, and
+# imgnet-cluster itself (editable), all with the torch of pyproject.toml.
+#
+#     sh benchmarks/peers.sh          # two minutes the first time, seconds when all is there
+#
+# FFCV has no wheel: it is compiled against Debian's OpenCV and libturbojpeg. Its requirements name torchvision, of which
+# PyPI has wheels for CUDA only, so what it imports is installed by name; 1.0.2 imports no torchvision.
+set -eu
+
+debian="g++ pkg-config libopencv-dev libturbojpeg0-dev"
+builders="setuptools==84.2.1 wheel==0.48.0"
+needs="numba==0.68.1 opencv-python-headless==5.0.0.93 psutil==7.2.2 tqdm==4.70.1 assertpy==1.1 fastargs==1.2.0 terminaltables==3.1.10"
+ffcv="ffcv==1.0.2"
+check='import cv2, numba, ffcv, torch, train; from ffcv.loader import Loader; from ffcv.fields import decoders'
+
+here=$(cd "$(dirname "$0")" && pwd)
+venv="$here/.venv"
+wanted="$debian $builders $needs $ffcv $(cksum <"$here/../pyproject.toml")"
+
+fail() {
+    echo "error: $1" >&2
+    exit 1
+}
+
+if [ "$(cat "$venv/.installed" 2>/dev/null)" = "$wanted" ] && "$venv/bin/python" -c "$check" 2>/dev/null; then
+    echo "all there: $venv"
+    exit 0
+fi
+
+python=${PYTHON:-python3}
+"$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || fail "Python 3.11 or newer is needed: PYTHON=python3.11 sh $0"
+"$python" -c 'import ensurepip, venv' 2>/dev/null || debian="$debian python3-venv"
+include=$("$python" -c 'import sysconfig; print(sysconfig.get_path("include"))')
+[ -e "$include/Python.h" ] || debian="$debian python3-dev"
+
+missing=
+for package in $debian; do
+    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
+done
+if [ -n "$missing" ]; then
+    sudo=
+    [ "$(id -u)" = 0 ] || sudo="sudo -n"
+    command -v apt-get >/dev/null && $sudo true 2>/dev/null || fail "please install$missing (Debian: sudo apt-get install$missing), then call again"
+    echo "Debian packages:$missing"
+    $sudo apt-get update -qq || fail "apt-get update failed; is there a network?"
+    DEBIAN_FRONTEND=noninteractive $sudo apt-get install -y -qq --no-install-recommends $missing >/dev/null || fail "apt-get install$missing failed"
+fi
+
+[ -x "$venv/bin/python" ] || "$python" -m venv "$venv"
+pip() {
+    echo "pip install $*"
+    "$venv/bin/pip" install --quiet --disable-pip-version-check "$@" || fail "pip install $* failed; what it said stands above"
+}
+pip --editable "$here/.."
+pip $builders $needs
+pip --no-deps --no-build-isolation "$ffcv"
+"$venv/bin/python" -c "$check" || fail "the peers are installed, but do not import; remove $venv and call again"
+echo "$wanted" >"$venv/.installed"
+echo "ready: $venv, $ffcv, torch $("$venv/bin/python" -c "import torch; print(torch.__version__)")"
