@@ -26,7 +26,7 @@ from train.forecast import Constants  # noqa: E402
 from train.recipe import SAMPLE, Model, Optim, Phase, Recipe  # noqa: E402
 
 BOUND = 0.15
-IMAGES = 2000  # of the built-in set, and half as many again to validate
+IMAGES = 2000  # of the built-in set, and 500 to validate
 
 
 def recipe(name: str, *rows: tuple[int, int, int]) -> Recipe:
@@ -42,7 +42,7 @@ def recipe(name: str, *rows: tuple[int, int, int]) -> Recipe:
     )  # fmt: skip
 
 
-SHORT = recipe("short", (1, 64, 16), (1, 64, 32), (1, 96, 32))
+SHORT = recipe("short", (2, 64, 16), (1, 64, 32), (2, 96, 32))
 LONG = recipe("long", (2, 64, 16), (3, 64, 48), (2, 80, 32), (3, 96, 32))
 
 

@@ -7,19 +7,19 @@ import json
 import math
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from uuid import uuid4
 
 MAGIC = "imgnet-sealed 1"
 
 
-def _temp(path: Path, content: bytes, durable: bool) -> Path:
+def _temp(path: Path, write: Callable[[BinaryIO], object], durable: bool) -> Path:
     temp = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         with temp.open("wb") as file:
-            file.write(content)
+            write(file)
             if durable:
                 file.flush()
                 os.fsync(file.fileno())
@@ -33,7 +33,11 @@ def _temp(path: Path, content: bytes, durable: bool) -> Path:
 
 def replace(path: Path, content: bytes, durable: bool = True) -> None:
     """Write a file so that a reader sees the old content or the new, never a part. Not durable: without fsync."""
-    temp = _temp(path, content, durable)
+    _replace(path, lambda file: file.write(content), durable)
+
+
+def _replace(path: Path, write: Callable[[BinaryIO], object], durable: bool = True) -> None:
+    temp = _temp(path, write, durable)
     temp.replace(path)
     if durable:
         _sync_folder(path.parent)
@@ -54,7 +58,7 @@ def overwrite(path: Path, content: bytes) -> None:
 
 def publish(path: Path, content: bytes) -> bool:
     """Write a file that must not exist yet. False, and nothing changed, when it does: the first writer wins."""
-    temp = _temp(path, content, durable=True)
+    temp = _temp(path, lambda file: file.write(content), durable=True)
     try:
         os.link(temp, path)
     except FileExistsError:
@@ -143,7 +147,51 @@ def json_lines(path: Path, *names: str) -> Iterator[dict[str, Any]]:
 
 def seal(payload: bytes) -> bytes:
     """Put a line with the payload's length and SHA-256 before it."""
-    return f"{MAGIC} {len(payload)} {hashlib.sha256(payload).hexdigest()}\n".encode() + payload
+    return _head(len(payload), hashlib.sha256(payload).hexdigest()) + payload
+
+
+def _head(length: int, digest: str) -> bytes:
+    return f"{MAGIC} {length:020d} {digest}\n".encode()
+
+
+class _Stream:
+    """Passes on what is written and adds it up. Who writes may hide the error of a full disk; it is kept."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self.file, self.length, self.sum = file, 0, hashlib.sha256()
+        self.error: OSError | None = None
+
+    def write(self, part: bytes) -> int:
+        """Write a part."""
+        try:
+            self.file.write(part)
+        except OSError as error:
+            self.error = error
+            raise
+        self.length += len(part)
+        self.sum.update(part)
+        return len(part)
+
+    def flush(self) -> None:
+        """The file is flushed at its end."""
+
+
+def replace_sealed(path: Path, fill: Callable[[Any], object]) -> None:
+    """Write a sealed file as `replace` does, of what `fill` writes into a stream: memory holds no copy of it."""
+
+    def write(file: BinaryIO) -> None:
+        stream = _Stream(file)
+        file.write(_head(0, stream.sum.hexdigest()))
+        try:
+            fill(stream)
+        except Exception:
+            if stream.error:
+                raise stream.error from None
+            raise
+        file.seek(0)
+        file.write(_head(stream.length, stream.sum.hexdigest()))
+
+    _replace(path, write)
 
 
 def unseal(path: Path) -> bytes:
@@ -153,7 +201,7 @@ def unseal(path: Path) -> bytes:
         payload = file.read()
     if len(words) != 3 or words[0] != MAGIC:
         raise ValueError(f"{path}: is not a checkpoint of this program")
-    if words[1] != str(len(payload)) or words[2] != hashlib.sha256(payload).hexdigest():
+    if words[1] != f"{len(payload):020d}" or words[2] != hashlib.sha256(payload).hexdigest():
         raise ValueError(f"{path}: is damaged: its checksum does not fit")
     return payload
 

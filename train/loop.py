@@ -152,7 +152,7 @@ class Trainer:
         with self.times.within("checkpoints"):
             state = self.state()
             if self.group.first and (wait or not self.saver.busy):
-                self.saver.save(self.steps_done, state)
+                self.saver.save(self.steps_done, state, urgent=wait)
                 self.saved_at = time.monotonic()
 
     # --- the run -------------------------------------------------------------------------------------------------

@@ -67,7 +67,7 @@ def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
 
 
 class ResNet(nn.Module):
-    """Images [n, 3, h, w] to scores [n, classes], for any h and w of at least 32."""
+    """Images [n, 3, h, w] to scores [n, classes], for any h and w of at least 16."""
 
     def __init__(
         self,

@@ -69,7 +69,7 @@ BAD_RECIPES = {
         "line 2: ValueError: recipe 'a', row 1, epochs: starts at 1",
     ),
     "rate.py": (f"{HEAD}recipe = {recipe('a', row(lr=NAN))}", "phase 0-1, lr: must be a finite number"),
-    "size.py": (f"{HEAD}recipe = {recipe('a', row(size=31))}", "phase 0-1, size: must be a whole number"),
+    "size.py": (f"{HEAD}recipe = {recipe('a', row(size=15))}", "phase 0-1, size: must be a whole number"),
     "recipe.txt": (f"{HEAD}recipe = {recipe('a')}", "ends in .py"),
     "torn.json": ('{"name": ', "torn.json"),
     "folder": ("a folder", "is a folder"),

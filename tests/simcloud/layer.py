@@ -44,6 +44,7 @@ class Sim(Ends):
     """
 
     current: "Sim"
+    lock = threading.RLock()  # one for all clouds, as moto's backends are
     visible_after: float  # seconds until EC2 tells of a new instance
     boot_seconds: float  # pending to running
     stop_seconds: float  # shutting-down to terminated
@@ -59,7 +60,6 @@ class Sim(Ends):
         if unknown:
             raise TypeError(f"no such setting: {sorted(unknown)}")
         self._defaults = {**DEFAULTS, **defaults}
-        self.lock = threading.RLock()
         self._delivery = threading.RLock()
         self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
         self.listeners: list[Any] = []
@@ -77,8 +77,8 @@ class Sim(Ends):
         """Back to an empty cloud and the settings it began with. The living die; addresses are not used again."""
         from simcloud import market, patches
 
-        Sim.current = self
         with self.lock:
+            Sim.current = self
             for instance in [one for one in self._live.values() if one.state in BILLED]:
                 self._emit("on_dying", self.show(instance))
             self._live = {}
@@ -134,9 +134,11 @@ class Sim(Ends):
         """Keep ticking, so that things happen between calls too. For a thread of its own."""
         while True:
             time.sleep(every)
-            if Sim.current is self:  # moto's backends are one for all: an older cloud's clock must not move them
+            with self.lock:
+                if Sim.current is not self:  # an older cloud's clock must not move what is the next one's
+                    continue
                 self.tick()
-                self.deliver()
+            self.deliver()
 
     # --- listeners -------------------------------------------------------------------------------------------------
 

@@ -190,6 +190,18 @@ def test_only_the_end_of_the_last_epoch_waits_for_a_slow_disk(number: int, monke
     assert saved == [number == 2] and (trainer.epoch, trainer.step) == (number + 1, 0)
 
 
+def test_only_a_file_that_somebody_waits_for_is_written_at_full_priority(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found: list[int] = []
+    monkeypatch.setattr(checkpoint, "write", lambda *_: found.append(os.getpriority(os.PRIO_PROCESS, 0)))
+    saver, own = checkpoint.Saver(tmp_path), os.getpriority(os.PRIO_PROCESS, 0)
+    for step, urgent in ((1, False), (2, True)):
+        saver.save(step, {}, urgent)
+    saver.wait()
+    assert found == [min(19, own + 5), own] and os.getpriority(os.PRIO_PROCESS, 0) == own
+
+
 def test_a_folder_that_vanished_is_an_error_at_the_next_call(tmp_path: Path) -> None:
     saver = checkpoint.Saver(tmp_path / "gone")
     (tmp_path / "gone").rmdir()

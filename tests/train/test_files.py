@@ -111,6 +111,23 @@ def test_what_was_sealed_comes_back(tmp_path: Path) -> None:
         (tmp_path / "x").write_bytes(files.seal(payload))
         assert files.unseal(tmp_path / "x") == payload
 
+        def fill(stream: Any, payload: bytes = payload) -> None:
+            for start in range(0, len(payload), 7):
+                stream.write(payload[start : start + 7])
+
+        files.replace_sealed(tmp_path / "y", fill)
+        assert (tmp_path / "y").read_bytes() == (tmp_path / "x").read_bytes()
+
+
+def test_a_sealed_file_of_which_a_part_could_not_be_written_is_not_there(tmp_path: Path) -> None:
+    def broken(stream: Any) -> None:
+        stream.write(b"half")
+        raise RuntimeError("gone")
+
+    with pytest.raises(RuntimeError, match="gone"):
+        files.replace_sealed(tmp_path / "x", broken)
+    assert list(tmp_path.iterdir()) == []
+
 
 def test_any_flipped_bit_is_noticed(tmp_path: Path) -> None:
     whole, path = files.seal(PAYLOAD), tmp_path / "x"

@@ -169,7 +169,7 @@ def test_a_first_epoch_of_another_shape_costs_its_switch() -> None:
     rows = [Phase(epochs=epochs, size=size, batch=batch, lr=epochs[1] / 10) for epochs, size, batch in told_rows]
     one = Schedule(replace(resnet50, tables={}, phases=rows), IMAGES, 8)
     found = told(one, constants=replace(BARE, epoch=((128, 1.0), (224, 2.0)), switch=((128, 10.0), (288, 100.0))))
-    assert [cost.parts["fixed"] for cost in found.epochs] == [1, 1, 1, 11, 102, 2]
+    assert [cost.parts["fixed"] for cost in found.epochs] == [11, 1, 1, 11, 102, 2]
     assert [by_size(((128, 1.0), (224, 2.0)), size) for size in (64, 128, 129, 999)] == [1, 1, 2, 2]
 
 

@@ -12,6 +12,7 @@ WAITED = 0.05  # share of a phase's steps that must be waits, for the loader's s
 FREE = 1e9  # Gbit/s: what is sent is in the measured steps already
 # of a machine, before its trainers start
 BEFORE = ("booting", "connected", "code", "environment", "checks", "network", "agent", "data", "fetch", "standby")
+ONCE = ("data", "indexing")
 Row = Mapping[str, Any]
 
 
@@ -95,30 +96,29 @@ def _forward(result: Row, steps: Mapping[tuple[int, int], float]) -> float:
 
 
 def _fixed(result: Row) -> tuple[BySize, BySize]:
-    """Seconds of each epoch beside its steps and validation, and how much more the first of a new shape takes."""
-    usual, fresh, before = list[float](), list[float](), None
-    for row in result["epochs"]:
-        phase = phase_of(result, row)
-        kind = (phase["size"], phase["batch"], phase["copy"])
-        one = parts(row)
-        rest = sum(one.get(name, 0.0) for name in ("switches", "checkpoints", "other"))
-        (fresh if before not in (None, kind) else usual).append(rest)
-        before = kind
+    """Seconds of each epoch beside its steps and validation, and of each first one of a new shape."""
     if not any(row.get("where") for row in result["epochs"]):
         took = result["seconds"].get("first step to last", 0.0)
         left = took - sum(sum(parts(row).values()) for row in result["epochs"])
         return ((0, max(0.0, left) / len(result["epochs"])),), ()
-    mean = sum(usual) / len(usual)
-    more = max(0.0, sum(fresh) / len(fresh) - mean) if fresh else 0.0
-    return ((0, mean),), ((0, more),) if more else ()
+    rest = switches = 0.0
+    fresh, before = 0, None
+    for row in result["epochs"]:
+        phase, one = phase_of(result, row), parts(row)
+        kind = (phase["size"], phase["batch"], phase["copy"])
+        rest += one.get("checkpoints", 0.0) + one.get("other", 0.0)
+        switches += one.get("switches", 0.0)
+        fresh += kind != before
+        before = kind
+    return ((0, rest / len(result["epochs"])),), ((0, switches / fresh),) if switches else ()
 
 
 def _start(result: Row, once: bool = True) -> tuple[float, float]:
     """Seconds before the trainers of the slowest machine, and from their start to the first step; with what is done
-    but `once` for a set: drawing it.
+    but `once` for a set: drawing it, looking through its folders.
     """
     found = [dict(one) for one in dict(result.get("setup") or {}).values() if one]
-    machines = [{name: one[name] for name in one if once or name != "data"} for one in found]
+    machines = [{name: one[name] for name in one if once or name not in ONCE} for one in found]
     if machines:
         slowest = max(machines, key=lambda one: sum(one.values()))
         before = sum(seconds for step, seconds in slowest.items() if step in BEFORE)

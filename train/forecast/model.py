@@ -161,7 +161,7 @@ class _Model:
             phase = epoch.row.phase
             kind = (phase.size, phase.batch, phase.copy)
             fixed = by_size(self.constants.epoch, phase.size)
-            fixed += by_size(self.constants.switch, phase.size) if before not in (None, kind) else 0.0
+            fixed += by_size(self.constants.switch, phase.size) if before != kind else 0.0
             looks = validates(self.schedule, place, ()) is not False  # None: nobody knows yet how near it will be
             validation = self.validation(phase) if looks else 0.0
             parts = {**self.steps(epoch), "validation": validation, "fixed": fixed}

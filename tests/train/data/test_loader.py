@@ -18,6 +18,7 @@ import torch
 from PIL import Image
 
 from train import spawn
+from train.data import loader
 from train.data.index import DataError, Index, load
 from train.data.loader import AHEAD_BYTES, Batch, Images, Sent, Work, stream
 from train.data.order import random_boxes
@@ -310,6 +311,20 @@ def test_a_file_of_another_size_than_the_index_says_is_named(tiny_data: Path, tm
         with pytest.raises(DataError) as caught:
             changed.make(Work("train", None, np.array([0, 5]), (32, 32), 0, min_scale))
         assert str(caught.value).startswith(f"{index.where(5)}: has 33x44 pixels and not ")
+
+
+def test_a_worker_whose_trainer_died_before_it_began_ends(in_group: Any) -> None:
+    """The kernel kills it only when its parent dies after it asked for that; such a one would wait for ever."""
+
+    def work(_: object) -> str:
+        loader._begin_worker(os.getppid(), 0)
+        return "goes on"
+
+    assert in_group(1, work) == ["goes on"]
+    if not (child := os.fork()):
+        loader._begin_worker(os.getpid(), 0)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
 def test_a_worker_that_dies_is_an_error_and_not_a_wait_for_ever(images: Images, in_group: Any) -> None:
