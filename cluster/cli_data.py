@@ -38,6 +38,7 @@ def packing_options(command: Command) -> Command:
             click.argument("source", type=click.Path(path_type=Path)),
             click.argument("target", type=click.Path(path_type=Path)),
             click.option("--skip-bad", is_flag=True, help="Leave out files that are not images instead of ending."),
+            click.option("--anew", is_flag=True, help="Replace a finished set that is of other images."),
             click.option(
                 "--shard-mb", type=click.IntRange(1), default=256, show_default=True, help="The size of a file."
             ),
@@ -51,7 +52,7 @@ def packing_options(command: Command) -> Command:
 @packing_options
 @click.option("--sizes", default="160,352", show_default=True, help="Short sides in pixels, with commas.")
 @data_errors
-def resize(source: Path, target: Path, sizes: str, skip_bad: bool, shard_mb: int) -> None:
+def resize(source: Path, target: Path, sizes: str, skip_bad: bool, anew: bool, shard_mb: int) -> None:
     """Pack smaller copies of SOURCE into TARGET/<short side>. May be stopped and called again."""
     from train.data.pack import copies_in
 
@@ -61,24 +62,24 @@ def resize(source: Path, target: Path, sizes: str, skip_bad: bool, shard_mb: int
         numbers = []
     if min(numbers, default=0) < 32:
         raise BadInput(f"--sizes: must be whole numbers of 32 or more with commas, such as 160,352, not {sizes!r}")
-    _pack("resizing", source, target, copies_in(target, numbers), skip_bad, shard_mb)
+    _pack("resizing", source, target, copies_in(target, numbers), skip_bad, anew, shard_mb)
 
 
 @data.command()
 @packing_options
 @data_errors
-def pack(source: Path, target: Path, skip_bad: bool, shard_mb: int) -> None:
+def pack(source: Path, target: Path, skip_bad: bool, anew: bool, shard_mb: int) -> None:
     """Pack the full-size images of SOURCE into TARGET. May be stopped and called again."""
-    _pack("packing", source, target, {None: target}, skip_bad, shard_mb)
+    _pack("packing", source, target, {None: target}, skip_bad, anew, shard_mb)
 
 
 def _pack(
-    doing: str, source: Path, target: Path, targets: dict[int | None, Path], skip_bad: bool, shard_mb: int
+    doing: str, source: Path, target: Path, targets: dict[int | None, Path], skip_bad: bool, anew: bool, shard_mb: int
 ) -> None:
     from train.data.pack import pack_set
 
     with Bar(f"{doing} {source}") as progress:
-        done = pack_set(source, targets, skip_bad=skip_bad, shard_bytes=shard_mb * 10**6, progress=progress)
+        done = pack_set(source, targets, skip_bad=skip_bad, anew=anew, shard_bytes=shard_mb * 10**6, progress=progress)
     for path, why in done.bad:
         click.echo(f"left out: {path}: {why}", err=True)
     for line in done.said:

@@ -37,7 +37,7 @@ def draw(spec: Spec, log: Path, going_on: Callable[[str, str], None]) -> None:
     sizes = ",".join(map(str, spec.recipe.copies))
     if sizes and spec.scale == 1:  # a rehearsal on a part of the images does as well without
         doing = f"making copies of {sizes} pixels"
-        _run(doing, log, going_on, "data", "resize", spec.data, spec.copies, "--sizes", sizes)
+        _run(doing, log, going_on, "data", "resize", "--anew", spec.data, spec.copies, "--sizes", sizes)
 
 
 def _run(doing: str, log: Path, going_on: Callable[[str, str], None], *words: str) -> None:

@@ -15,6 +15,8 @@ import torch
 from .decode import Box, Pixels, Size, decode_part
 from .shapes import MARGIN
 
+THINNEST = 64  # times as long as broad: what is enlarged of an image of which all would be
+MOST = 2**24  # pixels, or more
 _resize: Any = torch._C._nn._upsample_bilinear2d_aa  # what torch.nn.functional.interpolate calls
 
 
@@ -37,19 +39,31 @@ def centre(data: bytes, size: Size, row: torch.Tensor) -> None:
     left is, for torch can only start at an image's corner.
     """
     shape = (row.shape[2], row.shape[3])
+    above, before, *kept = _not_too_long(size, _enlarged(size, shape))
+    size, file = (kept[0], kept[1]), size
     whole = _enlarged(size, shape)
     top, left = ((full - cut) // 2 for full, cut in zip(whole, shape, strict=True))
     if whole == size:
-        row.copy_(_view(decode_part(data, size, (top, left, *shape))))
+        row.copy_(_view(decode_part(data, file, (above + top, before + left, *shape))))
         return
     # The image is made up to the crop's end only, of so many of the source's pixels.
     ends = (top + shape[0], left + shape[1])
     (height, rows_needed), (width, columns_needed) = map(_reach, ends, whole, size)
-    part = _view(decode_part(data, size, (0, 0, rows_needed, columns_needed)))
+    part = _view(decode_part(data, file, (above, before, rows_needed, columns_needed)))
     corner = torch.empty((1, height, width, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
     scales = (full / source for full, source in zip(whole, size, strict=True))
     _resize(part, (height, width), False, *scales, out=corner)
     row.copy_(corner[:, :, top : ends[0], left : ends[1]])
+
+
+def _not_too_long(size: Size, whole: Size) -> Box:
+    """The whole image; of a strip of one pixel by thousands its middle, which a crop fits in: the rest enlarged would
+    take gigabytes.
+    """
+    if math.prod(whole) < MOST:
+        return 0, 0, *size
+    height, width = (min(one, THINNEST * min(size)) for one in size)
+    return (size[0] - height) // 2, (size[1] - width) // 2, height, width
 
 
 def _enlarged(size: Size, shape: Size) -> Size:

@@ -26,6 +26,7 @@ from PIL import Image, UnidentifiedImageError
 from ..files import one_line
 
 JPEG, END = b"\xff\xd8", b"\xff\xd9"  # how one begins, and ends
+LONGEST = 65500  # pixels a side that a JPEG file can have: a longer image could have no copy
 PART = 0.7  # of an image's pixels: from there on decoding all of them and cutting is as fast, at 160 pixels as at 352
 Pixels = NDArray[np.uint8]
 Size = tuple[int, int]  # height, width
@@ -64,6 +65,8 @@ def _decode_other(data: bytes, why: str) -> Pixels:
         with Image.open(BytesIO(data)) as image:
             if image.mode.startswith(("I", "F")):  # which convert() would clip to white
                 raise BadImage(f"{image.format} with more than 8 bits a channel (mode {image.mode})")
+            if max(image.size) > LONGEST:
+                raise BadImage(f"{image.width} x {image.height} pixels do not fit into a JPEG file")
             return np.array(image.convert("RGB"))
     except UnidentifiedImageError as error:
         raise BadImage(why.replace("\n", " ") if data[:2] == JPEG else "not an image") from error

@@ -6,6 +6,7 @@ batches are decoded before the last epoch ends.
 """
 
 import ctypes
+import errno
 import os
 import signal
 import threading
@@ -75,6 +76,8 @@ class Images:
         """Decode, crop and resize, into `out` if given. Raises `DataError` when a file cannot be decoded any more."""
         index = self.indexes[work.split, work.copy]
         widths, heights = index.widths[work.ids], index.heights[work.ids]
+        if not (widths.all() and heights.all()):
+            raise DataError(f"{index.folder}: its index was written over during the run; make the set again")
         cuts: Iterable[tuple[Box, bool] | None] = repeat(None)
         if work.min_scale is not None:
             boxes, mirrors = random_boxes(self.seed, work.epoch, work.ids, widths, heights, work.min_scale)
@@ -171,7 +174,12 @@ def stream(images: Images, works: Iterable[Work], workers: int, device: torch.de
         multiprocessing_context="fork",
         prefetch_factor=ahead,
     )
-    made = iter(loader)
+    try:
+        made = iter(loader)
+    except OSError as error:
+        if error.errno == errno.ENOSPC:  # the queues' semaphores are files there
+            raise DataError("/dev/shm: is full; the loader's processes need 64 kB there, or say --workers 0") from error
+        raise
     if threading.current_thread() is threading.main_thread():
         _OneLine.install()
     return _whole(made)
@@ -200,6 +208,8 @@ def _lost(error: RuntimeError) -> Exception:
     text = one_line(error)
     if not text.startswith("DataLoader worker"):
         return error
+    if "Bus error" in text:
+        return Lost("a loader process ended (Bus error): index.npy was cut while it was mapped, or cannot be read")
     return Lost(
         f"a loader process ended ({text.removeprefix('DataLoader ').split('. ')[0].rstrip('.')}): if nobody ended it, "
         "the machine ran out of memory; with fewer --workers less is needed"

@@ -43,6 +43,8 @@ def _open(root: Path, split: str, classes: list[str]) -> Origin:
     folder = root / split
     if packed.is_packed(folder):
         index = packed.load(folder, classes)
+        if not index.has_bytes:
+            raise DataError(f"{folder}: has the index and no images; fetch them too: imgnet-cluster data fetch")
         marks = np.stack([index.rows[column].astype(np.int64) for column in ("length", "crc")], axis=1)
         return Origin(root, split, classes, index.names(), np.asarray(index.labels), marks, index.read, index.where)
     names, marks = folders.scan(folder, class_names(root, split))

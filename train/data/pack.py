@@ -8,6 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -15,16 +16,16 @@ import simplejpeg
 from PIL import Image
 
 from ..files import locked
-from .decode import BadImage, Pixels, decode, encode
+from . import folders, packed
+from .decode import LONGEST, BadImage, Pixels, decode, encode
 from .layout import DataError, Progress
 from .origin import Origin, open_sources
 from .threads import in_threads
-from .writer import Ready, Writer
+from .writer import Ready, Writer, check_finished
 
 QUALITY = 90  # of copies
 FULL_QUALITY = 95  # of full-size images that are not JPEG files a strict reader takes
 SHARD = 256 * 10**6  # bytes
-LONGEST = 65500  # pixels a side that a JPEG file can have
 
 
 @dataclass
@@ -59,6 +60,7 @@ def pack_set(
     targets: Mapping[int | None, Path],
     *,
     skip_bad: bool = False,
+    anew: bool = False,
     shard_bytes: int = SHARD,
     workers: int | None = None,
     progress: Progress | None = None,
@@ -66,7 +68,8 @@ def pack_set(
     """Pack the images of `source` into each of `targets`, by short side in pixels, None for full size.
 
     Raises `DataError`, `OSError` (disk full). Without `skip_bad` the first file that is not an image ends it; the
-    shards finished so far stay, and count next time. Images are never enlarged.
+    shards finished so far stay, and count next time. A finished set of other images, or of sources that have changed,
+    is replaced only if `anew`. Images are never enlarged.
     """
     sources = open_sources(source)
     for root in targets.values():
@@ -76,6 +79,8 @@ def pack_set(
         for root in sorted({*targets.values()}):
             root.mkdir(parents=True, exist_ok=True)
             held.enter_context(locked(root / ".pack.lock"))  # a second call waits, and then finds everything there
+        for one, (short, root) in product(sources, targets.items()):
+            check_finished(root / one.split, one, short, _quality(short), anew)
         todo = [(one, _writers(one, targets, shard_bytes)) for one in sources]  # from here on all are unfinished
         for one, writers in todo:
 
@@ -89,16 +94,20 @@ def pack_set(
 
 
 def _writers(source: Origin, targets: Mapping[int | None, Path], shard_bytes: int) -> list[Writer]:
-    return [
-        Writer(root / source.split, source, short, QUALITY if short else FULL_QUALITY, shard_bytes)
-        for short, root in targets.items()
-    ]
+    return [Writer(root / source.split, source, short, _quality(short), shard_bytes) for short, root in targets.items()]
+
+
+def _quality(short: int | None) -> int:
+    return QUALITY if short else FULL_QUALITY
 
 
 def _check_target(source: Path, sources: Sequence[Origin], root: Path) -> None:
     for one in sources:
         if (root / one.split).resolve().is_relative_to((source / one.split).resolve()):
             raise DataError(f"{root}: lies in {source / one.split}, among the images; give a folder beside {source}")
+        folder = root / one.split
+        if folder.is_dir() and not packed.is_packed(folder) and (found := folders.class_folders(folder)):
+            raise DataError(f"{folder / found[0]}: a folder of images is there; remove it, or give another folder")
 
 
 def _pack(
@@ -167,7 +176,7 @@ def _ready(data: bytes, wanted: Sequence[int | None]) -> dict[int | None, Ready]
         elif max(height, width) > LONGEST:
             raise BadImage(f"{width} x {height} pixels do not fit into a JPEG file")
         else:
-            stored = encode(small, QUALITY if short else FULL_QUALITY)
+            stored = encode(small, _quality(short))
         made[short] = Ready(stored, width, height, zlib.crc32(stored))
     return made
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from . import folders, packed
 from .decode import BadImage, decode
 from .layout import SPLITS, DataError, Progress, names_digest
-from .packed import INDEX, NAMES, Manifest
+from .packed import INDEX, MANIFEST, NAMES, Manifest
 from .shards import shard_name, wrong_size
 from .threads import in_threads
 
@@ -145,6 +145,10 @@ def _verify_images(folder: Path, lost: set[str], done: Verified, tell: Callable[
     except DataError as error:
         done.faults.append(_two(error))
         return
+    for number, (name, label) in enumerate(zip(index.names(), index.labels[:].tolist(), strict=True)):
+        if name.split("/")[0] != index.classes[label]:
+            done.faults.append((index.where(number), f"{INDEX} and {MANIFEST} say class {index.classes[label]}"))
+            break  # one tells it
     if not index.has_bytes:
         return
     gone = {number for number in range(len(index.manifest.shards)) if shard_name(number) in lost}

@@ -46,6 +46,27 @@ class _Part:
     file: dict[str, Any]
 
 
+def signature(source: Origin, short: int | None, quality: int) -> str:
+    """Return what changes when the sources do, or how they are packed."""
+    how = f"{VERSION} {short} {quality} {source.digest()} {source.classes}"
+    return hashlib.sha256(how.encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def check_finished(folder: Path, source: Origin, short: int | None, quality: int, anew: bool) -> None:
+    """Raise `DataError` when a finished set lies there that is not of these sources: it may be the only one."""
+    if anew or not is_packed(folder):
+        return
+    try:
+        made = read_manifest(folder).made.get("signature")
+    except DataError as error:
+        raise DataError(f"{error}; to replace it: --anew") from error
+    if made != signature(source, short, quality):
+        raise DataError(
+            f"{folder}: a packed set of other images, or of sources that have changed since; give another folder, or "
+            "replace it: --anew"
+        )
+
+
 class Writer:
     """Packs one split into `folder`. `position` is the next source image that it lacks; `said` is worth telling."""
 
@@ -60,8 +81,7 @@ class Writer:
 
     @cached_property
     def _signature(self) -> str:
-        how = f"{VERSION} {self.short} {self.quality} {self.source.digest()}"
-        return hashlib.sha256(f"{how} {self.source.classes}".encode("utf-8", "surrogateescape")).hexdigest()
+        return signature(self.source, self.short, self.quality)
 
     def _finished(self) -> bool:
         """Whether all is there, made of the same sources; what else lies there is no longer valid, and said."""
@@ -119,7 +139,8 @@ class Writer:
     def _sweep(self, parts: int | None) -> None:
         """Remove what a killed call left; `parts` shards are to be gone on from, None: all are finished."""
         keep = {one for n in range(parts or 0) for one in (shard_name(n), self._rows_file(n).name)}
-        kinds = ["shard-*.bin", ".rows-*", ".shard-*"] if parts is not None else [".rows-*", ".shard-*", UNFINISHED]
+        kinds = [".rows-*", ".shard-*", *(f".{one}*" for one in (".rows-", INDEX, NAMES, MANIFEST))]
+        kinds.append("shard-*.bin" if parts is not None else UNFINISHED)
         for path in (path for kind in kinds for path in self.folder.glob(kind)):
             if path.name not in keep:
                 path.unlink()

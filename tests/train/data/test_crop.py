@@ -233,3 +233,31 @@ def test_an_image_of_another_size_than_the_index_says_is_refused(route: str) -> 
         ):
             with pytest.raises(decode.BadImage, match=f"has {width}x{height} pixels and not {size[1]}x{size[0]}"):
                 fill(size)
+
+
+@pytest.mark.parametrize("size", [(4000, 1), (1, 4000)])
+def test_of_a_strip_only_the_middle_is_enlarged(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.random.default_rng(0).integers(0, 255, (*size, 3), np.uint8)
+    made, real = list[tuple[int, ...]](), torch.empty
+
+    def noted(shape: tuple[int, ...], **how: Any) -> torch.Tensor:
+        made.append(shape)
+        return real(shape, **how)
+
+    batch = real((1, 64, 64, 3), dtype=torch.uint8)
+    monkeypatch.setattr(torch, "empty", noted)
+    crop.centre(encode_exactly(pixels), size, crop.rows(batch)[0])
+    assert all(np.prod(shape) < 65 * 73 * 73 * 3 for shape in made) and made
+    middle = (min(one, 64 * min(size)) for one in size)
+    cut = tuple(slice((full - part) // 2, (full - part) // 2 + part) for full, part in zip(size, middle, strict=True))
+    expected = real((1, 64, 64, 3), dtype=torch.uint8)
+    kept = pixels[cut]
+    crop.centre(encode_exactly(kept), kept.shape[:2], crop.rows(expected)[0])
+    assert torch.equal(batch, expected)
+
+
+def encode_exactly(pixels: Any) -> bytes:
+    """A PNG, which loses nothing."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()

@@ -1,6 +1,7 @@
 """Packing: what is stored, what is kept, what happens on the way."""
 
 import errno
+import json
 import os
 import shutil
 import signal
@@ -215,11 +216,15 @@ def remove(source: Path) -> None:
 
 
 @pytest.mark.parametrize("act", [change, touch, add, rename, remove])
-def test_when_the_sources_change_it_is_made_anew_and_said(act: Any, source: Path, tmp_path: Path) -> None:
+def test_when_the_sources_change_it_is_made_anew_if_asked_and_said(act: Any, source: Path, tmp_path: Path) -> None:
     copies = tmp_path / "copies"
     resize(source, copies, [64])
     act(source)
-    done = resize(source, copies, [64])
+    before = {path: path.read_bytes() for path in (copies / "64").rglob("*") if path.is_file()}
+    with pytest.raises(DataError, match=r"64/train: .*have changed since; .*--anew"):
+        resize(source, copies, [64])
+    assert before == {path: path.read_bytes() for path in (copies / "64").rglob("*") if path.is_file()}
+    done = resize(source, copies, [64], anew=True)
     assert done.kept == 2 and done.written == len(load(source, "train"))  # val is as it was
     (said,) = done.said
     assert said.startswith(f"{copies}/64/train: ") and "made anew" in said
@@ -236,7 +241,7 @@ def test_what_was_lost_or_cut_since_is_made_anew(name: str, cut: bool, source: P
     path = tmp_path / "64/train" / name
     before = path.read_bytes()
     path.write_bytes(before[:-7]) if cut else path.unlink()
-    done = resize(source, tmp_path, [64], shard_bytes=5_000)
+    done = resize(source, tmp_path, [64], shard_bytes=5_000, anew=cut and name == "manifest.json")
     assert done.written == 4 and path.read_bytes() == before
     assert bool(done.said) == (cut or name != "manifest.json")
 
@@ -426,6 +431,49 @@ def test_what_fits_into_no_jpeg_is_named(source: Path, tmp_path: Path) -> None:
     Image.new("RGB", (65_600, 2)).save(source / "train/a/long.JPEG", "PNG")
     with pytest.raises(DataError, match=r"long.JPEG: 65600 x 2 pixels do not fit into a JPEG file"):
         pack_set(source, {None: tmp_path / "full"})
+
+
+def test_a_finished_set_of_other_images_is_left_alone_unless_asked(source: Path, tmp_path: Path) -> None:
+    pack_set(source, {None: tmp_path / "full"})
+    before = {path: path.read_bytes() for path in (tmp_path / "full").rglob("*") if path.is_file()}
+    other = tmp_path / "other"
+    for split in ("train", "val"):
+        write(other / split / "c" / "0.JPEG", draw(0, "train", 30))
+        write(other / split / "d" / "0.JPEG", b"no image")
+    with pytest.raises(DataError, match="a packed set of other images"):
+        pack_set(other, {None: tmp_path / "full"})
+    manifest = tmp_path / "full/val/manifest.json"
+    newer = manifest.read_text().replace('"version": 1', '"version": 2')
+    manifest.write_text(newer)
+    with pytest.raises(DataError, match=r"format version 2.*--anew"):
+        pack_set(source, {None: tmp_path / "full"})
+    assert {**before, manifest: newer.encode()} == {
+        path: path.read_bytes() for path in (tmp_path / "full").rglob("*") if path.is_file()
+    }
+
+
+def test_nothing_is_packed_over_a_folder_of_images(source: Path, tmp_path: Path) -> None:
+    write(tmp_path / "mine/val/c/0.JPEG", draw(0, "val", 1))
+    with pytest.raises(DataError, match=r"mine/val/c: a folder of images is there"):
+        pack_set(source, {None: tmp_path / "mine"}, anew=True)
+    assert [path.name for path in (tmp_path / "mine").rglob("*") if path.is_file()] == ["0.JPEG"]
+
+
+def test_half_files_of_a_killed_call_are_swept(source: Path, tmp_path: Path) -> None:
+    pack_set(source, {None: tmp_path / "full"})
+    left = ["..rows-00004.npz.0a", ".index.npy.0b", ".names.txt.0c", ".manifest.json.0d", ".shard-00001.bin.tmp"]
+    for name in left:
+        (tmp_path / "full/train" / name).write_bytes(b"half")
+    pack_set(source, {None: tmp_path / "full"})
+    assert not {path.name for path in (tmp_path / "full/train").iterdir()} & {*left}
+
+
+def test_a_set_of_which_only_the_index_was_fetched_cannot_be_packed(source: Path, tmp_path: Path) -> None:
+    pack_set(source, {None: tmp_path / "full"})
+    manifest = tmp_path / "full/train/manifest.json"
+    manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fetched": "index"}))
+    with pytest.raises(DataError, match="full/train: has the index and no images; fetch them too"):
+        resize(tmp_path / "full", tmp_path / "small", [64])
 
 
 def test_progress_counts_the_images_to_their_end(source: Path, tmp_path: Path) -> None:

@@ -171,3 +171,11 @@ def test_the_list_has_every_set_with_its_numbers(made: Path, full: Path) -> None
     (full / "train" / MANIFEST).unlink()
     assert [one.kind for one in list_sets(full)] == ["unfinished", "packed"]
     assert [one.split for one in list_sets(full / "val")] == ["val"]
+
+
+def test_classes_in_another_order_than_the_names_say_are_a_fault(full: Path) -> None:
+    said = json.loads((full / "train" / MANIFEST).read_text())
+    said["classes"].reverse()
+    (full / "train" / MANIFEST).write_text(json.dumps(said))
+    (fault,) = faults(full)
+    assert "a/00.JPEG" in fault and f"{INDEX} and {MANIFEST} say class c" in fault
