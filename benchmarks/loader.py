@@ -10,7 +10,6 @@ its passes our stream holds batches of one image only, and a pass is timed from 
 
 import argparse
 import contextlib
-import ctypes
 import json
 import os
 import statistics
@@ -245,12 +244,10 @@ def begin() -> None:
     """What our workers have, for the bare loop too: one thread for each, and a malloc that keeps its memory."""
     import torch
 
-    from train.data.loader import MALLOPT
+    from train.spawn import keep_memory
 
     torch.set_num_threads(1)
-    libc = ctypes.CDLL(None)
-    for option, value in MALLOPT:
-        libc.mallopt(option, value)
+    keep_memory()
 
 
 def rows(images: Path | None = None, rounds: int = ROUNDS) -> list[str]:

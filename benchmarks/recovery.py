@@ -30,9 +30,8 @@ sys.path[:0] = [str(HERE.parent), str(HERE)]
 
 from elastic import MACHINES, Elastic  # noqa: E402
 from elastic_local import RECIPE, SAVE_SECONDS, Local  # noqa: E402
+from measure import write_part  # noqa: E402
 
-RESULTS = HERE / "RESULTS.md"
-BEGIN, END = "<!-- recovery.py -->", "<!-- end of recovery.py -->"
 MARK = "IMGNET_BENCHMARK"
 ROUNDS, PEER_ROUNDS = 5, 3
 
@@ -153,17 +152,6 @@ def table(
         yield f"| {CASES[case]} | {' | '.join(cells)} |"
 
 
-def write(lines: Sequence[str]) -> None:
-    """Put the lines between our marks in RESULTS.md, at its end when there are none yet."""
-    text = RESULTS.read_text() if RESULTS.exists() else "# Measured\n"
-    part = "\n".join([BEGIN, *lines, END])
-    if BEGIN in text and END in text:
-        before, _, rest = text.partition(BEGIN)
-        RESULTS.write_text(before + part + rest.partition(END)[2])
-    else:
-        RESULTS.write_text(f"{text.rstrip()}\n\n{part}\n")
-
-
 def main() -> int:
     """Measure and print; with everything measured, write the part of RESULTS.md."""
     parser = argparse.ArgumentParser(description="Seconds from a loss to the next training step.")
@@ -192,7 +180,7 @@ def main() -> int:
     lines = list(table(mine, theirs, load))
     print("\n".join(["", *lines]))
     if not (options.cases or options.quick or options.no_torchrun):
-        write(lines)
+        write_part("recovery.py", lines)
     return 0
 
 

@@ -30,7 +30,7 @@ import torch  # noqa: E402
 from measure import met, spread  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
-from train import distributed, loop, models, optim, run  # noqa: E402
+from train import distributed, loop, models, optim, run, spawn  # noqa: E402
 from train.data import loader  # noqa: E402
 from train.data.sample import draw_set  # noqa: E402
 from train.dataset import Dataset, open_dataset  # noqa: E402
@@ -133,7 +133,7 @@ def _first(have: int, want: int) -> Any:
 
 def rows(images: Path | None = None, model: str = MODEL) -> list[str]:
     """Measure and return the rows of a table."""
-    run.keep_memory()
+    spawn.keep_memory()
     torch.set_num_threads(os.cpu_count() or 1)
     loader.AHEAD_BYTES = 0.0
     kind = "photographs" if images else "drawn images"

@@ -1,6 +1,5 @@
 """One attempt of a run, from the options to result.json."""
 
-import ctypes
 import os
 import time
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import checkpoint, distributed, files
+from . import checkpoint, distributed, files, spawn
 from .data.loader import Images
 from .dataset import Dataset, copies_of, open_dataset, root_of
 from .feed import Feed
@@ -20,7 +19,6 @@ from .report import Expected, Report
 from .result import overall
 from .schedule import Schedule
 
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4  # of mallopt(3)
 SAVED = 3  # exit code of a process that was asked to end, and saved
 
 
@@ -52,7 +50,7 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
     if group.device.type == "cpu":
         threads = 1 if options.exact else options.threads or (os.cpu_count() or 1) // group.local_world
         torch.set_num_threads(max(1, threads))
-        keep_memory()
+        spawn.keep_memory()
     feed = Feed(schedule, dataset.indexes, recipe.seed, group.rank, group.world)
     trainer = Trainer(options, recipe, group, feed, len(dataset.train.classes), report)
     if group.first and schedule.note:
@@ -80,13 +78,6 @@ def open_images(options: Options, recipe: Recipe) -> Dataset:
         recipe, root, copies_of(root, options.copies), scale=options.scale, seed=recipe.seed,
         skip_bad=options.skip_bad, say=lambda text: print(text, flush=True),
     )  # fmt: skip
-
-
-def keep_memory() -> None:
-    """Let malloc keep what is freed: on a CPU a step frees and takes the same gigabyte (18 % faster, LOG.md)."""
-    libc = ctypes.CDLL(None)
-    for option, value in ((M_MMAP_MAX, 0), (M_TRIM_THRESHOLD, 2**31 - 1)):
-        libc.mallopt(option, value)
 
 
 def workers_for(options: Options, group: distributed.Group) -> int:

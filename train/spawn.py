@@ -15,6 +15,7 @@ from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of mallopt(3)
 
 
 def die_with_parent() -> None:
@@ -25,6 +26,14 @@ def die_with_parent() -> None:
 def adopt_orphans() -> None:
     """Become the parent of whatever our children leave behind, so that `descendants` finds it."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def keep_memory() -> None:
+    """Let malloc keep what this process frees: on a CPU a step frees and takes the same gigabyte (18 % faster, LOG.md),
+    and a loader's worker the memory of one image after the other.
+    """
+    for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1)):
+        _LIBC.mallopt(option, value)
 
 
 def descendants(pid: int) -> list[int]:

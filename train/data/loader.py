@@ -5,7 +5,6 @@ which epoch, so neither a new size nor a new batch nor a new epoch restarts anyt
 batches are decoded before the last epoch ends.
 """
 
-import ctypes
 import errno
 import os
 import signal
@@ -23,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ..files import one_line
 from ..report import Lost
-from ..spawn import die_with_parent
+from ..spawn import die_with_parent, keep_memory
 from .crop import centre, crop, rows
 from .decode import BadImage, Box, Size
 from .index import DataError, Index
@@ -143,12 +142,9 @@ def _begin_worker(parent: int, _: int) -> None:
     if os.getppid() != parent:  # it died before the line above
         os._exit(1)
     torch.set_num_threads(1)
-    libc = ctypes.CDLL(None)
-    for option, value in MALLOPT:
-        libc.mallopt(option, value)
+    keep_memory()
 
 
-MALLOPT = ((-4, 0), (-1, 2**31 - 1))  # M_MMAP_MAX, M_TRIM_THRESHOLD: keep the memory of one image for the next
 AHEAD_BYTES = 128e6  # of batches that each worker may have ready; where two batches are more, two
 RECTANGLE = 1.9  # times a square batch: what a rectangular one of validation may have (train.data.shapes)
 

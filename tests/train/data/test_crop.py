@@ -59,16 +59,6 @@ def kind(request: Any) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=["whole", "region"])
-def route(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Decode all of an image, or the part that matters."""
-    if request.param == "region":
-        pytest.importorskip("nvidia.nvimgcodec", reason="the extra nvimgcodec is not installed")
-    else:
-        monkeypatch.setattr(decode, "region_decoder", lambda _: None)
-    yield request.param
-
-
 def opened(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data)).convert("RGB")
 

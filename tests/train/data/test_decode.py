@@ -5,7 +5,6 @@ import subprocess
 import sys
 import threading
 import warnings
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -132,16 +131,6 @@ def test_whatever_a_reader_of_pil_raises_is_a_bad_image(monkeypatch: pytest.Monk
 def test_what_is_no_image_is_said_to_be_none(data: bytes) -> None:
     with pytest.raises(BadImage, match=r"^not an image$"):
         decode(data)
-
-
-@pytest.fixture(params=["whole", "region"])
-def route(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Decode all of an image, or the part that matters."""
-    if request.param == "region":
-        pytest.importorskip("nvidia.nvimgcodec", reason="the extra nvimgcodec is not installed")
-    else:
-        monkeypatch.setattr(module, "region_decoder", lambda _: None)
-    yield request.param
 
 
 def odd_files() -> dict[str, bytes]:

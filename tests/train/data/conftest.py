@@ -1,0 +1,18 @@
+"""What the tests of images share: both ways to decode one."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from train.data import decode
+
+
+@pytest.fixture(params=["whole", "region"])
+def route(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Decode all of an image, or the part that matters."""
+    if request.param == "region":
+        pytest.importorskip("nvidia.nvimgcodec", reason="the extra nvimgcodec is not installed")
+    else:
+        monkeypatch.setattr(decode, "region_decoder", lambda _: None)
+    yield request.param
