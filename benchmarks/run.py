@@ -67,7 +67,7 @@ PARTS: dict[str, tuple[str, Callable[[Photos], Iterable[str]]]] = {
     "pixels": ("Decode, crop and resize, one core", rows_of("pixels", "named")),
     "index": ("An index of ImageNet's size", rows_of("index_million")),
     "steps": ("Our steps beside a bare loop on data in memory", rows_of("steps", "laid")),
-    "schedule": ("Goodput: `make demo` and a cut-short 18-minute schedule", rows_of("schedule", "laid")),
+    "schedule": ("Goodput: `make demo` and a cut-short 18-minute schedule", rows_of("schedule", "laid", 3)),
     "forecast": ("A real run, forecast from a shorter one", rows_of("forecast_local")),
 }
 

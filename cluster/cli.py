@@ -69,7 +69,10 @@ cli.add_command(plan)
 @click.option("-d", "--detach", is_flag=True, help="Do not follow it.")
 @click.option("--dry-run", "--dryrun", is_flag=True, help="Show what would be done.")
 @yes
+@click.pass_context
 def launch(
+    ctx: click.Context,
+    /,
     recipe: str,
     local: bool,
     hosts: str | None,
@@ -89,6 +92,9 @@ def launch(
     if local and hosts:
         raise BadInput("--local and --hosts are two places; say one, or neither to rent machines from AWS")
     backend = "local" if local else "hosts" if hosts else "aws"
+    given = [one for one in ctx.command.params if one.name in RENTING and from_words(ctx, one.name)]
+    if given and backend != "aws":
+        raise BadInput(f"{given[0].opts[0]} is for machines rented from AWS, not for --{backend}")
     rent = {name: options.pop(name) for name in RENTING}
     rent = {**rent, "offline": dry_run} if backend == "aws" else {}
     try:
@@ -116,6 +122,11 @@ def launch(
     click.echo(f"{job.name} {how}, run folder {job.run}")
     view.show_next(job)
     sys.exit(OK if detach else _follow(job))
+
+
+def from_words(ctx: click.Context, name: str) -> bool:
+    """Whether an option was typed."""
+    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _follow_all(made: "list[Job]", at_once: int, detach: bool) -> int:

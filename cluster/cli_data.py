@@ -5,7 +5,7 @@ from pathlib import Path
 
 import click
 
-from .command import Bar, Command, Group, data_errors, output, print_json
+from .command import Bar, Command, Group, counted, data_errors, output, print_json
 from .errors import ERROR, OK, BadInput
 
 
@@ -60,8 +60,8 @@ def resize(source: Path, target: Path, sizes: str, skip_bad: bool, anew: bool, s
         numbers = [int(one) for one in sizes.split(",")]
     except ValueError:
         numbers = []
-    if min(numbers, default=0) < 32:
-        raise BadInput(f"--sizes: must be whole numbers of 32 or more with commas, such as 160,352, not {sizes!r}")
+    if min(numbers, default=0) < 32 or max(numbers) > 2048:
+        raise BadInput(f"--sizes: must be whole numbers from 32 to 2048 with commas, such as 160,352, not {sizes!r}")
     _pack("resizing", source, target, copies_in(target, numbers), skip_bad, anew, shard_mb)
 
 
@@ -84,7 +84,8 @@ def _pack(
         click.echo(f"left out: {path}: {why}", err=True)
     for line in done.said:
         click.echo(line, err=True)
-    click.echo(f"{target}: {done.written} images packed, {done.kept} were there, {len(done.bad)} files left out")
+    left_out = counted(len(done.bad), "file")
+    click.echo(f"{target}: {counted(done.written, 'image')} packed, {done.kept} were there, {left_out} left out")
 
 
 @data.command()
@@ -106,7 +107,8 @@ def check(folder: Path, output: str) -> None:
     else:
         for path, why in bad:
             click.echo(f"broken: {path}: {why}", err=True)
-        click.echo(f"{folder}: {len(train.classes)} classes, {len(train)} + {len(val)} images, {len(bad)} broken files")
+        broken = counted(len(bad), "broken file")
+        click.echo(f"{folder}: {len(train.classes)} classes, {len(train)} + {len(val)} images, {broken}")
     sys.exit(ERROR if bad else OK)
 
 
@@ -136,7 +138,10 @@ def verify(folder: Path, output: str) -> None:
         for where, what in done.faults:
             click.echo(f"damaged: {where}: {what}", err=True)
         size = f"{done.bytes / 1e6:.1f} MB"
-        click.echo(f"{folder}: {done.files} files, {size}, {done.images} images, {len(done.faults)} faults")
+        faulty = counted(len(done.faults), "fault")
+        click.echo(f"{folder}: {counted(done.files, 'file')}, {size}, {done.images} images, {faulty}")
+        if done.faults:
+            click.echo("to mend it: remove the files that are named, then fetch, pack or resize again", err=True)
     sys.exit(ERROR if done.faults else OK)
 
 

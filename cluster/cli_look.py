@@ -73,8 +73,9 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
         print_json({**said, "timeline": found.timeline(), "machines_now": found.machines(), "result": found.result})
     else:
         view.show_status(said, found.machines(), found.timeline())
-        if against := (found.result or {}).get("against"):
-            view_forecast.show_against(against)
+        result = found.result or {}
+        if against := result.get("against"):
+            view_forecast.show_against(against, (result.get("forecast") or {}).get("source", ""))
     if exit_code:
         sys.exit(view.EXIT.get(said["state"], UNFINISHED))
 

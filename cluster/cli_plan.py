@@ -67,8 +67,8 @@ def planned(recipe: Any, file: str, options: dict[str, Any], backend: str = "pla
 )  # fmt: skip
 @click.option("--from", "job", metavar="JOB", help="Take the constants that JOB measured instead of presets.")
 @click.option("--plot", type=click.Path(path_type=Path), metavar="PNG", help="Draw minutes and dollars over machines.")
-@click.option("--cheapest", "how", flag_value="cheapest", help="Choose the cheapest row, and show how to launch it.")
-@click.option("--fastest", "how", flag_value="fastest", help="Choose the fastest.")
+@click.option("--cheapest", is_flag=True, help="Choose the cheapest row, and show how to launch it.")
+@click.option("--fastest", is_flag=True, help="Choose the fastest.")
 @click.option("--within", metavar="30min|40$", help="Choose the cheapest within a time, the fastest within a price.")
 @output
 def plan(
@@ -79,7 +79,8 @@ def plan(
     trainer: str,
     job: str | None,
     plot: Path | None,
-    how: str | None,
+    cheapest: bool,
+    fastest: bool,
     within: str | None,
     output: str,
     only: tuple[str, ...],
@@ -92,8 +93,9 @@ def plan(
     """
     from . import forecasts
 
-    if how and within:
-        raise BadInput(f"--{how} and --within both choose; say one")
+    if cheapest + fastest + bool(within) > 1:
+        raise BadInput("--cheapest, --fastest and --within all choose; say one")
+    how = "cheapest" if cheapest else "fastest" if fastest else None
     if job and trainer != "ours":
         raise BadInput("--from and --trainer both say whose constants; say one")
     most = forecasts.limit(within) if within else None
@@ -105,11 +107,13 @@ def plan(
             shown += _alone(one, recipe, machines, options, output)
             continue
         found, notes = _rows(one, recipe, machines, names, epochs, trainer, job, options)
+        if how and len(found) == 1:
+            raise BadInput(f"--{how}: there is one row; say several, such as --machines 1,2,4,8")
         chosen = forecasts.choose(found, how or "within", most) if how or within else None
         more = {"only": only, **{name: value for name, value in options.items() if (name, value) != ("scale", 1.0)}}
         command = forecasts.launch_words(chosen, recipe, more) if chosen else ""
         if plot:
-            _draw(plot, one.name, found)
+            _draw(plot, f"{one.name}, its first {epochs} epochs" if epochs else one.name, found)
         shown += [_json(row) | _choice(row, chosen, command) for row in found]
         if output == "table":
             _show(found, notes, chosen, command, plot)
@@ -149,7 +153,7 @@ def _rows(
     constants = forecasts.measured_by(ran.name, ran.result) if ran else TRAINERS[trainer]
     kinds: list[Shipped] = [forecasts.known(one) for one in dict.fromkeys(names)]
     if not kinds:
-        first = forecasts.card_of(ran.spec) if ran else forecasts.first_known(recipe.types)
+        first = forecasts.card_of(ran.spec, ran.result or {}) if ran else forecasts.first_known(recipe.types)
         if first is None:
             raise BadInput(f"{recipe.name}: names no type of machine that is known; say one: --type p4d.24xlarge")
         kinds = [first]
@@ -157,7 +161,7 @@ def _rows(
     for kind in kinds:
         own: Constants = constants
         if ran:
-            own, note = forecasts.for_card(constants, forecasts.card_of(ran.spec), kind)
+            own, note = forecasts.for_card(constants, forecasts.card_of(ran.spec, ran.result or {}), kind)
             notes += [note] if note else []
 
         def make(count: int, procs: int) -> "Plan":

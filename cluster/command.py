@@ -158,6 +158,11 @@ def recovery_options(command: Command) -> Command:
     return command
 
 
+def counted(number: int, noun: str) -> str:
+    """Return "1 file" or "2 files"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 RENTING = ("type", "market", "regions", "zones", "max_dollars", "ami", "group", "address")
 
 

@@ -118,9 +118,12 @@ class Away:
         return found
 
     @property
-    def images(self) -> int:
-        """How many images there are to train on, 0 when that is not known."""
-        return int(self.manifests[None]["train"].said["images"]) if self.manifests else 0
+    def images(self) -> tuple[int, int]:
+        """How many images there are for training and validation, 0 when that is not known."""
+        if not self.manifests:
+            return 0, 0
+        train, val = (int(self.manifests[None][split].said["images"]) for split in ("train", "val"))
+        return train, val
 
     def note(self, recipe: Recipe) -> str:
         """Return what is fetched in one line, with sizes where they are known."""

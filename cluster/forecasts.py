@@ -18,6 +18,7 @@ from .plan import Plan
 from .spec import Spec
 
 KNEE = 0.2  # a doubling of the machines that saves less of the time is not worth it
+CPU = "CPU"  # the card of machines without any
 COUNTS = {1: "one", 2: "two", 4: "four", 8: "eight", 16: "sixteen", 32: "thirty-two", 64: "sixty-four"}
 Result = Mapping[str, Any]
 
@@ -116,7 +117,7 @@ def _forecast(plan: Plan, kind: Shipped, constants: Constants) -> Forecast | Non
     spec = plan.spec
     return forecast(
         plan.schedule, gpus=spec.procs, gpu=kind.gpu, gbit=kind.gbit, machines=spec.machines, vcpus=kind.vcpus,
-        constants=constants,
+        constants=constants, val=plan.val,
     )  # fmt: skip
 
 
@@ -179,9 +180,10 @@ def _cost(one: Row, what: str) -> float:
 
 
 def _best(found: Sequence[Row], what: str) -> str:
-    left = [_cost(one, what) for one in found if not one.kind.gone]
-    least = min(left, default=math.inf)
-    return f"the least is {least:.3g}" if math.isfinite(least) else "none is known"
+    least = min((one for one in found if not one.kind.gone), key=lambda one: _cost(one, what), default=None)
+    if least is None or not math.isfinite(_cost(least, what)):
+        return "none is known"
+    return f"the least is {_cost(least, what):.3g}, on {least.machines} x {least.kind.name}"
 
 
 def launch_words(row: Row, recipe: str, options: Mapping[str, Any]) -> str:
@@ -213,22 +215,35 @@ def measured_by(name: str, result: Result | None) -> Constants:
         raise BadInput(f"--from {name}: its result.json does not say enough ({error})") from error
 
 
-def card_of(spec: Spec) -> Shipped:
-    """Return the kind of machine that a job ran on; of machines that are not rented only what the job says itself."""
+def card_of(spec: Spec, result: Result) -> Shipped:
+    """Return the kind of machine that a job ran on; of machines that are not rented only what the job says itself: that
+    it was on CPUs, or on GPUs of no known name, "".
+    """
     places = (spec.cloud or {}).get("places") or []
     found = backends.shipped(places[0]["type"]) if places else None
-    return found or Shipped(f"as {spec.name}'s", spec.procs, "", 1e9, None, None if spec.cloud else 0.0)
+    gpu = CPU if result.get("device") == "cpu" else ""
+    return found or Shipped(f"as {spec.name}'s", spec.procs, gpu, 1e9, None, None if spec.cloud else 0.0)
 
 
 def for_card(constants: Constants, job: Shipped, kind: Shipped) -> tuple[Constants, str]:
     """Return a job's constants as they hold on a kind of machine, and a line where a part of them does not: speeds
-    are those of its card, and seconds of the loader those of its processors.
+    are those of its card, and seconds of the loader those of its processors. `job` is `card_of` it.
     """
-    if not job.gpu or job.gpu == kind.gpu:
+    if job == kind:
         return constants, ""
-    preset = replace(OURS, source=f"{constants.source}, presets for {kind.gpu}", epoch=constants.epoch,
-                     switch=constants.switch, start=constants.start, setup=constants.setup)  # fmt: skip
-    return preset, f"{constants.source} ran on {job.gpu}: the speed of {kind.gpu} is the preset's"
+    if job.on_demand == 0:  # a rented machine has to boot, whatever is said of its speed
+        constants = replace(constants, boot=OURS.boot, setup=OURS.setup, fetch=OURS.fetch)
+    name = constants.source
+    if job.gpu == kind.gpu:
+        return constants, f"the processors of {name} are taken for those of {kind.name}" if job.gpu == CPU else ""
+    if CPU in (job.gpu, kind.gpu):
+        what = "processors" if job.gpu == CPU else "GPUs"
+        return OURS, f"{name} ran on {what}, which says nothing of {kind.gpu}: all of {kind.name} is presets"
+    if not job.gpu:
+        return constants, f"{name} ran on a GPU that is not known by name: {kind.gpu} is taken for its like"
+    preset = replace(OURS, source=f"{name}, presets for {kind.gpu}", epoch=constants.epoch, switch=constants.switch,
+                     start=constants.start, setup=constants.setup)  # fmt: skip
+    return preset, f"{name} ran on {job.gpu}: the speed of {kind.gpu} is the preset's"
 
 
 def after(kept: Mapping[str, Any] | None, result: Result) -> dict[str, Any]:

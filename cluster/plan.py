@@ -33,6 +33,11 @@ class Plan:
     notes: tuple[str, ...]
     renting: "Renting | None" = None  # what it would rent
 
+    @property
+    def val(self) -> int:
+        """How many images are validated."""
+        return scaled(self.spec.recipe.data.val, self.spec.scale)
+
 
 def plan(
     recipe: Recipe,
@@ -109,8 +114,10 @@ def plan(
         raise BadInput(f"--min-machines {min_machines} is more than the {machines} machines of the job")
     procs = procs or (max(1, gpu_count() // (machines + spares)) if backend == "local" else recipe.gpus)
     gpus = recipe.nominal_gpus if keep_batch else machines * procs
-    there = away.images if away else 0 if draw else count_images(root / "train")  # it may just be being drawn
-    images = max(1, -int(-(there or recipe.data.train) * scale // 1))
+    there, val = away.images if away else (0, 0) if draw else count_splits(root)  # it may just be being drawn
+    counts = replace(recipe.data, train=there or recipe.data.train, val=val or recipe.data.val)
+    recipe = replace(recipe, data=counts)
+    images = scaled(recipe.data.train, scale)
     try:
         schedule = Schedule(recipe, images, gpus, max_steps)
     except ValueError as error:
@@ -125,6 +132,10 @@ def plan(
         standby=machines + spares > 1 if standby is None else standby,
     )  # fmt: skip
     notes = [*([away.note(recipe)] if away else []), *([schedule.note] if schedule.note else [])]
+    if data is not None and not draw and not there and backend == "plan":
+        notes.append(f"{root}: no images are there; these are the recipe's numbers of them")
+    if recipe.model.compile:
+        notes.append("compile: minutes for each shape before the first step, which no forecast knows")
     largest = max(row.global_batch for row in schedule.rows)
     if largest > images:
         notes.append(f"a step takes all {images} images there are, not the global batch of {largest}")
@@ -135,13 +146,18 @@ def plan(
 
         notes += unreadable(recipe.data.root, asked.account)
     if kind is None:
-        told = here(spec, schedule, constants) if backend == "local" else None
+        told = here(Plan(spec, schedule, ()), constants) if backend == "local" else None
         return Plan(replace(spec, forecast=told.to_json() if told else None), schedule, tuple(notes))
     renting = planning.rent(spec, schedule, types, gone, kind, asked)
     return Plan(planning.with_wish(spec, renting), schedule, (*notes, *renting.notes), renting)
 
 
-def here(spec: Spec, schedule: Schedule, constants: Constants | None = None) -> Forecast | None:
+def scaled(images: int, scale: float) -> int:
+    """Return how many of so many images a rehearsal takes."""
+    return max(1, -int(-images * scale // 1))
+
+
+def here(plan: Plan, constants: Constants | None = None) -> Forecast | None:
     """Return the forecast of a job on this computer, None where it has GPUs of which nothing was measured.
 
     The preset of the card CPU is for one process on two cores.
@@ -149,9 +165,12 @@ def here(spec: Spec, schedule: Schedule, constants: Constants | None = None) -> 
     if constants is None:
         if gpu_count():
             return None
-        images = CARDS["CPU"].images * (os.cpu_count() or 1) / spec.neighbours / 2
+        images = CARDS["CPU"].images * (os.cpu_count() or 1) / plan.spec.neighbours / 2
         constants = replace(OURS, images=images, boot=0.0, setup=0.0, fetch=0.0, start=5.0)
-    return forecast(schedule, gpus=spec.procs, gpu="CPU", gbit=40.0, machines=spec.machines, constants=constants)
+    return forecast(
+        plan.schedule, gpus=plan.spec.procs, gpu="CPU", gbit=40.0, machines=plan.spec.machines, constants=constants,
+        val=plan.val,
+    )  # fmt: skip
 
 
 def _there(given: Path, draw: bool, hosts: Hosts) -> Path:
@@ -165,6 +184,11 @@ def _there(given: Path, draw: bool, hosts: Hosts) -> Path:
             f"{given}: the images are on the machines; say where, as an absolute path: --data /data/imagenet"
         )
     return given
+
+
+def count_splits(root: Path) -> tuple[int, int]:
+    """Return the numbers of images for training and validation, 0 where there are none."""
+    return count_images(root / "train"), count_images(root / "val")
 
 
 def count_images(folder: Path) -> int:

@@ -71,7 +71,7 @@ def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[
             name: said.get(name)
             for name in ("step", "steps", "epoch", "epochs", "images_per_second", "lr", "top1", "top5")
         },
-        "where": with_pauses(folders, said.get("where")),
+        "where": with_job(folders, spec, said.get("where")),
         "run": str(folders.run),
     }
     if result is not None:
@@ -184,7 +184,7 @@ def settle(
         "goodput": None,
         "seed": spec.recipe.seed,
         **(trained or {}),
-        "where": with_pauses(folders, (trained or leader(folders, spec)).get("where")),
+        "where": with_job(folders, spec, (trained or leader(folders, spec)).get("where"), seconds["total"]),
         "seconds": {**seconds, **measured},
         "machines": spec.machines,
         "procs": spec.procs,
@@ -205,12 +205,24 @@ def settle(
     replace(folders.result, as_json({**result, "state": state}))
 
 
-def with_pauses(folders: Folders, where: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return the trainers' table of where the time went with the seconds that losses cost, of which they know nothing.
+def with_job(
+    folders: Folders, spec: Spec, where: dict[str, Any] | None, total: float | None = None
+) -> dict[str, Any] | None:
+    """Return the trainers' table of where the time went with what they do not know: the seconds that losses cost, and
+    all that came before their start, on the slowest machine. None while there is none.
 
-    None while there is none.
+    An agent hears of the first step a moment late: with the `total` of a job that has ended, that moment is left out.
     """
-    return where and {**where, "pauses": timeline.lost_seconds(folders.run, folders.shared)}
+    if not where:
+        return None
+    pauses = timeline.lost_seconds(folders.run, folders.shared)
+    begun = [dict[str, float](one["seconds"]) for one in machines(folders, spec).values()]
+    slowest = max(begun, key=lambda one: sum(one.values())) or where["start"]
+    if total is not None and "first step" in slowest:
+        own = sum(slowest.get(name, 0.0) for name in {*timeline.STATES.values(), "indexing", "standby"})
+        late = max(0.0, own - max(0.0, total - where["wall"] - pauses))
+        slowest["first step"] = max(0.0, slowest["first step"] - late)
+    return {**where, "start": slowest, "pauses": pauses}
 
 
 def ids_wrong(folders: Folders, epochs: Sequence[Mapping[str, Any]]) -> list[str]:

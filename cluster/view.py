@@ -76,9 +76,10 @@ def show_plan(plan: Plan) -> None:
     where += " of this computer" if spec.backend == "local" and len(spec.names) > 1 else ""
     if plan.renting:
         view_cloud.show_renting(plan.renting.table(spec))
-    price = "$0.00" if spec.backend in ("local", "hosts") else "price above" if plan.renting else "price unknown"
+    price = "$0.00" if spec.backend in ("local", "hosts") else "price above" if plan.renting else "price below"
+    each = " of each" if len(spec.names) > 1 else ""
     what = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
-    print(f"{what}; {where}, processes: {spec.procs}, {price}")
+    print(f"{what}; {where}, processes{each}: {spec.procs}, {price}")
     show_schedule(plan.schedule.table())
     print(f"{plan.schedule.steps} steps over {plan.schedule.images} images")
     for note in plan.notes:

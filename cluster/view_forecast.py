@@ -36,7 +36,7 @@ def show_rows(found: Sequence[Row]) -> None:
             (
                 one.kind.name, one.machines, one.plan.spec.procs * one.machines, number(one.minutes),
                 number(sum(one.forecast.start.values()) / 60) if one.forecast else "",
-                dollars(one.dollars(one.minutes)), dollars(None),
+                dollars(one.dollars(one.minutes)), "?",
                 *((number(one.to_target), dollars(one.dollars(one.to_target))) if target else ()),
                 "" if one.share is None else f"{100 * one.share:.0f} %", most(one) or "nobody has measured this here",
             )
@@ -49,6 +49,8 @@ def show_rows(found: Sequence[Row]) -> None:
     if target:
         print("to target: until the epoch after which the recipe's source had met it; of a row without one, the whole")
     sources = dict.fromkeys(one.forecast.source for one in found if one.forecast)
+    print("a machine's work: images a second of training beside one machine's of the first row of its type")
+    print("spot: nobody knows beforehand; today's price: imgnet-cluster offers")
     print(f"constants: {', '.join(sources) or 'none'}; start is boot, set-up, fetch and the trainers' own")
 
 
@@ -87,15 +89,17 @@ def show_choice(row: Row, command: str) -> None:
     print(f"  {command}")
 
 
-def show_against(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a forecast beside what the run took, term by term."""
+def show_against(rows: Sequence[Mapping[str, Any]], source: str = "") -> None:
+    """Print a forecast beside what the run took, term by term; the error of less than a second says nothing."""
     view.table(
         ("forecast", "seconds", "took", "error"),
         [
             (
                 one["term"], f"{one['forecast']:.1f}", f"{one['actual']:.1f}",
-                "" if one["error"] is None else f"{100 * one['error']:+.0f} %",
+                "" if one["error"] is None or one["actual"] < 1 else f"{100 * one['error']:+.0f} %",
             )
             for one in rows
         ],
     )  # fmt: skip
+    if source:
+        print(f"constants: {source}; those of this run, next time: imgnet-cluster plan --from JOB")

@@ -11,7 +11,7 @@ from train.data.index import DataError, check_layout
 from train.files import as_json, read_json
 
 from .. import events, lock, tmux
-from ..errors import ClusterError
+from ..errors import BadInput, ClusterError
 from ..machine import Machine, python
 from ..spec import Folders, Spec
 
@@ -33,6 +33,8 @@ def check(spec: Spec, runs: Path) -> None:
             check_layout(Path(spec.data))
         except DataError as error:
             raise ClusterError(str(error)) from error
+        if spec.copies not in (f"{spec.data}-sz", "") and not Path(spec.copies).is_dir():
+            raise BadInput(f"--copies {spec.copies}: there is no such folder")
     here = next(one for one in [runs, *runs.parents] if one.is_dir())
     free = shutil.disk_usage(here).free / 1e6
     wanted = 3 * CHECKPOINT_MB[spec.recipe.model.name] + LOGS_MB

@@ -242,7 +242,15 @@ def test_of_a_job_that_is_done_nothing_can_be_ended_or_gone_on_with(
 
 
 @pytest.mark.parametrize(
-    "sizes, said", [("big", "'big'"), ("", "--sizes"), ("160,,352", "--sizes"), ("31", "32 or more"), ("-160", "-160")]
+    "sizes, said",
+    [
+        ("big", "'big'"),
+        ("", "--sizes"),
+        ("160,,352", "--sizes"),
+        ("31", "from 32"),
+        ("4096", "to 2048"),
+        ("-160", "-160"),
+    ],
 )
 def test_sizes_that_are_none_are_refused(place: Fixture, refused: Fixture, sizes: str, said: str) -> None:
     refused(["data", "resize", str(place.data), "copies", f"--sizes={sizes}"], 2, said)
@@ -278,3 +286,11 @@ def test_the_help_of_the_command_comes_at_once(place: Fixture) -> None:
         return time.monotonic() - start
 
     assert min(seconds() for _ in range(5)) < 1.0  # 0.1 s here; a machine at its limit takes longer
+
+
+@pytest.mark.parametrize(("words", "said"), [
+    (("--type", "p4d.24xlarge"), "--type is for machines rented from AWS, not for --local"),
+    (("--on-demand",), "is for machines rented from AWS"), (("--copies", "/nowhere"), "/nowhere: there is no such folder"),
+])  # fmt: skip
+def test_what_would_be_passed_over_here_is_refused(place: Fixture, refused: Fixture, words: Any, said: str) -> None:
+    refused(["launch", "--local", "--dry-run", "--data", str(place.data), *words, place.recipe()], 2, said)

@@ -67,7 +67,7 @@ def test_a_file_that_is_no_image_ends_packing_in_one_line(place: Fixture, few: P
     last = ran.err.splitlines()[-1]
     assert ran.code == 1 and last.startswith(f"error: {broken.relative_to(place.path)}: not an image") and not ran.out
     skipped = place.cli("data", "pack", "set", "full", "--skip-bad")
-    assert skipped.code == 0 and skipped.out.endswith("1 files left out\n")
+    assert skipped.code == 0 and skipped.out.endswith("1 file left out\n")
     assert f"left out: {broken.relative_to(place.path)}: not an image" in skipped.err
 
 

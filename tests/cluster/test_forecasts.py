@@ -256,16 +256,31 @@ def test_a_result_of_a_job_that_failed_or_says_too_little_is_written_all_the_sam
 
 def test_a_jobs_speed_is_its_cards_and_another_card_has_its_preset() -> None:
     own = Constants(source="job-3", chunks=((224, 64, 1.0),), epoch=((0, 3.0),), start=9.0)
-    a100, h100, here = forecasts.known(FREE), forecasts.known("p5.48xlarge"), replace(P3, gpu="")
-    assert forecasts.for_card(own, a100, a100) == (own, "") and forecasts.for_card(own, here, h100) == (own, "")
+    a100, h100, here = forecasts.known(FREE), forecasts.known("p5.48xlarge"), replace(P3, gpu="", on_demand=0.0)
+    assert forecasts.for_card(own, a100, a100) == (own, "") and forecasts.for_card(own, here, here) == (own, "")
+    rented, note = forecasts.for_card(own, here, h100)
+    assert (rented.boot, rented.setup, rented.fetch) == (OURS.boot, OURS.setup, OURS.fetch) and "its like" in note
+    assert (rented.chunks, rented.start) == (own.chunks, own.start)
     other, note = forecasts.for_card(own, a100, h100)
     assert other.chunks == () and (other.epoch, other.start) == (own.epoch, own.start)
     assert note == "job-3 ran on A100: the speed of H100 is the preset's"
 
 
+def test_what_processors_did_says_nothing_of_a_gpu() -> None:
+    own = Constants(source="job-3", chunks=((224, 64, 1.0),), start=9.0)
+    cpu, gpu = replace(P3, gpu="CPU", on_demand=0.0), forecasts.known(FREE)
+    assert forecasts.for_card(own, cpu, gpu) == (OURS, "job-3 ran on processors, which says nothing of A100: all of "
+                                                 f"{FREE} is presets")  # fmt: skip
+    assert forecasts.for_card(own, gpu, cpu)[0] == OURS
+    small = replace(cpu, name="c7i.2xlarge", on_demand=0.4)
+    like, note = forecasts.for_card(own, cpu, small)
+    assert like == replace(own, boot=OURS.boot, setup=OURS.setup, fetch=OURS.fetch) and "taken for those of" in note
+
+
 def test_a_rented_job_ran_on_the_type_that_it_asked_for_and_one_here_costs_nothing(hand_made: Fixture) -> None:
     job = hand_made(procs=2)
-    here = forecasts.card_of(job.spec)
+    assert forecasts.card_of(job.spec, {"device": "cpu"}).gpu == "CPU"
+    here = forecasts.card_of(job.spec, {})
     assert (here.name, here.gpus, here.gpu, here.on_demand) == (f"as {job.spec.name}'s", 2, "", 0.0)
     rented = replace(job.spec, cloud={"places": [{"type": FREE}]})
-    assert forecasts.card_of(rented) == forecasts.known(FREE)
+    assert forecasts.card_of(rented, {"device": "cuda"}) == forecasts.known(FREE)

@@ -346,3 +346,17 @@ def test_agents_may_still_come_for_a_while_after_their_machines_were_set_up(hand
     for launch, since in (("mark", 5000.0), ("an earlier one", 1000.0)):
         replace(run.folders.run / "machines.json", as_json({"launch": launch, "finished": 5000.0}))
         assert settle.started(run.folders, run.spec) == since
+
+
+def test_the_start_is_the_slowest_machines_and_with_the_steps_it_makes_no_more_than_all(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.history(("setup", 0.0), ("starting", 2.0), ("warming", 5.0), ("training", 9.0), ("done", 20.0))
+    home = run.folders.run / "logs/agent-0.jsonl"
+    home.parent.mkdir(exist_ok=True)
+    home.write_text((run.folders.shared / "logs/agent-0.jsonl").read_text())
+    assert settle.machines(run.folders, run.spec)["0"]["seconds"] == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
+    where = {**WHERE, "wall": 12.0, "start": {"starting": 1.0}}
+    told = settle.with_job(run.folders, run.spec, where)
+    assert told and told["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
+    ended = settle.with_job(run.folders, run.spec, where, total=20.0)
+    assert ended and ended["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 3.0}

@@ -102,9 +102,9 @@ def _quality(short: int | None) -> int:
 
 
 def _check_target(source: Path, sources: Sequence[Origin], root: Path) -> None:
+    if root.resolve().is_relative_to(source.resolve()):
+        raise DataError(f"{root}: lies in {source}, among the images; give a folder beside {source}")
     for one in sources:
-        if (root / one.split).resolve().is_relative_to((source / one.split).resolve()):
-            raise DataError(f"{root}: lies in {source / one.split}, among the images; give a folder beside {source}")
         folder = root / one.split
         if folder.is_dir() and not packed.is_packed(folder) and (found := folders.class_folders(folder)):
             raise DataError(f"{folder / found[0]}: a folder of images is there; remove it, or give another folder")

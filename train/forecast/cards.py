@@ -79,12 +79,12 @@ def feed(copy: int | None, size: int, vcpus: float) -> float:
     return vcpus * VCPU * 1e6 / micro
 
 
-def fetched(schedule: Schedule) -> float:
-    """Return the bytes of all copies that the schedule's epochs read, training and validation; 0: nobody knows."""
+def fetched(schedule: Schedule, val: int) -> float:
+    """Return the bytes of all copies that the schedule's epochs read, and of `val` images; 0: nobody knows."""
     if not known_images(schedule):
         return 0.0
     copies = {epoch.row.phase.copy for epoch in schedule.epochs}
-    images = schedule.images + schedule.recipe.data.val
+    images = schedule.images + val
     sizes = [
         BYTES.get(one, 0) or BYTES[160] * (one / 160) ** 1.67 if one else BYTES[None] for one in copies
     ]  # between: as 160 to 352

@@ -150,12 +150,13 @@ def compare(forecast: Row, result: Row) -> list[dict[str, Any]]:
     if not any(row.get("where") for row in result["epochs"]):
         whole = result["seconds"].get("first step to last", 0.0)
         took["other"] = max(0.0, whole - sum(took.values()))
-    before, trainers = _start(result)
+    begun = (result.get("where") or {}).get("start")
+    start = sum(begun.values()) if begun else sum(_start(result))
     rows = [
         (name, sum(terms.get(one, 0.0) for one in told), sum(took[one] for one in real))
         for name, (told, real) in ROWS.items()
     ]
-    rows.append(("start", terms.get("start", 0.0), before + trainers))
+    rows.append(("start", terms.get("start", 0.0), start))
     return list(_with_all(rows))
 
 

@@ -126,27 +126,31 @@ def forecast(
     machines: int,
     vcpus: float | None = None,
     constants: Constants = OURS,
+    val: int | None = None,
 ) -> Forecast | None:
     """Return how long a schedule takes on `machines` of `gpus` GPUs each, of the name `gpu`, with `gbit` Gbit/s
-    between them and `vcpus` each; None when nothing is known of such cards.
+    between them and `vcpus` each, validated on `val` images, None: the recipe's number; None when nothing is known of
+    such cards.
     """
     card, model = CARDS.get(gpu), MODELS.get(schedule.recipe.model.name)
     measured = constants.images is not None or bool(constants.chunks)
     if model is None or (card is None and not measured):
         return None
     there = Machines(count=machines, gpus=gpus, gpu=gpu, gbit=gbit, vcpus=vcpus)
-    return _Model(schedule, there, card or Card(0.0, NVLINK), model, constants).forecast()
+    images = schedule.recipe.data.val if val is None else val
+    return _Model(schedule, there, card or Card(0.0, NVLINK), model, constants, images).forecast()
 
 
 @dataclass(frozen=True)
 class _Model:
-    """One forecast in the making; `model` is its work beside ResNet-50's, and its parameters."""
+    """One forecast in the making; `model` is its work beside ResNet-50's, and its parameters; `val` counts images."""
 
     schedule: Schedule
     machines: Machines
     card: Card
     model: tuple[float, int]
     constants: Constants
+    val: int
 
     @property
     def world(self) -> int:
@@ -172,7 +176,8 @@ class _Model:
     def start(self) -> dict[str, float]:
         """Seconds before the first step, by part."""
         own = self.constants
-        fetch = cards.fetched(self.schedule) / own.fetch if own.fetch else 0.0
+        speed = min(own.fetch, self.machines.gbit * 1e9 / 8)  # no machine takes more than its network brings
+        fetch = cards.fetched(self.schedule, self.val) / speed if own.fetch else 0.0
         return {"boot": own.boot, "setup": own.setup, "fetch": fetch, "trainers": own.start}
 
     def chunk(self, size: int, batch: int) -> float:
@@ -213,7 +218,7 @@ class _Model:
 
     def validation(self, phase: Phase) -> float:
         """Seconds of one validation: the forward passes of all views, or the loader where that is slower."""
-        images = self.schedule.recipe.data.val
+        images = self.val
         views = 1 + (RECTANGLE if phase.rect_val else 0.0)
         passes = (
             images * views * self.chunk(phase.size, phase.batch) / phase.batch * self.constants.forward / self.world
