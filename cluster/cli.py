@@ -94,7 +94,8 @@ def launch(
     backend = "local" if local else "hosts" if hosts else "aws"
     given = [one for one in ctx.command.params if one.name in RENTING and from_words(ctx, one.name)]
     if given and backend != "aws":
-        raise BadInput(f"{given[0].opts[0]} is for machines rented from AWS, not for --{backend}")
+        words = " or ".join(one.opts[0] for one in given if one.name == given[0].name)
+        raise BadInput(f"{words}: for machines rented from AWS, not for --{backend}")
     rent = {name: options.pop(name) for name in RENTING}
     rent = {**rent, "offline": dry_run} if backend == "aws" else {}
     try:

@@ -248,3 +248,15 @@ def finished(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Iterator
     finally:
         left = one.close()
     assert not left, f"still running after the tmux server had ended: {left}"
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A disk of 256 KiB of its own. Only root may make one; without it the test is skipped."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
+        pytest.skip("no disk of our own: mounting one takes root")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)

@@ -97,20 +97,6 @@ def hand_made(place: Any) -> Callable[..., HandMade]:
     return lambda name="job-1", **changes: HandMade(place.path / "runs" / name, **changes)
 
 
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 256 KiB of its own. Only root may make one; without it the test is skipped."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    mounted = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)], capture_output=True, check=False
-    )
-    if mounted.returncode:
-        pytest.skip("no disk of our own: mounting one takes root")
-    yield folder
-    subprocess.run(["umount", "-l", str(folder)], check=True)
-
-
 def fill(disk: Path) -> None:
     """Write until nothing more fits."""
     with contextlib.suppress(OSError), (disk / "filling").open("wb", buffering=0) as file:

@@ -177,7 +177,7 @@ def test_a_crash_is_tried_again_from_the_newest_checkpoint(agents: Fixture, hand
     run = hand_made(procs=2)
     saved = run.checkpoint(1, 8)
     crash = "if rank == 1 and not (out / 'crashed').exists():\n    (out / 'crashed').touch()\n    os.abort()\n"
-    tell = "(out / f'words-{rank}').write_text(json.dumps(sys.orig_argv))\n"
+    tell = "(out / f'words-{rank}').write_text(json.dumps(sys.orig_argv))\nuntil((out / 'words-1').exists)\n"
     assert agents.run(run, TRAIN + crash + "until((out / 'crashed').exists)\ntime.sleep(0.3)\n" + tell + PUBLISH) == 0
     words = json.loads((run.folders.shared / "words-1").read_text())
     assert Path(words[words.index("--resume") + 1]).samefile(run.folders.shared / saved)

@@ -289,8 +289,8 @@ def test_the_help_of_the_command_comes_at_once(place: Fixture) -> None:
 
 
 @pytest.mark.parametrize(("words", "said"), [
-    (("--type", "p4d.24xlarge"), "--type is for machines rented from AWS, not for --local"),
-    (("--on-demand",), "is for machines rented from AWS"), (("--copies", "/nowhere"), "/nowhere: there is no such folder"),
+    (("--type", "p4d.24xlarge"), "--type: for machines rented from AWS, not for --local"),
+    (("--on-demand",), "--on-demand or "), (("--copies", "/nowhere"), "/nowhere: there is no such folder"),
 ])  # fmt: skip
 def test_what_would_be_passed_over_here_is_refused(place: Fixture, refused: Fixture, words: Any, said: str) -> None:
     refused(["launch", "--local", "--dry-run", "--data", str(place.data), *words, place.recipe()], 2, said)

@@ -286,3 +286,20 @@ def in_group(tmp_path: Path) -> Callable[[int, Any], list[Any]]:
         return [what for _, what in answers]
 
     return run
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "perf_counter", made.perf_counter)
+    return made

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 
-from train import metrics
 from train.metrics import Log, Meter, Network, hits
 
 CPU = torch.device("cpu")
@@ -49,25 +48,8 @@ def test_a_meter_sums_losses_by_step_and_hits_over_the_stretch() -> None:
     assert (meter.steps, meter.losses.abs().sum(), meter.hits.abs().sum()) == (0, 0, 0)
 
 
-class Clock:
-    """A clock that moves when it is told to."""
-
-    def __init__(self) -> None:
-        self.now = 100.0
-
-    def perf_counter(self) -> float:
-        return self.now
-
-
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(metrics.time, "perf_counter", made.perf_counter)
-    return made
-
-
 def test_network_rates_are_the_bytes_of_all_cards_but_the_loopback(
-    clock: Clock, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def table(lo: int, eth: int, ib: int) -> str:
         rows = {"lo": lo, "eth0": eth, "ib0": ib}

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -363,20 +362,6 @@ def test_two_calls_at_once_pack_everything_once(tmp_path: Path) -> None:
     for one in calls:
         one.join(60)
     assert sorted((one.written, one.kept) for one in done) == [(0, 124), (124, 0)]
-
-
-@pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A disk of 256 KiB; root may mount one, others not."""
-    folder = tmp_path / "disk"
-    folder.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=256k", "none", str(folder)]
-    if os.geteuid() or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("cannot mount a small disk here")
-    try:
-        yield folder
-    finally:
-        subprocess.run(["umount", str(folder)], check=True)
 
 
 def test_a_full_disk_is_named_and_what_is_finished_stays(small_disk: Path, tmp_path: Path) -> None:
