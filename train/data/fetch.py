@@ -69,9 +69,8 @@ def fetch(
             there += sum(one.partial.there for one in pulls)
             total += sum(one.partial.total for one in pulls)
             if all(one.partial.complete for one in pulls):
-                say(
-                    f"{part.target}: is there already, by its sizes; nothing to fetch (every byte: imgnet-cluster data verify {part.target})"
-                )
+                more = f"every byte: imgnet-cluster data verify {part.target}"
+                say(f"{part.target}: is there already, by its sizes; nothing to fetch ({more})")
         for one in todo:
             one.partial.begin()
         _check_room([one.partial for one in todo])
