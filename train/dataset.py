@@ -57,7 +57,8 @@ def open_dataset(
     indexes: dict[Key, Index] = {("train", None): train, ("val", None): val}
     for split, index in (("train", train), ("val", val)):
         if index.bad:
-            say(f"{index.folder}: {len(index.bad)} of its files left out (--skip-bad): {': '.join(index.bad[0])}")
+            first = ": ".join(index.bad[0])
+            say(f"{index.folder}: {len(index.bad)} of its files left out (--skip-bad), the first: {first}")
         for copy in recipe.copies:
             folder = copies / str(copy)
             if not folder.is_dir():

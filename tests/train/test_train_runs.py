@@ -231,7 +231,7 @@ def test_a_broken_file_is_named_before_the_training_and_may_be_left_out(runs: An
     said = runs.run(out, "--data", str(data), "--max-steps", "3", code=1)
     assert f"error: {broken}: " in said and "1 of 50 files" in said and "Traceback" not in said
     said = runs.run(out, "--data", str(data), "--max-steps", "3", "--skip-bad")
-    assert "1 files left out (--skip-bad), the first: disc/disc_00000003.JPEG" in said
+    assert "1 of its files left out (--skip-bad), the first: disc/disc_00000003.JPEG" in said
     assert result(out)["steps"] == 3
 
 
