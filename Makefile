@@ -2,12 +2,12 @@
 #   make demo      train the main path on a built-in data set, in a few minutes on two cores
 #   make test      ruff, mypy and the tests, but for
 #   make rehearse  whole jobs: started, killed, brought back, here, over ssh, on rented machines
-# Each makes .venv, installs once, and brings tmux and OpenSSH through apt where it may.
+# Each makes .venv, installs once, and brings tmux and OpenSSH through apt where it may; the tests also a browser.
 
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: demo test rehearse check format bench benchmarks peers simcloud clean
+.PHONY: demo test rehearse check format bench benchmarks peers experiments simcloud clean
 
 demo: .venv/.installed
 	$(BIN)/imgnet-cluster launch --local -y recipes/quickstart.py
@@ -36,6 +36,10 @@ benchmarks: bench
 peers:
 	PYTHON=$(PYTHON) sh benchmarks/peers.sh
 
+# DATA: CIFAR-10 as JPEG files, IMAGES: photographs; each a folder or a tar. About three hours; called again it goes on.
+experiments: .venv/.installed-dev
+	$(BIN)/python experiments/run.py $(if $(DATA),--data $(DATA)) $(if $(IMAGES),--photographs $(IMAGES))
+
 # A simulated EC2 with machines behind it, for a person: prints what to export, until Ctrl-C.
 simcloud: .venv/.installed-dev
 	PYTHONPATH=.:tests $(BIN)/python -m simcloud
@@ -47,6 +51,7 @@ simcloud: .venv/.installed-dev
 
 .venv/.installed-dev: .venv/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	sh tools.sh browser
 	touch $@
 
 clean:

@@ -1,6 +1,23 @@
 #!/bin/sh
 # Make .venv, and bring tmux and OpenSSH: through apt where we may (root, or sudo that asks nothing), else say what to install.
+# `tools.sh browser` brings chromium for the tests of reports, where that can be; they are skipped without one.
 set -eu
+
+if [ "${1:-}" = browser ]; then
+    for name in chromium chromium-browser google-chrome google-chrome-stable; do
+        command -v $name >/dev/null && exit 0
+    done
+    sudo=
+    [ "$(id -u)" = 0 ] || sudo="sudo -n"
+    if command -v apt-get >/dev/null && $sudo true 2>/dev/null; then
+        echo "installing chromium"
+        $sudo apt-get update -qq || true
+        DEBIAN_FRONTEND=noninteractive timeout 600 $sudo apt-get install -y -qq --no-install-recommends chromium \
+            >/dev/null 2>&1 && exit 0
+    fi
+    echo "no browser here: the tests that open reports in one are skipped (Debian: sudo apt-get install chromium)" >&2
+    exit 0
+fi
 
 missing=
 for pair in tmux:tmux ssh:openssh-client sshd:openssh-server; do

@@ -61,7 +61,7 @@ def ours(model: str, size: int, batch: int, compile: bool, device: Any, place: P
     schedule = Schedule(recipe, 10**6, 1)
     group, feed = Group(0, 0, 1, 1, device), Feed(schedule, {}, 0, 0, 1)
     trainer = Trainer(parse(["none", "--out", str(place)]), recipe, group, feed, CLASSES, Report())
-    trainer.warmed = {(batch, size, size)}
+    trainer.inputs.warmed = {(batch, size, size)}
     images = torch.randint(256, (batch, size, size, 3), dtype=torch.uint8).to(device)
     labels = np.random.default_rng(0).integers(CLASSES, size=batch)
     batches = itertools.repeat(Batch(images, labels, Work("train", None, np.arange(batch), (size, size))))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import cli_cloud, cli_fetch, cli_look
+from . import cli_cloud, cli_eval, cli_fetch, cli_look, cli_record, cli_report
 from .cli_data import data
 from .cli_plan import plan, planned, select
 from .command import (
@@ -55,6 +55,7 @@ cli.add_command(plan)
     "[default: rented, s3://: ~/.imgnet/data, on the fast disk]",
 )  # fmt: skip
 @click.option("--max-hours", type=Number(0, min_open=True), help="Save and end after so long. [default: rented: 2]")
+@click.option("--target", metavar="top5=93", help="End after the validation that reaches it; or top1=76.1.")
 @click.option("--save-seconds", type=Number(0), default=30.0, show_default=True, help="A checkpoint so often.")
 @recovery_options
 @renting_options
@@ -143,8 +144,9 @@ def _follow_all(made: "list[Job]", at_once: int, detach: bool) -> int:
     return code
 
 
-for _command in (*cli_look.COMMANDS, *cli_cloud.COMMANDS):
-    cli.add_command(_command)
+for _room in (cli_look, cli_eval, cli_record, cli_report, cli_cloud):
+    for _command in _room.COMMANDS:
+        cli.add_command(_command)
 
 
 def _follow(job: "Job") -> int:

@@ -39,6 +39,7 @@ from .errors import ClusterError
 
 PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 COMPLETE = ".complete"  # written last: a venv without it is half made
+AT_HOME = ("matplotlib",)  # draws reports: no machine needs it
 FULL = 50_000_000  # bytes: with less free than that it is the disk
 # What the words of pip, uv and venv mean, the first that fits.
 MEANINGS = (
@@ -90,12 +91,14 @@ def read(out: bytes, where: str) -> dict[str, Any]:
 
 
 def requirements(pyproject: Path = PYPROJECT) -> list[str]:
-    """Return what the project needs to run, as pyproject.toml says it. Raises `ClusterError` when that is not there."""
+    """Return what a machine needs to run the project, as pyproject.toml says it. Raises `ClusterError` when that is not
+    there.
+    """
     try:
         needs = tomllib.loads(pyproject.read_text())["project"]["dependencies"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ClusterError(f"{pyproject} does not say what is needed: {one_line(error)}") from None
-    return [str(one) for one in needs]
+    return [str(one) for one in needs if name_of(str(one)) not in AT_HOME]
 
 
 def ready(folder: Path, needs: Sequence[str]) -> dict[str, Any]:

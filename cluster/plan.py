@@ -13,6 +13,7 @@ from train.forecast import CARDS, OURS, Constants, Forecast, forecast
 from train.recipe import SAMPLE, Recipe
 from train.recipe_file import RecipeError, load
 from train.schedule import Schedule
+from train.target import Target
 
 from . import fetching
 from .errors import BadInput
@@ -53,6 +54,7 @@ def plan(
     max_steps: int | None = None,
     max_hours: float | None = None,
     scale: float = 1.0,
+    target: str | None = None,
     save_seconds: float = 30.0,
     skip_bad: bool = False,
     workers: int | None = None,
@@ -70,8 +72,8 @@ def plan(
     constants: Constants | None = None,
 ) -> Plan:
     """Work a launch out without starting anything; `hosts` is the file of the machines to take, `rent` what to ask of
-    AWS (planning.Asked), `fetch` the folder to which each machine brings a packed set first,
-    `constants` what another job measured here, for the forecast.
+    AWS (planning.Asked), `target` where training ends, such as top5=93, `fetch` the folder to which each machine brings
+    a packed set first, `constants` what another job measured here, for the forecast.
 
     Raises `BadInput`, `ClusterError`.
     """
@@ -83,6 +85,7 @@ def plan(
     draw = str(data) == "sample" or (data is None and recipe.data == SAMPLE)
     try:
         recipe = recipe if seed is None else replace(recipe, seed=seed)
+        goal = Target.parse(target) if target else None
         if draw:
             recipe = replace(recipe, data=SAMPLE)
         elif data is not None:
@@ -126,9 +129,9 @@ def plan(
         name="", recipe=recipe, recipe_file=recipe_file, data=str(root), copies=str(beside), draw=draw, backend=backend,
         source=away.source if away else "", source_copies=away.copies if away else "",
         machines=machines, procs=procs, gpus=gpus, max_steps=max_steps, max_hours=max_hours, scale=scale,
-        save_seconds=save_seconds, skip_bad=skip_bad, workers=workers, spares=spares, min_machines=min_machines,
-        lost_seconds=lost_seconds, stall_seconds=stall_seconds, log_ids=log_ids, exact=exact, probe=probe,
-        hosts=found.to_json() if found else None,
+        target=str(goal or ""), save_seconds=save_seconds, skip_bad=skip_bad, workers=workers, spares=spares,
+        min_machines=min_machines, lost_seconds=lost_seconds, stall_seconds=stall_seconds, log_ids=log_ids, exact=exact,
+        probe=probe, hosts=found.to_json() if found else None,
         standby=machines + spares > 1 if standby is None else standby,
     )  # fmt: skip
     notes = [*([away.note(recipe)] if away else []), *([schedule.note] if schedule.note else [])]

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from train import ids
+from train import ids, target
 from train.files import as_json, json_lines, read_json, replace
 
 from . import attempts, forecasts, timeline
@@ -72,11 +72,14 @@ def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[
             for name in ("step", "steps", "epoch", "epochs", "images_per_second", "lr", "top1", "top5")
         },
         "where": with_job(folders, spec, said.get("where")),
+        "target": spec.target or None,
         "run": str(folders.run),
     }
     if result is not None:
         same = ("top1", "top5", "state", "reason", "images_per_second", "goodput", "where")
         own = {name: result.get(name) for name in same}
+        told = result.get("target")
+        own["target"] = target.sentence(told) if told else None
         if result["state"] == "done":
             own |= dict.fromkeys(("step", "steps"), result.get("steps"))
             own |= dict.fromkeys(("epoch", "epochs"), len(result["epochs"]))
@@ -126,6 +129,14 @@ def lines(run: Path, kind: str) -> list[dict[str, Any]]:
         first = rows[0]["images"] if rows else 0
         found = [row for row in found if row["images"] < first or not rows] + rows
     return found
+
+
+def launched(folders: Folders, spec: Spec) -> float:
+    """Return when the job was first launched; of one that waited in a queue, when the first of it was heard."""
+    heard = [float(row["time"]) for row in json_lines(folders.run / "cloud.jsonl", "time")][:1]
+    for name in spec.names:
+        heard += [float(row["time"]) for row in json_lines(folders.run / "logs" / f"agent-{name}.jsonl", "time")][:1]
+    return min(heard, default=spec.created) if spec.queue else spec.created
 
 
 def seconds_by_part(folders: Folders, spec: Spec) -> dict[str, float]:
@@ -199,10 +210,22 @@ def settle(
     if trained and result["goodput"]:
         wall = trained["seconds"].get("first step to last", 0.0)
         result["goodput"] *= wall / (wall + timeline.lost_seconds(folders.run, folders.shared)) if wall else 1.0
+    result["target"] = of_target(folders, spec, backend, epochs)
     result |= forecasts.after(spec.forecast, {**result, "state": state})
     if trained and spec.log_ids:
         result["ids_wrong"] = ids_wrong(folders, trained["epochs"])
     replace(folders.result, as_json({**result, "state": state}))
+
+
+def of_target(
+    folders: Folders, spec: Spec, backend: Backend, epochs: Sequence[Mapping[str, Any]]
+) -> dict[str, Any] | None:
+    """Return what became of the job's target, or its recipe's, with what only we know of it; None without one."""
+    told = target.outcome(target.Target.of(spec.target, spec.recipe), epochs)
+    if told and told["at"] is not None:
+        told["seconds_all"] = told["at"] - launched(folders, spec)
+        told["dollars"] = backend.dollars_until(spec, folders, told["at"])
+    return told
 
 
 def with_job(

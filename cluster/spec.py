@@ -41,6 +41,7 @@ class Spec:
     limit: str = ""  # what to call that limit, when it comes of another
     late: float | None = None  # seconds after it until a rented machine cuts its power
     scale: float = 1.0
+    target: str = ""  # such as top5=93: training ends when a validation has reached it
     save_seconds: float = 30.0
     lost_seconds: float = 5.0
     stall_seconds: float = 120.0

@@ -1,4 +1,6 @@
-"""Beside a job: brings its files home, replaces lost machines, writes its result. `python -m cluster.supervise RUN`.
+"""Beside a job: brings its files home, replaces lost machines, writes its result and its report.
+
+`python -m cluster.supervise RUN`.
 
 It may be killed and started again at any time, and two of them do no harm: every command that looks at the job does the
 same step once, and an agent that is at work lets no second one in. The job needs it for neither progress nor recovery.
@@ -6,18 +8,22 @@ same step once, and an agent that is at work lets no second one in. The job need
 
 import contextlib
 import signal
+import subprocess
 import sys
 import time
 import traceback
 from pathlib import Path
 
 from train.files import locked
+from train.spawn import kill, start
 
 from . import attempts, lock, settle
 from .errors import ClusterError, SetupFailed
 from .job import Job
+from .machine import python
 
 BEAT, RETRY = 1.0, 5.0
+REPORT_SECONDS = 90.0  # for a report, of which a job never depends
 SAY_SECONDS = 60.0  # between two times that the same is said
 FIRST_WAIT = 1.0  # seconds from the loss of a machine to its replacement, doubled for each loss of the same one
 LONGEST_WAIT = 60.0
@@ -69,10 +75,24 @@ def main() -> int:
     run = Path(sys.argv[1])
     try:
         with locked(run / lock.SUPERVISOR, 2.0):  # someone may just be asking whether we live
-            return supervise(Job(run, supervising=True))
+            code = supervise(Job(run, supervising=True))
     except BlockingIOError:
         print(f"{run.name}: another supervisor is at work", file=sys.stderr)
         return 0
+    if code == 0:  # without the lock: the job may be resumed meanwhile
+        report(Job(run))
+    return code
+
+
+def report(job: Job) -> None:
+    """Write the job's report into its run folder. What goes wrong with it is written down, and passed over."""
+    with contextlib.suppress(OSError):
+        one = start(python("cluster.report", str(job.run)), job.run / "supervisor.log")
+        try:
+            one.wait(REPORT_SECONDS)
+        except subprocess.TimeoutExpired:
+            kill([one])
+            log(job, f"the report took longer than {REPORT_SECONDS:.0f} s; later: imgnet-cluster report {job.name}")
 
 
 def supervise(job: Job) -> int:

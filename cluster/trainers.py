@@ -123,6 +123,7 @@ class Trainers:
             "--data": spec.data, "--copies": spec.copies, "--out": self.shared, "--local": self.work,
             "--gpus": spec.gpus, "--scale": spec.scale, "--save-seconds": spec.save_seconds,
             "--max-steps": spec.max_steps, "--workers": spec.loader_workers, "--threads": spec.threads,
+            "--target": spec.target or None,
         }  # fmt: skip
         flags = {"--skip-bad": spec.skip_bad, "--log-ids": spec.log_ids, "--exact": spec.exact}
         words = [str(word) for name, value in valued.items() if value is not None for word in (name, value)]

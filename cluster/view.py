@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from train.target import sentence
 from train.text import epoch_line, epoch_title, where_lines
 
 from . import view_cloud
@@ -62,10 +63,10 @@ def span(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
-def rates(pair: Sequence[float]) -> str:
-    """Return "0.1 to 0.2", or one number when both are the same."""
-    first, last = (f"{one:.4g}" for one in pair)
-    return first if first == last else f"{first} to {last}"
+def rates(pair: Sequence[float], peak: float = 0.0) -> str:
+    """Return "0.1 to 0.2", or one number when both are the same; with a peak between them where it is higher."""
+    several = pair if max(pair) >= peak else (pair[0], peak, pair[1])
+    return " to ".join(dict.fromkeys(f"{one:.4g}" for one in several))
 
 
 def show_plan(plan: Plan) -> None:
@@ -101,7 +102,8 @@ def show_schedule(rows: Sequence[Mapping[str, Any]]) -> None:
         columns,
         [
             (
-                f"{row['start']}-{row['end']}", row["size"], row["batch"], row["global_batch"], rates(row["lr"]),
+                f"{row['start']}-{row['end']}", f"{row['size']}{' rect' * row['rect_train']}", row["batch"],
+                row["global_batch"], rates(row["lr"], row["peak"]),
                 rates(row["lr_per_256"]), row["steps"], row["copy"] or "full", row["min_scale"],
                 ("rect" if row["rect_val"] else "square") + VALIDATED[row["validate"]],
             )
@@ -231,6 +233,8 @@ def show_end(job: Job) -> None:
             f"{result['images_per_second']:.0f} img/s  goodput {100 * result['goodput']:.1f} %  "
             f"${result['dollars']:.2f}"
         )
+    if result.get("target"):
+        print(sentence(result["target"]))
     if len(result.get("timeline", [])) > 1:
         show_timeline(result["timeline"])
     for name in result.get("did_not_answer", []):
@@ -241,6 +245,7 @@ def show_end(job: Job) -> None:
     if "ids_wrong" in result:
         print("; ".join(result["ids_wrong"]) or "every image was used exactly once in every epoch")
     print(f"  curves      imgnet-cluster tensorboard {job.name}")
+    print(f"  report      imgnet-cluster report {job.name}")
     print(f"  log         imgnet-cluster logs {job.name}")
     if result["state"] != "done":
         print(f"  go on       imgnet-cluster resume {job.name}")

@@ -70,7 +70,7 @@ def test_every_option_in_the_readme_is_one_of_ours() -> None:
 def paths(text: str) -> set[str]:
     """The files and folders of this project that a text names."""
     found = set(re.findall(r"(?<![\w/.-])(?:cluster|infra|recipes|train|tests|benchmarks|\.ci)/[\w./-]*", text))
-    found |= set(re.findall(r"\b[A-Z]+\.md\b", text))
+    found |= set(re.findall(r"(?<![\w/])[A-Z]+\.md\b", text))
     for folder, names in re.findall(r"^\| `([\w/]+/)([\w, /]+)`", text, re.MULTILINE):  # the table of rooms
         found |= {folder + name for name in names.split(", ")}
     return {one.rstrip(".") for one in found}

@@ -2,11 +2,12 @@
 
 import math
 import sys
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .data.index import DataError, Index, check_layout, load, same_images
+from .data.index import DataError, Index, check_layout, class_names, load, same_images
 from .data.loader import Key
 from .data.order import subset
 from .recipe import Data, Phase, Recipe
@@ -16,10 +17,13 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Dataset:
-    """The indexes by (split, copy), and the recipe whose phases name only copies that are there."""
+    """The indexes by (split, copy), the recipe whose phases name only copies that are there, and when we began to look,
+    in seconds of the wall clock.
+    """
 
     indexes: dict[Key, Index]
     recipe: Recipe
+    begun: float = 0.0
 
     @property
     def train(self) -> Index:
@@ -51,6 +55,7 @@ def open_dataset(
 
     Raises `DataError` for a folder that cannot be used, or a copy that has other images than the full-size set.
     """
+    begun = time.time()
     check_layout(root)
     train = load(root, "train", skip_bad=skip_bad, progress=_bar(root / "train"))
     val = load(root, "val", train.classes, skip_bad=skip_bad, progress=_bar(root / "val"))
@@ -77,7 +82,28 @@ def open_dataset(
         _check_bytes(train, val)
     if scale < 1:
         indexes = {key: one.take(subset(seed, len(one), scale)) for key, one in indexes.items()}
-    return Dataset(indexes, replace(recipe, tables={}, phases=phases))
+    return Dataset(indexes, replace(recipe, tables={}, phases=phases), begun)
+
+
+def open_val(
+    recipe: Recipe, root: Path, copies: Path, *, scale: float = 1.0, seed: int = 0, skip_bad: bool = False
+) -> dict[Key, Index]:
+    """Index what the recipe's last phase validates on: the full-size images, and their copy where it is there.
+
+    Raises `DataError` as `open_dataset` does.
+    """
+    check_layout(root)
+    classes, copy = class_names(root, "train"), recipe.phases[-1].copy
+    folders = {None: root, copy: root if copy is None else copies / str(copy)}
+    indexes: dict[Key, Index] = {}
+    for short, folder in folders.items():
+        if folder.is_dir():
+            found = load(folder, "val", classes, skip_bad=skip_bad, progress=_bar(folder / "val"))
+            same_images(indexes.setdefault(("val", None), found), found)
+            indexes["val", short] = found
+    if scale < 1:
+        indexes = {key: one.take(subset(seed, len(one), scale)) for key, one in indexes.items()}
+    return indexes
 
 
 def _with_copy(phase: Phase, missing: list[int]) -> Phase:
@@ -104,4 +130,4 @@ def _bar(folder: Path) -> Callable[[int, int], None]:
     return say
 
 
-__all__ = ["DataError", "Dataset", "copies_of", "open_dataset", "root_of"]
+__all__ = ["DataError", "Dataset", "copies_of", "open_dataset", "open_val", "root_of"]

@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from . import links
+from . import links, provenance
 from .report import Expected
 
 FIRST_STEP = datetime.timedelta(seconds=300)  # data may have to be indexed, kernels searched
@@ -65,9 +65,13 @@ def say_transport(group: Group) -> None:
 
 
 def hurry(group: Group, seconds: float) -> None:
-    """After the first step, which took so long: a collective of a minute, or of 30 such steps, has lost somebody."""
+    """After the first step, which took so long: a collective of a minute, or of 30 such steps, has lost somebody.
+
+    It holds for all groups that this process is in, those of comm.py too.
+    """
     if group.world > 1:
-        dist.distributed_c10d._set_pg_timeout(max(LATER, datetime.timedelta(seconds=30 * seconds)))
+        for one in list(dist.distributed_c10d._world.pg_map):
+            dist.distributed_c10d._set_pg_timeout(max(LATER, datetime.timedelta(seconds=30 * seconds)), one)
 
 
 def same_everywhere(group: Group, name: str, number: int) -> None:
@@ -85,6 +89,11 @@ def precision(device: torch.device) -> torch.dtype:
     if device.type != "cuda":
         return torch.float32
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
+
+
+def named(device: torch.device) -> str:
+    """Return what the GPU, or on a CPU the processor, calls itself; "" where it does not say it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else provenance.processor()
 
 
 def memory_gb(device: torch.device) -> float:

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import nn
@@ -10,6 +9,7 @@ from torch.nn.functional import cross_entropy
 
 from .data.loader import Batch
 from .distributed import Group, total
+from .inputs import Inputs
 from .metrics import hits
 from .times import Times
 
@@ -31,8 +31,7 @@ def evaluate(
     batches: Iterator[Batch],
     count: int,
     images: int,
-    prepare: Callable[[Batch], tuple[torch.Tensor, torch.Tensor]],
-    autocast: Callable[[], Any],
+    inputs: Inputs,
     times: Times,
     tick: Callable[[], None] = lambda: None,
 ) -> Accuracy:
@@ -47,9 +46,9 @@ def evaluate(
     for _ in range(count):
         times.begin("val")
         batch = times.wait(batches)
-        inputs, labels = prepare(batch)
-        with autocast():
-            scores = model(inputs).float()
+        pixels, labels = inputs.prepare(batch)
+        with inputs.autocast():
+            scores = model(pixels).float()
         losses += cross_entropy(scores, labels, reduction="sum")
         top1, top5 = hits(scores, labels)
         counts += torch.stack([top1, top5, torch.full_like(top1, len(labels))])

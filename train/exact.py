@@ -16,7 +16,7 @@ GRID = 2.0**30
 def round_gradients(model: nn.Module) -> None:
     """Make the model float64, and its gradients multiples of 2**-30 before they are added up."""
     model.double()
-    for parameter in model.parameters():
+    for parameter in (one for one in model.parameters() if one.requires_grad):
         parameter.register_hook(lambda gradient: torch.round(gradient * GRID) / GRID)  # type: ignore[no-untyped-call]
 
 

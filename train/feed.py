@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .cadence import validates
+from .data import rectangles
 from .data.index import Index
 from .data.loader import Key, Work
 from .data.order import permutation
@@ -54,11 +55,29 @@ class Feed:
     def train(self, epoch: Epoch, first_step: int = 0) -> Iterator[Work]:
         """The epoch's training batches of this process, from a step on."""
         phase = epoch.row.phase
-        order = permutation(self.seed, epoch.number, self.schedule.images)
+        order, shapes = self.order(epoch)
         for step in range(first_step, epoch.steps):
             for ids, share in self.chunks(epoch, step, order):
-                shape = (phase.size, phase.size)
-                yield Work("train", phase.copy, ids, shape, epoch.number, phase.min_scale, share)
+                yield Work("train", phase.copy, ids, shapes[step], epoch.number, phase.min_scale, share, phase.augment)
+
+    def order(self, epoch: Epoch) -> tuple[NDArray[np.int64], Sequence[Shape]]:
+        """All image numbers in the epoch's order, and the shape of each step, the same on all processes."""
+        phase, batch = epoch.row.phase, epoch.row.global_batch
+        if phase.rect_train:
+            return rectangles.order(self.seed, epoch.number, self._leans, batch, phase.size)
+        return permutation(self.seed, epoch.number, self.schedule.images), [(phase.size, phase.size)] * epoch.steps
+
+    def shapes(self, epoch: Epoch, step: int) -> Sequence[Shape]:
+        """The shapes that a step of epochs like this one may have."""
+        phase = epoch.row.phase
+        if phase.rect_train:
+            return rectangles.possible(self._leans, phase.size, epoch.images(step) == epoch.row.global_batch)
+        return [(phase.size, phase.size)]
+
+    @cached_property
+    def _leans(self) -> rectangles.Leanings:
+        index = self.indexes["train", None]
+        return rectangles.lean(index.widths, index.heights)
 
     def views(self, epoch: Epoch) -> dict[str, list[Work]]:
         """The validation batches of this process by view: "square", and "rect" first where the phase asks for it."""

@@ -8,26 +8,27 @@ for each epoch: for each step: rate, chunks, one all-reduce, one update
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.functional import cross_entropy
-from torch.nn.parallel import DistributedDataParallel
 
-from . import checkpoint, distributed, exact, files, models, optim
+from . import checkpoint, comm, distributed, exact, files, freeze, losses, models, optim, size_free
 from .cadence import validates
 from .data.loader import Batch, Images, stream
 from .distributed import Group
 from .evaluate import Accuracy, evaluate
 from .feed import Feed
 from .ids import Ids
+from .inputs import Inputs, draw_anew
 from .metrics import Meter
 from .news import News
 from .options import Options
+from .provenance import versions
 from .recipe import Recipe
 from .report import Expected, Report
 from .result import Sums, epoch_row
@@ -37,11 +38,7 @@ from .warm import compiled, shapes, warm
 
 LONGEST_STRETCH = 50  # steps between two looks at the sums
 LOOK_SECONDS = 1.0
-FORMAT = 2  # of a checkpoint's state
-MEAN, STD = (
-    (0.485, 0.456, 0.406),
-    (0.229, 0.224, 0.225),
-)  # of ImageNet's pixels; all ResNets since 2015 use them
+FORMAT = 3  # of a checkpoint's state
 
 
 class Diverged(Expected):
@@ -66,20 +63,20 @@ class Trainer:
     ) -> None:
         self.options, self.recipe, self.group, self.report = options, recipe, group, report
         self.feed, self.schedule = feed, feed.schedule
-        self.model = models.build(recipe.model, classes, feed.seed)
+        say = partial(print, flush=True) if group.first else str
+        self.model = models.build(recipe.model, classes, feed.seed, say)
         self.model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if options.exact:
             exact.round_gradients(self.model)
-        self.dtype = torch.float64 if options.exact else torch.float32
+        self.freezer = freeze.Freezer(self.model)
+        self.inputs = Inputs(group.device, torch.float64 if options.exact else torch.float32)
         self.net: nn.Module = compiled(self.model) if recipe.model.compile and not options.exact else self.model
-        self.optimizer = optim.build(self.model, recipe.optim)
-        self.precision = distributed.precision(group.device)
-        self.scaler = torch.amp.GradScaler(group.device.type, enabled=self.precision == torch.float16)
-        self.mean, self.std = (torch.tensor(one, device=group.device).view(1, 3, 1, 1) * 255 for one in (MEAN, STD))
+        self.optimizer, self.loss = optim.build(self.model, recipe.optim), losses.build(recipe.optim)
+        self.scaler = comm.scaler(recipe.comm, group.device, self.inputs.precision)
         self.meter, self.times = Meter(group.device, LONGEST_STRETCH), Times(group.device)
         self.news = News(options, self.schedule, group, report, self.times)
-        self.warmed: set[tuple[int, ...]] = set()
         self.epoch, self.step, self.saved_at, self.hurried = 0, 0, time.monotonic(), False
+        self.begun = time.time()  # of the run: its first attempt's start of loading, where that is known
         self.ids = Ids(options.notes, options.attempt, group.rank) if options.log_ids else None
         self.history: list[dict[str, Any]] = []
         self.sums, self.mark = Sums(), 0.0  # of this epoch
@@ -103,10 +100,32 @@ class Trainer:
         return self.schedule.images_at(self.epoch, self.step)
 
     @property
+    def reached(self) -> bool:
+        """Whether a validation has reached the target at which training is to stop: the same on all processes."""
+        target = self.options.target
+        return target is not None and target.hit(self.history) is not None
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What this attempt is, for its first line of metrics."""
+        return {
+            "begun": self.begun,
+            "train_images": self.schedule.images,
+            "val_images": len(self.feed.indexes["val", None]),
+            "world": self.group.world,
+            "gpus": self.schedule.gpus,
+            "device": self.group.device.type,
+            "processor": distributed.named(self.group.device),
+            "precision": str(self.inputs.precision).removeprefix("torch."),
+            "versions": versions(),
+        }
+
+    @property
     def identity(self) -> dict[str, Any]:
         """What a checkpoint must agree on with the run that goes on from it; not on being compiled."""
+        recipe = replace(self.recipe, model=replace(self.recipe.model, compile=False)).to_json()
         return {
-            "recipe": replace(self.recipe, model=replace(self.recipe.model, compile=False)).to_json(),
+            "recipe": {**recipe, "target": None},  # it says when to look, not what is trained
             "seed": self.feed.seed,
             "images": self.schedule.images,
             "gpus": self.schedule.gpus,
@@ -161,35 +180,44 @@ class Trainer:
         """Carry the schedule out from where we stand. Raises `Asked`, `Diverged`, `Expected`, `OSError` (disk full)."""
         if self.group.first:
             self.saver = checkpoint.Saver(self.options.out / "checkpoints" / f"{self.options.attempt:06d}")
-        self.news.begin(self.images_seen)
-        ahead = self.schedule.epochs[self.epoch :]
+        self.news.begin(self.steps_done, self.images_seen, self.facts)
+        ahead = () if self.reached else self.schedule.epochs[self.epoch :]
         largest = max((3 * one.row.phase.batch * one.row.phase.size**2 for one in ahead), default=1)
-        works = self.feed.works(self.epoch, self.step, self.history)
+        works = self.feed.works(len(self.schedule.epochs) - len(ahead), self.step, self.history)
         batches = stream(images, works, workers, self.group.device, largest)
         epochs = self.schedule.epochs[-1].number + 1
         self.report.say("warming", steps=self.schedule.steps, step=self.steps_done, epochs=epochs)
-        if self.group.world > 1:
-            # Nothing is copied from rank 0: the weights are the same by seed or checkpoint, the statistics are not.
-            self.net = DistributedDataParallel(
-                self.net, forward_sync_buffers=False, init_sync=False, gradient_as_bucket_view=True
-            )
-            if self.options.exact:
-                self.net.register_comm_hook(None, exact.plain_sum)
-        if ahead:  # else a run that was killed between its last save and its result
-            train, val = shapes(self.feed, ahead)
-            warm(self.net, self.model, train, val, self.group.device, self.autocast, self.report.tick)
-            self.warmed = {*train, *val}
-            batches = chain([next(batches)], batches)  # the loader's start belongs to the warm-up, not to a step
-        self.times.start = self.times.start or self.report.so_far()
-        for epoch in ahead:
+        if not isinstance(self.model, models.ResNet):
+            met = {one[1:] for part in shapes(self.feed, ahead) for one in part}
+            size_free.check(self.model, self.recipe.model.name, met)
+        for epoch in ahead:  # none: a run that was killed between its last save and its result
+            if epoch is ahead[0] or epoch.row.phase.frozen != self.freezer.frozen:
+                batches = self.prepare(freeze.stretch(ahead, epoch), batches)
             self.one_epoch(epoch, batches)
+            if self.reached:
+                break
         self.where, self.goodput = self.times.summary(), self.times.goodput()
         if self.group.first:
             self.saver.wait()
         self.news.end(self.where, self.goodput)
 
+    def prepare(self, epochs: Sequence[Epoch], batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Make ready for epochs that train the same parts of the net: sums over processes, every shape met once."""
+        self.freezer.set(epochs[0].row.phase.frozen)
+        if self.many:
+            plain = self.schedule.steps // 10 - self.steps_done  # of PowerSGD, as torch advises
+            self.net = comm.wrap(self.net, self.recipe.comm, exact=self.options.exact, plain=plain)
+        self.freezer.mode()
+        train, val = shapes(self.feed, epochs)
+        warm(self.net, self.model, train, val, self.group.device, self.inputs.autocast, self.report.tick)
+        self.inputs.warmed |= {*train, *val}
+        batches = chain([next(batches)], batches)  # the loader's start belongs to the warm-up, not to a step
+        self.times.start = self.times.start or self.report.so_far()
+        return batches
+
     def one_epoch(self, epoch: Epoch, batches: Iterator[Batch]) -> None:
         """Train, validate and save one epoch, or what is left of it."""
+        self.freezer.mode()
         self.times.begin_epoch(epoch.number + 1)
         self.mark, stretch = time.perf_counter(), 1
         for step in range(self.step, epoch.steps):
@@ -201,13 +229,15 @@ class Trainer:
             if not self.hurried:
                 self.hurried = True
                 distributed.hurry(self.group, time.perf_counter() - begun)
-        distributed.average_statistics(self.group, self.model)
+        if not epoch.row.phase.frozen:
+            distributed.average_statistics(self.group, self.model)
         found = self.validate(epoch, batches) if validates(self.schedule, self.epoch, self.history) else {}
         row = epoch_row(epoch, self.sums, found, time.perf_counter() - self.mark)
-        self.history.append(row | self.times.end_epoch())
+        now = time.time()
+        self.history.append(row | {"at": now, "clock": now - self.begun} | self.times.end_epoch())
         self.epoch, self.step, self.sums = self.epoch + 1, 0, Sums()
         self.news.epoch(self.steps_done, self.images_seen, self.history[-1])
-        self.save(wait=self.epoch == len(self.schedule.epochs))  # the last one is what the run leaves
+        self.save(wait=self.reached or self.epoch == len(self.schedule.epochs))  # the last one is what the run leaves
 
     def one_step(self, epoch: Epoch, step: int, batches: Iterator[Batch]) -> None:
         """One update. The loss is the mean over the global batch (Goyal et al. 2017, remark 3)."""
@@ -220,21 +250,17 @@ class Trainer:
         for number in range(1, count + 1):
             while (batch := self.times.wait(batches)).work.split != "train":
                 pass  # asked for before it was known that this validation is not due
-            inputs, labels = self.prepare(batch)
+            inputs, labels = self.inputs.prepare(batch)
             share = batch.work.share
             if self.ids and share:
                 used.update(batch.work.ids.tolist())
                 if number == count:
                     self.ids.note(epoch.first_step + step, epoch.number, used)
+            draw_anew(self.feed.seed, epoch.first_step + step, self.group.rank + (number - 1) * self.group.world)
             with self.quiet(unless=number == count):
-                with self.autocast():
-                    scores = self.net(inputs).to(self.dtype)
-                loss = share * cross_entropy(
-                    scores,
-                    labels,
-                    reduction="sum",
-                    label_smoothing=self.recipe.optim.label_smoothing,
-                )
+                with self.inputs.autocast():
+                    scores = self.net(inputs).to(self.inputs.dtype)
+                loss = share * self.loss(scores, labels).sum()
                 self.scaler.scale(loss * (factor / images)).backward()  # type: ignore[no-untyped-call]
             self.meter.add(loss.detach(), scores.detach(), labels, share)
             self.report.tick()
@@ -247,21 +273,6 @@ class Trainer:
     def quiet(self, unless: bool) -> Any:
         """A context in which gradients are only added up here, not over the processes."""
         return contextlib.nullcontext() if unless or not self.many else self.net.no_sync()  # type: ignore[operator]
-
-    def prepare(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """uint8 [n, h, w, 3] to normalised [n, 3, h, w] in channels-last memory, on the device.
-
-        Kernels are searched for shapes that the warm-up has met, so for none again: a rest of few images takes what
-        cuDNN thinks best.
-        """
-        torch.backends.cudnn.benchmark = tuple(batch.images.shape[:3]) in self.warmed
-        images = batch.images.to(self.group.device, non_blocking=True).permute(0, 3, 1, 2)
-        labels = torch.from_numpy(batch.labels).to(self.group.device, non_blocking=True)
-        return images.to(self.dtype).sub_(self.mean).div_(self.std), labels
-
-    def autocast(self) -> Any:
-        """Half precision where the GPU has it, nothing on a CPU."""
-        return torch.autocast(self.group.device.type, self.precision, enabled=self.precision != torch.float32)
 
     def look(self, epoch: Epoch) -> int:
         """Sum the last steps over all processes, log them, and do what was asked. Returns steps until the next look.
@@ -302,7 +313,7 @@ class Trainer:
     def validate(self, epoch: Epoch, batches: Iterator[Batch]) -> dict[str, Accuracy]:
         """Validate by every view the phase asks for."""
         self.report.say("validating")
-        images, hooks = len(self.feed.indexes["val", None]), (self.prepare, self.autocast, self.times, self.report.tick)
+        images, hooks = len(self.feed.indexes["val", None]), (self.inputs, self.times, self.report.tick)
         with self.times.within("validation"):
             found = {
                 view: evaluate(self.group, self.model, batches, len(works), images, *hooks)

@@ -95,6 +95,10 @@ class Log:
         whole = {"kind": kind, "attempt": self.attempt, "time": time.time(), **values}
         self.lines.write(json.dumps(finite(whole)) + "\n")
 
+    def start(self, step: int, images: int, facts: dict[str, Any]) -> None:
+        """Note what an attempt is that goes on from a step: no curve shows it, and a record must say it."""
+        self.line("start", step=step, images=images, **facts)
+
     def stretch(self, step: int, images: int, epoch: int, values: dict[str, float]) -> None:
         """Note some steps: scalars by their names in TensorBoard, after `images` images."""
         self.scalars(images, values)

@@ -1,133 +1,86 @@
-"""ResNets. Every network ends in a pooling that takes any shape, so sizes and rectangles may change at any step.
+"""The network of a recipe with its first weights, and which of its layers makes the scores.
 
-`resnet18` to `resnet152` are He et al. 2015 in the v1.5 form: the stride of a bottleneck is in its 3x3 convolution
-(Goyal et al. 2017, section 5.1; Gross and Wilber 2016). `resnet10_tiny` and `resnet10_cifar` have a quarter of
-ResNet-10's width, for computers without a GPU; the stem halves the image, or keeps it where it has only 32 pixels.
+Ours end in a pooling that takes any shape, so sizes and rectangles may change at any step.
 """
 
-from collections.abc import Callable, Sequence
-from functools import partial
+import zlib
+from collections.abc import Callable
 
 import torch
 from torch import nn
 
+from . import foreign, resnets
+from .alexnet import AlexNet
 from .recipe import Model
+from .report import Expected
+from .resnets import Basic, Bottleneck, ResNet
+
+__all__ = ["MAKERS", "AlexNet", "Basic", "Bottleneck", "ResNet", "build", "classifier", "fingerprint"]
+
+MAKERS: dict[str, Callable[[int], nn.Module]] = {**resnets.MAKERS, "alexnet_bn": AlexNet}
 
 
-def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution without bias, padded so that stride 1 keeps the shape."""
-    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+def build(model: Model, classes: int, seed: int, say: Callable[[str], object] = lambda text: None) -> nn.Module:
+    """Make the network with its first weights: the same ones for the same seed, on every rank and device.
 
-
-class Basic(nn.Module):
-    """Two 3x3 convolutions beside the identity: [n, inputs, h, w] to [n, width, h / stride, w / stride]."""
-
-    expansion = 1
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = convolution(inputs, width, 3, stride), nn.BatchNorm2d(width)
-        self.conv2, self.norm2 = convolution(width, width, 3), nn.BatchNorm2d(width)
-        self.last_norm = self.norm2
-        self.shortcut = _shortcut(inputs, width, stride)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
-        y = torch.relu_(self.norm1(self.conv1(x)))
-        return torch.relu_(self.norm2(self.conv2(y)) + self.shortcut(x))
-
-
-class Bottleneck(nn.Module):
-    """1x1, 3x3 (which has the stride) and 1x1 to four times the width, beside the identity."""
-
-    expansion = 4
-
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
-        super().__init__()
-        self.conv1, self.norm1 = convolution(inputs, width, 1), nn.BatchNorm2d(width)
-        self.conv2, self.norm2 = convolution(width, width, 3, stride), nn.BatchNorm2d(width)
-        self.conv3, self.norm3 = convolution(width, 4 * width, 1), nn.BatchNorm2d(4 * width)
-        self.last_norm = self.norm3
-        self.shortcut = _shortcut(inputs, 4 * width, stride)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
-        y = torch.relu_(self.norm1(self.conv1(x)))
-        y = torch.relu_(self.norm2(self.conv2(y)))
-        return torch.relu_(self.norm3(self.conv3(y)) + self.shortcut(x))
-
-
-Block = type[Basic] | type[Bottleneck]
-
-
-def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    if inputs == outputs and stride == 1:
-        return nn.Identity()
-    return nn.Sequential(convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
-
-
-class ResNet(nn.Module):
-    """Images [n, 3, h, w] to scores [n, classes], for any h and w of at least 16."""
-
-    def __init__(
-        self,
-        block: Block,
-        blocks: Sequence[int],
-        widths: Sequence[int],
-        stem: nn.Module,
-        classes: int,
-    ) -> None:
-        super().__init__()
-        self.stem, stages, inputs = stem, [], widths[0]
-        for number, (count, width) in enumerate(zip(blocks, widths, strict=True)):
-            for place in range(count):
-                stages.append(block(inputs, width, 2 if number and not place else 1))
-                inputs = width * block.expansion
-        self.stages = nn.Sequential(*stages)
-        self.pool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(inputs, classes)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
-        return self.fc(self.pool(self.stages(self.stem(x))).flatten(1))  # type: ignore[no-any-return]
-
-
-def _imagenet(block: Block, blocks: Sequence[int], classes: int) -> ResNet:
-    stem = nn.Sequential(
-        convolution(3, 64, 7, 2),
-        nn.BatchNorm2d(64),
-        nn.ReLU(inplace=True),
-        nn.MaxPool2d(3, 2, padding=1),
-    )
-    return ResNet(block, blocks, (64, 128, 256, 512), stem, classes)
-
-
-def _small(stride: int, classes: int) -> ResNet:
-    stem = nn.Sequential(convolution(3, 16, 3, stride), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
-    return ResNet(Basic, (1, 1, 1, 1), (16, 32, 64, 128), stem, classes)
-
-
-MAKERS: dict[str, Callable[[int], ResNet]] = {
-    "resnet10_tiny": partial(_small, 2),
-    "resnet10_cifar": partial(_small, 1),
-    "resnet18": partial(_imagenet, Basic, (2, 2, 2, 2)),
-    "resnet34": partial(_imagenet, Basic, (3, 4, 6, 3)),
-    "resnet50": partial(_imagenet, Bottleneck, (3, 4, 6, 3)),
-    "resnet101": partial(_imagenet, Bottleneck, (3, 4, 23, 3)),
-    "resnet152": partial(_imagenet, Bottleneck, (3, 8, 36, 3)),
-}
-
-
-def build(model: Model, classes: int, seed: int) -> ResNet:
-    """Make the network with its first weights: the same ones for the same seed, on every rank and device."""
+    `say` is told in a line what of the recipe does not apply to somebody else's network, or was done to it. Raises
+    `Expected` where the network cannot be had, or does not make scores [n, classes].
+    """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        net = MAKERS[model.name](classes)
-        for module in net.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-            if model.zero_gamma and isinstance(module, Basic | Bottleneck):
-                nn.init.zeros_(module.last_norm.weight)
-        nn.init.normal_(net.fc.weight, std=model.fc_std)
-        nn.init.zeros_(net.fc.bias)
+        if model.name in MAKERS:
+            net = MAKERS[model.name](classes)
+            for module in net.modules():
+                if isinstance(module, nn.Conv2d):
+                    nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+                if model.zero_gamma and isinstance(module, Basic | Bottleneck):
+                    nn.init.zeros_(module.last_norm.weight)  # type: ignore[arg-type]
+        else:
+            net = foreign.make(model, classes, say)
+        if model.fc_std is not None:
+            start(net, model, classes)
     return net
+
+
+def start(net: nn.Module, model: Model, classes: int) -> None:
+    """Draw the classifier's first weights with the recipe's spread, its biases 0. Raises `Expected`."""
+    last = classifier(net)
+    if not isinstance(last.weight, nn.Parameter) or outputs(last) != classes:
+        raise Expected(
+            f"model, fc_std: the layer that makes the {classes} scores of {model.name} is not found; fc_std=None "
+            "leaves it as it starts"
+        )
+    nn.init.normal_(last.weight, std=model.fc_std or 0.0)
+    if last.bias is not None:
+        nn.init.zeros_(last.bias)
+
+
+def classifier(net: nn.Module) -> nn.Linear | nn.Conv2d:
+    """Return the layer that makes the scores: ours, the one that timm's `get_classifier` tells, else the last Linear or
+    1x1 convolution that the network has. Raises `Expected` when there is none.
+    """
+    if isinstance(net, ResNet | AlexNet):
+        return net.fc
+    told = getattr(net, "get_classifier", None)
+    within = told() if callable(told) else None
+    for part in (within, net):
+        layers = [one for one in part.modules() if outputs(one)] if isinstance(part, nn.Module) else []
+        if layers:
+            return layers[-1]  # type: ignore[return-value]
+    raise Expected(f"model: {type(net).__name__} has no Linear and no 1x1 convolution that could make its scores")
+
+
+def outputs(module: nn.Module) -> int:
+    """Return how many values a Linear or a 1x1 convolution makes, 0 for any other layer."""
+    if isinstance(module, nn.Linear):
+        return module.out_features
+    return module.out_channels if isinstance(module, nn.Conv2d) and set(module.kernel_size) == {1} else 0
+
+
+def fingerprint(net: nn.Module) -> int:
+    """Return a number of 32 bits that tells networks with other weights apart."""
+    found = 0
+    for one in net.state_dict().values():
+        flat = one.detach().cpu().contiguous().view(-1)
+        found = zlib.crc32(flat.view(torch.uint8).numpy().data, found)
+    return found

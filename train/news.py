@@ -19,10 +19,11 @@ class News:
         self.options, self.schedule, self.group, self.report, self.times = options, schedule, group, report, times
         self.network = Network()
 
-    def begin(self, images: int) -> None:
-        """Open the log, after so many images of the run."""
+    def begin(self, step: int, images: int, facts: dict[str, Any]) -> None:
+        """Open the log, after so many steps and images of the run, and note what this attempt is."""
         if self.group.first:
             self.log = Log(self.options.notes, self.options.attempt, images, self.schedule.steps)
+            self.log.start(step, images, facts)
             hparams.begin(self.log.board, hparams.flat(self.schedule, self.group.world))
 
     def stretch(

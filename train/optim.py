@@ -1,44 +1,87 @@
-"""SGD as the papers mean it: every parameter in exactly one group, decay by the type of module.
+"""How weights are moved: every parameter in exactly one group, by the type of its module; the optimizer by its name.
 
-torch's SGD keeps the rate out of the momentum buffer (Goyal et al. 2017, equation 9), so no momentum correction is
-needed when the rate jumps (their remark 2).
+None of ours absorbs the rate into its momentum: torch's SGD (Goyal et al. 2017, equation 9), Lars, Lamb and AdamW keep
+it outside, so no momentum correction is needed when the rate jumps (their remark 2).
 """
 
+import re
 from typing import Any
 
 import torch
 from torch import nn
 
+from . import callables
+from .lamb import Lamb
+from .lars import Lars
 from .recipe import Optim
+from .report import Expected
 
-NORMS = (nn.modules.batchnorm._BatchNorm, nn.GroupNorm, nn.LayerNorm)
+LAYERWISE = ("lars", "lamb")
+NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
+# What other people call a norm that is none of torch's: RmsNorm, FilterResponseNormTlu2d. Of one value per channel, for
+# a NormedLinear is none.
+NORM = re.compile("norm", re.IGNORECASE)
+BIAS = re.compile(r"(^|_)bias(_|$)")  # bias, in_proj_bias, bias_ih_l0, q_bias
+
+
+def sort(model: nn.Module, name: str, parameter: nn.Parameter) -> str:
+    """Return what a parameter is: "norm", "bias" or "weight".
+
+    By the type of its module: names such as "downsample.1" hide norms (a fault of several public trainers). What
+    torch.nn.utils.parametrize has taken apart belongs to the module that it was taken from.
+    """
+    owner, apart, rest = f".{name}".partition(".parametrizations.")
+    if not apart:
+        owner, _, rest = f".{name}".rpartition(".")
+    module, own = model.get_submodule(owner.removeprefix(".")), rest.split(".")[0]
+    if isinstance(module, NORMS) or (NORM.search(type(module).__name__) and parameter.squeeze().ndim <= 1):
+        return "norm"
+    flat = parameter.squeeze().ndim <= 1  # a table of position biases is learned as weights are
+    return "bias" if flat and BIAS.search(own) else "weight"
 
 
 def groups(model: nn.Module, optim: Optim) -> list[dict[str, Any]]:
-    """Return SGD's parameter groups: those that decay, then those that do not.
+    """Return the parameters in two groups: those that decay, then those that do not.
 
-    Chosen by module type: names such as "downsample.1" hide norms (a fault of several public trainers).
+    Norms and biases decay as the recipe says; for LARS and LAMB never, and these adapt the first group only (the skip
+    rule of You et al. 2017 and 2020, and Jia et al. 2018, section 3.2).
     """
+    skip = optim.name in LAYERWISE
+    holds = {"weight": True, "norm": optim.norm_decay and not skip, "bias": optim.bias_decay and not skip}
     decay: list[nn.Parameter] = []
     free: list[nn.Parameter] = []
-    seen: set[int] = set()
-    for module in model.modules():
-        for name, parameter in module.named_parameters(recurse=False):
-            if id(parameter) in seen:
-                continue
-            seen.add(id(parameter))
-            held = optim.norm_decay if isinstance(module, NORMS) else optim.bias_decay or name != "bias"
-            (decay if held else free).append(parameter)
-    assert len(seen) == sum(1 for _ in model.parameters()), "a parameter is in no group"
+    for name, parameter in model.named_parameters():  # each once, however many modules share it
+        (decay if holds[sort(model, name, parameter)] else free).append(parameter)
     return [
         {"params": decay, "weight_decay": optim.weight_decay},
         {"params": free, "weight_decay": 0.0},
     ]
 
 
-def build(model: nn.Module, optim: Optim) -> torch.optim.SGD:
-    """Make the optimizer with rate 0: the schedule sets the rate before each step."""
-    return torch.optim.SGD(groups(model, optim), lr=0.0, momentum=optim.momentum, nesterov=optim.nesterov)
+def build(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
+    """Make the optimizer with rate 0: the schedule sets the rate before each step.
+
+    Raises `Expected` when somebody's own cannot be imported, or leaves a parameter out.
+    """
+    parts = groups(model, optim)
+    match optim.name:
+        case "sgd":
+            return torch.optim.SGD(parts, lr=0.0, momentum=optim.momentum, nesterov=optim.nesterov)
+        case "adamw":
+            return torch.optim.AdamW(parts, lr=0.0, betas=optim.betas, eps=optim.eps)
+        case "lars" | "lamb":
+            layers, rest = parts
+            parts = [{**layers, "adapt": True}, {**rest, "adapt": False}]
+            if optim.name == "lars":
+                return Lars(parts, momentum=optim.momentum, nesterov=optim.nesterov, trust=optim.trust)
+            return Lamb(parts, betas=optim.betas, eps=optim.eps)
+    made = callables.find("optim, name", optim.name)(parts, optim)
+    if not isinstance(made, torch.optim.Optimizer):
+        raise Expected(f"optim, name: {optim.name} must return a torch.optim.Optimizer, not {type(made).__name__}")
+    held = [id(one) for group in made.param_groups for one in group["params"]]
+    if sorted(held) != sorted(id(one) for one in model.parameters()):
+        raise Expected(f"optim, name: {optim.name} must take every parameter of its groups exactly once")
+    return made
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from .target import Target
+
 
 @dataclass(frozen=True)
 class Options:
@@ -31,6 +33,7 @@ class Options:
     threads: int | None
     log_ids: bool
     exact: bool
+    target: Target | None = None
 
     @property
     def notes(self) -> Path:
@@ -68,6 +71,14 @@ def seconds(text: str) -> float:
     if not value >= 0:
         raise ValueError
     return value
+
+
+def goal(text: str) -> Target:
+    """A target such as top5=93."""
+    try:
+        return Target.parse(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def parse(argv: Sequence[str] | None = None) -> Options:
@@ -166,6 +177,12 @@ def parse(argv: Sequence[str] | None = None) -> Options:
         type=natural,
         metavar="N",
         help="loader processes for each trainer (default: by the processors)",
+    )
+    add(
+        "--target",
+        type=goal,
+        metavar="top5=93",
+        help="end after the validation that reaches it: top5=93, top1=76.1",
     )
     add("--seed", type=natural, metavar="N", help="another seed than the recipe's")
     add("--local", type=Path, metavar="DIR", help="metrics and events go here (default: --out)")

@@ -19,6 +19,15 @@ def versions() -> dict[str, str]:
     return found
 
 
+def processor() -> str:
+    """Return what this machine's processors call themselves, "" where they do not say it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return ""
+    return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+
+
 def git_commit(folder: Path = ROOT) -> str | None:
     """Return the commit of a working tree, with "+changes" when files differ from it; None outside git."""
 

@@ -15,40 +15,22 @@ Every object is frozen and checked when it is made: a `ValueError` names the row
 nor boto3, so that `plan` and `--help` are instant.
 """
 
-import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
-MODELS = ("resnet10_tiny", "resnet10_cifar", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
-SHAPES = ("linear", "cosine", "polynomial", "gradual_warmup", "constant_warmup")
+from . import checks
+from .recipe_parts import IMAGENET, MODELS, SAMPLE, Comm, Data, Model, Optim
+
+__all__ = ["IMAGENET", "MODELS", "SAMPLE", "Comm", "Data", "Model", "Optim", "Phase", "Recipe", "check_rows"]
+
+
+SHAPES = ("linear", "cosine", "polynomial", "one_cycle", "gradual_warmup", "constant_warmup")
+ONE_RATE = ("one_cycle", "gradual_warmup", "constant_warmup")  # shapes that take one number, the rate they lead to
 CADENCES = ("each", "last", "near", "never")
 REFERENCE_BATCH = 256  # Goyal et al. 2017, section 2.1: rates are compared per 256 images
 MACHINE_TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")  # p4d.24xlarge
-
-
-def _whole(where: str, name: str, value: object, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ValueError(f"{where}, {name}: must be a whole number of at least {least}, not {value!r}")
-
-
-def _number(where: str, name: str, value: object, least: float = 0.0, most: float = math.inf) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
-        raise ValueError(f"{where}, {name}: must be a finite number, not {value!r}")
-    if not least <= value <= most:
-        bounds = f"at least {least:g}" if most == math.inf else f"from {least:g} to {most:g}"
-        raise ValueError(f"{where}, {name}: must be {bounds}, not {value!r}")
-
-
-def _flag(where: str, name: str, value: object) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{where}, {name}: must be True or False, not {value!r}")
-
-
-def _one_of(where: str, name: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise ValueError(f"{where}, {name}: {value!r} is unknown; known are {', '.join(known)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,8 +43,12 @@ class Phase:
     `rect_val` validates on whole rectangles, with the square centre crop beside it; `validate` says after which epochs:
     "each", the phase's "last", "never", or "near": once the recipe's target is near (train/cadence.py). The run's last
     epoch is validated in any case. `reached`: after so many epochs the recipe's source had met the target.
+    `rect_train` trains on rectangles of about size x size pixels, each step of one shape (train/data/rectangles.py).
+    `augment` False: crops of one size, as large as validation's, at a random place; mirrored or not all the same.
+    `frozen` trains the classifier only: the rest keeps its weights and its norms' statistics.
 
-    Shapes: "linear" per step, "cosine" (half a period), "polynomial" (power 2: LARS), and Goyal et al. 2017, section
+    Shapes: "linear" per step, "cosine" (half a period), "polynomial" (power 2: LARS), "one_cycle" (Smith and Topin
+    2017: up to lr over the first 3 tenths, then to nearly 0, both by a cosine), and Goyal et al. 2017, section
     2.2: "gradual_warmup" ramps from lr / k to lr and "constant_warmup" holds lr / k, where k = global batch / 256.
     """
 
@@ -72,8 +58,11 @@ class Phase:
     lr: float | tuple[float, float]
     shape: str = "linear"
     min_scale: float = 0.08
+    augment: bool = True
     copy: int | None = None
     rect_val: bool = False
+    rect_train: bool = False
+    frozen: bool = False
     validate: str = "each"
     reached: int | None = None
 
@@ -83,103 +72,39 @@ class Phase:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError(f"{where}, epochs: must be a pair (start, end)")
         where = f"phase {pair[0]}-{pair[1]}"
-        _whole(where, "epochs start", pair[0], 0)
-        _whole(where, "epochs end", pair[1], 1)
+        checks.whole(where, "epochs start", pair[0], 0)
+        checks.whole(where, "epochs end", pair[1], 1)
         if pair[0] >= pair[1]:
             raise ValueError(f"{where}, epochs: must end after they start")
         object.__setattr__(self, "epochs", tuple(pair))
-        _whole(where, "size", self.size, 16)
-        _whole(where, "batch", self.batch, 1)
-        _one_of(where, "shape", self.shape, SHAPES)
+        checks.whole(where, "size", self.size, 16)
+        checks.whole(where, "batch", self.batch, 1)
+        checks.one_of(where, "shape", self.shape, SHAPES)
         if isinstance(self.lr, tuple | list):
             if len(self.lr) != 2:
                 raise ValueError(f"{where}, lr: must be a number or a pair (first, last), not {self.lr!r}")
             object.__setattr__(self, "lr", tuple(self.lr))
         for rate in self.rates:
-            _number(where, "lr", rate)
-        if self.shape.endswith("_warmup") and not isinstance(self.lr, int | float):
+            checks.number(where, "lr", rate)
+        if self.shape in ONE_RATE and not isinstance(self.lr, int | float):
             raise ValueError(f"{where}, lr: {self.shape} takes one number, the rate it leads to")
-        _number(where, "min_scale", self.min_scale, 0.0, 1.0)
+        checks.number(where, "min_scale", self.min_scale, 0.0, 1.0)
         if self.min_scale == 0:
             raise ValueError(
                 f"{where}, min_scale: must be above 0: it is the smallest part of the image that a crop takes"
             )
         if self.copy is not None:
-            _whole(where, "copy", self.copy, 32)
-        _flag(where, "rect_val", self.rect_val)
-        _one_of(where, "validate", self.validate, CADENCES)
+            checks.whole(where, "copy", self.copy, 32)
+        for name in ("augment", "rect_val", "rect_train", "frozen"):
+            checks.flag(where, name, getattr(self, name))
+        checks.one_of(where, "validate", self.validate, CADENCES)
         if self.reached is not None:
-            _whole(where, "reached", self.reached, 1)
+            checks.whole(where, "reached", self.reached, 1)
 
     @property
     def rates(self) -> tuple[float, float]:
         """The rate as stated, as (first, last)."""
         return self.lr if isinstance(self.lr, tuple) else (self.lr, self.lr)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Model:
-    """Which network. `zero_gamma` starts the last norm of each residual block at 0, `fc_std` is the standard deviation
-    of the classifier's first weights (both: Goyal et al. 2017, section 5.1). Classes are counted in the data. `compile`
-    trains through torch.compile, which takes its time for each shape before the first step; validation does not.
-    """
-
-    name: str
-    zero_gamma: bool = True
-    fc_std: float = 0.01
-    compile: bool = False
-
-    def __post_init__(self) -> None:
-        _one_of("model", "name", self.name, MODELS)
-        _flag("model", "zero_gamma", self.zero_gamma)
-        _number("model", "fc_std", self.fc_std)
-        _flag("model", "compile", self.compile)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Optim:
-    """SGD with momentum. `norm_decay` and `bias_decay`: whether `weight_decay` holds for the norm layers' parameters
-    and for the other biases too (Jia et al. 2018, section 3.2: neither). `label_smoothing` belongs to the loss.
-    """
-
-    momentum: float = 0.9
-    nesterov: bool = False
-    weight_decay: float = 1e-4
-    norm_decay: bool = False
-    bias_decay: bool = True
-    label_smoothing: float = 0.0
-
-    def __post_init__(self) -> None:
-        _number("optim", "momentum", self.momentum, 0.0, 1.0)
-        _number("optim", "weight_decay", self.weight_decay)
-        _number("optim", "label_smoothing", self.label_smoothing, 0.0, 1.0)
-        for name in ("nesterov", "norm_decay", "bias_decay"):
-            _flag("optim", name, getattr(self, name))
-        if self.nesterov and self.momentum == 0:
-            raise ValueError("optim, nesterov: needs a momentum above 0")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Data:
-    """Which images. `train` and `val` count them for `plan`; a run counts the files themselves. `root` is where they
-    lie unless `--data` says otherwise; prepared copies lie in `<root>-sz/<short side>`. The name "sample" is built in.
-    """
-
-    name: str
-    train: int
-    val: int
-    root: str
-
-    def __post_init__(self) -> None:
-        for name in ("name", "root"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ValueError(f"data, {name}: must be a non-empty text, not {getattr(self, name)!r}")
-        _whole("data", "train", self.train, 1)
-        _whole("data", "val", self.val, 1)
-
-
-IMAGENET = Data(name="imagenet", root="~/data/imagenet", train=1_281_167, val=50_000)
-SAMPLE = Data(name="sample", root="data/sample", train=4_000, val=1_000)
 
 
 def _types(where: str, types: object) -> tuple[str, ...]:
@@ -216,13 +141,15 @@ class Recipe:
 
     Give `phases`, or `tables`: one list of phases for each number of machines that has its own schedule, `machines`
     naming the default. `at(n)` takes the table for n machines. `types` are the machines to rent at EC2 when the job
-    goes there, in order of preference. `target` is the top-5 in percent for which this is done, None without one.
+    goes there, in order of preference. `comm` is a `Comm`, or the name of its hook. `target` is the top-5 in percent
+    for which this is done, None without one.
     """
 
     name: str
     data: Data
     model: Model
     optim: Optim = field(default_factory=Optim)
+    comm: Comm = field(default_factory=Comm)
     phases: Sequence[Phase] = ()
     tables: Mapping[int, Sequence[Phase]] = field(default_factory=dict)
     machines: int = 1
@@ -235,20 +162,22 @@ class Recipe:
         where = f"recipe {self.name!r}"
         if not isinstance(self.name, str) or not self.name or any(c in "/\\\0\n" for c in self.name):
             raise ValueError(f"{where}, name: must be a text without slashes or line ends")
-        for name, kind in (("data", Data), ("model", Model), ("optim", Optim)):
+        if isinstance(self.comm, str):
+            object.__setattr__(self, "comm", Comm(hook=self.comm))
+        for name, kind in (("data", Data), ("model", Model), ("optim", Optim), ("comm", Comm)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{where}, {name}: must be a {kind.__name__}, not {getattr(self, name)!r}")
         for name, least in (("machines", 1), ("gpus", 1), ("seed", 0)):
-            _whole(where, name, getattr(self, name), least)
+            checks.whole(where, name, getattr(self, name), least)
         if self.seed >= 2**63:
             raise ValueError(f"{where}, seed: must be below 2**63, not {self.seed}")
         object.__setattr__(self, "types", _types(where, self.types))
         if self.target is not None:
-            _number(where, "target", self.target, 0.0, 100.0)
+            checks.number(where, "target", self.target, 0.0, 100.0)
         if not isinstance(self.tables, Mapping):
             raise ValueError(f"{where}, tables: must be phases by number of machines, not {self.tables!r}")
         for machines, rows in self.tables.items():
-            _whole(where, "tables, machines", machines, 1)
+            checks.whole(where, "tables, machines", machines, 1)
             check_rows(f"{where}, table for {machines} machines", rows)
         tables = {machines: tuple(rows) for machines, rows in self.tables.items()}
         if tables and self.machines not in tables:
@@ -303,6 +232,7 @@ class Recipe:
                 "data": Data(**value["data"]),
                 "model": Model(**value["model"]),
                 "optim": Optim(**value.get("optim", {})),
+                "comm": Comm(**value.get("comm", {})),
                 "phases": tuple(Phase(**row) for row in value["phases"]),
                 "tables": {},
             }

@@ -2,12 +2,13 @@
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from . import checkpoint, distributed, files, spawn
+from . import checkpoint, distributed, files, models, spawn, target, weights
 from .data.loader import Images
 from .dataset import Dataset, copies_of, open_dataset, root_of
 from .feed import Feed
@@ -33,10 +34,14 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
     if dataset is None:
         report.say("indexing")
         dataset = open_images(options, recipe)
+    path = chosen(options)
+    begun = dataset.begun or started
+    if report.rank == 0:
+        begun = target.begin(options.out, begun, anew=options.attempt == 1 and path is None)
     report.say("joining")
     group = distributed.join()
     report.listen()
-    recipe = dataset.recipe
+    recipe = options.target.near(dataset.recipe) if options.target else dataset.recipe
     gpus = options.gpus or (recipe.nominal_gpus if options.keep_batch else group.world)
     try:
         schedule = Schedule(recipe, len(dataset.train), gpus, options.max_steps)
@@ -55,7 +60,8 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
     trainer = Trainer(options, recipe, group, feed, len(dataset.train.classes), report)
     if group.first and schedule.note:
         print(schedule.note, flush=True)
-    resume(trainer, options)
+    trainer.begun = begun
+    resume(trainer, path)
     try:
         trainer.train(Images(dataset.indexes, recipe.seed), workers_for(options, group))
     except Asked:
@@ -63,11 +69,13 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
         print(f"asked to end: saved at step {trainer.steps_done}", flush=True)
         os._exit(SAVED)  # the loader has batches in flight that nobody wants
     if group.first:
-        publish(trainer, started, dataset.recipe)
-        last, path = trainer.history[-1], options.out / "result.json"
-        print(f"done: top-1 {last['top1']:.2f} %  top-5 {last['top5']:.2f} %  {path}", flush=True)
+        result = publish(trainer, started, dataset.recipe)
+        where = options.out / "result.json"
+        print(f"done: top-1 {result['top1']:.2f} %  top-5 {result['top5']:.2f} %  {where}", flush=True)
+        if result["target"]:
+            print(target.sentence(result["target"]), flush=True)
     distributed.barrier(group)
-    report.say("done", step=schedule.steps)
+    report.say("done", step=trainer.steps_done)
     return 0
 
 
@@ -87,10 +95,15 @@ def workers_for(options: Options, group: distributed.Group) -> int:
     return max(1, min(16, (os.cpu_count() or 1) // group.local_world - (group.device.type == "cpu")))
 
 
-def resume(trainer: Trainer, options: Options) -> None:
-    """Go on from the checkpoint that the options name, if any. Raises `Expected` when it cannot be used."""
-    path = newest(options) if options.resume == "auto" else None if options.resume == "none" else Path(options.resume)
+def chosen(options: Options) -> Path | None:
+    """Return the checkpoint that the options name, None for the beginning."""
+    return newest(options) if options.resume == "auto" else None if options.resume == "none" else Path(options.resume)
+
+
+def resume(trainer: Trainer, path: Path | None) -> None:
+    """Go on from a checkpoint, if there is one. Raises `Expected` when it cannot be used."""
     if path is None:
+        start(trainer)
         return
     try:
         state = checkpoint.load(path)
@@ -99,6 +112,15 @@ def resume(trainer: Trainer, options: Options) -> None:
     trainer.restore(state)
     if trainer.group.first:
         print(f"resumed from {path} at step {trainer.steps_done}", flush=True)
+
+
+def start(trainer: Trainer) -> None:
+    """Begin with the weights that the recipe names. Other people's networks and files must be the same everywhere."""
+    model, group = trainer.recipe.model, trainer.group
+    if model.weights:
+        weights.load(trainer.model, model.weights, partial(print, flush=True) if group.first else str)
+    if group.world > 1 and (model.weights or model.name not in models.MAKERS):
+        distributed.same_everywhere(group, "the first weights of the network", models.fingerprint(trainer.model))
 
 
 def newest(options: Options) -> Path | None:
@@ -111,10 +133,11 @@ def newest(options: Options) -> Path | None:
     return None
 
 
-def publish(trainer: Trainer, started: float, recipe: Recipe) -> None:
-    """Write result.json: there is one only when everything was done."""
+def publish(trainer: Trainer, started: float, recipe: Recipe) -> dict[str, Any]:
+    """Write result.json, and return what is in it: there is one only when everything was done, or its target met."""
     epochs = [row | trainer.times.row(row["epoch"]) for row in trainer.history]  # the last one's save is known now
     trained, validated = (sum(one[name] for one in epochs) for name in ("train_seconds", "val_seconds"))
+    goal = trainer.options.target or target.Target.of("", recipe)
     result: dict[str, Any] = {
         "recipe": recipe.name,
         "state": "done",
@@ -122,6 +145,9 @@ def publish(trainer: Trainer, started: float, recipe: Recipe) -> None:
         "images": trainer.images_seen,
         "steps": trainer.steps_done,
         "epochs": epochs,
+        "target": target.outcome(goal, epochs),
+        "clock": {"begun": trainer.begun, "seconds": epochs[-1].get("clock")},
+        "train_images": trainer.schedule.images,
         "seconds": {
             "attempt": time.time() - started,
             "training": trained,
@@ -132,7 +158,7 @@ def publish(trainer: Trainer, started: float, recipe: Recipe) -> None:
         "goodput": trainer.goodput,
         "where": trainer.where,
         "procs": trainer.group.world,
-        "precision": str(trainer.precision).removeprefix("torch."),
+        "precision": str(trainer.inputs.precision).removeprefix("torch."),
         "device": trainer.group.device.type,
         "seed": recipe.seed,
         "schedule": trainer.schedule.table(),
@@ -141,3 +167,4 @@ def publish(trainer: Trainer, started: float, recipe: Recipe) -> None:
         "git_commit": git_commit(),
     }
     files.publish(trainer.options.out / "result.json", files.as_json(result))
+    return result

@@ -14,11 +14,12 @@ from typing import Any
 from .recipe import REFERENCE_BATCH, Phase, Recipe
 
 POLYNOMIAL_POWER = 2  # You et al. 2017 (LARS) and MLPerf's reference
+RULES = {"linear": "linear rule", "sqrt": "square-root rule", "none": "recipe"}
 
 
 @dataclass(frozen=True)
 class Row:
-    """A phase as it will be run: `gpus` chunks a step, rates after the linear rule, counts of steps."""
+    """A phase as it will be run: `gpus` chunks a step, rates after the recipe's rule, counts of steps."""
 
     phase: Phase
     gpus: int
@@ -40,6 +41,11 @@ class Row:
         """The rates of the phase's first and last step."""
         return self.rate(0), self.rate(self.steps - 1)
 
+    @property
+    def peak(self) -> float:
+        """The phase's highest rate: of one of its ends, or the one that a cycle leads to."""
+        return max(*self.lr, self.phase.rates[1] * self.factor if self.phase.shape == "one_cycle" else 0.0)
+
     def rate(self, step: int) -> float:
         """The rate of one step, counted from the phase's start. The first step has the stated first rate, the last the
         stated last one; a phase of a single step has the first.
@@ -52,6 +58,8 @@ class Row:
                 return last + (first - last) * (1 + math.cos(math.pi * done)) / 2
             case "polynomial":
                 return last + (first - last) * (1 - done) ** POLYNOMIAL_POWER
+            case "one_cycle":
+                return one_cycle(last, done)
             case "gradual_warmup":
                 return last / k + (last - last / k) * done
             case "constant_warmup":
@@ -102,8 +110,9 @@ class Schedule:
 
     @property
     def factor(self) -> float:
-        """What the linear rule multiplies the stated rates with (Goyal et al. 2017, section 2.1)."""
-        return self.gpus / self.recipe.nominal_gpus
+        """What the recipe's rule multiplies the stated rates with: k, its root, or 1 (`Optim.scaling`)."""
+        k = self.gpus / self.recipe.nominal_gpus
+        return {"linear": k, "sqrt": math.sqrt(k), "none": 1.0}[self.recipe.optim.scaling]
 
     @property
     def note(self) -> str:
@@ -112,8 +121,9 @@ class Schedule:
             return ""
         stated = f"{self.recipe.nominal_gpus} GPU{'s' * (self.recipe.nominal_gpus > 1)}"
         return (
-            f"rates are stated for {stated}; on {self.gpus} the global batch and, by the linear rule, the rate are "
-            f"multiplied by {self.factor:g}"
+            f"rates are stated for {stated}; on {self.gpus} the global batch is multiplied by "
+            f"{self.gpus / self.recipe.nominal_gpus:g} and, by the {RULES[self.recipe.optim.scaling]}, the rate by "
+            f"{self.factor:g}"
         )
 
     @cached_property
@@ -186,15 +196,27 @@ class Schedule:
                 "global_batch": row.global_batch,
                 "lr": list(row.lr),
                 "lr_per_256": [rate * REFERENCE_BATCH / row.global_batch for rate in row.lr],
+                "peak": row.peak,
                 "shape": row.phase.shape,
                 "steps": run[row.phase.epochs],
                 "copy": row.phase.copy,
                 "min_scale": row.phase.min_scale,
+                "augment": row.phase.augment,
+                "rect_train": row.phase.rect_train,
                 "rect_val": row.phase.rect_val,
                 "validate": row.phase.validate,
             }
             for row in self.rows
         ]
+
+
+def one_cycle(peak: float, done: float) -> float:
+    """The rate when a part `done` of one cycle is behind us: from peak / 25 to the peak at 3 tenths, then to
+    peak / 250,000, each by half a cosine (Smith and Topin 2017, with the constants of torch's OneCycleLR).
+    """
+    first, last, top = peak / 25, peak / 25 / 1e4, 0.3
+    start, end, part = (first, peak, done / top) if done < top else (peak, last, (done - top) / (1 - top))
+    return end + (start - end) * (1 + math.cos(math.pi * part)) / 2
 
 
 def split_step(length: int, batch: int) -> list[slice]:

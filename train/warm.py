@@ -40,7 +40,7 @@ def shapes(feed: Feed, epochs: Sequence[Epoch]) -> tuple[list[Shape], list[Shape
         phase = epoch.row.phase
         for step in (0, epoch.steps - 1):
             for part in split_step(epoch.images(step), phase.batch):
-                train[max(2, part.stop - part.start), phase.size, phase.size] = None
+                train |= {(max(2, part.stop - part.start), *one): None for one in feed.shapes(epoch, step)}
         for plan in feed.plans(phase).values():
             val |= {(len(ids), *shape): None for shape, ids in plan if len(ids) == phase.batch}
     return list(train), list(val)

@@ -53,6 +53,9 @@ class Backend(Protocol):
     def dollars(self, spec: Spec, folders: Folders) -> float:
         """Return what the job has cost until now."""
 
+    def dollars_until(self, spec: Spec, folders: Folders, moment: float) -> float | None:
+        """Return what the job had cost at a moment; None when nobody knows what its machines cost."""
+
 
 @dataclass(frozen=True)
 class Shipped:

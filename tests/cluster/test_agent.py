@@ -131,13 +131,14 @@ def test_each_trainer_gets_the_variables_that_torchrun_would_set(agents: Fixture
 
 def test_what_was_asked_of_the_job_reaches_the_trainers(agents: Fixture, hand_made: Fixture) -> None:
     asked = {"max_steps": 7, "scale": 0.5, "workers": 0, "skip_bad": True, "gpus": 4, "save_seconds": 2.0}
-    run = hand_made(**asked)
+    run = hand_made(**asked, target="top5=93")
     assert agents.run(run, "(out / 'words').write_text(json.dumps(sys.orig_argv))\n" + PUBLISH) == 0
     words = json.loads((run.folders.shared / "words").read_text())[4:]
     assert words[0] == str(run.folders.recipe) and "--skip-bad" in words
     for option in (
         f"--data {run.spec.data}", f"--copies {run.spec.copies}", f"--out {run.folders.shared}", "--max-steps 7",
-        "--scale 0.5", "--workers 0", "--gpus 4", "--save-seconds 2.0", "--attempt 1", "--resume none",
+        "--scale 0.5", "--workers 0", "--gpus 4", "--save-seconds 2.0", "--target top5=93", "--attempt 1",
+        "--resume none",
     ):  # fmt: skip
         assert option in " ".join(words)
 

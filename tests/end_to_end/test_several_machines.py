@@ -161,7 +161,7 @@ def assert_undisturbed(several: Several, undisturbed: dict[str, Any]) -> None:
     assert ids.check(job.run / "ids", first_steps, IMAGES, dict.fromkeys(range(EPOCHS), STEPS)) == []
     assert differing(final(job), undisturbed) == []
     assert len(job.result["epochs"]) == EPOCHS and job.result["steps"] == EPOCHS * STEPS
-    several.place.wait_for(lambda: not several.place.at_work(), 10)
+    several.place.wait_for(lambda: not several.place.at_work(), 30)
 
 
 def test_machines_are_lost_told_to_leave_and_frozen_and_the_job_ends_as_if_nothing_had_been(
@@ -220,7 +220,7 @@ def test_two_lost_at_once_no_supervisor_and_none_left_at_all_and_a_resume_ends_i
     shown = place.cli("status", "--exit-code")
     assert shown.code == 100 and "imgnet-cluster resume job-1" in shown.out, shown
     assert json.loads(place.cli("ls", "-o", "json").out)[0]["state"] == "failed"
-    place.wait_for(lambda: not place.at_work(), 10)
+    place.wait_for(lambda: not place.at_work(), 30)
     resumed = place.cli("resume", "job-1")
     assert resumed.code == 0 and "job-1 done" in resumed.out, resumed
     assert_undisturbed(several, undisturbed)

@@ -1,12 +1,18 @@
 """The recipes that come with the project: their tables to the digit, their steps, no torch."""
 
+import ast
+import json
+import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
+from cluster.cli import cli
 from recipes.cifar10 import recipe as cifar10
 from recipes.quickstart import recipe as quickstart
 from recipes.resnet50_18min import recipe as resnet50
@@ -67,10 +73,66 @@ TABLES: dict[int, list[tuple[Any, ...]]] = {
 STEPS = {1: 16405, 2: 9599, 4: 4806, 8: 4224, 16: 4184}
 
 
+def of(file: str) -> dict[str, Recipe]:
+    """The recipes of a file by name."""
+    return {one.name: one for one in load(str(ROOT / "recipes" / f"{file}.py"))}
+
+
+ALL = [one for name in NAMES for one in of(name).values()]
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_a_recipe_loads_by_its_path_under_the_name_of_its_file(name: str) -> None:
-    (found,) = load(str(ROOT / "recipes" / f"{name}.py"))
-    assert found.name == name
+def test_the_only_recipe_of_a_file_has_the_name_of_the_file(name: str) -> None:
+    found = of(name)
+    assert len(found) > 1 or found.keys() == {name}
+
+
+def test_no_two_recipes_have_one_name() -> None:
+    names = [one.name for one in ALL]
+    assert len(names) == len(set(names)) > 30
+
+
+@pytest.mark.parametrize("recipe", ALL, ids=lambda one: one.name)
+def test_a_recipe_plans_every_table_on_its_own_machines(recipe: Recipe) -> None:
+    for machines in recipe.tables or (recipe.machines,):
+        one = recipe.at(machines)
+        schedule = Schedule(one, one.data.train, one.nominal_gpus)
+        assert schedule.note == "" and one.machines == machines
+        assert [epoch.number for epoch in schedule.epochs] == list(range(one.epochs))
+        assert all(0 <= rate < 50 for row in schedule.rows for rate in row.lr)
+
+
+@pytest.mark.parametrize("recipe", ALL, ids=lambda one: one.name)
+def test_a_recipe_is_the_same_after_json(recipe: Recipe) -> None:
+    for machines in recipe.tables or (recipe.machines,):
+        one = recipe.at(machines)
+        again = Recipe.from_json(json.loads(json.dumps(one.to_json())))
+        assert again.to_json() == one.to_json() and again.phases == one.phases and again.optim == one.optim
+
+
+def docstring(name: str) -> str:
+    return ast.get_docstring(ast.parse((ROOT / "recipes" / f"{name}.py").read_text())) or ""
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_file_says_where_its_rows_are_from_what_was_claimed_and_that_none_is_ours_yet(name: str) -> None:
+    text = docstring(name)
+    if name not in ("cifar10", "quickstart"):
+        assert "claimed" in text and "ours: no run yet" in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_commands_of_a_file_can_be_typed_and_name_recipes_that_it_has(name: str) -> None:
+    lines = re.findall(r"^ *(imgnet-cluster [^#\n]+?)(?: *#.*)?$", docstring(name), re.MULTILINE)
+    assert lines
+    for line in lines:
+        _, verb, *words = shlex.split(line)
+        context = cli.commands[verb].make_context(verb, list(words))  # type: ignore[attr-defined]
+        if "recipe" in context.params or "recipes" in context.params:
+            assert f"recipes/{name}.py" in words
+        assert set(context.params.get("only", ())) <= of(name).keys()
+    with pytest.raises(click.UsageError):
+        cli.commands["plan"].make_context("plan", ["--lokal", "x"])  # type: ignore[attr-defined]
 
 
 def test_loading_them_all_imports_nothing_heavy() -> None:
@@ -127,3 +189,65 @@ def test_quickstart_uses_the_built_in_set_and_ends_on_rectangles() -> None:
 def test_cifar10_has_the_images_of_cifar10() -> None:
     assert (cifar10.data.train, cifar10.data.val) == (50_000, 10_000)
     assert {phase.size for phase in cifar10.phases} == {32}
+
+
+def test_the_hour_has_the_hyperparameters_of_section_5_and_32_images_a_gpu_in_all_its_recipes() -> None:
+    found = of("resnet50_1hour")
+    assert len(found) == 7
+    for name, one in found.items():
+        assert one.model.name == ("resnet101" if "101" in name else "resnet50")
+        assert (one.model.zero_gamma, one.model.fc_std) == (True, 0.01)
+        assert (one.optim.momentum, one.optim.weight_decay, one.optim.norm_decay) == (0.9, 1e-4, False)
+        assert one.optim.nesterov == ("plain" not in name)
+        assert {phase.batch for phase in one.phases} == {32}
+        assert one.phases[0].batch * one.nominal_gpus == (256 if name.endswith("_256") else 8192)
+
+
+def test_the_mxnet_recipes_end_their_augmentation_at_epoch_100_and_grow_the_rate_slower_than_the_batch() -> None:
+    found = of("resnet152_mxnet")
+    for one in found.values():
+        assert [(p.epochs[0] >= 100, p.augment) for p in one.phases] == [
+            (p.epochs[0] >= 100, p.epochs[0] < 100) for p in one.phases
+        ]
+        assert one.epochs == 120 and {phase.batch for phase in one.phases} == {32}
+    firsts = {one.nominal_gpus * 32: one.phases[0].rates[0] for one in found.values()}
+    assert firsts == {256: 0.1, 2560: 0.5, 5120: 1.0}
+
+
+def test_the_lars_recipes_warm_up_decay_by_a_square_and_leave_norms_and_biases_alone() -> None:
+    found = of("resnet50_lars")
+    assert {one.phases[0].batch * one.nominal_gpus for one in found.values()} == {32_768, 65_536}
+    for name, one in found.items():
+        assert (one.optim.name, one.optim.norm_decay, one.optim.bias_decay) == ("lars", False, False)
+        assert [phase.shape for phase in one.phases] == ["linear", "polynomial"]
+        assert one.phases[0].rates[1] == one.phases[1].rates[0] and one.phases[1].rates[1] == 0
+        assert one.model.name == ("alexnet_bn" if "alexnet" in name else "resnet50")
+
+
+def test_our_own_keeps_8192_images_a_step_on_eight_machines_and_takes_lars_beyond() -> None:
+    few, many = of("resnet50_2026").values()
+    batches = {n: {p.batch * 8 * n for p in few.at(n).phases} for n in few.tables}
+    assert batches == {1: {2048, 1024}, 2: {4096, 2048}, 4: {8192, 4096}, 8: {8192, 4096}}
+    assert few.target == 93.0 and few.optim.label_smoothing == 0.1
+    assert (many.optim.name, many.phases[0].batch * many.nominal_gpus) == ("lars", 32_768)
+    for one in (*(few.at(n) for n in few.tables), many):
+        for before, after in zip(one.phases, one.phases[1:], strict=False):  # one line, halved with the batch
+            factor = after.batch / before.batch
+            assert before.rates[1] * factor == pytest.approx(after.rates[0], abs=1e-4)
+
+
+def test_finetuning_trains_the_classifier_before_the_rest() -> None:
+    (one,) = of("finetune").values()
+    assert [phase.frozen for phase in one.phases] == [True, False] and one.model.weights
+    assert one.phases[0].rates[0] > one.phases[1].rates[0]
+
+
+def test_sweeps_change_one_thing_each() -> None:
+    found = of("sweeps")
+    assert [sum(name.startswith(sweep) for name in found) for sweep in ("rate", "warmup", "trust", "batch")] == [
+        5, 4, 4, 4,
+    ]  # fmt: skip
+    for one in found.values():
+        assert (one.data, one.model, one.epochs) == (cifar10.data, cifar10.model, 10)
+    trusts = [one for name, one in found.items() if name.startswith("trust")]
+    assert len({one.optim.trust for one in trusts}) == 4 and len({one.phases for one in trusts}) == 1

@@ -182,9 +182,11 @@ def test_only_the_end_of_the_last_epoch_waits_for_a_slow_disk(number: int, monke
     trainer = SimpleNamespace(
         epoch=number, step=0, sums=None, history=[], group=None, model=None, schedule=SimpleNamespace(epochs=range(3)),
         validate=lambda *_: {}, news=SimpleNamespace(epoch=lambda *_: None), save=lambda wait: saved.append(wait),
-        times=Times(torch.device("cpu")), steps_done=0, images_seen=0,
+        times=Times(torch.device("cpu")), steps_done=0, images_seen=0, begun=0.0, reached=False,
+        freezer=SimpleNamespace(mode=lambda: None),
     )  # fmt: skip
-    loop.Trainer.one_epoch(trainer, SimpleNamespace(number=0, steps=0), iter([]))  # type: ignore[arg-type]
+    row = SimpleNamespace(phase=SimpleNamespace(frozen=False))
+    loop.Trainer.one_epoch(trainer, SimpleNamespace(number=0, steps=0, row=row), iter([]))  # type: ignore[arg-type]
     assert saved == [number == 2] and (trainer.epoch, trainer.step) == (number + 1, 0)
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,9 @@ def prepare(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     return batch.images.permute(0, 3, 1, 2).float(), torch.from_numpy(batch.labels)
 
 
+PLAIN: Any = SimpleNamespace(prepare=prepare, autocast=contextlib.nullcontext)  # pixels as they are
+
+
 def validate(group: Group, mine: list[Batch], images: int = IMAGES, model: nn.Module | None = None) -> Accuracy:
     def stream() -> Iterator[Batch]:
         yield from mine
@@ -59,8 +63,8 @@ def validate(group: Group, mine: list[Batch], images: int = IMAGES, model: nn.Mo
 
     left = stream()
     found = evaluate(
-        group, model or Scores(), left, len(mine), images, prepare, contextlib.nullcontext, Times(group.device)
-    )
+        group, model or Scores(), left, len(mine), images, PLAIN, Times(group.device)
+    )  # fmt: skip
     assert len(list(left)) == 1
     return found
 

@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +28,10 @@ CASES = [  # images, batch, gpus
 WORLDS = range(1, 6)
 
 
-def schedule(images: int, batch: int, gpus: int, epochs: int = 2) -> Schedule:
+def schedule(images: int, batch: int, gpus: int, epochs: int = 2, rect_train: bool = False) -> Schedule:
     rows = [
         Phase(epochs=(0, 1), size=32, batch=batch, lr=0.1, copy=64, min_scale=0.3),
-        Phase(epochs=(1, epochs), size=64, batch=batch, lr=0.1, rect_val=True),
+        Phase(epochs=(1, epochs), size=64, batch=batch, lr=0.1, rect_val=True, rect_train=rect_train),
     ]
     data = Data(name="some", root="some", train=images, val=23)
     return Schedule(Recipe(name="some", data=data, model=Model(name="resnet18"), phases=rows), images, gpus)
@@ -47,7 +48,8 @@ def index(images: int) -> FolderIndex:
 
 
 def feeds(plan: Schedule, world: int, seed: int = 3) -> list[Feed]:
-    return [Feed(plan, {("val", None): index(23)}, seed, rank, world) for rank in range(world)]
+    images = {("train", None): index(plan.images), ("val", None): index(23)}
+    return [Feed(plan, images, seed, rank, world) for rank in range(world)]
 
 
 def by_step(feed: Feed, epoch: Epoch) -> list[list[Work]]:
@@ -74,9 +76,10 @@ def same(one: list[Work], other: list[Work]) -> bool:
     return [plain(work) for work in one] == [plain(work) for work in other]
 
 
+@pytest.mark.parametrize("rect_train", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_each_image_of_an_epoch_counts_exactly_once(case: tuple[int, int, int]) -> None:
-    plan = schedule(*case)
+def test_each_image_of_an_epoch_counts_exactly_once(case: tuple[int, int, int], rect_train: bool) -> None:
+    plan = schedule(*case, rect_train=rect_train)
     for epoch in plan.epochs:
         for world in WORLDS:
             works = [work for feed in feeds(plan, world) for work in feed.train(epoch)]
@@ -85,9 +88,10 @@ def test_each_image_of_an_epoch_counts_exactly_once(case: tuple[int, int, int]) 
             assert set(found.values()) == {1.0}
 
 
+@pytest.mark.parametrize("rect_train", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_each_step_has_the_same_chunks_on_any_number_of_processes(case: tuple[int, int, int]) -> None:
-    plan = schedule(*case)
+def test_each_step_has_the_same_chunks_on_any_number_of_processes(case: tuple[int, int, int], rect_train: bool) -> None:
+    plan = schedule(*case, rect_train=rect_train)
     epoch = plan.epochs[1]
 
     def chunks(world: int) -> list[set[tuple[int, ...]]]:
@@ -126,9 +130,10 @@ def test_an_image_that_is_alone_is_taken_twice_with_half_a_share_each() -> None:
     assert len(work.ids) == 2 and len(set(work.ids.tolist())) == 1 and work.share == 0.5
 
 
+@pytest.mark.parametrize("rect_train", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_stream_from_any_position_is_the_rest_of_the_whole_one(world: int) -> None:
-    plan = schedule(50, 4, 3, epochs=3)
+def test_a_stream_from_any_position_is_the_rest_of_the_whole_one(world: int, rect_train: bool) -> None:
+    plan = schedule(50, 4, 3, epochs=3, rect_train=rect_train)
     for feed in feeds(plan, world):
         whole = list(feed.works(0, 0))
         for number, epoch in enumerate(plan.epochs):
@@ -149,6 +154,35 @@ def test_works_carry_what_their_phase_says() -> None:
     assert {(w.split, w.copy, w.shape, w.epoch, w.min_scale) for w in feed.train(second)} == {
         ("train", None, (64, 64), 1, 0.08)
     }
+
+
+@pytest.mark.parametrize("augment", [True, False])
+def test_works_say_whether_their_phase_augments(augment: bool) -> None:
+    plan = schedule(16, 8, 1)
+    phases = [replace(phase, augment=augment) for phase in plan.recipe.phases]
+    other = replace(plan, recipe=replace(plan.recipe, phases=phases))
+    assert {work.augment for work in feeds(other, 1)[0].train(other.epochs[0])} == {augment}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_rectangular_steps_have_one_shape_on_all_processes_and_it_was_said_before(case: tuple[int, int, int]) -> None:
+    plan = schedule(*case, rect_train=True)
+    epoch, seen = plan.epochs[1], set()
+    for world in WORLDS:
+        ranks = feeds(plan, world)
+        for step, works in enumerate(zip(*(by_step(feed, epoch) for feed in ranks), strict=True)):
+            (shape,) = {work.shape for mine in works for work in mine}
+            assert shape in ranks[0].shapes(epoch, step)
+            seen.add((step, shape))
+    assert len(seen) == epoch.steps  # whatever the number of processes
+    assert {work.shape for work in feeds(plan, 1)[0].train(plan.epochs[0])} == {(32, 32)}
+
+
+def test_rectangular_steps_have_several_shapes_and_fill_as_many_images_as_square_ones() -> None:
+    plans = [schedule(300, 8, 2, rect_train=one) for one in (True, False)]
+    rect, square = (list(feeds(plan, 1)[0].train(plan.epochs[1])) for plan in plans)
+    assert len({work.shape for work in rect}) == 3 and {work.shape for work in square} == {(64, 64)}
+    assert [len(work.ids) for work in rect] == [len(work.ids) for work in square]
 
 
 def test_another_epoch_and_another_seed_have_another_order() -> None:

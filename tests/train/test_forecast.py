@@ -14,7 +14,7 @@ from recipes.resnet50_18min import recipe as resnet50
 from train.forecast import CARDS, IN_2018, MODELS, OURS, TCP, Constants, Forecast, Network, efficiency, forecast
 from train.forecast.cards import DECODE, VCPU, feed, fetched
 from train.forecast.constants import by_size
-from train.recipe import IMAGENET, Data, Model, Phase, Recipe
+from train.recipe import IMAGENET, Comm, Data, Model, Phase, Recipe
 from train.recipe import MODELS as NAMES
 from train.schedule import Schedule
 
@@ -91,6 +91,41 @@ def test_weak_scaling_to_16_machines_is_as_calculated(
     found = told(one, gpu=gpu, gbit=gbit, constants=replace(BARE, gradient_bytes=gradient))
     compute = found.parts["compute"]
     assert 100 * compute / (compute + found.parts["all-reduce"]) == pytest.approx(percent, abs=1.0)
+
+
+def by(one: Schedule, **comm: Any) -> Schedule:
+    """The schedule with gradients summed in another way."""
+    return replace(one, recipe=replace(one.recipe, comm=Comm(**comm)))
+
+
+@pytest.mark.parametrize(("hook", "own", "sent"), [
+    ("none", 4, 4), ("fp16", 4, 2), ("bf16", 4, 2), ("powersgd", 4, 4), ("hierarchical", 4, 4), ("none", 2, 2),
+    ("fp16", 2, 2),
+])  # fmt: skip
+def test_the_recipes_hook_says_how_many_bytes_a_gradient_has_unless_the_trainers_were_of_two(
+    hook: str, own: int, sent: int
+) -> None:
+    one = single(Phase(epochs=(0, 1), size=128, batch=64, lr=0.1), gpus=16)
+    bare = replace(BARE, gradient_bytes=own, network=Network(0.5, 0.0), overlap=False, bus=1e9)
+    found = told(by(one, hook=hook), constants=bare)
+    ring = 2 / 2 if hook == "hierarchical" else 2 * 15 / 16
+    assert step(found, "all-reduce") == pytest.approx(ring * 25_557_032 * sent * 8 / 12.5e9, rel=1e-6)
+
+
+def test_sums_after_the_backward_pass_are_seen_whole() -> None:
+    one = single(Phase(epochs=(0, 1), size=224, batch=192, lr=0.1), gpus=128)
+    after, beside = told(by(one, overlap=False)), told(by(one, overlap=True))
+    assert step(after, "all-reduce") > 2 * step(beside, "all-reduce")
+    assert told(one) == beside
+
+
+def test_machine_by_machine_saves_hops_and_goes_twice_through_the_machine() -> None:
+    one = single(Phase(epochs=(0, 1), size=224, batch=64, lr=0.1), gpus=128)
+    bare = replace(BARE, network=Network(1e9, 1e-3), overlap=False, bus=100.0)
+    found, plain = (step(told(by(one, hook=hook), constants=bare), "all-reduce") for hook in ("hierarchical", "none"))
+    assert plain == pytest.approx(2 * 127 * 1e-3) and found == pytest.approx(2 * 15e-3 + 2 * 25_557_032 * 32 / 100e9)
+    alone = [told(by(one, hook=hook), constants=bare, gpus=1, machines=128) for hook in ("hierarchical", "none")]
+    assert step(alone[0], "all-reduce") == step(alone[1], "all-reduce")
 
 
 def test_a_network_without_its_plugin_is_seen_at_once() -> None:

@@ -31,7 +31,8 @@ def test_the_row_tells_the_highest_rate_and_what_a_sweep_is_likely_to_change() -
     rows = row(0, 2, (0.1, 0.4)), row(2, 6, (0.4, 0.2), batch=128, size=64), row(6, 8, (0.2, 0.0), batch=96)
     assert hparams.flat(schedule(*rows, optim=optim, seed=7), 3) == {
         "recipe": "r", "model": "resnet18", "lr": pytest.approx(0.4), "warmup_epochs": 2, "epochs": 8,
-        "batch_first": 128, "batch_largest": 256, "size_largest": 64, "momentum": 0.8, "weight_decay": 5e-5,
+        "batch_first": 128, "batch_largest": 256, "size_largest": 64, "optimizer": "sgd", "loss": "cross_entropy",
+        "momentum": 0.8, "weight_decay": 5e-5,
         "nesterov": 1, "label_smoothing": 0.1, "seed": 7, "world": 3,
     }  # fmt: skip
 

@@ -4,6 +4,8 @@ import pytest
 import torch
 from torch import nn
 
+from train.alexnet import AlexNet
+from train.forecast import MODELS as CARDS
 from train.models import MAKERS, Basic, Bottleneck, ResNet, build
 from train.recipe import MODELS, Model
 
@@ -14,6 +16,8 @@ PARAMETERS = {  # with 1000 classes, as torchvision and the papers count them
     "resnet50": 25_557_032,
     "resnet101": 44_549_160,
     "resnet152": 60_192_808,
+    # Krizhevsky et al. 2012's 60,965,224, without 1,376 biases of convolutions, with 6 norms of 1,632 channels
+    "alexnet_bn": 60_965_224 - 1_376 + 2 * 1_632,
 }
 
 
@@ -98,3 +102,50 @@ def test_the_same_seed_gives_the_same_weights_and_leaves_the_generator_alone() -
     assert all(torch.equal(one[name], same[name]) for name in one)
     assert not torch.equal(one["fc.weight"], other["fc.weight"])
     assert not torch.equal(one["stem.0.weight"], other["stem.0.weight"])
+
+
+# --- AlexNet with batch norm -----------------------------------------------------------------------------------------
+
+
+def test_alexnet_has_a_norm_behind_each_convolution_and_one_behind_pool5() -> None:
+    """Jia et al. 2018, section 3.2, figure 3."""
+    with torch.device("meta"):
+        parts = [type(one).__name__ for one in AlexNet(10).features]
+    whole, pool = ["Conv2d", "BatchNorm2d", "ReLU"], ["MaxPool2d"]
+    assert parts == [*whole, *pool, *whole, *pool, *whole, *whole, *whole, *pool, "BatchNorm2d"]
+
+
+@pytest.mark.parametrize("size", [224, 227])
+def test_alexnet_s_pool5_has_6_by_6_places_at_the_sizes_of_its_time(size: int) -> None:
+    with torch.device("meta"):
+        net = AlexNet(10)
+        assert net.features(torch.zeros(2, 3, size, size)).shape == (2, 256, 6, 6)
+        assert net(torch.zeros(2, 3, size, size)).shape == (2, 10)
+
+
+def test_alexnet_is_equal_bit_for_bit_at_224_and_takes_other_shapes() -> None:
+    net = build(Model(name="alexnet_bn"), 7, 0).eval()
+    x = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        assert torch.equal(net(x), net.fc(net.hidden(net.features(x).flatten(1))))
+        for shape in ((63, 63), (128, 160), (288, 224)):
+            assert net(torch.zeros(1, 3, *shape)).shape == (1, 7)
+
+
+@pytest.mark.parametrize("name", [name for name in PARAMETERS])
+def test_the_forecast_knows_the_convolutions_outputs_and_the_parameters(name: str) -> None:
+    """Work beside ResNet-50's: elements that the convolutions write for an image of 224 pixels."""
+
+    def written(name: str) -> int:
+        with torch.device("meta"):
+            net, found = MAKERS[name](1000), [0]
+        for one in net.modules():
+            if isinstance(one, nn.Conv2d):
+                one.register_forward_hook(lambda _, __, out: found.append(out[0].numel()))
+        with torch.device("meta"):
+            net(torch.zeros(2, 3, 224, 224))
+        return sum(found)
+
+    work, parameters = CARDS[name]
+    assert parameters == PARAMETERS[name]
+    assert work == pytest.approx(written(name) / written("resnet50"), abs=0.0006)

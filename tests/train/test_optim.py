@@ -1,12 +1,22 @@
 """The optimizer: who decays, and a step as the papers write it."""
 
+import sys
+import types
+import warnings
+from itertools import chain, product
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from train import optim
-from train.models import build
+from train.lamb import Lamb
+from train.lars import Lars
+from train.models import MAKERS, build
+from train.recipe import MODELS as NAMES
 from train.recipe import Model, Optim
+from train.report import Expected
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
 
@@ -51,11 +61,236 @@ def test_decay_holds_by_the_type_of_module(name: str, norm_decay: bool, bias_dec
     assert set(free["params"]) == set(model.parameters()) - expected
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_every_parameter_is_in_exactly_one_group(name: str) -> None:
-    model = MODELS[name]()
-    grouped = [id(one) for group in optim.groups(model, Optim(bias_decay=False)) for one in group["params"]]
-    assert sorted(grouped) == sorted(id(one) for one in model.parameters())
+# --- thirty architectures --------------------------------------------------------------------------------------------
+
+
+class OwnNorm(nn.Module):
+    """A norm that is none of torch's, as timm has several."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gain, self.tau = nn.Parameter(torch.ones(1, 4, 1, 1)), nn.Parameter(torch.zeros(4))
+
+
+class NormedLinear(nn.Module):
+    """No norm, whatever it is called: a table of weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 5))
+
+
+class LayerNormOfChannels(nn.LayerNorm):
+    """As ConvNeXt has it."""
+
+
+class BatchNormAct(nn.BatchNorm2d):
+    """As timm has it, with an activation that learns."""
+
+    def __init__(self) -> None:
+        super().__init__(4)
+        self.act = nn.PReLU()
+
+
+class Attention(nn.Module):
+    """As BEiT and Swin write it: biases of the queries, a table of position biases, a token, a scale of layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 12, bias=False)
+        self.q_bias, self.v_bias = nn.Parameter(torch.zeros(4)), nn.Parameter(torch.zeros(4))
+        self.relative_position_bias_table = nn.Parameter(torch.zeros(9, 2))
+        self.cls_token, self.gamma = nn.Parameter(torch.zeros(1, 1, 4)), nn.Parameter(torch.ones(4))
+
+
+def bare() -> nn.Module:
+    model = nn.Module()
+    model.scale = nn.Parameter(torch.ones(()))
+    return model
+
+
+def frozen_part() -> nn.Module:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model[0].requires_grad_(False)
+    return model
+
+
+def tied() -> nn.Module:
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4))
+    model[1].weight = model[0].weight
+    model.append(model[2])  # one module at two places
+    return model
+
+
+def parametrized(layer: nn.Module, *names: str) -> nn.Module:
+    for name in names:
+        nn.utils.parametrize.register_parametrization(layer, name, nn.Identity())
+    return nn.Sequential(layer)
+
+
+def old_weight_norm() -> nn.Module:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return nn.utils.weight_norm(nn.Linear(4, 4))
+
+
+def lazy() -> nn.Module:
+    model = nn.Sequential(nn.LazyConv2d(4, 1), nn.LazyBatchNorm2d())
+    model(torch.zeros(2, 3, 2, 2))
+    return model
+
+
+CLASSIFIERS = nn.ModuleDict({"a": nn.Linear(2, 2), "norm": nn.Linear(2, 2)})
+ODD: dict[str, tuple[Any, str, str]] = {  # the network, its norms' parameters, its biases
+    "linear": (lambda: nn.Linear(3, 2), "", "bias"),
+    "no bias": (lambda: nn.Conv2d(3, 2, 1, bias=False), "", ""),
+    "bare": (bare, "", ""),
+    "only a norm": (lambda: nn.LayerNorm(3), "weight bias", ""),
+    "norm without scale": (lambda: nn.Sequential(nn.BatchNorm2d(3, affine=False), nn.Linear(1, 1)), "", "1.bias"),
+    "batch norms": (lambda: nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2)),
+                    "0.weight 0.bias 1.weight 1.bias 2.weight 2.bias 3.weight 3.bias", ""),
+    "instance norm": (lambda: nn.Sequential(nn.InstanceNorm2d(2, affine=True)), "0.weight 0.bias", ""),
+    "group norm": (lambda: nn.Sequential(nn.GroupNorm(2, 4)), "0.weight 0.bias", ""),
+    "RMS norm": (lambda: nn.Sequential(nn.RMSNorm(4)), "0.weight", ""),
+    "norm of pixels": (lambda: nn.LayerNorm((2, 3, 3)), "weight bias", ""),
+    "own norm": (lambda: nn.Sequential(OwnNorm(), nn.Linear(2, 2)), "0.gain 0.tau", "1.bias"),
+    "not a norm": (lambda: nn.Sequential(NormedLinear()), "", ""),
+    "subclasses": (lambda: nn.Sequential(LayerNormOfChannels(4), BatchNormAct()),
+                   "0.weight 0.bias 1.weight 1.bias", ""),
+    "misleading names": (lambda: nn.ModuleDict({"bn": nn.Linear(2, 2), "downsample": nn.BatchNorm1d(2)}),
+                         "downsample.weight downsample.bias", "bn.bias"),
+    "nested": (lambda: nn.Sequential(nn.Sequential(nn.Sequential(nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1)))),
+               "0.0.1.weight 0.0.1.bias", "0.0.0.bias"),
+    "lists": (lambda: nn.ModuleList([nn.ModuleList([nn.Linear(1, 1)]), CLASSIFIERS]), "",
+              "0.0.bias 1.a.bias 1.norm.bias"),
+    "parameter list": (lambda: nn.ParameterList([torch.ones(2), torch.ones(2, 2)]), "", ""),
+    "parameter dict": (lambda: nn.ParameterDict({"bias": torch.ones(2), "w": torch.ones(2, 2)}), "", "bias"),
+    "tied": (tied, "2.weight 2.bias", "0.bias 1.bias"),
+    "attention of torch": (lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True), "",
+                           "in_proj_bias bias_k bias_v out_proj.bias"),
+    "attention of timm": (Attention, "", "q_bias v_bias"),
+    "transformer": (lambda: nn.TransformerEncoderLayer(4, 2, 4),
+                    "norm1.weight norm1.bias norm2.weight norm2.bias",
+                    "self_attn.in_proj_bias self_attn.out_proj.bias linear1.bias linear2.bias"),
+    "recurrent": (lambda: nn.LSTM(2, 2), "", "bias_ih_l0 bias_hh_l0"),
+    "weight norm": (lambda: nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(4, 4))), "", "0.bias"),
+    "old weight norm": (old_weight_norm, "", "bias"),
+    "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(4, 4)), "", "bias"),
+    "parametrized norm": (lambda: parametrized(nn.LayerNorm(4), "weight"),
+                          "0.bias 0.parametrizations.weight.original", ""),
+    "parametrized bias": (lambda: parametrized(nn.Linear(4, 4), "bias"), "", "0.parametrizations.bias.original"),
+    "activation that learns": (lambda: nn.Sequential(nn.PReLU(3), nn.Embedding(3, 2)), "", ""),
+    "lazy": (lazy, "1.weight 1.bias", "0.bias"),
+    "frozen": (frozen_part, "", "0.bias 1.bias"),
+    "bilinear": (lambda: nn.Bilinear(2, 2, 2), "", "bias"),
+}  # fmt: skip
+TIMM = (
+    "resnet18", "regnetx_002", "efficientnet_b0", "convnext_atto", "vit_tiny_patch16_224", "mobilenetv3_small_050",
+    "swin_tiny_patch4_window7_224", "beit_base_patch16_224", "mixer_s16_224", "nfnet_f0",
+)  # fmt: skip
+
+
+def grouped(model: nn.Module, how: Optim) -> tuple[set[str], set[str]]:
+    """The names of what decays and of what does not; each parameter must be in one of the two, once."""
+    names = {id(one): name for name, one in model.named_parameters()}
+    found = [[names[id(one)] for one in group["params"]] for group in optim.groups(model, how)]
+    assert sorted(chain(*found)) == sorted(names.values())
+    decay, free = map(set, found)
+    return decay, free
+
+
+def test_there_are_thirty_of_them() -> None:
+    assert len(ODD) + len(NAMES) >= 30
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_every_parameter_is_in_the_one_group_where_it_belongs(name: str) -> None:
+    make, norms, biases = ODD[name]
+    model = make()
+    expected = {"norm": set(norms.split()), "bias": set(biases.split())}
+    every = {name for name, _ in model.named_parameters()}
+    assert expected["norm"] | expected["bias"] <= every
+    for norm_decay, bias_decay in product((True, False), repeat=2):
+        how = Optim(norm_decay=norm_decay, bias_decay=bias_decay)
+        free = (set() if norm_decay else expected["norm"]) | (set() if bias_decay else expected["bias"])
+        assert grouped(model, how) == (every - free, free)
+    for skipping in ("lars", "lamb"):  # whatever bias_decay says
+        free = expected["norm"] | expected["bias"]
+        assert grouped(model, Optim(name=skipping, bias_decay=True)) == (every - free, free)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_parameter_of_ours_is_in_exactly_one_group_by_its_module_s_type(name: str) -> None:
+    with torch.device("meta"):
+        model = MAKERS[name](10)
+    sort = sorts(model)
+    assert grouped(model, Optim(bias_decay=False))[1] == {
+        name for name, one in model.named_parameters() if one in sort["norm"] | sort["bias"]
+    }
+
+
+@pytest.mark.parametrize("name", TIMM)
+def test_every_parameter_of_timm_s_is_in_exactly_one_group(name: str) -> None:
+    timm = pytest.importorskip("timm", reason="timm is not installed here")
+    model = timm.create_model(name, pretrained=False)
+    decay, free = grouped(model, Optim(bias_decay=False))
+    flat = {name for name, one in model.named_parameters() if name.endswith((".bias", "q_bias", "v_bias"))}
+    assert flat <= free and len(decay) > 10
+
+
+def test_all_optimizers_take_all_parameters() -> None:
+    model = Mixed()
+    for name, kind in {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "lars": Lars, "lamb": Lamb}.items():
+        made = optim.build(model, Optim(name=name, betas=(0.8, 0.9), eps=0.1, momentum=0.7, trust=0.2))
+        assert type(made) is kind
+        held = [id(one) for group in made.param_groups for one in group["params"]]
+        assert sorted(held) == sorted(id(one) for one in model.parameters())
+        told = {"betas": (0.8, 0.9), "eps": 0.1, "momentum": 0.7, "trust": 0.2}
+        first = made.param_groups[0]
+        assert all(first[key] == value for key, value in told.items() if key in first)
+        assert ("betas" in first) is (name in ("adamw", "lamb")) and ("trust" in first) is (name == "lars")
+
+
+# --- an optimizer of one's own ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    module = types.ModuleType("mine")
+    monkeypatch.setitem(sys.modules, "mine", module)
+    return module
+
+
+def test_somebody_s_own_optimizer_gets_the_groups_and_the_recipe_s_words(mine: Any) -> None:
+    def build(groups: Any, how: Optim) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(groups, lr=0.0, momentum=how.momentum)
+
+    mine.build = build
+    made = optim.build(Mixed(), Optim(name="mine:build", momentum=0.6, weight_decay=0.2, bias_decay=False))
+    assert isinstance(made, torch.optim.RMSprop)
+    assert [group["weight_decay"] for group in made.param_groups] == [0.2, 0.0]
+    assert made.param_groups[0]["momentum"] == 0.6
+
+
+@pytest.mark.parametrize(("made", "said"), [
+    (lambda groups, how: None, "mine:build must return a torch.optim.Optimizer, not NoneType"),
+    (lambda groups, how: torch.optim.SGD(groups[:1], lr=0.0), "mine:build must take every parameter of its groups"),
+])  # fmt: skip
+def test_one_that_leaves_parameters_out_is_refused(mine: Any, made: Any, said: str) -> None:
+    """The trainer of 2018 lost every second one (facts/seeds.md 1.9)."""
+    mine.build = made
+    with pytest.raises(Expected, match=said):
+        optim.build(Mixed(), Optim(name="mine:build"))
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("mine:build", "optim, name: mine has no function build"),
+    ("no_such_module_here:build", "optim, name: no_such_module_here cannot be imported here .*PYTHONPATH"),
+])  # fmt: skip
+def test_one_that_is_not_there_is_one_line(mine: Any, name: str, said: str) -> None:
+    with pytest.raises(Expected, match=said) as caught:
+        optim.build(Mixed(), Optim(name=name))
+    assert "\n" not in str(caught.value)
 
 
 def test_the_rate_is_zero_until_it_is_set_and_then_the_same_for_all() -> None:

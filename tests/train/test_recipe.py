@@ -51,6 +51,7 @@ def refusal(make: Callable[..., object], **changes: Any) -> str:
     ("shape", ["linea", "", None, 3, ["linear"]]),
     ("min_scale", [0, 0.0, -0.1, 1.001, NAN, INF, "0.1", None, True]),
     ("rect_val", [1, 0, None, "yes"]),
+    ("augment", [1, 0, None, "no"]),
 ])  # fmt: skip
 def test_a_wrong_value_of_a_phase_is_refused_by_row_and_field(field: str, wrongs: list[Any]) -> None:
     for wrong in wrongs:
@@ -88,12 +89,16 @@ def test_pairs_given_as_lists_become_tuples() -> None:
 @pytest.mark.parametrize(("make", "field", "wrongs"), [
     (model, "name", ["resnet", "ResNet18", "", None, 18]),
     (model, "zero_gamma", [1, None]),
-    (model, "fc_std", NO_NUMBERS),
+    (model, "fc_std", [one for one in NO_NUMBERS if one is not None]),  # None: as the network starts it
+    (model, "weights", ["", 3]),
     (Optim, "momentum", [*NO_NUMBERS, 1.1]),
     (Optim, "weight_decay", NO_NUMBERS),
     (Optim, "label_smoothing", [*NO_NUMBERS, 1.1]),
     (Optim, "nesterov", [1, None]),
     (Optim, "norm_decay", [0, None]),
+    (Optim, "betas", [0.9, (0.9,), (0.9, 1.1), None]),
+    (Optim, "trust", NO_NUMBERS),
+    (Optim, "eps", NO_NUMBERS),
     (Optim, "bias_decay", ["no", None]),
     (data, "name", ["", None, 3]),
     (data, "root", ["", None, 3]),
@@ -114,6 +119,16 @@ def test_every_model_is_known_and_an_unknown_one_is_answered_with_the_list() -> 
 
 def test_nesterov_needs_a_momentum() -> None:
     assert refusal(Optim, nesterov=True, momentum=0.0).startswith("optim, nesterov: ")
+
+
+@pytest.mark.parametrize("name", ["lars", "lamb"])
+def test_what_leaves_norms_alone_cannot_decay_them(name: str) -> None:
+    assert refusal(Optim, name=name, norm_decay=True).startswith("optim, norm_decay: ")
+
+
+def test_a_loss_of_one_s_own_smooths_by_itself() -> None:
+    assert refusal(Optim, loss="mine.losses:focal", label_smoothing=0.1).startswith("optim, label_smoothing: ")
+    assert Optim(loss="bce", label_smoothing=0.1).loss == "bce"
 
 
 @pytest.mark.parametrize(("field", "wrongs"), [

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from train.recipe import IMAGENET, SHAPES, Data, Model, Phase, Recipe
+from train.recipe import IMAGENET, ONE_RATE, SHAPES, Data, Model, Phase, Recipe
 from train.schedule import Schedule, split_step
 
 
@@ -46,11 +46,12 @@ SOME = some_schedules()
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_first_step_has_the_first_rate_and_the_last_step_the_last(shape: str) -> None:
-    single = shape.endswith("warmup")
+    single = shape in ONE_RATE
     steps = rates(Schedule(recipe(row(0, 3, lr=0.5 if single else (0.5, 0.01), shape=shape), gpus=8), 1000, 8))
-    start, end = {"gradual_warmup": (0.5 / k(8), 0.5), "constant_warmup": (0.5 / k(8), 0.5 / k(8))}.get(
-        shape, (0.5, 0.01)
-    )
+    start, end = {
+        "gradual_warmup": (0.5 / k(8), 0.5), "constant_warmup": (0.5 / k(8), 0.5 / k(8)),
+        "one_cycle": (0.5 / 25, 0.5 / 250_000),
+    }.get(shape, (0.5, 0.01))  # fmt: skip
     assert len(steps) == 3 * 8
     assert (steps[0], steps[-1]) == (pytest.approx(start, rel=1e-12), pytest.approx(end, rel=1e-12))
 
@@ -191,10 +192,18 @@ def test_a_table_says_what_each_phase_does() -> None:
     first, second = Schedule(rows, 100, 2).table()
     assert first == {
         "start": 0, "end": 2, "size": 64, "batch": 16, "global_batch": 32, "lr": [0.1, 0.1],
-        "lr_per_256": pytest.approx([0.8, 0.8]), "shape": "linear", "steps": 8, "copy": 160, "min_scale": 0.08,
-        "rect_val": False, "validate": "each",
+        "lr_per_256": pytest.approx([0.8, 0.8]), "peak": 0.1, "shape": "linear", "steps": 8, "copy": 160,
+        "min_scale": 0.08, "augment": True, "rect_train": False, "rect_val": False, "validate": "each",
     }  # fmt: skip
     assert (second["steps"], second["lr"], second["copy"], second["rect_val"]) == (7, [0.1, 0.0], None, True)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_rows_peak_is_its_highest_rate(shape: str) -> None:
+    rate = 0.5 if shape in ONE_RATE else (0.1, 0.5)
+    plan = Schedule(recipe(row(0, 4, lr=rate, shape=shape), gpus=32), 16 * 64 * 100, 64)  # twice the GPUs
+    assert plan.rows[0].peak == pytest.approx(max(rates(plan)), rel=1e-3)
+    assert plan.table()[0]["peak"] == plan.rows[0].peak
 
 
 def test_imagenet_counts_as_its_papers_say() -> None:

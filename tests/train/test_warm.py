@@ -14,6 +14,7 @@ from train.data.loader import Batch, Images, Work
 from train.dataset import open_dataset
 from train.distributed import Group
 from train.feed import Feed
+from train.inputs import Inputs
 from train.options import parse
 from train.recipe import Model, Phase
 from train.report import Expected, Report
@@ -150,14 +151,23 @@ def test_the_shapes_of_all_epochs_are_known_and_those_of_training_are_the_same_o
     ]  # fmt: skip
 
 
+def test_the_shapes_of_rectangular_steps_are_those_that_may_come(tiny: Any) -> None:
+    """A full step may have any shape between the extremes of the images; the last has the shape of their mean."""
+    rows = [Phase(epochs=(0, 2), size=64, batch=8, lr=0.01, rect_train=True)]
+    plan = Schedule(tiny(phases=rows), 50, 2)
+    wide = SimpleNamespace(widths=np.array([400, 300] * 25), heights=np.full(50, 300))
+    feed = Feed(plan, {("train", None): wide, ("val", None): Tall()}, 0, 0, 1)  # type: ignore[dict-item]
+    assert warm.shapes(feed, plan.epochs)[0] == [(8, 64, 64), (8, 56, 72), (2, 56, 72)]
+    come = {(len(work.ids), *work.shape) for epoch in plan.epochs for work in feed.train(epoch)}
+    assert come == {(8, 64, 64), (8, 56, 72), (2, 56, 72)}
+
+
 def test_kernels_are_searched_for_shapes_that_were_warmed_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    one = torch.zeros(1)
-    trainer = SimpleNamespace(
-        warmed={(2, 8, 8)}, group=Group(0, 0, 1, 1, CPU), dtype=torch.float32, mean=one, std=one + 1
-    )
+    inputs = Inputs(CPU)
+    inputs.warmed = {(2, 8, 8)}
     for number, searched in ((2, True), (1, False), (2, True)):
         work = Work("val", None, np.arange(number), (8, 8))
         batch = Batch(torch.zeros(work.pixels, dtype=torch.uint8), np.zeros(number, np.int64), work)
-        loop.Trainer.prepare(trainer, batch)  # type: ignore[arg-type]
+        inputs.prepare(batch)
         assert torch.backends.cudnn.benchmark is searched

@@ -39,9 +39,9 @@ def centre(data: bytes, size: Size, row: torch.Tensor) -> None:
     left is, for torch can only start at an image's corner.
     """
     shape = (row.shape[2], row.shape[3])
-    above, before, *kept = _not_too_long(size, _enlarged(size, shape))
+    above, before, *kept = _not_too_long(size, enlarged(size, shape))
     size, file = (kept[0], kept[1]), size
-    whole = _enlarged(size, shape)
+    whole = enlarged(size, shape)
     top, left = ((full - cut) // 2 for full, cut in zip(whole, shape, strict=True))
     if whole == size:
         row.copy_(_view(decode_part(data, file, (above + top, before + left, *shape))))
@@ -66,8 +66,27 @@ def _not_too_long(size: Size, whole: Size) -> Box:
     return (size[0] - height) // 2, (size[1] - width) // 2, height, width
 
 
-def _enlarged(size: Size, shape: Size) -> Size:
-    """The whole image's size when its short side is MARGIN times the crop's; never less than the crop."""
+def five(data: bytes, size: Size, filled: Sequence[torch.Tensor]) -> None:
+    """Fill five rows with the corners and the middle of an image, enlarged as for `centre`. Raises `BadImage`."""
+    shape = (filled[0].shape[2], filled[0].shape[3])
+    box = _not_too_long(size, enlarged(size, shape))
+    part = _view(decode_part(data, size, box))
+    whole = enlarged((box[2], box[3]), shape)
+    if whole != (box[2], box[3]):
+        large = torch.empty((1, *whole, 3), dtype=torch.uint8).permute(0, 3, 1, 2)
+        part = _resize(part, whole, False, None, None, out=large)
+    for row, (top, left) in zip(filled, corners(whole, shape), strict=True):
+        row.copy_(part[:, :, top : top + shape[0], left : left + shape[1]])
+
+
+def corners(whole: Size, shape: Size) -> list[tuple[int, int]]:
+    """Return (top, left) of the four corners and the middle for a crop of a shape."""
+    bottom, right = (full - cut for full, cut in zip(whole, shape, strict=True))
+    return [(0, 0), (0, right), (bottom, 0), (bottom, right), (bottom // 2, right // 2)]
+
+
+def enlarged(size: Size, shape: Size) -> Size:
+    """Return the whole image's size when its short side is MARGIN times the crop's; never less than the crop."""
     factor = max(round(min(shape) * MARGIN) / min(size), shape[0] / size[0], shape[1] / size[1])
     return max(shape[0], round(size[0] * factor)), max(shape[1], round(size[1] * factor))
 

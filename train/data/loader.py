@@ -5,6 +5,7 @@ which epoch, so neither a new size nor a new batch nor a new epoch restarts anyt
 batches are decoded before the last epoch ends.
 """
 
+import contextlib
 import errno
 import os
 import signal
@@ -26,7 +27,7 @@ from ..spawn import die_with_parent, keep_memory
 from .crop import centre, crop, rows
 from .decode import BadImage, Box, Size
 from .index import DataError, Index
-from .order import random_boxes
+from .order import random_boxes, shifted_boxes
 from .ring import Ring
 
 Key = tuple[str, int | None]  # split, copy
@@ -35,7 +36,8 @@ Key = tuple[str, int | None]  # split, copy
 @dataclass(frozen=True)
 class Work:
     """One batch to make. `shape` is (height, width) in pixels; `min_scale` None asks for the centre crop; `share` is
-    how much each image counts in its step: 1, but for the fillers of a last step that is not full.
+    how much each image counts in its step: 1, but for the fillers of a last step that is not full. Without `augment`
+    crops have one size.
     """
 
     split: str
@@ -45,6 +47,7 @@ class Work:
     epoch: int = 0
     min_scale: float | None = None
     share: float = 1.0
+    augment: bool = True
 
     @property
     def pixels(self) -> tuple[int, int, int, int]:
@@ -79,7 +82,10 @@ class Images:
             raise DataError(f"{index.folder}: its index was written over during the run; make the set again")
         cuts: Iterable[tuple[Box, bool] | None] = repeat(None)
         if work.min_scale is not None:
-            boxes, mirrors = random_boxes(self.seed, work.epoch, work.ids, widths, heights, work.min_scale)
+            images, aspect = (self.seed, work.epoch, work.ids, widths, heights), work.shape[1] / work.shape[0]
+            boxes, mirrors = (
+                random_boxes(*images, work.min_scale, aspect) if work.augment else shifted_boxes(*images, aspect)
+            )
             cuts = zip(map(tuple, boxes.tolist()), mirrors.tolist(), strict=True)
         out = torch.empty(work.pixels, dtype=torch.uint8) if out is None else out
         sizes = zip(heights.tolist(), widths.tolist(), strict=True)
@@ -89,12 +95,19 @@ class Images:
 
 
 def _fill(row: torch.Tensor, index: Index, number: int, size: Size, cut: tuple[Box, bool] | None) -> None:
-    try:
+    with reading(index, number):
         data = index.read(number)
         if cut is None:
             centre(data, size, row)
         else:
             crop(data, size, *cut, row)
+
+
+@contextlib.contextmanager
+def reading(index: Index, number: int) -> Iterator[None]:
+    """A context in which an image that cannot be read or decoded any more is a `DataError` that names it."""
+    try:
+        yield
     except (BadImage, OSError) as error:
         why = error.strerror if isinstance(error, OSError) else error
         raise DataError(f"{index.where(number)}: {why}; it has changed since the index was made") from error

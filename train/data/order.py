@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from .shapes import MARGIN
+
 Ids = NDArray[np.int64]
 Boxes = NDArray[np.int64]
 TRIES = 10  # of a random box before the largest centred one is taken, as torchvision does
@@ -45,25 +47,41 @@ def uniforms(seed: int, epoch: int, ids: Ids, count: int) -> NDArray[np.float64]
 
 
 def random_boxes(
-    seed: int, epoch: int, ids: Ids, widths: Any, heights: Any, min_scale: float
+    seed: int, epoch: int, ids: Ids, widths: Any, heights: Any, min_scale: float, aspect: float = 1.0
 ) -> tuple[Boxes, NDArray[np.bool_]]:
     """Draw a crop for each image: a box [n, 4] of (top, left, height, width) in its pixels, and whether to mirror it.
 
-    The box covers min_scale to 1 of the area at a ratio of 3/4 to 4/3 (Szegedy et al. 2014, section 6), the first of
-    ten tries that fits; else the largest centred box within these ratios.
+    The box covers min_scale to 1 of the area at a ratio of 3/4 to 4/3 (Szegedy et al. 2014, section 6) times `aspect`,
+    width / height of what it is made into, the first of ten tries that fits; else the largest centred box within these
+    ratios.
     """
     width, height = (np.asarray(one, np.float64)[:, None] for one in (widths, heights))
     u = uniforms(seed, epoch, ids, 2 * TRIES + 3)
     area = width * height * (min_scale + (1 - min_scale) * u[:, :TRIES])
-    ratio = np.exp((2 * u[:, TRIES : 2 * TRIES] - 1) * np.log(4 / 3))
+    ratio = np.exp((2 * u[:, TRIES : 2 * TRIES] - 1) * np.log(4 / 3)) * aspect
     w, h = np.rint(np.sqrt(area * ratio)), np.rint(np.sqrt(area / ratio))
     fits = (w <= width) & (h <= height) & (w > 0) & (h > 0)
     first = np.argmax(fits, axis=1)[:, None]
     w, h = (np.take_along_axis(one, first, axis=1) for one in (w, h))
     found = fits.any(axis=1, keepdims=True)
-    w = np.where(found, w, np.minimum(width, np.rint(height * 4 / 3)))
-    h = np.where(found, h, np.minimum(height, np.rint(width * 4 / 3)))
+    w = np.where(found, w, np.minimum(width, np.rint(height * 4 / 3 * aspect)))
+    h = np.where(found, h, np.minimum(height, np.rint(width * 4 / 3 / aspect)))
     place = np.where(found, u[:, 2 * TRIES : 2 * TRIES + 2], 0.5)
     top = np.floor(place[:, :1] * (height - h + 1)).clip(0, height - h)
     left = np.floor(place[:, 1:] * (width - w + 1)).clip(0, width - w)
+    return np.hstack([top, left, h, w]).astype(np.int64), u[:, -1] < 0.5
+
+
+def shifted_boxes(
+    seed: int, epoch: int, ids: Ids, widths: Any, heights: Any, aspect: float = 1.0
+) -> tuple[Boxes, NDArray[np.bool_]]:
+    """Draw a crop of one size for each image, as `random_boxes` does: as large as validation's (224 of 256 pixels), at
+    a random place; mirrored or not. MXNet's recipes of 2016 call it augmentation of level 1.
+    """
+    width, height = (np.asarray(one, np.float64)[:, None] for one in (widths, heights))
+    u = uniforms(seed, epoch, ids, 2 * TRIES + 3)
+    short = np.minimum(height, width / aspect) / MARGIN
+    h, w = np.rint(short).clip(1, height), np.rint(short * aspect).clip(1, width)
+    top = np.floor(u[:, -3:-2] * (height - h + 1)).clip(0, height - h)
+    left = np.floor(u[:, -2:-1] * (width - w + 1)).clip(0, width - w)
     return np.hstack([top, left, h, w]).astype(np.int64), u[:, -1] < 0.5

@@ -37,6 +37,7 @@ MODELS = {
     "resnet50": (1.0, 25_557_032),
     "resnet101": (1.460, 44_549_160),
     "resnet152": (2.029, 60_192_808),
+    "alexnet_bn": (0.059, 60_967_112),  # its fully connected layers, nearly all of its parameters, are not counted
 }
 
 

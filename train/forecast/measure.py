@@ -141,9 +141,10 @@ def compare(forecast: Row, result: Row) -> list[dict[str, Any]]:
     """Return a row for each term of a forecast (`Forecast.to_json`) beside what the run took: "term", "forecast" and
     "actual" in seconds, "error" as the share that the forecast is too long.
 
-    The steps are one term: what is sent within them cannot be told apart. Raises as `measured` does.
+    The steps are one term: what is sent within them cannot be told apart. Of a run that ended early, at its target,
+    only the forecast of what was run is held against it. Raises as `measured` does.
     """
-    terms, took = forecast["terms"], defaultdict[str, float](float)
+    terms, took = until(forecast, int(result["epochs"][-1]["epoch"])), defaultdict[str, float](float)
     for row in result["epochs"]:
         for name, seconds in parts(row).items():
             took[name] += seconds
@@ -158,6 +159,21 @@ def compare(forecast: Row, result: Row) -> list[dict[str, Any]]:
     ]
     rows.append(("start", terms.get("start", 0.0), start))
     return list(_with_all(rows))
+
+
+def until(forecast: Row, epoch: int) -> dict[str, float]:
+    """Return the terms of a forecast (`Forecast.to_json`) for its first epochs, in seconds; a phase that is cut has its
+    share of them.
+    """
+    phases = forecast.get("phases") or []
+    if not phases or epoch >= phases[-1]["end"]:
+        return dict(forecast["terms"])
+    found = dict.fromkeys(forecast["terms"], 0.0) | {"start": forecast["terms"].get("start", 0.0)}
+    for phase in phases:
+        share = min(1.0, max(0, epoch - phase["start"]) / (phase["end"] - phase["start"]))
+        for name, seconds in phase["terms"].items():
+            found[name] = found.get(name, 0.0) + share * seconds
+    return found
 
 
 def _with_all(rows: Sequence[tuple[str, float, float]]) -> Iterator[dict[str, Any]]:

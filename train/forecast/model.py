@@ -7,7 +7,7 @@ from itertools import groupby
 from typing import Any
 
 from ..cadence import validates
-from ..recipe import Phase
+from ..recipe import Comm, Phase
 from ..schedule import Epoch, Schedule
 from . import cards
 from .cards import CARDS, EFA, EFA_GBIT, MODELS, NVLINK, RECTANGLE, TCP, Card
@@ -189,8 +189,9 @@ class _Model:
         phase, own = epoch.row.phase, self.constants
         rounds = math.ceil(self.schedule.gpus / self.world)
         chunk = self.chunk(phase.size, phase.batch)
+        overlap = own.overlap and self.schedule.recipe.comm.overlap
         step = {
-            "compute": rounds * chunk, "all-reduce": seen(self.sent(), chunk, own.overlap),
+            "compute": rounds * chunk, "all-reduce": seen(self.sent(), chunk, overlap),
             "optimizer": own.optimizer, "logging": own.logging,
         }  # fmt: skip
         step["loader"] = max(0.0, self.load(epoch) - sum(step.values()))
@@ -227,14 +228,36 @@ class _Model:
         return max(passes, images * (1 + phase.rect_val) / speed if speed else 0.0)
 
     def sent(self) -> float:
-        """Seconds of an all-reduce in a ring through all GPUs."""
-        world, own, between = self.world, self.constants, self.machines.count > 1
+        """Seconds of an all-reduce: in a ring through all GPUs, or machine by machine and in a ring of these."""
+        world, own, comm = self.world, self.constants, self.schedule.recipe.comm
         if world == 1:
             return 0.0
+        gbit, bus = 8e-9 * self.model[1], own.bus or self.card.bus  # of one byte for each parameter
+        if self.machines.count == 1:
+            return gbit * between_machines(comm, own.gradient_bytes, world, 1) / bus
+        machines = math.ceil(world / self.machines.gpus)
+        procs = math.ceil(world / machines)
         network = own.network or (EFA if self.machines.gbit >= EFA_GBIT else TCP)
-        inside = (own.bus or self.card.bus, 0.0)
-        speed, hop = (self.machines.gbit * network.efficiency, network.hop) if between else inside
-        return 2 * (world - 1) / world * self.model[1] * own.gradient_bytes * 8e-9 / speed + 2 * (world - 1) * hop
+        ring, inside = (machines, 2 * own.gradient_bytes) if by_machine(comm, procs) else (world, 0)
+        between = between_machines(comm, own.gradient_bytes, machines, procs)
+        speed = self.machines.gbit * network.efficiency
+        return gbit * (between / speed + inside / bus) + 2 * (ring - 1) * network.hop
+
+
+def by_machine(comm: Comm, procs: int) -> bool:
+    """Whether gradients are summed up inside machines of so many processes before they travel."""
+    return comm.hook == "hierarchical" and procs > 1
+
+
+def between_machines(comm: Comm, own: int, machines: int, procs: int) -> float:
+    """Return the bytes that one machine's card sends for each parameter in a step. `own`: bytes of a gradient that no
+    hook makes smaller.
+
+    The hooks' are counted on network cards by tests/train/test_comm_bytes.py; PowerSGD's go with the layers' shapes,
+    which nobody knows here, and are taken to be float32.
+    """
+    ring = machines if by_machine(comm, procs) else machines * procs
+    return 2 * (ring - 1) / ring * {"fp16": 2, "bf16": 2}.get(comm.hook, own)
 
 
 def seen(sent: float, compute: float, overlap: bool) -> float:

@@ -140,3 +140,9 @@ def extend(spec: Spec, folders: Folders, hours: float) -> None:
 def dollars(spec: Spec, folders: Folders) -> float:
     """Return what the job's machines have cost until now, as far as their prices are known."""
     return bill.Meter(Journal(folders.run / JOURNAL)).dollars(time.time())
+
+
+def dollars_until(spec: Spec, folders: Folders, moment: float) -> float | None:
+    """Return what the job's machines had cost at a moment, None when the price of one of them is not known."""
+    meter = bill.Meter(Journal(folders.run / JOURNAL))
+    return None if meter.unknown(moment) else meter.dollars(moment)

@@ -431,7 +431,8 @@ import sys
 from pathlib import Path
 from train.data.fetch import Part, fetch
 from train.data.source import Folder
-print(fetch([Part(Folder(Path(sys.argv[1])), Path(sys.argv[2]))], range_bytes=1000).came, flush=True)
+parts = [Part(Folder(Path(sys.argv[1])), Path(sys.argv[2]))]
+print(fetch(parts, range_bytes=1000, say=lambda line: print(line, flush=True)).came, flush=True)
 """
 
 

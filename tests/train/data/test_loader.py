@@ -21,7 +21,7 @@ from train import spawn
 from train.data import loader
 from train.data.index import DataError, Index, load
 from train.data.loader import AHEAD_BYTES, Batch, Images, Sent, Work, stream
-from train.data.order import random_boxes
+from train.data.order import random_boxes, shifted_boxes
 from train.data.ring import Ring
 from train.data.shapes import MARGIN, rectangle
 from train.recipe import Phase
@@ -89,6 +89,16 @@ def test_a_training_batch_is_what_pil_makes_of_the_drawn_boxes(images: Images) -
             flipped.add(bool(flips[row]))
             assert_near(batch.images[row], part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips[row] else part)
     assert flipped == {True, False}
+
+
+def test_without_augmentation_a_training_batch_is_made_of_boxes_of_one_size(images: Images) -> None:
+    ids, index = np.array([3, 0, 19, 7]), images.indexes["train", None]
+    batch = images.make(Work("train", None, ids, (32, 32), 5, 0.08, augment=False))
+    boxes, flips = shifted_boxes(SEED, 5, ids, index.widths[ids], index.heights[ids])
+    for row, (top, left, height, width) in enumerate(boxes.tolist()):
+        part = opened(index, ids[row]).crop((left, top, left + width, top + height))
+        part = part.resize((32, 32), Image.Resampling.BILINEAR)
+        assert_near(batch.images[row], part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips[row] else part)
 
 
 @pytest.mark.parametrize("size", [32, 64, 96])

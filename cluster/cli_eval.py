@@ -1,0 +1,130 @@
+"""`imgnet-cluster eval`: how good a saved network is by several crops and sizes, and where rectangles help."""
+
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from .command import Bar, output, print_json
+from .errors import BadInput
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    Said = Mapping[str, Any]
+
+
+@click.command("eval")
+@click.argument("what", metavar="JOB|CHECKPOINT")
+@click.option("--crops", default="center,rect", show_default=True, help="Of center, rect, five, tta, with commas.")
+@click.option("--sizes", help="In pixels, with commas. [default: that of the recipe's last phase]")
+@click.option("--data", metavar="DIR", help="Whose val/ to take. [default: the job's, or the recipe's]")
+@click.option("--copies", metavar="DIR", help="Prepared copies. [default: the data folder's name with -sz]")
+@click.option("--procs", type=click.IntRange(1), help="Processes. [default: one per GPU, else 1]")
+@click.option("--workers", type=click.IntRange(0), help="Loader processes of each. [default: by the processors]")
+@click.option("--plot", type=click.Path(path_type=Path), metavar="PNG", help="Draw what each crop sees of some images.")
+@output
+def evaluate(what: str, crops: str, sizes: str | None, plot: Path | None, output: str, **options: Any) -> None:
+    """Measure the newest network of JOB, or a CHECKPOINT, on all validation images, each counted once.
+
+    \b
+    center  the middle square, as in ordinary validation
+    rect    the image's whole rectangle, as in rectangular validation
+    five    the four corners and the middle, the mean of their softmax
+    tta     these five and their mirror images (Krizhevsky et al. 2012)
+    """
+    from train import examine as trainer
+
+    from . import examine
+
+    try:
+        trainer.crops(crops)
+        if sizes is not None:
+            trainer.sizes(sizes)
+    except ValueError as error:
+        raise BadInput(str(error)) from error
+    if plot and plot.suffix.lower() != ".png":
+        raise BadInput(f"--plot {plot}: the name of a picture ends in .png")
+    known = _known(what, options["data"])
+    words = examine.command(
+        **{**known, **{name: value for name, value in options.items() if value is not None}},
+        crops=crops, sizes=sizes, shown=6 if plot else 0,
+    )  # fmt: skip
+    begin: dict[str, Any] = {}
+    rows: list[dict[str, Any]] = []
+    seen: dict[str, Any] = {}
+    for said in examine.examine(words):
+        kind = said.pop("kind")
+        if kind == "row":
+            rows.append(said)
+        elif kind == "begin":
+            begin = said
+        else:
+            seen = said
+    gains = examine.gains(rows, begin["buckets"])
+    if plot:
+        from . import crops as picture
+
+        picture.draw(plot, f"{begin['recipe']}, epoch {begin['epoch']}, {seen['size']} pixels", seen["images"])
+    if output == "json":
+        print_json({**begin, "rows": rows, "gains": gains, "plot": str(plot) if plot else None})
+        return
+    _show(begin, rows, gains)
+    if plot:
+        click.echo(f"picture  {plot}")
+
+
+def _known(what: str, data: str | None) -> dict[str, Any]:
+    """What is known of a job, or of a file."""
+    from . import examine, jobs
+
+    path = Path(what)
+    if path.exists() or path.suffix == ".pt" or not re.fullmatch(r"(job-)?[0-9]+", what):
+        if not path.is_file():
+            raise BadInput(f"{what}: is neither a job nor a checkpoint; jobs: imgnet-cluster ls")
+        return {"checkpoint": path}
+    job = jobs.find(what)
+    with Bar(f"bringing the newest checkpoint of {job.name}", lambda done: f"{done / 1e6:.0f} MB") as bar:
+        found = examine.of_job(job, bar)
+    if data:  # the copies are of other images then
+        del found["copies"]
+    return found
+
+
+def _show(
+    begin: "Mapping[str, Any]", rows: "Sequence[Mapping[str, Any]]", gains: "Sequence[Mapping[str, Any]]"
+) -> None:
+    from . import view
+
+    click.echo(
+        f"{begin['recipe']}: {begin['model']}, {begin['epoch']} epochs done, step {begin['step']}; "
+        f"{begin['images']} images of {begin['classes']} classes in {begin['data']}"
+    )
+    click.echo(f"{begin['checkpoint']}, {begin['device']}, {begin['precision']}, processes: {begin['procs']}")
+    view.table(
+        ("crop", "size", "views", "top-1", "top-5", "loss", "seconds", "read from"),
+        [
+            (
+                one["crop"], one["size"], one["views"], f"{one['top1']:.3f}", f"{one['top5']:.3f}",
+                f"{one['loss']:.4f}", f"{one['seconds']:.2f}", f"copy of {one['copy']}" if one["copy"] else "full size",
+            )
+            for one in rows
+        ],
+    )  # fmt: skip
+    for gain in gains:
+        click.echo(f"\nrect at {gain['size']} above center, in points, by width / height:")
+        parts = [*gain["buckets"], {"ratio": None, "images": begin["images"], **gain}]
+        view.table(
+            ("w/h", "images", "top-1", "top-5"),
+            [
+                (
+                    "all" if part["ratio"] is None else f"{part['ratio']:.2f}", part["images"], f"{part['top1']:+.3f}",
+                    f"{part['top5']:+.3f}",
+                )
+                for part in parts
+            ],
+        )  # fmt: skip
+
+
+COMMANDS = (evaluate,)

@@ -1,0 +1,36 @@
+"""`imgnet-cluster report`: what came of a job, or of several side by side, as one page for a browser."""
+
+from pathlib import Path
+
+import click
+
+from .cli_look import refresh
+
+
+@click.command()
+@click.argument("job", nargs=-1)
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE",
+    help="Where to. [default: report.html in the run folder; of several jobs in the folder of all]",
+)  # fmt: skip
+@click.option("--open", "show", is_flag=True, help="Show it in the browser.")
+def report(job: tuple[str, ...], output: Path | None, show: bool) -> None:
+    """Write a page about JOB, or several side by side (default: the newest): one file, which needs no network.
+
+    A job that runs, failed or was stopped has one too, of what there is so far.
+    """
+    from . import jobs
+    from . import report as reports
+
+    named = [jobs.find(one) for one in job] or [jobs.find()]
+    found = list({one.name: one for one in named}.values())
+    for one in found:
+        refresh(one)
+    place = found[0].run if len(found) == 1 else jobs.runs()
+    path = reports.write(found, output or place / reports.NAME)
+    click.echo(path)
+    if show and click.launch(str(path)):
+        click.echo(f"warning: no browser could be started here; open {path} in one", err=True)
+
+
+COMMANDS = (report,)

@@ -1,0 +1,70 @@
+"""A saved network examined by several crops and sizes: `train.examine`, which knows torch, in a process of its own."""
+
+import json
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from train.spawn import die_with_parent, kill
+
+from . import checkpoints
+from .errors import ClusterError
+from .job import Job
+from .machine import python
+
+
+def of_job(job: Job, progress: checkpoints.Progress = lambda done, total: None) -> dict[str, Any]:
+    """Return what a job's own examination takes from it: its newest checkpoint, data, and part of the images.
+
+    Raises `ClusterError` as `checkpoints.newest` does.
+    """
+    spec = job.spec
+    return {
+        "checkpoint": checkpoints.newest(job, progress), "data": spec.data, "copies": spec.copies, "scale": spec.scale,
+        "skip_bad": spec.skip_bad,
+    }  # fmt: skip
+
+
+def command(checkpoint: Path, *, skip_bad: bool = False, **given: Any) -> list[str]:
+    """Return the command that examines a checkpoint; `given` are its options by name, None left out."""
+    words = [f"--{name}={value}" for name, value in given.items() if value is not None]
+    return python("train.examine", *words, *["--skip-bad"] * skip_bad, "--", str(checkpoint))
+
+
+def examine(words: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Run such a command and yield what it tells, as it comes; how far it is goes to stderr.
+
+    Raises `ClusterError` with its line when it fails. Nothing of it runs any more when the caller stops asking.
+    """
+    child = subprocess.Popen(
+        words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, preexec_fn=die_with_parent
+    )
+    assert child.stdout
+    try:
+        for line in child.stdout:
+            said = json.loads(line)
+            if said["kind"] == "error":
+                raise ClusterError(said["error"])
+            yield said
+        if code := child.wait():
+            raise ClusterError(f"train.examine ended with code {code}; its last words stand above")
+    finally:
+        kill([child])
+        child.stdout.close()
+
+
+def gains(rows: Sequence[Mapping[str, Any]], buckets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return by how many points rectangles are better than the square centre, at each size that has both, by bucket."""
+    found = []
+    for rect in rows:
+        centres = [one for one in rows if (one["crop"], one["size"]) == ("center", rect["size"])]
+        if rect["crop"] != "rect" or not centres:
+            continue
+        pairs = zip(buckets, centres[0]["buckets"], rect["buckets"], strict=True)
+        parts = [
+            {**bucket, **{top: mine[top] - square[top] for top in ("top1", "top5")}} for bucket, square, mine in pairs
+        ]
+        whole = {top: rect[top] - centres[0][top] for top in ("top1", "top5")}
+        found.append({"size": rect["size"], **whole, "buckets": parts})
+    return found

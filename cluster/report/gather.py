@@ -1,0 +1,156 @@
+"""What a report says of a job, as plain data. Reads what is at home, and the validation images where they are."""
+
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from train.schedule import Schedule
+
+from ..errors import ClusterError
+from ..job import Job
+from .lives import Clock, lives, losses, until_the_end
+from .pictures import pictures
+
+POINTS = 400  # of a curve: what a chart of a hand's breadth can show
+MOMENTS = 80  # of the curve of dollars
+Facts = dict[str, Any]
+
+
+def facts(job: Job, images: int = 6) -> Facts:
+    """Return what there is to show of a job in whatever state, with so many validation images.
+
+    Raises `ClusterError` when the run folder is damaged.
+    """
+    try:
+        return _facts(job, images)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
+        raise ClusterError(f"{job.run}: a file in it is damaged ({type(error).__name__}: {error})") from error
+
+
+def _facts(job: Job, images: int) -> Facts:
+    spec, result, status = job.spec, job.result or {}, job.status()
+    timeline = job.timeline()
+    found = until_the_end(lives(job.folders, spec.names), timeline)
+    lines = job.lines("train")
+    clock = Clock(found, lines[0]["time"] if lines else spec.created)
+    rows = result.get("schedule") or _schedule(job)
+    shown, why = pictures(Path(spec.data), Path(spec.copies), rows[-1] if rows else {}, images)
+    return {
+        "job": job.name,
+        "status": status,
+        "result": result,
+        "model": spec.recipe.model.name,
+        "settings": job.hparams,
+        "data": spec.recipe.data.name,
+        "where": job.backend.DESCRIPTION,
+        "machines": spec.machines,
+        "processes": spec.machines * spec.procs,
+        "epochs": epochs(job.lines("epoch"), result.get("epochs") or [], clock),
+        "train": thin([_step(row, clock) for row in lines]),
+        "schedule": rows,
+        "timeline": [{**one, "seconds": clock.at(one["at"])} for one in timeline],
+        "lives": {
+            name: [(kind, clock.at(begin), clock.at(end)) for kind, begin, end in some] for name, some in found.items()
+        },
+        "losses": [(name, clock.at(moment)) for name, moment in losses(timeline, found)],
+        "hosts": {name: one["host"] for name, one in job.machines().items()},
+        "forecast": result.get("forecast") or spec.forecast,
+        "against": result.get("against") or [],
+        "dollars": dollars(job, result),
+        "images": shown,
+        "no_images": why,
+        "provenance": provenance(job, result, clock),
+    }
+
+
+def epochs(lines: Sequence[Mapping[str, Any]], rows: Sequence[Mapping[str, Any]], clock: Clock) -> list[Facts]:
+    """Return the epochs' rows with "at" (seconds at work) and "images" seen; those of the result where no lines are."""
+    if lines:
+        return [{**row, "at": clock.at(row["time"])} for row in lines]
+    found, at, seen = [], 0.0, 0
+    for row in rows:
+        at, seen = at + row["seconds"], seen + row["train_images"]
+        found.append({**row, "at": at, "images": seen})
+    return found
+
+
+def _step(row: Mapping[str, Any], clock: Clock) -> Facts:
+    """A line of the metrics in short; what an older trainer did not write is None."""
+    names = {
+        "loss": "train/loss", "lr": "sizes/lr", "size": "sizes/image", "batch": "sizes/batch_total",
+        "speed": "times/images_per_second",
+    }  # fmt: skip
+    known = {"images": row["images"], "at": clock.at(row["time"]), "attempt": row.get("attempt", 1)}
+    return {**known, **{key: row.get(one) for key, one in names.items()}}
+
+
+def thin(rows: Sequence[Facts], most: int = POINTS) -> list[Facts]:
+    """Return at most so many rows: of several one, with their mean loss, median speed, and the last one's rest."""
+    if len(rows) <= most:
+        return list(rows)
+    edges = [len(rows) * one // most for one in range(most + 1)]
+    parts = [rows[begin:end] for begin, end in pairwise(edges)]
+    return [
+        {**part[-1], "loss": _of(statistics.fmean, part, "loss"), "speed": _of(statistics.median, part, "speed")}
+        for part in parts
+    ]
+
+
+def _of(how: Callable[[list[float]], float], rows: Sequence[Facts], name: str) -> float | None:
+    values = [row[name] for row in rows if row[name] is not None]
+    return how(values) if values else None
+
+
+def _schedule(job: Job) -> list[Facts]:
+    """What is planned, of a job that has no result yet."""
+    spec = job.spec
+    images = max(1, round(spec.recipe.data.train * spec.scale))
+    return Schedule(spec.recipe, images, spec.gpus, spec.max_steps).table()
+
+
+def dollars(job: Job, result: Mapping[str, Any]) -> Facts:
+    """Return what the job has cost: "total", rows of "machines", and ("over") the sum after so many seconds."""
+    if job.spec.backend != "aws":
+        return {"total": result.get("dollars", 0.0), "machines": [], "over": [], "unknown": []}
+    from ..backends.aws import verbs
+
+    said = verbs.cost(job.run)
+    begin = min((one["launched"] for one in said["machines"]), default=0.0)
+    end = max((one["ended"] or time.time() for one in said["machines"]), default=0.0)
+    moments = [begin + (end - begin) * one / MOMENTS for one in range(MOMENTS + 1)] if said["machines"] else []
+    return {
+        "total": said["dollars"],
+        "machines": said["machines"],
+        "over": [(one - begin, verbs.cost(job.run, one)["dollars"]) for one in moments],
+        "unknown": said["unknown"],
+    }
+
+
+def provenance(job: Job, result: Mapping[str, Any], clock: Clock) -> list[tuple[str, str]]:
+    """Return by what the numbers can be had again: code, versions, seed, data, times."""
+    spec = job.spec
+    versions = result.get("versions") or {}
+    rows = [
+        ("recipe", f"{spec.recipe.name}, {spec.recipe_file or 'from Python'}"),
+        ("git commit", str(spec.git_commit or "not known")),
+        ("seed", str(result.get("seed", spec.recipe.seed))),
+        ("data", f"{spec.recipe.data.name}, {spec.source or spec.data}"),
+        ("images", "all" if spec.scale == 1 else f"a part of {spec.scale:g}: a rehearsal"),
+        ("processes", f"{spec.machines} x {spec.procs}, schedule for {spec.gpus}"),
+        ("device", ", ".join(str(result[name]) for name in ("device", "precision") if name in result)),
+        ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
+        ("job", spec.uid or spec.name),
+        ("launched", stamp(spec.created)),
+        ("began", stamp(clock.first)),
+    ]
+    if "ids_wrong" in result:
+        rows.append(("images used", "; ".join(result["ids_wrong"]) or "every image exactly once in every epoch"))
+    return [(name, text) for name, text in rows if text]
+
+
+def stamp(moment: float) -> str:
+    """Return a moment of the wall clock for people."""
+    return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(moment))

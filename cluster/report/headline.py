@@ -1,0 +1,71 @@
+"""The numbers that come first: tiles for one job, a table for several."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .markup import Html, table, tag
+
+Facts = Mapping[str, Any]
+
+
+def span(seconds: float) -> str:
+    """Return a time such as 1:02:03 or 4:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def numbers(one: Facts) -> dict[str, str]:
+    """Return what is known of a job by name; what is not yet known is "-"."""
+    status, result, told = one["status"], one["result"], one["forecast"]
+    validated = [row for row in one["epochs"] if row.get("top1") is not None]
+    last: Mapping[str, Any] = validated[-1] if validated else result
+    speed = result.get("images_per_second") or status.get("images_per_second")
+    steps, done = status.get("steps"), status.get("step") or 0
+    seconds, reached = status.get("seconds") or 0.0, result.get("target") or {}
+    return {
+        "top-1": _percent(last.get("top1")),
+        "top-5": _percent(last.get("top5")),
+        "minutes": f"{seconds / 60:.2f}" if seconds < 600 else f"{seconds / 60:.1f}",
+        "cost": f"${one['dollars']['total']:,.2f}" + (" or more" if one["dollars"]["unknown"] else ""),
+        "machines": str(one["machines"]),
+        "processes": str(one["processes"]),
+        "images/s": "-" if speed is None else f"{speed:,.0f}",
+        "goodput": _percent(100 * result["goodput"] if result.get("goodput") is not None else None, 1),
+        "steps": "-" if not steps else f"{steps:,}" if done == steps else f"{done:,} / {steps:,}",
+        "epochs": str(len(one["epochs"])),
+        "attempts": str(status.get("attempt") or 0),
+        "machines lost": str(len(one["losses"])),
+        "to target, min": f"{reached['minutes']:.2f}" if reached.get("minutes") is not None else "-",
+        "forecast, min": f"{told['minutes']:.3g}" if told else "-",
+    }
+
+
+def _percent(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f} %"
+
+
+def tiles(one: Facts) -> Html:
+    """Return the numbers of one job, large."""
+    known = [(name, value) for name, value in numbers(one).items() if value != "-" or name.startswith("top")]
+    shown = (tag("div", tag("b", value), tag("span", name), class_="tile") for name, value in known)
+    return tag("div", *shown, class_="tiles")
+
+
+def summary(found: Sequence[Facts]) -> Html:
+    """Return a table with a column for each job: first the settings in which they differ."""
+    rows = [
+        ("recipe", *(one["status"]["recipe"] for one in found)),
+        ("model", *(one["model"] for one in found)),
+        *((name, *values) for name, values in _settings(found) if name not in ("recipe", "model", "world")),
+        ("state", *(one["status"]["state"] for one in found)),
+    ]
+    told = [numbers(one) for one in found]
+    rows += [(name, *values) for name in told[0] if set(values := [one[name] for one in told]) != {"-"}]
+    return table(("", *(one["job"] for one in found)), rows)
+
+
+def _settings(found: Sequence[Facts]) -> list[tuple[str, list[Any]]]:
+    """The settings of which the jobs have not all the same."""
+    names = dict.fromkeys(name for one in found for name in one["settings"])
+    rows = [(name.replace("_", " "), [one["settings"].get(name) for one in found]) for name in names]
+    return [(name, values) for name, values in rows if any(one != values[0] for one in values)]

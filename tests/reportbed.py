@@ -1,0 +1,84 @@
+"""Run folders for the tests of reports: made by hand, with what a job of several machines leaves at home."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from PIL import Image
+
+BEGIN = 1_790_000_000.0
+PARTS = {"steps": 8.0, "waits": 1.0, "validation": 1.5, "switches": 0.5, "checkpoints": 0.25, "other": 0.25}
+
+
+def home(run: Any, path: str, *rows: dict[str, Any]) -> None:
+    """Write rows into a file of the run folder at home."""
+    file = run.folders.run / path
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def step(number: int, at: float, **more: Any) -> dict[str, Any]:
+    """A stretch of the metrics."""
+    scalars = {
+        "train/loss": 3.0 - 0.01 * number, "sizes/lr": 0.05, "sizes/image": 32, "sizes/batch_total": 8,
+        "times/images_per_second": 100.0,
+    }  # fmt: skip
+    return {"kind": "train", "time": at, "step": number, "images": 8 * number, "epoch": 1, **scalars, **more}
+
+
+def epoch(number: int, at: float, **more: Any) -> dict[str, Any]:
+    """An epoch of the metrics, and of the result."""
+    row = {
+        "epoch": number, "size": 32, "global_batch": 8, "lr": 0.05, "steps": 8, "seconds": 11.5, "train_seconds": 10.0,
+        "val_seconds": 1.5, "train_loss": 2.5, "train_top1": 20.0, "train_top5": 60.0, "train_images": 60,
+        "val_loss": 2.4, "val_images": 20, "view": "square", "top1": 10.0 * number, "top5": 50.0 + number,
+        "top1_square": 10.0 * number, "top5_square": 50.0 + number, "images_per_second": 6.0, "where": PARTS,
+    }  # fmt: skip
+    return {"kind": "epoch", "time": at, "step": 8 * number, "images": 60 * number, **row, **more}
+
+
+def agent(run: Any, machine: str, *states: tuple[str, float]) -> None:
+    """Let a machine's agent have said these states so many seconds after the beginning."""
+    home(run, f"logs/agent-{machine}.jsonl", *({"time": BEGIN + at, "state": state} for state, at in states))
+
+
+def lost(run: Any) -> None:
+    """Let a job of two machines have lost machine 1 in its second attempt, and got it back in its third."""
+    agent(run, "0", ("setup", 0), ("training", 4), ("failed", 14), ("training", 16), ("saved", 20), ("training", 21),
+          ("validating", 30), ("done", 32))  # fmt: skip
+    agent(run, "1", ("setup", 0), ("training", 4), ("gone", 13), ("setup", 17), ("training", 21), ("done", 32))
+    run.attempt(1, "0.a", "1.b", time=BEGIN + 3, reason="start")
+    run.attempt(2, "0.a", time=BEGIN + 15, reason="machine 1 lost")
+    run.attempt(3, "0.a", "1.c", time=BEGIN + 20, reason="machine 1 joined")
+    home(run, "metrics/000001.jsonl", step(1, BEGIN + 5), step(4, BEGIN + 13))
+    home(run, "metrics/000002.jsonl", step(4, BEGIN + 17, attempt=2), step(6, BEGIN + 19, attempt=2))
+    last = step(7, BEGIN + 22, attempt=3), epoch(1, BEGIN + 25), step(12, BEGIN + 28, attempt=3), epoch(2, BEGIN + 32)
+    home(run, "metrics/000003.jsonl", *last)
+
+
+def done(run: Any, **more: Any) -> None:
+    """Let the job have ended well."""
+    result = {
+        "job": "job-1", "recipe": "tiny", "state": "done", "reason": "", "top1": 20.0, "top5": 52.0, "steps": 16,
+        "epochs": [epoch(1, 0.0), epoch(2, 0.0)], "images_per_second": 61.0, "goodput": 0.87, "seed": 7,
+        "seconds": {"total": 32.0, "training": 20.0, "validation": 3.0}, "attempts": 3, "dollars": 0.0,
+        "where": {
+            "wall": 23.0, "pauses": 4.0, "gap": None, "start": {"group": 1.25},
+            "parts": {part: {"seconds": 2 * one, "epoch": 1, "most": one} for part, one in PARTS.items()},
+        },
+        "forecast": {"minutes": 0.5, "terms": {}, "phases": [], "start": {}, "source": "presets"},
+        "against": [{"term": "steps", "forecast": 15.0, "actual": 16.0, "error": -0.0625},
+                    {"term": "all", "forecast": 25.0, "actual": 27.0, "error": -0.074}],
+        "versions": {"torch": "2.13.0"}, "device": "cpu", "precision": "float32",
+    }  # fmt: skip
+    run.folders.result.write_text(json.dumps({**result, **more}))
+
+
+def draw_val(root: Path, *names: str, sizes: tuple[tuple[int, int], ...] = ((90, 60), (60, 60), (48, 80))) -> Path:
+    """Make a validation folder with these classes, an image of each size in every one."""
+    for place, name in enumerate(names):
+        (root / "val" / name).mkdir(parents=True)
+        for size in sizes:
+            colour = (40 * place % 256, 90, 160)
+            Image.new("RGB", size, colour).save(root / "val" / name / f"{size[0]}x{size[1]}.JPEG")
+    return root

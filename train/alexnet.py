@@ -1,0 +1,51 @@
+"""AlexNet with batch norm instead of local response norm, and one more after pool5.
+
+Krizhevsky et al. 2012 in two groups, with a batch norm after each convolution (B. Ginsburg's AlexNet-BN, which You et
+al. 2017 train) and, as Jia et al. 2018, section 3.2 refine it, after pool5: there the values grow as training goes on.
+Each convolution's bias would be lost in the norm behind it, so there is none.
+"""
+
+import torch
+from torch import nn
+
+POOLED = 6  # places in each direction that the first fully connected layer was made for: images of 224 to 227 pixels
+
+
+def _part(inputs: int, outputs: int, kernel: int, stride: int, padding: int, groups: int) -> list[nn.Module]:
+    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
+    return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+
+
+class AlexNet(nn.Module):
+    """Images [n, 3, h, w] to scores [n, classes], for any h and w of at least 63; made for 224.
+
+    At other sizes pool5's places are averaged to 6 x 6, or repeated; at 224 that changes nothing.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.features = nn.Sequential(
+            *_part(3, 96, 11, 4, 2, 1),
+            nn.MaxPool2d(3, 2),
+            *_part(96, 256, 5, 1, 2, 2),
+            nn.MaxPool2d(3, 2),
+            *_part(256, 384, 3, 1, 1, 1),
+            *_part(384, 384, 3, 1, 1, 2),
+            *_part(384, 256, 3, 1, 1, 2),
+            nn.MaxPool2d(3, 2),
+            nn.BatchNorm2d(256),
+        )
+        self.pool = nn.AdaptiveAvgPool2d(POOLED)
+        self.hidden = nn.Sequential(
+            *(nn.Linear(256 * POOLED**2, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
+            *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
+        )
+        self.fc = nn.Linear(4096, classes)
+        for layer in self.hidden:
+            if isinstance(layer, nn.Linear):  # as Krizhevsky et al. 2012, section 5, start them in Caffe's version
+                nn.init.normal_(layer.weight, std=0.005)
+                nn.init.constant_(layer.bias, 0.1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """See the class."""
+        return self.fc(self.hidden(self.pool(self.features(x)).flatten(1)))  # type: ignore[no-any-return]

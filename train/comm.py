@@ -1,0 +1,119 @@
+"""How gradients are added up over the processes: DistributedDataParallel, its buckets, its hooks.
+
+    Comm(hook="fp16", bucket=25.0, overlap=True)
+
+DDP lays the gradients into flat buckets in the order in which the backward pass makes them, which is how small tensors
+are fused: a step of ResNet-50 makes 5 sums, not 161. Each bucket is summed as soon as it is full, beside the rest of
+the backward pass. Along which rings or trees the bytes go is NCCL's choice, and left to it.
+
+    none            float32, as they are
+    fp16, bf16      half the bytes; float16 errs by 5e-4 of a number, bfloat16 by 4e-3 but knows all magnitudes
+    powersgd        1.5 % of ResNet-50's bytes, and not the same sums: for networks that are the bottleneck by far
+    hierarchical    inside the machines, between them, inside: for Gloo, and for many small machines on a slow network.
+                    NCCL knows what is inside by itself
+"""
+
+import os
+from functools import cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from . import comm_hooks as hooks
+from . import distributed
+from . import exact as exactly
+from .recipe import Comm
+from .report import Expected
+
+PLAIN = 1000  # steps: torch's own start_powerSGD_iter
+MIB = 1 << 20  # DDP's "MB"
+
+
+def wrap(net: nn.Module, comm: Comm, exact: bool = False, plain: int = PLAIN) -> DistributedDataParallel:
+    """Return the net with its gradients summed over all processes after each backward pass, divided by their number.
+
+    Nothing is copied from rank 0: the weights are the same by seed or checkpoint, the statistics are not. All processes
+    must call it at the same time. It may be called again, with what it returned or the bare net, when other parameters
+    want gradients; those of the earlier call are dropped. `plain`: the steps in which PowerSGD sums exactly, before it
+    begins. What it remembers is each process's own and as large as the gradients: it is in no checkpoint, and begins
+    anew with each call. Raises `Expected` when the hook cannot be had.
+    """
+    net = net.module if isinstance(net, DistributedDataParallel) else net
+    net.zero_grad(set_to_none=True)
+    state, hook = chosen(comm, exact, next(net.parameters()).device, plain)
+    wrapped = DistributedDataParallel(
+        net, forward_sync_buffers=False, init_sync=False, gradient_as_bucket_view=True, bucket_cap_mb=cap(comm)
+    )
+    if not comm.overlap:
+        hook = hooks.after_all(hook or allreduce_hook)
+    if hook is not None:
+        wrapped.register_comm_hook(state, hook)
+    return wrapped
+
+
+def cap(comm: Comm) -> Any:
+    """The size of a bucket as DDP wants it; None where it is left to DDP: a first one of 1 MiB, then 25 MiB."""
+    return None if comm.bucket == Comm().bucket else comm.bucket * 1e6 / MIB
+
+
+def chosen(comm: Comm, exact: bool, device: torch.device, plain: int) -> tuple[Any, hooks.Hook | None]:
+    """Return a hook's state and the hook; None for what DDP does without. Raises `Expected`."""
+    if exact:
+        if comm.hook != "none":
+            raise Expected(f"comm, hook: {comm.hook} rounds as it likes, and --exact must not; take comm='none'")
+        return None, exactly.plain_sum
+    scaled = distributed.precision(device) == torch.float16  # then there is a scaler
+    if comm.hook in ("fp16", "bf16"):
+        return hooks.Half(torch.float16 if comm.hook == "fp16" else torch.bfloat16, scaled), hooks.halved
+    if comm.hook == "powersgd":
+        if scaled:  # what does not fit would stay in its memory for ever
+            raise Expected("comm, hook: powersgd needs GPUs with bfloat16, and these compute in float16; take 'fp16'")
+        return hooks.low_rank(plain), hooks.by_low_rank
+    found = machines(dist.group.WORLD, device) if comm.hook == "hierarchical" else None
+    return (found, hooks.by_machine) if found else (None, None)
+
+
+@cache
+def machines(world: Any, device: torch.device) -> hooks.Machines | None:
+    """Return the groups for sums by machine, made once for a `world`; None where all of it is one machine, or each
+    machine has one process.
+    """
+    rank = dist.get_rank()
+    mine = torch.tensor([rank - int(os.environ.get("LOCAL_RANK", 0))], device=device)
+    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
+    dist.all_gather(found, mine)
+    teams: dict[int, list[int]] = {}
+    for one, first in enumerate(found):
+        teams.setdefault(int(first.item()), []).append(one)
+    if len(teams) == 1 or len(teams) == len(found):
+        return None
+    return hooks.Machines(list(teams.values()), distributed.FIRST_STEP)
+
+
+# --- the loss scale --------------------------------------------------------------------------------------------------
+
+
+class Capped(torch.amp.GradScaler):
+    """A loss scale that begins at 1024, as 2018's was, and never grows beyond. torch's own begins at 65,536, where a
+    gradient of 1 does not fit float16, and goes back to float16's edge whenever 2000 steps went well.
+    """
+
+    def __init__(self, device: str) -> None:
+        super().__init__(device, init_scale=hooks.SCALE)
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """As torch's."""
+        super().update(new_scale)
+        if self._scale is not None:
+            self._scale.clamp_(max=hooks.SCALE)
+
+
+def scaler(comm: Comm, device: torch.device, precision: torch.dtype) -> torch.amp.GradScaler:
+    """Return what scales the loss: nothing, unless float16 is computed in; capped where the sums are float16 too."""
+    if precision == torch.float16 and comm.hook == "fp16":
+        return Capped(device.type)
+    return torch.amp.GradScaler(device.type, enabled=precision == torch.float16)

@@ -1,0 +1,40 @@
+"""Phases in which only the classifier is trained: the rest keeps its weights, its norms' statistics, its momentum."""
+
+from collections.abc import Sequence
+from itertools import takewhile
+
+from torch import nn
+
+from . import models
+from .schedule import Epoch
+
+
+class Freezer:
+    """What of a network is trained now. All of it at first, but for what never was."""
+
+    def __init__(self, net: nn.Module) -> None:
+        self.net, self.frozen = net, False
+        self.learning = [one for one in net.parameters() if one.requires_grad]
+
+    def set(self, frozen: bool) -> None:
+        """Let gradients be computed for the classifier only, or for all; without one a parameter is not moved at all.
+
+        All gradients are forgotten: they are views of the last DistributedDataParallel's buckets.
+        """
+        own = {id(one) for one in models.classifier(self.net).parameters()} if frozen else set()
+        for one in self.learning:
+            one.grad = None
+            one.requires_grad_(not frozen or id(one) in own)
+        self.frozen = frozen
+
+    def mode(self) -> None:
+        """Let the network train; what is frozen uses its norms' statistics as they are, and drops nothing out."""
+        self.net.train(not self.frozen)
+        if self.frozen:
+            models.classifier(self.net).train()
+
+
+def stretch(epochs: Sequence[Epoch], first: Epoch) -> list[Epoch]:
+    """Return the epochs from `first` on, as far as they train the same parts."""
+    later = epochs[epochs.index(first) :]
+    return list(takewhile(lambda epoch: epoch.row.phase.frozen == first.row.phase.frozen, later))

@@ -1,0 +1,39 @@
+"""LARS: SGD with momentum whose rate is scaled for each layer by the ratio of its weights' norm to its gradient's.
+
+    l = trust |w| / (|g| + decay |w|)        You et al. 2017 (1708.03888), equation 6
+    v = momentum v + l (g + decay w)
+    w = w - rate v
+
+The paper's buffer absorbs the rate (v = m v + rate l (g + decay w); w = w - v), so that a jump of the rate would need
+Goyal et al. 2017's momentum correction (remark 2: m rate' / rate). Here the rate stays outside of v, as in our SGD:
+the same steps at a constant rate, and with the correction built in when it changes.
+"""
+
+from typing import Any
+
+import torch
+
+from .layerwise import Layerwise, Tensors, kept, norms, scale
+
+
+class Lars(Layerwise):
+    """LARS for the groups with `adapt`; plain SGD with momentum for the others, which hold norms and biases."""
+
+    def __init__(
+        self, groups: list[dict[str, Any]], *, momentum: float = 0.9, nesterov: bool = False, trust: float = 0.001
+    ) -> None:
+        super().__init__(groups, momentum=momentum, nesterov=nesterov, trust=trust)
+
+    def move(self, group: dict[str, Any], weights: Tensors, gradients: Tensors, states: list[dict[str, Any]]) -> None:
+        """See the module."""
+        decay, momentum = group["weight_decay"], group["momentum"]
+        steps = torch._foreach_add(gradients, weights, alpha=decay)
+        if group["adapt"]:
+            lengths = norms(weights)
+            scale(steps, group["trust"] * lengths, norms(gradients) + decay * lengths)
+        buffers = kept("momentum_buffer", weights, states)
+        torch._foreach_mul_(buffers, momentum)
+        torch._foreach_add_(buffers, steps)
+        if group["nesterov"]:
+            torch._foreach_add_(steps, buffers, alpha=momentum)
+        torch._foreach_add_(weights, steps if group["nesterov"] else buffers, alpha=-group["lr"])

@@ -1,0 +1,44 @@
+"""What is minimised: each image's loss, by the recipe's name for it. Validation always tells the cross entropy."""
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+
+from . import callables
+from .recipe import Optim
+from .report import Expected
+
+Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # scores [n, classes], labels [n] to losses [n]
+
+
+def build(optim: Optim) -> Loss:
+    """Return the loss that the recipe names. Raises `Expected` when it cannot be imported."""
+    if optim.loss == "cross_entropy":
+        return partial(cross_entropy, reduction="none", label_smoothing=optim.label_smoothing)
+    if optim.loss == "bce":
+        return partial(binary_cross_entropy, label_smoothing=optim.label_smoothing)
+    return partial(_checked, callables.find("optim, loss", optim.loss), optim.loss)
+
+
+def binary_cross_entropy(scores: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
+    """Each class is a question of its own: is it this one? Returns the mean over the classes for each image [n].
+
+    The answers are smoothed as cross entropy's: 1 - e + e / classes and e / classes. Mean and smoothing are those of
+    Wightman et al. 2021 ("ResNet strikes back", section 4; timm's BinaryCrossEntropy): with 1000 classes the gradient
+    is about a thousandth of the sum's, which rates for SGD must make up for; LAMB and AdamW do not feel it.
+    """
+    classes = scores.shape[1]
+    answers = torch.full_like(scores, label_smoothing / classes)
+    answers.scatter_(1, labels[:, None], 1 - label_smoothing + label_smoothing / classes)
+    return binary_cross_entropy_with_logits(scores, answers, reduction="none").mean(1)
+
+
+def _checked(function: Loss, name: str, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Somebody's loss of each image. The step divides by the whole batch: a mean of its own would count it twice."""
+    losses = function(scores, labels)
+    if not isinstance(losses, torch.Tensor) or losses.shape != labels.shape:
+        shape = list(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
+        raise Expected(f"optim, loss: {name} must return each image's loss {list(labels.shape)}, not {shape}")
+    return losses

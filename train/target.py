@@ -1,0 +1,105 @@
+"""The accuracy that a run is for: when it was reached, and whether training stops there. Pure; imports no torch.
+
+The clock begins with the loading of the images and goes on through losses of machines and pauses, as DAWNBench counts:
+loading and preparing belong to the time, the start of the machines does not (dawn-bench-entries, issue 21).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+from .files import as_json, publish, read_json
+from .files import replace as write
+from .recipe import Recipe
+
+METRICS = {"top1": "top-1", "top5": "top-5"}
+CLOCK = "clock.json"
+Row = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Target:
+    """`metric` ("top1", "top5") of a validation's first view: at least `goal` percent; `stops`: training ends there."""
+
+    metric: str
+    goal: float
+    stops: bool = True
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Return what a text such as "top5=93" asks for. Raises `ValueError` where it asks for nothing."""
+        metric, _, number = text.partition("=")
+        try:
+            goal = float(number)
+        except ValueError:
+            goal = -1.0
+        if metric not in METRICS or not 0 < goal <= 100:
+            raise ValueError(f"{text!r} is no target; they look like top5=93 or top1=76.1, in percent")
+        return cls(metric, goal)
+
+    @classmethod
+    def of(cls, asked: str, recipe: Recipe) -> "Target | None":
+        """Return the target asked for ("": none), else the recipe's own, which is only told of; None without either."""
+        if asked:
+            return cls.parse(asked)
+        return None if recipe.target is None else cls("top5", recipe.target, stops=False)
+
+    def __str__(self) -> str:
+        return f"{self.metric}={self.goal:g}"
+
+    def hit(self, epochs: Sequence[Row]) -> Row | None:
+        """Return the first epoch whose validation reached it, None while there is none."""
+        return next((row for row in epochs if row[self.metric] is not None and row[self.metric] >= self.goal), None)
+
+    def near(self, recipe: Recipe) -> Recipe:
+        """Return the recipe with this target for its phases that validate near it; they look at top-5 alone."""
+        return replace(recipe, target=self.goal) if self.metric == "top5" else recipe
+
+
+def outcome(target: Target | None, epochs: Sequence[Row]) -> dict[str, Any] | None:
+    """Return what became of a target over the epochs that were run, None without one.
+
+    `seconds` and `minutes` are from the start of loading the images to the end of the validation that reached it, `at`
+    that moment; `seconds_all`, from the launch, and `dollars` are known to who launched. `best` is the best of all.
+    """
+    if target is None:
+        return None
+    known = [row[target.metric] for row in epochs if row[target.metric] is not None]
+    row = target.hit(epochs) or {}
+    seconds = row.get("clock")
+    return {
+        "metric": target.metric, "goal": target.goal, "stops": target.stops, "reached": bool(row),
+        "epoch": row.get("epoch"), "at": row.get("at"), "seconds": seconds,
+        "minutes": None if seconds is None else seconds / 60, "seconds_all": None, "dollars": None,
+        "best": max(known, default=None),
+    }  # fmt: skip
+
+
+def sentence(told: Row) -> str:
+    """Return an `outcome` in one line."""
+    what = f"{METRICS[told['metric']]} of {told['goal']:g} %"
+    if not told["reached"]:
+        best = "nothing was validated" if told["best"] is None else f"the best was {told['best']:.2f} %"
+        return f"{what} not reached; {best}"
+    parts = [f"{what} reached in epoch {told['epoch']}"]
+    if told["minutes"] is not None:
+        parts.append(f"{told['minutes']:.2f} minutes after the start of loading")
+    if told.get("seconds_all") is not None:
+        parts.append(f"{told['seconds_all'] / 60:.2f} after the launch")
+    if told.get("dollars") is not None:
+        parts.append(f"${told['dollars']:.2f}")
+    return ", ".join(parts)
+
+
+def begin(out: Path, loading: float, anew: bool) -> float:
+    """Return when a run's clock began: now that its images are opened at `loading` (seconds of the wall clock), or in
+    an earlier attempt, whose word stands in the folder. `anew`: there was none before.
+    """
+    path, mine = out / CLOCK, as_json({"begun": loading})
+    if anew:
+        write(path, mine)
+    else:
+        publish(path, mine)
+    said = read_json(path)
+    return float(said["begun"]) if isinstance(said, dict) and "begun" in said else loading
