@@ -1,0 +1,77 @@
+"""Small images first, and a batch that grows instead of a rate that falls: the same accuracy for less?
+
+python experiments/progressive.py --data DIR
+"""
+
+import sys
+from itertools import pairwise
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from experiments.arms import MARGIN, Arm, Claim, Experiment, side
+from experiments.command import main
+from experiments.goyal import CIFAR
+from train.recipe import Model, Optim, Phase, Recipe
+
+EPOCHS = (0, 3, 6, 9, 12)
+SIZES = {"full size": (32, 32, 32, 32), "small first": (16, 24, 24, 32)}
+Steps = tuple[tuple[int, ...], tuple[float | tuple[float, float], ...]]  # batches and rates
+PEAK = 0.1  # at 64 images
+FALLING: Steps = ((64, 64, 64, 64), ((PEAK / 10, PEAK), PEAK, PEAK / 2, (PEAK / 4, 0.0)))
+GROWING: Steps = ((64, 64, 128, 256), ((PEAK / 10, PEAK), PEAK, PEAK, (PEAK, 0.0)))
+STEPS = {"falling rate": FALLING, "growing batch": GROWING}
+
+
+def arm(size: str, step: str) -> Arm:
+    """Return an arm by its sizes and its steps."""
+    batches, rates = STEPS[step]
+    rows = zip(pairwise(EPOCHS), SIZES[size], batches, rates, strict=True)
+    recipe = Recipe(
+        name="progressive",
+        data=CIFAR,
+        model=Model(name="resnet10_cifar", zero_gamma=False),
+        optim=Optim(momentum=0.9, nesterov=True, weight_decay=5e-4),
+        machines=1,
+        gpus=1,
+        phases=[
+            Phase(epochs=epochs, size=side, batch=batch, lr=rate, min_scale=0.75, validate="never")
+            for epochs, side, batch, rate in rows
+        ],
+    )
+    return Arm(name=f"{size}, {step}", recipe=recipe)
+
+
+PLAIN, SMALL, GROW, BOTH = (arm(size, step) for step, size in (
+    ("falling rate", "full size"), ("falling rate", "small first"),
+    ("growing batch", "full size"), ("growing batch", "small first"),
+))  # fmt: skip
+
+
+def as_good(one: Arm, text: str, source: str = "") -> Claim:
+    """Return the claim that an arm is as good as the plain one."""
+    return Claim(
+        text=text, first=side(one.name), second=side(PLAIN.name), margin=MARGIN, cheaper=True, source=source
+    )  # fmt: skip
+
+
+EXPERIMENT = Experiment(
+    name="progressive",
+    title="6. Small images first, and a growing batch",
+    about=(
+        "12 epochs in four rows. Sizes: 32 pixels all along, or 16, 24, 24, 32. Steps: 64 images at a rate that halves "
+        "twice, or the rate kept while the batch doubles twice (Smith et al. 2017), so that the rate per image is the "
+        "same; both end at 0. Validated at 32 pixels. Batch norm sees the whole batch."
+    ),
+    arms=(PLAIN, SMALL, GROW, BOTH),
+    claims=(
+        as_good(
+            SMALL, "Small images first are as good as full size", "128, 224 and 288 pixels in fast.ai's 18 minutes"
+        ),
+        as_good(GROW, "A growing batch is as good as a falling rate"),
+        as_good(BOTH, "Both together are as good as neither"),
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(main([EXPERIMENT]))

@@ -1,0 +1,110 @@
+"""What a run is: a hash that stays, changes with everything that decides the outcome, and with nothing else."""
+
+import dataclasses
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from experiments import runs
+from experiments.arms import Arm
+from experiments.images import Images
+from experiments.runs import KNOWN, Run
+from train.recipe import Data, Model, Phase, Recipe
+
+IMAGES = Images(Path("somewhere"), "abc", 10)
+RECIPE = Recipe(
+    name="x",
+    data=Data(name="drawn", root="r", train=60, val=20),
+    model=Model(name="resnet10_tiny"),
+    gpus=1,
+    phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.1), Phase(epochs=(1, 2), size=32, batch=8, lr=(0.1, 0.0))],
+)
+RUN = Run(Arm(name="x", recipe=RECIPE), 0, IMAGES)
+OTHERS: dict[str, Any] = {  # another value for each field that counts
+    "Model.name": "resnet10_cifar", "Model.zero_gamma": False, "Model.fc_std": 0.02, "Model.weights": "w.pt",
+    "Model.compile": True, "Optim.name": "lars", "Optim.momentum": 0.8, "Optim.nesterov": True,
+    "Optim.betas": (0.8, 0.999), "Optim.eps": 1e-5, "Optim.trust": 0.002, "Optim.weight_decay": 2e-4,
+    "Optim.norm_decay": True, "Optim.bias_decay": False, "Optim.loss": "bce", "Optim.label_smoothing": 0.1,
+    "Optim.scaling": "sqrt", "Phase.epochs": (1, 3), "Phase.size": 48, "Phase.batch": 16, "Phase.lr": 0.2,
+    "Phase.shape": "cosine", "Phase.min_scale": 0.5, "Phase.copy": 64, "Phase.rect_val": True,
+    "Phase.rect_train": True, "Phase.frozen": True, "Phase.validate": "last",
+}  # fmt: skip
+
+
+def changed(field: str) -> Recipe:
+    part, name = field.split(".")
+    if part == "Phase":
+        return replace(RECIPE, phases=(RECIPE.phases[0], replace(RECIPE.phases[1], **{name: OTHERS[field]})))
+    return replace(RECIPE, **{part.lower(): replace(getattr(RECIPE, part.lower()), **{name: OTHERS[field]})})
+
+
+def test_the_hash_is_what_it_was() -> None:
+    assert RUN.key == "e9b43e0db721d9b6"  # if it is another: all rows are worthless; was that meant? then raise FORMAT
+
+
+@pytest.mark.parametrize("field", OTHERS)
+def test_the_hash_changes_with_each_field_of_the_recipe(field: str) -> None:
+    assert Run(Arm(name="x", recipe=changed(field)), 0, IMAGES).key != RUN.key
+
+
+def test_every_field_that_counts_is_one_of_the_recipe_and_is_tried_above() -> None:
+    named = {f"{kind.__name__}.{name}" for kind, names in KNOWN.items() for name in names}
+    there = {f"{kind.__name__}.{one.name}" for kind in KNOWN for one in dataclasses.fields(kind)}
+    assert named == set(OTHERS) and named <= there
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        replace(RUN, seed=1), replace(RUN, images=replace(IMAGES, fingerprint="abd")),
+        replace(RUN, arm=replace(RUN.arm, gpus=2)), replace(RUN, arm=replace(RUN.arm, recipe=replace(RECIPE, gpus=2))),
+        replace(RUN, arm=replace(RUN.arm, recipe=replace(RECIPE, phases=RECIPE.phases[:1]))),
+    ],
+)  # fmt: skip
+def test_the_hash_changes_with_seed_images_gpus_and_rows(other: Run) -> None:
+    assert other.key != RUN.key
+
+
+def test_the_hash_does_not_change_with_names_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
+    recipe = replace(RECIPE, name="y", data=replace(RECIPE.data, root="elsewhere"), seed=7, types=("p4d.24xlarge",))
+    other = Run(Arm(name="y", recipe=recipe), 0, replace(IMAGES, folder=Path("elsewhere")))
+    before = RUN.key
+    assert other.key == before
+    monkeypatch.setattr(runs, "FORMAT", 2)
+    assert RUN.key != before
+
+
+def test_a_field_that_recipes_gain_later_counts_only_away_from_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(KNOWN, Phase, tuple(name for name in KNOWN[Phase] if name != "rect_val"))
+    without, other = RUN.key, Run(Arm(name="x", recipe=changed("Phase.rect_val")), 0, IMAGES)
+    monkeypatch.undo()
+    assert "rect_val" in RUN.config["phases"][0]
+    monkeypatch.setitem(KNOWN, Phase, tuple(name for name in KNOWN[Phase] if name != "rect_val"))
+    assert "rect_val" not in RUN.config["phases"][0] and without == RUN.key
+    assert other.config["phases"][1]["rect_val"] is True and other.key != RUN.key
+
+
+def test_a_row_comes_back_only_for_the_same_configuration(tmp_path: Path) -> None:
+    assert runs.row_of(RUN, tmp_path) is None
+    row = runs.keep(RUN, tmp_path, {"top1": 50.0})
+    assert runs.row_of(RUN, tmp_path) == row and row["name"] == "x, seed 0"
+    path = tmp_path / f"{RUN.key}.json"
+    assert len(path.read_text().splitlines()) == 6  # the configuration in one
+    path.write_text(json.dumps({**row, "config": {**row["config"], "seed": 5}}))  # by hand, or from elsewhere
+    assert runs.row_of(RUN, tmp_path) is None
+    path.write_text(path.read_text()[:40])
+    assert runs.row_of(RUN, tmp_path) is None
+
+
+def test_the_numbers_of_a_row_are_those_of_the_result() -> None:
+    epochs = [
+        {"train_images": 100, "size": size, "train_seconds": 1.5, "train_top1": top1, "train_loss": 1.0}
+        for size, top1 in ((16, 20.123), (32, 30.0))
+    ]
+    found = runs.measured({"epochs": epochs, "top1": 1.0, "top1_square": 2.0, "steps": 8, "images": 200}, 10)
+    assert found["megapixels"] == pytest.approx((100 * 256 + 100 * 1024) / 1e6)
+    assert found["train_seconds"] == 3.0 and found["train_top1"] == [20.12, 30.0] and found["diverged"] is None
+    assert runs.broken("the loss is nan", epochs, 10).keys() == found.keys()
