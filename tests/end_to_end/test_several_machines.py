@@ -196,7 +196,8 @@ def test_machines_are_lost_told_to_leave_and_frozen_and_the_job_ends_as_if_nothi
     assert [row["attempt"] for row in rows] == list(range(1, len(rows) + 1)) and rows[0]["reason"] == "start"
     by_reason = {row["reason"]: row for row in rows}
     assert by_reason[left.reason]["steps_lost"] == 0, "a planned change loses no step"
-    assert all(0 < row["pause"] < 60 for row in rows[1:])
+    stepped = [row for row in rows[1:] if row["last_step"] is not None]  # another may follow before it makes a step
+    assert len(stepped) >= 4 and all(0 < row["pause"] < 60 for row in stepped)
 
 
 def test_two_lost_at_once_no_supervisor_and_none_left_at_all_and_a_resume_ends_it_well(
