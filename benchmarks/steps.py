@@ -30,7 +30,7 @@ import torch  # noqa: E402
 from measure import met, spread  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
-from train import distributed, loop, models, optim, run, spawn  # noqa: E402
+from train import distributed, loop, models, optim, spawn  # noqa: E402
 from train.data import loader  # noqa: E402
 from train.data.sample import draw_set  # noqa: E402
 from train.dataset import Dataset, open_dataset  # noqa: E402
@@ -121,7 +121,7 @@ def pairs(model: str, size: int, data: Path, copies: Path, out: Path) -> list[tu
     feed = Feed(schedule, found.indexes, 0, 0, 1)
     trainer = InTurn(options, found.recipe, group, feed, len(found.train.classes), Report())
     trainer.bare, trainer.pairs = Bare(model, len(found.train.classes), batch, size), []
-    trainer.train(loader.Images(found.indexes, 0), run.workers_for(options, group))
+    trainer.train(loader.Images(found.indexes, 0), distributed.workers(group, options.workers))
     return trainer.pairs
 
 

@@ -12,7 +12,7 @@ from uuid import uuid4
 
 from train.files import as_json, locked, read_json, replace
 from train.hparams import flat
-from train.schedule import Schedule
+from train.schedule import Schedule, scaled
 
 from . import attempts, backends, settle, timeline, tmux, waiting
 from .backends import Backend
@@ -71,7 +71,7 @@ class Job:
     @property
     def hparams(self) -> dict[str, int | float | str]:
         """Its settings in short, as TensorBoard shows them beside those of others."""
-        images = max(1, round(self.spec.recipe.data.train * self.spec.scale))
+        images = scaled(self.spec.recipe.data.train, self.spec.scale)
         return flat(Schedule(self.spec.recipe, images, self.spec.gpus), self.spec.machines * self.spec.procs)
 
     @property

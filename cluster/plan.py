@@ -12,7 +12,7 @@ from train.files import read_json
 from train.forecast import CARDS, OURS, Constants, Forecast, forecast
 from train.recipe import SAMPLE, Recipe
 from train.recipe_file import RecipeError, load
-from train.schedule import Schedule
+from train.schedule import Schedule, scaled
 from train.target import Target
 
 from . import fetching
@@ -153,11 +153,6 @@ def plan(
         return Plan(replace(spec, forecast=told.to_json() if told else None), schedule, tuple(notes))
     renting = planning.rent(spec, schedule, types, gone, kind, asked)
     return Plan(planning.with_wish(spec, renting), schedule, (*notes, *renting.notes), renting)
-
-
-def scaled(images: int, scale: float) -> int:
-    """Return how many of so many images a rehearsal takes."""
-    return max(1, -int(-images * scale // 1))
 
 
 def here(plan: Plan, constants: Constants | None = None) -> Forecast | None:

@@ -8,13 +8,14 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
+from train.recipe import REFERENCE_BATCH
+
 Row = Mapping[str, Any]
 HEADER = "epoch\thours\ttop1Accuracy\ttop5Accuracy"
 FIELDS = (
     "version", "author", "authorEmail", "framework", "codeURL", "model", "hardware", "costPerHour", "timestamp",
     "logFilename", "misc",
 )  # fmt: skip
-REFERENCE_BATCH = 256
 CLOCK = "from the start of loading the images to the end of the epoch's validation; losses and pauses count"
 KEPT = (  # of a phase of the recipe
     "size", "batch", "shape", "copy", "min_scale", "rect_train", "rect_val", "frozen", "validate",

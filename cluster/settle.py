@@ -14,7 +14,6 @@ from . import attempts, forecasts, timeline
 from .backends import Backend
 from .spec import Folders, Spec
 
-OVER = ("done", "stopped", "gone", "left")
 WAITING = ("setup", "failed", "stopped")  # of a machine: the job is not under way, or not any more
 ORDER = (  # of the states of a machine, from the one that tells least of a job
     *("setup", "fetching", "warming", "waiting", "failed", "saved", "starting", "indexing", "joining", "stopping"),
@@ -148,14 +147,10 @@ def seconds_by_part(folders: Folders, spec: Spec) -> dict[str, float]:
     """
     spans: list[tuple[float, float, str]] = []
     for name in spec.names:
-        rows = list(json_lines(folders.run / "logs" / f"agent-{name}.jsonl", "time", "state"))
-        if rows and rows[-1]["state"] not in (*OVER, "failed"):
-            said = read_json(folders.status(name)) or {}
-            rows.append({"state": "gone", "time": max(rows[-1]["time"], said.get("time", 0.0))})
-        for one, following in pairwise(rows):
-            anew = following["state"] == "setup"  # by another agent
-            if one["state"] not in OVER and not anew and following["time"] > one["time"]:
-                spans.append((one["time"], following["time"], one["state"]))
+        for (state, begin), (following, end) in pairwise(timeline.states(folders, name)):
+            anew = following == "setup"  # by another agent
+            if state not in timeline.OVER and not anew and end > begin:
+                spans.append((begin, end, state))
     parts: dict[str, float] = {}
     edges = sorted({edge for begin, end, _ in spans for edge in (begin, end)})
     for begin, end in pairwise(edges):

@@ -3,10 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-from train.files import json_lines
+from train.files import json_lines, read_json
 
 from . import attempts
+from .spec import Folders
 
+OVER = ("done", "stopped", "gone", "left")  # of an agent
 STATES = {
     "setup": "data", "fetching": "fetch", "starting": "rendezvous", "joining": "group", "warming": "first step",
     "waiting": "others",
@@ -67,6 +69,19 @@ def _steps(run: Path, attempt: int) -> list[tuple[int, float]]:
     """The (step, time) that the first trainer of an attempt noted, about one a second, the first step among them."""
     rows = json_lines(run / "metrics" / f"{attempt:06d}.jsonl", "kind", "step", "time")
     return [(int(row["step"]), float(row["time"])) for row in rows if row["kind"] == "train"]
+
+
+def states(folders: Folders, machine: str) -> list[tuple[str, float]]:
+    """Return the states of a machine's agents and when each began. A last one that is no end is followed by "gone", at
+    the agent's last beat: it was killed and nobody has come after it, or it lives, and that is now.
+    """
+    lines = json_lines(folders.run / "logs" / f"agent-{machine}.jsonl", "time", "state")
+    rows = [(str(row["state"]), float(row["time"])) for row in lines if isinstance(row["time"], int | float)]
+    if rows and rows[-1][0] not in (*OVER, "failed"):
+        said = read_json(folders.status(machine))
+        beat = said.get("time") if isinstance(said, dict) else None
+        rows.append(("gone", max(rows[-1][1], float(beat) if isinstance(beat, int | float) else 0.0)))
+    return rows
 
 
 def beginning(run: Path, machine: str) -> dict[str, float]:

@@ -141,8 +141,12 @@ class Place:
     # --- processes -------------------------------------------------------------------------------------------------
 
     def pids(self, *words: str) -> list[int]:
-        """The living processes of this place whose command line has all these words; a zombie has no environment."""
-        mark, found = f"TMUX_TMPDIR={self.tmux_folder}".encode(), []
+        """The living processes of this place whose command line has all these words; a zombie has no environment.
+
+        With words, without children that have their parent's very command line: they are about to become another
+        program, and were counted for it one time in ten.
+        """
+        mark, found = f"TMUX_TMPDIR={self.tmux_folder}".encode(), {}
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and int(entry.name) != os.getpid():
@@ -150,7 +154,11 @@ class Place:
                     if words and "tmux" not in words and "tmux -Limgnet" in line:
                         continue  # the server's own command line names the first session's command
                     if mark in (entry / "environ").read_bytes().split(b"\0") and all(word in line for word in words):
-                        found.append(int(entry.name))
+                        found[int(entry.name)] = line
+        for pid in list(found) if words else []:
+            with contextlib.suppress(OSError):  # it is gone
+                if found.get(self.parent(pid)) == found[pid]:
+                    del found[pid]
         return sorted(found)
 
     def parent(self, pid: int) -> int:

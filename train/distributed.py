@@ -91,6 +91,13 @@ def precision(device: torch.device) -> torch.dtype:
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
+def workers(group: Group, asked: int | None) -> int:
+    """Return the number of loader processes: as asked, else this machine's processors shared out, 16 at most."""
+    if asked is not None:
+        return asked
+    return max(1, min(16, (os.cpu_count() or 1) // group.local_world - (group.device.type == "cpu")))
+
+
 def named(device: torch.device) -> str:
     """Return what the GPU, or on a CPU the processor, calls itself; "" where it does not say it."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else provenance.processor()

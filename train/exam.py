@@ -25,6 +25,7 @@ from .dataset import copies_of, open_val, root_of
 from .distributed import Group, total
 from .examine import Options, emit, progress
 from .inputs import Inputs
+from .metrics import found
 from .recipe import Recipe
 from .report import Expected
 from .spawn import keep_memory
@@ -153,7 +154,8 @@ class Exam:
                 passes.append(Pass(crop, size, copy, plan(crop, size, self.val, copy, pixels, *own)))
         largest = 3 * max(pixels, SQUARES * max(self.sizes) ** 2)
         works = chain.from_iterable(one.works for one in passes)
-        batches = stream(self.images, works, self.workers, self.group.device, largest)
+        workers = distributed.workers(self.group, self.options.workers)
+        batches = stream(self.images, works, workers, self.group.device, largest)
         if first := [one for one in [next(batches, None)] if one]:  # the loader's start belongs to no pass
             self.look("center", self.sizes[0], first[0].images[:1], first[0].labels[:1])
         batches = chain(first, batches)
@@ -161,13 +163,6 @@ class Exam:
             self.take(one, batches)
         if self.group.first and self.options.shown:
             self.show()
-
-    @property
-    def workers(self) -> int:
-        """How many loader processes there are: as asked, else this machine's processors shared out, 16 at most."""
-        if self.options.workers is not None:
-            return self.options.workers
-        return max(1, min(16, (os.cpu_count() or 1) // self.group.local_world - (self.group.device.type == "cpu")))
 
     def copy_for(self, size: int) -> int | None:
         """Return the copy that a size is read from: the one the run validated on, where it is there and large enough.
@@ -204,22 +199,22 @@ class Exam:
             batch = next(batches)
             scores, labels = self.look(one.crop, one.size, batch.images, batch.labels)
             losses += cross_entropy(scores, labels, reduction="sum")
-            best = scores.topk(min(5, scores.shape[1]), 1).indices == labels[:, None]
-            rows = torch.stack([torch.ones_like(labels), best[:, 0].long(), best.any(1).long()], 1)
+            first, five = found(scores, labels)
+            rows = torch.stack([torch.ones_like(labels), first.long(), five.long()], 1)
             counts.index_add_(0, torch.from_numpy(self.buckets.of[work.ids]).to(self.group.device), rows)
             done += len(work.ids)
             self.say(f"{one.crop} at {one.size}", done, mine)
-        loss, found = total(self.group, losses).item(), total(self.group, counts).tolist()
+        loss, sums = total(self.group, losses).item(), total(self.group, counts).tolist()
         seconds = time.perf_counter() - begun
-        if [row[0] for row in found] != [row["images"] for row in self.buckets.told]:
+        if [row[0] for row in sums] != [row["images"] for row in self.buckets.told]:
             raise RuntimeError(f"{one.crop} at {one.size} did not count every image once")
         if self.group.first:
             images = len(self.val)
-            tops = {f"top{k}": 100 * sum(row[place] for row in found) / images for k, place in ((1, 1), (5, 2))}
+            tops = {f"top{k}": 100 * sum(row[place] for row in sums) / images for k, place in ((1, 1), (5, 2))}
             emit(
                 "row", crop=one.crop, size=one.size, views=one.views, copy=one.copy, **tops, loss=loss / images,
                 images=images, seconds=seconds,
-                buckets=[{"top1": 100 * row[1] / row[0], "top5": 100 * row[2] / row[0]} for row in found],
+                buckets=[{"top1": 100 * row[1] / row[0], "top5": 100 * row[2] / row[0]} for row in sums],
             )  # fmt: skip
 
     def show(self) -> None:

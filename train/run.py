@@ -63,7 +63,7 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
     trainer.begun = begun
     resume(trainer, path)
     try:
-        trainer.train(Images(dataset.indexes, recipe.seed), workers_for(options, group))
+        trainer.train(Images(dataset.indexes, recipe.seed), distributed.workers(group, options.workers))
     except Asked:
         report.say("saved", step=trainer.steps_done)
         print(f"asked to end: saved at step {trainer.steps_done}", flush=True)
@@ -86,13 +86,6 @@ def open_images(options: Options, recipe: Recipe) -> Dataset:
         recipe, root, copies_of(root, options.copies), scale=options.scale, seed=recipe.seed,
         skip_bad=options.skip_bad, say=lambda text: print(text, flush=True),
     )  # fmt: skip
-
-
-def workers_for(options: Options, group: distributed.Group) -> int:
-    """Return the number of loader processes: as asked, else this machine's processors shared out, 16 at most."""
-    if options.workers is not None:
-        return options.workers
-    return max(1, min(16, (os.cpu_count() or 1) // group.local_world - (group.device.type == "cpu")))
 
 
 def chosen(options: Options) -> Path | None:

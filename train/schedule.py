@@ -17,6 +17,11 @@ POLYNOMIAL_POWER = 2  # You et al. 2017 (LARS) and MLPerf's reference
 RULES = {"linear": "linear rule", "sqrt": "square-root rule", "none": "recipe"}
 
 
+def scaled(images: int, scale: float) -> int:
+    """Return how many of so many images a rehearsal takes, as `data.order.subset` does."""
+    return max(1, math.ceil(images * scale))
+
+
 @dataclass(frozen=True)
 class Row:
     """A phase as it will be run: `gpus` chunks a step, rates after the recipe's rule, counts of steps."""

@@ -5,6 +5,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from train.text import PARTS
+
 from ..picture import COLOURS
 from . import draw
 
@@ -14,10 +16,6 @@ if TYPE_CHECKING:
 Facts = Mapping[str, Any]
 Points = Sequence[tuple[float, float]]
 DASHES = {"solid": "-", "dashed": (0, (4, 2)), "dotted": (0, (1, 1.5))}
-PARTS = {
-    "steps": "steps", "waits": "waits for images", "validation": "validation", "switches": "switches",
-    "checkpoints": "checkpoints", "other": "sums, logs, the rest",
-}  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from train.schedule import Schedule
+from train.schedule import Schedule, scaled
 
 from ..errors import ClusterError
 from ..job import Job
@@ -107,7 +107,7 @@ def _of(how: Callable[[list[float]], float], rows: Sequence[Facts], name: str) -
 def _schedule(job: Job) -> list[Facts]:
     """What is planned, of a job that has no result yet."""
     spec = job.spec
-    images = max(1, round(spec.recipe.data.train * spec.scale))
+    images = scaled(spec.recipe.data.train, spec.scale)
     return Schedule(spec.recipe, images, spec.gpus, spec.max_steps).table()
 
 

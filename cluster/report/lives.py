@@ -4,14 +4,11 @@ import time
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
-from pathlib import Path
 from typing import Any
 
-from train.files import json_lines, read_json
-
 from ..spec import Folders
+from ..timeline import OVER, states
 
-OVER = ("done", "stopped", "gone", "left")
 AWAY = ("gone", "left")
 KINDS = {  # of an agent's states, as they are drawn
     "setup": "getting ready", "fetching": "getting ready", "indexing": "getting ready", "warming": "getting ready",
@@ -28,21 +25,11 @@ def lives(folders: Folders, names: Sequence[str]) -> Lives:
 
 
 def _life(folders: Folders, name: str) -> Iterable[Span]:
-    rows = [(str(row["state"]), float(row["time"])) for row in _lines(folders.run, name)]
-    if rows and rows[-1][0] not in (*OVER, "failed"):  # it lives, or was killed and nobody has come after it
-        said = read_json(folders.status(name))
-        beat = said.get("time") if isinstance(said, dict) else None
-        rows.append(("gone", max(rows[-1][1], float(beat) if isinstance(beat, int | float) else 0.0)))
-    for (state, begin), (following, end) in pairwise(rows):
+    for (state, begin), (following, end) in pairwise(states(folders, name)):
         cut = following == "setup" and state not in OVER  # by another agent, and nobody knows when the first one ended
         kind = "lost" if state in AWAY or cut else "" if state in OVER else KINDS.get(state, "waiting")
         if kind and end > begin:
             yield kind, begin, end
-
-
-def _lines(run: Path, name: str) -> list[dict[str, Any]]:
-    rows = json_lines(run / "logs" / f"agent-{name}.jsonl", "time", "state")
-    return [row for row in rows if isinstance(row["time"], int | float)]
 
 
 class Clock:

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from train.text import PARTS
+
 from . import charts, draw, timelines
 from .charts import Chart, Facts
 from .headline import span, summary, tiles
@@ -134,7 +136,7 @@ def _whole(one: Facts) -> list[Html]:
         return [card(table(("part", "seconds", ""), rows, "Where the time went"))] if rows else []
     pauses = where.get("pauses", 0.0)
     wall = where["wall"] + pauses
-    parts = [(charts.PARTS.get(part, part), row["seconds"]) for part, row in where["parts"].items()]
+    parts = [(PARTS.get(part, part), row["seconds"]) for part, row in where["parts"].items()]
     parts += [("pauses of losses", pauses)] * bool(pauses) + [("first step to last", wall)]
     rows = [(name, f"{seconds:.1f}", f"{100 * seconds / wall:.1f} %" if wall else "") for name, seconds in parts]
     rows += [(f"before it: {name}", f"{seconds:.1f}", "") for name, seconds in where.get("start", {}).items()]
