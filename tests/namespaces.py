@@ -7,15 +7,13 @@ from whoever asks, move into their machine's namespace (setns(2)), and form a re
 import contextlib
 import ctypes
 import functools
-import multiprocessing
 import os
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from train import spawn
+from ranks import join, run_ranks
 
 CARD = "veth0"
 _CLONE_NEWNET = 0x40000000
@@ -81,52 +79,22 @@ def sent() -> int:
     return int(line.partition(":")[2].split()[8])
 
 
-def _be_rank(function: Any, place: tuple[int, int, int, int, int], store: str, line: Any) -> None:
-    spawn.die_with_parent()
-    machine, rank, local_rank, world, procs = place
-    try:
-        with open(f"/proc/{machine}/ns/net") as namespace:  # noqa: PTH123
-            if _LIBC.setns(namespace.fileno(), _CLONE_NEWNET):
-                raise OSError(ctypes.get_errno(), "setns")
-        os.environ |= {
-            "RANK": str(rank), "LOCAL_RANK": str(local_rank), "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(procs),
-            "GLOO_SOCKET_IFNAME": CARD,
-        }  # fmt: skip
-        import torch
-        import torch.distributed as dist
-
-        from train.distributed import Group
-
-        torch.set_num_threads(1)
-        dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-        line.send((True, function(Group(rank, local_rank, world, procs, torch.device("cpu")))))
-    except BaseException as error:
-        line.send((False, f"rank {rank}: {type(error).__name__}: {error}"))
-    finally:
-        line.close()
-        os._exit(0)
+def _enter(machine: int) -> None:
+    with open(f"/proc/{machine}/ns/net") as namespace:  # noqa: PTH123
+        if _LIBC.setns(namespace.fileno(), _CLONE_NEWNET):
+            raise OSError(ctypes.get_errno(), "setns")
 
 
 def run_in(machines: list[int], procs: int, function: Callable[[Any], Any], seconds: float = 60.0) -> list[Any]:
     """Run function(group) in so many processes on each machine, which form one group; return their answers by rank."""
-    fork = multiprocessing.get_context("fork")
     world = len(machines) * procs
-    with tempfile.TemporaryDirectory(prefix="imgt-") as folder:
-        started = []
-        try:
-            for rank in range(world):
-                place = (machines[rank // procs], rank, rank % procs, world, procs)
-                reader, writer = fork.Pipe(duplex=False)
-                one = fork.Process(target=_be_rank, args=(function, place, f"{folder}/store", writer))
-                one.start()
-                started.append((reader, one))
-            answers = []
-            for reader, _ in started:
-                assert reader.poll(seconds), "a rank does not answer"
-                answers.append(reader.recv())
-        finally:
-            for _, one in started:
-                one.kill()
-                one.join()
-    assert all(good for good, _ in answers), [what for good, what in answers if not good]
-    return [what for _, what in answers]
+
+    def work(rank: int, store: Path) -> Any:
+        _enter(machines[rank // procs])
+        os.environ |= {
+            "RANK": str(rank), "LOCAL_RANK": str(rank % procs), "WORLD_SIZE": str(world),
+            "LOCAL_WORLD_SIZE": str(procs), "GLOO_SOCKET_IFNAME": CARD,
+        }  # fmt: skip
+        return function(join(store, rank, world, procs))
+
+    return run_ranks(world, work, seconds)

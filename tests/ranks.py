@@ -2,14 +2,51 @@
 
 import multiprocessing
 import os
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from train import spawn
 
-def _be_rank(function: Any, rank: int, world: int, store: Path, line: Any) -> None:
+
+def _be_rank(work: Callable[[int, Path], Any], rank: int, store: Path, line: Any) -> None:
+    spawn.die_with_parent()
+    try:
+        line.send((True, work(rank, store)))
+    except BaseException as error:
+        line.send((False, f"rank {rank}: {type(error).__name__}: {error}"))
+    finally:
+        line.close()
+        os._exit(0)
+
+
+def run_ranks(world: int, work: Callable[[int, Path], Any], seconds: float = 60.0) -> list[Any]:
+    """Run work(rank, store) in so many forked processes, which may meet at the store; return their answers by rank."""
+    fork = multiprocessing.get_context("fork")
+    lines = [fork.Pipe(duplex=False) for _ in range(world)]
+    with tempfile.TemporaryDirectory(prefix="imgt-") as folder:
+        store = Path(folder) / "store"
+        ranks = [fork.Process(target=_be_rank, args=(work, rank, store, lines[rank][1])) for rank in range(world)]
+        try:
+            for one in ranks:
+                one.start()
+            answers = []
+            for reader, _ in lines:
+                assert reader.poll(seconds), "a rank does not answer"
+                answers.append(reader.recv())
+        finally:
+            for one in ranks:
+                one.kill()
+                one.join()
+    assert all(good for good, _ in answers), [what for good, what in answers if not good]
+    return [what for _, what in answers]
+
+
+def join(store: Path, rank: int, world: int, procs: int) -> Any:
+    """Form a group over Gloo with `procs` ranks on each machine, if there are others, and return it."""
     import torch
     import torch.distributed as dist
 
@@ -18,36 +55,14 @@ def _be_rank(function: Any, rank: int, world: int, store: Path, line: Any) -> No
     torch.set_num_threads(1)  # a forked child must not wait for threads that only its parent has
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    try:
-        line.send((True, function(Group(rank, rank, world, world, torch.device("cpu")))))
-    except BaseException as error:
-        line.send((False, f"rank {rank}: {type(error).__name__}: {error}"))
-    finally:
-        line.close()
-        os._exit(0)
+    return Group(rank, rank % procs, world, procs, torch.device("cpu"))
 
 
 @pytest.fixture
-def in_group(tmp_path: Path) -> Callable[[int, Any], list[Any]]:
+def in_group() -> Callable[[int, Any], list[Any]]:
     """Run function(group) in so many forked processes that form a real group; return their answers by rank."""
-    count = iter(range(1000))
 
     def run(world: int, function: Any) -> list[Any]:
-        fork, store = multiprocessing.get_context("fork"), tmp_path / f"store-{next(count)}"
-        lines = [fork.Pipe(duplex=False) for _ in range(world)]
-        ranks = [fork.Process(target=_be_rank, args=(function, r, world, store, lines[r][1])) for r in range(world)]
-        try:
-            for one in ranks:
-                one.start()
-            answers = []
-            for reader, _ in lines:
-                assert reader.poll(60), "a rank does not answer"
-                answers.append(reader.recv())
-        finally:
-            for one in ranks:
-                one.kill()
-                one.join()
-        assert all(good for good, _ in answers), [what for good, what in answers if not good]
-        return [what for _, what in answers]
+        return run_ranks(world, lambda rank, store: function(join(store, rank, world, world)))
 
     return run
