@@ -6,6 +6,9 @@ from typing import Any
 
 from PIL import Image
 
+from train.data.index import load
+from train.thumbnails import keep
+
 BEGIN = 1_790_000_000.0
 PARTS = {"steps": 8.0, "waits": 1.0, "validation": 1.5, "switches": 0.5, "checkpoints": 0.25, "other": 0.25}
 
@@ -74,11 +77,18 @@ def done(run: Any, **more: Any) -> None:
     run.folders.result.write_text(json.dumps({**result, **more}))
 
 
-def draw_val(root: Path, *names: str, sizes: tuple[tuple[int, int], ...] = ((90, 60), (60, 60), (48, 80))) -> Path:
+def thumbnails(run: Any, data: Path) -> None:
+    """Let the job's first attempt have kept thumbnails of a data folder's validation images."""
+    keep(load(data, "val"), run.folders.run, 1)
+
+
+def draw_val(
+    root: Path, *names: str, sizes: tuple[tuple[int, int], ...] = ((90, 60), (60, 60), (48, 80)), split: str = "val"
+) -> Path:
     """Make a validation folder with these classes, an image of each size in every one."""
     for place, name in enumerate(names):
-        (root / "val" / name).mkdir(parents=True)
+        (root / split / name).mkdir(parents=True)
         for size in sizes:
             colour = (40 * place % 256, 90, 160)
-            Image.new("RGB", size, colour).save(root / "val" / name / f"{size[0]}x{size[1]}.JPEG")
+            Image.new("RGB", size, colour).save(root / split / name / f"{size[0]}x{size[1]}.JPEG")
     return root

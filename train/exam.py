@@ -16,10 +16,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from . import checkpoint, distributed, models
-from .data.decode import decode, encode
 from .data.index import DataError, Index
 from .data.loader import Batch, Key, Work, stream
-from .data.pack import shrink
 from .data.shapes import MARGIN
 from .dataset import copies_of, open_val, root_of
 from .distributed import Group, total
@@ -29,10 +27,11 @@ from .metrics import found
 from .recipe import Recipe
 from .report import Expected
 from .spawn import keep_memory
+from .thumbnails import small
 from .views import SEVERAL, SQUARES, Views, answer, plan, seen
 
 BUCKETS = 6  # of as many images each, by aspect ratio: as fast.ai's notebook of 2018 compares crops
-THUMBNAIL = 224  # pixels of the short side of an image that is shown
+THUMBNAIL = 300  # pixels of the longer side of an image that is shown
 
 
 def examine(options: Options) -> None:
@@ -228,7 +227,7 @@ class Exam:
         """Return an image as a small JPEG, with each crop's parts of it (top, left, height, width, of 1) and answer."""
         copy, one = self.copy_for(size), self.val.take(np.array([number]))
         label, width, height = (int(column[0]) for column in (one.labels, one.widths, one.heights))
-        small = encode(shrink(decode(self.indexes["val", copy].read(number)), THUMBNAIL), 85)
+        jpeg, _ = small(self.indexes["val", copy].read(number), THUMBNAIL)
         answers = []
         for crop in self.options.crops:
             (work,) = plan(crop, size, one, copy, 1, 0, 1)
@@ -241,5 +240,5 @@ class Exam:
                     "percent": 100 * float(chances[best]), "right": best == label,
                 }
             )  # fmt: skip
-        jpeg = base64.b64encode(small).decode()
-        return {"name": self.val.name(number), "class": self.val.classes[label], "jpeg": jpeg, "answers": answers}
+        told = {"name": self.val.name(number), "class": self.val.classes[label], "answers": answers}
+        return {**told, "jpeg": base64.b64encode(jpeg).decode()}

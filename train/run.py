@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from . import checkpoint, distributed, files, models, spawn, target, weights
+from . import checkpoint, distributed, files, models, spawn, target, thumbnails, weights
 from .data.loader import Images
 from .dataset import Dataset, copies_of, open_dataset, root_of
 from .feed import Feed
@@ -61,6 +61,8 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
     if group.first and schedule.note:
         print(schedule.note, flush=True)
     trainer.begun = begun
+    if group.first and not thumbnails.kept(options.out):
+        thumbnails.keep(dataset.indexes["val", dataset.recipe.phases[-1].copy], options.notes, options.attempt)
     resume(trainer, path)
     try:
         trainer.train(Images(dataset.indexes, recipe.seed), distributed.workers(group, options.workers))

@@ -1,10 +1,9 @@
-"""What a report says of a job, as plain data. Reads what is at home, and the validation images where they are."""
+"""What a report says of a job, as plain data. Reads what is at home."""
 
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 from train.schedule import Schedule, scaled
@@ -19,25 +18,24 @@ MOMENTS = 80  # of the curve of dollars
 Facts = dict[str, Any]
 
 
-def facts(job: Job, images: int = 6) -> Facts:
-    """Return what there is to show of a job in whatever state, with so many validation images.
+def facts(job: Job) -> Facts:
+    """Return what there is to show of a job in whatever state.
 
     Raises `ClusterError` when the run folder is damaged.
     """
     try:
-        return _facts(job, images)
+        return _facts(job)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise ClusterError(f"{job.run}: a file in it is damaged ({type(error).__name__}: {error})") from error
 
 
-def _facts(job: Job, images: int) -> Facts:
+def _facts(job: Job) -> Facts:
     spec, result, status = job.spec, job.result or {}, job.status()
     timeline = job.timeline()
     found = until_the_end(lives(job.folders, spec.names), timeline)
     lines = job.lines("train")
     clock = Clock(found, lines[0]["time"] if lines else spec.created)
     rows = result.get("schedule") or _schedule(job)
-    shown, why = pictures(Path(spec.data), Path(spec.copies), rows[-1] if rows else {}, images)
     return {
         "job": job.name,
         "status": status,
@@ -60,8 +58,7 @@ def _facts(job: Job, images: int) -> Facts:
         "forecast": result.get("forecast") or spec.forecast,
         "against": result.get("against") or [],
         "dollars": dollars(job, result),
-        "images": shown,
-        "no_images": why,
+        "images": pictures(job.run, rows[-1] if rows else {}),
         "provenance": provenance(job, result, clock),
     }
 

@@ -225,7 +225,7 @@ def _digits(value: float | None, digits: int) -> str:
 
 def _images(one: Facts) -> Html:
     if not one["images"]:
-        return tag("p", one["no_images"], class_="soft")
+        return tag("p", "None was kept: no trainer came as far as that.", class_="soft")
     crop = "rectangle" if one["images"][0]["rectangle"] else "square"
     said = f"What the validation of the last phase looks at, at its size: the {crop} (solid)"
     said += "; dashed, the square centre crop." if crop == "rectangle" else "."

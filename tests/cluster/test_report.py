@@ -5,6 +5,7 @@ import io
 import json
 import math
 import re
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -15,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from reportbed import BEGIN, agent, done, draw_val, epoch, home, lost, step
+from reportbed import BEGIN, agent, done, draw_val, epoch, home, lost, step, thumbnails
 
 from cluster import report as reports
 from cluster.errors import ClusterError
@@ -55,7 +56,8 @@ def titles(page: str) -> list[str]:
 @pytest.fixture
 def run(hand_made: Fixture, tmp_path: Path) -> Any:
     """A job of two machines that lost one of them, got it back, and is done."""
-    found = hand_made(machines=2, data=str(draw_val(tmp_path / "data", "cat", "dog")))
+    found = hand_made(machines=2)
+    thumbnails(found, draw_val(tmp_path / "data", "cat", "dog"))
     lost(found)
     done(found)
     return found
@@ -185,7 +187,8 @@ def test_hostile_names_are_texts(hand_made: Fixture, tmp_path: Path) -> None:
     first = hand_made()
     plain = HOSTILE.replace("/", "").replace("\\", "")  # of a recipe's name
     recipe = replace(first.spec.recipe, name=plain, data=replace(first.spec.recipe.data, name=HOSTILE))
-    run = hand_made("job-2", machines=2, recipe=recipe, data=str(data), recipe_file=HOSTILE, git_commit=HOSTILE)
+    run = hand_made("job-2", machines=2, recipe=recipe, recipe_file=HOSTILE, git_commit=HOSTILE)
+    thumbnails(run, data)
     lost(run)
     run.attempt(2, "0.a", time=BEGIN + 15, reason=HOSTILE)
     done(run, reason=HOSTILE, recipe=plain, versions={HOSTILE: HOSTILE})
@@ -206,7 +209,7 @@ def test_markup_escapes_all_but_its_own() -> None:
 def test_of_a_job_that_has_just_been_launched_there_is_a_page(hand_made: Fixture) -> None:
     run = hand_made()
     page = reports.report([run.job])
-    assert titles(page) == [] and "Nothing was trained yet." in page and "not at hand" in page
+    assert titles(page) == [] and "Nothing was trained yet." in page and "None was kept" in page
     assert "0 to 2" in page  # what is planned
 
 
@@ -241,7 +244,9 @@ def test_a_run_of_an_older_version_has_a_page(hand_made: Fixture) -> None:
 
 def test_several_jobs_stand_side_by_side_and_the_same_images_once(run: Any, hand_made: Fixture) -> None:
     recipe = replace(run.spec.recipe, seed=11)
-    second = hand_made("job-2", data=run.spec.data, recipe=recipe)
+    second = hand_made("job-2", recipe=recipe)
+    (second.folders.run / "logs").mkdir(exist_ok=True)
+    shutil.copy(run.folders.run / "logs/val-000001.json", second.folders.run / "logs")
     home(second, "metrics/000001.jsonl", step(1, BEGIN), step(9, BEGIN + 9), epoch(1, BEGIN + 10))
     done(second)
     page = reports.report([run.job, second.job])
@@ -294,38 +299,22 @@ def test_the_box_is_what_the_validation_crops(size: tuple[int, int]) -> None:
         assert seen[..., channel].max() == pytest.approx(255 * (begin + share), abs=2.5)
 
 
-def test_images_are_few_small_and_of_every_shape_and_what_is_no_image_is_left_out(tmp_path: Path) -> None:
-    root = draw_val(tmp_path / "data", "a", "b", "c", sizes=((600, 400), (400, 600), (500, 500)))
-    (root / "val/a/0.JPEG").write_bytes(b"not an image")
-    found, why = pictures.pictures(root, root, {"size": 64, "rect_val": True}, 4)
-    assert len(found) == 4 and why == ""
-    assert found[0]["size"] == (400, 600) and found[-1]["size"] == (600, 400)
-    assert all(max(one["shown"]) <= pictures.SIDE and len(one["src"]) < 20_000 for one in found)
+def test_images_are_seen_as_the_schedules_row_validates_them(run: Any) -> None:
+    found = pictures.pictures(run.folders.run, {"size": 64, "rect_val": True})
+    assert len(found) == 6 and found[0]["size"] == (48, 80) and found[-1]["size"] == (90, 60)
     assert found[-1]["pixels"] == (96, 64) and found[-1]["square"] != found[-1]["rectangle"]
-    square, _ = pictures.pictures(root, root, {"size": 64, "rect_val": False}, 4)
-    assert square[0]["rectangle"] is None
+    square = pictures.pictures(run.folders.run, {"size": 64, "rect_val": False})
+    assert square[0]["rectangle"] is None and square[0]["pixels"] == (64, 64)
 
 
-def test_images_come_from_a_packed_set_too(tmp_path: Path, images: Path) -> None:
-    from train.data.pack import pack_set
-
-    pack_set(images, {None: tmp_path / "packed"})
-    found, why = pictures.pictures(tmp_path / "packed", tmp_path, {"size": 32, "rect_val": True}, 6)
-    assert (
-        len(found) == 6
-        and why == ""
-        and {one["label"] for one in found} <= {one.name for one in (images / "val").iterdir()}
-    )
-
-
-@pytest.mark.parametrize("what", ["nothing", "a file", "an empty folder"])
-def test_without_images_a_line_says_so(tmp_path: Path, what: str) -> None:
-    root = tmp_path / "data"
+@pytest.mark.parametrize("what", ["nothing", "half a file", "no list", "no JPEG"])
+def test_without_images_a_line_says_so(run: Any, what: str) -> None:
+    path = run.folders.run / "logs/val-000001.json"
+    whole = path.read_bytes()
+    path.unlink()
     if what != "nothing":
-        root.mkdir()
-        (root / "val").write_text("") if what == "a file" else (root / "val").mkdir()
-    found, why = pictures.pictures(root, root, {"size": 32}, 6)
-    assert found == [] and "not at hand" in why
+        path.write_bytes({"half a file": whole[:500], "no list": b"7", "no JPEG": b'[{"jpeg": "\'><script>"}]'}[what])
+    assert "no trainer came as far" in Reader(reports.report([run.job])).text
 
 
 # --- who writes it --------------------------------------------------------------------------------------------------

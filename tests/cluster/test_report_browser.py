@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from reportbed import done, draw_val, home, lost, step
+from reportbed import done, draw_val, home, lost, step, thumbnails
 
 from cluster import report as reports
 from cluster.report.page import POLICY
@@ -57,7 +57,9 @@ def browser(tmp_path: Path) -> Callable[..., tuple[str, str]]:
 def pages(hand_made: Fixture, tmp_path: Path) -> Callable[[str], str]:
     """Reports, by name: of a job with a lost machine, of two jobs, and of one that has only just begun."""
     data = draw_val(tmp_path / "data", "cat", "a class with a long_name_that_has_no_place_to_break_in_it_at_all")
-    first, second, third = (hand_made(f"job-{n}", machines=3 - n or 1, data=str(data)) for n in (1, 2, 3))
+    first, second, third = (hand_made(f"job-{n}", machines=3 - n or 1) for n in (1, 2, 3))
+    for one in (first, second, third):
+        thumbnails(one, data)
     for run in (first, second):
         lost(run)
         done(run, reason="a reason" if run is first else "R" * 300, versions={"torch": "2.13.0+" + "v" * 120})

@@ -38,6 +38,7 @@ def test_the_run_folder_has_all_that_a_job_leaves(finished: Any) -> None:
     assert json.loads((run / "job.json").read_text())["name"] == "job-1"
     assert {"rank-0.log", "rank-1.log"} == {one.name for one in (run / "logs/000001").iterdir()}
     assert any(run.glob("events/events.out.tfevents.*")) and (run / "metrics/000001.jsonl").stat().st_size
+    assert (run / "logs/val-000001.json").exists()
     assert not [one for one in run.rglob("*.tmp")] and "Traceback" not in finished.said()
 
 

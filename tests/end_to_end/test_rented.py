@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from renter import Renter, renter
+from renter import TYPE, Renter, renter
 from simcloud.fixture import simcloud
 from simcloud.keeper import everything
 from testbed import command_line
@@ -88,9 +88,14 @@ def test_a_machine_taken_away_and_one_lost_are_replaced_and_the_job_is_done_and_
     shown = renter.ok("status", job.name)
     assert all(re.search(rf"^ *{number} ", shown, re.MULTILINE) for number in range(1, result["attempts"] + 1)), shown
     home = {path.name for path in job.run.rglob("*") if path.is_file()}
-    assert {"result.json", "rank-0.log"} <= home and list(job.run.rglob("*tfevents*"))
+    assert {"result.json", "rank-0.log", "val-000001.json"} <= home and list(job.run.rglob("*tfevents*"))
     renter.nothing_left()
     same_bill(renter, job)
+    renter.ok("record", job.name, "-o", "mine")
+    assert TYPE in json.loads((renter.path / "mine.json").read_text())["hardware"]
+    renter.ok("record", "--check", "mine.tsv")
+    page = Path(renter.ok("report", job.name).strip()).read_text()
+    assert page.count("data:image/jpeg") == 6 and TYPE in page and "machine 2 lost" in page
 
 
 def present(renter: Renter) -> set[str]:

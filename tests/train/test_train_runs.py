@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from train import checkpoint
+from train import checkpoint, thumbnails
 from train.recipe import Phase
 from train.schedule import Schedule
 
@@ -151,6 +151,7 @@ def test_another_attempt_goes_on_from_the_last_one_that_saved(runs: Any, pair: P
     said = runs.run(out, "--attempt", "3", world=2)
     assert "resumed from" in said and "000001/step-00000010.pt at step 10" in said
     assert_bit_equal(final(out, 3), final(pair))
+    assert [one.name for one in out.glob("logs/val-*")] == ["val-000001.json"] and len(thumbnails.kept(out)) == 6
     assert [path.name for path in folder(out, 2).iterdir()] == []
 
 
