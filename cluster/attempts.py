@@ -98,6 +98,13 @@ def history(shared: Path) -> list[Attempt]:
     return found
 
 
+def gathered(shared: Path, last: Attempt | None) -> int:
+    """Return the number of the last attempt up to this one that machines made, and not an agreement on an end; or 0."""
+    while last and not last.members:
+        last = read(shared, last.number - 1)
+    return last.number if last else 0
+
+
 def propose(shared: Path, known: Attempt | None, attempt: Attempt) -> Attempt:
     """Publish an attempt after the newest, which must be `known` or of an earlier launch: else somebody was faster.
 

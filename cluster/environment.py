@@ -1,4 +1,4 @@
-"""A Python on this machine that has what the project needs: `python3 -m cluster.environment FOLDER`.
+"""A Python on this machine that has what the project needs: `python3 -m cluster.environment FOLDER [PACKAGE...]`.
 
 Runs on the machine, with whatever python3 is there. That one is used as it is when it has everything. Otherwise
 FOLDER/venv/<key> is made, once, and kept between jobs. A torch that came with the machine is used if its version fits:
@@ -64,9 +64,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Find or make the environment; print {"python", "made", "seconds", "torch", "why"}. 1 when there is none."""
     parser = argparse.ArgumentParser(prog="python3 -m cluster.environment", description="An environment for trainers.")
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="holds venv/<key>")
+    parser.add_argument("more", nargs="*", metavar="PACKAGE", help="what a recipe needs besides, such as timm")
     start, found = time.monotonic(), dict[str, Any](python=None, made=False, torch=None)
     try:
-        found = ready(parser.parse_args(argv).folder, requirements())
+        asked = parser.parse_args(argv)
+        found = ready(asked.folder, requirements() + asked.more)
     except ClusterError as error:
         found["why"] = str(error)
     except OSError as error:

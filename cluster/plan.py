@@ -15,10 +15,10 @@ from train.recipe_file import RecipeError, load
 from train.schedule import Schedule, scaled
 from train.target import Target
 
-from . import fetching
+from . import fetching, needs
 from .errors import BadInput
 from .hosts_file import Hosts, read_hosts
-from .machine import gpu_count
+from .machine import ROOT, gpu_count
 from .spec import Spec
 
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def plan(
     draw = str(data) == "sample" or (data is None and recipe.data == SAMPLE)
     try:
         recipe = recipe if seed is None else replace(recipe, seed=seed)
-        goal = Target.parse(target) if target else None
+        goal = None if target is None else Target.parse(target)
         if draw:
             recipe = replace(recipe, data=SAMPLE)
         elif data is not None:
@@ -137,13 +137,16 @@ def plan(
     notes = [*([away.note(recipe)] if away else []), *([schedule.note] if schedule.note else [])]
     if data is not None and not draw and not there and backend == "plan":
         notes.append(f"{root}: no images are there; these are the recipe's numbers of them")
+    if exact and recipe.comm.hook != "none":
+        raise BadInput(f"--exact: comm {recipe.comm.hook} rounds as it likes; take comm='none'")
+    notes += needs.missing(recipe) if backend in ("local", "plan") else needs.elsewhere(recipe, ROOT)
     if recipe.model.compile:
         notes.append("compile: minutes for each shape before the first step, which no forecast knows")
     largest = max(row.global_batch for row in schedule.rows)
     if largest > images:
         notes.append(f"a step takes all {images} images there are, not the global batch of {largest}")
     if gpus != machines * procs:
-        notes.append(f"{machines * procs} processes share the work of {gpus} GPUs: gradients are accumulated")
+        notes.append(shared_out(machines * procs, gpus))
     if kind and asked.account and s3:
         from .backends.aws.s3 import unreadable
 
@@ -153,6 +156,14 @@ def plan(
         return Plan(replace(spec, forecast=told.to_json() if told else None), schedule, tuple(notes))
     renting = planning.rent(spec, schedule, types, gone, kind, asked)
     return Plan(planning.with_wish(spec, renting), schedule, (*notes, *renting.notes), renting)
+
+
+def shared_out(processes: int, gpus: int) -> str:
+    """Return how processes carry out the schedule of another number of GPUs."""
+    work = f"the schedule is that of {gpus} GPU{'s' * (gpus != 1)}"
+    if processes < gpus:
+        return f"{work}: each of {processes} process{'es' * (processes != 1)} accumulates gradients"
+    return f"{work}: of {processes} processes {processes - gpus} find nothing to do in a step"
 
 
 def here(plan: Plan, constants: Constants | None = None) -> Forecast | None:

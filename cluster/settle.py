@@ -64,7 +64,7 @@ def status(folders: Folders, spec: Spec, result: dict[str, Any] | None) -> dict[
         "state": "booting",
         "doing": said.get("doing") or said.get("state", ""),
         "reason": said.get("reason", ""),
-        "attempt": newest.number if newest else 0,
+        "attempt": attempts.gathered(folders.shared, newest),
         "progress": said.get("progress", ""),
         **{
             name: said.get(name)
@@ -171,7 +171,6 @@ def settle(
     its state then. The seconds of training and validation are the trainers', others the agents'.
     """
     trained = read_json(folders.shared / "result.json")
-    newest = attempts.newest(folders.shared)
     state, reason = ("done", "") if trained else ending(folders, spec)
     state, reason = (how, why) if why else (state, reason)
     epochs = trained["epochs"] if trained else lines(folders.run, "epoch")
@@ -195,7 +194,7 @@ def settle(
         "machines": spec.machines,
         "procs": spec.procs,
         "setup": {name: one["seconds"] for name, one in machines(folders, spec).items()},
-        "attempts": newest.number if newest else 0,
+        "attempts": attempts.gathered(folders.shared, attempts.newest(folders.shared)),
         "timeline": timeline.table(folders.run, folders.shared),
         "dollars": backend.dollars(spec, folders),
         "backend": spec.backend,

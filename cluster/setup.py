@@ -16,7 +16,7 @@ from typing import Any
 
 from train.links import slow_pairs
 
-from . import archive, environment, findings, tmux
+from . import archive, environment, findings, needs, tmux
 from .board import Board, Timed
 from .errors import SetupFailed
 from .hosts_file import Host
@@ -65,7 +65,7 @@ class Machines:
         with Timed(board, name, "environment"):
             self.open_session(name)
             python = host.python.replace("~", home, 1) if host.python.startswith("~/") else host.python
-            words = [python, "-m", "cluster.environment", folder]
+            words = [python, "-m", "cluster.environment", folder, *filter(None, [needs.library(self.spec.recipe)])]
             index = (self.spec.cloud or {}).get("index")  # a torch for cards that the usual one has left behind
             more = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
             _, said = self.shown(name, words, ENVIRONMENT_SECONDS, **more)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from train.target import sentence
-from train.text import epoch_line, epoch_title, where_lines
+from train.text import epoch_line, epoch_title, settings, where_lines
 
 from . import view_cloud
 from .board import STEPS
@@ -77,10 +77,11 @@ def show_plan(plan: Plan) -> None:
     where += " of this computer" if spec.backend == "local" and len(spec.names) > 1 else ""
     if plan.renting:
         view_cloud.show_renting(plan.renting.table(spec))
-    price = "$0.00" if spec.backend in ("local", "hosts") else "price above" if plan.renting else "price below"
+    price = ", $0.00" if spec.backend in ("local", "hosts") else ", price above" if plan.renting else ""
     each = " of each" if len(spec.names) > 1 else ""
     what = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
-    print(f"{what}; {where}, processes{each}: {spec.procs}, {price}")
+    print(f"{what}; {where}, processes{each}: {spec.procs}{price}")
+    print(settings(spec.recipe))
     show_schedule(plan.schedule.table())
     print(f"{plan.schedule.steps} steps over {plan.schedule.images} images")
     for note in plan.notes:
@@ -97,7 +98,7 @@ def show_requests(plan: Plan) -> None:
 
 def show_schedule(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print a schedule's rows as a paper's table."""
-    columns = ("epochs", "size", "batch", "global", "rate", "per 256", "steps", "copy", "scale", "val")
+    columns = ("epochs", "size", "batch", "global", "rate", "rate/256", "steps", "copy", "scale", "val")
     table(
         columns,
         [
@@ -158,9 +159,9 @@ def show_timeline(attempts: Sequence[Mapping[str, Any]]) -> None:
     """Print a row for each attempt: when, who, why, and what the change cost."""
     rows = [
         (
-            one["attempt"], time.strftime("%H:%M:%S", time.localtime(one["at"])), " ".join(one["machines"]),
-            one["first_step"], "" if one["pause"] is None else f"{one['pause']:.1f} s", one["steps_lost"],
-            _short(one["reason"]),
+            one["attempt"] if one["machines"] else "end", time.strftime("%H:%M:%S", time.localtime(one["at"])),
+            " ".join(one["machines"]), one["first_step"], "" if one["pause"] is None else f"{one['pause']:.1f} s",
+            one["steps_lost"], _short(one["reason"]),
         )
         for one in attempts
     ]  # fmt: skip
@@ -168,7 +169,7 @@ def show_timeline(attempts: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _short(text: str) -> str:
-    return text if len(text) < 90 else f"{text[:86]} ..."
+    return text if len(text) < 140 else f"{text[:136]} ..."
 
 
 def follow(job: Job) -> int:

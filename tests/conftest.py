@@ -141,11 +141,21 @@ class Place:
     # --- processes -------------------------------------------------------------------------------------------------
 
     def pids(self, *words: str) -> list[int]:
-        """The living processes of this place whose command line has all these words; a zombie has no environment.
+        """The living processes of this place whose command line has all these words; a zombie has no environment."""
+        return sorted(self._lines(*words))
 
-        With words, without children that have their parent's very command line: they are about to become another
-        program, and were counted for it one time in ten.
+    def programs(self, *words: str) -> list[int]:
+        """Those of `pids` that are no forks of another: one that is just about to become another program has its
+        parent's command line, and was taken for a second one of them now and then.
         """
+        found, forks = self._lines(*words), set()
+        for pid, line in found.items():
+            with contextlib.suppress(OSError):  # it is gone
+                if found.get(self.parent(pid)) == line:
+                    forks.add(pid)
+        return sorted(found.keys() - forks)
+
+    def _lines(self, *words: str) -> dict[int, str]:
         mark, found = f"TMUX_TMPDIR={self.tmux_folder}".encode(), {}
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
@@ -155,11 +165,7 @@ class Place:
                         continue  # the server's own command line names the first session's command
                     if mark in (entry / "environ").read_bytes().split(b"\0") and all(word in line for word in words):
                         found[int(entry.name)] = line
-        for pid in list(found) if words else []:
-            with contextlib.suppress(OSError):  # it is gone
-                if found.get(self.parent(pid)) == found[pid]:
-                    del found[pid]
-        return sorted(found)
+        return found
 
     def parent(self, pid: int) -> int:
         """A process's parent."""
@@ -173,12 +179,12 @@ class Place:
 
     def agent(self) -> int:
         """The one agent of this place."""
-        (pid,) = self.pids("-m cluster.agent")
+        (pid,) = self.programs("-m cluster.agent")
         return pid
 
     def trainers(self) -> list[int]:
         """The agent's children that train, without the loader workers, which are theirs."""
-        agents, found = self.pids("-m cluster.agent"), []
+        agents, found = self.programs("-m cluster.agent"), []
         for pid in self.pids("-m train "):
             with contextlib.suppress(OSError):
                 if self.parent(pid) in agents:

@@ -102,7 +102,7 @@ class Renter:
 
     def supervisor(self) -> int:
         """The process of the one supervisor."""
-        return int(self.wait(lambda: self.place.pids("-m cluster.supervise"), 20)[0])
+        return int(self.wait(lambda: self.place.programs("-m cluster.supervise"), 20)[0])
 
     def kill_supervisor(self) -> None:
         """SIGKILL, and wait until it is gone."""

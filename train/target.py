@@ -46,7 +46,7 @@ class Target:
         return None if recipe.target is None else cls("top5", recipe.target, stops=False)
 
     def __str__(self) -> str:
-        return f"{self.metric}={self.goal:g}"
+        return f"{self.metric}={percent(self.goal)}"
 
     def hit(self, epochs: Sequence[Row]) -> Row | None:
         """Return the first epoch whose validation reached it, None while there is none."""
@@ -61,27 +61,36 @@ def outcome(target: Target | None, epochs: Sequence[Row]) -> dict[str, Any] | No
     """Return what became of a target over the epochs that were run, None without one.
 
     `seconds` and `minutes` are from the start of loading the images to the end of the validation that reached it, `at`
-    that moment; `seconds_all`, from the launch, and `dollars` are known to who launched. `best` is the best of all.
+    that moment; `seconds_all`, from the launch, and `dollars` are known to who launched. `best` is the best of all,
+    with its epoch and view.
     """
     if target is None:
         return None
-    known = [row[target.metric] for row in epochs if row[target.metric] is not None]
+    known = [row for row in epochs if row[target.metric] is not None]
+    best: Row = max(known, key=lambda row: row[target.metric], default={})
     row = target.hit(epochs) or {}
     seconds = row.get("clock")
     return {
         "metric": target.metric, "goal": target.goal, "stops": target.stops, "reached": bool(row),
         "epoch": row.get("epoch"), "at": row.get("at"), "seconds": seconds,
         "minutes": None if seconds is None else seconds / 60, "seconds_all": None, "dollars": None,
-        "best": max(known, default=None),
+        "best": best.get(target.metric), "best_epoch": best.get("epoch"), "best_view": best.get("view"),
     }  # fmt: skip
+
+
+def percent(goal: float) -> str:
+    """Return a number with all its digits, without those that say nothing: 93, 76.1."""
+    return repr(goal).removesuffix(".0")
 
 
 def sentence(told: Row) -> str:
     """Return an `outcome` in one line."""
-    what = f"{METRICS[told['metric']]} of {told['goal']:g} %"
+    what = f"{METRICS[told['metric']]} of {percent(told['goal'])} %"
     if not told["reached"]:
-        best = "nothing was validated" if told["best"] is None else f"the best was {told['best']:.2f} %"
-        return f"{what} not reached; {best}"
+        if told["best"] is None:
+            return f"{what} not reached; nothing was validated"
+        where = f" in epoch {told['best_epoch']} ({told['best_view']})" if told.get("best_epoch") else ""
+        return f"{what} not reached; the best was {told['best']:.2f} %{where}"
     parts = [f"{what} reached in epoch {told['epoch']}"]
     if told["minutes"] is not None:
         parts.append(f"{told['minutes']:.2f} minutes after the start of loading")

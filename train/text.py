@@ -6,6 +6,9 @@ Imports no torch. A line has 79 characters at most, for a terminal of 80.
 from collections.abc import Mapping
 from typing import Any
 
+from .recipe import Recipe
+
+MOMENTS = ("lamb", "adamw")  # optimizers with two, and no momentum of their own
 # title, width, the row's field and how it is written; what follows "val loss" is of the validation too
 COLUMNS = (
     ("epoch", 5, "epoch", "d"),
@@ -39,6 +42,30 @@ def step_line(step: int, steps: int, epoch: int, values: Mapping[str, float]) ->
         f"step {step}/{steps}  epoch {epoch}  loss {values['train/loss']:.3f}  rate {values['sizes/lr']:.4g}  "
         f"{values['times/images_per_second']:.0f} img/s"
     )
+
+
+def settings(recipe: Recipe) -> str:
+    """Return how a recipe trains, beside its rows, in one line."""
+    model, optim, comm = recipe.model, recipe.optim, recipe.comm
+    decayed = [name for name, kept in (("norms", optim.norm_decay), ("biases", optim.bias_decay)) if not kept]
+    words = [
+        optim.name,
+        *([f"momentum {optim.momentum:g}", *["nesterov"] * optim.nesterov] if optim.name not in MOMENTS else []),
+        *([f"betas {optim.betas[0]:g} {optim.betas[1]:g}", f"eps {optim.eps:g}"] if optim.name in MOMENTS else []),
+        *[f"trust {optim.trust:g}"] * (optim.name == "lars"),
+        f"decay {optim.weight_decay:g}" + (f" (not on {' and '.join(decayed)})" if decayed else ""),
+        optim.loss,
+        *[f"smoothing {optim.label_smoothing:g}"] * bool(optim.label_smoothing),
+        *[f"{optim.scaling} scaling"] * (optim.scaling != "linear"),
+        *["zero gamma"] * model.zero_gamma,
+        *[f"weights {model.weights}"] * bool(model.weights),
+        *["compiled"] * model.compile,
+        *[f"comm {comm.hook}"] * (comm.hook != "none"),
+    ]
+    for what, chosen in (("frozen", "frozen"), ("rectangles", "rect_train"), ("not augmented", "augment")):
+        epochs = [one.epochs for one in recipe.phases if getattr(one, chosen) != (chosen == "augment")]
+        words += [f"{what} in epochs {', '.join(f'{start}-{end}' for start, end in epochs)}"] * bool(epochs)
+    return ", ".join(words)
 
 
 PARTS = {

@@ -11,7 +11,7 @@ from train.data.index import DataError, check_layout
 from train.files import as_json, read_json
 from train.recipe import Recipe
 
-from .. import events, lock, tmux
+from .. import events, lock, needs, tmux
 from ..errors import BadInput, ClusterError
 from ..machine import Machine, python
 from ..spec import Folders, Spec
@@ -30,8 +30,10 @@ LOGS_MB = 50
 
 
 def check(spec: Spec, runs: Path) -> None:
-    """Raise `ClusterError` when tmux, the data or room on the disk of the run folders are missing."""
+    """Raise `ClusterError` when tmux, what the recipe needs, the data or room on the run folders' disk are missing."""
     tmux.require()
+    for line in needs.missing(spec.recipe):
+        raise BadInput(line)
     if not spec.draw and not spec.source:  # which the plan has looked at
         try:
             check_layout(Path(spec.data))

@@ -53,7 +53,7 @@ def test_the_global_batch_can_be_kept_with_fewer_processes() -> None:
     assert [row["global_batch"] for row in one.schedule.table()] == [80, 160]
     assert one.schedule.table()[0]["lr"] == [0.1, 0.1]
     (note,) = one.notes
-    assert note == "2 processes share the work of 8 GPUs: gradients are accumulated"
+    assert note == "the schedule is that of 8 GPUs: each of 2 processes accumulates gradients"
 
 
 def test_the_table_for_the_number_of_machines_is_taken() -> None:

@@ -66,7 +66,7 @@ def test_a_sweep_goes_on_over_a_killed_queue_a_stopped_job_and_one_that_cannot_s
     with pytest.raises(ClusterError, match="stopped already"):
         unwanted.stop()
 
-    (first,) = place.pids("-m cluster.queue")
+    (first,) = place.programs("-m cluster.queue")
     words = [sys.executable, "-m", "cluster.queue", str(runs), name]
     second = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert second.returncode == 0 and "another process is at work" in second.stderr

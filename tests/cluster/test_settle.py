@@ -278,7 +278,8 @@ def test_an_attempt_without_members_is_the_end_of_the_job_and_says_how(
     run.attempt(1, "0.a", "1.b", reason="start", launch="")
     run.attempt(2, state=state, reason=reason, launch="")
     run.job.refresh()
-    assert (run.job.state, run.job.result["reason"], run.job.result["attempts"]) == (state, reason, 2)
+    assert (run.job.state, run.job.result["reason"], run.job.result["attempts"]) == (state, reason, 1)
+    assert run.job.log().name == "rank-0.log" and run.job.log().parent.name == "000001"
 
 
 def test_the_end_of_an_earlier_launch_is_not_the_end_of_this_one(hand_made: Fixture) -> None:

@@ -66,7 +66,7 @@ def test_a_plan_shows_what_a_paper_would(finished: Fixture) -> None:
     assert ran.code == 0 and ran.err == ""
     for word in (
         "global batch",
-        "rate per 256",
+        "rate/256",
         "steps",
         "note: rates are stated for 1 GPU",
         "12 steps over 60 images",

@@ -137,7 +137,7 @@ def test_whoever_looks_may_come_and_go_and_a_healthy_machine_that_we_cannot_see_
     here.wait_for_steps(job, 1)
     for one in here.bed.machines:
         one.unplug()
-    (supervisor,) = place.pids("-m cluster.supervise")
+    (supervisor,) = place.programs("-m cluster.supervise")
     os.kill(supervisor, signal.SIGKILL)
     assert place.cli("status", "--exit-code").code == 101  # starts another
     place.wait_for(lambda: place.pids("-m cluster.supervise"), 10)

@@ -90,7 +90,7 @@ def test_killing_the_launch_and_the_supervisor_does_not_end_the_job(place: Any) 
     place.wait_for(lambda: job.folders.spec.exists())
     place.wait_for_step(job, 4)
     launched.kill()
-    (supervisor,) = place.pids("-m cluster.supervise")
+    (supervisor,) = place.programs("-m cluster.supervise")
     signal.pidfd_send_signal(os.pidfd_open(supervisor), signal.SIGKILL)
     assert place.cli("status", "--exit-code").code == 101
     place.wait_for(lambda: not place.trainers())

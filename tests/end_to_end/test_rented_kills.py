@@ -70,7 +70,7 @@ class Lane(Renter):
         self.ok(*more[again], cwd=where)
         if again == "launch" or (again == "ls" and job.folders.spec.exists()):
             self.wait(lambda: self.granted(job))
-            assert len(self.alive()) == 2 and len(self.place.pids("-m cluster.supervise")) == 1
+            assert len(self.alive()) == 2 and len(self.place.programs("-m cluster.supervise")) == 1
             self.ok("down", "--all", "-y", cwd=where)
         assert self.alive() == [] == self.groups()
         self.wait(lambda: not self.place.pids("-m cluster.supervise"), 20)

@@ -14,15 +14,21 @@ from train.recipe import Phase, Recipe
 from train.target import Target, begin, outcome, sentence
 
 ROWS: list[dict[str, Any]] = [
-    {"epoch": 1, "top1": 10.0, "top5": 50.0, "at": 1060.0, "clock": 60.0},
-    {"epoch": 2, "top1": None, "top5": None, "at": 1120.0, "clock": 120.0},
-    {"epoch": 3, "top1": 30.0, "top5": 93.0, "at": 1180.0, "clock": 180.0},
-    {"epoch": 4, "top1": 40.0, "top5": 92.5, "at": 1240.0, "clock": 240.0},
+    {"epoch": 1, "top1": 10.0, "top5": 50.0, "at": 1060.0, "clock": 60.0, "view": "square"},
+    {"epoch": 2, "top1": None, "top5": None, "at": 1120.0, "clock": 120.0, "view": None},
+    {"epoch": 3, "top1": 30.0, "top5": 93.0, "at": 1180.0, "clock": 180.0, "view": "square"},
+    {"epoch": 4, "top1": 40.0, "top5": 92.5, "at": 1240.0, "clock": 240.0, "view": "rectangle"},
 ]
 
 
 @pytest.mark.parametrize(
-    "text, metric, goal", [("top5=93", "top5", 93.0), ("top1=76.1", "top1", 76.1), ("top5=100", "top5", 100.0)]
+    "text, metric, goal",
+    [
+        ("top5=93", "top5", 93.0),
+        ("top1=76.1", "top1", 76.1),
+        ("top5=100", "top5", 100.0),
+        ("top1=17.0000001", "top1", 17.0000001),
+    ],
 )
 def test_a_target_is_a_metric_and_percent(text: str, metric: str, goal: float) -> None:
     found = Target.parse(text)
@@ -41,7 +47,8 @@ def test_the_first_validation_at_the_goal_reaches_it_and_one_that_was_not_made_d
     told = outcome(Target("top5", 93.0), ROWS)
     assert told == {
         "metric": "top5", "goal": 93.0, "stops": True, "reached": True, "epoch": 3, "at": 1180.0, "seconds": 180.0,
-        "minutes": 3.0, "seconds_all": None, "dollars": None, "best": 93.0,
+        "minutes": 3.0, "seconds_all": None, "dollars": None, "best": 93.0, "best_epoch": 3,
+        "best_view": "square",
     }  # fmt: skip
     assert sentence(told) == "top-5 of 93 % reached in epoch 3, 3.00 minutes after the start of loading"
     paid = {**told, "seconds_all": 300.0, "dollars": 1.5}
@@ -51,7 +58,7 @@ def test_the_first_validation_at_the_goal_reaches_it_and_one_that_was_not_made_d
 def test_what_was_not_reached_is_said_with_the_best_there_was() -> None:
     told = outcome(Target("top1", 76.1), ROWS)
     assert told and (told["reached"], told["epoch"], told["seconds"], told["best"]) == (False, None, None, 40.0)
-    assert sentence(told) == "top-1 of 76.1 % not reached; the best was 40.00 %"
+    assert sentence(told) == "top-1 of 76.1 % not reached; the best was 40.00 % in epoch 4 (rectangle)"
     assert sentence(outcome(Target("top1", 76.1), []) or {}).endswith("nothing was validated")
 
 

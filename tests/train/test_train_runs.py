@@ -146,6 +146,7 @@ def test_a_resume_on_more_processes_keeps_the_global_batch(runs: Any, alone: Pat
 def test_another_attempt_goes_on_from_the_last_one_that_saved(runs: Any, pair: Path, tmp_path: Path) -> None:
     out = tmp_path / "attempts"
     shutil.copytree(folder(pair), folder(out))
+    shutil.copytree(pair / "logs", out / "logs")
     (folder(out) / f"step-{STEPS:08d}.pt").write_bytes(b"cut short")
     folder(out, 2).mkdir()
     said = runs.run(out, "--attempt", "3", world=2)
