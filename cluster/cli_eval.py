@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from .command import Bar, output, print_json
-from .errors import BadInput
+from .errors import BadInput, ClusterError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,14 +23,20 @@ if TYPE_CHECKING:
 @click.option("--copies", metavar="DIR", help="Prepared copies. [default: the data folder's name with -sz]")
 @click.option("--procs", type=click.IntRange(1), help="Processes. [default: one per GPU, else 1]")
 @click.option("--workers", type=click.IntRange(0), help="Loader processes of each. [default: by the processors]")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="PNG", help="Draw what each crop sees of some images.")
+@click.option(
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="PNG",
+    help="Draw what each crop sees of some images, at the first size.",
+)
 @output
 def evaluate(what: str, crops: str, sizes: str | None, plot: Path | None, output: str, **options: Any) -> None:
     """Measure the newest network of JOB, or a CHECKPOINT, on all validation images, each counted once.
 
     \b
     center  the middle square, as in ordinary validation
-    rect    the image's whole rectangle, as in rectangular validation
+    rect    the middle rectangle, as in rectangular validation: as long as the image,
+            in steps of 32 pixels, but at most 1.5 times its short side
     five    the four corners and the middle, the mean of their softmax
     tta     these five and their mirror images (Krizhevsky et al. 2012)
     """
@@ -46,6 +52,8 @@ def evaluate(what: str, crops: str, sizes: str | None, plot: Path | None, output
         raise BadInput(str(error)) from error
     if plot and plot.suffix.lower() != ".png":
         raise BadInput(f"--plot {plot}: the name of a picture ends in .png")
+    if plot and not plot.absolute().parent.is_dir():
+        raise BadInput(f"--plot {plot}: there is no folder {plot.parent}")
     known = _known(what, options["data"])
     words = examine.command(
         **{**known, **{name: value for name, value in options.items() if value is not None}},
@@ -63,16 +71,24 @@ def evaluate(what: str, crops: str, sizes: str | None, plot: Path | None, output
         else:
             seen = said
     gains = examine.gains(rows, begin["buckets"])
-    if plot:
-        from . import crops as picture
-
-        picture.draw(plot, f"{begin['recipe']}, epoch {begin['epoch']}, {seen['size']} pixels", seen["images"])
     if output == "json":
         print_json({**begin, "rows": rows, "gains": gains, "plot": str(plot) if plot else None})
-        return
-    _show(begin, rows, gains)
-    if plot:
-        click.echo(f"picture  {plot}")
+    else:
+        _show(begin, rows, gains)
+    if plot:  # last: the numbers took longer
+        _draw(plot, begin, seen, several=len({one["size"] for one in rows}) > 1)
+        if output != "json":
+            click.echo(f"picture  {plot}")
+
+
+def _draw(plot: Path, begin: "Said", seen: "Said", several: bool) -> None:
+    from . import crops as picture
+
+    title = f"{begin['recipe']}, {begin['epoch']} epochs done, step {begin['step']}"
+    try:
+        picture.draw(plot, title, seen["size"], seen["images"], several)
+    except OSError as error:
+        raise ClusterError(f"--plot {plot}: {error.strerror or error}; the picture was not written") from error
 
 
 def _known(what: str, data: str | None) -> dict[str, Any]:
@@ -80,7 +96,7 @@ def _known(what: str, data: str | None) -> dict[str, Any]:
     from . import examine, jobs
 
     path = Path(what)
-    if path.exists() or path.suffix == ".pt" or not re.fullmatch(r"(job-)?[0-9]+", what):
+    if path.is_file() or path.suffix == ".pt" or not re.fullmatch(r"(job-)?[0-9]+", what):
         if not path.is_file():
             raise BadInput(f"{what}: is neither a job nor a checkpoint; jobs: imgnet-cluster ls")
         return {"checkpoint": path}
@@ -114,17 +130,20 @@ def _show(
     )  # fmt: skip
     for gain in gains:
         click.echo(f"\nrect at {gain['size']} above center, in points, by width / height:")
-        parts = [*gain["buckets"], {"ratio": None, "images": begin["images"], **gain}]
+        named = [*((_ratios(part), part) for part in gain["buckets"]), ("all", {"images": begin["images"], **gain})]
         view.table(
             ("w/h", "images", "top-1", "top-5"),
-            [
-                (
-                    "all" if part["ratio"] is None else f"{part['ratio']:.2f}", part["images"], f"{part['top1']:+.3f}",
-                    f"{part['top5']:+.3f}",
-                )
-                for part in parts
-            ],
-        )  # fmt: skip
+            [(name, part["images"], _points(part["top1"]), _points(part["top5"])) for name, part in named],
+        )
+
+
+def _ratios(bucket: "Mapping[str, Any]") -> str:
+    """Such as 0.75-0.80; one number where both ends are shown as the same."""
+    return "-".join(dict.fromkeys(f"{bucket[end]:.2f}" for end in ("from", "to")))
+
+
+def _points(gain: float) -> str:
+    return f"{round(gain, 1) + 0.0:+5.1f}"  # never -0.0
 
 
 COMMANDS = (evaluate,)

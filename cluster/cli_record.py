@@ -1,7 +1,7 @@
 """`imgnet-cluster record`: a run as DAWNBench's TSV and JSON and as MLPerf's log, and whether such files add up."""
 
 import contextlib
-import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,12 +12,13 @@ from .errors import BadInput, ClusterError
 if TYPE_CHECKING:
     from .jobs import Job
 
-KINDS = ("tsv", "json", "mlperf")
+ENDS = {".tsv": "tsv", ".json": "json", ".log": "mlperf"}
+LOG = ":::MLLOG"
 
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--format", "kind", type=click.Choice(KINDS), help="How. [default: by -o's name, else tsv]")
+@click.option("--format", "kind", type=click.Choice(list(ENDS.values())), help="How. [default: by -o's name, else tsv]")
 @click.option(
     "-o", "--output", "path", type=click.Path(path_type=Path), metavar="FILE",
     help="Where to: x.tsv, x.json, x.log; a name without such an end makes all three.",
@@ -41,11 +42,13 @@ def record(
         if kind or path or author or email or code_url:
             raise BadInput("--check writes nothing; leave the other options out")
         return click.echo(_check(check, jobs.find(job) if job else None))
+    files = _files(kind, path) if path is not None else {}
     said = _ran(jobs.find(job))
+    _agrees(said)
     who = {"author": author, "email": email, "code": code_url}
     if path is None:
         return click.echo(_text(kind or "tsv", said, **who), nl=False)
-    for one, file in _files(kind, path).items():
+    for one, file in files.items():
         log = path.name + ".log" if one == "json" and file != path else None
         _write(file, _text(one, said, log=log, **who))
         click.echo(f"written: {file}")
@@ -57,10 +60,26 @@ def _ran(job: "Job") -> dict[str, Any]:
     from .cli_look import refresh
 
     refresh(job)
-    try:
+    with _damaged(f"{job.run}: a file in it is damaged"):
         return ran.ran(job)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ClusterError(f"{job.run}: a file in it is damaged ({type(error).__name__}: {error})") from error
+
+
+@contextlib.contextmanager
+def _damaged(what: str) -> Iterator[None]:
+    """Turn what plain data of an unforeseen form leads to into one line."""
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        raise ClusterError(f"{what} ({type(error).__name__}: {error})") from error
+
+
+def _agrees(said: dict[str, Any]) -> None:
+    """Raise `ClusterError` where the run folder tells an epoch in two ways: of which should a record be?"""
+    from . import record_check
+
+    with _damaged(f"{said['job']}: result.json is damaged"):
+        if wrong := next(record_check.of_result(said), None):
+            raise ClusterError(f"{said['job']}: {wrong}; nothing was written, for it cannot be known which is true")
 
 
 def _text(kind: str, said: dict[str, Any], **who: str | None) -> str:
@@ -69,17 +88,24 @@ def _text(kind: str, said: dict[str, Any], **who: str | None) -> str:
 
     from . import record
 
-    if kind == "json":
-        return as_json(record.entry(said, **who)).decode()
-    return record.tsv(said) if kind == "tsv" else record.mlperf(said)
+    with _damaged(f"{said['job']}: a file of its run folder is damaged"):
+        if kind == "json":
+            return as_json(record.entry(said, **who)).decode()
+        return record.tsv(said) if kind == "tsv" else record.mlperf(said)
 
 
 def _files(kind: str | None, path: Path) -> dict[str, Path]:
-    """Return which file gets which form."""
-    ends = {".tsv": "tsv", ".json": "json", ".log": "mlperf"}
-    if kind or path.suffix in ends:
-        return {kind or ends[path.suffix]: path}
-    return {one: path.with_name(path.name + end) for end, one in ends.items()}
+    """Return which file gets which form. Raises `BadInput` where that cannot be a file's name."""
+    if path.name in ("", ".."):
+        raise BadInput(f"-o {path}: names no file; name one, such as {path / 'mine'}")
+    if kind or path.suffix in ENDS:
+        found = {kind or ENDS[path.suffix]: path}
+    else:
+        found = {one: path.with_name(path.name + end) for end, one in ENDS.items()}
+    for one in found.values():
+        if one.is_dir():
+            raise BadInput(f"-o {path}: {one} is a folder; name a file, such as {one / 'mine'}")
+    return found
 
 
 def _write(path: Path, text: str) -> None:
@@ -91,7 +117,7 @@ def _write(path: Path, text: str) -> None:
 
 def _check(what: str, job: "Job | None") -> str:
     """Return a line that says what is in order. Raises `ClusterError` with the first row that is not."""
-    from . import jobs, record, record_check
+    from . import jobs, record_check
 
     path = Path(what)
     texts = _read(path) if path.is_file() else {}
@@ -101,34 +127,41 @@ def _check(what: str, job: "Job | None") -> str:
     job = job or _job_of(entry)
     said = _ran(job) if job else None
     if not texts and said:
-        entry, texts = record.entry(said), {"tsv": record.tsv(said), "mlperf": record.mlperf(said)}
-        entry = json.loads(json.dumps(entry))
-    try:
+        texts = {kind: _text(kind, said) for kind in ENDS.values()}
+        entry = _entry(texts["json"], path)
+    with _damaged(f"{what}: is no record of ours, or damaged"):
         wrong = next(record_check.problems(texts.get("tsv"), entry, texts.get("mlperf"), said), None)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise ClusterError(f"{what}: is no record of ours, or damaged ({type(error).__name__}: {error})") from error
-    if wrong:
-        raise ClusterError(f"{what}: {wrong}")
-    return f"{what}: {_sum(texts, entry, job)}"
+        if wrong is None:
+            return f"{what}: {_sum(texts, entry, job)}"
+    raise ClusterError(f"{what}: {wrong}")
 
 
 def _read(path: Path) -> dict[str, str]:
-    """Return the text of a file by its form, and of the TSV or JSON beside it. Raises `ClusterError`."""
-    try:
-        text = path.read_text()
-        form = "json" if text.lstrip().startswith("{") else "mlperf" if text.startswith(":::MLLOG") else "tsv"
-        beside = {"json": (".tsv", "tsv"), "tsv": (".json", "json")}.get(form)
-        found = {form: text}
-        if beside and (other := path.with_suffix(beside[0])).is_file() and other != path:
-            found[beside[1]] = other.read_text()
-    except UnicodeDecodeError:
-        raise ClusterError(f"{path}: is no text; a record is TSV, JSON or lines of :::MLLOG") from None
+    """Return the text of a file by its form, and of those of the other forms beside it. Raises `ClusterError`."""
+    text = _of_file(path)
+    form = "json" if text.lstrip().startswith("{") else "mlperf" if text.startswith(LOG) else "tsv"
+    found = {form: text}
+    for end, other in ENDS.items():
+        beside = path.with_suffix(end)
+        if other != form and beside != path and beside.is_file():
+            text = _of_file(beside)
+            if other != "mlperf" or LOG in text:  # any program's log may lie there
+                found[other] = text
     return found
 
 
-def _entry(text: str, path: Path) -> dict[str, Any]:
+def _of_file(path: Path) -> str:
     try:
-        found = json.loads(text)
+        return path.read_text()
+    except UnicodeDecodeError:
+        raise ClusterError(f"{path}: is no text; a record is TSV, JSON or lines of {LOG}") from None
+
+
+def _entry(text: str, path: Path) -> dict[str, Any]:
+    from .record_check import parsed
+
+    try:
+        found = parsed(text)
     except ValueError as error:
         raise ClusterError(f"{path.with_suffix('.json')}: is no JSON: {error}") from None
     if not isinstance(found, dict):
@@ -162,6 +195,10 @@ def _sum(texts: dict[str, str], entry: dict[str, Any] | None, job: "Job | None")
         parts.append("in order; steps and times cannot be checked without its JSON beside it, or its job after it")
     if "mlperf" in texts:
         parts.append(f"{len(texts['mlperf'].splitlines())} lines of the log")
+        if len(texts) == 1 and not job:
+            parts.append(
+                "in order; accuracies and rates cannot be checked without its JSON beside it, or its job after it"
+            )
     return ", ".join(parts) + (f"; as {job.name} ran" if job else "")
 
 

@@ -151,7 +151,7 @@ def recovery_options(command: Command) -> Command:
             ),
             click.option("--probe/--no-probe", default=True, help="Measure the network between the machines first."),
             click.option("--log-ids", is_flag=True, help="Write down which images each step used."),
-            click.option("--exact", is_flag=True, hidden=True, help="The same bits on any number of machines."),
+            click.option("--exact", is_flag=True, help="The same bits on any number of processes, slowly: for tests."),
         ]
     ):  # fmt: skip
         command = option(command)

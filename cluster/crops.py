@@ -10,41 +10,72 @@ from .picture import INK, PAPER, font
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from PIL.ImageDraw import ImageDraw
 
-CELL, GAP, TOP, TEXT, LEFT = 224, 16, 92, 44, 16  # pixels
+CELL, GAP, TOP, LEFT, TITLE = 224, 16, 144, 16, 18  # pixels
+LINE, MORE = 26, 18  # below an image: its answers; the right class where one of them is wrong
 RIGHT, WRONG, EDGE = "#2a9d5c", "#d1495b", "#ffcc00"
 DIM = 0.65  # towards white
 NAMES = {"tta": "tta: also mirrored"}
 
 
-def draw(path: Path, title: str, images: Sequence[Mapping[str, Any]]) -> None:
+def draw(path: Path, title: str, size: int, images: Sequence[Mapping[str, Any]], several: bool = False) -> None:
     """Write the picture: a row for each image, a column for each crop. Raises `OSError`.
 
-    `images` is what train.examine tells as "seen".
+    `images` is what train.examine tells as "seen", of `size` pixels: the first of `several`.
     """
     from PIL import Image, ImageDraw
 
     crops = [one["crop"] for one in images[0]["answers"]] if images else []
-    width = LEFT + max(2, len(crops)) * (CELL + GAP)
-    page = Image.new("RGB", (width, TOP + len(images) * (CELL + TEXT + GAP)), PAPER)
+    wholes = [_fitted(one["jpeg"]) for one in images]
+    feet = [LINE + (0 if all(answer["right"] for answer in one["answers"]) else MORE) for one in images]
+    width = max(LEFT + max(2, len(crops)) * (CELL + GAP), 2 * LEFT + round(font(TITLE).getlength(title)))
+    height = TOP + sum(whole.height + foot + GAP for whole, foot in zip(wholes, feet, strict=True))
+    page = Image.new("RGB", (width, height), PAPER)
     pen = ImageDraw.Draw(page)
-    pen.text((LEFT, 16), title, INK, font=font(18))
+    others = ", the first of --sizes, and not at the others" if several else ""
+    _head(pen, title, f"Drawn at {size} pixels{others}.")
     for column, crop in enumerate(crops):
-        place = LEFT + column * (CELL + GAP) + CELL / 2, TOP - 24
-        pen.text(place, NAMES.get(crop, crop), INK, font=font(16), anchor="mm")
-    for row, one in enumerate(images):
-        top = TOP + row * (CELL + TEXT + GAP)
-        whole = Image.open(BytesIO(base64.b64decode(one["jpeg"]))).convert("RGB")
-        whole.thumbnail((CELL, CELL))
+        pen.text((_middle(column), TOP - 16), NAMES.get(crop, crop), INK, font=font(16), anchor="mm")
+    top = TOP
+    for one, whole, foot in zip(images, wholes, feet, strict=True):
         for column, answer in enumerate(one["answers"]):
-            left = LEFT + column * (CELL + GAP)
-            part = marked(whole, answer["boxes"])
-            page.paste(part, (left + (CELL - part.width) // 2, top + CELL - part.height))
-            words = f"{_short(answer['class'])} {answer['percent']:.0f} %"
-            pen.text((left, top + CELL + 6), words, RIGHT if answer["right"] else WRONG, font=font(15))
-            if not answer["right"]:
-                pen.text((left, top + CELL + 24), f"is {_short(one['class'])}", INK, font=font(13))
+            page.paste(marked(whole, answer["boxes"]), (_middle(column) - whole.width // 2, top))
+            _answer(pen, _middle(column), top + whole.height, answer, one["class"])
+        top += whole.height + foot + GAP
     page.save(path)
+
+
+def _middle(column: int) -> int:
+    return LEFT + column * (CELL + GAP) + CELL // 2
+
+
+def _fitted(jpeg: str) -> "Image":
+    """The image, as large as a cell has room for: small copies are enlarged, so that all rows are alike."""
+    from PIL import Image
+
+    whole = Image.open(BytesIO(base64.b64decode(jpeg))).convert("RGB")
+    factor = CELL / max(whole.size)
+    return whole.resize((max(1, round(whole.width * factor)), max(1, round(whole.height * factor))))
+
+
+def _head(pen: "ImageDraw", title: str, drawn: str) -> None:
+    """The title, what is drawn, and what frames, percentages and colours mean."""
+    pen.text((LEFT, 14), title, INK, font=font(TITLE))
+    pen.text((LEFT, 42), drawn, INK, font=font(13))
+    pen.text((LEFT, 62), "Yellow frame: what the network sees.", INK, font=font(13))
+    left, says = float(LEFT), "Below: the class it says, and its probability; "
+    for words, colour in ((says, INK), ("green: right", RIGHT), (", ", INK), ("red: wrong", WRONG)):
+        pen.text((left, 82), words, colour, font=font(13))
+        left += pen.textlength(words, font=font(13))
+
+
+def _answer(pen: "ImageDraw", middle: int, top: int, answer: Mapping[str, Any], truth: str) -> None:
+    """What the network says of a crop, and what it is where that is wrong."""
+    words = f"{_short(answer['class'])} {answer['percent']:.0f} %"
+    pen.text((middle, top + 6), words, RIGHT if answer["right"] else WRONG, font=font(15), anchor="ma")
+    if not answer["right"]:
+        pen.text((middle, top + LINE), f"is {_short(truth)}", INK, font=font(13), anchor="ma")
 
 
 def marked(whole: "Image", boxes: Sequence[Sequence[float]]) -> "Image":

@@ -49,7 +49,8 @@ def ran(job: Job) -> Row:
         "epochs": epochs, "attempts": timeline.table(job.run, folders.shared), "away": away(lines, members),
         "first_step_at": next((row["began"] for row in epochs if row["began"] is not None), None),
         "target": result.get("target"), "schedule": result.get("schedule"),
-        "result_seconds": (result.get("clock") or {}).get("seconds"),
+        "result_seconds": (result.get("clock") or {}).get("seconds"), "result_epochs": result.get("epochs") or [],
+        "result_top": {name: result.get(name) for name in ("top1", "top5")},
         "machines_at_once": [len(one.members) for one in members.values()],
     }  # fmt: skip
     return found | priced(job, members, epochs[-1]["at"])

@@ -9,6 +9,7 @@ from itertools import groupby
 from typing import Any
 
 from train.recipe import REFERENCE_BATCH
+from train.recipe_parts import OPTIMIZERS
 
 Row = Mapping[str, Any]
 HEADER = "epoch\thours\ttop1Accuracy\ttop5Accuracy"
@@ -20,6 +21,12 @@ CLOCK = "from the start of loading the images to the end of the epoch's validati
 KEPT = (  # of a phase of the recipe
     "size", "batch", "shape", "copy", "min_scale", "rect_train", "rect_val", "frozen", "validate",
 )  # fmt: skip
+USERS = {  # of the settings that not each of our optimizers uses (train/optim.py)
+    **dict.fromkeys(("momentum", "nesterov"), ("sgd", "lars")),
+    "trust": ("lars",),
+    **dict.fromkeys(("betas", "eps"), ("lamb", "adamw")),
+    **dict.fromkeys(("norm_decay", "bias_decay"), ("sgd", "adamw")),  # the others' skip rule leaves no choice
+}
 
 
 # --- DAWNBench ------------------------------------------------------------------------------------------------------
@@ -45,7 +52,7 @@ def entry(
     versions, price = ran["versions"], ran["cost_per_hour"]
     hours = validated(ran)[-1]["clock"] / 3600
     rows = [epoch(row) for row in ran["epochs"]]
-    recipe = ran["recipe"]
+    recipe = {**ran["recipe"], "optim": used(ran["recipe"]["optim"])}
     start = None if ran["first_step_at"] is None else ran["first_step_at"] - ran["begun"]
     return {
         "version": "v1.0",
@@ -70,6 +77,12 @@ def entry(
             "commit": ran["commit"], "recipe": recipe,
         },
     }  # fmt: skip
+
+
+def used(optim: Row) -> dict[str, Any]:
+    """Return what of an optimizer's settings it uses; of somebody else's, all of them."""
+    name = optim["name"]
+    return {key: one for key, one in optim.items() if name not in OPTIMIZERS or name in USERS.get(key, OPTIMIZERS)}
 
 
 def epoch(row: Row) -> dict[str, Any]:

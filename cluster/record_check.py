@@ -1,24 +1,44 @@
-"""Does a record add up? What is wrong with one, in order, each as a line that names the row. Pure."""
+"""Does a record add up? What is wrong with one, in order, each as a line that names the row: a table and a log by
+themselves, all forms against each other, against the run, and the run against itself. Pure.
+"""
 
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from train.files import plain
-from train.recipe import Recipe
-from train.schedule import Schedule
 
 from . import record
 from .record import Row
+from .record_entry import ACCURACIES, CLOSE, VIEWS, of_entry
 
-SLACK, SHARE = 3.0, 0.05  # seconds, and share of its time, that an epoch may take beside its steps and validation
-CLOSE = 1.0  # seconds by which two clocks may tell the same moment
+NEAR, POINTS = 0.01, 1e-4  # seconds and percent by which a rounded number may differ
 LOG = ":::MLLOG "
-CHANGING = ("author", "authorEmail", "codeURL", "timestamp", "logFilename", "version")  # who wrote it down, and when
+CHANGING = ("author", "authorEmail", "codeURL", "logFilename", "version")  # who wrote it down, and where
 BILLED = ("seconds", "dollars", "all")  # of a machine: its bill goes on, and spot prices are known later
-METRICS = ("top1", "top5")
-ACCURACIES = "top-1 {} and top-5 {} are no accuracies in percent, the first at most the second"
+TWICE = (  # of an epoch: its line of the metrics and its row of result.json say the same; "where" grows by a last save
+    "size", "global_batch", "steps", "lr", "seconds", "train_seconds", "val_seconds", "images_per_second",
+    "train_images", "train_loss", "train_top1", "train_top5", "val_images", "val_loss", "view", "top1", "top5",
+    "top1_square", "top5_square", "at", "clock",
+)  # fmt: skip
+Told = Sequence[tuple[float, float, float, float]]  # of each validated epoch: number, seconds, top-1, top-5
+
+
+def parsed(text: str) -> Any:
+    """Return the value of a JSON text. Raises `ValueError` where it is none, or too deep, or a number is not finite."""
+    try:
+        return json.loads(text, parse_constant=_finite, parse_float=_finite)
+    except RecursionError:
+        raise ValueError("it is nested too deep") from None
+
+
+def _finite(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found):
+        raise ValueError(f"{text} is no finite number")
+    return found
 
 
 def problems(
@@ -26,8 +46,11 @@ def problems(
 ) -> Iterator[str]:
     """Yield what is wrong with a TSV, its JSON and a log, of which some may be missing; `ran` is what was run.
 
-    Raises `KeyError`, `TypeError` or `ValueError` where a JSON or log is not of our making.
+    Raises `ArithmeticError`, `AttributeError`, `LookupError`, `RecursionError`, `TypeError` or `ValueError` where a
+    JSON or log is not of our making.
     """
+    if ran is not None:
+        yield from of_result(ran)
     known = entry if entry is not None else record.entry(ran) if ran else None
     if table is not None and (wrong := list(of_table(table))):
         yield from wrong
@@ -37,13 +60,12 @@ def problems(
     if table is not None and known is not None:
         yield from of_both(table, known)
     if log is not None:
-        yield from of_log(log)
+        where = "" if table is None and entry is None else "the log, "
+        yield from (where + one for one in of_logs(log, table, entry, ran))
     if ran is None:
         return
     if entry is not None:
         yield from of_run(entry, ran)
-    if log is not None:
-        yield from of_lines(log, record.mlperf(ran))
     yield from of_times(ran)
 
 
@@ -79,155 +101,42 @@ def of_table(table: str) -> Iterator[str]:
         if hours <= before[1]:
             yield f"{where}: {hours:g} hours come after {before[1]:g}"
         if not 0 <= top1 <= top5 <= 100:
-            yield f"{where}: {ACCURACIES.format(top1, top5)}"
+            yield f"{where}: {ACCURACIES.format(top1, top5, '')}"
         before = epoch, hours
 
 
 def of_both(table: str, entry: Row) -> Iterator[str]:
     """Yield where a TSV says something else than its JSON."""
-    told = [row for row in entry["misc"]["epochs"] if row["top1"] is not None]
+    told = record.validated(entry["misc"])
     mine = numbers(table)
     for place, (row, (epoch, hours, top1, top5)) in enumerate(zip(told, mine, strict=False), 1):
         where = f"row {place} (epoch {epoch:g})"
         if row["epoch"] != epoch:
             yield f"{where}: the run validated epoch {row['epoch']} there"
-        if abs(3600 * hours - row["seconds"]) > 0.01:
+        if abs(3600 * hours - row["seconds"]) > NEAR:
             yield f"{where}: {hours:g} hours; the run says {row['seconds'] / 3600:.6f}"
-        for name, value in zip(METRICS, (top1, top5), strict=True):
-            if abs(row[name] - value) > 1e-4:
+        for name, value in zip(VIEWS[0], (top1, top5), strict=True):
+            if abs(row[name] - value) > POINTS:
                 yield f"{where}: {name} {value:g}; the run says {row[name]:.4f}"
     if len(mine) != len(told):
         yield f"row {min(len(mine), len(told)) + 1}: the run validated {len(told)} epochs, the table has {len(mine)}"
 
 
-# --- the JSON -------------------------------------------------------------------------------------------------------
-
-
-def of_entry(entry: Row) -> Iterator[str]:
-    """Yield what is wrong within a JSON: fields, steps, rates, times, cost, target."""
-    missing = [name for name in record.FIELDS if name not in entry]
-    if missing:
-        yield f"the fields {', '.join(missing)} are missing"
-        return
-    misc = entry["misc"]
-    rows = misc["epochs"]
-    recipe, images = Recipe.from_json(misc["recipe"]), misc["images"]["train"]
-    schedule = Schedule(recipe, images, misc["gpus"], misc["max_steps"])
-    done = 0
-    for place, row in enumerate(rows):
-        done += row["steps"]
-        yield from of_steps(row, schedule, place, done)
-        yield from of_accuracies(row, misc["images"]["val"])
-    yield from of_seconds(misc)
-    if plain(record.executed(rows, misc["recipe"])) != misc["schedule"]:
-        yield "misc.schedule is not what the epochs add up to"
-    for name, told in (("optimizer", "optim"), ("comm", "comm"), ("seed", "seed")):
-        if misc[name] != misc["recipe"][told]:
-            yield f"misc.{name} is not the recipe's"
-    if entry["model"] != recipe.model.name:
-        yield f"model {entry['model']}: the recipe has {recipe.model.name}"
-    yield from of_cost(entry)
-    yield from of_target(misc["target"], rows)
-
-
-def of_steps(row: Row, schedule: Schedule, place: int, done: int) -> Iterator[str]:
-    """Yield what is wrong with an epoch's steps, sizes, rates and speed; `done` are the steps until its end."""
-    where, batch, images = f"epoch {row['epoch']}", row["global_batch"], schedule.images
-    if place >= len(schedule.epochs) or row["epoch"] != schedule.epochs[place].number + 1:
-        yield f"{where}: is not epoch number {place + 1} of the recipe's schedule"
-        return
-    planned = schedule.epochs[place]
-    if (row["size"], batch) != (planned.row.phase.size, planned.row.global_batch):
-        yield (
-            f"{where}: {row['size']} pixels and a batch of {batch}; by the recipe {planned.row.phase.size} and "
-            f"{planned.row.global_batch}"
-        )
-        return
-    full = math.ceil(images / batch)
-    if row["steps"] != planned.steps or (schedule.max_steps is None and row["steps"] != full):
-        yield f"{where}: {row['steps']} steps; {images} images by {batch} are {min(full, planned.steps)}"
-    if row["step"] != done:
-        yield f"{where}: ends at step {row['step']}; the steps of the epochs add up to {done}"
-    if row["images"] != (seen := min(images, row["steps"] * batch)):
-        yield f"{where}: {row['images']} images; {row['steps']} steps of {batch} have {seen}"
-    for name, told, step in zip(("first", "last"), row["lr"], (0, planned.steps - 1), strict=True):
-        if told is not None and not math.isclose(told, planned.rate(step), rel_tol=1e-9, abs_tol=1e-15):
-            yield f"{where}: the rate of its {name} step is {told:.6g}; by the recipe {planned.rate(step):.6g}"
-    if not math.isclose(row["images_per_second"] * row["train_seconds"], row["images"], rel_tol=1e-6):
-        yield (
-            f"{where}: {row['images_per_second']:.6g} images/s for {row['train_seconds']:.6g} s are not "
-            f"{row['images']} images"
-        )
-
-
-def of_accuracies(row: Row, images: int) -> Iterator[str]:
-    """Yield what is wrong with an epoch's accuracies, each of which is a whole number of images."""
-    where, told = f"epoch {row['epoch']}", [row[name] for name in METRICS]
-    if told == [None, None]:
-        return
-    if None in told or not 0 <= told[0] <= told[1] <= 100:
-        yield f"{where}: {ACCURACIES.format(*told)}"
-        return
-    if row["val_images"] != images:
-        yield f"{where}: validated on {row['val_images']} images of {images}"
-    for name, value in zip(METRICS, told, strict=True):
-        hits = value * images / 100
-        if abs(hits - round(hits)) > 1e-6 * max(1.0, hits):
-            yield f"{where}: {name} {value:.6g} % of {images} images is no whole number of them"
-
-
-def of_seconds(misc: Row) -> Iterator[str]:
-    """Yield where the clock does not go on as steps, validations and losses say."""
-    before, step = misc["seconds_to_first_step"], 0
-    for row in misc["epochs"]:
-        where, needs = f"epoch {row['epoch']}", row["train_seconds"] + row["val_seconds"]
-        lost = [one["seconds_lost"] for one in misc["attempts"][1:] if step <= one["first_step"] <= row["step"]]
-        took = row["seconds"] - (before or 0.0)
-        allowed = needs * (1 + SHARE) + SLACK + sum(one or 0.0 for one in lost)
-        if took < needs * (1 - SHARE) - CLOSE or (before is not None and None not in lost and took > allowed):
-            losses = f" and losses of {sum(one or 0.0 for one in lost):.1f} s" if lost else ""
-            yield (
-                f"{where}: the clock says {took:.1f} s for {row['train_seconds']:.1f} s of steps, "
-                f"{row['val_seconds']:.1f} s of validation{losses}"
-            )
-        before, step = row["seconds"], row["step"]
-
-
-def of_cost(entry: Row) -> Iterator[str]:
-    """Yield where hours and price do not make the cost, or the machines not the price."""
-    misc, price = entry["misc"], entry["costPerHour"]
-    told = [row["seconds"] for row in misc["epochs"] if row["top1"] is not None]
-    if not told or abs(3600 * misc["hours"] - told[-1]) > 0.01:
-        yield f"misc.hours {misc['hours']:g}: the last validated epoch ends at {told[-1] / 3600 if told else 0:.6f}"
-    dollars = misc["cost"]["dollars"]
-    if (price is None) != (dollars is None):
-        yield f"costPerHour {price} and misc.cost.dollars {dollars}: one is known without the other"
-    elif price is not None and not math.isclose(dollars, price * misc["hours"], rel_tol=1e-9, abs_tol=1e-9):
-        yield f"misc.cost.dollars {dollars:.6g}: {misc['hours']:.6g} hours at {price:g} are {price * misc['hours']:.6g}"
-    each = {one["name"]: one["price"] for one in misc["machines"]}
-    prices = [each.get(name) for name in misc["at_work"]]
-    known = [one for one in prices if one is not None]
-    whole = sum(known) if known and len(known) == len(prices) else None
-    if (price is None) != (whole is None) or (price is not None and not math.isclose(price, whole or 0.0)):
-        yield f"costPerHour {price}: the machines at work cost {whole}"
-
-
-def of_target(target: Row | None, rows: Sequence[Row]) -> Iterator[str]:
-    """Yield where a target was not reached as it is told."""
-    if target is None:
-        return
-    metric = target["metric"]
-    hit = next((row for row in rows if row[metric] is not None and row[metric] >= target["goal"]), None)
-    reached = hit["epoch"] if hit else None
-    if target["reached"] != (hit is not None) or target["epoch"] != reached:
-        yield f"misc.target: epoch {target['epoch']} for {metric} {target['goal']:g}; by the rows it is epoch {reached}"
-    elif hit and target["seconds"] is not None and abs(target["seconds"] - hit["seconds"]) > 0.01:
-        yield f"misc.target: {target['seconds']:.2f} s; epoch {hit['epoch']} ended at {hit['seconds']:.2f}"
-    elif hit and target["seconds"] is not None and abs(60 * target["minutes"] - target["seconds"]) > 0.01:
-        yield f"misc.target: {target['minutes']:.4f} minutes are not {target['seconds']:.2f} s"
-
-
 # --- the log --------------------------------------------------------------------------------------------------------
+
+
+def of_logs(log: str, table: str | None, entry: Row | None, ran: Row | None) -> Iterator[str]:
+    """Yield what is wrong with a log: by itself, then against the run, else the JSON, else the TSV."""
+    if wrong := list(of_log(log)):
+        yield from wrong
+    elif ran is not None:
+        yield from of_lines(log, record.mlperf(ran))
+    elif entry is not None:
+        rows = record.validated(entry["misc"])
+        yield from of_hits(log, [(row["epoch"], row["seconds"], row["top1"], row["top5"]) for row in rows])
+        yield from of_settings(log, entry)
+    elif table is not None:
+        yield from of_hits(log, [(epoch, 3600 * hours, top1, top5) for epoch, hours, top1, top5 in numbers(table)])
 
 
 def of_log(log: str) -> Iterator[str]:
@@ -235,7 +144,7 @@ def of_log(log: str) -> Iterator[str]:
     before, open_ones = 0, list[str]()
     for place, line in enumerate(log.splitlines(), 1):
         try:
-            said = json.loads(line.removeprefix(LOG)) if line.startswith(LOG) else None
+            said = parsed(line.removeprefix(LOG)) if line.startswith(LOG) else None
         except ValueError:
             said = None
         if not isinstance(said, Mapping) or not {"time_ms", "event_type", "key", "value", "metadata"} <= said.keys():
@@ -256,6 +165,54 @@ def of_log(log: str) -> Iterator[str]:
             yield f"line {place} (eval_accuracy): {said['value']} is no share of 1, or above its top-5"
     if open_ones:
         yield f"line {len(log.splitlines())}: {open_ones[0]} was begun and not ended"
+
+
+def spoken(log: str) -> list[tuple[str, Row]]:
+    """Return the lines of a log as data, each with its place."""
+    rows = [parsed(line.removeprefix(LOG)) for line in log.splitlines()]
+    return [(f"line {place} ({row['key']})", row) for place, row in enumerate(rows, 1)]
+
+
+def of_hits(log: str, told: Told) -> Iterator[str]:
+    """Yield where a log's accuracies, or their moments, are not those of the rows beside it."""
+    rows = spoken(log)
+    begun = next((row["time_ms"] for _, row in rows if row["key"] == "run_start"), math.nan)
+    mine = [(where, row) for where, row in rows if row["key"] == "eval_accuracy"]
+    for (where, row), (epoch, seconds, top1, top5) in zip(mine, told, strict=False):
+        more = row["metadata"]
+        if more.get("epoch_num") != epoch:
+            yield f"{where}: epoch {more.get('epoch_num')}; beside it epoch {epoch:g} was validated there"
+        for name, share, value in (("top1", row["value"], top1), ("top5", more.get("top5"), top5)):
+            if share is None or abs(100 * share - value) > POINTS:
+                yield f"{where}: {name} {share}; beside it epoch {epoch:g} has {value:.4f} %"
+        took = (row["time_ms"] - begun) / 1000
+        if not abs(took - seconds) <= NEAR:
+            yield f"{where}: {took:.2f} s after the start; beside it epoch {epoch:g} ends at {seconds:.2f}"
+    if len(mine) != len(told):
+        yield f"eval_accuracy: stands there {len(mine)} times; beside it {len(told)} epochs were validated"
+
+
+def of_settings(log: str, entry: Row) -> Iterator[str]:
+    """Yield where a log's settings and its end are not those of the JSON."""
+    misc, rows, heard = entry["misc"], entry["misc"]["epochs"], set()
+    rated = [{**row, "first_lr": row["lr"][0], "last_lr": row["lr"][1]} for row in rows]
+    images = {f"{name}_images": count for name, count in misc["images"].items()}
+    told = plain(record.settings({"recipe": misc["recipe"], "epochs": rated, **images}))
+    batches = {row["epoch"]: row["global_batch"] for row in rows}
+    status = "success" if record.succeeded(misc) else "aborted"
+    for where, row in spoken(log):
+        key, value, number = row["key"], row["value"], row["metadata"].get("epoch_num")
+        heard.add(key)
+        of_epoch = key == "global_batch_size" and number is not None
+        if key in told and value != (other := batches.get(number) if of_epoch else told[key]):
+            yield f"{where}: {json.dumps(value)}; the JSON says {json.dumps(other)}"
+        if key == "run_stop":
+            if row["metadata"].get("status") != status:
+                yield f"{where}: {row['metadata'].get('status')}; by the JSON {status}"
+            if (day := time.strftime("%Y-%m-%d", time.gmtime(row["time_ms"] / 1000))) != entry["timestamp"]:
+                yield f"{where}: on {day}; the timestamp of the JSON is {entry['timestamp']}"
+    if missing := {*told, "run_stop"} - heard:
+        yield f"{min(missing)}: is not there"
 
 
 def of_lines(log: str, told: str) -> Iterator[str]:
@@ -308,3 +265,22 @@ def of_times(ran: Row) -> Iterator[str]:
     for row in ran["epochs"]:
         if row["noted"] is not None and abs(row["noted"] - ran["begun"] - row["clock"]) > CLOSE:
             yield f"epoch {row['epoch']}: ends after {row['clock']:.2f} s; the metrics noted it at {row['noted']:.2f}"
+
+
+def of_result(ran: Row) -> Iterator[str]:
+    """Yield where the run folder tells an epoch twice, in the metrics and in result.json, and differently."""
+    told = {row["epoch"]: row for row in ran["result_epochs"]}
+    for row in ran["epochs"]:
+        other = told.get(row["epoch"])
+        if other is None:
+            if ran["state"] == "done":
+                yield f"epoch {row['epoch']}: stands in the metrics; result.json has no such epoch"
+            continue
+        for name in TWICE:
+            if row.get(name) != other.get(name):
+                one, its = json.dumps(row.get(name)), json.dumps(other.get(name))
+                yield f"epoch {row['epoch']}: {name} is {one} in the metrics; result.json says {its}"
+    for last in [row for row in ran["result_epochs"] if row["top1"] is not None][-1:]:
+        for name, value in ran["result_top"].items():
+            if value != last[name]:
+                yield f"result.json: {name} is {json.dumps(value)}; epoch {last['epoch']} in it has {last[name]}"

@@ -198,7 +198,7 @@ def follow(job: Job) -> int:
                 shown += 1
             if status["doing"] != doing and not ended:
                 doing = status["doing"]
-                if doing and not out.is_terminal and doing not in ("training", "validating"):
+                if doing and not out.is_terminal and doing not in ("training", "validating", "done"):
                     out.print(f"{time.strftime('%H:%M:%S')} {doing}")
             step = status["step"] or 0
             if doing not in ("training", "validating"):

@@ -3,6 +3,7 @@
 import datetime
 import os
 import resource
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,6 +121,17 @@ def total(group: Group, values: torch.Tensor) -> torch.Tensor:
 def barrier(group: Group) -> None:
     """Wait for all."""
     total(group, torch.zeros(1, device=group.device)).item()
+
+
+def leave(group: Group) -> None:
+    """End this process when it has peers, with code 0 and nothing taken apart: Gloo's threads are still at work. Of
+    short runs that just ended every fourth aborted, and after `destroy_process_group` one in ten waited for ever, this
+    thread for Gloo's and that one for Python's lock.
+    """
+    if group.world > 1:
+        for one in (sys.stdout, sys.stderr):
+            one.flush()
+        os._exit(0)
 
 
 def statistics(model: nn.Module) -> list[torch.Tensor]:

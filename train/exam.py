@@ -1,6 +1,7 @@
 """An examination: a saved network on all validation images, by each crop and size, every image counted once."""
 
 import base64
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -26,11 +27,13 @@ from .inputs import Inputs
 from .metrics import found
 from .recipe import Recipe
 from .report import Expected
+from .schedule import Schedule
 from .spawn import keep_memory
 from .thumbnails import small
 from .views import SEVERAL, SQUARES, Views, answer, plan, seen
 
-BUCKETS = 6  # of as many images each, by aspect ratio: as fast.ai's notebook of 2018 compares crops
+BUCKETS = 6  # at most, of about as many images each, by aspect ratio: as fast.ai's notebook of 2018 compares crops
+DIGITS = 2  # of a ratio, as it is shown: images that agree in them are never apart
 THUMBNAIL = 300  # pixels of the longer side of an image that is shown
 
 
@@ -54,11 +57,13 @@ def examine(options: Options) -> None:
     if group.first:
         emit(
             "begin", checkpoint=str(options.checkpoint), recipe=recipe.name, model=recipe.model.name,
-            epoch=state["epoch"], step=state["step"], images=len(val), classes=len(val.classes), data=str(root),
-            device=group.device.type, precision=str(exam.inputs.precision).removeprefix("torch."), procs=group.world,
-            buckets=exam.buckets.told,
+            epoch=state["epoch"], step=step_of(state, recipe), images=len(val), classes=len(val.classes),
+            data=str(root), device=group.device.type, precision=str(exam.inputs.precision).removeprefix("torch."),
+            procs=group.world, buckets=exam.buckets.told,
         )  # fmt: skip
     exam.run()
+    distributed.barrier(group)
+    distributed.leave(group)
 
 
 def open_checkpoint(path: Path) -> tuple[dict[str, Any], Recipe]:
@@ -74,6 +79,12 @@ def open_checkpoint(path: Path) -> tuple[dict[str, Any], Recipe]:
         return state, Recipe.from_json({**said, "target": said.get("target") or 100.0})  # a phase may want to have one
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise Expected(f"{path}: is of another version of imgnet-cluster: {error}") from error
+
+
+def step_of(state: Mapping[str, Any], recipe: Recipe) -> int:
+    """Return after how many steps of the whole run a checkpoint was saved; its own `step` begins anew in each epoch."""
+    run = state["identity"]
+    return Schedule(recipe, run["images"], run["gpus"], run["max_steps"]).steps_at(state["epoch"], state["step"])
 
 
 def network(path: Path, state: Mapping[str, Any], recipe: Recipe, classes: int, root: Path) -> nn.Module:
@@ -103,16 +114,34 @@ def network(path: Path, state: Mapping[str, Any], recipe: Recipe, classes: int, 
 
 
 class Buckets:
-    """The images by aspect ratio: `order` from the tallest to the widest, `of` each image's bucket, `told` as JSON."""
+    """The images by aspect ratio: `order` from the tallest to the widest, `of` each image's bucket, `told` as JSON.
+
+    `told` has of each bucket the mean ratio (w / h), the lowest ("from"), the highest ("to"), and how many images.
+    """
 
     def __init__(self, index: Index) -> None:
         ratios = np.asarray(index.widths) / np.asarray(index.heights)
         self.order: NDArray[np.int64] = np.argsort(ratios, kind="stable")
-        parts = [one for one in np.array_split(self.order, BUCKETS) if len(one)]
+        parts = np.split(self.order, cuts(ratios[self.order]))
         self.of = np.empty(len(ratios), np.int64)
         for number, part in enumerate(parts):
             self.of[part] = number
-        self.told = [{"ratio": float(ratios[part].mean()), "images": len(part)} for part in parts]
+        self.told = [
+            {
+                "ratio": float(ratios[part].mean()), "from": float(ratios[part[0]]), "to": float(ratios[part[-1]]),
+                "images": len(part),
+            }
+            for part in parts
+        ]  # fmt: skip
+
+
+def cuts(ratios: NDArray[np.float64]) -> list[int]:
+    """Return where sorted ratios are cut into at most `BUCKETS` parts: where a ratio changes, nearest to even parts."""
+    changes = np.flatnonzero(np.diff(np.round(ratios, DIGITS))) + 1
+    places = np.array([0, *changes.tolist(), len(ratios)])
+    even = [len(ratios) * part / BUCKETS for part in range(1, BUCKETS)]
+    found = {int(places[np.abs(places - one).argmin()]) for one in even}
+    return sorted(found - {0, len(ratios)})
 
 
 @dataclass(frozen=True)
@@ -204,6 +233,10 @@ class Exam:
             done += len(work.ids)
             self.say(f"{one.crop} at {one.size}", done, mine)
         loss, sums = total(self.group, losses).item(), total(self.group, counts).tolist()
+        if not math.isfinite(loss):
+            raise Expected(
+                f"{one.crop} at {one.size} pixels: the loss is {loss:g}: weights are no numbers, or too large"
+            )
         seconds = time.perf_counter() - begun
         if [row[0] for row in sums] != [row["images"] for row in self.buckets.told]:
             raise RuntimeError(f"{one.crop} at {one.size} did not count every image once")

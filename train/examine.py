@@ -21,11 +21,11 @@ from .report import Expected, Lost, is_of_a_peer
 
 CROPS = {
     "center": "the middle square, as in ordinary validation",
-    "rect": "the image's whole rectangle",
+    "rect": "the middle rectangle, as long as the image's ratio allows in steps of 32 pixels, at most 1.5 to 1",
     "five": "four corners and the middle, mean of the softmax",
     "tta": "these five and their mirror images (Krizhevsky et al. 2012)",
 }
-SMALLEST = 16  # pixels
+SMALLEST, LARGEST = 16, 4096  # pixels
 SAY_SECONDS = 2.0
 
 
@@ -60,9 +60,9 @@ def sizes(text: str) -> tuple[int, ...]:
         found = tuple(dict.fromkeys(int(one) for one in text.split(",")))
     except ValueError:
         found = (0,)
-    if min(found) < SMALLEST:
+    if min(found) < SMALLEST or max(found) > LARGEST:
         raise ValueError(
-            f"--sizes: must be whole numbers of {SMALLEST} or more with commas, such as 224,256,288, not {text!r}"
+            f"--sizes: must be whole numbers from {SMALLEST} to {LARGEST} with commas, such as 224,256, not {text!r}"
         )
     return found
 

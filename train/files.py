@@ -17,18 +17,25 @@ MAGIC = "imgnet-sealed 1"
 
 def _temp(path: Path, write: Callable[[BinaryIO], object], durable: bool) -> Path:
     temp = path.with_name(f".{path.name}.{uuid4().hex}")
+    with _no_half(temp, path), temp.open("wb") as file:
+        write(file)
+        if durable:
+            file.flush()
+            os.fsync(file.fileno())
+    return temp
+
+
+@contextlib.contextmanager
+def _no_half(temp: Path, path: Path) -> Iterator[None]:
+    """Leave no half file after a full disk or Ctrl-C, and name the file that was asked for."""
     try:
-        with temp.open("wb") as file:
-            write(file)
-            if durable:
-                file.flush()
-                os.fsync(file.fileno())
-    except BaseException as error:  # a full disk, Ctrl-C: leave no half file
-        temp.unlink(missing_ok=True)
+        yield
+    except BaseException as error:
+        with contextlib.suppress(OSError):  # nor was it there to be made
+            temp.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno:
             raise OSError(error.errno, error.strerror, str(path)) from error
         raise
-    return temp
 
 
 def replace(path: Path, content: bytes, durable: bool = True) -> None:
@@ -38,7 +45,8 @@ def replace(path: Path, content: bytes, durable: bool = True) -> None:
 
 def _replace(path: Path, write: Callable[[BinaryIO], object], durable: bool = True) -> None:
     temp = _temp(path, write, durable)
-    temp.replace(path)
+    with _no_half(temp, path):  # a folder has that name
+        temp.replace(path)
     if durable:
         _sync_folder(path.parent)
 

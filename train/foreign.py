@@ -19,6 +19,7 @@ from .recipe import Model
 from .report import Expected
 
 Say = Callable[[str], object]
+CLASSIFIER = "_imgnet_classifier"  # where a network keeps the name of the layer that makes its scores
 # What each calls a start of all residual blocks as the identity.
 SILENT = {"timm": "zero_init_last", "torchvision": "zero_init_residual"}
 
@@ -30,8 +31,9 @@ def make(model: Model, classes: int, say: Say) -> nn.Module:
         net, applied = _of_library(library, name, classes, model.zero_gamma)
     else:
         net, applied = _called(model.name, lambda: callables.find("model, name", model.name)(classes)), False
-    if model.zero_gamma and not applied and not silence(net):
+    if model.zero_gamma and not applied and not _tried(model.name, lambda: silence(net)):
         say(f"zero_gamma does not apply to {model.name}: its blocks do not say which norm is their last")
+    check_parameters(net, model.name)
     side = size_free.native(net, model.name)
     check_scores(net, model.name, classes, side)
     try:
@@ -52,6 +54,8 @@ def _of_library(library: str, name: str, classes: int, zero_gamma: bool) -> tupl
             f"model, name: {library}:{name} needs {error.name or library}, which is not installed here "
             f"({one_line(error)}); pip install {library}"
         ) from error
+    except Exception as error:  # of libraries that do not fit each other
+        raise Expected(f"model, name: {library} cannot be imported here, {callables.said(error)}") from error
     known = list(models.list_models())
     if name.partition(".")[0] not in known:  # timm's names may end in a tag of their pretrained weights
         near = difflib.get_close_matches(name, known, 3)
@@ -77,12 +81,7 @@ def _of_library(library: str, name: str, classes: int, zero_gamma: bool) -> tupl
 
 
 def _tried(name: str, make: Callable[[], Any]) -> Any:
-    try:
-        return make()
-    except Expected:
-        raise
-    except Exception as error:  # whatever somebody's network may raise becomes one line; the log has the trace
-        raise Expected(f"model, name: {name} fails, {type(error).__name__}: {one_line(error)}") from error
+    return callables.tried("model, name", name, make)
 
 
 def _called(name: str, make: Callable[[], Any]) -> nn.Module:
@@ -117,23 +116,75 @@ def untouched(net: nn.Module) -> Iterator[None]:
     modes = {module: module.training for module in net.modules()}
     kept = [(buffer, buffer.clone()) for buffer in net.buffers()]
     try:
-        with torch.no_grad():
-            yield
+        yield
     finally:
-        for buffer, before in kept:
-            buffer.copy_(before)
+        with torch.no_grad():
+            for buffer, before in kept:
+                buffer.copy_(before)
         for module, mode in modes.items():
             module.training = mode
 
 
+def check_parameters(net: nn.Module, name: str) -> None:
+    """Raise `Expected` unless there is something to train."""
+    parameters = list(net.parameters())
+    if not parameters:
+        raise Expected(
+            f"model, name: {name} has no parameters, so nothing of it can be trained; its layers must be attributes "
+            "of the module, or lie in a ModuleList"
+        )
+    if not any(one.requires_grad for one in parameters):
+        raise Expected(
+            f"model, name: {name} has requires_grad=False in all its parameters, so nothing of it can be trained; "
+            "leave it True, and say frozen=True in a phase that is to train the classifier only"
+        )
+
+
 def check_scores(net: nn.Module, name: str, classes: int, side: int) -> None:
-    """Raise `Expected` unless two images become scores [2, classes], as in training."""
+    """Raise `Expected` unless two images become scores [2, classes], as in training, that something can be learned of.
+
+    The network keeps the name of the last layer that took part in them, learns, and has as many outputs: whichever it
+    calls last, for in what order layers were registered says nothing.
+    """
+    called: list[nn.Module] = []
+    could = {module: place for place, module in net.named_modules() if outputs(module) == classes}
+    hooks = [one.register_forward_hook(lambda module, *_: called.append(module)) for one in could]
     with untouched(net):
         net.train()
         scores = _tried(name, lambda: net(torch.zeros(2, 3, side, side)))
+    for hook in hooks:
+        hook.remove()
     if not isinstance(scores, torch.Tensor) or tuple(scores.shape) != (2, classes):
         found = f"a tensor of {list(scores.shape)}" if isinstance(scores, torch.Tensor) else type(scores).__name__
         raise Expected(
             f"model, name: {name} must make scores [2, {classes}] of two images in training, not {found}; a function "
             "of your own can build it with the right number of classes, and without further outputs"
         )
+    learned = behind(scores)
+    if not learned:
+        raise Expected(
+            f"model, name: no parameter of {name} gets a gradient from its scores, so nothing of it can be trained; "
+            "look for no_grad() and detach() in it"
+        )
+    order = [*could, *called]  # a layer whose weights are used without calling it comes before those that are called
+    makers = [one for one in order if any(id(parameter) in learned for parameter in one.parameters())]
+    object.__setattr__(net, CLASSIFIER, could[makers[-1]] if makers else None)
+
+
+def outputs(module: nn.Module) -> int:
+    """Return how many values a Linear or a 1x1 convolution makes, 0 for any other layer."""
+    if isinstance(module, nn.Linear):
+        return module.out_features
+    return module.out_channels if isinstance(module, nn.Conv2d) and set(module.kernel_size) == {1} else 0
+
+
+def behind(scores: torch.Tensor) -> set[int]:
+    """Return the parameters that get a gradient from scores, by their ids."""
+    found, seen, ahead = set[int](), set[Any](), [scores.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            found |= {id(node.variable)} if hasattr(node, "variable") else set()
+            ahead += [one for one, _ in node.next_functions]
+    return found

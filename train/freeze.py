@@ -6,6 +6,7 @@ from itertools import takewhile
 from torch import nn
 
 from . import models
+from .report import Expected
 from .schedule import Epoch
 
 
@@ -19,9 +20,10 @@ class Freezer:
     def set(self, frozen: bool) -> None:
         """Let gradients be computed for the classifier only, or for all; without one a parameter is not moved at all.
 
-        All gradients are forgotten: they are views of the last DistributedDataParallel's buckets.
+        All gradients are forgotten: they are views of the last DistributedDataParallel's buckets. Raises `Expected`
+        where the classifier is not known.
         """
-        own = {id(one) for one in models.classifier(self.net).parameters()} if frozen else set()
+        own = {id(one) for one in self.classifier().parameters()} if frozen else set()
         for one in self.learning:
             one.grad = None
             one.requires_grad_(not frozen or id(one) in own)
@@ -31,7 +33,17 @@ class Freezer:
         """Let the network train; what is frozen uses its norms' statistics as they are, and drops nothing out."""
         self.net.train(not self.frozen)
         if self.frozen:
-            models.classifier(self.net).train()
+            self.classifier().train()
+
+    def classifier(self) -> nn.Module:
+        """Return the layer that learns in a frozen phase. Raises `Expected` where it is not known."""
+        found = models.classifier(self.net)
+        if found is None:
+            raise Expected(
+                f"phases, frozen: {type(self.net).__name__} has no Linear and no 1x1 convolution that learns and makes "
+                "one score for each class, so there is no classifier to train alone; frozen=False trains all of it"
+            )
+        return found
 
 
 def stretch(epochs: Sequence[Epoch], first: Epoch) -> list[Epoch]:

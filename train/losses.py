@@ -19,7 +19,7 @@ def build(optim: Optim) -> Loss:
         return partial(cross_entropy, reduction="none", label_smoothing=optim.label_smoothing)
     if optim.loss == "bce":
         return partial(binary_cross_entropy, label_smoothing=optim.label_smoothing)
-    return partial(_checked, callables.find("optim, loss", optim.loss), optim.loss)
+    return Own(callables.find("optim, loss", optim.loss), optim.loss)
 
 
 def binary_cross_entropy(scores: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
@@ -35,10 +35,22 @@ def binary_cross_entropy(scores: torch.Tensor, labels: torch.Tensor, label_smoot
     return binary_cross_entropy_with_logits(scores, answers, reduction="none").mean(1)
 
 
-def _checked(function: Loss, name: str, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+class Own:
     """Somebody's loss of each image. The step divides by the whole batch: a mean of its own would count it twice."""
-    losses = function(scores, labels)
-    if not isinstance(losses, torch.Tensor) or losses.shape != labels.shape:
-        shape = list(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
-        raise Expected(f"optim, loss: {name} must return each image's loss {list(labels.shape)}, not {shape}")
-    return losses
+
+    def __init__(self, function: Loss, name: str) -> None:
+        self.function, self.name, self.works = function, name, False
+
+    def __call__(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the losses. Raises `Expected` where it makes something else, or fails the first time: what has worked
+        before fails for another reason, such as a device's, and that needs its trace.
+        """
+        if self.works:
+            losses = self.function(scores, labels)
+        else:
+            losses = callables.tried("optim, loss", self.name, lambda: self.function(scores, labels))
+        if not isinstance(losses, torch.Tensor) or losses.shape != labels.shape:
+            shape = list(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
+            raise Expected(f"optim, loss: {self.name} must return each image's loss {list(labels.shape)}, not {shape}")
+        self.works = True
+        return losses

@@ -45,7 +45,7 @@ def build(model: Model, classes: int, seed: int, say: Callable[[str], object] = 
 def start(net: nn.Module, model: Model, classes: int) -> None:
     """Draw the classifier's first weights with the recipe's spread, its biases 0. Raises `Expected`."""
     last = classifier(net)
-    if not isinstance(last.weight, nn.Parameter) or outputs(last) != classes:
+    if last is None or not isinstance(last.weight, nn.Parameter):
         raise Expected(
             f"model, fc_std: the layer that makes the {classes} scores of {model.name} is not found; fc_std=None "
             "leaves it as it starts"
@@ -55,26 +55,14 @@ def start(net: nn.Module, model: Model, classes: int) -> None:
         nn.init.zeros_(last.bias)
 
 
-def classifier(net: nn.Module) -> nn.Linear | nn.Conv2d:
-    """Return the layer that makes the scores: ours, the one that timm's `get_classifier` tells, else the last Linear or
-    1x1 convolution that the network has. Raises `Expected` when there is none.
+def classifier(net: nn.Module) -> nn.Linear | nn.Conv2d | None:
+    """Return the layer that makes the scores: ours has it as `fc`, another network's was found when it was looked at
+    (`foreign.check_scores`). None when no layer is known to make them.
     """
     if isinstance(net, ResNet | AlexNet):
         return net.fc
-    told = getattr(net, "get_classifier", None)
-    within = told() if callable(told) else None
-    for part in (within, net):
-        layers = [one for one in part.modules() if outputs(one)] if isinstance(part, nn.Module) else []
-        if layers:
-            return layers[-1]  # type: ignore[return-value]
-    raise Expected(f"model: {type(net).__name__} has no Linear and no 1x1 convolution that could make its scores")
-
-
-def outputs(module: nn.Module) -> int:
-    """Return how many values a Linear or a 1x1 convolution makes, 0 for any other layer."""
-    if isinstance(module, nn.Linear):
-        return module.out_features
-    return module.out_channels if isinstance(module, nn.Conv2d) and set(module.kernel_size) == {1} else 0
+    name = vars(net).get(foreign.CLASSIFIER)
+    return None if name is None else net.get_submodule(name)  # type: ignore[return-value]
 
 
 def fingerprint(net: nn.Module) -> int:

@@ -4,6 +4,7 @@ None of ours absorbs the rate into its momentum: torch's SGD (Goyal et al. 2017,
 it outside, so no momentum correction is needed when the rate jumps (their remark 2).
 """
 
+import inspect
 import re
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from torch import nn
 
 from . import callables
+from .files import one_line
 from .lamb import Lamb
 from .lars import Lars
 from .recipe import Optim
@@ -61,7 +63,7 @@ def groups(model: nn.Module, optim: Optim) -> list[dict[str, Any]]:
 def build(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
     """Make the optimizer with rate 0: the schedule sets the rate before each step.
 
-    Raises `Expected` when somebody's own cannot be imported, or leaves a parameter out.
+    Raises `Expected` when somebody's own cannot be imported, fails, or leaves a parameter out.
     """
     parts = groups(model, optim)
     match optim.name:
@@ -75,9 +77,21 @@ def build(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
             if optim.name == "lars":
                 return Lars(parts, momentum=optim.momentum, nesterov=optim.nesterov, trust=optim.trust)
             return Lamb(parts, betas=optim.betas, eps=optim.eps)
-    made = callables.find("optim, name", optim.name)(parts, optim)
+    return _own(model, optim, parts)
+
+
+def _own(model: nn.Module, optim: Optim, parts: list[dict[str, Any]]) -> torch.optim.Optimizer:
+    function = callables.find("optim, name", optim.name)
+    made = callables.tried("optim, name", optim.name, lambda: function(parts, optim))
     if not isinstance(made, torch.optim.Optimizer):
         raise Expected(f"optim, name: {optim.name} must return a torch.optim.Optimizer, not {type(made).__name__}")
+    try:
+        inspect.signature(made.step).bind()
+    except TypeError as error:
+        raise Expected(
+            f"optim, name: the step of {optim.name} cannot be called without arguments ({one_line(error)}), as it is "
+            "here; one that needs a closure, such as LBFGS, cannot train"
+        ) from error
     held = [id(one) for group in made.param_groups for one in group["params"]]
     if sorted(held) != sorted(id(one) for one in model.parameters()):
         raise Expected(f"optim, name: {optim.name} must take every parameter of its groups exactly once")

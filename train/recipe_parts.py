@@ -75,10 +75,14 @@ class Optim:
             checks.number("optim", name, getattr(self, name), 0.0, 1.0)
         for name in ("weight_decay", "eps", "trust"):
             checks.number("optim", name, getattr(self, name))
+        if self.trust == 0:  # LARS takes a ratio of 0 for that of a layer of zeros, and its whole gradient
+            raise ValueError(f"optim, trust: must be above 0, not {self.trust!r}")
         if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
             raise ValueError(f"optim, betas: must be a pair, not {self.betas!r}")
         for beta in self.betas:
             checks.number("optim", "betas", beta, 0.0, 1.0)
+            if beta == 1:  # nothing of a gradient would ever be taken, and 1 - beta is divided by
+                raise ValueError(f"optim, betas: must be below 1, not {beta!r}")
         object.__setattr__(self, "betas", tuple(self.betas))
         for name in ("nesterov", "norm_decay", "bias_decay"):
             checks.flag("optim", name, getattr(self, name))

@@ -10,6 +10,7 @@ Without IMGNET_WORK (torchrun by hand) nothing is written. Imports no torch.
 import faulthandler
 import os
 import signal
+import sys
 import time
 import traceback
 from pathlib import Path
@@ -81,7 +82,9 @@ class Report:
 
     def last_words(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """An excepthook: print the trace, tell the agent, and end at once, for an exit with torch takes a second."""
-        traceback.print_exception(kind, error, trace)
+        # Not to sys.stderr: init_process_group makes torch call us with a buffer there, and write it when we are gone.
+        said = "".join(traceback.format_exception(kind, error, trace))
+        print(said, end="", file=sys.__stderr__, flush=True)
         text = str(error).strip()
         # A loader's worker sends its trace as text; the last line of it that is no part of the stack is the error.
         reason = next((one for one in reversed(text.splitlines()) if one[:1].strip()), kind.__name__)

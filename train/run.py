@@ -78,6 +78,7 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
             print(target.sentence(result["target"]), flush=True)
     distributed.barrier(group)
     report.say("done", step=trainer.steps_done)
+    distributed.leave(group)
     return 0
 
 

@@ -1,7 +1,8 @@
 """The crops by which an image is examined: what of it the network sees, and one answer where that is several squares.
 
     center  the middle square of the image whose short side was made MARGIN times the crop's: ordinary validation
-    rect    the rectangle of multiples of 32 that the image's own ratio allows: rectangular validation (data/shapes.py)
+    rect    the middle rectangle of multiples of 32 that the image's own ratio allows, at most 1.5 times as long as
+            broad, so not all of the image: rectangular validation (data/shapes.py)
     five    the four corners and the middle of the same enlarged image, all squares
     tta     these five and their mirror images: the ten of Krizhevsky et al. 2012, section 4.1
 

@@ -12,6 +12,7 @@ from torch import nn
 from . import checkpoint, files, models, resnets
 from .report import Expected
 
+DEEPEST = 5  # dicts within dicts: one that holds itself has no end
 INSIDE = ("model", "state_dict", "model_state_dict")  # where checkpoints of ours, of timm and of Lightning keep them
 PREFIXES = ("module.", "model.", "_orig_mod.")  # of DistributedDataParallel, Lightning, torch.compile
 SHOWN = 4  # names in a message
@@ -30,8 +31,16 @@ def load(net: nn.Module, file: str, say: Callable[[str], object] = lambda text: 
         found = resnets.our_names(without_prefix(found, {"layer1.0.conv1.weight", *own}))
     found = without_prefix(found, own)
     head = classifier_names(net)
-    if any(name in found and found[name].shape[:1] != own[name].shape[:1] for name in head):
-        theirs, mine = (len(one[head[0]]) for one in (found, own)) if head[0] in found else (0, 0)
+    kinds = [name for name in own if name in found and not of_a_kind(found[name], own[name])]
+    if kinds:
+        one = found[kinds[0]]
+        raise Expected(
+            f"model, weights: {path} holds {str(one.dtype).removeprefix('torch.')} where this network has real "
+            f"numbers: {some(kinds)}; save the network's state_dict() before it is changed, or convert it"
+        )
+    first = next((name for name in head if name in found), "")
+    if first and found[first].ndim and len(found[first]) != len(own[first]):
+        theirs, mine = len(found[first]), len(own[first])
         say(f"{path}: its classifier is for {theirs} classes, ours for {mine}: it stays at its own start")
         found = {name: one for name, one in found.items() if name not in head} | {name: own[name] for name in head}
     missing = [name for name in own if name not in found and not name.endswith(COUNTER)]
@@ -43,6 +52,13 @@ def load(net: nn.Module, file: str, say: Callable[[str], object] = lambda text: 
     net.load_state_dict({**own, **found})
 
 
+def of_a_kind(theirs: torch.Tensor, mine: torch.Tensor) -> bool:
+    """Whether their values can be taken for ours: for real numbers no complex ones, and no integers."""
+    if theirs.is_complex():
+        return mine.is_complex()
+    return theirs.is_floating_point() or not mine.is_floating_point()
+
+
 def some(names: list[str]) -> str:
     """Return the first names, and how many there are beyond them."""
     more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
@@ -50,8 +66,10 @@ def some(names: list[str]) -> str:
 
 
 def classifier_names(net: nn.Module) -> list[str]:
-    """Return the names of the classifier's tensors in the network's state, its weight first."""
+    """Return the names of the classifier's tensors in the network's state, its weight first; none if it is unknown."""
     last = models.classifier(net)
+    if last is None:
+        return []
     place = next(name for name, module in net.named_modules() if module is last)
     return [f"{place}.{name}".removeprefix(".") for name in last.state_dict()]
 
@@ -71,12 +89,49 @@ def read(path: Path) -> dict[str, torch.Tensor]:
     """Return the tensors of a file by name. Raises `Expected` when there are none that can be read safely."""
     if not path.is_file():
         raise Expected(f"model, weights: {path}: there is no such file on this machine")
-    found = _safetensors(path) if path.suffix == ".safetensors" else _torch(path)
-    while isinstance(found, dict) and (inner := next((one for one in INSIDE if isinstance(found.get(one), dict)), "")):
-        found = found[inner]
+    found = _content(path)
+    for _ in range(DEEPEST):
+        inner = next((one for one in INSIDE if isinstance(found.get(one), dict)), "") if isinstance(found, dict) else ""
+        found = found[inner] if inner else found
     if not isinstance(found, dict) or not found or not all(isinstance(one, torch.Tensor) for one in found.values()):
         raise Expected(f"model, weights: {path} holds no weights by name; save the network's state_dict()")
+    for name, one in found.items():
+        if what := odd(one):
+            raise Expected(
+                f"model, weights: {path} holds {what}: {name}; save the network's state_dict() with plain tensors"
+            )
     return {str(name): one for name, one in found.items()}
+
+
+def odd(tensor: torch.Tensor) -> str:
+    """Return what keeps a tensor from being copied into a network's; empty for a plain one."""
+    if tensor.is_meta:
+        return "a tensor without values, of the device meta"
+    if tensor.is_quantized:
+        return "a quantized tensor"
+    return "a sparse or nested tensor" if tensor.layout != torch.strided or tensor.is_nested else ""
+
+
+def _content(path: Path) -> Any:
+    """Read a file as what its first bytes say that it is."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(len(files.MAGIC))
+    except OSError as error:
+        raise Expected(f"model, weights: {files.one_line(error)}") from error
+    if not size:
+        raise Expected(f"model, weights: {path} is empty; copy or save it again")
+    if path.suffix == ".safetensors" or (start[8:9] == b"{" and int.from_bytes(start[:8], "little") < size):
+        return _safetensors(path)
+    if start == files.MAGIC.encode():
+        return _torch(path, checkpoint.load)
+    if start.startswith((b"PK", b"\x80")):  # a zip file, or a pickle as torch wrote it before
+        return _torch(path, lambda path: torch.load(path, map_location="cpu", weights_only=True))
+    raise Expected(
+        f"model, weights: {path} is no file of PyTorch, safetensors or ours; save the network's state_dict() with "
+        "torch.save"
+    )
 
 
 def _safetensors(path: Path) -> Any:
@@ -89,20 +144,23 @@ def _safetensors(path: Path) -> Any:
     try:
         return load_file(path)
     except Exception as error:  # its own kinds are not importable everywhere
-        raise Expected(f"model, weights: {path} cannot be read, {files.one_line(error)}") from error
+        raise _damaged(path, error) from error
 
 
-def _torch(path: Path) -> Any:
-    with path.open("rb") as file:
-        sealed = file.read(len(files.MAGIC)) == files.MAGIC.encode()
+def _torch(path: Path, load: Callable[[Path], Any]) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old protocols of pickle, before the error that says it
-            return checkpoint.load(path) if sealed else torch.load(path, map_location="cpu", weights_only=True)
+            return load(path)
     except pickle.UnpicklingError as error:
         raise Expected(
             f"model, weights: {path} is no file of tensors only, and what else it holds is not run here; save the "
             "network's state_dict()"
         ) from error
     except Exception as error:  # a cut zip file, an archive of TorchScript
-        raise Expected(f"model, weights: {path} cannot be read, {files.one_line(error)}") from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> Expected:
+    why = f"{type(error).__name__}: {files.one_line(error)}"
+    return Expected(f"model, weights: {path} cannot be read ({why}); is it whole? Copy or save it again")

@@ -5,13 +5,14 @@ import io
 import json
 import shutil
 import sys
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageDraw
 
-from cluster import checkpoints, crops, examine
+from cluster import checkpoints, cli_eval, crops, examine
 from cluster.errors import ClusterError
 from cluster.machine import Machine
 
@@ -164,15 +165,51 @@ def test_a_job_s_numbers_are_those_of_its_own_result(finished: Fixture, evaluate
     assert [(one["crop"], one["size"]) for one in said["rows"]][:3] == [("center", 32), ("center", 48), ("rect", 32)]
     assert (said["rows"][0]["top1"], said["rows"][0]["top5"]) == (result["top1"], result["top5"])
     assert (said["epoch"], said["images"], said["procs"]) == (3, 20, 1)
+    assert said["step"] == int(Path(said["checkpoint"]).stem.rpartition("-")[2]) > 3
+    for gain in said["gains"]:
+        told = [(one["from"], one["to"], one["images"]) for one in gain["buckets"]]
+        assert told == [(one["from"], one["to"], one["images"]) for one in said["buckets"]]
     assert [one["size"] for one in said["gains"]] == [32, 48]
     assert said["checkpoint"].endswith(".pt") and said["plot"] == "crops.png"
     assert not finished.at_work()
 
 
-def test_the_picture_has_a_row_for_each_image_and_a_column_for_each_crop(finished: Fixture, evaluated: Any) -> None:
-    image = Image.open(finished.path / "crops.png")
-    assert image.size[0] == crops.LEFT + 4 * (crops.CELL + crops.GAP)
-    assert image.size[1] == crops.TOP + 6 * (crops.CELL + crops.TEXT + crops.GAP)
+def test_the_picture_has_a_column_for_each_crop_and_rows_without_white_between(
+    finished: Fixture, evaluated: Any
+) -> None:
+    image = Image.open(finished.path / "crops.png").convert("L")
+    assert image.width == crops.LEFT + 4 * (crops.CELL + crops.GAP)
+    assert bands(image) == 6 and white(image) <= crops.GAP + crops.LINE
+
+
+def test_a_picture_that_cannot_be_written_costs_no_numbers(finished: Fixture, evaluated: Any, tmp_path: Path) -> None:
+    path = json.loads(evaluated.out)["checkpoint"]
+    words = ("--data", finished.data, "--crops", "center", "--sizes", "32", "--workers", "0")
+    ran = finished.cli("eval", path, *words, "--plot", tmp_path / "no/x.png")
+    assert ran.code == 2 and ran.err == f"error: --plot {tmp_path / 'no/x.png'}: there is no folder {tmp_path / 'no'}\n"
+    (tmp_path / "x.png").mkdir()
+    ran = finished.cli("eval", path, *words, "--plot", tmp_path / "x.png")
+    assert ran.code == 1 and "top-1" in ran.out and f"--plot {tmp_path / 'x.png'}: " in ran.err, ran
+
+
+def test_a_job_is_found_from_the_folder_of_the_runs_too(finished: Fixture, evaluated: Any) -> None:
+    words = ("--crops", "center", "--sizes", "32", "--workers", "0", "-o", "json")
+    ran = finished.cli(
+        "eval", "job-1", *words, cwd=finished.path / "runs", env={"IMGNET_RUNS": str(finished.path / "runs")}
+    )
+    assert ran.code == 0 and json.loads(ran.out)["rows"][0]["top1"] == json.loads(evaluated.out)["rows"][0]["top1"], ran
+
+
+def bands(page: Any) -> int:
+    """How many images are below each other on a page: what is not white and higher than words."""
+    lines = [min(page.crop((0, y, page.width, y + 1)).tobytes()) < 255 for y in range(crops.TOP, page.height)]
+    return sum(len(list(part)) > crops.LINE for dark, part in groupby(lines) if dark)
+
+
+def white(page: Any) -> int:
+    """The height of the highest white band below the page's head."""
+    lines = [min(page.crop((0, y, page.width, y + 1)).tobytes()) < 255 for y in range(crops.TOP, page.height)]
+    return max(len(list(part)) for dark, part in groupby(lines) if not dark)
 
 
 def test_a_checkpoint_by_its_name_and_as_a_table(finished: Fixture, evaluated: Any, tmp_path: Path) -> None:
@@ -182,8 +219,31 @@ def test_a_checkpoint_by_its_name_and_as_a_table(finished: Fixture, evaluated: A
     top1 = f"{json.loads(evaluated.out)['rows'][0]['top1']:.3f}"
     lines = [line.split() for line in ran.out.splitlines()]
     assert ["center", "32", "1", top1] in [one[:4] for one in lines]
+    assert f"3 epochs done, step {json.loads(evaluated.out)['step']}; 20 images" in ran.out
     assert "rect at 32 above center, in points, by width / height:" in ran.out
     assert lines[-1][:2] == ["all", "20"]
+
+
+def test_the_gains_stand_beside_each_group_s_ratios_with_one_decimal(capsys: Any) -> None:
+    begin = dict.fromkeys(("recipe", "model", "classes", "data", "checkpoint", "device", "precision", "procs"), "x")
+    parts = [
+        {"ratio": 0.77, "from": 0.7512, "to": 0.8, "images": 10, "top1": 12.345, "top5": -0.04},
+        {"ratio": 4 / 3, "from": 4 / 3, "to": 4 / 3, "images": 2, "top1": -100.0, "top5": 0.06},
+    ]
+    gain = {"size": 64, "top1": -1.26, "top5": 0.0, "buckets": parts}
+    cli_eval._show({**begin, "epoch": 3, "step": 691, "images": 12}, [], [gain])
+    out = capsys.readouterr().out
+    assert "3 epochs done, step 691;" in out
+    assert [line.split() for line in out.splitlines()[-3:]] == [
+        ["0.75-0.80", "10", "+12.3", "+0.0"],
+        ["1.33", "2", "-100.0", "+0.1"],
+        ["all", "12", "-1.3", "+0.0"],
+    ]
+
+
+def test_the_help_promises_no_whole_image(place: Fixture) -> None:
+    told = " ".join(place.cli("eval", "--help").out.split())
+    assert "in steps of 32 pixels, but at most 1.5 times its short side" in told and "whole" not in told
 
 
 @pytest.mark.parametrize(
@@ -193,8 +253,8 @@ def test_a_checkpoint_by_its_name_and_as_a_table(finished: Fixture, evaluated: A
         (("nowhere.pt",), 2, "is neither a job nor a checkpoint"),
         (("home",), 2, "is neither a job nor a checkpoint"),
         (("job-1", "--crops", "middle"), 2, "known are center, rect, five, tta"),
-        (("job-1", "--sizes", "224,8"), 2, "whole numbers of 16 or more"),
-        (("job-1", "--sizes", ""), 2, "whole numbers of 16 or more"),
+        (("job-1", "--sizes", "224,8"), 2, "whole numbers from 16 to 4096"),
+        (("job-1", "--sizes", ""), 2, "whole numbers from 16 to 4096"),
         (("job-1", "--plot", "x.jpg"), 2, "ends in .png"),
         (("job-1", "--procs", "0"), 2, "--procs"),
         ((), 2, "JOB|CHECKPOINT"),
@@ -215,9 +275,39 @@ def test_what_is_not_seen_is_dimmed_and_what_is_seen_is_as_it_was() -> None:
     assert found.getpixel((10, 10)) == (0xFF, 0xCC, 0x00) == found.getpixel((59, 39))
 
 
-def test_a_right_answer_and_a_wrong_one_have_their_colours(tmp_path: Path) -> None:
+def grey(width: int, height: int) -> str:
     stream = io.BytesIO()
-    Image.new("RGB", (40, 40), "#808080").save(stream, "JPEG")
+    Image.new("RGB", (width, height), "#808080").save(stream, "JPEG")
+    return base64.b64encode(stream.getvalue()).decode()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_the_head_says_at_which_size_and_what_the_colours_mean_and_fits(
+    several: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda pen, place, words, *_, **how: told.append(words))
+    crops.draw(tmp_path / "x.png", "a long name of a recipe " * 4, 96, [], several)
+    head = " ".join("".join(told).split())
+    assert "Drawn at 96 pixels" in head and ("the first of --sizes" in head) == several
+    assert "its probability; green: right, red: wrong" in head and "Yellow frame: what the network sees" in head
+    monkeypatch.undo()
+    crops.draw(tmp_path / "y.png", "a long name of a recipe " * 4, 96, [], several)
+    page = Image.open(tmp_path / "y.png").convert("L")
+    assert min(page.crop((page.width - 8, 0, page.width, page.height)).tobytes()) == 255
+
+
+def test_each_row_is_as_high_as_its_image_which_fills_its_cell(tmp_path: Path) -> None:
+    answers = [{"crop": "center", "boxes": [[0, 0, 1, 1]], "class": "cat", "percent": 50.0, "right": True}]
+    shown = [{"class": "cat", "jpeg": grey(*size), "answers": answers} for size in ((60, 20), (400, 100), (30, 60))]
+    crops.draw(tmp_path / "x.png", "title", 96, shown)
+    page = Image.open(tmp_path / "x.png").convert("L")
+    below = 3 * (crops.LINE + crops.GAP)
+    assert page.height == crops.TOP + round(crops.CELL / 3) + crops.CELL // 4 + crops.CELL + below
+    assert bands(page) == 3 and white(page) <= crops.GAP + crops.LINE
+
+
+def test_a_right_answer_and_a_wrong_one_have_their_colours(tmp_path: Path) -> None:
     answers = [
         {"crop": crop, "boxes": [[0, 0, 1, 1]], "class": name, "percent": 50.0, "right": name == "cat"}
         for crop, name in (("center", "dog"), ("rect", "cat"))
@@ -225,10 +315,10 @@ def test_a_right_answer_and_a_wrong_one_have_their_colours(tmp_path: Path) -> No
     one = {
         "name": "cat/1.JPEG",
         "class": "cat",
-        "jpeg": base64.b64encode(stream.getvalue()).decode(),
+        "jpeg": grey(40, 40),
         "answers": answers,
     }
-    crops.draw(tmp_path / "x.png", "title", [one])
+    crops.draw(tmp_path / "x.png", "title", 96, [one])
     page = Image.open(tmp_path / "x.png").convert("RGB")
     words = crops.TOP + crops.CELL
     middle = crops.LEFT + crops.CELL + crops.GAP // 2

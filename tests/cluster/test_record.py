@@ -3,15 +3,17 @@
 import copy
 import json
 import re
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster import attempts, backends, ran, record, record_check, settle
+from cluster import attempts, backends, cli_record, ran, record, record_check, settle
 from cluster.errors import ClusterError
 from cluster.plan import plan
+from train import files
 from train.recipe import Data, Model, Phase, Recipe
 from train.schedule import Epoch, Schedule
 from train.target import Target, outcome
@@ -76,7 +78,8 @@ class Paper:
             "epoch": number, "size": epoch.row.phase.size, "global_batch": epoch.row.global_batch, "steps": epoch.steps,
             "lr": epoch.rate(epoch.steps - 1), "train_seconds": seconds, "val_seconds": val, "train_images": IMAGES,
             "images_per_second": IMAGES / seconds, "train_loss": 1.0, "train_top1": 10.0, "train_top5": 50.0,
-            "top1": top1, "top5": top5, "top1_square": top1, "top5_square": top5, "view": "square",
+            "top1": top1, "top5": top5, "top1_square": top1, "top5_square": top5, "val_loss": top1 and 2.0,
+            "view": None if top1 is None else "rect" if epoch.row.phase.rect_val else "square",
             "val_images": None if top1 is None else VAL, "seconds": seconds + val, "at": self.now,
             "clock": self.now - BEGUN,
         }  # fmt: skip
@@ -276,6 +279,27 @@ def test_a_lost_line_is_taken_from_the_trainers_history_and_its_rates_are_not_kn
     assert wrong(table=record.tsv(facts), entry=written(record.entry(facts)), log=record.mlperf(facts), ran=facts) == []
 
 
+@pytest.mark.parametrize(
+    "name, kept",
+    [
+        ("sgd", ("momentum", "nesterov", "norm_decay", "bias_decay")),
+        ("lars", ("momentum", "nesterov", "trust")),
+        ("lamb", ("betas", "eps")),
+        ("adamw", ("betas", "eps", "norm_decay", "bias_decay")),
+        ("theirs.optim:build", ("momentum", "nesterov", "betas", "eps", "trust", "norm_decay", "bias_decay")),
+    ],
+)
+def test_of_an_optimizer_stands_there_what_it_uses_and_the_schedule_is_made_again_of_it(
+    facts: Any, name: str, kept: tuple[str, ...]
+) -> None:
+    facts["recipe"]["optim"]["name"] = name
+    entry = written(record.entry(facts))
+    always = {"name", "weight_decay", "loss", "label_smoothing", "scaling"}
+    assert entry["misc"]["optimizer"].keys() == entry["misc"]["recipe"]["optim"].keys() == always | {*kept}
+    assert wrong(table=record.tsv(facts), entry=entry, log=record.mlperf(facts), ran=facts) == []
+    assert wrong(entry=entry, log=record.mlperf(facts)) == []
+
+
 # --- what became of a target ----------------------------------------------------------------------------------------
 
 
@@ -413,6 +437,19 @@ MUTATIONS = [
     ("misc.epochs.3.seconds", 400.0, "epoch 4: the clock says"),
     ("misc.epochs.3.top5", 94.5, "epoch 4: top5 94.5 % of 50 images is no whole number of them"),
     ("misc.epochs.3.top1", 96.0, "epoch 4: top-1 96.0 and top-5 94.0"),
+    ("misc.epochs.3.top1_square", 99.0, "epoch 4: top-1 99.0 and top-5 94.0 of the square"),
+    ("misc.epochs.3.top5_square", 101.0, "epoch 4: top-1 60.0 and top-5 101.0 of the square"),
+    ("misc.epochs.3.top1_square", 59.0, "epoch 4: top1_square 59 % of 50 images is no whole number"),
+    ("misc.epochs.3.top5_square", None, "epoch 4: top-1 60.0 and top-5 None of the square"),
+    ("misc.epochs.2.top1_square", 50.0, "epoch 3: "),
+    ("misc.epochs.2.view", "rect", "epoch 3: view rect without a validation"),
+    ("misc.epochs.3.view", "square", "epoch 4: view square; by the recipe rect"),
+    ("misc.epochs.0.view", "rect", "epoch 1: view rect; by the recipe square"),
+    ("misc.epochs.0.top1_square", 18.0, "epoch 1: top1 20 and top1_square 18 are of the same view"),
+    ("misc.epochs.1.val_seconds", -0.2, "misc.epochs[1].val_seconds is -0.2; no time is below zero"),
+    ("misc.seconds_to_loading", -100.0, "misc.seconds_to_loading is -100"),
+    ("misc.attempts.1.seconds_lost", -1, "misc.attempts[1].seconds_lost is -1"),
+    ("misc.recipe.phases.1.epochs.1", 10**30, "misc.recipe: 1000000000000000000000000000000 epochs; no run has more"),
     ("misc.epochs.3.val_images", 49, "epoch 4: validated on 49 images of 50"),
     ("misc.seconds_to_first_step", 1.0, "epoch 1: the clock says"),
     ("misc.schedule.0.lr", [0.1, 0.8], "misc.schedule is not what the epochs add up to"),
@@ -451,6 +488,7 @@ def test_a_number_typed_over_in_the_json_is_found_without_the_job_and_with_it(
     [
         ("hardware", "8 x H100", 'hardware is "8 x H100"; the run says "2 x p4d.24xlarge'),
         ("framework", "PyTorch 9", "framework is"),
+        ("timestamp", "2030-01-01", 'timestamp is "2030-01-01"; the run says "2023-11-14"'),
         ("misc.precision", "float32", 'misc.precision is "float32"; the run says "bfloat16"'),
         ("misc.epochs.0.train_loss", 0.5, "misc.epochs[0].train_loss is 0.5; the run says 1.0"),
         ("misc.attempts.1.reason", "", 'misc.attempts[1].reason is ""; the run says "lost"'),
@@ -464,9 +502,9 @@ def test_what_only_the_job_can_know_is_found_with_it(facts: Any, path: str, valu
     assert wrong(entry=entry) == [] and wrong(entry=entry, ran=facts)[0].startswith(said)
 
 
-def test_who_wrote_it_down_and_when_is_theirs_to_say_and_a_bill_may_go_on(facts: Any) -> None:
+def test_who_wrote_it_down_is_theirs_to_say_and_a_bill_may_go_on(facts: Any) -> None:
     entry = written(record.entry(facts, author="Ann", code="https://example.org"))
-    for path, value in (("timestamp", "2030-01-01"), ("misc.cost.billed", 9.0), ("misc.machines.0.seconds", 1.0)):
+    for path, value in (("logFilename", "x.log"), ("misc.cost.billed", 9.0), ("misc.machines.0.seconds", 1.0)):
         at(path, value)(entry)
     assert wrong(entry=entry, ran=facts) == []
 
@@ -495,6 +533,140 @@ def test_a_log_is_checked_by_itself_for_order_and_ends(facts: Any) -> None:
     assert wrong(log="\n".join([lines[0], lines[-1], *lines[1:-1]]))[0].endswith("comes before the line above it")
     assert "run was begun and not ended" in wrong(log="\n".join(lines[:-1]))[0]
     assert "ends what was not begun" in wrong(log="\n".join(lines[1:]))[0]
+
+
+def heard(key: str, old: str, new: str) -> Callable[[str], str]:
+    """Type over a part of the last line with that key."""
+
+    def typed(log: str) -> str:
+        lines = log.splitlines()
+        place = max(n for n, line in enumerate(lines) if f'"key": "{key}"' in line)
+        assert old in lines[place]
+        lines[place] = lines[place].replace(old, new)
+        return "\n".join(lines) + "\n"
+
+    return typed
+
+
+@pytest.mark.parametrize(
+    "typed, said",
+    [
+        (heard("eval_accuracy", '"value": 0.6', '"value": 0.7'), "top1 0.7; beside it epoch 4 has 60.0000 %"),
+        (heard("eval_accuracy", '"top5": 0.94', '"top5": 0.96'), "top5 0.96; beside it epoch 4 has 94.0000 %"),
+        (heard("eval_accuracy", ', "top5": 0.94', ""), "top5 None"),
+        (heard("eval_accuracy", '"epoch_num": 4', '"epoch_num": 3'), "epoch 3; beside it epoch 4 was validated"),
+        (heard("eval_accuracy", '"eval_accuracy"', '"eval_loss"'), "stands there 2 times; beside it 3 epochs"),
+        (lambda log: log.replace(f'"time_ms": {1000 * BEGUN:.0f}', f'"time_ms": {1000 * BEGUN - 50:.0f}'), "s after"),
+    ],
+)
+@pytest.mark.parametrize("beside", ["json", "tsv"])
+def test_an_accuracy_typed_over_in_the_log_is_found_by_the_json_or_the_tsv(
+    facts: Any, beside: str, typed: Any, said: str
+) -> None:
+    log = record.mlperf(facts)
+    how: Any = {"entry": written(record.entry(facts))} if beside == "json" else {"table": record.tsv(facts)}
+    assert wrong(log=log, **how) == []
+    found = wrong(log=typed(log), **how)
+    assert found and found[0].startswith("the log, ") and said in found[0], found
+
+
+@pytest.mark.parametrize(
+    "typed, said",
+    [
+        (heard("seed", '"value": 0', '"value": 1'), "(seed): 1; the JSON says 0"),
+        (heard("sgd_opt_momentum", "0.9", "0.8"), "(sgd_opt_momentum): 0.8; the JSON says 0.9"),
+        (heard("train_samples", '"train_samples"', '"samples"'), "train_samples: is not there"),
+        (heard("global_batch_size", '"value": 64', '"value": 128'), "(global_batch_size): 128; the JSON says 64"),
+        (heard("run_stop", "success", "aborted"), "(run_stop): aborted; by the JSON success"),
+    ],
+)
+def test_a_setting_typed_over_in_the_log_is_found_by_the_json(facts: Any, typed: Any, said: str) -> None:
+    found = wrong(log=typed(record.mlperf(facts)), entry=written(record.entry(facts)))
+    assert found and said in found[0], found
+
+
+def test_a_day_that_is_not_the_log_s_is_found(facts: Any) -> None:
+    entry = written(record.entry(facts)) | {"timestamp": "2023-11-15"}
+    assert "on 2023-11-14; the timestamp of the JSON is 2023-11-15" in wrong(entry=entry, log=record.mlperf(facts))[0]
+
+
+@pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "[" * 100_000])
+def test_a_number_that_json_does_not_know_is_refused_where_it_is_read(facts: Any, text: str) -> None:
+    with pytest.raises(ValueError):
+        record_check.parsed(f'{{"misc": {{"hours": {text}}}}}')
+    log = record.mlperf(facts).splitlines()
+    log[1] = f':::MLLOG {{"time_ms": {text}, "event_type": "POINT_IN_TIME", "key": "x", "value": 1, "metadata": {{}}}}'
+    assert wrong(log="\n".join(log))[0].startswith("line 2: is not :::MLLOG and a JSON object")
+
+
+def test_what_can_be_read_but_is_too_deep_to_be_compared_is_one_line(facts: Any) -> None:
+    entry, deep = written(record.entry(facts)), list[Any]()
+    for _ in range(5000):
+        deep = [deep]
+    at("misc.processor", deep)(entry)
+    with pytest.raises(ClusterError, match=r"^mine: damaged \(RecursionError: "), cli_record._damaged("mine: damaged"):
+        wrong(entry=entry)
+
+
+# --- the run folder against itself ----------------------------------------------------------------------------------
+
+
+def retyped(path: Path, old: str, new: str) -> None:
+    """Type over the last place where that stands in a file."""
+    before, found, after = path.read_text().rpartition(old)
+    assert found
+    path.write_text(before + new + after)
+
+
+@pytest.mark.parametrize("name", ["metrics/000002.jsonl", "result.json"])
+@pytest.mark.parametrize(
+    "old, new, said",
+    [
+        ('"top1": 60.0', '"top1": 70.0', "epoch 4: top1 is"),
+        ('"top5": 94.0', '"top5": 96.0', "epoch 4: top5 is"),
+        ('"top1_square": 60.0', '"top1_square": 50.0', "epoch 4: top1_square is"),
+        ('"top5_square": 94.0', '"top5_square": 90.0', "epoch 4: top5_square is"),
+        ('"val_loss": 2.0', '"val_loss": 1.0', "epoch 4: val_loss is"),
+        ('"train_loss": 1.0', '"train_loss": NaN', "epoch 4: train_loss is"),
+        ('"view": "rect"', '"view": "square"', "epoch 4: view is"),
+        ('"steps": 16', '"steps": 15', "epoch 4: steps is"),
+        ('"seconds": 37.0', '"seconds": 36.0', "epoch 4: seconds is"),
+        ('"lr": 0.04', '"lr": 0.03', "epoch 4: lr is"),
+    ],
+)
+def test_an_epoch_that_the_run_folder_tells_in_two_ways_is_found(
+    hand_made: Fixture, name: str, old: str, new: str, said: str
+) -> None:
+    job = made(hand_made)
+    result = json.loads((job.run / "result.json").read_text())
+    del result["target"]["best"]  # an accuracy too
+    rows = result.pop("epochs")
+    (job.run / "result.json").write_text(json.dumps({**result, "schedule": [], "epochs": rows}))
+    assert list(record_check.of_result(ran.ran(job))) == []
+    retyped(job.run / name, old, new)
+    facts = ran.ran(job)
+    found = wrong(ran=facts)
+    assert found and found[0].startswith(said) and "result.json says" in found[0], found
+
+
+def test_a_result_without_an_epoch_of_the_metrics_or_with_another_end_is_found(hand_made: Fixture) -> None:
+    job = made(hand_made)
+    result = json.loads((job.run / "result.json").read_text())
+    path = job.run / "result.json"
+    path.write_text(json.dumps({**result, "top1": 61.0}))
+    assert wrong(ran=ran.ran(job)) == ["result.json: top1 is 61.0; epoch 4 in it has 60.0"]
+    path.write_text(json.dumps({**result, "epochs": result["epochs"][:2], "top1": 40.0, "top5": 72.0}))
+    assert wrong(ran=ran.ran(job))[0] == "epoch 3: stands in the metrics; result.json has no such epoch"
+
+
+def test_of_a_run_folder_that_tells_two_things_nothing_is_written(hand_made: Fixture, place: Any) -> None:
+    job = made(hand_made)
+    retyped(job.run / "metrics/000002.jsonl", '"top1": 60.0', '"top1": 70.0')
+    for words in (("job-1",), ("job-1", "-o", "mine"), ("--check", "job-1")):
+        shown = place.cli("record", *words)
+        assert shown.code == 1 and shown.out == "" and len(shown.err.splitlines()) == 1
+        assert "job-1: epoch 4: top1 is 70.0 in the metrics; result.json says 60.0" in shown.err
+    assert not list(place.path.glob("mine*"))
 
 
 @pytest.mark.parametrize("name", ["result", "noted"])
@@ -553,3 +725,52 @@ def test_what_cannot_be_done_is_one_line(hand_made: Fixture, place: Any, words: 
     made(hand_made)
     shown = place.cli("record", *words)
     assert shown.code in (1, 2, 102) and len(shown.err.splitlines()) == 1 and shown.err.startswith("error: ")
+
+
+@pytest.mark.parametrize("words", [("-o", "."), ("-o", ""), ("-o", "/"), ("-o", ".."), ("--format", "json", "-o", "f")])
+def test_a_name_that_no_file_can_have_is_wrong_usage_and_leaves_nothing_behind(
+    hand_made: Fixture, place: Any, words: tuple[str, ...]
+) -> None:
+    made(hand_made)
+    (place.path / "f").mkdir()
+    before = {*place.path.iterdir(), *place.path.parent.iterdir()}
+    shown = place.cli("record", "job-1", *words)
+    assert shown.code == 2 and len(shown.err.splitlines()) == 1 and shown.err.startswith("error: -o "), shown
+    assert {*place.path.iterdir(), *place.path.parent.iterdir()} == before
+
+
+def test_a_file_that_cannot_take_a_name_is_removed_and_the_name_is_told(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(IsADirectoryError) as caught:
+        files.replace(tmp_path / "folder", b"x")
+    assert caught.value.filename == str(tmp_path / "folder") and [*tmp_path.iterdir()] == [tmp_path / "folder"]
+    (tmp_path / "file").touch()
+    with pytest.raises(NotADirectoryError) as caught:
+        files.replace(tmp_path / "file/name", b"x")
+    assert caught.value.filename == str(tmp_path / "file/name")
+
+
+def test_files_that_were_typed_over_are_one_line_each(hand_made: Fixture, place: Any) -> None:
+    job = made(hand_made)
+    assert place.cli("record", "job-1", "-o", "mine").code == 0
+    shutil.rmtree(job.run)
+    whole = place.cli("record", "--check", "mine.log")
+    assert whole.code == 0 and "3 validated epochs, 96 steps in" in whole.out and "lines of the log\n" in whole.out
+    text = (place.path / "mine.json").read_text()
+    deep = text.replace('"author": null', f'"author": {"[" * 50_000}{"]" * 50_000}')
+    for typed, said in (
+        (re.sub('"hours": [0-9.]+', '"hours": NaN', text), "mine.json: is no JSON: NaN is no finite number"),
+        (text.replace(f'"train": {IMAGES}', '"train": Infinity'), "mine.json: is no JSON: Infinity is no finite"),
+        (text.replace(f'"train": {IMAGES}', f'"train": 1{"0" * 400}'), "is no record of ours, or damaged (Overflow"),
+        (deep, "mine.json: is no JSON: it is nested too deep"),
+    ):
+        (place.path / "mine.json").write_text(typed)
+        shown = place.cli("record", "--check", "mine.json")
+        assert shown.code == 1 and len(shown.err.splitlines()) == 1 and said in shown.err, shown
+    (place.path / "mine.json").write_text(text)
+    retyped(place.path / "mine.log", '"value": 0.6', '"value": 0.7')
+    shown = place.cli("record", "--check", "mine.json")
+    assert shown.code == 1 and shown.err.startswith("error: mine.json: the log, line "), shown
+    (place.path / "mine.log").rename(place.path / "alone.log")
+    shown = place.cli("record", "--check", "alone.log")
+    assert shown.code == 0 and "accuracies and rates cannot be checked without its JSON" in shown.out, shown

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -79,18 +80,58 @@ def test_the_numbers_are_those_of_the_run_s_own_validation(told: list[dict[str, 
     assert row(told, "rect")["loss"] == pytest.approx(last["val_loss"], rel=1e-5)
 
 
-def test_a_row_for_each_crop_and_size_with_every_image_counted_once_by_bucket(told: list[dict[str, Any]]) -> None:
+def test_a_row_for_each_crop_and_size_with_every_image_counted_once_by_bucket(
+    told: list[dict[str, Any]], trained: Path
+) -> None:
     begin, *rows, seen = told
     assert (begin["kind"], seen["kind"], begin["procs"], begin["epoch"], begin["images"]) == ("begin", "seen", 2, 2, 20)
+    assert begin["step"] == int(newest(trained).stem.removeprefix("step-")) > 0
     assert [(one["crop"], one["size"]) for one in rows] == [(crop, size) for crop in CROPS for size in (32, 64)]
     counts = [one["images"] for one in begin["buckets"]]
-    assert sum(counts) == 20 and len(counts) == 6 and max(counts) - min(counts) <= 1
-    ratios = [one["ratio"] for one in begin["buckets"]]
-    assert ratios == sorted(ratios)
+    assert sum(counts) == 20 and 1 < len(counts) <= 6
+    ends = [one[end] for one in begin["buckets"] for end in ("from", "ratio", "to")]
+    assert ends == sorted(ends)
     for one in rows:
         parts = zip(counts, one["buckets"], strict=True)
         assert sum(count * part["top1"] / 100 for count, part in parts) == pytest.approx(20 * one["top1"] / 100)
         assert one["seconds"] > 0 and one["views"] == {"five": 5, "tta": 10}.get(one["crop"], 1)
+
+
+def buckets(*ratios: tuple[int, int]) -> exam.Buckets:
+    """Those of images of such widths and heights."""
+    widths, heights = np.array(ratios).T
+    return exam.Buckets(type("Sizes", (), {"widths": widths, "heights": heights})())
+
+
+def test_images_of_distinct_ratios_are_in_six_buckets_of_as_many() -> None:
+    found = buckets(*((width, 100) for width in range(80, 50, -1)))
+    assert [one["images"] for one in found.told] == [5] * 6 and found.of.tolist() == sorted(found.of, reverse=True)
+    assert (found.told[0]["from"], found.told[0]["to"], found.told[-1]["to"]) == (0.51, 0.55, 0.8)
+    assert found.told[0]["ratio"] == pytest.approx(0.53)
+
+
+def test_images_of_one_ratio_are_in_one_bucket() -> None:
+    same = [(500, 375), (640, 480), (4, 3), (500, 376)]  # the last one is 1.33 too, as it is shown
+    mixed = [*same * 15, *((375, 500 + 9 * one) for one in range(20)), *((900 + 9 * one, 500) for one in range(20))]
+    found = buckets(*mixed)
+    assert len({*found.of[:60]}) == 1
+    assert sum(one["images"] for one in found.told) == 100 and 3 <= len(found.told) <= 6
+    assert [one["images"] for one in found.told if one["from"] < 1.34 and one["to"] > 1.32] == [60]
+    assert all(one["to"] < other["from"] for one, other in zip(found.told, found.told[1:], strict=False))
+
+
+@pytest.mark.parametrize("images", [1, 2, 50])
+def test_where_all_have_the_same_ratio_there_is_one_bucket(images: int) -> None:
+    found = buckets(*[(300, 400)] * images)
+    assert found.told == [{"ratio": 0.75, "from": 0.75, "to": 0.75, "images": images}] and set(found.of) == {0}
+
+
+def test_the_step_is_that_of_the_run_wherever_in_an_epoch_it_was_saved(trained: Path, tmp_path: Path) -> None:
+    state, recipe = exam.open_checkpoint(newest(trained))
+    steps = int(newest(trained).stem.removeprefix("step-"))
+    assert state["step"] == 0 and steps > 2 and exam.step_of(state, recipe) == steps
+    state, recipe = exam.open_checkpoint(changed(trained, tmp_path, epoch=1, step=2))
+    assert exam.step_of(state, recipe) == steps // 2 + 2
 
 
 def test_one_process_finds_the_same(told: list[dict[str, Any]], trained: Path, tiny_data: Path, here: Any) -> None:
@@ -146,6 +187,13 @@ def test_another_number_of_classes_is_one_line(trained: Path, tiny_data: Path, t
     assert "was trained on 10 classes" in error["error"] and "few has 4; say --data DIR" in error["error"]
 
 
+def test_weights_that_are_no_numbers_are_no_result(trained: Path, tiny_data: Path, tmp_path: Path, here: Any) -> None:
+    model = checkpoint.load(newest(trained))["model"]
+    path = changed(trained, tmp_path, model={**model, "fc.weight": torch.full_like(model["fc.weight"], torch.nan)})
+    with pytest.raises(exam.Expected, match="center at 32 pixels: the loss is nan"):
+        here(path, "--data", tiny_data, "--crops", "center", "--sizes", "32", "--shown", "0")
+
+
 def bad_checkpoints(trained: Path, tmp_path: Path) -> dict[str, Path]:
     whole = newest(trained).read_bytes()
     (tmp_path / "cut.pt").write_bytes(whole[:-1])
@@ -187,9 +235,9 @@ def test_an_unknown_crop_is_refused(text: str) -> None:
         crops(text)
 
 
-@pytest.mark.parametrize("text", ["", "15", "224,x", "-32", "22.4"])
+@pytest.mark.parametrize("text", ["", "15", "224,x", "-32", "22.4", "224256", "9999999999999"])
 def test_a_size_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="--sizes: must be whole numbers of 16 or more"):
+    with pytest.raises(ValueError, match="--sizes: must be whole numbers from 16 to 4096"):
         sizes(text)
 
 

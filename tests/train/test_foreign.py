@@ -1,14 +1,16 @@
 """Other people's networks: from libraries, from functions; what is looked at before they train, and each refusal."""
 
+import copy
 import sys
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from train import models
+from train import freeze, models
 from train.models import build, classifier
 from train.recipe import Model
 from train.report import Expected
@@ -47,8 +49,28 @@ class Net(nn.Module):
         x = self.block(self.stem(x))
         return self.head((x * self.attention(x)).mean((2, 3)))
 
-    def get_classifier(self) -> nn.Module:
-        return self.head
+
+class Pooled(nn.Sequential):
+    """Layers, and the mean of their last map."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
+
+
+class HeadFirst(nn.Module):
+    """Registers its classifier before its body, which ends in a convolution of as many channels as there are classes,
+    and a second classifier that nobody uses.
+    """
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.fc = nn.Linear(classes, classes)
+        self.body = Pooled(nn.Conv2d(3, 8, 3, 2), nn.ReLU(), nn.Conv2d(8, classes, 1))
+        self.spare = nn.Linear(classes, classes)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.body(x)
+        return self.fc(x) + 0 * self.spare(x).detach()
 
 
 def module(monkeypatch: pytest.MonkeyPatch, name: str, **content: Any) -> types.ModuleType:
@@ -221,11 +243,7 @@ def test_the_classifier_starts_with_the_recipe_s_spread_or_as_it_starts_itself(m
 
 
 def test_where_no_layer_is_the_classifier_the_recipe_must_not_ask_for_its_spread(mine: Any) -> None:
-    class Odd(Net):
-        def get_classifier(self) -> nn.Module:
-            return self.attention
-
-    mine.net = Odd
+    mine.net = lambda classes: Pooled(nn.Conv2d(3, classes, 3, padding=1))
     with pytest.raises(
         Expected, match="fc_std: the layer that makes the 6 scores of mine:net is not found; fc_std=None"
     ):
@@ -233,22 +251,126 @@ def test_where_no_layer_is_the_classifier_the_recipe_must_not_ask_for_its_spread
     said_of("mine:net", fc_std=None)
 
 
-def test_the_classifier_is_the_one_that_is_told_or_the_last_that_could_be() -> None:
+def test_the_classifier_is_the_last_layer_that_learns_and_makes_as_many_scores_as_there_are_classes(mine: Any) -> None:
     for name in ("resnet10_tiny", "alexnet_bn"):
         with torch.device("meta"):
             net = models.MAKERS[name](6)
         assert classifier(net) is net.fc
-    net = Net(6)
-    assert classifier(net) is net.head  # by timm's word, though another layer comes last
-    squeeze = nn.Sequential(nn.Linear(3, 3), nn.Conv2d(3, 6, 1), nn.Conv2d(6, 6, 3), nn.AdaptiveAvgPool2d(1))
-    assert classifier(squeeze) is squeeze[1]
-    with pytest.raises(Expected, match="Sequential has no Linear and no 1x1 convolution"):
-        classifier(nn.Sequential(nn.Conv2d(3, 3, 3)))
-    wrapped = Net(6)
-    wrapped.get_classifier = lambda: nn.Sequential(nn.LayerNorm(4), wrapped.head)  # type: ignore[method-assign]
-    assert classifier(wrapped) is wrapped.head
-    wrapped.get_classifier = lambda: nn.Identity()  # type: ignore[method-assign]
-    assert classifier(wrapped) is wrapped.attention
+    mine.net = Net
+    net = said_of("mine:net")[0]
+    assert classifier(net) is net.head  # though another layer was registered last
+    mine.net = HeadFirst
+    net = said_of("mine:net")[0]
+    assert classifier(net) is net.fc  # though the body's last makes as many, and another was called later
+    assert net.fc.weight.std() < 0.02 < net.spare.weight.std()  # fc_std is the classifier's
+    other = copy.deepcopy(net)
+    freeze.Freezer(other).set(True)
+    assert classifier(other) is other.fc
+    assert [name for name, one in other.named_parameters() if one.requires_grad] == ["fc.weight", "fc.bias"]
+    mine.net = lambda classes: Pooled(nn.Conv2d(3, classes, 1), nn.Conv2d(classes, classes, 3, padding=1))
+    net = said_of("mine:net")[0]
+    assert classifier(net) is net[0]
+    mine.net = lambda classes: Functional(classes)
+    net = said_of("mine:net")[0]
+    assert classifier(net) is net.fc
+
+
+class Functional(nn.Module):
+    """Uses its classifier's weights without calling it."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.fc, self.body = nn.Linear(4, classes), Pooled(nn.Conv2d(3, 4, 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.linear(self.body(x), self.fc.weight, self.fc.bias)
+
+
+@pytest.mark.parametrize("make", [
+    lambda classes: Pooled(nn.Conv2d(3, classes, 3, padding=1)),
+    lambda classes: Pooled(nn.Conv2d(3, 4, 1), nn.Conv2d(4, classes, 3, padding=1)),
+    lambda classes: Pooled(nn.Conv2d(3, 4, 1), nn.Conv2d(4, classes, 1).requires_grad_(False)),
+], ids=["none", "of others", "does not learn"])  # fmt: skip
+def test_where_there_is_none_a_frozen_phase_is_one_line(mine: Any, make: Any) -> None:
+    mine.net = make
+    net = said_of("mine:net", fc_std=None)[0]
+    assert classifier(net) is None
+    freezer = freeze.Freezer(net)
+    freezer.set(False)
+    with pytest.raises(Expected, match=r"phases, frozen: Pooled has no Linear .*; frozen=False trains all") as caught:
+        freezer.set(True)
+    assert "\n" not in str(caught.value)
+
+
+class Detached(Net):
+    """Nothing of it is learned."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x).detach()
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda classes: Plain(classes), "mine:net has no parameters, so nothing of it can be trained; its layers must be"),
+    (lambda classes: Net(classes).requires_grad_(False), "mine:net has requires_grad=False in all its parameters"),
+    (Detached, r"no parameter of mine:net gets a gradient from its scores, .* look for no_grad\(\) and detach\(\)"),
+])  # fmt: skip
+def test_a_network_of_which_nothing_can_be_trained_is_refused_in_one_line(mine: Any, make: Any, said: str) -> None:
+    mine.net = make
+    with pytest.raises(Expected, match="model, name: .*" + said) as caught:
+        said_of("mine:net")
+    assert "\n" not in str(caught.value)
+
+
+class Plain(nn.Module):
+    """Has no parameters."""
+
+    def __init__(self, classes: int) -> None:
+        super().__init__()
+        self.classes = classes
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.mean((2, 3))[:, :1].repeat(1, self.classes)
+
+
+class Leaving(Net):
+    """Ends the program when it is used."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        sys.exit("so there")
+
+
+@pytest.mark.parametrize(("make", "said"), [
+    (lambda classes: sys.exit(0), "mine:net fails, SystemExit: 0, test_foreign.py line "),
+    (lambda classes: sys.exit(), "mine:net fails, SystemExit, test_foreign.py line "),
+    (Leaving, "mine:net takes no images of the usual sizes; at 224 x 224 pixels: SystemExit: so there, test_foreign"),
+])  # fmt: skip
+def test_a_function_that_ends_the_program_is_one_line_and_not_the_end(mine: Any, make: Any, said: str) -> None:
+    mine.net = make
+    with pytest.raises(Expected, match="model, name: " + said):
+        said_of("mine:net")
+
+
+@pytest.mark.parametrize(("text", "said"), [
+    ("import sys\nsys.exit(0)", r"ends the program when it is imported \(SystemExit: 0, leaving.py line 2\); what"),
+    ("\nimport json\njson.loads('no')", r"cannot be imported here \(JSONDecodeError: .*, leaving.py line 3\); start"),
+])  # fmt: skip
+def test_a_module_that_ends_the_program_or_fails_says_in_which_line(
+    text: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "leaving.py").write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Expected, match="model, name: leaving " + said) as caught:
+        said_of("leaving:net")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_library_that_is_broken_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torchvision is beside another torch than its own."""
+    (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
+    monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Expected, match="torchvision cannot be imported here, RuntimeError: operator torchvision::nms"):
+        said_of("torchvision:resnet50")
 
 
 def test_a_network_of_one_size_is_freed_and_that_is_said_or_why_not(mine: Any) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from train import checkpoint, freeze, loop, optim, spawn
+from train import checkpoint, foreign, freeze, loop, optim, spawn
 from train.data.loader import Images
 from train.dataset import open_dataset
 from train.distributed import Group
@@ -104,6 +104,7 @@ def test_what_is_frozen_is_neither_computed_nor_in_training() -> None:
     never = net[0].bias
     assert never is not None
     never.requires_grad_(False)
+    foreign.check_scores(net, "net", 2, 4)  # finds its classifier, as where it was made
     freezer = freeze.Freezer(net)
     net(torch.ones(2, 3, 4, 4)).sum().backward()
     freezer.set(True)

@@ -86,6 +86,25 @@ def test_a_mean_over_the_batch_is_refused_for_the_step_takes_it_itself(mine: Any
         losses.build(Optim(loss="mine:loss"))(*images())
 
 
+def test_one_that_fails_is_one_line_and_one_that_has_worked_keeps_its_trace(mine: Any) -> None:
+    def loss(scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        if len(labels) < 3:
+            raise ValueError("too\nfew")
+        return scores[:, 0]
+
+    mine.loss = loss
+    scores, labels = images()
+    found = losses.build(Optim(loss="mine:loss"))
+    with pytest.raises(Expected, match=r"loss: mine:loss fails, ValueError: too few, test_losses.py line \d+$"):
+        found(scores[:2], labels[:2])
+    assert torch.equal(found(scores, labels), scores[:, 0])
+    with pytest.raises(ValueError, match="too\nfew"):
+        found(scores[:2], labels[:2])
+    mine.loss = lambda scores, labels: sys.exit(0)
+    with pytest.raises(Expected, match=r"optim, loss: mine:loss fails, SystemExit: 0, test_losses.py"):
+        losses.build(Optim(loss="mine:loss"))(scores, labels)
+
+
 def test_one_that_is_not_there_is_one_line(mine: Any) -> None:
     with pytest.raises(Expected, match="optim, loss: mine has no function loss"):
         losses.build(Optim(loss="mine:loss"))

@@ -275,12 +275,18 @@ def test_somebody_s_own_optimizer_gets_the_groups_and_the_recipe_s_words(mine: A
 @pytest.mark.parametrize(("made", "said"), [
     (lambda groups, how: None, "mine:build must return a torch.optim.Optimizer, not NoneType"),
     (lambda groups, how: torch.optim.SGD(groups[:1], lr=0.0), "mine:build must take every parameter of its groups"),
+    (lambda groups, how: torch.optim.LBFGS([one for group in groups for one in group["params"]]),
+     r"the step of mine:build cannot be called without arguments \(.*'closure'\), as it is here; one that needs a"),
+    (lambda groups, how: 1 / 0, "mine:build fails, ZeroDivisionError: division by zero, test_optim.py line [0-9]+$"),
+    (lambda groups, how: torch.optim.SGD(groups, lr=-1.0), "mine:build fails, ValueError: Invalid learning rate: -1.0"),
+    (lambda groups, how: sys.exit(0), "mine:build fails, SystemExit: 0"),
 ])  # fmt: skip
-def test_one_that_leaves_parameters_out_is_refused(mine: Any, made: Any, said: str) -> None:
+def test_one_that_leaves_parameters_out_fails_or_is_none_is_one_line(mine: Any, made: Any, said: str) -> None:
     """The trainer of 2018 lost every second one (facts/seeds.md 1.9)."""
     mine.build = made
-    with pytest.raises(Expected, match=said):
+    with pytest.raises(Expected, match="optim, name: " + said) as caught:
         optim.build(Mixed(), Optim(name="mine:build"))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(("name", "said"), [

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from train.recipe import Optim
 from train.report import Report
 
 
@@ -99,6 +100,35 @@ def test_an_error_nobody_caught_is_printed_told_and_ends_the_process(error: str,
     assert run.returncode == 1 and run.stdout == "" and "Traceback" in run.stderr
     left = json.loads((work / "failed-4.json").read_text())
     assert left["reason"] == reason and left["fault"] == ("final" if error.startswith("Expected") else "own")
+
+
+OWN = """
+import torch
+
+class Failing(torch.optim.SGD):
+    def step(self):
+        raise RuntimeError("here it is")
+
+def build(groups, how):
+    return Failing(groups, lr=0.0)
+"""
+
+
+@pytest.mark.parametrize("procs", [1, 2])
+def test_a_run_s_unexpected_error_is_on_the_terminal_with_its_trace(
+    procs: int, runs: Any, tiny: Any, tmp_path: Path
+) -> None:
+    """torch's process group wraps the excepthook, and gives it a buffer in place of stderr."""
+    (tmp_path / "own.py").write_text(OWN)
+    path = runs.recipe(tiny(name=f"failing-{procs}", optim=Optim(name="own:build")))
+    words = runs.words(tmp_path / "out", ("--procs", str(procs), "--workers", "0", "--threads", "1"), path)
+    environment = {**runs.environment, "PYTHONPATH": f"{runs.environment['PYTHONPATH']}{os.pathsep}{tmp_path}"}
+    run = subprocess.run(
+        [sys.executable, "-m", "train", *words], capture_output=True, text=True, env=environment, timeout=120
+    )
+    assert run.returncode == 1
+    assert "Traceback (most recent call last)" in run.stderr and 'own.py", line 6, in step' in run.stderr
+    assert "RuntimeError: here it is" in run.stderr.splitlines()
 
 
 @pytest.mark.parametrize("error", [

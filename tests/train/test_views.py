@@ -139,6 +139,13 @@ def test_what_is_seen_is_inside_the_image_and_in_the_crop_s_shape(width: int, he
     assert rect[2] * rect[3] >= center[2] * center[3]
 
 
+def test_of_a_very_wide_or_tall_image_the_rectangle_leaves_a_part_out() -> None:
+    ((_, left, high, wide),) = seen("rect", 224, 3000, 1000)
+    assert (left > 0.2 and wide < 0.5) and wide * 3000 == pytest.approx(320 / 224 * high * 1000, rel=0.01)
+    ((top, _, high, wide),) = seen("rect", 224, 1000, 3000)
+    assert (top > 0.2 and high < 0.5) and high * 3000 == pytest.approx(320 / 224 * wide * 1000, rel=0.01)
+
+
 def test_an_examination_trains_on_nothing_else_than_other_validation(tiny_data: Path, images: Views) -> None:
     ids = np.arange(8)
     plain = Images(images.indexes, 0)

@@ -3,6 +3,7 @@
 import pickle
 import sys
 import types
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from train import checkpoint, weights
+from train import checkpoint, foreign, weights
 from train.models import MAKERS, build
 from train.recipe import Model
 from train.report import Expected
@@ -121,12 +122,15 @@ def test_nothing_in_a_file_is_run(writer: Any, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "said"), [
-    (b"", "cannot be read|no file of tensors"),
-    (b"PK\x03\x04 half a zip", "cannot be read|no file of tensors"),
+    (b"", r"w\.pt is empty; copy or save it again"),
+    (b"PK\x03\x04 half a zip", r"w\.pt cannot be read \(\w+: .*\); is it whole\?"),
+    (b"\x80\x02 half a pickle", r"w\.pt cannot be read \(\w+: .*\); is it whole\?|no file of tensors only"),
+    (b"some text of several words", r"w\.pt is no file of PyTorch, safetensors or ours; save the network's state_dict"),
+    (b"eaglets {", r"w\.pt is no file of PyTorch, safetensors or ours"),
     ([1, 2], "holds no weights by name"),
     ({}, "holds no weights by name"),
     ({"model": {"a": 3}}, "holds no weights by name"),
-], ids=["empty", "cut", "list", "nothing", "numbers"])  # fmt: skip
+], ids=["empty", "cut", "cut pickle", "text", "brace", "list", "nothing", "numbers"])  # fmt: skip
 def test_what_holds_no_weights_is_refused_in_one_line(content: Any, said: str, tmp_path: Path) -> None:
     path = tmp_path / "w.pt"
     if isinstance(content, bytes):
@@ -138,6 +142,65 @@ def test_what_holds_no_weights_is_refused_in_one_line(content: Any, said: str, t
     assert "\n" not in str(caught.value)
 
 
+def holding_itself(state: State) -> Any:
+    made: dict[str, Any] = {"weights": state}
+    made["model"] = made
+    return made
+
+
+def quantized(one: torch.Tensor) -> torch.Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(one, 0.1, 0, torch.qint8)
+
+
+def test_a_file_that_holds_itself_has_an_end(theirs: State, tmp_path: Path) -> None:
+    file = saved(tmp_path, holding_itself(theirs))
+    with pytest.raises(Expected, match=r"w\.pt holds no weights by name"):
+        loaded(file)
+
+
+@pytest.mark.parametrize(("change", "said"), [
+    (lambda one: one.to_sparse(), "holds a sparse or nested tensor: fc.weight; save the network's"),
+    (lambda one: one.to("meta"), "holds a tensor without values, of the device meta: fc.weight; save the network's"),
+    (quantized, "holds a quantized tensor: fc.weight; save the network's"),
+    (lambda one: one.to(torch.complex64), "holds complex64 where this network has real numbers: fc.weight; save the"),
+    (lambda one: one.long(), "holds int64 where this network has real numbers: fc.weight; save the"),
+    (lambda one: one.bool(), "holds bool where this network has real numbers: fc.weight; save the"),
+    (lambda one: torch.tensor(1.0), "is not of this network; of another shape: fc.weight$"),
+], ids=["sparse", "meta", "quantized", "complex", "integers", "bits", "one number"])  # fmt: skip
+@pytest.mark.filterwarnings("ignore")  # of torch, of what it will not support for much longer
+def test_tensors_that_are_no_weights_are_refused_in_one_line(
+    change: Any, said: str, theirs: State, tmp_path: Path
+) -> None:
+    file = saved(tmp_path, {**theirs, "fc.weight": change(theirs["fc.weight"])})
+    with pytest.raises(Expected, match=r"model, weights: .*w\.pt " + said) as caught:
+        loaded(file)
+    assert "\n" not in str(caught.value)
+
+
+def test_counters_may_be_of_any_kind_and_complex_weights_go_where_ours_are() -> None:
+    real, whole, bent = (torch.zeros(1, dtype=one) for one in (torch.float16, torch.int64, torch.complex64))
+    assert weights.of_a_kind(real, whole) and weights.of_a_kind(whole, whole) and weights.of_a_kind(bent, bent)
+    assert weights.of_a_kind(real, bent) and not weights.of_a_kind(bent, whole)
+
+
+def test_only_the_classifier_s_own_weight_tells_of_other_classes(theirs: State, tmp_path: Path) -> None:
+    """A bias of another length beside a weight that fits is damage."""
+    file = saved(tmp_path, {**theirs, "fc.bias": torch.zeros(5)})
+    with pytest.raises(Expected, match=r"is not of this network; of another shape: fc.bias$"):
+        loaded(file)
+
+
+def test_a_network_whose_classifier_is_not_known_takes_what_fits_and_names_what_does_not(tmp_path: Path) -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3))
+    state = {name: one + 1 for name, one in net.state_dict().items()}
+    weights.load(net, saved(tmp_path, state))
+    assert equal(net.state_dict(), state)
+    with pytest.raises(Expected, match=r"is not of this network; of another shape: 0.weight, 0.bias$"):
+        weights.load(nn.Sequential(nn.Conv2d(3, 5, 3)), str(tmp_path / "w.pt"))
+
+
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(Expected, match=r"model, weights: .*/none\.pt: there is no such file on this machine"):
         loaded(str(tmp_path / "none.pt"))
@@ -146,12 +209,15 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_safetensors_are_read_where_they_are_installed(
     theirs: State, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "w.safetensors").write_bytes(b"")
+    content = b"\2" + 7 * b"\0" + b"{}"  # the length of a JSON object, and that
+    (tmp_path / "w.safetensors").write_bytes(content)
+    (tmp_path / "w.pt").write_bytes(content)
     top, part = types.ModuleType("safetensors"), types.ModuleType("safetensors.torch")
     part.load_file = lambda path: theirs  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "safetensors", top)
     monkeypatch.setitem(sys.modules, "safetensors.torch", part)
-    assert equal(loaded(str(tmp_path / "w.safetensors"))[0], theirs)
+    for name in ("w.safetensors", "w.pt"):  # by its bytes, whatever it is called
+        assert equal(loaded(str(tmp_path / name))[0], theirs)
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
     with pytest.raises(Expected, match=r"needs safetensors, .* not installed here; pip install safetensors$"):
         loaded(str(tmp_path / "w.safetensors"))
@@ -195,5 +261,7 @@ def test_a_resnet_of_torchvision_s_names_is_ours(
 
 def test_the_classifier_s_names_are_found_wherever_it_is() -> None:
     assert weights.classifier_names(made()) == ["fc.weight", "fc.bias"]
-    assert weights.classifier_names(nn.Sequential(nn.Flatten(), nn.Linear(3, 2))) == ["1.weight", "1.bias"]
-    assert weights.classifier_names(nn.Linear(3, 2)) == ["weight", "bias"]
+    net = nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
+    assert weights.classifier_names(net) == []  # not known before it was looked at
+    foreign.check_scores(net, "net", 2, 1)
+    assert weights.classifier_names(net) == ["1.weight", "1.bias"]

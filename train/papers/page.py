@@ -12,6 +12,7 @@ from ..forecast import Forecast, forecast
 from ..recipe import IMAGENET, Recipe
 from ..recipe_file import load, select
 from ..schedule import Row, Schedule
+from ..text import settings
 from .claims import CLAIMS, Claim, Line
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -26,14 +27,15 @@ would stand in bold, and a test would fail. Rates are those of a row's first and
 `python -m train.papers.page docs/recipes.md`, and a test holds it to the code.
 
 What the sources measured, and what is not certain of them, stands in each recipe's file. No run of ours on ImageNet
-stands behind any of them yet.
+stands behind any of them yet. Beside the rows stands how our recipe trains otherwise.
 """
 FORECAST = """
 ## resnet50_2026
 
-It follows no paper to the digit; whose choice each of its numbers is stands in recipes/resnet50_2026.py. Its forecast,
-by the presets of [forecast.md](forecast.md), of machines that none of us has rented yet: minutes of training, from the
-trainers' start to the last validation, and minutes with boot, set-up and fetching the images.
+It follows no paper to the digit; whose choice each of its numbers is stands in
+[recipes/resnet50_2026.py](../recipes/resnet50_2026.py). Its forecast, by the presets of [forecast.md](forecast.md), of
+machines that none of us has rented yet: minutes of training, from the trainers' start to the last validation, and
+minutes with boot, set-up and fetching the images.
 `plan --type p4d.24xlarge,p5.48xlarge` adds the dollars.
 
 | recipe | machines | images a step | steps | p4d: training | all | most of it | p5: training | all | most of it |
@@ -42,7 +44,8 @@ trainers' start to the last validation, and minutes with boot, set-up and fetchi
 FOOT = """
 ## Without a paper
 
-finetune, sweeps, quickstart and cifar10 are ours alone.
+[finetune](../recipes/finetune.py), [sweeps](../recipes/sweeps.py), [quickstart](../recipes/quickstart.py) and
+[cifar10](../recipes/cifar10.py) are ours alone.
 """
 
 
@@ -85,7 +88,7 @@ def table(claim: Claim) -> Iterator[str]:
     """Yield a claim as a section of the page."""
     schedule = planned(claim)
     machines = f", {claim.machines} machine{'s' * (claim.machines > 1)} of 8 GPUs"
-    yield f"\n### {claim.name}{machines}\n\n{claim.source}\n"
+    yield f"\n### {claim.name}{machines}\n\n{claim.source}. Ours: {settings(schedule.recipe)}.\n"
     yield "| epochs | pixels | images a step | rate | our steps |\n|---|---|---|---|---|"
     for theirs, row in zip(claim.lines, schedule.rows, strict=True):
         both = zip(cells(theirs), cells(line(row)), strict=True)
@@ -131,7 +134,7 @@ def text() -> str:
     found, last = [HEAD], ""
     for claim in CLAIMS:
         if claim.file != last:
-            found.append(f"\n## {claim.file}")
+            found.append(f"\n## [{claim.file}](../recipes/{claim.file}.py)")
         found += table(claim)
         last = claim.file
     return "\n".join([*found, FORECAST + "\n".join(our_own()), FOOT]).replace("\n\n\n", "\n\n")
