@@ -182,9 +182,9 @@ def behind(scores: torch.Tensor) -> set[int]:
     """Return the parameters that get a gradient from scores, by their ids."""
     found, seen, ahead = set[int](), set[Any](), [scores.grad_fn]
     while ahead:
-        node = ahead.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            found |= {id(node.variable)} if hasattr(node, "variable") else set()
-            ahead += [one for one, _ in node.next_functions]
+        step = ahead.pop()
+        if step is not None and step not in seen:
+            seen.add(step)
+            found |= {id(step.variable)} if hasattr(step, "variable") else set()
+            ahead += [one for one, _ in step.next_functions]
     return found

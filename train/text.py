@@ -63,8 +63,12 @@ def settings(recipe: Recipe) -> str:
         *[f"comm {comm.hook}"] * (comm.hook != "none"),
     ]
     for what, chosen in (("frozen", "frozen"), ("rectangles", "rect_train"), ("not augmented", "augment")):
-        epochs = [one.epochs for one in recipe.phases if getattr(one, chosen) != (chosen == "augment")]
-        words += [f"{what} in epochs {', '.join(f'{start}-{end}' for start, end in epochs)}"] * bool(epochs)
+        spans: list[tuple[int, int]] = []
+        for start, end in (one.epochs for one in recipe.phases if getattr(one, chosen) != (chosen == "augment")):
+            if spans and spans[-1][1] == start:
+                start = spans.pop()[0]
+            spans.append((start, end))
+        words += [f"{what} in epochs {', '.join(f'{start}-{end}' for start, end in spans)}"] * bool(spans)
     return ", ".join(words)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from train.text import PARTS
@@ -45,6 +46,7 @@ class Line:
     key: Key
     points: Points
     steps: bool = False
+    width: float = 1.8
 
 
 def colour(place: int) -> str:
@@ -116,6 +118,7 @@ def _steps(found: Sequence[Facts], name: str, unit: tuple[str, float], steps: bo
             Key(one["job"], colour(place)),
             [(row["images"] / unit[1], row[name]) for row in one["train"] if row[name] is not None],
             steps,
+            1.8 + 0.9 * min(2, len(found) - 1 - place),  # of lines that cover each other all are seen
         )
         for place, one in enumerate(found)
     ]
@@ -152,15 +155,25 @@ def _curve(
 
 
 def _plot(axes: "Axes", lines: Sequence[Line]) -> None:
+    end = max(x for one in lines for x, _ in one.points)
     for one in lines:
         x, y = zip(*one.points, strict=True)
-        few = len(one.points) <= 40 and not one.steps
+        marked = lone(one.points, 0.02 * end)
+        if len(one.points) <= 40 and not one.steps:
+            marked = list(range(len(one.points)))
         axes.plot(
-            x, y, color=one.key.colour, linestyle=DASHES[one.key.mark], marker="o" if few else "",
-            drawstyle="steps-post" if one.steps else "default",
+            x, y, color=one.key.colour, linestyle=DASHES[one.key.mark], marker="o" if marked else "",
+            markevery=marked or None, drawstyle="steps-post" if one.steps else "default", linewidth=one.width,
         )  # fmt: skip
     axes.margins(x=0.02)
     axes.set_xlim(left=0)
+
+
+def lone(points: Points, least: float) -> list[int]:
+    """Return which points end a piece of a curve that is less than so long: without a mark nobody would see it."""
+    ends = [place for place, (_, y) in enumerate(points) if math.isnan(y)]
+    pieces = [(begin + 1, end - 1) for begin, end in pairwise([-1, *ends, len(points)]) if end - begin > 1]
+    return [last for first, last in pieces if points[last][0] - points[first][0] < least]
 
 
 def _sizes(found: Sequence[Facts], unit: tuple[str, float]) -> Chart | None:
@@ -169,12 +182,13 @@ def _sizes(found: Sequence[Facts], unit: tuple[str, float]) -> Chart | None:
     if not any(one.points for one in (*sides, *batches)):
         return None
     figure, (above, below) = draw.axes(rows=2)
+    sides, batches = ([one for one in lines if one.points] for lines in (sides, batches))
     for axes, lines, label in ((above, sides, "side, pixels"), (below, batches, "global batch")):
-        _plot(axes, [one for one in lines if one.points])
+        _plot(axes, lines)
         axes.set_ylabel(label)
         axes.set_ylim(0, 1.15 * max(y for one in lines for _, y in one.points))
     below.set_xlabel(unit[0])
-    title = "Image side and global batch over images"
+    title = "Side and global batch over images"
     return Chart(title, draw.svg(figure, "sizes", title), [one.key for one in sides] if len(found) > 1 else [])
 
 
@@ -210,23 +224,52 @@ def _part_colour(part: str) -> str:
 
 
 def forecast(one: Facts, name: str) -> Chart | None:
-    """Return the seconds of each term, forecast above what it took; before the end the forecast only."""
-    rows = [(row["term"], row["forecast"], row["actual"]) for row in one["against"] if row["term"] != "all"]
+    """Return the time of each term, forecast above what it took, in numbers too; before the end the forecast only."""
+    rows = [
+        (row["term"], row["forecast"], row["actual"], row["error"]) for row in one["against"] if row["term"] != "all"
+    ]
+    total = next((row for row in one["against"] if row["term"] == "all"), None)
     if not rows and one["forecast"]:
-        rows = [(term, seconds, None) for term, seconds in one["forecast"].get("terms", {}).items() if seconds]
+        rows = [(term, seconds, None, None) for term, seconds in one["forecast"].get("terms", {}).items() if seconds]
     if not rows:
         return None
-    figure, (axes,) = draw.axes(height=0.8 + 0.36 * len(rows))
-    unit, factor = time_unit(max(max(told, real or 0.0) for _, told, real in rows))
-    for place, (_, told, real) in enumerate(rows):
-        axes.barh(place - 0.19, told / factor, height=0.34, color=COLOURS[3])
+    figure, (axes,) = draw.axes(height=0.8 + 0.42 * len(rows))
+    unit, factor = time_unit(max(max(told, real or 0.0) for _, told, real, _ in rows))
+    for place, (_, told, real, error) in enumerate(rows):
+        _bar(axes, place - 0.2, told / factor, COLOURS[3])
         if real is not None:
-            axes.barh(place + 0.19, real / factor, height=0.34, color=COLOURS[0])
+            _bar(axes, place + 0.2, real / factor, COLOURS[0], off(real, error))
     axes.set(xlabel=unit, ylim=(len(rows) - 0.5, -0.5))
-    axes.set_yticks(range(len(rows)), [term for term, *_ in rows])
+    axes.margins(x=0.26)
+    axes.set_xlim(left=0)
+    axes.set_yticks(range(len(rows)), [row[0] for row in rows])
     axes.grid(visible=False, axis="y")
     keys = [Key("forecast", COLOURS[3], "box")] + [Key("took", COLOURS[0], "box")] * bool(one["against"])
-    return Chart("Forecast and what it took", draw.svg(figure, f"{name}-forecast", "Forecast and what it took"), keys)
+    title = "Forecast and what it took" if one["against"] else "Forecast"
+    return Chart(title, draw.svg(figure, f"{name}-forecast", title), keys, _in_all(one, total))
+
+
+def _bar(axes: "Axes", place: float, length: float, of: str, more: str = "") -> None:
+    axes.barh(place, length, height=0.36, color=of)
+    axes.text(length, place, f" {length:.1f}{more and ', ' + more}", va="center", fontsize=8.5)
+
+
+def off(real: float | None, error: float | None) -> str:
+    """Return by how much a forecast was off; of less than a second it says nothing."""
+    return "" if error is None or not real or real < 1 else f"{100 * error:+.0f} %"
+
+
+def _in_all(one: Facts, total: Facts | None) -> str:
+    """What the terms come to, and by whose measured constants it was told."""
+    source = (one["forecast"] or {}).get("source")
+    told = f" (constants: {source})" if source else ""
+    if not total:
+        minutes = (one["forecast"] or {}).get("minutes")
+        return "" if minutes is None else f"{minutes:.3g} minutes in all{told}"
+    forecast, real, error = total["forecast"], total["actual"], off(total["actual"], total["error"])
+    how = f" ({error})" if error else ""
+    unit, factor = time_unit(max(forecast, real))
+    return f"in all {forecast / factor:.1f} {unit}{told}; it took {real / factor:.1f}{how}"
 
 
 def dollars(found: Sequence[Facts]) -> Chart | None:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from train import text
 from train.schedule import Schedule, scaled
 
 from ..errors import ClusterError
@@ -41,7 +42,7 @@ def _facts(job: Job) -> Facts:
         "status": status,
         "result": result,
         "model": spec.recipe.model.name,
-        "settings": job.hparams,
+        "settings": settings(job),
         "data": spec.recipe.data.name,
         "where": job.backend.DESCRIPTION,
         "machines": spec.machines,
@@ -129,14 +130,15 @@ def dollars(job: Job, result: Mapping[str, Any]) -> Facts:
 def provenance(job: Job, result: Mapping[str, Any], clock: Clock) -> list[tuple[str, str]]:
     """Return by what the numbers can be had again: code, versions, seed, data, times."""
     spec = job.spec
-    versions = result.get("versions") or {}
+    versions, machines = result.get("versions") or {}, _count(spec.machines, "machine")
     rows = [
         ("recipe", f"{spec.recipe.name}, {spec.recipe_file or 'from Python'}"),
         ("git commit", str(spec.git_commit or "not known")),
         ("seed", str(result.get("seed", spec.recipe.seed))),
         ("data", f"{spec.recipe.data.name}, {spec.source or spec.data}"),
-        ("images", "all" if spec.scale == 1 else f"a part of {spec.scale:g}: a rehearsal"),
-        ("processes", f"{spec.machines} x {spec.procs}, schedule for {spec.gpus}"),
+        ("images", _images(job) + ("" if spec.scale == 1 else f": a rehearsal with {spec.scale:g} of all")),
+        ("training", text.settings(spec.recipe)),
+        ("processes", f"{machines} x {_count(spec.procs, 'process', 'es')}, schedule for {_count(spec.gpus, 'GPU')}"),
         ("device", ", ".join(str(result[name]) for name in ("device", "precision") if name in result)),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("job", spec.uid or spec.name),
@@ -145,7 +147,33 @@ def provenance(job: Job, result: Mapping[str, Any], clock: Clock) -> list[tuple[
     ]
     if "ids_wrong" in result:
         rows.append(("images used", "; ".join(result["ids_wrong"]) or "every image exactly once in every epoch"))
-    return [(name, text) for name, text in rows if text]
+    return [(name, said) for name, said in rows if said]
+
+
+def settings(job: Job) -> Facts:
+    """Return what was asked of a job, by words, to stand beside what was asked of others; None: it would mislead."""
+    recipe, known = job.spec.recipe, job.hparams
+    rising = any(one.shape in ("one_cycle", "gradual_warmup") for one in recipe.phases)  # in parts of phases, too
+    return {
+        "data": f"{recipe.data.name}, {_images(job)}",
+        "training": text.settings(recipe),
+        "highest rate": known["lr"],
+        "epochs of warm-up": None if rising else known["warmup_epochs"],
+        "epochs planned": known["epochs"],
+        "first global batch": known["batch_first"],
+        "largest global batch": known["batch_largest"],
+        "largest side, pixels": known["size_largest"],
+        "seed": known["seed"],
+    }
+
+
+def _images(job: Job) -> str:
+    data, scale = job.spec.recipe.data, job.spec.scale
+    return f"{scaled(data.train, scale):,} to train on, {scaled(data.val, scale):,} to validate"
+
+
+def _count(number: int, what: str, more: str = "s") -> str:
+    return f"{number} {what}{'' if number == 1 else more}"
 
 
 def stamp(moment: float) -> str:

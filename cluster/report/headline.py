@@ -21,23 +21,28 @@ def numbers(one: Facts) -> dict[str, str]:
     last: Mapping[str, Any] = validated[-1] if validated else result
     speed = result.get("images_per_second") or status.get("images_per_second")
     steps, done = status.get("steps"), status.get("step") or 0
-    seconds, reached = status.get("seconds") or 0.0, result.get("target") or {}
+    reached = result.get("target") or {}
     return {
         "top-1": _percent(last.get("top1")),
         "top-5": _percent(last.get("top5")),
-        "minutes": f"{seconds / 60:.2f}" if seconds < 600 else f"{seconds / 60:.1f}",
+        "minutes": _minutes((status.get("seconds") or 0.0) / 60),
         "cost": f"${one['dollars']['total']:,.2f}" + (" or more" if one["dollars"]["unknown"] else ""),
         "machines": str(one["machines"]),
         "processes": str(one["processes"]),
         "images/s": "-" if speed is None else f"{speed:,.0f}",
         "goodput": _percent(100 * result["goodput"] if result.get("goodput") is not None else None, 1),
         "steps": "-" if not steps else f"{steps:,}" if done == steps else f"{done:,} / {steps:,}",
-        "epochs": str(len(one["epochs"])),
+        "epochs run": str(len(one["epochs"])),
         "attempts": str(status.get("attempt") or 0),
         "machines lost": str(len(one["losses"])),
-        "to target, min": f"{reached['minutes']:.2f}" if reached.get("minutes") is not None else "-",
-        "forecast, min": f"{told['minutes']:.3g}" if told else "-",
+        "to target, min": _minutes(reached.get("minutes")),
+        "forecast, min": _minutes(told["minutes"] if told else None),
     }
+
+
+def _minutes(value: float | None) -> str:
+    """With three digits, so that what is compared is as exact."""
+    return "-" if value is None else f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
 
 
 def _percent(value: float | None, digits: int = 2) -> str:
@@ -47,25 +52,30 @@ def _percent(value: float | None, digits: int = 2) -> str:
 def tiles(one: Facts) -> Html:
     """Return the numbers of one job, large."""
     known = [(name, value) for name, value in numbers(one).items() if value != "-" or name.startswith("top")]
-    shown = (tag("div", tag("b", value), tag("span", name), class_="tile") for name, value in known)
+    shown = (
+        tag("div", tag("b", value), tag("span", name), class_="tile" if len(value) <= len("100.00 %") else "tile two")
+        for name, value in known
+    )
     return tag("div", *shown, class_="tiles")
 
 
 def summary(found: Sequence[Facts]) -> Html:
-    """Return a table with a column for each job: first the settings in which they differ."""
+    """Return a card of a table with a column for each job: first the settings in which they differ."""
     rows = [
         ("recipe", *(one["status"]["recipe"] for one in found)),
         ("model", *(one["model"] for one in found)),
-        *((name, *values) for name, values in _settings(found) if name not in ("recipe", "model", "world")),
+        *((name, *values) for name, values in _settings(found)),
         ("state", *(one["status"]["state"] for one in found)),
     ]
+    why = [one["status"].get("reason") or "" for one in found]
+    rows += [("why", *why)] if any(why) else []
     told = [numbers(one) for one in found]
     rows += [(name, *values) for name in told[0] if set(values := [one[name] for one in told]) != {"-"}]
-    return table(("", *(one["job"] for one in found)), rows)
+    return tag("div", table(("", *(one["job"] for one in found)), rows), class_="card")
 
 
 def _settings(found: Sequence[Facts]) -> list[tuple[str, list[Any]]]:
-    """The settings of which the jobs have not all the same."""
+    """The settings of which the jobs have not all the same, but for those that would mislead of one of them."""
     names = dict.fromkeys(name for one in found for name in one["settings"])
-    rows = [(name.replace("_", " "), [one["settings"].get(name) for one in found]) for name in names]
-    return [(name, values) for name, values in rows if any(one != values[0] for one in values)]
+    rows = [(name, [one["settings"].get(name) for one in found]) for name in names]
+    return [(name, values) for name, values in rows if None not in values and any(one != values[0] for one in values)]

@@ -50,9 +50,9 @@ def table(columns: Sequence[Any], rows: Iterable[Sequence[Any]], caption: str = 
     return tag("div", tag("table", *inside), class_="scroll", tabindex="0")
 
 
-def _short(text: str) -> str | None:
+def _short(text: str) -> str:
     """What is short stands in one line; texts of machines and people break theirs."""
-    return "short" if len(text) < 28 else None
+    return "short" if len(text) < 28 else "long"
 
 
 def _numeric(text: str) -> bool:

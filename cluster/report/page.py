@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from train.data.shapes import LONGEST
 from train.text import PARTS
 
 from . import charts, draw, timelines
@@ -81,9 +82,9 @@ def _colour(value: str) -> str:
     return f"var(--{draw.NAMES[value]})"
 
 
-def card(*inside: Any, wide: bool = False) -> Html:
-    """Return a card with something else in it."""
-    return tag("div", *inside, class_="card wide" if wide else "card")
+def card(*inside: Any, broad: bool = False) -> Html:
+    """Return a card with something else in it; beside others a broad one has the most room."""
+    return tag("div", *inside, class_="card ample" if broad else "card")
 
 
 # --- of each job ----------------------------------------------------------------------------------------------------
@@ -96,21 +97,20 @@ def _own(found: Sequence[Facts], place: int) -> list[Html | None]:
     money = None if several else charts.dollars([one])
     cards = [
         *([figure(machines, wide=True)] if machines else []),
-        *_attempts(one),
         *([figure(where)] if where else []),
         *_whole(one),
-        *([figure(told)] if told else []),
-        *_against(one),
+        *([figure(told)] if told else _told(one)),
+        *_attempts(one),
         *([figure(money)] if money else []),
         *_spent(one),
     ]
     return [
         tag("h2", f"{name}: time, machines and money" if several else "Time, machines and money"),
-        tag("div", *cards, class_="cards"),
+        tag("div", *cards, class_="row"),
         tag("h2", f"{name}: schedule" if several else "Schedule"),
         card(*_schedule(one)),
         tag("h2", f"{name}: validation images" if several else "Validation images"),
-        tag("p", f"as {same[0]}'s", class_="soft") if same else _images(one),
+        tag("p", f"the same as {same[0]}'s", class_="soft") if same else _images(one),
         tag("h2", f"{name}: provenance" if several else "Provenance"),
         card(table(("what", "value"), one["provenance"])),
     ]
@@ -119,42 +119,41 @@ def _own(found: Sequence[Facts], place: int) -> list[Html | None]:
 def _attempts(one: Facts) -> list[Html]:
     rows = [
         (
-            row["attempt"], span(row["seconds"]), " ".join(row["machines"]), row["first_step"],
-            "" if row["pause"] is None else f"{row['pause']:.1f}", row["steps_lost"], row["reason"],
+            row["attempt"] if row["machines"] else "end", span(row["seconds"]), row["reason"],
+            " ".join(row["machines"]), row["first_step"],
+            "" if row["pause"] is None else f"{row['pause']:.1f}", row["steps_lost"],
         )
         for row in one["timeline"]
     ]  # fmt: skip
-    columns = ("attempt", "at", "machines", "from step", "pause, s", "steps lost", "why")
-    return [card(table(columns, rows, "Attempts"), wide=True)] if rows else []
+    columns = ("attempt", "at", "why", "machines", "from step", "pause, s", "steps lost")
+    said = [place for place in range(len(columns)) if any(row[place] not in ("", None) for row in rows)]
+    shown = [[row[place] for place in said] for row in rows]
+    return [card(table([columns[place] for place in said], shown, "Attempts"), broad=True)] if rows else []
 
 
 def _whole(one: Facts) -> list[Html]:
     where = one["status"].get("where")
     if not where:
         seconds = one["result"].get("seconds") or {}
-        rows = [(name, f"{value:.1f}", "") for name, value in seconds.items()]
-        return [card(table(("part", "seconds", ""), rows, "Where the time went"))] if rows else []
+        old = [(name, f"{value:.1f}") for name, value in seconds.items()]
+        return [card(table(("part", "seconds"), old, "Where the time went"))] if old else []
     pauses = where.get("pauses", 0.0)
     wall = where["wall"] + pauses
     parts = [(PARTS.get(part, part), row["seconds"]) for part, row in where["parts"].items()]
     parts += [("pauses of losses", pauses)] * bool(pauses) + [("first step to last", wall)]
     rows = [(name, f"{seconds:.1f}", f"{100 * seconds / wall:.1f} %" if wall else "") for name, seconds in parts]
-    rows += [(f"before it: {name}", f"{seconds:.1f}", "") for name, seconds in where.get("start", {}).items()]
-    return [card(table(("part", "seconds", "share"), rows, "Where the time went"))]
+    start = where.get("start", {})
+    before = f"before it {sum(start.values()):.1f}: " + ", ".join(f"{name} {took:.1f}" for name, took in start.items())
+    below = tag("p", before, class_="soft") if start else None
+    return [card(table(("part", "seconds", "share"), rows, "Where the time went"), below)]
 
 
-def _against(one: Facts) -> list[Html]:
+def _told(one: Facts) -> list[Html]:
+    """A forecast of which nothing can be drawn: one number."""
     told = one["forecast"]
-    rows = [
-        (row["term"], f"{row['forecast']:.1f}", f"{row['actual']:.1f}",
-         "" if row["error"] is None else f"{100 * row['error']:+.0f} %")
-        for row in one["against"]
-    ]  # fmt: skip
-    if rows:
-        return [card(table(("term", "forecast, s", "took, s", "error"), rows, "Forecast against actual"))]
-    if told:
-        return [card(tag("h3", "Forecast"), tag("p", f"{told['minutes']:.3g} minutes, by {told['source']}"))]
-    return []
+    if not told:
+        return []
+    return [card(tag("h3", "Forecast"), tag("p", f"{told['minutes']:.3g} minutes (constants: {told['source']})"))]
 
 
 def _spent(one: Facts) -> list[Html]:
@@ -168,7 +167,7 @@ def _spent(one: Facts) -> list[Html]:
     ]  # fmt: skip
     columns = ("machine", "type", "market", "zone", "minutes", "dollars", "ended")
     unknown = f"; without {', '.join(spent['unknown'])}, whose price nobody knew" if spent["unknown"] else ""
-    return [card(table(columns, rows, f"Dollars by machine: {spent['total']:.4f} in all{unknown}"), wide=True)]
+    return [card(table(columns, rows, f"Dollars by machine: {spent['total']:.4f} in all{unknown}"), broad=True)]
 
 
 def _schedule(one: Facts) -> list[Html]:
@@ -226,9 +225,13 @@ def _digits(value: float | None, digits: int) -> str:
 def _images(one: Facts) -> Html:
     if not one["images"]:
         return tag("p", "None was kept: no trainer came as far as that.", class_="soft")
-    crop = "rectangle" if one["images"][0]["rectangle"] else "square"
-    said = f"What the validation of the last phase looks at, at its size: the {crop} (solid)"
-    said += "; dashed, the square centre crop." if crop == "rectangle" else "."
+    said = "What the validation of the last phase looks at, at its size: the square (solid)."
+    if one["images"][0]["rectangle"]:
+        said = (
+            "What the validation of the last phase looks at, at its size: a rectangle (solid) of one of a few shapes, "
+            f"at most {LONGEST:g} times as long as broad, so that part of a very tall or broad image is outside; "
+            "dashed, the square centre crop."
+        )
     return card(tag("p", said, class_="soft"), tag("div", *map(_image, one["images"]), class_="images"))
 
 

@@ -20,8 +20,10 @@ from reportbed import BEGIN, agent, done, draw_val, epoch, home, lost, step, thu
 
 from cluster import report as reports
 from cluster.errors import ClusterError
-from cluster.report import charts, draw, gather, lives, pictures
+from cluster.report import charts, draw, gather, headline, lives, pictures
 from cluster.report.markup import Html, table, tag
+from train import text
+from train.recipe import IMAGENET, Optim
 
 Fixture = Any
 HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=x onerror=alert(2)> & $\\frac{ --> ]]>"
@@ -120,11 +122,20 @@ def test_the_page_of_a_run_has_everything_in_it_and_asks_nobody(run: Any) -> Non
     page = reports.report([run.job])
     assert titles(page) == [
         "Accuracy over time", "Accuracy over images", "Loss over images", "Learning rate over images",
-        "Image side and global batch over images", "Images per second over time", "Machines over time",
+        "Side and global batch over images", "Images per second over time", "Machines over time",
         "Where the seconds of each epoch went", "Forecast and what it took",
     ]  # fmt: skip
     read = Reader(page)
-    for word in ("20.00 %", "52.00 %", "87.0 %", "machine 1 lost", "cat", "2.13.0", "-6 %", "before it: group"):
+    for word in (
+        "20.00 %",
+        "52.00 %",
+        "87.0 %",
+        "machine 1 lost",
+        "cat",
+        "2.13.0",
+        "16.0, -6 %",
+        "before it 1.2: group 1.2",
+    ):
         assert word in read.text, word
     assert len(page) < 1_000_000
     assert not re.search(r"https?:|//\w", re.sub(r"base64,[\w+/=]+", "", page))
@@ -220,7 +231,7 @@ def test_before_the_first_validation_there_are_curves_and_no_accuracy(hand_made:
     page = reports.report([run.job])
     assert "No validation yet." in page and "Loss over images" in titles(page)
     assert not [one for one in titles(page) if "Accuracy" in one]
-    assert "3 minutes, by presets" in page and "Forecast and what it took" in titles(page)
+    assert "3 minutes in all (constants: presets)" in page and "Forecast" in titles(page)
 
 
 @pytest.mark.parametrize("state", ["failed", "stopped"])
@@ -251,11 +262,115 @@ def test_several_jobs_stand_side_by_side_and_the_same_images_once(run: Any, hand
     done(second)
     page = reports.report([run.job, second.job])
     assert titles(page).count("Accuracy over time") == 1 and titles(page).count("Machines over time") == 1
-    assert re.search(r"<td[^>]*>seed</td><td[^>]*>0</td><td[^>]*>11</td>", page) and "momentum" not in page
-    assert "job-2 top-5" in page and "as job-1's" in Reader(page).text
+    assert re.search(r"<td[^>]*>seed</td><td[^>]*>0</td><td[^>]*>11</td>", page)
+    assert "momentum" not in page.partition("Training</h2>")[0]  # they have it in common
+    assert "job-2 top-5" in page and "the same as job-1's" in Reader(page).text
     assert 'aria-label="Machines over time"' in page and page.count("<h2>job-2: ") == 4
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
+
+
+def differences(*runs: Any) -> dict[str, list[str]]:
+    """The first table of a page of several jobs: what stands in each row."""
+    found = reports.report([one.job for one in runs]).partition("<h2>")[0]
+    assert re.search(r'<div class="card"><div class="scroll" tabindex="0"><table>', found)
+    rows = [Reader(one).texts for one in re.findall(r"<tr>(.*?)</tr>", re.sub(r"></td>", ">-</td>", found))]
+    assert len({name for name, *_ in rows}) == len(rows), "a row stands there twice"
+    return {name: values for name, *values in rows}
+
+
+def test_jobs_differ_in_words_and_by_what_they_train_on_and_from(hand_made: Fixture) -> None:
+    first = hand_made()
+    recipe = first.spec.recipe
+    phases = [replace(recipe.phases[0], frozen=True, rect_train=True, epochs=(0, 3))]
+    second = hand_made(
+        "job-2",
+        recipe=replace(
+            recipe, data=replace(recipe.data, name="mine", train=1000), phases=phases, optim=Optim(nesterov=True),
+            model=replace(recipe.model, weights="old.pt"), comm="bf16",
+        ),
+        scale=0.5,
+    )  # fmt: skip
+    done(second, state="failed", reason="nothing <but> this", epochs=[], top1=None, top5=None)
+    rows = differences(first, second)
+    assert rows["data"] == ["drawn, 60 to train on, 20 to validate", "mine, 500 to train on, 10 to validate"]
+    assert rows["training"] == [text.settings(first.spec.recipe), text.settings(second.spec.recipe)]
+    for word in ("nesterov", "old.pt", "bf16", "frozen", "rectangles"):
+        assert word in rows["training"][1] and word not in rows["training"][0], word
+    assert rows["epochs planned"] == ["2", "3"] and rows["epochs run"] == ["0", "0"]
+    assert rows["why"][1] == "nothing <but> this"
+    assert not any("_" in name or name in ("lr", "nesterov", "batch first", "epochs", "world") for name in rows)
+
+
+def test_how_long_a_warm_up_is_stands_there_only_where_it_is_known(hand_made: Fixture) -> None:
+    first = hand_made()
+    [phase] = first.spec.recipe.phases
+    warm = [replace(phase, epochs=(0, 1), lr=(0.0, 0.05)), replace(phase, epochs=(1, 2))]
+    second = hand_made("job-2", recipe=replace(first.spec.recipe, phases=warm))
+    assert differences(first, second)["epochs of warm-up"] == ["0", "1"]
+    cycle = hand_made("job-3", recipe=replace(first.spec.recipe, phases=[replace(phase, shape="one_cycle")]))
+    assert "epochs of warm-up" not in differences(second, cycle)
+
+
+def test_provenance_counts_images_machines_and_processes_and_says_how_it_trains(hand_made: Fixture) -> None:
+    small = hand_made(scale=0.1)
+    said = dict(gather.facts(small.job)["provenance"])
+    assert said["images"] == "6 to train on, 2 to validate: a rehearsal with 0.1 of all"
+    assert said["processes"] == "1 machine x 1 process, schedule for 1 GPU"
+    assert said["training"] == text.settings(small.spec.recipe)
+    large = hand_made("job-2", machines=2, procs=8, gpus=16)
+    large = hand_made("job-3", machines=2, procs=8, gpus=16, recipe=replace(large.spec.recipe, data=IMAGENET))
+    said = dict(gather.facts(large.job)["provenance"])
+    assert said["images"] == "1,281,167 to train on, 50,000 to validate"
+    assert said["processes"] == "2 machines x 8 processes, schedule for 16 GPUs"
+
+
+def test_minutes_that_are_compared_have_as_many_digits(run: Any) -> None:
+    facts = gather.facts(run.job)
+    for took, told, shown in ((10.84, 11.0, ("10.8", "11.0")), (4.7, 0.907, ("4.70", "0.91"))):
+        status = {**facts["status"], "seconds": 60 * took}
+        found = headline.numbers({**facts, "status": status, "forecast": {"minutes": told}})
+        assert (found["minutes"], found["forecast, min"]) == shown
+
+
+def test_a_forecast_is_said_once_and_beside_what_it_took(run: Any) -> None:
+    read = Reader(reports.report([run.job]))
+    assert "in all 25.0 seconds (constants: presets); it took 27.0 (-7 %)" in read.text
+    assert len([one for one in read.texts if "16.0" in one and "-6 %" in one]) == 1
+    assert "Forecast against actual" not in read.text
+
+
+def test_why_an_attempt_began_is_there_in_full(run: Any) -> None:
+    reason = "model, name: timm:resnet18 needs timm, which is not here (No module named 'timm'); " + 20 * "and more "
+    run.attempt(3, "0.a", time=BEGIN + 20, reason=reason.strip())
+    page = reports.report([run.job])
+    assert reason.strip() in Reader(page).texts
+    assert "steps lost" in page and "steps lost" not in reports.report([alone(run)])
+
+
+def alone(run: Any) -> Any:
+    """The same job before anything was lost: columns of nothing are left out."""
+    for number in (2, 3):
+        (run.folders.shared / f"attempts/{number:06d}.json").unlink()
+    return run.job
+
+
+def test_each_line_of_a_legend_can_be_seen(run: Any, hand_made: Fixture) -> None:
+    assert charts.lone([(5.0, 1.0)], 1.0) == [0] and charts.lone([(0.0, 1.0), (5.0, 1.0)], 1.0) == []
+    assert charts.lone([(0.0, 1.0), (0.5, 1.0)], 1.0) == [1]
+    nan = math.nan
+    assert charts.lone([(0.0, 1.0), (9.0, 1.0), (9.0, nan), (9.0, 2.0), (9.0, nan)], 1.0) == [3]
+    short, none = hand_made("job-2"), hand_made("job-3")
+    home(short, "metrics/000001.jsonl", step(1, BEGIN))
+    with draw.style():
+        found = charts.curves([gather.facts(one.job) for one in (run, short, none)])
+    for chart in found:
+        assert "job-3" not in "".join(key.name for key in chart.keys), chart.title
+        if "job-2" in "".join(key.name for key in chart.keys):  # of one point
+            assert re.search(r"<use [^>]*var\(--s2\)", chart.svg), chart.title
+    [sizes] = [one for one in found if one.title.startswith("Side")]
+    assert [one.name for one in sizes.keys] == ["job-1", "job-2"]
+    assert len(re.findall(r"<use [^>]*var\(--s2\)", sizes.svg)) == 2
 
 
 def test_what_rented_machines_cost_stands_there_and_over_time(hand_made: Fixture) -> None:
@@ -305,6 +420,15 @@ def test_images_are_seen_as_the_schedules_row_validates_them(run: Any) -> None:
     assert found[-1]["pixels"] == (96, 64) and found[-1]["square"] != found[-1]["rectangle"]
     square = pictures.pictures(run.folders.run, {"size": 64, "rect_val": False})
     assert square[0]["rectangle"] is None and square[0]["pixels"] == (64, 64)
+
+
+def test_the_caption_says_that_a_rectangle_does_not_hold_all_of_a_tall_image(run: Any, hand_made: Fixture) -> None:
+    assert "the square (solid)" in reports.report([run.job])
+    phases = [replace(run.spec.recipe.phases[0], rect_val=True)]
+    second = hand_made("job-2", recipe=replace(run.spec.recipe, phases=phases))
+    (second.folders.run / "logs").mkdir(exist_ok=True)
+    shutil.copy(run.folders.run / "logs/val-000001.json", second.folders.run / "logs")
+    assert "at most 1.5 times as long as broad, so that part of a very tall" in reports.report([second.job])
 
 
 @pytest.mark.parametrize("what", ["nothing", "half a file", "no list", "no JPEG"])

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from reportbed import done, draw_val, home, lost, step, thumbnails
+from reportbed import done, draw_val, epoch, home, lost, step, thumbnails
 
 from cluster import report as reports
+from cluster.report import page
+from cluster.report.look import CSS
+from cluster.report.markup import table, tag
 from cluster.report.page import POLICY
 
 Fixture = Any
@@ -23,7 +26,14 @@ FRAME = """<!doctype html><meta name="color-scheme" content="light dark"><style>
 <iframe width="{}" height="{}" srcdoc="{}"></iframe><script>
 onload = () => {{
   const it = frames[0]
-  document.title = `${{it.document.documentElement.scrollWidth}} ${{it.innerWidth}}`
+  const bad = [...it.document.querySelectorAll('.tile b')].filter(b => {{
+    const text = it.document.createRange()
+    text.selectNodeContents(b)
+    const style = it.getComputedStyle(b), edge = b.parentElement.getBoundingClientRect().right
+    const {{ height, right }} = text.getBoundingClientRect()
+    return height > 1.7 * parseFloat(style.fontSize) || right > edge - 1
+  }}).map(b => b.textContent)
+  document.title = `${{it.document.documentElement.scrollWidth}} ${{it.innerWidth}}` + (bad.length ? ': ' + bad : '')
 }}
 </script>"""
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -55,16 +65,18 @@ def browser(tmp_path: Path) -> Callable[..., tuple[str, str]]:
 
 @pytest.fixture
 def pages(hand_made: Fixture, tmp_path: Path) -> Callable[[str], str]:
-    """Reports, by name: of a job with a lost machine, of two jobs, and of one that has only just begun."""
+    """Reports, by name: of a job with a lost machine, of two jobs, of one that has only just begun, of a long one."""
     data = draw_val(tmp_path / "data", "cat", "a class with a long_name_that_has_no_place_to_break_in_it_at_all")
-    first, second, third = (hand_made(f"job-{n}", machines=3 - n or 1) for n in (1, 2, 3))
+    first, second, third, large = (hand_made(f"job-{n}", machines=max(1, 3 - n)) for n in (1, 2, 3, 4))
     for one in (first, second, third):
         thumbnails(one, data)
     for run in (first, second):
         lost(run)
         done(run, reason="a reason" if run is first else "R" * 300, versions={"torch": "2.13.0+" + "v" * 120})
     home(third, "metrics/000001.jsonl", step(1, 1.8e9))
-    found = {"one": [first.job], "two": [first.job, second.job], "new": [third.job]}
+    home(large, "metrics/000001.jsonl", step(1, 1.8e9), epoch(1, 1.8e9 + 10, top1=100.0, top5=100.0))
+    large.says("training", step=98_765, steps=1_234_567, seconds=123_456.0)
+    found = {"one": [first.job], "two": [first.job, second.job], "new": [third.job], "large": [large.job]}
     return lambda name: reports.report(found[name])
 
 
@@ -85,20 +97,40 @@ def test_a_page_is_seen_in_the_dark_and_in_the_light_and_says_nothing_on_the_con
         assert sum(grey[96:160]) > 0.002 * sum(grey) and len(colours) > 200, "a blank picture"
 
 
-@pytest.mark.parametrize("name", ["one", "two", "new"])
-def test_no_page_is_broader_than_its_screen(browser: Fixture, pages: Fixture, name: str) -> None:
+@pytest.mark.parametrize("name", ["one", "two", "new", "large"])
+def test_no_page_is_too_broad_for_its_screen_and_no_number_for_its_tile(
+    browser: Fixture, pages: Fixture, name: str
+) -> None:
     page = pages(name)
-    for size in (PHONE, DESK):
+    for size in (PHONE, DESK, (1200, 900)):
         out, console = browser(page, size, "--dump-dom")
-        found = re.search(r"<title>(\d+) (\d+)</title>", out)
+        found = re.search(r"<title>(\d+) (\d+)(.*)</title>", out)
         assert found and console == "", console
+        assert not found[3], "numbers that break, or stick out of their tiles"
         assert int(found[1]) <= int(found[2]) == size[0], (name, size)
+
+
+def test_a_table_that_goes_on_at_the_right_is_seen_to(browser: Fixture, tmp_path: Path) -> None:
+    seen = {}
+    for name, columns in (("fits", 2), ("goes on", 40)):
+        body = tag("main", page.card(table([" "] * columns, [["wide"] * columns] * 3)))
+        shot = tmp_path / "shot.png"
+        _, console = browser(f"<!doctype html><style>{CSS}</style>{body}", PHONE, f"--screenshot={shot}")
+        assert console == ""
+        with Image.open(shot) as image:  # the height of an empty heading: main's padding, the card's, and some
+            row = image.convert("L").crop((0, 30, 390, 31)).tobytes()
+        seen[name] = row[100] - min(row[330:368])
+    assert seen["fits"] == 0 and seen["goes on"] > 20, seen
 
 
 def test_these_tests_would_hear_the_console_and_see_what_is_too_broad(browser: Fixture) -> None:
     wide = '<div style="width: 3000px">x</div><script>console.error("heard")</script>'
     out, console = browser(f"<!doctype html><body style='margin: 0'>{wide}", PHONE, "--dump-dom")
     assert "heard" in console and "<title>3000 390</title>" in out
+    tile = '<div class="tile" style="width: 60px"><b>100.00 %</b></div>'
+    for style in ("", "<style>b { white-space: nowrap }</style>"):  # it breaks, it sticks out
+        out, _ = browser(f"<!doctype html>{style}{tile}", PHONE, "--dump-dom")
+        assert "390: 100.00 %</title>" in out
     policy = f'<!doctype html><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
     for asking in ("<script>1</script>", '<img src="http://127.0.0.1:9/x.png">', '<link rel=stylesheet href="x.css">'):
         _, console = browser(policy + asking, PHONE, "--dump-dom")
