@@ -8,6 +8,8 @@ import os
 import shutil
 import signal
 import tempfile
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -260,15 +262,28 @@ def test_validation_is_ready_when_the_last_training_batch_is_being_used(images: 
     (worker,) = multiprocessing.active_children()
 
     def idle() -> bool:
-        """Whether the worker has made all: it sleeps, and goes on sleeping."""
-        return all(Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()[0] == "S" for _ in range(50))
+        """Whether the worker has made all: it sleeps, and goes on sleeping, and its processor time stands still."""
+        looks = []
+        for _ in range(20):
+            state, *numbers = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
+            looks.append((state, *numbers[10:12]))
+            time.sleep(0.025)
+        return looks[0][0] == "S" and len(set(looks)) == 1
+
+    late: list[bool] = []
+
+    def go_on() -> None:
+        late.append(True)
+        os.kill(worker.pid or 0, signal.SIGCONT)
 
     until(idle)
     os.kill(worker.pid or 0, signal.SIGSTOP)  # so nothing more comes from it
+    timer = threading.Timer(20, go_on)
+    timer.start()
     try:
-        for work in val:
-            assert next(batches).work.split == work.split
+        assert [next(batches).work.split for _ in val] == ["val"] * 3 and not late
     finally:
+        timer.cancel()
         os.kill(worker.pid or 0, signal.SIGCONT)
         del batches
 
