@@ -13,10 +13,10 @@ demo: .venv/.installed
 	$(BIN)/imgnet-cluster launch --local -y recipes/quickstart.py
 
 test: check
-	$(BIN)/pytest --ignore=tests/end_to_end
+	$(BIN)/pytest -m "not rehearsal"
 
 rehearse: check
-	$(BIN)/pytest tests/end_to_end
+	$(BIN)/pytest -m rehearsal
 
 check: .venv/.installed-dev
 	$(BIN)/ruff check .

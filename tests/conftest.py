@@ -35,6 +35,13 @@ recipe = Recipe(
 """
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Whole jobs belong to the rehearsal."""
+    for one in items:
+        if "end_to_end" in one.path.parts:
+            one.add_marker("rehearsal")
+
+
 @dataclass(frozen=True)
 class Ran:
     """What a command said and how it ended."""

@@ -313,6 +313,7 @@ FILL = (
 )
 
 
+@pytest.mark.rehearsal
 def test_trainers_that_end_on_a_full_disk_end_the_job_and_leave_nothing_running(
     agents: Fixture, hand_made: Fixture, small_disk: Path
 ) -> None:

@@ -199,6 +199,7 @@ def test_what_only_other_systems_need_is_not_missed() -> None:
 # --- making one ---------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rehearsal
 def test_two_jobs_at_once_make_one_real_venv_that_has_the_package_and_sees_this_pythons_torch(
     tmp_path: Path, wheels: Path
 ) -> None:

@@ -48,6 +48,7 @@ def waits(job: Any) -> tuple[str, str]:
 # --- as it is ------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.rehearsal
 def test_a_sweep_goes_on_over_a_killed_queue_a_stopped_job_and_one_that_cannot_start(place: Fixture) -> None:
     shifting = place.path / "shifting"
     shifting.symlink_to(place.data)

@@ -254,6 +254,7 @@ def launched(place: Any, bed: Testbed) -> Iterator[Callable[[str], Launched]]:
             one.boot()
 
 
+@pytest.mark.rehearsal
 @pytest.mark.parametrize("part", ["cluster.environment", "cluster.probe", "train.probe", "cluster.agent"])
 def test_a_supervisor_that_is_killed_is_followed_by_one_that_finishes(
     place: Any, bed: Testbed, launched: Callable[[str], Launched], part: str

@@ -68,14 +68,14 @@ def test_a_machine_taken_away_and_one_lost_are_replaced_and_the_job_is_done_and_
 
     taken = renter.of("1")
     renter.cloud.interrupt(taken, notice=60)
-    renter.wait(lambda: "1" in present(renter) and renter.of("1") != taken, 90)
+    renter.wait(lambda: present(renter).get("1", taken) != taken, 90)
     trains(renter, job, attempts.newest(job.folders.shared).number)  # type: ignore[union-attr]
     renter.wait(lambda: members(job) == {"0", "1", "2"}, 90)
 
     lost = renter.of("2")
     assert "machine 2 of job-1 is lost" in renter.ok("lose", job.name, "--machine", "2")
     before = attempts.newest(job.folders.shared).number  # type: ignore[union-attr]
-    renter.wait(lambda: "2" in present(renter) and renter.of("2") != lost, 90)
+    renter.wait(lambda: present(renter).get("2", lost) != lost, 90)
     trains(renter, job, before)
     renter.wait(lambda: members(job) == {"0", "1", "2"}, 90)
     assert {one["id"] for one in renter.cloud.instances() if one["state"] == "terminated"} == {taken, lost}
@@ -99,12 +99,12 @@ def test_a_machine_taken_away_and_one_lost_are_replaced_and_the_job_is_done_and_
     assert page.count("data:image/jpeg") == 6 and TYPE in page and "machine 2 lost" in page
 
 
-def present(renter: Renter) -> set[str]:
-    """The names of the machines that are alive."""
-    found = set()
+def present(renter: Renter) -> dict[str, str]:
+    """The ids of the machines that are alive, by name; each is asked for once, for it may go at any moment."""
+    found = {}
     for name in ("0", "1", "2"):
         with contextlib.suppress(ValueError):
-            found.add(name if renter.of(name) else "")
+            found[name] = renter.of(name)
     return found
 
 

@@ -170,6 +170,7 @@ def test_any_other_end_stops_the_sweep_and_keeps_the_folder(bed: Bed) -> None:
     assert bed.row(0) and bed.row(1) and bed.row(2)
 
 
+@pytest.mark.rehearsal
 def test_a_real_run_goes_on_after_an_interruption_and_another_diverges(tmp_path: Path, blots: Images, arm: Any) -> None:
     run, wild = Run(arm(epochs=60), 0, blots), Run(arm("wild", lr=1e30), 0, blots)
     place = Place(tmp_path / "results", tmp_path / "work")

@@ -58,6 +58,7 @@ def counted(group: Group) -> list[float]:
     return found
 
 
+@pytest.mark.rehearsal
 @pytest.mark.parametrize(("machines", "procs"), [(2, 1), (2, 2), (3, 1)])
 def test_a_machines_card_sends_what_the_formula_says(machines: int, procs: int) -> None:
     world = machines * procs

@@ -197,6 +197,7 @@ def accuracy(train: Histograms, val: Histograms) -> float:
     return float(((val @ weights + bias).argmax(axis=1) == np.arange(len(val)) % 10).mean())
 
 
+@pytest.mark.rehearsal
 def test_colour_alone_does_not_give_the_class_away() -> None:
     parts = thumbnails("train", 300), thumbnails("val", 200)
     assert accuracy(*map(histograms, parts)) <= 0.20
