@@ -123,7 +123,8 @@ class Job:
             return waiting.ensure(self.run.parent, self.spec.queue)
         if self.backend.REMOTE and not self.supervising:
             return self._supervise()
-        if not self.backend.step(self.spec, self.folders) and (self.said or not self.booting):
+        over = self.said or not self.booting  # before anybody is asked: first words that come meanwhile say it lives
+        if not self.backend.step(self.spec, self.folders) and over:
             self._settle()
 
     def _supervise(self) -> None:

@@ -84,6 +84,23 @@ def test_an_agent_that_never_spoke_has_failed_to_start_but_gets_its_time(hand_ma
     assert old.job.state == "failed" and "did not start" in old.job.result["reason"]
 
 
+def test_first_words_that_come_while_the_agent_is_asked_for_say_that_it_lives(
+    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A machine had answered that none was at work there, just before it was."""
+    run = hand_made("job-1", created=time.time())
+
+    def step(*_: object) -> bool:
+        run.says("starting")
+        return False
+
+    monkeypatch.setattr(run.job.backend, "step", step)
+    run.job.refresh()
+    assert not run.job.ended
+    run.job.refresh()
+    assert run.job.state == "failed"  # asked after its words, it was not there: killed
+
+
 def test_a_resume_that_did_not_start_is_not_told_as_the_end_of_the_attempt_before(hand_made: Fixture) -> None:
     run = hand_made()
     run.says("stopped", reason="stopped by the user", ended=True, time=time.time() - 1800)
