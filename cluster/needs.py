@@ -9,9 +9,8 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from train.checks import LIBRARIES
 from train.recipe import Recipe
-
-LIBRARIES = ("timm", "torchvision")
 
 
 def library(recipe: Recipe) -> str:

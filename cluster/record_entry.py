@@ -7,6 +7,7 @@ from typing import Any
 from train.files import plain
 from train.recipe import Recipe
 from train.schedule import Epoch, Schedule
+from train.target import Target
 
 from . import record
 from .record import Row
@@ -163,7 +164,7 @@ def of_target(target: Row | None, rows: Sequence[Row]) -> Iterator[str]:
     if target is None:
         return
     metric = target["metric"]
-    hit = next((row for row in rows if row[metric] is not None and row[metric] >= target["goal"]), None)
+    hit = Target(metric, target["goal"]).hit(rows)
     reached = hit["epoch"] if hit else None
     if target["reached"] != (hit is not None) or target["epoch"] != reached:
         yield f"misc.target: epoch {target['epoch']} for {metric} {target['goal']:g}; by the rows it is epoch {reached}"

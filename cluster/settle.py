@@ -134,7 +134,7 @@ def launched(folders: Folders, spec: Spec) -> float:
     """Return when the job was first launched; of one that waited in a queue, when the first of it was heard."""
     heard = [float(row["time"]) for row in json_lines(folders.run / "cloud.jsonl", "time")][:1]
     for name in spec.names:
-        heard += [float(row["time"]) for row in json_lines(folders.run / "logs" / f"agent-{name}.jsonl", "time")][:1]
+        heard += [at for _, at in timeline.states(folders, name)[:1]]
     return min(heard, default=spec.created) if spec.queue else spec.created
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from train.target import sentence
-from train.text import epoch_line, epoch_title, settings, where_lines
+from train.text import epoch_line, epoch_title, rates, settings, span, where_lines
 
 from . import view_cloud
 from .board import STEPS
@@ -55,18 +55,6 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def span(seconds: float) -> str:
-    """Return a time such as 1:02:03 or 4:05."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
-
-
-def rates(pair: Sequence[float], peak: float = 0.0) -> str:
-    """Return "0.1 to 0.2", or one number when both are the same; with a peak between them where it is higher."""
-    several = pair if max(pair) >= peak else (pair[0], peak, pair[1])
-    return " to ".join(dict.fromkeys(f"{one:.4g}" for one in several))
 
 
 def show_plan(plan: Plan) -> None:

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from .view import COLOURS, EXIT, _cell, console, span
+from train.text import span
+
+from .view import COLOURS, EXIT, _cell, console
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

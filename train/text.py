@@ -3,7 +3,9 @@
 Imports no torch. A line has 79 characters at most, for a terminal of 80.
 """
 
-from collections.abc import Mapping
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from .recipe import Recipe
@@ -42,6 +44,26 @@ def step_line(step: int, steps: int, epoch: int, values: Mapping[str, float]) ->
         f"step {step}/{steps}  epoch {epoch}  loss {values['train/loss']:.3f}  rate {values['sizes/lr']:.4g}  "
         f"{values['times/images_per_second']:.0f} img/s"
     )
+
+
+def span(seconds: float) -> str:
+    """Return a time such as 1:02:03 or 4:05."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
+
+
+def rates(pair: Sequence[float], peak: float = 0.0) -> str:
+    """Return "0.1 to 0.2", or one number when both are the same; with a peak between them where it is higher."""
+    several = pair if max(pair) >= peak else (pair[0], peak, pair[1])
+    return " to ".join(dict.fromkeys(f"{one:.4g}" for one in several))
+
+
+def put(page: str) -> None:
+    """Write a page to the file that the command line names, or to stdout."""
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(page)
+    else:
+        sys.stdout.write(page)
 
 
 def settings(recipe: Recipe) -> str:

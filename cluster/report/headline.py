@@ -8,12 +8,6 @@ from .markup import Html, table, tag
 Facts = Mapping[str, Any]
 
 
-def span(seconds: float) -> str:
-    """Return a time such as 1:02:03 or 4:05."""
-    minutes, rest = divmod(round(seconds), 60)
-    return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
-
-
 def numbers(one: Facts) -> dict[str, str]:
     """Return what is known of a job by name; what is not yet known is "-"."""
     status, result, told = one["status"], one["result"], one["forecast"]

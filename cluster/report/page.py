@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from train.data.shapes import LONGEST
-from train.text import PARTS
+from train.text import PARTS, rates, span
 
 from . import charts, draw, timelines
 from .charts import Chart, Facts
-from .headline import span, summary, tiles
+from .headline import summary, tiles
 from .look import CSS
 from .markup import Html, join, table, tag
 
@@ -187,8 +187,8 @@ def _schedule(one: Facts) -> list[Html]:
     rows = [
         (
             f"{row['start']} to {row['end']}", f"{row['size']}{' in rectangles' if row.get('rect_train') else ''}",
-            row["batch"], row["global_batch"], _pair(row["lr"], row.get("peak", 0.0)),
-            _pair(row["lr_per_256"]), row["shape"], row["steps"],
+            row["batch"], row["global_batch"], rates(row["lr"], row.get("peak", 0.0)),
+            rates(row["lr_per_256"]), row["shape"], row["steps"],
             f"copy of {row['copy']}" if row["copy"] else "full size", f"{row['min_scale']} or more",
             ("rectangles" if row["rect_val"] else "square") + _validated(row),
         )
@@ -210,12 +210,6 @@ def _schedule(one: Facts) -> list[Html]:
 def _validated(row: Mapping[str, Any]) -> str:
     said = row.get("validate", "each")
     return "" if said == "each" else f", {said}"
-
-
-def _pair(values: Sequence[float], peak: float = 0.0) -> str:
-    """The first and the last rate, and the peak between them where it is higher."""
-    several = values if max(values) >= peak else (values[0], peak, values[-1])
-    return " to ".join(dict.fromkeys(f"{one:.4g}" for one in several))
 
 
 def _digits(value: float | None, digits: int) -> str:

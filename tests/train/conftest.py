@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -212,6 +213,14 @@ class Runs:
         finally:
             self.server.kill()
             self.server.communicate()
+
+
+@pytest.fixture
+def mine(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A module of somebody's own, by the name "mine"."""
+    module = types.ModuleType("mine")
+    monkeypatch.setitem(sys.modules, "mine", module)
+    return module
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,6 @@
 """What is minimised: each image's loss, against the formulas in float64; a loss of one's own."""
 
 import sys
-import types
 from typing import Any
 
 import numpy as np
@@ -56,13 +55,6 @@ def test_each_image_has_its_own_loss_and_its_own_gradient(loss: str) -> None:
         torch.testing.assert_close(alone[0], found[place])
         (slope,) = torch.autograd.grad(found[place], scores, retain_graph=True)
         assert slope[place].any() and not slope[[one for one in range(5) if one != place]].any()
-
-
-@pytest.fixture
-def mine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    module = types.ModuleType("mine")
-    monkeypatch.setitem(sys.modules, "mine", module)
-    return module
 
 
 def test_a_loss_of_one_s_own_is_called_with_scores_and_labels(mine: Any) -> None:

@@ -1,7 +1,6 @@
 """The optimizer: who decays, and a step as the papers write it."""
 
 import sys
-import types
 import warnings
 from itertools import chain, product
 from typing import Any
@@ -252,13 +251,6 @@ def test_all_optimizers_take_all_parameters() -> None:
 
 
 # --- an optimizer of one's own ---------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def mine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    module = types.ModuleType("mine")
-    monkeypatch.setitem(sys.modules, "mine", module)
-    return module
 
 
 def test_somebody_s_own_optimizer_gets_the_groups_and_the_recipe_s_words(mine: Any) -> None:

@@ -1,6 +1,5 @@
 """docs/forecast.md: what the forecast says of published runs, and of the 18 minutes with our loop."""
 
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -8,6 +7,7 @@ from pathlib import Path
 from ..recipe import IMAGENET, Comm, Phase, Recipe
 from ..recipe_file import load
 from ..schedule import Schedule
+from ..text import put
 from .constants import IN_2018, OURS, Constants
 from .model import Forecast, forecast
 from .published import BOUND, Run, first, runs
@@ -130,13 +130,5 @@ def text() -> str:
     return "\n".join([HEAD, *published(runs(tables())), LOOPS, *loops(), ""])
 
 
-def main() -> None:
-    """Write the page to the file that is named, or to stdout."""
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(text())
-    else:
-        sys.stdout.write(text())
-
-
 if __name__ == "__main__":
-    main()
+    put(text())

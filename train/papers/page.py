@@ -3,7 +3,6 @@
 python -m train.papers.page docs/recipes.md
 """
 
-import sys
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ from ..forecast import Forecast, forecast
 from ..recipe import IMAGENET, Recipe
 from ..recipe_file import load, select
 from ..schedule import Row, Schedule
-from ..text import settings
+from ..text import put, settings
 from .claims import CLAIMS, Claim, Line
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
@@ -140,13 +139,5 @@ def text() -> str:
     return "\n".join([*found, FORECAST + "\n".join(our_own()), FOOT]).replace("\n\n\n", "\n\n")
 
 
-def main() -> None:
-    """Write the page to the file that is named, or to stdout."""
-    if len(sys.argv) > 1:
-        Path(sys.argv[1]).write_text(text())
-    else:
-        sys.stdout.write(text())
-
-
 if __name__ == "__main__":
-    main()
+    put(text())
