@@ -63,20 +63,25 @@ def section(one: Experiment, rows: Rows) -> Iterator[str]:
 
 
 def table(one: Experiment, rows: Rows) -> Iterator[str]:
-    """Yield the rows of the markdown table, one for each arm; the difference is to the first arm."""
+    """Yield the rows of the markdown table, one for each arm; the difference is to the first arm. Seconds are told
+    where something is claimed of them: those runs were made with nothing else at work.
+    """
     two = any(row["top1_square"] != row["top1"] for mine in rows.values() for row in mine)
-    yield f"| | n | top-1 % | least to most |{' top-1 %, squares |' * two} to the first | steps | work | seconds |"
-    yield "|---|" + "---:|" * (7 + two)
+    timed = any(claim.cheaper for claim in one.claims)
+    names = ["n", "top-1 %", "least to most", *["top-1 %, squares"] * two, "to the first", "steps", "work"]
+    names += ["seconds"] * timed
+    yield f"| | {' | '.join(names)} |"
+    yield "|---|" + "---:|" * len(names)
     first = rows.get(one.arms[0].name, [])
     for arm in one.arms:
         mine = rows.get(arm.name, [])
         if mine:
-            yield f"| {arm.name} | " + " | ".join(_cells(mine, first, two)) + " |"
+            yield f"| {arm.name} | " + " | ".join(_cells(mine, first, two, timed)) + " |"
         else:
-            yield f"| {arm.name} | 0 |" + " |" * (6 + two)
+            yield f"| {arm.name} | 0 |" + " |" * (len(names) - 1)
 
 
-def _cells(mine: Sequence[Any], first: Sequence[Any], two: bool) -> Iterator[str]:
+def _cells(mine: Sequence[Any], first: Sequence[Any], two: bool, timed: bool) -> Iterator[str]:
     found, whole = values(mine), [row for row in mine if row["diverged"] is None]
     yield f"{len(mine)}" + f", {len(mine) - len(whole)} diverged" * (len(whole) < len(mine))
     yield evidence.spread(found)
@@ -86,8 +91,9 @@ def _cells(mine: Sequence[Any], first: Sequence[Any], two: bool) -> Iterator[str
     interval = evidence.welch(found, values(first)) if mine is not first and first else None
     yield f"{interval.difference:+.2f} ({interval.low:+.2f} to {interval.high:+.2f})" if interval else ""
     if not whole:
-        yield from ("", "", "")
+        yield from [""] * (2 + timed)
         return
     yield f"{whole[0]['steps']}"
     yield f"{statistics.mean(row['megapixels'] for row in whole):.0f} MP"
-    yield evidence.spread([row["train_seconds"] for row in whole], 0)
+    if timed:
+        yield evidence.spread([row["train_seconds"] for row in whole], 0)

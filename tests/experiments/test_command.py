@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -38,7 +39,7 @@ def experiment(blots: Images, arm: Any) -> Experiment:
         title="1. A toy",
         about="Two rates.",
         arms=(arm("slow"), arm("wild", lr=1e30)),
-        claims=(Claim(text="Slow is better than wild", first=side("slow"), second=side("wild")),),
+        claims=(Claim(text="Slow is better than wild", first=side("slow"), second=side("wild"), cheaper=True),),
         images=images,
     )
 
@@ -64,6 +65,13 @@ def test_an_arm_without_runs_or_with_none_that_ended_is_a_row_too(experiment: Ex
     assert lines[2] == "| slow | 0 | | | | | | |"
     assert lines[3] == "| wild | 2, 2 diverged | 10.00 ± 0.00 | 10.00 to 10.00 |  |  |  |  |"
     assert {line.count("|") for line in lines} == {9}
+
+
+def test_seconds_are_told_only_where_something_is_claimed_of_them(experiment: Experiment) -> None:
+    plain = replace(experiment, claims=tuple(replace(one, cheaper=False) for one in experiment.claims))
+    lines = list(table.table(plain, {**ROWS["toy"], "wild": [made_up(0, None)]}))
+    assert lines[0] == "| | n | top-1 % | least to most | to the first | steps | work |"
+    assert lines[2].endswith("|  | 30 | 12 MP |") and {line.count("|") for line in lines} == {8}
 
 
 def test_two_views_are_two_columns(experiment: Experiment) -> None:
