@@ -14,6 +14,7 @@ the backward pass. Along which rings or trees the bytes go is NCCL's choice, and
 """
 
 import os
+import re
 from functools import cache
 from typing import Any
 
@@ -31,9 +32,30 @@ from .report import Expected
 
 PLAIN = 1000  # steps: torch's own start_powerSGD_iter
 MIB = 1 << 20  # DDP's "MB"
+UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")  # of those that learn
 
 
-def wrap(net: nn.Module, comm: Comm, exact: bool = False, plain: int = PLAIN) -> DistributedDataParallel:
+class Summed(DistributedDataParallel):
+    """DDP, but a parameter that a step's loss does not depend on is told in one line, and by its name."""
+
+    def forward(self, *inputs: Any, **named: Any) -> Any:
+        """As DDP's. Raises `Expected`: a bucket that waits for such a parameter was not summed in the step before."""
+        try:
+            return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
+        except RuntimeError as error:
+            told = UNUSED.search(str(error))
+            if told is None:
+                raise
+            learning = [name for name, one in self.module.named_parameters() if one.requires_grad]
+            first, *others = (learning[int(number)] for number in told[1].split())
+            more = f" and {len(others)} more" if others else ""
+            raise Expected(
+                f"model: its scores do not depend on {first.removeprefix('_orig_mod.')}{more}, and several processes "
+                "sum all that learns; give what is not used requires_grad=False, or train with --procs 1"
+            ) from error
+
+
+def wrap(net: nn.Module, comm: Comm, exact: bool = False, plain: int = PLAIN) -> Summed:
     """Return the net with its gradients summed over all processes after each backward pass, divided by their number.
 
     Nothing is copied from rank 0: the weights are the same by seed or checkpoint, the statistics are not. All processes
@@ -42,10 +64,10 @@ def wrap(net: nn.Module, comm: Comm, exact: bool = False, plain: int = PLAIN) ->
     begins. What it remembers is each process's own and as large as the gradients: it is in no checkpoint, and begins
     anew with each call. Raises `Expected` when the hook cannot be had.
     """
-    net = net.module if isinstance(net, DistributedDataParallel) else net
+    net = net.module if isinstance(net, Summed) else net
     net.zero_grad(set_to_none=True)
     state, hook = chosen(comm, exact, next(net.parameters()).device, plain)
-    wrapped = DistributedDataParallel(
+    wrapped = Summed(
         net, forward_sync_buffers=False, init_sync=False, gradient_as_bucket_view=True, bucket_cap_mb=cap(comm)
     )
     if not comm.overlap:

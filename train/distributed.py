@@ -135,10 +135,9 @@ def leave(group: Group) -> None:
 
 
 def statistics(model: nn.Module) -> list[torch.Tensor]:
-    """Return the running means and variances of all batch norms."""
-    norms = (one for one in model.modules() if isinstance(one, nn.modules.batchnorm._BatchNorm))
-    found = (buffer for one in norms for buffer in (one.running_mean, one.running_var))
-    return [buffer for buffer in found if buffer is not None]
+    """Return the running means and variances of all norms, by the name that every kind of norm gives them."""
+    found = model.named_buffers()
+    return [one for name, one in found if name.rpartition(".")[2].startswith("running_") and one.is_floating_point()]
 
 
 @torch.no_grad()

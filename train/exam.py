@@ -22,8 +22,8 @@ from .data.loader import Batch, Key, Work, stream
 from .data.shapes import MARGIN
 from .dataset import copies_of, open_val, root_of
 from .distributed import Group, total
-from .examine import Options, emit, progress
-from .inputs import Inputs
+from .examine import Options, emit, only_ours, progress
+from .inputs import Inputs, pixels_of
 from .metrics import found
 from .recipe import Recipe
 from .report import Expected
@@ -37,6 +37,7 @@ DIGITS = 2  # of a ratio, as it is shown: images that agree in them are never ap
 THUMBNAIL = 300  # pixels of the longer side of an image that is shown
 
 
+@only_ours()
 def examine(options: Options) -> None:
     """Carry it out and print what was found. Raises `Expected`, `DataError`, `OSError` with one line."""
     state, recipe = open_checkpoint(options.checkpoint)
@@ -167,7 +168,7 @@ class Exam:
     ) -> None:
         self.options, self.recipe, self.group, self.model = options, recipe, group, model
         self.indexes, self.val, self.images = indexes, indexes["val", None], Views(indexes, seed)
-        self.inputs, self.buckets = Inputs(group.device), Buckets(indexes["val", None])
+        self.inputs, self.buckets = Inputs(group.device, pixels=pixels_of(model)), Buckets(indexes["val", None])
         self.say, self.sizes = progress(group.first), options.sizes or (recipe.phases[-1].size,)
 
     @torch.no_grad()

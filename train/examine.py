@@ -5,14 +5,15 @@ how far it is goes to stderr. Exit code: 0 done, 1 error, 2 wrong usage. Importi
 """
 
 import argparse
+import contextlib
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 from .data.layout import DataError
 from .files import finite, one_line
@@ -27,6 +28,7 @@ CROPS = {
 }
 SMALLEST, LARGEST = 16, 4096  # pixels
 SAY_SECONDS = 2.0
+_ours: TextIO | None = None  # stdout, while that is somebody else's
 
 
 @dataclass(frozen=True)
@@ -90,8 +92,20 @@ def parse(argv: Sequence[str] | None = None) -> Options:
 
 
 def emit(kind: str, **values: Any) -> None:
-    """Print one JSON line."""
-    print(json.dumps(finite({"kind": kind, **values})), flush=True)
+    """Print one JSON line, the only thing on stdout."""
+    print(json.dumps(finite({"kind": kind, **values})), file=_ours or sys.stdout, flush=True)
+
+
+@contextlib.contextmanager
+def only_ours() -> Iterator[None]:
+    """Let what others print, such as somebody's network, go to stderr."""
+    global _ours
+    _ours = sys.stdout
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _ours = None
 
 
 def progress(first: bool) -> Callable[[str, int, int], None]:

@@ -1,15 +1,39 @@
 """From a batch of the loader to what the network takes: on the device, normalised, in the precision of the run."""
 
 import zlib
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from . import distributed
 from .data.loader import Batch
 
-# of ImageNet's pixels; all ResNets since 2015 use them
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
+
+@dataclass(frozen=True)
+class Pixels:
+    """Mean and standard deviation of red, green and blue, from 0 to 1, by which a network's pixels are normalised."""
+
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+    def __str__(self) -> str:
+        mean, std = (", ".join(f"{one:g}" for one in found) for found in (self.mean, self.std))
+        return f"mean {mean}, deviation {std}"
+
+
+IMAGENET = Pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # all ResNets since 2015 use it
+
+
+def pixels_of(net: nn.Module) -> Pixels:
+    """Return how a network wants its pixels: timm's say it, and their files of weights were trained so; others are
+    ImageNet's.
+    """
+    told = getattr(net, "pretrained_cfg", None) or getattr(net, "default_cfg", None)
+    pair = [told.get(name) for name in ("mean", "std")] if isinstance(told, dict) else []
+    good = [tuple(map(float, one)) for one in pair if isinstance(one, tuple | list) and len(one) == 3]
+    return Pixels(*good) if len(good) == 2 else IMAGENET
 
 
 class Inputs:
@@ -17,11 +41,12 @@ class Inputs:
     width) that the warm-up has met.
     """
 
-    def __init__(self, device: torch.device, dtype: torch.dtype = torch.float32) -> None:
-        self.device, self.dtype = device, dtype
+    def __init__(self, device: torch.device, dtype: torch.dtype = torch.float32, pixels: Pixels = IMAGENET) -> None:
+        self.device, self.dtype, self.pixels = device, dtype, pixels
         self.precision = distributed.precision(device)
         self.warmed: set[tuple[int, ...]] = set()
-        self.mean, self.std = (torch.tensor(one, device=device).view(1, 3, 1, 1) * 255 for one in (MEAN, STD))
+        pair = (pixels.mean, pixels.std)
+        self.mean, self.std = (torch.tensor(one, device=device).view(1, 3, 1, 1) * 255 for one in pair)
 
     def prepare(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
         """uint8 [n, h, w, 3] to normalised [n, 3, h, w] in channels-last memory, and labels [n], on the device.

@@ -9,7 +9,7 @@ import contextlib
 import math
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -17,14 +17,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import checkpoint, comm, distributed, exact, files, freeze, losses, models, optim, size_free
+from . import checkpoint, comm, distributed, exact, freeze, identity, losses, models, optim, size_free
 from .cadence import validates
 from .data.loader import Batch, Images, stream
 from .distributed import Group
 from .evaluate import Accuracy, evaluate
 from .feed import Feed
 from .ids import Ids
-from .inputs import Inputs, draw_anew
+from .inputs import IMAGENET, Inputs, draw_anew, pixels_of
 from .metrics import Meter
 from .news import News
 from .options import Options
@@ -34,7 +34,7 @@ from .report import Expected, Report
 from .result import Sums, epoch_row
 from .schedule import Epoch
 from .times import Times
-from .warm import compiled, shapes, warm
+from .warm import compiled, shapes, sides, warm
 
 LONGEST_STRETCH = 50  # steps between two looks at the sums
 LOOK_SECONDS = 1.0
@@ -69,7 +69,9 @@ class Trainer:
         if options.exact:
             exact.round_gradients(self.model)
         self.freezer = freeze.Freezer(self.model)
-        self.inputs = Inputs(group.device, torch.float64 if options.exact else torch.float32)
+        self.inputs = Inputs(group.device, torch.float64 if options.exact else torch.float32, pixels_of(self.model))
+        if self.inputs.pixels != IMAGENET:
+            say(f"pixels are normalised as {recipe.model.name} has it: {self.inputs.pixels}")
         self.net: nn.Module = compiled(self.model) if recipe.model.compile and not options.exact else self.model
         self.optimizer, self.loss = optim.build(self.model, recipe.optim), losses.build(recipe.optim)
         self.scaler = comm.scaler(recipe.comm, group.device, self.inputs.precision)
@@ -120,23 +122,11 @@ class Trainer:
             "versions": versions(),
         }
 
-    @property
-    def identity(self) -> dict[str, Any]:
-        """What a checkpoint must agree on with the run that goes on from it; not on being compiled."""
-        recipe = replace(self.recipe, model=replace(self.recipe.model, compile=False)).to_json()
-        return {
-            "recipe": {**recipe, "target": None},  # it says when to look, not what is trained
-            "seed": self.feed.seed,
-            "images": self.schedule.images,
-            "gpus": self.schedule.gpus,
-            "max_steps": self.schedule.max_steps,
-        }
-
     def state(self) -> dict[str, Any]:
         """Everything that a later attempt needs. Called on all processes: the batch-norm statistics are gathered."""
         return {
             "format": FORMAT,
-            "identity": files.plain(self.identity),
+            "identity": identity.of(self.recipe, self.schedule),
             "epoch": self.epoch,
             "step": self.step,
             "statistics": distributed.gather_statistics(self.group, self.model),
@@ -152,16 +142,12 @@ class Trainer:
         """Go on from a checkpoint's state. Raises `Expected` when it belongs to another run."""
         if state.get("format") != FORMAT:
             raise Expected("the checkpoint is of another version of imgnet-cluster; go on with that, or --resume none")
-        mine = files.plain(self.identity)
-        for name in mine:
-            if state["identity"][name] != mine[name]:
-                raise Expected(
-                    f"the checkpoint is of a run with another {name}; resume with the recipe and options of that run"
-                )
+        identity.check(state["identity"], identity.of(self.recipe, self.schedule))
         self.model.load_state_dict(state["model"])
         distributed.restore_statistics(self.group, self.model, state["statistics"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.scaler.load_state_dict(state["scaler"])
+        if state["scaler"]:  # a GPU that computes in bfloat16 has none
+            self.scaler.load_state_dict(state["scaler"])
         self.times.restore(state["times"])
         self.epoch, self.step = state["epoch"], state["step"]
         self.history, self.sums = state["history"], Sums(**state["sums"])
@@ -188,8 +174,7 @@ class Trainer:
         epochs = self.schedule.epochs[-1].number + 1
         self.report.say("warming", steps=self.schedule.steps, step=self.steps_done, epochs=epochs)
         if not isinstance(self.model, models.ResNet):
-            met = {one[1:] for part in shapes(self.feed, ahead) for one in part}
-            size_free.check(self.model, self.recipe.model.name, met)
+            size_free.check(self.model, self.recipe.model.name, sides(self.feed, ahead))
         for epoch in ahead:  # none: a run that was killed between its last save and its result
             if epoch is ahead[0] or epoch.row.phase.frozen != self.freezer.frozen:
                 batches = self.prepare(freeze.stretch(ahead, epoch), batches)

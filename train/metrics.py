@@ -87,8 +87,8 @@ class Log:
         (out / "metrics").mkdir(parents=True, exist_ok=True)
         self.attempt, self.steps, self.printed = attempt, steps, time.monotonic()
         print(text.epoch_title(), flush=True)
-        # What an earlier attempt wrote beyond our starting point is hidden by purge_step.
-        self.board = SummaryWriter(str(out / "events"), purge_step=images, flush_secs=2)
+        # What an earlier attempt wrote beyond our starting point is hidden by purge_step; what it wrote there stays.
+        self.board = SummaryWriter(str(out / "events"), purge_step=images + 1, flush_secs=2)
         self.lines = (out / "metrics" / f"{attempt:06d}.jsonl").open("a", buffering=1)
 
     def scalars(self, images: int, values: dict[str, float]) -> None:

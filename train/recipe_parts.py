@@ -75,6 +75,8 @@ class Optim:
             checks.number("optim", name, getattr(self, name), 0.0, 1.0)
         for name in ("weight_decay", "eps", "trust"):
             checks.number("optim", name, getattr(self, name))
+        if self.eps == 0:  # a gradient of 0, as behind a gamma of 0, would be divided by 0
+            raise ValueError(f"optim, eps: must be above 0, not {self.eps!r}")
         if self.trust == 0:  # LARS takes a ratio of 0 for that of a layer of zeros, and its whole gradient
             raise ValueError(f"optim, trust: must be above 0, not {self.trust!r}")
         if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:

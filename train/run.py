@@ -47,10 +47,7 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
         schedule = Schedule(recipe, len(dataset.train), gpus, options.max_steps)
     except ValueError as error:
         raise Expected(str(error)) from error
-    for split in ("train", "val"):
-        index = dataset.indexes[split, None]
-        distributed.same_everywhere(group, f"the numbers of images in {index.folder}", len(index))
-        distributed.same_everywhere(group, f"the names of the images in {index.folder}", index.fingerprint)
+    agree(group, dataset)
     distributed.say_transport(group)
     if group.device.type == "cpu":
         threads = 1 if options.exact else options.threads or (os.cpu_count() or 1) // group.local_world
@@ -64,6 +61,9 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
     if group.first and not thumbnails.kept(options.out):
         thumbnails.keep(dataset.indexes["val", dataset.recipe.phases[-1].copy], options.notes, options.attempt)
     resume(trainer, path)
+    distributed.same_everywhere(group, "the steps to go on from", trainer.steps_done)
+    if group.first and report.folder is None:  # an agent looks after its own
+        (options.out / "result.json").unlink(missing_ok=True)  # of an earlier run, or of this one with another target
     try:
         trainer.train(Images(dataset.indexes, recipe.seed), distributed.workers(group, options.workers))
     except Asked:
@@ -80,6 +80,18 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
     report.say("done", step=trainer.steps_done)
     distributed.leave(group)
     return 0
+
+
+def agree(group: distributed.Group, dataset: Dataset) -> None:
+    """Raise `Expected` unless all processes have the same images, read the same copies of them, and compute alike."""
+    same = distributed.same_everywhere
+    half = distributed.precision(group.device) == torch.bfloat16
+    same(group, "the GPUs' precisions (1 for bfloat16, 0 for another)", int(half))
+    same(group, "the numbers of prepared copies of the images", len(dataset.indexes) // 2 - 1)
+    for _, index in sorted(dataset.indexes.items(), key=lambda one: (one[0][0], one[0][1] or 0)):
+        same(group, f"the numbers of images in {index.folder}", len(index))
+        same(group, f"the names of the images in {index.folder}", index.fingerprint)
+        same(group, f"the widths and heights of the images in {index.folder}", index.shapes_crc)
 
 
 def open_images(options: Options, recipe: Recipe) -> Dataset:

@@ -46,6 +46,12 @@ def shapes(feed: Feed, epochs: Sequence[Epoch]) -> tuple[list[Shape], list[Shape
     return list(train), list(val)
 
 
+def sides(feed: Feed, epochs: Sequence[Epoch]) -> set[tuple[int, int]]:
+    """Return all heights and widths that the epochs will meet, those of rests too."""
+    plans = (plan for epoch in epochs for plan in feed.plans(epoch.row.phase).values())
+    return {one[1:] for one in shapes(feed, epochs)[0]} | {shape for plan in plans for shape, _ in plan}
+
+
 def warm(
     net: nn.Module,
     model: nn.Module,

@@ -419,6 +419,29 @@ def test_wrapped_anew_when_other_parameters_want_gradients(hook: str, in_group: 
         assert count == 330 and max(first, second) < max(BOUNDS[hook][1], 1e-6)
 
 
+@pytest.mark.parametrize("hook", ["none", "fp16"])
+def test_what_no_loss_depends_on_is_told_by_name_and_one_line(hook: str, in_group: Any) -> None:
+    """DDP numbers the parameters that learn, in torch.compile's names: a frozen one before it moves no number."""
+
+    def work(group: Group) -> list[str]:
+        said = []
+        for compiled in (False, True):
+            net = convnet()
+            net.frozen = nn.Linear(2, 2).requires_grad_(False)
+            net.side = nn.Linear(2, 2)
+            net.forward = net[:7].forward  # type: ignore[index]
+            wrapped = comm.wrap(torch.compile(net, backend="eager") if compiled else net, Comm(hook=hook))  # type: ignore
+            back(wrapped, group.rank)
+            with pytest.raises(Expected) as caught:
+                back(wrapped, group.rank, 1)
+            said.append(str(caught.value))
+        return said
+
+    wanted = "model: its scores do not depend on side.weight and 1 more, and several processes sum all that learns; "
+    for said in in_group(2, work):
+        assert said == [wanted + "give what is not used requires_grad=False, or train with --procs 1"] * 2
+
+
 @pytest.mark.parametrize("hook", [one for one in HOOKS if one != "none"])
 def test_exactness_refuses_every_hook_but_its_own_in_one_line(hook: str) -> None:
     with pytest.raises(Expected, match=f"comm, hook: {hook} .*--exact.*comm='none'") as caught:

@@ -36,6 +36,8 @@ def test_statistics_are_the_means_and_variances_of_all_norms_and_nothing_else() 
     assert [one.numel() for one in found] == [4, 4, 2, 2]
     assert found[0] is model[1].running_mean and found[3] is model[2][0].running_var  # type: ignore[index]
     assert distributed.statistics(nn.Linear(2, 2)) == []
+    other = nn.InstanceNorm2d(3, track_running_stats=True)
+    assert [one.numel() for one in distributed.statistics(other)] == [3, 3]  # else each process validates with its own
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -130,3 +132,42 @@ def test_a_number_that_differs_ends_all_processes_with_the_same_reason(numbers: 
             f"the numbers of images differ between the machines (this one has {numbers[rank]}, "
             f"others from {min(numbers)} to {max(numbers)})"
         )
+
+
+def test_processes_that_would_not_train_the_same_end_before_they_do(
+    in_group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from types import SimpleNamespace
+
+    from train.dataset import Dataset
+    from train.report import Expected
+    from train.run import agree
+
+    class Some(SimpleNamespace):
+        def __len__(self) -> int:
+            return int(self.images)
+
+    def index(**changes: Any) -> Any:
+        return Some(**{"folder": "val", "images": 5, "fingerprint": 1, "shapes_crc": 2, **changes})
+
+    def work(group: Group) -> list[str]:
+        other, said = group.rank == 1, []
+        kinds: list[dict[str, Any]] = [{}, {"images": 6}, {"fingerprint": 2}, {"shapes_crc": 3}]
+        for kind in kinds:
+            found = {("train", None): index(), ("val", None): index(**(kind if other else {}))}
+            said.append(str(refused(group, found)))
+        copies: Any = {("train", 160): index(), ("val", 160): index()}
+        said.append(str(refused(group, found | (copies if other else {}))))
+        monkeypatch.setattr(distributed, "precision", lambda _: torch.bfloat16 if other else torch.float16)
+        return [*said, str(refused(group, found))]
+
+    def refused(group: Group, indexes: Any) -> Expected | None:
+        try:
+            agree(group, Dataset(indexes, None))  # type: ignore[arg-type]
+        except Expected as error:
+            return error
+        return None
+
+    for said in in_group(2, work):
+        words = ("numbers of images in val", "names of", "widths and heights of", "prepared copies", "precisions")
+        assert said[0] == "None" and all(word in text for word, text in zip(words, said[1:], strict=True)), said

@@ -278,3 +278,15 @@ def test_the_copy_of_the_last_phase_is_read_where_it_is_there_and_large_enough(t
     assert [made.copy_for(size) for size in (32, 64, 70, 71, 128)] == [80, 80, 80, None, None]
     assert set(exam.open_val(recipe, tiny_data, Path("nowhere"))) == {("val", None)}
     assert len(exam.open_val(recipe, tiny_data, Path("nowhere"), scale=0.1)["val", None]) == 2
+
+
+def test_what_a_network_prints_is_no_line_of_ours(capsys: Any) -> None:
+    @examine.only_ours()
+    def work() -> None:
+        print("hello", end="")
+        examine.emit("row", top1=1.0)
+
+    work()
+    print("after")
+    said = capsys.readouterr()
+    assert said.out == '{"kind": "row", "top1": 1.0}\nafter\n' and said.err == "hello"

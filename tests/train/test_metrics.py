@@ -104,3 +104,16 @@ def test_a_later_attempt_hides_what_the_earlier_one_drew_beyond_its_start(tmp_pa
     board.Reload()
     assert [one.value for one in board.Scalars("x") if one.step > 200] == [2.0]
     assert {path.name for path in (tmp_path / "metrics").iterdir()} == {"000001.jsonl", "000002.jsonl"}
+
+
+def test_an_attempt_hides_what_came_after_its_start_and_not_what_stands_there(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    for attempt, start, points in ((1, 0, (50, 100, 150)), (2, 100, (120,))):
+        log = Log(tmp_path, attempt, start, 10)
+        for images in points:
+            log.scalars(images, {"val/top1": attempt})
+        log.board.close()
+    curves = EventAccumulator(str(tmp_path / "events"))
+    curves.Reload()
+    assert [(one.step, one.value) for one in curves.Scalars("val/top1")] == [(50, 1), (100, 1), (120, 2)]

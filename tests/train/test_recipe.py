@@ -98,6 +98,7 @@ def test_pairs_given_as_lists_become_tuples() -> None:
     (Optim, "norm_decay", [0, None]),
     (Optim, "betas", [0.9, (0.9,), (0.9, 1.1), (1.0, 0.99), (0.9, 1), (-0.1, 0.9), None]),
     (Optim, "trust", [*NO_NUMBERS, 0, 0.0]),
+    (Optim, "eps", [*NO_NUMBERS, 0, 0.0]),
     (Optim, "eps", NO_NUMBERS),
     (Optim, "bias_decay", ["no", None]),
     (data, "name", ["", None, 3]),

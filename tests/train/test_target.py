@@ -146,7 +146,6 @@ def test_the_metrics_begin_with_what_the_attempt_is(reached: Path) -> None:
 def test_a_resumed_run_that_had_reached_it_trains_no_more(reached: Path, runs: Any, tiny: Any, tmp_path: Path) -> None:
     out = tmp_path / "again"
     shutil.copytree(reached, out)
-    (out / "result.json").unlink()
     before = len(lines(out, "train"))
     again = ("--gpus", "2", "--target", EASY, "--attempt", "2")
     runs.run(out, *again, world=2, recipe=runs.recipe(easy(tiny)))
@@ -161,7 +160,6 @@ def test_a_higher_target_lets_the_same_run_go_on_and_a_missed_one_is_no_failure(
 ) -> None:
     out = tmp_path / "on"
     shutil.copytree(reached, out)
-    (out / "result.json").unlink()
     runs.run(
         out, "--procs", "1", "--gpus", "2", "--target", "top1=100", "--attempt", "2", recipe=runs.recipe(easy(tiny))
     )

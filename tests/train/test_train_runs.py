@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from train import checkpoint, thumbnails
+from train import checkpoint, spawn, thumbnails
 from train.recipe import Phase
 from train.schedule import Schedule
 
@@ -351,3 +351,15 @@ def test_the_agent_beside_it_reads_progress_and_may_ask_for_an_end(runs: Any, tm
     assert progress["state"] == "saved" and progress["step"] == 1 and progress["steps"] == STEPS
     newest = checkpoint.newest(folder(out))
     assert newest is not None and newest.name == "step-00000001.pt"
+
+
+def test_processes_that_find_different_checkpoints_do_not_train(runs: Any, alone: Path, tmp_path: Path) -> None:
+    """As on two machines that share no folder, of which only the first has saved anything."""
+    out = tmp_path / "apart"
+    shutil.copytree(alone, out)
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(spawn.free_port())}
+    how = [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    kinds = zip(("auto", "none"), how, strict=True)
+    ranks = [runs.start(out, "--gpus", "2", "--resume", kind, environment=one) for kind, one in kinds]
+    said = runs.end(out, *ranks, code=None)
+    assert "the steps to go on from differ between the machines" in said and "Traceback" not in said

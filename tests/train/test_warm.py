@@ -14,7 +14,7 @@ from train.data.loader import Batch, Images, Work
 from train.dataset import open_dataset
 from train.distributed import Group
 from train.feed import Feed
-from train.inputs import Inputs
+from train.inputs import IMAGENET, Inputs, pixels_of
 from train.options import parse
 from train.recipe import Model, Phase
 from train.report import Expected, Report
@@ -149,6 +149,7 @@ def test_the_shapes_of_all_epochs_are_known_and_those_of_training_are_the_same_o
     assert warm.shapes(Feed(plan, {("val", None): Tall()}, 0, 0, 1), plan.epochs[2:])[1] == [  # type: ignore[dict-item]
         (16, 96, 64), (16, 64, 64),
     ]  # fmt: skip
+    assert warm.sides(Feed(plan, {("val", None): Tall()}, 0, 0, 2), plan.epochs) == {(32, 32), (64, 64), (96, 64)}  # type: ignore[dict-item]
 
 
 def test_the_shapes_of_rectangular_steps_are_those_that_may_come(tiny: Any) -> None:
@@ -171,3 +172,18 @@ def test_kernels_are_searched_for_shapes_that_were_warmed_only(monkeypatch: pyte
         batch = Batch(torch.zeros(work.pixels, dtype=torch.uint8), np.zeros(number, np.int64), work)
         inputs.prepare(batch)
         assert torch.backends.cudnn.benchmark is searched
+
+
+def test_pixels_are_normalised_as_a_library_s_configuration_says_and_else_as_imagenet_s() -> None:
+    net = torch.nn.Linear(1, 1)
+    assert pixels_of(net) == IMAGENET
+    net.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": [0.25, 0.25, 0.5]}  # type: ignore[assignment]
+    inputs = Inputs(CPU, pixels=pixels_of(net))
+    work = Work("val", None, np.arange(1), (2, 2))
+    image = torch.full(work.pixels, 255, dtype=torch.uint8)
+    prepared, _ = inputs.prepare(Batch(image, np.zeros(1, np.int64), work))
+    assert prepared[0, :, 0, 0].tolist() == pytest.approx([2.0, 2.0, 1.0])
+    assert str(inputs.pixels) == "mean 0.5, 0.5, 0.5, deviation 0.25, 0.25, 0.5"
+    for odd in ({"mean": (0.5,), "std": (0.5,)}, {"mean": None, "std": None}, {}, "vit"):
+        net.pretrained_cfg = odd  # type: ignore[assignment]
+        assert pixels_of(net) == IMAGENET

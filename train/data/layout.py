@@ -3,6 +3,7 @@
 An id is an image's place in the order of class and name. It is the same in the full-size set and in its copies.
 """
 
+import functools
 import hashlib
 import os
 import zlib
@@ -75,6 +76,12 @@ class Index(ABC):
     def fingerprint(self) -> int:
         """A number of 32 bits that differs when the names of the files do: another machine may have other images."""
         return names_crc(self.names())
+
+    @property
+    def shapes_crc(self) -> int:
+        """A number of 32 bits that differs when the images' widths or heights do: boxes and rectangles hang on them."""
+        shapes = (np.ascontiguousarray(one, dtype=np.int64) for one in (self.widths, self.heights))
+        return functools.reduce(lambda crc, one: zlib.crc32(one.data, crc), shapes, 0)
 
     @property
     def source(self) -> str:

@@ -1,0 +1,52 @@
+"""A checkpoint, and the run that goes on from it: whose it is, and what of it another machine can use."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from train import identity
+from train.distributed import Group
+from train.feed import Feed
+from train.loop import Trainer
+from train.options import parse
+from train.report import Expected, Report
+from train.schedule import Schedule
+
+
+def with_copies(recipe: Any, copy: int | None) -> Any:
+    return replace(recipe, phases=[replace(one, copy=copy) for one in recipe.phases])
+
+
+def test_copies_that_were_made_meanwhile_and_a_target_make_no_other_run(tiny: Any) -> None:
+    recipe = tiny()
+    plan = Schedule(recipe, 50, 2)
+    saved = identity.of(with_copies(recipe, 160), plan)
+    assert saved["recipe"]["phases"][0]["copy"] == 160  # which is kept, for whoever examines it
+    for one in (recipe, with_copies(recipe, 352), replace(recipe, target=90.0)):
+        identity.check(saved, identity.of(one, plan))
+
+
+@pytest.mark.parametrize("changes, what", [({"seed": 3}, "seed"), ({"name": "other"}, "recipe")])
+def test_another_run_is_named_by_what_differs(changes: dict[str, Any], what: str, tiny: Any) -> None:
+    plan = Schedule(tiny(), 50, 2)
+    with pytest.raises(Expected, match=f"of a run with another {what}; resume with"):
+        identity.check(identity.of(tiny(), plan), identity.of(tiny(**changes), plan))
+    with pytest.raises(Expected, match="another images"):
+        identity.check(identity.of(tiny(), Schedule(tiny(), 49, 2)), identity.of(tiny(), plan))
+
+
+def test_a_gpu_that_scales_its_loss_goes_on_from_a_checkpoint_of_one_that_did_not(tiny: Any, tmp_path: Path) -> None:
+    """From bfloat16 to float16, as when a job moves from an A100 to a V100."""
+    recipe, alone = tiny(), Group(0, 0, 1, 1, torch.device("cpu"))
+    feed = Feed(Schedule(recipe, 50, 2), {}, 0, 0, 1)
+    options = parse(["x.py", "--out", str(tmp_path)])
+    one, other = (Trainer(options, recipe, alone, feed, 10, Report()) for _ in range(2))
+    one.epoch = 2
+    other.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    other.restore(one.state())
+    assert other.epoch == 2 and other.scaler.get_scale() == 64.0
+    one.restore(other.state())
+    assert not one.scaler.is_enabled()

@@ -1,0 +1,38 @@
+"""What makes a run this run and no other: what a checkpoint must agree on with the run that goes on from it."""
+
+from dataclasses import replace
+from typing import Any
+
+from .files import plain
+from .recipe import Recipe
+from .report import Expected
+from .schedule import Schedule
+
+
+def of(recipe: Recipe, schedule: Schedule) -> dict[str, Any]:
+    """Return it as JSON. A compiled network is the same one, and a target says when to look, not what is trained."""
+    asked = replace(recipe, model=replace(recipe.model, compile=False)).to_json()
+    found: dict[str, Any] = plain(
+        {
+            "seed": recipe.seed,
+            "images": schedule.images,
+            "gpus": schedule.gpus,
+            "max_steps": schedule.max_steps,
+            "recipe": {**asked, "target": None},  # last: of what differs the first is named
+        }
+    )
+    return found
+
+
+def check(saved: dict[str, Any], mine: dict[str, Any]) -> None:
+    """Raise `Expected` when a checkpoint is another run's. Copies of the images may have been made meanwhile."""
+    for name, value in _compared(mine).items():
+        if _compared(saved).get(name) != value:
+            raise Expected(
+                f"the checkpoint is of a run with another {name}; resume with the recipe and options of that run"
+            )
+
+
+def _compared(one: dict[str, Any]) -> dict[str, Any]:
+    phases = [{**phase, "copy": None} for phase in one["recipe"]["phases"]]
+    return {**one, "recipe": {**one["recipe"], "phases": phases}}
