@@ -186,7 +186,8 @@ def stop(job: str) -> None:
 
     found = jobs.find(job)
     found.stop()
-    click.echo(f"{found.name} {found.state}; go on: imgnet-cluster resume {found.name}")
+    more = "" if found.state == "done" else f"; go on: imgnet-cluster resume {found.name}"
+    click.echo(f"{found.name} {found.state}{more}")
 
 
 @cli.command()

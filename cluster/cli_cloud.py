@@ -188,8 +188,11 @@ def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
 def cost(job: str | None, top5: float | None, output: str) -> None:
     """Show what JOB has cost (default: the newest): machines, disks, addresses; per epoch, to the target, wasted."""
     from . import jobs, paid, view_cloud
+    from .cli_look import refresh
 
-    found = paid.cost(jobs.find(job), top5)
+    mine = jobs.find(job)
+    refresh(mine)  # its machines may have gone with nobody here to see it
+    found = paid.cost(mine, top5)
     if output == "json":
         print_json(found)
     else:
@@ -256,6 +259,8 @@ def check(
 
     if iam:
         return print_json(verbs.policies(data))
+    if data:
+        raise BadInput("--data goes with --iam: it prints what reading a set there takes")
     found = jobs.load_recipes(recipe)[0] if recipe else None
     types = [type] if type else list(found.types) if found else []
     count = machines or (found.machines if found else 1)

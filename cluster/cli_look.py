@@ -3,12 +3,13 @@
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from .command import output, print_json
-from .errors import UNFINISHED, ClusterError
+from .errors import UNFINISHED, BadInput, ClusterError
 
 if TYPE_CHECKING:
     from .jobs import Job
@@ -35,6 +36,8 @@ def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
 
     if cloud:
         return _ls_cloud(regions, output)
+    if regions:
+        raise BadInput("--region goes with --cloud: the jobs of this folder are listed wherever they are")
     found = []
     for job in jobs.all_jobs():
         try:
@@ -83,17 +86,19 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
 @click.command()
 @click.argument("job", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Go on until the job ends. Ctrl-C leaves it running.")
-@click.option("--rank", type=click.IntRange(0), default=0, show_default=True, help="Which trainer.")
+@click.option("--rank", type=click.IntRange(0), help="Which trainer of all. [default: 0]")
 @click.option("--agent", is_flag=True, help="A machine's changes of state instead.")
-@on_machine
-def logs(job: str | None, follow: bool, rank: int, agent: bool, machine: int | None) -> None:
+@click.option("--machine", type=click.IntRange(0), help="The first trainer, or the agent, of this machine.")
+def logs(job: str | None, follow: bool, rank: int | None, agent: bool, machine: int | None) -> None:
     """Print what a trainer of JOB has written (default: the newest job, rank 0)."""
     from . import jobs, view
 
+    if rank is not None and (agent or machine is not None):
+        raise BadInput("--rank counts over all machines; say it alone, or --machine, or --machine and --agent")
     found, shown, before = jobs.find(job), 0, None
     while True:
         found.refresh()
-        ended, path = found.ended, found.log(None if agent else rank, machine=str(machine or 0))
+        ended, path = found.ended, _log(found, rank, agent, machine)
         shown = shown if path == before else 0  # from the set-up's to the first attempt's, and to the next
         before = path
         if not follow and not path.exists():
@@ -114,6 +119,22 @@ def logs(job: str | None, follow: bool, rank: int, agent: bool, machine: int | N
         time.sleep(0.3)
     if follow:
         sys.exit(view.EXIT[found.state])
+
+
+def _log(job: "Job", rank: int | None, agent: bool, machine: int | None) -> Path:
+    """Return the file that is meant: a trainer's of the last attempt, or before the first that of a set-up."""
+    from . import attempts
+
+    if agent:
+        return job.log(None, machine=job.head if machine is None else str(machine))
+    number = int(job.status()["attempt"])
+    if machine is None or not number:
+        return job.log(rank or 0, machine=str(machine or 0))
+    last = attempts.read(job.folders.shared, number)
+    names = list(last.names) if last else []
+    if str(machine) not in names:
+        raise BadInput(f"machine {machine} trains nothing in attempt {number} of {job.name}: {', '.join(names)} do")
+    return job.log(names.index(str(machine)) * job.spec.procs)
 
 
 @click.command()

@@ -147,21 +147,22 @@ def _rows(
     """Return the rows of a forecast, and what a person should know of them. Raises `ClusterError`."""
     from train.forecast import TRAINERS
 
-    from . import forecasts, jobs
+    from . import forecasts, jobs, paid
 
     ran = jobs.find(job) if job else None
     constants = forecasts.measured_by(ran.name, ran.result) if ran else TRAINERS[trainer]
+    card = forecasts.card_of(ran.spec, ran.result or {}, paid.rented_type(ran)) if ran else None
     kinds: list[Shipped] = [forecasts.known(one) for one in dict.fromkeys(names)]
     if not kinds:
-        first = forecasts.card_of(ran.spec, ran.result or {}) if ran else forecasts.first_known(recipe.types)
+        first = card or forecasts.first_known(recipe.types)
         if first is None:
             raise BadInput(f"{recipe.name}: names no type of machine that is known; say one: --type p4d.24xlarge")
         kinds = [first]
     found, notes = list["Row"](), list[str]()
     for kind in kinds:
         own: Constants = constants
-        if ran:
-            own, note = forecasts.for_card(constants, forecasts.card_of(ran.spec, ran.result or {}), kind)
+        if card:
+            own, note = forecasts.for_card(constants, card, kind)
             notes += [note] if note else []
 
         def make(count: int, procs: int) -> "Plan":

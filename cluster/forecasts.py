@@ -192,7 +192,7 @@ def launch_words(row: Row, recipe: str, options: Mapping[str, Any]) -> str:
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         for one in value if isinstance(value, tuple) else [value]:
-            words += [option] if one is True else [option, str(one)] if one not in (None, False) else []
+            words += [option] if one is True else [option, str(one)] if one is not None and one is not False else []
     return shlex.join([*words, recipe])
 
 
@@ -215,12 +215,11 @@ def measured_by(name: str, result: Result | None) -> Constants:
         raise BadInput(f"--from {name}: its result.json does not say enough ({error})") from error
 
 
-def card_of(spec: Spec, result: Result) -> Shipped:
-    """Return the kind of machine that a job ran on; of machines that are not rented only what the job says itself: that
-    it was on CPUs, or on GPUs of no known name, "".
+def card_of(spec: Spec, result: Result, rented: str = "") -> Shipped:
+    """Return the kind of machine that a job ran on: the type that was `rented`; of machines that are not, only what the
+    job says itself: that it was on CPUs, or on GPUs of no known name, "".
     """
-    places = (spec.cloud or {}).get("places") or []
-    found = backends.shipped(places[0]["type"]) if places else None
+    found = backends.shipped(rented) if rented else None
     gpu = CPU if result.get("device") == "cpu" else ""
     return found or Shipped(f"as {spec.name}'s", spec.procs, gpu, 1e9, None, None if spec.cloud else 0.0)
 

@@ -37,8 +37,8 @@ def down(job: Job) -> None:
 def cost(job: Job, top5: float | None = None) -> dict[str, Any]:
     """Return what a job has cost: rows for machines, sums, and what they bought. Raises `ClusterError`.
 
-    `to_target` is what had been spent when the validation first reached `top5` percent, "wasted" what the machines cost
-    while steps were done again, or none could be done, after a loss.
+    `to_target` is what had been spent when the validation first reached `top5` percent, "wasted" what went into steps
+    that had to be done again, and into the pauses after losses.
     """
     if job.spec.backend != "aws":
         raise ClusterError(f"{job.name} ran on {job.backend.DESCRIPTION}, which costs nothing here")
@@ -52,15 +52,33 @@ def cost(job: Job, top5: float | None = None) -> dict[str, Any]:
     hit = next((row["time"] for row in epochs if top5 is not None and (row["top5"] or 0.0) >= top5), None)
     begin, end = (steps[0]["time"], epochs[-1]["time"]) if steps and epochs else (0.0, 0.0)
     trained = until(end) - until(begin) if epochs else 0.0
-    lost = timeline.lost_seconds(job.run, job.folders.shared)
+    losses = timeline.losses(job.run, job.folders.shared)
     return {
         "job": job.name,
         **said,
         "per_epoch": trained / len(epochs) if epochs else None,
         "to_target": None if hit is None else until(hit),
-        "wasted": trained * lost / (end - begin) if end > begin else None,
-        "wasted_seconds": lost,
+        "wasted": sum(until(last) - until(first) for first, last in losses) if steps else None,
+        "wasted_seconds": sum(last - first for first, last in losses),
     }
+
+
+def rented_type(job: Job) -> str:
+    """Return the type of the machine that a job rented last, "" when it rented none."""
+    return str(next((one["type"] for one in reversed(_bill(job).get("machines", []))), ""))
+
+
+def unpriced(job: Job) -> list[str]:
+    """Return the machines that a job rented and whose price nobody knew: they are in no sum of dollars."""
+    return list(_bill(job).get("unknown", []))
+
+
+def _bill(job: Job) -> dict[str, Any]:
+    if job.spec.backend != "aws":
+        return {}
+    from .backends.aws import verbs
+
+    return verbs.cost(job.run)
 
 
 def extend(job: Job, hours: float) -> None:

@@ -167,12 +167,12 @@ def settle(
 ) -> None:
     """Write the result of a job whose agent is gone: what the trainers measured, and how the job ended.
 
-    `silent` are machines that did not answer when everything was ended. `why` is the reason when it never began, `how`
-    its state then. The seconds of training and validation are the trainers', others the agents'.
+    `silent` are machines that did not answer when everything was ended. `why` is the reason when it never began, or was
+    ended from outside, `how` its state then; a job that has trained to its end is done all the same. The seconds of
+    training and validation are the trainers', others the agents'.
     """
     trained = read_json(folders.shared / "result.json")
-    state, reason = ("done", "") if trained else ending(folders, spec)
-    state, reason = (how, why) if why else (state, reason)
+    state, reason = ("done", "") if trained else (how, why) if why else ending(folders, spec)
     epochs = trained["epochs"] if trained else lines(folders.run, "epoch")
     validated = [one for one in epochs if one["top1"] is not None]
     seconds = seconds_by_part(folders, spec)
@@ -270,5 +270,6 @@ def silence(folders: Folders, spoke: bool = True) -> str:
     if shutil.disk_usage(folders.run).free < 1e6:
         return f"no space left on the disk of {folders.run}; free some, then imgnet-cluster resume {folders.run.name}"
     if not spoke:
-        return f"the agent did not start; see imgnet-cluster logs {folders.run.name}"
+        again = f"once more: imgnet-cluster resume {folders.run.name}"
+        return f"the agent ended before its first word: it was killed, or its Python does not work; {again}"
     return f"the agent was killed or the machine went down; imgnet-cluster resume {folders.run.name}"

@@ -23,8 +23,8 @@ def table(run: Path, shared: Path) -> list[dict[str, Any]]:
     they are known, and for the first attempt.
     """
     rows: list[dict[str, Any]] = []
-    launch, moved = "", moves(run)
-    last: tuple[int, float] | None = None  # step and time of the last step so far
+    launch, trained, moved = "", "", moves(run)
+    last: tuple[int, float] | None = None  # step and time of the last step so far, which the launch `trained` made
     for one in attempts.history(shared):
         steps = _steps(run, one.number)
         row: dict[str, Any] = {
@@ -34,10 +34,11 @@ def table(run: Path, shared: Path) -> list[dict[str, Any]]:
         }  # fmt: skip
         if last and one.members:
             row["steps_lost"] = max(0, last[0] - one.first_step)
-            row["pause"] = steps[0][1] - last[1] if steps and one.launch in (launch, *moved) else None
+            row["pause"] = steps[0][1] - last[1] if steps and one.launch in (trained, *moved) else None
         if one.launch in moved and one.launch != launch:
             row["reason"] = "others were rented in place of all"
-        last, launch = steps[-1] if steps else last, one.launch
+        last, trained = (steps[-1], one.launch) if steps else (last, trained)
+        launch = one.launch
         rows.append(row)
     return rows
 
@@ -47,22 +48,26 @@ def moves(run: Path) -> list[str]:
     return [str(row["mark"]) for row in json_lines(run / "cloud.jsonl", "what", "mark") if row["what"] == "move"]
 
 
-def lost_seconds(run: Path, shared: Path) -> float:
-    """Return the seconds that changes of attempt cost: steps done again, and the pauses within a launch.
+def losses(run: Path, shared: Path) -> list[tuple[float, float]]:
+    """Return the begin and end of each time that a change of attempt cost: steps done again, and the pauses within a
+    launch. Seconds since 1970.
 
     The trainers do not know them: their clock goes on from the save that they were given.
     """
-    lost, before, history = 0.0, list[tuple[int, float]](), [one for one in attempts.history(shared) if one.members]
+    found, before, trained = list[tuple[float, float]](), list[tuple[int, float]](), ""
     moved = moves(run)
-    for one, last in zip(history[1:], history, strict=False):
-        before = _steps(run, last.number) or before
-        steps = _steps(run, one.number)
+    for one in attempts.history(shared):
+        steps = _steps(run, one.number) if one.members else []
         if before and steps:
             saved = max((at for step, at in before if step <= one.first_step), default=before[0][1])
-            lost += (
-                before[-1][1] - saved + (steps[0][1] - before[-1][1] if one.launch in (last.launch, *moved) else 0.0)
-            )
-    return lost
+            found.append((saved, steps[0][1] if one.launch in (trained, *moved) else before[-1][1]))
+        before, trained = (steps, one.launch) if steps else (before, trained)
+    return found
+
+
+def lost_seconds(run: Path, shared: Path) -> float:
+    """Return the seconds that changes of attempt cost."""
+    return sum(end - begin for begin, end in losses(run, shared))
 
 
 def _steps(run: Path, attempt: int) -> list[tuple[int, float]]:

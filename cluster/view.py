@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from train.target import sentence
 from train.text import epoch_line, epoch_title, rates, settings, span, where_lines
 
-from . import view_cloud
+from . import paid, view_cloud
 from .board import STEPS
 from .errors import FAILED, OK, STOPPED
 from .job import Job
@@ -122,7 +122,7 @@ def show_status(said: Mapping[str, Any], machines: Mapping[str, Any], attempts: 
     created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(said["created"]))
     for name, value in {**said, "created": created}.items():
         if name != "where" and value not in (None, "", [], {}):
-            print(f"{name:18} {value:.4g}" if isinstance(value, float) else f"{name:18} {value}")
+            print(f"{name:18} {_shown(name, value)}")
     if len(machines) > 1 or any(one["host"] for one in machines.values()):
         print()
         show_machines(machines)
@@ -131,6 +131,12 @@ def show_status(said: Mapping[str, Any], machines: Mapping[str, Any], attempts: 
         show_timeline(attempts)
     if said.get("where"):
         print("\n" + "\n".join(where_lines(said["where"], said.get("goodput"))))
+
+
+def _shown(name: str, value: Any) -> str:
+    if not isinstance(value, float):
+        return f"{value}"
+    return span(value) if name == "seconds" else f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def show_machines(machines: Mapping[str, Mapping[str, Any]]) -> None:
@@ -220,7 +226,7 @@ def show_end(job: Job) -> None:
             f"top-1 {result['top1']:.2f} %  top-5 {result['top5']:.2f} %  training and validation "
             f"{seconds['training'] + seconds['validation']:.1f} s of {span(seconds['total'])}  "
             f"{result['images_per_second']:.0f} img/s  goodput {100 * result['goodput']:.1f} %  "
-            f"${result['dollars']:.2f}"
+            f"${result['dollars']:.2f}{_without(paid.unpriced(job))}"
         )
     if result.get("target"):
         print(sentence(result["target"]))
@@ -239,6 +245,10 @@ def show_end(job: Job) -> None:
     if result["state"] != "done":
         print(f"  go on       imgnet-cluster resume {job.name}")
     print(f"  everything  {job.folders.result}")
+
+
+def _without(machines: Sequence[str]) -> str:
+    return f" without {', '.join(machines)}, whose price nobody knew" if machines else ""
 
 
 def show_next(job: Job) -> None:

@@ -94,10 +94,16 @@ def billed(launched: float, ended: float) -> float:
 
 
 def gate(journal: Journal, now: float) -> float:
-    """Return the dollars of the one public address of a job whose machines have none by themselves."""
-    begun = min((line["time"] for line in journal.lines("address")), default=now)
-    ended = max((line["time"] for line in journal.lines("ended")), default=now)
-    return ADDRESS_HOUR * max(0.0, min(now, max(ended, begun)) - begun) / 3600
+    """Return the dollars of the one public address of a job whose machines have none by themselves: each time from
+    when it was first asked for until all of the job was gone.
+    """
+    begun, seconds = None, 0.0
+    for line in journal.lines("address", "ended"):
+        if line["what"] == "address":
+            begun = begun or line["time"]
+        elif begun:
+            seconds, begun = seconds + max(0.0, min(now, line["time"]) - begun), None
+    return ADDRESS_HOUR * (seconds + max(0.0, now - begun if begun else 0.0)) / 3600
 
 
 class Meter:

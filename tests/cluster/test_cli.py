@@ -294,3 +294,16 @@ def test_the_help_of_the_command_comes_at_once(place: Fixture) -> None:
 ])  # fmt: skip
 def test_what_would_be_passed_over_here_is_refused(place: Fixture, refused: Fixture, words: Any, said: str) -> None:
     refused(["launch", "--local", "--dry-run", "--data", str(place.data), *words, place.recipe()], 2, said)
+
+
+def test_the_log_of_a_machine_is_that_of_its_first_trainer(place: Fixture, hand_made: Fixture) -> None:
+    run = hand_made(machines=2, procs=2)
+    run.attempt(1, "1.b", "0.a", reason="start")
+    for machine in "01":
+        run.says("failed", machine=machine, ended=True)
+    for rank in range(4):
+        run.shared(f"logs/000001/rank-{rank}.log", f"rank {rank}\n")
+    for words, rank in (((), 0), (("--machine", "0"), 2), (("--machine", "1"), 0), (("--rank", "3"), 3)):
+        assert place.cli("logs", *words).out == f"rank {rank}\n"
+    is_refused(place.cli("logs", "--machine", "2"), 2, "machine 2 trains nothing in attempt 1 of job-1: 1, 0 do")
+    is_refused(place.cli("logs", "--machine", "1", "--rank", "1"), 2, "--rank counts over all machines")

@@ -81,7 +81,7 @@ def test_an_agent_that_never_spoke_has_failed_to_start_but_gets_its_time(hand_ma
     assert not young.job.ended and young.job.state == "booting"
     old = hand_made("job-2")
     old.job.refresh()
-    assert old.job.state == "failed" and "did not start" in old.job.result["reason"]
+    assert old.job.state == "failed" and "before its first word" in old.job.result["reason"]
 
 
 def test_first_words_that_come_while_the_agent_is_asked_for_say_that_it_lives(
@@ -109,7 +109,7 @@ def test_a_resume_that_did_not_start_is_not_told_as_the_end_of_the_attempt_befor
     assert not run.job.ended, "its agent may still come"
     os.utime(run.folders.launch, (time.time() - 600,) * 2)
     run.job.refresh()
-    assert run.job.state == "failed" and "did not start" in run.job.result["reason"]
+    assert run.job.state == "failed" and "before its first word" in run.job.result["reason"]
 
 
 @pytest.mark.parametrize(
@@ -378,3 +378,10 @@ def test_the_start_is_the_slowest_machines_and_with_the_steps_it_makes_no_more_t
     assert told and told["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
     ended = settle.with_job(run.folders, run.spec, where, total=20.0)
     assert ended and ended["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 3.0}
+
+
+def test_a_job_that_had_trained_to_its_end_is_done_whoever_ends_it(hand_made: Fixture) -> None:
+    run = hand_made()
+    run.shared("result.json", TRAINED)
+    settle.settle(run.folders, run.spec, run.job.backend, why="ended by the user", how="stopped")
+    assert (run.job.state, run.job.result["reason"], run.job.result["top1"]) == ("done", "", 50.0)

@@ -78,3 +78,20 @@ def test_half_a_line_and_other_kinds_are_passed_over(hand_made: Fixture) -> None
     run.attempt(1, "0.a", reason="start")
     steps(run, 1, (8, 100.0), tail='{"kind": "epoch", "step": 99}\n[1]\n{"kind": "train"}\n{"kind": "train", "st')
     assert table(run)[0]["last_step"] == 8
+
+
+def test_the_night_between_a_stop_and_a_resume_is_no_pause_also_when_its_first_attempt_makes_no_step(
+    hand_made: Fixture,
+) -> None:
+    run = hand_made()
+    run.attempt(1, "0.a", reason="start", launch="evening")
+    steps(run, 1, (1, 100.0), (20, 119.0))
+    run.attempt(2, "0.b", reason="start", launch="morning", resume="checkpoints/000002/resume-00000016-abcd.pt")
+    run.attempt(3, "0.b", reason="killed", launch="morning", resume="checkpoints/000003/resume-00000016-ef01.pt")
+    steps(run, 3, (17, 30_000.0), (30, 30_013.0))
+    run.attempt(4, "0.b", reason="killed", launch="morning", resume="checkpoints/000004/resume-00000030-ef02.pt")
+    steps(run, 4, (31, 30_016.0))
+    assert [one["pause"] for one in table(run)] == [None, None, None, 3.0]
+    found = timeline.losses(run.folders.run, run.folders.shared)
+    assert found == [(100.0, 119.0), (30_013.0, 30_016.0)]  # steps 17 to 20 again, from the last that is known before
+    assert timeline.lost_seconds(run.folders.run, run.folders.shared) == 22.0

@@ -73,3 +73,11 @@ def test_a_plan_shows_what_a_paper_would(finished: Fixture) -> None:
     ):
         assert word in ran.out
     assert "0-3" in ran.out and "full" in ran.out and "square" in ran.out
+
+
+def test_long_runs_and_great_speeds_are_shown_whole(capsys: Any) -> None:
+    said = {"created": 0.0, "seconds": 12_600.0, "images_per_second": 401_234.5, "top1": 76.1234, "lr": 0.000123456}
+    view.show_status(said, {}, [])
+    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (shown["seconds"], shown["images_per_second"]) == ("3:30:00", "401234")
+    assert (shown["top1"], shown["lr"]) == ("76.12", "0.0001235")

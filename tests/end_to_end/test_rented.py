@@ -92,6 +92,8 @@ def test_a_machine_taken_away_and_one_lost_are_replaced_and_the_job_is_done_and_
     assert {"result.json", "rank-0.log", "val-000001.json"} <= home and list(job.run.rglob("*tfevents*"))
     renter.nothing_left()
     same_bill(renter, job)
+    told = renter.json("eval", job.name, "--crops", "center", "--workers", "0")  # its machines are gone
+    assert told["rows"][0]["top1"] == result["epochs"][-1]["top1"]
     renter.ok("record", job.name, "-o", "mine")
     assert TYPE in json.loads((renter.path / "mine.json").read_text())["hardware"]
     renter.ok("record", "--check", "mine.tsv")

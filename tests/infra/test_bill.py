@@ -1,5 +1,6 @@
 """What a job has cost, beside the simulated cloud's own meter."""
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -151,3 +152,11 @@ def test_machines_that_run_or_are_not_spot_keep_the_price_of_their_asking(bed: B
 def test_a_job_that_never_had_machines_costs_nothing(tmp_path: Path) -> None:
     meter = bill.Meter(Journal(tmp_path / "cloud.jsonl"))
     assert meter.dollars(START) == 0 and meter.unknown(START) == []
+
+
+def test_the_address_of_a_job_is_paid_while_the_job_has_it_and_not_between_two_launches(tmp_path: Path) -> None:
+    said = [("address", 100), ("address", 150), ("ended", 200), ("address", 1000), ("ended", 2000), ("ended", 9000)]
+    path = tmp_path / "cloud.jsonl"
+    path.write_text("".join(json.dumps({"what": what, "time": time}) + "\n" for what, time in said))
+    hour = {now: bill.gate(Journal(path), now) / bill.ADDRESS_HOUR * 3600 for now in (50, 150, 500, 1500, 99_999)}
+    assert hour == pytest.approx({50: 0, 150: 50, 500: 100, 1500: 600, 99_999: 1100})

@@ -20,10 +20,10 @@ from train.files import as_json, read_json, replace
 
 from ... import attempts
 from ...errors import ClusterError, SetupFailed
-from ...fleet import Fleet
+from ...fleet import RESULT, Fleet
 from ...spec import Folders, Spec, stop_reason
 from ...ssh import Unreachable
-from . import login
+from . import homing, login
 from .boot import Boot
 from .rented import EndedElsewhere, Rented
 
@@ -62,8 +62,9 @@ class Cloud:
             replace(self.folders.run / "cloud.json", as_json({"doing": doing, "time": time.time()}), durable=False)
 
     def stopping(self) -> str:
-        """Why the job is to stop, "" while it is not to."""
-        return stop_reason(self.folders.shared)
+        """Why nothing more is to be rented or waited for: the job is to stop, or is decided; "" while it goes on."""
+        decided = attempts.decided(self.folders.shared, self.folders.mark)
+        return stop_reason(self.folders.shared) or ("the job is over" if decided else "")
 
     # --- getting machines --------------------------------------------------------------------------------------------
 
@@ -199,9 +200,11 @@ class Cloud:
         try:
             fleet.push()
             fleet.bring()
-            if not fleet.alive() and not self.renting:
+            if not fleet.alive() and not self._awaiting:
                 fleet.bring()
-                return not self.over() and self._all_gone()
+                if (self.folders.shared / RESULT).exists():
+                    homing.bring_network(fleet, self.rented, self.present, self.note)
+                return not self.stopping() and self._all_gone()
         except Unreachable as error:
             print(f"{self.spec.name}: {error}", flush=True)
             self._moved(time.monotonic())
@@ -256,14 +259,15 @@ class Cloud:
         self._move()
         return True
 
-    def over(self) -> bool:
-        """Whether the job is decided, or to stop."""
-        return bool(self.stopping()) or attempts.decided(self.folders.shared, self.folders.mark)
+    @property
+    def _awaiting(self) -> bool:
+        """Whether a machine is being rented just now. `renting` has those too of which nobody has heard yet."""
+        return any(not one.done() for one in self.renting.values())
 
     def _must_move(self) -> bool:
         """Whether too few machines are left, and no other could be rented beside them."""
-        few = len(self.present) < self.spec.min_machines and not any(not one.done() for one in self.renting.values())
-        return few and not self.over() and (bool(self.refused) or not self.present)
+        few = len(self.present) < self.spec.min_machines and not self._awaiting
+        return few and not self.stopping() and (bool(self.refused) or not self.present)
 
     def _move(self) -> None:
         """End the machines that are left and rent all of them anew, perhaps elsewhere; training goes on from there."""

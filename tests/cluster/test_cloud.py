@@ -1,0 +1,80 @@
+"""A supervisor's step on rented machines, beside a fleet and a cloud of paper."""
+
+import json
+import sys
+import time
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from cluster import checkpoints
+from cluster.backends.aws.cloud import Cloud
+from cluster.machine import Machine
+
+Fixture = Any
+
+
+class Fleet:
+    """Machines without any agent at work; their shared folder is on this disk."""
+
+    def __init__(self, shared: Any) -> None:
+        self.remotes = {name: Machine() for name in ("0", "1")}
+        self.machines = SimpleNamespace(job_folder=lambda name: str(shared))
+        self.done: list[str] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_: self.done.append(name)  # all else answers None: no agent is alive
+
+    def dead(self) -> list[str]:
+        return []
+
+
+@pytest.fixture
+def supervised(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A job of two rented machines, as its supervisor sees it."""
+    run = hand_made(machines=2, cloud={}, backend="aws")
+    ended: list[tuple[list[str], str]] = []
+    rented = SimpleNamespace(
+        wish=SimpleNamespace(max_dollars=None), journal=None, folders=run.folders, say=ended.append,
+        release=lambda ids, why: ended.append((ids, why)),
+    )  # fmt: skip
+    monkeypatch.setattr(sys.modules[Cloud.__module__], "Rented", lambda *_: rented)
+    found: Any = Cloud(run.spec, run.folders)
+    found.fleet, found.looked, found.ended = Fleet(run.folders.run / "there"), time.monotonic(), ended
+    addresses = {"0": "", "1": "198.51.100.7"}
+    found.present = {name: SimpleNamespace(name=name, id=f"i-{name}", public=one) for name, one in addresses.items()}
+    return run, found
+
+
+def test_a_job_that_is_done_while_a_machine_was_rented_for_it_is_over(supervised: Fixture) -> None:
+    """Nobody asks for lost machines any more, so nobody takes the answer."""
+    run, found = supervised
+    found.renting["1"] = answer = Future()
+    assert found.step() is True and found.stopping() == ""
+    run.shared("result.json", "{}")
+    assert found.stopping() == "the job is over"  # which the one who rents hears, too
+    assert found.step() is True  # it may just be asking EC2
+    answer.set_result(None)
+    assert found.step() is False and found.renting
+
+
+def test_the_network_of_a_job_that_is_done_comes_home_through_the_machine_with_an_address(supervised: Fixture) -> None:
+    run, found = supervised
+    saved = run.folders.shared / run.checkpoint(1, 8)
+    there = run.folders.run / "there"
+    there.mkdir()
+    (run.folders.shared / "checkpoints").rename(there / "checkpoints")
+    run.shared("result.json", "{}")
+    assert found.step() is False
+    assert checkpoints.newest_in(run.folders.shared) == saved and found.ended == [(["i-0"], "the job is done")]
+    assert "bringing the network home: 0 of 0 MB" in json.loads((run.folders.run / "cloud.json").read_text())["doing"]
+
+
+def test_a_network_that_does_not_come_keeps_no_machine(supervised: Fixture) -> None:
+    run, found = supervised
+    run.shared("result.json", "{}")
+    del found.fleet.remotes["1"]
+    assert found.step() is False
+    assert found.ended == [(["i-0"], "the job is done"), "the network stays on the stack's shared file system: '1'"]
