@@ -13,7 +13,7 @@ demo: .venv/.installed
 	$(BIN)/imgnet-cluster launch --local -y recipes/quickstart.py
 
 test: check
-	$(BIN)/pytest -m "not rehearsal"
+	$(BIN)/python tests/side_by_side.py -m "not rehearsal"
 
 rehearse: check
 	$(BIN)/pytest -m rehearsal
