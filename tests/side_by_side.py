@@ -1,7 +1,7 @@
 """All tests in two processes side by side: `python tests/side_by_side.py [WORDS OF PYTEST]`. Exit code: the worse one.
 
-A half is `tests/cluster`, which waits as long as it works; the other is all else. The first prints as it goes, the
-second when it is done.
+One half is `tests/cluster`, which waits as long as it works, and `tests/simcloud`; the other is all else. The first prints
+as it goes, the second when it is done.
 """
 
 import subprocess
@@ -10,13 +10,13 @@ import tempfile
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
-FIRST = TESTS / "cluster"
+FIRST = (TESTS / "cluster", TESTS / "simcloud")
 
 
 def rest() -> list[Path]:
     """Return the folders and files of tests that are not the first half."""
     found = [*TESTS.glob("test_*.py"), *{path.parent for path in TESTS.glob("*/test_*.py")}, TESTS / "train"]
-    return sorted({*found} - {FIRST})
+    return sorted({*found} - {*FIRST})
 
 
 def main(words: list[str]) -> int:
@@ -25,7 +25,7 @@ def main(words: list[str]) -> int:
     with tempfile.TemporaryFile() as said:
         other = subprocess.Popen([*command, *map(str, rest())], stdout=said, stderr=said, cwd=TESTS.parent)
         try:
-            first = subprocess.run([*command, str(FIRST)], cwd=TESTS.parent).returncode
+            first = subprocess.run([*command, *map(str, FIRST)], cwd=TESTS.parent).returncode
             second = other.wait()
         finally:
             other.kill()
