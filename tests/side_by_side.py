@@ -1,7 +1,7 @@
 """All tests in two processes side by side: `python tests/side_by_side.py [WORDS OF PYTEST]`. Exit code: the worse one.
 
-One half is `tests/cluster`, which waits as long as it works, and `tests/simcloud`; the other is all else. The first prints
-as it goes, the second when it is done.
+One half is `tests/cluster`, which waits as long as it works, and `tests/simcloud`; the other is all else. The first
+prints as it goes, the second when it is done.
 """
 
 import subprocess
