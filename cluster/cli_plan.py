@@ -99,10 +99,14 @@ def plan(
     if job and trainer != "ours":
         raise BadInput("--from and --trainer both say whose constants; say one")
     most = forecasts.limit(within) if within else None
+    if (how or within) and (epochs or trainer != "ours"):
+        what = "--epochs forecasts a part of what" if epochs else f"--trainer {trainer} is not what"
+        raise BadInput(f"{what} a launch would train; to choose one leave it out")
+    recipes = select(recipe, only)
     names = tuple(one for some in types for one in some.split(",") if one)
     asked = bool(names or epochs or job or plot or how or within or trainer != "ours" or len(machines or ()) > 1)
     shown: list[dict[str, Any]] = []
-    for one in select(recipe, only):
+    for one in recipes:
         if not asked:
             shown += _alone(one, recipe, machines, options, output)
             continue
@@ -110,7 +114,8 @@ def plan(
         if how and len(found) == 1:
             raise BadInput(f"--{how}: there is one row; say several, such as --machines 1,2,4,8")
         chosen = forecasts.choose(found, how or "within", most) if how or within else None
-        more = {"only": only, **{name: value for name, value in options.items() if (name, value) != ("scale", 1.0)}}
+        mine = only or ((one.name,) if len(recipes) > 1 else ())
+        more = {"only": mine, **{name: value for name, value in options.items() if (name, value) != ("scale", 1.0)}}
         command = forecasts.launch_words(chosen, recipe, more) if chosen else ""
         if plot:
             _draw(plot, f"{one.name}, its first {epochs} epochs" if epochs else one.name, found)
@@ -151,6 +156,11 @@ def _rows(
 
     ran = jobs.find(job) if job else None
     constants = forecasts.measured_by(ran.name, ran.result) if ran else TRAINERS[trainer]
+    if ran and ran.spec.recipe.model.name != recipe.model.name:
+        raise BadInput(
+            f"--from {ran.name}: it trained {ran.spec.recipe.model.name}, whose seconds say nothing of "
+            f"{recipe.model.name}; leave --from out"
+        )
     card = forecasts.card_of(ran.spec, ran.result or {}, paid.rented_type(ran)) if ran else None
     kinds: list[Shipped] = [forecasts.known(one) for one in dict.fromkeys(names)]
     if not kinds:
@@ -159,6 +169,8 @@ def _rows(
             raise BadInput(f"{recipe.name}: names no type of machine that is known; say one: --type p4d.24xlarge")
         kinds = [first]
     found, notes = list["Row"](), list[str]()
+    if ran and {*(machines or (recipe.machines,))} != {ran.spec.machines}:
+        notes.append(f"{ran.name} ran on {ran.spec.machines}: that others send more between them is left out")
     for kind in kinds:
         own: Constants = constants
         if card:

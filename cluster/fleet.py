@@ -4,7 +4,6 @@ The run folder at home holds a picture of the shared folder's small files, so th
 Two files go the other way: `launch` and `stop`. A machine that cannot be reached is never taken for gone.
 """
 
-import contextlib
 import json
 import threading
 import time
@@ -14,7 +13,7 @@ from concurrent.futures import TimeoutError as Late
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from train.files import locked, overwrite, replace
+from train.files import is_json, locked, overwrite, replace
 
 from . import archive, attempts, tmux
 from .board import Board
@@ -148,10 +147,10 @@ class Fleet:
                 elif kind == "attempts":
                     replace(_folder(home / path), data, durable=False)
                     have[path] = len(data)
-                elif _is_json(data) and data != self.texts.get(path, (b"", 0.0))[0]:
+                elif is_json(data) and data != self.texts.get(path, (b"", 0.0))[0]:
                     overwrite(_folder(home / path), data)  # as its machine does; a rename takes ten times as long
                     self.texts[path] = data, now
-            if result and _is_json(result):
+            if result and is_json(result):
                 replace(home / RESULT, result, durable=False)
         self.have = have
 
@@ -210,10 +209,17 @@ class Fleet:
         return bool(self.starting and not self.over()) or bool(working)
 
     def over(self) -> bool:
-        """Whether the job is decided: a result, an end that its agents agreed on, or a stop of a while ago."""
+        """Whether the job is decided: a result, an end that its agents agreed on, or a stop of a while ago: that was
+        asked for, or that a machine has reached by its limit.
+        """
         home, stop = self.folders.shared, self.folders.shared / "stop"
         stopped = stop.exists() and time.time() - stop.stat().st_mtime > STOP_SECONDS
-        return attempts.decided(home, self.folders.mark) or stopped
+        return attempts.decided(home, self.folders.mark) or stopped or self._stopped_itself()
+
+    def _stopped_itself(self) -> bool:
+        long_ago, mark = time.monotonic() - STOP_SECONDS, self.folders.mark
+        words = [json.loads(text) for text, seen in self.texts.values() if seen < long_ago and b'"stopped"' in text]
+        return any(one.get("ended") and (one["state"], one.get("launch")) == ("stopped", mark) for one in words)
 
     def dead(self) -> list[str]:
         """Return the machines that have said that no agent is at work there."""
@@ -319,11 +325,3 @@ def _folder(path: Path) -> Path:
     """The path, whose folder is there now."""
     path.parent.mkdir(parents=True, exist_ok=True)
     return path
-
-
-def _is_json(data: bytes) -> bool:
-    """Whether a text is whole: one that is rewritten in place may be torn."""
-    with contextlib.suppress(ValueError):
-        json.loads(data)
-        return True
-    return False

@@ -252,10 +252,10 @@ class Job:
             self._away(name).unlink(missing_ok=True)
         before = self.folders.result.read_bytes() if self.ended else b""
         self.folders.result.unlink(missing_ok=True)
-        replace(self.folders.launch, uuid4().hex.encode())
         try:
+            replace(self.folders.launch, uuid4().hex.encode())
             self.backend.launch(self.spec, self.folders)
-        except ClusterError:
+        except (ClusterError, OSError):
             if before:
                 replace(self.folders.result, before)
             raise

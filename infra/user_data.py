@@ -21,6 +21,10 @@ for one in $(systemctl list-units --plain --no-legend 'imgnet-limit*.timer' | cu
 done
 """
 
+# bootcmd runs in a unit before sysinit.target, for which timers wait, and systemd-run for the timer: the boot would
+# hang (systemd.timer, "Default Dependencies"; cloud-init.service of Ubuntu has Before=sysinit.target).
+AT_ONCE = ("systemd-run", "--no-block", "--timer-property=DefaultDependencies=no")
+
 HOST_KEY = """#!/bin/sh
 # imgnet-hostkey: give this machine a host key of its own, and print it. The key of the user data opens nothing more.
 set -e
@@ -108,7 +112,7 @@ def user_data(
     files = {"imgnet-limit": LIMIT, "imgnet-hostkey": HOST_KEY}
     config = {
         "bootcmd": [
-            ["systemd-run", "--unit=imgnet-limit", f"--on-active={seconds}", "systemctl", "poweroff"],
+            [*AT_ONCE, "--unit=imgnet-limit", f"--on-active={seconds}", "systemctl", "poweroff"],
         ],
         "ssh_deletekeys": True,
         "ssh_keys": {"ed25519_private": private, "ed25519_public": public},

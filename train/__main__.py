@@ -1,5 +1,6 @@
 """`python -m train RECIPE --out DIR`: one process per GPU, or --procs; one of many under torchrun or the agent."""
 
+import io
 import os
 import signal
 import sys
@@ -28,6 +29,8 @@ def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
     Returns the exit code: 0 done, 1 failed, 3 saved and ended because it was asked to.
     """
     options = parse(argv)
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may be no text, and what is said of it goes on
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         found = select(load(options.recipe), [options.only] if options.only else [])
     except RecipeError as error:

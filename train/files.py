@@ -117,6 +117,14 @@ def as_json(value: Any) -> bytes:
     return (json.dumps(finite(value), indent=1) + "\n").encode()
 
 
+def is_json(data: bytes) -> bool:
+    """Whether a text is whole: one that is rewritten in place may be torn."""
+    with contextlib.suppress(ValueError):
+        json.loads(data)
+        return True
+    return False
+
+
 def plain(value: Any) -> Any:
     """Return the value as JSON would give it back: tuples become lists, keys texts."""
     return json.loads(json.dumps(value))

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from . import checkpoint, distributed, files, models, spawn, target, thumbnails, weights
+from .data.layout import names_crc
 from .data.loader import Images
 from .dataset import Dataset, copies_of, open_dataset, root_of
 from .feed import Feed
@@ -91,6 +92,7 @@ def agree(group: distributed.Group, dataset: Dataset) -> None:
     for _, index in sorted(dataset.indexes.items(), key=lambda one: (one[0][0], one[0][1] or 0)):
         same(group, f"the numbers of images in {index.folder}", len(index))
         same(group, f"the names of the images in {index.folder}", index.fingerprint)
+        same(group, f"the names of the classes in {index.folder}", names_crc(index.classes))
         same(group, f"the widths and heights of the images in {index.folder}", index.shapes_crc)
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from cluster import checkpoints
 from cluster.backends.aws.cloud import Cloud
+from cluster.errors import SetupFailed
 from cluster.machine import Machine
 
 Fixture = Any
@@ -38,7 +39,7 @@ def supervised(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     ended: list[tuple[list[str], str]] = []
     rented = SimpleNamespace(
         wish=SimpleNamespace(max_dollars=None), journal=None, folders=run.folders, say=ended.append,
-        release=lambda ids, why: ended.append((ids, why)),
+        release=lambda ids, why: ended.append((ids, why)), late=False, look=lambda: {},
     )  # fmt: skip
     monkeypatch.setattr(sys.modules[Cloud.__module__], "Rented", lambda *_: rented)
     found: Any = Cloud(run.spec, run.folders)
@@ -78,3 +79,35 @@ def test_a_network_that_does_not_come_keeps_no_machine(supervised: Fixture) -> N
     del found.fleet.remotes["1"]
     assert found.step() is False
     assert found.ended == [(["i-0"], "the job is done"), "the network stays on the stack's shared file system: '1'"]
+
+
+def test_a_stop_lets_machines_that_are_there_save_also_when_nobody_looked_after_them(
+    supervised: Fixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, found = supervised
+    run.shared("stop", "{}")
+    found.fleet, found.rented.since = None, None
+    with pytest.raises(SetupFailed, match="stopped by the user"):
+        found.step()  # there is none
+    found.rented.look = lambda: found.present
+    found.rented.gather = lambda anew: pytest.fail("they are gathered")
+    with pytest.raises(pytest.fail.Exception, match="they are gathered"):
+        found.step()
+
+
+def test_machines_that_have_not_ended_when_their_time_is_over_are_ended(supervised: Fixture) -> None:
+    """One whose kernel hangs does not cut its power."""
+    _, found = supervised
+    found.fleet.alive = lambda: True
+    assert found.step() is True and found.stopping() == ""
+    found.rented.late = True
+    assert found.step() is True and found.stopping() == "its time is over, and not all of its machines have ended"
+
+
+def test_machines_that_have_reached_their_limit_do_not_move(supervised: Fixture) -> None:
+    """Though one of them had left before, and none had come in its place."""
+    run, found = supervised
+    run.says("left", machine="0", ended=True, launch="")
+    run.says("stopped", machine="1", ended=True, launch="")
+    found.fleet.alive = lambda: False
+    assert found.step() is False and found.fleet is not None

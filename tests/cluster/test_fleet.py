@@ -301,3 +301,19 @@ def test_files_are_brought_when_no_machine_has_been_set_up_by_us(hand_made: Call
     with pytest.raises(Unreachable, match=r"machine 0 \(127.1.0.9\)"):
         fleet.bring()
     fleet.close()
+
+
+@pytest.mark.parametrize("said, over", [
+    ({"state": "stopped", "ended": True, "launch": "now"}, True),
+    ({"state": "stopped", "ended": True, "launch": "before"}, False),
+    ({"state": "stopped", "launch": "now"}, False),
+    ({"state": "failed", "ended": True, "launch": "now", "reason": "stopped"}, False),
+])  # fmt: skip
+def test_a_job_of_which_a_machine_stopped_at_its_limit_waits_for_none_that_is_silent(said: Any, over: bool) -> None:
+    long_ago = time.monotonic() - 60
+    some = SimpleNamespace(
+        folders=SimpleNamespace(mark="now"), texts={"status/0.json": (json.dumps(said).encode(), long_ago)}
+    )
+    assert Fleet._stopped_itself(some) is over  # type: ignore[arg-type]
+    some.texts["status/0.json"] = (json.dumps(said).encode(), time.monotonic())
+    assert Fleet._stopped_itself(some) is False  # type: ignore[arg-type]

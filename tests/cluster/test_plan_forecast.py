@@ -12,8 +12,8 @@ RECIPE = str(ROOT / "recipes/resnet50_18min.py")
 TERMS = {"compute", "all-reduce", "optimizer", "logging", "loader", "validation", "fixed", "start"}
 
 
-def told(place: Fixture, *words: str) -> Any:
-    ran = place.cli("plan", "-o", "json", *words, RECIPE)
+def told(place: Fixture, *words: str, recipe: str = RECIPE) -> Any:
+    ran = place.cli("plan", "-o", "json", *words, recipe)
     assert ran.code == 0 and ran.err == "", ran
     return json.loads(ran.out)
 
@@ -82,6 +82,9 @@ def test_a_row_is_chosen_and_its_launch_can_be_typed(place: Fixture) -> None:
         (chosen,) = [one for one in found if one["chosen"]]
         assert chosen["machines"] == count
         assert chosen["launch"] == f"imgnet-cluster launch --machines {count} --type p4d.24xlarge {RECIPE}"
+    both = told(place, *some, "--cheapest", recipe=str(ROOT / "recipes/resnet50_2026.py"))
+    only = [one["launch"].split()[-3:-1] for one in both if one["chosen"]]
+    assert only == [["--only", "resnet50_2026"], ["--only", "resnet50_2026_lars"]]  # else both would be launched
     ran = place.cli("plan", *some, "--fastest", RECIPE)
     assert ran.out.splitlines()[-1].strip() == chosen["launch"].replace("machines 4", "machines 16")
     ran = place.cli("launch", *ran.out.splitlines()[-1].split()[2:-1], "--dry-run", RECIPE)
@@ -103,6 +106,8 @@ def test_a_picture_is_drawn(place: Fixture) -> None:
     (["--plot", "x.jpg"], 2, "ends in .png"), (["--plot", "x.png", "--type", "p6-b200.48xlarge"], 2, "no forecast"),
     (["--trainer", "nobody"], 2, "--trainer"), (["--from", "job-9"], 102, "job-9: no such job"),
     (["--from", "job-9", "--trainer", "imagenet18"], 2, "both say whose"),
+    (["--epochs", "5", "--within", "40$"], 2, "--epochs forecasts a part"),
+    (["--trainer", "imagenet18", "--fastest"], 2, "is not what a launch would train"),
     (["--within", "1min"], 1, "no row is within"), (["--cheapest"], 2, "there is one row"),
     (["--cheapest", "--fastest"], 2, "all choose"),
     (["--plot", "nowhere/x.png"], 1, "nowhere"),
@@ -132,6 +137,13 @@ def test_the_constants_of_a_job_are_used_and_its_forecast_stands_in_status(finis
     said = json.loads(ran.out)
     assert said["type"] == "as job-1's" and said["forecast"]["source"] == "job-1"
     assert said["forecast"]["dollars"]["on_demand"] == 0
+    assert "that others send more between them is left out" not in finished.cli("plan", "--from", "job-1", own).out
+    several = finished.cli("plan", "--machines", "1,2", "--from", "job-1", own)
+    assert "job-1 ran on 1: that others send more between them is left out" in several.out, several
+    other = finished.path / "other.py"
+    other.write_text(Path(finished.path / own).read_text().replace("resnet10_tiny", "resnet18"))
+    refused = finished.cli("plan", "--from", "job-1", str(other))
+    assert refused.code == 2 and "it trained resnet10_tiny, whose seconds say nothing of resnet18" in refused.err
     (size, batch, seconds) = result["constants"]["chunks"][0]
     steps = sum(row["steps"] for row in said["phases"])
     assert (size, batch) == (32, 8) and said["forecast"]["terms"]["compute"] == pytest.approx(steps * seconds, rel=0.2)

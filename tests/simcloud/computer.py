@@ -60,6 +60,8 @@ class UserData:
         boot, run = ([one for one in config.get(name, []) if isinstance(one, list)] for name in ("bootcmd", "runcmd"))
         words = [word for line in boot if "--unit=imgnet-limit" in line for word in line]
         limits = [float(word.partition("=")[2].rstrip("s")) for word in words if word.startswith("--on-active=")]
+        if limits and not {"--no-block", "--timer-property=DefaultDependencies=no"} & {*words}:
+            return cls("", "", None, None)  # systemd-run waits for the timer, that for sysinit, and sysinit for bootcmd
         scripts = [line for line in run if line[3:4] == ["sh"]]
         return cls(
             keys.get("ed25519_private", ""),

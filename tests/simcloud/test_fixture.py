@@ -17,6 +17,8 @@ from cluster.guard import Guard
 
 Fixture = Any
 
+BOOT = ("systemd-run", "--no-block", "--unit=imgnet-limit")
+
 
 class User:
     """Somebody who launches machines on a cloud and logs in to them."""
@@ -30,7 +32,9 @@ class User:
     def launch(self, count: int = 1, limit: float = 600, **more: Any) -> list[str]:
         """Launch spot machines; their ids."""
         config = {
-            "bootcmd": [["systemd-run", "--unit=imgnet-limit", f"--on-active={limit:.0f}", "systemctl", "poweroff"]],
+            "bootcmd": [
+                [*BOOT, f"--on-active={limit:.0f}", "systemctl", "poweroff"],
+            ],
             "ssh_keys": {
                 "ed25519_private": (self.folder / "host").read_text(),
                 "ed25519_public": (self.folder / "host.pub").read_text(),

@@ -15,6 +15,8 @@ from testbed import command_line
 
 from cluster.guard import Guard
 
+BOOT = ("systemd-run", "--no-block", "--unit=imgnet-limit")
+
 
 @dataclass(frozen=True)
 class Instance:
@@ -63,7 +65,9 @@ class World:
 
     def user_data(self, limit: float = 600, **changes: Any) -> str:
         config = {
-            "bootcmd": [["systemd-run", "--unit=imgnet-limit", f"--on-active={limit:.0f}", "systemctl", "poweroff"]],
+            "bootcmd": [
+                [*BOOT, f"--on-active={limit:.0f}", "systemctl", "poweroff"],
+            ],
             "ssh_keys": {
                 "ed25519_private": (self.folder / "host").read_text(),
                 "ed25519_public": (self.folder / "host.pub").read_text(),

@@ -148,11 +148,19 @@ def test_processes_that_would_not_train_the_same_end_before_they_do(
             return int(self.images)
 
     def index(**changes: Any) -> Any:
-        return Some(**{"folder": "val", "images": 5, "fingerprint": 1, "shapes_crc": 2, **changes})
+        return Some(
+            **{"folder": "val", "images": 5, "fingerprint": 1, "classes": ("a", "b"), "shapes_crc": 2, **changes}
+        )
 
     def work(group: Group) -> list[str]:
         other, said = group.rank == 1, []
-        kinds: list[dict[str, Any]] = [{}, {"images": 6}, {"fingerprint": 2}, {"shapes_crc": 3}]
+        kinds: list[dict[str, Any]] = [
+            {},
+            {"images": 6},
+            {"fingerprint": 2},
+            {"classes": ("a", "c")},
+            {"shapes_crc": 3},
+        ]
         for kind in kinds:
             found = {("train", None): index(), ("val", None): index(**(kind if other else {}))}
             said.append(str(refused(group, found)))
@@ -169,5 +177,8 @@ def test_processes_that_would_not_train_the_same_end_before_they_do(
         return None
 
     for said in in_group(2, work):
-        words = ("numbers of images in val", "names of", "widths and heights of", "prepared copies", "precisions")
+        words = (
+            *("numbers of images in val", "names of the images", "names of the classes", "widths and heights of"),
+            *("numbers of prepared copies", "precisions"),
+        )
         assert said[0] == "None" and all(word in text for word, text in zip(words, said[1:], strict=True)), said

@@ -77,7 +77,7 @@ def same_images(full: Index, copy: Index) -> None:
     raise DataError(
         f"{copy.folder}: is not of the same images as {full.folder} ({why}); "
         f"make it again: imgnet-cluster data resize {full.folder.parent} {copy.folder.parent.parent} "
-        f"--sizes {copy.folder.parent.name}"
+        f"--sizes {copy.folder.parent.name} --anew"
     )
 
 

@@ -113,7 +113,7 @@ def extend(spec: Spec, folders: Folders, hours: float) -> None:
     rented = Rented(spec, folders, print)
     since = rented.since or time.time()
     place = rented.place
-    allowed, late = rented.wish.limits(len(spec.names), place, hours, rented.spent) if place else (hours, float(GRACE))
+    allowed, late = rented.limits(place, hours) if place else (hours, float(GRACE))
     if allowed < hours:
         raise BadInput(f"--max-hours {hours:g}: --max-price-total allows {allowed:.3g}")
     left = 3600 * hours - (time.time() - since)

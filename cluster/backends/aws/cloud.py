@@ -91,7 +91,7 @@ class Cloud:
             raise ClusterError(self._told(error)) from error
 
     def _gather(self) -> None:
-        if why := self.stopping():
+        if (why := self.stopping()) and not self.rented.look():  # those that are there are to save first
             raise Interrupted(why)
         limit = self.rented.wish.max_dollars
         if limit is not None and self.rented.since is None and self.rented.spent >= limit:
@@ -119,9 +119,10 @@ class Cloud:
         place = self.rented.place
         assert place
         wish = self.rented.wish
-        hours, late = wish.limits(len(self.spec.names), place, self.spec.max_hours, self.rented.spent)
+        hours, late = self.rented.limits(place)
         if (hours, late) != (self.spec.max_hours, self.spec.late):
-            shorter = wish.max_dollars is not None and (self.spec.max_hours is None or hours < self.spec.max_hours)
+            asked = self.rented.max_hours
+            shorter = wish.max_dollars is not None and (asked is None or hours < asked)
             what = f"the limit of {wish.max_dollars:g} dollars (--max-price-total)" if shorter else ""
             self.spec = with_other(self.spec, max_hours=hours, late=late, limit=what)
             replace(self.folders.shared / "job.json", as_json(self.spec.to_json()))
@@ -170,6 +171,8 @@ class Cloud:
         limit = self.rented.wish.max_dollars
         if limit is not None and not self.stopping() and self.cost.dollars(time.time()) >= limit:
             self._stop(f"the limit of {limit:g} dollars (--max-price-total) was reached")
+        if not self.stopping() and self.rented.late:  # a machine hangs, and its own power-off with it
+            self._stop("its time is over, and not all of its machines have ended")
 
     def _stop(self, why: str) -> None:
         replace(self.folders.shared / "stop", as_json({"time": time.time(), "reason": why}))
@@ -214,7 +217,7 @@ class Cloud:
         """Say so when ssh is open to an address that this computer has no more."""
         if now - self.told < TELL_SECONDS:
             return
-        self.told, open_to = now, self.rented.wish.address
+        self.told, open_to = now, self.rented.let_in
         with contextlib.suppress(CloudError):
             if (mine := my_address()) != open_to:
                 self.say(
@@ -254,6 +257,8 @@ class Cloud:
         words = [read_json(self.folders.status(name)) or {} for name in self.spec.names]
         mine = [one for one in words if one.get("launch") == self.folders.mark]
         self.present = self.rented.look()
+        if any(one.get("ended") and one.get("state") == "stopped" for one in mine):  # at its limit
+            return False
         if not any(one.get("state") == "left" for one in mine) and len(self.present) >= self.spec.min_machines:
             return False
         self._move()

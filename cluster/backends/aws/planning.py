@@ -139,7 +139,8 @@ def rent(
             )
         notes = [*notes, *(f"{one}: unknown price, not asked for with --max-price-total" for one in unknown)]
     wish = Wish(
-        places=tuple(places), address=address, owner=owner, account=number, max_dollars=asked.max_dollars,
+        places=tuple(places), address=address, fixed=bool(asked.address), owner=owner, account=number,
+        max_dollars=asked.max_dollars,
         ami=asked.ami, group=asked.group and len(spec.names) > 1, gpus=kind.gpus,
         index=images.torch_index(kind.arch),
     )  # fmt: skip

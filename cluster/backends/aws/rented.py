@@ -4,6 +4,7 @@ All that changes something is written into <run>/cloud.jsonl before it is done. 
 may end. Never touches the machines themselves.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -11,7 +12,7 @@ from typing import Any
 
 from infra import access, bill, images, instances, keys, stack, tags
 from infra.catalogue import Kind
-from infra.clients import Account, call
+from infra.clients import Account, call, my_address
 from infra.errors import REACTIONS, CloudError, Interrupted, NoCredentials
 from infra.gang import Gang, NoMachines, Refused
 from infra.instances import Instance
@@ -23,6 +24,7 @@ from train.files import as_json, read_json, replace
 
 from ...hosts_file import Host, Hosts
 from ...spec import Folders, Spec
+from . import endings
 from .wish import Wish
 
 ACQUIRE_SECONDS = 1200.0
@@ -42,6 +44,7 @@ class Rented:
     ) -> None:
         self.spec, self.folders, self.say, self.stopping = spec, folders, say, stopping
         self.wish = Wish.of(spec.cloud)
+        self.let_in = self.wish.address  # the address to which ssh is open
         self.journal = Journal(folders.run / JOURNAL)
         self.asking = threading.Lock()
         self.checked = False
@@ -100,6 +103,31 @@ class Rented:
     def spent(self) -> float:
         """The dollars that earlier launches of the job have cost."""
         return bill.Meter(self.journal).dollars(self.since or time.time())
+
+    @property
+    def max_hours(self) -> float | None:
+        """The limit of time that is asked for; it may have been extended."""
+        limit: float | None = (read_json(self.folders.spec) or {}).get("max_hours", self.spec.max_hours)
+        return limit
+
+    def limits(self, place: Place, hours: float | None = None) -> tuple[float, float]:
+        """Return the hours since the first machine of this launch after which the job saves and ends there, and the
+        seconds after that until the power goes; with another limit of `hours` than was asked for.
+        """
+        spent, count, now = self.spent, len(self.spec.names), time.time()
+        rate = self.wish.rate(count, place)
+        if rate and self.since and sum(len(one["machines"]) == count for one in self._grants()) > 1:
+            # All have moved: what the hours before cost is known, and is not what they would have cost here.
+            spent = bill.Meter(self.journal).dollars(now) - rate * (now - self.since) / 3600
+        return self.wish.limits(count, place, self.max_hours if hours is None else hours, spent)
+
+    @property
+    def late(self) -> bool:
+        """Whether the time of this launch is over, and its machines should have ended by themselves."""
+        if self.since is None or self.place is None:
+            return False
+        hours, late = self.limits(self.place)
+        return time.time() - self.since > 3600 * hours + late
 
     def begin(self, mark: str) -> None:
         """Note that a launch of the job has begun; once, however often its supervisor does."""
@@ -163,7 +191,8 @@ class Rented:
         if self.ended:
             raise NoMachines(f"its machines were ended; go on: imgnet-cluster resume {self.spec.name}")
         if not found:
-            self._by_hand()
+            if how := endings.by_hand(self.journal, self._grants()) or ("its time is over" if self.late else ""):
+                raise EndedElsewhere(f"{how}; go on: imgnet-cluster resume {self.spec.name}")
             anew()
             found = {one.name: one for one in self._acquire()}
         try:
@@ -172,20 +201,6 @@ class Rented:
             if error.code in REACTIONS or not error.code:  # else it would go wrong again, while all machines bill
                 raise
             raise NoMachines(str(error)) from error
-
-    def _by_hand(self) -> None:
-        """Raise `EndedElsewhere` when not EC2 has taken the last machines of this launch, but somebody has ended them.
-
-        From another computer, in the console, or by their own limit: whoever did that does not want others.
-        """
-        released = {id for line in self.journal.lines("release", "end") for id in line["ids"]}
-        last = {one["name"]: one["id"] for line in self._grants() for one in line["machines"]}
-        why = {line["id"]: line["why"] for line in self.journal.lines("gone")}
-        forgotten = "Client.InstanceInitiatedShutdown"  # an hour or more ago
-        ends = [why.get(id, forgotten) for id in last.values() if id not in released]
-        if ends and all(one.startswith("Client.") for one in ends):
-            how = "by their own limit" if "InstanceInitiated" in ends[0] else "by somebody (down, or the AWS console)"
-            raise EndedElsewhere(f"its machines were ended {how}; go on: imgnet-cluster resume {self.spec.name}")
 
     def _acquire(self) -> list[Instance]:
         regions = list(dict.fromkeys(one.region for one in self.wish.places))
@@ -206,7 +221,7 @@ class Rented:
             except Interrupted:
                 raise
             except CloudError as error:
-                stop = isinstance(error, Refused)  # it would go wrong elsewhere, too
+                stop = isinstance(error, Refused) or self.gang.open()  # elsewhere too; or it is not over
                 if region == regions[-1] or stop:
                     raise
                 self.say(f"{error}; the next region")
@@ -214,8 +229,15 @@ class Rented:
 
     def _stack_of(self, account: Account) -> stack.Stack:
         if self.stack is None or self.stack.region != account.region:
-            self.stack = stack.ensure(account, self.wish.address, self.say)
+            self.stack = stack.ensure(account, self.address(), self.say)
         return self.stack
+
+    def address(self) -> str:
+        """The address that is let in: as it was said, else this computer's now. It moves, and a job lives on."""
+        if not self.wish.fixed:
+            with contextlib.suppress(CloudError):
+                self.let_in = my_address()
+        return self.let_in
 
     def rent(self, name: str) -> Instance:
         """Rent another machine in place of one, in the same zone and group. Raises `Refused`, `CloudError`."""
@@ -237,10 +259,9 @@ class Rented:
             self.images[where] = images.resolve(self.account, kind.arch, self.wish.ami)
         image = self.images[where]
         if image.port != SSH_PORT:
-            ports, wish = (SSH_PORT, image.port), self.wish
-            access.let_in(self.account, self.stack.security_group, wish.address, wish.owner, ports=ports)
-        limit = (read_json(self.folders.spec) or {}).get("max_hours", self.spec.max_hours)  # it may have been extended
-        hours, late = self.wish.limits(len(self.spec.names), place, limit, self.spent)
+            ports, group = (SSH_PORT, image.port), self.stack.security_group
+            access.let_in(self.account, group, self.address(), self.wish.owner, ports=ports)
+        hours, late = self.limits(place)
         left = max(0.0, 3600 * hours - (now - (self.since or now))) + late
         private, public = keys.new_pair()
         data = user_data(

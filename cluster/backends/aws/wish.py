@@ -28,6 +28,7 @@ class Wish:
     group: bool = True
     account: str = ""  # whose machines they are: other credentials would find none, and take that for their end
     gpus: int = 0  # of each machine: fewer is a fault, not a smaller machine
+    fixed: bool = False  # the address was said (--from), and is not that of the computer that looks after the job
     index: str | None = None  # where pip finds a torch for cards that the usual one has left behind
 
     @property

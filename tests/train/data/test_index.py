@@ -264,4 +264,4 @@ def test_a_copy_must_have_the_same_images_but_may_end_otherwise(root: Path, tmp_
     write(copy / "train/dog/e.JPEG", jpeg(1))
     said = error_of(same_images, load(root, "train"), load(copy, "train"))
     assert "1 are missing, 2 too many" in said
-    assert f"data resize {root} {tmp_path}/data-sz --sizes 64" in said
+    assert f"data resize {root} {tmp_path}/data-sz --sizes 64 --anew" in said
