@@ -73,6 +73,12 @@ def class_folders(folder: Path) -> list[str]:
         return sorted(one.name for one in entries if one.is_dir() and not one.name.startswith("."))
 
 
+def loose_images(folder: Path) -> list[str]:
+    """Return the names of images that lie beside the class folders, where nothing would look for them."""
+    with os.scandir(folder) as entries:
+        return sorted(one.name for one in entries if one.name.lower().endswith((".jpeg", ".jpg")) and one.is_file())
+
+
 def load(
     root: Path, split: str, names: Sequence[str], classes: Sequence[str], skip_bad: bool, progress: Progress | None
 ) -> FolderIndex:
@@ -100,11 +106,15 @@ def _one_at_a_time(root: Path, split: str) -> Iterator[Path]:
 
 
 def scan(folder: Path, names: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
-    """Return all files as `class/name`, sorted, and of each its size and its time of change in nanoseconds."""
+    """Return all files as `class/name`, sorted, and of each its size and its time of change in nanoseconds.
+
+    Folders in a class and links to nothing are among them: they are told as files that are not images.
+    """
     paths, marks = [], []
     for name in names:
         with os.scandir(folder / name) as entries:
-            rows = sorted((e.name, e.stat()) for e in entries if not e.name.startswith(".") and e.is_file())
+            seen = [one for one in entries if not one.name.startswith(".")]
+            rows = sorted((one.name, one.stat(follow_symlinks=one.is_file())) for one in seen)
         for file, stat in rows:
             paths.append(f"{name}/{file}")
             marks.append((stat.st_size, stat.st_mtime_ns))
@@ -118,10 +128,22 @@ def digest(paths: Sequence[str], marks: NDArray[np.int64]) -> str:
     return both.hexdigest()
 
 
+def read(path: Path) -> bytes:
+    """Return an image's bytes. Raises `BadImage` for a folder and a link to nothing, `OSError`."""
+    try:
+        return path.read_bytes()
+    except IsADirectoryError:
+        raise BadImage("a folder in a class's folder") from None
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise BadImage("a link to nothing") from None
+        raise
+
+
 def _look(path: Path) -> tuple[int, int, str]:
     """An image's (width, height, ""), or (0, 0, what is wrong with it)."""
     try:
-        height, width, _ = decode(path.read_bytes()).shape
+        height, width, _ = decode(read(path)).shape
         return width, height, ""
     except (BadImage, OSError) as error:
         return 0, 0, str(error)

@@ -42,6 +42,11 @@ def class_names(root: Path, split: str) -> list[str]:
     found = folders.class_folders(folder)
     if not found:
         raise DataError(f"{folder}: has no class folders; the layout is {split}/<class>/*.JPEG")
+    if loose := folders.loose_images(folder):
+        raise DataError(
+            f"{folder}: {len(loose)} images lie beside the class folders, the first: {loose[0]}; move each into the "
+            "folder of its class"
+        )
     return found
 
 

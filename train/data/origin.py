@@ -56,5 +56,5 @@ def _open(root: Path, split: str, classes: list[str]) -> Origin:
     labels = np.array([label[name.split("/")[0]] for name in names], np.int64)
     return Origin(
         root, split, classes, names, labels, marks,
-        lambda number: (folder / names[number]).read_bytes(), lambda number: str(folder / names[number]),
+        lambda number: folders.read(folder / names[number]), lambda number: str(folder / names[number]),
     )  # fmt: skip

@@ -136,10 +136,10 @@ def test_the_stored_index_is_arrays_without_pickle(root: Path) -> None:
         assert all(stored[name].dtype != object for name in stored.files)
 
 
-def test_names_with_a_dot_and_folders_are_not_looked_at(root: Path) -> None:
+def test_names_with_a_dot_are_not_looked_at(root: Path) -> None:
     write(root / "train/cat/.hidden.JPEG", b"no image")
     write(root / "train/.cache/x.JPEG", b"no image")
-    write(root / "train/cat/folder/x.JPEG", b"no image")
+    write(root / "train/dog/.folder/x.JPEG", b"no image")
     assert len(load(root, "train")) == 3
     assert load(root, "train").classes == ("cat", "dog")
 
@@ -265,3 +265,18 @@ def test_a_copy_must_have_the_same_images_but_may_end_otherwise(root: Path, tmp_
     said = error_of(same_images, load(root, "train"), load(copy, "train"))
     assert "1 are missing, 2 too many" in said
     assert f"data resize {root} {tmp_path}/data-sz --sizes 64 --anew" in said
+
+
+def test_what_lies_where_no_image_is_looked_for_is_told_and_not_passed_over(root: Path, tmp_path: Path) -> None:
+    (root / "train/cat/sub").mkdir()
+    write(root / "train/cat/sub/a.JPEG", jpeg(1))
+    (root / "train/dog/z.JPEG").symlink_to(tmp_path / "nothing")
+    assert "2 of 5 files" in error_of(load, root, "train")
+    index = load(root, "train", skip_bad=True)
+    assert len(index) == 3
+    assert index.bad == (("cat/sub", "a folder in a class's folder"), ("dog/z.JPEG", "a link to nothing"))
+    write(root / "val/loose.JPEG", jpeg(2))
+    said = error_of(check_layout, root)
+    assert said == f"{root}/val: 1 images lie beside the class folders, the first: loose.JPEG; " + (
+        "move each into the folder of its class"
+    )
