@@ -177,6 +177,18 @@ def test_time_and_money_run_out_and_the_job_saves_and_ends_by_itself(renter: Ren
     renter.nothing_left()
 
 
+def test_a_stop_saves_and_brings_home_also_when_nobody_looked_after_the_job(renter: Renter) -> None:
+    job = renter.launch("--save-seconds", "600", epochs=LONG)
+    trains(renter, job, steps=2)
+    renter.kill_supervisor()
+    renter.ok("stop", job.name)
+    result = ended(renter, job, "stopped")
+    saved = max(int(path.stem.split("-")[1]) for path in renter.cloud.folder.glob("efs/*/*/checkpoints/*/step-*.pt"))
+    said = json.loads((job.folders.status("0")).read_text())
+    assert said["state"] == "stopped" and saved == said["step"] > 2 and "user" in result["reason"]
+    renter.nothing_left()
+
+
 def test_without_a_supervisor_the_machines_end_by_themselves_and_the_result_comes_home_later(renter: Renter) -> None:
     job = renter.launch(epochs=25)
     trains(renter, job, steps=2)
