@@ -84,15 +84,20 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
 
 
 def agree(group: distributed.Group, dataset: Dataset) -> None:
-    """Raise `Expected` unless all processes have the same images, read the same copies of them, and compute alike."""
+    """Raise `Expected` unless all processes have the same images, read the same copies of them, and compute alike.
+
+    Of a copy only the sizes are compared: that it is of the same images as the full-size set each has seen already.
+    """
     same = distributed.same_everywhere
     half = distributed.precision(group.device) == torch.bfloat16
     same(group, "the GPUs' precisions (1 for bfloat16, 0 for another)", int(half))
     same(group, "the numbers of prepared copies of the images", len(dataset.indexes) // 2 - 1)
-    for _, index in sorted(dataset.indexes.items(), key=lambda one: (one[0][0], one[0][1] or 0)):
-        same(group, f"the numbers of images in {index.folder}", len(index))
-        same(group, f"the names of the images in {index.folder}", index.fingerprint)
-        same(group, f"the names of the classes in {index.folder}", names_crc(index.classes))
+    for split, copy in sorted(dataset.indexes, key=lambda one: (one[0], one[1] or 0)):
+        index = dataset.indexes[split, copy]
+        if copy is None:
+            same(group, f"the numbers of images in {index.folder}", len(index))
+            same(group, f"the names of the images in {index.folder}", index.fingerprint)
+            same(group, f"the names of the classes in {index.folder}", names_crc(index.classes))
         same(group, f"the widths and heights of the images in {index.folder}", index.shapes_crc)
 
 

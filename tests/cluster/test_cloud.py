@@ -98,9 +98,9 @@ def test_a_stop_lets_machines_that_are_there_save_also_when_nobody_looked_after_
 def test_machines_that_have_not_ended_when_their_time_is_over_are_ended(supervised: Fixture) -> None:
     """One whose kernel hangs does not cut its power."""
     _, found = supervised
-    found.fleet.alive = lambda: True
+    found.fleet.alive, found.fleet.pool = lambda: True, SimpleNamespace(submit=lambda question: Future())
     assert found.step() is True and found.stopping() == ""
-    found.rented.late = True
+    found.rented.late, found.looked = True, 0.0  # it is looked for as often as the machines
     assert found.step() is True and found.stopping() == "its time is over, and not all of its machines have ended"
 
 

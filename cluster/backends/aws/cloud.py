@@ -168,11 +168,11 @@ class Cloud:
         if self.looking is None and now - self.looked > LOOK_SECONDS:
             self.looked = now
             self.looking = self.fleet.pool.submit(self.rented.look)
+            if not self.stopping() and self.rented.late:  # a machine hangs, and its own power-off with it
+                self._stop("its time is over, and not all of its machines have ended")
         limit = self.rented.wish.max_dollars
         if limit is not None and not self.stopping() and self.cost.dollars(time.time()) >= limit:
             self._stop(f"the limit of {limit:g} dollars (--max-price-total) was reached")
-        if not self.stopping() and self.rented.late:  # a machine hangs, and its own power-off with it
-            self._stop("its time is over, and not all of its machines have ended")
 
     def _stop(self, why: str) -> None:
         replace(self.folders.shared / "stop", as_json({"time": time.time(), "reason": why}))
