@@ -40,7 +40,7 @@ from benchmarks.launch_stub import Waits  # noqa: E402
 from cluster.backends import aws  # noqa: E402
 from cluster.fleet import Fleet  # noqa: E402
 from cluster.spec import Folders, Spec  # noqa: E402
-from infra.journal import Journal  # noqa: E402
+from infra.aws.journal import Journal  # noqa: E402
 
 BEGIN, END = "<!-- launch_rented.py -->", "<!-- end of launch_rented.py -->"
 MACHINES, MANY, TYPE = 16, 256, "c7i.2xlarge"

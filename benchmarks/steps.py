@@ -30,7 +30,13 @@ import torch  # noqa: E402
 from measure import met, spread  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
-from train import distributed, loop, models, optim, spawn  # noqa: E402
+from train import (
+    distributed,
+    loop,
+    models,
+    optim,
+    spawn,  # noqa: E402
+)
 from train.data import loader  # noqa: E402
 from train.data.sample import draw_set  # noqa: E402
 from train.dataset import Dataset, open_dataset  # noqa: E402

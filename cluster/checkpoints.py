@@ -60,7 +60,7 @@ def _from_machines(job: Job, progress: Progress) -> Path | None:
 
 
 def _fleet(job: Job) -> "Fleet":
-    from .backends import aws, hosts
+    from cluster.backends import aws, hosts
 
     return aws.fleet(job.spec, job.folders) if job.spec.cloud else hosts.fleet(job.folders)
 

@@ -9,7 +9,7 @@ import click
 from . import cli_cloud, cli_eval, cli_fetch, cli_look, cli_record, cli_report
 from .cli_data import data
 from .cli_plan import plan, planned, select
-from .command import (
+from .command import (  # fmt: skip
     RENTING,
     Group,
     Number,
@@ -19,7 +19,7 @@ from .command import (
     renting_options,
     schedule_options,
     yes,
-)  # fmt: skip
+)
 from .errors import INTERRUPTED, OK, USAGE, BadInput, ClusterError, NoAccount
 
 if TYPE_CHECKING:

@@ -46,7 +46,7 @@ def sure(question: str, yes: bool) -> None:
 @dry
 def up(stack: bool, bucket: str | None, address: str | None, region: str | None, dry_run: bool) -> None:
     """Make the stack of a region; a launch does so by itself. Let this computer's address in when it has changed."""
-    from .backends.aws import verbs
+    from cluster.backends.aws import verbs
 
     if not stack:
         raise BadInput("say what: imgnet-cluster up --stack")
@@ -78,7 +78,7 @@ def down(
     if sum((bool(job), everything, stack)) != 1:
         raise BadInput("say what: a job, --all, or --stack")
     if stack:
-        from .backends.aws import verbs
+        from cluster.backends.aws import verbs
 
         what = "the stack with its file system and all data" if delete_data else "the stack but for its file system"
         if dry_run:
@@ -90,7 +90,7 @@ def down(
     try:
         found = jobs.find(job)
     except NoSuchJob:
-        from .backends.aws import verbs
+        from cluster.backends.aws import verbs
 
         there = verbs.regions([region] if region else [])[0]
         if dry_run:
@@ -116,7 +116,7 @@ def _rented() -> "list[Job]":
 
 def _regions(region: str | None) -> list[str]:
     """Return the regions to look at: the one named, else the usual one and those of this folder's jobs."""
-    from .backends.aws import verbs
+    from cluster.backends.aws import verbs
 
     if region:
         return [region]
@@ -125,8 +125,9 @@ def _regions(region: str | None) -> list[str]:
 
 
 def _down_all(region: str | None, dry_run: bool, yes: bool) -> None:
+    from cluster.backends.aws import verbs
+
     from . import paid
-    from .backends.aws import verbs
 
     mine = sorted((one for one in _rented() if not one.ended), key=lambda one: not one.waiting)  # else their turn comes
     regions = _regions(region)
@@ -155,7 +156,7 @@ def _down_all(region: str | None, dry_run: bool, yes: bool) -> None:
 @output
 def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
     """Remove what bears our tags and belongs to no live job, or is past its time. Only shows it without --yes."""
-    from .backends.aws import verbs
+    from cluster.backends.aws import verbs
 
     known = {one.spec.uid: not one.ended for one in _rented()}
     lines: list[str] = []
@@ -219,8 +220,9 @@ def extend(job: str, max_hours: float) -> None:
 @output
 def offers(gpu: str | None, recipe: str | None, machines: int | None, region: str | None, output: str) -> None:
     """Show what EC2 offers now: types by zone, GPUs, prices; with --recipe its minutes and dollars on each."""
+    from cluster.backends.aws import verbs
+
     from . import jobs, view_cloud
-    from .backends.aws import verbs
 
     recipes = jobs.load_recipes(recipe) if recipe else []
     if len(recipes) > 1:
@@ -254,8 +256,9 @@ def check(
     output: str,
 ) -> None:
     """Show all that stands in the way of a launch at AWS, with what to type next. Exit code 1 when something does."""
+    from cluster.backends.aws import verbs
+
     from . import jobs, view_cloud
-    from .backends.aws import verbs
 
     if iam:
         return print_json(verbs.policies(data))

@@ -63,11 +63,11 @@ def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies
 @data_errors
 def put(folder: Path, place: str, sizes: str | None) -> None:
     """Put a packed set into S3, at PLACE such as s3://my-bucket/data/imagenet. What is there already stays."""
+    from cluster.backends.aws.s3 import put_set
     from train.data.fetch import size
     from train.data.source import FetchError
 
     from . import fetching
-    from .backends.aws.s3 import put_set
 
     counts = [0, 0]
     for short in _sizes(sizes) or [None]:

@@ -51,8 +51,9 @@ def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
 
 
 def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
+    from cluster.backends.aws import verbs
+
     from . import view_cloud
-    from .backends.aws import verbs
 
     rows = [row for region in verbs.regions(regions) for row in verbs.by_job(verbs.machines(region))]
     if output == "json":

@@ -20,7 +20,7 @@ from .errors import BadInput, ClusterError
 from .spec import Spec
 
 SCHEME = "s3://"
-ON_RENTED = "~/.imgnet/data"  # on the fast disk, where there is one: infra/user_data.py
+ON_RENTED = "~/.imgnet/data"  # on the fast disk, where there is one: infra/aws/instances/user_data.py
 FULL = "full"
 LOOK_SECONDS = 10.0  # for a plan
 
@@ -33,7 +33,7 @@ def is_s3(place: str) -> bool:
 def open_source(place: str) -> Source:
     """Return a folder or a place in S3 as a source. Raises `ClusterError`."""
     if is_s3(place):
-        from .backends.aws.s3 import S3
+        from cluster.backends.aws.s3 import S3
 
         return S3(place)
     return Folder(Path(place).expanduser().absolute())

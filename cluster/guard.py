@@ -79,7 +79,7 @@ class Guard:
             self.arm(IDLE)
 
     def arm(self, seconds: float) -> None:
-        """Let the machine cut its own power in so many seconds (infra/user_data.py), not earlier as it was to."""
+        """Let the machine cut its own power in so many seconds (infra/aws/instances/user_data.py), not earlier as it was to."""
         words = ["sudo", "-n", "imgnet-limit", f"{max(1.0, seconds):.0f}"]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):  # the time it booted with holds then
             subprocess.run(words, timeout=20, stdin=subprocess.DEVNULL, capture_output=True)

@@ -42,7 +42,7 @@ def cost(job: Job, top5: float | None = None) -> dict[str, Any]:
     """
     if job.spec.backend != "aws":
         raise ClusterError(f"{job.name} ran on {job.backend.DESCRIPTION}, which costs nothing here")
-    from .backends.aws import verbs
+    from cluster.backends.aws import verbs
 
     def until(moment: float) -> float:
         return float(verbs.cost(job.run, moment)["dollars"])
@@ -76,7 +76,7 @@ def unpriced(job: Job) -> list[str]:
 def _bill(job: Job) -> dict[str, Any]:
     if job.spec.backend != "aws":
         return {}
-    from .backends.aws import verbs
+    from cluster.backends.aws import verbs
 
     return verbs.cost(job.run)
 
@@ -85,6 +85,6 @@ def extend(job: Job, hours: float) -> None:
     """Let a job's machines live for so many hours since the first came. Raises `ClusterError` with who did not hear."""
     if job.spec.backend != "aws" or job.ended:
         raise ClusterError(f"{job.name} has no rented machines at work; imgnet-cluster status {job.name}")
-    from .backends import aws
+    from cluster.backends import aws
 
     aws.extend(job.spec, job.folders, hours)

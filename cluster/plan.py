@@ -22,7 +22,7 @@ from .machine import ROOT, gpu_count
 from .spec import Spec
 
 if TYPE_CHECKING:
-    from .backends.aws.planning import Renting
+    from cluster.backends.aws.planning import Renting
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ def plan(
     given, s3 = Path(recipe.data.root if data is None or draw else data), not draw and fetching.is_s3(recipe.data.root)
     kind: Any = None
     if backend == "aws":
-        from .backends.aws import planning
+        from cluster.backends.aws import planning
 
         asked = planning.Asked(**(rent or {}))
         types, gone, kind = planning.first_type(recipe.types, asked)
@@ -148,7 +148,7 @@ def plan(
     if gpus != machines * procs:
         notes.append(shared_out(machines * procs, gpus))
     if kind and asked.account and s3:
-        from .backends.aws.s3 import unreadable
+        from cluster.backends.aws.s3 import unreadable
 
         notes += unreadable(recipe.data.root, asked.account)
     if kind is None:

@@ -112,7 +112,7 @@ def priced(job: Job, members: Mapping[int, attempts.Attempt], moment: float) -> 
     if not spec.cloud:
         own = [{"name": name, "type": None, "price": None} for name in spec.names]  # addresses are nobody's business
         return {"machines": own, "kinds": {}, "at_work": list(last), "cost_per_hour": None, "billed": None}
-    from .backends.aws import verbs
+    from cluster.backends.aws import verbs
 
     said = verbs.cost(job.run)
     each = [

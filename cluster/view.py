@@ -79,7 +79,7 @@ def show_plan(plan: Plan) -> None:
 def show_requests(plan: Plan) -> None:
     """Print the exact requests by which a launch would rent machines; nothing where none are rented."""
     if plan.renting:
-        from .backends.aws import planning
+        from cluster.backends.aws import planning
 
         view_cloud.show_requests(planning.requests(plan.spec, plan.renting))
 

@@ -17,16 +17,20 @@ import pytest
 from botocore.exceptions import ClientError
 from simcloud.front import Front
 
-from infra import bill, clients, gang, instances, journal
-from infra.catalogue import SHIPPED
-from infra.clients import Account
-from infra.gang import Gang
-from infra.images import Image
-from infra.instances import Instance
-from infra.journal import Journal
-from infra.request import Place, Want
-from infra.stack import Stack
-from infra.user_data import user_data
+from infra.aws import client as aws_client
+from infra.aws import journal
+from infra.aws.client import Account
+from infra.aws.instances import gang as instances_gang
+from infra.aws.instances import instances
+from infra.aws.instances.amis import Image
+from infra.aws.instances.gang import Gang
+from infra.aws.instances.instances import Instance
+from infra.aws.instances.request import Place, Want
+from infra.aws.instances.user_data import user_data
+from infra.aws.journal import Journal
+from infra.aws.market import billing
+from infra.aws.market.instance_types import SHIPPED
+from infra.aws.stack.stack import Stack
 
 START = 1_795_291_200.0  # 2026-11-21 20:00:00 GMT
 ZONES = ("us-east-1a", "us-east-1b", "us-east-1c")
@@ -200,7 +204,7 @@ def bed(
     """A stack with nothing in it, at 20:00. After the test the job is ended, and nothing may be left of it."""
     front.sim.clock = lambda: START
     made = Bed(front, front_of_session[1], tmp_path)
-    for module in (clients, gang, instances, journal):
+    for module in (aws_client, instances_gang, instances, journal):
         monkeypatch.setattr(module, "time", made.clock)
     yield made
     made.nothing_left()
@@ -210,4 +214,4 @@ def bed(
 
 def machines_dollars(made: Bed) -> float:
     """What the journal says that the machines have cost, disks and addresses too."""
-    return sum(one.all for one in bill.rows(made.journal, made.sim.now()))
+    return sum(one.all for one in billing.rows(made.journal, made.sim.now()))

@@ -540,7 +540,7 @@ MUTATIONS = [
     ),
     Mutation(
         "bug 5: machines stop",
-        "infra/request.py",
+        "infra/aws/instances/request.py",
         '"InstanceInitiatedShutdownBehavior": "terminate"',
         '"InstanceInitiatedShutdownBehavior": "stop"',
         f"{BUG}5_machines_that_were_shut_down_went_on_to_be_paid_for",

@@ -73,7 +73,7 @@ class Renter:
 
     def lines(self, job: Any, *what: str) -> list[dict[str, Any]]:
         """What the job's journal says."""
-        from infra.journal import Journal
+        from infra.aws.journal import Journal
 
         return Journal(job.run / "cloud.jsonl").lines(*what)
 

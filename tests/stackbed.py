@@ -13,9 +13,10 @@ from botocore.loaders import Loader
 from moto import mock_aws
 from simcloud.layer import Sim
 
-from infra import clients, making
-from infra.clients import Account
-from infra.making import Work
+from infra.aws import client as aws_client
+from infra.aws.client import Account
+from infra.aws.stack import resources
+from infra.aws.stack.resources import Work
 
 LOADER = Loader()  # one for all tests: to read what EC2 can do takes half a second
 LOOKS = ("Describe", "Get", "List", "Head")
@@ -73,8 +74,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in {**fake, "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}.items():
         monkeypatch.setenv(name, text)
     for module, name, seconds in (
-        (making, "SETTLE", 0.02), (making, "EACH", 0.01), (making, "BUSY_SECONDS", 0.5), (making, "SEEN_SECONDS", 0.5),
-        (clients, "LATER_EACH", 0.01),
+        (resources, "SETTLE", 0.02), (resources, "EACH", 0.01), (resources, "BUSY_SECONDS", 0.5), (resources, "SEEN_SECONDS", 0.5),
+        (aws_client, "LATER_EACH", 0.01),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, seconds)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # no test here cuts the power

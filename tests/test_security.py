@@ -12,9 +12,10 @@ from simcloud.layer import Sim
 
 from cluster import archive, jobs
 from cluster.backends.aws import planning
-from infra import instances, keys, stack
-from infra.clients import Account
-from infra.user_data import HOST_KEY, SET_UP
+from infra.aws.client import Account
+from infra.aws.instances import instances
+from infra.aws.instances.user_data import HOST_KEY, SET_UP
+from infra.aws.stack import key_pairs, stack
 
 ROOT = Path(__file__).resolve().parents[1]
 HERE = "203.0.113.7/32"
@@ -32,7 +33,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Any:
         words = {"ENDPOINT_URL": url, "ACCESS_KEY_ID": "us", "SECRET_ACCESS_KEY": SECRET, "REGION": "us-east-1"}
         for name, value in {**words, "EC2_METADATA_DISABLED": "true"}.items():
             patch.setenv(f"AWS_{name}", value)
-        patch.setattr("infra.making.SETTLE", 0.01)
+        patch.setattr("infra.aws.stack.resources.SETTLE", 0.01)
         account = Account()
         yield server.front, account, stack.ensure(account, HERE)
     server.shutdown()
@@ -67,7 +68,7 @@ def test_ssh_is_open_to_one_address_and_nothing_else_is_to_anybody(cloud: Any) -
     doors = [rule for rule in group(account, own)["IpPermissions"] if rule.get("IpRanges") or rule.get("Ipv6Ranges")]
     assert [(rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) for rule in doors] == [("tcp", 22, 22)]
     assert [place["CidrIp"] for place in doors[0]["IpRanges"]] == [HERE]
-    assert keys.KEY.expanduser().stat().st_mode & 0o77 == 0
+    assert key_pairs.KEY.expanduser().stat().st_mode & 0o77 == 0
 
 
 def test_all_between_the_machines_is_open_and_only_between_them(cloud: Any) -> None:

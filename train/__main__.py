@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from train.data.index import DataError
+
 from . import spawn
-from .data.index import DataError
 from .files import one_line
 from .options import Options, parse
 from .recipe import Recipe

@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from .data.index import DataError, Index, check_layout, class_names, load, same_images
-from .data.loader import Key
-from .data.order import subset
+from train.data.index import DataError, Index, check_layout, class_names, load, same_images
+from train.data.loader import Key
+from train.data.order import subset
+
 from .recipe import Data, Phase, Recipe
 
 Say = Callable[[str], None]

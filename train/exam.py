@@ -16,10 +16,11 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import cross_entropy
 
+from train.data.index import DataError, Index
+from train.data.loader import Batch, Key, Work, stream
+from train.data.shapes import MARGIN
+
 from . import checkpoint, distributed, models
-from .data.index import DataError, Index
-from .data.loader import Batch, Key, Work, stream
-from .data.shapes import MARGIN
 from .dataset import copies_of, open_val, root_of
 from .distributed import Group, total
 from .examine import Options, emit, only_ours, progress

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from .data.layout import DataError
+from train.data.layout import DataError
+
 from .files import finite, one_line
 from .options import fraction, natural, positive
 from .report import Expected, Lost, is_of_a_peer

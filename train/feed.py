@@ -14,12 +14,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from train.data import rectangles
+from train.data.index import Index
+from train.data.loader import Key, Work
+from train.data.order import permutation
+from train.data.shapes import Shape, plan_rectangles, plan_square
+
 from .cadence import validates
-from .data import rectangles
-from .data.index import Index
-from .data.loader import Key, Work
-from .data.order import permutation
-from .data.shapes import Shape, plan_rectangles, plan_square
 from .recipe import Phase
 from .schedule import Epoch, Schedule, split_step
 

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from train.data.loader import Batch
+
 from . import distributed
-from .data.loader import Batch
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from train.data.loader import Batch, Images, stream
+
 from . import checkpoint, comm, distributed, exact, freeze, identity, losses, models, optim, size_free
 from .cadence import validates
-from .data.loader import Batch, Images, stream
 from .distributed import Group
 from .evaluate import Accuracy, evaluate
 from .feed import Feed

@@ -8,9 +8,10 @@ from typing import Any
 
 import torch
 
+from train.data.layout import names_crc
+from train.data.loader import Images
+
 from . import checkpoint, distributed, files, models, spawn, target, thumbnails, weights
-from .data.layout import names_crc
-from .data.loader import Images
 from .dataset import Dataset, copies_of, open_dataset, root_of
 from .feed import Feed
 from .loop import Asked, Trainer

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from .data.layout import Index
+from train.data.layout import Index
+
 from .files import replace
 
 COUNT = 6
@@ -68,7 +69,7 @@ def small(data: bytes, side: int) -> tuple[bytes, tuple[int, int]]:
     import numpy as np
     from PIL import Image
 
-    from .data.decode import decode, encode
+    from train.data.decode import decode, encode
 
     image = Image.fromarray(decode(data))
     image.thumbnail((side, side))

@@ -10,8 +10,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Protocol, cast
 
-from ..errors import BadInput
-from ..spec import Folders, Spec
+from cluster.errors import BadInput
+from cluster.spec import Folders, Spec
 
 
 class Backend(Protocol):
@@ -74,13 +74,13 @@ class Shipped:
 
 def shipped(name: str) -> Shipped | None:
     """Return what is known of a type of machine without asking anybody, None when that is nothing."""
-    from infra import catalogue
+    from infra.aws.market import instance_types
 
-    kind = catalogue.shipped(name) or catalogue.HISTORIC.get(name)
+    kind = instance_types.shipped(name) or instance_types.HISTORIC.get(name)
     if kind is None:
         return None
-    price = catalogue.ON_DEMAND.get(name, catalogue.HISTORIC_PRICES.get(name))
-    gone = "" if name in catalogue.SHIPPED else catalogue.RETIRED.get(name, "")
+    price = instance_types.ON_DEMAND.get(name, instance_types.HISTORIC_PRICES.get(name))
+    gone = "" if name in instance_types.SHIPPED else instance_types.RETIRED.get(name, "")
     return Shipped(name, max(1, kind.gpus), kind.gpu, kind.gbit, kind.vcpus, price, gone)
 
 

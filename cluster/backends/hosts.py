@@ -5,12 +5,12 @@ import shutil
 from functools import cache
 from pathlib import Path
 
-from .. import lock, tmux
-from ..errors import BadInput, ClusterError
-from ..fleet import Fleet
-from ..machine import python
-from ..spec import Folders, Spec
-from ..ssh import Unreachable
+from cluster import lock, tmux
+from cluster.errors import BadInput, ClusterError
+from cluster.fleet import Fleet
+from cluster.machine import python
+from cluster.spec import Folders, Spec
+from cluster.ssh import Unreachable
 
 DESCRIPTION = "the machines that a file names, over ssh"
 REMOTE = True

@@ -6,15 +6,14 @@ import signal
 import time
 from pathlib import Path
 
+from cluster import events, lock, needs, tmux
+from cluster.errors import BadInput, ClusterError
+from cluster.machine import Machine, python
+from cluster.spec import Folders, Spec
 from train import files
 from train.data.index import DataError, check_layout
 from train.files import as_json, read_json
 from train.recipe import Recipe
-
-from .. import events, lock, needs, tmux
-from ..errors import BadInput, ClusterError
-from ..machine import Machine, python
-from ..spec import Folders, Spec
 
 DESCRIPTION = "this computer"
 REMOTE = False

@@ -8,10 +8,9 @@ charts, timelines   what is drawn                     page, headline  what stand
 from collections.abc import Sequence
 from pathlib import Path
 
+from cluster.errors import ClusterError
+from cluster.job import Job
 from train.files import replace
-
-from ..errors import ClusterError
-from ..job import Job
 
 NAME = "report.html"  # in a run folder
 

@@ -4,10 +4,9 @@ import os
 import sys
 from pathlib import Path
 
+from cluster.job import Job
+from cluster.report import NAME, write
 from train.files import one_line
-
-from ..job import Job
-from . import NAME, write
 
 
 def main() -> int:

@@ -6,9 +6,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
+from cluster.picture import COLOURS
 from train.text import PARTS
 
-from ..picture import COLOURS
 from . import draw
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from cluster.errors import ClusterError
+from cluster.job import Job
 from train import text
 from train.schedule import Schedule, scaled
 
-from ..errors import ClusterError
-from ..job import Job
 from .lives import Clock, lives, losses, until_the_end
 from .pictures import pictures
 
@@ -113,7 +113,7 @@ def dollars(job: Job, result: Mapping[str, Any]) -> Facts:
     """Return what the job has cost: "total", rows of "machines", and ("over") the sum after so many seconds."""
     if job.spec.backend != "aws":
         return {"total": result.get("dollars", 0.0), "machines": [], "over": [], "unknown": []}
-    from ..backends.aws import verbs
+    from cluster.backends.aws import verbs
 
     said = verbs.cost(job.run)
     begin = min((one["launched"] for one in said["machines"]), default=0.0)

@@ -4,7 +4,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from ..picture import COLOURS
+from cluster.picture import COLOURS
+
 from . import draw
 from .charts import DASHES, Chart, Facts, Key, Points, time_unit
 from .draw import PAPER, SOFT

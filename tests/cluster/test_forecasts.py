@@ -14,7 +14,7 @@ from cluster.errors import BadInput, ClusterError
 from cluster.forecasts import Row
 from cluster.plan import load_recipes, plan
 from cluster.settle import settle
-from infra.catalogue import HISTORIC, ON_DEMAND, RETIRED, SHIPPED
+from infra.aws.market.instance_types import HISTORIC, ON_DEMAND, RETIRED, SHIPPED
 from train.forecast import IN_2018, OURS, Constants, forecast
 
 Fixture = Any

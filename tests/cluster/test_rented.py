@@ -10,8 +10,8 @@ import pytest
 
 from cluster.backends.aws.rented import EndedElsewhere, Rented
 from cluster.backends.aws.wish import BESIDE, Wish
-from infra.errors import CloudError
-from infra.request import Place
+from infra.aws.errors import CloudError
+from infra.aws.instances.request import Place
 
 Fixture = Any
 NOW = time.time()

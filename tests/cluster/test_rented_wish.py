@@ -11,7 +11,7 @@ from cluster.backends.aws import planning
 from cluster.backends.aws.wish import BESIDE, GRACE, Wish, order
 from cluster.errors import ClusterError
 from cluster.jobs import _asked
-from infra.request import Place
+from infra.aws.instances.request import Place
 from train.recipe import SAMPLE, Model, Phase, Recipe
 
 RECIPE = Recipe(

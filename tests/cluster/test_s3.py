@@ -13,9 +13,9 @@ from simcloud.layer import Sim
 
 from cluster.backends.aws.s3 import S3, put_set, unreadable
 from cluster.errors import ClusterError, NoAccount
-from infra import storage
-from infra.clients import Account
-from infra.making import Work
+from infra.aws.client import Account
+from infra.aws.stack import efs as stack_efs
+from infra.aws.stack.resources import Work
 from train.data import pull
 from train.data.fetch import Fetched, Part, fetch
 from train.data.source import FetchError
@@ -128,7 +128,7 @@ def test_it_says_so_when_the_machines_role_does_not_reach_a_place(front: Front) 
     assert "the machines' role reads no bucket yet" in line and f"check --iam --data {PLACE}" in line
     efs = boto3.client("efs", region_name="us-east-1")
     made = efs.create_file_system(
-        CreationToken=storage._token(Work(Account())), Tags=[{"Key": "imgnet:stack", "Value": "imgnet"}]
+        CreationToken=stack_efs._token(Work(Account())), Tags=[{"Key": "imgnet:stack", "Value": "imgnet"}]
     )
     efs.tag_resource(ResourceId=made["FileSystemId"], Tags=[{"Key": "imgnet:bucket", "Value": "imgnet-sets"}])
     assert unreadable(PLACE, Account()) == []

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 from stackbed import HERE, Seen, account, aws, home, work
 
-from infra import access, keys, policy, role
-from infra.errors import CloudError
-from infra.making import Work
+from infra.aws.errors import CloudError
+from infra.aws.stack import key_pairs, policies, role, security_group
+from infra.aws.stack.resources import Work
 
 __all__ = ["account", "aws", "home", "work"]
 GOLDEN = Path(__file__).parent / "golden"
-TRUST = json.dumps(policy.for_trust())
+TRUST = json.dumps(policies.for_trust())
 
 
 def asked(account: Seen, *actions: str, **names: str) -> list[Any]:
@@ -35,39 +35,41 @@ def vpc(work: Work) -> str:
 
 
 def test_the_group_is_asked_for_exactly_so(account: Seen, work: Work, vpc: str) -> None:
-    group = access.ensure_group(work, vpc)
-    access.let_in(account, group, HERE, "ada")
+    group = security_group.ensure_group(work, vpc)
+    security_group.let_in(account, group, HERE, "ada")
     actions = ("CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress")
     owner = account.owner
     golden("security_group.json", asked(account, *actions, group=group, vpc=vpc, owner=owner))
 
 
 def test_machines_hear_each_other_and_nobody_else_but_ssh_from_one_address(account: Seen, work: Work, vpc: str) -> None:
-    group = access.ensure_group(work, vpc)
-    access.let_in(account, group, HERE, "ada")
+    group = security_group.ensure_group(work, vpc)
+    security_group.let_in(account, group, HERE, "ada")
     (one,) = account.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
     rules = [(rule["IpProtocol"], rule.get("FromPort"), rule["IpRanges"]) for rule in one["IpPermissions"]]
     own = [pair["GroupId"] for rule in one["IpPermissions"] for pair in rule["UserIdGroupPairs"]]
     assert sorted(rules, key=str) == [("-1", None, []), ("tcp", 22, [{"CidrIp": HERE, "Description": "ssh from ada"}])]
     assert own == [group] and not any(rule["Ipv6Ranges"] for rule in one["IpPermissions"])
-    assert {rule["IpProtocol"] for rule in one["IpPermissionsEgress"]} == {"-1"} and access.complete(one)
+    assert {rule["IpProtocol"] for rule in one["IpPermissionsEgress"]} == {"-1"} and security_group.complete(one)
 
 
 def test_a_group_of_our_name_without_our_tag_is_refused_and_stays(account: Seen, work: Work, vpc: str) -> None:
     account.ec2.create_security_group(GroupName="imgnet", Description="theirs", VpcId=vpc)
     account.calls.clear()
     with pytest.raises(CloudError, match=rf"security group imgnet in {vpc} is not ours: it has no tag imgnet:stack"):
-        access.ensure_group(work, vpc)
-    access.remove_group(work, vpc)
+        security_group.ensure_group(work, vpc)
+    security_group.remove_group(work, vpc)
     assert not account.changes() and not work.left
 
 
 def test_a_rule_that_somebody_took_away_is_set_again(account: Seen, work: Work, vpc: str) -> None:
-    group = access.ensure_group(work, vpc)
+    group = security_group.ensure_group(work, vpc)
     own = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     account.ec2.revoke_security_group_egress(GroupId=group, IpPermissions=[own])
-    assert not access.complete(access.find_group(work, vpc) or {})
-    assert access.ensure_group(work, vpc) == group and access.complete(access.find_group(work, vpc) or {})
+    assert not security_group.complete(security_group.find_group(work, vpc) or {})
+    assert security_group.ensure_group(work, vpc) == group and security_group.complete(
+        security_group.find_group(work, vpc) or {}
+    )
 
 
 # --- ssh ------------------------------------------------------------------------------------------------------------
@@ -75,40 +77,43 @@ def test_a_rule_that_somebody_took_away_is_set_again(account: Seen, work: Work, 
 
 @pytest.fixture
 def group(work: Work, vpc: str) -> str:
-    return access.ensure_group(work, vpc)
+    return security_group.ensure_group(work, vpc)
 
 
 def test_a_person_who_moves_takes_their_address_along_and_hears_so(account: Seen, group: str) -> None:
     said: list[str] = []
-    access.let_in(account, group, "203.0.113.7", "ada", say=said.append)
-    access.let_in(account, group, "203.0.113.9/32", "bob", say=said.append)
-    assert access.ssh_addresses(account, group) == ["203.0.113.7/32", "203.0.113.9/32"]
-    access.let_in(account, group, "198.51.100.4/32", "ada", say=said.append)
-    assert access.ssh_addresses(account, group) == ["198.51.100.4/32", "203.0.113.9/32"]
+    security_group.let_in(account, group, "203.0.113.7", "ada", say=said.append)
+    security_group.let_in(account, group, "203.0.113.9/32", "bob", say=said.append)
+    assert security_group.ssh_addresses(account, group) == ["203.0.113.7/32", "203.0.113.9/32"]
+    security_group.let_in(account, group, "198.51.100.4/32", "ada", say=said.append)
+    assert security_group.ssh_addresses(account, group) == ["198.51.100.4/32", "203.0.113.9/32"]
     assert said[-2:] == [
         "letting in ssh from 198.51.100.4/32",
         "no more ssh from 203.0.113.7/32, where ada was before",
     ]
     account.calls.clear()
-    access.let_in(account, group, "198.51.100.4/32", "ada", say=said.append)
+    security_group.let_in(account, group, "198.51.100.4/32", "ada", say=said.append)
     assert not account.changes() and len(said) == 4
 
 
 def test_an_image_with_another_port_has_that_one_too(account: Seen, group: str) -> None:
-    access.let_in(account, group, HERE, "ada")
-    access.let_in(account, group, HERE, "ada", ports=(22, 2222))
+    security_group.let_in(account, group, HERE, "ada")
+    security_group.let_in(account, group, HERE, "ada", ports=(22, 2222))
     (one,) = account.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
     assert sorted(rule["FromPort"] for rule in one["IpPermissions"] if rule["IpProtocol"] == "tcp") == [22, 2222]
 
 
 def test_two_people_behind_one_address_are_both_let_in(account: Seen, group: str) -> None:
-    access.let_in(account, group, HERE, "ada")
-    access.let_in(account, group, HERE, "bob")
-    assert access.ssh_addresses(account, group) == [HERE]
+    security_group.let_in(account, group, HERE, "ada")
+    security_group.let_in(account, group, HERE, "bob")
+    assert security_group.ssh_addresses(account, group) == [HERE]
 
 
 def test_a_name_that_aws_would_not_take_is_written_in_letters_it_takes() -> None:
-    assert access.description("Zoë|x <y>") == "ssh from Zo__x _y_" and len(access.description("a" * 400)) == 255
+    assert (
+        security_group.description("Zoë|x <y>") == "ssh from Zo__x _y_"
+        and len(security_group.description("a" * 400)) == 255
+    )
 
 
 # --- the key pair ---------------------------------------------------------------------------------------------------
@@ -117,19 +122,19 @@ def test_a_name_that_aws_would_not_take_is_written_in_letters_it_takes() -> None
 def test_each_persons_key_is_imported_once_and_all_of_ours_are_removed(account: Seen, work: Work) -> None:
     account.ec2.create_key_pair(KeyName="theirs")
     for _ in range(2):
-        public = keys.new_pair()[1]
+        public = key_pairs.new_pair()[1]
         for _ in range(2):
-            access.ensure_key(work, keys.key_name(public), public)
+            security_group.ensure_key(work, key_pairs.key_name(public), public)
     assert len(account.ec2.describe_key_pairs()["KeyPairs"]) == 3
-    access.remove_keys(work)
+    security_group.remove_keys(work)
     assert [one["KeyName"] for one in account.ec2.describe_key_pairs()["KeyPairs"]] == ["theirs"]
 
 
 def test_a_key_pair_of_our_name_without_our_tag_is_refused(account: Seen, work: Work) -> None:
-    public = keys.new_pair()[1]
-    account.ec2.import_key_pair(KeyName=keys.key_name(public), PublicKeyMaterial=public.encode())
+    public = key_pairs.new_pair()[1]
+    account.ec2.import_key_pair(KeyName=key_pairs.key_name(public), PublicKeyMaterial=public.encode())
     with pytest.raises(CloudError, match=r"is not ours: .*type: aws ec2 delete-key-pair --key-name imgnet-"):
-        access.ensure_key(work, keys.key_name(public), public)
+        security_group.ensure_key(work, key_pairs.key_name(public), public)
 
 
 # --- the role -------------------------------------------------------------------------------------------------------
@@ -181,7 +186,11 @@ def test_who_may_not_make_the_role_is_told_what_an_admin_types(account: Seen, wo
 
 def test_a_role_that_an_admin_made_for_all_regions_is_used_as_it_is(account: Seen, work: Work) -> None:
     role.ensure(work)
-    words = {"RoleName": "imgnet-machine", "PolicyName": "imgnet", "PolicyDocument": json.dumps(policy.for_machines())}
+    words = {
+        "RoleName": "imgnet-machine",
+        "PolicyName": "imgnet",
+        "PolicyDocument": json.dumps(policies.for_machines()),
+    }
     account.iam.put_role_policy(**words)
     account.deny = {"Put": "AccessDenied", "Create": "AccessDenied"}
     role.ensure(work)

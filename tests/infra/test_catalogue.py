@@ -5,8 +5,8 @@ from dataclasses import FrozenInstanceError
 import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
-from infra import offers
-from infra.catalogue import ARCHITECTURES, DEFAULT_TYPES, ON_DEMAND, RETIRED, SHIPPED, family, shipped
+from infra.aws.market import offers
+from infra.aws.market.instance_types import ARCHITECTURES, DEFAULT_TYPES, ON_DEMAND, RETIRED, SHIPPED, family, shipped
 
 
 @pytest.mark.parametrize("name", SHIPPED)

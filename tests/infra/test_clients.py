@@ -7,9 +7,9 @@ import pytest
 from gangbed import Bed, bed
 from simcloud.front import Front
 
-from infra import clients
-from infra.clients import Account
-from infra.errors import CloudError, NoCredentials, Reaction
+from infra.aws import client as aws_client
+from infra.aws.client import Account
+from infra.aws.errors import CloudError, NoCredentials, Reaction
 
 __all__ = ["bed"]
 
@@ -50,7 +50,7 @@ def test_what_costs_money_is_asked_once_and_all_else_patiently(bed: Bed, client:
     bed.front.fault(action="DescribeVpcs", code=code, times=2)
     before = bed.front.count("DescribeVpcs")
     try:
-        clients.call("look", getattr(bed.account, client).describe_vpcs)
+        aws_client.call("look", getattr(bed.account, client).describe_vpcs)
         assert client == "ec2"
     except CloudError as error:
         assert client == "once" and error.code == code
@@ -58,20 +58,20 @@ def test_what_costs_money_is_asked_once_and_all_else_patiently(bed: Bed, client:
 
 
 def test_who_rents_waits_long_for_an_answer() -> None:
-    assert clients.ONCE.read_timeout >= 120 and clients.ONCE.retries["total_max_attempts"] == 1
+    assert aws_client.ONCE.read_timeout >= 120 and aws_client.ONCE.retries["total_max_attempts"] == 1
 
 
 def test_what_is_not_seen_yet_is_asked_for_again_and_nothing_else(bed: Bed) -> None:
     ask = bed.account.ec2.describe_vpcs
     bed.front.fault(action="DescribeVpcs", code="InvalidSubnetID.NotFound", times=3)
-    assert clients.call_soon("look", ask, pause=bed.clock.sleep)["Vpcs"]
+    assert aws_client.call_soon("look", ask, pause=bed.clock.sleep)["Vpcs"]
     assert bed.clock.pauses == [2, 2, 2]
     bed.front.fault(action="DescribeVpcs", code="DependencyViolation", times=99)
     with pytest.raises(CloudError, match=r"^look: DependencyViolation"):
-        clients.call_soon("look", ask, pause=bed.clock.sleep)
+        aws_client.call_soon("look", ask, pause=bed.clock.sleep)
     assert len(bed.clock.pauses) == 3
     with pytest.raises(CloudError):
-        clients.call_soon("look", ask, on=(Reaction.BUSY,), seconds=9.0, pause=bed.clock.sleep)
+        aws_client.call_soon("look", ask, on=(Reaction.BUSY,), seconds=9.0, pause=bed.clock.sleep)
     assert len(bed.clock.pauses) == 3 + 5
 
 
@@ -79,7 +79,7 @@ def test_all_pages_are_read(bed: Bed) -> None:
     bed.acquire(n=7)
     words: dict[str, Any] = {"PaginationConfig": {"PageSize": 5}}
     before = bed.front.count("DescribeInstances")
-    found = clients.pages("look", bed.account.ec2, "describe_instances", "Reservations", **words)
+    found = aws_client.pages("look", bed.account.ec2, "describe_instances", "Reservations", **words)
     assert sum(len(one["Instances"]) for one in found) == 7
     assert bed.front.count("DescribeInstances") == before + 2
 
@@ -94,10 +94,10 @@ def test_the_owner_is_the_role_and_the_person(front: Front, monkeypatch: pytest.
 def test_this_computers_address_is_the_one_that_the_endpoint_sees(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert clients.my_address() == "127.0.0.1/32"
+    assert aws_client.my_address() == "127.0.0.1/32"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(CloudError, match=r"say it: --from 203\.0\.113\.7/32"):
-        clients.my_address()
+        aws_client.my_address()
 
 
 def test_clients_are_made_when_they_are_used(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:

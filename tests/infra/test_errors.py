@@ -7,9 +7,9 @@ from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
 from simcloud.front import Front
 
-from infra import errors
-from infra.clients import ONCE, Account
-from infra.errors import CloudError, NoCredentials, Reaction, explain, reaction
+from infra.aws import errors
+from infra.aws.client import ONCE, Account
+from infra.aws.errors import CloudError, NoCredentials, Reaction, explain, reaction
 
 
 def client_error(code: str, status: int = 400, message: str = "Said so.") -> boto.ClientError:

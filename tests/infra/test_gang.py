@@ -11,12 +11,13 @@ import pytest
 from gangbed import ZONES, Bed, Crash, bed
 from simcloud.market import offered
 
-from infra import gang as gang_module
-from infra import instances, tags
-from infra.catalogue import SHIPPED
-from infra.errors import CloudError, Interrupted, NoCredentials, Reaction
-from infra.gang import Refused
-from infra.instances import Instance
+from infra.aws import tags
+from infra.aws.errors import CloudError, Interrupted, NoCredentials, Reaction
+from infra.aws.instances import gang as gang_module
+from infra.aws.instances import instances
+from infra.aws.instances.gang import Refused
+from infra.aws.instances.instances import Instance
+from infra.aws.market.instance_types import SHIPPED
 
 __all__ = ["bed"]
 

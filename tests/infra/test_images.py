@@ -7,10 +7,10 @@ from moto.ssm.models import ssm_backends
 from simcloud.front import Front
 from simcloud.market import IMAGES, PARAMETER, image_id
 
-from infra import images
-from infra.catalogue import SHIPPED
-from infra.clients import Account
-from infra.errors import CloudError
+from infra.aws.client import Account
+from infra.aws.errors import CloudError
+from infra.aws.instances import amis
+from infra.aws.market.instance_types import SHIPPED
 
 TORCH = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.9 (Ubuntu 24.04) 20261113"
 PLAIN = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261113"
@@ -18,7 +18,7 @@ PLAIN = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261113"
 
 def refusal(*words: Any) -> str:
     with pytest.raises(CloudError) as caught:
-        images.resolve(*words)
+        amis.resolve(*words)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -38,17 +38,17 @@ def tag(account: Account, id: str, **tags: str) -> None:
 
 
 def test_the_image_with_torch_is_preferred_and_says_where_its_python_is(front: Front) -> None:
-    found = images.resolve(Account(), "sm_80")
-    assert found == images.Image(
+    found = amis.resolve(Account(), "sm_80")
+    assert found == amis.Image(
         image_id("us-east-1", TORCH), "ubuntu", 22, 75, "/dev/sda1", TORCH, "/opt/pytorch/bin/python"
     )
-    assert images.resolve(Account("eu-west-1"), "sm_90").id == image_id("eu-west-1", TORCH)
+    assert amis.resolve(Account("eu-west-1"), "sm_90").id == image_id("eu-west-1", TORCH)
 
 
 def test_without_it_the_plain_one_is_taken_whose_python_must_be_searched(front: Front) -> None:
-    images.resolve(Account(), "sm_80")  # the region is there from now on
+    amis.resolve(Account(), "sm_80")  # the region is there from now on
     drop_parameters("oss-nvidia-driver-gpu-pytorch-2.9-ubuntu-24.04")
-    found = images.resolve(Account(), "sm_89")
+    found = amis.resolve(Account(), "sm_89")
     assert (found.name, found.python) == (PLAIN, "")
 
 
@@ -60,32 +60,32 @@ def drop_parameters(*names: str) -> None:
 
 
 def test_a_region_without_images_is_told_to_pass_one(front: Front) -> None:
-    images.resolve(Account(), "sm_80")
+    amis.resolve(Account(), "sm_80")
     drop_parameters(*IMAGES)
     assert refusal(Account(), "sm_80") == "AWS names no deep-learning image in us-east-1; pass one: --ami ami-..."
 
 
 def test_the_parameters_are_asked_for_in_one_call_that_aws_accepts(front: Front) -> None:
-    images.resolve(Account(), "sm_80")
+    amis.resolve(Account(), "sm_80")
     assert front.calls == [("ssm", "GetParameters"), ("ec2", "DescribeImages")]
-    assert len(images.PARAMETERS) <= 10 and len(set(images.PARAMETERS)) == len(images.PARAMETERS)
-    torch = ["-pytorch-" in name for name in images.PARAMETERS]
+    assert len(amis.PARAMETERS) <= 10 and len(set(amis.PARAMETERS)) == len(amis.PARAMETERS)
+    torch = ["-pytorch-" in name for name in amis.PARAMETERS]
     assert torch == sorted(torch, reverse=True)
 
 
 def test_an_image_says_by_its_tags_how_to_log_in(front: Front) -> None:
     front.sim.login = ("somebody", 2222)
-    found = images.resolve(Account(), "sm_80")
+    found = amis.resolve(Account(), "sm_80")
     assert (found.user, found.port) == ("somebody", 2222)
 
 
 def test_an_image_of_ones_own_is_taken_as_it_is(front: Front) -> None:
     account = Account()
     ami = own(account)
-    found = images.resolve(account, "sm_80", ami)
+    found = amis.resolve(account, "sm_80", ami)
     assert (found.id, found.user, found.port, found.name, found.python) == (ami, "ubuntu", 22, "mine", "")
     tag(account, ami, user="me", port="2022")
-    found = images.resolve(account, "sm_70", ami)  # whoever passes an image for such cards knows its driver
+    found = amis.resolve(account, "sm_70", ami)  # whoever passes an image for such cards knows its driver
     assert (found.user, found.port) == ("me", 2022)
     assert ("ssm", "GetParameters") not in front.calls
 
@@ -129,9 +129,9 @@ def test_the_root_disk_is_the_one_that_has_the_roots_name(front: Front) -> None:
         {"DeviceName": "/dev/sdc", "Ebs": {"VolumeSize": 7}},
         {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 120}},
     ]
-    found = images.resolve(told({"RootDeviceName": "/dev/xvda", "BlockDeviceMappings": disks}), "sm_80", "ami-1")
+    found = amis.resolve(told({"RootDeviceName": "/dev/xvda", "BlockDeviceMappings": disks}), "sm_80", "ami-1")
     assert (found.root, found.gigabytes) == ("/dev/xvda", 120)
-    found = images.resolve(told({}), "sm_80", "ami-1")
+    found = amis.resolve(told({}), "sm_80", "ami-1")
     assert (found.root, found.gigabytes, found.name) == ("/dev/sda1", 0, "")
 
 
@@ -139,7 +139,7 @@ def test_a_v100_is_refused_without_an_image_of_ones_own_and_gets_a_torch_that_fi
     said = refusal(Account(), SHIPPED["p3dn.24xlarge"].arch)
     assert "sm_70" in said and "proprietary driver" in said and "--ami ami-" in said and "cu126, < 2.15" in said
     assert not front.calls
-    assert images.torch_index("sm_70") == "https://download.pytorch.org/whl/cu126"
+    assert amis.torch_index("sm_70") == "https://download.pytorch.org/whl/cu126"
 
 
 @pytest.mark.parametrize(("arch", "old"), [
@@ -147,4 +147,4 @@ def test_a_v100_is_refused_without_an_image_of_ones_own_and_gets_a_torch_that_fi
     ("sm_100", False), ("sm_120", False), ("", False), ("sm_x", False),
 ])  # fmt: skip
 def test_cards_before_turing_are_too_old_and_no_others(arch: str, old: bool) -> None:
-    assert images.legacy(arch) is old and (images.torch_index(arch) is not None) is old
+    assert amis.legacy(arch) is old and (amis.torch_index(arch) is not None) is old

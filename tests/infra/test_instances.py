@@ -7,9 +7,10 @@ import pytest
 from botocore.awsrequest import AWSResponse
 from gangbed import START, ZONES, Bed, bed
 
-from infra import instances, tags
-from infra.errors import CloudError
-from infra.instances import Instance
+from infra.aws import tags
+from infra.aws.errors import CloudError
+from infra.aws.instances import instances
+from infra.aws.instances.instances import Instance
 
 __all__ = ["bed"]
 

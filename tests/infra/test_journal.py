@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from infra.journal import Journal
+from infra.aws.journal import Journal
 
 
 @pytest.fixture

@@ -3,9 +3,9 @@ from typing import Any
 import pytest
 from stackbed import Seen, account, aws, home, work
 
-from infra import making
-from infra.errors import CloudError
-from infra.making import Work
+from infra.aws.errors import CloudError
+from infra.aws.stack import resources
+from infra.aws.stack.resources import Work
 
 __all__ = ["account", "aws", "home", "work"]
 
@@ -18,7 +18,7 @@ def agreed(
     work: Work, there: list[dict[str, Any]], later: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> str:
     """What is agreed on when others come while one waits."""
-    monkeypatch.setattr(making.time, "sleep", lambda _: there.extend(later))
+    monkeypatch.setattr(resources.time, "sleep", lambda _: there.extend(later))
     found = work.agree(
         "thing",
         lambda: list(there),
@@ -52,7 +52,7 @@ def test_all_who_look_take_the_one_in_use_else_the_first_by_its_id_and_idle_ones
 
 
 def test_what_was_made_and_is_never_shown_is_said(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(making, "SEEN_SECONDS", 0.05)
+    monkeypatch.setattr(resources, "SEEN_SECONDS", 0.05)
     with pytest.raises(CloudError, match=r"thing was made, and AWS does not show it .*type it again"):
         work.agree("thing", list, lambda: None, lambda _: None, id="Id", used=lambda _: False)
 

@@ -3,8 +3,8 @@ from typing import Any
 import pytest
 from stackbed import Seen, account, aws, counts, home, work
 
-from infra import network
-from infra.making import Work
+from infra.aws.stack import network
+from infra.aws.stack.resources import Work
 
 __all__ = ["account", "aws", "home", "work"]
 

@@ -9,9 +9,9 @@ import boto3
 import pytest
 from simcloud.front import Front
 
-from infra import objects
-from infra.errors import CloudError, NoCredentials
-from infra.objects import Gone, Objects, Passing
+from infra.aws import s3 as aws_s3
+from infra.aws.errors import CloudError, NoCredentials
+from infra.aws.s3 import Gone, Objects, Passing
 
 WHOLE = bytes(range(256)) * 20
 URL = "s3://imgnet-test/data/imagenet"
@@ -57,7 +57,7 @@ def test_any_range_can_be_read(place: Objects, offset: int, length: int) -> None
 
 
 def test_large_ranges_come_in_pieces(place: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(objects, "PIECE", 1000)
+    monkeypatch.setattr(aws_s3, "PIECE", 1000)
     assert [len(one) for one in place.pieces("train/a.bin", 0, 5120, 5120)] == [1000] * 5 + [120]
 
 
@@ -171,7 +171,7 @@ def test_a_connection_that_is_cut_in_the_middle_keeps_what_has_come(
         return status, headers, body[:2500] if cuts[0] >= 0 else body
 
     monkeypatch.setattr(front, "do", cut)
-    monkeypatch.setattr(objects, "PIECE", 1000)
+    monkeypatch.setattr(aws_s3, "PIECE", 1000)
     came = b""
     with pytest.raises(Passing):
         for piece in place.pieces("train/a.bin", 0, 5120, 5120):
@@ -193,7 +193,7 @@ def test_a_dead_network_may_come_back(place: Objects, monkeypatch: pytest.Monkey
 
 @pytest.fixture
 def parts_of_5_mb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(objects, "PART", 5 << 20)
+    monkeypatch.setattr(aws_s3, "PART", 5 << 20)
     yield
 
 

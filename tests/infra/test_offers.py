@@ -14,10 +14,10 @@ import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from simcloud.front import Front
 
-from infra import offers
-from infra.catalogue import DEFAULT_TYPES, ON_DEMAND, RETIRED, SHIPPED, shipped
-from infra.clients import Account
-from infra.errors import CloudError, NoCredentials
+from infra.aws.client import Account
+from infra.aws.errors import CloudError, NoCredentials
+from infra.aws.market import offers
+from infra.aws.market.instance_types import DEFAULT_TYPES, ON_DEMAND, RETIRED, SHIPPED, shipped
 
 EIGHTEEN = ("p3.16xlarge", "p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge")
 GONE = "p3.16xlarge is gone (AWS stopped listing it in 2026)"

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 from simcloud.front import Front
 
-from infra import preflight, tags
-from infra.clients import Account
-from infra.errors import CloudError
-from infra.preflight import ERROR, OK, WARNING, Finding
+from infra.aws import tags
+from infra.aws.client import Account
+from infra.aws.errors import CloudError
+from infra.aws.instances import preflight
+from infra.aws.instances.preflight import ERROR, OK, WARNING, Finding
 
 CHANGING = ("RunInstances", "CreatePlacementGroup", "CreateVpc", "CreateInternetGateway")
 

@@ -6,9 +6,9 @@ import pytest
 from simcloud.front import Front
 from simcloud.market import quota_code
 
-from infra import quotas
-from infra.catalogue import SHIPPED
-from infra.clients import Account
+from infra.aws.client import Account
+from infra.aws.market import quotas
+from infra.aws.market.instance_types import SHIPPED
 
 
 @pytest.mark.parametrize(("family", "market", "expected"), [

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 from gangbed import ZONES, Bed, bed
 
-from infra import request, tags
-from infra.catalogue import SHIPPED
-from infra.images import Image
-from infra.request import Place, Want, run_request
-from infra.stack import Stack
-from infra.user_data import user_data
+from infra.aws import tags
+from infra.aws.instances import request
+from infra.aws.instances.amis import Image
+from infra.aws.instances.request import Place, Want, run_request
+from infra.aws.instances.user_data import user_data
+from infra.aws.market.instance_types import SHIPPED
+from infra.aws.stack.stack import Stack
 
 __all__ = ["bed"]
 

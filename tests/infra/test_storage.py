@@ -5,9 +5,9 @@ import pytest
 from botocore.exceptions import ClientError
 from stackbed import HERE, Seen, account, aws, home, work
 
-from infra import access, buckets, network, stack, storage
-from infra.errors import CloudError
-from infra.making import Work
+from infra.aws.errors import CloudError
+from infra.aws.stack import buckets, efs, network, security_group, stack
+from infra.aws.stack.resources import Work
 
 __all__ = ["account", "aws", "home", "work"]
 
@@ -15,13 +15,13 @@ __all__ = ["account", "aws", "home", "work"]
 @pytest.fixture
 def place(work: Work) -> tuple[dict[str, str], str]:
     net = network.ensure(work)
-    return net.subnets, access.ensure_group(work, str(net.vpc))
+    return net.subnets, security_group.ensure_group(work, str(net.vpc))
 
 
 def test_the_file_system_is_encrypted_elastic_and_in_each_zone(
     account: Seen, work: Work, place: tuple[dict[str, str], str]
 ) -> None:
-    files, served = storage.ensure(work, *place)
+    files, served = efs.ensure(work, *place)
     (one,) = account.efs.describe_file_systems()["FileSystems"]
     assert one["Encrypted"] and one["ThroughputMode"] == "elastic" and one["PerformanceMode"] == "generalPurpose"
     targets = account.efs.describe_mount_targets(FileSystemId=files.id)["MountTargets"]
@@ -34,7 +34,7 @@ def test_the_file_system_is_encrypted_elastic_and_in_each_zone(
 def test_it_is_mounted_by_tls_and_a_role_and_everybody_acts_as_one_user(
     account: Seen, work: Work, place: tuple[dict[str, str], str]
 ) -> None:
-    files, _ = storage.ensure(work, *place)
+    files, _ = efs.ensure(work, *place)
     said = json.loads(account.efs.describe_file_system_policy(FileSystemId=files.id)["Policy"])["Statement"]
     deny, allow = said
     assert deny["Effect"] == "Deny" and deny["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
@@ -58,7 +58,7 @@ def test_it_waits_until_the_file_system_can_be_used(
                 yield page
 
     monkeypatch.setattr(account.efs, "get_paginator", lambda _: Slow())
-    files, _ = storage.ensure(work, *place)
+    files, _ = efs.ensure(work, *place)
     assert files.state == "available" and not states
     actions = [action for action, _ in account.calls]
     assert actions.index("CreateMountTarget") > actions.index("CreateFileSystem") + 3
@@ -82,12 +82,12 @@ def test_a_zone_that_the_file_system_does_not_serve_has_no_machines(
 
 
 def test_parts_that_somebody_took_away_are_named(account: Seen, work: Work, place: tuple[dict[str, str], str]) -> None:
-    files, _ = storage.ensure(work, *place)
+    files, _ = efs.ensure(work, *place)
     target = account.efs.describe_mount_targets(FileSystemId=files.id)["MountTargets"][0]
     account.efs.delete_mount_target(MountTargetId=target["MountTargetId"])
-    found = storage.look(work)
+    found = efs.look(work)
     assert found and found.missing(place[0]) == [f"mount target in {target['AvailabilityZoneName']}"]
-    assert storage.ensure(work, *place)[0].missing(place[0]) == []
+    assert efs.ensure(work, *place)[0].missing(place[0]) == []
 
 
 # --- the bucket -----------------------------------------------------------------------------------------------------

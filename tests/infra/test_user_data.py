@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 from gangbed import public_key
 
-from infra import keys
-from infra.user_data import HOST_KEY, LIMIT, SET_UP, user_data
+from infra.aws.instances.user_data import HOST_KEY, LIMIT, SET_UP, user_data
+from infra.aws.stack import key_pairs
 
 SCRIPTS = {"limit": LIMIT, "host key": HOST_KEY, "set up": SET_UP}
 PLAIN = ("imgnet-limit.timer", "imgnet-limit-77.timer")
 
 
 def made(**changes: Any) -> tuple[str, dict[str, Any]]:
-    private, public = keys.new_pair()
+    private, public = key_pairs.new_pair()
     words: dict[str, Any] = {
         "seconds": 7200, "private": private, "public": public, "file_system": "fs-0d4", "access_point": "fsap-0e5",
         "region": "us-east-1", "user": "ubuntu", "python": "/opt/pytorch/bin/python", **changes,
@@ -164,7 +164,7 @@ def test_the_host_key_of_the_user_data_is_replaced_and_wiped(machine: Machine) -
     ran = machine.run(HOST_KEY)
     assert ran.returncode == 0, ran.stderr
     assert re.fullmatch(r"ssh-ed25519 [A-Za-z0-9+/=]{60,}\n", ran.stdout) and ran.stdout.strip() != public_key()
-    assert keys.public(etc / "imgnet_host_key") == ran.stdout.strip()
+    assert key_pairs.public(etc / "imgnet_host_key") == ran.stdout.strip()
     assert (etc / "imgnet_host_key").stat().st_mode & 0o777 == 0o600
     assert sorted(one.name for one in etc.iterdir()) == ["imgnet_host_key", "imgnet_host_key.pub", "sshd_config.d"]
     assert (etc / "sshd_config.d/00-imgnet.conf").read_text() == f"HostKey {etc}/imgnet_host_key\n"
@@ -184,7 +184,7 @@ def test_killed_while_it_makes_the_key_and_asked_again_it_has_one(machine: Machi
     (etc / "imgnet_new").write_text("half a k")
     (etc / "imgnet_host_key.pub").write_text("ssh-ed25519 OLD")
     ran = machine.run(HOST_KEY)
-    assert ran.returncode == 0 and keys.public(etc / "imgnet_host_key") == ran.stdout.strip()
+    assert ran.returncode == 0 and key_pairs.public(etc / "imgnet_host_key") == ran.stdout.strip()
 
 
 def test_where_the_daemon_has_another_name_that_one_is_told(machine: Machine) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from infra.catalogue import SHIPPED
+from infra.aws.market.instance_types import SHIPPED
 from recipes.cifar10 import recipe as cifar10
 from recipes.resnet50_18min import recipe as resnet50
 from train.forecast import CARDS, IN_2018, MODELS, OURS, TCP, Constants, Forecast, Network, efficiency, forecast

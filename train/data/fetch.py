@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..files import locked
+from train.files import locked
+
 from .partial import Partial
 from .pull import Count, Progress, Pull, read_manifest
 from .source import SPLITS, FetchError, Source

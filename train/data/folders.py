@@ -17,8 +17,9 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from .. import files
-from ..files import locked, seal, unseal
+from train import files
+from train.files import locked, seal, unseal
+
 from .decode import BadImage, decode
 from .layout import DataError, Ids, Index, Progress, names_crc, names_digest
 from .threads import in_threads

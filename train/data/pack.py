@@ -15,7 +15,8 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from ..files import locked
+from train.files import locked
+
 from . import folders, packed
 from .decode import LONGEST, BadImage, Pixels, decode, encode
 from .layout import DataError, Progress

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from ..files import json_lines, replace
+from train.files import json_lines, replace
+
 from .source import FETCHED, MANIFEST, FetchError, File, Manifest
 
 JOURNAL = ".fetch.jsonl"

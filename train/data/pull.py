@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from ..files import one_line
+from train.files import one_line
+
 from .partial import Partial, gaps
 from .source import MANIFEST, FetchError, Manifest, Source
 

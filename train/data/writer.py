@@ -18,7 +18,8 @@ from typing import IO, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ..files import as_json, replace, seal, unseal
+from train.files import as_json, replace, seal, unseal
+
 from .layout import DataError, encoded, names_crc, names_digest
 from .origin import Origin
 from .packed import INDEX, MANIFEST, NAMES, ROW, UNFINISHED, VERSION, Manifest, Rows, crc_of, is_packed, read_manifest

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from ..schedule import Schedule
+from train.schedule import Schedule
 
 REFERENCE = 224  # pixels
 

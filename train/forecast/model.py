@@ -6,9 +6,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from ..cadence import validates
-from ..recipe import Comm, Phase
-from ..schedule import Epoch, Schedule
+from train.cadence import validates
+from train.recipe import Comm, Phase
+from train.schedule import Epoch, Schedule
+
 from . import cards
 from .cards import CARDS, EFA, EFA_GBIT, MODELS, NVLINK, RECTANGLE, TCP, Card
 from .constants import OURS, Constants, by_size

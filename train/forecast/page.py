@@ -4,10 +4,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ..recipe import IMAGENET, Comm, Phase, Recipe
-from ..recipe_file import load
-from ..schedule import Schedule
-from ..text import put
+from train.recipe import IMAGENET, Comm, Phase, Recipe
+from train.recipe_file import load
+from train.schedule import Schedule
+from train.text import put
+
 from .constants import IN_2018, OURS, Constants
 from .model import Forecast, forecast
 from .published import BOUND, Run, first, runs

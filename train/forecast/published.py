@@ -9,8 +9,9 @@ miss stays in the table with what is known of it.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from ..recipe import IMAGENET, Model, Phase, Recipe
-from ..schedule import Schedule
+from train.recipe import IMAGENET, Model, Phase, Recipe
+from train.schedule import Schedule
+
 from .cards import EFA, Network
 from .constants import IN_2018, Constants
 from .model import Forecast, forecast

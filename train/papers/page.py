@@ -7,11 +7,12 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from ..forecast import Forecast, forecast
-from ..recipe import IMAGENET, Recipe
-from ..recipe_file import load, select
-from ..schedule import Row, Schedule
-from ..text import put, settings
+from train.forecast import Forecast, forecast
+from train.recipe import IMAGENET, Recipe
+from train.recipe_file import load, select
+from train.schedule import Row, Schedule
+from train.text import put, settings
+
 from .claims import CLAIMS, Claim, Line
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"

@@ -8,19 +8,19 @@ from dataclasses import replace as with_other
 from functools import cache
 from pathlib import Path
 
-from infra import bill
-from infra.errors import CloudError
-from infra.journal import Journal
+from cluster import tmux
+from cluster.backends import hosts
+from cluster.backends.hosts import alive as alive
+from cluster.backends.hosts import taken as taken
+from cluster.errors import BadInput, ClusterError
+from cluster.fleet import Fleet
+from cluster.hosts_file import Hosts
+from cluster.spec import Folders, Spec
+from infra.aws.errors import CloudError
+from infra.aws.journal import Journal
+from infra.aws.market import billing
 from train.files import read_json
 
-from ... import tmux
-from ...errors import BadInput, ClusterError
-from ...fleet import Fleet
-from ...hosts_file import Hosts
-from ...spec import Folders, Spec
-from .. import hosts
-from ..hosts import alive as alive
-from ..hosts import taken as taken
 from .cloud import Cloud
 from .lines import lines
 from .rented import HOSTS, JOURNAL, Rented
@@ -100,7 +100,7 @@ def terminate(spec: Spec, folders: Folders) -> list[str]:
         rented = Rented(spec, folders, lambda text: None)
         left = rented.end()
         with contextlib.suppress(CloudError, OSError):
-            bill.settle(rented.account, rented.journal, time.time())
+            billing.settle(rented.account, rented.journal, time.time())
     if left:
         raise ClusterError(f"{spec.name} is not gone yet: {'; '.join(left)}; again: imgnet-cluster down {spec.name}")
     tmux.kill(spec.name, folders.run)
@@ -139,10 +139,10 @@ def extend(spec: Spec, folders: Folders, hours: float) -> None:
 
 def dollars(spec: Spec, folders: Folders) -> float:
     """Return what the job's machines have cost until now, as far as their prices are known."""
-    return bill.Meter(Journal(folders.run / JOURNAL)).dollars(time.time())
+    return billing.Meter(Journal(folders.run / JOURNAL)).dollars(time.time())
 
 
 def dollars_until(spec: Spec, folders: Folders, moment: float) -> float | None:
     """Return what the job's machines had cost at a moment, None when the price of one of them is not known."""
-    meter = bill.Meter(Journal(folders.run / JOURNAL))
+    meter = billing.Meter(Journal(folders.run / JOURNAL))
     return None if meter.unknown(moment) else meter.dollars(moment)

@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Mapping
 
-from infra.instances import Instance
+from cluster.errors import ClusterError, SetupFailed
+from cluster.fleet import Fleet
+from cluster.ssh import Refused as WrongKey
+from infra.aws.instances.instances import Instance
 
-from ...errors import ClusterError, SetupFailed
-from ...fleet import Fleet
-from ...ssh import Refused as WrongKey
 from .login import FOLDER, gate_of, keep_key, own_keys
 from .rented import Rented
 

@@ -11,18 +11,19 @@ from concurrent.futures import Future
 from dataclasses import replace as with_other
 from uuid import uuid4
 
-from infra import bill, tags
-from infra.clients import my_address
-from infra.errors import CloudError, Interrupted, NoCredentials
-from infra.gang import NoMachines, Refused
-from infra.instances import Instance
+from cluster import attempts
+from cluster.errors import ClusterError, SetupFailed
+from cluster.fleet import RESULT, Fleet
+from cluster.spec import Folders, Spec, stop_reason
+from cluster.ssh import Unreachable
+from infra.aws import tags
+from infra.aws.client import my_address
+from infra.aws.errors import CloudError, Interrupted, NoCredentials
+from infra.aws.instances.gang import NoMachines, Refused
+from infra.aws.instances.instances import Instance
+from infra.aws.market import billing
 from train.files import as_json, read_json, replace
 
-from ... import attempts
-from ...errors import ClusterError, SetupFailed
-from ...fleet import RESULT, Fleet
-from ...spec import Folders, Spec, stop_reason
-from ...ssh import Unreachable
 from . import homing, login
 from .boot import Boot
 from .rented import EndedElsewhere, Rented
@@ -46,7 +47,7 @@ class Cloud:
         self.refused = ""  # why a lost machine could not be replaced, the last time it was tried
         self.wiring = threading.Lock()
         self.boot = Boot(self.rented, self.stopping)
-        self.cost = bill.Meter(self.rented.journal)
+        self.cost = billing.Meter(self.rented.journal)
 
     def say(self, text: str) -> None:
         """Keep a line of what AWS did in <run>/cloud.log, and show it in the supervisor's window."""

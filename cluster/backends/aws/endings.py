@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from infra.journal import Journal
+from infra.aws.journal import Journal
 
 
 def by_hand(journal: Journal, grants: Iterable[Mapping[str, Any]]) -> str:

@@ -3,11 +3,11 @@
 import time
 from collections.abc import Callable, Mapping
 
-from infra.errors import CloudError
-from infra.instances import Instance
+from cluster.errors import ClusterError
+from cluster.fleet import Fleet
+from infra.aws.errors import CloudError
+from infra.aws.instances.instances import Instance
 
-from ...errors import ClusterError
-from ...fleet import Fleet
 from .rented import Rented
 
 SECONDS = 480.0  # at most; the machine ends by itself ten minutes after the job
@@ -18,7 +18,7 @@ def bring_network(fleet: Fleet, rented: Rented, present: Mapping[str, Instance],
 
     What goes wrong is said, and passed over: the checkpoint is on the shared file system too, and a machine bills.
     """
-    from ... import checkpoints  # it knows all places that jobs run in
+    from cluster import checkpoints  # it knows all places that jobs run in
 
     begun = time.monotonic()
 

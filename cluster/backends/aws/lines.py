@@ -3,9 +3,8 @@
 import contextlib
 from collections.abc import Iterator
 
-from infra.errors import CloudError, NoCredentials
-
-from ...errors import ClusterError, NoAccount
+from cluster.errors import ClusterError, NoAccount
+from infra.aws.errors import CloudError, NoCredentials
 
 
 @contextlib.contextmanager

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 
-from infra import keys
-from infra.errors import CloudError
-from infra.instances import Instance
-from infra.journal import Journal
-
-from ...hosts_file import Host
+from cluster.hosts_file import Host
+from infra.aws.errors import CloudError
+from infra.aws.instances.instances import Instance
+from infra.aws.journal import Journal
+from infra.aws.stack import key_pairs
 
 FOLDER = "~/.imgnet"  # on a machine, as its user data makes it
 PYTHON = f"{FOLDER}/python"
@@ -32,7 +31,7 @@ def hosts(journal: Journal, present: Mapping[str, Instance]) -> dict[str, Host]:
         login, through = asked[one.token], gate if not one.public else None
         found[name] = Host(
             host=one.public or one.private, address=one.private, port=login["port"], user=login["user"],
-            key=str(keys.KEY.expanduser()), python=PYTHON, folder=FOLDER, host_key=pin(one),
+            key=str(key_pairs.KEY.expanduser()), python=PYTHON, folder=FOLDER, host_key=pin(one),
             jump=f"{login['user']}@{through.public}:{login['port']}" if through else None,
             jump_key=pin(through) if through else None,
         )  # fmt: skip

@@ -9,16 +9,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from infra import access, catalogue, images, offers, preflight, stack
-from infra.clients import Account, my_address
-from infra.request import Place, Want, run_request
-from infra.stack import Stack
-from infra.user_data import user_data
+from cluster.errors import BadInput, ClusterError
+from cluster.spec import Spec
+from infra.aws.client import Account, my_address
+from infra.aws.instances import amis, preflight
+from infra.aws.instances.request import Place, Want, run_request
+from infra.aws.instances.user_data import user_data
+from infra.aws.market import instance_types, offers
+from infra.aws.stack import security_group, stack
+from infra.aws.stack.stack import Stack
 from train.forecast import Forecast, forecast
 from train.schedule import Schedule
 
-from ...errors import BadInput, ClusterError
-from ...spec import Spec
 from .lines import lines
 from .wish import MARKETS, METADATA, Wish, order
 
@@ -31,7 +33,7 @@ class Renting:
     """What the user says yes to. `kind` is the first place's; `minutes` None where nobody can forecast it."""
 
     wish: Wish
-    kind: catalogue.Kind
+    kind: instance_types.Kind
     notes: tuple[str, ...]
     missing: tuple[str, ...]
     forecast: Forecast | None
@@ -85,7 +87,7 @@ class Asked:
         return None if self.offline else Account(self.regions[0] if self.regions else None)
 
 
-def first_type(types: Sequence[str], asked: Asked) -> tuple[list[str], list[str], catalogue.Kind]:
+def first_type(types: Sequence[str], asked: Asked) -> tuple[list[str], list[str], instance_types.Kind]:
     """Return the types to ask for in order, the lines about those that are gone, and what the first is.
 
     Types with another number of GPUs are left out: the schedule is made for one. Raises `ClusterError`.
@@ -106,7 +108,7 @@ def first_type(types: Sequence[str], asked: Asked) -> tuple[list[str], list[str]
 
 
 def rent(
-    spec: Spec, schedule: Schedule, types: Sequence[str], notes: Sequence[str], kind: catalogue.Kind, asked: Asked
+    spec: Spec, schedule: Schedule, types: Sequence[str], notes: Sequence[str], kind: instance_types.Kind, asked: Asked
 ) -> Renting:
     """Work out where and at what price; asks AWS, changes nothing. Raises `ClusterError`."""
     if asked.market not in MARKETS:
@@ -124,8 +126,8 @@ def rent(
             where = ", ".join(asked.zones or regions)
             raise ClusterError(f"{', '.join(types)}: not offered in {where}; see imgnet-cluster offers")
         if account:  # an image that is not there, or drives no such cards, is better known now
-            images.resolve(account.at(places[0].region), kind.arch, asked.ami)
-        address = asked.address and access.one_address(asked.address)
+            amis.resolve(account.at(places[0].region), kind.arch, asked.ami)
+        address = asked.address and security_group.one_address(asked.address)
         address = address or ("this computer's address" if asked.offline else my_address())
         owner, number = ("offline", "") if account is None else (account.owner, account.identity[0])
     places = order(places, regions, types, MARKETS[asked.market])
@@ -142,10 +144,10 @@ def rent(
         places=tuple(places), address=address, fixed=bool(asked.address), owner=owner, account=number,
         max_dollars=asked.max_dollars,
         ami=asked.ami, group=asked.group and len(spec.names) > 1, gpus=kind.gpus,
-        index=images.torch_index(kind.arch),
+        index=amis.torch_index(kind.arch),
     )  # fmt: skip
     guess = forecast(schedule, gpus=spec.procs, gpu=kind.gpu, gbit=kind.gbit, machines=spec.machines, vcpus=kind.vcpus)
-    if asked.offline and (price := catalogue.ON_DEMAND.get(kind.name)):
+    if asked.offline and (price := instance_types.ON_DEMAND.get(kind.name)):
         total = price * len(spec.names)
         notes = [
             *notes,
@@ -185,7 +187,7 @@ def requests(spec: Spec, renting: Renting) -> list[tuple[str, dict[str, Any]]]:
         security_group="sg-of-the-stack", file_system="fs-of-the-stack", access_point="fsap-of-the-stack",
         key_name="imgnet-key", key_file="", profile="imgnet-machine", bucket=None,
     )  # fmt: skip
-    image = images.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
+    image = amis.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
     seconds = round(3600 * renting.hours + renting.late)
     data = user_data(
         seconds=seconds, private="(made for this asking)", public="(its public half)", file_system=own.file_system,

@@ -10,20 +10,23 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from infra import access, bill, images, instances, keys, stack, tags
-from infra.catalogue import Kind
-from infra.clients import Account, call, my_address
-from infra.errors import REACTIONS, CloudError, Interrupted, NoCredentials
-from infra.gang import Gang, NoMachines, Refused
-from infra.instances import Instance
-from infra.journal import Journal
-from infra.offers import kinds
-from infra.request import Place, Want
-from infra.user_data import user_data
+from cluster.hosts_file import Host, Hosts
+from cluster.spec import Folders, Spec
+from infra.aws import tags
+from infra.aws.client import Account, call, my_address
+from infra.aws.errors import REACTIONS, CloudError, Interrupted, NoCredentials
+from infra.aws.instances import amis, instances
+from infra.aws.instances.gang import Gang, NoMachines, Refused
+from infra.aws.instances.instances import Instance
+from infra.aws.instances.request import Place, Want
+from infra.aws.instances.user_data import user_data
+from infra.aws.journal import Journal
+from infra.aws.market import billing
+from infra.aws.market.instance_types import Kind
+from infra.aws.market.offers import kinds
+from infra.aws.stack import key_pairs, security_group, stack
 from train.files import as_json, read_json, replace
 
-from ...hosts_file import Host, Hosts
-from ...spec import Folders, Spec
 from . import endings
 from .wish import Wish
 
@@ -57,7 +60,7 @@ class Rented:
             self.gang = self._gang(self.account)
         self.stack: stack.Stack | None = None
         self.kinds: dict[str, Kind] = {}
-        self.images: dict[tuple[str, str], images.Image] = {}
+        self.images: dict[tuple[str, str], amis.Image] = {}
 
     def _gang(self, account: Account) -> Gang:
         return Gang(account, self.spec.uid, self.journal, self.say, self._pause)
@@ -102,7 +105,7 @@ class Rented:
     @property
     def spent(self) -> float:
         """The dollars that earlier launches of the job have cost."""
-        return bill.Meter(self.journal).dollars(self.since or time.time())
+        return billing.Meter(self.journal).dollars(self.since or time.time())
 
     @property
     def max_hours(self) -> float | None:
@@ -118,7 +121,7 @@ class Rented:
         rate = self.wish.rate(count, place)
         if rate and self.since and sum(len(one["machines"]) == count for one in self._grants()) > 1:
             # All have moved: what the hours before cost is known, and is not what they would have cost here.
-            spent = bill.Meter(self.journal).dollars(now) - rate * (now - self.since) / 3600
+            spent = billing.Meter(self.journal).dollars(now) - rate * (now - self.since) / 3600
         return self.wish.limits(count, place, self.max_hours if hours is None else hours, spent)
 
     @property
@@ -256,14 +259,14 @@ class Rented:
         kind, now = self.kinds[place.type], time.time()
         where = place.region, kind.arch
         if where not in self.images:  # once: a newer one would make another request of the same asking
-            self.images[where] = images.resolve(self.account, kind.arch, self.wish.ami)
+            self.images[where] = amis.resolve(self.account, kind.arch, self.wish.ami)
         image = self.images[where]
         if image.port != SSH_PORT:
             ports, group = (SSH_PORT, image.port), self.stack.security_group
-            access.let_in(self.account, group, self.address(), self.wish.owner, ports=ports)
+            security_group.let_in(self.account, group, self.address(), self.wish.owner, ports=ports)
         hours, late = self.limits(place)
         left = max(0.0, 3600 * hours - (now - (self.since or now))) + late
-        private, public = keys.new_pair()
+        private, public = key_pairs.new_pair()
         data = user_data(
             seconds=round(left), private=private, public=public, file_system=self.stack.file_system,
             access_point=self.stack.access_point, region=place.region, user=image.user, python=image.python,

@@ -4,15 +4,15 @@ import contextlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from infra import policy, storage
-from infra.clients import Account
-from infra.making import Work
-from infra.objects import SCHEME, Gone, Objects, Passing, place
+from cluster.errors import ClusterError
+from infra.aws.client import Account
+from infra.aws.s3 import SCHEME, Gone, Objects, Passing, place
+from infra.aws.stack import efs, policies
+from infra.aws.stack.resources import Work
 from train.data.fetch import PATIENCE
 from train.data.pull import read_manifest
 from train.data.source import FETCHED, MANIFEST, SPLITS, Folder, Manifest
 
-from ...errors import ClusterError
 from .lines import lines
 
 
@@ -56,11 +56,11 @@ def unreadable(url: str, account: Account) -> list[str]:
     """Return a line when the role of the stack's machines does not reach a place. Raises `ClusterError`."""
     bucket, prefix = place(url)
     with lines():
-        files = storage.look(Work(account))
+        files = efs.look(Work(account))
     own = files.bucket if files else None
-    if bucket == own and f"{prefix}/".startswith(f"{policy.DATA}/"):
+    if bucket == own and f"{prefix}/".startswith(f"{policies.DATA}/"):
         return []
-    mine = f"{SCHEME}{own}/{policy.DATA}" if own else "no bucket yet"
+    mine = f"{SCHEME}{own}/{policies.DATA}" if own else "no bucket yet"
     return [f"the machines' role reads {mine}; it has to be given {url} too: imgnet-cluster check --iam --data {url}"]
 
 

@@ -10,16 +10,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from infra import bill, instances, objects, offers, policy, preflight, stack, tags
-from infra.clients import Account, my_address
-from infra.errors import CloudError
-from infra.instances import Instance
-from infra.journal import Journal
+from cluster.errors import ClusterError, NoSuchJob
+from infra.aws import s3, tags
+from infra.aws.client import Account, my_address
+from infra.aws.errors import CloudError
+from infra.aws.instances import instances, preflight
+from infra.aws.instances.instances import Instance
+from infra.aws.journal import Journal
+from infra.aws.market import billing, offers
+from infra.aws.stack import policies as stack_policies
+from infra.aws.stack import stack
 from train.forecast import forecast
 from train.recipe import Recipe
 from train.schedule import Schedule
 
-from ...errors import ClusterError, NoSuchJob
 from .lines import lines
 from .rented import JOURNAL
 
@@ -211,15 +215,15 @@ def policies(data: str | None = None) -> dict[str, Any]:
     """Return the least policies of the user and of the machines, as plain data; with `data`, an s3:// place outside the
     stack's bucket, what reading from there takes. Raises `ClusterError`.
     """
-    found = {"user": policy.for_user(), "machines": policy.for_machines()}
+    found = {"user": stack_policies.for_user(), "machines": stack_policies.for_machines()}
     with lines():
-        return {**found, "data": policy.for_data(*objects.place(data))} if data else found
+        return {**found, "data": stack_policies.for_data(*s3.place(data))} if data else found
 
 
 def cost(run: Path, now: float | None = None) -> dict[str, Any]:
     """Return what a job has cost: a row for each machine, and sums. From its journal; asks nobody."""
     now, journal = time.time() if now is None else now, Journal(run / JOURNAL)
-    found, gate = bill.rows(journal, now), bill.gate(journal, now)
+    found, gate = billing.rows(journal, now), billing.gate(journal, now)
     unknown = [one.id for one in found if one.dollars is None]
     return {
         "machines": [{**vars(one), "all": one.all} for one in found],

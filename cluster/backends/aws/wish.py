@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from infra.bill import ADDRESS_HOUR, DISK_GB_HOUR
-from infra.request import DISK_GB, Place
+from infra.aws.instances.request import DISK_GB, Place
+from infra.aws.market.billing import ADDRESS_HOUR, DISK_GB_HOUR
 
 MARKETS = {"spot": ("spot",), "on-demand": ("on-demand",), "spot-then-on-demand": ("spot", "on-demand")}
 BESIDE = DISK_GB * DISK_GB_HOUR + ADDRESS_HOUR  # dollars an hour of a machine's disk and address

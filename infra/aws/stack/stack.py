@@ -7,11 +7,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from . import access, buckets, keys, network, role, storage, tags
-from .clients import Account
-from .errors import CloudError
-from .journal import Journal
-from .making import Thing, Work, nobody
+from infra.aws import tags
+from infra.aws.client import Account
+from infra.aws.errors import CloudError
+from infra.aws.journal import Journal
+
+from . import buckets, efs, key_pairs, network, role
+from . import security_group as stack_security_group
+from .resources import Thing, Work, nobody
 
 
 @dataclass(frozen=True)
@@ -50,16 +53,16 @@ def ensure(account: Account, address: str, say: Callable[[str], None] = nobody, 
 
     Raises `CloudError` when something bears our name and not our tag, or may not be made; `OSError` of the journal.
     """
-    access.one_address(address)
-    work, path = Work(account, say, journal(account.region)), keys.own_key()
-    public = keys.public(path)
-    name = keys.key_name(public)
+    stack_security_group.one_address(address)
+    work, path = Work(account, say, journal(account.region)), key_pairs.own_key()
+    public = key_pairs.public(path)
+    name = key_pairs.key_name(public)
     role.ensure(work)
     net = network.ensure(work)
-    group = access.ensure_group(work, str(net.vpc))
-    access.let_in(account, group, address, account.owner, say=say, journal=work.journal)
-    access.ensure_key(work, name, public)
-    files, subnets = storage.ensure(work, net.subnets, group)
+    group = stack_security_group.ensure_group(work, str(net.vpc))
+    stack_security_group.let_in(account, group, address, account.owner, say=say, journal=work.journal)
+    stack_security_group.ensure_key(work, name, public)
+    files, subnets = efs.ensure(work, net.subnets, group)
     store = bucket or files.bucket
     if store:
         buckets.ensure(work, store, files.id)
@@ -81,14 +84,14 @@ def remove(account: Account, delete_data: bool, say: Callable[[str], None] = nob
         raise CloudError(
             f"machines still run in the stack of {account.region}: {names}; type: imgnet-cluster down --all"
         )
-    files = storage.look(work)
+    files = efs.look(work)
     if files and files.bucket:
         buckets.remove(work, files.bucket, files.id, delete_data)
-    storage.remove(work, delete_data)
+    efs.remove(work, delete_data)
     role.remove(work)
-    access.remove_keys(work)
+    stack_security_group.remove_keys(work)
     for vpc in network.vpcs(work):
-        access.remove_group(work, vpc)
+        stack_security_group.remove_group(work, vpc)
     network.remove(work)
     return work.left
 
@@ -100,15 +103,15 @@ def _called(machine: Thing) -> str:
 
 def _look(account: Account) -> tuple[list[str], Stack | None]:
     """What is missing, and the stack when nothing is that can be seen."""
-    work, path = Work(account), keys.KEY.expanduser()
-    net, files = network.look(work), storage.look(work)
-    group = access.find_group(work, net.vpc) if net.vpc else None
+    work, path = Work(account), key_pairs.KEY.expanduser()
+    net, files = network.look(work), efs.look(work)
+    group = stack_security_group.find_group(work, net.vpc) if net.vpc else None
     lines = list(net.missing)
-    if not group or not access.complete(group):
+    if not group or not stack_security_group.complete(group):
         lines.append("security group imgnet: ssh from your address alone")
     lines += files.missing(net.subnets) if files else ["file system (EFS, encrypted; empty it costs nothing)"]
-    name = keys.key_name(keys.public(path)) if path.exists() else ""
-    if not name or not access.has_key(work, name):
+    name = key_pairs.key_name(key_pairs.public(path)) if path.exists() else ""
+    if not name or not stack_security_group.has_key(work, name):
         lines.append(f"key pair {name}".rstrip() + ("" if name else " (made on this computer)"))
     lines += role.missing(work, files.id if files else None, files.bucket if files else None)
     if not net.vpc or not group or not files or [one for one in lines if one != role.UNSEEN]:

@@ -2,7 +2,7 @@
 
 Each asking is written down before it is made, with its frozen request and its own client token, so that whoever comes
 after a crash, or after an answer that was lost, sends the very same again and gets the same machines. Reactions go by
-the code of the error (infra/errors.py). Sources: AWS, "Ensuring idempotency", "Cluster placement groups".
+the code of the error (infra/aws/errors.py). Sources: AWS, "Ensuring idempotency", "Cluster placement groups".
 """
 
 import contextlib
@@ -10,12 +10,15 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from . import instances, quotas, tags
-from .catalogue import Kind
-from .clients import Account
-from .errors import CloudError, Reaction, answer, code_of, explain, reaction
+from infra.aws import tags
+from infra.aws.client import Account
+from infra.aws.errors import CloudError, Reaction, answer, code_of, explain, reaction
+from infra.aws.journal import Journal
+from infra.aws.market import quotas
+from infra.aws.market.instance_types import Kind
+
+from . import instances
 from .instances import Instance
-from .journal import Journal
 from .request import Place, Want, group_name, run_request
 
 TRIES, SAME_SECONDS = 6, 180.0  # of the same asking, when nobody knows whether it was heard

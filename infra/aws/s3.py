@@ -14,7 +14,7 @@ from boto3.s3.transfer import S3UploadFailedError, TransferConfig
 from botocore import exceptions as boto
 from botocore.config import Config
 
-from .clients import Account
+from .client import Account
 from .errors import DENIED, CloudError, NoCredentials, Reaction, code_of, explain, reaction
 
 SCHEME = "s3://"

@@ -11,8 +11,9 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from .clients import Account, pages
-from .journal import Journal
+from infra.aws.client import Account, pages
+from infra.aws.journal import Journal
+
 from .offers import PRODUCT
 
 LEAST_SECONDS = 60

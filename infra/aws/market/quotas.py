@@ -5,10 +5,10 @@ Sources: AWS, "Amazon EC2 endpoints and quotas", "Spot Instance quotas". For P a
 
 from typing import TYPE_CHECKING
 
-from .errors import CloudError
+from infra.aws.errors import CloudError
 
 if TYPE_CHECKING:
-    from .clients import Account
+    from infra.aws.client import Account
 
 SPOT, ON_DEMAND = "spot", "on-demand"
 CODES = {
@@ -30,7 +30,7 @@ def code(family: str, market: str) -> str:
 
 def value(account: "Account", code: str) -> float | None:
     """Return how many vCPUs the account may have, None when that cannot be looked up."""
-    from .clients import call
+    from infra.aws.client import call
 
     try:
         said = call("look up a quota", account.quotas.get_service_quota, ServiceCode="ec2", QuotaCode=code)

@@ -4,11 +4,12 @@ import ipaddress
 import re
 from collections.abc import Callable, Sequence
 
-from . import tags
-from .clients import Account, call, call_soon, pages
-from .errors import CloudError
-from .journal import Journal
-from .making import NAME, Thing, Work, nobody, not_ours
+from infra.aws import tags
+from infra.aws.client import Account, call, call_soon, pages
+from infra.aws.errors import CloudError
+from infra.aws.journal import Journal
+
+from .resources import NAME, Thing, Work, nobody, not_ours
 
 SSH = 22
 ANYWHERE = "0.0.0.0/0"

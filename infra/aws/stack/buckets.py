@@ -6,10 +6,12 @@ to make it.
 
 from typing import Any
 
-from . import storage, tags
-from .clients import call, pages
-from .errors import CloudError
-from .making import Work, not_ours
+from infra.aws import tags
+from infra.aws.client import call, pages
+from infra.aws.errors import CloudError
+
+from . import efs as stack_efs
+from .resources import Work, not_ours
 
 DOLLARS_GB_MONTH = 0.023  # S3 Standard, us-east-1
 UNTAGGED = "NoSuchTagSet"
@@ -32,7 +34,7 @@ def ensure(work: Work, name: str, file_system: str) -> None:
         rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
         call(f"bucket {name}", s3.put_bucket_encryption, **words, ServerSideEncryptionConfiguration={"Rules": [rule]})
         call(f"bucket {name}", s3.put_bucket_tagging, **words, Tagging={"TagSet": tags.pairs(work.tags())})
-    mark = tags.pairs({storage.BUCKET: name})
+    mark = tags.pairs({stack_efs.BUCKET: name})
     work.make("name of the bucket", work.account.efs.tag_resource, ResourceId=file_system, Tags=mark)
 
 
@@ -56,7 +58,7 @@ def remove(work: Work, name: str, file_system: str, delete_data: bool) -> None:
     s3 = work.account.s3
     if not ours(work, name):
         work.drop(
-            "name of the bucket", work.account.efs.untag_resource, ResourceId=file_system, TagKeys=[storage.BUCKET]
+            "name of the bucket", work.account.efs.untag_resource, ResourceId=file_system, TagKeys=[stack_efs.BUCKET]
         )
         return
     objects = pages(f"bucket {name}", s3, "list_objects_v2", "Contents", Bucket=name)
@@ -69,7 +71,7 @@ def remove(work: Work, name: str, file_system: str, delete_data: bool) -> None:
         keys: list[dict[str, Any]] = [{"Key": one["Key"]} for one in objects[start : start + BATCH]]
         work.drop(f"objects of bucket {name}", s3.delete_objects, Bucket=name, Delete={"Objects": keys, "Quiet": True})
     if work.drop(f"bucket {name}", s3.delete_bucket, Bucket=name):
-        efs, key = work.account.efs, storage.BUCKET
+        efs, key = work.account.efs, stack_efs.BUCKET
         work.drop("name of the bucket", efs.untag_resource, ResourceId=file_system, TagKeys=[key])
 
 

@@ -9,7 +9,7 @@ Sources: AWS, "Actions, resources, and condition keys" for EC2, EFS, S3 and IAM;
 
 from typing import Any
 
-from . import tags
+from infra.aws import tags
 
 Policy = dict[str, Any]
 ROLE = "imgnet-machine"

@@ -5,11 +5,13 @@ Who may not look at roles can still launch: then the role is taken as there, and
 
 import json
 
-from . import policy, tags
-from .errors import DENIED, CloudError
-from .making import Thing, Work, not_ours, permitted, same
+from infra.aws import tags
+from infra.aws.errors import DENIED, CloudError
 
-ROLE = policy.ROLE  # of the instance profile too
+from . import policies as stack_policies
+from .resources import Thing, Work, not_ours, permitted, same
+
+ROLE = stack_policies.ROLE  # of the instance profile too
 EVERYWHERE = "imgnet"  # the name of a policy that an admin has made for all regions
 UNSEEN = "role: cannot be looked at"
 ADMIN = "an admin types once: imgnet-cluster up --region {}, or makes it from: imgnet-cluster check --iam"
@@ -100,7 +102,7 @@ def _role(work: Work) -> None:
     found = permitted("role", iam.get_role, RoleName=ROLE)
     if not found:
         work.say(f"making role {ROLE}")
-        trust = json.dumps(policy.for_trust())
+        trust = json.dumps(stack_policies.for_trust())
         words = {"RoleName": ROLE, "AssumeRolePolicyDocument": trust, "Tags": tags.pairs(work.tags())}
         found = work.make("role", iam.create_role, **words) or permitted("role", iam.get_role, RoleName=ROLE)
     if found:
@@ -121,7 +123,7 @@ def _name(work: Work) -> str:
 
 
 def _wanted(work: Work, file_system: str, bucket: str | None) -> Thing:
-    return policy.for_machines(work.account.identity[0], work.account.region, file_system, bucket)
+    return stack_policies.for_machines(work.account.identity[0], work.account.region, file_system, bucket)
 
 
 def _allowed(work: Work, file_system: str | None, bucket: str | None) -> bool | None:

@@ -7,11 +7,11 @@ a repeated request would make it another request.
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import tags
-from .errors import CloudError
+from infra.aws import tags
+from infra.aws.errors import CloudError
 
 if TYPE_CHECKING:
-    from .clients import Account
+    from infra.aws.client import Account
 
 # The newest torch first; the plain ones have a driver and no torch.
 PARAMETERS = tuple(
@@ -73,7 +73,7 @@ def legacy(arch: str) -> bool:
 
 def _newest(account: "Account") -> tuple[str, str]:
     """Return the first parameter that exists, and the id of its image. Raises `CloudError`."""
-    from .clients import call
+    from infra.aws.client import call
 
     said = call("look up the deep-learning images", account.ssm.get_parameters, Names=list(PARAMETERS))
     found = {one["Name"]: one["Value"].strip() for one in said.get("Parameters", [])}
@@ -84,7 +84,7 @@ def _newest(account: "Account") -> tuple[str, str]:
 
 
 def _described(account: "Account", ami: str, python: str) -> Image:
-    from .clients import call
+    from infra.aws.client import call
 
     said = call(f"look at image {ami}", account.ec2.describe_images, ImageIds=[ami])
     if not said.get("Images"):

@@ -11,10 +11,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import tags
-from .catalogue import Kind
-from .images import Image
-from .stack import Stack
+from infra.aws import tags
+from infra.aws.market.instance_types import Kind
+from infra.aws.stack.stack import Stack
+
+from .amis import Image
 
 DISK_GB = 150  # at least: code, environment, and what a machine without fast disks keeps of the data
 

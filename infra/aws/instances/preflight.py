@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import images, offers, quotas, tags
-from .catalogue import Kind
-from .errors import DENIED, CloudError, NoCredentials, code_of
+from infra.aws import tags
+from infra.aws.errors import DENIED, CloudError, NoCredentials, code_of
+from infra.aws.market import offers, quotas
+from infra.aws.market.instance_types import Kind
+
+from . import amis
 
 if TYPE_CHECKING:
-    from .clients import Account
+    from infra.aws.client import Account
 
 OK, WARNING, ERROR = "ok", "warning", "error"
 TOOLS = {"tmux": "tmux", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}  # and the packages that have them
@@ -113,7 +116,7 @@ def _nearest(region: str, known: list[str]) -> str:
 
 def _switched_off(account: "Account") -> bool:
     """Whether the account has not opted in to its region. One that is off refuses all keys, so another one is asked."""
-    from .clients import call
+    from infra.aws.client import call
 
     if not account.region.startswith(("af-", "ap-", "ca-", "eu-", "il-", "me-", "mx-", "sa-", "us-")):
         return False
@@ -146,12 +149,12 @@ def _types(account: "Account", types: Sequence[str]) -> tuple[list[Kind], list[F
     return kinds, found + places
 
 
-def _image(account: "Account", kinds: Sequence[Kind], ami: str | None) -> tuple[images.Image | None, list[Finding]]:
+def _image(account: "Account", kinds: Sequence[Kind], ami: str | None) -> tuple[amis.Image | None, list[Finding]]:
     """Return the image of the first type that has one. A type that has none is an error only if all are so."""
     image, found, failed = None, [], []
     for arch in dict.fromkeys(one.arch for one in kinds):
         try:
-            one = images.resolve(account, arch, ami)
+            one = amis.resolve(account, arch, ami)
             image = image or one
             found.append(Finding(OK, f"image {one.id} for {arch or 'machines without GPUs'}: {one.name or 'no name'}"))
         except CloudError as error:
@@ -187,7 +190,7 @@ def _subnets(
     account: "Account", kinds: Sequence[Kind], machines: int, missing: Sequence[str]
 ) -> tuple[list[str], list[Finding]]:
     """Return our subnets that have addresses enough; every network interface takes one."""
-    from .clients import pages
+    from infra.aws.client import pages
 
     need = machines * max((max(1, kind.efa) for kind in kinds), default=1)
     try:
@@ -216,7 +219,7 @@ def _permissions(
     account: "Account",
     kinds: Sequence[Kind],
     market: str,
-    image: images.Image | None,
+    image: amis.Image | None,
     subnets: Sequence[str],
     stack: bool,
 ) -> list[Finding]:
@@ -267,7 +270,7 @@ def _calls(account: "Account", stack: bool) -> Iterator[tuple[str, Callable[[], 
 
 def _permitted(action: str, dry_run: Callable[[], object]) -> Finding:
     """Whether EC2 would do it: it says so by an error of its own."""
-    from .clients import call
+    from infra.aws.client import call
 
     try:
         call(f"ec2:{action}", dry_run)

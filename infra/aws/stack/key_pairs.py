@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from .errors import CloudError
+from infra.aws.errors import CloudError
 
 KEY = Path("~/.imgnet/aws/id_ed25519")
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
-from . import tags
-from .clients import Account, call, call_soon, pages
-from .errors import REACTIONS, CloudError, Reaction, explain, reaction
+from infra.aws import tags as aws_tags
+from infra.aws.client import Account, call, call_soon, pages
+from infra.aws.errors import REACTIONS, CloudError, Reaction, explain, reaction
+
 from .request import unspan
 
 GONE = ("shutting-down", "terminated", "stopping", "stopped")  # of these none trains, and none comes back
@@ -56,19 +57,19 @@ class Instance:
 
 def read(said: dict[str, Any], region: str) -> Instance:
     """Return an instance of DescribeInstances."""
-    own, place = tags.read(said), said.get("Placement", {})
+    own, place = aws_tags.read(said), said.get("Placement", {})
     nics = said.get("NetworkInterfaces") or [{}]
     state = said["State"]["Name"]
     reason = said.get("StateReason", {}).get("Code", "") or said.get("StateTransitionReason", "")
     launched = said["LaunchTime"].timestamp()
     return Instance(
-        id=said["InstanceId"], uid=own.get(tags.JOB, ""), state=state, region=region,
+        id=said["InstanceId"], uid=own.get(aws_tags.JOB, ""), state=state, region=region,
         zone=place.get("AvailabilityZone", ""), type=said["InstanceType"],
-        name=unspan(own.get(tags.MACHINE, ""), int(said.get("AmiLaunchIndex", 0))),
+        name=unspan(own.get(aws_tags.MACHINE, ""), int(said.get("AmiLaunchIndex", 0))),
         market=said.get("InstanceLifecycle", "on-demand"), private=said.get("PrivateIpAddress", ""),
         public=said.get("PublicIpAddress", ""), launched=launched,
         ended=_ended(said, launched) if state in GONE else None, why=reason if state in GONE else "",
-        token=own.get(tags.LAUNCH, ""), group=place.get("GroupName", ""), request=said.get("SpotInstanceRequestId", ""),
+        token=own.get(aws_tags.LAUNCH, ""), group=place.get("GroupName", ""), request=said.get("SpotInstanceRequestId", ""),
         profile=said.get("IamInstanceProfile", {}).get("Arn", ""), tags=own,
         nic=next((one.get("NetworkInterfaceId", "") for one in nics if _first(one)), ""),
     )  # fmt: skip
@@ -87,19 +88,21 @@ def _ended(said: dict[str, Any], launched: float) -> float:
     return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
 
 
-def describe(account: Account, wanted: tags.Tags, ids: Sequence[str] = ()) -> list[Instance]:
+def describe(account: Account, wanted: aws_tags.Tags, ids: Sequence[str] = ()) -> list[Instance]:
     """Return what bears these tags, and these machines, those that ended a while ago too. Raises `CloudError`.
 
     Machines of `ids` that are not seen yet are left out.
     """
-    found = {one.id: one for one in _describe(account, Filters=tags.filters({tags.STACK: tags.OURS, **wanted}))}
+    found = {
+        one.id: one for one in _describe(account, Filters=aws_tags.filters({aws_tags.STACK: aws_tags.OURS, **wanted}))
+    }
     missing = [one for one in ids if one not in found]
     for chunk in [missing[at : at + 200] for at in range(0, len(missing), 200)]:
-        found |= {one.id: one for one in _describe(account, Filters=tags.filters({}, instance_id=chunk))}
+        found |= {one.id: one for one in _describe(account, Filters=aws_tags.filters({}, instance_id=chunk))}
     return sorted(found.values(), key=lambda one: (one.launched, int(one.name or 0), one.id))
 
 
-def all_told(account: Account, wanted: tags.Tags, ids: Sequence[str]) -> list[Instance]:
+def all_told(account: Account, wanted: aws_tags.Tags, ids: Sequence[str]) -> list[Instance]:
     """Return what bears these tags, and these machines, but for those of which EC2 says that it does not know them.
 
     An answer that is silent about a machine says nothing at all: it is not taken for its end. Raises `CloudError`.
@@ -179,7 +182,7 @@ def end(
     """
     deadline, asked, told = time.monotonic() + seconds, set[str](), -1
     while True:
-        found = all_told(account, {tags.JOB: uid}, ids)
+        found = all_told(account, {aws_tags.JOB: uid}, ids)
         alive = [one for one in found if one.state not in ENDING and one.id not in asked]
         if alive:
             terminate(account, [one.id for one in alive])
@@ -198,7 +201,7 @@ def end(
 
 
 def sweep(
-    account: Account, wanted: tags.Tags, pause: Callable[[float], None] = time.sleep, seconds: float = BUSY_SECONDS
+    account: Account, wanted: aws_tags.Tags, pause: Callable[[float], None] = time.sleep, seconds: float = BUSY_SECONDS
 ) -> list[str]:
     """Remove what machines leave behind and costs, or clutters: spot requests, addresses, disks, placement groups.
 
@@ -207,13 +210,13 @@ def sweep(
     """
     deadline = time.monotonic() + seconds
     while True:
-        left, busy = _sweep(account, {tags.STACK: tags.OURS, **wanted})
+        left, busy = _sweep(account, {aws_tags.STACK: aws_tags.OURS, **wanted})
         if not busy or time.monotonic() >= deadline:
             return left + busy
         pause(EACH)
 
 
-def _sweep(account: Account, mine: tags.Tags) -> tuple[list[str], list[str]]:
+def _sweep(account: Account, mine: aws_tags.Tags) -> tuple[list[str], list[str]]:
     """Once; returns a line for each thing that may not be removed, and for each that is still in use."""
     left = list[str](), list[str]()
     for one in spot_requests(account, mine):
@@ -252,28 +255,28 @@ def _delete_volume(account: Account, volume: dict[str, Any]) -> None:
         account.ec2.delete_volume(VolumeId=volume["VolumeId"])
 
 
-def spot_requests(account: Account, mine: tags.Tags) -> list[dict[str, Any]]:
+def spot_requests(account: Account, mine: aws_tags.Tags) -> list[dict[str, Any]]:
     """Return spot requests that could still bring a machine, as EC2 describes them."""
-    what, words = "see spot requests (ec2:DescribeSpotInstanceRequests)", tags.filters(mine, state=["open"])
+    what, words = "see spot requests (ec2:DescribeSpotInstanceRequests)", aws_tags.filters(mine, state=["open"])
     return pages(what, account.ec2, "describe_spot_instance_requests", "SpotInstanceRequests", Filters=words)
 
 
-def addresses(account: Account, mine: tags.Tags) -> list[dict[str, Any]]:
+def addresses(account: Account, mine: aws_tags.Tags) -> list[dict[str, Any]]:
     """Return public addresses of ours, as EC2 describes them."""
-    said = call("see addresses (ec2:DescribeAddresses)", account.ec2.describe_addresses, Filters=tags.filters(mine))
+    said = call("see addresses (ec2:DescribeAddresses)", account.ec2.describe_addresses, Filters=aws_tags.filters(mine))
     return list(said["Addresses"])
 
 
-def open_gate(account: Account, one: Instance, own: tags.Tags) -> None:
+def open_gate(account: Account, one: Instance, own: aws_tags.Tags) -> None:
     """Give a machine with several network cards a public address, the only one of its job. Safe to do again.
 
     An address that the job has already moves to this machine. Raises `CloudError`.
     """
-    found = addresses(account, {tags.STACK: tags.OURS, tags.JOB: own[tags.JOB]})
+    found = addresses(account, {aws_tags.STACK: aws_tags.OURS, aws_tags.JOB: own[aws_tags.JOB]})
     if found:
         allocation = found[0]["AllocationId"]
     else:
-        words = {"Domain": "vpc", "TagSpecifications": tags.specifications(["elastic-ip"], own)}
+        words = {"Domain": "vpc", "TagSpecifications": aws_tags.specifications(["elastic-ip"], own)}
         said = call("get an address (ec2:AllocateAddress)", account.ec2.allocate_address, **words)
         allocation = said["AllocationId"]
     call_soon(
@@ -282,18 +285,18 @@ def open_gate(account: Account, one: Instance, own: tags.Tags) -> None:
     )  # fmt: skip
 
 
-def volumes(account: Account, mine: tags.Tags) -> list[dict[str, Any]]:
+def volumes(account: Account, mine: aws_tags.Tags) -> list[dict[str, Any]]:
     """Return disks of ours that belong to no machine any more, as EC2 describes them."""
-    words = tags.filters(mine, status=["available", "error"])
+    words = aws_tags.filters(mine, status=["available", "error"])
     return pages("see disks (ec2:DescribeVolumes)", account.ec2, "describe_volumes", "Volumes", Filters=words)
 
 
-def groups(account: Account, mine: tags.Tags) -> list[dict[str, Any]]:
+def groups(account: Account, mine: aws_tags.Tags) -> list[dict[str, Any]]:
     """Return placement groups of ours, as EC2 describes them."""
     said = call(
         "see placement groups (ec2:DescribePlacementGroups)",
         account.ec2.describe_placement_groups,
-        Filters=tags.filters(mine),
+        Filters=aws_tags.filters(mine),
     )
     return list(said["PlacementGroups"])
 

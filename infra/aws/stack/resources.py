@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from . import tags
-from .clients import Account, call, call_soon
-from .errors import DENIED, REACTIONS, CloudError, Reaction
-from .journal import Journal
+from infra.aws import tags as aws_tags
+from infra.aws.client import Account, call, call_soon
+from infra.aws.errors import DENIED, REACTIONS, CloudError, Reaction
+from infra.aws.journal import Journal
 
 NAME = "imgnet"  # of all that has a name
 SETTLE = 3.0  # seconds; longer than any two who both saw nothing need to make theirs
@@ -41,11 +41,11 @@ class Work:
 
     def tags(self, **more: str) -> dict[str, str]:
         """Return the tags of what is made now."""
-        return {tags.STACK: tags.OURS, tags.OWNER: self.account.owner, tags.NAME: NAME, **more}
+        return {aws_tags.STACK: aws_tags.OURS, aws_tags.OWNER: self.account.owner, aws_tags.NAME: NAME, **more}
 
     def specifications(self, kind: str) -> list[Thing]:
         """Return the TagSpecifications of a call that makes one thing."""
-        return tags.specifications([kind], self.tags())
+        return aws_tags.specifications([kind], self.tags())
 
     def make(self, what: str, function: Callable[..., Answer], /, **words: Any) -> Answer | None:
         """Make or change something; None when it is there already. Raises `CloudError`, `OSError` of the journal."""
@@ -136,4 +136,4 @@ def same(policy: str | Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 def not_ours(what: str, next: str) -> CloudError:
     """Return the refusal to touch what has our name and not our tag."""
-    return CloudError(f"{what} is not ours: it has no tag {tags.STACK}; {next}")
+    return CloudError(f"{what} is not ours: it has no tag {aws_tags.STACK}; {next}")

@@ -6,10 +6,11 @@ Source: AWS, "VPC with public subnets", "Gateway endpoints for Amazon S3". Names
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from . import tags
-from .clients import call, pages
-from .errors import CloudError
-from .making import SEEN_SECONDS, Thing, Work, until
+from infra.aws import tags
+from infra.aws.client import call, pages
+from infra.aws.errors import CloudError
+
+from .resources import SEEN_SECONDS, Thing, Work, until
 
 CIDR = IPv4Network("10.77.0.0/16")
 SUBNETS = [str(one) for one in CIDR.subnets(new_prefix=20)]  # 16 zones of 4091 addresses

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from .catalogue import ARCHITECTURES, DEFAULT_TYPES, ON_DEMAND, PRICED_IN, RETIRED, SHIPPED, Kind, family, shipped
-from .errors import CloudError, NoCredentials, code_of
+from infra.aws.errors import CloudError, NoCredentials, code_of
+
+from .instance_types import ARCHITECTURES, DEFAULT_TYPES, ON_DEMAND, PRICED_IN, RETIRED, SHIPPED, Kind, family, shipped
 
 if TYPE_CHECKING:
-    from .clients import Account
+    from infra.aws.client import Account
 
 MOST_NAMES = 100  # in one DescribeInstanceTypes
 PRODUCT = "Linux/UNIX"
@@ -59,7 +60,7 @@ def kinds(account: "Account | None", names: Sequence[str], *, offline: bool = Fa
 
 def zones(account: "Account", names: Sequence[str]) -> dict[str, list[str]]:
     """Return the zones of the region that have each of the types; what has none is absent. Raises `CloudError`."""
-    from .clients import pages
+    from infra.aws.client import pages
 
     if not names:
         return {}
@@ -149,7 +150,7 @@ def _offer(region: str, kind: Kind, zone: str, known: Mapping[tuple[str, str, st
 
 
 def _describe(account: "Account", names: Sequence[str]) -> list[dict[str, Any]]:
-    from .clients import pages
+    from infra.aws.client import pages
 
     found: list[dict[str, Any]] = []
     for start in range(0, len(names), MOST_NAMES):  # never without names: that would describe all 1,400 types
@@ -201,7 +202,7 @@ def _gbit(network: Mapping[str, Any]) -> float:
 
 def _spot(account: "Account", names: Sequence[str]) -> dict[tuple[str, str, str], float]:
     """Return the newest spot price of each zone."""
-    from .clients import pages
+    from infra.aws.client import pages
 
     if not names:
         return {}
@@ -224,7 +225,7 @@ def _on_demand(account: "Account", names: Sequence[str]) -> dict[str, float]:
     """
     from botocore.config import Config
 
-    from .clients import PRICING_REGION
+    from infra.aws.client import PRICING_REGION
 
     if not names:
         return {}
@@ -240,7 +241,7 @@ def _on_demand(account: "Account", names: Sequence[str]) -> dict[str, float]:
 
 
 def _listed(client: Any, name: str, region: str) -> float | None:
-    from .clients import call
+    from infra.aws.client import call
 
     asked = PRICE_LIST | {"instanceType": name, "regionCode": region}
     said = call(

@@ -11,10 +11,12 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from . import network, policy, tags
-from .clients import pages
-from .errors import CloudError
-from .making import NAME, Thing, Work, not_ours, permitted, until
+from infra.aws import tags
+from infra.aws.client import pages
+from infra.aws.errors import CloudError
+
+from . import network, policies
+from .resources import NAME, Thing, Work, not_ours, permitted, until
 
 BUCKET = "imgnet:bucket"  # the tag of the file system that names the stack's bucket
 DOLLARS_GB_MONTH = 0.30  # EFS Standard, us-east-1
@@ -57,7 +59,7 @@ def look(work: Work) -> Files | None:
         bucket=tags.read(found).get(BUCKET),
         targets={one["SubnetId"]: one["LifeCycleState"] for one in _targets(work, id)},
         access_point=next((one["AccessPointId"] for one in _access_points(work, id)), ""),
-        guarded=bool(said) and all(f'"{name}"' in said["Policy"] for name in policy.GUARDS),
+        guarded=bool(said) and all(f'"{name}"' in said["Policy"] for name in policies.GUARDS),
     )
 
 
@@ -113,7 +115,7 @@ def _token(work: Work) -> str:
 
 
 def _policy(work: Work, id: str) -> Thing:
-    return policy.for_file_system(work.account.identity[0], work.account.region, id)
+    return policies.for_file_system(work.account.identity[0], work.account.region, id)
 
 
 def _described(work: Work) -> Thing | None:
