@@ -28,10 +28,7 @@ import torch._dynamo  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from measure import machine, ratios, spread, write_part  # noqa: E402
 
-from train import (
-    comm,
-    models,  # noqa: E402
-)
+from train import comm, models
 from train.distributed import Group  # noqa: E402
 from train.forecast.model import between_machines  # noqa: E402
 from train.recipe import Comm, Model  # noqa: E402

@@ -16,7 +16,7 @@ import sys
 import time
 from pathlib import Path
 
-from train import spawn
+from train.tools import process
 
 MACHINES = 4
 WAIT = 240.0  # seconds for whatever is waited for
@@ -36,7 +36,7 @@ class Elastic:
 
     def __init__(self, folder: Path, words: list[str], environment: dict[str, str], tuned: bool) -> None:
         self.folder, self.tuned = folder, tuned
-        self.out, self.port = folder / "out", spawn.free_port()
+        self.out, self.port = folder / "out", process.free_port()
         self.words = [*words, "--out", str(self.out), "--resume", "auto", "--attempt", "1"]
         own = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"} if tuned else {}
         self.environment = {**environment, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", **own}
@@ -64,7 +64,7 @@ class Elastic:
         with (self.folder / f"{name}.log").open("ab") as log:
             return subprocess.Popen(
                 argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self.environment, cwd=self.folder,
-                start_new_session=True, preexec_fn=spawn.die_with_parent,
+                start_new_session=True, preexec_fn=process.die_with_parent,
             )  # fmt: skip
 
     def wait_for_store(self) -> None:
@@ -92,7 +92,7 @@ class Elastic:
 
     def trainer(self, number: int) -> tuple[int, int]:
         """Return an agent's trainer: process and rank."""
-        for pid in spawn.descendants(self.agents[number].pid):
+        for pid in process.descendants(self.agents[number].pid):
             with contextlib.suppress(OSError):
                 for one in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                     if one.startswith(b"RANK="):
@@ -121,8 +121,8 @@ class Elastic:
         return f"no step in {WAIT:.0f} s"
 
     def __exit__(self, *_: object) -> None:
-        doomed = [pid for one in (*self.agents, *self.others) for pid in spawn.descendants(one.pid)]
-        spawn.kill([*self.agents, *self.others], 20)
+        doomed = [pid for one in (*self.agents, *self.others) for pid in process.descendants(one.pid)]
+        process.kill([*self.agents, *self.others], 20)
         for pid in doomed:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)

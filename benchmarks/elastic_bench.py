@@ -10,9 +10,9 @@ from pathlib import Path
 import elastic_faults
 
 from cluster.machine import python
-from train import spawn
-from train.files import as_json
 from train.recipe import Data, Model, Optim, Phase, Recipe
+from train.tools import process
+from train.tools.filesystem import as_json
 
 HERE = Path(__file__).resolve().parent
 IMAGES, VAL = 60, 20
@@ -59,14 +59,14 @@ class Bench:
             with log.open("ab") as out:
                 subprocess.Popen(
                     words, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                    start_new_session=True, preexec_fn=spawn.die_with_parent,
+                    start_new_session=True, preexec_fn=process.die_with_parent,
                 )  # fmt: skip
             return
         with self.starting:
             if self.server is None:
                 self.server = subprocess.Popen(
                     [sys.executable, str(HERE / "elastic_faults.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                    cwd=self.folder, env=self.environment(self.folder), preexec_fn=spawn.die_with_parent,
+                    cwd=self.folder, env=self.environment(self.folder), preexec_fn=process.die_with_parent,
                 )  # fmt: skip
             asked = {"argv": argv, "environment": environment, "folder": str(folder), "log": str(log)}
             assert self.server.stdin and self.server.stdout
@@ -84,14 +84,14 @@ class Bench:
                 words = ["--out", str(out), "--exact", "--gpus", str(gpus), "--workers", "0", "--save-seconds", "99"]
                 subprocess.run(
                     python("train", str(recipe), *words), check=True, capture_output=True, cwd=self.folder,
-                    env=self.environment(self.folder), preexec_fn=spawn.die_with_parent,
+                    env=self.environment(self.folder), preexec_fn=process.die_with_parent,
                 )  # fmt: skip
         return last_checkpoint(out, 1)
 
     def close(self) -> None:
         """End the process from which others are forked."""
         if self.server:
-            spawn.kill([self.server])
+            process.kill([self.server])
 
 
 def last_checkpoint(out: Path, attempt: int) -> Path:

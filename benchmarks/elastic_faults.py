@@ -104,7 +104,7 @@ def _pass(point: str, half: int | None = None) -> None:
 
 def serve() -> None:
     """For each line of JSON on stdin ({"argv", "environment", "folder", "log"}) fork an agent, and print its pid."""
-    from train import spawn
+    from train.tools import process
 
     _load()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to reap
@@ -113,7 +113,7 @@ def serve() -> None:
         pid = os.fork()
         if not pid:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            spawn.die_with_parent()
+            process.die_with_parent()
             os.setsid()
             os.chdir(asked["folder"])
             log = os.open(asked["log"], os.O_CREAT | os.O_APPEND | os.O_WRONLY)

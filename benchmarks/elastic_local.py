@@ -17,9 +17,9 @@ from cluster import attempts
 from cluster.jobs import Job
 from cluster.lock import AGENT, held
 from cluster.machine import python
-from train import spawn
-from train.files import read_json
 from train.schedule import Schedule
+from train.tools import process
+from train.tools.filesystem import read_json
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 RECIPE = Path(__file__).resolve().parent.parent / "recipes" / "cifar10.py"
@@ -171,7 +171,7 @@ class Local:
         before = self.newest()
         agent, at = int(self.said(name)["pid"]), time.time()
         os.kill(agent, signal.SIGSTOP)  # first: it cannot start anything then
-        pids = [agent, *spawn.descendants(agent)]
+        pids = [agent, *process.descendants(agent)]
         try:
             for pid in pids[1:]:
                 os.kill(pid, signal.SIGSTOP)
@@ -193,7 +193,7 @@ class Local:
                 self.own = subprocess.Popen(
                     python("cluster.agent", str(self.now.folders.shared), str(work), name), env=self.environment,
                     stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
-                    preexec_fn=spawn.die_with_parent,
+                    preexec_fn=process.die_with_parent,
                 )  # fmt: skip
             pid = self.own.pid
             wait_for(lambda: self.said(name).get("pid") == pid, "the first word of an agent")
@@ -212,7 +212,7 @@ class Local:
         """Kill one trainer; each time another machine's, for the third crash of one would leave it out."""
         before, self.turn = self.newest(), self.turn + 1
         agent = int(self.said(before.names[self.turn % MACHINES])["pid"])
-        found = [one for one in spawn.descendants(agent) if is_trainer(one)]
+        found = [one for one in process.descendants(agent) if is_trainer(one)]
         at = time.time()
         os.kill(found[0], signal.SIGKILL)
         return self.next_step(before, at, "killed by SIGKILL")

@@ -20,9 +20,10 @@ from elastic_plan import OWN_FAULTS, Outcome, Plan
 from cluster import attempts
 from cluster.lock import AGENT, held
 from cluster.spec import Folders, Spec
-from train import ids, spawn
-from train.files import as_json, read_json, replace
+from train import ids
 from train.schedule import Schedule
+from train.tools import process
+from train.tools.filesystem import as_json, read_json, replace
 
 DEADLINE = 180.0  # a trial lasts a sixth of it
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
@@ -169,7 +170,7 @@ class Trial:
         """Stop all of a machine, the agent first: it cannot start anything then."""
         agent = self.agent(name)
         os.kill(agent, signal.SIGSTOP)
-        pids = [agent, *spawn.descendants(agent)]
+        pids = [agent, *process.descendants(agent)]
         for pid in pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGSTOP)
@@ -177,7 +178,7 @@ class Trial:
 
     def kill_trainer(self, name: str, number: float) -> bool:
         """Kill one trainer of a machine; too many would end the job."""
-        found = [one for one in spawn.descendants(self.agent(name)) if is_trainer(one)]
+        found = [one for one in process.descendants(self.agent(name)) if is_trainer(one)]
         mine = " trainer" in self.plan.kill
         if not found or self.faults.total() + mine >= OWN_FAULTS:
             return False
@@ -290,9 +291,9 @@ def different(one: Path, other: Path) -> list[str]:
     """Return what of weights and momentum differs in any bit; batch-norm statistics belong to a process."""
     import torch
 
-    from train import checkpoint
+    from train.tools import checkpoint_io
 
-    mine, theirs = checkpoint.load(one), checkpoint.load(other)
+    mine, theirs = checkpoint_io.load(one), checkpoint_io.load(other)
     wrong = [] if (mine["epoch"], mine["step"]) == (theirs["epoch"], theirs["step"]) else ["another last step"]
     pairs = {
         name: (mine["model"][name], value) for name, value in theirs["model"].items() if not name.endswith(STATISTICS)

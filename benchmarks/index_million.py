@@ -30,7 +30,7 @@ def make(root: Path, images: int = IMAGES) -> None:
 
     from train.data.layout import names_crc, names_digest
     from train.data.packed import INDEX, MANIFEST, NAMES, ROW, Manifest, crc_of
-    from train.files import as_json, replace
+    from train.tools.filesystem import as_json, replace
 
     folder = root / "train"
     folder.mkdir(parents=True)

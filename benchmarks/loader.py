@@ -244,7 +244,7 @@ def begin() -> None:
     """What our workers have, for the bare loop too: one thread for each, and a malloc that keeps its memory."""
     import torch
 
-    from train.spawn import keep_memory
+    from train.tools.process import keep_memory
 
     torch.set_num_threads(1)
     keep_memory()

@@ -30,13 +30,7 @@ import torch  # noqa: E402
 from measure import met, spread  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
-from train import (
-    distributed,
-    loop,
-    models,
-    optim,
-    spawn,  # noqa: E402
-)
+from train import distributed, loop, models, optim
 from train.data import loader  # noqa: E402
 from train.data.sample import draw_set  # noqa: E402
 from train.dataset import Dataset, open_dataset  # noqa: E402
@@ -45,6 +39,7 @@ from train.options import parse  # noqa: E402
 from train.recipe import Data, Model, Phase, Recipe  # noqa: E402
 from train.report import Report  # noqa: E402
 from train.schedule import Epoch, Schedule  # noqa: E402
+from train.tools import process
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 GOAL = 0.95
@@ -139,7 +134,7 @@ def _first(have: int, want: int) -> Any:
 
 def rows(images: Path | None = None, model: str = MODEL) -> list[str]:
     """Measure and return the rows of a table."""
-    spawn.keep_memory()
+    process.keep_memory()
     torch.set_num_threads(os.cpu_count() or 1)
     loader.AHEAD_BYTES = 0.0
     kind = "photographs" if images else "drawn images"

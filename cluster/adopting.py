@@ -4,8 +4,8 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from train.files import as_json, locked, read_json
-from train.files import replace as replace_file
+from train.tools.filesystem import as_json, locked, read_json
+from train.tools.filesystem import replace as replace_file
 
 from . import backends, jobs
 from .errors import BadInput, ClusterError, NoSuchJob

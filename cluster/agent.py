@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from train import spawn
-from train.files import locked
+from train.tools import process
+from train.tools.filesystem import locked
 
 from . import attempts, events, membership, windows
 from .draw import DrawError, prepare
@@ -67,7 +67,7 @@ class Agent:
         self.guard = Guard(work, self.spec.max_hours, elapsed, self.spec.metadata, self.die, *self.spec.after)
         self.voice = Voice(shared, machine, self.launch, self.spec.beat)
         self.attempt: attempts.Attempt | None = None
-        self.port = spawn.free_port()
+        self.port = process.free_port()
         self.phase, self.fault = "warming", ""
         self.warm, self.begun, self.at = False, False, -1  # a standby is ready; this attempt has made steps, up to `at`
         now = time.monotonic()
@@ -79,7 +79,7 @@ class Agent:
 
     def run(self) -> int:
         """Live until the job is over here. Returns 0 when it is done or stopped, 1 when it failed."""
-        spawn.adopt_orphans()
+        process.adopt_orphans()
         self.guard.start()
         state, reason = "failed", ""
         try:
@@ -259,7 +259,7 @@ class Agent:
             )
             try:
                 attempts.propose(self.shared, self.attempt, whole)
-                self.port = spawn.free_port()
+                self.port = process.free_port()
             except OSError:  # the shared folder is full, or away: perhaps for a moment
                 if now - self.since > PATIENCE:
                     raise

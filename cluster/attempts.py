@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from uuid import uuid4
 
-from train.files import as_json, newest_sealed, publish, read_json
+from train.tools.filesystem import as_json, newest_sealed, publish, read_json
 
 PATTERN = "step-*.pt"
 TRIES = 10

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from train.files import as_json, read_json, replace
+from train.tools.filesystem import as_json, read_json, replace
 
 WRITE_SECONDS = 0.2  # between two writes: 64 machines change it 30 times a second
 STEPS = ("booting", "connected", "code", "environment", "checks", "network", "agent")

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from train.files import newest_sealed, replace, unseal
+from train.tools.filesystem import newest_sealed, replace, unseal
 
 from .errors import ClusterError
 from .job import Job

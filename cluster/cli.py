@@ -9,7 +9,7 @@ import click
 from . import cli_cloud, cli_eval, cli_fetch, cli_look, cli_record, cli_report
 from .cli_data import data
 from .cli_plan import plan, planned, select
-from .command import (  # fmt: skip
+from .command import (
     RENTING,
     Group,
     Number,

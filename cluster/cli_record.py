@@ -84,7 +84,7 @@ def _agrees(said: dict[str, Any]) -> None:
 
 def _text(kind: str, said: dict[str, Any], **who: str | None) -> str:
     """The record in one of its forms."""
-    from train.files import as_json
+    from train.tools.filesystem import as_json
 
     from . import record
 
@@ -109,7 +109,7 @@ def _files(kind: str | None, path: Path) -> dict[str, Path]:
 
 
 def _write(path: Path, text: str) -> None:
-    from train.files import replace
+    from train.tools.filesystem import replace
 
     path.parent.mkdir(parents=True, exist_ok=True)
     replace(path, text.encode())

@@ -53,7 +53,7 @@ class Group(click.Group):
             drop_output()
             sys.exit(ERROR)
         except OSError as error:
-            from train.files import one_line
+            from train.tools.filesystem import one_line
 
             drop_output()
             fail(one_line(error), ERROR)
@@ -88,7 +88,7 @@ def data_errors(command: Command) -> Command:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON on stdout."""
-    from train.files import finite
+    from train.tools.filesystem import finite
 
     click.echo(json.dumps(finite(value), indent=1))
 

@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from train import spawn
+from train.tools import process
 
 from . import fetching
 from .machine import python
@@ -42,13 +42,13 @@ def draw(spec: Spec, log: Path, going_on: Callable[[str, str], None]) -> None:
 
 def _run(doing: str, log: Path, going_on: Callable[[str, str], None], *words: str) -> None:
     """Run one of our own commands, its output to the log."""
-    child = spawn.start(python("cluster", *words), log, METADATA)
+    child = process.start(python("cluster", *words), log, METADATA)
     try:
         while child.poll() is None:
             going_on(doing, last_line(log))
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            spawn.kill([child], 10)
+            process.kill([child], 10)
     if child.returncode:
         said = last_line(log).removeprefix("error: ")
         raise DrawError(f"{doing}: {said or f'exit code {child.returncode}'}")

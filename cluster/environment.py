@@ -32,8 +32,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from train.files import locked, one_line, replace
-from train.spawn import die_with_parent
+from train.tools.filesystem import locked, one_line, replace
+from train.tools.process import die_with_parent
 
 from .errors import ClusterError
 

@@ -7,7 +7,7 @@ lose; at home a lock, which the kernel takes back from the dead, keeps two follo
 
 from pathlib import Path
 
-from train.files import locked
+from train.tools.filesystem import locked
 
 from .machine import Machine
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from train.spawn import die_with_parent, kill
+from train.tools.process import die_with_parent, kill
 
 from . import checkpoints
 from .errors import ClusterError

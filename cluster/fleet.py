@@ -13,7 +13,7 @@ from concurrent.futures import TimeoutError as Late
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
-from train.files import is_json, locked, overwrite, replace
+from train.tools.filesystem import is_json, locked, overwrite, replace
 
 from . import archive, attempts, tmux
 from .board import Board

@@ -19,7 +19,7 @@ import urllib.request
 from collections.abc import Callable
 from pathlib import Path
 
-from train.files import read_json
+from train.tools.filesystem import read_json
 
 LOOK_SECONDS = 0.2
 METADATA_SECONDS = 2.0

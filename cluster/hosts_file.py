@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
-from train.files import one_line
+from train.tools.filesystem import one_line
 
 from .errors import BadInput
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from train.files import as_json, locked, read_json, replace
 from train.hparams import flat
 from train.schedule import Schedule, scaled
+from train.tools.filesystem import as_json, locked, read_json, replace
 
 from . import attempts, backends, settle, timeline, tmux, waiting
 from .backends import Backend

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from train.provenance import git_commit
 from train.recipe import Recipe
+from train.tools.provenance import git_commit
 
 from . import backends
 from .errors import BadInput, ClusterError, NoSuchJob

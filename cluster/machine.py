@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
 
-from train.files import replace
+from train.tools.filesystem import replace
 
 from .errors import ClusterError
 

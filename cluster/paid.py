@@ -4,7 +4,7 @@ import contextlib
 import time
 from typing import Any
 
-from train.files import as_json, replace
+from train.tools.filesystem import as_json, replace
 
 from . import settle, timeline, tmux
 from .errors import ClusterError

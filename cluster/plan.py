@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from train.data.source import MANIFEST
-from train.files import read_json
 from train.forecast import CARDS, OURS, Constants, Forecast, forecast
 from train.recipe import SAMPLE, Recipe
 from train.recipe_file import RecipeError, load
 from train.schedule import Schedule, scaled
 from train.target import Target
+from train.tools.filesystem import read_json
 
 from . import fetching, needs
 from .errors import BadInput

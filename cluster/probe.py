@@ -23,8 +23,8 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from train.files import one_line
 from train.links import addresses
+from train.tools.filesystem import one_line
 
 from .findings import judge
 

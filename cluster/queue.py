@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-from train.files import locked, one_line
+from train.tools.filesystem import locked, one_line
 
 from . import backends, jobs, waiting
 from .errors import BadInput, ClusterError

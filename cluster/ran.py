@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from train.files import json_lines
+from train.tools.filesystem import json_lines
 
 from . import attempts, backends, settle, timeline
 from .errors import ClusterError

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from train.files import plain
+from train.tools.filesystem import plain
 
 from . import record
 from .record import Row

@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from train.files import plain
 from train.recipe import Recipe
 from train.schedule import Epoch, Schedule
 from train.target import Target
+from train.tools.filesystem import plain
 
 from . import record
 from .record import Row

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from train.spawn import die_with_parent
+from train.tools.process import die_with_parent
 
 Clock = Callable[[], float]
 INFINIBAND = "32"  # what /sys/class/net/*/type says of IP over InfiniBand, whose bytes the port counts too

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from train import ids, target
-from train.files import as_json, json_lines, read_json, replace
+from train.tools.filesystem import as_json, json_lines, read_json, replace
 
 from . import attempts, forecasts, timeline
 from .backends import Backend

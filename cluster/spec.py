@@ -7,9 +7,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from train.files import as_json, read_json
-from train.files import replace as write
 from train.recipe import Recipe
+from train.tools.filesystem import as_json, read_json
+from train.tools.filesystem import replace as write
 
 from .membership import Rules
 from .probe import mount_of

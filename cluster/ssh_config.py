@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from train.files import replace
+from train.tools.filesystem import replace
 
 from .errors import ClusterError
 from .hosts_file import Host, Hosts

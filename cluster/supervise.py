@@ -14,8 +14,8 @@ import time
 import traceback
 from pathlib import Path
 
-from train.files import locked
-from train.spawn import kill, start
+from train.tools.filesystem import locked
+from train.tools.process import kill, start
 
 from . import attempts, lock, settle
 from .errors import ClusterError, SetupFailed

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.request import urlopen
 
-from train import spawn
+from train.tools import process
 
 from . import jobs
 from .errors import ClusterError
@@ -81,9 +81,9 @@ def _refresh(found: Sequence[Job]) -> None:
 
 
 def _serve(folder: Path, port: int, log: Path, what: str, look: Callable[[], None]) -> int:
-    port = port or spawn.free_port()
+    port = port or process.free_port()
     check_port(port)
-    server = spawn.start(command(folder, port), log)
+    server = process.start(command(folder, port), log)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         _wait_until_up(server.pid, port, log)
@@ -96,7 +96,7 @@ def _serve(folder: Path, port: int, log: Path, what: str, look: Callable[[], Non
         print("TensorBoard stopped; the job goes on", file=sys.stderr)
         return 0
     finally:
-        spawn.kill([server])
+        process.kill([server])
 
 
 def _wait_until_up(pid: int, port: int, log: Path) -> None:

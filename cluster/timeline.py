@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from train.files import json_lines, read_json
+from train.tools.filesystem import json_lines, read_json
 
 from . import attempts
 from .spec import Folders

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train import links, spawn
-from train.files import read_json
+from train import links
+from train.tools import process
+from train.tools.filesystem import read_json
 
 from .attempts import Attempt
 from .machine import python
@@ -68,7 +69,7 @@ class Trainers:
         if not self.spec.standby or not (self.standby or _memory_gb() > 1 + STANDBY_GB * self.spec.procs):
             return True
         if not self.standby or any(one.poll() is not None for one in self.standby):
-            spawn.kill(self.standby)
+            process.kill(self.standby)
             self.standby = [self._stand_by(number) for number in range(self.spec.procs)]
         return self.is_warm
 
@@ -84,7 +85,7 @@ class Trainers:
     def _stand_by(self, number: int) -> "subprocess.Popen[bytes]":
         self._ready(number).unlink(missing_ok=True)
         words = python("train.standby", str(self._ready(number)), *self.arguments())
-        return spawn.start(words, self.work / "standby.log", self.environment, stdin=subprocess.PIPE)
+        return process.start(words, self.work / "standby.log", self.environment, stdin=subprocess.PIPE)
 
     # --- an attempt ----------------------------------------------------------------------------------------------
 
@@ -100,15 +101,15 @@ class Trainers:
         argv = self.arguments() + self.of_attempt(attempt)
         common = {**self.environment, "IMGNET_WORK": str(self.folder), **links.towards(attempt.address)}
         world = procs * len(attempt.members)
-        each = spawn.variables(procs, self.first_rank, world, attempt.address, attempt.port)
+        each = process.variables(procs, self.first_rank, world, attempt.address, attempt.port)
         warm, waiting, self.standby = self.is_warm, self.standby, []
         for number, variables in enumerate(each):
             log, environment = logs / f"rank-{variables['RANK']}.log", {**common, **variables}
             if warm and _tell(waiting[number], {"argv": argv, "environment": environment, "log": str(log)}):
                 self.running.append(waiting[number])
             else:
-                self.running.append(spawn.start(python("train", *argv), log, environment))
-        spawn.kill([one for one in waiting if one not in self.running])
+                self.running.append(process.start(python("train", *argv), log, environment))
+        process.kill([one for one in waiting if one not in self.running])
         return logs / f"rank-{self.first_rank}.log"
 
     def of_attempt(self, attempt: Attempt) -> list[str]:
@@ -201,9 +202,9 @@ class Trainers:
             doomed = [*doomed, *self.standby]
             self.standby = []
         self.running = []
-        spawn.kill(doomed, KILL_SECONDS)
-        kept = {pid for one in spared for pid in (one.pid, *spawn.descendants(one.pid))}
-        for pid in set(spawn.descendants(os.getpid())) - kept:  # what a trainer left behind: it has come to us
+        process.kill(doomed, KILL_SECONDS)
+        kept = {pid for one in spared for pid in (one.pid, *process.descendants(one.pid))}
+        for pid in set(process.descendants(os.getpid())) - kept:  # what a trainer left behind: it has come to us
             with contextlib.suppress(OSError):  # ChildProcessError is one: not ours, or gone
                 if _has(pid, f"TMPDIR={self.environment['TMPDIR']}"):
                     os.kill(pid, signal.SIGKILL)

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from train.files import as_json, overwrite, read_json
+from train.tools.filesystem import as_json, overwrite, read_json
 
 from .sample import Sampler
 from .words import Word

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from train.files import locked, read_json
+from train.tools.filesystem import locked, read_json
 
 from . import tmux
 from .errors import BadInput, ClusterError

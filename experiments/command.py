@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import cores
-from train.files import one_line
+from train.tools.filesystem import one_line
 
 from . import picture, table
 from .arms import Experiment, Sources

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train.files import as_json, plain, read_json, replace
 from train.recipe import Model, Optim, Phase, Recipe
+from train.tools.filesystem import as_json, plain, read_json, replace
 
 from .arms import Arm
 from .images import Images

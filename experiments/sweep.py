@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.measure import cores, cpu_name
-from train import spawn
-from train.files import as_json, json_lines, locked, read_json, replace
-from train.provenance import git_commit, versions
+from train.tools import process as tools_process
+from train.tools.filesystem import as_json, json_lines, locked, read_json, replace
+from train.tools.provenance import git_commit, versions
 
 from .runs import Row, Run, broken, keep, measured, row_of
 
@@ -96,7 +96,7 @@ def start(run: Run, place: Place) -> subprocess.Popen[bytes]:
         "PYTHONDONTWRITEBYTECODE": "",
     }  # compiled once: 5 s a run
     argv = [*place.trainer, str(folder / "recipe.json"), *map(str, [*words, *fixed])]
-    return spawn.start(argv, folder / "log", environment)
+    return tools_process.start(argv, folder / "log", environment)
 
 
 def finish(run: Run, place: Place, code: int, seconds: float, at_once: int) -> Row:
@@ -138,4 +138,4 @@ def end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     except subprocess.TimeoutExpired:
         pass
     finally:
-        spawn.kill(processes)
+        tools_process.kill(processes)

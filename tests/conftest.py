@@ -180,7 +180,7 @@ class Place:
 
     def children(self, pid: int) -> list[int]:
         """All processes below one."""
-        from train.spawn import descendants
+        from train.tools.process import descendants
 
         return descendants(pid)
 

@@ -554,7 +554,7 @@ MUTATIONS = [
     ),
     Mutation(
         "bug 6: files are run",
-        "train/checkpoint.py",
+        "train/tools/checkpoint_io.py",
         "weights_only=True",
         "weights_only=False",
         f"{BUG}6_what_came_by_the_command_line_or_from_a_server_was_run_as_code",

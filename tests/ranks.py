@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from train import spawn
+from train.tools import process
 
 
 def _be_rank(work: Callable[[int, Path], Any], rank: int, store: Path, line: Any) -> None:
-    spawn.die_with_parent()
+    process.die_with_parent()
     try:
         line.send((True, work(rank, store)))
     except BaseException as error:

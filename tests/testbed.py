@@ -22,7 +22,7 @@ from typing import Any, Self
 
 import pytest
 
-from train.spawn import die_with_parent
+from train.tools.process import die_with_parent
 
 MARK = "IMGNET_TESTBED"
 SECONDS = 20.0  # for what takes a tenth of a second on a quiet computer

@@ -10,9 +10,9 @@ from dataclasses import replace
 from typing import Any
 
 from train.data.index import DataError
+from train.tools import process
+from train.tools.filesystem import one_line
 
-from . import spawn
-from .files import one_line
 from .options import Options, parse
 from .recipe import Recipe
 from .recipe_file import RecipeError, load, select
@@ -66,7 +66,7 @@ def _gpus() -> int:
 
 def be_parent(argv: list[str], procs: int) -> int:
     """Start the processes and wait; when one fails, end the others. Returns the first bad exit code."""
-    children = spawn.spawn(argv, procs, port=spawn.free_port())
+    children = process.spawn(argv, procs, port=process.free_port())
 
     def pass_on(number: int, _: object) -> None:  # so that they save: killed with us, they would not
         for one in children:
@@ -83,7 +83,7 @@ def be_parent(argv: list[str], procs: int) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
-        spawn.kill(children)
+        process.kill(children)
 
 
 def be_one(options: Options, recipe: Recipe, dataset: Any = None) -> int:

@@ -11,7 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from . import links, provenance
+from train.tools import provenance
+
+from . import links
 from .report import Expected
 
 FIRST_STEP = datetime.timedelta(seconds=300)  # data may have to be indexed, kernels searched

@@ -19,8 +19,10 @@ from torch.nn.functional import cross_entropy
 from train.data.index import DataError, Index
 from train.data.loader import Batch, Key, Work, stream
 from train.data.shapes import MARGIN
+from train.tools import checkpoint_io
+from train.tools.process import keep_memory
 
-from . import checkpoint, distributed, models
+from . import distributed, models
 from .dataset import copies_of, open_val, root_of
 from .distributed import Group, total
 from .examine import Options, emit, only_ours, progress
@@ -29,7 +31,6 @@ from .metrics import found
 from .recipe import Recipe
 from .report import Expected
 from .schedule import Schedule
-from .spawn import keep_memory
 from .thumbnails import small
 from .views import SEVERAL, SQUARES, Views, answer, plan, seen
 
@@ -71,7 +72,7 @@ def examine(options: Options) -> None:
 def open_checkpoint(path: Path) -> tuple[dict[str, Any], Recipe]:
     """Return a checkpoint's state and recipe. Raises `Expected` when it is none of ours, or damaged."""
     try:
-        state = checkpoint.load(path)
+        state = checkpoint_io.load(path)
     except FileNotFoundError as error:
         raise Expected(f"{path}: there is no such checkpoint, or a newer one has replaced it; look again") from error
     except (ValueError, IsADirectoryError) as error:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from train.data.layout import DataError
+from train.tools.filesystem import finite, one_line
 
-from .files import finite, one_line
 from .options import fraction, natural, positive
 from .report import Expected, Lost, is_of_a_peer
 

@@ -13,8 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import callables, size_free
-from .files import one_line
+from train.tools import user_code
+from train.tools.filesystem import one_line
+
+from . import size_free
 from .recipe import Model
 from .report import Expected
 
@@ -30,7 +32,7 @@ def make(model: Model, classes: int, say: Say) -> nn.Module:
     if library in SILENT:
         net, applied = _of_library(library, name, classes, model.zero_gamma)
     else:
-        net, applied = _called(model.name, lambda: callables.find("model, name", model.name)(classes)), False
+        net, applied = _called(model.name, lambda: user_code.find("model, name", model.name)(classes)), False
     if model.zero_gamma and not applied and not _tried(model.name, lambda: silence(net)):
         say(f"zero_gamma does not apply to {model.name}: its blocks do not say which norm is their last")
     check_parameters(net, model.name)
@@ -55,7 +57,7 @@ def _of_library(library: str, name: str, classes: int, zero_gamma: bool) -> tupl
             f"({one_line(error)}); pip install {library}"
         ) from error
     except Exception as error:  # of libraries that do not fit each other
-        raise Expected(f"model, name: {library} cannot be imported here, {callables.said(error)}") from error
+        raise Expected(f"model, name: {library} cannot be imported here, {user_code.said(error)}") from error
     known = list(models.list_models())
     if name.partition(".")[0] not in known:  # timm's names may end in a tag of their pretrained weights
         near = difflib.get_close_matches(name, known, 3)
@@ -81,7 +83,7 @@ def _of_library(library: str, name: str, classes: int, zero_gamma: bool) -> tupl
 
 
 def _tried(name: str, make: Callable[[], Any]) -> Any:
-    return callables.tried("model, name", name, make)
+    return user_code.tried("model, name", name, make)
 
 
 def _called(name: str, make: Callable[[], Any]) -> nn.Module:

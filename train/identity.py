@@ -3,7 +3,8 @@
 from dataclasses import replace
 from typing import Any
 
-from .files import plain
+from train.tools.filesystem import plain
+
 from .recipe import Recipe
 from .report import Expected
 from .schedule import Schedule

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from .files import json_lines
+from train.tools.filesystem import json_lines
 
 FOLDER = "ids"
 

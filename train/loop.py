@@ -18,8 +18,10 @@ import torch
 from torch import nn
 
 from train.data.loader import Batch, Images, stream
+from train.tools import checkpoint_io
+from train.tools.provenance import versions
 
-from . import checkpoint, comm, distributed, exact, freeze, identity, losses, models, optim, size_free
+from . import comm, distributed, exact, freeze, identity, losses, models, optim, size_free
 from .cadence import validates
 from .distributed import Group
 from .evaluate import Accuracy, evaluate
@@ -29,7 +31,6 @@ from .inputs import IMAGENET, Inputs, draw_anew, pixels_of
 from .metrics import Meter
 from .news import News
 from .options import Options
-from .provenance import versions
 from .recipe import Recipe
 from .report import Expected, Report
 from .result import Sums, epoch_row
@@ -166,7 +167,7 @@ class Trainer:
     def train(self, images: Images, workers: int) -> None:
         """Carry the schedule out from where we stand. Raises `Asked`, `Diverged`, `Expected`, `OSError` (disk full)."""
         if self.group.first:
-            self.saver = checkpoint.Saver(self.options.out / "checkpoints" / f"{self.options.attempt:06d}")
+            self.saver = checkpoint_io.Saver(self.options.out / "checkpoints" / f"{self.options.attempt:06d}")
         self.news.begin(self.steps_done, self.images_seen, self.facts)
         ahead = () if self.reached else self.schedule.epochs[self.epoch :]
         largest = max((3 * one.row.phase.batch * one.row.phase.size**2 for one in ahead), default=1)

@@ -6,7 +6,8 @@ from functools import partial
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from . import callables
+from train.tools import user_code
+
 from .recipe import Optim
 from .report import Expected
 
@@ -19,7 +20,7 @@ def build(optim: Optim) -> Loss:
         return partial(cross_entropy, reduction="none", label_smoothing=optim.label_smoothing)
     if optim.loss == "bce":
         return partial(binary_cross_entropy, label_smoothing=optim.label_smoothing)
-    return Own(callables.find("optim, loss", optim.loss), optim.loss)
+    return Own(user_code.find("optim, loss", optim.loss), optim.loss)
 
 
 def binary_cross_entropy(scores: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
@@ -48,7 +49,7 @@ class Own:
         if self.works:
             losses = self.function(scores, labels)
         else:
-            losses = callables.tried("optim, loss", self.name, lambda: self.function(scores, labels))
+            losses = user_code.tried("optim, loss", self.name, lambda: self.function(scores, labels))
         if not isinstance(losses, torch.Tensor) or losses.shape != labels.shape:
             shape = list(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
             raise Expected(f"optim, loss: {self.name} must return each image's loss {list(labels.shape)}, not {shape}")

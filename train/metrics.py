@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
+from train.tools.filesystem import finite
+
 from . import text
-from .files import finite
 
 PRINT_SECONDS = 10.0  # between two lines of text
 

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import callables
-from .files import one_line
+from train.tools import user_code
+from train.tools.filesystem import one_line
+
 from .lamb import Lamb
 from .lars import Lars
 from .recipe import Optim
@@ -81,8 +82,8 @@ def build(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
 
 
 def _own(model: nn.Module, optim: Optim, parts: list[dict[str, Any]]) -> torch.optim.Optimizer:
-    function = callables.find("optim, name", optim.name)
-    made = callables.tried("optim, name", optim.name, lambda: function(parts, optim))
+    function = user_code.find("optim, name", optim.name)
+    made = user_code.tried("optim, name", optim.name, lambda: function(parts, optim))
     if not isinstance(made, torch.optim.Optimizer):
         raise Expected(f"optim, name: {optim.name} must return a torch.optim.Optimizer, not {type(made).__name__}")
     try:

@@ -28,7 +28,8 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from .files import one_line
+from train.tools.filesystem import one_line
+
 from .links import efa_here, transport, wrong_transport
 
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from .files import one_line
+from train.tools.filesystem import one_line
+
 from .recipe import Recipe
 
 

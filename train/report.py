@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from .files import as_json, replace
+from train.tools.filesystem import as_json, replace
 
 # What gloo, NCCL and the store say of a process that is gone; none of it is this process's own fault.
 PEER = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "TCPStore", "recvValue")

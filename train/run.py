@@ -10,13 +10,14 @@ import torch
 
 from train.data.layout import names_crc
 from train.data.loader import Images
+from train.tools import checkpoint_io, filesystem, process
+from train.tools.provenance import git_commit, versions
 
-from . import checkpoint, distributed, files, models, spawn, target, thumbnails, weights
+from . import distributed, models, target, thumbnails, weights
 from .dataset import Dataset, copies_of, open_dataset, root_of
 from .feed import Feed
 from .loop import Asked, Trainer
 from .options import Options
-from .provenance import git_commit, versions
 from .recipe import Recipe
 from .report import Expected, Report
 from .result import overall
@@ -54,7 +55,7 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
     if group.device.type == "cpu":
         threads = 1 if options.exact else options.threads or (os.cpu_count() or 1) // group.local_world
         torch.set_num_threads(max(1, threads))
-        spawn.keep_memory()
+        process.keep_memory()
     feed = Feed(schedule, dataset.indexes, recipe.seed, group.rank, group.world)
     trainer = Trainer(options, recipe, group, feed, len(dataset.train.classes), report)
     if group.first and schedule.note:
@@ -122,7 +123,7 @@ def resume(trainer: Trainer, path: Path | None) -> None:
         start(trainer)
         return
     try:
-        state = checkpoint.load(path)
+        state = checkpoint_io.load(path)
     except (ValueError, FileNotFoundError) as error:
         raise Expected(str(error)) from error
     trainer.restore(state)
@@ -143,7 +144,7 @@ def newest(options: Options) -> Path | None:
     """Return the newest whole checkpoint of this attempt or the last one before it that has any."""
     folder = options.out / "checkpoints"
     for number in range(options.attempt, 0, -1):
-        found = checkpoint.newest(folder / f"{number:06d}")
+        found = checkpoint_io.newest(folder / f"{number:06d}")
         if found:
             return found
     return None
@@ -182,5 +183,5 @@ def publish(trainer: Trainer, started: float, recipe: Recipe) -> dict[str, Any]:
         "versions": versions(),
         "git_commit": git_commit(),
     }
-    files.publish(trainer.options.out / "result.json", files.as_json(result))
+    filesystem.publish(trainer.options.out / "result.json", filesystem.as_json(result))
     return result

@@ -17,7 +17,8 @@ import torch
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from . import callables
+from train.tools import user_code
+
 from .report import Expected
 
 SIDES = (224, 227, 256, 299, 288, 192, 160, 128, 96, 64, 32, 28)  # that networks are made for, the likely ones first
@@ -43,7 +44,7 @@ def trouble(net: nn.Module, height: int, width: int) -> str:
         try:
             scores = net(torch.zeros(1, 3, height, width, device=one.device, dtype=one.dtype))
         except (Exception, SystemExit) as error:  # whatever somebody's network may raise
-            return callables.said(error)
+            return user_code.said(error)
     if isinstance(scores, torch.Tensor) and len(scores) != 1:
         return f"one image becomes {len(scores)} rows of scores"
     return ""

@@ -12,15 +12,16 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from train.tools import process
+
 from . import __main__ as command
-from . import spawn
 from .options import parse
 from .recipe_file import load as load_recipe
 
 
 def main() -> int:
     """Wait, then be the trainer that was asked for. Returns its exit code."""
-    spawn.die_with_parent()
+    process.die_with_parent()
     dataset = load(sys.argv[2:])
     Path(sys.argv[1]).touch()
     line = sys.stdin.readline()

@@ -9,8 +9,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from .files import as_json, publish, read_json
-from .files import replace as write
+from train.tools.filesystem import as_json, publish, read_json
+from train.tools.filesystem import replace as write
+
 from .recipe import Recipe
 
 METRICS = {"top1": "top-1", "top5": "top-5"}

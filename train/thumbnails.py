@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from train.data.layout import Index
-
-from .files import replace
+from train.tools.filesystem import replace
 
 COUNT = 6
 LOOK = 60  # images among which the few are chosen, for their shapes

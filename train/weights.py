@@ -9,7 +9,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import checkpoint, files, models, resnets
+from train.tools import checkpoint_io, filesystem
+
+from . import models, resnets
 from .report import Expected
 
 DEEPEST = 5  # dicts within dicts: one that holds itself has no end
@@ -117,15 +119,15 @@ def _content(path: Path) -> Any:
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
-            start = file.read(len(files.MAGIC))
+            start = file.read(len(filesystem.MAGIC))
     except OSError as error:
-        raise Expected(f"model, weights: {files.one_line(error)}") from error
+        raise Expected(f"model, weights: {filesystem.one_line(error)}") from error
     if not size:
         raise Expected(f"model, weights: {path} is empty; copy or save it again")
     if path.suffix == ".safetensors" or (start[8:9] == b"{" and int.from_bytes(start[:8], "little") < size):
         return _safetensors(path)
-    if start == files.MAGIC.encode():
-        return _torch(path, checkpoint.load)
+    if start == filesystem.MAGIC.encode():
+        return _torch(path, checkpoint_io.load)
     if start.startswith((b"PK", b"\x80")):  # a zip file, or a pickle as torch wrote it before
         return _torch(path, lambda path: torch.load(path, map_location="cpu", weights_only=True))
     raise Expected(
@@ -162,5 +164,5 @@ def _torch(path: Path, load: Callable[[Path], Any]) -> Any:
 
 
 def _damaged(path: Path, error: Exception) -> Expected:
-    why = f"{type(error).__name__}: {files.one_line(error)}"
+    why = f"{type(error).__name__}: {filesystem.one_line(error)}"
     return Expected(f"model, weights: {path} cannot be read ({why}); is it whole? Copy or save it again")

@@ -10,10 +10,10 @@ from cluster import events, lock, needs, tmux
 from cluster.errors import BadInput, ClusterError
 from cluster.machine import Machine, python
 from cluster.spec import Folders, Spec
-from train import files
 from train.data.index import DataError, check_layout
-from train.files import as_json, read_json
 from train.recipe import Recipe
+from train.tools import filesystem
+from train.tools.filesystem import as_json, read_json
 
 DESCRIPTION = "this computer"
 REMOTE = False
@@ -113,7 +113,9 @@ def lose(spec: Spec, folders: Folders, name: str, notice: float | None) -> None:
         except (OSError, KeyError, ValueError):  # another agent is just coming; its word is the old one's yet
             raise ClusterError(f"machine {name} of {spec.name} is just starting; try again in a moment") from None
     else:
-        files.replace(folders.work(name) / "notice", as_json({"reason": "a rehearsal took it away", "seconds": notice}))
+        filesystem.replace(
+            folders.work(name) / "notice", as_json({"reason": "a rehearsal took it away", "seconds": notice})
+        )
 
 
 def terminate(spec: Spec, folders: Folders) -> list[str]:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from cluster.errors import ClusterError
 from cluster.job import Job
-from train.files import replace
+from train.tools.filesystem import replace
 
 NAME = "report.html"  # in a run folder
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from cluster.job import Job
 from cluster.report import NAME, write
-from train.files import one_line
+from train.tools.filesystem import one_line
 
 
 def main() -> int:

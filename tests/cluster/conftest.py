@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from cluster.spec import Folders, Spec
-from train.files import seal
 from train.recipe import Data, Model, Phase, Recipe
+from train.tools.filesystem import seal
 
 TINY = Recipe(
     name="tiny",

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster import attempts
-from train.files import unseal
+from train.tools.filesystem import unseal
 
 Fixture = Any
 

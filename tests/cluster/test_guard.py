@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from cluster.guard import GRACE, METADATA_SECONDS, SPOT_SECONDS, Guard
-from train.files import as_json, replace
+from train.tools.filesystem import as_json, replace
 
 Fixture = Any
 ROOT = Path(__file__).resolve().parents[2]

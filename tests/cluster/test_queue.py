@@ -17,7 +17,7 @@ from cluster import jobs, queue, waiting
 from cluster.backends import hosts, local
 from cluster.errors import BadInput, ClusterError
 from cluster.job import Job
-from train.files import locked
+from train.tools.filesystem import locked
 
 Fixture = Any
 SWEEP = """\

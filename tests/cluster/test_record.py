@@ -13,10 +13,10 @@ import pytest
 from cluster import attempts, backends, cli_record, ran, record, record_check, settle
 from cluster.errors import ClusterError
 from cluster.plan import plan
-from train import files
 from train.recipe import Data, Model, Phase, Recipe
 from train.schedule import Epoch, Schedule
 from train.target import Target, outcome
+from train.tools import filesystem
 
 Fixture = Any
 BEGUN, PRICE = 1_700_000_000.0, 2.5
@@ -742,11 +742,11 @@ def test_a_name_that_no_file_can_have_is_wrong_usage_and_leaves_nothing_behind(
 def test_a_file_that_cannot_take_a_name_is_removed_and_the_name_is_told(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError) as caught:
-        files.replace(tmp_path / "folder", b"x")
+        filesystem.replace(tmp_path / "folder", b"x")
     assert caught.value.filename == str(tmp_path / "folder") and [*tmp_path.iterdir()] == [tmp_path / "folder"]
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError) as caught:
-        files.replace(tmp_path / "file/name", b"x")
+        filesystem.replace(tmp_path / "file/name", b"x")
     assert caught.value.filename == str(tmp_path / "file/name")
 
 

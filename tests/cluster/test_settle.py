@@ -9,7 +9,7 @@ import pytest
 
 from cluster import settle
 from cluster.errors import ClusterError
-from train.files import as_json, replace
+from train.tools.filesystem import as_json, replace
 
 Fixture = Any
 NOW = time.time()

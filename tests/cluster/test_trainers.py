@@ -12,7 +12,7 @@ import pytest
 from cluster import trainers
 from cluster.attempts import Attempt
 from cluster.trainers import Ending, Trainers
-from train import spawn
+from train.tools import process
 
 Fixture = Any
 
@@ -59,9 +59,9 @@ def team(hand_made: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         made.append(Trainers(run.spec, run.folders.shared, run.folders.work(), tmp_path / "temp"))
         return made[-1]
 
-    spawn.adopt_orphans()  # as the agent does
+    process.adopt_orphans()  # as the agent does
     yield make
-    spawn._LIBC.prctl(spawn._PR_SET_CHILD_SUBREAPER, 0)
+    process._LIBC.prctl(process._PR_SET_CHILD_SUBREAPER, 0)
     for one in made:
         one.stop(everything=True)
         assert all(child.poll() is not None for child in (*one.running, *one.standby))

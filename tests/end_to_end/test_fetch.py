@@ -10,7 +10,7 @@ import pytest
 from renter import Renter, renter
 from simcloud.fixture import simcloud
 
-from train.files import json_lines
+from train.tools.filesystem import json_lines
 
 __all__ = ["renter", "simcloud"]  # fixtures
 

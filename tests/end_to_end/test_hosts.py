@@ -13,7 +13,7 @@ from testbed import Testbed, testbed
 
 from cluster import attempts, settle
 from cluster.jobs import Job
-from train import checkpoint
+from train.tools import checkpoint_io
 
 __all__ = ["testbed"]  # a fixture
 
@@ -92,9 +92,9 @@ def over(place: Any, testbed: Callable[..., Testbed]) -> Callable[[int], Over]:
 
 def parameters(shared: Path) -> dict[str, Any]:
     """The weights and momenta of the last checkpoint; statistics are each process's own."""
-    last = checkpoint.newest(sorted((shared / "checkpoints").iterdir())[-1])
+    last = checkpoint_io.newest(sorted((shared / "checkpoints").iterdir())[-1])
     assert last
-    state = checkpoint.load(last)
+    state = checkpoint_io.load(last)
     momenta = {f"momentum {key}": one["momentum_buffer"] for key, one in state["optimizer"]["state"].items()}
     weights = {key: one for key, one in state["model"].items() if not key.endswith(BUFFERS)}
     return {**weights, **momenta}

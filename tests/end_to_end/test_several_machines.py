@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from cluster import attempts, settle
-from train import checkpoint, ids
+from train import ids
+from train.tools import checkpoint_io
 
 EPOCHS, IMAGES, BATCH = 50, 60, 4
 STEPS = IMAGES // (3 * BATCH)  # of an epoch
@@ -136,9 +137,9 @@ def several(place: Any, recipe: str) -> Several:
 def final(job: Any) -> dict[str, Any]:
     """The parameters and momenta at the end."""
     folder = job.folders.shared / "checkpoints" / f"{job.result['attempts']:06d}"
-    path = checkpoint.newest(folder)
+    path = checkpoint_io.newest(folder)
     assert path is not None
-    state = checkpoint.load(path)
+    state = checkpoint_io.load(path)
     momenta = {f"momentum {key}": one["momentum_buffer"] for key, one in state["optimizer"]["state"].items()}
     counted = ("running_mean", "running_var", "num_batches_tracked")  # of each process's own chunks
     weights = {name: one for name, one in state["model"].items() if not name.endswith(counted)}

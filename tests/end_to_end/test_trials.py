@@ -49,7 +49,7 @@ def test_the_schedules_did_what_they_are_for(outcomes: list[Any]) -> None:
 def test_a_trial_that_lost_a_bit_would_be_seen(trials: Any, tmp_path: Path) -> None:
     import torch
 
-    from train import checkpoint
+    from train.tools import checkpoint_io
 
     def saved(name: str, weight: float = 0.0, momentum: float = 0.0) -> Path:
         state = {
@@ -57,7 +57,7 @@ def test_a_trial_that_lost_a_bit_would_be_seen(trials: Any, tmp_path: Path) -> N
             "model": {"weight": torch.tensor([1.0, weight]), "norm.running_mean": torch.rand(1)},
             "optimizer": {"state": {0: {"momentum_buffer": torch.tensor([1.0, momentum])}}},
         }  # fmt: skip
-        checkpoint.write(tmp_path / name, 8, state)
+        checkpoint_io.write(tmp_path / name, 8, state)
         return tmp_path / name / "step-00000008.pt"
 
     for name in ("one", "same", "weight", "momentum"):

@@ -10,8 +10,8 @@ from experiments import run as everything
 from experiments.arms import Arm, Claim, side
 from experiments.images import Images
 from experiments.runs import Run, how
-from train.files import plain
 from train.schedule import Schedule
+from train.tools.filesystem import plain
 
 EXPERIMENTS = {one.name: one for one in everything.EXPERIMENTS}
 IMAGES = Images(Path("nowhere"), "abc", 10)

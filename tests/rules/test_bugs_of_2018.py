@@ -21,11 +21,12 @@ from torch import nn
 
 from cluster import guard, jobs
 from cluster.backends.aws import planning
-from train import checkpoint, distributed, loop, metrics
+from train import distributed, loop, metrics
 from train.__main__ import be_parent
 from train.distributed import Group
 from train.recipe import Model
 from train.recipe_file import RecipeError, load
+from train.tools import checkpoint_io
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [path for name in ("cluster", "infra", "recipes", "train") for path in sorted((ROOT / name).rglob("*.py"))]
@@ -83,14 +84,14 @@ def test_2_a_resumed_run_began_with_fresh_weights_and_only_at_a_phases_start(
     steps = carry_out(whole, pixels)
     for _ in range(6 + 6 + 3 + 1):  # in the middle of the second phase's second epoch
         next(steps)
-    checkpoint.write(tmp_path, 16, checkpoint.to_cpu(whole.state()))
+    checkpoint_io.write(tmp_path, 16, checkpoint_io.to_cpu(whole.state()))
     loaded = weights(whole)
     next(steps)
 
     again = made("again", 64.0)
     for part in again.model.parameters():
         nn.init.normal_(part)
-    again.restore(checkpoint.load(tmp_path / "step-00000016.pt"))
+    again.restore(checkpoint_io.load(tmp_path / "step-00000016.pt"))
     assert (again.epoch, again.step) == (3, 1)
     assert again.scaler.get_scale() == (512 if precision == torch.float16 else 1)
     assert all(torch.equal(part, loaded[name]) for name, part in weights(again).items())
@@ -242,9 +243,9 @@ def test_6_what_came_by_the_command_line_or_from_a_server_was_run_as_code(tmp_pa
         def __reduce__(self) -> Any:
             return os.mkdir, (str(harm),)
 
-    checkpoint.write(tmp_path, 1, {"x": Harm()})
+    checkpoint_io.write(tmp_path, 1, {"x": Harm()})
     with pytest.raises(pickle.UnpicklingError):
-        checkpoint.load(tmp_path / "step-00000001.pt")
+        checkpoint_io.load(tmp_path / "step-00000001.pt")
     assert not harm.exists()
 
 

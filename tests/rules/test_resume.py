@@ -13,11 +13,12 @@ import torch
 from rulebed import Pixels, feed, recipe, row
 from torch import nn
 
-from train import checkpoint, loop
+from train import loop
 from train.distributed import Group
 from train.options import parse
 from train.report import Report
 from train.schedule import Schedule
+from train.tools import checkpoint_io
 
 IMAGES, VAL = 12, 7
 ROWS = [  # frozen, warm-up, larger batch, larger images: the last step of 4 images leaves one of two processes without
@@ -49,7 +50,7 @@ class Run:
 
     def keep(self, wait: bool = False) -> None:
         stream = io.BytesIO()
-        torch.save(checkpoint.to_cpu(self.trainer.state()), stream)
+        torch.save(checkpoint_io.to_cpu(self.trainer.state()), stream)
         self.kept[self.trainer.steps_done] = stream.getvalue()
 
     def go(self, state: bytes | None = None) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from testbed import MARK, SECONDS, TestMachine
 from testbed import _new_key as new_key
 from testbed import _wait as wait
 
-from train.files import replace
+from train.tools.filesystem import replace
 
 FAKES = Path(__file__).with_name("fakes.py")
 NAMES = ("imgnet-limit", "imgnet-hostkey", "systemctl", "shutdown", "poweroff", "halt", "reboot")

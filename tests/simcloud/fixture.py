@@ -22,7 +22,7 @@ from typing import Any
 import pytest
 from simcloud.__main__ import ask, environment
 
-from train.spawn import die_with_parent
+from train.tools.process import die_with_parent
 
 COMMAND = [sys.executable, str(Path(__file__).resolve().parent)]
 IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"

@@ -20,7 +20,7 @@ def everything(folder: Path) -> set[int]:
     """What runs on the machines of this folder: marked, an sshd by its configuration, or below one of these."""
     from testbed import command_line, marked  # late: each cloud starts a keeper, few need it
 
-    from train.spawn import descendants
+    from train.tools.process import descendants
 
     pids = {int(one.name): None for one in Path("/proc").iterdir() if one.name.isdigit()}
     found = marked(str(folder), pids)

@@ -15,11 +15,12 @@ from typing import Any
 import pytest
 from ranks import in_group
 
-from train import files, spawn
 from train.data.decode import decode, encode
 from train.data.pack import shrink
 from train.data.sample import draw_set
 from train.recipe import Data, Model, Optim, Phase, Recipe
+from train.tools import filesystem
+from train.tools import process as tools_process
 
 __all__ = ["in_group"]
 
@@ -108,7 +109,7 @@ class Runs:
 
     def recipe(self, recipe: Recipe) -> Path:
         path = self.folder / f"{recipe.name}.json"
-        files.replace(path, files.as_json(recipe.to_json()))  # others may be reading it
+        filesystem.replace(path, filesystem.as_json(recipe.to_json()))  # others may be reading it
         return path
 
     def words(self, out: Path, argv: tuple[str, ...], recipe: Path | None) -> list[str]:
@@ -127,7 +128,7 @@ class Runs:
 
     def start_ranks(self, world: int, out: Path, *argv: str, **how: Any) -> list[Forked]:
         """Fork the processes of one run, as an agent starts them."""
-        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(spawn.free_port())}
+        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(tools_process.free_port())}
         ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
         return [self.start(out, *argv, environment={**place, **rank}, **how) for rank in ranks]
 

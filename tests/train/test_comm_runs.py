@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from train import checkpoint, spawn
 from train.recipe import Comm
+from train.tools import checkpoint_io, process
 
 WAYS = {
     "fp16": Comm(hook="fp16"), "bf16": Comm(hook="bf16", overlap=False), "hierarchical": Comm(hook="hierarchical"),
@@ -32,7 +32,7 @@ def test_a_run_comes_to_its_end_and_near_that_of_float32(way: str, plain: list[f
     out, recipe = runs.folder / f"comm-{way}", runs.recipe(tiny(name=f"comm-{way}", comm=WAYS[way]))
     world = 4 if way == "hierarchical" else 2  # two machines of two
     place = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    place["MASTER_PORT"] = str(spawn.free_port())
+    place["MASTER_PORT"] = str(process.free_port())
     ranks = [
         runs.start(out, *OPTIONS, recipe=recipe, environment={**place, "RANK": str(r), "LOCAL_RANK": str(r % 2)})
         for r in range(world)
@@ -50,8 +50,8 @@ def test_powersgd_goes_on_after_a_kill(plain: list[float], runs: Any, tiny: Any)
     runs.kill_when(out, reached, *argv, world=2, recipe=recipe)
     said = runs.run(out, *argv, "--attempt", "2", world=2, recipe=recipe)
     assert "resumed from" in said and losses(out) == pytest.approx(plain, rel=0.1)
-    last = checkpoint.newest(out / "checkpoints/000002")
-    assert last and "powersgd" in json.dumps(checkpoint.load(last)["identity"])
+    last = checkpoint_io.newest(out / "checkpoints/000002")
+    assert last and "powersgd" in json.dumps(checkpoint_io.load(last)["identity"])
 
 
 def test_an_exact_run_refuses_a_hook_that_rounds(runs: Any, tiny: Any) -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from train import checkpoint, ids
+from train import ids
 from train.recipe import Phase
+from train.tools import checkpoint_io
 
 STEPS = 3  # of each of two epochs: 50 images by 3 x 8
 OPTIONS = ("--exact", "--log-ids", "--workers", "0")
@@ -31,9 +32,9 @@ def alone(runs: Any, recipe: Path) -> Path:
 
 def parameters(out: Path, attempt: int = 1) -> dict[str, torch.Tensor]:
     """Weights and momenta at the end."""
-    path = checkpoint.newest(out / f"checkpoints/{attempt:06d}")
+    path = checkpoint_io.newest(out / f"checkpoints/{attempt:06d}")
     assert path is not None and path.stem == f"step-{2 * STEPS:08d}"
-    state = checkpoint.load(path)
+    state = checkpoint_io.load(path)
     own = ("running_mean", "running_var", "num_batches_tracked")
     weights = {name: one for name, one in state["model"].items() if not name.endswith(own)}
     momenta = {f"momentum {key}": one["momentum_buffer"] for key, one in state["optimizer"]["state"].items()}
@@ -81,8 +82,8 @@ def test_without_it_they_differ(runs: Any, recipe: Path, alone: Path) -> None:
     for world in (1, 3):
         out = runs.folder / f"inexact-{world}"
         runs.run(out, "--gpus", "3", "--workers", "0", world=world, recipe=recipe)
-        path = checkpoint.newest(out / "checkpoints/000001")
+        path = checkpoint_io.newest(out / "checkpoints/000001")
         assert path is not None
-        states.append(checkpoint.load(path)["model"])
+        states.append(checkpoint_io.load(path)["model"])
     weights = [name for name, one in states[0].items() if one.is_floating_point() and "running_" not in name]
     assert any(not torch.equal(states[0][name], states[1][name]) for name in weights)

@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 
-from train import checkpoint, exam, examine
+from train import exam, examine
 from train.data.index import DataError, load
 from train.examine import CROPS, crops, sizes
 from train.recipe import Model, Phase
+from train.tools import checkpoint_io
 
 ROWS = [Phase(epochs=(0, 2), size=32, batch=8, lr=0.05, min_scale=0.5, rect_val=True)]
 
@@ -29,7 +30,7 @@ def trained(runs: Any, tiny: Any) -> Path:
 
 
 def newest(out: Path) -> Path:
-    path = checkpoint.newest(out / "checkpoints" / "000001")
+    path = checkpoint_io.newest(out / "checkpoints" / "000001")
     assert path is not None
     return path
 
@@ -163,12 +164,12 @@ def test_the_size_is_the_last_phase_s_when_none_is_said(trained: Path, tiny_data
 
 def changed(trained: Path, tmp_path: Path, **changes: Any) -> Path:
     """A copy of the checkpoint in which something is otherwise."""
-    checkpoint.write(tmp_path, 7, {**checkpoint.load(newest(trained)), **changes})
+    checkpoint_io.write(tmp_path, 7, {**checkpoint_io.load(newest(trained)), **changes})
     return tmp_path / "step-00000007.pt"
 
 
 def test_statistics_that_processes_had_apart_are_averaged(trained: Path, tmp_path: Path) -> None:
-    state = checkpoint.load(newest(trained))
+    state = checkpoint_io.load(newest(trained))
     one = state["statistics"][0]
     path = changed(trained, tmp_path, statistics=torch.stack([one, one + 2]))
     state, recipe = exam.open_checkpoint(path)
@@ -188,7 +189,7 @@ def test_another_number_of_classes_is_one_line(trained: Path, tiny_data: Path, t
 
 
 def test_weights_that_are_no_numbers_are_no_result(trained: Path, tiny_data: Path, tmp_path: Path, here: Any) -> None:
-    model = checkpoint.load(newest(trained))["model"]
+    model = checkpoint_io.load(newest(trained))["model"]
     path = changed(trained, tmp_path, model={**model, "fc.weight": torch.full_like(model["fc.weight"], torch.nan)})
     with pytest.raises(exam.Expected, match="center at 32 pixels: the loss is nan"):
         here(path, "--data", tiny_data, "--crops", "center", "--sizes", "32", "--shown", "0")
@@ -198,7 +199,7 @@ def bad_checkpoints(trained: Path, tmp_path: Path) -> dict[str, Path]:
     whole = newest(trained).read_bytes()
     (tmp_path / "cut.pt").write_bytes(whole[:-1])
     (tmp_path / "text.pt").write_text("hello")
-    identity = checkpoint.load(newest(trained))["identity"]
+    identity = checkpoint_io.load(newest(trained))["identity"]
     recipe = {**identity["recipe"], "model": {**identity["recipe"]["model"], "name": "resnet18"}}
     return {
         "there is no such checkpoint": tmp_path / "nowhere.pt",

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from train import checkpoint, foreign, freeze, loop, optim, spawn
+from train import foreign, freeze, loop, optim
 from train.data.loader import Images
 from train.dataset import open_dataset
 from train.distributed import Group
@@ -20,6 +20,7 @@ from train.options import parse
 from train.recipe import Model, Optim, Phase
 from train.report import Report
 from train.schedule import Schedule
+from train.tools import checkpoint_io, process
 
 CPU = torch.device("cpu")
 EPOCH = 4  # steps: 50 images by 16
@@ -169,9 +170,9 @@ def recipe(runs: Any, tiny: Any) -> Path:
 
 
 def final(out: Path) -> dict[str, Any]:
-    path = checkpoint.newest(out / "checkpoints" / "000001")
+    path = checkpoint_io.newest(out / "checkpoints" / "000001")
     assert path is not None and path.stem == f"step-{3 * EPOCH:08d}"
-    return checkpoint.load(path)
+    return checkpoint_io.load(path)
 
 
 def tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -197,9 +198,9 @@ def test_one_process_and_two_make_the_same_bits_of_a_frozen_and_a_free_phase(run
     for world in (1, 2):
         out = runs.folder / f"frozen-exact-{world}"
         runs.run(out, "--gpus", "2", "--exact", "--workers", "0", world=world, recipe=path)
-        newest = checkpoint.newest(out / "checkpoints" / "000001")
+        newest = checkpoint_io.newest(out / "checkpoints" / "000001")
         assert newest is not None
-        found.append(tensors(checkpoint.load(newest)))
+        found.append(tensors(checkpoint_io.load(newest)))
     own = ("running_mean", "running_var", "num_batches_tracked", "statistics")
     assert not [
         name for name, one in found[0].items() if not name.endswith(own) and not torch.equal(one, found[1][name])
@@ -230,21 +231,21 @@ def test_a_frozen_run_starts_from_a_file_of_weights_and_keeps_them(
     runs: Any, tiny: Any, undisturbed: dict[int, Path]
 ) -> None:
     """What finetune does: pretrained weights, then the classifier alone; the same file on both processes."""
-    source = checkpoint.newest(undisturbed[1] / "checkpoints" / "000001")
+    source = checkpoint_io.newest(undisturbed[1] / "checkpoints" / "000001")
     assert source is not None
     model = Model(name="resnet10_tiny", weights=str(source))
     path = runs.recipe(tiny(name="finetune", model=model, phases=rows(True)))
     out = runs.folder / "finetune"
     runs.run(out, "--gpus", "2", world=2, recipe=path)
-    newest = checkpoint.newest(out / "checkpoints" / "000001")
+    newest = checkpoint_io.newest(out / "checkpoints" / "000001")
     assert newest is not None
-    mine, start = checkpoint.load(newest)["model"], checkpoint.load(source)["model"]
+    mine, start = checkpoint_io.load(newest)["model"], checkpoint_io.load(source)["model"]
     assert {name for name in mine if not torch.equal(mine[name], start[name])} == {"fc.weight", "fc.bias"}
 
 
 def test_files_that_differ_between_processes_are_refused(runs: Any, tiny: Any, undisturbed: dict[int, Path]) -> None:
     """Nothing is copied from rank 0: other weights there would stay others for ever."""
-    files = [checkpoint.newest(undisturbed[world] / "checkpoints" / "000001") for world in (1, 2)]
+    files = [checkpoint_io.newest(undisturbed[world] / "checkpoints" / "000001") for world in (1, 2)]
     out = runs.folder / "differ"
     started = []
     for rank, file in enumerate(files):
@@ -253,7 +254,7 @@ def test_files_that_differ_between_processes_are_refused(runs: Any, tiny: Any, u
         model = Model(name="resnet10_tiny", weights="~/weights.pt")
         path = runs.recipe(tiny(name="differ", model=model, phases=rows(True)))
         started.append((rank, path))
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(spawn.free_port())}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(process.free_port())}
     ranks = [
         runs.start(
             out,

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 import torch
 
-from train import checkpoint
 from train.data.index import DataError
 from train.data.pack import copies_in, pack_set
 from train.data.packed import INDEX
 from train.dataset import open_dataset
 from train.recipe import Phase, Recipe
+from train.tools import checkpoint_io
 
 
 @pytest.fixture(scope="session")
@@ -36,9 +36,9 @@ def short(tiny: Any, **changes: Any) -> Recipe:
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    path = checkpoint.newest(out / "checkpoints/000001")
+    path = checkpoint_io.newest(out / "checkpoints/000001")
     assert path is not None
-    found: dict[str, torch.Tensor] = checkpoint.load(path)["model"]
+    found: dict[str, torch.Tensor] = checkpoint_io.load(path)["model"]
     return found
 
 

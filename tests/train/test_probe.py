@@ -16,7 +16,7 @@ import torch
 
 from train import links, probe
 from train.distributed import Group
-from train.spawn import free_port
+from train.tools.process import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 Start = Callable[..., "subprocess.Popen[str]"]

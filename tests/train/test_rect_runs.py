@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from train import checkpoint, ids
+from train import ids
 from train.recipe import Phase
+from train.tools import checkpoint_io
 
 STEPS, EPOCHS = 12, 3  # 50 images by 16
 ROWS = [
@@ -38,9 +39,9 @@ def result(out: Path) -> dict[str, Any]:
 
 
 def final(out: Path) -> dict[str, Any]:
-    path = checkpoint.newest(out / "checkpoints" / "000001")
+    path = checkpoint_io.newest(out / "checkpoints" / "000001")
     assert path is not None
-    return checkpoint.load(path)
+    return checkpoint_io.load(path)
 
 
 @pytest.mark.parametrize("world", [1, 2])

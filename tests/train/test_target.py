@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from train import checkpoint
 from train.forecast.measure import compare, until
 from train.recipe import Phase, Recipe
 from train.target import Target, begin, outcome, sentence
+from train.tools import checkpoint_io
 
 ROWS: list[dict[str, Any]] = [
     {"epoch": 1, "top1": 10.0, "top5": 50.0, "at": 1060.0, "clock": 60.0, "view": "square"},
@@ -130,8 +130,8 @@ def test_training_ends_after_the_validation_that_reaches_the_target_and_saves_it
     assert told["seconds"] == row["clock"] == got["clock"]["seconds"] and told["at"] == row["at"]
     assert row["clock"] == pytest.approx(row["at"] - got["clock"]["begun"])
     assert row["train_seconds"] + row["val_seconds"] < row["clock"] <= got["seconds"]["attempt"] + 0.5
-    path = checkpoint.newest(reached / "checkpoints/000001")
-    assert path and checkpoint.load(path)["epoch"] == 1
+    path = checkpoint_io.newest(reached / "checkpoints/000001")
+    assert path and checkpoint_io.load(path)["epoch"] == 1
     said = runs.said(reached)
     assert "top-5 of 5 % reached in epoch 1, " in said and "Traceback" not in said
     assert not runs.alive(reached)

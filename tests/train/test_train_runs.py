@@ -12,9 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from train import checkpoint, spawn, thumbnails
+from train import thumbnails
 from train.recipe import Phase
 from train.schedule import Schedule
+from train.tools import checkpoint_io
+from train.tools import process as tools_process
 
 STEPS = 4 + 4 + 2 + 4  # 50 images: by 16, 16, 32, 16
 SEEN = 4 * 50
@@ -25,9 +27,9 @@ def folder(out: Path, attempt: int = 1) -> Path:
 
 
 def final(out: Path, attempt: int = 1) -> dict[str, Any]:
-    path = checkpoint.newest(folder(out, attempt))
+    path = checkpoint_io.newest(folder(out, attempt))
     assert path is not None
-    return checkpoint.load(path)
+    return checkpoint_io.load(path)
 
 
 def result(out: Path) -> dict[str, Any]:
@@ -166,7 +168,7 @@ def test_sigterm_saves_and_ends_with_3_and_a_resume_goes_on(procs: str, runs: An
     process.send_signal(signal.SIGTERM)
     said = runs.end(out, process, code=3)
     runs.gone(out)
-    newest = checkpoint.newest(folder(out))
+    newest = checkpoint_io.newest(folder(out))
     assert newest is not None and not (out / "result.json").exists()
     saved = int(newest.stem.removeprefix("step-"))
     assert f"asked to end: saved at step {saved}\n" in said
@@ -239,7 +241,7 @@ def test_a_broken_file_is_named_before_the_training_and_may_be_left_out(runs: An
 
 
 def test_a_damaged_checkpoint_that_was_asked_for_is_refused(runs: Any, alone: Path, tmp_path: Path) -> None:
-    whole = checkpoint.newest(folder(alone))
+    whole = checkpoint_io.newest(folder(alone))
     assert whole is not None
     (tmp_path / "cut.pt").write_bytes(whole.read_bytes()[:-1])
     said = runs.run(tmp_path / "out", "--gpus", "2", "--resume", str(tmp_path / "cut.pt"), code=1)
@@ -315,8 +317,8 @@ def test_only_what_is_due_is_validated_and_the_last_epoch_always(world: int, run
 def test_a_checkpoint_of_another_version_is_refused_in_one_line(runs: Any, alone: Path, tmp_path: Path) -> None:
     state = final(alone)
     del state["format"]
-    checkpoint.write(tmp_path, 1, state)
-    found = checkpoint.newest(tmp_path)
+    checkpoint_io.write(tmp_path, 1, state)
+    found = checkpoint_io.newest(tmp_path)
     said = runs.run(tmp_path / "out", "--gpus", "2", "--resume", str(found), code=1)
     assert "error: the checkpoint is of another version of imgnet-cluster" in said and "Traceback" not in said
 
@@ -350,7 +352,7 @@ def test_the_agent_beside_it_reads_progress_and_may_ask_for_an_end(runs: Any, tm
     assert process.wait(60) == 3
     progress = json.loads((work / "progress.json").read_text())
     assert progress["state"] == "saved" and progress["step"] == 1 and progress["steps"] == STEPS
-    newest = checkpoint.newest(folder(out))
+    newest = checkpoint_io.newest(folder(out))
     assert newest is not None and newest.name == "step-00000001.pt"
 
 
@@ -358,7 +360,7 @@ def test_processes_that_find_different_checkpoints_do_not_train(runs: Any, alone
     """As on two machines that share no folder, of which only the first has saved anything."""
     out = tmp_path / "apart"
     shutil.copytree(alone, out)
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(spawn.free_port())}
+    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(tools_process.free_port())}
     how = [{**place, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
     kinds = zip(("auto", "none"), how, strict=True)
     ranks = [runs.start(out, "--gpus", "2", "--resume", kind, environment=one) for kind, one in kinds]

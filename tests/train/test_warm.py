@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from train import checkpoint, loop, models, warm
+from train import loop, models, warm
 from train.data.loader import Batch, Images, Work
 from train.dataset import open_dataset
 from train.distributed import Group
@@ -19,6 +19,7 @@ from train.options import parse
 from train.recipe import Model, Phase
 from train.report import Expected, Report
 from train.schedule import Schedule
+from train.tools import checkpoint_io
 
 CPU = torch.device("cpu")
 
@@ -113,9 +114,9 @@ def test_a_checkpoint_goes_on_compiled_or_not(
     one, images = trainer(first, "one", 1)
     one.train(images, 0)
     assert bool(graphs) is first
-    path = checkpoint.newest(tmp_path / "one" / "checkpoints" / "000001")
+    path = checkpoint_io.newest(tmp_path / "one" / "checkpoints" / "000001")
     assert path is not None
-    state = checkpoint.load(path)
+    state = checkpoint_io.load(path)
     other, _ = trainer(not first, "two", 1)
     other.restore(state)
     plain, _ = trainer(False, "three", 1)

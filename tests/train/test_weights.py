@@ -11,10 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from train import checkpoint, foreign, weights
+from train import foreign, weights
 from train.models import MAKERS, build
 from train.recipe import Model
 from train.report import Expected
+from train.tools import checkpoint_io
 
 State = dict[str, torch.Tensor]
 
@@ -65,7 +66,7 @@ def test_a_state_is_found_whatever_it_is_wrapped_in(kind: Any, theirs: State, tm
 
 
 def test_a_checkpoint_of_ours_is_taken_and_a_damaged_one_refused(theirs: State, tmp_path: Path) -> None:
-    checkpoint.write(tmp_path, 7, {"format": 3, "model": theirs, "optimizer": {}, "epoch": 1})
+    checkpoint_io.write(tmp_path, 7, {"format": 3, "model": theirs, "optimizer": {}, "epoch": 1})
     (path,) = tmp_path.iterdir()
     assert equal(loaded(str(path))[0], theirs)
     path.write_bytes(path.read_bytes()[:-100])

@@ -14,7 +14,7 @@ import torch._dynamo  # noqa: F401  torch's optimizers import it when they are f
 
 import train.run  # noqa: F401  what takes the other seconds
 from train.__main__ import main
-from train.spawn import die_with_parent
+from train.tools.process import die_with_parent
 
 
 def become(argv: list[str], environment: dict[str, str], folder: str, log: str) -> None:

@@ -23,7 +23,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from train.files import one_line
+from train.tools.filesystem import one_line
 
 JPEG, END = b"\xff\xd8", b"\xff\xd9"  # how one begins, and ends
 LONGEST = 65500  # pixels a side that a JPEG file can have: a longer image could have no copy

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from train.files import locked
+from train.tools.filesystem import locked
 
 from .partial import Partial
 from .pull import Count, Progress, Pull, read_manifest

@@ -17,8 +17,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from train import files
-from train.files import locked, seal, unseal
+from train.tools import filesystem
+from train.tools.filesystem import locked, seal, unseal
 
 from .decode import BadImage, decode
 from .layout import DataError, Ids, Index, Progress, names_crc, names_digest
@@ -181,7 +181,7 @@ def _read(cache: Path, signature: str) -> dict[str, Any] | None:
 def _write(cache: Path, signature: str, arrays: dict[str, Any]) -> None:
     buffer = BytesIO()
     np.savez_compressed(buffer, signature=np.array(signature), **arrays)
-    files.replace(cache, seal(buffer.getvalue()))
+    filesystem.replace(cache, seal(buffer.getvalue()))
 
 
 def _index(folder: Path, classes: Sequence[str], stored: dict[str, Any], skip_bad: bool) -> FolderIndex:

@@ -21,9 +21,9 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from train.files import one_line
 from train.report import Lost
-from train.spawn import die_with_parent, keep_memory
+from train.tools.filesystem import one_line
+from train.tools.process import die_with_parent, keep_memory
 
 from .crop import centre, crop, rows
 from .decode import BadImage, Box, Size

@@ -15,7 +15,7 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
-from train.files import locked
+from train.tools.filesystem import locked
 
 from . import folders, packed
 from .decode import LONGEST, BadImage, Pixels, decode, encode

@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from train.files import one_line, read_json
+from train.tools.filesystem import one_line, read_json
 
 from .layout import DataError, Ids, Index, names_crc, names_digest
 from .shards import ShardError, Shards, shard_name, wrong_size

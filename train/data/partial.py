@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from train.files import json_lines, replace
+from train.tools.filesystem import json_lines, replace
 
 from .source import FETCHED, MANIFEST, FetchError, File, Manifest
 

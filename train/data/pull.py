@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
-from train.files import one_line
+from train.tools.filesystem import one_line
 
 from .partial import Partial, gaps
 from .source import MANIFEST, FetchError, Manifest, Source

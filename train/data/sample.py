@@ -27,7 +27,7 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageDraw
 
-from train.files import locked, replace
+from train.tools.filesystem import locked, replace
 
 Floats = npt.NDArray[np.floating]
 Rng = np.random.Generator

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, Self
 
-from train.files import one_line
+from train.tools.filesystem import one_line
 
 SPLITS = ("train", "val")
 MANIFEST = "manifest.json"

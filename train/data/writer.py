@@ -18,7 +18,7 @@ from typing import IO, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from train.files import as_json, replace, seal, unseal
+from train.tools.filesystem import as_json, replace, seal, unseal
 
 from .layout import DataError, encoded, names_crc, names_digest
 from .origin import Origin

@@ -19,7 +19,7 @@ from cluster.spec import Folders, Spec
 from infra.aws.errors import CloudError
 from infra.aws.journal import Journal
 from infra.aws.market import billing
-from train.files import read_json
+from train.tools.filesystem import read_json
 
 from .cloud import Cloud
 from .lines import lines

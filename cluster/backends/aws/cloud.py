@@ -22,7 +22,7 @@ from infra.aws.errors import CloudError, Interrupted, NoCredentials
 from infra.aws.instances.gang import NoMachines, Refused
 from infra.aws.instances.instances import Instance
 from infra.aws.market import billing
-from train.files import as_json, read_json, replace
+from train.tools.filesystem import as_json, read_json, replace
 
 from . import homing, login
 from .boot import Boot

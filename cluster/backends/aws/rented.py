@@ -25,7 +25,7 @@ from infra.aws.market import billing
 from infra.aws.market.instance_types import Kind
 from infra.aws.market.offers import kinds
 from infra.aws.stack import key_pairs, security_group, stack
-from train.files import as_json, read_json, replace
+from train.tools.filesystem import as_json, read_json, replace
 
 from . import endings
 from .wish import Wish

@@ -21,7 +21,7 @@ from train.data import pull
 from train.data.fetch import Fetched, Part, fetch, size
 from train.data.partial import gaps, missing
 from train.data.source import FetchError, Folder
-from train.files import replace
+from train.tools.filesystem import replace
 
 ROOT = Path(__file__).resolve().parents[3]
 Words = Any

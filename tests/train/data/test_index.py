@@ -12,7 +12,7 @@ from PIL import Image
 
 from train.data.index import DataError, Index, check_layout, class_names, load, same_images
 from train.data.sample import draw
-from train.files import unseal
+from train.tools.filesystem import unseal
 
 
 def jpeg(number: int, mode: str = "RGB", size: tuple[int, int] = (40, 30), kind: str = "JPEG") -> bytes:

@@ -19,7 +19,6 @@ import pytest
 import torch
 from PIL import Image
 
-from train import spawn
 from train.data import loader
 from train.data.index import DataError, Index, load
 from train.data.loader import AHEAD_BYTES, Batch, Images, Sent, Work, stream
@@ -28,6 +27,7 @@ from train.data.ring import Ring
 from train.data.shapes import MARGIN, rectangle
 from train.recipe import Phase
 from train.report import Lost
+from train.tools import process
 
 CPU = torch.device("cpu")
 LARGEST = 3 * 8 * 96 * 96
@@ -406,7 +406,7 @@ def test_a_run_whose_loader_process_is_killed_ends_in_one_line(
         return path.exists() and json.loads(path.read_text())["state"] == "training"
 
     until(training)
-    os.kill(spawn.descendants(trainer.pid)[-1], signal.SIGKILL)
+    os.kill(process.descendants(trainer.pid)[-1], signal.SIGKILL)
     said = runs.end(out, trainer, code=1)
     (line,) = (one for one in said.splitlines() if "error" in one.lower())
     assert line.startswith("error: a loader process ended (worker (pid") and "Traceback" not in said

@@ -24,7 +24,7 @@ from train.data.order import permutation
 from train.data.pack import copies_in, pack_set
 from train.data.packed import INDEX, MANIFEST, NAMES, ROW, Manifest, crc_of
 from train.data.shapes import plan_rectangles
-from train.files import as_json, replace
+from train.tools.filesystem import as_json, replace
 
 COUNT = 24
 

@@ -13,7 +13,7 @@ from train.data.index import DataError
 from train.data.pack import copies_in, pack_set
 from train.data.packed import INDEX, MANIFEST, NAMES
 from train.data.verify import list_sets, verify
-from train.files import as_json
+from train.tools.filesystem import as_json
 
 
 @pytest.fixture(scope="module")

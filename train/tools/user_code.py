@@ -7,8 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from .files import one_line
-from .report import Expected
+from train.report import Expected
+
+from .filesystem import one_line
 
 T = TypeVar("T")
 LIBRARIES = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")  # not the code of whoever asks

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from . import files
+from . import filesystem
 
 PATTERN = "step-*.pt"
 KEEP = 2  # of one attempt: the newest, and the one before it in case the disk fails
@@ -34,7 +34,7 @@ def write(folder: Path, step: int, state: dict[str, Any]) -> None:
     """Write one checkpoint, also over one of the same step; keep it and the one before. Raises `OSError`."""
     # Not `publish`: an epoch's end is saved before and after its validation, and a damaged file must not stay for ever.
     path = folder / f"step-{step:08d}.pt"
-    files.replace_sealed(path, lambda stream: torch.save(state, stream))
+    filesystem.replace_sealed(path, lambda stream: torch.save(state, stream))
     found = sorted(folder.glob(PATTERN))
     earlier = [one for one in found if one < path]
     for one in {*found} - {path, *earlier[-(KEEP - 1) :]}:  # a later step is damaged, or of a run that was given up
@@ -43,13 +43,13 @@ def write(folder: Path, step: int, state: dict[str, Any]) -> None:
 
 def load(path: Path) -> dict[str, Any]:
     """Return a checkpoint's state, on the CPU. Raises `ValueError` when it is damaged, `OSError`."""
-    state: dict[str, Any] = torch.load(io.BytesIO(files.unseal(path)), map_location="cpu", weights_only=True)
+    state: dict[str, Any] = torch.load(io.BytesIO(filesystem.unseal(path)), map_location="cpu", weights_only=True)
     return state
 
 
 def newest(folder: Path) -> Path | None:
     """Return the newest whole checkpoint of a folder, None when there is none."""
-    return files.newest_sealed(folder, PATTERN)
+    return filesystem.newest_sealed(folder, PATTERN)
 
 
 def _step_back() -> None:
