@@ -31,7 +31,7 @@ from measure import machine, ratios, spread, write_part  # noqa: E402
 from train import comm, models
 from train.distributed import Group  # noqa: E402
 from train.forecast.model import between_machines  # noqa: E402
-from train.recipe import Comm, Model  # noqa: E402
+from train.recipe.schema import Comm, Model  # noqa: E402
 
 WAYS = {
     "none": Comm(),

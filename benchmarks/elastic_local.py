@@ -17,7 +17,7 @@ from cluster import attempts
 from cluster.jobs import Job
 from cluster.lock import AGENT, held
 from cluster.machine import python
-from train.schedule import Schedule
+from train.recipe.schedule import Schedule
 from train.tools import process
 from train.tools.filesystem import read_json
 

@@ -21,7 +21,7 @@ from cluster import attempts
 from cluster.lock import AGENT, held
 from cluster.spec import Folders, Spec
 from train import ids
-from train.schedule import Schedule
+from train.recipe.schedule import Schedule
 from train.tools import process
 from train.tools.filesystem import as_json, read_json, replace
 

@@ -23,7 +23,7 @@ sys.path.insert(0, str(HERE.parent))
 from cluster import jobs  # noqa: E402
 from train.data.sample import draw_set  # noqa: E402
 from train.forecast import Constants  # noqa: E402
-from train.recipe import SAMPLE, Model, Optim, Phase, Recipe  # noqa: E402
+from train.recipe.schema import SAMPLE, Model, Optim, Phase, Recipe  # noqa: E402
 
 BOUND = 0.15
 IMAGES = 2000  # of the built-in set, and 500 to validate

@@ -50,9 +50,9 @@ def ours(model: str, size: int, batch: int, compile: bool, device: Any, place: P
     from train.feed import Feed
     from train.loop import LONGEST_STRETCH, Trainer
     from train.options import parse
-    from train.recipe import Data, Model, Phase, Recipe
+    from train.recipe.schedule import Schedule
+    from train.recipe.schema import Data, Model, Phase, Recipe
     from train.report import Report
-    from train.schedule import Schedule
 
     recipe = Recipe(
         name="gpu", data=Data(name="none", root="none", train=10**6, val=1), model=Model(name=model, compile=compile),
@@ -81,7 +81,7 @@ def bare(model: str, size: int, batch: int, compile: bool, device: Any, net: Any
     from torch.nn.functional import cross_entropy
 
     from train import distributed, models
-    from train.recipe import Model
+    from train.recipe.schema import Model
 
     net = net or models.build(Model(name=model), CLASSES, 0)
     net = net.to(device, memory_format=torch.channels_last)
@@ -110,7 +110,7 @@ def plain(model: str, size: int, batch: int, device: Any) -> Step:
     import torch
 
     from train import distributed, models
-    from train.recipe import Model
+    from train.recipe.schema import Model
 
     net = models.build(Model(name=model), CLASSES, 0).to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)

@@ -91,7 +91,7 @@ def validate(model: nn.Module, batches: DataLoader[Any]) -> float:
 def train(options: argparse.Namespace) -> None:
     """Train, and say the first step and each epoch."""
     from train import models, optim
-    from train.recipe import Model, Optim
+    from train.recipe.schema import Model, Optim
 
     torch.manual_seed(options.seed)
     torch.set_num_threads(CORES)

@@ -25,7 +25,7 @@ from measure import met  # noqa: E402
 
 from recipes import resnet50_18min  # noqa: E402
 from train.data.sample import draw_set  # noqa: E402
-from train.recipe import Model, Recipe  # noqa: E402
+from train.recipe.schema import Model, Recipe  # noqa: E402
 from train.text import PARTS  # noqa: E402
 from train.tools.filesystem import as_json  # noqa: E402
 

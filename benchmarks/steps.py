@@ -36,9 +36,9 @@ from train.data.sample import draw_set  # noqa: E402
 from train.dataset import Dataset, open_dataset  # noqa: E402
 from train.feed import Feed  # noqa: E402
 from train.options import parse  # noqa: E402
-from train.recipe import Data, Model, Phase, Recipe  # noqa: E402
+from train.recipe.schedule import Epoch, Schedule  # noqa: E402
+from train.recipe.schema import Data, Model, Phase, Recipe  # noqa: E402
 from train.report import Report  # noqa: E402
-from train.schedule import Epoch, Schedule  # noqa: E402
 from train.tools import process
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")

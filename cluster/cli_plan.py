@@ -11,7 +11,7 @@ from .errors import BadInput
 
 if TYPE_CHECKING:
     from train.forecast import Constants
-    from train.recipe import Recipe
+    from train.recipe.schema import Recipe
 
     from .backends import Shipped
     from .forecasts import Row
@@ -33,8 +33,8 @@ def counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 
 def select(recipe: str, only: tuple[str, ...]) -> list[Any]:
     """Return the recipes of a file, those named if any are. Raises `BadInput`."""
-    from train.recipe_file import RecipeError
-    from train.recipe_file import select as choose
+    from train.recipe.files import RecipeError
+    from train.recipe.files import select as choose
 
     from . import jobs
 

@@ -14,7 +14,7 @@ from typing import Self
 from train.data.fetch import PATIENCE, Part, size
 from train.data.pull import look, read_manifest
 from train.data.source import MANIFEST, SPLITS, FetchError, Folder, Manifest, Source
-from train.recipe import Recipe
+from train.recipe.schema import Recipe
 
 from .errors import BadInput, ClusterError
 from .spec import Spec

@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from typing import Any
 
 from train.forecast import OURS, Constants, Forecast, compare, efficiency, forecast, measured
-from train.recipe import Recipe
+from train.recipe.schema import Recipe
 
 from . import backends
 from .backends import Shipped

@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from train.hparams import flat
-from train.schedule import Schedule, scaled
+from train.recipe.schedule import Schedule, scaled
 from train.tools.filesystem import as_json, locked, read_json, replace
 
 from . import attempts, backends, settle, timeline, tmux, waiting

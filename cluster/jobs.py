@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from train.recipe import Recipe
+from train.recipe.schema import Recipe
 from train.tools.provenance import git_commit
 
 from . import backends

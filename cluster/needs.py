@@ -9,8 +9,8 @@ from collections.abc import Iterator
 from importlib.machinery import PathFinder
 from pathlib import Path
 
-from train.checks import LIBRARIES
-from train.recipe import Recipe
+from train.recipe.schema import Recipe
+from train.recipe.validators import LIBRARIES
 
 
 def library(recipe: Recipe) -> str:

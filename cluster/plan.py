@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from train.data.source import MANIFEST
 from train.forecast import CARDS, OURS, Constants, Forecast, forecast
-from train.recipe import SAMPLE, Recipe
-from train.recipe_file import RecipeError, load
-from train.schedule import Schedule, scaled
-from train.target import Target
+from train.recipe.files import RecipeError, load
+from train.recipe.schedule import Schedule, scaled
+from train.recipe.schema import SAMPLE, Recipe
+from train.recipe.target import Target
 from train.tools.filesystem import read_json
 
 from . import fetching, needs

@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from train.recipe import REFERENCE_BATCH
-from train.recipe_parts import OPTIMIZERS
+from train.recipe.components import OPTIMIZERS
+from train.recipe.schema import REFERENCE_BATCH
 
 Row = Mapping[str, Any]
 HEADER = "epoch\thours\ttop1Accuracy\ttop5Accuracy"

@@ -4,9 +4,9 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from train.recipe import Recipe
-from train.schedule import Epoch, Schedule
-from train.target import Target
+from train.recipe.schedule import Epoch, Schedule
+from train.recipe.schema import Recipe
+from train.recipe.target import Target
 from train.tools.filesystem import plain
 
 from . import record

@@ -7,7 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from train import ids, target
+from train import ids
+from train.recipe import target
 from train.tools.filesystem import as_json, json_lines, read_json, replace
 
 from . import attempts, forecasts, timeline

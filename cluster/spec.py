@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from train.recipe import Recipe
+from train.recipe.schema import Recipe
 from train.tools.filesystem import as_json, read_json
 from train.tools.filesystem import replace as write
 

@@ -5,7 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from train.target import sentence
+from train.recipe.target import sentence
 from train.text import epoch_line, epoch_title, rates, settings, span, where_lines
 
 from . import paid, view_cloud

@@ -42,7 +42,7 @@ class Mutation:
         return (ROOT / self.file).read_text().count(self.text) == 1
 
 
-LOOP, SCHEDULE, FEED, OPTIM = "train/loop.py", "train/schedule.py", "train/feed.py", "train/optim.py"
+LOOP, SCHEDULE, FEED, OPTIM = "train/loop.py", "train/recipe/schedule.py", "train/feed.py", "train/optim.py"
 MODELS, LAYERWISE, EVALUATE = "train/models.py", "train/layerwise.py", "train/evaluate.py"
 MEAN = "mean.py::test_the_gradient_is_the_mean_over_all_kn_images_of_the_step"
 SHAPE = "rates.py::test_a_shape_has_the_rate_of_its_formula_at_every_step"
@@ -561,7 +561,7 @@ MUTATIONS = [
     ),
     Mutation(
         "bug 6: a recipe's rows are evaluated",
-        "train/recipe.py",
+        "train/recipe/schema.py",
         'for row in value["phases"]',
         'for row in (eval(value["phases"]) if isinstance(value["phases"], str) else value["phases"])',
         f"{BUG}6_what_came_by_the_command_line_or_from_a_server_was_run_as_code",

@@ -22,9 +22,9 @@ from train.distributed import Group
 from train.feed import Feed
 from train.loop import Trainer
 from train.options import parse
-from train.recipe import Data, Model, Optim, Phase, Recipe
+from train.recipe.schedule import Epoch, Schedule
+from train.recipe.schema import Data, Model, Optim, Phase, Recipe
 from train.report import Report
-from train.schedule import Epoch, Schedule
 
 Array = NDArray[np.float64]
 ALONE = Group(0, 0, 1, 1, torch.device("cpu"))

@@ -10,12 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from train.data.index import DataError
+from train.recipe.files import RecipeError, load, select
+from train.recipe.schema import Recipe
 from train.tools import process
 from train.tools.filesystem import one_line
 
 from .options import Options, parse
-from .recipe import Recipe
-from .recipe_file import RecipeError, load, select
 from .report import Expected, Lost, Report
 
 # Read by libgomp when torch is loaded. Its threads would spin 300,000 times at a barrier, and where another process

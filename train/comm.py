@@ -24,10 +24,11 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
+from train.recipe.schema import Comm
+
 from . import comm_hooks as hooks
 from . import distributed
 from . import exact as exactly
-from .recipe import Comm
 from .report import Expected
 
 PLAIN = 1000  # steps: torch's own start_powerSGD_iter

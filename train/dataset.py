@@ -10,8 +10,7 @@ from pathlib import Path
 from train.data.index import DataError, Index, check_layout, class_names, load, same_images
 from train.data.loader import Key
 from train.data.order import subset
-
-from .recipe import Data, Phase, Recipe
+from train.recipe.schema import Data, Phase, Recipe
 
 Say = Callable[[str], None]
 

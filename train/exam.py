@@ -19,6 +19,8 @@ from torch.nn.functional import cross_entropy
 from train.data.index import DataError, Index
 from train.data.loader import Batch, Key, Work, stream
 from train.data.shapes import MARGIN
+from train.recipe.schedule import Schedule
+from train.recipe.schema import Recipe
 from train.tools import checkpoint_io
 from train.tools.process import keep_memory
 
@@ -28,9 +30,7 @@ from .distributed import Group, total
 from .examine import Options, emit, only_ours, progress
 from .inputs import Inputs, pixels_of
 from .metrics import found
-from .recipe import Recipe
 from .report import Expected
-from .schedule import Schedule
 from .thumbnails import small
 from .views import SEVERAL, SQUARES, Views, answer, plan, seen
 

@@ -19,10 +19,9 @@ from train.data.index import Index
 from train.data.loader import Key, Work
 from train.data.order import permutation
 from train.data.shapes import Shape, plan_rectangles, plan_square
-
-from .cadence import validates
-from .recipe import Phase
-from .schedule import Epoch, Schedule, split_step
+from train.recipe.schedule import Epoch, Schedule, split_step
+from train.recipe.schema import Phase
+from train.recipe.validation_policy import validates
 
 Plan = list[tuple[Shape, NDArray[np.int64]]]
 

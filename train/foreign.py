@@ -13,11 +13,11 @@ from typing import Any
 import torch
 from torch import nn
 
+from train.recipe.schema import Model
 from train.tools import user_code
 from train.tools.filesystem import one_line
 
 from . import size_free
-from .recipe import Model
 from .report import Expected
 
 Say = Callable[[str], object]

@@ -5,9 +5,10 @@ from itertools import takewhile
 
 from torch import nn
 
+from train.recipe.schedule import Epoch
+
 from . import models
 from .report import Expected
-from .schedule import Epoch
 
 
 class Freezer:

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+from train.recipe.schedule import Schedule
+from train.recipe.schema import Recipe
 from train.tools.filesystem import plain
 
-from .recipe import Recipe
 from .report import Expected
-from .schedule import Schedule
 
 
 def of(recipe: Recipe, schedule: Schedule) -> dict[str, Any]:

@@ -18,11 +18,13 @@ import torch
 from torch import nn
 
 from train.data.loader import Batch, Images, stream
+from train.recipe.schedule import Epoch
+from train.recipe.schema import Recipe
+from train.recipe.validation_policy import validates
 from train.tools import checkpoint_io
 from train.tools.provenance import versions
 
 from . import comm, distributed, exact, freeze, identity, losses, models, optim, size_free
-from .cadence import validates
 from .distributed import Group
 from .evaluate import Accuracy, evaluate
 from .feed import Feed
@@ -31,10 +33,8 @@ from .inputs import IMAGENET, Inputs, draw_anew, pixels_of
 from .metrics import Meter
 from .news import News
 from .options import Options
-from .recipe import Recipe
 from .report import Expected, Report
 from .result import Sums, epoch_row
-from .schedule import Epoch
 from .times import Times
 from .warm import compiled, shapes, sides, warm
 

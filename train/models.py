@@ -9,9 +9,10 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
+from train.recipe.schema import Model
+
 from . import foreign, resnets
 from .alexnet import AlexNet
-from .recipe import Model
 from .report import Expected
 from .resnets import Basic, Bottleneck, ResNet
 

@@ -2,13 +2,14 @@
 
 from typing import Any
 
+from train.recipe.schedule import Epoch, Schedule
+
 from . import distributed, hparams, text
 from .distributed import Group
 from .metrics import Log, Network
 from .options import Options
 from .report import Report
 from .result import Sums, stretch_values
-from .schedule import Epoch, Schedule
 from .times import Times
 
 

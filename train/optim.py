@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from train.recipe.schema import Optim
 from train.tools import user_code
 from train.tools.filesystem import one_line
 
 from .lamb import Lamb
 from .lars import Lars
-from .recipe import Optim
 from .report import Expected
 
 LAYERWISE = ("lars", "lamb")

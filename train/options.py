@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from .target import Target
+from train.recipe.target import Target
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from train.recipe.schedule import Epoch
+
 from .evaluate import Accuracy
-from .schedule import Epoch
 
 
 @dataclass(frozen=True)

@@ -10,18 +10,19 @@ import torch
 
 from train.data.layout import names_crc
 from train.data.loader import Images
+from train.recipe import target
+from train.recipe.schedule import Schedule
+from train.recipe.schema import Recipe
 from train.tools import checkpoint_io, filesystem, process
 from train.tools.provenance import git_commit, versions
 
-from . import distributed, models, target, thumbnails, weights
+from . import distributed, models, thumbnails, weights
 from .dataset import Dataset, copies_of, open_dataset, root_of
 from .feed import Feed
 from .loop import Asked, Trainer
 from .options import Options
-from .recipe import Recipe
 from .report import Expected, Report
 from .result import overall
-from .schedule import Schedule
 
 SAVED = 3  # exit code of a process that was asked to end, and saved
 

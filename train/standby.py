@@ -12,11 +12,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from train.recipe.files import load as load_recipe
 from train.tools import process
 
 from . import __main__ as command
 from .options import parse
-from .recipe_file import load as load_recipe
 
 
 def main() -> int:

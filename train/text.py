@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from .recipe import Recipe
+from train.recipe.schema import Recipe
 
 MOMENTS = ("lamb", "adamw")  # optimizers with two, and no momentum of their own
 # title, width, the row's field and how it is written; what follows "val loss" is of the validation too

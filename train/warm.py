@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from train.recipe.schedule import Epoch, split_step
+
 from .feed import Feed
 from .report import Expected
-from .schedule import Epoch, split_step
 
 Shape = tuple[int, int, int]  # images, height, width
 BACKEND = "inductor"

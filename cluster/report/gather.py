@@ -9,7 +9,7 @@ from typing import Any
 from cluster.errors import ClusterError
 from cluster.job import Job
 from train import text
-from train.schedule import Schedule, scaled
+from train.recipe.schedule import Schedule, scaled
 
 from .lives import Clock, lives, losses, until_the_end
 from .pictures import pictures

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from cluster.spec import Folders, Spec
-from train.recipe import Data, Model, Phase, Recipe
+from train.recipe.schema import Data, Model, Phase, Recipe
 from train.tools.filesystem import seal
 
 TINY = Recipe(

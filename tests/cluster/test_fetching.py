@@ -13,7 +13,7 @@ from cluster.fetching import command, parts
 from cluster.plan import plan
 from cluster.spec import Spec
 from train.data.source import FetchError
-from train.recipe import Data, Model, Phase, Recipe
+from train.recipe.schema import Data, Model, Phase, Recipe
 
 Fixture = Any
 

@@ -8,7 +8,7 @@ import pytest
 
 from cluster import needs
 from cluster.machine import ROOT
-from train.recipe import SAMPLE, Model, Optim, Phase, Recipe
+from train.recipe.schema import SAMPLE, Model, Optim, Phase, Recipe
 
 Fixture = Any
 

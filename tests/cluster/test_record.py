@@ -13,9 +13,9 @@ import pytest
 from cluster import attempts, backends, cli_record, ran, record, record_check, settle
 from cluster.errors import ClusterError
 from cluster.plan import plan
-from train.recipe import Data, Model, Phase, Recipe
-from train.schedule import Epoch, Schedule
-from train.target import Target, outcome
+from train.recipe.schedule import Epoch, Schedule
+from train.recipe.schema import Data, Model, Phase, Recipe
+from train.recipe.target import Target, outcome
 from train.tools import filesystem
 
 Fixture = Any

@@ -23,7 +23,7 @@ from cluster.errors import ClusterError
 from cluster.report import charts, draw, gather, headline, lives, pictures
 from cluster.report.markup import Html, table, tag
 from train import text
-from train.recipe import IMAGENET, Optim
+from train.recipe.schema import IMAGENET, Optim
 
 Fixture = Any
 HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=x onerror=alert(2)> & $\\frac{ --> ]]>"

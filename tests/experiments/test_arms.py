@@ -10,7 +10,7 @@ from experiments import run as everything
 from experiments.arms import Arm, Claim, side
 from experiments.images import Images
 from experiments.runs import Run, how
-from train.schedule import Schedule
+from train.recipe.schedule import Schedule
 from train.tools.filesystem import plain
 
 EXPERIMENTS = {one.name: one for one in everything.EXPERIMENTS}

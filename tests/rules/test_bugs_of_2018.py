@@ -24,8 +24,8 @@ from cluster.backends.aws import planning
 from train import distributed, loop, metrics
 from train.__main__ import be_parent
 from train.distributed import Group
-from train.recipe import Model
-from train.recipe_file import RecipeError, load
+from train.recipe.files import RecipeError, load
+from train.recipe.schema import Model
 from train.tools import checkpoint_io
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -14,7 +14,7 @@ from torch import nn
 from torch.nn.utils import parametrizations
 
 from train import models, optim
-from train.recipe import MODELS, Model, Optim
+from train.recipe.schema import MODELS, Model, Optim
 
 
 class Bare(nn.Module):

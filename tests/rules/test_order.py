@@ -5,7 +5,7 @@ import random
 import pytest
 from rulebed import Pixels, feed, order, recipe, row
 
-from train.schedule import Schedule
+from train.recipe.schedule import Schedule
 
 dice = random.Random(4)
 CASES = [(50, 8, 2), (49, 8, 3), (7, 8, 5), (1, 4, 2), (64, 8, 4)]  # images, n, k

@@ -16,8 +16,8 @@ from torch import nn
 from train import loop
 from train.distributed import Group
 from train.options import parse
+from train.recipe.schedule import Schedule
 from train.report import Report
-from train.schedule import Schedule
 from train.tools import checkpoint_io
 
 IMAGES, VAL = 12, 7

@@ -11,7 +11,7 @@ from rulebed import PLAIN, Pixels, feed, linear, recipe, row, softmax
 from train.data.shapes import MARGIN, STEP, plan_rectangles, rectangle
 from train.distributed import Group
 from train.evaluate import Accuracy, evaluate
-from train.schedule import Schedule
+from train.recipe.schedule import Schedule
 from train.times import Times
 
 dice = random.Random(2)

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.cadence import validates
 from train.feed import Feed
-from train.recipe import Data, Model, Phase, Recipe
-from train.schedule import Schedule
+from train.recipe.schedule import Schedule
+from train.recipe.schema import Data, Model, Phase, Recipe
+from train.recipe.validation_policy import validates
 
 
 def schedule(*cadences: str, max_steps: int | None = None) -> Schedule:

@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from train import comm, comm_hooks, distributed
 from train.distributed import Group
 from train.exact import plain_sum
-from train.recipe import Comm
-from train.recipe_parts import HOOKS
+from train.recipe.components import HOOKS
+from train.recipe.schema import Comm
 from train.report import Expected
 
 CPU = torch.device("cpu")

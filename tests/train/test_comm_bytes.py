@@ -13,7 +13,7 @@ from torch import nn
 from train import comm, comm_hooks
 from train.distributed import Group
 from train.forecast.model import between_machines
-from train.recipe import Comm
+from train.recipe.schema import Comm
 
 pytestmark = pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing())
 

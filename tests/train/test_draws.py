@@ -16,9 +16,9 @@ from train.distributed import Group
 from train.feed import Feed
 from train.inputs import draw_anew
 from train.options import parse
-from train.recipe import Model, Optim, Phase
+from train.recipe.schedule import Schedule
+from train.recipe.schema import Model, Optim, Phase
 from train.report import Expected, Report
-from train.schedule import Schedule
 
 
 def net(classes: int) -> nn.Module:

@@ -15,7 +15,7 @@ import torch
 from train import exam, examine
 from train.data.index import DataError, load
 from train.examine import CROPS, crops, sizes
-from train.recipe import Model, Phase
+from train.recipe.schema import Model, Phase
 from train.tools import checkpoint_io
 
 ROWS = [Phase(epochs=(0, 2), size=32, batch=8, lr=0.05, min_scale=0.5, rect_val=True)]

@@ -12,8 +12,8 @@ import pytest
 from train.data.folders import FolderIndex
 from train.data.loader import Work
 from train.feed import Feed
-from train.recipe import Data, Model, Phase, Recipe
-from train.schedule import Epoch, Schedule
+from train.recipe.schedule import Epoch, Schedule
+from train.recipe.schema import Data, Model, Phase, Recipe
 
 CASES = [  # images, batch, gpus
     (1, 1, 1),

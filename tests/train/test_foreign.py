@@ -12,7 +12,7 @@ from torch import nn
 
 from train import freeze, models
 from train.models import build, classifier
-from train.recipe import Model
+from train.recipe.schema import Model
 from train.report import Expected
 
 

@@ -17,9 +17,9 @@ from train.distributed import Group
 from train.feed import Feed
 from train.models import build
 from train.options import parse
-from train.recipe import Model, Optim, Phase
+from train.recipe.schedule import Schedule
+from train.recipe.schema import Model, Optim, Phase
 from train.report import Report
-from train.schedule import Schedule
 from train.tools import checkpoint_io, process
 
 CPU = torch.device("cpu")

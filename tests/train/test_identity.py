@@ -12,8 +12,8 @@ from train.distributed import Group
 from train.feed import Feed
 from train.loop import Trainer
 from train.options import parse
+from train.recipe.schedule import Schedule
 from train.report import Expected, Report
-from train.schedule import Schedule
 
 
 def with_copies(recipe: Any, copy: int | None) -> Any:

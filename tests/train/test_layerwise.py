@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from train import optim
 from train.lamb import Lamb
 from train.lars import Lars
-from train.recipe import Optim
+from train.recipe.schema import Optim
 
 RATES = (0.1, 0.1, 3.0, 0.001, 0.5, 0.5)  # with jumps up and down
 SETTINGS: dict[str, dict[str, Any]] = {

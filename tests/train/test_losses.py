@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from train import losses
-from train.recipe import Optim
+from train.recipe.schema import Optim
 from train.report import Expected
 
 

@@ -13,8 +13,8 @@ from train import optim
 from train.lamb import Lamb
 from train.lars import Lars
 from train.models import MAKERS, build
-from train.recipe import MODELS as NAMES
-from train.recipe import Model, Optim
+from train.recipe.schema import MODELS as NAMES
+from train.recipe.schema import Model, Optim
 from train.report import Expected
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)

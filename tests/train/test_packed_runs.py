@@ -12,7 +12,7 @@ from train.data.index import DataError
 from train.data.pack import copies_in, pack_set
 from train.data.packed import INDEX
 from train.dataset import open_dataset
-from train.recipe import Phase, Recipe
+from train.recipe.schema import Phase, Recipe
 from train.tools import checkpoint_io
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from train.recipe import Optim
+from train.recipe.schema import Optim
 from train.report import Report
 
 

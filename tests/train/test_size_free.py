@@ -9,7 +9,7 @@ from torch import nn
 
 from train import size_free
 from train.models import build
-from train.recipe import Model
+from train.recipe.schema import Model
 from train.report import Expected
 
 SIDE = 32

@@ -57,7 +57,7 @@ def gone(pid: int) -> bool:
 
 
 def runs_recipe() -> Any:
-    from train.recipe import Data, Model, Phase, Recipe
+    from train.recipe.schema import Data, Model, Phase, Recipe
 
     return Recipe(
         name="standby", data=Data(name="sample", root="nowhere", train=50, val=20), model=Model(name="resnet10_tiny"),

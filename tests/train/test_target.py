@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from train.forecast.measure import compare, until
-from train.recipe import Phase, Recipe
-from train.target import Target, begin, outcome, sentence
+from train.recipe.schema import Phase, Recipe
+from train.recipe.target import Target, begin, outcome, sentence
 from train.tools import checkpoint_io
 
 ROWS: list[dict[str, Any]] = [

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from train.recipe import SAMPLE, Comm, Model, Optim, Phase, Recipe
+from train.recipe.schema import SAMPLE, Comm, Model, Optim, Phase, Recipe
 from train.text import settings
 
 ROWS = [Phase(epochs=(n, n + 1), size=32, batch=8, lr=0.1) for n in range(4)]

@@ -16,9 +16,9 @@ from train.distributed import Group
 from train.feed import Feed
 from train.inputs import IMAGENET, Inputs, pixels_of
 from train.options import parse
-from train.recipe import Model, Phase
+from train.recipe.schedule import Schedule
+from train.recipe.schema import Model, Phase
 from train.report import Expected, Report
-from train.schedule import Schedule
 from train.tools import checkpoint_io
 
 CPU = torch.device("cpu")

@@ -13,7 +13,7 @@ from torch import nn
 
 from train import foreign, weights
 from train.models import MAKERS, build
-from train.recipe import Model
+from train.recipe.schema import Model
 from train.report import Expected
 from train.tools import checkpoint_io
 

@@ -3,7 +3,7 @@
 import math
 from dataclasses import dataclass
 
-from train.schedule import Schedule
+from train.recipe.schedule import Schedule
 
 REFERENCE = 224  # pixels
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
-from train.cadence import validates
-from train.recipe import Comm, Phase
-from train.schedule import Epoch, Schedule
+from train.recipe.schedule import Epoch, Schedule
+from train.recipe.schema import Comm, Phase
+from train.recipe.validation_policy import validates
 
 from . import cards
 from .cards import CARDS, EFA, EFA_GBIT, MODELS, NVLINK, RECTANGLE, TCP, Card

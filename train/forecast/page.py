@@ -4,9 +4,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from train.recipe import IMAGENET, Comm, Phase, Recipe
-from train.recipe_file import load
-from train.schedule import Schedule
+from train.recipe.files import load
+from train.recipe.schedule import Schedule
+from train.recipe.schema import IMAGENET, Comm, Phase, Recipe
 from train.text import put
 
 from .constants import IN_2018, OURS, Constants

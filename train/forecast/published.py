@@ -9,8 +9,8 @@ miss stays in the table with what is known of it.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from train.recipe import IMAGENET, Model, Phase, Recipe
-from train.schedule import Schedule
+from train.recipe.schedule import Schedule
+from train.recipe.schema import IMAGENET, Model, Phase, Recipe
 
 from .cards import EFA, Network
 from .constants import IN_2018, Constants

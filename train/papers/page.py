@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 
 from train.forecast import Forecast, forecast
-from train.recipe import IMAGENET, Recipe
-from train.recipe_file import load, select
-from train.schedule import Row, Schedule
+from train.recipe.files import load, select
+from train.recipe.schedule import Row, Schedule
+from train.recipe.schema import IMAGENET, Recipe
 from train.text import put, settings
 
 from .claims import CLAIMS, Claim, Line

@@ -19,7 +19,7 @@ from infra.aws.market import instance_types, offers
 from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
 from train.forecast import Forecast, forecast
-from train.schedule import Schedule
+from train.recipe.schedule import Schedule
 
 from .lines import lines
 from .wish import MARKETS, METADATA, Wish, order

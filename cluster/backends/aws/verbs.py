@@ -21,8 +21,8 @@ from infra.aws.market import billing, offers
 from infra.aws.stack import policies as stack_policies
 from infra.aws.stack import stack
 from train.forecast import forecast
-from train.recipe import Recipe
-from train.schedule import Schedule
+from train.recipe.schedule import Schedule
+from train.recipe.schema import Recipe
 
 from .lines import lines
 from .rented import JOURNAL

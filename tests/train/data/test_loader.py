@@ -25,7 +25,7 @@ from train.data.loader import AHEAD_BYTES, Batch, Images, Sent, Work, stream
 from train.data.order import random_boxes, shifted_boxes
 from train.data.ring import Ring
 from train.data.shapes import MARGIN, rectangle
-from train.recipe import Phase
+from train.recipe.schema import Phase
 from train.report import Lost
 from train.tools import process
 

@@ -20,8 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
-from . import checks
-from .recipe_parts import IMAGENET, MODELS, SAMPLE, Comm, Data, Model, Optim
+from . import validators
+from .components import IMAGENET, MODELS, SAMPLE, Comm, Data, Model, Optim
 
 __all__ = ["IMAGENET", "MODELS", "SAMPLE", "Comm", "Data", "Model", "Optim", "Phase", "Recipe", "check_rows"]
 
@@ -41,7 +41,7 @@ class Phase:
     number, or (first step's, last step's) joined by `shape`; `min_scale` the smallest part of an image's area that a
     crop may take; `copy` the short side in pixels of the prepared copy to read, None for the full-size images;
     `rect_val` validates on whole rectangles, with the square centre crop beside it; `validate` says after which epochs:
-    "each", the phase's "last", "never", or "near": once the recipe's target is near (train/cadence.py). The run's last
+    "each", the phase's "last", "never", or "near": once the recipe's target is near (train/recipe/validation_policy.py). The run's last
     epoch is validated in any case. `reached`: after so many epochs the recipe's source had met the target.
     `rect_train` trains on rectangles of about size x size pixels, each step of one shape (train/data/rectangles.py).
     `augment` False: crops of one size, as large as validation's, at a random place; mirrored or not all the same.
@@ -72,34 +72,34 @@ class Phase:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError(f"{where}, epochs: must be a pair (start, end)")
         where = f"phase {pair[0]}-{pair[1]}"
-        checks.whole(where, "epochs start", pair[0], 0)
-        checks.whole(where, "epochs end", pair[1], 1)
+        validators.whole(where, "epochs start", pair[0], 0)
+        validators.whole(where, "epochs end", pair[1], 1)
         if pair[0] >= pair[1]:
             raise ValueError(f"{where}, epochs: must end after they start")
         object.__setattr__(self, "epochs", tuple(pair))
-        checks.whole(where, "size", self.size, 16)
-        checks.whole(where, "batch", self.batch, 1)
-        checks.one_of(where, "shape", self.shape, SHAPES)
+        validators.whole(where, "size", self.size, 16)
+        validators.whole(where, "batch", self.batch, 1)
+        validators.one_of(where, "shape", self.shape, SHAPES)
         if isinstance(self.lr, tuple | list):
             if len(self.lr) != 2:
                 raise ValueError(f"{where}, lr: must be a number or a pair (first, last), not {self.lr!r}")
             object.__setattr__(self, "lr", tuple(self.lr))
         for rate in self.rates:
-            checks.number(where, "lr", rate)
+            validators.number(where, "lr", rate)
         if self.shape in ONE_RATE and not isinstance(self.lr, int | float):
             raise ValueError(f"{where}, lr: {self.shape} takes one number, the rate it leads to")
-        checks.number(where, "min_scale", self.min_scale, 0.0, 1.0)
+        validators.number(where, "min_scale", self.min_scale, 0.0, 1.0)
         if self.min_scale == 0:
             raise ValueError(
                 f"{where}, min_scale: must be above 0: it is the smallest part of the image that a crop takes"
             )
         if self.copy is not None:
-            checks.whole(where, "copy", self.copy, 32)
+            validators.whole(where, "copy", self.copy, 32)
         for name in ("augment", "rect_val", "rect_train", "frozen"):
-            checks.flag(where, name, getattr(self, name))
-        checks.one_of(where, "validate", self.validate, CADENCES)
+            validators.flag(where, name, getattr(self, name))
+        validators.one_of(where, "validate", self.validate, CADENCES)
         if self.reached is not None:
-            checks.whole(where, "reached", self.reached, 1)
+            validators.whole(where, "reached", self.reached, 1)
 
     @property
     def rates(self) -> tuple[float, float]:
@@ -168,16 +168,16 @@ class Recipe:
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{where}, {name}: must be a {kind.__name__}, not {getattr(self, name)!r}")
         for name, least in (("machines", 1), ("gpus", 1), ("seed", 0)):
-            checks.whole(where, name, getattr(self, name), least)
+            validators.whole(where, name, getattr(self, name), least)
         if self.seed >= 2**63:
             raise ValueError(f"{where}, seed: must be below 2**63, not {self.seed}")
         object.__setattr__(self, "types", _types(where, self.types))
         if self.target is not None:
-            checks.number(where, "target", self.target, 0.0, 100.0)
+            validators.number(where, "target", self.target, 0.0, 100.0)
         if not isinstance(self.tables, Mapping):
             raise ValueError(f"{where}, tables: must be phases by number of machines, not {self.tables!r}")
         for machines, rows in self.tables.items():
-            checks.whole(where, "tables, machines", machines, 1)
+            validators.whole(where, "tables, machines", machines, 1)
             check_rows(f"{where}, table for {machines} machines", rows)
         tables = {machines: tuple(rows) for machines, rows in self.tables.items()}
         if tables and self.machines not in tables:

@@ -12,7 +12,7 @@ from types import ModuleType
 
 from train.tools.filesystem import one_line
 
-from .recipe import Recipe
+from .schema import Recipe
 
 
 class RecipeError(Exception):

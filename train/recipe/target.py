@@ -12,7 +12,7 @@ from typing import Any, Self
 from train.tools.filesystem import as_json, publish, read_json
 from train.tools.filesystem import replace as write
 
-from .recipe import Recipe
+from .schema import Recipe
 
 METRICS = {"top1": "top-1", "top5": "top-5"}
 CLOCK = "clock.json"

@@ -11,7 +11,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any
 
-from .recipe import REFERENCE_BATCH, Phase, Recipe
+from .schema import REFERENCE_BATCH, Phase, Recipe
 
 POLYNOMIAL_POWER = 2  # You et al. 2017 (LARS) and MLPerf's reference
 RULES = {"linear": "linear rule", "sqrt": "square-root rule", "none": "recipe"}
