@@ -32,7 +32,7 @@ class Bench:
             f"import sys\nsys.path[:0] = {paths!r}\nimport elastic_faults\nelastic_faults.arm()\n"
         )
         if not self.data.exists():
-            from train.data.sample import draw_set
+            from train.data.packing.synthetic import draw_set
 
             draw_set(self.data, train=IMAGES, val=VAL)
 

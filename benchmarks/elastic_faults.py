@@ -43,7 +43,7 @@ def arm() -> None:
 
 
 def _slow_down(seconds: float) -> None:
-    from train.ids import Ids
+    from train.data.order.usage_log import Ids
 
     note = Ids.note
 

@@ -20,7 +20,7 @@ from elastic_plan import OWN_FAULTS, Outcome, Plan
 from cluster import attempts
 from cluster.lock import AGENT, held
 from cluster.spec import Folders, Spec
-from train import ids
+from train.data.order import usage_log
 from train.recipe.schedule import Schedule
 from train.tools import process
 from train.tools.filesystem import as_json, read_json, replace
@@ -252,7 +252,7 @@ class Trial:
         for path in self.folder.glob("run/machine/work/*/ids/*.jsonl"):
             shutil.copy(path, lines)
         first_steps = {one.number: one.first_step for one in history if one.members}
-        wrong += ids.check(lines, first_steps, IMAGES, {one.number: one.steps for one in schedule.epochs})
+        wrong += usage_log.check(lines, first_steps, IMAGES, {one.number: one.steps for one in schedule.epochs})
         final = last_checkpoint(self.folders.shared, max(first_steps))
         wrong += different(final, self.bench.undisturbed(self.spec.gpus))
         with contextlib.suppress(TimeoutError):

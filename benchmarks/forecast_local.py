@@ -21,7 +21,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from cluster import jobs  # noqa: E402
-from train.data.sample import draw_set  # noqa: E402
+from train.data.packing.synthetic import draw_set  # noqa: E402
 from train.forecast import Constants  # noqa: E402
 from train.recipe.schema import SAMPLE, Model, Optim, Phase, Recipe  # noqa: E402
 

@@ -45,9 +45,9 @@ def ours(model: str, size: int, batch: int, compile: bool, device: Any, place: P
     import numpy as np
     import torch
 
-    from train.data.loader import Batch, Work
+    from train.data.loading.loader import Batch, Work
+    from train.data.order.batch_sampler import Feed
     from train.distributed import Group
-    from train.feed import Feed
     from train.loop import LONGEST_STRETCH, Trainer
     from train.options import parse
     from train.recipe.schedule import Schedule

@@ -28,8 +28,8 @@ def make(root: Path, images: int = IMAGES) -> None:
     """Write the index of a set without images, and beside it the peer's list of samples."""
     import numpy as np
 
-    from train.data.layout import names_crc, names_digest
-    from train.data.packed import INDEX, MANIFEST, NAMES, ROW, Manifest, crc_of
+    from train.data.index.base import names_crc, names_digest
+    from train.data.index.packed import INDEX, MANIFEST, NAMES, ROW, Manifest, crc_of
     from train.tools.filesystem import as_json, replace
 
     folder = root / "train"
@@ -80,9 +80,9 @@ def timed(do: Callable[[], Any]) -> tuple[float, Any]:
 
 def ours(root: Path) -> dict[str, Any]:
     """Open, order, take batches, cut into rectangles."""
-    from train.data.index import load
-    from train.data.order import permutation
-    from train.data.shapes import plan_rectangles
+    from train.data.index.open import load
+    from train.data.order.rect_val import plan_rectangles
+    from train.data.order.rng import permutation
 
     before = memory()
     said: dict[str, Any] = {}
@@ -104,7 +104,7 @@ def ours(root: Path) -> dict[str, Any]:
 
 def resumed(index: Any) -> Any:
     """The first batch of a run that goes on in the middle of its second epoch."""
-    from train.feed import Feed
+    from train.data.order.batch_sampler import Feed
     from train.recipe.schedule import Schedule
     from train.recipe.schema import Data, Model, Phase, Recipe
 
@@ -183,8 +183,8 @@ def together(root: Path, ranks: int = 2) -> dict[str, float]:
 
 def rank(root: Path) -> None:
     """Hold index and order; say what the mapping of the index takes when told that the others have theirs too."""
-    from train.data.index import load
-    from train.data.order import permutation
+    from train.data.index.open import load
+    from train.data.order.rng import permutation
 
     index = load(root, "train")
     order = permutation(0, 0, len(index))

@@ -43,7 +43,7 @@ BARE_GOAL, CLASSIC_GOAL, PIXEL_GOAL, COMPARED = 0.85, 2.0, 0.15, 200
 def pictures(images: Path | None) -> Iterator[bytes]:
     """The bytes of the images in a folder (of any depth) or a .tar, of 400 drawn ones when None."""
     if images is None:
-        from train.data.sample import draw_set
+        from train.data.packing.synthetic import draw_set
 
         with tempfile.TemporaryDirectory() as folder:
             draw_set(Path(folder), train=400, val=10)
@@ -61,7 +61,7 @@ def pictures(images: Path | None) -> Iterator[bytes]:
 def copies(images: Path | None, place: Path) -> int:
     """Write <place>/<short>/train/<class>/<number>.JPEG of ENTRIES images, and val/. Returns how many differ."""
     from train.data.decode import decode, encode
-    from train.data.pack import QUALITY, shrink
+    from train.data.packing.pack import QUALITY, shrink
 
     whole = [decode(data) for _, data in zip(range(ENTRIES), pictures(images), strict=False)]
     for short, _ in PAIRS:
@@ -79,8 +79,8 @@ def copies(images: Path | None, place: Path) -> int:
 
 def packed(folder: Path) -> Any:
     """Pack the same images, their bytes as they are. Returns the index."""
-    from train.data.index import load
-    from train.data.pack import pack_set
+    from train.data.index.open import load
+    from train.data.packing.pack import pack_set
 
     target = folder.with_name(f"{folder.name}-packed")
     pack_set(folder, {None: target})
@@ -92,8 +92,8 @@ def packed(folder: Path) -> Any:
 
 def works(count: int, images: int, size: int) -> list[Any]:
     """The batches of a pass over `images` images of a set of `count`, in a random order, other boxes in each."""
-    from train.data.loader import Work
-    from train.data.order import permutation
+    from train.data.loading.loader import Work
+    from train.data.order.rng import permutation
 
     rounds = [permutation(0, number, count) for number in range(-(-images // count))]
     ids = np.concatenate(rounds)[:images]
@@ -107,7 +107,7 @@ class Feed:
     def __init__(self, index: Any, size: int, images: int) -> None:
         import torch
 
-        from train.data.loader import Images, stream
+        from train.data.loading.loader import Images, stream
 
         self.todo: deque[Any] = deque()
         self.works, self.idle = works(len(index), images, size), works(len(index), 1, size)[0]
@@ -135,8 +135,8 @@ def bare(index: Any, size: int, images: int) -> Callable[[], None]:
     """Decode, crop and resize by our own route on as many threads: the bytes in memory, the boxes drawn before."""
     import torch
 
-    from train.data.crop import crop
-    from train.data.order import random_boxes
+    from train.data.loading.crop import crop
+    from train.data.order.rng import random_boxes
 
     data = [index.read(number) for number in range(len(index))]
     items: list[Any] = []
@@ -220,8 +220,8 @@ def differences(index: Any, folder: Path, size: int, peers: Peers | None, place:
     """The mean difference in grey levels from PIL's antialiased crop over the same boxes, ours and FFCV's."""
     from PIL import Image
 
-    from train.data.loader import Images, Work
-    from train.data.order import random_boxes
+    from train.data.loading.loader import Images, Work
+    from train.data.order.rng import random_boxes
 
     ids = np.arange(min(COMPARED, len(index)))
     batch = Images({("train", None): index}, 0).make(Work("train", None, ids, (size, size), 0, MIN_SCALE))

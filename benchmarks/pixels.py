@@ -22,9 +22,10 @@ import numpy as np
 import torch
 from PIL import Image
 
-from train.data import crop, decode
-from train.data.order import random_boxes
-from train.data.sample import draw
+from train.data import decode
+from train.data.loading import crop
+from train.data.order.rng import random_boxes
+from train.data.packing.synthetic import draw
 
 CASES = ((160, 128), (352, 224), (352, 288), (None, 224))  # short side of the copy (None: full size), crop
 COUNT = 200  # images

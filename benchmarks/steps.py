@@ -31,10 +31,10 @@ from measure import met, spread  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
 from train import distributed, loop, models, optim
-from train.data import loader  # noqa: E402
-from train.data.sample import draw_set  # noqa: E402
-from train.dataset import Dataset, open_dataset  # noqa: E402
-from train.feed import Feed  # noqa: E402
+from train.data.loading import loader  # noqa: E402
+from train.data.loading.dataset import Dataset, open_dataset  # noqa: E402
+from train.data.order.batch_sampler import Feed  # noqa: E402
+from train.data.packing.synthetic import draw_set  # noqa: E402
 from train.options import parse  # noqa: E402
 from train.recipe.schedule import Epoch, Schedule  # noqa: E402
 from train.recipe.schema import Data, Model, Phase, Recipe  # noqa: E402

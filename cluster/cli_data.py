@@ -24,7 +24,7 @@ def data() -> None:
 @data_errors
 def sample(folder: Path, seed: int, train: int, val: int) -> None:
     """Draw the built-in set of ten shapes into FOLDER."""
-    from train.data.sample import draw_set
+    from train.data.packing.synthetic import draw_set
 
     with Bar(f"drawing {folder}") as progress:
         written = draw_set(folder, seed=seed, train=train, val=val, progress=progress)
@@ -54,7 +54,7 @@ def packing_options(command: Command) -> Command:
 @data_errors
 def resize(source: Path, target: Path, sizes: str, skip_bad: bool, anew: bool, shard_mb: int) -> None:
     """Pack smaller copies of SOURCE into TARGET/<short side>. May be stopped and called again."""
-    from train.data.pack import copies_in
+    from train.data.packing.pack import copies_in
 
     try:
         numbers = [int(one) for one in sizes.split(",")]
@@ -76,7 +76,7 @@ def pack(source: Path, target: Path, skip_bad: bool, anew: bool, shard_mb: int) 
 def _pack(
     doing: str, source: Path, target: Path, targets: dict[int | None, Path], skip_bad: bool, anew: bool, shard_mb: int
 ) -> None:
-    from train.data.pack import pack_set
+    from train.data.packing.pack import pack_set
 
     with Bar(f"{doing} {source}") as progress:
         done = pack_set(source, targets, skip_bad=skip_bad, anew=anew, shard_bytes=shard_mb * 10**6, progress=progress)
@@ -94,7 +94,7 @@ def _pack(
 @data_errors
 def check(folder: Path, output: str) -> None:
     """Decode every image of FOLDER once, count them, and name those that are broken. Packed sets: see verify."""
-    from train.data.index import check_layout, load
+    from train.data.index.open import check_layout, load
 
     check_layout(folder)
     with Bar(f"indexing {folder}") as progress:
@@ -114,8 +114,8 @@ def check(folder: Path, output: str) -> None:
 
 def _faults(folder: Path, splits: list[Path]) -> list[tuple[str, str]]:
     """What is wrong with the packed ones of these splits."""
-    from train.data.packed import is_packed
-    from train.data.verify import verify as verify_set
+    from train.data.index.packed import is_packed
+    from train.data.packing.verify import verify as verify_set
 
     with Bar(f"verifying {folder}") as progress:
         return [fault for one in splits if is_packed(one) for fault in verify_set(one, progress).faults]
@@ -127,7 +127,7 @@ def _faults(folder: Path, splits: list[Path]) -> list[tuple[str, str]]:
 @data_errors
 def verify(folder: Path, output: str) -> None:
     """Compare every file and every image of the packed sets below FOLDER with what was written, and name each fault."""
-    from train.data.verify import verify as verify_set
+    from train.data.packing.verify import verify as verify_set
 
     with Bar(f"verifying {folder}") as progress:
         done = verify_set(folder, progress)
@@ -153,7 +153,7 @@ def ls(folder: Path, output: str) -> None:
     """List the sets of images below FOLDER: a set, or a folder of sets."""
     from dataclasses import asdict
 
-    from train.data.verify import list_sets
+    from train.data.packing.verify import list_sets
 
     from . import view
 

@@ -32,9 +32,9 @@ def _sizes(text: str | None) -> list[int | None] | None:
 @data_errors
 def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies: str, else_full: bool) -> None:
     """Fetch a packed set from SOURCE, a folder or s3://bucket/prefix, to TARGET. May be stopped and called again."""
-    from train.data.fetch import fetch as fetch_sets
-    from train.data.fetch import size
-    from train.data.source import FetchError
+    from train.data.fetch.fetch import fetch as fetch_sets
+    from train.data.fetch.fetch import size
+    from train.data.fetch.sources import FetchError
 
     from . import fetching
 
@@ -64,8 +64,8 @@ def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies
 def put(folder: Path, place: str, sizes: str | None) -> None:
     """Put a packed set into S3, at PLACE such as s3://my-bucket/data/imagenet. What is there already stays."""
     from cluster.backends.aws.s3 import put_set
-    from train.data.fetch import size
-    from train.data.source import FetchError
+    from train.data.fetch.fetch import size
+    from train.data.fetch.sources import FetchError
 
     from . import fetching
 

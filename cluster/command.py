@@ -76,7 +76,7 @@ def data_errors(command: Command) -> Command:
 
     @functools.wraps(command)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        from train.data.index import DataError
+        from train.data.index.open import DataError
 
         try:
             return command(*args, **kwargs)

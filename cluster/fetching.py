@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
-from train.data.fetch import PATIENCE, Part, size
-from train.data.pull import look, read_manifest
-from train.data.source import MANIFEST, SPLITS, FetchError, Folder, Manifest, Source
+from train.data.fetch.download import look, read_manifest
+from train.data.fetch.fetch import PATIENCE, Part, size
+from train.data.fetch.sources import MANIFEST, SPLITS, FetchError, Folder, Manifest, Source
 from train.recipe.schema import Recipe
 
 from .errors import BadInput, ClusterError

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from train.data.source import MANIFEST
+from train.data.fetch.sources import MANIFEST
 from train.forecast import CARDS, OURS, Constants, Forecast, forecast
 from train.recipe.files import RecipeError, load
 from train.recipe.schedule import Schedule, scaled

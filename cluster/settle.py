@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from train import ids
+from train.data.order import usage_log
 from train.recipe import target
 from train.tools.filesystem import as_json, json_lines, read_json, replace
 
@@ -248,7 +248,7 @@ def ids_wrong(folders: Folders, epochs: Sequence[Mapping[str, Any]]) -> list[str
     begins = {one.number: one.first_step for one in attempts.history(folders.shared) if one.members}
     steps = {one["epoch"] - 1: one["steps"] for one in epochs}
     images = {one["epoch"] - 1: one["train_images"] for one in epochs}
-    return ids.check(folders.run / ids.FOLDER, begins, images, steps)
+    return usage_log.check(folders.run / usage_log.FOLDER, begins, images, steps)
 
 
 def ending(folders: Folders, spec: Spec) -> tuple[str, str]:

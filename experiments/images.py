@@ -174,6 +174,6 @@ def _told(folder: Path) -> dict[str, Any]:
 
 
 def _pack(folder: Path, target: Path) -> None:
-    from train.data.pack import pack_set
+    from train.data.packing.pack import pack_set
 
     pack_set(folder, {None: target})

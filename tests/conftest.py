@@ -233,7 +233,7 @@ class Place:
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set of 60 and 20 drawn images in ten classes. Not to be changed."""
-    from train.data.sample import draw_set
+    from train.data.packing.synthetic import draw_set
 
     folder = tmp_path_factory.mktemp("drawn") / "data"
     draw_set(folder, train=60, val=20)

@@ -42,7 +42,12 @@ class Mutation:
         return (ROOT / self.file).read_text().count(self.text) == 1
 
 
-LOOP, SCHEDULE, FEED, OPTIM = "train/loop.py", "train/recipe/schedule.py", "train/feed.py", "train/optim.py"
+LOOP, SCHEDULE, FEED, OPTIM = (
+    "train/loop.py",
+    "train/recipe/schedule.py",
+    "train/data/order/batch_sampler.py",
+    "train/optim.py",
+)
 MODELS, LAYERWISE, EVALUATE = "train/models.py", "train/layerwise.py", "train/evaluate.py"
 MEAN = "mean.py::test_the_gradient_is_the_mean_over_all_kn_images_of_the_step"
 SHAPE = "rates.py::test_a_shape_has_the_rate_of_its_formula_at_every_step"
@@ -414,7 +419,7 @@ MUTATIONS = [
     ),
     Mutation(
         "validation: padded to equal shares",
-        "train/data/shapes.py",
+        "train/data/order/rect_val.py",
         "mine = np.arange(rank, images, world, dtype=np.int64)",
         "mine = np.arange(rank, -(-images // world) * world, world, dtype=np.int64) % images",
         COUNTED,
@@ -424,7 +429,7 @@ MUTATIONS = [
     ),
     Mutation(
         "validation: two processes take the same rectangles",
-        "train/data/shapes.py",
+        "train/data/order/rect_val.py",
         "(rank - begin) % world",
         "max(0, rank - begin % world)",
         "validation.py::test_square_or_rectangular_each_image_is_asked_for_once",
@@ -436,17 +441,17 @@ MUTATIONS = [
         "",
         "validation.py::test_the_scores_of_validation_are_of_a_net_in_eval_mode",
     ),
-    Mutation("rectangles: of any multiple of 8", "train/data/shapes.py", "STEP = 32 ", "STEP = 8 ", RECTANGLE),
+    Mutation("rectangles: of any multiple of 8", "train/data/order/rect_val.py", "STEP = 32 ", "STEP = 8 ", RECTANGLE),
     Mutation(
         "rectangles: longer than the image",
-        "train/data/shapes.py",
+        "train/data/order/rect_val.py",
         "// STEP * STEP)",
         "// STEP * STEP + STEP)",
         RECTANGLE,
     ),
     Mutation(
         "rectangles: a batch has the mean shape",
-        "train/data/shapes.py",
+        "train/data/order/rect_val.py",
         "shape = _shape(short, int(longs[begin]))",
         "shape = _shape(short, int(longs.mean()))",
         "validation.py::test_a_batch_of_rectangles_has_one_shape_that_is_each_images_own",

@@ -6,7 +6,7 @@ from typing import Any
 
 from PIL import Image
 
-from train.data.index import load
+from train.data.index.open import load
 from train.thumbnails import keep
 
 BEGIN = 1_790_000_000.0

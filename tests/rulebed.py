@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from train import comm, freeze, optim
-from train.data.loader import Batch, Work
+from train.data.loading.loader import Batch, Work
+from train.data.order.batch_sampler import Feed
 from train.distributed import Group
-from train.feed import Feed
 from train.loop import Trainer
 from train.options import parse
 from train.recipe.schedule import Epoch, Schedule

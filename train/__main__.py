@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from train.data.index import DataError
+from train.data.index.open import DataError
 from train.recipe.files import RecipeError, load, select
 from train.recipe.schema import Recipe
 from train.tools import process

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from train.data.loader import Batch
+from train.data.loading.loader import Batch
 
 from .distributed import Group, total
 from .inputs import Inputs

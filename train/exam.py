@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from train.data.index import DataError, Index
-from train.data.loader import Batch, Key, Work, stream
-from train.data.shapes import MARGIN
+from train.data.index.open import DataError, Index
+from train.data.loading.dataset import copies_of, open_val, root_of
+from train.data.loading.loader import Batch, Key, Work, stream
+from train.data.order.rect_val import MARGIN
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 from train.tools import checkpoint_io
 from train.tools.process import keep_memory
 
 from . import distributed, models
-from .dataset import copies_of, open_val, root_of
 from .distributed import Group, total
 from .examine import Options, emit, only_ours, progress
 from .inputs import Inputs, pixels_of

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from train.data.layout import DataError
+from train.data.index.base import DataError
 from train.tools.filesystem import finite, one_line
 
 from .options import fraction, natural, positive

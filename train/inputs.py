@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from train.data.loader import Batch
+from train.data.loading.loader import Batch
 
 from . import distributed
 

@@ -17,7 +17,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from train.data.loader import Batch, Images, stream
+from train.data.loading.loader import Batch, Images, stream
+from train.data.order.batch_sampler import Feed
+from train.data.order.usage_log import Ids
 from train.recipe.schedule import Epoch
 from train.recipe.schema import Recipe
 from train.recipe.validation_policy import validates
@@ -27,8 +29,6 @@ from train.tools.provenance import versions
 from . import comm, distributed, exact, freeze, identity, losses, models, optim, size_free
 from .distributed import Group
 from .evaluate import Accuracy, evaluate
-from .feed import Feed
-from .ids import Ids
 from .inputs import IMAGENET, Inputs, draw_anew, pixels_of
 from .metrics import Meter
 from .news import News

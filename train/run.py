@@ -8,8 +8,10 @@ from typing import Any
 
 import torch
 
-from train.data.layout import names_crc
-from train.data.loader import Images
+from train.data.index.base import names_crc
+from train.data.loading.dataset import Dataset, copies_of, open_dataset, root_of
+from train.data.loading.loader import Images
+from train.data.order.batch_sampler import Feed
 from train.recipe import target
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
@@ -17,8 +19,6 @@ from train.tools import checkpoint_io, filesystem, process
 from train.tools.provenance import git_commit, versions
 
 from . import distributed, models, thumbnails, weights
-from .dataset import Dataset, copies_of, open_dataset, root_of
-from .feed import Feed
 from .loop import Asked, Trainer
 from .options import Options
 from .report import Expected, Report

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from train.data.layout import Index
+from train.data.index.base import Index
 from train.tools.filesystem import replace
 
 COUNT = 6

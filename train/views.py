@@ -17,10 +17,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from train.data.crop import corners, enlarged, five, rows
-from train.data.index import Index
-from train.data.loader import Batch, Images, Work, reading
-from train.data.shapes import plan_rectangles, plan_square, rectangle
+from train.data.index.open import Index
+from train.data.loading.crop import corners, enlarged, five, rows
+from train.data.loading.loader import Batch, Images, Work, reading
+from train.data.order.rect_val import plan_rectangles, plan_square, rectangle
 
 SQUARES = 5  # of the crops that have several
 SEVERAL = {"five": False, "tta": True}  # whether each square is mirrored too

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from train.data.order.batch_sampler import Feed
 from train.recipe.schedule import Epoch, split_step
 
-from .feed import Feed
 from .report import Expected
 
 Shape = tuple[int, int, int]  # images, height, width

@@ -10,7 +10,7 @@ from cluster import events, lock, needs, tmux
 from cluster.errors import BadInput, ClusterError
 from cluster.machine import Machine, python
 from cluster.spec import Folders, Spec
-from train.data.index import DataError, check_layout
+from train.data.index.open import DataError, check_layout
 from train.recipe.schema import Recipe
 from train.tools import filesystem
 from train.tools.filesystem import as_json, read_json

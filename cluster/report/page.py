@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from train.data.shapes import LONGEST
+from train.data.order.rect_val import LONGEST
 from train.text import PARTS, rates, span
 
 from . import charts, draw, timelines

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from train import thumbnails
-from train.data.shapes import MARGIN, rectangle
+from train.data.order.rect_val import MARGIN, rectangle
 
 Box = tuple[float, float, float, float]  # left, top, width, height as shares of the image
 Size = tuple[int, int]  # width, height

@@ -12,7 +12,7 @@ Fixture = Any
 @pytest.fixture(scope="session")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten and ten drawn images. Not to be changed."""
-    from train.data.sample import draw_set
+    from train.data.packing.synthetic import draw_set
 
     folder = tmp_path_factory.mktemp("few") / "set"
     draw_set(folder, train=10, val=10)

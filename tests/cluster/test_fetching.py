@@ -12,7 +12,7 @@ from cluster.errors import BadInput, ClusterError
 from cluster.fetching import command, parts
 from cluster.plan import plan
 from cluster.spec import Spec
-from train.data.source import FetchError
+from train.data.fetch.sources import FetchError
 from train.recipe.schema import Data, Model, Phase, Recipe
 
 Fixture = Any
@@ -140,7 +140,7 @@ def test_full_size_images_take_the_place_of_a_copy_that_is_not_there_when_told_s
     assert [(one.target.name, one.index_only) for one in found] == [("32", False), ("t", False)]
     assert said == [f"{sets}-sz/96: is not there; the full-size images are fetched in place of 96"]
     with pytest.raises(FetchError, match=r"set-sz/96: there is no such folder"):
-        from train.data.fetch import fetch
+        from train.data.fetch.fetch import fetch
 
         fetch(parts("set", Path("/t"), [96]))
 

@@ -397,14 +397,15 @@ def test_what_rented_machines_cost_stands_there_and_over_time(hand_made: Fixture
 @pytest.mark.parametrize("size", [(300, 200), (200, 300), (240, 240), (1200, 300)])
 def test_the_box_is_what_the_validation_crops(size: tuple[int, int]) -> None:
     torch = pytest.importorskip("torch")
-    from train.data import crop, shapes
+    from train.data.loading import crop
+    from train.data.order import rect_val
 
     width, height = size
     pixels = np.zeros((height, width, 3), np.uint8)
     pixels[..., 0], pixels[..., 1] = np.linspace(0, 255, width), np.linspace(0, 255, height)[:, None]
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, "PNG")
-    shape = shapes.rectangle(width, height, 128)
+    shape = rect_val.rectangle(width, height, 128)
     batch = torch.empty((1, *shape, 3), dtype=torch.uint8)
     crop.centre(data.getvalue(), (height, width), crop.rows(batch)[0])
     left, top, wide, high = pictures.box(size, shape)

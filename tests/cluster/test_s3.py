@@ -16,9 +16,9 @@ from cluster.errors import ClusterError, NoAccount
 from infra.aws.client import Account
 from infra.aws.stack import efs as stack_efs
 from infra.aws.stack.resources import Work
-from train.data import pull
-from train.data.fetch import Fetched, Part, fetch
-from train.data.source import FetchError
+from train.data.fetch import download
+from train.data.fetch.fetch import Fetched, Part, fetch
+from train.data.fetch.sources import FetchError
 
 Fixture = Any
 PLACE = "s3://imgnet-sets/data/set"
@@ -43,7 +43,7 @@ def front(served: tuple[Front, str], monkeypatch: pytest.MonkeyPatch) -> Front:
     for name, value in {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-    monkeypatch.setattr(pull, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(download, "FIRST_PAUSE", 0.01)
     found.reset()
     boto3.client("s3").create_bucket(Bucket="imgnet-sets")
     return found

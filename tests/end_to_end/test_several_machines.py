@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from cluster import attempts, settle
-from train import ids
+from train.data.order import usage_log
 from train.tools import checkpoint_io
 
 EPOCHS, IMAGES, BATCH = 50, 60, 4
@@ -159,7 +159,7 @@ def assert_undisturbed(several: Several, undisturbed: dict[str, Any]) -> None:
     job = several.job
     assert job.result["state"] == "done", several.tell()
     first_steps = {one.number: one.first_step for one in several.attempts() if one.members}
-    assert ids.check(job.run / "ids", first_steps, IMAGES, dict.fromkeys(range(EPOCHS), STEPS)) == []
+    assert usage_log.check(job.run / "ids", first_steps, IMAGES, dict.fromkeys(range(EPOCHS), STEPS)) == []
     assert differing(final(job), undisturbed) == []
     assert len(job.result["epochs"]) == EPOCHS and job.result["steps"] == EPOCHS * STEPS
     several.place.wait_for(lambda: not several.place.at_work(), 30)

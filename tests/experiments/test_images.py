@@ -10,7 +10,7 @@ from PIL import Image
 
 from experiments import images
 from experiments.images import Trouble
-from train.data import index
+from train.data.index import open as index_open
 
 
 def picture(number: int, size: tuple[int, int] = (8, 8)) -> bytes:
@@ -43,7 +43,7 @@ def photographs(tmp_path: Path) -> Path:
 
 def files(folder: Path, split: str) -> list[str]:
     """The names class/file of a packed split."""
-    return index.load(folder, split).names()
+    return index_open.load(folder, split).names()
 
 
 def test_a_part_of_the_training_images_and_all_for_validation(cifar: Path, tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_tar_gives_the_same_images_as_its_folder(cifar: Path, tmp_path: Path) 
     one = images.cifar(cifar, tmp_path / "a", per_class=4)
     other = images.cifar(tmp_path / "x.tar.gz", tmp_path / "b", per_class=4)
     assert one.fingerprint == other.fingerprint and files(one.folder, "train") == files(other.folder, "train")
-    mine, theirs = (index.load(folder, "train").read(0) for folder in (one.folder, other.folder))
+    mine, theirs = (index_open.load(folder, "train").read(0) for folder in (one.folder, other.folder))
     assert mine == theirs == (cifar / "train" / files(one.folder, "train")[0]).read_bytes()
 
 

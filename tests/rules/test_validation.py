@@ -8,7 +8,7 @@ import pytest
 import torch
 from rulebed import PLAIN, Pixels, feed, linear, recipe, row, softmax
 
-from train.data.shapes import MARGIN, STEP, plan_rectangles, rectangle
+from train.data.order.rect_val import MARGIN, STEP, plan_rectangles, rectangle
 from train.distributed import Group
 from train.evaluate import Accuracy, evaluate
 from train.recipe.schedule import Schedule

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.feed import Feed
+from train.data.order.batch_sampler import Feed
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Data, Model, Phase, Recipe
 from train.recipe.validation_policy import validates

@@ -139,7 +139,7 @@ def test_processes_that_would_not_train_the_same_end_before_they_do(
 ) -> None:
     from types import SimpleNamespace
 
-    from train.dataset import Dataset
+    from train.data.loading.dataset import Dataset
     from train.report import Expected
     from train.run import agree
 

@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from train import loop, optim
-from train.data.loader import Images
-from train.dataset import open_dataset
+from train.data.loading.dataset import open_dataset
+from train.data.loading.loader import Images
+from train.data.order.batch_sampler import Feed
 from train.distributed import Group
-from train.feed import Feed
 from train.inputs import draw_anew
 from train.options import parse
 from train.recipe.schedule import Schedule

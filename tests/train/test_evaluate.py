@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from train.data.loader import Batch, Work
+from train.data.loading.loader import Batch, Work
 from train.distributed import Group
 from train.evaluate import Accuracy, evaluate
 from train.times import Times

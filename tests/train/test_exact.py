@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from train import ids
+from train.data.order import usage_log
 from train.recipe.schema import Phase
 from train.tools import checkpoint_io
 
@@ -60,7 +60,7 @@ def test_on_any_number_of_processes_the_parameters_are_equal_bit_for_bit(
     out = runs.folder / f"exact-{world}"
     runs.run(out, "--gpus", "3", *OPTIONS, world=world, recipe=recipe)
     assert differing(out, alone) == []
-    assert ids.check(out / "ids", {1: 0}, 50, {0: STEPS, 1: STEPS}) == []
+    assert usage_log.check(out / "ids", {1: 0}, 50, {0: STEPS, 1: STEPS}) == []
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
@@ -73,7 +73,7 @@ def test_killed_and_resumed_on_another_number_they_are_too(
     said = runs.run(out, *argv, "--attempt", "2", world=after, recipe=recipe)
     assert differing(out, alone, attempt=2) == []
     resumed = int(said.rpartition("at step ")[2].split()[0])
-    assert resumed >= 2 and ids.check(out / "ids", {1: 0, 2: resumed}, 50, {0: STEPS, 1: STEPS}) == []
+    assert resumed >= 2 and usage_log.check(out / "ids", {1: 0, 2: resumed}, 50, {0: STEPS, 1: STEPS}) == []
 
 
 def test_without_it_they_differ(runs: Any, recipe: Path, alone: Path) -> None:

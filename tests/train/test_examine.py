@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from train import exam, examine
-from train.data.index import DataError, load
+from train.data.index.open import DataError, load
 from train.examine import CROPS, crops, sizes
 from train.recipe.schema import Model, Phase
 from train.tools import checkpoint_io

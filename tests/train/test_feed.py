@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.data.folders import FolderIndex
-from train.data.loader import Work
-from train.feed import Feed
+from train.data.index.folder import FolderIndex
+from train.data.loading.loader import Work
+from train.data.order.batch_sampler import Feed
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.schema import Data, Model, Phase, Recipe
 

@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from train import foreign, freeze, loop, optim
-from train.data.loader import Images
-from train.dataset import open_dataset
+from train.data.loading.dataset import open_dataset
+from train.data.loading.loader import Images
+from train.data.order.batch_sampler import Feed
 from train.distributed import Group
-from train.feed import Feed
 from train.models import build
 from train.options import parse
 from train.recipe.schedule import Schedule

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from train import identity
+from train.data.order.batch_sampler import Feed
 from train.distributed import Group
-from train.feed import Feed
 from train.loop import Trainer
 from train.options import parse
 from train.recipe.schedule import Schedule

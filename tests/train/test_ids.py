@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from train.ids import FOLDER, Ids, check
+from train.data.order.usage_log import FOLDER, Ids, check
 
 EPOCHS, STEPS, BATCH = 2, 3, 4  # 12 images, by 4, on two processes
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from train.data.index import DataError
-from train.data.pack import copies_in, pack_set
-from train.data.packed import INDEX
-from train.dataset import open_dataset
+from train.data.index.open import DataError
+from train.data.index.packed import INDEX
+from train.data.loading.dataset import open_dataset
+from train.data.packing.pack import copies_in, pack_set
 from train.recipe.schema import Phase, Recipe
 from train.tools import checkpoint_io
 

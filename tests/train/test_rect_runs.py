@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from train import ids
+from train.data.order import usage_log
 from train.recipe.schema import Phase
 from train.tools import checkpoint_io
 
@@ -47,7 +47,7 @@ def final(out: Path) -> dict[str, Any]:
 @pytest.mark.parametrize("world", [1, 2])
 def test_every_image_is_used_once_an_epoch_in_steps_of_several_shapes(world: int, undisturbed: dict[int, Path]) -> None:
     out = undisturbed[world]
-    assert ids.check(out / "ids", {1: 0}, 50, dict.fromkeys(range(EPOCHS), 4)) == []
+    assert usage_log.check(out / "ids", {1: 0}, 50, dict.fromkeys(range(EPOCHS), 4)) == []
     found = result(out)
     assert (found["steps"], found["images"], found["state"]) == (STEPS, 150, "done")
     assert [row["rect_train"] for row in found["schedule"]] == [True, True]

@@ -10,8 +10,8 @@ from PIL import Image
 from reportbed import draw_val
 
 from train import thumbnails
-from train.data.index import load
-from train.data.pack import pack_set
+from train.data.index.open import load
+from train.data.packing.pack import pack_set
 
 
 def test_images_are_few_small_and_of_every_shape(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import nn
 
 from train.data import decode
-from train.data.index import DataError, load
-from train.data.loader import Images, Work, stream
-from train.data.shapes import MARGIN, rectangle
+from train.data.index.open import DataError, load
+from train.data.loading.loader import Images, Work, stream
+from train.data.order.rect_val import MARGIN, rectangle
 from train.examine import CROPS
 from train.views import SEVERAL, SQUARES, Several, Views, answer, plan, seen
 

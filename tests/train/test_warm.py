@@ -10,10 +10,10 @@ import torch
 from torch import nn
 
 from train import loop, models, warm
-from train.data.loader import Batch, Images, Work
-from train.dataset import open_dataset
+from train.data.loading.dataset import open_dataset
+from train.data.loading.loader import Batch, Images, Work
+from train.data.order.batch_sampler import Feed
 from train.distributed import Group
-from train.feed import Feed
 from train.inputs import IMAGENET, Inputs, pixels_of
 from train.options import parse
 from train.recipe.schedule import Schedule

@@ -43,7 +43,7 @@ class Phase:
     `rect_val` validates on whole rectangles, with the square centre crop beside it; `validate` says after which epochs:
     "each", the phase's "last", "never", or "near": once the recipe's target is near (train/recipe/validation_policy.py). The run's last
     epoch is validated in any case. `reached`: after so many epochs the recipe's source had met the target.
-    `rect_train` trains on rectangles of about size x size pixels, each step of one shape (train/data/rectangles.py).
+    `rect_train` trains on rectangles of about size x size pixels, each step of one shape (train/data/order/rect_train.py).
     `augment` False: crops of one size, as large as validation's, at a random place; mirrored or not all the same.
     `frozen` trains the classifier only: the rest keeps its weights and its norms' statistics.
 

@@ -9,9 +9,9 @@ from infra.aws.client import Account
 from infra.aws.s3 import SCHEME, Gone, Objects, Passing, place
 from infra.aws.stack import efs, policies
 from infra.aws.stack.resources import Work
-from train.data.fetch import PATIENCE
-from train.data.pull import read_manifest
-from train.data.source import FETCHED, MANIFEST, SPLITS, Folder, Manifest
+from train.data.fetch.download import read_manifest
+from train.data.fetch.fetch import PATIENCE
+from train.data.fetch.sources import FETCHED, MANIFEST, SPLITS, Folder, Manifest
 
 from .lines import lines
 

@@ -14,10 +14,11 @@ import torch
 from PIL import Image
 from torch.nn.functional import interpolate
 
-from train.data import crop, decode
-from train.data.order import random_boxes
-from train.data.sample import draw
-from train.data.shapes import MARGIN, rectangle
+from train.data import decode
+from train.data.loading import crop
+from train.data.order.rect_val import MARGIN, rectangle
+from train.data.order.rng import random_boxes
+from train.data.packing.synthetic import draw
 
 BOUND = 0.15  # of 255: the mean difference from PIL's antialiased bilinear crop
 COUNT = 8

@@ -13,7 +13,7 @@ from PIL import Image
 
 from train.data import decode as module
 from train.data.decode import BadImage, Pixels, decode, decode_part, encode, region_decoder
-from train.data.sample import draw
+from train.data.packing.synthetic import draw
 
 
 def saved(image: Image.Image, kind: str, **how: Any) -> bytes:

@@ -16,11 +16,11 @@ from typing import Any
 import pytest
 from packedset import content, make_set, make_split
 
-from train.data import fetch as fetching
-from train.data import pull
-from train.data.fetch import Fetched, Part, fetch, size
-from train.data.partial import gaps, missing
-from train.data.source import FetchError, Folder
+from train.data.fetch import download
+from train.data.fetch import fetch as fetching
+from train.data.fetch.fetch import Fetched, Part, fetch, size
+from train.data.fetch.resume import gaps, missing
+from train.data.fetch.sources import FetchError, Folder
 from train.tools.filesystem import replace
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -74,8 +74,8 @@ def source(tmp_path: Path) -> Watched:
 
 @pytest.fixture(autouse=True)
 def no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(pull, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(pull, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(download, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(download, "LONGEST_PAUSE", 0.02)
 
 
 def bring(source: Folder, target: Path, index_only: bool = False, **words: Words) -> Fetched:
@@ -144,8 +144,8 @@ def test_so_many_ranges_are_in_flight_and_no_more(tmp_path: Path, source: Watche
 
 def test_the_manifest_comes_last(tmp_path: Path, source: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    whole = pull.Partial.finish
-    monkeypatch.setattr(pull.Partial, "finish", lambda one: (seen.append(content(tmp_path / "t")), whole(one)))
+    whole = download.Partial.finish
+    monkeypatch.setattr(download.Partial, "finish", lambda one: (seen.append(content(tmp_path / "t")), whole(one)))
     bring(source, tmp_path / "t")
     assert [name for one in seen for name in one if "manifest" in name] == ["train/manifest.json"]  # when val has come
     assert "train/names.txt" in seen[0] and "val/names.txt" in seen[1]
@@ -522,7 +522,7 @@ def test_images_beside_an_index_are_none_of_its(tmp_path: Path, source: Watched)
 
 
 def test_the_reader_opens_an_index_without_images(tmp_path: Path, source: Watched) -> None:
-    index = pytest.importorskip("train.data.packed")
+    index = pytest.importorskip("train.data.index.packed")
     bring(source, tmp_path / "t", index_only=True)
     opened = index.load(tmp_path / "t/train", None)
     assert len(opened) == 12 and opened.name(3) == "a/0003.JPEG"

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from train.data.index import DataError, Index, check_layout, class_names, load, same_images
-from train.data.sample import draw
+from train.data.index.open import DataError, Index, check_layout, class_names, load, same_images
+from train.data.packing.synthetic import draw
 from train.tools.filesystem import unseal
 
 

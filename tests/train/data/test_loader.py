@@ -19,12 +19,12 @@ import pytest
 import torch
 from PIL import Image
 
-from train.data import loader
-from train.data.index import DataError, Index, load
-from train.data.loader import AHEAD_BYTES, Batch, Images, Sent, Work, stream
-from train.data.order import random_boxes, shifted_boxes
-from train.data.ring import Ring
-from train.data.shapes import MARGIN, rectangle
+from train.data.index.open import DataError, Index, load
+from train.data.loading import loader
+from train.data.loading.batch_buffers import Ring
+from train.data.loading.loader import AHEAD_BYTES, Batch, Images, Sent, Work, stream
+from train.data.order.rect_val import MARGIN, rectangle
+from train.data.order.rng import random_boxes, shifted_boxes
 from train.recipe.schema import Phase
 from train.report import Lost
 from train.tools import process

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from train.data.order import permutation, random_boxes, shifted_boxes, subset, uniforms
+from train.data.order.rng import permutation, random_boxes, shifted_boxes, subset, uniforms
 
 IDS = np.arange(400)
 

@@ -19,10 +19,10 @@ import simplejpeg
 from PIL import Image
 
 from train.data.decode import decode
-from train.data.index import DataError, Index, load, same_images
-from train.data.pack import Packed, copies_in, pack_set, shrink
-from train.data.packed import read_manifest
-from train.data.sample import draw
+from train.data.index.open import DataError, Index, load, same_images
+from train.data.index.packed import read_manifest
+from train.data.packing.pack import Packed, copies_in, pack_set, shrink
+from train.data.packing.synthetic import draw
 
 SPLITS = {"train": 4, "val": 2}
 

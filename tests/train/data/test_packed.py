@@ -17,13 +17,13 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from train.data import shards
-from train.data.index import DataError, Index, check_layout, class_names, load, same_images
-from train.data.layout import names_crc, names_digest
-from train.data.order import permutation
-from train.data.pack import copies_in, pack_set
-from train.data.packed import INDEX, MANIFEST, NAMES, ROW, Manifest, crc_of
-from train.data.shapes import plan_rectangles
+from train.data.index import shards
+from train.data.index.base import names_crc, names_digest
+from train.data.index.open import DataError, Index, check_layout, class_names, load, same_images
+from train.data.index.packed import INDEX, MANIFEST, NAMES, ROW, Manifest, crc_of
+from train.data.order.rect_val import plan_rectangles
+from train.data.order.rng import permutation
+from train.data.packing.pack import copies_in, pack_set
 from train.tools.filesystem import as_json, replace
 
 COUNT = 24

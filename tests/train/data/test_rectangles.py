@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from train.data.crop import crop, rows
-from train.data.index import load
-from train.data.loader import RECTANGLE, Images, Work
-from train.data.order import permutation, random_boxes
-from train.data.rectangles import EQUAL, lean, order, possible, shapes
-from train.data.shapes import LONGEST
+from train.data.index.open import load
+from train.data.loading.crop import crop, rows
+from train.data.loading.loader import RECTANGLE, Images, Work
+from train.data.order.rect_train import EQUAL, lean, order, possible, shapes
+from train.data.order.rect_val import LONGEST
+from train.data.order.rng import permutation, random_boxes
 
 CASES = [(1, 1), (2, 5), (7, 7), (50, 16), (64, 16), (333, 20), (1000, 64)]  # images, batch
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from train.data.ring import Ring
+from train.data.loading.batch_buffers import Ring
 
 SHAPE = (2, 4, 4, 3)
 

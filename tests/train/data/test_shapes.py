@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.data.shapes import plan_rectangles, plan_square, rectangle
+from train.data.order.rect_val import plan_rectangles, plan_square, rectangle
 
 WORLDS = [1, 2, 3, 5]
 

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import simplejpeg
 
-from train.data.index import DataError
-from train.data.pack import copies_in, pack_set
-from train.data.packed import INDEX, MANIFEST, NAMES
-from train.data.verify import list_sets, verify
+from train.data.index.open import DataError
+from train.data.index.packed import INDEX, MANIFEST, NAMES
+from train.data.packing.pack import copies_in, pack_set
+from train.data.packing.verify import list_sets, verify
 from train.tools.filesystem import as_json
 
 

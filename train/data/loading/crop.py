@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .decode import Box, Pixels, Size, decode_part
-from .shapes import MARGIN
+from train.data.decode import Box, Pixels, Size, decode_part
+from train.data.order.rect_val import MARGIN
 
 THINNEST = 64  # times as long as broad: what is enlarged of an image of which all would be
 MOST = 2**24  # pixels, or more

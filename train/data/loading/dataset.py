@@ -7,10 +7,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from train.data.index import DataError, Index, check_layout, class_names, load, same_images
-from train.data.loader import Key
-from train.data.order import subset
+from train.data.index.open import DataError, Index, check_layout, class_names, load, same_images
+from train.data.order.rng import subset
 from train.recipe.schema import Data, Phase, Recipe
+
+from .loader import Key
 
 Say = Callable[[str], None]
 

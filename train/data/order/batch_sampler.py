@@ -14,14 +14,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from train.data import rectangles
-from train.data.index import Index
-from train.data.loader import Key, Work
-from train.data.order import permutation
-from train.data.shapes import Shape, plan_rectangles, plan_square
+from train.data.index.open import Index
+from train.data.loading.loader import Key, Work
 from train.recipe.schedule import Epoch, Schedule, split_step
 from train.recipe.schema import Phase
 from train.recipe.validation_policy import validates
+
+from . import rect_train
+from .rect_val import Shape, plan_rectangles, plan_square
+from .rng import permutation
 
 Plan = list[tuple[Shape, NDArray[np.int64]]]
 
@@ -64,20 +65,20 @@ class Feed:
         """All image numbers in the epoch's order, and the shape of each step, the same on all processes."""
         phase, batch = epoch.row.phase, epoch.row.global_batch
         if phase.rect_train:
-            return rectangles.order(self.seed, epoch.number, self._leans, batch, phase.size)
+            return rect_train.order(self.seed, epoch.number, self._leans, batch, phase.size)
         return permutation(self.seed, epoch.number, self.schedule.images), [(phase.size, phase.size)] * epoch.steps
 
     def shapes(self, epoch: Epoch, step: int) -> Sequence[Shape]:
         """The shapes that a step of epochs like this one may have."""
         phase = epoch.row.phase
         if phase.rect_train:
-            return rectangles.possible(self._leans, phase.size, epoch.images(step) == epoch.row.global_batch)
+            return rect_train.possible(self._leans, phase.size, epoch.images(step) == epoch.row.global_batch)
         return [(phase.size, phase.size)]
 
     @cached_property
-    def _leans(self) -> rectangles.Leanings:
+    def _leans(self) -> rect_train.Leanings:
         index = self.indexes["train", None]
-        return rectangles.lean(index.widths, index.heights)
+        return rect_train.lean(index.widths, index.heights)
 
     def views(self, epoch: Epoch) -> dict[str, list[Work]]:
         """The validation batches of this process by view: "square", and "rect" first where the phase asks for it."""

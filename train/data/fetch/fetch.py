@@ -13,9 +13,9 @@ from pathlib import Path
 
 from train.tools.filesystem import locked
 
-from .partial import Partial
-from .pull import Count, Progress, Pull, read_manifest
-from .source import SPLITS, FetchError, Source
+from .download import Count, Progress, Pull, read_manifest
+from .resume import Partial
+from .sources import SPLITS, FetchError, Source
 
 RANGE = 64 << 20  # bytes of a request: smaller ones cost S3 more than they gain, larger ones share out badly
 AT_ONCE = 8

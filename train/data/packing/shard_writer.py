@@ -18,12 +18,24 @@ from typing import IO, Any, NamedTuple, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from train.data.index.base import DataError, encoded, names_crc, names_digest
+from train.data.index.packed import (
+    INDEX,
+    MANIFEST,
+    NAMES,
+    ROW,
+    UNFINISHED,
+    VERSION,
+    Manifest,
+    Rows,
+    crc_of,
+    is_packed,
+    read_manifest,
+)
+from train.data.index.shards import shard_name
 from train.tools.filesystem import as_json, replace, seal, unseal
 
-from .layout import DataError, encoded, names_crc, names_digest
-from .origin import Origin
-from .packed import INDEX, MANIFEST, NAMES, ROW, UNFINISHED, VERSION, Manifest, Rows, crc_of, is_packed, read_manifest
-from .shards import shard_name
+from .source_images import Origin
 
 
 class Ready(NamedTuple):

@@ -15,14 +15,15 @@ import numpy as np
 import simplejpeg
 from PIL import Image
 
+from train.data.decode import LONGEST, BadImage, Pixels, decode, encode
+from train.data.index import folder as index_folder
+from train.data.index import packed
+from train.data.index.base import DataError, Progress
+from train.data.threads import in_threads
 from train.tools.filesystem import locked
 
-from . import folders, packed
-from .decode import LONGEST, BadImage, Pixels, decode, encode
-from .layout import DataError, Progress
-from .origin import Origin, open_sources
-from .threads import in_threads
-from .writer import Ready, Writer, check_finished
+from .shard_writer import Ready, Writer, check_finished
+from .source_images import Origin, open_sources
 
 QUALITY = 90  # of copies
 FULL_QUALITY = 95  # of full-size images that are not JPEG files a strict reader takes
@@ -107,7 +108,7 @@ def _check_target(source: Path, sources: Sequence[Origin], root: Path) -> None:
         raise DataError(f"{root}: lies in {source}, among the images; give a folder beside {source}")
     for one in sources:
         folder = root / one.split
-        if folder.is_dir() and not packed.is_packed(folder) and (found := folders.class_folders(folder)):
+        if folder.is_dir() and not packed.is_packed(folder) and (found := index_folder.class_folders(folder)):
             raise DataError(f"{folder / found[0]}: a folder of images is there; remove it, or give another folder")
 
 

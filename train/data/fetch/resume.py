@@ -17,7 +17,7 @@ from pathlib import Path
 
 from train.tools.filesystem import json_lines, replace
 
-from .source import FETCHED, MANIFEST, FetchError, File, Manifest
+from .sources import FETCHED, MANIFEST, FetchError, File, Manifest
 
 JOURNAL = ".fetch.jsonl"
 PART = ".part"

@@ -6,8 +6,9 @@ A set is a root with `train` and `val`, each with a folder per class, or packed,
 from collections.abc import Sequence
 from pathlib import Path
 
-from . import folders, packed
-from .layout import SPLITS, DataError, Index, Progress, stem
+from . import folder as index_folder
+from . import packed
+from .base import SPLITS, DataError, Index, Progress, stem
 
 
 def check_layout(root: Path) -> None:
@@ -39,10 +40,10 @@ def class_names(root: Path, split: str) -> list[str]:
             f"{folder}: a packed set that is not finished; call the command that makes it again, it goes on where it "
             "stopped: imgnet-cluster data resize, pack or fetch"
         )
-    found = folders.class_folders(folder)
+    found = index_folder.class_folders(folder)
     if not found:
         raise DataError(f"{folder}: has no class folders; the layout is {split}/<class>/*.JPEG")
-    if loose := folders.loose_images(folder):
+    if loose := index_folder.loose_images(folder):
         raise DataError(
             f"{folder}: {len(loose)} images lie beside the class folders, the first: {loose[0]}; move each into the "
             "folder of its class"
@@ -69,7 +70,7 @@ def load(
         _check_known(root, names, classes)
     if packed.is_packed(root / split):
         return packed.load(root / split, classes)
-    return folders.load(root, split, names, classes or names, skip_bad, progress)
+    return index_folder.load(root, split, names, classes or names, skip_bad, progress)
 
 
 def same_images(full: Index, copy: Index) -> None:

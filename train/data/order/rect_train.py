@@ -13,8 +13,8 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .order import Ids, permutation
-from .shapes import LONGEST, Shape
+from .rect_val import LONGEST, Shape
+from .rng import Ids, permutation
 
 UNITS = (32, 16, 8, 4)  # pixels: the first of which there is a rectangle; at 16 pixels there is none
 EQUAL = 1 / 16  # of the square's pixels: what a rectangle may have more or fewer

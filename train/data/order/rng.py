@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .shapes import MARGIN
+from .rect_val import MARGIN
 
 Ids = NDArray[np.int64]
 Boxes = NDArray[np.int64]

@@ -5,12 +5,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from . import folders, packed
-from .decode import BadImage, decode
-from .layout import SPLITS, DataError, Progress, names_digest
-from .packed import INDEX, MANIFEST, NAMES, Manifest
-from .shards import shard_name, wrong_size
-from .threads import in_threads
+from train.data.decode import BadImage, decode
+from train.data.index import folder as index_folder
+from train.data.index import packed
+from train.data.index.base import SPLITS, DataError, Progress, names_digest
+from train.data.index.packed import INDEX, MANIFEST, NAMES, Manifest
+from train.data.index.shards import shard_name, wrong_size
+from train.data.threads import in_threads
 
 PART = 1 << 22  # bytes read at once
 
@@ -62,8 +63,8 @@ def _look(folder: Path) -> Found:
         return Found(folder.parent, folder.name, "packed", said.short, said.images, said.bytes, len(said.classes))
     if packed.is_unfinished(folder):
         return Found(folder.parent, folder.name, "unfinished")
-    classes = folders.class_folders(folder)
-    paths, marks = folders.scan(folder, classes)
+    classes = index_folder.class_folders(folder)
+    paths, marks = index_folder.scan(folder, classes)
     return Found(folder.parent, folder.name, "files", None, len(paths), int(marks[:, 0].sum()), len(classes))
 
 

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from . import folders, packed
-from .index import SPLITS, DataError, check_layout, class_names
+from train.data.index import folder as index_folder
+from train.data.index import packed
+from train.data.index.open import SPLITS, DataError, check_layout, class_names
 
 
 @dataclass(frozen=True)
@@ -29,7 +30,7 @@ class Origin:
 
     def digest(self, first: int = 0, end: int | None = None) -> str:
         """Return what changes when one of these images does."""
-        return folders.digest(self.names[first:end], self.marks[first:end])
+        return index_folder.digest(self.names[first:end], self.marks[first:end])
 
 
 def open_sources(root: Path) -> list[Origin]:
@@ -47,7 +48,7 @@ def _open(root: Path, split: str, classes: list[str]) -> Origin:
             raise DataError(f"{folder}: has the index and no images; fetch them too: imgnet-cluster data fetch")
         marks = np.stack([index.rows[column].astype(np.int64) for column in ("length", "crc")], axis=1)
         return Origin(root, split, classes, index.names(), np.asarray(index.labels), marks, index.read, index.where)
-    names, marks = folders.scan(folder, class_names(root, split))
+    names, marks = index_folder.scan(folder, class_names(root, split))
     if not names:
         raise DataError(f"{folder}: has no images; the layout is {split}/<class>/*.JPEG")
     if odd := next((name for name in names if "\n" in name), None):
@@ -56,5 +57,5 @@ def _open(root: Path, split: str, classes: list[str]) -> Origin:
     labels = np.array([label[name.split("/")[0]] for name in names], np.int64)
     return Origin(
         root, split, classes, names, labels, marks,
-        lambda number: folders.read(folder / names[number]), lambda number: str(folder / names[number]),
+        lambda number: index_folder.read(folder / names[number]), lambda number: str(folder / names[number]),
     )  # fmt: skip

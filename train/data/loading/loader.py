@@ -21,15 +21,15 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
+from train.data.decode import BadImage, Box, Size
+from train.data.index.open import DataError, Index
+from train.data.order.rng import random_boxes, shifted_boxes
 from train.report import Lost
 from train.tools.filesystem import one_line
 from train.tools.process import die_with_parent, keep_memory
 
+from .batch_buffers import Ring
 from .crop import centre, crop, rows
-from .decode import BadImage, Box, Size
-from .index import DataError, Index
-from .order import random_boxes, shifted_boxes
-from .ring import Ring
 
 Key = tuple[str, int | None]  # split, copy
 

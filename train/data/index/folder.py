@@ -17,12 +17,12 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from train.data.decode import BadImage, decode
+from train.data.threads import in_threads
 from train.tools import filesystem
 from train.tools.filesystem import locked, seal, unseal
 
-from .decode import BadImage, decode
-from .layout import DataError, Ids, Index, Progress, names_crc, names_digest
-from .threads import in_threads
+from .base import DataError, Ids, Index, Progress, names_crc, names_digest
 
 VERSION = 2
 KEPT = ("paths", "widths", "heights", "bad", "source", "names")

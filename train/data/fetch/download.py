@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from train.tools.filesystem import one_line
 
-from .partial import Partial, gaps
-from .source import MANIFEST, FetchError, Manifest, Source
+from .resume import Partial, gaps
+from .sources import MANIFEST, FetchError, Manifest, Source
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 ENDING_SECONDS = 5.0  # for the other threads to see that one has failed

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from train.tools.filesystem import one_line, read_json
 
-from .layout import DataError, Ids, Index, names_crc, names_digest
+from .base import DataError, Ids, Index, names_crc, names_digest
 from .shards import ShardError, Shards, shard_name, wrong_size
 
 FORMAT, VERSION = "imgnet-cluster packed", 1
