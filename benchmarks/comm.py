@@ -28,9 +28,10 @@ import torch._dynamo  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from measure import machine, ratios, spread, write_part  # noqa: E402
 
-from train import comm, models
+from train import comm
 from train.distributed import Group  # noqa: E402
 from train.forecast.model import between_machines  # noqa: E402
+from train.models import registry
 from train.recipe.schema import Comm, Model  # noqa: E402
 
 WAYS = {
@@ -66,7 +67,7 @@ class Turns:
 
     def __init__(self, group: Group, net: str, rounds: int) -> None:
         self.rounds = rounds
-        first = models.build(Model(name=net), 1000, 0)
+        first = registry.build(Model(name=net), 1000, 0)
         first.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.nets = {name: comm.wrap(copy.deepcopy(first), way, plain=2) for name, way in WAYS.items()}
         dice = torch.Generator().manual_seed(group.rank)
@@ -109,7 +110,7 @@ def rows(machines: int, procs: int, found: dict[str, Way], numbers: int) -> Iter
 
 def table(groups: Sequence[tuple[int, int]], net: str, rounds: int, load: float) -> Iterator[str]:
     """Measure, and yield the part of RESULTS.md."""
-    numbers = sum(one.numel() for one in models.build(Model(name=net), 1000, 0).parameters())
+    numbers = sum(one.numel() for one in registry.build(Model(name=net), 1000, 0).parameters())
     yield "## Ways to sum gradients"
     yield ""
     yield (

@@ -80,10 +80,11 @@ def bare(model: str, size: int, batch: int, compile: bool, device: Any, net: Any
     import torch
     from torch.nn.functional import cross_entropy
 
-    from train import distributed, models
+    from train import distributed
+    from train.models import registry
     from train.recipe.schema import Model
 
-    net = net or models.build(Model(name=model), CLASSES, 0)
+    net = net or registry.build(Model(name=model), CLASSES, 0)
     net = net.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     images = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)
@@ -109,10 +110,11 @@ def plain(model: str, size: int, batch: int, device: Any) -> Step:
         return bare(model, size, batch, False, device, timm.create_model(model))
     import torch
 
-    from train import distributed, models
+    from train import distributed
+    from train.models import registry
     from train.recipe.schema import Model
 
-    net = models.build(Model(name=model), CLASSES, 0).to(device)
+    net = registry.build(Model(name=model), CLASSES, 0).to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     criterion = torch.nn.CrossEntropyLoss()
     images, labels = torch.randn(batch, 3, size, size, device=device), torch.randint(CLASSES, (batch,), device=device)

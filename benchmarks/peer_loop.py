@@ -90,7 +90,8 @@ def validate(model: nn.Module, batches: DataLoader[Any]) -> float:
 
 def train(options: argparse.Namespace) -> None:
     """Train, and say the first step and each epoch."""
-    from train import models, optim
+    from train import optim
+    from train.models import registry
     from train.recipe.schema import Model, Optim
 
     torch.manual_seed(options.seed)
@@ -99,7 +100,7 @@ def train(options: argparse.Namespace) -> None:
     training, validation = (
         loader(data, options.batch, train=True), loader(Folder(options.data / "val", augment=False), 256, train=False),
     )  # fmt: skip
-    model = models.build(Model(name="resnet10_cifar", zero_gamma=False), len(data.classes), options.seed)
+    model = registry.build(Model(name="resnet10_cifar", zero_gamma=False), len(data.classes), options.seed)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     settings = Optim(momentum=0.9, nesterov=True, weight_decay=5e-4, bias_decay=False)
     optimizer = optim.build(model, settings)

@@ -48,7 +48,7 @@ LOOP, SCHEDULE, FEED, OPTIM = (
     "train/data/order/batch_sampler.py",
     "train/optim.py",
 )
-MODELS, LAYERWISE, EVALUATE = "train/models.py", "train/layerwise.py", "train/evaluate.py"
+MODELS, LAYERWISE, EVALUATE = "train/models/registry.py", "train/layerwise.py", "train/evaluate.py"
 MEAN = "mean.py::test_the_gradient_is_the_mean_over_all_kn_images_of_the_step"
 SHAPE = "rates.py::test_a_shape_has_the_rate_of_its_formula_at_every_step"
 ORDER = "order.py::test_every_epoch_is_one_permutation_cut_into_the_same_global_batches_for_any_number_of_processes"
@@ -288,7 +288,7 @@ MUTATIONS = [
         "if not model.zero_gamma and",
         "starts.py::test_at_the_start_every_residual_block_is_its_shortcut",
     ),
-    Mutation("zero gamma: of another norm", "train/resnets.py", "return self.norm3", "return self.norm2", START),
+    Mutation("zero gamma: of another norm", "train/models/resnet.py", "return self.norm3", "return self.norm2", START),
     Mutation(
         "He's spread: of the inputs",
         MODELS,

@@ -16,11 +16,12 @@ import torch._dynamo  # torch imports it with the first optimizer, which would t
 from numpy.typing import NDArray
 from torch import nn
 
-from train import comm, freeze, optim
+from train import comm, optim
 from train.data.loading.loader import Batch, Work
 from train.data.order.batch_sampler import Feed
 from train.distributed import Group
 from train.loop import Trainer
+from train.models import freezing
 from train.options import parse
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.schema import Data, Model, Optim, Phase, Recipe
@@ -102,7 +103,7 @@ def trainer(
     one = Trainer(parse(["rule", "--out", str(folder)]), what, group, shares, pixels.classes, Report())
     if net is not None:
         one.model = one.net = net  # type: ignore[assignment]
-        one.optimizer, one.freezer = optim.build(net, what.optim), freeze.Freezer(net)
+        one.optimizer, one.freezer = optim.build(net, what.optim), freezing.Freezer(net)
     if plain:
         one.model.double()
         one.inputs = PLAIN

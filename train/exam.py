@@ -20,12 +20,13 @@ from train.data.index.open import DataError, Index
 from train.data.loading.dataset import copies_of, open_val, root_of
 from train.data.loading.loader import Batch, Key, Work, stream
 from train.data.order.rect_val import MARGIN
+from train.models import registry
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 from train.tools import checkpoint_io
 from train.tools.process import keep_memory
 
-from . import distributed, models
+from . import distributed
 from .distributed import Group, total
 from .examine import Options, emit, only_ours, progress
 from .inputs import Inputs, pixels_of
@@ -95,7 +96,7 @@ def network(path: Path, state: Mapping[str, Any], recipe: Recipe, classes: int, 
 
     Running statistics that the processes had apart, in the middle of an epoch, are averaged as before a validation.
     """
-    model = models.build(replace(recipe.model, weights=None, fc_std=None, compile=False), classes, 0)
+    model = registry.build(replace(recipe.model, weights=None, fc_std=None, compile=False), classes, 0)
     mine, saved = model.state_dict(), state["model"]
     if mine.keys() != saved.keys():
         raise Expected(f"{path}: its weights are not those of {recipe.model.name} as it is made here")

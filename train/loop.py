@@ -20,13 +20,14 @@ from torch import nn
 from train.data.loading.loader import Batch, Images, stream
 from train.data.order.batch_sampler import Feed
 from train.data.order.usage_log import Ids
+from train.models import freezing, input_size, registry
 from train.recipe.schedule import Epoch
 from train.recipe.schema import Recipe
 from train.recipe.validation_policy import validates
 from train.tools import checkpoint_io
 from train.tools.provenance import versions
 
-from . import comm, distributed, exact, freeze, identity, losses, models, optim, size_free
+from . import comm, distributed, exact, identity, losses, optim
 from .distributed import Group
 from .evaluate import Accuracy, evaluate
 from .inputs import IMAGENET, Inputs, draw_anew, pixels_of
@@ -66,11 +67,11 @@ class Trainer:
         self.options, self.recipe, self.group, self.report = options, recipe, group, report
         self.feed, self.schedule = feed, feed.schedule
         say = partial(print, flush=True) if group.first else str
-        self.model = models.build(recipe.model, classes, feed.seed, say)
+        self.model = registry.build(recipe.model, classes, feed.seed, say)
         self.model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if options.exact:
             exact.round_gradients(self.model)
-        self.freezer = freeze.Freezer(self.model)
+        self.freezer = freezing.Freezer(self.model)
         self.inputs = Inputs(group.device, torch.float64 if options.exact else torch.float32, pixels_of(self.model))
         if self.inputs.pixels != IMAGENET:
             say(f"pixels are normalised as {recipe.model.name} has it: {self.inputs.pixels}")
@@ -175,11 +176,11 @@ class Trainer:
         batches = stream(images, works, workers, self.group.device, largest)
         epochs = self.schedule.epochs[-1].number + 1
         self.report.say("warming", steps=self.schedule.steps, step=self.steps_done, epochs=epochs)
-        if not isinstance(self.model, models.ResNet):
-            size_free.check(self.model, self.recipe.model.name, sides(self.feed, ahead))
+        if not isinstance(self.model, registry.ResNet):
+            input_size.check(self.model, self.recipe.model.name, sides(self.feed, ahead))
         for epoch in ahead:  # none: a run that was killed between its last save and its result
             if epoch is ahead[0] or epoch.row.phase.frozen != self.freezer.frozen:
-                batches = self.prepare(freeze.stretch(ahead, epoch), batches)
+                batches = self.prepare(freezing.stretch(ahead, epoch), batches)
             self.one_epoch(epoch, batches)
             if self.reached:
                 break

@@ -12,13 +12,14 @@ from train.data.index.base import names_crc
 from train.data.loading.dataset import Dataset, copies_of, open_dataset, root_of
 from train.data.loading.loader import Images
 from train.data.order.batch_sampler import Feed
+from train.models import pretrained, registry
 from train.recipe import target
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 from train.tools import checkpoint_io, filesystem, process
 from train.tools.provenance import git_commit, versions
 
-from . import distributed, models, thumbnails, weights
+from . import distributed, thumbnails
 from .loop import Asked, Trainer
 from .options import Options
 from .report import Expected, Report
@@ -136,9 +137,9 @@ def start(trainer: Trainer) -> None:
     """Begin with the weights that the recipe names. Other people's networks and files must be the same everywhere."""
     model, group = trainer.recipe.model, trainer.group
     if model.weights:
-        weights.load(trainer.model, model.weights, partial(print, flush=True) if group.first else str)
-    if group.world > 1 and (model.weights or model.name not in models.MAKERS):
-        distributed.same_everywhere(group, "the first weights of the network", models.fingerprint(trainer.model))
+        pretrained.load(trainer.model, model.weights, partial(print, flush=True) if group.first else str)
+    if group.world > 1 and (model.weights or model.name not in registry.MAKERS):
+        distributed.same_everywhere(group, "the first weights of the network", registry.fingerprint(trainer.model))
 
 
 def newest(options: Options) -> Path | None:

@@ -14,7 +14,7 @@ import pytest
 import torch
 from conftest import Place
 
-from train import models
+from train.models import registry
 from train.recipe.files import load
 from train.recipe.schema import Model, Phase, Recipe
 
@@ -63,7 +63,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Iterator[Any
     one = Place(tmp_path_factory.mktemp("recipes") / "place", images)
     try:
         weights, file = one.path / "before.pt", one.path / "cut.py"
-        torch.save(models.build(Model(name="resnet10_tiny"), 7, 0).state_dict(), weights)
+        torch.save(registry.build(Model(name="resnet10_tiny"), 7, 0).state_dict(), weights)
         made = {name: cut_short(recipe(name), weights).to_json() for name in CASES}
         file.write_text(QUEUE.format(json.dumps(list(made.values()))))
         words = ["--procs", "2", "--workers", "0", "--data", str(images), "--max-steps", str(STEPS)]

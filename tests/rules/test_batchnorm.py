@@ -106,10 +106,10 @@ def test_before_a_validation_all_processes_have_the_mean_of_all_statistics(
 
 def test_the_running_statistics_move_by_a_tenth() -> None:
     """Momentum 0.9 in the paper's words (Goyal et al. 2017, section 5.1), 0.1 in torch's."""
-    from train import models
+    from train.models import registry
     from train.recipe.schema import Model
 
-    net = models.build(Model(name="resnet10_tiny"), 3, 0)
+    net = registry.build(Model(name="resnet10_tiny"), 3, 0)
     norms = [one for one in net.modules() if isinstance(one, nn.BatchNorm2d)]
     assert {(one.momentum, one.eps, one.track_running_stats) for one in norms} == {(0.1, 1e-5, True)} and norms
     with torch.no_grad():

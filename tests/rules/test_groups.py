@@ -13,7 +13,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from train import models, optim
+from train import optim
+from train.models import registry
 from train.recipe.schema import MODELS, Model, Optim
 
 
@@ -93,7 +94,7 @@ def misleading() -> nn.Module:
     return Bare({}, downsample=down, bn=nn.Linear(4, 4))
 
 
-OURS = {name: partial(models.build, Model(name=name), 10, 0) for name in MODELS}
+OURS = {name: partial(registry.build, Model(name=name), 10, 0) for name in MODELS}
 N = ("weight", "bias")
 
 

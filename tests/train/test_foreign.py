@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from train import freeze, models
-from train.models import build, classifier
+from train.models import freezing, registry
+from train.models.registry import build, classifier
 from train.recipe.schema import Model
 from train.report import Expected
 
@@ -228,7 +228,7 @@ def test_the_same_seed_gives_the_same_weights_everywhere(mine: Any) -> None:
     before = torch.get_rng_state()
     one, same, other = (build(Model(name="mine:net", fc_std=None), 6, seed) for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
-    assert models.fingerprint(one) == models.fingerprint(same) != models.fingerprint(other)
+    assert registry.fingerprint(one) == registry.fingerprint(same) != registry.fingerprint(other)
 
 
 @pytest.mark.parametrize("std", [0.01, 0.2, None])
@@ -254,7 +254,7 @@ def test_where_no_layer_is_the_classifier_the_recipe_must_not_ask_for_its_spread
 def test_the_classifier_is_the_last_layer_that_learns_and_makes_as_many_scores_as_there_are_classes(mine: Any) -> None:
     for name in ("resnet10_tiny", "alexnet_bn"):
         with torch.device("meta"):
-            net = models.MAKERS[name](6)
+            net = registry.MAKERS[name](6)
         assert classifier(net) is net.fc
     mine.net = Net
     net = said_of("mine:net")[0]
@@ -264,7 +264,7 @@ def test_the_classifier_is_the_last_layer_that_learns_and_makes_as_many_scores_a
     assert classifier(net) is net.fc  # though the body's last makes as many, and another was called later
     assert net.fc.weight.std() < 0.02 < net.spare.weight.std()  # fc_std is the classifier's
     other = copy.deepcopy(net)
-    freeze.Freezer(other).set(True)
+    freezing.Freezer(other).set(True)
     assert classifier(other) is other.fc
     assert [name for name, one in other.named_parameters() if one.requires_grad] == ["fc.weight", "fc.bias"]
     mine.net = lambda classes: Pooled(nn.Conv2d(3, classes, 1), nn.Conv2d(classes, classes, 3, padding=1))
@@ -295,7 +295,7 @@ def test_where_there_is_none_a_frozen_phase_is_one_line(mine: Any, make: Any) ->
     mine.net = make
     net = said_of("mine:net", fc_std=None)[0]
     assert classifier(net) is None
-    freezer = freeze.Freezer(net)
+    freezer = freezing.Freezer(net)
     freezer.set(False)
     with pytest.raises(Expected, match=r"phases, frozen: Pooled has no Linear .*; frozen=False trains all") as caught:
         freezer.set(True)

@@ -10,12 +10,13 @@ import pytest
 import torch
 from torch import nn
 
-from train import foreign, freeze, loop, optim
+from train import loop, optim
 from train.data.loading.dataset import open_dataset
 from train.data.loading.loader import Images
 from train.data.order.batch_sampler import Feed
 from train.distributed import Group
-from train.models import build
+from train.models import external, freezing
+from train.models.registry import build
 from train.options import parse
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Model, Optim, Phase
@@ -105,8 +106,8 @@ def test_what_is_frozen_is_neither_computed_nor_in_training() -> None:
     never = net[0].bias
     assert never is not None
     never.requires_grad_(False)
-    foreign.check_scores(net, "net", 2, 4)  # finds its classifier, as where it was made
-    freezer = freeze.Freezer(net)
+    external.check_scores(net, "net", 2, 4)  # finds its classifier, as where it was made
+    freezer = freezing.Freezer(net)
     net(torch.ones(2, 3, 4, 4)).sum().backward()
     freezer.set(True)
     freezer.mode()
@@ -126,10 +127,10 @@ def test_what_is_frozen_is_neither_computed_nor_in_training() -> None:
 
 def test_epochs_are_cut_where_what_is_trained_changes(tiny: Any) -> None:
     epochs = Schedule(tiny(phases=rows(True, True, False, False, True)), 50, 2).epochs
-    assert [one.number for one in freeze.stretch(epochs, epochs[0])] == [0, 1]
-    assert [one.number for one in freeze.stretch(epochs, epochs[1])] == [1]
-    assert [one.number for one in freeze.stretch(epochs[3:], epochs[3])] == [3]
-    assert [one.number for one in freeze.stretch(epochs, epochs[4])] == [4]
+    assert [one.number for one in freezing.stretch(epochs, epochs[0])] == [0, 1]
+    assert [one.number for one in freezing.stretch(epochs, epochs[1])] == [1]
+    assert [one.number for one in freezing.stretch(epochs[3:], epochs[3])] == [3]
+    assert [one.number for one in freezing.stretch(epochs, epochs[4])] == [4]
 
 
 def test_a_classifier_alone_learns_from_the_same_start_what_a_separate_linear_would(

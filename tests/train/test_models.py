@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from train.alexnet import AlexNet
 from train.forecast import MODELS as CARDS
-from train.models import MAKERS, Basic, Bottleneck, ResNet, build
+from train.models.alexnet import AlexNet
+from train.models.registry import MAKERS, Basic, Bottleneck, ResNet, build
 from train.recipe.schema import MODELS, Model
 
 SMALL = ["resnet10_tiny", "resnet10_cifar", "resnet18"]

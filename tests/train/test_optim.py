@@ -12,7 +12,7 @@ from torch import nn
 from train import optim
 from train.lamb import Lamb
 from train.lars import Lars
-from train.models import MAKERS, build
+from train.models.registry import MAKERS, build
 from train.recipe.schema import MODELS as NAMES
 from train.recipe.schema import Model, Optim
 from train.report import Expected

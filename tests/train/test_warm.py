@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from train import loop, models, warm
+from train import loop, warm
 from train.data.loading.dataset import open_dataset
 from train.data.loading.loader import Batch, Images, Work
 from train.data.order.batch_sampler import Feed
 from train.distributed import Group
 from train.inputs import IMAGENET, Inputs, pixels_of
+from train.models import registry
 from train.options import parse
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Model, Phase
@@ -26,7 +27,7 @@ CPU = torch.device("cpu")
 
 @pytest.fixture
 def model() -> Any:
-    return models.build(Model(name="resnet10_tiny"), 10, 0)
+    return registry.build(Model(name="resnet10_tiny"), 10, 0)
 
 
 @pytest.fixture

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from train import foreign, weights
-from train.models import MAKERS, build
+from train.models import external, pretrained
+from train.models.registry import MAKERS, build
 from train.recipe.schema import Model
 from train.report import Expected
 from train.tools import checkpoint_io
@@ -41,7 +41,7 @@ def saved(folder: Path, value: Any, name: str = "w.pt") -> str:
 
 def loaded(file: str, classes: int = 6) -> tuple[State, list[str]]:
     net, said = made(classes), list[str]()
-    weights.load(net, file, said.append)
+    pretrained.load(net, file, said.append)
     return net.state_dict(), said
 
 
@@ -182,8 +182,8 @@ def test_tensors_that_are_no_weights_are_refused_in_one_line(
 
 def test_counters_may_be_of_any_kind_and_complex_weights_go_where_ours_are() -> None:
     real, whole, bent = (torch.zeros(1, dtype=one) for one in (torch.float16, torch.int64, torch.complex64))
-    assert weights.of_a_kind(real, whole) and weights.of_a_kind(whole, whole) and weights.of_a_kind(bent, bent)
-    assert weights.of_a_kind(real, bent) and not weights.of_a_kind(bent, whole)
+    assert pretrained.of_a_kind(real, whole) and pretrained.of_a_kind(whole, whole) and pretrained.of_a_kind(bent, bent)
+    assert pretrained.of_a_kind(real, bent) and not pretrained.of_a_kind(bent, whole)
 
 
 def test_only_the_classifier_s_own_weight_tells_of_other_classes(theirs: State, tmp_path: Path) -> None:
@@ -196,10 +196,10 @@ def test_only_the_classifier_s_own_weight_tells_of_other_classes(theirs: State, 
 def test_a_network_whose_classifier_is_not_known_takes_what_fits_and_names_what_does_not(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3))
     state = {name: one + 1 for name, one in net.state_dict().items()}
-    weights.load(net, saved(tmp_path, state))
+    pretrained.load(net, saved(tmp_path, state))
     assert equal(net.state_dict(), state)
     with pytest.raises(Expected, match=r"is not of this network; of another shape: 0.weight, 0.bias$"):
-        weights.load(nn.Sequential(nn.Conv2d(3, 5, 3)), str(tmp_path / "w.pt"))
+        pretrained.load(nn.Sequential(nn.Conv2d(3, 5, 3)), str(tmp_path / "w.pt"))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -256,13 +256,13 @@ def test_a_resnet_of_torchvision_s_names_is_ours(
     file = {f"{prefix}{one}": torch.full(shape, float(place)) for place, (one, shape) in
             enumerate(zip(names, shapes, strict=True))}  # fmt: skip
     net = MAKERS[name](6)
-    weights.load(net, saved(tmp_path, file))
+    pretrained.load(net, saved(tmp_path, file))
     assert [one.max().item() for one in net.state_dict().values()] == list(range(len(names)))
 
 
 def test_the_classifier_s_names_are_found_wherever_it_is() -> None:
-    assert weights.classifier_names(made()) == ["fc.weight", "fc.bias"]
+    assert pretrained.classifier_names(made()) == ["fc.weight", "fc.bias"]
     net = nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
-    assert weights.classifier_names(net) == []  # not known before it was looked at
-    foreign.check_scores(net, "net", 2, 1)
-    assert weights.classifier_names(net) == ["1.weight", "1.bias"]
+    assert pretrained.classifier_names(net) == []  # not known before it was looked at
+    external.check_scores(net, "net", 2, 1)
+    assert pretrained.classifier_names(net) == ["1.weight", "1.bias"]

@@ -20,7 +20,7 @@ class Model:
 
     `zero_gamma` starts the last norm of each residual block at 0, `fc_std` is the standard deviation of the
     classifier's first weights (both: Goyal et al. 2017, section 5.1); None leaves other people's models as they start.
-    Classes are counted in the data. `weights`: a file of pretrained weights to start from (train/weights.py).
+    Classes are counted in the data. `weights`: a file of pretrained weights to start from (train/models/pretrained.py).
     `compile` trains through torch.compile, which takes its time for each shape before the first step; validation does
     not.
     """

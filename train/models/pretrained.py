@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from train.report import Expected
 from train.tools import checkpoint_io, filesystem
 
-from . import models, resnets
-from .report import Expected
+from . import registry, resnet
 
 DEEPEST = 5  # dicts within dicts: one that holds itself has no end
 INSIDE = ("model", "state_dict", "model_state_dict")  # where checkpoints of ours, of timm and of Lightning keep them
@@ -29,8 +29,8 @@ def load(net: nn.Module, file: str, say: Callable[[str], object] = lambda text: 
     """
     path = Path(file).expanduser()
     own, found = net.state_dict(), read(path)
-    if isinstance(net, models.ResNet):
-        found = resnets.our_names(without_prefix(found, {"layer1.0.conv1.weight", *own}))
+    if isinstance(net, registry.ResNet):
+        found = resnet.our_names(without_prefix(found, {"layer1.0.conv1.weight", *own}))
     found = without_prefix(found, own)
     head = classifier_names(net)
     kinds = [name for name in own if name in found and not of_a_kind(found[name], own[name])]
@@ -69,7 +69,7 @@ def some(names: list[str]) -> str:
 
 def classifier_names(net: nn.Module) -> list[str]:
     """Return the names of the classifier's tensors in the network's state, its weight first; none if it is unknown."""
-    last = models.classifier(net)
+    last = registry.classifier(net)
     if last is None:
         return []
     place = next(name for name, module in net.named_modules() if module is last)

@@ -1,7 +1,7 @@
 """Networks of other people: timm's and torchvision's where they are installed, or any function's.
 
-They are made without their pretrained weights, which come from a file (train/weights.py), and looked at before they
-train: scores of the right shape, and images of other sizes than they were made for (train/size_free.py).
+They are made without their pretrained weights, which come from a file (train/models/pretrained.py), and looked at before they
+train: scores of the right shape, and images of other sizes than they were made for (train/models/input_size.py).
 """
 
 import difflib
@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from train.recipe.schema import Model
+from train.report import Expected
 from train.tools import user_code
 from train.tools.filesystem import one_line
 
-from . import size_free
-from .report import Expected
+from . import input_size
 
 Say = Callable[[str], object]
 CLASSIFIER = "_imgnet_classifier"  # where a network keeps the name of the layer that makes its scores
@@ -36,10 +36,10 @@ def make(model: Model, classes: int, say: Say) -> nn.Module:
     if model.zero_gamma and not applied and not _tried(model.name, lambda: silence(net)):
         say(f"zero_gamma does not apply to {model.name}: its blocks do not say which norm is their last")
     check_parameters(net, model.name)
-    side = size_free.native(net, model.name)
+    side = input_size.native(net, model.name)
     check_scores(net, model.name, classes, side)
     try:
-        how = size_free.free(net, side)
+        how = input_size.free(net, side)
     except Expected as error:
         how = str(error)
     say(f"{model.name}, made for {side} x {side} pixels: {how}")

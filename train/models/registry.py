@@ -10,15 +10,15 @@ import torch
 from torch import nn
 
 from train.recipe.schema import Model
+from train.report import Expected
 
-from . import foreign, resnets
+from . import external, resnet
 from .alexnet import AlexNet
-from .report import Expected
-from .resnets import Basic, Bottleneck, ResNet
+from .resnet import Basic, Bottleneck, ResNet
 
 __all__ = ["MAKERS", "AlexNet", "Basic", "Bottleneck", "ResNet", "build", "classifier", "fingerprint"]
 
-MAKERS: dict[str, Callable[[int], nn.Module]] = {**resnets.MAKERS, "alexnet_bn": AlexNet}
+MAKERS: dict[str, Callable[[int], nn.Module]] = {**resnet.MAKERS, "alexnet_bn": AlexNet}
 
 
 def build(model: Model, classes: int, seed: int, say: Callable[[str], object] = lambda text: None) -> nn.Module:
@@ -37,7 +37,7 @@ def build(model: Model, classes: int, seed: int, say: Callable[[str], object] = 
                 if model.zero_gamma and isinstance(module, Basic | Bottleneck):
                     nn.init.zeros_(module.last_norm.weight)  # type: ignore[arg-type]
         else:
-            net = foreign.make(model, classes, say)
+            net = external.make(model, classes, say)
         if model.fc_std is not None:
             start(net, model, classes)
     return net
@@ -62,7 +62,7 @@ def classifier(net: nn.Module) -> nn.Linear | nn.Conv2d | None:
     """
     if isinstance(net, ResNet | AlexNet):
         return net.fc
-    name = vars(net).get(foreign.CLASSIFIER)
+    name = vars(net).get(external.CLASSIFIER)
     return None if name is None else net.get_submodule(name)  # type: ignore[return-value]
 
 

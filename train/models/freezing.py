@@ -6,9 +6,9 @@ from itertools import takewhile
 from torch import nn
 
 from train.recipe.schedule import Epoch
+from train.report import Expected
 
-from . import models
-from .report import Expected
+from . import registry
 
 
 class Freezer:
@@ -38,7 +38,7 @@ class Freezer:
 
     def classifier(self) -> nn.Module:
         """Return the layer that learns in a frozen phase. Raises `Expected` where it is not known."""
-        found = models.classifier(self.net)
+        found = registry.classifier(self.net)
         if found is None:
             raise Expected(
                 f"phases, frozen: {type(self.net).__name__} has no Linear and no 1x1 convolution that learns and makes "
