@@ -90,8 +90,8 @@ def validate(model: nn.Module, batches: DataLoader[Any]) -> float:
 
 def train(options: argparse.Namespace) -> None:
     """Train, and say the first step and each epoch."""
-    from train import optim
     from train.models import registry
+    from train.optim import factory
     from train.recipe.schema import Model, Optim
 
     torch.manual_seed(options.seed)
@@ -103,7 +103,7 @@ def train(options: argparse.Namespace) -> None:
     model = registry.build(Model(name="resnet10_cifar", zero_gamma=False), len(data.classes), options.seed)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     settings = Optim(momentum=0.9, nesterov=True, weight_decay=5e-4, bias_decay=False)
-    optimizer = optim.build(model, settings)
+    optimizer = factory.build(model, settings)
     steps = options.epochs * len(training)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, steps, pct_start=options.warm_up)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)

@@ -30,12 +30,13 @@ import torch  # noqa: E402
 from measure import met, spread  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
-from train import distributed, loop, optim
+from train import distributed, loop
 from train.data.loading import loader  # noqa: E402
 from train.data.loading.dataset import Dataset, open_dataset  # noqa: E402
 from train.data.order.batch_sampler import Feed  # noqa: E402
 from train.data.packing.synthetic import draw_set  # noqa: E402
 from train.models import registry
+from train.optim import factory
 from train.options import parse  # noqa: E402
 from train.recipe.schedule import Epoch, Schedule  # noqa: E402
 from train.recipe.schema import Data, Model, Phase, Recipe  # noqa: E402
@@ -55,7 +56,7 @@ class Bare:
     def __init__(self, model: str, classes: int, batch: int, size: int) -> None:
         self.net = registry.build(Model(name=model), classes, 0)
         self.net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimizer = optim.build(self.net, _recipe(model, size, 1).optim)
+        self.optimizer = factory.build(self.net, _recipe(model, size, 1).optim)
         self.images = torch.randn(batch, 3, size, size).to(memory_format=torch.channels_last)
         self.labels = torch.arange(batch) % classes
 

@@ -21,7 +21,7 @@ CLOCK = "from the start of loading the images to the end of the epoch's validati
 KEPT = (  # of a phase of the recipe
     "size", "batch", "shape", "copy", "min_scale", "rect_train", "rect_val", "frozen", "validate",
 )  # fmt: skip
-USERS = {  # of the settings that not each of our optimizers uses (train/optim.py)
+USERS = {  # of the settings that not each of our optimizers uses (train/optim/factory.py)
     **dict.fromkeys(("momentum", "nesterov"), ("sgd", "lars")),
     "trust": ("lars",),
     **dict.fromkeys(("betas", "eps"), ("lamb", "adamw")),

@@ -46,9 +46,9 @@ LOOP, SCHEDULE, FEED, OPTIM = (
     "train/loop.py",
     "train/recipe/schedule.py",
     "train/data/order/batch_sampler.py",
-    "train/optim.py",
+    "train/optim/factory.py",
 )
-MODELS, LAYERWISE, EVALUATE = "train/models/registry.py", "train/layerwise.py", "train/evaluate.py"
+MODELS, LAYERWISE, EVALUATE = "train/models/registry.py", "train/optim/layerwise.py", "train/evaluate.py"
 MEAN = "mean.py::test_the_gradient_is_the_mean_over_all_kn_images_of_the_step"
 SHAPE = "rates.py::test_a_shape_has_the_rate_of_its_formula_at_every_step"
 ORDER = "order.py::test_every_epoch_is_one_permutation_cut_into_the_same_global_batches_for_any_number_of_processes"
@@ -180,7 +180,7 @@ MUTATIONS = [
     ),
     Mutation(
         "momentum correction: LARS absorbs the rate",
-        "train/lars.py",
+        "train/optim/lars.py",
         "torch._foreach_add_(buffers, steps)\n",
         'torch._foreach_mul_(steps, group["lr"])\n        torch._foreach_add_(buffers, steps)\n'
         '        group = {**group, "lr": 1.0}\n',
@@ -306,14 +306,14 @@ MUTATIONS = [
     ),
     Mutation(
         "LARS: decay not in the ratio",
-        "train/lars.py",
+        "train/optim/lars.py",
         "norms(gradients) + decay * lengths",
         "norms(gradients)",
         "optimizers.py::test_lars_is_the_formula_and_skips_norms_and_biases",
     ),
     Mutation(
         "LARS: no decay in the step",
-        "train/lars.py",
+        "train/optim/lars.py",
         "torch._foreach_add(gradients, weights, alpha=decay)",
         "torch._foreach_add(gradients, weights, alpha=0.0)",
         "optimizers.py::test_lars_is_the_formula_and_skips_norms_and_biases",
@@ -341,21 +341,21 @@ MUTATIONS = [
     ),
     Mutation(
         "LARS: as long as the gradient",
-        "train/lars.py",
+        "train/optim/lars.py",
         'if group["adapt"]:',
         "if False:",
         "optimizers.py::test_the_step_of_lars_is_as_long_as_trust_says_whatever_the_gradient",
     ),
     Mutation(
         "LAMB: the second moment's bias stays",
-        "train/lamb.py",
+        "train/optim/lamb.py",
         '[1 - b2 ** state["step"] for state in states]',
         "[1.0 for state in states]",
         "optimizers.py::test_lamb_is_the_formula_and_skips_norms_and_biases",
     ),
     Mutation(
         "LAMB: as long as Adam's step",
-        "train/lamb.py",
+        "train/optim/lamb.py",
         "scale(steps, norms(weights), norms(steps))",
         "pass",
         "optimizers.py::test_lamb_is_the_formula_and_skips_norms_and_biases",
@@ -398,21 +398,21 @@ MUTATIONS = [
     ),
     Mutation(
         "label smoothing: none",
-        "train/losses.py",
+        "train/optim/losses.py",
         'partial(cross_entropy, reduction="none", label_smoothing=optim.label_smoothing)',
         'partial(cross_entropy, reduction="none")',
         "losses.py::test_cross_entropy_with_label_smoothing",
     ),
     Mutation(
         "binary cross entropy: the sum over the classes",
-        "train/losses.py",
+        "train/optim/losses.py",
         'reduction="none").mean(1)',
         'reduction="none").sum(1)',
         "losses.py::test_binary_cross_entropy_asks_each_class_on_its_own",
     ),
     Mutation(
         "a loss for each image: their mean",
-        "train/losses.py",
+        "train/optim/losses.py",
         'reduction="none").mean(1)',
         'reduction="none").mean().expand(len(labels))',
         "losses.py::test_a_loss_is_told_for_each_image_so_that_the_step_can_divide_by_all_of_them",

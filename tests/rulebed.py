@@ -16,12 +16,13 @@ import torch._dynamo  # torch imports it with the first optimizer, which would t
 from numpy.typing import NDArray
 from torch import nn
 
-from train import comm, optim
+from train import comm
 from train.data.loading.loader import Batch, Work
 from train.data.order.batch_sampler import Feed
 from train.distributed import Group
 from train.loop import Trainer
 from train.models import freezing
+from train.optim import factory
 from train.options import parse
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.schema import Data, Model, Optim, Phase, Recipe
@@ -78,7 +79,7 @@ def recipe(*rows: Phase, gpus: int = 1, machines: int = 1, seed: int = 0, model:
     """A recipe of these phases for so many GPUs; other words are the optimizer's."""
     data = Data(name="numbers", root="nowhere", train=1, val=1)
     model = model or Model(name="resnet10_tiny")
-    return Recipe(name="rule", data=data, model=model, optim=Optim(**optim), gpus=gpus, machines=machines,
+    return Recipe(name="rule", data=data, model=model, optim=Optim(**factory), gpus=gpus, machines=machines,
                   phases=rows, seed=seed)  # fmt: skip
 
 
@@ -103,7 +104,7 @@ def trainer(
     one = Trainer(parse(["rule", "--out", str(folder)]), what, group, shares, pixels.classes, Report())
     if net is not None:
         one.model = one.net = net  # type: ignore[assignment]
-        one.optimizer, one.freezer = optim.build(net, what.optim), freezing.Freezer(net)
+        one.optimizer, one.freezer = factory.build(net, what.optim), freezing.Freezer(net)
     if plain:
         one.model.double()
         one.inputs = PLAIN

@@ -21,13 +21,15 @@ from train.data.loading.loader import Batch, Images, stream
 from train.data.order.batch_sampler import Feed
 from train.data.order.usage_log import Ids
 from train.models import freezing, input_size, registry
+from train.optim import factory
+from train.optim import losses as optim_losses
 from train.recipe.schedule import Epoch
 from train.recipe.schema import Recipe
 from train.recipe.validation_policy import validates
 from train.tools import checkpoint_io
 from train.tools.provenance import versions
 
-from . import comm, distributed, exact, identity, losses, optim
+from . import comm, distributed, exact, identity
 from .distributed import Group
 from .evaluate import Accuracy, evaluate
 from .inputs import IMAGENET, Inputs, draw_anew, pixels_of
@@ -76,7 +78,7 @@ class Trainer:
         if self.inputs.pixels != IMAGENET:
             say(f"pixels are normalised as {recipe.model.name} has it: {self.inputs.pixels}")
         self.net: nn.Module = compiled(self.model) if recipe.model.compile and not options.exact else self.model
-        self.optimizer, self.loss = optim.build(self.model, recipe.optim), losses.build(recipe.optim)
+        self.optimizer, self.loss = factory.build(self.model, recipe.optim), optim_losses.build(recipe.optim)
         self.scaler = comm.scaler(recipe.comm, group.device, self.inputs.precision)
         self.meter, self.times = Meter(group.device, LONGEST_STRETCH), Times(group.device)
         self.news = News(options, self.schedule, group, report, self.times)
@@ -229,7 +231,7 @@ class Trainer:
 
     def one_step(self, epoch: Epoch, step: int, batches: Iterator[Batch]) -> None:
         """One update. The loss is the mean over the global batch (Goyal et al. 2017, remark 3)."""
-        optim.set_rate(self.optimizer, epoch.rate(step))
+        factory.set_rate(self.optimizer, epoch.rate(step))
         count, images = self.feed.count(epoch, step), epoch.images(step)
         # DDP divides the summed gradients by the number of processes; the factor takes that back.
         factor = 1 if self.options.exact else self.group.world
@@ -276,14 +278,14 @@ class Trainer:
         *losses, top1, top5, asked, save, seconds = distributed.total(self.group, own).tolist()
         self.meter.reset()
         steps = range(self.step - count, self.step)
-        for step, loss in zip(steps, losses, strict=True):
+        for step, loss in zip(steps, optim_losses, strict=True):
             if not math.isfinite(loss):
                 raise Diverged(
                     f"the loss is {loss} at step {epoch.first_step + step + 1} (epoch {epoch.number + 1}, "
                     f"rate {epoch.rate(step):.4g}); lower the rate or lengthen the warm-up"
                 )
         now, images = time.perf_counter(), sum(epoch.images(step) for step in steps)
-        sums = Sums(sum(losses), top1, top5, images, now - self.mark)
+        sums = Sums(sum(optim_losses), top1, top5, images, now - self.mark)
         self.sums, self.mark = self.sums + sums, now
         rate = epoch.rate(self.step - 1)
         self.news.stretch(epoch, self.steps_done, self.images_seen, rate, sums, seconds, waited)

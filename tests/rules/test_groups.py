@@ -13,8 +13,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from train import optim
 from train.models import registry
+from train.optim import factory
 from train.recipe.schema import MODELS, Model, Optim
 
 
@@ -147,7 +147,7 @@ def check(net: nn.Module, norms: set[str], biases: set[str], norm_decay: bool, b
     free = (set() if norm_decay else norms) | (set() if bias_decay else biases)
     if name in ("lars", "lamb"):
         free = norms | biases  # the skip rule, whatever is said of biases
-    made = optim.build(net, Optim(name=name, weight_decay=0.3, norm_decay=norm_decay, bias_decay=bias_decay))
+    made = factory.build(net, Optim(name=name, weight_decay=0.3, norm_decay=norm_decay, bias_decay=bias_decay))
     places = {parameter: one for one, parameter in known.items()}
     held = [(places[one], group) for group in made.param_groups for one in group["params"]]
     assert sorted(one for one, _ in held) == sorted(known), "each in exactly one group"

@@ -5,7 +5,7 @@ import pytest
 import torch
 from rulebed import softmax
 
-from train import losses
+from train.optim import losses
 from train.recipe.schema import Optim
 
 dice = np.random.default_rng(8)

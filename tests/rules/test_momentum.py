@@ -14,7 +14,7 @@ import torch
 from rulebed import Array, Pixels, carry_out, gradient, linear, order, rates, recipe, row, trainer, values
 from torch import nn
 
-from train import optim
+from train.optim import factory
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Optim
 
@@ -57,10 +57,10 @@ def test_the_absorbed_form_needs_the_correction_and_with_it_is_the_form_with_the
 def test_our_sgd_is_the_corrected_form_without_a_correction() -> None:
     weight = nn.Module()
     weight.w = nn.Parameter(torch.from_numpy(START.copy()))
-    made = optim.build(weight, Optim(momentum=M, weight_decay=0.0))
+    made = factory.build(weight, Optim(momentum=M, weight_decay=0.0))
     path = []
     for rate in JUMPS:
-        optim.set_rate(made, float(rate))
+        factory.set_rate(made, float(rate))
         weight.w.grad = torch.from_numpy(gradients(weight.w.detach().numpy()))
         made.step()
         path.append(weight.w.detach().numpy().copy())
@@ -121,10 +121,10 @@ def test_our_lars_is_the_corrected_form_too() -> None:
     assert np.abs(corrected[-1] - plain[-1]).max() > 1e-3
     layer: Any = nn.Linear(2, 2, bias=False).double()
     layer.weight = nn.Parameter(torch.from_numpy(START.reshape(2, 2).copy()))
-    made = optim.build(layer, Optim(name="lars", momentum=M, trust=trust, weight_decay=decay))
+    made = factory.build(layer, Optim(name="lars", momentum=M, trust=trust, weight_decay=decay))
     path = []
     for rate in JUMPS:
-        optim.set_rate(made, float(rate))
+        factory.set_rate(made, float(rate))
         layer.weight.grad = torch.from_numpy(gradients(layer.weight.detach().numpy().reshape(4)).reshape(2, 2))
         made.step()
         path.append(layer.weight.detach().numpy().copy())

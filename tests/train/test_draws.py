@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from train import loop, optim
+from train import loop
 from train.data.loading.dataset import open_dataset
 from train.data.loading.loader import Images
 from train.data.order.batch_sampler import Feed
 from train.distributed import Group
 from train.inputs import draw_anew
+from train.optim import factory
 from train.options import parse
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Model, Optim, Phase
@@ -39,7 +40,7 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> None:
     module.net = net  # type: ignore[attr-defined]
     module.positions = lambda classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, classes))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mine", module)
-    optim.build(nn.Linear(1, 1), Optim())  # what that imports is imported before the fork
+    factory.build(nn.Linear(1, 1), Optim())  # what that imports is imported before the fork
 
 
 def trained(recipe: Any, data: Path, out: Path, group: Group) -> loop.Trainer:

@@ -10,13 +10,14 @@ import pytest
 import torch
 from torch import nn
 
-from train import loop, optim
+from train import loop
 from train.data.loading.dataset import open_dataset
 from train.data.loading.loader import Images
 from train.data.order.batch_sampler import Feed
 from train.distributed import Group
 from train.models import external, freezing
 from train.models.registry import build
+from train.optim import factory
 from train.options import parse
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Model, Optim, Phase
@@ -57,7 +58,7 @@ def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> se
 @pytest.fixture(scope="module")
 def imported() -> None:
     """What the first optimizer of a process imports takes seconds: before the fork, not in each child."""
-    optim.build(nn.Linear(1, 1), Optim())
+    factory.build(nn.Linear(1, 1), Optim())
 
 
 @pytest.mark.parametrize(("order", "optimizer"), [((True, False), "sgd"), ((False, True, False), "lamb")])

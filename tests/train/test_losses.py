@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from train import losses
+from train.optim import losses
 from train.recipe.schema import Optim
 from train.report import Expected
 

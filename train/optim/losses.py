@@ -7,9 +7,8 @@ import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from train.recipe.schema import Optim
+from train.report import Expected
 from train.tools import user_code
-
-from .report import Expected
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # scores [n, classes], labels [n] to losses [n]
 

@@ -12,12 +12,12 @@ import torch
 from torch import nn
 
 from train.recipe.schema import Optim
+from train.report import Expected
 from train.tools import user_code
 from train.tools.filesystem import one_line
 
 from .lamb import Lamb
 from .lars import Lars
-from .report import Expected
 
 LAYERWISE = ("lars", "lamb")
 NORMS = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
