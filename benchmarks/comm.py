@@ -28,8 +28,8 @@ import torch._dynamo  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from measure import machine, ratios, spread, write_part  # noqa: E402
 
-from train import comm
-from train.distributed import Group  # noqa: E402
+from train.distributed import ddp
+from train.distributed.process_group import Group  # noqa: E402
 from train.forecast.model import between_machines  # noqa: E402
 from train.models import registry
 from train.recipe.schema import Comm, Model  # noqa: E402
@@ -69,7 +69,7 @@ class Turns:
         self.rounds = rounds
         first = registry.build(Model(name=net), 1000, 0)
         first.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.nets = {name: comm.wrap(copy.deepcopy(first), way, plain=2) for name, way in WAYS.items()}
+        self.nets = {name: ddp.wrap(copy.deepcopy(first), way, plain=2) for name, way in WAYS.items()}
         dice = torch.Generator().manual_seed(group.rank)
         self.images = torch.randn(BATCH, 3, SIZE, SIZE, generator=dice).to(memory_format=torch.channels_last)
         self.labels = torch.randint(0, 1000, (BATCH,), generator=dice)

@@ -47,7 +47,7 @@ def ours(model: str, size: int, batch: int, compile: bool, device: Any, place: P
 
     from train.data.loading.loader import Batch, Work
     from train.data.order.batch_sampler import Feed
-    from train.distributed import Group
+    from train.distributed.process_group import Group
     from train.loop import LONGEST_STRETCH, Trainer
     from train.options import parse
     from train.recipe.schedule import Schedule
@@ -80,7 +80,7 @@ def bare(model: str, size: int, batch: int, compile: bool, device: Any, net: Any
     import torch
     from torch.nn.functional import cross_entropy
 
-    from train import distributed
+    from train.distributed import process_group
     from train.models import registry
     from train.recipe.schema import Model
 
@@ -89,7 +89,7 @@ def bare(model: str, size: int, batch: int, compile: bool, device: Any, net: Any
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     images = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)
     labels = torch.randint(CLASSES, (batch,), device=device)
-    precision = distributed.precision(device)
+    precision = process_group.precision(device)
     run = torch.compile(net, dynamic=False) if compile else net
 
     def step() -> None:
@@ -110,7 +110,7 @@ def plain(model: str, size: int, batch: int, device: Any) -> Step:
         return bare(model, size, batch, False, device, timm.create_model(model))
     import torch
 
-    from train import distributed
+    from train.distributed import process_group
     from train.models import registry
     from train.recipe.schema import Model
 
@@ -118,7 +118,7 @@ def plain(model: str, size: int, batch: int, device: Any) -> Step:
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     criterion = torch.nn.CrossEntropyLoss()
     images, labels = torch.randn(batch, 3, size, size, device=device), torch.randint(CLASSES, (batch,), device=device)
-    precision = distributed.precision(device)
+    precision = process_group.precision(device)
     seen: dict[str, float] = {}
 
     def step() -> None:

@@ -30,11 +30,12 @@ import torch  # noqa: E402
 from measure import met, spread  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
-from train import distributed, loop
+from train import loop
 from train.data.loading import loader  # noqa: E402
 from train.data.loading.dataset import Dataset, open_dataset  # noqa: E402
 from train.data.order.batch_sampler import Feed  # noqa: E402
 from train.data.packing.synthetic import draw_set  # noqa: E402
+from train.distributed import process_group
 from train.models import registry
 from train.optim import factory
 from train.options import parse  # noqa: E402
@@ -120,11 +121,11 @@ def pairs(model: str, size: int, data: Path, copies: Path, out: Path) -> list[tu
     }
     found = Dataset(part, found.recipe)
     schedule = Schedule(found.recipe, len(found.train), 1)
-    options, group = parse(["steps", "--out", str(out)]), distributed.join()
+    options, group = parse(["steps", "--out", str(out)]), process_group.join()
     feed = Feed(schedule, found.indexes, 0, 0, 1)
     trainer = InTurn(options, found.recipe, group, feed, len(found.train.classes), Report())
     trainer.bare, trainer.pairs = Bare(model, len(found.train.classes), batch, size), []
-    trainer.train(loader.Images(found.indexes, 0), distributed.workers(group, options.workers))
+    trainer.train(loader.Images(found.indexes, 0), process_group.workers(group, options.workers))
     return trainer.pairs
 
 

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from train.links import addresses
+from train.distributed.network import addresses
 from train.tools.filesystem import one_line
 
 from .findings import judge

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from train.links import slow_pairs
+from train.distributed.network import slow_pairs
 
 from . import archive, environment, findings, needs, tmux
 from .board import Board, Timed
@@ -191,7 +191,7 @@ class Machines:
                     "RANK": str(names.index(name)), "LOCAL_RANK": "0", "WORLD_SIZE": str(len(names)),
                     "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": self.board.rows[names[0]]["address"], "MASTER_PORT": port,
                 }  # fmt: skip
-                argv = [self.board.rows[name]["python"], "-m", "train.probe"]
+                argv = [self.board.rows[name]["python"], "-m", "train.distributed.network_probe"]
                 argv += ["--timeout", f"{NETWORK_SECONDS - 20:.0f}", *(FEW if len(names) > MANY else [])]
                 code, text = self.shown(name, argv, NETWORK_SECONDS, **variables)
                 if code:

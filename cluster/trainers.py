@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train import links
+from train.distributed import network
 from train.tools import process
 from train.tools.filesystem import read_json
 
@@ -99,7 +99,7 @@ class Trainers:
         self.folder.mkdir()
         logs.mkdir(parents=True, exist_ok=True)
         argv = self.arguments() + self.of_attempt(attempt)
-        common = {**self.environment, "IMGNET_WORK": str(self.folder), **links.towards(attempt.address)}
+        common = {**self.environment, "IMGNET_WORK": str(self.folder), **network.towards(attempt.address)}
         world = procs * len(attempt.members)
         each = process.variables(procs, self.first_rank, world, attempt.address, attempt.port)
         warm, waiting, self.standby = self.is_warm, self.standby, []

@@ -276,7 +276,7 @@ MUTATIONS = [
     ),
     Mutation(
         "batch norm: statistics summed",
-        "train/distributed.py",
+        "train/distributed/process_group.py",
         "total(group, flat) / group.world",
         "total(group, flat)",
         "batchnorm.py::test_before_a_validation_all_processes_have_the_mean_of_all_statistics",
@@ -468,7 +468,7 @@ MUTATIONS = [
     ),
     Mutation(
         "resume: everybody takes the first one's statistics",
-        "train/distributed.py",
+        "train/distributed/process_group.py",
         "mine = stored[group.rank] if",
         "mine = stored[0] if",
         RESUME,
@@ -594,7 +594,7 @@ MUTATIONS = [
     ),
     Mutation(
         "bug 8: no scale for half precision",
-        "train/comm.py",
+        "train/distributed/ddp.py",
         "enabled=precision == torch.float16",
         "enabled=False",
         f"{BUG}8_and_half_precision_has_a_scale_that_moves",

@@ -50,7 +50,7 @@ def join(store: Path, rank: int, world: int, procs: int) -> Any:
     import torch
     import torch.distributed as dist
 
-    from train.distributed import Group
+    from train.distributed.process_group import Group
 
     torch.set_num_threads(1)  # a forked child must not wait for threads that only its parent has
     if world > 1:

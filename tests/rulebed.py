@@ -16,10 +16,10 @@ import torch._dynamo  # torch imports it with the first optimizer, which would t
 from numpy.typing import NDArray
 from torch import nn
 
-from train import comm
 from train.data.loading.loader import Batch, Work
 from train.data.order.batch_sampler import Feed
-from train.distributed import Group
+from train.distributed import ddp
+from train.distributed.process_group import Group
 from train.loop import Trainer
 from train.models import freezing
 from train.optim import factory
@@ -109,7 +109,7 @@ def trainer(
         one.model.double()
         one.inputs = PLAIN
     if group.world > 1:
-        one.net = comm.wrap(one.net, what.comm)
+        one.net = ddp.wrap(one.net, what.comm)
     return one
 
 

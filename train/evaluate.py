@@ -8,8 +8,8 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from train.data.loading.loader import Batch
+from train.distributed.process_group import Group, total
 
-from .distributed import Group, total
 from .inputs import Inputs
 from .metrics import hits
 from .times import Times

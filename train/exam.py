@@ -20,14 +20,14 @@ from train.data.index.open import DataError, Index
 from train.data.loading.dataset import copies_of, open_val, root_of
 from train.data.loading.loader import Batch, Key, Work, stream
 from train.data.order.rect_val import MARGIN
+from train.distributed import process_group
+from train.distributed.process_group import Group, total
 from train.models import registry
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 from train.tools import checkpoint_io
 from train.tools.process import keep_memory
 
-from . import distributed
-from .distributed import Group, total
 from .examine import Options, emit, only_ours, progress
 from .inputs import Inputs, pixels_of
 from .metrics import found
@@ -51,11 +51,11 @@ def examine(options: Options) -> None:
     )
     val = indexes["val", None]
     model = network(options.checkpoint, state, recipe, len(val.classes), root)  # what is wrong so far, all find alone
-    group = distributed.join()
+    group = process_group.join()
     if group.device.type == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // group.local_world))
         keep_memory()
-    distributed.same_everywhere(group, f"the names of the images in {val.folder}", val.fingerprint)
+    process_group.same_everywhere(group, f"the names of the images in {val.folder}", val.fingerprint)
     model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
     exam = Exam(options, recipe, group, model, indexes, seed)
     if group.first:
@@ -66,8 +66,8 @@ def examine(options: Options) -> None:
             procs=group.world, buckets=exam.buckets.told,
         )  # fmt: skip
     exam.run()
-    distributed.barrier(group)
-    distributed.leave(group)
+    process_group.barrier(group)
+    process_group.leave(group)
 
 
 def open_checkpoint(path: Path) -> tuple[dict[str, Any], Recipe]:
@@ -113,7 +113,7 @@ def network(path: Path, state: Mapping[str, Any], recipe: Recipe, classes: int, 
     stored = state["statistics"]
     if not torch.equal(stored, stored[:1].expand_as(stored)):
         with torch.no_grad():
-            distributed.scatter(stored.mean(0), distributed.statistics(model))
+            process_group.scatter(stored.mean(0), process_group.statistics(model))
     return model.eval()
 
 
@@ -186,7 +186,7 @@ class Exam:
                 passes.append(Pass(crop, size, copy, plan(crop, size, self.val, copy, pixels, *own)))
         largest = 3 * max(pixels, SQUARES * max(self.sizes) ** 2)
         works = chain.from_iterable(one.works for one in passes)
-        workers = distributed.workers(self.group, self.options.workers)
+        workers = process_group.workers(self.group, self.options.workers)
         batches = stream(self.images, works, workers, self.group.device, largest)
         if first := [one for one in [next(batches, None)] if one]:  # the loader's start belongs to no pass
             self.look("center", self.sizes[0], first[0].images[:1], first[0].labels[:1])

@@ -8,8 +8,7 @@ import torch
 from torch import nn
 
 from train.data.loading.loader import Batch
-
-from . import distributed
+from train.distributed import process_group
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,7 @@ class Inputs:
 
     def __init__(self, device: torch.device, dtype: torch.dtype = torch.float32, pixels: Pixels = IMAGENET) -> None:
         self.device, self.dtype, self.pixels = device, dtype, pixels
-        self.precision = distributed.precision(device)
+        self.precision = process_group.precision(device)
         self.warmed: set[tuple[int, ...]] = set()
         pair = (pixels.mean, pixels.std)
         self.mean, self.std = (torch.tensor(one, device=device).view(1, 3, 1, 1) * 255 for one in pair)

@@ -20,6 +20,8 @@ from torch import nn
 from train.data.loading.loader import Batch, Images, stream
 from train.data.order.batch_sampler import Feed
 from train.data.order.usage_log import Ids
+from train.distributed import ddp, exact_sum, process_group
+from train.distributed.process_group import Group
 from train.models import freezing, input_size, registry
 from train.optim import factory
 from train.optim import losses as optim_losses
@@ -29,8 +31,7 @@ from train.recipe.validation_policy import validates
 from train.tools import checkpoint_io
 from train.tools.provenance import versions
 
-from . import comm, distributed, exact, identity
-from .distributed import Group
+from . import identity
 from .evaluate import Accuracy, evaluate
 from .inputs import IMAGENET, Inputs, draw_anew, pixels_of
 from .metrics import Meter
@@ -72,14 +73,14 @@ class Trainer:
         self.model = registry.build(recipe.model, classes, feed.seed, say)
         self.model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if options.exact:
-            exact.round_gradients(self.model)
+            exact_sum.round_gradients(self.model)
         self.freezer = freezing.Freezer(self.model)
         self.inputs = Inputs(group.device, torch.float64 if options.exact else torch.float32, pixels_of(self.model))
         if self.inputs.pixels != IMAGENET:
             say(f"pixels are normalised as {recipe.model.name} has it: {self.inputs.pixels}")
         self.net: nn.Module = compiled(self.model) if recipe.model.compile and not options.exact else self.model
         self.optimizer, self.loss = factory.build(self.model, recipe.optim), optim_losses.build(recipe.optim)
-        self.scaler = comm.scaler(recipe.comm, group.device, self.inputs.precision)
+        self.scaler = ddp.scaler(recipe.comm, group.device, self.inputs.precision)
         self.meter, self.times = Meter(group.device, LONGEST_STRETCH), Times(group.device)
         self.news = News(options, self.schedule, group, report, self.times)
         self.epoch, self.step, self.saved_at, self.hurried = 0, 0, time.monotonic(), False
@@ -122,7 +123,7 @@ class Trainer:
             "world": self.group.world,
             "gpus": self.schedule.gpus,
             "device": self.group.device.type,
-            "processor": distributed.named(self.group.device),
+            "processor": process_group.named(self.group.device),
             "precision": str(self.inputs.precision).removeprefix("torch."),
             "versions": versions(),
         }
@@ -134,7 +135,7 @@ class Trainer:
             "identity": identity.of(self.recipe, self.schedule),
             "epoch": self.epoch,
             "step": self.step,
-            "statistics": distributed.gather_statistics(self.group, self.model),
+            "statistics": process_group.gather_statistics(self.group, self.model),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -149,7 +150,7 @@ class Trainer:
             raise Expected("the checkpoint is of another version of imgnet-cluster; go on with that, or --resume none")
         identity.check(state["identity"], identity.of(self.recipe, self.schedule))
         self.model.load_state_dict(state["model"])
-        distributed.restore_statistics(self.group, self.model, state["statistics"])
+        process_group.restore_statistics(self.group, self.model, state["statistics"])
         self.optimizer.load_state_dict(state["optimizer"])
         if state["scaler"]:  # a GPU that computes in bfloat16 has none
             self.scaler.load_state_dict(state["scaler"])
@@ -196,7 +197,7 @@ class Trainer:
         self.freezer.set(epochs[0].row.phase.frozen)
         if self.many:
             plain = self.schedule.steps // 10 - self.steps_done  # of PowerSGD, as torch advises
-            self.net = comm.wrap(self.net, self.recipe.comm, exact=self.options.exact, plain=plain)
+            self.net = ddp.wrap(self.net, self.recipe.comm, exact=self.options.exact, plain=plain)
         self.freezer.mode()
         train, val = shapes(self.feed, epochs)
         warm(self.net, self.model, train, val, self.group.device, self.inputs.autocast, self.report.tick)
@@ -218,9 +219,9 @@ class Trainer:
                 stretch = self.look(epoch)
             if not self.hurried:
                 self.hurried = True
-                distributed.hurry(self.group, time.perf_counter() - begun)
+                process_group.hurry(self.group, time.perf_counter() - begun)
         if not epoch.row.phase.frozen:
-            distributed.average_statistics(self.group, self.model)
+            process_group.average_statistics(self.group, self.model)
         found = self.validate(epoch, batches) if validates(self.schedule, self.epoch, self.history) else {}
         row = epoch_row(epoch, self.sums, found, time.perf_counter() - self.mark)
         now = time.time()
@@ -275,7 +276,7 @@ class Trainer:
         due = first and time.monotonic() - self.saved_at > self.options.save_seconds and not self.saver.busy
         flags = torch.tensor([self.report.asked(), due, seconds * first], dtype=torch.float64)
         own = torch.cat([self.meter.losses[:count], self.meter.hits, flags.to(self.group.device)])
-        *losses, top1, top5, asked, save, seconds = distributed.total(self.group, own).tolist()
+        *losses, top1, top5, asked, save, seconds = process_group.total(self.group, own).tolist()
         self.meter.reset()
         steps = range(self.step - count, self.step)
         for step, loss in zip(steps, optim_losses, strict=True):
@@ -294,7 +295,7 @@ class Trainer:
             if first:
                 self.saver.wait()
             self.news.close()
-            distributed.barrier(self.group)  # nobody leaves before the file is there
+            process_group.barrier(self.group)  # nobody leaves before the file is there
             raise Asked
         if save:
             self.save()

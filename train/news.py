@@ -2,10 +2,11 @@
 
 from typing import Any
 
+from train.distributed import process_group
+from train.distributed.process_group import Group
 from train.recipe.schedule import Epoch, Schedule
 
-from . import distributed, hparams, text
-from .distributed import Group
+from . import hparams, text
 from .metrics import Log, Network
 from .options import Options
 from .report import Report
@@ -43,7 +44,7 @@ class News:
         if self.group.first:
             values = stretch_values(epoch, sums, rate, self.schedule.recipe.optim.momentum, self.group.world)
             values |= {"times/step_ms": 1000 * seconds, "times/data_ms": 1000 * waited}
-            values |= {"memory/gb": distributed.memory_gb(self.group.device), **self.network.rates()}
+            values |= {"memory/gb": process_group.memory_gb(self.group.device), **self.network.rates()}
             self.log.stretch(step, images, epoch.number + 1, values)
 
     def epoch(self, step: int, images: int, row: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from train.data.index.base import names_crc
 from train.data.loading.dataset import Dataset, copies_of, open_dataset, root_of
 from train.data.loading.loader import Images
 from train.data.order.batch_sampler import Feed
+from train.distributed import process_group
 from train.models import pretrained, registry
 from train.recipe import target
 from train.recipe.schedule import Schedule
@@ -19,7 +20,7 @@ from train.recipe.schema import Recipe
 from train.tools import checkpoint_io, filesystem, process
 from train.tools.provenance import git_commit, versions
 
-from . import distributed, thumbnails
+from . import thumbnails
 from .loop import Asked, Trainer
 from .options import Options
 from .report import Expected, Report
@@ -44,7 +45,7 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
     if report.rank == 0:
         begun = target.begin(options.out, begun, anew=options.attempt == 1 and path is None)
     report.say("joining")
-    group = distributed.join()
+    group = process_group.join()
     report.listen()
     recipe = options.target.near(dataset.recipe) if options.target else dataset.recipe
     gpus = options.gpus or (recipe.nominal_gpus if options.keep_batch else group.world)
@@ -53,7 +54,7 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
     except ValueError as error:
         raise Expected(str(error)) from error
     agree(group, dataset)
-    distributed.say_transport(group)
+    process_group.say_transport(group)
     if group.device.type == "cpu":
         threads = 1 if options.exact else options.threads or (os.cpu_count() or 1) // group.local_world
         torch.set_num_threads(max(1, threads))
@@ -66,11 +67,11 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
     if group.first and not thumbnails.kept(options.out):
         thumbnails.keep(dataset.indexes["val", dataset.recipe.phases[-1].copy], options.notes, options.attempt)
     resume(trainer, path)
-    distributed.same_everywhere(group, "the steps to go on from", trainer.steps_done)
+    process_group.same_everywhere(group, "the steps to go on from", trainer.steps_done)
     if group.first and report.folder is None:  # an agent looks after its own
         (options.out / "result.json").unlink(missing_ok=True)  # of an earlier run, or of this one with another target
     try:
-        trainer.train(Images(dataset.indexes, recipe.seed), distributed.workers(group, options.workers))
+        trainer.train(Images(dataset.indexes, recipe.seed), process_group.workers(group, options.workers))
     except Asked:
         report.say("saved", step=trainer.steps_done)
         print(f"asked to end: saved at step {trainer.steps_done}", flush=True)
@@ -81,19 +82,19 @@ def run(options: Options, recipe: Recipe, report: Report, dataset: Dataset | Non
         print(f"done: top-1 {result['top1']:.2f} %  top-5 {result['top5']:.2f} %  {where}", flush=True)
         if result["target"]:
             print(target.sentence(result["target"]), flush=True)
-    distributed.barrier(group)
+    process_group.barrier(group)
     report.say("done", step=trainer.steps_done)
-    distributed.leave(group)
+    process_group.leave(group)
     return 0
 
 
-def agree(group: distributed.Group, dataset: Dataset) -> None:
+def agree(group: process_group.Group, dataset: Dataset) -> None:
     """Raise `Expected` unless all processes have the same images, read the same copies of them, and compute alike.
 
     Of a copy only the sizes are compared: that it is of the same images as the full-size set each has seen already.
     """
-    same = distributed.same_everywhere
-    half = distributed.precision(group.device) == torch.bfloat16
+    same = process_group.same_everywhere
+    half = process_group.precision(group.device) == torch.bfloat16
     same(group, "the GPUs' precisions (1 for bfloat16, 0 for another)", int(half))
     same(group, "the numbers of prepared copies of the images", len(dataset.indexes) // 2 - 1)
     for split, copy in sorted(dataset.indexes, key=lambda one: (one[0], one[1] or 0)):
@@ -139,7 +140,7 @@ def start(trainer: Trainer) -> None:
     if model.weights:
         pretrained.load(trainer.model, model.weights, partial(print, flush=True) if group.first else str)
     if group.world > 1 and (model.weights or model.name not in registry.MAKERS):
-        distributed.same_everywhere(group, "the first weights of the network", registry.fingerprint(trainer.model))
+        process_group.same_everywhere(group, "the first weights of the network", registry.fingerprint(trainer.model))
 
 
 def newest(options: Options) -> Path | None:

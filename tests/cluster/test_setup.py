@@ -126,7 +126,7 @@ def garble_python(rig: Rig) -> None:
 
 
 def cut_network(rig: Rig) -> None:
-    rig.says("train.probe-1", "echo 'no route to machine 0'; exit 1")
+    rig.says("train.distributed.network_probe-1", "echo 'no route to machine 0'; exit 1")
 
 
 @pytest.mark.parametrize(
@@ -195,7 +195,7 @@ def test_a_spare_may_fail(rig: Callable[..., Rig]) -> None:
     while not one_call():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert not one.calls("train.probe") and fleet.alive() and fleet.dead() == []
+    assert not one.calls("train.distributed.network_probe") and fleet.alive() and fleet.dead() == []
 
 
 def test_machines_that_are_set_up_are_left_as_they_are(rig: Callable[..., Rig], place: Any) -> None:
@@ -255,7 +255,9 @@ def launched(place: Any, bed: Testbed) -> Iterator[Callable[[str], Launched]]:
 
 
 @pytest.mark.rehearsal
-@pytest.mark.parametrize("part", ["cluster.environment", "cluster.probe", "train.probe", "cluster.agent"])
+@pytest.mark.parametrize(
+    "part", ["cluster.environment", "cluster.probe", "train.distributed.network_probe", "cluster.agent"]
+)
 def test_a_supervisor_that_is_killed_is_followed_by_one_that_finishes(
     place: Any, bed: Testbed, launched: Callable[[str], Launched], part: str
 ) -> None:
@@ -273,7 +275,7 @@ def test_a_supervisor_that_is_killed_is_followed_by_one_that_finishes(
     place.wait_for(lambda: not bed.leaks(), 20)
 
 
-@pytest.mark.parametrize("part", ["cluster.environment", "train.probe"])
+@pytest.mark.parametrize("part", ["cluster.environment", "train.distributed.network_probe"])
 def test_a_job_is_stopped_while_it_is_set_up(
     place: Any, bed: Testbed, launched: Callable[[str], Launched], part: str
 ) -> None:

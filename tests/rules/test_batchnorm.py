@@ -12,7 +12,7 @@ import torch
 from rulebed import ALONE, SIZE, Array, Pixels, carry_out, drawn, linear, order, recipe, row, trainer
 from torch import nn
 
-from train.distributed import Group
+from train.distributed.process_group import Group
 
 N = 8
 

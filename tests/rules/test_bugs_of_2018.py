@@ -21,9 +21,10 @@ from torch import nn
 
 from cluster import guard, jobs
 from cluster.backends.aws import planning
-from train import distributed, loop, metrics
+from train import loop, metrics
 from train.__main__ import be_parent
-from train.distributed import Group
+from train.distributed import process_group
+from train.distributed.process_group import Group
 from train.recipe.files import RecipeError, load
 from train.recipe.schema import Model
 from train.tools import checkpoint_io
@@ -37,7 +38,7 @@ TINY = Model(name="resnet10_tiny", zero_gamma=False)  # so that the first step m
 def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
     """What the trainer takes this computer's precision for: a CPU's, and that of a GPU of 2018."""
     found: torch.dtype = getattr(torch, request.param)
-    monkeypatch.setattr(distributed, "precision", lambda _: found)
+    monkeypatch.setattr(process_group, "precision", lambda _: found)
     return found
 
 
@@ -304,7 +305,7 @@ def test_8_and_a_run_whose_loss_is_no_number_goes_no_further(tmp_path: Path) -> 
 
 def test_8_and_half_precision_has_a_scale_that_moves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for found, scaled in ((torch.float16, True), (torch.bfloat16, False), (torch.float32, False)):
-        monkeypatch.setattr(distributed, "precision", lambda _, found=found: found)
+        monkeypatch.setattr(process_group, "precision", lambda _, found=found: found)
         one = trainer(tmp_path, recipe(row((0, 1), 8, 0.1)), Pixels(8), plain=False)
         assert one.scaler.is_enabled() == scaled
         assert not scaled or one.scaler.get_backoff_factor() < 1

@@ -10,7 +10,7 @@ import pytest
 import torch
 from rulebed import Array, Pixels, carry_out, gradient, linear, order, recipe, row, trainer, values
 
-from train.distributed import Group
+from train.distributed.process_group import Group
 
 M, DECAY, RATE = 0.9, 0.02, 0.05
 

@@ -14,7 +14,7 @@ from rulebed import Pixels, feed, recipe, row
 from torch import nn
 
 from train import loop
-from train.distributed import Group
+from train.distributed.process_group import Group
 from train.options import parse
 from train.recipe.schedule import Schedule
 from train.report import Report

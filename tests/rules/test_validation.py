@@ -9,7 +9,7 @@ import torch
 from rulebed import PLAIN, Pixels, feed, linear, recipe, row, softmax
 
 from train.data.order.rect_val import MARGIN, STEP, plan_rectangles, rectangle
-from train.distributed import Group
+from train.distributed.process_group import Group
 from train.evaluate import Accuracy, evaluate
 from train.recipe.schedule import Schedule
 from train.times import Times

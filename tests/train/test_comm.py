@@ -12,9 +12,9 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.functional import cross_entropy
 
-from train import comm, comm_hooks, distributed
-from train.distributed import Group
-from train.exact import plain_sum
+from train.distributed import comm_hooks, ddp, process_group
+from train.distributed.exact_sum import plain_sum
+from train.distributed.process_group import Group
 from train.recipe.components import HOOKS
 from train.recipe.schema import Comm
 from train.report import Expected
@@ -90,7 +90,7 @@ def test_the_gradients_are_the_mean_over_all_as_well_as_the_hooks_numbers_can_sa
         on_two_machines(group)
         errors = []
         for overlap in (True, False):
-            net = comm.wrap(convnet(), Comm(hook=hook, bucket=0.01, overlap=overlap), plain=LATER)
+            net = ddp.wrap(convnet(), Comm(hook=hook, bucket=0.01, overlap=overlap), plain=LATER)
             for _ in range(3):
                 net.zero_grad(set_to_none=False)
                 back(net, group.rank)
@@ -108,13 +108,13 @@ def test_twenty_steps_of_training_stay_near_those_of_float32(in_group: Any) -> N
         on_two_machines(group)
         ends = {}
         for hook in HOOKS:
-            net = comm.wrap(convnet(), Comm(hook=hook, bucket=0.01), plain=2)
+            net = ddp.wrap(convnet(), Comm(hook=hook, bucket=0.01), plain=2)
             optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
             for step in range(20):
                 optimizer.zero_grad(set_to_none=False)
                 loss = back(net, group.rank, step)
                 optimizer.step()
-            ends[hook] = distributed.total(group, torch.tensor(loss)).item() / group.world
+            ends[hook] = process_group.total(group, torch.tensor(loss)).item() / group.world
         return ends
 
     for ends in in_group(4, work):
@@ -130,7 +130,7 @@ def test_chunks_that_are_accumulated_are_summed_once(hook: str, in_group: Any) -
         on_two_machines(group)
         errors = []
         for overlap in (True, False):
-            net = comm.wrap(convnet(), Comm(hook=hook, bucket=0.01, overlap=overlap), plain=LATER)
+            net = ddp.wrap(convnet(), Comm(hook=hook, bucket=0.01, overlap=overlap), plain=LATER)
             for _ in range(2):
                 net.zero_grad(set_to_none=False)
                 with net.no_sync():
@@ -170,7 +170,7 @@ def test_small_tensors_share_buckets_which_travel_beside_the_backward_pass_or_af
 ) -> None:
     def work(group: Group) -> Any:
         net = convnet()
-        wrapped = comm.wrap(net, Comm(hook="fp16", bucket=bucket, overlap=overlap))
+        wrapped = ddp.wrap(net, Comm(hook="fp16", bucket=bucket, overlap=overlap))
         back(wrapped, group.rank)
         back(wrapped, group.rank)  # DDP has settled its buckets now
         notes = noted(monkeypatch)
@@ -183,8 +183,8 @@ def test_small_tensors_share_buckets_which_travel_beside_the_backward_pass_or_af
 
 
 def test_without_a_wish_the_buckets_are_ddps_own_with_a_small_first_one() -> None:
-    assert comm.cap(Comm()) is None
-    assert comm.cap(Comm(bucket=1.048576)) == 1.0 and comm.cap(Comm(bucket=50)) == pytest.approx(47.68, abs=0.01)
+    assert ddp.cap(Comm()) is None
+    assert ddp.cap(Comm(bucket=1.048576)) == 1.0 and ddp.cap(Comm(bucket=50)) == pytest.approx(47.68, abs=0.01)
 
 
 # --- float16's edges ------------------------------------------------------------------------------------------
@@ -203,8 +203,8 @@ class Share(nn.Module):
 
 def summed(group: Group, rows: Any, hook: str = "fp16", scaled: bool = False, theirs: Any = None) -> list[float]:
     """The gradients that come out when each rank has a row of them; `theirs`: by a hook of torch."""
-    distributed.precision = lambda _: torch.float16 if scaled else torch.float32
-    net = comm.wrap(Share(len(rows[0])), Comm(hook="none" if theirs else hook))
+    process_group.precision = lambda _: torch.float16 if scaled else torch.float32
+    net = ddp.wrap(Share(len(rows[0])), Comm(hook="none" if theirs else hook))
     if theirs:
         net.register_comm_hook(None, theirs)
     net(torch.tensor(rows[group.rank])).backward()
@@ -248,8 +248,8 @@ def test_bfloat16_has_neither_edge(in_group: Any) -> None:
 
 def steps_made(group: Group, scaler: torch.amp.GradScaler, rows: list[list[float]]) -> int:
     """How many steps are not skipped when the gradients are these, step by step."""
-    distributed.precision = lambda _: torch.float16
-    net = comm.wrap(Share(len(rows[0])), Comm(hook="fp16"))
+    process_group.precision = lambda _: torch.float16
+    net = ddp.wrap(Share(len(rows[0])), Comm(hook="fp16"))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     made = 0
     for row in rows:
@@ -264,14 +264,14 @@ def steps_made(group: Group, scaler: torch.amp.GradScaler, rows: list[list[float
 
 def test_no_step_is_skipped_for_gradients_that_fit_and_torchs_own_scale_skips_the_first_ones(in_group: Any) -> None:
     rows = [[50.0, 1e-6]] * 3 + [[1e9, 1.0]] + [[20.0, 1e-6]] * 3
-    ours = in_group(2, lambda group: steps_made(group, comm.scaler(Comm(hook="fp16"), CPU, torch.float16), rows))
+    ours = in_group(2, lambda group: steps_made(group, ddp.scaler(Comm(hook="fp16"), CPU, torch.float16), rows))
     assert ours == [6, 6]  # what does not fit is skipped on all
     theirs = in_group(2, lambda group: steps_made(group, torch.amp.GradScaler("cpu"), rows[:3]))
     assert theirs == [0, 0]
 
 
 def test_the_loss_scale_is_capped_only_where_the_sums_are_float16_too() -> None:
-    one = comm.scaler(Comm(hook="fp16"), CPU, torch.float16)
+    one = ddp.scaler(Comm(hook="fp16"), CPU, torch.float16)
     one.scale(torch.zeros(1))
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -285,12 +285,12 @@ def test_the_loss_scale_is_capped_only_where_the_sums_are_float16_too() -> None:
         scales.append(one.get_scale())
     assert scales == [1024, 512, 1024, 1024]
     state = one.state_dict()
-    again = comm.scaler(Comm(hook="fp16"), CPU, torch.float16)
+    again = ddp.scaler(Comm(hook="fp16"), CPU, torch.float16)
     again.load_state_dict(state)
     assert again.get_scale() == 1024
-    assert comm.scaler(Comm(hook="bf16"), CPU, torch.float16).get_scale() == 65536
+    assert ddp.scaler(Comm(hook="bf16"), CPU, torch.float16).get_scale() == 65536
     for hook in HOOKS:
-        assert not comm.scaler(Comm(hook=hook), CPU, torch.bfloat16).is_enabled()
+        assert not ddp.scaler(Comm(hook=hook), CPU, torch.bfloat16).is_enabled()
 
 
 # --- PowerSGD -------------------------------------------------------------------------------------------------
@@ -300,7 +300,7 @@ def test_powersgd_sends_later_what_it_left_out(in_group: Any) -> None:
     """Of one and the same gradient in each step, the mean of what came comes ever nearer."""
 
     def work(group: Group) -> Any:
-        net = comm.wrap(convnet(), Comm(hook="powersgd", bucket=0.01), plain=3)
+        net = ddp.wrap(convnet(), Comm(hook="powersgd", bucket=0.01), plain=3)
         wanted, total, off = mean_by_hand(group), torch.zeros(()), []
         for step in range(33):
             net.zero_grad(set_to_none=False)
@@ -323,7 +323,7 @@ def test_powersgd_goes_on_after_a_step_in_which_layers_had_no_gradients(in_group
     """A warm-up's black images, a block behind a zero gamma."""
 
     def work(group: Group) -> Any:
-        net = comm.wrap(convnet(), Comm(hook="powersgd", bucket=0.01), plain=0)
+        net = ddp.wrap(convnet(), Comm(hook="powersgd", bucket=0.01), plain=0)
         for step in range(8):
             net.zero_grad(set_to_none=False)
             back(net, group.rank, times=float(step > 4))
@@ -339,7 +339,7 @@ def test_powersgd_wrapped_anew_begins_with_empty_hands_and_after_the_steps_that_
         errors = []
         net: Any = convnet()
         for plain in (4, 4 - 6):  # of a run of 40 steps that is resumed at its sixth
-            net = comm.wrap(net, Comm(hook="powersgd", bucket=0.01), plain=plain)
+            net = ddp.wrap(net, Comm(hook="powersgd", bucket=0.01), plain=plain)
             for _ in range(6):
                 net.zero_grad(set_to_none=False)
                 back(net, group.rank)
@@ -357,11 +357,11 @@ def test_groups_by_machine_are_made_once_and_hurry_holds_for_them_too(in_group: 
         on_two_machines(group)
         net: Any = convnet()
         for _ in range(3):
-            net = comm.wrap(net, Comm(hook="hierarchical"))
+            net = ddp.wrap(net, Comm(hook="hierarchical"))
         groups = list(dist.distributed_c10d._world.pg_map)
         waits = [one._get_backend(CPU).options._timeout for one in groups]
-        distributed.hurry(group, 4.0)
-        mine = comm.machines(dist.group.WORLD, CPU)
+        process_group.hurry(group, 4.0)
+        mine = ddp.machines(dist.group.WORLD, CPU)
         assert mine
         later = [one._get_backend(CPU).options._timeout for one in groups]
         return mine.team, mine.between is not None, set(waits[1:]), set(later), len(groups)
@@ -371,15 +371,15 @@ def test_groups_by_machine_are_made_once_and_hurry_holds_for_them_too(in_group: 
     assert [one[0] for one in answers] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert [one[1] for one in answers] == [True, False, True, False]
     assert [one[4] for one in answers] == [3, 2, 3, 2]  # all, this machine's, the leaders'
-    assert all(one[2] == {distributed.FIRST_STEP} and one[3] == {soon} for one in answers), answers
+    assert all(one[2] == {process_group.FIRST_STEP} and one[3] == {soon} for one in answers), answers
 
 
 @pytest.mark.parametrize("local", [lambda rank: 0, lambda rank: rank])
 def test_machines_of_one_process_and_one_machine_alone_need_no_groups(local: Any, in_group: Any) -> None:
     def work(group: Group) -> Any:
         os.environ["LOCAL_RANK"] = str(local(group.rank))
-        comm.wrap(convnet(), Comm(hook="hierarchical"))
-        return comm.machines(dist.group.WORLD, CPU), len(dist.distributed_c10d._world.pg_map)
+        ddp.wrap(convnet(), Comm(hook="hierarchical"))
+        return ddp.machines(dist.group.WORLD, CPU), len(dist.distributed_c10d._world.pg_map)
 
     assert in_group(3, work) == [(None, 1)] * 3
 
@@ -387,7 +387,7 @@ def test_machines_of_one_process_and_one_machine_alone_need_no_groups(local: Any
 def test_machines_of_different_numbers_of_processes_give_the_mean_over_all(in_group: Any) -> None:
     def work(group: Group) -> Any:
         os.environ["LOCAL_RANK"] = str([0, 1, 0][group.rank])
-        net = comm.wrap(convnet(), Comm(hook="hierarchical"))
+        net = ddp.wrap(convnet(), Comm(hook="hierarchical"))
         back(net, group.rank)
         return error(gradients(net), mean_by_hand(group))
 
@@ -406,7 +406,7 @@ def test_wrapped_anew_when_other_parameters_want_gradients(hook: str, in_group: 
         found = []
         for frozen in (True, False):
             inner[:6].requires_grad_(not frozen)  # type: ignore[index]
-            net = comm.wrap(net, Comm(hook=hook, bucket=0.01, overlap=frozen), plain=LATER)
+            net = ddp.wrap(net, Comm(hook=hook, bucket=0.01, overlap=frozen), plain=LATER)
             assert all(one.grad is None for one in inner.parameters())  # else what is frozen now would go on moving
             for _ in range(2):
                 net.zero_grad(set_to_none=False)
@@ -430,7 +430,7 @@ def test_what_no_loss_depends_on_is_told_by_name_and_one_line(hook: str, in_grou
             net.frozen = nn.Linear(2, 2).requires_grad_(False)
             net.side = nn.Linear(2, 2)
             net.forward = net[:7].forward  # type: ignore[index]
-            wrapped = comm.wrap(torch.compile(net, backend="eager") if compiled else net, Comm(hook=hook))  # type: ignore
+            wrapped = ddp.wrap(torch.compile(net, backend="eager") if compiled else net, Comm(hook=hook))  # type: ignore
             back(wrapped, group.rank)
             with pytest.raises(Expected) as caught:
                 back(wrapped, group.rank, 1)
@@ -445,16 +445,16 @@ def test_what_no_loss_depends_on_is_told_by_name_and_one_line(hook: str, in_grou
 @pytest.mark.parametrize("hook", [one for one in HOOKS if one != "none"])
 def test_exactness_refuses_every_hook_but_its_own_in_one_line(hook: str) -> None:
     with pytest.raises(Expected, match=f"comm, hook: {hook} .*--exact.*comm='none'") as caught:
-        comm.chosen(Comm(hook=hook), True, CPU, 0)
+        ddp.chosen(Comm(hook=hook), True, CPU, 0)
     assert "\n" not in str(caught.value)
-    assert comm.chosen(Comm(), True, CPU, 0) == (None, plain_sum)
+    assert ddp.chosen(Comm(), True, CPU, 0) == (None, plain_sum)
 
 
 def test_powersgd_is_refused_where_a_scaler_would_fill_its_memory_with_infinities(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(distributed, "precision", lambda _: torch.float16)
+    monkeypatch.setattr(process_group, "precision", lambda _: torch.float16)
     with pytest.raises(Expected, match=r"powersgd needs GPUs with bfloat16.*'fp16'"):
-        comm.chosen(Comm(hook="powersgd"), False, CPU, 0)
-    state, hook = comm.chosen(Comm(hook="fp16"), False, CPU, 0)
+        ddp.chosen(Comm(hook="powersgd"), False, CPU, 0)
+    state, hook = ddp.chosen(Comm(hook="fp16"), False, CPU, 0)
     assert state.scale == 1.0 and hook is comm_hooks.halved

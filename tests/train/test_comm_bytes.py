@@ -10,8 +10,8 @@ import torch._dynamo  # DDP imports it when it is first used, which would take e
 import torch.distributed as dist
 from torch import nn
 
-from train import comm, comm_hooks
-from train.distributed import Group
+from train.distributed import comm_hooks, ddp
+from train.distributed.process_group import Group
 from train.forecast.model import between_machines
 from train.recipe.schema import Comm
 
@@ -43,7 +43,7 @@ def counted(group: Group) -> list[float]:
     """
     found = []
     for kind in KINDS:
-        net = comm.wrap(nn.Linear(COLUMNS, ROWS, bias=False), kind, plain=2)
+        net = ddp.wrap(nn.Linear(COLUMNS, ROWS, bias=False), kind, plain=2)
         inputs = torch.ones(1, COLUMNS)
 
         def steps(count: int, net: nn.Module = net, inputs: torch.Tensor = inputs) -> float:

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from train import distributed
-from train.distributed import Group
+from train.distributed import process_group
+from train.distributed.process_group import Group
 
 WORLDS = [1, 2, 3]
 ALONE = Group(0, 0, 1, 1, torch.device("cpu"))
@@ -21,31 +21,34 @@ def net(rank: int = 0) -> nn.Module:
         nn.Sequential(nn.BatchNorm1d(2)),
         nn.BatchNorm2d(5, track_running_stats=False),
     )
-    for number, buffer in enumerate(distributed.statistics(model)):
+    for number, buffer in enumerate(process_group.statistics(model)):
         buffer += 10.0**number * (rank + 1)
     return model
 
 
 def flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([one.flatten() for one in distributed.statistics(model)])
+    return torch.cat([one.flatten() for one in process_group.statistics(model)])
 
 
 def test_statistics_are_the_means_and_variances_of_all_norms_and_nothing_else() -> None:
     model = net()
-    found = distributed.statistics(model)
+    found = process_group.statistics(model)
     assert [one.numel() for one in found] == [4, 4, 2, 2]
     assert found[0] is model[1].running_mean and found[3] is model[2][0].running_var  # type: ignore[index]
-    assert distributed.statistics(nn.Linear(2, 2)) == []
+    assert process_group.statistics(nn.Linear(2, 2)) == []
     other = nn.InstanceNorm2d(3, track_running_stats=True)
-    assert [one.numel() for one in distributed.statistics(other)] == [3, 3]  # else each process validates with its own
+    assert [one.numel() for one in process_group.statistics(other)] == [
+        3,
+        3,
+    ]  # else each process validates with its own
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_total_is_the_sum_over_all_and_the_same_everywhere(world: int, in_group: Any) -> None:
     def work(group: Group) -> Any:
         values = torch.tensor([1, 10**15 + group.rank, -group.rank])
-        found = distributed.total(group, values)
-        distributed.barrier(group)
+        found = process_group.total(group, values)
+        process_group.barrier(group)
         return found.tolist(), found is values
 
     ranks = sum(range(world))
@@ -56,7 +59,7 @@ def test_a_total_is_the_sum_over_all_and_the_same_everywhere(world: int, in_grou
 def test_every_process_gets_the_mean_of_all_statistics(world: int, in_group: Any) -> None:
     def work(group: Group) -> Any:
         model = net(group.rank)
-        distributed.average_statistics(group, model)
+        process_group.average_statistics(group, model)
         return flat(model).tolist(), model[1].num_batches_tracked.item()  # type: ignore[index, union-attr]
 
     mean = torch.stack([flat(net(rank)) for rank in range(world)]).mean(0)
@@ -67,9 +70,9 @@ def test_every_process_gets_the_mean_of_all_statistics(world: int, in_group: Any
 @pytest.mark.parametrize("world", WORLDS)
 def test_statistics_are_gathered_by_rank_and_each_takes_its_own_back(world: int, in_group: Any) -> None:
     def work(group: Group) -> Any:
-        stored = distributed.gather_statistics(group, net(group.rank))
+        stored = process_group.gather_statistics(group, net(group.rank))
         model = net(77)
-        distributed.restore_statistics(group, model, stored)
+        process_group.restore_statistics(group, model, stored)
         return stored.tolist(), flat(model).tolist()
 
     rows = torch.stack([flat(net(rank)) for rank in range(world)])
@@ -83,7 +86,7 @@ def test_another_number_of_processes_takes_the_mean_of_the_stored_ones(in_group:
 
     def work(group: Group) -> Any:
         model = net(77)
-        distributed.restore_statistics(group, model, stored)
+        process_group.restore_statistics(group, model, stored)
         return flat(model).tolist()
 
     for found in (*in_group(1, work), *in_group(2, work)):
@@ -92,27 +95,27 @@ def test_another_number_of_processes_takes_the_mean_of_the_stored_ones(in_group:
 
 def test_a_model_without_norms_has_nothing_to_average_or_store() -> None:
     model = nn.Linear(2, 2)
-    distributed.average_statistics(ALONE, model)
-    assert distributed.gather_statistics(ALONE, model).shape == (1, 0)
+    process_group.average_statistics(ALONE, model)
+    assert process_group.gather_statistics(ALONE, model).shape == (1, 0)
 
 
 def test_join_without_the_five_variables_is_a_run_of_one(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    group = distributed.join()
+    group = process_group.join()
     assert (group.rank, group.world, group.local_world, group.first) == (0, 1, 1, True)
 
 
 def test_a_cpu_computes_in_single_precision_and_knows_its_memory() -> None:
-    assert distributed.precision(torch.device("cpu")) == torch.float32
-    assert 0.01 < distributed.memory_gb(torch.device("cpu")) < 1000
+    assert process_group.precision(torch.device("cpu")) == torch.float32
+    assert 0.01 < process_group.memory_gb(torch.device("cpu")) < 1000
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_the_same_number_everywhere_is_no_error(world: int, in_group: Any) -> None:
     def work(group: Group) -> Any:
         for number in (0, 1, 2**32 - 1, 2**53 - 1):
-            distributed.same_everywhere(group, "the numbers of images", number)
+            process_group.same_everywhere(group, "the numbers of images", number)
         return True
 
     assert in_group(world, work) == [True] * world
@@ -124,7 +127,7 @@ def test_a_number_that_differs_ends_all_processes_with_the_same_reason(numbers: 
 
     def work(group: Group) -> Any:
         with pytest.raises(Expected) as caught:
-            distributed.same_everywhere(group, "the numbers of images", numbers[group.rank])
+            process_group.same_everywhere(group, "the numbers of images", numbers[group.rank])
         return str(caught.value)
 
     for rank, said in enumerate(in_group(3, work)):
@@ -166,7 +169,7 @@ def test_processes_that_would_not_train_the_same_end_before_they_do(
             said.append(str(refused(group, found)))
         copies: Any = {("train", 160): index(), ("val", 160): index()}
         said.append(str(refused(group, found | (copies if other else {}))))
-        monkeypatch.setattr(distributed, "precision", lambda _: torch.bfloat16 if other else torch.float16)
+        monkeypatch.setattr(process_group, "precision", lambda _: torch.bfloat16 if other else torch.float16)
         return [*said, str(refused(group, found))]
 
     def refused(group: Group, indexes: Any) -> Expected | None:

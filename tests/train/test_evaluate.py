@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from train.data.loading.loader import Batch, Work
-from train.distributed import Group
+from train.distributed.process_group import Group
 from train.evaluate import Accuracy, evaluate
 from train.times import Times
 

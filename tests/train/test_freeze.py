@@ -14,7 +14,7 @@ from train import loop
 from train.data.loading.dataset import open_dataset
 from train.data.loading.loader import Images
 from train.data.order.batch_sampler import Feed
-from train.distributed import Group
+from train.distributed.process_group import Group
 from train.models import external, freezing
 from train.models.registry import build
 from train.optim import factory

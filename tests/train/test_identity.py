@@ -9,7 +9,7 @@ import torch
 
 from train import identity
 from train.data.order.batch_sampler import Feed
-from train.distributed import Group
+from train.distributed.process_group import Group
 from train.loop import Trainer
 from train.options import parse
 from train.recipe.schedule import Schedule

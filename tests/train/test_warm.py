@@ -13,7 +13,7 @@ from train import loop, warm
 from train.data.loading.dataset import open_dataset
 from train.data.loading.loader import Batch, Images, Work
 from train.data.order.batch_sampler import Feed
-from train.distributed import Group
+from train.distributed.process_group import Group
 from train.inputs import IMAGENET, Inputs, pixels_of
 from train.models import registry
 from train.options import parse

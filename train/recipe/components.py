@@ -99,7 +99,7 @@ class Optim:
 
 @dataclass(frozen=True, kw_only=True)
 class Comm:
-    """How gradients are added up over the processes: `hook` by its name in `HOOKS` (train/comm.py), in buckets of
+    """How gradients are added up over the processes: `hook` by its name in `HOOKS` (train/distributed/ddp.py), in buckets of
     `bucket` MB (1e6 bytes; 25 leaves it to torch: a first one of 1 MiB, then of 25 MiB), `overlap`ped with the backward
     pass or after it.
     """

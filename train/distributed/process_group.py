@@ -11,10 +11,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from train.report import Expected
 from train.tools import provenance
 
-from . import links
-from .report import Expected
+from . import network
 
 FIRST_STEP = datetime.timedelta(seconds=300)  # data may have to be indexed, kernels searched
 LATER = datetime.timedelta(seconds=60)  # torch's own 10 and 30 minutes are longer than many a run
@@ -54,7 +54,7 @@ def join() -> Group:
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
     if world > 1:
-        log = links.nccl_log() if device.type == "cuda" and rank == 0 else None
+        log = network.nccl_log() if device.type == "cuda" and rank == 0 else None
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=FIRST_STEP)
     return Group(rank, local_rank, world, local_world, device, log if world > 1 else None)
 
@@ -62,8 +62,8 @@ def join() -> Group:
 def say_transport(group: Group) -> None:
     """Print what carries the messages, and loudly when that is the wrong thing. After the first collective."""
     if group.first and group.world > 1:
-        found = links.transport("nccl" if group.device.type == "cuda" else "gloo", group.log)
-        wrong = links.wrong_transport(found, links.efa_here())
+        found = network.transport("nccl" if group.device.type == "cuda" else "gloo", group.log)
+        wrong = network.wrong_transport(found, network.efa_here())
         print(f"{group.world} processes, by {found}" + (f"\nWARNING: {wrong}" if wrong else ""), flush=True)
 
 

@@ -25,11 +25,11 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from train.recipe.schema import Comm
+from train.report import Expected
 
 from . import comm_hooks as hooks
-from . import distributed
-from . import exact as exactly
-from .report import Expected
+from . import exact_sum as exactly
+from . import process_group
 
 PLAIN = 1000  # steps: torch's own start_powerSGD_iter
 MIB = 1 << 20  # DDP's "MB"
@@ -89,7 +89,7 @@ def chosen(comm: Comm, exact: bool, device: torch.device, plain: int) -> tuple[A
         if comm.hook != "none":
             raise Expected(f"comm, hook: {comm.hook} rounds as it likes, and --exact must not; take comm='none'")
         return None, exactly.plain_sum
-    scaled = distributed.precision(device) == torch.float16  # then there is a scaler
+    scaled = process_group.precision(device) == torch.float16  # then there is a scaler
     if comm.hook in ("fp16", "bf16"):
         return hooks.Half(torch.float16 if comm.hook == "fp16" else torch.bfloat16, scaled), hooks.halved
     if comm.hook == "powersgd":
@@ -114,7 +114,7 @@ def machines(world: Any, device: torch.device) -> hooks.Machines | None:
         teams.setdefault(int(first.item()), []).append(one)
     if len(teams) == 1 or len(teams) == len(found):
         return None
-    return hooks.Machines(list(teams.values()), distributed.FIRST_STEP)
+    return hooks.Machines(list(teams.values()), process_group.FIRST_STEP)
 
 
 # --- the loss scale --------------------------------------------------------------------------------------------------

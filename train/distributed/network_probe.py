@@ -1,4 +1,4 @@
-"""Try the machines' links before a job depends on them: `python -m train.probe`, one process per machine.
+"""Try the machines' links before a job depends on them: `python -m train.distributed.network_probe`, one process per machine.
 
 Each process gets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK. Rank 0 prints one JSON object: the speed of
 each pair, of a sum over all, and what carries it. Whatever goes wrong is one line and exit code 1, within --timeout.
@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from train.tools.filesystem import one_line
 
-from .links import efa_here, transport, wrong_transport
+from .network import efa_here, transport, wrong_transport
 
 
 class Fault(Exception):
@@ -59,7 +59,9 @@ class Deadline:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Try the links; rank 0 prints what was found."""
-    parser = argparse.ArgumentParser(prog="python -m train.probe", description="How fast the machines talk.")
+    parser = argparse.ArgumentParser(
+        prog="python -m train.distributed.network_probe", description="How fast the machines talk."
+    )
     parser.add_argument("--bytes", type=int, default=8 << 20, help="size of each message (default: 8 MiB)")
     parser.add_argument("--rounds", type=int, default=3, help="messages each way and sums that are timed")
     parser.add_argument("--timeout", type=float, default=60.0, help="seconds for everything")
