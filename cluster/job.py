@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from train.hparams import flat
+from train.metrics.hparams import flat
 from train.recipe.schedule import Schedule, scaled
 from train.tools.filesystem import as_json, locked, read_json, replace
 

@@ -5,8 +5,8 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from train.metrics.text import epoch_line, epoch_title, rates, settings, span, where_lines
 from train.recipe.target import sentence
-from train.text import epoch_line, epoch_title, rates, settings, span, where_lines
 
 from . import paid, view_cloud
 from .board import STEPS

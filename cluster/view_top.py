@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
-from train.text import span
+from train.metrics.text import span
 
 from .view import COLOURS, EXIT, _cell, console
 

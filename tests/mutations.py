@@ -573,7 +573,7 @@ MUTATIONS = [
     ),
     Mutation(
         "bug 7: a view of what is not contiguous",
-        "train/metrics.py",
+        "train/metrics/log_writer.py",
         "best[:, 0], best.any(1)",
         "best[:, 0], best.t()[:5].view(-1)",
         f"{BUG}7_the_accuracy_was_computed_by_what_newer_libraries_refuse",

@@ -7,7 +7,7 @@ from typing import Any
 from PIL import Image
 
 from train.data.index.open import load
-from train.thumbnails import keep
+from train.metrics.thumbnails import keep
 
 BEGIN = 1_790_000_000.0
 PARTS = {"steps": 8.0, "waits": 1.0, "validation": 1.5, "switches": 0.5, "checkpoints": 0.25, "other": 0.25}

@@ -9,10 +9,10 @@ from torch.nn.functional import cross_entropy
 
 from train.data.loading.loader import Batch
 from train.distributed.process_group import Group, total
+from train.metrics.log_writer import hits
+from train.metrics.time_breakdown import Times
 
 from .inputs import Inputs
-from .metrics import hits
-from .times import Times
 
 
 @dataclass(frozen=True)

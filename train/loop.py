@@ -22,6 +22,9 @@ from train.data.order.batch_sampler import Feed
 from train.data.order.usage_log import Ids
 from train.distributed import ddp, exact_sum, process_group
 from train.distributed.process_group import Group
+from train.metrics.log_writer import Meter
+from train.metrics.rows import Sums, epoch_row
+from train.metrics.time_breakdown import Times
 from train.models import freezing, input_size, registry
 from train.optim import factory
 from train.optim import losses as optim_losses
@@ -34,12 +37,9 @@ from train.tools.provenance import versions
 from . import identity
 from .evaluate import Accuracy, evaluate
 from .inputs import IMAGENET, Inputs, draw_anew, pixels_of
-from .metrics import Meter
 from .news import News
 from .options import Options
 from .report import Expected, Report
-from .result import Sums, epoch_row
-from .times import Times
 from .warm import compiled, shapes, sides, warm
 
 LONGEST_STRETCH = 50  # steps between two looks at the sums

@@ -4,14 +4,14 @@ from typing import Any
 
 from train.distributed import process_group
 from train.distributed.process_group import Group
+from train.metrics import hparams, text
+from train.metrics.log_writer import Log, Network
+from train.metrics.rows import Sums, stretch_values
+from train.metrics.time_breakdown import Times
 from train.recipe.schedule import Epoch, Schedule
 
-from . import hparams, text
-from .metrics import Log, Network
 from .options import Options
 from .report import Report
-from .result import Sums, stretch_values
-from .times import Times
 
 
 class News:

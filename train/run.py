@@ -13,6 +13,8 @@ from train.data.loading.dataset import Dataset, copies_of, open_dataset, root_of
 from train.data.loading.loader import Images
 from train.data.order.batch_sampler import Feed
 from train.distributed import process_group
+from train.metrics import thumbnails
+from train.metrics.rows import overall
 from train.models import pretrained, registry
 from train.recipe import target
 from train.recipe.schedule import Schedule
@@ -20,11 +22,9 @@ from train.recipe.schema import Recipe
 from train.tools import checkpoint_io, filesystem, process
 from train.tools.provenance import git_commit, versions
 
-from . import thumbnails
 from .loop import Asked, Trainer
 from .options import Options
 from .report import Expected, Report
-from .result import overall
 
 SAVED = 3  # exit code of a process that was asked to end, and saved
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from cluster.picture import COLOURS
-from train.text import PARTS
+from train.metrics.text import PARTS
 
 from . import draw
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from cluster.errors import ClusterError
 from cluster.job import Job
-from train import text
+from train.metrics import text
 from train.recipe.schedule import Schedule, scaled
 
 from .lives import Clock, lives, losses, until_the_end

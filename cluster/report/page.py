@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from train.data.order.rect_val import LONGEST
-from train.text import PARTS, rates, span
+from train.metrics.text import PARTS, rates, span
 
 from . import charts, draw, timelines
 from .charts import Chart, Facts

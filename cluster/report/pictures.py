@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from train import thumbnails
 from train.data.order.rect_val import MARGIN, rectangle
+from train.metrics import thumbnails
 
 Box = tuple[float, float, float, float]  # left, top, width, height as shares of the image
 Size = tuple[int, int]  # width, height

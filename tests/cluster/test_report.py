@@ -22,7 +22,7 @@ from cluster import report as reports
 from cluster.errors import ClusterError
 from cluster.report import charts, draw, gather, headline, lives, pictures
 from cluster.report.markup import Html, table, tag
-from train import text
+from train.metrics import text as metrics_text
 from train.recipe.schema import IMAGENET, Optim
 
 Fixture = Any
@@ -180,7 +180,10 @@ def test_when_the_target_was_reached_stands_above(run: Any) -> None:
     told = {"metric": "top5", "goal": 52, "reached": True, "epoch": 2, "minutes": 0.48, "best": 52.0}
     done(run, target=told)
     text = Reader(reports.report([run.job])).text
-    assert "top-5 of 52 % reached in epoch 2, 0.48 minutes after the start of loading" in text and "0.48\n" in text
+    assert (
+        "top-5 of 52 % reached in epoch 2, 0.48 minutes after the start of loading" in metrics_text
+        and "0.48\n" in metrics_text
+    )
 
 
 def test_a_matplotlibrc_of_the_user_changes_nothing(run: Any) -> None:
@@ -294,7 +297,7 @@ def test_jobs_differ_in_words_and_by_what_they_train_on_and_from(hand_made: Fixt
     done(second, state="failed", reason="nothing <but> this", epochs=[], top1=None, top5=None)
     rows = differences(first, second)
     assert rows["data"] == ["drawn, 60 to train on, 20 to validate", "mine, 500 to train on, 10 to validate"]
-    assert rows["training"] == [text.settings(first.spec.recipe), text.settings(second.spec.recipe)]
+    assert rows["training"] == [metrics_text.settings(first.spec.recipe), metrics_text.settings(second.spec.recipe)]
     for word in ("nesterov", "old.pt", "bf16", "frozen", "rectangles"):
         assert word in rows["training"][1] and word not in rows["training"][0], word
     assert rows["epochs planned"] == ["2", "3"] and rows["epochs run"] == ["0", "0"]
@@ -317,7 +320,7 @@ def test_provenance_counts_images_machines_and_processes_and_says_how_it_trains(
     said = dict(gather.facts(small.job)["provenance"])
     assert said["images"] == "6 to train on, 2 to validate: a rehearsal with 0.1 of all"
     assert said["processes"] == "1 machine x 1 process, schedule for 1 GPU"
-    assert said["training"] == text.settings(small.spec.recipe)
+    assert said["training"] == metrics_text.settings(small.spec.recipe)
     large = hand_made("job-2", machines=2, procs=8, gpus=16)
     large = hand_made("job-3", machines=2, procs=8, gpus=16, recipe=replace(large.spec.recipe, data=IMAGENET))
     said = dict(gather.facts(large.job)["provenance"])

@@ -11,8 +11,8 @@ from rulebed import PLAIN, Pixels, feed, linear, recipe, row, softmax
 from train.data.order.rect_val import MARGIN, STEP, plan_rectangles, rectangle
 from train.distributed.process_group import Group
 from train.evaluate import Accuracy, evaluate
+from train.metrics.time_breakdown import Times
 from train.recipe.schedule import Schedule
-from train.times import Times
 
 dice = random.Random(2)
 CASES = [(1, 1), (1, 8), (2, 8), (7, 3), (16, 8), (53, 8), (54, 5), (31, 64)]  # images, batch

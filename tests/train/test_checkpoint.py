@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from train.times import Times
+from train.metrics.time_breakdown import Times
 from train.tools import checkpoint_io
 
 

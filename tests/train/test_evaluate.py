@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 from train.data.loading.loader import Batch, Work
 from train.distributed.process_group import Group
 from train.evaluate import Accuracy, evaluate
-from train.times import Times
+from train.metrics.time_breakdown import Times
 
 IMAGES, CLASSES, BATCH = 53, 12, 8
 SHARES = {  # of each world's ranks, in images: uneven, and once a process without any

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from train import hparams
+from train.metrics import hparams
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Data, Model, Optim, Phase, Recipe
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from train.metrics import Log, Meter, Network, hits
+from train.metrics.log_writer import Log, Meter, Network, hits
 
 CPU = torch.device("cpu")
 

@@ -9,9 +9,9 @@ import pytest
 from PIL import Image
 from reportbed import draw_val
 
-from train import thumbnails
 from train.data.index.open import load
 from train.data.packing.pack import pack_set
+from train.metrics import thumbnails
 
 
 def test_images_are_few_small_and_of_every_shape(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from train import text
-from train.times import PARTS, Times
+from train.metrics import text
+from train.metrics.time_breakdown import PARTS, Times
 
 CPU = torch.device("cpu")
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from train import thumbnails
+from train.metrics import thumbnails
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Phase
 from train.tools import checkpoint_io

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from train.metrics.text import put
 from train.recipe.files import load
 from train.recipe.schedule import Schedule
 from train.recipe.schema import IMAGENET, Comm, Phase, Recipe
-from train.text import put
 
 from .constants import IN_2018, OURS, Constants
 from .model import Forecast, forecast

@@ -8,10 +8,10 @@ from functools import cache
 from pathlib import Path
 
 from train.forecast import Forecast, forecast
+from train.metrics.text import put, settings
 from train.recipe.files import load, select
 from train.recipe.schedule import Row, Schedule
 from train.recipe.schema import IMAGENET, Recipe
-from train.text import put, settings
 
 from .claims import CLAIMS, Claim, Line
 

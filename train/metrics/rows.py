@@ -4,9 +4,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
+from train.evaluate import Accuracy
 from train.recipe.schedule import Epoch
-
-from .evaluate import Accuracy
 
 
 @dataclass(frozen=True)
