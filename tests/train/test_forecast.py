@@ -12,8 +12,8 @@ from infra.aws.market.instance_types import SHIPPED
 from recipes.cifar10 import recipe as cifar10
 from recipes.resnet50_18min import recipe as resnet50
 from train.forecast import CARDS, IN_2018, MODELS, OURS, TCP, Constants, Forecast, Network, efficiency, forecast
-from train.forecast.cards import DECODE, VCPU, feed, fetched
 from train.forecast.constants import by_size
+from train.forecast.hardware import DECODE, VCPU, feed, fetched
 from train.recipe.schedule import Schedule
 from train.recipe.schema import IMAGENET, Comm, Data, Model, Phase, Recipe
 from train.recipe.schema import MODELS as NAMES

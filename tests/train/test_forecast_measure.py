@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from train.forecast import IN_2018, OURS, Constants, compare, forecast, measured
-from train.forecast.measure import world
+from train.forecast.calibration import world
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Data, Model, Phase, Recipe
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from train.forecast.measure import compare, until
+from train.forecast.calibration import compare, until
 from train.recipe.schema import Phase, Recipe
 from train.recipe.target import Target, begin, outcome, sentence
 from train.tools import checkpoint_io

@@ -14,9 +14,9 @@ than all these; an epoch has its validation and a fixed cost that more machines 
 `published` holds it against runs of others (docs/forecast.md). No run of ours on GPUs stands behind `OURS` yet.
 """
 
-from .cards import CARDS, EFA, MODELS, TCP, Card, Network
+from .calibration import compare, measured
 from .constants import IN_2018, OURS, TRAINERS, Constants
-from .measure import compare, measured
+from .hardware import CARDS, EFA, MODELS, TCP, Card, Network
 from .model import STEP, TERMS, Forecast, Machines, efficiency, forecast
 
 __all__ = [

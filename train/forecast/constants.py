@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
-from .cards import REFERENCE, Network
+from .hardware import REFERENCE, Network
 
 BySize = tuple[tuple[int, float], ...]  # (largest size, seconds), ascending; the last holds beyond
 

@@ -10,9 +10,9 @@ from train.recipe.schedule import Epoch, Schedule
 from train.recipe.schema import Comm, Phase
 from train.recipe.validation_policy import validates
 
-from . import cards
-from .cards import CARDS, EFA, EFA_GBIT, MODELS, NVLINK, RECTANGLE, TCP, Card
+from . import hardware
 from .constants import OURS, Constants, by_size
+from .hardware import CARDS, EFA, EFA_GBIT, MODELS, NVLINK, RECTANGLE, TCP, Card
 
 STEP = ("compute", "all-reduce", "optimizer", "logging", "loader")  # the parts of a step
 TERMS = (*STEP, "validation", "fixed")
@@ -178,7 +178,7 @@ class _Model:
         """Seconds before the first step, by part."""
         own = self.constants
         speed = min(own.fetch, self.machines.gbit * 1e9 / 8)  # no machine takes more than its network brings
-        fetch = cards.fetched(self.schedule, self.val) / speed if own.fetch else 0.0
+        fetch = hardware.fetched(self.schedule, self.val) / speed if own.fetch else 0.0
         return {"boot": own.boot, "setup": own.setup, "fetch": fetch, "trainers": own.start}
 
     def chunk(self, size: int, batch: int) -> float:
@@ -216,7 +216,7 @@ class _Model:
             return 0.0
         if own.feed is not None:
             return own.feed * vcpus
-        return cards.feed(copy, size, vcpus) if cards.known_images(self.schedule) else 0.0
+        return hardware.feed(copy, size, vcpus) if hardware.known_images(self.schedule) else 0.0
 
     def validation(self, phase: Phase) -> float:
         """Seconds of one validation: the forward passes of all views, or the loader where that is slower."""

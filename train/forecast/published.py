@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from train.recipe.schedule import Schedule
 from train.recipe.schema import IMAGENET, Model, Phase, Recipe
 
-from .cards import EFA, Network
 from .constants import IN_2018, Constants
+from .hardware import EFA, Network
 from .model import Forecast, forecast
 
 BOUND = 0.1

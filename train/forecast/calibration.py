@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .cards import RECTANGLE, Network
 from .constants import BySize, Constants
+from .hardware import RECTANGLE, Network
 
 WAITED = 0.05  # share of a phase's steps that must be waits, for the loader's speed to be known from it
 FREE = 1e9  # Gbit/s: what is sent is in the measured steps already
