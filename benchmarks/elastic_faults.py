@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
 AGENT = "cluster.agent"
-TRAINERS = ("train", "train.standby")
+TRAINERS = ("train", "train.engine.standby")
 # Attempt files and their checkpoints are linked by agents, the others are the trainers' of rank 0. "in": half written.
 POINTS = (
     "attempt before", "attempt after", "resume before", "resume after",
@@ -129,7 +129,6 @@ def serve() -> None:
 def _load() -> None:
     import libtmux  # noqa: F401
     import torch
-
     import train.run  # noqa: F401
 
     torch.optim.SGD([torch.zeros(1)], lr=0.0)  # imports torch._dynamo

@@ -48,11 +48,11 @@ def ours(model: str, size: int, batch: int, compile: bool, device: Any, place: P
     from train.data.loading.loader import Batch, Work
     from train.data.order.batch_sampler import Feed
     from train.distributed.process_group import Group
-    from train.loop import LONGEST_STRETCH, Trainer
-    from train.options import parse
+    from train.engine.agent_channel import Report
+    from train.engine.options import parse
+    from train.engine.trainer import LONGEST_STRETCH, Trainer
     from train.recipe.schedule import Schedule
     from train.recipe.schema import Data, Model, Phase, Recipe
-    from train.report import Report
 
     recipe = Recipe(
         name="gpu", data=Data(name="none", root="none", train=10**6, val=1), model=Model(name=model, compile=compile),

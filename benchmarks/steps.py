@@ -30,18 +30,18 @@ import torch  # noqa: E402
 from measure import met, spread  # noqa: E402
 from torch.nn.functional import cross_entropy  # noqa: E402
 
-from train import loop
 from train.data.loading import loader  # noqa: E402
 from train.data.loading.dataset import Dataset, open_dataset  # noqa: E402
 from train.data.order.batch_sampler import Feed  # noqa: E402
 from train.data.packing.synthetic import draw_set  # noqa: E402
 from train.distributed import process_group
+from train.engine import trainer as engine_trainer
+from train.engine.agent_channel import Report  # noqa: E402
+from train.engine.options import parse  # noqa: E402
 from train.models import registry
 from train.optim import factory
-from train.options import parse  # noqa: E402
 from train.recipe.schedule import Epoch, Schedule  # noqa: E402
 from train.recipe.schema import Data, Model, Phase, Recipe  # noqa: E402
-from train.report import Report  # noqa: E402
 from train.tools import process
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
@@ -71,7 +71,7 @@ class Bare:
         return time.perf_counter() - start
 
 
-class InTurn(loop.Trainer):
+class InTurn(engine_trainer.Trainer):
     """Our trainer, which lets the bare loop go before each of its epochs and takes the time of both."""
 
     bare: Bare

@@ -1,9 +1,9 @@
 """The trainers of one machine: those of the current attempt, and a warm standby for the next.
 
-    <work>/000007/          of attempt 7: progress.json, failed-3.json, ask (train/report.py)
+    <work>/000007/          of attempt 7: progress.json, failed-3.json, ask (train/engine/agent_channel.py)
     <work>/logs/000007/     rank-3.log
 
-A standby has loaded torch and waits on its stdin (train/standby.py): after a loss nobody waits for imports.
+A standby has loaded torch and waits on its stdin (train/engine/standby.py): after a loss nobody waits for imports.
 """
 
 import contextlib
@@ -84,7 +84,7 @@ class Trainers:
 
     def _stand_by(self, number: int) -> "subprocess.Popen[bytes]":
         self._ready(number).unlink(missing_ok=True)
-        words = python("train.standby", str(self._ready(number)), *self.arguments())
+        words = python("train.engine.standby", str(self._ready(number)), *self.arguments())
         return process.start(words, self.work / "standby.log", self.environment, stdin=subprocess.PIPE)
 
     # --- an attempt ----------------------------------------------------------------------------------------------

@@ -43,12 +43,12 @@ class Mutation:
 
 
 LOOP, SCHEDULE, FEED, OPTIM = (
-    "train/loop.py",
+    "train/engine/trainer.py",
     "train/recipe/schedule.py",
     "train/data/order/batch_sampler.py",
     "train/optim/factory.py",
 )
-MODELS, LAYERWISE, EVALUATE = "train/models/registry.py", "train/optim/layerwise.py", "train/evaluate.py"
+MODELS, LAYERWISE, EVALUATE = "train/models/registry.py", "train/optim/layerwise.py", "train/engine/validation.py"
 MEAN = "mean.py::test_the_gradient_is_the_mean_over_all_kn_images_of_the_step"
 SHAPE = "rates.py::test_a_shape_has_the_rate_of_its_formula_at_every_step"
 ORDER = "order.py::test_every_epoch_is_one_permutation_cut_into_the_same_global_batches_for_any_number_of_processes"
@@ -482,7 +482,7 @@ MUTATIONS = [
     ),
     Mutation(
         "bug 1: half inputs",
-        "train/inputs.py",
+        "train/engine/inputs.py",
         "images.to(self.dtype).sub_(self.mean)",
         "images.half().sub_(self.mean)",
         f"{BUG}1_single_precision_trained_every_second_tensor_and_got_half_inputs",
@@ -517,7 +517,7 @@ MUTATIONS = [
     ),
     Mutation(
         "bug 4: a crash ends with 0",
-        "train/report.py",
+        "train/engine/agent_channel.py",
         "os._exit(1)",
         "os._exit(0)",
         f"{BUG}4_a_process_that_crashed_ended_with_0",

@@ -20,13 +20,13 @@ from train.data.loading.loader import Batch, Work
 from train.data.order.batch_sampler import Feed
 from train.distributed import ddp
 from train.distributed.process_group import Group
-from train.loop import Trainer
+from train.engine.agent_channel import Report
+from train.engine.options import parse
+from train.engine.trainer import Trainer
 from train.models import freezing
 from train.optim import factory
-from train.options import parse
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.schema import Data, Model, Optim, Phase, Recipe
-from train.report import Report
 
 Array = NDArray[np.float64]
 ALONE = Group(0, 0, 1, 1, torch.device("cpu"))

@@ -97,7 +97,7 @@ def of(package: str) -> list[str]:
 def test_this_test_sees_imports_of_every_kind() -> None:
     assert {"click", "cluster.cli_data", "cluster.jobs", "cluster.view"} <= imports("cluster.cli")
     assert "cluster.jobs" not in imports("cluster.cli", whole=False)
-    assert "torch" in loads("train.run") and "numpy" in loads("train.data.index.open")
+    assert "torch" in loads("train.engine.run") and "numpy" in loads("train.data.index.open")
 
 
 MAY_IMPORT = {

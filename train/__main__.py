@@ -10,13 +10,12 @@ from dataclasses import replace
 from typing import Any
 
 from train.data.index.open import DataError
+from train.engine.agent_channel import Expected, Lost, Report
+from train.engine.options import Options, parse
 from train.recipe.files import RecipeError, load, select
 from train.recipe.schema import Recipe
 from train.tools import process
 from train.tools.filesystem import one_line
-
-from .options import Options, parse
-from .report import Expected, Lost, Report
 
 # Read by libgomp when torch is loaded. Its threads would spin 300,000 times at a barrier, and where another process
 # wants the same processors they spin while the one they wait for cannot run: steps 4 times slower and more (LOG.md).
@@ -91,7 +90,7 @@ def be_one(options: Options, recipe: Recipe, dataset: Any = None) -> int:
     report = Report()
     sys.excepthook = report.last_words
     report.say("starting")
-    from . import run  # torch takes seconds: the agent hears from us first
+    from train.engine import run  # torch takes seconds: the agent hears from us first
 
     try:
         return run.run(options, recipe, report, dataset)

@@ -22,6 +22,8 @@ from train.data.loading.loader import Batch, Key, Work, stream
 from train.data.order.rect_val import MARGIN
 from train.distributed import process_group
 from train.distributed.process_group import Group, total
+from train.engine.agent_channel import Expected
+from train.engine.inputs import Inputs, pixels_of
 from train.metrics.log_writer import found
 from train.metrics.thumbnails import small
 from train.models import registry
@@ -31,8 +33,6 @@ from train.tools import checkpoint_io
 from train.tools.process import keep_memory
 
 from .examine import Options, emit, only_ours, progress
-from .inputs import Inputs, pixels_of
-from .report import Expected
 from .views import SEVERAL, SQUARES, Views, answer, plan, seen
 
 BUCKETS = 6  # at most, of about as many images each, by aspect ratio: as fast.ai's notebook of 2018 compares crops

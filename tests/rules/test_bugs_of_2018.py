@@ -21,10 +21,10 @@ from torch import nn
 
 from cluster import guard, jobs
 from cluster.backends.aws import planning
-from train import loop
 from train.__main__ import be_parent
 from train.distributed import process_group
 from train.distributed.process_group import Group
+from train.engine import trainer as engine_trainer
 from train.metrics import log_writer
 from train.recipe.files import RecipeError, load
 from train.recipe.schema import Model
@@ -72,14 +72,14 @@ def test_2_a_resumed_run_began_with_fresh_weights_and_only_at_a_phases_start(
     pixels = Pixels(24)
     what = recipe(row((0, 2), 4, 0.05), row((2, 4), 8, 0.02), model=TINY)
 
-    def made(name: str, scale: float) -> loop.Trainer:
+    def made(name: str, scale: float) -> engine_trainer.Trainer:
         one = trainer(tmp_path / name, what, pixels, plain=False)
         if precision == torch.float16:
             one.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
             one.inputs.autocast = contextlib.nullcontext  # type: ignore[method-assign]
         return one
 
-    def weights(one: loop.Trainer) -> dict[str, torch.Tensor]:
+    def weights(one: engine_trainer.Trainer) -> dict[str, torch.Tensor]:
         return {name: part.detach().clone() for name, part in one.model.named_parameters()}
 
     whole = made("whole", 512.0)
@@ -127,11 +127,11 @@ def test_3_checkpoints_were_written_when_the_accuracy_was_high_by_every_machine_
 
 CRASH = """
 import sys, types
-stub = types.ModuleType("train.run")
+stub = types.ModuleType("train.engine.run")
 def run(*_):
     raise {error}
 stub.run = run
-sys.modules["train.run"] = stub
+sys.modules["train.engine.run"] = stub
 from train.__main__ import main
 sys.exit(main(["recipes/quickstart.py", "--out", sys.argv[1]]))
 """
@@ -300,7 +300,7 @@ def test_8_and_a_run_whose_loss_is_no_number_goes_no_further(tmp_path: Path) -> 
     for step in range(3):
         one.one_step(epoch, step, batches)
         one.step = step + 1
-    with pytest.raises(loop.Diverged, match=r"the loss is nan at step [23] "):
+    with pytest.raises(engine_trainer.Diverged, match=r"the loss is nan at step [23] "):
         one.look(epoch)
 
 

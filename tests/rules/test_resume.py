@@ -13,11 +13,11 @@ import torch
 from rulebed import Pixels, feed, recipe, row
 from torch import nn
 
-from train import loop
 from train.distributed.process_group import Group
-from train.options import parse
+from train.engine import trainer
+from train.engine.agent_channel import Report
+from train.engine.options import parse
 from train.recipe.schedule import Schedule
-from train.report import Report
 from train.tools import checkpoint_io
 
 IMAGES, VAL = 12, 7
@@ -44,7 +44,7 @@ class Run:
         what, self.pixels = recipe(*ROWS, gpus=2, **how), Pixels(IMAGES, VAL, classes=6)
         options = parse(["rule", "--out", str(folder), "--save-seconds", "0"])
         shares = feed(Schedule(what, IMAGES, 2), self.pixels, group.rank, group.world)
-        self.trainer = loop.Trainer(options, what, group, shares, 6, Report())
+        self.trainer = trainer.Trainer(options, what, group, shares, 6, Report())
         self.trainer.save = self.keep  # type: ignore[method-assign]
         self.kept: dict[int, bytes] = {}
 
@@ -80,7 +80,7 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 @pytest.mark.parametrize(("world", "way"), [(1, "nesterov"), (2, "nesterov"), (1, "lars"), (1, "lamb")])
 def test_a_run_resumed_at_any_step_ends_with_the_same_bits(world: int, way: str, tmp_path: Path, in_group: Any) -> None:
     def work(group: Group) -> tuple[list[int], dict[int, list[str]]]:
-        loop.LONGEST_STRETCH = 1  # look, and save, after each step
+        trainer.LONGEST_STRETCH = 1  # look, and save, after each step
         whole = Run(tmp_path / f"whole-{group.rank}", group, **WAYS[way])
         expected = flat(whole.go())
         differ = {}

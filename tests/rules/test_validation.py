@@ -10,7 +10,7 @@ from rulebed import PLAIN, Pixels, feed, linear, recipe, row, softmax
 
 from train.data.order.rect_val import MARGIN, STEP, plan_rectangles, rectangle
 from train.distributed.process_group import Group
-from train.evaluate import Accuracy, evaluate
+from train.engine.validation import Accuracy, evaluate
 from train.metrics.time_breakdown import Times
 from train.recipe.schedule import Schedule
 

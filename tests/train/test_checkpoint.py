@@ -141,7 +141,7 @@ def test_a_save_waits_for_the_one_before_it(tmp_path: Path) -> None:
 def test_while_one_is_being_written_the_steps_do_not_wait_but_an_end_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from train.loop import Trainer
+    from train.engine.trainer import Trainer
 
     gate, written = threading.Event(), []
 
@@ -173,11 +173,11 @@ def test_while_one_is_being_written_the_steps_do_not_wait_but_an_end_does(
 
 @pytest.mark.parametrize("number", range(3))
 def test_only_the_end_of_the_last_epoch_waits_for_a_slow_disk(number: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    from train import loop
+    from train.engine import trainer as engine_trainer
 
-    monkeypatch.setattr(loop.distributed, "average_statistics", lambda *_: None)
-    monkeypatch.setattr(loop, "epoch_row", lambda *_: {})
-    monkeypatch.setattr(loop, "validates", lambda *_: True)
+    monkeypatch.setattr(engine_trainer.distributed, "average_statistics", lambda *_: None)
+    monkeypatch.setattr(engine_trainer, "epoch_row", lambda *_: {})
+    monkeypatch.setattr(engine_trainer, "validates", lambda *_: True)
     saved: list[bool] = []
     trainer = SimpleNamespace(
         epoch=number, step=0, sums=None, history=[], group=None, model=None, schedule=SimpleNamespace(epochs=range(3)),
@@ -186,7 +186,7 @@ def test_only_the_end_of_the_last_epoch_waits_for_a_slow_disk(number: int, monke
         freezer=SimpleNamespace(mode=lambda: None),
     )  # fmt: skip
     row = SimpleNamespace(phase=SimpleNamespace(frozen=False))
-    loop.Trainer.one_epoch(trainer, SimpleNamespace(number=0, steps=0, row=row), iter([]))  # type: ignore[arg-type]
+    engine_trainer.Trainer.one_epoch(trainer, SimpleNamespace(number=0, steps=0, row=row), iter([]))  # type: ignore[arg-type]
     assert saved == [number == 2] and (trainer.epoch, trainer.step) == (number + 1, 0)
 
 

@@ -9,17 +9,17 @@ import pytest
 import torch
 from torch import nn
 
-from train import loop
 from train.data.loading.dataset import open_dataset
 from train.data.loading.loader import Images
 from train.data.order.batch_sampler import Feed
 from train.distributed.process_group import Group
-from train.inputs import draw_anew
+from train.engine import trainer
+from train.engine.agent_channel import Expected, Report
+from train.engine.inputs import draw_anew
+from train.engine.options import parse
 from train.optim import factory
-from train.options import parse
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Model, Optim, Phase
-from train.report import Expected, Report
 
 
 def net(classes: int) -> nn.Module:
@@ -43,10 +43,10 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> None:
     factory.build(nn.Linear(1, 1), Optim())  # what that imports is imported before the fork
 
 
-def trained(recipe: Any, data: Path, out: Path, group: Group) -> loop.Trainer:
+def trained(recipe: Any, data: Path, out: Path, group: Group) -> trainer.Trainer:
     found = open_dataset(recipe, data, data)
     feed = Feed(Schedule(recipe, len(found.train), 2), found.indexes, 0, group.rank, group.world)
-    one = loop.Trainer(parse(["x", "--out", str(out)]), recipe, group, feed, len(found.train.classes), Report())
+    one = trainer.Trainer(parse(["x", "--out", str(out)]), recipe, group, feed, len(found.train.classes), Report())
     one.train(Images(found.indexes, 0), 0)
     return one
 

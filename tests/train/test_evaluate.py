@@ -13,7 +13,7 @@ from torch.nn.functional import cross_entropy
 
 from train.data.loading.loader import Batch, Work
 from train.distributed.process_group import Group
-from train.evaluate import Accuracy, evaluate
+from train.engine.validation import Accuracy, evaluate
 from train.metrics.time_breakdown import Times
 
 IMAGES, CLASSES, BATCH = 53, 12, 8

@@ -10,18 +10,18 @@ import pytest
 import torch
 from torch import nn
 
-from train import loop
 from train.data.loading.dataset import open_dataset
 from train.data.loading.loader import Images
 from train.data.order.batch_sampler import Feed
 from train.distributed.process_group import Group
+from train.engine import trainer as engine_trainer
+from train.engine.agent_channel import Report
+from train.engine.options import parse
 from train.models import external, freezing
 from train.models.registry import build
 from train.optim import factory
-from train.options import parse
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Model, Optim, Phase
-from train.report import Report
 from train.tools import checkpoint_io, process
 
 CPU = torch.device("cpu")
@@ -34,15 +34,17 @@ def rows(*frozen: bool) -> list[Phase]:
     ]
 
 
-def trainer(recipe: Any, data: Path, out: Path, world: int = 1, rank: int = 0) -> tuple[loop.Trainer, Images]:
+def trainer(recipe: Any, data: Path, out: Path, world: int = 1, rank: int = 0) -> tuple[engine_trainer.Trainer, Images]:
     options = parse(["tiny", "--out", str(out)])
     found = open_dataset(recipe, data, data)
     feed = Feed(Schedule(recipe, len(found.train), 2), found.indexes, 0, rank, world)
     group = Group(rank, rank, world, world, CPU)
-    return loop.Trainer(options, recipe, group, feed, len(found.train.classes), Report()), Images(found.indexes, 0)
+    return engine_trainer.Trainer(options, recipe, group, feed, len(found.train.classes), Report()), Images(
+        found.indexes, 0
+    )
 
 
-def snapshot(one: loop.Trainer) -> dict[str, torch.Tensor]:
+def snapshot(one: engine_trainer.Trainer) -> dict[str, torch.Tensor]:
     state = {name: value.clone() for name, value in one.model.state_dict().items()}
     names = {id(parameter): name for name, parameter in one.model.named_parameters()}
     for parameter, kept in one.optimizer.state.items():
@@ -74,7 +76,7 @@ def test_in_a_frozen_phase_the_classifier_moves_and_nothing_else(
         seen = [snapshot(one)]
         first = type(one).one_epoch
 
-        def epoch(self: loop.Trainer, *words: Any) -> None:
+        def epoch(self: engine_trainer.Trainer, *words: Any) -> None:
             first(self, *words)
             seen.append(snapshot(self))
 

@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from train import identity
 from train.data.order.batch_sampler import Feed
 from train.distributed.process_group import Group
-from train.loop import Trainer
-from train.options import parse
+from train.engine import resume_check
+from train.engine.agent_channel import Expected, Report
+from train.engine.options import parse
+from train.engine.trainer import Trainer
 from train.recipe.schedule import Schedule
-from train.report import Expected, Report
 
 
 def with_copies(recipe: Any, copy: int | None) -> Any:
@@ -23,19 +23,19 @@ def with_copies(recipe: Any, copy: int | None) -> Any:
 def test_copies_that_were_made_meanwhile_and_a_target_make_no_other_run(tiny: Any) -> None:
     recipe = tiny()
     plan = Schedule(recipe, 50, 2)
-    saved = identity.of(with_copies(recipe, 160), plan)
+    saved = resume_check.of(with_copies(recipe, 160), plan)
     assert saved["recipe"]["phases"][0]["copy"] == 160  # which is kept, for whoever examines it
     for one in (recipe, with_copies(recipe, 352), replace(recipe, target=90.0)):
-        identity.check(saved, identity.of(one, plan))
+        resume_check.check(saved, resume_check.of(one, plan))
 
 
 @pytest.mark.parametrize("changes, what", [({"seed": 3}, "seed"), ({"name": "other"}, "recipe")])
 def test_another_run_is_named_by_what_differs(changes: dict[str, Any], what: str, tiny: Any) -> None:
     plan = Schedule(tiny(), 50, 2)
     with pytest.raises(Expected, match=f"of a run with another {what}; resume with"):
-        identity.check(identity.of(tiny(), plan), identity.of(tiny(**changes), plan))
+        resume_check.check(resume_check.of(tiny(), plan), resume_check.of(tiny(**changes), plan))
     with pytest.raises(Expected, match="another images"):
-        identity.check(identity.of(tiny(), Schedule(tiny(), 49, 2)), identity.of(tiny(), plan))
+        resume_check.check(resume_check.of(tiny(), Schedule(tiny(), 49, 2)), resume_check.of(tiny(), plan))
 
 
 def test_a_gpu_that_scales_its_loss_goes_on_from_a_checkpoint_of_one_that_did_not(tiny: Any, tmp_path: Path) -> None:

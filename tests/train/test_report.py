@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from train.engine.agent_channel import Report
 from train.recipe.schema import Optim
-from train.report import Report
 
 
 @pytest.fixture
@@ -36,7 +36,7 @@ def test_news_add_up_and_replace_each_other(work: Path) -> None:
 
 def test_frequent_news_may_be_dropped_but_come_with_the_next(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
-    monkeypatch.setattr("train.report.time.monotonic", lambda: now)
+    monkeypatch.setattr("train.engine.agent_channel.time.monotonic", lambda: now)
     report = Report()
     report.say("training", step=1)
     now += 0.1
@@ -149,7 +149,7 @@ def test_a_tick_shows_that_we_go_forward_where_there_is_no_other_news(
     work: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = 100.0
-    monkeypatch.setattr("train.report.time.monotonic", lambda: now)
+    monkeypatch.setattr("train.engine.agent_channel.time.monotonic", lambda: now)
     report = Report()
     report.tick()
     assert list(work.iterdir()) == [], "before the first word there is nothing to repeat"

@@ -29,7 +29,7 @@ class Standby:
         ]
         with (folder / "standby.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "train.standby", str(folder / "ready"), *self.words],
+                [sys.executable, "-m", "train.engine.standby", str(folder / "ready"), *self.words],
                 stdin=subprocess.PIPE, stdout=log, stderr=log, env=runs.environment, cwd=folder,
             )  # fmt: skip
 
@@ -124,7 +124,7 @@ def test_it_dies_with_whoever_started_it(runs: Any, tiny_data: Path, tmp_path: P
     words = [
         sys.executable,
         "-m",
-        "train.standby",
+        "train.engine.standby",
         str(tmp_path / "ready"),
         "none.json",
         "--out",

@@ -9,17 +9,18 @@ import pytest
 import torch
 from torch import nn
 
-from train import loop, warm
 from train.data.loading.dataset import open_dataset
 from train.data.loading.loader import Batch, Images, Work
 from train.data.order.batch_sampler import Feed
 from train.distributed.process_group import Group
-from train.inputs import IMAGENET, Inputs, pixels_of
+from train.engine import trainer as engine_trainer
+from train.engine import warmup
+from train.engine.agent_channel import Expected, Report
+from train.engine.inputs import IMAGENET, Inputs, pixels_of
+from train.engine.options import parse
 from train.models import registry
-from train.options import parse
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Model, Phase
-from train.report import Expected, Report
 from train.tools import checkpoint_io
 
 CPU = torch.device("cpu")
@@ -39,14 +40,14 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         found.append(next(tuple(one.shape) for one in inputs if one.dim() == 4 and one.shape[2] > 3))
         return graph.forward
 
-    monkeypatch.setattr(warm, "BACKEND", backend)
+    monkeypatch.setattr(warmup, "BACKEND", backend)
     torch._dynamo.reset()
     return found
 
 
 def test_a_warm_up_leaves_no_trace(model: Any) -> None:
     before = {name: one.clone() for name, one in model.state_dict().items()}
-    warm.warm(model, model, [(4, 32, 32), (2, 64, 64)], [(4, 32, 48)], CPU, contextlib.nullcontext)
+    warmup.warm(model, model, [(4, 32, 32), (2, 64, 64)], [(4, 32, 48)], CPU, contextlib.nullcontext)
     assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
     assert model.training and all(one.grad is None for one in model.parameters())
 
@@ -55,7 +56,7 @@ def test_on_a_cpu_one_small_batch_is_enough_unless_it_compiles(model: Any, graph
     seen: list[tuple[int, ...]] = []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0].shape)))
     shapes = [(4, 32, 32), (3, 64, 64)]
-    warm.warm(model, model, shapes, [(4, 32, 48)], CPU, contextlib.nullcontext)
+    warmup.warm(model, model, shapes, [(4, 32, 48)], CPU, contextlib.nullcontext)
     assert seen == [(2, 3, 32, 32)]
 
 
@@ -63,9 +64,9 @@ def test_a_compiled_net_is_compiled_for_each_training_shape_before_the_clock_and
     graphs: Any,
 ) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1))
-    net = warm.compiled(model)
+    net = warmup.compiled(model)
     shapes = [(4, 32, 32), (3, 32, 32), (4, 64, 64)] + [(n, 32, 32) for n in range(5, 13)]  # more than torch allows
-    warm.warm(net, model, shapes, [], CPU, contextlib.nullcontext)
+    warmup.warm(net, model, shapes, [], CPU, contextlib.nullcontext)
     assert graphs == [(n, 3, h, w) for n, h, w in shapes]
     for n, h, w in shapes:
         net(torch.ones(n, 3, h, w).to(memory_format=torch.channels_last)).sum().backward()
@@ -73,7 +74,7 @@ def test_a_compiled_net_is_compiled_for_each_training_shape_before_the_clock_and
 
 
 def test_a_compiled_net_computes_the_same_and_keeps_the_names_of_its_state(model: Any, graphs: Any) -> None:
-    net = warm.compiled(model)
+    net = warmup.compiled(model)
     images = torch.rand(4, 3, 32, 32)
     torch.testing.assert_close(net(images), model(images))
     assert graphs and not any(name.startswith("_orig") for name in model.state_dict())
@@ -83,17 +84,17 @@ def test_a_compiled_net_computes_the_same_and_keeps_the_names_of_its_state(model
 def test_without_a_compiler_it_says_so_in_one_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(Expected, match="needs the compiler no-such-compiler, which is not here; install it, or comp"):
-        warm.compiled(model)
+        warmup.compiled(model)
 
 
 def test_what_does_not_compile_is_one_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("no Python.h\nand much more")
 
-    monkeypatch.setattr(warm, "BACKEND", broken)
+    monkeypatch.setattr(warmup, "BACKEND", broken)
     torch._dynamo.reset()
     with pytest.raises(Expected, match=r"torch\.compile failed, .*compile=False trains without it") as caught:
-        warm.warm(warm.compiled(model), model, [(2, 32, 32)], [], CPU, contextlib.nullcontext)
+        warmup.warm(warmup.compiled(model), model, [(2, 32, 32)], [], CPU, contextlib.nullcontext)
     assert "\n" not in str(caught.value)
 
 
@@ -110,7 +111,9 @@ def test_a_checkpoint_goes_on_compiled_or_not(
         data = open_dataset(made, tiny_data, tiny_data)
         group = Group(0, 0, 1, 1, CPU)
         feed = Feed(Schedule(made, len(data.train), 2, max_steps=2), data.indexes, 0, 0, 1)
-        return loop.Trainer(options, made, group, feed, len(data.train.classes), Report()), Images(data.indexes, 0)
+        return engine_trainer.Trainer(options, made, group, feed, len(data.train.classes), Report()), Images(
+            data.indexes, 0
+        )
 
     one, images = trainer(first, "one", 1)
     one.train(images, 0)
@@ -144,14 +147,14 @@ def test_the_shapes_of_all_epochs_are_known_and_those_of_training_are_the_same_o
         Phase(epochs=(2, 3), size=64, batch=16, lr=0.01, rect_val=True),
     ]
     plan = Schedule(tiny(phases=rows), 50, 2)
-    found = [warm.shapes(Feed(plan, {("val", None): Tall()}, 0, r, 2), plan.epochs) for r in (0, 1)]  # type: ignore[dict-item]
+    found = [warmup.shapes(Feed(plan, {("val", None): Tall()}, 0, r, 2), plan.epochs) for r in (0, 1)]  # type: ignore[dict-item]
     train = [(8, 32, 32), (2, 32, 32), (16, 64, 64), (9, 64, 64)]  # 50 = 3 x 16 + 2 = 32 + 2 x 9
     assert found[0][0] == found[1][0] == train
     assert found[0][1] == found[1][1] == [(8, 32, 32), (16, 64, 64)]  # rests, and rectangles of 10, are not searched
-    assert warm.shapes(Feed(plan, {("val", None): Tall()}, 0, 0, 1), plan.epochs[2:])[1] == [  # type: ignore[dict-item]
+    assert warmup.shapes(Feed(plan, {("val", None): Tall()}, 0, 0, 1), plan.epochs[2:])[1] == [  # type: ignore[dict-item]
         (16, 96, 64), (16, 64, 64),
     ]  # fmt: skip
-    assert warm.sides(Feed(plan, {("val", None): Tall()}, 0, 0, 2), plan.epochs) == {(32, 32), (64, 64), (96, 64)}  # type: ignore[dict-item]
+    assert warmup.sides(Feed(plan, {("val", None): Tall()}, 0, 0, 2), plan.epochs) == {(32, 32), (64, 64), (96, 64)}  # type: ignore[dict-item]
 
 
 def test_the_shapes_of_rectangular_steps_are_those_that_may_come(tiny: Any) -> None:
@@ -160,7 +163,7 @@ def test_the_shapes_of_rectangular_steps_are_those_that_may_come(tiny: Any) -> N
     plan = Schedule(tiny(phases=rows), 50, 2)
     wide = SimpleNamespace(widths=np.array([400, 300] * 25), heights=np.full(50, 300))
     feed = Feed(plan, {("train", None): wide, ("val", None): Tall()}, 0, 0, 1)  # type: ignore[dict-item]
-    assert warm.shapes(feed, plan.epochs)[0] == [(8, 64, 64), (8, 56, 72), (2, 56, 72)]
+    assert warmup.shapes(feed, plan.epochs)[0] == [(8, 64, 64), (8, 56, 72), (2, 56, 72)]
     come = {(len(work.ids), *work.shape) for epoch in plan.epochs for work in feed.train(epoch)}
     assert come == {(8, 64, 64), (8, 56, 72), (2, 56, 72)}
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from train.engine.agent_channel import Expected
 from train.models import external, pretrained
 from train.models.registry import MAKERS, build
 from train.recipe.schema import Model
-from train.report import Expected
 from train.tools import checkpoint_io
 
 State = dict[str, torch.Tensor]

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from train.report import Expected
+from train.engine.agent_channel import Expected
 from train.tools import provenance
 
 from . import network

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from train.evaluate import Accuracy
+from train.engine.validation import Accuracy
 from train.recipe.schedule import Epoch
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from train.engine.agent_channel import Expected
 from train.recipe.schema import Model
-from train.report import Expected
 from train.tools import user_code
 from train.tools.filesystem import one_line
 

@@ -5,8 +5,8 @@ from itertools import takewhile
 
 from torch import nn
 
+from train.engine.agent_channel import Expected
 from train.recipe.schedule import Epoch
-from train.report import Expected
 
 from . import registry
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from train.report import Expected
+from train.engine.agent_channel import Expected
 from train.tools import checkpoint_io, filesystem
 
 from . import registry, resnet

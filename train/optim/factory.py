@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from train.engine.agent_channel import Expected
 from train.recipe.schema import Optim
-from train.report import Expected
 from train.tools import user_code
 from train.tools.filesystem import one_line
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from train.report import Expected
+from train.engine.agent_channel import Expected
 
 from .filesystem import one_line
 

@@ -25,8 +25,8 @@ from train.data.loading.batch_buffers import Ring
 from train.data.loading.loader import AHEAD_BYTES, Batch, Images, Sent, Work, stream
 from train.data.order.rect_val import MARGIN, rectangle
 from train.data.order.rng import random_boxes, shifted_boxes
+from train.engine.agent_channel import Lost
 from train.recipe.schema import Phase
-from train.report import Lost
 from train.tools import process
 
 CPU = torch.device("cpu")

@@ -22,9 +22,9 @@ from train.recipe.schema import Recipe
 from train.tools import checkpoint_io, filesystem, process
 from train.tools.provenance import git_commit, versions
 
-from .loop import Asked, Trainer
+from .agent_channel import Expected, Report
 from .options import Options
-from .report import Expected, Report
+from .trainer import Asked, Trainer
 
 SAVED = 3  # exit code of a process that was asked to end, and saved
 

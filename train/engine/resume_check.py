@@ -7,7 +7,7 @@ from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 from train.tools.filesystem import plain
 
-from .report import Expected
+from .agent_channel import Expected
 
 
 def of(recipe: Recipe, schedule: Schedule) -> dict[str, Any]:

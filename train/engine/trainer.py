@@ -34,13 +34,13 @@ from train.recipe.validation_policy import validates
 from train.tools import checkpoint_io
 from train.tools.provenance import versions
 
-from . import identity
-from .evaluate import Accuracy, evaluate
+from . import resume_check
+from .agent_channel import Expected, Report
 from .inputs import IMAGENET, Inputs, draw_anew, pixels_of
-from .news import News
 from .options import Options
-from .report import Expected, Report
-from .warm import compiled, shapes, sides, warm
+from .progress import News
+from .validation import Accuracy, evaluate
+from .warmup import compiled, shapes, sides, warm
 
 LONGEST_STRETCH = 50  # steps between two looks at the sums
 LOOK_SECONDS = 1.0
@@ -132,7 +132,7 @@ class Trainer:
         """Everything that a later attempt needs. Called on all processes: the batch-norm statistics are gathered."""
         return {
             "format": FORMAT,
-            "identity": identity.of(self.recipe, self.schedule),
+            "identity": resume_check.of(self.recipe, self.schedule),
             "epoch": self.epoch,
             "step": self.step,
             "statistics": process_group.gather_statistics(self.group, self.model),
@@ -148,7 +148,7 @@ class Trainer:
         """Go on from a checkpoint's state. Raises `Expected` when it belongs to another run."""
         if state.get("format") != FORMAT:
             raise Expected("the checkpoint is of another version of imgnet-cluster; go on with that, or --resume none")
-        identity.check(state["identity"], identity.of(self.recipe, self.schedule))
+        resume_check.check(state["identity"], resume_check.of(self.recipe, self.schedule))
         self.model.load_state_dict(state["model"])
         process_group.restore_statistics(self.group, self.model, state["statistics"])
         self.optimizer.load_state_dict(state["optimizer"])

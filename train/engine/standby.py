@@ -1,4 +1,4 @@
-"""A process that has loaded all it can and waits to be told which trainer to be. `python -m train.standby READY WORDS`.
+"""A process that has loaded all it can and waits to be told which trainer to be. `python -m train.engine.standby READY WORDS`.
 
 Loading torch takes seconds, the first optimizer as long again (it imports torch._dynamo), and looking through a folder
 of a million images longer: after a loss they are what everybody would wait for. WORDS are the trainer's own, but for
@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from train import __main__ as command
 from train.recipe.files import load as load_recipe
 from train.tools import process
 
-from . import __main__ as command
 from .options import parse
 
 

@@ -10,8 +10,8 @@ from train.metrics.rows import Sums, stretch_values
 from train.metrics.time_breakdown import Times
 from train.recipe.schedule import Epoch, Schedule
 
+from .agent_channel import Report
 from .options import Options
-from .report import Report
 
 
 class News:
