@@ -40,7 +40,7 @@ def evaluate(what: str, crops: str, sizes: str | None, plot: Path | None, output
     five    the four corners and the middle, the mean of their softmax
     tta     these five and their mirror images (Krizhevsky et al. 2012)
     """
-    from train import examine as trainer
+    from train.evaluation import __main__ as trainer
 
     from . import examine
 

@@ -29,7 +29,7 @@ def of_job(job: Job, progress: checkpoints.Progress = lambda done, total: None) 
 def command(checkpoint: Path, *, skip_bad: bool = False, **given: Any) -> list[str]:
     """Return the command that examines a checkpoint; `given` are its options by name, None left out."""
     words = [f"--{name}={value}" for name, value in given.items() if value is not None]
-    return python("train.examine", *words, *["--skip-bad"] * skip_bad, "--", str(checkpoint))
+    return python("train.evaluation.__main__", *words, *["--skip-bad"] * skip_bad, "--", str(checkpoint))
 
 
 def examine(words: Sequence[str]) -> Iterator[dict[str, Any]]:
@@ -48,7 +48,7 @@ def examine(words: Sequence[str]) -> Iterator[dict[str, Any]]:
                 raise ClusterError(said["error"])
             yield said
         if code := child.wait():
-            raise ClusterError(f"train.examine ended with code {code}; its last words stand above")
+            raise ClusterError(f"train.evaluation.__main__ ended with code {code}; its last words stand above")
     finally:
         kill([child])
         child.stdout.close()

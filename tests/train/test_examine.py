@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from train import exam, examine
 from train.data.index.open import DataError, load
-from train.examine import CROPS, crops, sizes
+from train.evaluation import __main__, runner
+from train.evaluation.__main__ import CROPS, crops, sizes
 from train.recipe.schema import Model, Phase
 from train.tools import checkpoint_io
 
@@ -39,7 +39,7 @@ def run(*words: Any, code: int = 0) -> list[dict[str, Any]]:
     """Examine as a person does; what was told."""
     clean = {name: text for name, text in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
     ran = subprocess.run(
-        [sys.executable, "-m", "train.examine", *map(str, words)], capture_output=True, text=True, timeout=120,
+        [sys.executable, "-m", "train.evaluation.__main__", *map(str, words)], capture_output=True, text=True, timeout=120,
         env={**clean, "PYTHONPATH": str(Path(__file__).resolve().parents[2]), "OMP_WAIT_POLICY": "PASSIVE"},
     )  # fmt: skip
     assert ran.returncode == code, ran.stderr[-3000:] + ran.stdout[-500:]
@@ -50,11 +50,11 @@ def run(*words: Any, code: int = 0) -> list[dict[str, Any]]:
 @pytest.fixture
 def here(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Examine in this process, without the seconds of an import; what was told."""
-    monkeypatch.setattr(exam, "keep_memory", lambda: None)
+    monkeypatch.setattr(runner, "keep_memory", lambda: None)
     threads = torch.get_num_threads()
 
     def call(*words: Any) -> list[dict[str, Any]]:
-        exam.examine(examine.parse([str(one) for one in (*words, "--workers", "0")]))
+        runner.examine(__main__.parse([str(one) for one in (*words, "--workers", "0")]))
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     yield call
@@ -98,10 +98,10 @@ def test_a_row_for_each_crop_and_size_with_every_image_counted_once_by_bucket(
         assert one["seconds"] > 0 and one["views"] == {"five": 5, "tta": 10}.get(one["crop"], 1)
 
 
-def buckets(*ratios: tuple[int, int]) -> exam.Buckets:
+def buckets(*ratios: tuple[int, int]) -> runner.Buckets:
     """Those of images of such widths and heights."""
     widths, heights = np.array(ratios).T
-    return exam.Buckets(type("Sizes", (), {"widths": widths, "heights": heights})())
+    return runner.Buckets(type("Sizes", (), {"widths": widths, "heights": heights})())
 
 
 def test_images_of_distinct_ratios_are_in_six_buckets_of_as_many() -> None:
@@ -128,11 +128,11 @@ def test_where_all_have_the_same_ratio_there_is_one_bucket(images: int) -> None:
 
 
 def test_the_step_is_that_of_the_run_wherever_in_an_epoch_it_was_saved(trained: Path, tmp_path: Path) -> None:
-    state, recipe = exam.open_checkpoint(newest(trained))
+    state, recipe = runner.open_checkpoint(newest(trained))
     steps = int(newest(trained).stem.removeprefix("step-"))
-    assert state["step"] == 0 and steps > 2 and exam.step_of(state, recipe) == steps
-    state, recipe = exam.open_checkpoint(changed(trained, tmp_path, epoch=1, step=2))
-    assert exam.step_of(state, recipe) == steps // 2 + 2
+    assert state["step"] == 0 and steps > 2 and runner.step_of(state, recipe) == steps
+    state, recipe = runner.open_checkpoint(changed(trained, tmp_path, epoch=1, step=2))
+    assert runner.step_of(state, recipe) == steps // 2 + 2
 
 
 def test_one_process_finds_the_same(told: list[dict[str, Any]], trained: Path, tiny_data: Path, here: Any) -> None:
@@ -172,9 +172,9 @@ def test_statistics_that_processes_had_apart_are_averaged(trained: Path, tmp_pat
     state = checkpoint_io.load(newest(trained))
     one = state["statistics"][0]
     path = changed(trained, tmp_path, statistics=torch.stack([one, one + 2]))
-    state, recipe = exam.open_checkpoint(path)
-    model = exam.network(path, state, recipe, 10, Path("some"))
-    found = torch.cat([each.flatten() for each in exam.distributed.statistics(model)])
+    state, recipe = runner.open_checkpoint(path)
+    model = runner.network(path, state, recipe, 10, Path("some"))
+    found = torch.cat([each.flatten() for each in runner.distributed.statistics(model)])
     torch.testing.assert_close(found, one + 1)
 
 
@@ -191,7 +191,7 @@ def test_another_number_of_classes_is_one_line(trained: Path, tiny_data: Path, t
 def test_weights_that_are_no_numbers_are_no_result(trained: Path, tiny_data: Path, tmp_path: Path, here: Any) -> None:
     model = checkpoint_io.load(newest(trained))["model"]
     path = changed(trained, tmp_path, model={**model, "fc.weight": torch.full_like(model["fc.weight"], torch.nan)})
-    with pytest.raises(exam.Expected, match="center at 32 pixels: the loss is nan"):
+    with pytest.raises(runner.Expected, match="center at 32 pixels: the loss is nan"):
         here(path, "--data", tiny_data, "--crops", "center", "--sizes", "32", "--shown", "0")
 
 
@@ -219,9 +219,9 @@ def test_a_checkpoint_that_cannot_be_used_is_named_with_the_reason(
     for name in ("old", "other"):
         (tmp_path / name).mkdir()
     for why, path in bad_checkpoints(trained, tmp_path).items():
-        with pytest.raises(exam.Expected, match=why) as caught:
-            state, recipe = exam.open_checkpoint(path)
-            exam.network(path, state, recipe, 10, tiny_data)
+        with pytest.raises(runner.Expected, match=why) as caught:
+            state, recipe = runner.open_checkpoint(path)
+            runner.network(path, state, recipe, 10, tiny_data)
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -248,7 +248,7 @@ def test_crops_and_sizes_are_taken_in_their_order_and_once() -> None:
 
 def test_wrong_usage_is_code_2(capsys: Any) -> None:
     with pytest.raises(SystemExit, match="2"):
-        examine.parse(["x.pt", "--sizes", "3"])
+        __main__.parse(["x.pt", "--sizes", "3"])
     assert "must be whole numbers" in capsys.readouterr().err
 
 
@@ -260,32 +260,32 @@ class Fixed(torch.nn.Module):
 
 
 def test_a_size_that_the_network_does_not_take_is_one_line(tiny: Any, tiny_data: Path) -> None:
-    options = examine.parse(["x.pt", "--crops", "center", "--sizes", "64", "--workers", "0"])
+    options = __main__.parse(["x.pt", "--crops", "center", "--sizes", "64", "--workers", "0"])
     recipe = tiny(phases=ROWS, model=Model(name="resnet10_tiny"))
-    indexes = exam.open_val(recipe, tiny_data, tiny_data)
-    group = exam.Group(0, 0, 1, 1, torch.device("cpu"))
-    with pytest.raises(exam.Expected, match="center at 64 pixels: resnet10_tiny fails: ") as caught:
-        exam.Exam(options, recipe, group, Fixed(), indexes, 0).run()
+    indexes = runner.open_val(recipe, tiny_data, tiny_data)
+    group = runner.Group(0, 0, 1, 1, torch.device("cpu"))
+    with pytest.raises(runner.Expected, match="center at 64 pixels: resnet10_tiny fails: ") as caught:
+        runner.Exam(options, recipe, group, Fixed(), indexes, 0).run()
     assert "\n" not in str(caught.value)
 
 
 def test_the_copy_of_the_last_phase_is_read_where_it_is_there_and_large_enough(tiny: Any, tiny_data: Path) -> None:
-    options = examine.parse(["x.pt"])
+    options = __main__.parse(["x.pt"])
     recipe = tiny(phases=[Phase(epochs=(0, 1), size=64, batch=8, lr=0.1, copy=80)])
-    indexes = exam.open_val(recipe, tiny_data, tiny_data.parent)  # whose folder 80 is the set itself
+    indexes = runner.open_val(recipe, tiny_data, tiny_data.parent)  # whose folder 80 is the set itself
     assert set(indexes) == {("val", None), ("val", 80)}
-    group = exam.Group(0, 0, 1, 1, torch.device("cpu"))
-    made = exam.Exam(options, recipe, group, Fixed(), indexes, 0)
+    group = runner.Group(0, 0, 1, 1, torch.device("cpu"))
+    made = runner.Exam(options, recipe, group, Fixed(), indexes, 0)
     assert [made.copy_for(size) for size in (32, 64, 70, 71, 128)] == [80, 80, 80, None, None]
-    assert set(exam.open_val(recipe, tiny_data, Path("nowhere"))) == {("val", None)}
-    assert len(exam.open_val(recipe, tiny_data, Path("nowhere"), scale=0.1)["val", None]) == 2
+    assert set(runner.open_val(recipe, tiny_data, Path("nowhere"))) == {("val", None)}
+    assert len(runner.open_val(recipe, tiny_data, Path("nowhere"), scale=0.1)["val", None]) == 2
 
 
 def test_what_a_network_prints_is_no_line_of_ours(capsys: Any) -> None:
-    @examine.only_ours()
+    @__main__.only_ours()
     def work() -> None:
         print("hello", end="")
-        examine.emit("row", top1=1.0)
+        __main__.emit("row", top1=1.0)
 
     work()
     print("after")

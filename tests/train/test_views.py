@@ -14,8 +14,8 @@ from train.data import decode
 from train.data.index.open import DataError, load
 from train.data.loading.loader import Images, Work, stream
 from train.data.order.rect_val import MARGIN, rectangle
-from train.examine import CROPS
-from train.views import SEVERAL, SQUARES, Several, Views, answer, plan, seen
+from train.evaluation.__main__ import CROPS
+from train.evaluation.crops import SEVERAL, SQUARES, Several, Views, answer, plan, seen
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,4 @@
-"""`python -m train.examine CHECKPOINT`: how good a saved network is by several crops and sizes.
+"""`python -m train.evaluation.__main__ CHECKPOINT`: how good a saved network is by several crops and sizes.
 
 Prints JSON lines: "begin", a "row" for each crop and size as soon as it is known, "seen" of a few images, or "error";
 how far it is goes to stderr. Exit code: 0 done, 1 error, 2 wrong usage. Importing it imports no torch.
@@ -71,7 +71,7 @@ def sizes(text: str) -> tuple[int, ...]:
 
 def parse(argv: Sequence[str] | None = None) -> Options:
     """Read the command line; ends the program with code 2 when it is wrong."""
-    parser = argparse.ArgumentParser(prog="python -m train.examine", description="Examine a checkpoint.")
+    parser = argparse.ArgumentParser(prog="python -m train.evaluation.__main__", description="Examine a checkpoint.")
     add = parser.add_argument
     add("checkpoint", type=Path, help="a file step-*.pt of a run")
     add("--crops", default="center,rect", metavar="NAME,NAME", help=", ".join(CROPS))
@@ -126,15 +126,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
     options = parse(argv)
     if "RANK" not in os.environ:
-        from .__main__ import be_parent
+        from train.__main__ import be_parent
 
         procs = options.procs or gpus() or 1
         if procs > 1:
-            return be_parent([sys.executable, "-m", "train.examine", *(sys.argv[1:] if argv is None else argv)], procs)
+            return be_parent(
+                [sys.executable, "-m", "train.evaluation.__main__", *(sys.argv[1:] if argv is None else argv)], procs
+            )
     try:
-        from . import exam
+        from . import runner
 
-        exam.examine(options)
+        runner.examine(options)
     except (Expected, Lost, DataError, OSError) as error:
         fail(one_line(error))
     except RuntimeError as error:
