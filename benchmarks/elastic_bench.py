@@ -9,7 +9,7 @@ from pathlib import Path
 
 import elastic_faults
 
-from cluster.machine import python
+from cluster.connectors.local import python
 from train.recipe.schema import Data, Model, Optim, Phase, Recipe
 from train.tools import process
 from train.tools.filesystem import as_json

@@ -14,9 +14,9 @@ from typing import Any
 from elastic import MACHINES, WAIT, train_lines
 
 from cluster import attempts
+from cluster.connectors.local import python
 from cluster.jobs import Job
 from cluster.lock import AGENT, held
-from cluster.machine import python
 from train.recipe.schedule import Schedule
 from train.tools import process
 from train.tools.filesystem import read_json

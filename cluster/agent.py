@@ -23,10 +23,11 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from cluster.connectors import log_sync
 from train.tools import process
 from train.tools.filesystem import locked
 
-from . import attempts, events, membership, windows
+from . import attempts, membership, windows
 from .draw import DrawError, prepare
 from .guard import GRACE, Guard
 from .lock import AGENT
@@ -63,7 +64,7 @@ class Agent:
         self.trainers = Trainers(self.spec, shared, work, self.temp)
         self.rules = self.spec.rules
         self.peers = Peers(shared, self.spec.names, self.launch)
-        self.courier = events.Courier(work, shared)
+        self.courier = log_sync.Courier(work, shared)
         self.guard = Guard(work, self.spec.max_hours, elapsed, self.spec.metadata, self.die, *self.spec.after)
         self.voice = Voice(shared, machine, self.launch, self.spec.beat)
         self.attempt: attempts.Attempt | None = None

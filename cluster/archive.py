@@ -12,8 +12,9 @@ import tarfile
 from pathlib import Path
 from uuid import uuid4
 
+from cluster.connectors.local import ROOT, Machine
+
 from .errors import ClusterError
-from .machine import ROOT, Machine
 
 PACKAGES = ("cluster", "infra", "recipes", "train")
 LIMIT = 100_000_000  # bytes before compression

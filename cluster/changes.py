@@ -4,7 +4,7 @@ import os
 import shlex
 from collections.abc import Mapping, Sequence
 
-from .ssh_command import quoted, script
+from cluster.connectors.ssh_scripts import quoted, script
 
 CHANGES_BYTES = 1 << 24
 

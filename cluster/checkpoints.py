@@ -5,11 +5,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cluster.connectors.local import Machine
 from train.tools.filesystem import newest_sealed, replace, unseal
 
 from .errors import ClusterError
 from .job import Job
-from .machine import Machine
 
 if TYPE_CHECKING:
     from .fleet import Fleet

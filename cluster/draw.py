@@ -5,10 +5,10 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from cluster.connectors.local import python
 from train.tools import process
 
 from . import fetching
-from .machine import python
 from .spec import Spec
 
 # An address of one's own at EC2 may need a moment to give out the machine's credentials (botocore tries once).

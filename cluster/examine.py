@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cluster.connectors.local import python
 from train.tools.process import die_with_parent, kill
 
 from . import checkpoints
 from .errors import ClusterError
 from .job import Job
-from .machine import python
 
 
 def of_job(job: Job, progress: checkpoints.Progress = lambda done, total: None) -> dict[str, Any]:

@@ -13,18 +13,19 @@ from concurrent.futures import TimeoutError as Late
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
+from cluster.connectors import tmux
+from cluster.connectors.hosts_file import Host, Hosts
+from cluster.connectors.log_sync import FOLLOWED
+from cluster.connectors.ssh import Remote, Unreachable
+from cluster.connectors.ssh_config import ssh_config
 from train.tools.filesystem import is_json, locked, overwrite, replace
 
-from . import archive, attempts, tmux
+from . import archive, attempts
 from .board import Board
 from .errors import ClusterError, SetupFailed
-from .events import FOLLOWED
-from .hosts_file import Host, Hosts
 from .lock import AGENT
 from .setup import Machines
 from .spec import Folders, Spec
-from .ssh import Remote, Unreachable
-from .ssh_config import ssh_config
 
 PICTURE = ("status", "attempts")  # rewritten in place, or made once
 POLL_SECONDS = 2.0  # for one machine to answer, before another is asked

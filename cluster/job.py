@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from cluster.connectors import tmux
 from train.metrics.hparams import flat
 from train.recipe.schedule import Schedule, scaled
 from train.tools.filesystem import as_json, locked, read_json, replace
 
-from . import attempts, backends, settle, timeline, tmux, waiting
+from . import attempts, backends, settle, timeline, waiting
 from .backends import Backend
 from .errors import BadInput, ClusterError
 from .spec import Folders, Spec
@@ -217,7 +218,7 @@ class Job:
 
     def ssh_command(self, machine: int | None, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
         """Return OpenSSH's command for a machine, with the job's own configuration. Raises `ClusterError`."""
-        from .ssh_config import terminal
+        from cluster.connectors.ssh_config import terminal
 
         config = self.run / "ssh_config"
         if not config.exists():

@@ -4,9 +4,10 @@ import contextlib
 import time
 from typing import Any
 
+from cluster.connectors import tmux
 from train.tools.filesystem import as_json, replace
 
-from . import settle, timeline, tmux
+from . import settle, timeline
 from .errors import ClusterError
 from .job import Job
 

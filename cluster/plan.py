@@ -7,6 +7,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from cluster.connectors.hosts_file import Hosts, read_hosts
+from cluster.connectors.local import ROOT, gpu_count
 from train.data.fetch.sources import MANIFEST
 from train.forecast import CARDS, OURS, Constants, Forecast, forecast
 from train.recipe.files import RecipeError, load
@@ -17,8 +19,6 @@ from train.tools.filesystem import read_json
 
 from . import fetching, needs
 from .errors import BadInput
-from .hosts_file import Hosts, read_hosts
-from .machine import ROOT, gpu_count
 from .spec import Spec
 
 if TYPE_CHECKING:

@@ -15,12 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
+from cluster.connectors.local import gpu_count
 from train.tools.filesystem import locked, one_line
 
 from . import backends, jobs, waiting
 from .errors import BadInput, ClusterError
 from .job import Busy, Job
-from .machine import gpu_count
 from .plan import Plan
 from .supervise import log
 

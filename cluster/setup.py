@@ -14,14 +14,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from cluster.connectors import tmux
+from cluster.connectors.hosts_file import Host
+from cluster.connectors.ssh import Remote
 from train.distributed.network import slow_pairs
 
-from . import archive, environment, findings, needs, tmux
+from . import archive, environment, findings, needs
 from .board import Board, Timed
 from .errors import SetupFailed
-from .hosts_file import Host
 from .spec import Spec, stop_reason
-from .ssh import Remote
 
 ENVIRONMENT_SECONDS = 1800.0  # a torch for GPUs is 3 GB to download
 PROBE_SECONDS = 90.0

@@ -14,13 +14,13 @@ import time
 import traceback
 from pathlib import Path
 
+from cluster.connectors.local import python
 from train.tools.filesystem import locked
 from train.tools.process import kill, start
 
 from . import attempts, lock, settle
 from .errors import ClusterError, SetupFailed
 from .job import Job
-from .machine import python
 
 BEAT, RETRY = 1.0, 5.0
 REPORT_SECONDS = 90.0  # for a report, of which a job never depends

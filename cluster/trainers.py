@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from cluster.connectors.local import python
 from train.distributed import network
 from train.tools import process
 from train.tools.filesystem import read_json
 
 from .attempts import Attempt
-from .machine import python
 from .spec import Spec
 
 SAVED = 3  # a trainer's exit code after it was asked to end

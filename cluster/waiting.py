@@ -10,11 +10,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from cluster.connectors import tmux
+from cluster.connectors.local import python
 from train.tools.filesystem import locked, read_json
 
-from . import tmux
 from .errors import BadInput, ClusterError
-from .machine import python
 from .spec import Folders, Spec
 
 BOOT_SECONDS = 20.0  # for a queue's process to take its lock

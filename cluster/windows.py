@@ -4,7 +4,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from . import tmux
+from cluster.connectors import tmux
 
 # It asks for more than `kill -0` does: tmux loses the SIGCHLDs of commands that end at the same moment (it ignores the
 # signal while utempter runs) and leaves a dead agent as a zombie until another window ends. So this one must.

@@ -131,7 +131,7 @@ def test_a_recipe_imports_the_words_of_recipes_and_nothing_else(name: str) -> No
             *("cluster.cli_look", "cluster.cli_plan", "cluster.cli_record", "cluster.cli_report", "cluster.command"),
         ),
         "rich": ("cluster.view", "cluster.view_top"),
-        "libtmux": ("cluster.tmux",),
+        "libtmux": ("cluster.connectors.tmux",),
         "matplotlib": ("cluster.report",),
         "infra": ("infra", "cluster.backends"),
     }.items(),

@@ -5,12 +5,13 @@ import shutil
 from functools import cache
 from pathlib import Path
 
-from cluster import lock, tmux
+from cluster import lock
+from cluster.connectors import tmux
+from cluster.connectors.local import python
+from cluster.connectors.ssh import Unreachable
 from cluster.errors import BadInput, ClusterError
 from cluster.fleet import Fleet
-from cluster.machine import python
 from cluster.spec import Folders, Spec
-from cluster.ssh import Unreachable
 
 DESCRIPTION = "the machines that a file names, over ssh"
 REMOTE = True

@@ -6,9 +6,10 @@ import signal
 import time
 from pathlib import Path
 
-from cluster import events, lock, needs, tmux
+from cluster import lock, needs
+from cluster.connectors import log_sync, tmux
+from cluster.connectors.local import Machine, python
 from cluster.errors import BadInput, ClusterError
-from cluster.machine import Machine, python
 from cluster.spec import Folders, Spec
 from train.data.index.open import DataError, check_layout
 from train.recipe.schema import Recipe
@@ -76,7 +77,7 @@ def _start(spec: Spec, folders: Folders, name: str, elapsed: float = 0.0) -> Non
 def step(spec: Spec, folders: Folders) -> bool:
     """Bring home what is new. Returns whether an agent is at work. Raises `OSError` when the disk is full."""
     working = alive(spec, folders)  # asked first: what a dead agent wrote is complete
-    events.bring_home(Machine(), str(folders.shared), folders.run)
+    log_sync.bring_home(Machine(), str(folders.shared), folders.run)
     alone = working and len(spec.names) > 1 and not lock.held(folders.run / lock.SUPERVISOR)
     if alone and tmux.mine(spec.name, folders.run):  # somebody killed it, and lost machines would stay lost
         tmux.add(spec.name, "supervisor", python("cluster.supervise", str(folders.run)))

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cluster import archive
+from cluster.connectors.local import Machine, Result
 from cluster.errors import ClusterError
-from cluster.machine import Machine, Result
 
 PYPROJECT = '[project]\ndependencies = ["click>=8"]\n'
 

@@ -11,8 +11,8 @@ import pytest
 
 from cluster import checkpoints
 from cluster.backends.aws.cloud import Cloud
+from cluster.connectors.local import Machine
 from cluster.errors import SetupFailed
-from cluster.machine import Machine
 
 Fixture = Any
 

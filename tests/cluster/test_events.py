@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cluster.events import Courier, bring_home
-from cluster.machine import Machine
+from cluster.connectors.local import Machine
+from cluster.connectors.log_sync import Courier, bring_home
 
 Fixture = Any
 

@@ -13,8 +13,8 @@ import pytest
 from PIL import Image, ImageDraw
 
 from cluster import checkpoints, cli_eval, crops, examine
+from cluster.connectors.local import Machine
 from cluster.errors import ClusterError
-from cluster.machine import Machine
 
 Fixture = Any
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.errors import USAGE, BadInput
-from cluster.hosts_file import Host, Hosts, read_hosts
 
 WHOLE = """\
 shared = "/mnt/shared/imgnet"

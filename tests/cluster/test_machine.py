@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster.machine import CommandFailed, Machine, gpu_count, python
+from cluster.connectors.local import CommandFailed, Machine, gpu_count, python
 
 Fixture = Any
 HERE = Machine()

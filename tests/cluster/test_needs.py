@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cluster import needs
-from cluster.machine import ROOT
+from cluster.connectors.local import ROOT
 from train.recipe.schema import SAMPLE, Model, Optim, Phase, Recipe
 
 Fixture = Any

@@ -17,10 +17,10 @@ from testbed import Testbed
 
 from benchmarks.launch import supervisors
 from benchmarks.launch_stub import RECIPE, Waits
+from cluster.connectors.hosts_file import Hosts, read_hosts
+from cluster.connectors.known_hosts import fingerprint
 from cluster.errors import SetupFailed
 from cluster.fleet import Fleet
-from cluster.hosts_file import Hosts, read_hosts
-from cluster.known_hosts import fingerprint
 
 QUICK = Waits(environment=0, probe=0, network=0, start=0, beat=0.2)
 

@@ -17,13 +17,13 @@ from typing import Any
 import pytest
 from testbed import Testbed, testbed
 
-from cluster import ssh as module
-from cluster import ssh_command as sh
+from cluster.connectors import ssh as module
+from cluster.connectors import ssh_scripts as sh
+from cluster.connectors.hosts_file import Host, Hosts, read_hosts
+from cluster.connectors.local import CommandFailed, Machine
+from cluster.connectors.ssh import Refused, Remote, Unreachable
+from cluster.connectors.ssh_config import ssh_config, terminal
 from cluster.errors import ClusterError
-from cluster.hosts_file import Host, Hosts, read_hosts
-from cluster.machine import CommandFailed, Machine
-from cluster.ssh import Refused, Remote, Unreachable
-from cluster.ssh_config import ssh_config, terminal
 
 __all__ = ["testbed"]  # the fixture
 TELL = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
@@ -369,11 +369,11 @@ def test_a_frozen_machine_does_not_answer_at_the_deadline(
 
 
 def test_a_frozen_machine_is_noticed_by_its_silence(own: tuple[Any, Remote], monkeypatch: pytest.MonkeyPatch) -> None:
-    from cluster import ssh_link
+    from cluster.connectors import ssh_connection
 
     bed, one = own
-    monkeypatch.setattr(ssh_link, "SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr(ssh_link, "PULSE_SECONDS", 0.2)
+    monkeypatch.setattr(ssh_connection, "SILENCE_SECONDS", 0.5)
+    monkeypatch.setattr(ssh_connection, "PULSE_SECONDS", 0.2)
     one.patience = 0.5
     threading.Thread(target=lambda: (wait_for(lambda: (bed.home / "ran").exists()), bed.freeze())).start()
     with pytest.raises(Unreachable, match="cannot be reached"):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster import tmux
+from cluster.connectors import tmux
 from cluster.errors import ClusterError
 
 Fixture = Any

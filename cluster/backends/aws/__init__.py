@@ -8,13 +8,13 @@ from dataclasses import replace as with_other
 from functools import cache
 from pathlib import Path
 
-from cluster import tmux
 from cluster.backends import hosts
 from cluster.backends.hosts import alive as alive
 from cluster.backends.hosts import taken as taken
+from cluster.connectors import tmux
+from cluster.connectors.hosts_file import Hosts
 from cluster.errors import BadInput, ClusterError
 from cluster.fleet import Fleet
-from cluster.hosts_file import Hosts
 from cluster.spec import Folders, Spec
 from infra.aws.errors import CloudError
 from infra.aws.journal import Journal

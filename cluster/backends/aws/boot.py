@@ -3,9 +3,9 @@
 import time
 from collections.abc import Callable, Mapping
 
+from cluster.connectors.ssh import Refused as WrongKey
 from cluster.errors import ClusterError, SetupFailed
 from cluster.fleet import Fleet
-from cluster.ssh import Refused as WrongKey
 from infra.aws.instances.instances import Instance
 
 from .login import FOLDER, gate_of, keep_key, own_keys

@@ -12,10 +12,10 @@ from dataclasses import replace as with_other
 from uuid import uuid4
 
 from cluster import attempts
+from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, SetupFailed
 from cluster.fleet import RESULT, Fleet
 from cluster.spec import Folders, Spec, stop_reason
-from cluster.ssh import Unreachable
 from infra.aws import tags
 from infra.aws.client import my_address
 from infra.aws.errors import CloudError, Interrupted, NoCredentials

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from cluster.hosts_file import Host
+from cluster.connectors.hosts_file import Host
 from infra.aws.errors import CloudError
 from infra.aws.instances.instances import Instance
 from infra.aws.journal import Journal

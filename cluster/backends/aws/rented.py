@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from cluster.hosts_file import Host, Hosts
+from cluster.connectors.hosts_file import Host, Hosts
 from cluster.spec import Folders, Spec
 from infra.aws import tags
 from infra.aws.client import Account, call, my_address

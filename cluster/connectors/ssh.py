@@ -14,14 +14,15 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Self, TypeVar
 
-from . import ssh_command as sh
-from .changes import CHANGES_BYTES, changes_script, parse_changes
-from .errors import ClusterError
+from cluster.changes import CHANGES_BYTES, changes_script, parse_changes
+from cluster.errors import ClusterError
+
+from . import ssh_scripts as sh
 from .hosts_file import Host
-from .machine import CommandFailed, Machine, Result
+from .local import CommandFailed, Machine, Result
+from .ssh_channel import Talk
 from .ssh_config import Route, resolve
-from .ssh_link import CONNECT_SECONDS, Link, Refused, Unreachable, connect
-from .ssh_talk import Talk
+from .ssh_connection import CONNECT_SECONDS, Link, Refused, Unreachable, connect
 
 __all__ = ["Refused", "Remote", "Unreachable"]
 

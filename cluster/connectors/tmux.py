@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .errors import ClusterError
+from cluster.errors import ClusterError
 
 if TYPE_CHECKING:
     from libtmux import Server, Session

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from cluster.errors import ClusterError
 from train.tools.filesystem import replace
 
-from .errors import ClusterError
 from .hosts_file import Host, Hosts
 
 MOST_JUMPS = 8

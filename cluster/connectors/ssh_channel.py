@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, Self
 
-from .ssh_link import PACKET, Link
+from .ssh_connection import PACKET, Link
 
 
 class Talk:

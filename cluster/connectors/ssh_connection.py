@@ -11,7 +11,8 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from .errors import ClusterError
+from cluster.errors import ClusterError
+
 from .known_hosts import fingerprint, known_keys, refused_key
 from .ssh_config import Route
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from train.tools.filesystem import locked
 
-from .machine import Machine
+from .local import Machine
 
 FOLLOWED = ("events", "metrics", "logs", "ids")  # they only grow
 

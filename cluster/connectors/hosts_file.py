@@ -13,9 +13,8 @@ from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, Self
 
+from cluster.errors import BadInput
 from train.tools.filesystem import one_line
-
-from .errors import BadInput
 
 FOLDER = "~/.imgnet"
 PYTHON = "python3"

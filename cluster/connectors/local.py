@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from subprocess import PIPE
 
+from cluster.errors import ClusterError
 from train.tools.filesystem import replace
-
-from .errors import ClusterError
 
 ROOT = Path(__file__).resolve().parent.parent
 
