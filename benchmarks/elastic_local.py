@@ -13,10 +13,10 @@ from typing import Any
 
 from elastic import MACHINES, WAIT, train_lines
 
-from cluster import attempts
 from cluster.connectors.local import python
 from cluster.jobs import Job
-from cluster.lock import AGENT, held
+from cluster.state import attempts
+from cluster.state.locks import AGENT, held
 from train.recipe.schedule import Schedule
 from train.tools import process
 from train.tools.filesystem import read_json

@@ -17,9 +17,9 @@ from typing import Any
 from elastic_bench import IMAGES, Bench, last_checkpoint
 from elastic_plan import OWN_FAULTS, Outcome, Plan
 
-from cluster import attempts
-from cluster.lock import AGENT, held
-from cluster.spec import Folders, Spec
+from cluster.state import attempts
+from cluster.state.locks import AGENT, held
+from cluster.state.spec import Folders, Spec
 from train.data.order import usage_log
 from train.recipe.schedule import Schedule
 from train.tools import process

@@ -6,13 +6,13 @@ from pathlib import Path
 
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.ssh import Remote
+from cluster.state.spec import Folders, Spec
 from train.tools.filesystem import as_json, locked, read_json
 from train.tools.filesystem import replace as replace_file
 
 from . import backends, jobs
 from .errors import BadInput, ClusterError, NoSuchJob
 from .job import Job
-from .spec import Folders, Spec
 
 # The jobs in a shared folder that have no result.
 UNFINISHED = (

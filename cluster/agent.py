@@ -24,18 +24,19 @@ from typing import Any
 from uuid import uuid4
 
 from cluster.connectors import log_sync
+from cluster.state import attempts, membership
+from cluster.state.heartbeats import Peers, Word
+from cluster.state.locks import AGENT
+from cluster.state.membership import View
+from cluster.state.spec import Folders, Spec, stop_reason
 from train.tools import process
 from train.tools.filesystem import locked
 
-from . import attempts, membership, windows
+from . import windows
 from .draw import DrawError, prepare
 from .guard import GRACE, Guard
-from .lock import AGENT
-from .membership import View
-from .spec import Folders, Spec, stop_reason
 from .trainers import Trainers, temporary
 from .voice import Voice
-from .words import Peers, Word
 
 TICK = 0.1  # seconds
 BRING_SECONDS = 0.5

@@ -124,7 +124,7 @@ def logs(job: str | None, follow: bool, rank: int | None, agent: bool, machine: 
 
 def _log(job: "Job", rank: int | None, agent: bool, machine: int | None) -> Path:
     """Return the file that is meant: a trainer's of the last attempt, or before the first that of a set-up."""
-    from . import attempts
+    from cluster.state import attempts
 
     if agent:
         return job.log(None, machine=job.head if machine is None else str(machine))

@@ -18,14 +18,15 @@ from cluster.connectors.hosts_file import Host, Hosts
 from cluster.connectors.log_sync import FOLLOWED
 from cluster.connectors.ssh import Remote, Unreachable
 from cluster.connectors.ssh_config import ssh_config
+from cluster.state import attempts
+from cluster.state.locks import AGENT
+from cluster.state.spec import Folders, Spec
 from train.tools.filesystem import is_json, locked, overwrite, replace
 
-from . import archive, attempts
+from . import archive
 from .board import Board
 from .errors import ClusterError, SetupFailed
-from .lock import AGENT
 from .setup import Machines
-from .spec import Folders, Spec
 
 PICTURE = ("status", "attempts")  # rewritten in place, or made once
 POLL_SECONDS = 2.0  # for one machine to answer, before another is asked

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Any
 
+from cluster.state.spec import Spec
 from train.forecast import OURS, Constants, Forecast, compare, efficiency, forecast, measured
 from train.recipe.schema import Recipe
 
@@ -15,7 +16,6 @@ from . import backends
 from .backends import Shipped
 from .errors import BadInput, ClusterError
 from .plan import Plan
-from .spec import Spec
 
 KNEE = 0.2  # a doubling of the machines that saves less of the time is not worth it
 CPU = "CPU"  # the card of machines without any

@@ -11,14 +11,17 @@ from typing import Any
 from uuid import uuid4
 
 from cluster.connectors import tmux
+from cluster.state import attempts
+from cluster.state import status as state_status
+from cluster.state import timeline as state_timeline
+from cluster.state.spec import Folders, Spec
 from train.metrics.hparams import flat
 from train.recipe.schedule import Schedule, scaled
 from train.tools.filesystem import as_json, locked, read_json, replace
 
-from . import attempts, backends, settle, timeline, waiting
+from . import backends, waiting
 from .backends import Backend
 from .errors import BadInput, ClusterError
-from .spec import Folders, Spec
 
 BOOT_SECONDS = 20.0  # for an agent to say its first word
 STOP_SECONDS = 45.0
@@ -86,13 +89,13 @@ class Job:
             return self._status()
 
     def _status(self) -> dict[str, Any]:
-        known = settle.status(self.folders, self.spec, self.result)
+        known = state_status.status(self.folders, self.spec, self.result)
         if self.waiting:
             return {**known, "state": "waiting", "doing": waiting.doing(self.folders, self.spec)}
         gone = not self.backend.REMOTE and not self.ended and not self.alive  # first: a dead agent's word is final
         if gone and self.said and not self.booting:  # which could not be settled yet
             trained = (self.folders.shared / "result.json").exists()
-            state, reason = settle.ending(self.folders, self.spec)
+            state, reason = state_status.ending(self.folders, self.spec)
             known |= {} if trained else {"state": state, "reason": reason}
         return known
 
@@ -141,24 +144,24 @@ class Job:
         with contextlib.suppress(Busy), self.locked(seconds=5):
             if not self.ended and (self.supervising or not self.alive):
                 silent = self.backend.terminate(self.spec, self.folders)
-                settle.settle(self.folders, self.spec, self.backend, silent)
+                state_status.settle(self.folders, self.spec, self.backend, silent)
 
     def fail(self, reason: str) -> None:
         """End a job that cannot start, or was stopped before it did: nothing of it stays on its machines."""
         how = "stopped" if (self.folders.shared / "stop").exists() else "failed"
         with self.locked(seconds=5):
             silent = self.backend.terminate(self.spec, self.folders)
-            settle.settle(self.folders, self.spec, self.backend, silent, reason, how)
+            state_status.settle(self.folders, self.spec, self.backend, silent, reason, how)
 
     @property
     def said(self) -> bool:
         """Whether an agent of the last launch has said anything yet."""
-        return bool(settle.words(self.folders, self.spec))
+        return bool(state_status.words(self.folders, self.spec))
 
     @property
     def booting(self) -> bool:
         """Whether the agents of the last launch were started so lately that they may still come."""
-        since = settle.started(self.folders, self.spec)
+        since = state_status.started(self.folders, self.spec)
         return 0 <= time.time() - since < BOOT_SECONDS  # a clock that was set back says no
 
     def wait(self, seconds: float | None = None) -> str:
@@ -174,7 +177,7 @@ class Job:
 
     def lines(self, kind: str) -> list[dict[str, Any]]:
         """Return the metrics' lines of one kind, "train" or "epoch"; a later attempt replaces what it did again."""
-        return settle.lines(self.run, kind)
+        return state_status.lines(self.run, kind)
 
     def scalars(self, name: str) -> list[tuple[int, float]]:
         """Return (images seen, value) of a scalar such as "val/top1" or "train/loss", as TensorBoard shows it."""
@@ -195,11 +198,11 @@ class Job:
 
     def timeline(self) -> list[dict[str, Any]]:
         """Return a row for each attempt: who, when, why, and what it cost in seconds and steps."""
-        return timeline.table(self.run, self.folders.shared)
+        return state_timeline.table(self.run, self.folders.shared)
 
     def machines(self) -> dict[str, dict[str, Any]]:
         """Return what each machine said last, with the seconds of its way to the first step."""
-        return settle.machines(self.folders, self.spec)
+        return state_status.machines(self.folders, self.spec)
 
     @property
     def head(self) -> str:
@@ -297,7 +300,7 @@ class Job:
                 return False
             if self.folders.launch.exists():  # somebody was killed while starting it
                 self.backend.terminate(self.spec, self.folders)
-            settle.settle(self.folders, self.spec, self.backend, why="stopped while it waited", how="stopped")
+            state_status.settle(self.folders, self.spec, self.backend, why="stopped while it waited", how="stopped")
             return True
 
     def lose(self, machine: str, notice: float | None = None, for_good: bool = False) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.local import ROOT, gpu_count
+from cluster.state.spec import Spec
 from train.data.fetch.sources import MANIFEST
 from train.forecast import CARDS, OURS, Constants, Forecast, forecast
 from train.recipe.files import RecipeError, load
@@ -19,7 +20,6 @@ from train.tools.filesystem import read_json
 
 from . import fetching, needs
 from .errors import BadInput
-from .spec import Spec
 
 if TYPE_CHECKING:
     from cluster.backends.aws.planning import Renting

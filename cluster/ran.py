@@ -8,9 +8,10 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cluster.state import attempts, status, timeline
 from train.tools.filesystem import json_lines
 
-from . import attempts, backends, settle, timeline
+from . import backends
 from .errors import ClusterError
 from .job import Job
 
@@ -42,7 +43,7 @@ def ran(job: Job) -> Row:
     found = {
         "job": job.name, "uid": spec.uid, "state": job.state, "backend": spec.backend,
         "recipe": spec.recipe.to_json(), "gpus": last["gpus"], "max_steps": spec.max_steps, "scale": spec.scale,
-        "commit": spec.git_commit, "begun": first["begun"], "launched": settle.launched(folders, spec),
+        "commit": spec.git_commit, "begun": first["begun"], "launched": status.launched(folders, spec),
         "train_images": last["train_images"], "val_images": last["val_images"],
         "device": last["device"], "processor": last["processor"] or None, "precision": last["precision"],
         "versions": last["versions"], "worlds": {str(row["attempt"]): row["world"] for row in starts},

@@ -17,12 +17,12 @@ from typing import Any
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host
 from cluster.connectors.ssh import Remote
+from cluster.state.spec import Spec, stop_reason
 from train.distributed.network import slow_pairs
 
 from . import archive, environment, findings, needs
 from .board import Board, Timed
 from .errors import SetupFailed
-from .spec import Spec, stop_reason
 
 ENVIRONMENT_SECONDS = 1800.0  # a torch for GPUs is 3 GB to download
 PROBE_SECONDS = 90.0

@@ -15,10 +15,10 @@ import traceback
 from pathlib import Path
 
 from cluster.connectors.local import python
+from cluster.state import attempts, locks, status
 from train.tools.filesystem import locked
 from train.tools.process import kill, start
 
-from . import attempts, lock, settle
 from .errors import ClusterError, SetupFailed
 from .job import Job
 
@@ -56,7 +56,7 @@ class Replacer:
         spec, folders = job.spec, job.folders
         if len(spec.names) == 1 or (folders.shared / "stop").exists():
             return []
-        words = settle.words(folders, spec)
+        words = status.words(folders, spec)
         if attempts.decided(folders.shared, folders.mark) or any(
             one.get("ended") and one["state"] in ("done", "stopped") for one in words.values()
         ):
@@ -74,7 +74,7 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the session may end before the result is written
     run = Path(sys.argv[1])
     try:
-        with locked(run / lock.SUPERVISOR, 2.0):  # someone may just be asking whether we live
+        with locked(run / locks.SUPERVISOR, 2.0):  # someone may just be asking whether we live
             code = supervise(Job(run, supervising=True))
     except BlockingIOError:
         print(f"{run.name}: another supervisor is at work", file=sys.stderr)

@@ -19,12 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from cluster.connectors.local import python
+from cluster.state.attempts import Attempt
+from cluster.state.spec import Spec
 from train.distributed import network
 from train.tools import process
 from train.tools.filesystem import read_json
-
-from .attempts import Attempt
-from .spec import Spec
 
 SAVED = 3  # a trainer's exit code after it was asked to end
 ENDING_SECONDS = 10.0  # for the other trainers to follow the first that ended well

@@ -11,10 +11,10 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from cluster.state.heartbeats import Word
 from train.tools.filesystem import as_json, overwrite, read_json
 
 from .sample import Sampler
-from .words import Word
 
 NEWS = ("phase", "state", "attempt", "leaving", "fault", "doing", "ended")  # are told at once, all else with the beat
 

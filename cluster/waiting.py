@@ -12,10 +12,10 @@ from typing import Any
 
 from cluster.connectors import tmux
 from cluster.connectors.local import python
+from cluster.state.spec import Folders, Spec
 from train.tools.filesystem import locked, read_json
 
 from .errors import BadInput, ClusterError
-from .spec import Folders, Spec
 
 BOOT_SECONDS = 20.0  # for a queue's process to take its lock
 MOST_NAMES = 3

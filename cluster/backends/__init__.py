@@ -11,7 +11,7 @@ from pkgutil import iter_modules
 from typing import Protocol, cast
 
 from cluster.errors import BadInput
-from cluster.spec import Folders, Spec
+from cluster.state.spec import Folders, Spec
 
 
 class Backend(Protocol):

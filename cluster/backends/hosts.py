@@ -5,13 +5,13 @@ import shutil
 from functools import cache
 from pathlib import Path
 
-from cluster import lock
 from cluster.connectors import tmux
 from cluster.connectors.local import python
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import BadInput, ClusterError
 from cluster.fleet import Fleet
-from cluster.spec import Folders, Spec
+from cluster.state import locks
+from cluster.state.spec import Folders, Spec
 
 DESCRIPTION = "the machines that a file names, over ssh"
 REMOTE = True
@@ -73,7 +73,7 @@ def alive(spec: Spec, folders: Folders) -> bool:
 
 def supervised(folders: Folders) -> bool:
     """Whether a supervisor is at work on the run folder."""
-    return lock.held(folders.run / lock.SUPERVISOR)
+    return locks.held(folders.run / locks.SUPERVISOR)
 
 
 def dead(spec: Spec, folders: Folders) -> list[str]:

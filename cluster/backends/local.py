@@ -6,11 +6,12 @@ import signal
 import time
 from pathlib import Path
 
-from cluster import lock, needs
+from cluster import needs
 from cluster.connectors import log_sync, tmux
 from cluster.connectors.local import Machine, python
 from cluster.errors import BadInput, ClusterError
-from cluster.spec import Folders, Spec
+from cluster.state import locks
+from cluster.state.spec import Folders, Spec
 from train.data.index.open import DataError, check_layout
 from train.recipe.schema import Recipe
 from train.tools import filesystem
@@ -78,7 +79,7 @@ def step(spec: Spec, folders: Folders) -> bool:
     """Bring home what is new. Returns whether an agent is at work. Raises `OSError` when the disk is full."""
     working = alive(spec, folders)  # asked first: what a dead agent wrote is complete
     log_sync.bring_home(Machine(), str(folders.shared), folders.run)
-    alone = working and len(spec.names) > 1 and not lock.held(folders.run / lock.SUPERVISOR)
+    alone = working and len(spec.names) > 1 and not locks.held(folders.run / locks.SUPERVISOR)
     if alone and tmux.mine(spec.name, folders.run):  # somebody killed it, and lost machines would stay lost
         tmux.add(spec.name, "supervisor", python("cluster.supervise", str(folders.run)))
     return working
@@ -86,12 +87,12 @@ def step(spec: Spec, folders: Folders) -> bool:
 
 def alive(spec: Spec, folders: Folders) -> bool:
     """Whether an agent is at work."""
-    return any(lock.held(folders.work(name) / lock.AGENT) for name in spec.names)
+    return any(locks.held(folders.work(name) / locks.AGENT) for name in spec.names)
 
 
 def dead(spec: Spec, folders: Folders) -> list[str]:
     """Return the machines whose agent has died."""
-    return [name for name in spec.names if not lock.held(folders.work(name) / lock.AGENT)]
+    return [name for name in spec.names if not locks.held(folders.work(name) / locks.AGENT)]
 
 
 def replace(spec: Spec, folders: Folders, name: str) -> None:
@@ -103,7 +104,7 @@ def replace(spec: Spec, folders: Folders, name: str) -> None:
 def lose(spec: Spec, folders: Folders, name: str, notice: float | None) -> None:
     """Kill the agent, and with it all that it started; or tell it ahead. Raises `ClusterError` when there is none."""
     said = read_json(folders.status(name)) or {}
-    if not lock.held(folders.work(name) / lock.AGENT):
+    if not locks.held(folders.work(name) / locks.AGENT):
         raise ClusterError(f"machine {name} of {spec.name} has no agent at work; imgnet-cluster status {spec.name}")
     if notice is None:
         try:

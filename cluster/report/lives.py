@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from cluster.spec import Folders
-from cluster.timeline import OVER, states
+from cluster.state.spec import Folders
+from cluster.state.timeline import OVER, states
 
 AWAY = ("gone", "left")
 KINDS = {  # of an agent's states, as they are drawn

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from cluster.spec import Folders, Spec
+from cluster.state.spec import Folders, Spec
 from train.recipe.schema import Data, Model, Phase, Recipe
 from train.tools.filesystem import seal
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from cluster import attempts
+from cluster.state import attempts
 from train.tools.filesystem import unseal
 
 Fixture = Any

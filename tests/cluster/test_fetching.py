@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 from packedset import content, make_set
 
-from cluster import fetching, timeline
+from cluster import fetching
 from cluster.errors import BadInput, ClusterError
 from cluster.fetching import command, parts
 from cluster.plan import plan
-from cluster.spec import Spec
+from cluster.state import timeline
+from cluster.state.spec import Spec
 from train.data.fetch.sources import FetchError
 from train.recipe.schema import Data, Model, Phase, Recipe
 

@@ -13,7 +13,7 @@ from cluster import backends, forecasts, picture
 from cluster.errors import BadInput, ClusterError
 from cluster.forecasts import Row
 from cluster.plan import load_recipes, plan
-from cluster.settle import settle
+from cluster.state.status import settle
 from infra.aws.market.instance_types import HISTORIC, ON_DEMAND, RETIRED, SHIPPED
 from train.forecast import IN_2018, OURS, Constants, forecast
 

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from cluster.attempts import Attempt
-from cluster.membership import Action, Rules, View, decide
-from cluster.words import Word
+from cluster.state.attempts import Attempt
+from cluster.state.heartbeats import Word
+from cluster.state.membership import Action, Rules, View, decide
 
 NAMES = ("0", "1", "2")
 RULES = Rules(names=NAMES, want=3, lost=5.0, silence=2.5, early=15.0, stall=120.0, late=300.0, orphaned=60.0)

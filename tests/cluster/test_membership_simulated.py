@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cluster.attempts import Attempt
-from cluster.membership import Action, Rules, View, decide
-from cluster.words import Peers, Word
+from cluster.state.attempts import Attempt
+from cluster.state.heartbeats import Peers, Word
+from cluster.state.membership import Action, Rules, View, decide
 
 TICK, BEAT = 0.25, 0.5
 TROUBLE, QUIET = 40.0, 150.0  # seconds with faults, and then without, in which all must have agreed

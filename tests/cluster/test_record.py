@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from cluster import attempts, backends, cli_record, ran, record, record_check, settle
+from cluster import backends, cli_record, ran, record, record_check
 from cluster.errors import ClusterError
 from cluster.plan import plan
+from cluster.state import attempts, status
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.schema import Data, Model, Phase, Recipe
 from train.recipe.target import Target, outcome
@@ -139,7 +140,7 @@ def made(hand_made: Fixture, backend: str = "local", done: bool = True, target: 
     run.says("done" if done else "failed", ended=True)
     if done:
         run.shared("result.json", json.dumps(paper.result(target)))
-    settle.settle(run.folders, run.spec, backends.get(backend))
+    status.settle(run.folders, run.spec, backends.get(backend))
     return run.job
 
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster import settle
 from cluster.errors import ClusterError
+from cluster.state import status as state_status
 from train.tools.filesystem import as_json, replace
 
 Fixture = Any
@@ -360,10 +360,10 @@ def test_agents_may_still_come_for_a_while_after_their_machines_were_set_up(hand
     run = hand_made()
     replace(run.folders.launch, b"mark")
     os.utime(run.folders.launch, (1000.0, 1000.0))
-    assert settle.started(run.folders, run.spec) == 1000.0
+    assert state_status.started(run.folders, run.spec) == 1000.0
     for launch, since in (("mark", 5000.0), ("an earlier one", 1000.0)):
         replace(run.folders.run / "machines.json", as_json({"launch": launch, "finished": 5000.0}))
-        assert settle.started(run.folders, run.spec) == since
+        assert state_status.started(run.folders, run.spec) == since
 
 
 def test_the_start_is_the_slowest_machines_and_with_the_steps_it_makes_no_more_than_all(hand_made: Fixture) -> None:
@@ -372,16 +372,20 @@ def test_the_start_is_the_slowest_machines_and_with_the_steps_it_makes_no_more_t
     home = run.folders.run / "logs/agent-0.jsonl"
     home.parent.mkdir(exist_ok=True)
     home.write_text((run.folders.shared / "logs/agent-0.jsonl").read_text())
-    assert settle.machines(run.folders, run.spec)["0"]["seconds"] == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
+    assert state_status.machines(run.folders, run.spec)["0"]["seconds"] == {
+        "data": 2.0,
+        "rendezvous": 3.0,
+        "first step": 4.0,
+    }
     where = {**WHERE, "wall": 12.0, "start": {"starting": 1.0}}
-    told = settle.with_job(run.folders, run.spec, where)
+    told = state_status.with_job(run.folders, run.spec, where)
     assert told and told["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
-    ended = settle.with_job(run.folders, run.spec, where, total=20.0)
+    ended = state_status.with_job(run.folders, run.spec, where, total=20.0)
     assert ended and ended["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 3.0}
 
 
 def test_a_job_that_had_trained_to_its_end_is_done_whoever_ends_it(hand_made: Fixture) -> None:
     run = hand_made()
     run.shared("result.json", TRAINED)
-    settle.settle(run.folders, run.spec, run.job.backend, why="ended by the user", how="stopped")
+    state_status.settle(run.folders, run.spec, run.job.backend, why="ended by the user", how="stopped")
     assert (run.job.state, run.job.result["reason"], run.job.result["top1"]) == ("done", "", 50.0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.spec import Folders, Spec
+from cluster.state.spec import Folders, Spec
 
 Fixture = Any
 

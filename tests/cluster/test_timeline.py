@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from cluster import timeline
+from cluster.state import timeline
 
 Fixture = Any
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster import trainers
-from cluster.attempts import Attempt
+from cluster.state.attempts import Attempt
 from cluster.trainers import Ending, Trainers
 from train.tools import process
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from cluster.state.heartbeats import Peers, Word
 from cluster.voice import Voice
-from cluster.words import Peers, Word
 
 Fixture = Any
 WORD = Word(id="1.b", phase="running", attempt=2, at=8)

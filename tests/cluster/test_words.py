@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.words import Peers, Word
+from cluster.state.heartbeats import Peers, Word
 
 
 class Folder:

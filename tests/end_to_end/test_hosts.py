@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from testbed import Testbed, testbed
 
-from cluster import attempts, settle
 from cluster.jobs import Job
+from cluster.state import attempts, status
 from train.tools import checkpoint_io
 
 __all__ = ["testbed"]  # a fixture
@@ -77,7 +77,7 @@ class Over:
             newest = attempts.newest(job.folders.shared)
             if newest is None or newest.number < attempt or not newest.members:
                 return False
-            words = settle.words(job.folders, job.spec)
+            words = status.words(job.folders, job.spec)
             mine = [one for one in words.values() if one["attempt"] == newest.number]
             return any(one["at"] >= newest.first_step + steps for one in mine)
 

@@ -15,7 +15,7 @@ from simcloud.fixture import simcloud
 from simcloud.keeper import everything
 from testbed import command_line
 
-from cluster import attempts
+from cluster.state import attempts
 
 __all__ = ["renter", "simcloud"]  # fixtures
 

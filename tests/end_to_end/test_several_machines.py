@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from cluster import attempts, settle
+from cluster.state import attempts as state_attempts
+from cluster.state import status
 from train.data.order import usage_log
 from train.tools import checkpoint_io
 
@@ -44,10 +45,10 @@ class Several:
     job: Any
 
     def words(self) -> dict[str, dict[str, Any]]:
-        return settle.words(self.job.folders, self.job.spec)
+        return status.words(self.job.folders, self.job.spec)
 
-    def newest(self) -> attempts.Attempt:
-        return attempts.newest(self.job.folders.shared) or attempts.Attempt()
+    def newest(self) -> state_attempts.Attempt:
+        return state_attempts.newest(self.job.folders.shared) or state_attempts.Attempt()
 
     def pid(self, machine: str) -> int:
         return int(self.words()[machine]["pid"])
@@ -60,8 +61,8 @@ class Several:
         lines = [f"{one.number} {one.names} {one.reason} from {one.first_step}" for one in self.attempts()]
         return "\n".join([*lines, json.dumps({name: one.get("state") for name, one in self.words().items()})])
 
-    def attempts(self) -> list[attempts.Attempt]:
-        return attempts.history(self.job.folders.shared)
+    def attempts(self) -> list[state_attempts.Attempt]:
+        return state_attempts.history(self.job.folders.shared)
 
     def wait(self, condition: Callable[[], Any], seconds: float = 60.0) -> None:
         """Wait for a condition; the job must not end before."""

@@ -15,7 +15,7 @@ from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Hosts
 from cluster.errors import BadInput, ClusterError
 from cluster.fleet import Fleet
-from cluster.spec import Folders, Spec
+from cluster.state.spec import Folders, Spec
 from infra.aws.errors import CloudError
 from infra.aws.journal import Journal
 from infra.aws.market import billing

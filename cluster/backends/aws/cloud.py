@@ -11,11 +11,11 @@ from concurrent.futures import Future
 from dataclasses import replace as with_other
 from uuid import uuid4
 
-from cluster import attempts
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, SetupFailed
 from cluster.fleet import RESULT, Fleet
-from cluster.spec import Folders, Spec, stop_reason
+from cluster.state import attempts
+from cluster.state.spec import Folders, Spec, stop_reason
 from infra.aws import tags
 from infra.aws.client import my_address
 from infra.aws.errors import CloudError, Interrupted, NoCredentials

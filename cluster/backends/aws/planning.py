@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import BadInput, ClusterError
-from cluster.spec import Spec
+from cluster.state.spec import Spec
 from infra.aws.client import Account, my_address
 from infra.aws.instances import amis, preflight
 from infra.aws.instances.request import Place, Want, run_request

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cluster.connectors.hosts_file import Host, Hosts
-from cluster.spec import Folders, Spec
+from cluster.state.spec import Folders, Spec
 from infra.aws import tags
 from infra.aws.client import Account, call, my_address
 from infra.aws.errors import REACTIONS, CloudError, Interrupted, NoCredentials

@@ -7,12 +7,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from cluster import forecasts
+from cluster.backends import Backend
 from train.data.order import usage_log
 from train.recipe import target
 from train.tools.filesystem import as_json, json_lines, read_json, replace
 
-from . import attempts, forecasts, timeline
-from .backends import Backend
+from . import attempts, timeline
 from .spec import Folders, Spec
 
 WAITING = ("setup", "failed", "stopped")  # of a machine: the job is not under way, or not any more

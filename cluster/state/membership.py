@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from .attempts import Attempt
-from .words import Word
+from .heartbeats import Word
 
 CRASHES = 3  # by the same members at the same step, or by one machine's own fault
 
