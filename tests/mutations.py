@@ -552,7 +552,7 @@ MUTATIONS = [
     ),
     Mutation(
         "bug 5: without sudo",
-        "cluster/guard.py",
+        "cluster/agent/watchdog.py",
         'words = ["sudo", "-n", "imgnet-limit"',
         'words = ["imgnet-limit"',
         f"{BUG}5_machines_that_were_shut_down_went_on_to_be_paid_for",

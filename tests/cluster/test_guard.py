@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cluster.guard import GRACE, METADATA_SECONDS, SPOT_SECONDS, Guard
+from cluster.agent.watchdog import GRACE, METADATA_SECONDS, SPOT_SECONDS, Guard
 from train.tools.filesystem import as_json, replace
 
 Fixture = Any
@@ -102,7 +102,7 @@ def test_a_spot_notice_is_two_minutes_ahead(tmp_path: Path, service: Any, monkey
     one.look(one.begun)
     assert one.leaving == "spot/instance-action: terminate at 2026-01-02T03:04:05Z"
     assert SPOT_SECONDS - 5 < one.seconds_left() <= SPOT_SECONDS and not one.hurry()
-    monkeypatch.setattr("cluster.guard.time.monotonic", lambda: one.told + 16)
+    monkeypatch.setattr("cluster.agent.watchdog.time.monotonic", lambda: one.told + 16)
     assert one.hurry()
 
 

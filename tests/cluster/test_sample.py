@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from cluster import sample
-from cluster.sample import Sampler
+from cluster.agent import host_metrics
+from cluster.agent.host_metrics import Sampler
 
 ROW = "0, 97, 61234, 64, 612.50"
 MEMORY = 61234 * 2**20 / 1e9
@@ -238,7 +238,7 @@ def test_a_hung_nvidia_smi_holds_up_no_sample_and_is_replaced_after_a_while(smi:
         assert sampler.sample()["gpus"] == []
     assert time.monotonic() - begun < 5  # 0.01 here
     until((smi.folder / "once").exists)
-    smi.clock.now += sample.SILENT + 1
+    smi.clock.now += host_metrics.SILENT + 1
     sampler.sample()
     until(lambda: gone(smi.pids[0]))
     until(lambda: sampler.sample() and sampler.gpus.process is None)
@@ -250,7 +250,7 @@ def test_a_hung_nvidia_smi_holds_up_no_sample_and_is_replaced_after_a_while(smi:
 def test_old_numbers_are_not_shown_for_new(smi: Smi) -> None:
     sampler = smi.shell(f'echo "{ROW}"; exec sleep 100')
     until(lambda: sampler.sample()["gpus"])
-    smi.clock.now += sample.STALE - 1
+    smi.clock.now += host_metrics.STALE - 1
     assert sampler.sample()["gpus"]
     smi.clock.now += 2
     assert not sampler.sample()["gpus"]
@@ -306,7 +306,7 @@ def test_close_ends_it_and_another_sample_starts_none(smi: Smi) -> None:
 def test_it_dies_with_us_even_by_sigkill(smi: Smi) -> None:
     smi.shell("exec sleep 100")
     ours = "import time; from cluster.sample import Sampler; s = Sampler(); s.sample(); time.sleep(100)"
-    process = subprocess.Popen([sys.executable, "-c", ours], cwd=Path(sample.__file__).parents[1])
+    process = subprocess.Popen([sys.executable, "-c", ours], cwd=Path(host_metrics.__file__).parents[1])
     try:
         until(lambda: smi.starts)
         assert not gone(smi.pids[0])

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from cluster import trainers
+from cluster.agent import trainers
+from cluster.agent.trainers import Ending, Trainers
 from cluster.state.attempts import Attempt
-from cluster.trainers import Ending, Trainers
 from train.tools import process
 
 Fixture = Any

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from cluster.agent.status_writer import Voice
 from cluster.state.heartbeats import Peers, Word
-from cluster.voice import Voice
 
 Fixture = Any
 WORD = Word(id="1.b", phase="running", attempt=2, at=8)
@@ -18,7 +18,7 @@ WORD = Word(id="1.b", phase="running", attempt=2, at=8)
 @pytest.fixture
 def speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Voice]:
     """Make a voice of machine 1 that has a beat of so many seconds, and measures nothing."""
-    monkeypatch.setattr("cluster.voice.Sampler.sample", lambda _: {"cpu": 7})
+    monkeypatch.setattr("cluster.agent.status_writer.Sampler.sample", lambda _: {"cpu": 7})
     made = []
 
     def make(beat: float = 3600.0) -> Voice:
@@ -125,7 +125,7 @@ def test_a_shorter_status_leaves_nothing_of_a_longer_one(tmp_path: Path, speak: 
 def test_on_a_full_disk_the_status_in_place_is_still_rewritten(
     full_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.voice.Sampler.sample", lambda _: {"cpu": 7})
+    monkeypatch.setattr("cluster.agent.status_writer.Sampler.sample", lambda _: {"cpu": 7})
     (full_disk / "filling").unlink()
     voice = Voice(full_disk, "1", "now", 0.0)
     voice.say(WORD, "training", step=8)

@@ -19,7 +19,8 @@ import torch
 from rulebed import ALONE, Array, Pixels, carry_out, linear, recipe, row, trainer, values
 from torch import nn
 
-from cluster import guard, jobs
+from cluster import jobs
+from cluster.agent import watchdog
 from cluster.backends.aws import planning
 from train.__main__ import be_parent
 from train.distributed import process_group
@@ -190,8 +191,8 @@ def test_5_machines_that_were_shut_down_went_on_to_be_paid_for(monkeypatch: pyte
 
     calls: list[list[str]] = []
     fake = {"run": lambda words, **_: calls.append(words), "DEVNULL": None}
-    monkeypatch.setattr(guard, "subprocess", SimpleNamespace(**fake, TimeoutExpired=subprocess.TimeoutExpired))
-    ended = guard.Guard(ROOT / "none", 1.0, 0.0, "", lambda: None, late=60.0)
+    monkeypatch.setattr(watchdog, "subprocess", SimpleNamespace(**fake, TimeoutExpired=subprocess.TimeoutExpired))
+    ended = watchdog.Guard(ROOT / "none", 1.0, 0.0, "", lambda: None, late=60.0)
     ended.end()
     assert calls == [["sudo", "-n", "imgnet-limit", "600"]]
 

@@ -13,7 +13,7 @@ from simcloud.fixture import COMMAND, IMAGE, Simcloud, simcloud  # noqa: F401  #
 from simcloud.keeper import everything
 from testbed import _new_key as new_key
 
-from cluster.guard import Guard
+from cluster.agent.watchdog import Guard
 
 Fixture = Any
 

@@ -13,7 +13,7 @@ from simcloud.machines import Machines
 from testbed import _new_key as new_key
 from testbed import command_line
 
-from cluster.guard import Guard
+from cluster.agent.watchdog import Guard
 
 BOOT = ("systemd-run", "--no-block", "--unit=imgnet-limit")
 

@@ -14,7 +14,7 @@ from typing import Any
 from cluster.state.heartbeats import Word
 from train.tools.filesystem import as_json, overwrite, read_json
 
-from .sample import Sampler
+from .host_metrics import Sampler
 
 NEWS = ("phase", "state", "attempt", "leaving", "fault", "doing", "ended")  # are told at once, all else with the beat
 

@@ -32,11 +32,11 @@ from cluster.state.spec import Folders, Spec, stop_reason
 from train.tools import process
 from train.tools.filesystem import locked
 
-from . import windows
-from .draw import DrawError, prepare
-from .guard import GRACE, Guard
+from . import tmux_windows
+from .data import DrawError, prepare
+from .status_writer import Voice
 from .trainers import Trainers, temporary
-from .voice import Voice
+from .watchdog import GRACE, Guard
 
 TICK = 0.1  # seconds
 BRING_SECONDS = 0.5
@@ -76,7 +76,7 @@ class Agent:
         self.since = self.progressed = self.ticked = now
         self.pace = self.heard = self.brought = 0.0
         self.progress: dict[str, Any] = {}
-        self.windows: windows.Windows | None = None
+        self.windows: tmux_windows.Windows | None = None
         self.stopping: tuple[float, str] | None = None  # since when, and why
 
     def run(self) -> int:
@@ -306,7 +306,9 @@ class Agent:
         """Show the trainers' log and the machine in tmux windows."""
         shared = len(self.spec.names) > 1 and not self.spec.hosts
         if self.windows is None:
-            self.windows = windows.Windows(self.spec.session, self.work / "train.log", self.machine if shared else "")
+            self.windows = tmux_windows.Windows(
+                self.spec.session, self.work / "train.log", self.machine if shared else ""
+            )
         self.windows.follow(log)
 
 

@@ -5,11 +5,10 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+from cluster import fetching
 from cluster.connectors.local import python
 from cluster.state.spec import Spec
 from train.tools import process
-
-from . import fetching
 
 # An address of one's own at EC2 may need a moment to give out the machine's credentials (botocore tries once).
 METADATA = {"AWS_METADATA_SERVICE_NUM_ATTEMPTS": "5", "AWS_METADATA_SERVICE_TIMEOUT": "5"}
