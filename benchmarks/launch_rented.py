@@ -38,7 +38,7 @@ from benchmarks.launch import COMMAND, LOGIN, SLOW_LOGIN, Here, peak, processor,
 from benchmarks.launch import wait_for as wait  # noqa: E402
 from benchmarks.launch_stub import Waits  # noqa: E402
 from cluster.backends import aws  # noqa: E402
-from cluster.fleet import Fleet  # noqa: E402
+from cluster.machines.fleet import Fleet  # noqa: E402
 from cluster.state.spec import Folders, Spec  # noqa: E402
 from infra.aws.journal import Journal  # noqa: E402
 

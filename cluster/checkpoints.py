@@ -12,7 +12,7 @@ from .errors import ClusterError
 from .job import Job
 
 if TYPE_CHECKING:
-    from .fleet import Fleet
+    from cluster.machines.fleet import Fleet
 
 PATTERNS = ("step-*.pt", "resume-*.pt")  # what an attempt saved, and what it began with
 NAME = re.compile(r"(\d+)/(step|resume)-(\d+)[\w-]*\.pt")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.local import ROOT, gpu_count
+from cluster.machines import requirements
 from cluster.state.spec import Spec
 from train.data.fetch.sources import MANIFEST
 from train.forecast import CARDS, OURS, Constants, Forecast, forecast
@@ -18,7 +19,7 @@ from train.recipe.schema import SAMPLE, Recipe
 from train.recipe.target import Target
 from train.tools.filesystem import read_json
 
-from . import fetching, needs
+from . import fetching
 from .errors import BadInput
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def plan(
         notes.append(f"{root}: no images are there; these are the recipe's numbers of them")
     if exact and recipe.comm.hook != "none":
         raise BadInput(f"--exact: comm {recipe.comm.hook} rounds as it likes; take comm='none'")
-    notes += needs.missing(recipe) if backend in ("local", "plan") else needs.elsewhere(recipe, ROOT)
+    notes += requirements.missing(recipe) if backend in ("local", "plan") else requirements.elsewhere(recipe, ROOT)
     if recipe.model.compile:
         notes.append("compile: minutes for each shape before the first step, which no forecast knows")
     largest = max(row.global_batch for row in schedule.rows)

@@ -10,8 +10,9 @@ import pytest
 from simcloud.front import Front, serve
 from simcloud.layer import Sim
 
-from cluster import archive, jobs
+from cluster import jobs
 from cluster.backends.aws import planning
+from cluster.machines import code_archive
 from infra.aws.client import Account
 from infra.aws.instances import instances
 from infra.aws.instances.user_data import HOST_KEY, SET_UP
@@ -126,7 +127,7 @@ def test_credentials_go_nowhere(cloud: Any, monkeypatch: pytest.MonkeyPatch) -> 
     front: Front = cloud[0]
     monkeypatch.chdir(ROOT)
     plan = jobs.plan(jobs.load_recipes(str(ROOT / "recipes/quickstart.py"))[0], backend="aws", machines=2)
-    packed, _ = archive.pack()
+    packed, _ = code_archive.pack()
     assert plan.renting and SECRET not in json.dumps([plan.spec.to_json(), planning.requests(plan.spec, plan.renting)])
     assert SECRET.encode() not in packed and not any(b".aws/credentials" in path for path in packed.split(b"\0"))
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == SECRET and front.calls

@@ -9,7 +9,7 @@ from cluster.connectors import tmux
 from cluster.connectors.local import python
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import BadInput, ClusterError
-from cluster.fleet import Fleet
+from cluster.machines.fleet import Fleet
 from cluster.state import locks
 from cluster.state.spec import Folders, Spec
 

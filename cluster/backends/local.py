@@ -6,10 +6,10 @@ import signal
 import time
 from pathlib import Path
 
-from cluster import needs
 from cluster.connectors import log_sync, tmux
 from cluster.connectors.local import Machine, python
 from cluster.errors import BadInput, ClusterError
+from cluster.machines import requirements
 from cluster.state import locks
 from cluster.state.spec import Folders, Spec
 from train.data.index.open import DataError, check_layout
@@ -33,7 +33,7 @@ LOGS_MB = 50
 def check(spec: Spec, runs: Path) -> None:
     """Raise `ClusterError` when tmux, what the recipe needs, the data or room on the run folders' disk are missing."""
     tmux.require()
-    for line in needs.missing(spec.recipe):
+    for line in requirements.missing(spec.recipe):
         raise BadInput(line)
     if not spec.draw and not spec.source:  # which the plan has looked at
         try:

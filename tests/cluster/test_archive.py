@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from cluster import archive
 from cluster.connectors.local import Machine, Result
 from cluster.errors import ClusterError
+from cluster.machines import code_archive
 
 PYPROJECT = '[project]\ndependencies = ["click>=8"]\n'
 
@@ -26,9 +26,9 @@ def git(root: Path, *words: str) -> None:
 
 def tree(root: Path) -> Path:
     """The four packages, a script, a link, and what must not travel."""
-    for name in (*archive.PACKAGES, "tools", "cluster/__pycache__"):
+    for name in (*code_archive.PACKAGES, "tools", "cluster/__pycache__"):
         (root / name).mkdir(parents=True)
-    for name in archive.PACKAGES:
+    for name in code_archive.PACKAGES:
         (root / name / "__init__.py").write_text(f'"""{name}."""\n')
     (root / "pyproject.toml").write_text(PYPROJECT)
     (root / "cluster/__pycache__/x.pyc").write_bytes(b"compiled")
@@ -56,7 +56,7 @@ def held(packed: bytes) -> dict[str, tarfile.TarInfo]:
 
 
 def key(root: Path) -> str:
-    return archive.pack(root)[1]
+    return code_archive.pack(root)[1]
 
 
 def test_a_checkout_holds_what_git_tracks_or_would_track(checkout: Path) -> None:
@@ -64,24 +64,24 @@ def test_a_checkout_holds_what_git_tracks_or_would_track(checkout: Path) -> None
     (checkout / "recipes/__init__.py").unlink()
     (checkout / "other").mkdir()
     git(checkout / "other", "init")
-    found = held(archive.pack(checkout)[0])
+    found = held(code_archive.pack(checkout)[0])
     inits = {f"{name}/__init__.py" for name in ("cluster", "infra", "train")}
     assert set(found) == {*inits, "train/link.py", "tools/run", "pyproject.toml", ".gitignore", "new ä\n.py"}
 
 
 def test_outside_a_checkout_it_holds_the_four_packages_and_pyproject(tmp_path: Path) -> None:
-    found = held(archive.pack(tree(tmp_path / "copied"))[0])
-    assert set(found) == {*(f"{name}/__init__.py" for name in archive.PACKAGES), "train/link.py", "pyproject.toml"}
+    found = held(code_archive.pack(tree(tmp_path / "copied"))[0])
+    assert set(found) == {*(f"{name}/__init__.py" for name in code_archive.PACKAGES), "train/link.py", "pyproject.toml"}
 
 
 def test_in_a_folder_of_another_checkout_that_ignores_it_it_holds_the_four_packages(checkout: Path) -> None:
     (checkout / ".gitignore").write_text("venv/\n")
-    assert "train/__init__.py" in held(archive.pack(tree(checkout / "venv"))[0])
+    assert "train/__init__.py" in held(code_archive.pack(tree(checkout / "venv"))[0])
 
 
 def test_without_git_a_checkout_is_a_folder(checkout: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
-    assert set(held(archive.pack(checkout)[0])) >= {"train/link.py", "pyproject.toml"}
+    assert set(held(code_archive.pack(checkout)[0])) >= {"train/link.py", "pyproject.toml"}
 
 
 def test_what_pip_installed_says_its_requirements_all_the_same(tmp_path: Path) -> None:
@@ -89,7 +89,7 @@ def test_what_pip_installed_says_its_requirements_all_the_same(tmp_path: Path) -
 
     root = tree(tmp_path / "site-packages")
     (root / "pyproject.toml").unlink()
-    packed = archive.pack(root)[0]
+    packed = code_archive.pack(root)[0]
     with tarfile.open(fileobj=io.BytesIO(packed)) as opened:
         file = opened.extractfile("pyproject.toml")
         assert file
@@ -103,8 +103,8 @@ def test_equal_trees_have_equal_bytes_and_keys_whatever_their_times_and_owners(t
         os.utime(path, (number, number), follow_symlinks=False)
         if not path.is_symlink():
             path.chmod(0o600)
-    assert archive.pack(one) == archive.pack(other)
-    found = held(archive.pack(one)[0]).values()
+    assert code_archive.pack(one) == code_archive.pack(other)
+    found = held(code_archive.pack(one)[0]).values()
     assert {(info.mtime, info.uid, info.gid, info.uname, info.gname) for info in found} == {(0, 0, 0, "", "")}
 
 
@@ -135,11 +135,11 @@ def test_too_much_is_refused_in_one_line_that_names_the_largest(checkout: Path) 
         with (checkout / name).open("wb") as file:
             file.truncate(int(size))
     with pytest.raises(ClusterError) as raised:
-        archive.pack(checkout)
+        code_archive.pack(checkout)
     said = str(raised.value)
     assert "model.pt (60 MB), b.bin (50 MB), c.bin (3 MB)" in said and "small" not in said and "\n" not in said
     (checkout / "model.pt").unlink()
-    assert archive.pack(checkout)
+    assert code_archive.pack(checkout)
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -148,7 +148,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(Path, "read_bytes", refuse)
     with pytest.raises(ClusterError, match=r"cluster/__init__.py: Permission denied") as raised:
-        archive.pack(tree(tmp_path / "tree"))
+        code_archive.pack(tree(tmp_path / "tree"))
     assert "\n" not in str(raised.value)
 
 
@@ -169,37 +169,37 @@ class Counting(Machine):
 
 
 def test_it_is_placed_once_as_it_was(checkout: Path, tmp_path: Path) -> None:
-    packed, name = archive.pack(checkout)
+    packed, name = code_archive.pack(checkout)
     machine, folder = Counting(), str(tmp_path / "a 'strange' $folder")
-    path, sent = archive.place(machine, folder, packed, name)
+    path, sent = code_archive.place(machine, folder, packed, name)
     assert (path, sent) == (f"{folder}/code/{name}", True)
     there = Path(path)
     assert os.access(there / "tools/run", os.X_OK) and not os.access(there / "pyproject.toml", os.X_OK)
     assert (there / "train/link.py").readlink() == Path("__init__.py")
     assert (there / "pyproject.toml").read_text() == PYPROJECT
     machine.inputs.clear()
-    assert archive.place(machine, folder, packed, name) == (path, False)
+    assert code_archive.place(machine, folder, packed, name) == (path, False)
     assert machine.inputs == [0]
     assert [one.name for one in there.parent.iterdir()] == [name]
 
 
 def test_a_broken_archive_leaves_nothing_and_the_next_one_is_sent(checkout: Path, tmp_path: Path) -> None:
-    packed, name = archive.pack(checkout)
+    packed, name = code_archive.pack(checkout)
     with pytest.raises(ClusterError, match="box-1: the code cannot be put into") as raised:
-        archive.place(Counting(), str(tmp_path), packed[: len(packed) // 2], name)
+        code_archive.place(Counting(), str(tmp_path), packed[: len(packed) // 2], name)
     assert "\n" not in str(raised.value)
     assert list((tmp_path / "code").iterdir()) == []
-    assert archive.place(Counting(), str(tmp_path), packed, name)[1]
+    assert code_archive.place(Counting(), str(tmp_path), packed, name)[1]
 
 
 def test_no_right_to_write_is_one_line_that_names_machine_and_folder(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(ClusterError, match=r"box-1: the code cannot be put into .*/file/code/.*: mkdir: .*directory"):
-        archive.place(Counting(), str(tmp_path / "file"), *archive.pack(checkout))
+        code_archive.place(Counting(), str(tmp_path / "file"), *code_archive.pack(checkout))
 
 
 def test_many_at_once_leave_one_whole_folder(checkout: Path, tmp_path: Path) -> None:
-    packed, name = archive.pack(checkout)
+    packed, name = code_archive.pack(checkout)
     together, answers = threading.Barrier(6), []
 
     class Together(Machine):
@@ -211,7 +211,7 @@ def test_many_at_once_leave_one_whole_folder(checkout: Path, tmp_path: Path) -> 
             return super().run(argv, **how)
 
     def put() -> None:
-        answers.append(archive.place(Together(), str(tmp_path), packed, name))
+        answers.append(code_archive.place(Together(), str(tmp_path), packed, name))
 
     threads = [threading.Thread(target=put) for _ in range(6)]
     for one in threads:
@@ -224,7 +224,7 @@ def test_many_at_once_leave_one_whole_folder(checkout: Path, tmp_path: Path) -> 
 
 
 def test_what_is_placed_of_this_project_runs(tmp_path: Path) -> None:
-    path, _ = archive.place(Machine(), str(tmp_path), *archive.pack())
+    path, _ = code_archive.place(Machine(), str(tmp_path), *code_archive.pack())
     ran = Machine().run(
         [sys.executable, "-P", "-c", "import cluster; print(cluster.__file__)"], env={"PYTHONPATH": path}
     )

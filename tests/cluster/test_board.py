@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cluster import board as module
-from cluster.board import Board, Timed
+from cluster.machines import setup_progress as module
+from cluster.machines.setup_progress import Board, Timed
 
 
 @pytest.fixture

@@ -18,10 +18,10 @@ import pytest
 from testbed import Testbed, command_line
 
 from benchmarks.launch_stub import Waits
-from cluster import fleet as module
 from cluster.connectors.hosts_file import read_hosts
 from cluster.connectors.ssh import Unreachable
-from cluster.fleet import Fleet
+from cluster.machines import fleet as module
+from cluster.machines.fleet import Fleet
 
 QUICK = Waits(environment=0, probe=0, network=0, start=0, beat=0.2)
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from cluster import needs
 from cluster.connectors.local import ROOT
+from cluster.machines import requirements
 from train.recipe.schema import SAMPLE, Model, Optim, Phase, Recipe
 
 Fixture = Any
@@ -28,15 +28,17 @@ def named(recipe: Recipe, model: str = "resnet10_tiny", weights: str | None = No
 
 
 def test_of_ours_nothing_is_missing_anywhere(tiny: Recipe) -> None:
-    assert needs.library(tiny) == "" and needs.missing(tiny) == [] == needs.elsewhere(tiny, ROOT)
+    assert requirements.library(tiny) == "" and requirements.missing(tiny) == [] == requirements.elsewhere(tiny, ROOT)
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
 def test_a_library_that_is_not_installed_is_named(library: str, tiny: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = named(tiny, f"{library}:resnet18")
-    monkeypatch.setattr(needs, "_found", lambda name: False)
-    assert needs.library(recipe) == library and needs.elsewhere(recipe, ROOT) == []  # the machines install it
-    assert needs.missing(recipe) == [
+    monkeypatch.setattr(requirements, "_found", lambda name: False)
+    assert (
+        requirements.library(recipe) == library and requirements.elsewhere(recipe, ROOT) == []
+    )  # the machines install it
+    assert requirements.missing(recipe) == [
         f"model, name: {library}:resnet18 needs {library}, which is not installed here; pip install {library}"
     ]
 
@@ -46,20 +48,31 @@ def test_somebodys_module_is_looked_for_where_the_trainer_looks(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = named(tiny, "nets.small:tiny", name="nets.opt:make", loss="nets:loss")
-    assert [line.partition(":")[0] for line in needs.missing(recipe)] == ["model, name", "optim, name", "optim, loss"]
-    assert "no module nets.small here" in needs.missing(recipe)[0] and str(tmp_path) in needs.missing(recipe)[0]
-    assert len(needs.elsewhere(recipe, ROOT)) == 3 and needs.elsewhere(named(tiny, "recipes:x"), ROOT) == []
+    assert [line.partition(":")[0] for line in requirements.missing(recipe)] == [
+        "model, name",
+        "optim, name",
+        "optim, loss",
+    ]
+    assert (
+        "no module nets.small here" in requirements.missing(recipe)[0]
+        and str(tmp_path) in requirements.missing(recipe)[0]
+    )
+    assert (
+        len(requirements.elsewhere(recipe, ROOT)) == 3 and requirements.elsewhere(named(tiny, "recipes:x"), ROOT) == []
+    )
     (tmp_path / "nets.py").write_text("raise SystemExit('run by somebody who only asks whether it is there')")
-    assert needs.missing(recipe) == [] == needs.elsewhere(recipe, tmp_path)
+    assert requirements.missing(recipe) == [] == requirements.elsewhere(recipe, tmp_path)
 
 
 def test_a_file_of_weights_is_named_whole(tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = named(tiny, weights="own.pt")
-    assert needs.missing(recipe) == [f"model, weights: {tmp_path / 'own.pt'}: there is no such file"]
-    assert "say the whole path" in needs.elsewhere(recipe, ROOT)[0]
+    assert requirements.missing(recipe) == [f"model, weights: {tmp_path / 'own.pt'}: there is no such file"]
+    assert "say the whole path" in requirements.elsewhere(recipe, ROOT)[0]
     (tmp_path / "own.pt").write_bytes(b"")
-    assert needs.missing(recipe) == [] and len(needs.elsewhere(named(tiny, weights="~/own.pt"), ROOT)) == 1
+    assert (
+        requirements.missing(recipe) == [] and len(requirements.elsewhere(named(tiny, weights="~/own.pt"), ROOT)) == 1
+    )
 
 
 def test_a_launch_here_is_refused_and_a_plan_tells(place: Fixture) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cluster import findings, probe
+from cluster.machines import checks, probe
 
 GPU = "NVIDIA A100-SXM4-40GB, 40960, 550.54.15, GPU-{n}, 8.0"
 FACTS: dict[str, Any] = {
@@ -51,7 +51,7 @@ def nvidia_smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def run(*words: object) -> dict[str, Any]:
     """Run the command as it is run on a machine."""
-    argv = [sys.executable, "-m", "cluster.probe", *map(str, words)]
+    argv = [sys.executable, "-m", "cluster.machines.probe", *map(str, words)]
     ran = subprocess.run(argv, capture_output=True, text=True, timeout=60)
     assert ran.returncode == 0 and not ran.stderr, ran
     said: dict[str, Any] = json.loads(ran.stdout)
@@ -64,7 +64,7 @@ def whats(found: list[dict[str, str]]) -> str:
 
 
 def judged(procs: int = 0, want_gb: float = 0, **changes: Any) -> str:
-    return whats(findings.judge({**FACTS, **changes}, procs, want_gb))
+    return whats(checks.judge({**FACTS, **changes}, procs, want_gb))
 
 
 # --- the whole ----------------------------------------------------------------------------------------------------
@@ -84,7 +84,7 @@ def test_three_machines_are_asked_twice_and_see_each_other(tmp_path: Path) -> No
     assert sorted(one.name for one in (tmp_path / "probe").iterdir()) == ["t1-a", "t1-b", "t1-c"]
     answers = {name: run(*where, "--machine", name, "--expect", "a,b,c") for name in names}
     assert answers["b"]["shared"]["seen"] == {"a": True, "b": True, "c": True}
-    assert findings.same_folder(answers) == []
+    assert checks.same_folder(answers) == []
     for name in names:
         run(*where, "--machine", name, "--clean")
     assert list(tmp_path.iterdir()) == []
@@ -101,14 +101,14 @@ def test_machines_with_folders_of_their_own_under_one_name_are_found_out(
         assert probe.folder_facts(folder, folder / "probe" / f"t-{name}")["link"]
     for name, folder in folders.items():
         answers[name] = {"shared": {"seen": probe.look(folder / "probe", {one: f"t-{one}" for one in folders})}}
-    assert findings.same_folder(answers) == [("a", "c"), ("b", "c")]
+    assert checks.same_folder(answers) == [("a", "c"), ("b", "c")]
     answers["a"] = {"shared": {"error": "no answer"}}
-    assert findings.same_folder(answers) == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert checks.same_folder(answers) == [("a", "b"), ("a", "c"), ("b", "c")]
 
 
 def test_to_be_seen_is_not_enough() -> None:
     answers = {"a": {"shared": {"seen": {"b": True}}}, "b": {"shared": {"seen": {"a": False}}}}
-    assert findings.same_folder(answers) == [("a", "b")]
+    assert checks.same_folder(answers) == [("a", "b")]
 
 
 def test_a_file_that_comes_late_is_seen(tmp_path: Path) -> None:
@@ -220,7 +220,7 @@ def test_a_file_server_that_does_not_answer_is_not_waited_for(tmp_path: Path, mo
     monkeypatch.setattr(probe, "folder_facts", hang)
     monkeypatch.setattr(probe, "FOLDER_SECONDS", 0.2)
     facts = probe.ask(tmp_path, tmp_path, tmp_path / "probe/t-a")
-    assert f"error: {tmp_path}: no answer in 0.2 s" in whats(findings.judge(facts, 0, 0))
+    assert f"error: {tmp_path}: no answer in 0.2 s" in whats(checks.judge(facts, 0, 0))
 
 
 def test_what_is_asked_in_a_process_of_its_own_comes_whole() -> None:
@@ -319,11 +319,11 @@ def test_without_tmux_and_with_a_full_disk_both_are_said(tmp_path: Path, monkeyp
 
 
 def test_a_clock_is_wrong_only_when_that_is_sure() -> None:
-    assert findings.skew(100.0, 104.0, 102.5) == (0.5, 2.0)
-    assert findings.clock(*findings.skew(100.0, 104.0, 102.0)) == []
-    assert findings.clock(31.0, 2.0) == []
-    assert "its clock is 3600 s behind ours" in whats(findings.clock(-3600.0, 0.1))
-    assert "its clock is 40 s ahead of ours" in whats(findings.clock(40.0, 2.0))
+    assert checks.skew(100.0, 104.0, 102.5) == (0.5, 2.0)
+    assert checks.clock(*checks.skew(100.0, 104.0, 102.0)) == []
+    assert checks.clock(31.0, 2.0) == []
+    assert "its clock is 3600 s behind ours" in whats(checks.clock(-3600.0, 0.1))
+    assert "its clock is 40 s ahead of ours" in whats(checks.clock(40.0, 2.0))
 
 
 def test_memory_is_read_from_meminfo() -> None:

@@ -20,7 +20,7 @@ from benchmarks.launch_stub import RECIPE, Waits
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.known_hosts import fingerprint
 from cluster.errors import SetupFailed
-from cluster.fleet import Fleet
+from cluster.machines.fleet import Fleet
 
 QUICK = Waits(environment=0, probe=0, network=0, start=0, beat=0.2)
 
@@ -55,7 +55,7 @@ class Rig:
         return self.fleets[-1]
 
     def says(self, call: str, script: str) -> None:
-        """Let a call such as "cluster.probe-1" run these lines first."""
+        """Let a call such as "cluster.machines.probe-1" run these lines first."""
         (self.stub.with_name("python.d") / call).write_text(script)
 
     def calls(self, module: str) -> list[str]:
@@ -110,19 +110,19 @@ def take_tmux(rig: Rig) -> None:
 
 
 def break_probe(rig: Rig) -> None:
-    rig.says("cluster.probe-1", 'echo "first"; echo "the shared folder is away"; exit 1')
+    rig.says("cluster.machines.probe-1", 'echo "first"; echo "the shared folder is away"; exit 1')
 
 
 def take_space(rig: Rig) -> None:
-    rig.says("cluster.probe-1", "free=1")
+    rig.says("cluster.machines.probe-1", "free=1")
 
 
 def break_python(rig: Rig) -> None:
-    rig.says("cluster.environment-1", """echo 'making'; echo '{"python": null, "why": "no pip"}'; exit 1""")
+    rig.says("cluster.machines.python_env-1", """echo 'making'; echo '{"python": null, "why": "no pip"}'; exit 1""")
 
 
 def garble_python(rig: Rig) -> None:
-    rig.says("cluster.environment-1", "echo 'Segmentation fault'; exit 139")
+    rig.says("cluster.machines.python_env-1", "echo 'Segmentation fault'; exit 139")
 
 
 def cut_network(rig: Rig) -> None:
@@ -179,7 +179,7 @@ def test_a_full_disk_is_named(rig: Callable[..., Rig], full_disk: Path) -> None:
 def test_two_machines_that_fail_are_both_named(rig: Callable[..., Rig]) -> None:
     one = rig(0, 1)
     break_python(one)
-    one.says("cluster.environment-0", 'echo \'{"python": null, "why": "too old"}\'; exit 1')
+    one.says("cluster.machines.python_env-0", 'echo \'{"python": null, "why": "too old"}\'; exit 1')
     with pytest.raises(SetupFailed, match=r"^machine 0 .*too old; machine 1 .*no pip$"):
         one.fleet().launch()
 
@@ -206,7 +206,12 @@ def test_machines_that_are_set_up_are_left_as_they_are(rig: Callable[..., Rig], 
     fleet.launch()
     Fleet(fleet.spec, fleet.folders).launch()
     place.wait_for(lambda: one.calls("cluster.agent") == ["0", "1"], 20)
-    assert one.calls("cluster.environment") == ["0", "1"] and one.calls("cluster.probe") == ["0", "0", "1", "1"]
+    assert one.calls("cluster.machines.python_env") == ["0", "1"] and one.calls("cluster.machines.probe") == [
+        "0",
+        "0",
+        "1",
+        "1",
+    ]
 
 
 # --- the supervisor ------------------------------------------------------------------------------------------------
@@ -246,7 +251,7 @@ class Launched:
 
 @pytest.fixture
 def launched(place: Any, bed: Testbed) -> Iterator[Callable[[str], Launched]]:
-    """Launch a job that is held up: launched("cluster.probe")."""
+    """Launch a job that is held up: launched("cluster.machines.probe")."""
     yield lambda held: Launched(place, bed, held)
     for one in bed.machines:
         if one.left():  # the test has failed: the next shall not
@@ -256,7 +261,8 @@ def launched(place: Any, bed: Testbed) -> Iterator[Callable[[str], Launched]]:
 
 @pytest.mark.rehearsal
 @pytest.mark.parametrize(
-    "part", ["cluster.environment", "cluster.probe", "train.distributed.network_probe", "cluster.agent"]
+    "part",
+    ["cluster.machines.python_env", "cluster.machines.probe", "train.distributed.network_probe", "cluster.agent"],
 )
 def test_a_supervisor_that_is_killed_is_followed_by_one_that_finishes(
     place: Any, bed: Testbed, launched: Callable[[str], Launched], part: str
@@ -275,7 +281,7 @@ def test_a_supervisor_that_is_killed_is_followed_by_one_that_finishes(
     place.wait_for(lambda: not bed.leaks(), 20)
 
 
-@pytest.mark.parametrize("part", ["cluster.environment", "train.distributed.network_probe"])
+@pytest.mark.parametrize("part", ["cluster.machines.python_env", "train.distributed.network_probe"])
 def test_a_job_is_stopped_while_it_is_set_up(
     place: Any, bed: Testbed, launched: Callable[[str], Launched], part: str
 ) -> None:
@@ -292,7 +298,7 @@ def test_a_job_is_stopped_while_it_is_set_up(
 def test_a_launch_that_fails_says_why_and_leaves_nothing(place: Any, bed: Testbed) -> None:
     stub = QUICK.write(place.path / "python")
     (place.path / "python.d").mkdir()
-    (place.path / "python.d" / "cluster.probe-1").write_text("free=1")
+    (place.path / "python.d" / "cluster.machines.probe-1").write_text("free=1")
     (place.path / "recipe.py").write_text(RECIPE)
     hosts = bed.write_hosts_toml(place.path / "hosts.toml", count=2, python=str(stub))
     ran = place.cli("launch", "--hosts", str(hosts), "-y", "recipe.py")

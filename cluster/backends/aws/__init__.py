@@ -14,7 +14,7 @@ from cluster.backends.hosts import taken as taken
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Hosts
 from cluster.errors import BadInput, ClusterError
-from cluster.fleet import Fleet
+from cluster.machines.fleet import Fleet
 from cluster.state.spec import Folders, Spec
 from infra.aws.errors import CloudError
 from infra.aws.journal import Journal

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from cluster.connectors.ssh import Refused as WrongKey
 from cluster.errors import ClusterError, SetupFailed
-from cluster.fleet import Fleet
+from cluster.machines.fleet import Fleet
 from infra.aws.instances.instances import Instance
 
 from .login import FOLDER, gate_of, keep_key, own_keys

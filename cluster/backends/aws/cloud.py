@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, SetupFailed
-from cluster.fleet import RESULT, Fleet
+from cluster.machines.fleet import RESULT, Fleet
 from cluster.state import attempts
 from cluster.state.spec import Folders, Spec, stop_reason
 from infra.aws import tags

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from cluster.errors import ClusterError
-from cluster.fleet import Fleet
+from cluster.machines.fleet import Fleet
 from infra.aws.errors import CloudError
 from infra.aws.instances.instances import Instance
 

@@ -1,4 +1,4 @@
-"""What a machine is and has, and what stands in a job's way: `python -m cluster.probe`, asked by the caller.
+"""What a machine is and has, and what stands in a job's way: `python -m cluster.machines.probe`, asked by the caller.
 
 Runs on the machine and prints one JSON object. The caller asks every machine twice: the first time each leaves a file
 in the shared folder, the second time (`--expect`) each looks for the files of all others. What that means: findings.
@@ -26,7 +26,7 @@ from uuid import uuid4
 from train.distributed.network import addresses
 from train.tools.filesystem import one_line
 
-from .findings import judge
+from .checks import judge
 
 NVIDIA_SECONDS, FOLDER_SECONDS, SEE_SECONDS = 20.0, 20.0, 5.0
 NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "glusterfs", "beegfs", "gpfs", "wekafs", "afs", "9p")
@@ -35,7 +35,9 @@ GPU_ASK = ("name", "memory.total", "driver_version", "uuid", "compute_cap")
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Print what this machine is and what was found, as one JSON object; with --expect only what is seen."""
-    parser = argparse.ArgumentParser(prog="python -m cluster.probe", description="What this machine is and has.")
+    parser = argparse.ArgumentParser(
+        prog="python -m cluster.machines.probe", description="What this machine is and has."
+    )
     parser.add_argument("--shared", type=Path, required=True, help="the folder that all machines see")
     parser.add_argument("--work", type=Path, required=True, help="the folder of this machine alone")
     parser.add_argument("--token", required=True, help="names the files of this probing")

@@ -1,4 +1,4 @@
-"""A Python on this machine that has what the project needs: `python3 -m cluster.environment FOLDER [PACKAGE...]`.
+"""A Python on this machine that has what the project needs: `python3 -m cluster.machines.python_env FOLDER [PACKAGE...]`.
 
 Runs on the machine, with whatever python3 is there. That one is used as it is when it has everything. Otherwise
 FOLDER/venv/<key> is made, once, and kept between jobs. A torch that came with the machine is used if its version fits:
@@ -32,10 +32,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from cluster.errors import ClusterError
 from train.tools.filesystem import locked, one_line, replace
 from train.tools.process import die_with_parent
-
-from .errors import ClusterError
 
 PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 COMPLETE = ".complete"  # written last: a venv without it is half made
@@ -62,7 +61,9 @@ MEANINGS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Find or make the environment; print {"python", "made", "seconds", "torch", "why"}. 1 when there is none."""
-    parser = argparse.ArgumentParser(prog="python3 -m cluster.environment", description="An environment for trainers.")
+    parser = argparse.ArgumentParser(
+        prog="python3 -m cluster.machines.python_env", description="An environment for trainers."
+    )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="holds venv/<key>")
     parser.add_argument("more", nargs="*", metavar="PACKAGE", help="what a recipe needs besides, such as timm")
     start, found = time.monotonic(), dict[str, Any](python=None, made=False, torch=None)

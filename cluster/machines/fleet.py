@@ -18,15 +18,15 @@ from cluster.connectors.hosts_file import Host, Hosts
 from cluster.connectors.log_sync import FOLLOWED
 from cluster.connectors.ssh import Remote, Unreachable
 from cluster.connectors.ssh_config import ssh_config
+from cluster.errors import ClusterError, SetupFailed
 from cluster.state import attempts
 from cluster.state.locks import AGENT
 from cluster.state.spec import Folders, Spec
 from train.tools.filesystem import is_json, locked, overwrite, replace
 
-from . import archive
-from .board import Board
-from .errors import ClusterError, SetupFailed
-from .setup import Machines
+from . import code_archive
+from .provision import Machines
+from .setup_progress import Board
 
 PICTURE = ("status", "attempts")  # rewritten in place, or made once
 POLL_SECONDS = 2.0  # for one machine to answer, before another is asked
@@ -99,7 +99,7 @@ class Fleet:
         self.board.begin(mark, {name: host.host for name, host in self.hosts.items()})
         hosts = Hosts.from_json(self.spec.hosts or {})
         config = self.pool.submit(ssh_config, hosts, self.folders.run / "ssh_config")  # asks ssh for each machine
-        self.packed = archive.pack()
+        self.packed = code_archive.pack()
         self._all(self._prepare)
         if self.board.said.pop("adopted", False):  # its agents are at work; who does not answer may be, too
             for name in self.board.failed:
@@ -272,7 +272,7 @@ class Fleet:
         return max(0.0, time.time() - (self.since or self.folders.launch.stat().st_mtime))
 
     def _again(self, name: str) -> None:
-        self.packed = archive.pack()
+        self.packed = code_archive.pack()
         self._prepare(name)
         self.machines.start(name, self.elapsed)
 

@@ -13,8 +13,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from cluster.connectors.local import ROOT, Machine
-
-from .errors import ClusterError
+from cluster.errors import ClusterError
 
 PACKAGES = ("cluster", "infra", "recipes", "train")
 LIMIT = 100_000_000  # bytes before compression

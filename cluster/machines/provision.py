@@ -17,12 +17,12 @@ from typing import Any
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host
 from cluster.connectors.ssh import Remote
+from cluster.errors import SetupFailed
 from cluster.state.spec import Spec, stop_reason
 from train.distributed.network import slow_pairs
 
-from . import archive, environment, findings, needs
-from .board import Board, Timed
-from .errors import SetupFailed
+from . import checks, code_archive, python_env, requirements
+from .setup_progress import Board, Timed
 
 ENVIRONMENT_SECONDS = 1800.0  # a torch for GPUs is 3 GB to download
 PROBE_SECONDS = 90.0
@@ -61,16 +61,22 @@ class Machines:
         folder = host.folder.replace("~", home, 1) if host.folder.startswith("~") else host.folder
         board.put(name, folder=folder, work=f"{folder}/jobs/{self.spec.uid}")
         with Timed(board, name, "code"):
-            code, _ = archive.place(remote, folder, packed, key)
+            code, _ = code_archive.place(remote, folder, packed, key)
             board.put(name, code=code)
         with Timed(board, name, "environment"):
             self.open_session(name)
             python = host.python.replace("~", home, 1) if host.python.startswith("~/") else host.python
-            words = [python, "-m", "cluster.environment", folder, *filter(None, [needs.library(self.spec.recipe)])]
+            words = [
+                python,
+                "-m",
+                "cluster.machines.python_env",
+                folder,
+                *filter(None, [requirements.library(self.spec.recipe)]),
+            ]
             index = (self.spec.cloud or {}).get("index")  # a torch for cards that the usual one has left behind
             more = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
             _, said = self.shown(name, words, ENVIRONMENT_SECONDS, **more)
-            found = environment.read(said.encode(), remote.name)
+            found = python_env.read(said.encode(), remote.name)
             board.put(name, python=found["python"])
 
     def open_session(self, name: str, then: str = ":") -> None:
@@ -105,7 +111,7 @@ class Machines:
         gpus = max((len(one["gpus"]) for one in answers.values()), default=0)
         for name, said in answers.items():
             wanted = self.spec.procs if gpus or (self.spec.cloud or {}).get("gpus") else 0
-            found = findings.judge(said, wanted, WANT_GB) + findings.clock(*said["skew"])
+            found = checks.judge(said, wanted, WANT_GB) + checks.clock(*said["skew"])
             if not wanted:
                 found.append({"level": "warning", "what": "no GPU: training on the processors"})
             self._note(name, found, said)
@@ -113,7 +119,7 @@ class Machines:
         for name in list(answers)[:1]:  # not each its own, as it ends: others may still be looking
             probe = f"{self.shared(name)}/probe/{self.spec.uid}"
             self.remotes[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", probe])
-        for one, other in findings.same_folder(seen):
+        for one, other in checks.same_folder(seen):
             shared = self.shared(one)
             what = f"machines {one} and {other} do not see the same {shared}; mount one file system there on both"
             self.board.put(other, reason=what)
@@ -135,14 +141,22 @@ class Machines:
             with Timed(self.board, name, "checks"):
                 sent = time.time()
                 row = self.board.rows[name]
-                argv = [row["python"], "-m", "cluster.probe", "--shared", self.shared(name), "--work", row["work"]]
+                argv = [
+                    row["python"],
+                    "-m",
+                    "cluster.machines.probe",
+                    "--shared",
+                    self.shared(name),
+                    "--work",
+                    row["work"],
+                ]
                 code, text = self.shown(
                     name, [*argv, "--token", self.spec.uid, "--machine", name, *more], PROBE_SECONDS
                 )
                 if code:
                     raise SetupFailed(f"{self.remotes[name].name}: {(text or 'no words').splitlines()[-1]}")
                 said: dict[str, Any] = json.loads(text.splitlines()[-1])
-                said["skew"] = findings.skew(sent, time.time(), said["time"])
+                said["skew"] = checks.skew(sent, time.time(), said["time"])
                 return said
 
         return self.each(names, one)
@@ -170,7 +184,7 @@ class Machines:
                     raise SetupFailed(why)
         return {name: found[name] for name in names if name in found}
 
-    def _note(self, name: str, found: Sequence[findings.Finding], said: Mapping[str, Any]) -> None:
+    def _note(self, name: str, found: Sequence[checks.Finding], said: Mapping[str, Any]) -> None:
         errors = [one["what"] for one in found if one["level"] == "error"]
         warnings = [one["what"] for one in found if one["level"] == "warning"]
         self.board.put(name, notes=warnings, gpus=[one["name"] for one in said["gpus"]])
