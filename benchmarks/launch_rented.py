@@ -37,7 +37,7 @@ from simcloud.machines import Machines  # noqa: E402
 from benchmarks.launch import COMMAND, LOGIN, SLOW_LOGIN, Here, peak, processor, supervisors, training  # noqa: E402
 from benchmarks.launch import wait_for as wait  # noqa: E402
 from benchmarks.launch_stub import Waits  # noqa: E402
-from cluster.backends import aws  # noqa: E402
+from cluster.backends.aws import backend  # noqa: E402
 from cluster.machines.fleet import Fleet  # noqa: E402
 from cluster.state.spec import Folders, Spec  # noqa: E402
 from infra.aws.journal import Journal  # noqa: E402
@@ -184,16 +184,18 @@ def watch(bed: Bed, count: int) -> Watched:
     wait(lambda: not supervisors(run), "the supervisor is dead")
     folders = Folders(run)
     spec = Spec.from_json(json.loads(folders.spec.read_text()))
-    importlib.import_module("cluster.backends.aws.cloud").Fleet = Settled  # the package has a function of that name
-    aws.step(spec, folders)  # finds the machines
-    job, looks, loops, peer = aws.cloud(folders), list[float](), list[float](), Calls()
+    importlib.import_module(
+        "cluster.backends.aws.controller"
+    ).Fleet = Settled  # the package has a function of that name
+    backend.step(spec, folders)  # finds the machines
+    job, looks, loops, peer = backend.cloud(folders), list[float](), list[float](), Calls()
     assert len(job.present) == count
 
     def minute() -> None:
         deadline = time.monotonic() + WATCH_SECONDS
         while time.monotonic() < deadline:
-            aws.step(spec, folders)
-            aws.dead(spec, folders)
+            backend.step(spec, folders)
+            backend.dead(spec, folders)
             time.sleep(BEAT)
 
     def loop() -> None:

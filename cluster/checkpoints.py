@@ -60,9 +60,10 @@ def _from_machines(job: Job, progress: Progress) -> Path | None:
 
 
 def _fleet(job: Job) -> "Fleet":
-    from cluster.backends import aws, hosts
+    from cluster.backends import ssh
+    from cluster.backends.aws import backend
 
-    return aws.fleet(job.spec, job.folders) if job.spec.cloud else hosts.fleet(job.folders)
+    return backend.fleet(job.spec, job.folders) if job.spec.cloud else ssh.fleet(job.folders)
 
 
 def bring(machine: Machine | Any, shared: str, home: Path, progress: Progress) -> Path | None:

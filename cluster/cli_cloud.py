@@ -46,15 +46,15 @@ def sure(question: str, yes: bool) -> None:
 @dry
 def up(stack: bool, bucket: str | None, address: str | None, region: str | None, dry_run: bool) -> None:
     """Make the stack of a region; a launch does so by itself. Let this computer's address in when it has changed."""
-    from cluster.backends.aws import verbs
+    from cluster.backends.aws import admin
 
     if not stack:
         raise BadInput("say what: imgnet-cluster up --stack")
     if dry_run:
-        for one in verbs.missing(region) or ["nothing is missing"]:
+        for one in admin.missing(region) or ["nothing is missing"]:
             click.echo(one)
         return
-    made = verbs.up(region, address, bucket, say)
+    made = admin.up(region, address, bucket, say)
     click.echo(f"the stack of {made.region} is there: {made.vpc}, file system {made.file_system}")
 
 
@@ -78,24 +78,24 @@ def down(
     if sum((bool(job), everything, stack)) != 1:
         raise BadInput("say what: a job, --all, or --stack")
     if stack:
-        from cluster.backends.aws import verbs
+        from cluster.backends.aws import admin
 
         what = "the stack with its file system and all data" if delete_data else "the stack but for its file system"
         if dry_run:
-            return click.echo(f"would remove {what} of {verbs.regions([region] if region else [])[0]}")
+            return click.echo(f"would remove {what} of {admin.regions([region] if region else [])[0]}")
         sure(f"remove {what}?", yes)
-        return left(verbs.down_stack(region, delete_data, say))
+        return left(admin.down_stack(region, delete_data, say))
     if everything:
         return _down_all(region, dry_run, yes)
     try:
         found = jobs.find(job)
     except NoSuchJob:
-        from cluster.backends.aws import verbs
+        from cluster.backends.aws import admin
 
-        there = verbs.regions([region] if region else [])[0]
+        there = admin.regions([region] if region else [])[0]
         if dry_run:
             return click.echo(f"would end all that bears the tag of {job} in {there}")
-        left(verbs.down(there, str(job), say))
+        left(admin.down(there, str(job), say))
         return click.echo(f"{job} is gone")
     if dry_run:
         return click.echo(f"would end {found.name}, which is {found.state}, and all that it rents")
@@ -116,23 +116,23 @@ def _rented() -> "list[Job]":
 
 def _regions(region: str | None) -> list[str]:
     """Return the regions to look at: the one named, else the usual one and those of this folder's jobs."""
-    from cluster.backends.aws import verbs
+    from cluster.backends.aws import admin
 
     if region:
         return [region]
     own = {place["region"] for one in _rented() for place in (one.spec.cloud or {})["places"]}
-    return sorted({*verbs.regions([]), *own})
+    return sorted({*admin.regions([]), *own})
 
 
 def _down_all(region: str | None, dry_run: bool, yes: bool) -> None:
-    from cluster.backends.aws import verbs
+    from cluster.backends.aws import admin
 
     from . import paid
 
     mine = sorted((one for one in _rented() if not one.ended), key=lambda one: not one.waiting)  # else their turn comes
     regions = _regions(region)
     uids = {one.spec.uid: one for one in mine}
-    found = [row for where in sorted(regions) for row in verbs.by_job(verbs.machines(where))]
+    found = [row for where in sorted(regions) for row in admin.by_job(admin.machines(where))]
     names = [*[one.name for one in mine], *[row["uid"] for row in found if row["uid"] not in uids]]
     if dry_run or not names:
         return click.echo(f"would end {', '.join(names)}" if names else "there is nothing to end")
@@ -144,7 +144,7 @@ def _down_all(region: str | None, dry_run: bool, yes: bool) -> None:
         except (ClusterError, OSError) as error:
             lines.append(str(error))
     for where in sorted(regions):
-        lines += verbs.remove(where, sorted({one.uid for one in verbs.machines(where)}), say)
+        lines += admin.remove(where, sorted({one.uid for one in admin.machines(where)}), say)
     left(lines)
     click.echo(f"{', '.join(names)}: gone")
 
@@ -156,13 +156,13 @@ def _down_all(region: str | None, dry_run: bool, yes: bool) -> None:
 @output
 def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
     """Remove what bears our tags and belongs to no live job, or is past its time. Only shows it without --yes."""
-    from cluster.backends.aws import verbs
+    from cluster.backends.aws import admin
 
     known = {one.spec.uid: not one.ended for one in _rented()}
     lines: list[str] = []
     shown = []
     for where in _regions(region):
-        remove, stay = verbs.garbage(where, known, unknown, time.time())
+        remove, stay = admin.garbage(where, known, unknown, time.time())
         shown.append({"region": where, "remove": remove, "stay": stay})
         if output == "table":
             for one in remove.values():
@@ -170,7 +170,7 @@ def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
             for one in stay:
                 click.echo(f"leaving {one}")
         if yes:
-            lines += verbs.remove(where, list(remove), say)
+            lines += admin.remove(where, list(remove), say)
     if output == "json":
         print_json(shown)
     elif not any(one["remove"] for one in shown):
@@ -220,14 +220,14 @@ def extend(job: str, max_hours: float) -> None:
 @output
 def offers(gpu: str | None, recipe: str | None, machines: int | None, region: str | None, output: str) -> None:
     """Show what EC2 offers now: types by zone, GPUs, prices; with --recipe its minutes and dollars on each."""
-    from cluster.backends.aws import verbs
+    from cluster.backends.aws import admin
 
     from . import jobs, view_cloud
 
     recipes = jobs.load_recipes(recipe) if recipe else []
     if len(recipes) > 1:
         raise BadInput(f"{recipe}: has {len(recipes)} recipes; --recipe takes a file with one")
-    rows = verbs.offered(region, gpu, recipes[0] if recipes else None, machines)
+    rows = admin.offered(region, gpu, recipes[0] if recipes else None, machines)
     if output == "json":
         print_json(rows)
     else:
@@ -256,18 +256,18 @@ def check(
     output: str,
 ) -> None:
     """Show all that stands in the way of a launch at AWS, with what to type next. Exit code 1 when something does."""
-    from cluster.backends.aws import verbs
+    from cluster.backends.aws import admin
 
     from . import jobs, view_cloud
 
     if iam:
-        return print_json(verbs.policies(data))
+        return print_json(admin.policies(data))
     if data:
         raise BadInput("--data goes with --iam: it prints what reading a set there takes")
     found = jobs.load_recipes(recipe)[0] if recipe else None
     types = [type] if type else list(found.types) if found else []
     count = machines or (found.machines if found else 1)
-    findings = verbs.check(region, types, count, "on-demand" if on_demand else "spot")
+    findings = admin.check(region, types, count, "on-demand" if on_demand else "spot")
     rows: list[dict[str, Any]] = [vars(one) for one in findings]
     if output == "json":
         print_json(rows)

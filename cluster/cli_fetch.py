@@ -63,7 +63,7 @@ def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies
 @data_errors
 def put(folder: Path, place: str, sizes: str | None) -> None:
     """Put a packed set into S3, at PLACE such as s3://my-bucket/data/imagenet. What is there already stays."""
-    from cluster.backends.aws.s3 import put_set
+    from cluster.backends.aws.s3_source import put_set
     from train.data.fetch.fetch import size
     from train.data.fetch.sources import FetchError
 

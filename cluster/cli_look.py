@@ -51,11 +51,11 @@ def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
 
 
 def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
-    from cluster.backends.aws import verbs
+    from cluster.backends.aws import admin
 
     from . import view_cloud
 
-    rows = [row for region in verbs.regions(regions) for row in verbs.by_job(verbs.machines(region))]
+    rows = [row for region in admin.regions(regions) for row in admin.by_job(admin.machines(region))]
     if output == "json":
         print_json(rows)
     else:

@@ -33,7 +33,7 @@ def is_s3(place: str) -> bool:
 def open_source(place: str) -> Source:
     """Return a folder or a place in S3 as a source. Raises `ClusterError`."""
     if is_s3(place):
-        from cluster.backends.aws.s3 import S3
+        from cluster.backends.aws.s3_source import S3
 
         return S3(place)
     return Folder(Path(place).expanduser().absolute())

@@ -43,12 +43,12 @@ def cost(job: Job, top5: float | None = None) -> dict[str, Any]:
     """
     if job.spec.backend != "aws":
         raise ClusterError(f"{job.name} ran on {job.backend.DESCRIPTION}, which costs nothing here")
-    from cluster.backends.aws import verbs
+    from cluster.backends.aws import admin
 
     def until(moment: float) -> float:
-        return float(verbs.cost(job.run, moment)["dollars"])
+        return float(admin.cost(job.run, moment)["dollars"])
 
-    said, epochs = verbs.cost(job.run), job.lines("epoch")
+    said, epochs = admin.cost(job.run), job.lines("epoch")
     steps = job.lines("train")
     hit = next((row["time"] for row in epochs if top5 is not None and (row["top5"] or 0.0) >= top5), None)
     begin, end = (steps[0]["time"], epochs[-1]["time"]) if steps and epochs else (0.0, 0.0)
@@ -77,15 +77,15 @@ def unpriced(job: Job) -> list[str]:
 def _bill(job: Job) -> dict[str, Any]:
     if job.spec.backend != "aws":
         return {}
-    from cluster.backends.aws import verbs
+    from cluster.backends.aws import admin
 
-    return verbs.cost(job.run)
+    return admin.cost(job.run)
 
 
 def extend(job: Job, hours: float) -> None:
     """Let a job's machines live for so many hours since the first came. Raises `ClusterError` with who did not hear."""
     if job.spec.backend != "aws" or job.ended:
         raise ClusterError(f"{job.name} has no rented machines at work; imgnet-cluster status {job.name}")
-    from cluster.backends import aws
+    from cluster.backends.aws import backend
 
-    aws.extend(job.spec, job.folders, hours)
+    backend.extend(job.spec, job.folders, hours)

@@ -23,7 +23,7 @@ from . import fetching
 from .errors import BadInput
 
 if TYPE_CHECKING:
-    from cluster.backends.aws.planning import Renting
+    from cluster.backends.aws.plan import Renting
 
 
 @dataclass(frozen=True)
@@ -97,12 +97,12 @@ def plan(
     given, s3 = Path(recipe.data.root if data is None or draw else data), not draw and fetching.is_s3(recipe.data.root)
     kind: Any = None
     if backend == "aws":
-        from cluster.backends.aws import planning
+        from cluster.backends.aws import plan as aws_plan
 
-        asked = planning.Asked(**(rent or {}))
-        types, gone, kind = planning.first_type(recipe.types, asked)
-        root, procs = planning.data_root(given), procs or max(1, kind.gpus)
-        max_hours = planning.MAX_HOURS if max_hours is None else max_hours
+        asked = aws_plan.Asked(**(rent or {}))
+        types, gone, kind = aws_plan.first_type(recipe.types, asked)
+        root, procs = aws_plan.data_root(given), procs or max(1, kind.gpus)
+        max_hours = aws_plan.MAX_HOURS if max_hours is None else max_hours
     else:
         root = given.expanduser().absolute() if not found or s3 else _there(given, draw, found)
     beside = Path(copies).expanduser().absolute() if copies and not s3 else root.with_name(root.name + "-sz")
@@ -149,14 +149,14 @@ def plan(
     if gpus != machines * procs:
         notes.append(shared_out(machines * procs, gpus))
     if kind and asked.account and s3:
-        from cluster.backends.aws.s3 import unreadable
+        from cluster.backends.aws.s3_source import unreadable
 
         notes += unreadable(recipe.data.root, asked.account)
     if kind is None:
         told = here(Plan(spec, schedule, ()), constants) if backend == "local" else None
         return Plan(replace(spec, forecast=told.to_json() if told else None), schedule, tuple(notes))
-    renting = planning.rent(spec, schedule, types, gone, kind, asked)
-    return Plan(planning.with_wish(spec, renting), schedule, (*notes, *renting.notes), renting)
+    renting = aws_plan.rent(spec, schedule, types, gone, kind, asked)
+    return Plan(aws_plan.with_wish(spec, renting), schedule, (*notes, *renting.notes), renting)
 
 
 def shared_out(processes: int, gpus: int) -> str:

@@ -113,9 +113,9 @@ def priced(job: Job, members: Mapping[int, attempts.Attempt], moment: float) -> 
     if not spec.cloud:
         own = [{"name": name, "type": None, "price": None} for name in spec.names]  # addresses are nobody's business
         return {"machines": own, "kinds": {}, "at_work": list(last), "cost_per_hour": None, "billed": None}
-    from cluster.backends.aws import verbs
+    from cluster.backends.aws import admin
 
-    said = verbs.cost(job.run)
+    said = admin.cost(job.run)
     each = [
         {name: one[name] for name in ("name", "type", "market", "zone", "price", "seconds", "dollars", "all")}
         for one in said["machines"]

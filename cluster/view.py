@@ -79,9 +79,9 @@ def show_plan(plan: Plan) -> None:
 def show_requests(plan: Plan) -> None:
     """Print the exact requests by which a launch would rent machines; nothing where none are rented."""
     if plan.renting:
-        from cluster.backends.aws import planning
+        from cluster.backends.aws import plan as aws_plan
 
-        view_cloud.show_requests(planning.requests(plan.spec, plan.renting))
+        view_cloud.show_requests(aws_plan.requests(plan.spec, plan.renting))
 
 
 def show_schedule(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -11,7 +11,7 @@ from simcloud.front import Front, serve
 from simcloud.layer import Sim
 
 from cluster import jobs
-from cluster.backends.aws import planning
+from cluster.backends.aws import plan as aws_plan
 from cluster.machines import code_archive
 from infra.aws.client import Account
 from infra.aws.instances import instances
@@ -51,7 +51,7 @@ def run(recipe: str, **words: Any) -> dict[str, Any]:
     [found] = jobs.load_recipes(str(ROOT / "recipes" / recipe))
     plan = jobs.plan(found, backend="aws", rent={"offline": True}, **words)
     assert plan.renting
-    return dict(planning.requests(plan.spec, plan.renting))["ec2:RunInstances"]
+    return dict(aws_plan.requests(plan.spec, plan.renting))["ec2:RunInstances"]
 
 
 def test_the_table_has_the_lines_that_are_tested_here() -> None:
@@ -128,7 +128,7 @@ def test_credentials_go_nowhere(cloud: Any, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(ROOT)
     plan = jobs.plan(jobs.load_recipes(str(ROOT / "recipes/quickstart.py"))[0], backend="aws", machines=2)
     packed, _ = code_archive.pack()
-    assert plan.renting and SECRET not in json.dumps([plan.spec.to_json(), planning.requests(plan.spec, plan.renting)])
+    assert plan.renting and SECRET not in json.dumps([plan.spec.to_json(), aws_plan.requests(plan.spec, plan.renting)])
     assert SECRET.encode() not in packed and not any(b".aws/credentials" in path for path in packed.split(b"\0"))
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == SECRET and front.calls
     assert not instances.all_of(cloud[1])  # to plan rents nothing

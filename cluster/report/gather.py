@@ -113,16 +113,16 @@ def dollars(job: Job, result: Mapping[str, Any]) -> Facts:
     """Return what the job has cost: "total", rows of "machines", and ("over") the sum after so many seconds."""
     if job.spec.backend != "aws":
         return {"total": result.get("dollars", 0.0), "machines": [], "over": [], "unknown": []}
-    from cluster.backends.aws import verbs
+    from cluster.backends.aws import admin
 
-    said = verbs.cost(job.run)
+    said = admin.cost(job.run)
     begin = min((one["launched"] for one in said["machines"]), default=0.0)
     end = max((one["ended"] or time.time() for one in said["machines"]), default=0.0)
     moments = [begin + (end - begin) * one / MOMENTS for one in range(MOMENTS + 1)] if said["machines"] else []
     return {
         "total": said["dollars"],
         "machines": said["machines"],
-        "over": [(one - begin, verbs.cost(job.run, one)["dollars"]) for one in moments],
+        "over": [(one - begin, admin.cost(job.run, one)["dollars"]) for one in moments],
         "unknown": said["unknown"],
     }
 

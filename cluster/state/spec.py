@@ -30,7 +30,7 @@ class Spec:
     backend: str = "local"
     uid: str = ""
     hosts: dict[str, Any] | None = None
-    cloud: dict[str, Any] | None = None  # what is rented where, as cluster/backends/aws/wish.py has it
+    cloud: dict[str, Any] | None = None  # what is rented where, as cluster/backends/aws/rental_spec.py has it
     machines: int = 1
     spares: int = 0
     min_machines: int = 1

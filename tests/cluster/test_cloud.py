@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster import checkpoints
-from cluster.backends.aws.cloud import Cloud
+from cluster.backends.aws.controller import Cloud
 from cluster.connectors.local import Machine
 from cluster.errors import SetupFailed
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from cluster import jobs, queue, waiting
-from cluster.backends import hosts, local
+from cluster.backends import local, ssh
 from cluster.errors import BadInput, ClusterError
 from cluster.job import Job
 from train.tools.filesystem import locked
@@ -302,7 +302,7 @@ def names(spec: Any) -> list[str]:
 def test_each_job_of_a_queue_gets_machines_that_no_other_is_at_work_on(
     place: Fixture, unstarted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hosts, "launch", lambda spec, folders: None)
+    monkeypatch.setattr(ssh, "launch", lambda spec, folders: None)
     (recipe,) = jobs.load_recipes(place.recipe())
     options = {"hosts": hosts_file(place, 7), "machines": 2, "spares": 1, "data": "/data", "procs": 1}
     plans = [jobs.plan(replace(recipe, name=f"r{number}"), **options) for number in range(4)]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.backends.aws.rented import EndedElsewhere, Rented
-from cluster.backends.aws.wish import BESIDE, Wish
+from cluster.backends.aws.instances import EndedElsewhere, Rented
+from cluster.backends.aws.rental_spec import BESIDE, Wish
 from infra.aws.errors import CloudError
 from infra.aws.instances.request import Place
 

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from cluster import jobs
-from cluster.backends.aws import planning
-from cluster.backends.aws.wish import BESIDE, GRACE, Wish, order
+from cluster.backends.aws import plan
+from cluster.backends.aws.rental_spec import BESIDE, GRACE, Wish, order
 from cluster.errors import ClusterError
 from cluster.jobs import _asked
 from infra.aws.instances.request import Place
@@ -47,7 +47,7 @@ def test_without_a_limit_of_dollars_the_time_alone_counts_and_the_save_has_a_qua
 def test_most_is_what_the_dearest_place_would_cost_and_unknown_when_one_is() -> None:
     def most(*places: Place, dollars: float | None = None) -> float | None:
         kind: Any = None
-        return planning.Renting(wish(*places, dollars=dollars), kind, (), (), None, 2.0, 900.0).most(2)
+        return plan.Renting(wish(*places, dollars=dollars), kind, (), (), None, 2.0, 900.0).most(2)
 
     assert most(place(1.0), place(3.0)) == pytest.approx(2 * (3.0 + BESIDE) * 2.25)
     assert most(place(1.0), place(None)) is None

@@ -11,7 +11,7 @@ from packedset import content, make_set
 from simcloud.front import Front, serve
 from simcloud.layer import Sim
 
-from cluster.backends.aws.s3 import S3, put_set, unreadable
+from cluster.backends.aws.s3_source import S3, put_set, unreadable
 from cluster.errors import ClusterError, NoAccount
 from infra.aws.client import Account
 from infra.aws.stack import efs as stack_efs

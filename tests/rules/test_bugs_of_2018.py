@@ -21,7 +21,7 @@ from torch import nn
 
 from cluster import jobs
 from cluster.agent import watchdog
-from cluster.backends.aws import planning
+from cluster.backends.aws import plan as aws_plan
 from train.__main__ import be_parent
 from train.distributed import process_group
 from train.distributed.process_group import Group
@@ -180,7 +180,7 @@ def test_5_machines_that_were_shut_down_went_on_to_be_paid_for(monkeypatch: pyte
     (what,) = jobs.load_recipes(str(ROOT / "recipes/resnet50_18min.py"))
     plan = jobs.plan(what, backend="aws", rent={"offline": True})
     assert plan.renting
-    asked = dict(planning.requests(plan.spec, plan.renting))["ec2:RunInstances"]
+    asked = dict(aws_plan.requests(plan.spec, plan.renting))["ec2:RunInstances"]
     assert asked["InstanceInitiatedShutdownBehavior"] == "terminate"
     assert all(disk["Ebs"]["DeleteOnTermination"] for disk in asked["BlockDeviceMappings"])
     assert all(card["DeleteOnTermination"] for card in asked["NetworkInterfaces"])

@@ -8,8 +8,8 @@ from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import Fleet
 from infra.aws.instances.instances import Instance
 
-from .login import FOLDER, gate_of, keep_key, own_keys
-from .rented import Rented
+from .instances import Rented
+from .ssh_access import FOLDER, gate_of, keep_key, own_keys
 
 BOOT_SECONDS = 900.0
 EACH = 1.0

@@ -13,7 +13,7 @@ from train.data.fetch.download import read_manifest
 from train.data.fetch.fetch import PATIENCE
 from train.data.fetch.sources import FETCHED, MANIFEST, SPLITS, Folder, Manifest
 
-from .lines import lines
+from .errors import lines
 
 
 class S3:

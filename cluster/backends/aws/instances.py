@@ -28,7 +28,7 @@ from infra.aws.stack import key_pairs, security_group, stack
 from train.tools.filesystem import as_json, read_json, replace
 
 from . import endings
-from .wish import Wish
+from .rental_spec import Wish
 
 ACQUIRE_SECONDS = 1200.0
 SSH_PORT = 22

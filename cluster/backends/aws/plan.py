@@ -21,8 +21,8 @@ from infra.aws.stack.stack import Stack
 from train.forecast import Forecast, forecast
 from train.recipe.schedule import Schedule
 
-from .lines import lines
-from .wish import MARKETS, METADATA, Wish, order
+from .errors import lines
+from .rental_spec import MARKETS, METADATA, Wish, order
 
 MAX_HOURS = 2.0
 OFFLINE_REGION = "us-east-1"

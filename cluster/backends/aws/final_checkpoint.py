@@ -8,7 +8,7 @@ from cluster.machines.fleet import Fleet
 from infra.aws.errors import CloudError
 from infra.aws.instances.instances import Instance
 
-from .rented import Rented
+from .instances import Rented
 
 SECONDS = 480.0  # at most; the machine ends by itself ten minutes after the job
 

@@ -24,8 +24,8 @@ from train.forecast import forecast
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 
-from .lines import lines
-from .rented import JOURNAL
+from .errors import lines
+from .instances import JOURNAL
 
 Say = Callable[[str], None]
 

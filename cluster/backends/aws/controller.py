@@ -24,9 +24,9 @@ from infra.aws.instances.instances import Instance
 from infra.aws.market import billing
 from train.tools.filesystem import as_json, read_json, replace
 
-from . import homing, login
+from . import final_checkpoint, ssh_access
 from .boot import Boot
-from .rented import EndedElsewhere, Rented
+from .instances import EndedElsewhere, Rented
 
 LOOK_SECONDS = 10.0  # between two questions to EC2; one call, however many machines
 TRIES = 3
@@ -100,7 +100,7 @@ class Cloud:
         self.note("renting machines")
         self.present = self.rented.gather(self._anew)
         self._limit()
-        hosts = login.hosts(self.rented.journal, self.present)
+        hosts = ssh_access.hosts(self.rented.journal, self.present)
         hosts |= {name: next(iter(hosts.values())) for name in self.spec.names if name not in hosts}  # to be replaced
         known = self.rented.write_hosts(hosts)
         spec = with_other(self.spec, hosts=known.to_json())
@@ -147,7 +147,7 @@ class Cloud:
         """Let the fleet and the job's ssh_config know where the machines are now."""
         with self.wiring:
             assert self.fleet
-            hosts = self.fleet.hosts | login.hosts(self.rented.journal, self.present)
+            hosts = self.fleet.hosts | ssh_access.hosts(self.rented.journal, self.present)
             for name, host in hosts.items():
                 if host != self.fleet.hosts[name]:
                     self.fleet.move(name, host)
@@ -207,7 +207,7 @@ class Cloud:
             if not fleet.alive() and not self._awaiting:
                 fleet.bring()
                 if (self.folders.shared / RESULT).exists():
-                    homing.bring_network(fleet, self.rented, self.present, self.note)
+                    final_checkpoint.bring_network(fleet, self.rented, self.present, self.note)
                 return not self.stopping() and self._all_gone()
         except Unreachable as error:
             print(f"{self.spec.name}: {error}", flush=True)
