@@ -32,11 +32,10 @@ def _sizes(text: str | None) -> list[int | None] | None:
 @data_errors
 def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies: str, else_full: bool) -> None:
     """Fetch a packed set from SOURCE, a folder or s3://bucket/prefix, to TARGET. May be stopped and called again."""
+    from cluster.planning import data_fetch
     from train.data.fetch.fetch import fetch as fetch_sets
     from train.data.fetch.fetch import size
     from train.data.fetch.sources import FetchError
-
-    from . import fetching
 
     asked, target = _sizes(sizes), target.expanduser().absolute()
 
@@ -44,7 +43,7 @@ def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies
         click.echo(text, err=True)
 
     try:
-        found = fetching.parts(
+        found = data_fetch.parts(
             source, target, [None] if asked is None else asked, index_only=index_only, copies=copies,
             else_full=else_full, say=say,
         )  # fmt: skip
@@ -64,16 +63,15 @@ def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies
 def put(folder: Path, place: str, sizes: str | None) -> None:
     """Put a packed set into S3, at PLACE such as s3://my-bucket/data/imagenet. What is there already stays."""
     from cluster.backends.aws.s3_source import put_set
+    from cluster.planning import data_fetch
     from train.data.fetch.fetch import size
     from train.data.fetch.sources import FetchError
-
-    from . import fetching
 
     counts = [0, 0]
     for short in _sizes(sizes) or [None]:
         mine, its = str(folder), place
         if short is not None:
-            mine, its = fetching.beside(str(folder), "", short), fetching.beside(place, "", short)
+            mine, its = data_fetch.beside(str(folder), "", short), data_fetch.beside(place, "", short)
         try:
             with Bar(f"putting {mine}", size) as progress:
                 done = put_set(Path(mine).expanduser(), its, progress)

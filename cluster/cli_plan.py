@@ -10,12 +10,12 @@ from .command import output, print_json, schedule_options
 from .errors import BadInput
 
 if TYPE_CHECKING:
+    from cluster.planning.candidates import Row
+    from cluster.planning.plan import Plan
     from train.forecast import Constants
     from train.recipe.schema import Recipe
 
     from .backends import Shipped
-    from .forecasts import Row
-    from .plan import Plan
 
 
 def counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
@@ -91,14 +91,14 @@ def plan(
     On several --machines, or with --type: minutes, dollars, what takes them, and where more machines stop being worth
     it, for each. Prices are on demand, as shipped; nobody is asked.
     """
-    from . import forecasts
+    from cluster.planning import candidates
 
     if cheapest + fastest + bool(within) > 1:
         raise BadInput("--cheapest, --fastest and --within all choose; say one")
     how = "cheapest" if cheapest else "fastest" if fastest else None
     if job and trainer != "ours":
         raise BadInput("--from and --trainer both say whose constants; say one")
-    most = forecasts.limit(within) if within else None
+    most = candidates.limit(within) if within else None
     if (how or within) and (epochs or trainer != "ours"):
         what = "--epochs forecasts a part of what" if epochs else f"--trainer {trainer} is not what"
         raise BadInput(f"{what} a launch would train; to choose one leave it out")
@@ -113,10 +113,10 @@ def plan(
         found, notes = _rows(one, recipe, machines, names, epochs, trainer, job, options)
         if how and len(found) == 1:
             raise BadInput(f"--{how}: there is one row; say several, such as --machines 1,2,4,8")
-        chosen = forecasts.choose(found, how or "within", most) if how or within else None
+        chosen = candidates.choose(found, how or "within", most) if how or within else None
         mine = only or ((one.name,) if len(recipes) > 1 else ())
         more = {"only": mine, **{name: value for name, value in options.items() if (name, value) != ("scale", 1.0)}}
-        command = forecasts.launch_words(chosen, recipe, more) if chosen else ""
+        command = candidates.launch_words(chosen, recipe, more) if chosen else ""
         if plot:
             _draw(plot, f"{one.name}, its first {epochs} epochs" if epochs else one.name, found)
         shown += [_json(row) | _choice(row, chosen, command) for row in found]
@@ -130,14 +130,15 @@ def _alone(
     recipe: "Recipe", file: str, machines: tuple[int, ...] | None, options: dict[str, Any], output: str
 ) -> list[dict[str, Any]]:
     """The plan as it is, and its forecast on the first of the recipe's types that there is."""
+    from cluster.planning import candidates
     from train.forecast import OURS
 
-    from . import forecasts, view, view_forecast
+    from . import view, view_forecast
 
     one: Plan = planned(recipe, file, {**options, "machines": machines[0] if machines else None})
-    kind, row = forecasts.first_known(recipe.types), None
+    kind, row = candidates.first_known(recipe.types), None
     if kind and one.spec.procs == kind.gpus:
-        (row,) = forecasts.rows(lambda count, procs: one, [kind], [one.spec.machines], OURS)
+        (row,) = candidates.rows(lambda count, procs: one, [kind], [one.spec.machines], OURS)
     if output == "table":
         view.show_plan(one)
         if row:
@@ -150,21 +151,22 @@ def _rows(
     trainer: str, job: str | None, options: dict[str, Any],
 ) -> tuple[list["Row"], list[str]]:  # fmt: skip
     """Return the rows of a forecast, and what a person should know of them. Raises `ClusterError`."""
+    from cluster.planning import candidates
     from train.forecast import TRAINERS
 
-    from . import forecasts, jobs, paid
+    from . import jobs, paid
 
     ran = jobs.find(job) if job else None
-    constants = forecasts.measured_by(ran.name, ran.result) if ran else TRAINERS[trainer]
+    constants = candidates.measured_by(ran.name, ran.result) if ran else TRAINERS[trainer]
     if ran and ran.spec.recipe.model.name != recipe.model.name:
         raise BadInput(
             f"--from {ran.name}: it trained {ran.spec.recipe.model.name}, whose seconds say nothing of "
             f"{recipe.model.name}; leave --from out"
         )
-    card = forecasts.card_of(ran.spec, ran.result or {}, paid.rented_type(ran)) if ran else None
-    kinds: list[Shipped] = [forecasts.known(one) for one in dict.fromkeys(names)]
+    card = candidates.card_of(ran.spec, ran.result or {}, paid.rented_type(ran)) if ran else None
+    kinds: list[Shipped] = [candidates.known(one) for one in dict.fromkeys(names)]
     if not kinds:
-        first = card or forecasts.first_known(recipe.types)
+        first = card or candidates.first_known(recipe.types)
         if first is None:
             raise BadInput(f"{recipe.name}: names no type of machine that is known; say one: --type p4d.24xlarge")
         kinds = [first]
@@ -174,16 +176,16 @@ def _rows(
     for kind in kinds:
         own: Constants = constants
         if card:
-            own, note = forecasts.for_card(constants, card, kind)
+            own, note = candidates.for_card(constants, card, kind)
             notes += [note] if note else []
 
         def make(count: int, procs: int) -> "Plan":
-            part = forecasts.cut(recipe, count, epochs)
+            part = candidates.cut(recipe, count, epochs)
             more = {**options, "machines": count, "procs": options.get("procs") or procs}
             made: Plan = planned(part, file, more)
             return replace(made, spec=replace(made.spec, backend="plan"))
 
-        found += forecasts.rows(make, [kind], machines or (recipe.machines,), own)
+        found += candidates.rows(make, [kind], machines or (recipe.machines,), own)
         notes += [f"{kind.name}: {kind.gone}; for comparison only"] if kind.gone else []
     return found, notes
 
@@ -209,10 +211,12 @@ def _choice(row: "Row", chosen: "Row | None", command: str) -> dict[str, Any]:
 
 
 def _draw(path: Path, name: str, found: "list[Row]") -> None:
-    from . import forecasts, picture
+    from cluster.planning import candidates
+
+    from . import picture
 
     minutes, dollars = dict[str, list[tuple[float, float]]](), dict[str, list[tuple[float, float]]]()
-    for kind, some in forecasts.by_type(found).items():
+    for kind, some in candidates.by_type(found).items():
         minutes[kind] = [(one.machines, one.minutes) for one in some if one.minutes is not None]
         costs = [(one.machines, one.dollars(one.minutes)) for one in some]
         dollars[kind] = [(count, cost) for count, cost in costs if cost is not None]

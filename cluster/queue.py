@@ -16,12 +16,12 @@ from pathlib import Path
 from uuid import uuid4
 
 from cluster.connectors.local import gpu_count
+from cluster.planning.plan import Plan
 from train.tools.filesystem import locked, one_line
 
 from . import backends, jobs, waiting
 from .errors import BadInput, ClusterError
 from .job import Busy, Job
-from .plan import Plan
 from .supervise import log
 
 BEAT, RETRY = 0.5, 5.0

@@ -6,13 +6,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cluster.machines.setup_progress import STEPS
+from cluster.planning.plan import Plan
 from train.metrics.text import epoch_line, epoch_title, rates, settings, span, where_lines
 from train.recipe.target import sentence
 
 from . import paid, view_cloud
 from .errors import FAILED, OK, STOPPED
 from .job import Job
-from .plan import Plan
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -4,8 +4,10 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from . import forecasts, view
-from .forecasts import Row
+from cluster.planning import candidates
+from cluster.planning.candidates import Row
+
+from . import view
 from .view_cloud import dollars
 
 TERMS = ("compute", "all-reduce", "optimizer", "logging", "loader", "validation", "fixed")
@@ -43,8 +45,8 @@ def show_rows(found: Sequence[Row]) -> None:
             for one in found
         ],
     )  # fmt: skip
-    for name, some in forecasts.by_type(found).items():
-        if sentence := forecasts.knee(some):
+    for name, some in candidates.by_type(found).items():
+        if sentence := candidates.knee(some):
             print(f"{name}: {sentence}")
     if target:
         print("to target: until the epoch after which the recipe's source had met it; of a row without one, the whole")

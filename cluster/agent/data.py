@@ -5,8 +5,8 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster import fetching
 from cluster.connectors.local import python
+from cluster.planning import data_fetch
 from cluster.state.spec import Spec
 from train.tools import process
 
@@ -23,7 +23,7 @@ def prepare(spec: Spec, log: Path, going_on: Callable[[str, str], None]) -> None
     if spec.draw:
         draw(spec, log, going_on)
     elif spec.source:
-        _run(f"fetching {spec.source}", log, going_on, *fetching.command(spec))
+        _run(f"fetching {spec.source}", log, going_on, *data_fetch.command(spec))
 
 
 def draw(spec: Spec, log: Path, going_on: Callable[[str, str], None]) -> None:

@@ -7,8 +7,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cluster import forecasts
 from cluster.backends import Backend
+from cluster.planning import candidates
 from train.data.order import usage_log
 from train.recipe import target
 from train.tools.filesystem import as_json, json_lines, read_json, replace
@@ -207,7 +207,7 @@ def settle(
         wall = trained["seconds"].get("first step to last", 0.0)
         result["goodput"] *= wall / (wall + timeline.lost_seconds(folders.run, folders.shared)) if wall else 1.0
     result["target"] = of_target(folders, spec, backend, epochs)
-    result |= forecasts.after(spec.forecast, {**result, "state": state})
+    result |= candidates.after(spec.forecast, {**result, "state": state})
     if trained and spec.log_ids:
         result["ids_wrong"] = ids_wrong(folders, trained["epochs"])
     replace(folders.result, as_json({**result, "state": state}))

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from packedset import content, make_set
 
-from cluster import fetching
 from cluster.errors import BadInput, ClusterError
-from cluster.fetching import command, parts
-from cluster.plan import plan
+from cluster.planning import data_fetch
+from cluster.planning.data_fetch import command, parts
+from cluster.planning.plan import plan
 from cluster.state import timeline
 from cluster.state.spec import Spec
 from train.data.fetch.sources import FetchError
@@ -98,7 +98,7 @@ def test_s3_is_fetched_to_the_fast_disk_of_rented_machines(sets: Path) -> None:
 
 @pytest.mark.parametrize("place, name", [("s3://bucket/a/b/", "b"), ("s3://bucket", "bucket"), ("s3://b/", "b")])
 def test_a_target_has_the_last_name_of_its_source(place: str, name: str) -> None:
-    assert fetching.target_of(place, "/disk", "hosts") == Path("/disk") / name
+    assert data_fetch.target_of(place, "/disk", "hosts") == Path("/disk") / name
 
 
 def test_the_recipe_may_name_a_place_in_s3(sets: Path) -> None:

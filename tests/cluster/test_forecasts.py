@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from cluster import backends, forecasts, picture
+from cluster import backends, picture
 from cluster.errors import BadInput, ClusterError
-from cluster.forecasts import Row
-from cluster.plan import load_recipes, plan
+from cluster.planning import candidates
+from cluster.planning.candidates import Row
+from cluster.planning.plan import load_recipes, plan
 from cluster.state.status import settle
 from infra.aws.market.instance_types import HISTORIC, ON_DEMAND, RETIRED, SHIPPED
 from train.forecast import IN_2018, OURS, Constants, forecast
@@ -34,9 +35,9 @@ def rows(
     *counts: int, kinds: tuple[str, ...] = (FREE,), constants: Constants = OURS, epochs: int | None = None
 ) -> list[Row]:
     def make(count: int, procs: int) -> Any:
-        return plan(forecasts.cut(LARGE, count, epochs), backend="plan", machines=count, procs=procs)
+        return plan(candidates.cut(LARGE, count, epochs), backend="plan", machines=count, procs=procs)
 
-    return forecasts.rows(make, [forecasts.known(name) for name in kinds], counts, constants)
+    return candidates.rows(make, [candidates.known(name) for name in kinds], counts, constants)
 
 
 def fake(
@@ -74,11 +75,11 @@ def test_the_target_is_the_epoch_at_which_the_source_reached_it() -> None:
 
 
 def test_the_first_epochs_are_those_of_the_table_for_so_many_machines() -> None:
-    one = forecasts.cut(LARGE, 8, 30)
+    one = candidates.cut(LARGE, 8, 30)
     assert one.epochs == 30 and one.phases[-1].epochs == (29, 30) and one.phases[:-1] == LARGE.tables[8][:-1]
-    assert forecasts.cut(LARGE, 8, None) is LARGE
+    assert candidates.cut(LARGE, 8, None) is LARGE
     with pytest.raises(BadInput, match="--epochs 37: resnet50_18min has 36 on 8 machines"):
-        forecasts.cut(LARGE, 8, 37)
+        candidates.cut(LARGE, 8, 37)
 
 
 def test_a_price_that_is_not_known_is_not_guessed() -> None:
@@ -95,13 +96,13 @@ def test_a_card_that_nobody_has_measured_has_no_forecast() -> None:
 
 
 def test_a_machine_of_2018_is_for_comparison_and_one_that_never_was_is_refused() -> None:
-    kind = forecasts.known("p3.16xlarge")
+    kind = candidates.known("p3.16xlarge")
     assert (kind.gpus, kind.gpu, kind.gbit, kind.vcpus, kind.on_demand) == (8, "V100", 25.0, 64, 24.48)
     assert kind.gone == RETIRED["p3.16xlarge"] and not HISTORIC.keys() & SHIPPED.keys()
-    first = forecasts.first_known(LARGE.types)
-    assert first and first.name == FREE and forecasts.first_known(("p3.16xlarge",)) is None
+    first = candidates.first_known(LARGE.types)
+    assert first and first.name == FREE and candidates.first_known(("p3.16xlarge",)) is None
     with pytest.raises(BadInput, match=r"q9\.large: is not in the shipped table"):
-        forecasts.known("q9.large")
+        candidates.known("q9.large")
 
 
 def test_the_18_minutes_with_the_constants_of_2018() -> None:
@@ -119,47 +120,47 @@ def test_the_18_minutes_with_the_constants_of_2018() -> None:
 ])  # fmt: skip
 def test_the_knee_is_where_a_doubling_stops_being_worth_it(minutes: list[float], said: str) -> None:
     found = [fake(2**place, one) for place, one in enumerate(minutes)]
-    assert forecasts.knee(list(reversed(found))) == said
+    assert candidates.knee(list(reversed(found))) == said
 
 
 def test_a_knee_between_numbers_that_are_no_doubling_is_counted() -> None:
-    assert forecasts.knee([fake(4, 30), fake(6, 29)]) == "4 machines: 2 more buy 3 %"
-    assert forecasts.knee([fake(1, None), fake(2, None)]) == ""
+    assert candidates.knee([fake(4, 30), fake(6, 29)]) == "4 machines: 2 more buy 3 %"
+    assert candidates.knee([fake(1, None), fake(2, None)]) == ""
 
 
 @pytest.mark.parametrize(("text", "found"), [
     ("30min", ("minutes", 30)), ("1.5h", ("minutes", 90)), ("40$", ("dollars", 40)), ("$40", ("dollars", 40)),
 ])  # fmt: skip
 def test_a_limit_is_a_time_or_a_price(text: str, found: tuple[str, float]) -> None:
-    assert forecasts.limit(text) == found
+    assert candidates.limit(text) == found
 
 
 @pytest.mark.parametrize("text", ["30", "min", "-3min", "0min", "$40$", "forty$", "30s", "", "nanmin", "$4h"])
 def test_what_is_neither_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="such as 30min, 2h or 40"):
-        forecasts.limit(text)
+        candidates.limit(text)
 
 
 def test_a_row_is_chosen_by_time_or_price() -> None:
     cheap, fast, middle = fake(1, 100), fake(8, 20), fake(4, 28)  # 16.7, 26.7, 18.7 dollars
     unknown, gone, none = fake(16, 10, price=None), fake(8, 5, gone="AWS stopped"), fake(2, None)
     found = [cheap, fast, middle, unknown, gone, none]
-    assert forecasts.choose(found, "cheapest") is cheap and forecasts.choose(found, "fastest") is unknown
-    assert forecasts.choose(found, "within", ("minutes", 30.0)) is middle
-    assert forecasts.choose(found, "within", ("dollars", 20.0)) is middle
+    assert candidates.choose(found, "cheapest") is cheap and candidates.choose(found, "fastest") is unknown
+    assert candidates.choose(found, "within", ("minutes", 30.0)) is middle
+    assert candidates.choose(found, "within", ("dollars", 20.0)) is middle
     with pytest.raises(ClusterError, match="no row is within 1 minutes; the least is 10"):
-        forecasts.choose(found, "within", ("minutes", 1.0))
+        candidates.choose(found, "within", ("minutes", 1.0))
     with pytest.raises(ClusterError, match=r"no row is within 1 dollars; the least is 16\.7"):
-        forecasts.choose(found, "within", ("dollars", 1.0))
+        candidates.choose(found, "within", ("dollars", 1.0))
     with pytest.raises(ClusterError, match="no row has a known price"):
-        forecasts.choose([unknown], "cheapest")
+        candidates.choose([unknown], "cheapest")
     with pytest.raises(ClusterError, match="can be rented"):
-        forecasts.choose([gone, none], "fastest")
+        candidates.choose([gone, none], "fastest")
 
 
 def test_the_command_that_launches_a_row_has_what_plan_was_asked_with() -> None:
     options = {"data": "my images", "keep_batch": True, "seed": 0, "scale": 0.5, "only": ("a", "b"), "procs": None}
-    words = shlex.split(forecasts.launch_words(fake(8, 1.0), "x.py", options))
+    words = shlex.split(candidates.launch_words(fake(8, 1.0), "x.py", options))
     assert words == [
         *("imgnet-cluster", "launch", "--machines", "8", "--type", "a.large", "--data", "my images", "--keep-batch"),
         *("--seed", "0", "--scale", "0.5", "--only", "a", "--only", "b", "x.py"),
@@ -239,7 +240,7 @@ def test_a_finished_jobs_result_has_its_constants_and_the_forecast_beside_what_i
     settle(job.folders, job.spec, backends.get("local"))
     result = json.loads(job.folders.result.read_text())
     assert result["forecast"] == told and {row["term"]: row["error"] for row in result["against"]}["steps"] == 1.0
-    own = forecasts.measured_by("job-1", result)
+    own = candidates.measured_by("job-1", result)
     assert own.chunks == ((32, 8, pytest.approx(0.2)),) and own == Constants.from_json(result["constants"])
 
 
@@ -248,39 +249,39 @@ def test_a_result_of_a_job_that_failed_or_says_too_little_is_written_all_the_sam
     settle(job.folders, job.spec, backends.get("local"), why="it fell", how="failed")
     result = json.loads(job.folders.result.read_text())
     assert result["state"] == "failed" and not {"forecast", "against", "constants"} & result.keys()
-    assert forecasts.after({"terms": {}}, {"state": "done", "epochs": []}) == {}
+    assert candidates.after({"terms": {}}, {"state": "done", "epochs": []}) == {}
     for one in (None, result, {"state": "done"}):
         with pytest.raises(BadInput, match="--from job-1"):
-            forecasts.measured_by("job-1", one)
+            candidates.measured_by("job-1", one)
 
 
 def test_a_jobs_speed_is_its_cards_and_another_card_has_its_preset() -> None:
     own = Constants(source="job-3", chunks=((224, 64, 1.0),), epoch=((0, 3.0),), start=9.0)
-    a100, h100, here = forecasts.known(FREE), forecasts.known("p5.48xlarge"), replace(P3, gpu="", on_demand=0.0)
-    assert forecasts.for_card(own, a100, a100) == (own, "") and forecasts.for_card(own, here, here) == (own, "")
-    rented, note = forecasts.for_card(own, here, h100)
+    a100, h100, here = candidates.known(FREE), candidates.known("p5.48xlarge"), replace(P3, gpu="", on_demand=0.0)
+    assert candidates.for_card(own, a100, a100) == (own, "") and candidates.for_card(own, here, here) == (own, "")
+    rented, note = candidates.for_card(own, here, h100)
     assert (rented.boot, rented.setup, rented.fetch) == (OURS.boot, OURS.setup, OURS.fetch) and "its like" in note
     assert (rented.chunks, rented.start) == (own.chunks, own.start)
-    other, note = forecasts.for_card(own, a100, h100)
+    other, note = candidates.for_card(own, a100, h100)
     assert other.chunks == () and (other.epoch, other.start) == (own.epoch, own.start)
     assert note == "job-3 ran on A100: the speed of H100 is the preset's"
 
 
 def test_what_processors_did_says_nothing_of_a_gpu() -> None:
     own = Constants(source="job-3", chunks=((224, 64, 1.0),), start=9.0)
-    cpu, gpu = replace(P3, gpu="CPU", on_demand=0.0), forecasts.known(FREE)
-    assert forecasts.for_card(own, cpu, gpu) == (OURS, "job-3 ran on processors, which says nothing of A100: all of "
+    cpu, gpu = replace(P3, gpu="CPU", on_demand=0.0), candidates.known(FREE)
+    assert candidates.for_card(own, cpu, gpu) == (OURS, "job-3 ran on processors, which says nothing of A100: all of "
                                                  f"{FREE} is presets")  # fmt: skip
-    assert forecasts.for_card(own, gpu, cpu)[0] == OURS
+    assert candidates.for_card(own, gpu, cpu)[0] == OURS
     small = replace(cpu, name="c7i.2xlarge", on_demand=0.4)
-    like, note = forecasts.for_card(own, cpu, small)
+    like, note = candidates.for_card(own, cpu, small)
     assert like == replace(own, boot=OURS.boot, setup=OURS.setup, fetch=OURS.fetch) and "taken for those of" in note
 
 
 def test_a_rented_job_ran_on_the_type_that_came_and_one_here_costs_nothing(hand_made: Fixture) -> None:
     job = hand_made(procs=2)
-    assert forecasts.card_of(job.spec, {"device": "cpu"}).gpu == "CPU"
-    here = forecasts.card_of(job.spec, {})
+    assert candidates.card_of(job.spec, {"device": "cpu"}).gpu == "CPU"
+    here = candidates.card_of(job.spec, {})
     assert (here.name, here.gpus, here.gpu, here.on_demand) == (f"as {job.spec.name}'s", 2, "", 0.0)
     rented = replace(job.spec, cloud={"places": [{"type": "p5.48xlarge"}, {"type": FREE}]})
-    assert forecasts.card_of(rented, {"device": "cuda"}, FREE) == forecasts.known(FREE), "not the type it liked best"
+    assert candidates.card_of(rented, {"device": "cuda"}, FREE) == candidates.known(FREE), "not the type it liked best"

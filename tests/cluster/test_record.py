@@ -12,7 +12,7 @@ import pytest
 
 from cluster import backends, cli_record, ran, record, record_check
 from cluster.errors import ClusterError
-from cluster.plan import plan
+from cluster.planning.plan import plan
 from cluster.state import attempts, status
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.schema import Data, Model, Phase, Recipe

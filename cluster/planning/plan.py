@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.local import ROOT, gpu_count
+from cluster.errors import BadInput
 from cluster.machines import requirements
 from cluster.state.spec import Spec
 from train.data.fetch.sources import MANIFEST
@@ -19,8 +20,7 @@ from train.recipe.schema import SAMPLE, Recipe
 from train.recipe.target import Target
 from train.tools.filesystem import read_json
 
-from . import fetching
-from .errors import BadInput
+from . import data_fetch
 
 if TYPE_CHECKING:
     from cluster.backends.aws.plan import Renting
@@ -94,7 +94,10 @@ def plan(
             recipe = replace(recipe, data=replace(recipe.data, name=name, root=str(data)))
     except ValueError as error:
         raise BadInput(str(error)) from error
-    given, s3 = Path(recipe.data.root if data is None or draw else data), not draw and fetching.is_s3(recipe.data.root)
+    given, s3 = (
+        Path(recipe.data.root if data is None or draw else data),
+        not draw and data_fetch.is_s3(recipe.data.root),
+    )
     kind: Any = None
     if backend == "aws":
         from cluster.backends.aws import plan as aws_plan
@@ -111,7 +114,7 @@ def plan(
         if draw:
             raise BadInput("--fetch: the built-in set is drawn where it is read; there is nothing to fetch")
         where, offline = recipe.data.root if s3 else str(root), bool((rent or {}).get("offline"))
-        away = fetching.Away.plan(where, recipe, str(copies or ""), str(fetch or ""), backend, offline)
+        away = data_fetch.Away.plan(where, recipe, str(copies or ""), str(fetch or ""), backend, offline)
         root, beside = away.target, away.target.with_name(away.target.name + "-sz")
     machines = machines or (1 if backend == "local" else recipe.machines)
     if min_machines > machines:

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Any
 
+from cluster import backends
+from cluster.backends import Shipped
+from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import Spec
 from train.forecast import OURS, Constants, Forecast, compare, efficiency, forecast, measured
 from train.recipe.schema import Recipe
 
-from . import backends
-from .backends import Shipped
-from .errors import BadInput, ClusterError
 from .plan import Plan
 
 KNEE = 0.2  # a doubling of the machines that saves less of the time is not worth it

@@ -11,13 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import Spec
 from train.data.fetch.download import look, read_manifest
 from train.data.fetch.fetch import PATIENCE, Part, size
 from train.data.fetch.sources import MANIFEST, SPLITS, FetchError, Folder, Manifest, Source
 from train.recipe.schema import Recipe
-
-from .errors import BadInput, ClusterError
 
 SCHEME = "s3://"
 ON_RENTED = "~/.imgnet/data"  # on the fast disk, where there is one: infra/aws/instances/user_data.py
