@@ -14,7 +14,7 @@ from typing import Any
 from elastic import MACHINES, WAIT, train_lines
 
 from cluster.connectors.local import python
-from cluster.jobs import Job
+from cluster.jobs.submit import Job
 from cluster.state import attempts
 from cluster.state.locks import AGENT, held
 from train.recipe.schedule import Schedule

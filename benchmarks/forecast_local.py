@@ -20,7 +20,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from cluster import jobs  # noqa: E402
+from cluster.jobs import submit  # noqa: E402
 from train.data.packing.synthetic import draw_set  # noqa: E402
 from train.forecast import Constants  # noqa: E402
 from train.recipe.schema import SAMPLE, Model, Optim, Phase, Recipe  # noqa: E402
@@ -48,7 +48,7 @@ LONG = recipe("long", (2, 64, 16), (3, 64, 48), (2, 80, 32), (3, 96, 32))
 
 def ran(one: Recipe, constants: Constants | None = None) -> dict[str, Any]:
     """Run a job on two processes to its end. Returns its result. Raises `ClusterError`, `RuntimeError`: it failed."""
-    job = jobs.launch(one, backend="local", procs=2, scale=IMAGES / SAMPLE.train, constants=constants, data="sample")
+    job = submit.launch(one, backend="local", procs=2, scale=IMAGES / SAMPLE.train, constants=constants, data="sample")
     state = job.wait(1800)
     if state != "done" or job.result is None:
         raise RuntimeError(f"{job.name} is {state}; {job.run}")
@@ -64,9 +64,9 @@ def pair() -> list[dict[str, Any]]:
 
 def rows(pairs: int = 1) -> Iterator[str]:
     """Yield the benchmark's table."""
-    kept = os.environ.get(jobs.RUNS)
+    kept = os.environ.get(submit.RUNS)
     with tempfile.TemporaryDirectory(prefix="forecast-") as folder:
-        os.environ[jobs.RUNS] = f"{folder}/runs"
+        os.environ[submit.RUNS] = f"{folder}/runs"
         here = Path.cwd()
         os.chdir(folder)
         try:
@@ -74,8 +74,8 @@ def rows(pairs: int = 1) -> Iterator[str]:
             found = [pair() for _ in range(pairs)]
         finally:
             os.chdir(here)
-            os.environ.pop(jobs.RUNS)
-            os.environ.update({jobs.RUNS: kept} if kept else {})
+            os.environ.pop(submit.RUNS)
+            os.environ.update({submit.RUNS: kept} if kept else {})
     yield "| long run, seconds | forecast from the short one | took | error |"
     yield "|---|---|---|---|"
     for one in zip(*found, strict=True):

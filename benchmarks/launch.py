@@ -90,7 +90,7 @@ def supervisors(run: Path) -> list[int]:
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            if b"cluster.supervise" in words[:4] and os.fsencode(run) in words:
+            if b"cluster.jobs.supervisor" in words[:4] and os.fsencode(run) in words:
                 found.append(int(entry.name))
     return found
 

@@ -8,8 +8,8 @@ job.scalars("val/top1")
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import jobs
-    from .jobs import launch as launch
+    from cluster.jobs import submit
+    from cluster.jobs.submit import launch as launch
 
 __all__ = ["jobs", "launch"]
 

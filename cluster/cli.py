@@ -23,7 +23,7 @@ from .command import (
 from .errors import INTERRUPTED, OK, USAGE, BadInput, ClusterError, NoAccount
 
 if TYPE_CHECKING:
-    from .jobs import Job
+    from cluster.jobs.submit import Job
 
 
 @click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
@@ -88,7 +88,9 @@ def launch(
 
     Exit code: 0 done, 100 failed, 103 stopped.
     """
-    from . import backends, jobs, queue, view
+    from cluster.jobs import queue, submit
+
+    from . import backends, view
 
     if local and hosts:
         raise BadInput("--local and --hosts are two places; say one, or neither to rent machines from AWS")
@@ -110,16 +112,16 @@ def launch(
             view.show_requests(one)
         view.show_plan(one)
         if not dry_run or backend != "aws":
-            backends.get(backend).check(one.spec, jobs.runs())
+            backends.get(backend).check(one.spec, submit.runs())
     if dry_run:
-        click.echo(f"would launch {len(plans)} job{'s' * (len(plans) > 1)} in {jobs.runs()}; nothing was started")
+        click.echo(f"would launch {len(plans)} job{'s' * (len(plans) > 1)} in {submit.runs()}; nothing was started")
         return
     if not yes and sys.stdin.isatty() and not click.confirm("launch?", default=False):
         raise ClusterError("nothing was started")
     if len(plans) > 1:
         sys.exit(_follow_all(queue.enqueue(plans, at_once), at_once, detach))
-    known = {one.name for one in jobs.all_jobs()}
-    job = jobs.launch(plans[0])
+    known = {one.name for one in submit.all_jobs()}
+    job = submit.launch(plans[0])
     how = "was interrupted and goes on; once more for another one" if job.name in known else "launched"
     click.echo(f"{job.name} {how}, run folder {job.run}")
     view.show_next(job)
@@ -170,9 +172,9 @@ def _follow(job: "Job") -> int:
 @click.option("--for-good", is_flag=True, help="Do not start it again.")
 def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
     """Take a machine away from JOB, to see it recover: at once, as if its power was cut."""
-    from . import jobs
+    from cluster.jobs import submit
 
-    found = jobs.find(job)
+    found = submit.find(job)
     found.lose(str(machine), notice, for_good)
     click.echo(f"machine {machine} of {found.name} is {'told to leave' if notice is not None else 'lost'}")
     click.echo(f"  what it costs  imgnet-cluster status {found.name}")
@@ -182,9 +184,9 @@ def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
 @click.argument("job")
 def stop(job: str) -> None:
     """Save JOB and end it; `resume` goes on from there."""
-    from . import jobs
+    from cluster.jobs import submit
 
-    found = jobs.find(job)
+    found = submit.find(job)
     found.stop()
     more = "" if found.state == "done" else f"; go on: imgnet-cluster resume {found.name}"
     click.echo(f"{found.name} {found.state}{more}")
@@ -195,9 +197,9 @@ def stop(job: str) -> None:
 @click.option("-d", "--detach", is_flag=True, help="Return as soon as the job is at work.")
 def resume(job: str, detach: bool) -> None:
     """Go on with JOB from its newest whole checkpoint, and follow it. Ctrl-C leaves it running."""
-    from . import jobs
+    from cluster.jobs import submit
 
-    found = jobs.find(job)
+    found = submit.find(job)
     found.resume()
     click.echo(f"{found.name} resumed")
     sys.exit(OK if detach else _follow(found))
@@ -211,9 +213,11 @@ def adopt(uid: str | None, hosts: str) -> None:
 
     UID is its name on the machines, such as job-3-9073e811, when there are several.
     """
-    from . import adopting, view
+    from cluster.jobs import adopt as jobs_adopt
 
-    job = adopting.adopt(hosts, uid)
+    from . import view
+
+    job = jobs_adopt.adopt(hosts, uid)
     click.echo(f"{job.name} is {job.spec.uid}, run folder {job.run}")
     view.show_next(job)
 

@@ -11,7 +11,7 @@ from .command import Number, output, print_json, yes
 from .errors import ERROR, BadInput, ClusterError, NoSuchJob
 
 if TYPE_CHECKING:
-    from .jobs import Job
+    from cluster.jobs.submit import Job
 
 in_region = click.option("--region", metavar="REGION", help="Where. [default: as the AWS configuration says]")
 dry = click.option("--dry-run", "--dryrun", is_flag=True, help="Show what would be done.")
@@ -73,7 +73,7 @@ def down(
 
     JOB may be one that this computer never saw: its name or uid, as ls --cloud shows it.
     """
-    from . import jobs, paid
+    from cluster.jobs import billing, submit
 
     if sum((bool(job), everything, stack)) != 1:
         raise BadInput("say what: a job, --all, or --stack")
@@ -88,7 +88,7 @@ def down(
     if everything:
         return _down_all(region, dry_run, yes)
     try:
-        found = jobs.find(job)
+        found = submit.find(job)
     except NoSuchJob:
         from cluster.backends.aws import admin
 
@@ -99,16 +99,16 @@ def down(
         return click.echo(f"{job} is gone")
     if dry_run:
         return click.echo(f"would end {found.name}, which is {found.state}, and all that it rents")
-    paid.down(found)
+    billing.down(found)
     click.echo(f"{found.name} is gone")
 
 
 def _rented() -> "list[Job]":
     """The jobs of this folder that rent, or rented; a damaged one is left out."""
-    from . import jobs
+    from cluster.jobs import submit
 
     found = []
-    for one in jobs.all_jobs():
+    for one in submit.all_jobs():
         with contextlib.suppress(ClusterError):
             found += [one] if one.spec.cloud else []
     return found
@@ -126,8 +126,7 @@ def _regions(region: str | None) -> list[str]:
 
 def _down_all(region: str | None, dry_run: bool, yes: bool) -> None:
     from cluster.backends.aws import admin
-
-    from . import paid
+    from cluster.jobs import billing
 
     mine = sorted((one for one in _rented() if not one.ended), key=lambda one: not one.waiting)  # else their turn comes
     regions = _regions(region)
@@ -140,7 +139,7 @@ def _down_all(region: str | None, dry_run: bool, yes: bool) -> None:
     lines: list[str] = []
     for one in mine:
         try:
-            paid.down(one)
+            billing.down(one)
         except (ClusterError, OSError) as error:
             lines.append(str(error))
     for where in sorted(regions):
@@ -188,12 +187,14 @@ def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
 @output
 def cost(job: str | None, top5: float | None, output: str) -> None:
     """Show what JOB has cost (default: the newest): machines, disks, addresses; per epoch, to the target, wasted."""
-    from . import jobs, paid, view_cloud
+    from cluster.jobs import billing, submit
+
+    from . import view_cloud
     from .cli_look import refresh
 
-    mine = jobs.find(job)
+    mine = submit.find(job)
     refresh(mine)  # its machines may have gone with nobody here to see it
-    found = paid.cost(mine, top5)
+    found = billing.cost(mine, top5)
     if output == "json":
         print_json(found)
     else:
@@ -205,10 +206,10 @@ def cost(job: str | None, top5: float | None, output: str) -> None:
 @click.option("--max-hours", type=Number(0, min_open=True), required=True, help="Since the first of its machines came.")
 def extend(job: str, max_hours: float) -> None:
     """Give JOB more time, or less: it saves and ends so many hours after the first machine of this launch came."""
-    from . import jobs, paid
+    from cluster.jobs import billing, submit
 
-    found = jobs.find(job)
-    paid.extend(found, max_hours)
+    found = submit.find(job)
+    billing.extend(found, max_hours)
     click.echo(f"{found.name} may take {max_hours:g} hours")
 
 
@@ -221,10 +222,11 @@ def extend(job: str, max_hours: float) -> None:
 def offers(gpu: str | None, recipe: str | None, machines: int | None, region: str | None, output: str) -> None:
     """Show what EC2 offers now: types by zone, GPUs, prices; with --recipe its minutes and dollars on each."""
     from cluster.backends.aws import admin
+    from cluster.jobs import submit
 
-    from . import jobs, view_cloud
+    from . import view_cloud
 
-    recipes = jobs.load_recipes(recipe) if recipe else []
+    recipes = submit.load_recipes(recipe) if recipe else []
     if len(recipes) > 1:
         raise BadInput(f"{recipe}: has {len(recipes)} recipes; --recipe takes a file with one")
     rows = admin.offered(region, gpu, recipes[0] if recipes else None, machines)
@@ -257,14 +259,15 @@ def check(
 ) -> None:
     """Show all that stands in the way of a launch at AWS, with what to type next. Exit code 1 when something does."""
     from cluster.backends.aws import admin
+    from cluster.jobs import submit
 
-    from . import jobs, view_cloud
+    from . import view_cloud
 
     if iam:
         return print_json(admin.policies(data))
     if data:
         raise BadInput("--data goes with --iam: it prints what reading a set there takes")
-    found = jobs.load_recipes(recipe)[0] if recipe else None
+    found = submit.load_recipes(recipe)[0] if recipe else None
     types = [type] if type else list(found.types) if found else []
     count = machines or (found.machines if found else 1)
     findings = admin.check(region, types, count, "on-demand" if on_demand else "spot")

@@ -40,9 +40,8 @@ def evaluate(what: str, crops: str, sizes: str | None, plot: Path | None, output
     five    the four corners and the middle, the mean of their softmax
     tta     these five and their mirror images (Krizhevsky et al. 2012)
     """
+    from cluster.jobs import evaluation
     from train.evaluation import __main__ as trainer
-
-    from . import examine
 
     try:
         trainer.crops(crops)
@@ -55,14 +54,14 @@ def evaluate(what: str, crops: str, sizes: str | None, plot: Path | None, output
     if plot and not plot.absolute().parent.is_dir():
         raise BadInput(f"--plot {plot}: there is no folder {plot.parent}")
     known = _known(what, options["data"])
-    words = examine.command(
+    words = evaluation.command(
         **{**known, **{name: value for name, value in options.items() if value is not None}},
         crops=crops, sizes=sizes, shown=6 if plot else 0,
     )  # fmt: skip
     begin: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     seen: dict[str, Any] = {}
-    for said in examine.examine(words):
+    for said in evaluation.examine(words):
         kind = said.pop("kind")
         if kind == "row":
             rows.append(said)
@@ -70,7 +69,7 @@ def evaluate(what: str, crops: str, sizes: str | None, plot: Path | None, output
             begin = said
         else:
             seen = said
-    gains = examine.gains(rows, begin["buckets"])
+    gains = evaluation.gains(rows, begin["buckets"])
     if output == "json":
         print_json({**begin, "rows": rows, "gains": gains, "plot": str(plot) if plot else None})
     else:
@@ -93,16 +92,16 @@ def _draw(plot: Path, begin: "Said", seen: "Said", several: bool) -> None:
 
 def _known(what: str, data: str | None) -> dict[str, Any]:
     """What is known of a job, or of a file."""
-    from . import examine, jobs
+    from cluster.jobs import evaluation, submit
 
     path = Path(what)
     if path.is_file() or path.suffix == ".pt" or not re.fullmatch(r"(job-)?[0-9]+", what):
         if not path.is_file():
             raise BadInput(f"{what}: is neither a job nor a checkpoint; jobs: imgnet-cluster ls")
         return {"checkpoint": path}
-    job = jobs.find(what)
+    job = submit.find(what)
     with Bar(f"bringing the newest checkpoint of {job.name}", lambda done: f"{done / 1e6:.0f} MB") as bar:
-        found = examine.of_job(job, bar)
+        found = evaluation.of_job(job, bar)
     if data:  # the copies are of other images then
         del found["copies"]
     return found

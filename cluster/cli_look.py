@@ -12,7 +12,7 @@ from .command import output, print_json
 from .errors import UNFINISHED, BadInput, ClusterError
 
 if TYPE_CHECKING:
-    from .jobs import Job
+    from cluster.jobs.submit import Job
 
 on_machine = click.option("--machine", type=click.IntRange(0), help="Which of its machines. [default: the head]")
 
@@ -32,14 +32,16 @@ def refresh(job: "Job") -> None:
 @output
 def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
     """List the jobs of this folder."""
-    from . import jobs, view
+    from cluster.jobs import submit
+
+    from . import view
 
     if cloud:
         return _ls_cloud(regions, output)
     if regions:
         raise BadInput("--region goes with --cloud: the jobs of this folder are listed wherever they are")
     found = []
-    for job in jobs.all_jobs():
+    for job in submit.all_jobs():
         try:
             refresh(job)
             found.append({**job.status(), "hparams": job.hparams})
@@ -68,9 +70,11 @@ def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
 @output
 def status(job: str | None, exit_code: bool, output: str) -> None:
     """Show how JOB stands, and what happened to it (default: the newest)."""
-    from . import jobs, view, view_forecast
+    from cluster.jobs import submit
 
-    found = jobs.find(job)
+    from . import view, view_forecast
+
+    found = submit.find(job)
     refresh(found)
     said = found.status()
     if output == "json":
@@ -92,11 +96,13 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
 @click.option("--machine", type=click.IntRange(0), help="The first trainer, or the agent, of this machine.")
 def logs(job: str | None, follow: bool, rank: int | None, agent: bool, machine: int | None) -> None:
     """Print what a trainer of JOB has written (default: the newest job, rank 0)."""
-    from . import jobs, view
+    from cluster.jobs import submit
+
+    from . import view
 
     if rank is not None and (agent or machine is not None):
         raise BadInput("--rank counts over all machines; say it alone, or --machine, or --machine and --agent")
-    found, shown, before = jobs.find(job), 0, None
+    found, shown, before = submit.find(job), 0, None
     while True:
         found.refresh()
         ended, path = found.ended, _log(found, rank, agent, machine)
@@ -143,9 +149,9 @@ def _log(job: "Job", rank: int | None, agent: bool, machine: int | None) -> Path
 @on_machine
 def attach(job: str | None, machine: int | None) -> None:
     """Show the tmux session of JOB on this terminal. Ctrl-b d leaves it running."""
-    from . import jobs
+    from cluster.jobs import submit
 
-    found = jobs.find(job)
+    found = submit.find(job)
     found.refresh()
     if found.ended:
         raise ClusterError(
@@ -164,9 +170,9 @@ def attach(job: str | None, machine: int | None) -> None:
 @on_machine
 def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
     """Open a shell on a machine of JOB, or run COMMAND there: imgnet-cluster ssh job-3 --machine 2 -- nvidia-smi."""
-    from . import jobs
+    from cluster.jobs import submit
 
-    words = jobs.find(job).ssh_command(machine, command, tty=sys.stdin.isatty())
+    words = submit.find(job).ssh_command(machine, command, tty=sys.stdin.isatty())
     os.execvp(words[0], words)
 
 
@@ -175,9 +181,11 @@ def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
 @click.option("--once", is_flag=True, help="Print it once.")
 def top(job: str | None, once: bool) -> None:
     """Show what each machine of JOB is doing, each second, until Ctrl-C (default: the newest)."""
-    from . import jobs, view_top
+    from cluster.jobs import submit
 
-    found = jobs.find(job)
+    from . import view_top
+
+    found = submit.find(job)
 
     def read() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         refresh(found)
@@ -192,12 +200,13 @@ def top(job: str | None, once: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="All jobs of this folder side by side, with their settings.")
 def tensorboard(job: str | None, port: int, everything: bool) -> None:
     """Serve the curves of JOB on 127.0.0.1 until Ctrl-C (default: the newest)."""
-    from . import jobs
+    from cluster.jobs import submit
+
     from . import tensorboard as board
 
     if everything:
         sys.exit(board.serve_all(port))
-    sys.exit(board.serve(jobs.find(job), port))
+    sys.exit(board.serve(submit.find(job), port))
 
 
 COMMANDS = (ls, status, logs, attach, ssh, top, tensorboard)

@@ -33,22 +33,21 @@ def counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tup
 
 def select(recipe: str, only: tuple[str, ...]) -> list[Any]:
     """Return the recipes of a file, those named if any are. Raises `BadInput`."""
+    from cluster.jobs import submit
     from train.recipe.files import RecipeError
     from train.recipe.files import select as choose
 
-    from . import jobs
-
     try:
-        return choose(jobs.load_recipes(recipe), only)
+        return choose(submit.load_recipes(recipe), only)
     except RecipeError as error:
         raise BadInput(str(error)) from error
 
 
 def planned(recipe: Any, file: str, options: dict[str, Any], backend: str = "plan") -> Any:
     """Return what a launch would do. Raises `ClusterError`."""
-    from . import jobs
+    from cluster.jobs import submit
 
-    return jobs.plan(recipe, recipe_file=file, backend=backend, **options)
+    return submit.plan(recipe, recipe_file=file, backend=backend, **options)
 
 
 @click.command()
@@ -151,19 +150,18 @@ def _rows(
     trainer: str, job: str | None, options: dict[str, Any],
 ) -> tuple[list["Row"], list[str]]:  # fmt: skip
     """Return the rows of a forecast, and what a person should know of them. Raises `ClusterError`."""
+    from cluster.jobs import billing, submit
     from cluster.planning import candidates
     from train.forecast import TRAINERS
 
-    from . import jobs, paid
-
-    ran = jobs.find(job) if job else None
+    ran = submit.find(job) if job else None
     constants = candidates.measured_by(ran.name, ran.result) if ran else TRAINERS[trainer]
     if ran and ran.spec.recipe.model.name != recipe.model.name:
         raise BadInput(
             f"--from {ran.name}: it trained {ran.spec.recipe.model.name}, whose seconds say nothing of "
             f"{recipe.model.name}; leave --from out"
         )
-    card = candidates.card_of(ran.spec, ran.result or {}, paid.rented_type(ran)) if ran else None
+    card = candidates.card_of(ran.spec, ran.result or {}, billing.rented_type(ran)) if ran else None
     kinds: list[Shipped] = [candidates.known(one) for one in dict.fromkeys(names)]
     if not kinds:
         first = card or candidates.first_known(recipe.types)

@@ -19,14 +19,15 @@ def report(job: tuple[str, ...], output: Path | None, show: bool) -> None:
 
     A job that runs, failed or was stopped has one too, of what there is so far.
     """
-    from . import jobs
+    from cluster.jobs import submit
+
     from . import report as reports
 
-    named = [jobs.find(one) for one in job] or [jobs.find()]
+    named = [submit.find(one) for one in job] or [submit.find()]
     found = list({one.name: one for one in named}.values())
     for one in found:
         refresh(one)
-    place = found[0].run if len(found) == 1 else jobs.runs()
+    place = found[0].run if len(found) == 1 else submit.runs()
     path = reports.write(found, output or place / reports.NAME)
     click.echo(path)
     if show and click.launch(str(path)):

@@ -10,11 +10,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.request import urlopen
 
+from cluster.jobs import submit
+from cluster.jobs.job import Job
 from train.tools import process
 
-from . import jobs
 from .errors import ClusterError
-from .job import Job
 
 HOST = "127.0.0.1"
 START_SECONDS = 60.0
@@ -50,16 +50,16 @@ def serve_all(port: int) -> int:
 
     Raises `NoSuchJob` when there is none yet.
     """
-    runs = jobs.find().run.parent
+    runs = submit.find().run.parent
     board = runs / ".board"
     board.mkdir(exist_ok=True)
 
     def look() -> None:
-        found = jobs.all_jobs()
+        found = submit.all_jobs()
         _refresh(found)
         link(board, found)
 
-    link(board, jobs.all_jobs())
+    link(board, submit.all_jobs())
     return _serve(board, port, runs / ".tensorboard.log", f"all jobs of {runs}, until Ctrl-C", look)
 
 

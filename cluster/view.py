@@ -5,14 +5,15 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cluster.jobs import billing
+from cluster.jobs.job import Job
 from cluster.machines.setup_progress import STEPS
 from cluster.planning.plan import Plan
 from train.metrics.text import epoch_line, epoch_title, rates, settings, span, where_lines
 from train.recipe.target import sentence
 
-from . import paid, view_cloud
+from . import view_cloud
 from .errors import FAILED, OK, STOPPED
-from .job import Job
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -226,7 +227,7 @@ def show_end(job: Job) -> None:
             f"top-1 {result['top1']:.2f} %  top-5 {result['top5']:.2f} %  training and validation "
             f"{seconds['training'] + seconds['validation']:.1f} s of {span(seconds['total'])}  "
             f"{result['images_per_second']:.0f} img/s  goodput {100 * result['goodput']:.1f} %  "
-            f"${result['dollars']:.2f}{_without(paid.unpriced(job))}"
+            f"${result['dollars']:.2f}{_without(billing.unpriced(job))}"
         )
     if result.get("target"):
         print(sentence(result["target"]))

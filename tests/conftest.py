@@ -137,7 +137,7 @@ class Place:
 
     def job(self, number: int = 1) -> Any:
         """The job of a number, as the Python API sees it."""
-        from cluster.jobs import Job
+        from cluster.jobs.submit import Job
 
         return Job(self.path / "runs" / f"job-{number}")
 

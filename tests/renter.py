@@ -102,12 +102,12 @@ class Renter:
 
     def supervisor(self) -> int:
         """The process of the one supervisor."""
-        return int(self.wait(lambda: self.place.programs("-m cluster.supervise"), 20)[0])
+        return int(self.wait(lambda: self.place.programs("-m cluster.jobs.supervisor"), 20)[0])
 
     def kill_supervisor(self) -> None:
         """SIGKILL, and wait until it is gone."""
         os.kill(pid := self.supervisor(), signal.SIGKILL)
-        self.wait(lambda: pid not in self.place.pids("-m cluster.supervise"), 10)
+        self.wait(lambda: pid not in self.place.pids("-m cluster.jobs.supervisor"), 10)
 
     def step(self, job: Any) -> int:
         """The step that is trained, 0 while none is."""

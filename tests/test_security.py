@@ -10,8 +10,8 @@ import pytest
 from simcloud.front import Front, serve
 from simcloud.layer import Sim
 
-from cluster import jobs
 from cluster.backends.aws import plan as aws_plan
+from cluster.jobs import submit
 from cluster.machines import code_archive
 from infra.aws.client import Account
 from infra.aws.instances import instances
@@ -48,8 +48,8 @@ def group(account: Account, own: stack.Stack) -> dict[str, Any]:
 
 def run(recipe: str, **words: Any) -> dict[str, Any]:
     """The RunInstances that a launch would send."""
-    [found] = jobs.load_recipes(str(ROOT / "recipes" / recipe))
-    plan = jobs.plan(found, backend="aws", rent={"offline": True}, **words)
+    [found] = submit.load_recipes(str(ROOT / "recipes" / recipe))
+    plan = submit.plan(found, backend="aws", rent={"offline": True}, **words)
     assert plan.renting
     return dict(aws_plan.requests(plan.spec, plan.renting))["ec2:RunInstances"]
 
@@ -126,7 +126,7 @@ def test_disks_and_file_system_are_encrypted_at_rest_and_on_the_way(cloud: Any) 
 def test_credentials_go_nowhere(cloud: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     front: Front = cloud[0]
     monkeypatch.chdir(ROOT)
-    plan = jobs.plan(jobs.load_recipes(str(ROOT / "recipes/quickstart.py"))[0], backend="aws", machines=2)
+    plan = submit.plan(submit.load_recipes(str(ROOT / "recipes/quickstart.py"))[0], backend="aws", machines=2)
     packed, _ = code_archive.pack()
     assert plan.renting and SECRET not in json.dumps([plan.spec.to_json(), aws_plan.requests(plan.spec, plan.renting)])
     assert SECRET.encode() not in packed and not any(b".aws/credentials" in path for path in packed.split(b"\0"))

@@ -64,7 +64,7 @@ def taken() -> set[str]:
 
 def launch(spec: Spec, folders: Folders) -> None:
     """Start the session: a supervisor that brings things home, and the agents, which add their own windows."""
-    tmux.start(spec.name, folders.run, "supervisor", python("cluster.supervise", str(folders.run)))
+    tmux.start(spec.name, folders.run, "supervisor", python("cluster.jobs.supervisor", str(folders.run)))
     for name in spec.names:
         _start(spec, folders, name)
 
@@ -81,7 +81,7 @@ def step(spec: Spec, folders: Folders) -> bool:
     log_sync.bring_home(Machine(), str(folders.shared), folders.run)
     alone = working and len(spec.names) > 1 and not locks.held(folders.run / locks.SUPERVISOR)
     if alone and tmux.mine(spec.name, folders.run):  # somebody killed it, and lost machines would stay lost
-        tmux.add(spec.name, "supervisor", python("cluster.supervise", str(folders.run)))
+        tmux.add(spec.name, "supervisor", python("cluster.jobs.supervisor", str(folders.run)))
     return working
 
 

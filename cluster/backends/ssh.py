@@ -45,7 +45,7 @@ def taken() -> set[str]:
 def launch(spec: Spec, folders: Folders) -> None:
     """Start the supervisor in a session of the job's name; it does all the rest."""
     if not supervised(folders):  # its session may still be there for a moment, and is ended first
-        tmux.start(spec.name, folders.run, "supervisor", python("cluster.supervise", str(folders.run)))
+        tmux.start(spec.name, folders.run, "supervisor", python("cluster.jobs.supervisor", str(folders.run)))
 
 
 def step(spec: Spec, folders: Folders) -> bool:

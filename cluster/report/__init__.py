@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.errors import ClusterError
-from cluster.job import Job
+from cluster.jobs.job import Job
 from train.tools.filesystem import replace
 
 NAME = "report.html"  # in a run folder

@@ -4,7 +4,7 @@ import os
 import sys
 from pathlib import Path
 
-from cluster.job import Job
+from cluster.jobs.job import Job
 from cluster.report import NAME, write
 from train.tools.filesystem import one_line
 

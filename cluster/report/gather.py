@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 from cluster.errors import ClusterError
-from cluster.job import Job
+from cluster.jobs.job import Job
 from train.metrics import text
 from train.recipe.schedule import Schedule, scaled
 

@@ -45,7 +45,7 @@ class HandMade:
 
     @property
     def job(self) -> Any:
-        from cluster.jobs import Job
+        from cluster.jobs.submit import Job
 
         return Job(self.folders.run)
 

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from cluster import checkpoints
 from cluster.backends.aws.controller import Cloud
 from cluster.connectors.local import Machine
 from cluster.errors import SetupFailed
+from cluster.jobs import checkpoints
 
 Fixture = Any
 

@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
-from cluster import checkpoints, cli_eval, crops, examine
+from cluster import cli_eval, crops
 from cluster.connectors.local import Machine
 from cluster.errors import ClusterError
+from cluster.jobs import checkpoints, evaluation
 
 Fixture = Any
 
@@ -117,13 +118,13 @@ def script(text: str) -> list[str]:
 
 def test_lines_come_as_they_are_told_and_an_error_is_the_command_s(place: Fixture) -> None:
     told = 'print(\'{"kind": "row", "n": 1}\', flush=True)'
-    rows = examine.examine(script(f"{told}; import time; time.sleep(60)"))
+    rows = evaluation.examine(script(f"{told}; import time; time.sleep(60)"))
     assert next(rows) == {"kind": "row", "n": 1}
     rows.close()  # what runs is ended
     with pytest.raises(ClusterError, match=r"^too small$"):
-        list(examine.examine(script('print(\'{"kind": "error", "error": "too small"}\'); raise SystemExit(1)')))
+        list(evaluation.examine(script('print(\'{"kind": "error", "error": "too small"}\'); raise SystemExit(1)')))
     with pytest.raises(ClusterError, match="ended with code 7"):
-        list(examine.examine(script("raise SystemExit(7)")))
+        list(evaluation.examine(script("raise SystemExit(7)")))
 
 
 def rows() -> list[dict[str, Any]]:
@@ -136,7 +137,7 @@ def rows() -> list[dict[str, Any]]:
 
 def test_the_gain_is_that_of_rectangles_above_the_centre_of_the_same_size_by_bucket() -> None:
     buckets = [{"ratio": 0.7, "images": 10}, {"ratio": 1.3, "images": 10}]
-    assert examine.gains(rows(), buckets) == [
+    assert evaluation.gains(rows(), buckets) == [
         {
             "size": 224,
             "top1": 1.5,

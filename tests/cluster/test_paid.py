@@ -6,8 +6,9 @@ from typing import Any
 
 import pytest
 
-from cluster import cli_cloud, jobs, paid
+from cluster import cli_cloud
 from cluster.errors import ClusterError
+from cluster.jobs import billing, submit
 
 Fixture = Any
 SECOND = 3600.0  # dollars an hour: one a second
@@ -44,19 +45,19 @@ def test_losses_cost_what_was_spent_in_them_whatever_was_in_between(hand_made: F
     run.attempt(3, "0.c", reason="start", launch="morning", resume="checkpoints/000003/resume-00000030-abcd.pt")
     trained(run, 3, (31, 90_100.0), (40, 90_500.0), epoch=90_500.0)
     rent(run, ("i-1", 0.0, 1000.0), ("i-2", 90_000.0, 91_000.0))
-    found = paid.cost(run.job)
+    found = billing.cost(run.job)
     assert found["dollars"] == pytest.approx(2000.0)
     assert (found["wasted"], found["wasted_seconds"]) == (pytest.approx(460.0), 460.0)
     assert found["per_epoch"] == pytest.approx((900.0 + 500.0) / 3)  # nights bill nothing
-    assert paid.rented_type(run.job) == "p5.48xlarge" and paid.unpriced(run.job) == []
+    assert billing.rented_type(run.job) == "p5.48xlarge" and billing.unpriced(run.job) == []
 
 
 def test_machines_without_a_price_are_named(hand_made: Fixture) -> None:
     run = hand_made(backend="aws", cloud={})
     rent(run, ("i-1", 0.0, 1000.0), price=None)
-    assert paid.unpriced(run.job) == ["i-1"]
+    assert billing.unpriced(run.job) == ["i-1"]
     here = hand_made("job-2")
-    assert paid.unpriced(here.job) == [] and paid.rented_type(here.job) == ""
+    assert billing.unpriced(here.job) == [] and billing.rented_type(here.job) == ""
 
 
 def test_what_a_job_costs_is_asked_for_before_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,7 +65,7 @@ def test_what_a_job_costs_is_asked_for_before_it_is_told(monkeypatch: pytest.Mon
     asked: list[str] = []
     job = SimpleNamespace(spec=SimpleNamespace(backend="local"), refresh=lambda: asked.append("refresh"), name="job-1",
                           backend=SimpleNamespace(DESCRIPTION="this computer"))  # fmt: skip
-    monkeypatch.setattr(jobs, "find", lambda name: job)
+    monkeypatch.setattr(submit, "find", lambda name: job)
     with pytest.raises(ClusterError, match="job-1 ran on this computer"):
         cli_cloud.cost.callback("job-1", None, "table")  # type: ignore[misc]
     assert asked == ["refresh"]

@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from cluster import jobs, queue, waiting
 from cluster.backends import local, ssh
 from cluster.errors import BadInput, ClusterError
-from cluster.job import Job
+from cluster.jobs import queue, queue_state, submit
+from cluster.jobs.job import Job
 from train.tools.filesystem import locked
 
 Fixture = Any
@@ -36,7 +36,7 @@ def sweep(place: Fixture, *rows: tuple[str, Any, int]) -> list[Any]:
     base = Path(place.recipe()).stem
     path = place.path / "sweep.py"
     path.write_text(SWEEP.format(base=base, rows=[(name, str(root), end) for name, root, end in rows]))
-    return [jobs.plan(one, recipe_file=str(path)) for one in jobs.load_recipes(str(path))]
+    return [submit.plan(one, recipe_file=str(path)) for one in submit.load_recipes(str(path))]
 
 
 def waits(job: Any) -> tuple[str, str]:
@@ -67,20 +67,20 @@ def test_a_sweep_goes_on_over_a_killed_queue_a_stopped_job_and_one_that_cannot_s
     with pytest.raises(ClusterError, match="stopped already"):
         unwanted.stop()
 
-    (first,) = place.programs("-m cluster.queue")
-    words = [sys.executable, "-m", "cluster.queue", str(runs), name]
+    (first,) = place.programs("-m cluster.jobs.queue")
+    words = [sys.executable, "-m", "cluster.jobs.queue", str(runs), name]
     second = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert second.returncode == 0 and "another process is at work" in second.stderr
     mark = long.folders.mark
     os.kill(first, signal.SIGKILL)
-    place.wait_for(lambda: not place.pids("-m cluster.queue"))
+    place.wait_for(lambda: not place.pids("-m cluster.jobs.queue"))
     place.wait_for(lambda: not place.tmux("list-sessions", "-f", "#{m:queue-*,#S}"))  # tmux sees a moment later
-    waiting.asked_file(runs, name).touch()
+    queue_state.asked_file(runs, name).touch()
     last.refresh()
     assert not place.tmux("list-sessions", "-f", "#{m:queue-*,#S}"), "started again and again"
-    os.utime(waiting.asked_file(runs, name), (1, 1))
+    os.utime(queue_state.asked_file(runs, name), (1, 1))
     gone.refresh()
-    place.wait_for(lambda: place.pids("-m cluster.queue"))
+    place.wait_for(lambda: place.pids("-m cluster.jobs.queue"))
 
     place.wait_for_step(long)
     assert long.folders.mark == mark and last.waiting
@@ -249,12 +249,12 @@ def test_of_many_who_look_at_waiting_jobs_one_starts_the_queue(
         with calls.open("a") as file:
             file.write(f"{words[0]} {words[1]} {' '.join(words[3][-4:])}\n")
 
-    monkeypatch.setattr(waiting.tmux, "start", start)
+    monkeypatch.setattr(queue_state.tmux, "start", start)
     crowd(4, lambda number: made[number].refresh())
     made[0].refresh()
-    assert calls.read_text() == f"queue-q {noted.runs} -m cluster.queue {noted.runs} q\n"
-    os.utime(waiting.asked_file(noted.runs, "q"), (1, 1))
-    with locked(waiting.lock_file(noted.runs, "q")):
+    assert calls.read_text() == f"queue-q {noted.runs} -m cluster.jobs.queue {noted.runs} q\n"
+    os.utime(queue_state.asked_file(noted.runs, "q"), (1, 1))
+    with locked(queue_state.lock_file(noted.runs, "q")):
         made[0].refresh()
     assert calls.read_text().count("\n") == 1
     made[0].refresh()
@@ -281,9 +281,9 @@ def unstarted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def ensure(runs: Path, name: str) -> None:
         asked.append(name)
-        waiting.siblings(runs, name)[0].begun.touch()
+        queue_state.siblings(runs, name)[0].begun.touch()
 
-    monkeypatch.setattr(waiting, "ensure", ensure)
+    monkeypatch.setattr(queue_state, "ensure", ensure)
     return asked
 
 
@@ -303,9 +303,9 @@ def test_each_job_of_a_queue_gets_machines_that_no_other_is_at_work_on(
     place: Fixture, unstarted: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh, "launch", lambda spec, folders: None)
-    (recipe,) = jobs.load_recipes(place.recipe())
+    (recipe,) = submit.load_recipes(place.recipe())
     options = {"hosts": hosts_file(place, 7), "machines": 2, "spares": 1, "data": "/data", "procs": 1}
-    plans = [jobs.plan(replace(recipe, name=f"r{number}"), **options) for number in range(4)]
+    plans = [submit.plan(replace(recipe, name=f"r{number}"), **options) for number in range(4)]
     assert queue.places(plans) == 2
     for parallel in (3, 0):
         with pytest.raises(BadInput, match="--parallel") as caught:
@@ -333,9 +333,9 @@ def test_each_job_of_a_queue_gets_machines_that_no_other_is_at_work_on(
 
 
 def test_a_job_outside_of_a_queue_has_the_first_machines_of_its_file(place: Fixture) -> None:
-    (recipe,) = jobs.load_recipes(place.recipe())
-    plan = jobs.plan(recipe, hosts=hosts_file(place, 4), machines=2, data="/data", procs=1)
-    job = jobs._create(plan.spec)
+    (recipe,) = submit.load_recipes(place.recipe())
+    plan = submit.plan(recipe, hosts=hosts_file(place, 4), machines=2, data="/data", procs=1)
+    job = submit._create(plan.spec)
     assert names(plan.spec) == ["gpu0", "gpu1", "gpu2", "gpu3"] and names(job.spec) == ["gpu0", "gpu1"]
     assert not job.waiting and job.state == "booting"
 
@@ -349,13 +349,13 @@ def test_a_queue_that_cannot_begin_leaves_no_job(place: Fixture, monkeypatch: py
     assert not (place.path / "runs").exists()
 
     def ensure(runs: Path, name: str) -> None:
-        assert len(waiting.siblings(runs, name)) == 2
+        assert len(queue_state.siblings(runs, name)) == 2
         raise ClusterError("no tmux here")
 
-    monkeypatch.setattr(waiting, "ensure", ensure)
+    monkeypatch.setattr(queue_state, "ensure", ensure)
     with pytest.raises(ClusterError, match="no tmux here"):
         queue.enqueue(plans)
-    assert jobs.all_jobs() == [] and not list((place.path / "runs").iterdir())
+    assert submit.all_jobs() == [] and not list((place.path / "runs").iterdir())
 
 
 def test_on_this_computer_one_runs_at_a_time_unless_it_has_no_gpu(

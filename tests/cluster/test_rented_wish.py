@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from cluster import jobs
 from cluster.backends.aws import plan
 from cluster.backends.aws.rental_spec import BESIDE, GRACE, Wish, order
 from cluster.errors import ClusterError
-from cluster.jobs import _asked
+from cluster.jobs import submit
+from cluster.jobs.submit import _asked
 from infra.aws.instances.request import Place
 from train.recipe.schema import SAMPLE, Model, Phase, Recipe
 
@@ -64,16 +64,16 @@ def test_places_are_asked_by_region_type_market_and_price() -> None:
 
 def test_a_limit_of_dollars_needs_a_price(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"--max-price-total: the price of .* is unknown"):
-        jobs.plan(RECIPE, backend="aws", rent={"offline": True, "max_dollars": 5.0})
+        submit.plan(RECIPE, backend="aws", rent={"offline": True, "max_dollars": 5.0})
 
 
 def test_the_same_launch_is_the_same_whatever_the_prices_are_now_and_another_limit_is_another() -> None:
-    spec = jobs.plan(RECIPE, backend="aws", rent={"offline": True}).spec
+    spec = submit.plan(RECIPE, backend="aws", rent={"offline": True}).spec
     dearer = {**(spec.cloud or {}), "places": [{**one, "price": 9.0} for one in (spec.cloud or {})["places"]][::-1]}
     again = replace(spec, cloud=dearer, created=1.0, uid="job-9-aaaaaaaa", name="job-9")
     assert _asked(again) == _asked(spec)
     for other in (
         replace(spec, max_hours=9.0), replace(spec, cloud={**dearer, "max_dollars": 5.0}), replace(spec, machines=2),
-        jobs.plan(RECIPE, backend="aws", rent={"offline": True, "market": "on-demand"}).spec,
+        submit.plan(RECIPE, backend="aws", rent={"offline": True, "market": "on-demand"}).spec,
     ):  # fmt: skip
         assert _asked(other) != _asked(spec)

@@ -467,14 +467,14 @@ def test_several_jobs_have_their_page_beside_them(place: Fixture, run: Any, hand
 
 
 def supervise(place: Fixture, run: Any) -> int:
-    words = [sys.executable, "-m", "cluster.supervise", str(run.folders.run)]
+    words = [sys.executable, "-m", "cluster.jobs.supervisor", str(run.folders.run)]
     return subprocess.run(words, cwd=place.path, env=place.env, timeout=60, capture_output=True).returncode
 
 
 def test_the_supervisor_leaves_a_report_when_the_job_has_ended(place: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
     run.says("failed", reason="the disk & the rest", ended=True)
-    assert supervise(place, run) == 0 and run.job.state == "failed"
+    assert supervisor(place, run) == 0 and run.job.state == "failed"
     assert "the disk &amp; the rest" in (run.folders.run / "report.html").read_text()
     assert not (run.folders.run / "supervisor.log").read_text()
 
@@ -483,17 +483,17 @@ def test_a_report_that_cannot_be_written_takes_nothing_from_the_job(place: Fixtu
     run = hand_made()
     run.says("stopped", reason="stopped by the user", ended=True)
     (run.folders.run / "report.html").mkdir()
-    assert supervise(place, run) == 0 and run.job.state == "stopped"
+    assert supervisor(place, run) == 0 and run.job.state == "stopped"
     said = (run.folders.run / "supervisor.log").read_text()
     assert "no report was written" in said and said.count("\n") == 1 and "Traceback" not in said
 
 
 def test_a_report_that_takes_for_ever_is_given_up(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    from cluster import supervise
+    from cluster.jobs import supervisor
 
     run = hand_made()
     done(run)
-    monkeypatch.setattr(supervise, "REPORT_SECONDS", 0.3)
-    monkeypatch.setattr(supervise, "python", lambda *_: ["sleep", "600"])
-    supervise.report(run.job)
+    monkeypatch.setattr(supervisor, "REPORT_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "python", lambda *_: ["sleep", "600"])
+    supervisor.report(run.job)
     assert "the report took longer than" in (run.folders.run / "supervisor.log").read_text()

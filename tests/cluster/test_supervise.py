@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.supervise import LONGEST_WAIT, Replacer
+from cluster.jobs.supervisor import LONGEST_WAIT, Replacer
 
 Fixture = Any
 
@@ -20,7 +20,7 @@ def supervise(place: Fixture) -> Any:
 
     def start(run: Any) -> "subprocess.Popen[bytes]":
         with (place.path / "supervisor.log").open("ab") as log:
-            words = [sys.executable, "-m", "cluster.supervise", str(run.folders.run)]
+            words = [sys.executable, "-m", "cluster.jobs.supervisor", str(run.folders.run)]
             started.append(subprocess.Popen(words, stdout=log, stderr=log, cwd=place.path, env=place.env))
         return started[-1]
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from testbed import Testbed, testbed
 
-from cluster.jobs import Job
+from cluster.jobs.submit import Job
 from cluster.state import attempts, status
 from train.tools import checkpoint_io
 
@@ -137,10 +137,10 @@ def test_whoever_looks_may_come_and_go_and_a_healthy_machine_that_we_cannot_see_
     here.wait_for_steps(job, 1)
     for one in here.bed.machines:
         one.unplug()
-    (supervisor,) = place.programs("-m cluster.supervise")
+    (supervisor,) = place.programs("-m cluster.jobs.supervisor")
     os.kill(supervisor, signal.SIGKILL)
     assert place.cli("status", "--exit-code").code == 101  # starts another
-    place.wait_for(lambda: place.pids("-m cluster.supervise"), 10)
+    place.wait_for(lambda: place.pids("-m cluster.jobs.supervisor"), 10)
     for one in here.bed.machines:
         one.plug()
     step = job.status()["step"]

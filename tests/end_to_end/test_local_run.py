@@ -90,7 +90,7 @@ def test_killing_the_launch_and_the_supervisor_does_not_end_the_job(place: Any) 
     place.wait_for(lambda: job.folders.spec.exists())
     place.wait_for_step(job, 4)
     launched.kill()
-    (supervisor,) = place.programs("-m cluster.supervise")
+    (supervisor,) = place.programs("-m cluster.jobs.supervisor")
     signal.pidfd_send_signal(os.pidfd_open(supervisor), signal.SIGKILL)
     assert place.cli("status", "--exit-code").code == 101
     place.wait_for(lambda: not place.trainers())
@@ -248,10 +248,10 @@ def test_jobs_of_two_folders_never_share_a_name_and_leave_each_other_alone(place
 
 
 def test_a_launch_that_was_killed_before_its_session_began_shows_as_failed_and_can_be_resumed(place: Any) -> None:
-    from cluster import jobs
+    from cluster.jobs import submit
 
-    spec = jobs.plan(jobs.load_recipes(place.recipe(2))[0], data=place.data).spec
-    job = jobs._create(spec)
+    spec = submit.plan(submit.load_recipes(place.recipe(2))[0], data=place.data).spec
+    job = submit._create(spec)
     long_ago = time.time() - 60
     text = json.loads(job.folders.spec.read_text())
     job.folders.spec.write_text(json.dumps({**text, "created": long_ago}))

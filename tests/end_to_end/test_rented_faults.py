@@ -55,7 +55,7 @@ def test_ctrl_c_while_machines_are_looked_for_leaves_the_job_and_stop_and_down_e
         renter.ok(command, job.name)
         assert time.monotonic() - began < 30
         assert job.state == "stopped", job.status()
-        renter.wait(lambda: not renter.place.pids("-m cluster.supervise"), 20)
+        renter.wait(lambda: not renter.place.pids("-m cluster.jobs.supervisor"), 20)
         renter.nothing_left()
     assert renter.ever() == []
 
@@ -111,7 +111,7 @@ def test_a_lost_run_folder_is_no_lost_job(renter: Renter, supervised: bool) -> N
     assert f"{uid}: 2 machines" in renter.ok("gc") and len(renter.alive()) == 2
     assert renter.ok("down", uid) == f"{uid} is gone\n"
     if supervised:  # it has nothing any more by which it could know that it should rent others
-        renter.wait(lambda: not renter.place.pids("-m cluster.supervise"))
+        renter.wait(lambda: not renter.place.pids("-m cluster.jobs.supervisor"))
     assert len(renter.ever()) == 2, renter.tell()
     renter.nothing_left()
     assert renter.json("ls", "--cloud") == []
@@ -124,7 +124,7 @@ def test_a_job_that_was_ended_from_elsewhere_rents_no_machines_again(renter: Ren
     elsewhere = renter.path / "elsewhere"
     elsewhere.mkdir()
     renter.ok("down", job.spec.uid, cwd=elsewhere)
-    renter.wait(lambda: not renter.place.pids("-m cluster.supervise"))
+    renter.wait(lambda: not renter.place.pids("-m cluster.jobs.supervisor"))
     assert len(renter.ever()) == 2 and job.state == "stopped", renter.tell()
     renter.nothing_left()
 

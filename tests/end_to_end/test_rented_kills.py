@@ -56,7 +56,7 @@ class Lane(Renter):
         self.cloud.post("kill_caller", at=number, when=when)
         job = self.start(folder)
         self.wait(lambda: self.granted(job) or len(self.cloud.post("calls")["killed"]) > killed)
-        self.wait(lambda: self.granted(job) or not self.place.pids("-m cluster.supervise"))
+        self.wait(lambda: self.granted(job) or not self.place.pids("-m cluster.jobs.supervisor"))
         if not job.run.exists() and number % 6:  # the command itself, before there was a job: nothing to go on with
             assert self.ever() == sorted(before, key=self.ever().index) and self.calls()[number:] == []
             return
@@ -70,10 +70,10 @@ class Lane(Renter):
         self.ok(*more[again], cwd=where)
         if again == "launch" or (again == "ls" and job.folders.spec.exists()):
             self.wait(lambda: self.granted(job))
-            assert len(self.alive()) == 2 and len(self.place.programs("-m cluster.supervise")) == 1
+            assert len(self.alive()) == 2 and len(self.place.programs("-m cluster.jobs.supervisor")) == 1
             self.ok("down", "--all", "-y", cwd=where)
         assert self.alive() == [] == self.groups()
-        self.wait(lambda: not self.place.pids("-m cluster.supervise"), 20)
+        self.wait(lambda: not self.place.pids("-m cluster.jobs.supervisor"), 20)
         came = [one for one in self.cloud.instances() if one["id"] not in before]
         assert len(came) in (0, 2) and len({one["tags"]["imgnet:launch"] for one in came}) < 2, came
 

@@ -212,7 +212,7 @@ def test_two_lost_at_once_no_supervisor_and_none_left_at_all_and_a_resume_ends_i
     assert several.attempts()[1].reason == "machines 0, 1 lost"
     several.wait_for_steps(3, "0", "1", "2", after=2)
 
-    (supervisor,) = place.programs("-m cluster.supervise")
+    (supervisor,) = place.programs("-m cluster.jobs.supervisor")
     os.kill(supervisor, signal.SIGKILL)
     number, at = several.newest().number, max(one["at"] for one in several.words().values())
     several.wait(lambda: min(one["at"] for one in several.words().values()) > at + 2)

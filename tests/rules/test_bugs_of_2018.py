@@ -19,9 +19,9 @@ import torch
 from rulebed import ALONE, Array, Pixels, carry_out, linear, recipe, row, trainer, values
 from torch import nn
 
-from cluster import jobs
 from cluster.agent import watchdog
 from cluster.backends.aws import plan as aws_plan
+from cluster.jobs import submit
 from train.__main__ import be_parent
 from train.distributed import process_group
 from train.distributed.process_group import Group
@@ -177,8 +177,8 @@ def test_5_machines_that_were_shut_down_went_on_to_be_paid_for(monkeypatch: pyte
     and from then on through sudo.
     """
     monkeypatch.chdir(ROOT)
-    (what,) = jobs.load_recipes(str(ROOT / "recipes/resnet50_18min.py"))
-    plan = jobs.plan(what, backend="aws", rent={"offline": True})
+    (what,) = submit.load_recipes(str(ROOT / "recipes/resnet50_18min.py"))
+    plan = submit.plan(what, backend="aws", rent={"offline": True})
     assert plan.renting
     asked = dict(aws_plan.requests(plan.spec, plan.renting))["ec2:RunInstances"]
     assert asked["InstanceInitiatedShutdownBehavior"] == "terminate"

@@ -18,7 +18,7 @@ def bring_network(fleet: Fleet, rented: Rented, present: Mapping[str, Instance],
 
     What goes wrong is said, and passed over: the checkpoint is on the shared file system too, and a machine bills.
     """
-    from cluster import checkpoints  # it knows all places that jobs run in
+    from cluster.jobs import checkpoints  # it knows all places that jobs run in
 
     begun = time.monotonic()
 

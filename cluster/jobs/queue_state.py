@@ -12,10 +12,9 @@ from typing import Any
 
 from cluster.connectors import tmux
 from cluster.connectors.local import python
+from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import Folders, Spec
 from train.tools.filesystem import locked, read_json
-
-from .errors import BadInput, ClusterError
 
 BOOT_SECONDS = 20.0  # for a queue's process to take its lock
 MOST_NAMES = 3
@@ -67,7 +66,7 @@ def ensure(runs: Path, queue: str) -> None:
     last = asked_file(runs, queue)
     with contextlib.suppress(BlockingIOError), locked(lock_file(runs, queue), 0):
         if not (last.exists() and 0 <= time.time() - last.stat().st_mtime < BOOT_SECONDS):
-            tmux.start(f"queue-{queue}", runs, "queue", python("cluster.queue", str(runs), queue))
+            tmux.start(f"queue-{queue}", runs, "queue", python("cluster.jobs.queue", str(runs), queue))
             last.touch()
 
 

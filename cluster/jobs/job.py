@@ -10,7 +10,10 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from cluster import backends
+from cluster.backends import Backend
 from cluster.connectors import tmux
+from cluster.errors import BadInput, ClusterError
 from cluster.state import attempts
 from cluster.state import status as state_status
 from cluster.state import timeline as state_timeline
@@ -19,9 +22,7 @@ from train.metrics.hparams import flat
 from train.recipe.schedule import Schedule, scaled
 from train.tools.filesystem import as_json, locked, read_json, replace
 
-from . import backends, waiting
-from .backends import Backend
-from .errors import BadInput, ClusterError
+from . import queue_state
 
 BOOT_SECONDS = 20.0  # for an agent to say its first word
 STOP_SECONDS = 45.0
@@ -70,7 +71,7 @@ class Job:
     @property
     def waiting(self) -> bool:
         """Whether it stands in a queue, and nobody has started it yet."""
-        return not waiting.begun(self.folders, self.spec)
+        return not queue_state.begun(self.folders, self.spec)
 
     @property
     def hparams(self) -> dict[str, int | float | str]:
@@ -91,7 +92,7 @@ class Job:
     def _status(self) -> dict[str, Any]:
         known = state_status.status(self.folders, self.spec, self.result)
         if self.waiting:
-            return {**known, "state": "waiting", "doing": waiting.doing(self.folders, self.spec)}
+            return {**known, "state": "waiting", "doing": queue_state.doing(self.folders, self.spec)}
         gone = not self.backend.REMOTE and not self.ended and not self.alive  # first: a dead agent's word is final
         if gone and self.said and not self.booting:  # which could not be settled yet
             trained = (self.folders.shared / "result.json").exists()
@@ -124,7 +125,7 @@ class Job:
 
     def _refresh(self) -> None:
         if self.waiting:
-            return waiting.ensure(self.run.parent, self.spec.queue)
+            return queue_state.ensure(self.run.parent, self.spec.queue)
         if self.backend.REMOTE and not self.supervising:
             return self._supervise()
         over = self.said or not self.booting  # before anybody is asked: first words that come meanwhile say it lives
@@ -242,7 +243,7 @@ class Job:
 
     def take_machines(self) -> None:
         """Of a hosts file that a queue shares, take those that are free. Raises `ClusterError`: there are too few."""
-        chosen = waiting.with_machines(self.folders, self.spec)
+        chosen = queue_state.with_machines(self.folders, self.spec)
         if chosen != self.spec:
             self.folders.describe(chosen)
             self.spec = chosen

@@ -1,4 +1,4 @@
-"""The queue of a sweep: its jobs start one after the other, so many at once. `python -m cluster.queue RUNS QUEUE`.
+"""The queue of a sweep: its jobs start one after the other, so many at once. `python -m cluster.jobs.queue RUNS QUEUE`.
 
 The run folders are the queue; nothing else is remembered. The process may be killed at any time: whoever looks at a
 waiting job starts it again (`waiting.ensure`). A lock lets no second one in, and each job's own lock and its note that
@@ -15,14 +15,15 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
+from cluster import backends
 from cluster.connectors.local import gpu_count
+from cluster.errors import BadInput, ClusterError
 from cluster.planning.plan import Plan
 from train.tools.filesystem import locked, one_line
 
-from . import backends, jobs, waiting
-from .errors import BadInput, ClusterError
+from . import queue_state, submit
 from .job import Busy, Job
-from .supervise import log
+from .supervisor import log
 
 BEAT, RETRY = 0.5, 5.0
 
@@ -38,7 +39,7 @@ def places(plans: Sequence[Plan], parallel: int | None = None) -> int:
         return max(1, min(len(plans), there // len(widest.names)))
     if parallel < 1:
         raise BadInput(f"--parallel: must be at least 1, not {parallel}")
-    waiting.check_room(widest, parallel)
+    queue_state.check_room(widest, parallel)
     gpus = gpu_count() if widest.backend == "local" and parallel > 1 else 0
     if gpus:  # the trainers of each job begin at the first GPU
         raise BadInput(f"--parallel {parallel}: the jobs would share this computer's GPUs ({gpus}); leave it out")
@@ -54,17 +55,17 @@ def enqueue(plans: Sequence[Plan], parallel: int | None = None) -> list[Job]:
         raise BadInput("no recipes: there is nothing to queue")
     parallel, queue = places(plans, parallel), uuid4().hex[:8]
     for one in plans:
-        backends.get(one.spec.backend).check(one.spec, jobs.runs())
+        backends.get(one.spec.backend).check(one.spec, submit.runs())
     made: list[Job] = []
     try:
         for one in plans:
-            made.append(jobs._create(replace(one.spec, queue=queue, parallel=parallel)))
-        waiting.ensure(jobs.runs(), queue)
+            made.append(submit._create(replace(one.spec, queue=queue, parallel=parallel)))
+        queue_state.ensure(submit.runs(), queue)
     except BaseException:
         for job in made:
             shutil.rmtree(job.run, ignore_errors=True)
         raise
-    deadline = time.monotonic() + waiting.BOOT_SECONDS
+    deadline = time.monotonic() + queue_state.BOOT_SECONDS
     while made[0].waiting and time.monotonic() < deadline:
         time.sleep(0.05)
     return made
@@ -105,7 +106,7 @@ def step(runs: Path, queue: str) -> bool:
 
 
 def _jobs(runs: Path, queue: str) -> list[Job]:
-    found = [Job(folders.run) for folders in waiting.siblings(runs, queue)]
+    found = [Job(folders.run) for folders in queue_state.siblings(runs, queue)]
     whole = []
     for job in found:
         with contextlib.suppress(ClusterError):  # a damaged one is not ours to mend, and stops nobody
@@ -128,10 +129,10 @@ def main() -> int:
     """Run a queue to its end. Returns 0, also when another process is at it."""
     runs, queue = Path(sys.argv[1]), sys.argv[2]
     try:
-        with locked(waiting.lock_file(runs, queue), 2.0):  # someone may just be asking whether we live
+        with locked(queue_state.lock_file(runs, queue), 2.0):  # someone may just be asking whether we live
             while _step_or_wait(runs, queue):
                 time.sleep(BEAT)
-            waiting.forget(runs, queue)
+            queue_state.forget(runs, queue)
     except BlockingIOError:
         print(f"queue {queue}: another process is at work", file=sys.stderr)
     return 0

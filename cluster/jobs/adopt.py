@@ -4,14 +4,15 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+from cluster import backends
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.ssh import Remote
+from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.state.spec import Folders, Spec
 from train.tools.filesystem import as_json, locked, read_json
 from train.tools.filesystem import replace as replace_file
 
-from . import backends, jobs
-from .errors import BadInput, ClusterError, NoSuchJob
+from . import submit
 from .job import Job
 
 # The jobs in a shared folder that have no result.
@@ -43,9 +44,9 @@ def adopt(hosts_file: str | Path, uid: str | None = None) -> Job:
         spec = Spec.from_json(json.loads(described))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClusterError(f"{hosts.shared}/{uid}/job.json is damaged ({type(error).__name__}: {error})") from None
-    jobs.runs().mkdir(parents=True, exist_ok=True)
-    with locked(jobs.runs() / ".adopt.lock"):
-        for job in jobs.all_jobs():
+    submit.runs().mkdir(parents=True, exist_ok=True)
+    with locked(submit.runs() / ".adopt.lock"):
+        for job in submit.all_jobs():
             said = read_json(job.folders.spec)
             if isinstance(said, dict) and said.get("uid") == uid:
                 raise ClusterError(f"{uid} is here already, as {job.name}; imgnet-cluster status {job.name}")
@@ -66,7 +67,7 @@ def _create(spec: Spec, hosts: Hosts, mark: bytes) -> Job:
     machines = hosts.machines[: len(spec.names)]
     if len(machines) < len(spec.names):
         raise BadInput(f"{spec.uid} has {len(spec.names)} machines, the hosts file names {len(machines)}")
-    run = jobs.make_folder(backends.get("hosts").taken())
+    run = submit.make_folder(backends.get("hosts").taken())
     folders = Folders(run)
     folders.shared.mkdir(parents=True)
     mine = replace(spec, name=run.name, hosts=Hosts(hosts.shared, machines).to_json())

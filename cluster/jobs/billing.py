@@ -5,10 +5,10 @@ import time
 from typing import Any
 
 from cluster.connectors import tmux
+from cluster.errors import ClusterError
 from cluster.state import status, timeline
 from train.tools.filesystem import as_json, replace
 
-from .errors import ClusterError
 from .job import Job
 
 ENDING = "ended by the user (imgnet-cluster down)"

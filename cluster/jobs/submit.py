@@ -10,15 +10,15 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from cluster import backends
+from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.planning.plan import Plan, load_recipes, plan
 from cluster.state.spec import Folders, Spec
 from train.recipe.schema import Recipe
 from train.tools.provenance import git_commit
 
-from . import backends
-from .errors import BadInput, ClusterError, NoSuchJob
 from .job import Job
-from .waiting import with_machines
+from .queue_state import with_machines
 
 RUNS = "IMGNET_RUNS"
 

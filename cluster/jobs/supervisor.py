@@ -1,6 +1,6 @@
 """Beside a job: brings its files home, replaces lost machines, writes its result and its report.
 
-`python -m cluster.supervise RUN`.
+`python -m cluster.jobs.supervisor RUN`.
 
 It may be killed and started again at any time, and two of them do no harm: every command that looks at the job does the
 same step once, and an agent that is at work lets no second one in. The job needs it for neither progress nor recovery.
@@ -15,11 +15,11 @@ import traceback
 from pathlib import Path
 
 from cluster.connectors.local import python
+from cluster.errors import ClusterError, SetupFailed
 from cluster.state import attempts, locks, status
 from train.tools.filesystem import locked
 from train.tools.process import kill, start
 
-from .errors import ClusterError, SetupFailed
 from .job import Job
 
 BEAT, RETRY = 1.0, 5.0

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from cluster.connectors.local import python
+from cluster.errors import ClusterError
 from train.tools.process import die_with_parent, kill
 
 from . import checkpoints
-from .errors import ClusterError
 from .job import Job
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.connectors.local import Machine
+from cluster.errors import ClusterError
 from train.tools.filesystem import newest_sealed, replace, unseal
 
-from .errors import ClusterError
 from .job import Job
 
 if TYPE_CHECKING:
