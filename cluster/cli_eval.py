@@ -81,7 +81,7 @@ def evaluate(what: str, crops: str, sizes: str | None, plot: Path | None, output
 
 
 def _draw(plot: Path, begin: "Said", seen: "Said", several: bool) -> None:
-    from . import crops as picture
+    from cluster.plots import crops as picture
 
     title = f"{begin['recipe']}, {begin['epoch']} epochs done, step {begin['step']}"
     try:

@@ -210,8 +210,7 @@ def _choice(row: "Row", chosen: "Row | None", command: str) -> dict[str, Any]:
 
 def _draw(path: Path, name: str, found: "list[Row]") -> None:
     from cluster.planning import candidates
-
-    from . import picture
+    from cluster.plots import forecast
 
     minutes, dollars = dict[str, list[tuple[float, float]]](), dict[str, list[tuple[float, float]]]()
     for kind, some in candidates.by_type(found).items():
@@ -220,7 +219,7 @@ def _draw(path: Path, name: str, found: "list[Row]") -> None:
         dollars[kind] = [(count, cost) for count, cost in costs if cost is not None]
     if not any(minutes.values()):
         raise BadInput("--plot: there is no forecast that could be drawn")
-    picture.draw(path, f"{name}: the forecast, with boot and set-up", minutes, dollars)
+    forecast.draw(path, f"{name}: the forecast, with boot and set-up", minutes, dollars)
 
 
 def _show(found: "list[Row]", notes: list[str], chosen: "Row | None", command: str, plot: Path | None) -> None:

@@ -3,11 +3,11 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cluster.plots import curves, machine_timeline, svg
+from cluster.plots.curves import Chart, Facts
 from train.data.order.rect_val import LONGEST
 from train.metrics.text import PARTS, rates, span
 
-from . import charts, draw, timelines
-from .charts import Chart, Facts
 from .headline import summary, tiles
 from .look import CSS
 from .markup import Html, join, table, tag
@@ -19,7 +19,7 @@ POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 def page(found: Sequence[Facts]) -> str:
     """Return the page of one job, or of several side by side."""
     names = ", ".join(one["job"] for one in found)
-    with draw.style():
+    with svg.style():
         body = join(
             [_top(found), *_common(found), *(part for place in range(len(found)) for part in _own(found, place))]
         )
@@ -50,11 +50,11 @@ def _top(found: Sequence[Facts]) -> Html:
 
 
 def _common(found: Sequence[Facts]) -> list[Html | None]:
-    lines = charts.curves(found)
+    lines = curves.curves(found)
     said = "Nothing was trained yet." if not lines else ""
     if lines and not any(row.get("top1") is not None for one in found for row in one["epochs"]):
         said = "No validation yet."
-    money = charts.dollars(found) if len(found) > 1 else None
+    money = curves.dollars(found) if len(found) > 1 else None
     shown = [*lines, *([money] if money else [])]
     return [
         tag("h2", "Training"),
@@ -79,7 +79,7 @@ def figure(chart: Chart, wide: bool = False) -> Html:
 
 
 def _colour(value: str) -> str:
-    return f"var(--{draw.NAMES[value]})"
+    return f"var(--{svg.NAMES[value]})"
 
 
 def card(*inside: Any, broad: bool = False) -> Html:
@@ -93,8 +93,8 @@ def card(*inside: Any, broad: bool = False) -> Html:
 def _own(found: Sequence[Facts], place: int) -> list[Html | None]:
     one, several = found[place], len(found) > 1
     name, same = one["job"], [other["job"] for other in found[:place] if other["images"] == one["images"]]
-    machines, where, told = timelines.machines(one, name), charts.where(one, name), charts.forecast(one, name)
-    money = None if several else charts.dollars([one])
+    machines, where, told = machine_timeline.machines(one, name), curves.where(one, name), curves.forecast(one, name)
+    money = None if several else curves.dollars([one])
     cards = [
         *([figure(machines, wide=True)] if machines else []),
         *([figure(where)] if where else []),

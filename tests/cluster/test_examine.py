@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
-from cluster import cli_eval, crops
+from cluster import cli_eval
 from cluster.connectors.local import Machine
 from cluster.errors import ClusterError
 from cluster.jobs import checkpoints, evaluation
+from cluster.plots import crops
 
 Fixture = Any
 

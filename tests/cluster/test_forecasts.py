@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from cluster import backends, picture
+from cluster import backends
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import candidates
 from cluster.planning.candidates import Row
 from cluster.planning.plan import load_recipes, plan
+from cluster.plots import forecast as plots_forecast
 from cluster.state.status import settle
 from infra.aws.market.instance_types import HISTORIC, ON_DEMAND, RETIRED, SHIPPED
 from train.forecast import IN_2018, OURS, Constants, forecast
@@ -172,24 +173,24 @@ def test_the_command_that_launches_a_row_has_what_plan_was_asked_with() -> None:
 
 def colours(path: Path) -> set[tuple[int, ...]]:
     with Image.open(path) as image:
-        assert image.format == "PNG" and image.size == (picture.WIDTH, picture.HEIGHT)
+        assert image.format == "PNG" and image.size == (plots_forecast.WIDTH, plots_forecast.HEIGHT)
         return {one for _, one in image.getcolors(1 << 24)}  # type: ignore[union-attr, misc]
 
 
 def test_a_picture_has_a_line_for_each_type(tmp_path: Path) -> None:
     lines = {"a": [(1, 30.0), (2, 16.0)], "b": [(1, 20.0), (2, 11.0)]}
-    picture.draw(tmp_path / "x.png", "title", lines, {**lines, "b": []})
+    plots_forecast.draw(tmp_path / "x.png", "title", lines, {**lines, "b": []})
     drawn = colours(tmp_path / "x.png")
-    for name in picture.COLOURS[:2]:
+    for name in plots_forecast.COLOURS[:2]:
         assert tuple(bytes.fromhex(name[1:])) in drawn
-    assert tuple(bytes.fromhex(picture.COLOURS[2][1:])) not in drawn
-    picture.draw(tmp_path / "y.png", "one point, no price", {"a": [(1, 30.0)]}, {"a": []})
+    assert tuple(bytes.fromhex(plots_forecast.COLOURS[2][1:])) not in drawn
+    plots_forecast.draw(tmp_path / "y.png", "one point, no price", {"a": [(1, 30.0)]}, {"a": []})
     assert colours(tmp_path / "y.png")
 
 
 def test_a_picture_that_is_no_png_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"ends in \.png"):
-        picture.draw(tmp_path / "x.jpg", "t", {"a": [(1, 1.0)]}, {})
+        plots_forecast.draw(tmp_path / "x.jpg", "t", {"a": [(1, 1.0)]}, {})
     assert not list(tmp_path.iterdir())
 
 
@@ -198,7 +199,7 @@ def test_a_picture_that_is_no_png_is_refused(tmp_path: Path) -> None:
     (0.03, [0, 0.01, 0.02, 0.03]),
 ])  # fmt: skip
 def test_ticks_are_round(most: float, values: list[float]) -> None:
-    assert picture.ticks(most) == pytest.approx(values)
+    assert plots_forecast.ticks(most) == pytest.approx(values)
 
 
 # --- what a job says of it ------------------------------------------------------------------------------------------

@@ -20,7 +20,8 @@ from reportbed import BEGIN, agent, done, draw_val, epoch, home, lost, step, thu
 
 from cluster import report as reports
 from cluster.errors import ClusterError
-from cluster.report import charts, draw, gather, headline, lives, pictures
+from cluster.plots import curves, svg
+from cluster.report import gather, headline, lives, pictures
 from cluster.report.markup import Html, table, tag
 from train.metrics import text as metrics_text
 from train.recipe.schema import IMAGENET, Optim
@@ -170,7 +171,7 @@ def test_the_drawings_name_colours_of_the_page_and_point_only_at_what_is_there(r
 
 
 def test_nothing_is_drawn_between_two_attempts(run: Any) -> None:
-    [line] = charts._speed([gather.facts(run.job)], ("seconds", 1.0))
+    [line] = curves._speed([gather.facts(run.job)], ("seconds", 1.0))
     assert [(at, math.isnan(speed)) for at, speed in line.points] == [
         (5.0, False), (17.0, True), (17.0, False), (19.0, False), (22.0, True), (22.0, False), (28.0, False)
     ]  # fmt: skip
@@ -190,10 +191,10 @@ def test_a_matplotlibrc_of_the_user_changes_nothing(run: Any) -> None:
     import matplotlib
 
     said = gather.facts(run.job)
-    with draw.style():
-        plain = [one.svg for one in charts.curves([said])]
-    with matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}), draw.style():
-        assert [one.svg for one in charts.curves([said])] == plain
+    with svg.style():
+        plain = [one.svg for one in curves.curves([said])]
+    with matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}), svg.style():
+        assert [one.svg for one in curves.curves([said])] == plain
 
 
 def test_hostile_names_are_texts(hand_made: Fixture, tmp_path: Path) -> None:
@@ -359,14 +360,14 @@ def alone(run: Any) -> Any:
 
 
 def test_each_line_of_a_legend_can_be_seen(run: Any, hand_made: Fixture) -> None:
-    assert charts.lone([(5.0, 1.0)], 1.0) == [0] and charts.lone([(0.0, 1.0), (5.0, 1.0)], 1.0) == []
-    assert charts.lone([(0.0, 1.0), (0.5, 1.0)], 1.0) == [1]
+    assert curves.lone([(5.0, 1.0)], 1.0) == [0] and curves.lone([(0.0, 1.0), (5.0, 1.0)], 1.0) == []
+    assert curves.lone([(0.0, 1.0), (0.5, 1.0)], 1.0) == [1]
     nan = math.nan
-    assert charts.lone([(0.0, 1.0), (9.0, 1.0), (9.0, nan), (9.0, 2.0), (9.0, nan)], 1.0) == [3]
+    assert curves.lone([(0.0, 1.0), (9.0, 1.0), (9.0, nan), (9.0, 2.0), (9.0, nan)], 1.0) == [3]
     short, none = hand_made("job-2"), hand_made("job-3")
     home(short, "metrics/000001.jsonl", step(1, BEGIN))
-    with draw.style():
-        found = charts.curves([gather.facts(one.job) for one in (run, short, none)])
+    with svg.style():
+        found = curves.curves([gather.facts(one.job) for one in (run, short, none)])
     for chart in found:
         assert "job-3" not in "".join(key.name for key in chart.keys), chart.title
         if "job-2" in "".join(key.name for key in chart.keys):  # of one point

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .errors import BadInput
+from cluster.errors import BadInput
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw

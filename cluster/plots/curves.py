@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from cluster.picture import COLOURS
 from train.metrics.text import PARTS
 
-from . import draw
+from . import svg as plots_svg
+from .forecast import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -145,13 +145,13 @@ def _curve(
     shown = [one for one in lines if one.points]
     if not shown:
         return None
-    figure, (axes,) = draw.axes()
+    figure, (axes,) = plots_svg.axes()
     _plot(axes, shown)
     axes.set(xlabel=unit[0], ylabel=label)
     if zero:
         axes.set_ylim(bottom=0)
     keys = [one.key for one in shown]
-    return Chart(title, draw.svg(figure, name, title), keys if len(keys) > 1 else [])
+    return Chart(title, plots_svg.svg(figure, name, title), keys if len(keys) > 1 else [])
 
 
 def _plot(axes: "Axes", lines: Sequence[Line]) -> None:
@@ -181,7 +181,7 @@ def _sizes(found: Sequence[Facts], unit: tuple[str, float]) -> Chart | None:
     sides, batches = (_steps(found, name, unit, steps=True) for name in ("size", "batch"))
     if not any(one.points for one in (*sides, *batches)):
         return None
-    figure, (above, below) = draw.axes(rows=2)
+    figure, (above, below) = plots_svg.axes(rows=2)
     sides, batches = ([one for one in lines if one.points] for lines in (sides, batches))
     for axes, lines, label in ((above, sides, "side, pixels"), (below, batches, "global batch")):
         _plot(axes, lines)
@@ -189,7 +189,7 @@ def _sizes(found: Sequence[Facts], unit: tuple[str, float]) -> Chart | None:
         axes.set_ylim(0, 1.15 * max(y for one in lines for _, y in one.points))
     below.set_xlabel(unit[0])
     title = "Side and global batch over images"
-    return Chart(title, draw.svg(figure, "sizes", title), [one.key for one in sides] if len(found) > 1 else [])
+    return Chart(title, plots_svg.svg(figure, "sizes", title), [one.key for one in sides] if len(found) > 1 else [])
 
 
 # --- of one job -----------------------------------------------------------------------------------------------------
@@ -201,7 +201,7 @@ def where(one: Facts, name: str) -> Chart | None:
     parts = [part for part in PARTS if any(said.get(part, 0.0) > 0 for _, said in rows)]
     if not rows or not parts:
         return None
-    figure, (axes,) = draw.axes()
+    figure, (axes,) = plots_svg.axes()
     numbers, floor = [number for number, _ in rows], [0.0] * len(rows)
     for part in parts:
         seconds = [max(0.0, said.get(part, 0.0)) for _, said in rows]
@@ -212,7 +212,7 @@ def where(one: Facts, name: str) -> Chart | None:
     axes.xaxis.get_major_locator().set_params(integer=True)
     title = "Where the seconds of each epoch went"
     keys = [Key(PARTS[part], _part_colour(part), "box") for part in parts]
-    return Chart(title, draw.svg(figure, f"{name}-where", title), keys)
+    return Chart(title, plots_svg.svg(figure, f"{name}-where", title), keys)
 
 
 def _two_parts(row: Facts) -> dict[str, float]:
@@ -233,7 +233,7 @@ def forecast(one: Facts, name: str) -> Chart | None:
         rows = [(term, seconds, None, None) for term, seconds in one["forecast"].get("terms", {}).items() if seconds]
     if not rows:
         return None
-    figure, (axes,) = draw.axes(height=0.8 + 0.42 * len(rows))
+    figure, (axes,) = plots_svg.axes(height=0.8 + 0.42 * len(rows))
     unit, factor = time_unit(max(max(told, real or 0.0) for _, told, real, _ in rows))
     for place, (_, told, real, error) in enumerate(rows):
         _bar(axes, place - 0.2, told / factor, COLOURS[3])
@@ -246,7 +246,7 @@ def forecast(one: Facts, name: str) -> Chart | None:
     axes.grid(visible=False, axis="y")
     keys = [Key("forecast", COLOURS[3], "box")] + [Key("took", COLOURS[0], "box")] * bool(one["against"])
     title = "Forecast and what it took" if one["against"] else "Forecast"
-    return Chart(title, draw.svg(figure, f"{name}-forecast", title), keys, _in_all(one, total))
+    return Chart(title, plots_svg.svg(figure, f"{name}-forecast", title), keys, _in_all(one, total))
 
 
 def _bar(axes: "Axes", place: float, length: float, of: str, more: str = "") -> None:

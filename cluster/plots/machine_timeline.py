@@ -4,11 +4,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from cluster.picture import COLOURS
-
-from . import draw
-from .charts import DASHES, Chart, Facts, Key, Points, time_unit
-from .draw import PAPER, SOFT
+from . import svg
+from .curves import DASHES, Chart, Facts, Key, Points, time_unit
+from .forecast import COLOURS
+from .svg import PAPER, SOFT
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -23,10 +22,10 @@ def machines(one: Facts, name: str) -> Chart | None:
     if not any(one["lives"].values()):
         return None
     title = "Machines over time"
-    wide = draw.svg(_machines(one, 3.2 * draw.WIDTH, False), f"{name}-machines", title)
+    wide = svg.svg(_machines(one, 3.2 * svg.WIDTH, False), f"{name}-machines", title)
     narrow = ""
     if sum(map(len, one["lives"].values())) <= MOST_BARS:
-        narrow = draw.svg(_machines(one, draw.WIDTH, True), f"{name}-narrow", title)
+        narrow = svg.svg(_machines(one, svg.WIDTH, True), f"{name}-narrow", title)
     kinds = {kind for some in one["lives"].values() for kind, *_ in some}
     keys = [Key(kind, of, "box") for kind, of in KINDS.items() if kind in kinds]
     keys += [Key("lost", COLOURS[1], "dotted")] if "lost" in kinds else []
@@ -37,7 +36,7 @@ def machines(one: Facts, name: str) -> Chart | None:
 
 def _machines(one: Facts, width: float, narrow: bool) -> "Figure":
     names, bars = list(one["lives"]), defaultdict[str, list[tuple[float, float, float]]](list)
-    figure, (axes,) = draw.axes(width, 0.95 + 0.3 * min(len(names), 40))
+    figure, (axes,) = svg.axes(width, 0.95 + 0.3 * min(len(names), 40))
     unit, factor = time_unit(max((end for some in one["lives"].values() for *_, end in some), default=0.0))
     for row, name in enumerate(names):
         for kind, begin, end in joined(one["lives"][name]):
