@@ -56,12 +56,13 @@ def record(
 
 def _ran(job: "Job") -> dict[str, Any]:
     """What a job has run. Raises `ClusterError`."""
-    from . import ran
+    from cluster.records import run_data
+
     from .cli_look import refresh
 
     refresh(job)
     with _damaged(f"{job.run}: a file in it is damaged"):
-        return ran.ran(job)
+        return run_data.ran(job)
 
 
 @contextlib.contextmanager
@@ -75,23 +76,22 @@ def _damaged(what: str) -> Iterator[None]:
 
 def _agrees(said: dict[str, Any]) -> None:
     """Raise `ClusterError` where the run folder tells an epoch in two ways: of which should a record be?"""
-    from . import record_check
+    from cluster.records import check as records_check
 
     with _damaged(f"{said['job']}: result.json is damaged"):
-        if wrong := next(record_check.of_result(said), None):
+        if wrong := next(records_check.of_result(said), None):
             raise ClusterError(f"{said['job']}: {wrong}; nothing was written, for it cannot be known which is true")
 
 
 def _text(kind: str, said: dict[str, Any], **who: str | None) -> str:
     """The record in one of its forms."""
+    from cluster.records import writers
     from train.tools.filesystem import as_json
-
-    from . import record
 
     with _damaged(f"{said['job']}: a file of its run folder is damaged"):
         if kind == "json":
-            return as_json(record.entry(said, **who)).decode()
-        return record.tsv(said) if kind == "tsv" else record.mlperf(said)
+            return as_json(writers.entry(said, **who)).decode()
+        return writers.tsv(said) if kind == "tsv" else writers.mlperf(said)
 
 
 def _files(kind: str | None, path: Path) -> dict[str, Path]:
@@ -118,8 +118,7 @@ def _write(path: Path, text: str) -> None:
 def _check(what: str, job: "Job | None") -> str:
     """Return a line that says what is in order. Raises `ClusterError` with the first row that is not."""
     from cluster.jobs import submit
-
-    from . import record_check
+    from cluster.records import check as records_check
 
     path = Path(what)
     texts = _read(path) if path.is_file() else {}
@@ -132,7 +131,7 @@ def _check(what: str, job: "Job | None") -> str:
         texts = {kind: _text(kind, said) for kind in ENDS.values()}
         entry = _entry(texts["json"], path)
     with _damaged(f"{what}: is no record of ours, or damaged"):
-        wrong = next(record_check.problems(texts.get("tsv"), entry, texts.get("mlperf"), said), None)
+        wrong = next(records_check.problems(texts.get("tsv"), entry, texts.get("mlperf"), said), None)
         if wrong is None:
             return f"{what}: {_sum(texts, entry, job)}"
     raise ClusterError(f"{what}: {wrong}")
@@ -160,7 +159,7 @@ def _of_file(path: Path) -> str:
 
 
 def _entry(text: str, path: Path) -> dict[str, Any]:
-    from .record_check import parsed
+    from cluster.records.check import parsed
 
     try:
         found = parsed(text)
@@ -204,4 +203,4 @@ def _sum(texts: dict[str, str], entry: dict[str, Any] | None, job: "Job | None")
     return ", ".join(parts) + (f"; as {job.name} ran" if job else "")
 
 
-COMMANDS = (record,)
+COMMANDS = (writers,)

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from cluster import backends, cli_record, ran, record, record_check
+from cluster import backends, cli_record
 from cluster.errors import ClusterError
 from cluster.planning.plan import plan
+from cluster.records import check, run_data, writers
 from cluster.state import attempts, status
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.schema import Data, Model, Phase, Recipe
@@ -162,11 +163,11 @@ def journal(run: Path) -> None:
 @pytest.fixture
 def facts(hand_made: Fixture) -> dict[str, Any]:
     """What a rented job ran."""
-    return ran.ran(made(hand_made, "aws"))
+    return run_data.ran(made(hand_made, "aws"))
 
 
 def wrong(**how: Any) -> list[str]:
-    return list(record_check.problems(**how))
+    return list(check.problems(**how))
 
 
 def written(entry: dict[str, Any]) -> dict[str, Any]:
@@ -177,7 +178,7 @@ def written(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_table_has_a_row_for_each_validated_epoch_with_hours_from_the_start_of_loading(facts: Any) -> None:
-    lines = record.tsv(facts).splitlines()
+    lines = writers.tsv(facts).splitlines()
     assert lines[0] == "epoch\thours\ttop1Accuracy\ttop5Accuracy"
     rows = [line.split("\t") for line in lines[1:]]
     assert [(row[0], float(row[2]), float(row[3])) for row in rows] == [("1", 20, 50), ("2", 40, 72), ("4", 60, 94)]
@@ -186,8 +187,8 @@ def test_the_table_has_a_row_for_each_validated_epoch_with_hours_from_the_start_
 
 
 def test_the_json_has_dawnbench_s_fields_hardware_and_price_from_what_was_rented(facts: Any) -> None:
-    entry = record.entry(facts, author="Ann", email="ann@example.org", code="https://example.org/x", log="x.log")
-    assert tuple(entry) == record.FIELDS
+    entry = writers.entry(facts, author="Ann", email="ann@example.org", code="https://example.org/x", log="x.log")
+    assert tuple(entry) == writers.FIELDS
     assert (entry["author"], entry["authorEmail"], entry["codeURL"]) == (
         "Ann",
         "ann@example.org",
@@ -203,7 +204,7 @@ def test_the_json_has_dawnbench_s_fields_hardware_and_price_from_what_was_rented
 
 
 def test_the_schedule_is_the_one_that_was_executed_also_over_a_loss(facts: Any) -> None:
-    first, second = record.entry(facts)["misc"]["schedule"]
+    first, second = writers.entry(facts)["misc"]["schedule"]
     assert (first["start"], first["end"], first["steps"], first["global_batch"]) == (0, 2, 64, 32)
     assert (second["start"], second["end"], second["steps"], second["global_batch"]) == (2, 4, 32, 64)
     assert first["lr"] == pytest.approx([0.2, 0.8]) and second["lr"] == pytest.approx([0.4, 0.04])
@@ -211,28 +212,28 @@ def test_the_schedule_is_the_one_that_was_executed_also_over_a_loss(facts: Any) 
         "linear",
         True,
     )
-    rows = record.entry(facts)["misc"]["epochs"]
+    rows = writers.entry(facts)["misc"]["epochs"]
     assert [(row["epoch"], row["attempt"], row["step"]) for row in rows] == [
         (1, 1, 32),
         (2, 1, 64),
         (3, 2, 80),
         (4, 2, 96),
     ]
-    (_, again) = record.entry(facts)["misc"]["attempts"]
+    (_, again) = writers.entry(facts)["misc"]["attempts"]
     assert again["seconds_lost"] == pytest.approx((DIED - SAVED) * STEP + PAUSE + STEP)
     assert (again["machines"], again["processes"], again["reason"]) == (["0", "1"], 2, "lost")
 
 
 def test_steps_beyond_the_save_that_was_gone_on_from_do_not_count(hand_made: Fixture) -> None:
     job = made(hand_made)
-    lines = ran.counted(job, {one.number: one for one in attempts.history(job.folders.shared)})
+    lines = run_data.counted(job, {one.number: one for one in attempts.history(job.folders.shared)})
     steps = [(row["attempt"], row["step"]) for row in lines if row["kind"] == "train"]
     assert max(step for attempt, step in steps if attempt == 1) == SAVED
     assert min(step for attempt, step in steps if attempt == 2) == SAVED + 1
 
 
 def test_what_nobody_knows_is_null_on_machines_of_one_s_own(hand_made: Fixture) -> None:
-    entry = record.entry(ran.ran(made(hand_made)))
+    entry = writers.entry(run_data.ran(made(hand_made)))
     assert entry["author"] is entry["authorEmail"] is entry["codeURL"] is entry["logFilename"] is None
     assert entry["costPerHour"] is None and entry["misc"]["cost"] == {"dollars": None, "billed": None}
     assert entry["hardware"] == "2 machines; 2 GPUs on NVIDIA A100"
@@ -244,13 +245,13 @@ def test_a_machine_of_unknown_price_leaves_the_price_unknown(hand_made: Fixture)
     path = job.run / "cloud.jsonl"
     first, *others = path.read_text().splitlines()
     path.write_text("\n".join([first.replace(f'"price": {PRICE}', '"price": null'), *others, ""]))
-    entry = record.entry(ran.ran(job))
+    entry = writers.entry(run_data.ran(job))
     assert entry["costPerHour"] is None and entry["misc"]["cost"] == {"dollars": None, "billed": None}
     assert wrong(entry=written(entry)) == []
 
 
 def test_the_log_is_mlperf_s_with_the_times_of_the_run(facts: Any) -> None:
-    said = [json.loads(line.removeprefix(":::MLLOG ")) for line in record.mlperf(facts).splitlines()]
+    said = [json.loads(line.removeprefix(":::MLLOG ")) for line in writers.mlperf(facts).splitlines()]
     keys = [one["key"] for one in said]
     assert keys[0] == "run_start" and keys[-1] == "run_stop" and said[-1]["metadata"] == {"status": "success"}
     assert (said[0]["time_ms"], said[-1]["time_ms"]) == (1000 * BEGUN, round(1000 * facts["epochs"][-1]["at"]))
@@ -266,7 +267,7 @@ def test_the_log_is_mlperf_s_with_the_times_of_the_run(facts: Any) -> None:
 
 
 def test_a_run_that_missed_its_target_was_aborted(hand_made: Fixture) -> None:
-    assert '"status": "aborted"' in record.mlperf(ran.ran(made(hand_made, target="top5=99")))
+    assert '"status": "aborted"' in writers.mlperf(run_data.ran(made(hand_made, target="top5=99")))
 
 
 def test_a_lost_line_is_taken_from_the_trainers_history_and_its_rates_are_not_known(hand_made: Fixture) -> None:
@@ -274,10 +275,12 @@ def test_a_lost_line_is_taken_from_the_trainers_history_and_its_rates_are_not_kn
     path = job.run / "metrics/000001.jsonl"
     kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] != 64]
     path.write_text("\n".join(kept) + "\n")
-    facts = ran.ran(job)
+    facts = run_data.ran(job)
     assert [row["epoch"] for row in facts["epochs"]] == [1, 2, 3, 4]
     assert facts["epochs"][1]["last_lr"] is None and facts["epochs"][1]["trained"] is None
-    assert wrong(table=record.tsv(facts), entry=written(record.entry(facts)), log=record.mlperf(facts), ran=facts) == []
+    assert (
+        wrong(table=writers.tsv(facts), entry=written(writers.entry(facts)), log=writers.mlperf(facts), ran=facts) == []
+    )
 
 
 @pytest.mark.parametrize(
@@ -294,11 +297,11 @@ def test_of_an_optimizer_stands_there_what_it_uses_and_the_schedule_is_made_agai
     facts: Any, name: str, kept: tuple[str, ...]
 ) -> None:
     facts["recipe"]["optim"]["name"] = name
-    entry = written(record.entry(facts))
+    entry = written(writers.entry(facts))
     always = {"name", "weight_decay", "loss", "label_smoothing", "scaling"}
     assert entry["misc"]["optimizer"].keys() == entry["misc"]["recipe"]["optim"].keys() == always | {*kept}
-    assert wrong(table=record.tsv(facts), entry=entry, log=record.mlperf(facts), ran=facts) == []
-    assert wrong(entry=entry, log=record.mlperf(facts)) == []
+    assert wrong(table=writers.tsv(facts), entry=entry, log=writers.mlperf(facts), ran=facts) == []
+    assert wrong(entry=entry, log=writers.mlperf(facts)) == []
 
 
 # --- what became of a target ----------------------------------------------------------------------------------------
@@ -325,8 +328,8 @@ def test_of_a_job_that_failed_the_rows_until_then_are_told(hand_made: Fixture) -
     job = made(hand_made, done=False, target="top5=99")
     assert job.state == "failed" and job.result["target"]["reached"] is False
     assert job.result["target"]["best"] == 94.0
-    facts = ran.ran(job)
-    assert wrong(table=record.tsv(facts), entry=written(record.entry(facts)), ran=facts) == []
+    facts = run_data.ran(job)
+    assert wrong(table=writers.tsv(facts), entry=written(writers.entry(facts)), ran=facts) == []
 
 
 def test_a_target_is_asked_for_at_the_launch_and_refused_in_one_line(place: Any) -> None:
@@ -342,7 +345,7 @@ def test_while_it_runs_the_target_is_told_as_it_was_asked_for(hand_made: Fixture
     with run.agent_at_work():
         assert run.job.status()["target"] == "top5=93"
         with pytest.raises(ClusterError, match="job-1 is running; a record is of a run that is over"):
-            ran.ran(run.job)
+            run_data.ran(run.job)
 
 
 # --- the check ------------------------------------------------------------------------------------------------------
@@ -350,9 +353,9 @@ def test_while_it_runs_the_target_is_told_as_it_was_asked_for(hand_made: Fixture
 
 @pytest.mark.parametrize("backend", ["local", "aws"])
 def test_what_was_written_adds_up(hand_made: Fixture, backend: str) -> None:
-    facts = ran.ran(made(hand_made, backend))
-    entry = written(record.entry(facts, author="Ann"))
-    assert wrong(table=record.tsv(facts), entry=entry, log=record.mlperf(facts), ran=facts) == []
+    facts = run_data.ran(made(hand_made, backend))
+    entry = written(writers.entry(facts, author="Ann"))
+    assert wrong(table=writers.tsv(facts), entry=entry, log=writers.mlperf(facts), ran=facts) == []
 
 
 def cell(row: int, column: int, text: str) -> Callable[[str], str]:
@@ -385,7 +388,7 @@ def without(place: int) -> Callable[[str], str]:
     ],
 )
 def test_a_table_is_checked_by_itself(facts: Any, typed: Any, said: str) -> None:
-    found = wrong(table=typed(record.tsv(facts)))
+    found = wrong(table=typed(writers.tsv(facts)))
     assert found and re.match(said.replace("(", r"\(").replace(")", r"\)"), found[0]), found
 
 
@@ -404,8 +407,8 @@ def test_a_table_is_checked_by_itself(facts: Any, typed: Any, said: str) -> None
 def test_a_number_typed_over_in_the_table_is_found_by_the_json_or_the_job(
     facts: Any, beside: str, typed: Any, said: str
 ) -> None:
-    how = {"entry": written(record.entry(facts))} if beside == "json" else {"ran": facts}
-    assert wrong(table=typed(record.tsv(facts)), **how)[0].startswith(said)
+    how = {"entry": written(writers.entry(facts))} if beside == "json" else {"ran": facts}
+    assert wrong(table=typed(writers.tsv(facts)), **how)[0].startswith(said)
 
 
 def at(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -477,7 +480,7 @@ MUTATIONS = [
 def test_a_number_typed_over_in_the_json_is_found_without_the_job_and_with_it(
     facts: Any, path: str, value: Any, said: str
 ) -> None:
-    entry = written(record.entry(facts))
+    entry = written(writers.entry(facts))
     at(path, value)(entry)
     found = wrong(entry=entry)
     assert found and found[0].startswith(said), found
@@ -498,13 +501,13 @@ def test_a_number_typed_over_in_the_json_is_found_without_the_job_and_with_it(
     ],
 )
 def test_what_only_the_job_can_know_is_found_with_it(facts: Any, path: str, value: Any, said: str) -> None:
-    entry = written(record.entry(facts))
+    entry = written(writers.entry(facts))
     at(path, value)(entry)
     assert wrong(entry=entry) == [] and wrong(entry=entry, ran=facts)[0].startswith(said)
 
 
 def test_who_wrote_it_down_is_theirs_to_say_and_a_bill_may_go_on(facts: Any) -> None:
-    entry = written(record.entry(facts, author="Ann", code="https://example.org"))
+    entry = written(writers.entry(facts, author="Ann", code="https://example.org"))
     for path, value in (("logFilename", "x.log"), ("misc.cost.billed", 9.0), ("misc.machines.0.seconds", 1.0)):
         at(path, value)(entry)
     assert wrong(entry=entry, ran=facts) == []
@@ -523,13 +526,13 @@ def test_who_wrote_it_down_is_theirs_to_say_and_a_bill_may_go_on(facts: Any) -> 
     ],
 )
 def test_a_log_that_was_changed_is_found(facts: Any, typed: Any, said: str) -> None:
-    lines = record.mlperf(facts).splitlines()
+    lines = writers.mlperf(facts).splitlines()
     found = wrong(log="\n".join(typed(lines)) + "\n", ran=facts)
     assert found and found[0].startswith(said), found
 
 
 def test_a_log_is_checked_by_itself_for_order_and_ends(facts: Any) -> None:
-    lines = record.mlperf(facts).splitlines()
+    lines = writers.mlperf(facts).splitlines()
     assert wrong(log="\n".join(lines)) == []
     assert wrong(log="\n".join([lines[0], lines[-1], *lines[1:-1]]))[0].endswith("comes before the line above it")
     assert "run was begun and not ended" in wrong(log="\n".join(lines[:-1]))[0]
@@ -564,8 +567,8 @@ def heard(key: str, old: str, new: str) -> Callable[[str], str]:
 def test_an_accuracy_typed_over_in_the_log_is_found_by_the_json_or_the_tsv(
     facts: Any, beside: str, typed: Any, said: str
 ) -> None:
-    log = record.mlperf(facts)
-    how: Any = {"entry": written(record.entry(facts))} if beside == "json" else {"table": record.tsv(facts)}
+    log = writers.mlperf(facts)
+    how: Any = {"entry": written(writers.entry(facts))} if beside == "json" else {"table": writers.tsv(facts)}
     assert wrong(log=log, **how) == []
     found = wrong(log=typed(log), **how)
     assert found and found[0].startswith("the log, ") and said in found[0], found
@@ -582,26 +585,26 @@ def test_an_accuracy_typed_over_in_the_log_is_found_by_the_json_or_the_tsv(
     ],
 )
 def test_a_setting_typed_over_in_the_log_is_found_by_the_json(facts: Any, typed: Any, said: str) -> None:
-    found = wrong(log=typed(record.mlperf(facts)), entry=written(record.entry(facts)))
+    found = wrong(log=typed(writers.mlperf(facts)), entry=written(writers.entry(facts)))
     assert found and said in found[0], found
 
 
 def test_a_day_that_is_not_the_log_s_is_found(facts: Any) -> None:
-    entry = written(record.entry(facts)) | {"timestamp": "2023-11-15"}
-    assert "on 2023-11-14; the timestamp of the JSON is 2023-11-15" in wrong(entry=entry, log=record.mlperf(facts))[0]
+    entry = written(writers.entry(facts)) | {"timestamp": "2023-11-15"}
+    assert "on 2023-11-14; the timestamp of the JSON is 2023-11-15" in wrong(entry=entry, log=writers.mlperf(facts))[0]
 
 
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "[" * 100_000])
 def test_a_number_that_json_does_not_know_is_refused_where_it_is_read(facts: Any, text: str) -> None:
     with pytest.raises(ValueError):
-        record_check.parsed(f'{{"misc": {{"hours": {text}}}}}')
-    log = record.mlperf(facts).splitlines()
+        check.parsed(f'{{"misc": {{"hours": {text}}}}}')
+    log = writers.mlperf(facts).splitlines()
     log[1] = f':::MLLOG {{"time_ms": {text}, "event_type": "POINT_IN_TIME", "key": "x", "value": 1, "metadata": {{}}}}'
     assert wrong(log="\n".join(log))[0].startswith("line 2: is not :::MLLOG and a JSON object")
 
 
 def test_what_can_be_read_but_is_too_deep_to_be_compared_is_one_line(facts: Any) -> None:
-    entry, deep = written(record.entry(facts)), list[Any]()
+    entry, deep = written(writers.entry(facts)), list[Any]()
     for _ in range(5000):
         deep = [deep]
     at("misc.processor", deep)(entry)
@@ -643,9 +646,9 @@ def test_an_epoch_that_the_run_folder_tells_in_two_ways_is_found(
     del result["target"]["best"]  # an accuracy too
     rows = result.pop("epochs")
     (job.run / "result.json").write_text(json.dumps({**result, "schedule": [], "epochs": rows}))
-    assert list(record_check.of_result(ran.ran(job))) == []
+    assert list(check.of_result(run_data.ran(job))) == []
     retyped(job.run / name, old, new)
-    facts = ran.ran(job)
+    facts = run_data.ran(job)
     found = wrong(ran=facts)
     assert found and found[0].startswith(said) and "result.json says" in found[0], found
 
@@ -655,9 +658,9 @@ def test_a_result_without_an_epoch_of_the_metrics_or_with_another_end_is_found(h
     result = json.loads((job.run / "result.json").read_text())
     path = job.run / "result.json"
     path.write_text(json.dumps({**result, "top1": 61.0}))
-    assert wrong(ran=ran.ran(job)) == ["result.json: top1 is 61.0; epoch 4 in it has 60.0"]
+    assert wrong(ran=run_data.ran(job)) == ["result.json: top1 is 61.0; epoch 4 in it has 60.0"]
     path.write_text(json.dumps({**result, "epochs": result["epochs"][:2], "top1": 40.0, "top5": 72.0}))
-    assert wrong(ran=ran.ran(job))[0] == "epoch 3: stands in the metrics; result.json has no such epoch"
+    assert wrong(ran=run_data.ran(job))[0] == "epoch 3: stands in the metrics; result.json has no such epoch"
 
 
 def test_of_a_run_folder_that_tells_two_things_nothing_is_written(hand_made: Fixture, place: Any) -> None:
@@ -718,7 +721,7 @@ def test_a_job_of_an_older_version_is_refused_in_one_line(hand_made: Fixture) ->
     for path in (job.run / "metrics").iterdir():
         path.write_text("\n".join(path.read_text().splitlines()[1:]) + "\n")
     with pytest.raises(ClusterError, match="older version, which did not note when loading began"):
-        ran.ran(job)
+        run_data.ran(job)
 
 
 @pytest.mark.parametrize("words", [("--check", "job-1", "-o", "x"), ("--check", "nothing.tsv"), ("job-9",)])

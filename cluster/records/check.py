@@ -10,9 +10,9 @@ from typing import Any
 
 from train.tools.filesystem import plain
 
-from . import record
-from .record import Row
-from .record_entry import ACCURACIES, CLOSE, VIEWS, of_entry
+from . import writers
+from .check_entry import ACCURACIES, CLOSE, VIEWS, of_entry
+from .writers import Row
 
 NEAR, POINTS = 0.01, 1e-4  # seconds and percent by which a rounded number may differ
 LOG = ":::MLLOG "
@@ -51,7 +51,7 @@ def problems(
     """
     if ran is not None:
         yield from of_result(ran)
-    known = entry if entry is not None else record.entry(ran) if ran else None
+    known = entry if entry is not None else writers.entry(ran) if ran else None
     if table is not None and (wrong := list(of_table(table))):
         yield from wrong
         return
@@ -80,8 +80,8 @@ def numbers(table: str) -> list[list[float]]:
 def of_table(table: str) -> Iterator[str]:
     """Yield what is wrong within a TSV: columns, order, accuracies."""
     head, *lines = table.splitlines() or [""]
-    if head != record.HEADER:
-        yield f"the first line is {head!r}, not the columns {record.HEADER!r}"
+    if head != writers.HEADER:
+        yield f"the first line is {head!r}, not the columns {writers.HEADER!r}"
         return
     if not lines:
         yield "there are no rows below the columns"
@@ -107,7 +107,7 @@ def of_table(table: str) -> Iterator[str]:
 
 def of_both(table: str, entry: Row) -> Iterator[str]:
     """Yield where a TSV says something else than its JSON."""
-    told = record.validated(entry["misc"])
+    told = writers.validated(entry["misc"])
     mine = numbers(table)
     for place, (row, (epoch, hours, top1, top5)) in enumerate(zip(told, mine, strict=False), 1):
         where = f"row {place} (epoch {epoch:g})"
@@ -130,9 +130,9 @@ def of_logs(log: str, table: str | None, entry: Row | None, ran: Row | None) -> 
     if wrong := list(of_log(log)):
         yield from wrong
     elif ran is not None:
-        yield from of_lines(log, record.mlperf(ran))
+        yield from of_lines(log, writers.mlperf(ran))
     elif entry is not None:
-        rows = record.validated(entry["misc"])
+        rows = writers.validated(entry["misc"])
         yield from of_hits(log, [(row["epoch"], row["seconds"], row["top1"], row["top5"]) for row in rows])
         yield from of_settings(log, entry)
     elif table is not None:
@@ -154,9 +154,9 @@ def of_log(log: str) -> Iterator[str]:
             yield f"line {place} ({said['key']}): comes before the line above it"
         before = said["time_ms"]
         name = f"{said['key'].rpartition('_')[0]} {said['metadata'].get('epoch_num', '')}".strip()
-        if said["event_type"] == record.START:
+        if said["event_type"] == writers.START:
             open_ones.append(name)
-        elif said["event_type"] == record.END:
+        elif said["event_type"] == writers.END:
             if name not in open_ones:
                 yield f"line {place} ({said['key']}): ends what was not begun"
             else:
@@ -197,9 +197,9 @@ def of_settings(log: str, entry: Row) -> Iterator[str]:
     misc, rows, heard = entry["misc"], entry["misc"]["epochs"], set()
     rated = [{**row, "first_lr": row["lr"][0], "last_lr": row["lr"][1]} for row in rows]
     images = {f"{name}_images": count for name, count in misc["images"].items()}
-    told = plain(record.settings({"recipe": misc["recipe"], "epochs": rated, **images}))
+    told = plain(writers.settings({"recipe": misc["recipe"], "epochs": rated, **images}))
     batches = {row["epoch"]: row["global_batch"] for row in rows}
-    status = "success" if record.succeeded(misc) else "aborted"
+    status = "success" if writers.succeeded(misc) else "aborted"
     for where, row in spoken(log):
         key, value, number = row["key"], row["value"], row["metadata"].get("epoch_num")
         heard.add(key)
@@ -231,7 +231,7 @@ def of_lines(log: str, told: str) -> Iterator[str]:
 
 def of_run(entry: Row, ran: Row) -> Iterator[str]:
     """Yield where a JSON says something else than the run folder, by the place in it."""
-    told = plain(record.entry(ran))
+    told = plain(writers.entry(ran))
     differ = different(settled(entry), settled(told))
     if differ:
         yield f"{differ[0]} is {json.dumps(differ[1])}; the run says {json.dumps(differ[2])}"

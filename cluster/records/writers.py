@@ -1,5 +1,5 @@
 """A run written down as others have written theirs: DAWNBench's TSV and JSON, MLPerf's log. Pure: from what
-`cluster/ran.py` found to texts; nothing is typed in but who the author is, and what is not known is null.
+`cluster/records/run_data.py` found to texts; nothing is typed in but who the author is, and what is not known is null.
 """
 
 import json

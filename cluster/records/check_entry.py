@@ -9,8 +9,8 @@ from train.recipe.schema import Recipe
 from train.recipe.target import Target
 from train.tools.filesystem import plain
 
-from . import record
-from .record import Row
+from . import writers
+from .writers import Row
 
 SLACK, SHARE = 3.0, 0.05  # seconds, and share of its time, that an epoch may take beside its steps and validation
 CLOSE = 1.0  # seconds by which two clocks may tell the same moment
@@ -21,7 +21,7 @@ ACCURACIES = "top-1 {} and top-5 {}{} are no accuracies in percent, the first at
 
 def of_entry(entry: Row) -> Iterator[str]:
     """Yield what is wrong within a JSON: fields, steps, rates, times, cost, target."""
-    missing = [name for name in record.FIELDS if name not in entry]
+    missing = [name for name in writers.FIELDS if name not in entry]
     if missing:
         yield f"the fields {', '.join(missing)} are missing"
         return
@@ -40,7 +40,7 @@ def of_entry(entry: Row) -> Iterator[str]:
         yield from of_accuracies(row, misc["images"]["val"])
         yield from of_view(row, schedule.epochs[place] if place < len(schedule.epochs) else None)
     yield from of_seconds(misc)
-    if plain(record.executed(rows, misc["recipe"])) != misc["schedule"]:
+    if plain(writers.executed(rows, misc["recipe"])) != misc["schedule"]:
         yield "misc.schedule is not what the epochs add up to"
     for name, told in (("optimizer", "optim"), ("comm", "comm"), ("seed", "seed")):
         if misc[name] != misc["recipe"][told]:

@@ -8,12 +8,11 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cluster import backends
+from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from cluster.state import attempts, status, timeline
 from train.tools.filesystem import json_lines
-
-from . import backends
-from .errors import ClusterError
 
 Row = dict[str, Any]
 
