@@ -17,7 +17,7 @@ NAME = "report.html"  # in a run folder
 
 def report(jobs: Sequence[Job]) -> str:
     """Return the page of these jobs. Raises `ClusterError` when a run folder is damaged, or nothing can be drawn."""
-    from .gather import facts
+    from .facts import facts
     from .page import page
 
     try:

@@ -8,9 +8,9 @@ from cluster.plots.curves import Chart, Facts
 from train.data.order.rect_val import LONGEST
 from train.metrics.text import PARTS, rates, span
 
-from .headline import summary, tiles
-from .look import CSS
-from .markup import Html, join, table, tag
+from .html import Html, join, table, tag
+from .style import CSS
+from .summary import summary, tiles
 
 # A browser that reads this fetches nothing and runs nothing, whatever stands in the page.
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"

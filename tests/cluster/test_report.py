@@ -21,8 +21,9 @@ from reportbed import BEGIN, agent, done, draw_val, epoch, home, lost, step, thu
 from cluster import report as reports
 from cluster.errors import ClusterError
 from cluster.plots import curves, svg
-from cluster.report import gather, headline, lives, pictures
-from cluster.report.markup import Html, table, tag
+from cluster.report import activity, sample_images, summary
+from cluster.report import facts as report_facts
+from cluster.report.html import Html, table, tag
 from train.metrics import text as metrics_text
 from train.recipe.schema import IMAGENET, Optim
 
@@ -70,7 +71,7 @@ def run(hand_made: Fixture, tmp_path: Path) -> Any:
 
 
 def test_a_lost_machine_is_lost_from_its_last_word_until_it_is_back(run: Any) -> None:
-    said = gather.facts(run.job)
+    said = report_facts.facts(run.job)
     assert said["losses"] == [("1", 13.0)]
     assert [one for one in said["lives"]["1"] if one[0] == "lost"] == [("lost", 13.0, 17.0)]
     assert said["lives"]["1"][0] == ("getting ready", 0.0, 4.0) and said["lives"]["1"][-1] == ("training", 21.0, 32.0)
@@ -81,11 +82,11 @@ def test_a_lost_machine_is_lost_from_its_last_word_until_it_is_back(run: Any) ->
 
 
 def test_what_a_later_attempt_did_again_is_drawn_once(run: Any) -> None:
-    assert [one["images"] for one in gather.facts(run.job)["train"]] == [8, 32, 48, 56, 96]
+    assert [one["images"] for one in report_facts.facts(run.job)["train"]] == [8, 32, 48, 56, 96]
 
 
 def test_the_time_between_two_launches_is_not_time_at_work() -> None:
-    clock = lives.Clock({"0": [("training", 100.0, 160.0), ("lost", 160.0, 900.0), ("training", 1000.0, 1030.0)]})
+    clock = activity.Clock({"0": [("training", 100.0, 160.0), ("lost", 160.0, 900.0), ("training", 1000.0, 1030.0)]})
     assert [clock.at(one) for one in (50, 100, 130, 160, 500, 1000, 1010, 2000)] == [0, 0, 30, 60, 60, 60, 70, 90]
 
 
@@ -97,14 +98,14 @@ def test_a_machine_that_stays_away_is_lost_to_the_end_and_a_spare_is_not(hand_ma
     run.attempt(1, "0.a", "1.b", time=BEGIN)
     run.attempt(2, "0.a", time=BEGIN + 21)
     done(run)
-    said = gather.facts(run.job)
+    said = report_facts.facts(run.job)
     assert said["lives"]["1"][-1] == ("lost", 20.0, 50.0) and said["losses"] == [("1", 20.0)]
     assert said["lives"]["2"] == [("waiting", 0.0, 49.0)]
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_end_and_its_mean() -> None:
     rows = [{"images": one, "at": one, "loss": float(one % 2), "speed": None, "lr": one} for one in range(10_001)]
-    found = gather.thin(rows, 100)
+    found = report_facts.thin(rows, 100)
     assert len(found) == 100 and found[-1]["images"] == 10_000 and found[-1]["lr"] == 10_000
     assert all(0.49 < one["loss"] < 0.51 and one["speed"] is None for one in found)
 
@@ -171,7 +172,7 @@ def test_the_drawings_name_colours_of_the_page_and_point_only_at_what_is_there(r
 
 
 def test_nothing_is_drawn_between_two_attempts(run: Any) -> None:
-    [line] = curves._speed([gather.facts(run.job)], ("seconds", 1.0))
+    [line] = curves._speed([report_facts.facts(run.job)], ("seconds", 1.0))
     assert [(at, math.isnan(speed)) for at, speed in line.points] == [
         (5.0, False), (17.0, True), (17.0, False), (19.0, False), (22.0, True), (22.0, False), (28.0, False)
     ]  # fmt: skip
@@ -190,7 +191,7 @@ def test_when_the_target_was_reached_stands_above(run: Any) -> None:
 def test_a_matplotlibrc_of_the_user_changes_nothing(run: Any) -> None:
     import matplotlib
 
-    said = gather.facts(run.job)
+    said = report_facts.facts(run.job)
     with svg.style():
         plain = [one.svg for one in curves.curves([said])]
     with matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}), svg.style():
@@ -254,7 +255,7 @@ def test_a_run_of_an_older_version_has_a_page(hand_made: Fixture) -> None:
     agent(run, "0", ("training", 0), ("done", 30))
     page = reports.report([run.job])
     assert {"Accuracy over time", "Where the seconds of each epoch went"} <= set(titles(page))
-    assert [one["at"] for one in gather.facts(run.job)["epochs"]] == [11.5, 23.0]
+    assert [one["at"] for one in report_facts.facts(run.job)["epochs"]] == [11.5, 23.0]
 
 
 def test_several_jobs_stand_side_by_side_and_the_same_images_once(run: Any, hand_made: Fixture) -> None:
@@ -318,22 +319,22 @@ def test_how_long_a_warm_up_is_stands_there_only_where_it_is_known(hand_made: Fi
 
 def test_provenance_counts_images_machines_and_processes_and_says_how_it_trains(hand_made: Fixture) -> None:
     small = hand_made(scale=0.1)
-    said = dict(gather.facts(small.job)["provenance"])
+    said = dict(report_facts.facts(small.job)["provenance"])
     assert said["images"] == "6 to train on, 2 to validate: a rehearsal with 0.1 of all"
     assert said["processes"] == "1 machine x 1 process, schedule for 1 GPU"
     assert said["training"] == metrics_text.settings(small.spec.recipe)
     large = hand_made("job-2", machines=2, procs=8, gpus=16)
     large = hand_made("job-3", machines=2, procs=8, gpus=16, recipe=replace(large.spec.recipe, data=IMAGENET))
-    said = dict(gather.facts(large.job)["provenance"])
+    said = dict(report_facts.facts(large.job)["provenance"])
     assert said["images"] == "1,281,167 to train on, 50,000 to validate"
     assert said["processes"] == "2 machines x 8 processes, schedule for 16 GPUs"
 
 
 def test_minutes_that_are_compared_have_as_many_digits(run: Any) -> None:
-    facts = gather.facts(run.job)
+    facts = report_facts.facts(run.job)
     for took, told, shown in ((10.84, 11.0, ("10.8", "11.0")), (4.7, 0.907, ("4.70", "0.91"))):
         status = {**facts["status"], "seconds": 60 * took}
-        found = headline.numbers({**facts, "status": status, "forecast": {"minutes": told}})
+        found = summary.numbers({**facts, "status": status, "forecast": {"minutes": told}})
         assert (found["minutes"], found["forecast, min"]) == shown
 
 
@@ -367,7 +368,7 @@ def test_each_line_of_a_legend_can_be_seen(run: Any, hand_made: Fixture) -> None
     short, none = hand_made("job-2"), hand_made("job-3")
     home(short, "metrics/000001.jsonl", step(1, BEGIN))
     with svg.style():
-        found = curves.curves([gather.facts(one.job) for one in (run, short, none)])
+        found = curves.curves([report_facts.facts(one.job) for one in (run, short, none)])
     for chart in found:
         assert "job-3" not in "".join(key.name for key in chart.keys), chart.title
         if "job-2" in "".join(key.name for key in chart.keys):  # of one point
@@ -388,7 +389,7 @@ def test_what_rented_machines_cost_stands_there_and_over_time(hand_made: Fixture
         {"time": BEGIN + 1000, "what": "gone", "id": "i-1", "name": "0", "ended": BEGIN + 1000, "why": "ended by us"},
     )  # fmt: skip
     done(run, dollars=1.0)
-    said = gather.facts(run.job)["dollars"]
+    said = report_facts.facts(run.job)["dollars"]
     assert said["total"] == pytest.approx(1.003, abs=0.001) and said["over"][0][1] < said["over"][-1][1]
     assert said["over"][-1] == (1000.0, pytest.approx(said["total"]))
     page = reports.report([run.job])
@@ -412,7 +413,7 @@ def test_the_box_is_what_the_validation_crops(size: tuple[int, int]) -> None:
     shape = rect_val.rectangle(width, height, 128)
     batch = torch.empty((1, *shape, 3), dtype=torch.uint8)
     crop.centre(data.getvalue(), (height, width), crop.rows(batch)[0])
-    left, top, wide, high = pictures.box(size, shape)
+    left, top, wide, high = sample_images.box(size, shape)
     seen = batch[0].numpy().astype(float)
     for channel, begin, share in ((0, left, wide), (1, top, high)):
         assert seen[..., channel].min() == pytest.approx(255 * begin, abs=2.5)
@@ -420,10 +421,10 @@ def test_the_box_is_what_the_validation_crops(size: tuple[int, int]) -> None:
 
 
 def test_images_are_seen_as_the_schedules_row_validates_them(run: Any) -> None:
-    found = pictures.pictures(run.folders.run, {"size": 64, "rect_val": True})
+    found = sample_images.pictures(run.folders.run, {"size": 64, "rect_val": True})
     assert len(found) == 6 and found[0]["size"] == (48, 80) and found[-1]["size"] == (90, 60)
     assert found[-1]["pixels"] == (96, 64) and found[-1]["square"] != found[-1]["rectangle"]
-    square = pictures.pictures(run.folders.run, {"size": 64, "rect_val": False})
+    square = sample_images.pictures(run.folders.run, {"size": 64, "rect_val": False})
     assert square[0]["rectangle"] is None and square[0]["pixels"] == (64, 64)
 
 

@@ -14,9 +14,9 @@ from reportbed import done, draw_val, epoch, home, lost, step, thumbnails
 
 from cluster import report as reports
 from cluster.report import page
-from cluster.report.look import CSS
-from cluster.report.markup import table, tag
+from cluster.report.html import table, tag
 from cluster.report.page import POLICY
+from cluster.report.style import CSS
 
 Fixture = Any
 PHONE, DESK = (390, 844), (1280, 900)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from .markup import Html, table, tag
+from .html import Html, table, tag
 
 Facts = Mapping[str, Any]
 

@@ -11,8 +11,8 @@ from cluster.jobs.job import Job
 from train.metrics import text
 from train.recipe.schedule import Schedule, scaled
 
-from .lives import Clock, lives, losses, until_the_end
-from .pictures import pictures
+from .activity import Clock, lives, losses, until_the_end
+from .sample_images import pictures
 
 POINTS = 400  # of a curve: what a chart of a hand's breadth can show
 MOMENTS = 80  # of the curve of dollars
