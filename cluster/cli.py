@@ -88,9 +88,10 @@ def launch(
 
     Exit code: 0 done, 100 failed, 103 stopped.
     """
+    from cluster.display import status
     from cluster.jobs import queue, submit
 
-    from . import backends, view
+    from . import backends
 
     if local and hosts:
         raise BadInput("--local and --hosts are two places; say one, or neither to rent machines from AWS")
@@ -109,8 +110,8 @@ def launch(
     at_once = queue.places(plans, parallel) if len(plans) > 1 else 1
     for one in plans:
         if dry_run:  # first, for they are long
-            view.show_requests(one)
-        view.show_plan(one)
+            status.show_requests(one)
+        status.show_plan(one)
         if not dry_run or backend != "aws":
             backends.get(backend).check(one.spec, submit.runs())
     if dry_run:
@@ -124,7 +125,7 @@ def launch(
     job = submit.launch(plans[0])
     how = "was interrupted and goes on; once more for another one" if job.name in known else "launched"
     click.echo(f"{job.name} {how}, run folder {job.run}")
-    view.show_next(job)
+    status.show_next(job)
     sys.exit(OK if detach else _follow(job))
 
 
@@ -152,10 +153,10 @@ for _room in (cli_look, cli_eval, cli_record, cli_report, cli_cloud):
 
 
 def _follow(job: "Job") -> int:
-    from . import view
+    from cluster.display import status
 
     try:
-        return view.follow(job)
+        return status.follow(job)
     except KeyboardInterrupt:
         click.echo(
             f"\ndetached; {job.name} goes on. Come back: imgnet-cluster attach {job.name}; "
@@ -213,13 +214,12 @@ def adopt(uid: str | None, hosts: str) -> None:
 
     UID is its name on the machines, such as job-3-9073e811, when there are several.
     """
+    from cluster.display import status
     from cluster.jobs import adopt as jobs_adopt
-
-    from . import view
 
     job = jobs_adopt.adopt(hosts, uid)
     click.echo(f"{job.name} is {job.spec.uid}, run folder {job.run}")
-    view.show_next(job)
+    status.show_next(job)
 
 
 for _command in cli_fetch.COMMANDS:

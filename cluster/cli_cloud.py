@@ -187,9 +187,9 @@ def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
 @output
 def cost(job: str | None, top5: float | None, output: str) -> None:
     """Show what JOB has cost (default: the newest): machines, disks, addresses; per epoch, to the target, wasted."""
+    from cluster.display import cloud
     from cluster.jobs import billing, submit
 
-    from . import view_cloud
     from .cli_look import refresh
 
     mine = submit.find(job)
@@ -198,7 +198,7 @@ def cost(job: str | None, top5: float | None, output: str) -> None:
     if output == "json":
         print_json(found)
     else:
-        view_cloud.show_cost(found)
+        cloud.show_cost(found)
 
 
 @click.command()
@@ -222,9 +222,8 @@ def extend(job: str, max_hours: float) -> None:
 def offers(gpu: str | None, recipe: str | None, machines: int | None, region: str | None, output: str) -> None:
     """Show what EC2 offers now: types by zone, GPUs, prices; with --recipe its minutes and dollars on each."""
     from cluster.backends.aws import admin
+    from cluster.display import cloud
     from cluster.jobs import submit
-
-    from . import view_cloud
 
     recipes = submit.load_recipes(recipe) if recipe else []
     if len(recipes) > 1:
@@ -233,7 +232,7 @@ def offers(gpu: str | None, recipe: str | None, machines: int | None, region: st
     if output == "json":
         print_json(rows)
     else:
-        view_cloud.show_offers(rows)
+        cloud.show_offers(rows)
 
 
 @click.command()
@@ -259,9 +258,8 @@ def check(
 ) -> None:
     """Show all that stands in the way of a launch at AWS, with what to type next. Exit code 1 when something does."""
     from cluster.backends.aws import admin
+    from cluster.display import cloud
     from cluster.jobs import submit
-
-    from . import view_cloud
 
     if iam:
         return print_json(admin.policies(data))
@@ -275,7 +273,7 @@ def check(
     if output == "json":
         print_json(rows)
     else:
-        view_cloud.show_findings(rows)
+        cloud.show_findings(rows)
     if any(one["level"] == "error" for one in rows):
         sys.exit(ERROR)
 

@@ -110,14 +110,14 @@ def _known(what: str, data: str | None) -> dict[str, Any]:
 def _show(
     begin: "Mapping[str, Any]", rows: "Sequence[Mapping[str, Any]]", gains: "Sequence[Mapping[str, Any]]"
 ) -> None:
-    from . import view
+    from cluster.display import status
 
     click.echo(
         f"{begin['recipe']}: {begin['model']}, {begin['epoch']} epochs done, step {begin['step']}; "
         f"{begin['images']} images of {begin['classes']} classes in {begin['data']}"
     )
     click.echo(f"{begin['checkpoint']}, {begin['device']}, {begin['precision']}, processes: {begin['procs']}")
-    view.table(
+    status.table(
         ("crop", "size", "views", "top-1", "top-5", "loss", "seconds", "read from"),
         [
             (
@@ -130,7 +130,7 @@ def _show(
     for gain in gains:
         click.echo(f"\nrect at {gain['size']} above center, in points, by width / height:")
         named = [*((_ratios(part), part) for part in gain["buckets"]), ("all", {"images": begin["images"], **gain})]
-        view.table(
+        status.table(
             ("w/h", "images", "top-1", "top-5"),
             [(name, part["images"], _points(part["top1"]), _points(part["top5"])) for name, part in named],
         )

@@ -32,9 +32,8 @@ def refresh(job: "Job") -> None:
 @output
 def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
     """List the jobs of this folder."""
+    from cluster.display import status as display_status
     from cluster.jobs import submit
-
-    from . import view
 
     if cloud:
         return _ls_cloud(regions, output)
@@ -49,19 +48,18 @@ def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
             click.echo(f"warning: {error}", err=True)
     if output == "json":
         return print_json(found)
-    view.show_jobs(found)
+    display_status.show_jobs(found)
 
 
 def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
     from cluster.backends.aws import admin
-
-    from . import view_cloud
+    from cluster.display import cloud as display_cloud
 
     rows = [row for region in admin.regions(regions) for row in admin.by_job(admin.machines(region))]
     if output == "json":
         print_json(rows)
     else:
-        view_cloud.show_machines(rows)
+        display_cloud.show_machines(rows)
 
 
 @click.command()
@@ -70,9 +68,9 @@ def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
 @output
 def status(job: str | None, exit_code: bool, output: str) -> None:
     """Show how JOB stands, and what happened to it (default: the newest)."""
+    from cluster.display import forecast
+    from cluster.display import status as display_status
     from cluster.jobs import submit
-
-    from . import view, view_forecast
 
     found = submit.find(job)
     refresh(found)
@@ -80,12 +78,12 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
     if output == "json":
         print_json({**said, "timeline": found.timeline(), "machines_now": found.machines(), "result": found.result})
     else:
-        view.show_status(said, found.machines(), found.timeline())
+        display_status.show_status(said, found.machines(), found.timeline())
         result = found.result or {}
         if against := result.get("against"):
-            view_forecast.show_against(against, (result.get("forecast") or {}).get("source", ""))
+            forecast.show_against(against, (result.get("forecast") or {}).get("source", ""))
     if exit_code:
-        sys.exit(view.EXIT.get(said["state"], UNFINISHED))
+        sys.exit(display_status.EXIT.get(said["state"], UNFINISHED))
 
 
 @click.command()
@@ -96,9 +94,8 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
 @click.option("--machine", type=click.IntRange(0), help="The first trainer, or the agent, of this machine.")
 def logs(job: str | None, follow: bool, rank: int | None, agent: bool, machine: int | None) -> None:
     """Print what a trainer of JOB has written (default: the newest job, rank 0)."""
+    from cluster.display import status as display_status
     from cluster.jobs import submit
-
-    from . import view
 
     if rank is not None and (agent or machine is not None):
         raise BadInput("--rank counts over all machines; say it alone, or --machine, or --machine and --agent")
@@ -125,7 +122,7 @@ def logs(job: str | None, follow: bool, rank: int | None, agent: bool, machine: 
             break
         time.sleep(0.3)
     if follow:
-        sys.exit(view.EXIT[found.state])
+        sys.exit(display_status.EXIT[found.state])
 
 
 def _log(job: "Job", rank: int | None, agent: bool, machine: int | None) -> Path:
@@ -181,9 +178,8 @@ def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
 @click.option("--once", is_flag=True, help="Print it once.")
 def top(job: str | None, once: bool) -> None:
     """Show what each machine of JOB is doing, each second, until Ctrl-C (default: the newest)."""
+    from cluster.display import top as display_top
     from cluster.jobs import submit
-
-    from . import view_top
 
     found = submit.find(job)
 
@@ -191,7 +187,7 @@ def top(job: str | None, once: bool) -> None:
         refresh(found)
         return found.status(), found.machines()
 
-    view_top.top(read, once)
+    display_top.top(read, once)
 
 
 @click.command()
@@ -200,9 +196,8 @@ def top(job: str | None, once: bool) -> None:
 @click.option("--all", "everything", is_flag=True, help="All jobs of this folder side by side, with their settings.")
 def tensorboard(job: str | None, port: int, everything: bool) -> None:
     """Serve the curves of JOB on 127.0.0.1 until Ctrl-C (default: the newest)."""
+    from cluster.display import tensorboard as board
     from cluster.jobs import submit
-
-    from . import tensorboard as board
 
     if everything:
         sys.exit(board.serve_all(port))

@@ -129,19 +129,19 @@ def _alone(
     recipe: "Recipe", file: str, machines: tuple[int, ...] | None, options: dict[str, Any], output: str
 ) -> list[dict[str, Any]]:
     """The plan as it is, and its forecast on the first of the recipe's types that there is."""
+    from cluster.display import forecast as display_forecast
+    from cluster.display import status
     from cluster.planning import candidates
     from train.forecast import OURS
-
-    from . import view, view_forecast
 
     one: Plan = planned(recipe, file, {**options, "machines": machines[0] if machines else None})
     kind, row = candidates.first_known(recipe.types), None
     if kind and one.spec.procs == kind.gpus:
         (row,) = candidates.rows(lambda count, procs: one, [kind], [one.spec.machines], OURS)
     if output == "table":
-        view.show_plan(one)
+        status.show_plan(one)
         if row:
-            view_forecast.show_line(row)
+            display_forecast.show_line(row)
     return [_json(row) if row else _plain(one)]
 
 
@@ -223,16 +223,17 @@ def _draw(path: Path, name: str, found: "list[Row]") -> None:
 
 
 def _show(found: "list[Row]", notes: list[str], chosen: "Row | None", command: str, plot: Path | None) -> None:
-    from . import view, view_forecast
+    from cluster.display import forecast as display_forecast
+    from cluster.display import status
 
     if len(found) == 1:
-        view.show_plan(found[0].plan)
-        view_forecast.show_phases(found[0])
+        status.show_plan(found[0].plan)
+        display_forecast.show_phases(found[0])
     else:
-        view_forecast.show_rows(found)
+        display_forecast.show_rows(found)
     for note in notes:
         click.echo(f"note: {note}")
     if plot:
         click.echo(f"drawn: {plot}")
     if chosen:
-        view_forecast.show_choice(chosen, command)
+        display_forecast.show_choice(chosen, command)

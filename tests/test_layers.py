@@ -95,7 +95,7 @@ def of(package: str) -> list[str]:
 
 
 def test_this_test_sees_imports_of_every_kind() -> None:
-    assert {"click", "cluster.cli_data", "cluster.jobs.submit", "cluster.view"} <= imports("cluster.cli")
+    assert {"click", "cluster.cli_data", "cluster.jobs.submit", "cluster.display.status"} <= imports("cluster.cli")
     assert "cluster.jobs.submit" not in imports("cluster.cli", whole=False)
     assert "torch" in loads("train.engine.run") and "numpy" in loads("train.data.index.open")
 
@@ -130,7 +130,7 @@ def test_a_recipe_imports_the_words_of_recipes_and_nothing_else(name: str) -> No
             *("cluster.cli", "cluster.cli_cloud", "cluster.cli_data", "cluster.cli_eval", "cluster.cli_fetch"),
             *("cluster.cli_look", "cluster.cli_plan", "cluster.cli_record", "cluster.cli_report", "cluster.command"),
         ),
-        "rich": ("cluster.view", "cluster.view_top"),
+        "rich": ("cluster.display.status", "cluster.display.top"),
         "libtmux": ("cluster.connectors.tmux",),
         "matplotlib": ("cluster.report",),
         "infra": ("infra", "cluster.backends"),

@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 
 import pytest
 
-from cluster import tensorboard
+from cluster.display import tensorboard
 from cluster.errors import NoSuchJob
 
 Fixture = Any

@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cluster import view_top
-from cluster.view_top import COLUMNS, DROPPED, Watch, fitting, headline, rows, top
+from cluster.display import top as display_top
+from cluster.display.top import COLUMNS, DROPPED, Watch, fitting, headline, rows, top
 
 USE = {
     "cpu": 34.2,
@@ -162,14 +162,14 @@ def test_the_job_is_one_line_of_what_is_known() -> None:
 def test_a_narrow_terminal_loses_columns_by_their_importance_and_keeps_the_machine() -> None:
     found = rows({"0": status(), "1": status(1, busy=[0.7, 0.95])}, 0.0)
     assert {*DROPPED} == {*COLUMNS} - {"machine"} and len(DROPPED) == len(COLUMNS) - 1
-    whole = Console(width=300).measure(view_top._table(found, 300)).maximum
+    whole = Console(width=300).measure(display_top._table(found, 300)).maximum
     assert fitting(found, whole) == [*COLUMNS] and len(fitting(found, whole - 1)) == len(COLUMNS) - 1
     assert fitting(found, 1) == ["machine"]
     for width in range(200, 0, -1):
         kept = fitting(found, width)
         lost = {*COLUMNS} - {*kept}
         assert lost == {*DROPPED[: len(lost)]} and kept == [name for name in COLUMNS if name in kept]
-        assert Console(width=300).measure(view_top._table(found, width)).maximum <= max(width, len("machine"))
+        assert Console(width=300).measure(display_top._table(found, width)).maximum <= max(width, len("machine"))
 
 
 def test_the_column_of_the_slowest_is_there_when_there_is_one() -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.metrics.text import span
 
-from .view import COLOURS, EXIT, _cell, console
+from .status import COLOURS, EXIT, _cell, console
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

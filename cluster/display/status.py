@@ -5,6 +5,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from cluster.errors import FAILED, OK, STOPPED
 from cluster.jobs import billing
 from cluster.jobs.job import Job
 from cluster.machines.setup_progress import STEPS
@@ -12,8 +13,7 @@ from cluster.planning.plan import Plan
 from train.metrics.text import epoch_line, epoch_title, rates, settings, span, where_lines
 from train.recipe.target import sentence
 
-from . import view_cloud
-from .errors import FAILED, OK, STOPPED
+from . import cloud
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,7 +65,7 @@ def show_plan(plan: Plan) -> None:
     where = "this computer" if spec.backend == "local" and len(spec.names) == 1 else count
     where += " of this computer" if spec.backend == "local" and len(spec.names) > 1 else ""
     if plan.renting:
-        view_cloud.show_renting(plan.renting.table(spec))
+        cloud.show_renting(plan.renting.table(spec))
     price = ", $0.00" if spec.backend in ("local", "hosts") else ", price above" if plan.renting else ""
     each = " of each" if len(spec.names) > 1 else ""
     what = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
@@ -82,7 +82,7 @@ def show_requests(plan: Plan) -> None:
     if plan.renting:
         from cluster.backends.aws import plan as aws_plan
 
-        view_cloud.show_requests(aws_plan.requests(plan.spec, plan.renting))
+        cloud.show_requests(aws_plan.requests(plan.spec, plan.renting))
 
 
 def show_schedule(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.request import urlopen
 
+from cluster.errors import ClusterError
 from cluster.jobs import submit
 from cluster.jobs.job import Job
 from train.tools import process
-
-from .errors import ClusterError
 
 HOST = "127.0.0.1"
 START_SECONDS = 60.0
