@@ -1,6 +1,6 @@
 """`python -m cluster` is `imgnet-cluster`."""
 
-from .cli import main
+from cluster.cli.app import main
 
 if __name__ == "__main__":
     main()

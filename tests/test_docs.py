@@ -8,7 +8,7 @@ import click
 import pytest
 
 from cluster import errors
-from cluster.cli import cli
+from cluster.cli.app import cli
 
 ROOT = Path(__file__).resolve().parents[1]
 README, ARCHITECTURE = ((ROOT / name).read_text() for name in ("README.md", "ARCHITECTURE.md"))

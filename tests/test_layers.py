@@ -95,7 +95,7 @@ def of(package: str) -> list[str]:
 
 
 def test_this_test_sees_imports_of_every_kind() -> None:
-    assert {"click", "cluster.cli_data", "cluster.jobs.submit", "cluster.display.status"} <= imports("cluster.cli")
+    assert {"click", "cluster.cli.data", "cluster.jobs.submit", "cluster.display.status"} <= imports("cluster.cli")
     assert "cluster.jobs.submit" not in imports("cluster.cli", whole=False)
     assert "torch" in loads("train.engine.run") and "numpy" in loads("train.data.index.open")
 
@@ -127,8 +127,14 @@ def test_a_recipe_imports_the_words_of_recipes_and_nothing_else(name: str) -> No
         "botocore": ("infra",),
         "paramiko": ("cluster",),
         "click": (
-            *("cluster.cli", "cluster.cli_cloud", "cluster.cli_data", "cluster.cli_eval", "cluster.cli_fetch"),
-            *("cluster.cli_look", "cluster.cli_plan", "cluster.cli_record", "cluster.cli_report", "cluster.command"),
+            *("cluster.cli", "cluster.cli.cloud", "cluster.cli.data", "cluster.cli.evaluate", "cluster.cli.data_fetch"),
+            *(
+                "cluster.cli.inspect",
+                "cluster.cli.plan",
+                "cluster.cli.record",
+                "cluster.cli.report",
+                "cluster.cli.options",
+            ),
         ),
         "rich": ("cluster.display.status", "cluster.display.top"),
         "libtmux": ("cluster.connectors.tmux",),

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
-from cluster import cli_eval
+from cluster.cli import evaluate
 from cluster.connectors.local import Machine
 from cluster.errors import ClusterError
 from cluster.jobs import checkpoints, evaluation
@@ -233,7 +233,7 @@ def test_the_gains_stand_beside_each_group_s_ratios_with_one_decimal(capsys: Any
         {"ratio": 4 / 3, "from": 4 / 3, "to": 4 / 3, "images": 2, "top1": -100.0, "top5": 0.06},
     ]
     gain = {"size": 64, "top1": -1.26, "top5": 0.0, "buckets": parts}
-    cli_eval._show({**begin, "epoch": 3, "step": 691, "images": 12}, [], [gain])
+    evaluate._show({**begin, "epoch": 3, "step": 691, "images": 12}, [], [gain])
     out = capsys.readouterr().out
     assert "3 epochs done, step 691;" in out
     assert [line.split() for line in out.splitlines()[-3:]] == [

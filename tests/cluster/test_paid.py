@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster import cli_cloud
+from cluster.cli import cloud
 from cluster.errors import ClusterError
 from cluster.jobs import billing, submit
 
@@ -67,5 +67,5 @@ def test_what_a_job_costs_is_asked_for_before_it_is_told(monkeypatch: pytest.Mon
                           backend=SimpleNamespace(DESCRIPTION="this computer"))  # fmt: skip
     monkeypatch.setattr(submit, "find", lambda name: job)
     with pytest.raises(ClusterError, match="job-1 ran on this computer"):
-        cli_cloud.cost.callback("job-1", None, "table")  # type: ignore[misc]
+        cloud.cost.callback("job-1", None, "table")  # type: ignore[misc]
     assert asked == ["refresh"]

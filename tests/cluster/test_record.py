@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from cluster import backends, cli_record
+from cluster import backends
+from cluster.cli import record
 from cluster.errors import ClusterError
 from cluster.planning.plan import plan
 from cluster.records import check, run_data, writers
@@ -608,7 +609,7 @@ def test_what_can_be_read_but_is_too_deep_to_be_compared_is_one_line(facts: Any)
     for _ in range(5000):
         deep = [deep]
     at("misc.processor", deep)(entry)
-    with pytest.raises(ClusterError, match=r"^mine: damaged \(RecursionError: "), cli_record._damaged("mine: damaged"):
+    with pytest.raises(ClusterError, match=r"^mine: damaged \(RecursionError: "), record._damaged("mine: damaged"):
         wrong(entry=entry)
 
 

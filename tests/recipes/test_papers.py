@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from cluster.cli import cli
+from cluster.cli.app import cli
 from train.papers.claims import CLAIMS, Claim, Line
 from train.papers.page import TYPES, digits, forecasts, line, planned, recipes, table, text
 

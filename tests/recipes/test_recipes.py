@@ -12,7 +12,7 @@ from typing import Any
 import click
 import pytest
 
-from cluster.cli import cli
+from cluster.cli.app import cli
 from recipes.cifar10 import recipe as cifar10
 from recipes.quickstart import recipe as quickstart
 from recipes.resnet50_18min import recipe as resnet50

@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command import Number, output, print_json, yes
-from .errors import ERROR, BadInput, ClusterError, NoSuchJob
+from cluster.errors import ERROR, BadInput, ClusterError, NoSuchJob
+
+from .options import Number, output, print_json, yes
 
 if TYPE_CHECKING:
     from cluster.jobs.submit import Job
@@ -190,7 +191,7 @@ def cost(job: str | None, top5: float | None, output: str) -> None:
     from cluster.display import cloud
     from cluster.jobs import billing, submit
 
-    from .cli_look import refresh
+    from .inspect import refresh
 
     mine = submit.find(job)
     refresh(mine)  # its machines may have gone with nobody here to see it

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from .cli_look import refresh
+from .inspect import refresh
 
 
 @click.command()
@@ -19,9 +19,8 @@ def report(job: tuple[str, ...], output: Path | None, show: bool) -> None:
 
     A job that runs, failed or was stopped has one too, of what there is so far.
     """
+    from cluster import report as reports
     from cluster.jobs import submit
-
-    from . import report as reports
 
     named = [submit.find(one) for one in job] or [submit.find()]
     found = list({one.name: one for one in named}.values())

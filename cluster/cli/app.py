@@ -6,10 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from . import cli_cloud, cli_eval, cli_fetch, cli_look, cli_record, cli_report
-from .cli_data import data
-from .cli_plan import plan, planned, select
-from .command import (
+from cluster.errors import INTERRUPTED, OK, USAGE, BadInput, ClusterError, NoAccount
+
+from . import cloud, data_fetch, evaluate, inspect, record, report
+from .data import data
+from .options import (
     RENTING,
     Group,
     Number,
@@ -20,7 +21,7 @@ from .command import (
     schedule_options,
     yes,
 )
-from .errors import INTERRUPTED, OK, USAGE, BadInput, ClusterError, NoAccount
+from .plan import plan, planned, select
 
 if TYPE_CHECKING:
     from cluster.jobs.submit import Job
@@ -88,10 +89,9 @@ def launch(
 
     Exit code: 0 done, 100 failed, 103 stopped.
     """
+    from cluster import backends
     from cluster.display import status
     from cluster.jobs import queue, submit
-
-    from . import backends
 
     if local and hosts:
         raise BadInput("--local and --hosts are two places; say one, or neither to rent machines from AWS")
@@ -147,7 +147,7 @@ def _follow_all(made: "list[Job]", at_once: int, detach: bool) -> int:
     return code
 
 
-for _room in (cli_look, cli_eval, cli_record, cli_report, cli_cloud):
+for _room in (inspect, evaluate, record, report, cloud):
     for _command in _room.COMMANDS:
         cli.add_command(_command)
 
@@ -222,7 +222,7 @@ def adopt(uid: str | None, hosts: str) -> None:
     status.show_next(job)
 
 
-for _command in cli_fetch.COMMANDS:
+for _command in data_fetch.COMMANDS:
     data.add_command(_command)
 cli.add_command(data)
 

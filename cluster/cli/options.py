@@ -11,7 +11,7 @@ from typing import Any, NoReturn
 
 import click
 
-from .errors import ERROR, INTERRUPTED, ClusterError
+from cluster.errors import ERROR, INTERRUPTED, ClusterError
 
 Command = Callable[..., Any]
 

@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command import Bar, output, print_json
-from .errors import BadInput, ClusterError
+from cluster.errors import BadInput, ClusterError
+
+from .options import Bar, output, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import click
 
-from .command import Bar, data_errors
-from .errors import BadInput, ClusterError
+from cluster.errors import BadInput, ClusterError
+
+from .options import Bar, data_errors
 
 sizes_option = click.option(
     "--sizes", metavar="LIST", help="full, or short sides of the copies beside it (its name with -sz): full,160,352."

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import click
 
-from .command import Bar, Command, Group, counted, data_errors, output, print_json
-from .errors import ERROR, OK, BadInput
+from cluster.errors import ERROR, OK, BadInput
+
+from .options import Bar, Command, Group, counted, data_errors, output, print_json
 
 
 @click.group(cls=Group)

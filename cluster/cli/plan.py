@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command import output, print_json, schedule_options
-from .errors import BadInput
+from cluster.errors import BadInput
+
+from .options import output, print_json, schedule_options
 
 if TYPE_CHECKING:
+    from cluster.backends import Shipped
     from cluster.planning.candidates import Row
     from cluster.planning.plan import Plan
     from train.forecast import Constants
     from train.recipe.schema import Recipe
-
-    from .backends import Shipped
 
 
 def counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .errors import BadInput, ClusterError
+from cluster.errors import BadInput, ClusterError
 
 if TYPE_CHECKING:
     from cluster.jobs.submit import Job
@@ -58,7 +58,7 @@ def _ran(job: "Job") -> dict[str, Any]:
     """What a job has run. Raises `ClusterError`."""
     from cluster.records import run_data
 
-    from .cli_look import refresh
+    from .inspect import refresh
 
     refresh(job)
     with _damaged(f"{job.run}: a file in it is damaged"):

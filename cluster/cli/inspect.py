@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from .command import output, print_json
-from .errors import UNFINISHED, BadInput, ClusterError
+from cluster.errors import UNFINISHED, BadInput, ClusterError
+
+from .options import output, print_json
 
 if TYPE_CHECKING:
     from cluster.jobs.submit import Job
