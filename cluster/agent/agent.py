@@ -9,7 +9,6 @@ Agents agree on who trains next by attempt files (attempts.py) and the rules of 
 their agent, whatever kills it.
 """
 
-import argparse
 import contextlib
 import json
 import os
@@ -23,14 +22,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from cluster.agent.__main__ import main
 from cluster.connectors import log_sync
 from cluster.state import attempts, membership
 from cluster.state.heartbeats import Peers, Word
-from cluster.state.locks import AGENT
 from cluster.state.membership import View
 from cluster.state.spec import Folders, Spec, stop_reason
 from train.tools import process
-from train.tools.filesystem import locked
 
 from . import tmux_windows
 from .data import DrawError, prepare
@@ -310,24 +308,6 @@ class Agent:
                 self.spec.session, self.work / "train.log", self.machine if shared else ""
             )
         self.windows.follow(log)
-
-
-def main() -> int:
-    """Run the agent of a machine. Returns its exit code; 1 at once when another agent has the work folder."""
-    parser = argparse.ArgumentParser(prog="python -m cluster.agent", description=__doc__)
-    parser.add_argument("shared", type=Path, help="the job's folder that all its machines see")
-    parser.add_argument("work", type=Path, help="a folder of this machine alone")
-    parser.add_argument("machine", help="its number")
-    parser.add_argument("--address", default="127.0.0.1", help="what the other machines reach it by")
-    parser.add_argument("--elapsed", type=float, default=0.0, help="seconds since the launch, for the time limit")
-    asked = parser.parse_args()
-    asked.work.mkdir(parents=True, exist_ok=True)
-    try:
-        with locked(asked.work / AGENT, 2.0):  # someone may just be asking whether we live
-            return Agent(asked.shared, asked.work, asked.machine, asked.address, asked.elapsed).run()
-    except BlockingIOError:
-        print(f"{asked.work}: another agent is at work here", file=sys.stderr)
-        return 1
 
 
 if __name__ == "__main__":
