@@ -11,7 +11,7 @@ from typing import Any
 from uuid import uuid4
 
 from cluster import backends
-from cluster.backends import Backend
+from cluster.backends.base import Backend
 from cluster.connectors import tmux
 from cluster.errors import BadInput, ClusterError
 from cluster.state import attempts

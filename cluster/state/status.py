@@ -7,7 +7,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cluster.backends import Backend
+from cluster.backends.base import Backend
 from cluster.planning import candidates
 from train.data.order import usage_log
 from train.recipe import target

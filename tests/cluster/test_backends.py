@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 
 from cluster import backends
+from cluster.backends import base
 from cluster.errors import BadInput
 
 Fixture = Any
-VERBS = [name for name, one in vars(backends.Backend).items() if inspect.isfunction(one) and not name.startswith("_")]
+VERBS = [name for name, one in vars(base.Backend).items() if inspect.isfunction(one) and not name.startswith("_")]
 every = pytest.mark.parametrize("name", backends.names())
 
 
@@ -22,7 +23,7 @@ def test_there_is_this_computer() -> None:
 @every
 @pytest.mark.parametrize("verb", VERBS)
 def test_a_backend_has_the_verbs_of_the_protocol_with_the_same_parameters(name: str, verb: str) -> None:
-    wanted = list(inspect.signature(getattr(backends.Backend, verb)).parameters.values())[1:]
+    wanted = list(inspect.signature(getattr(base.Backend, verb)).parameters.values())[1:]
     found = list(inspect.signature(getattr(backends.get(name), verb)).parameters.values())
     assert [(one.name, one.kind) for one in found] == [(one.name, one.kind) for one in wanted]
 
