@@ -11,7 +11,7 @@ from cluster.errors import BadInput
 from .options import output, print_json, schedule_options
 
 if TYPE_CHECKING:
-    from cluster.backends import Shipped
+    from cluster.backends.machine_types import Shipped
     from cluster.planning.candidates import Row
     from cluster.planning.plan import Plan
     from train.forecast import Constants

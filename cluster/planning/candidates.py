@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 from typing import Any
 
-from cluster import backends
-from cluster.backends import Shipped
+from cluster.backends import machine_types
+from cluster.backends.machine_types import Shipped
 from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import Spec
 from train.forecast import OURS, Constants, Forecast, compare, efficiency, forecast, measured
@@ -76,7 +76,7 @@ class Row:
 
 def known(name: str) -> Shipped:
     """Return a type of machine. Raises `BadInput` when nothing is known of it."""
-    found = backends.shipped(name)
+    found = machine_types.shipped(name)
     if found is None:
         raise BadInput(f"--type {name}: is not in the shipped table; what there is: imgnet-cluster offers")
     return found
@@ -84,7 +84,7 @@ def known(name: str) -> Shipped:
 
 def first_known(types: Sequence[str]) -> Shipped | None:
     """Return the first type of a recipe that can be rented, as far as is known here."""
-    found = (backends.shipped(name) for name in types)
+    found = (machine_types.shipped(name) for name in types)
     return next((one for one in found if one and not one.gone), None)
 
 
@@ -219,7 +219,7 @@ def card_of(spec: Spec, result: Result, rented: str = "") -> Shipped:
     """Return the kind of machine that a job ran on: the type that was `rented`; of machines that are not, only what the
     job says itself: that it was on CPUs, or on GPUs of no known name, "".
     """
-    found = backends.shipped(rented) if rented else None
+    found = machine_types.shipped(rented) if rented else None
     gpu = CPU if result.get("device") == "cpu" else ""
     return found or Shipped(f"as {spec.name}'s", spec.procs, gpu, 1e9, None, None if spec.cloud else 0.0)
 

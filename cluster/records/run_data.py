@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster import backends
+from cluster.backends import machine_types
 from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from cluster.state import attempts, status, timeline
@@ -132,5 +132,5 @@ def priced(job: Job, members: Mapping[int, attempts.Attempt], moment: float) -> 
 
 def gpu_of(kind: str) -> str:
     """Return what GPUs a type of machine has, such as "8 x A100"; "" where that is none or not known."""
-    found = backends.shipped(kind)
+    found = machine_types.shipped(kind)
     return f"{found.gpus} x {found.gpu}" if found and found.gpu != "CPU" else ""

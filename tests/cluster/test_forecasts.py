@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from cluster import backends
+from cluster.backends import machine_types
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import candidates
 from cluster.planning.candidates import Row
@@ -22,7 +23,7 @@ from train.forecast import IN_2018, OURS, Constants, forecast
 Fixture = Any
 RECIPE = str(Path(__file__).resolve().parents[2] / "recipes/resnet50_18min.py")
 (LARGE,) = load_recipes(RECIPE)
-P3 = backends.Shipped("p3.16xlarge", 8, "V100", 25.0, 64, 24.48, "gone")
+P3 = machine_types.Shipped("p3.16xlarge", 8, "V100", 25.0, 64, 24.48, "gone")
 FREE = "p4d.24xlarge"
 
 
