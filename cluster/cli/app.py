@@ -89,7 +89,7 @@ def launch(
 
     Exit code: 0 done, 100 failed, 103 stopped.
     """
-    from cluster import backends
+    from cluster.backends import registry
     from cluster.display import status
     from cluster.jobs import queue, submit
 
@@ -113,7 +113,7 @@ def launch(
             status.show_requests(one)
         status.show_plan(one)
         if not dry_run or backend != "aws":
-            backends.get(backend).check(one.spec, submit.runs())
+            registry.get(backend).check(one.spec, submit.runs())
     if dry_run:
         click.echo(f"would launch {len(plans)} job{'s' * (len(plans) > 1)} in {submit.runs()}; nothing was started")
         return

@@ -4,7 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from cluster import backends
+from cluster.backends import registry
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.ssh import Remote
 from cluster.errors import BadInput, ClusterError, NoSuchJob
@@ -67,7 +67,7 @@ def _create(spec: Spec, hosts: Hosts, mark: bytes) -> Job:
     machines = hosts.machines[: len(spec.names)]
     if len(machines) < len(spec.names):
         raise BadInput(f"{spec.uid} has {len(spec.names)} machines, the hosts file names {len(machines)}")
-    run = submit.make_folder(backends.get("hosts").taken())
+    run = submit.make_folder(registry.get("hosts").taken())
     folders = Folders(run)
     folders.shared.mkdir(parents=True)
     mine = replace(spec, name=run.name, hosts=Hosts(hosts.shared, machines).to_json())

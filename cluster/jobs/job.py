@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from cluster import backends
+from cluster.backends import registry
 from cluster.backends.base import Backend
 from cluster.connectors import tmux
 from cluster.errors import BadInput, ClusterError
@@ -50,7 +50,7 @@ class Job:
     @property
     def backend(self) -> Backend:
         """Where its machines come from."""
-        return backends.get(self.spec.backend)
+        return registry.get(self.spec.backend)
 
     @property
     def alive(self) -> bool:

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from uuid import uuid4
 
-from cluster import backends
+from cluster.backends import registry
 from cluster.connectors.local import gpu_count
 from cluster.errors import BadInput, ClusterError
 from cluster.planning.plan import Plan
@@ -55,7 +55,7 @@ def enqueue(plans: Sequence[Plan], parallel: int | None = None) -> list[Job]:
         raise BadInput("no recipes: there is nothing to queue")
     parallel, queue = places(plans, parallel), uuid4().hex[:8]
     for one in plans:
-        backends.get(one.spec.backend).check(one.spec, submit.runs())
+        registry.get(one.spec.backend).check(one.spec, submit.runs())
     made: list[Job] = []
     try:
         for one in plans:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from cluster import backends
+from cluster.backends import registry
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.planning.plan import Plan, load_recipes, plan
 from cluster.state.spec import Folders, Spec
@@ -81,7 +81,7 @@ def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
         recipe = plan(found[0], recipe_file=str(recipe), **options)
     elif isinstance(recipe, Recipe):
         recipe = plan(recipe, **options)
-    backend = backends.get(recipe.spec.backend)
+    backend = registry.get(recipe.spec.backend)
     if job := _interrupted(recipe.spec):
         return job
     backend.check(recipe.spec, runs())
@@ -116,7 +116,7 @@ def _create(spec: Spec) -> Job:
     """Make the run folder with what was asked. Raises `ClusterError` when the disk is full or read-only."""
     run = None
     try:
-        run = make_folder(backends.get(spec.backend).taken())
+        run = make_folder(registry.get(spec.backend).taken())
         uid = f"{run.name}-{uuid4().hex[:8]}"
         spec = replace(spec, name=run.name, uid=uid, git_commit=git_commit(), created=time.time())
         folders = Folders(run)

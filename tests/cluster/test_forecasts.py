@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from cluster import backends
-from cluster.backends import machine_types
+from cluster.backends import machine_types, registry
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import candidates
 from cluster.planning.candidates import Row
@@ -239,7 +238,7 @@ def test_a_finished_jobs_result_has_its_constants_and_the_forecast_beside_what_i
     told = {"terms": {"compute": 3.0, "start": 1.0}, "minutes": 1 / 15, "phases": [], "source": "presets"}
     job = hand_made(forecast=told)
     job.shared("result.json", json.dumps(DONE))
-    settle(job.folders, job.spec, backends.get("local"))
+    settle(job.folders, job.spec, registry.get("local"))
     result = json.loads(job.folders.result.read_text())
     assert result["forecast"] == told and {row["term"]: row["error"] for row in result["against"]}["steps"] == 1.0
     own = candidates.measured_by("job-1", result)
@@ -248,7 +247,7 @@ def test_a_finished_jobs_result_has_its_constants_and_the_forecast_beside_what_i
 
 def test_a_result_of_a_job_that_failed_or_says_too_little_is_written_all_the_same(hand_made: Fixture) -> None:
     job = hand_made(forecast={"terms": {}})
-    settle(job.folders, job.spec, backends.get("local"), why="it fell", how="failed")
+    settle(job.folders, job.spec, registry.get("local"), why="it fell", how="failed")
     result = json.loads(job.folders.result.read_text())
     assert result["state"] == "failed" and not {"forecast", "against", "constants"} & result.keys()
     assert candidates.after({"terms": {}}, {"state": "done", "epochs": []}) == {}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster import backends
+from cluster.backends import registry
 from cluster.cli import record
 from cluster.errors import ClusterError
 from cluster.planning.plan import plan
@@ -142,7 +142,7 @@ def made(hand_made: Fixture, backend: str = "local", done: bool = True, target: 
     run.says("done" if done else "failed", ended=True)
     if done:
         run.shared("result.json", json.dumps(paper.result(target)))
-    status.settle(run.folders, run.spec, backends.get(backend))
+    status.settle(run.folders, run.spec, registry.get(backend))
     return run.job
 
 
