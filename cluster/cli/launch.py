@@ -5,21 +5,14 @@ from typing import Any
 
 import click
 
-from cluster.cli.options import (
-    RENTING,
-    Number,
-    machines_option,
-    recovery_options,
-    renting_options,
-    schedule_options,
-    yes,
-)
-from cluster.cli.plan import planned, select
 from cluster.errors import INTERRUPTED, OK, BadInput, ClusterError, NoAccount
+
+from .options import RENTING, Number, machines_option, recovery_options, renting_options, schedule_options, yes
+from .plan import planned, select
 
 if TYPE_CHECKING:
     from cluster.jobs.submit import Job
-from cluster.cli.app import cli
+from .app import cli
 
 
 @cli.command()
@@ -70,7 +63,7 @@ def launch(
     Exit code: 0 done, 100 failed, 103 stopped.
     """
     from cluster.backends import registry
-    from cluster.display import status
+    from cluster.display import plan, status
     from cluster.jobs import queue, submit
 
     if local and hosts:
@@ -90,8 +83,8 @@ def launch(
     at_once = queue.places(plans, parallel) if len(plans) > 1 else 1
     for one in plans:
         if dry_run:  # first, for they are long
-            status.show_requests(one)
-        status.show_plan(one)
+            plan.show_requests(one)
+        plan.show_plan(one)
         if not dry_run or backend != "aws":
             registry.get(backend).check(one.spec, submit.runs())
     if dry_run:

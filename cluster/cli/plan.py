@@ -130,7 +130,7 @@ def _alone(
 ) -> list[dict[str, Any]]:
     """The plan as it is, and its forecast on the first of the recipe's types that there is."""
     from cluster.display import forecast as display_forecast
-    from cluster.display import status
+    from cluster.display import plan as display_plan
     from cluster.planning import candidates
     from train.forecast import OURS
 
@@ -139,7 +139,7 @@ def _alone(
     if kind and one.spec.procs == kind.gpus:
         (row,) = candidates.rows(lambda count, procs: one, [kind], [one.spec.machines], OURS)
     if output == "table":
-        status.show_plan(one)
+        display_plan.show_plan(one)
         if row:
             display_forecast.show_line(row)
     return [_json(row) if row else _plain(one)]
@@ -224,10 +224,10 @@ def _draw(path: Path, name: str, found: "list[Row]") -> None:
 
 def _show(found: "list[Row]", notes: list[str], chosen: "Row | None", command: str, plot: Path | None) -> None:
     from cluster.display import forecast as display_forecast
-    from cluster.display import status
+    from cluster.display import plan as display_plan
 
     if len(found) == 1:
-        status.show_plan(found[0].plan)
+        display_plan.show_plan(found[0].plan)
         display_forecast.show_phases(found[0])
     else:
         display_forecast.show_rows(found)

@@ -9,11 +9,8 @@ from cluster.errors import FAILED, OK, STOPPED
 from cluster.jobs import billing
 from cluster.jobs.job import Job
 from cluster.machines.setup_progress import STEPS
-from cluster.planning.plan import Plan
-from train.metrics.text import epoch_line, epoch_title, rates, settings, span, where_lines
+from train.metrics.text import epoch_line, epoch_title, span, where_lines
 from train.recipe.target import sentence
-
-from . import cloud
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +20,6 @@ WAY = (  # of a machine to its first training step
     *STEPS,
     *("data", "fetch", "standby", "others", "rendezvous", "indexing", "group", "first step"),
 )
-VALIDATED = {"each": "", "last": ", last", "near": ", near", "never": ", never"}
 COLOURS = {"done": "green", "failed": "red", "stopped": "yellow", "running": "cyan", "waiting": "blue"}
 
 
@@ -56,50 +52,6 @@ def _cell(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def show_plan(plan: Plan) -> None:
-    """Print what a launch would do: the price, the schedule, what the linear rule changed."""
-    spec = plan.spec
-    count = f"machines: {spec.machines}" + (f" and {spec.spares} to spare" if spec.spares else "")
-    where = "this computer" if spec.backend == "local" and len(spec.names) == 1 else count
-    where += " of this computer" if spec.backend == "local" and len(spec.names) > 1 else ""
-    if plan.renting:
-        cloud.show_renting(plan.renting.table(spec))
-    price = ", $0.00" if spec.backend in ("local", "hosts") else ", price above" if plan.renting else ""
-    each = " of each" if len(spec.names) > 1 else ""
-    what = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
-    print(f"{what}; {where}, processes{each}: {spec.procs}{price}")
-    print(settings(spec.recipe))
-    show_schedule(plan.schedule.table())
-    print(f"{plan.schedule.steps} steps over {plan.schedule.images} images")
-    for note in plan.notes:
-        print(f"note: {note}")
-
-
-def show_requests(plan: Plan) -> None:
-    """Print the exact requests by which a launch would rent machines; nothing where none are rented."""
-    if plan.renting:
-        from cluster.backends.aws import plan as aws_plan
-
-        cloud.show_requests(aws_plan.requests(plan.spec, plan.renting))
-
-
-def show_schedule(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a schedule's rows as a paper's table."""
-    columns = ("epochs", "size", "batch", "global", "rate", "rate/256", "steps", "copy", "scale", "val")
-    table(
-        columns,
-        [
-            (
-                f"{row['start']}-{row['end']}", f"{row['size']}{' rect' * row['rect_train']}", row["batch"],
-                row["global_batch"], rates(row["lr"], row["peak"]),
-                rates(row["lr_per_256"]), row["steps"], row["copy"] or "full", row["min_scale"],
-                ("rect" if row["rect_val"] else "square") + VALIDATED[row["validate"]],
-            )
-            for row in rows
-        ],
-    )  # fmt: skip
 
 
 def show_jobs(found: Sequence[Mapping[str, Any]]) -> None:
