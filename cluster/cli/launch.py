@@ -63,7 +63,7 @@ def launch(
     Exit code: 0 done, 100 failed, 103 stopped.
     """
     from cluster.backends import registry
-    from cluster.display import plan, status
+    from cluster.display import plan, progress
     from cluster.jobs import queue, submit
 
     if local and hosts:
@@ -98,7 +98,7 @@ def launch(
     job = submit.launch(plans[0])
     how = "was interrupted and goes on; once more for another one" if job.name in known else "launched"
     click.echo(f"{job.name} {how}, run folder {job.run}")
-    status.show_next(job)
+    progress.show_next(job)
     sys.exit(OK if detach else _follow(job))
 
 
@@ -121,10 +121,10 @@ def _follow_all(made: "list[Job]", at_once: int, detach: bool) -> int:
 
 
 def _follow(job: "Job") -> int:
-    from cluster.display import status
+    from cluster.display import progress
 
     try:
-        return status.follow(job)
+        return progress.follow(job)
     except KeyboardInterrupt:
         click.echo(
             f"\ndetached; {job.name} goes on. Come back: imgnet-cluster attach {job.name}; "
@@ -182,9 +182,9 @@ def adopt(uid: str | None, hosts: str) -> None:
 
     UID is its name on the machines, such as job-3-9073e811, when there are several.
     """
-    from cluster.display import status
+    from cluster.display import progress
     from cluster.jobs import adopt as jobs_adopt
 
     job = jobs_adopt.adopt(hosts, uid)
     click.echo(f"{job.name} is {job.spec.uid}, run folder {job.run}")
-    status.show_next(job)
+    progress.show_next(job)

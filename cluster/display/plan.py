@@ -3,13 +3,14 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.display import cloud
 from cluster.planning.plan import Plan
 from train.metrics.text import rates, settings
 
+from . import cloud
+
 if TYPE_CHECKING:
     pass
-from cluster.display.status import table
+from .status import table
 
 VALIDATED = {"each": "", "last": ", last", "near": ", near", "never": ", never"}
 
