@@ -154,14 +154,14 @@ def ls(folder: Path, output: str) -> None:
     """List the sets of images below FOLDER: a set, or a folder of sets."""
     from dataclasses import asdict
 
-    from cluster.display import status
+    from cluster.display import tables
     from train.data.packing.verify import list_sets
 
     found = list_sets(folder)
     if output == "json":
         print_json([{**asdict(one), "root": str(one.root)} for one in found])
         return
-    status.table(
+    tables.table(
         ("set", "split", "copy", "images", "MB", "classes", "stored"),
         [
             (

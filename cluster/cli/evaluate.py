@@ -111,14 +111,14 @@ def _known(what: str, data: str | None) -> dict[str, Any]:
 def _show(
     begin: "Mapping[str, Any]", rows: "Sequence[Mapping[str, Any]]", gains: "Sequence[Mapping[str, Any]]"
 ) -> None:
-    from cluster.display import status
+    from cluster.display import tables
 
     click.echo(
         f"{begin['recipe']}: {begin['model']}, {begin['epoch']} epochs done, step {begin['step']}; "
         f"{begin['images']} images of {begin['classes']} classes in {begin['data']}"
     )
     click.echo(f"{begin['checkpoint']}, {begin['device']}, {begin['precision']}, processes: {begin['procs']}")
-    status.table(
+    tables.table(
         ("crop", "size", "views", "top-1", "top-5", "loss", "seconds", "read from"),
         [
             (
@@ -131,7 +131,7 @@ def _show(
     for gain in gains:
         click.echo(f"\nrect at {gain['size']} above center, in points, by width / height:")
         named = [*((_ratios(part), part) for part in gain["buckets"]), ("all", {"images": begin["images"], **gain})]
-        status.table(
+        tables.table(
             ("w/h", "images", "top-1", "top-5"),
             [(name, part["images"], _points(part["top1"]), _points(part["top5"])) for name, part in named],
         )

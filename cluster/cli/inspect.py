@@ -71,6 +71,7 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
     """Show how JOB stands, and what happened to it (default: the newest)."""
     from cluster.display import forecast
     from cluster.display import status as display_status
+    from cluster.display import tables as display_status_tables
     from cluster.jobs import submit
 
     found = submit.find(job)
@@ -84,7 +85,7 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
         if against := result.get("against"):
             forecast.show_against(against, (result.get("forecast") or {}).get("source", ""))
     if exit_code:
-        sys.exit(display_status.EXIT.get(said["state"], UNFINISHED))
+        sys.exit(display_status_tables.EXIT.get(said["state"], UNFINISHED))
 
 
 @click.command()
@@ -95,7 +96,7 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
 @click.option("--machine", type=click.IntRange(0), help="The first trainer, or the agent, of this machine.")
 def logs(job: str | None, follow: bool, rank: int | None, agent: bool, machine: int | None) -> None:
     """Print what a trainer of JOB has written (default: the newest job, rank 0)."""
-    from cluster.display import status as display_status
+    from cluster.display import tables as display_status_tables
     from cluster.jobs import submit
 
     if rank is not None and (agent or machine is not None):
@@ -123,7 +124,7 @@ def logs(job: str | None, follow: bool, rank: int | None, agent: bool, machine: 
             break
         time.sleep(0.3)
     if follow:
-        sys.exit(display_status.EXIT[found.state])
+        sys.exit(display_status_tables.EXIT[found.state])
 
 
 def _log(job: "Job", rank: int | None, agent: bool, machine: int | None) -> Path:

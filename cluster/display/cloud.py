@@ -55,10 +55,10 @@ def show_requests(requests: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
 
 def show_cost(said: Mapping[str, Any]) -> None:
     """Print what a job has cost, a row for each machine, and what that bought."""
-    from . import status
+    from . import tables
 
     columns = ("machine", "id", "type", "market", "zone", "hours", "price/h", "dollars", "ended")
-    status.table(
+    tables.table(
         columns,
         [
             (
@@ -86,10 +86,10 @@ def show_cost(said: Mapping[str, Any]) -> None:
 
 def show_offers(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print what EC2 offers, a row for each type and zone."""
-    from . import status
+    from . import tables
 
     columns = ("type", "zone", "GPUs", "GB each", "EFA", "Gbit/s", "spot/h", "on demand/h", "minutes", "dollars")
-    status.table(
+    tables.table(
         columns,
         [
             (
@@ -117,7 +117,7 @@ def show_findings(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def show_machines(rows: Sequence[Mapping[str, Any]]) -> None:
     """Print what is rented, a row for each job, as the tags of its machines say it."""
-    from . import status
+    from . import tables
 
     columns = ("job", "uid", "machines", "state", "type", "market", "zone", "since", "expires", "owner")
-    status.table(columns, [[one[name] for name in columns] for one in rows])
+    tables.table(columns, [[one[name] for name in columns] for one in rows])

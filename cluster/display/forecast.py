@@ -7,7 +7,7 @@ from typing import Any
 from cluster.planning import candidates
 from cluster.planning.candidates import Row
 
-from . import status
+from . import tables
 from .cloud import dollars
 
 TERMS = ("compute", "all-reduce", "optimizer", "logging", "loader", "validation", "fixed")
@@ -32,7 +32,7 @@ def show_rows(found: Sequence[Row]) -> None:
     target = any(one.epochs for one in found)
     columns = ["type", "machines", "GPUs", "minutes", "start", "on demand", "spot"]
     columns += ["to target", "for"] if target else []
-    status.table(
+    tables.table(
         [*columns, "a machine's work", "what takes longest, by epochs"],
         [
             (
@@ -61,7 +61,7 @@ def show_phases(row: Row) -> None:
     show_line(row)
     if row.forecast is None:
         return
-    status.table(
+    tables.table(
         ("epochs", "size", "batch", "seconds", *TERMS, "longest"),
         [
             (
@@ -93,7 +93,7 @@ def show_choice(row: Row, command: str) -> None:
 
 def show_against(rows: Sequence[Mapping[str, Any]], source: str = "") -> None:
     """Print a forecast beside what the run took, term by term; the error of less than a second says nothing."""
-    status.table(
+    tables.table(
         ("forecast", "seconds", "took", "error"),
         [
             (

@@ -10,7 +10,7 @@ from . import cloud
 
 if TYPE_CHECKING:
     pass
-from .status import table
+from .tables import table
 
 VALIDATED = {"each": "", "last": ", last", "near": ", near", "never": ", never"}
 

@@ -11,7 +11,8 @@ from train.recipe.target import sentence
 
 if TYPE_CHECKING:
     pass
-from cluster.display.status import EXIT, console, show_machines, show_timeline
+from .status import show_machines, show_timeline
+from .tables import EXIT, console
 
 
 def follow(job: Job) -> int:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.metrics.text import span
 
-from .status import COLOURS, EXIT, _cell, console
+from .tables import COLOURS, EXIT, _cell, console
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType
