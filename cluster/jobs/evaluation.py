@@ -8,13 +8,14 @@ from typing import Any
 
 from cluster.connectors.local import python
 from cluster.errors import ClusterError
+from cluster.machines import checkpoint_files
 from train.tools.process import die_with_parent, kill
 
 from . import checkpoints
 from .job import Job
 
 
-def of_job(job: Job, progress: checkpoints.Progress = lambda done, total: None) -> dict[str, Any]:
+def of_job(job: Job, progress: checkpoint_files.Progress = lambda done, total: None) -> dict[str, Any]:
     """Return what a job's own examination takes from it: its newest checkpoint, data, and part of the images.
 
     Raises `ClusterError` as `checkpoints.newest` does.

@@ -12,7 +12,7 @@ import pytest
 from cluster.backends.aws.controller import Cloud
 from cluster.connectors.local import Machine
 from cluster.errors import SetupFailed
-from cluster.jobs import checkpoints
+from cluster.machines import checkpoint_files
 
 Fixture = Any
 
@@ -69,7 +69,7 @@ def test_the_network_of_a_job_that_is_done_comes_home_through_the_machine_with_a
     (run.folders.shared / "checkpoints").rename(there / "checkpoints")
     run.shared("result.json", "{}")
     assert found.step() is False
-    assert checkpoints.newest_in(run.folders.shared) == saved and found.ended == [(["i-0"], "the job is done")]
+    assert checkpoint_files.newest_in(run.folders.shared) == saved and found.ended == [(["i-0"], "the job is done")]
     assert "bringing the network home: 0 of 0 MB" in json.loads((run.folders.run / "cloud.json").read_text())["doing"]
 
 

@@ -16,6 +16,7 @@ from cluster.cli import evaluate
 from cluster.connectors.local import Machine
 from cluster.errors import ClusterError
 from cluster.jobs import checkpoints, evaluation
+from cluster.machines import checkpoint_files
 from cluster.plots import crops
 
 Fixture = Any
@@ -70,7 +71,7 @@ def there(hand_made: Any) -> Any:
 def test_the_newest_whole_one_is_brought_home_once(there: Path, tmp_path: Path) -> None:
     machine, told, home = Elsewhere(), [], tmp_path / "home"
     for _ in range(2):
-        found = checkpoints.bring(machine, str(there), home, lambda *how: told.append(how))
+        found = checkpoint_files.bring(machine, str(there), home, lambda *how: told.append(how))
         assert found == home / "checkpoints/000002/step-00000008.pt"
         assert found.read_bytes() == (there / "checkpoints/000002/step-00000008.pt").read_bytes()
     size = found.stat().st_size
@@ -79,7 +80,7 @@ def test_the_newest_whole_one_is_brought_home_once(there: Path, tmp_path: Path) 
 
 
 def test_from_a_machine_without_any_none_is_brought(tmp_path: Path) -> None:
-    assert checkpoints.bring(Elsewhere(), str(tmp_path / "nowhere"), tmp_path, lambda *_: None) is None
+    assert checkpoint_files.bring(Elsewhere(), str(tmp_path / "nowhere"), tmp_path, lambda *_: None) is None
 
 
 def test_of_a_job_elsewhere_that_runs_the_machines_are_asked_and_home_will_do_when_they_are_silent(

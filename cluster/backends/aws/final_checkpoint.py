@@ -18,7 +18,7 @@ def bring_network(fleet: Fleet, rented: Rented, present: Mapping[str, Instance],
 
     What goes wrong is said, and passed over: the checkpoint is on the shared file system too, and a machine bills.
     """
-    from cluster.jobs import checkpoints  # it knows all places that jobs run in
+    from cluster.machines import checkpoint_files  # it knows all places that jobs run in
 
     begun = time.monotonic()
 
@@ -31,6 +31,8 @@ def bring_network(fleet: Fleet, rented: Rented, present: Mapping[str, Instance],
         for name in sorted(present, key=lambda one: (not present[one].public, int(one)))[:1]:
             if others := [one.id for one in present.values() if one.name != name]:
                 rented.release(others, "the job is done")
-            checkpoints.bring(fleet.remotes[name], fleet.machines.job_folder(name), rented.folders.shared, going_on)
+            checkpoint_files.bring(
+                fleet.remotes[name], fleet.machines.job_folder(name), rented.folders.shared, going_on
+            )
     except (ClusterError, CloudError, OSError, KeyError) as error:
         rented.say(f"the network stays on the stack's shared file system: {error}")
