@@ -20,7 +20,10 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from cluster.jobs import submit  # noqa: E402
+from cluster.jobs import (
+    store,
+    submit,  # noqa: E402
+)
 from train.data.packing.synthetic import draw_set  # noqa: E402
 from train.forecast import Constants  # noqa: E402
 from train.recipe.schema import SAMPLE, Model, Optim, Phase, Recipe  # noqa: E402
@@ -64,9 +67,9 @@ def pair() -> list[dict[str, Any]]:
 
 def rows(pairs: int = 1) -> Iterator[str]:
     """Yield the benchmark's table."""
-    kept = os.environ.get(submit.RUNS)
+    kept = os.environ.get(store.RUNS)
     with tempfile.TemporaryDirectory(prefix="forecast-") as folder:
-        os.environ[submit.RUNS] = f"{folder}/runs"
+        os.environ[store.RUNS] = f"{folder}/runs"
         here = Path.cwd()
         os.chdir(folder)
         try:
@@ -74,8 +77,8 @@ def rows(pairs: int = 1) -> Iterator[str]:
             found = [pair() for _ in range(pairs)]
         finally:
             os.chdir(here)
-            os.environ.pop(submit.RUNS)
-            os.environ.update({submit.RUNS: kept} if kept else {})
+            os.environ.pop(store.RUNS)
+            os.environ.update({store.RUNS: kept} if kept else {})
     yield "| long run, seconds | forecast from the short one | took | error |"
     yield "|---|---|---|---|"
     for one in zip(*found, strict=True):

@@ -74,7 +74,7 @@ def down(
 
     JOB may be one that this computer never saw: its name or uid, as ls --cloud shows it.
     """
-    from cluster.jobs import billing, submit
+    from cluster.jobs import billing, store
 
     if sum((bool(job), everything, stack)) != 1:
         raise BadInput("say what: a job, --all, or --stack")
@@ -89,7 +89,7 @@ def down(
     if everything:
         return _down_all(region, dry_run, yes)
     try:
-        found = submit.find(job)
+        found = store.find(job)
     except NoSuchJob:
         from cluster.backends.aws import admin
 
@@ -106,10 +106,10 @@ def down(
 
 def _rented() -> "list[Job]":
     """The jobs of this folder that rent, or rented; a damaged one is left out."""
-    from cluster.jobs import submit
+    from cluster.jobs import store
 
     found = []
-    for one in submit.all_jobs():
+    for one in store.all_jobs():
         with contextlib.suppress(ClusterError):
             found += [one] if one.spec.cloud else []
     return found
@@ -189,11 +189,11 @@ def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
 def cost(job: str | None, top5: float | None, output: str) -> None:
     """Show what JOB has cost (default: the newest): machines, disks, addresses; per epoch, to the target, wasted."""
     from cluster.display import cloud
-    from cluster.jobs import billing, submit
+    from cluster.jobs import billing, store
 
     from .inspect import refresh
 
-    mine = submit.find(job)
+    mine = store.find(job)
     refresh(mine)  # its machines may have gone with nobody here to see it
     found = billing.cost(mine, top5)
     if output == "json":
@@ -207,9 +207,9 @@ def cost(job: str | None, top5: float | None, output: str) -> None:
 @click.option("--max-hours", type=Number(0, min_open=True), required=True, help="Since the first of its machines came.")
 def extend(job: str, max_hours: float) -> None:
     """Give JOB more time, or less: it saves and ends so many hours after the first machine of this launch came."""
-    from cluster.jobs import billing, submit
+    from cluster.jobs import billing, store
 
-    found = submit.find(job)
+    found = store.find(job)
     billing.extend(found, max_hours)
     click.echo(f"{found.name} may take {max_hours:g} hours")
 

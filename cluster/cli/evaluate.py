@@ -93,14 +93,14 @@ def _draw(plot: Path, begin: "Said", seen: "Said", several: bool) -> None:
 
 def _known(what: str, data: str | None) -> dict[str, Any]:
     """What is known of a job, or of a file."""
-    from cluster.jobs import evaluation, submit
+    from cluster.jobs import evaluation, store
 
     path = Path(what)
     if path.is_file() or path.suffix == ".pt" or not re.fullmatch(r"(job-)?[0-9]+", what):
         if not path.is_file():
             raise BadInput(f"{what}: is neither a job nor a checkpoint; jobs: imgnet-cluster ls")
         return {"checkpoint": path}
-    job = submit.find(what)
+    job = store.find(what)
     with Bar(f"bringing the newest checkpoint of {job.name}", lambda done: f"{done / 1e6:.0f} MB") as bar:
         found = evaluation.of_job(job, bar)
     if data:  # the copies are of other images then

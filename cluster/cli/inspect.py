@@ -34,14 +34,14 @@ def refresh(job: "Job") -> None:
 def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
     """List the jobs of this folder."""
     from cluster.display import status as display_status
-    from cluster.jobs import submit
+    from cluster.jobs import store
 
     if cloud:
         return _ls_cloud(regions, output)
     if regions:
         raise BadInput("--region goes with --cloud: the jobs of this folder are listed wherever they are")
     found = []
-    for job in submit.all_jobs():
+    for job in store.all_jobs():
         try:
             refresh(job)
             found.append({**job.status(), "hparams": job.hparams})
@@ -72,9 +72,9 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
     from cluster.display import forecast
     from cluster.display import status as display_status
     from cluster.display import tables as display_status_tables
-    from cluster.jobs import submit
+    from cluster.jobs import store
 
-    found = submit.find(job)
+    found = store.find(job)
     refresh(found)
     said = found.status()
     if output == "json":
@@ -97,11 +97,11 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
 def logs(job: str | None, follow: bool, rank: int | None, agent: bool, machine: int | None) -> None:
     """Print what a trainer of JOB has written (default: the newest job, rank 0)."""
     from cluster.display import tables as display_status_tables
-    from cluster.jobs import submit
+    from cluster.jobs import store
 
     if rank is not None and (agent or machine is not None):
         raise BadInput("--rank counts over all machines; say it alone, or --machine, or --machine and --agent")
-    found, shown, before = submit.find(job), 0, None
+    found, shown, before = store.find(job), 0, None
     while True:
         found.refresh()
         ended, path = found.ended, _log(found, rank, agent, machine)
@@ -148,9 +148,9 @@ def _log(job: "Job", rank: int | None, agent: bool, machine: int | None) -> Path
 @on_machine
 def attach(job: str | None, machine: int | None) -> None:
     """Show the tmux session of JOB on this terminal. Ctrl-b d leaves it running."""
-    from cluster.jobs import submit
+    from cluster.jobs import store
 
-    found = submit.find(job)
+    found = store.find(job)
     found.refresh()
     if found.ended:
         raise ClusterError(
@@ -169,9 +169,9 @@ def attach(job: str | None, machine: int | None) -> None:
 @on_machine
 def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
     """Open a shell on a machine of JOB, or run COMMAND there: imgnet-cluster ssh job-3 --machine 2 -- nvidia-smi."""
-    from cluster.jobs import submit
+    from cluster.jobs import store
 
-    words = submit.find(job).ssh_command(machine, command, tty=sys.stdin.isatty())
+    words = store.find(job).ssh_command(machine, command, tty=sys.stdin.isatty())
     os.execvp(words[0], words)
 
 
@@ -181,9 +181,9 @@ def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
 def top(job: str | None, once: bool) -> None:
     """Show what each machine of JOB is doing, each second, until Ctrl-C (default: the newest)."""
     from cluster.display import top as display_top
-    from cluster.jobs import submit
+    from cluster.jobs import store
 
-    found = submit.find(job)
+    found = store.find(job)
 
     def read() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         refresh(found)
@@ -199,11 +199,11 @@ def top(job: str | None, once: bool) -> None:
 def tensorboard(job: str | None, port: int, everything: bool) -> None:
     """Serve the curves of JOB on 127.0.0.1 until Ctrl-C (default: the newest)."""
     from cluster.display import tensorboard as board
-    from cluster.jobs import submit
+    from cluster.jobs import store
 
     if everything:
         sys.exit(board.serve_all(port))
-    sys.exit(board.serve(submit.find(job), port))
+    sys.exit(board.serve(store.find(job), port))
 
 
 COMMANDS = (ls, status, logs, attach, ssh, top, tensorboard)

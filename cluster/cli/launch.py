@@ -64,7 +64,7 @@ def launch(
     """
     from cluster.backends import registry
     from cluster.display import plan, progress
-    from cluster.jobs import queue, submit
+    from cluster.jobs import queue, store, submit
 
     if local and hosts:
         raise BadInput("--local and --hosts are two places; say one, or neither to rent machines from AWS")
@@ -86,15 +86,15 @@ def launch(
             plan.show_requests(one)
         plan.show_plan(one)
         if not dry_run or backend != "aws":
-            registry.get(backend).check(one.spec, submit.runs())
+            registry.get(backend).check(one.spec, store.runs())
     if dry_run:
-        click.echo(f"would launch {len(plans)} job{'s' * (len(plans) > 1)} in {submit.runs()}; nothing was started")
+        click.echo(f"would launch {len(plans)} job{'s' * (len(plans) > 1)} in {store.runs()}; nothing was started")
         return
     if not yes and sys.stdin.isatty() and not click.confirm("launch?", default=False):
         raise ClusterError("nothing was started")
     if len(plans) > 1:
         sys.exit(_follow_all(queue.enqueue(plans, at_once), at_once, detach))
-    known = {one.name for one in submit.all_jobs()}
+    known = {one.name for one in store.all_jobs()}
     job = submit.launch(plans[0])
     how = "was interrupted and goes on; once more for another one" if job.name in known else "launched"
     click.echo(f"{job.name} {how}, run folder {job.run}")
@@ -141,9 +141,9 @@ def _follow(job: "Job") -> int:
 @click.option("--for-good", is_flag=True, help="Do not start it again.")
 def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
     """Take a machine away from JOB, to see it recover: at once, as if its power was cut."""
-    from cluster.jobs import submit
+    from cluster.jobs import store
 
-    found = submit.find(job)
+    found = store.find(job)
     found.lose(str(machine), notice, for_good)
     click.echo(f"machine {machine} of {found.name} is {'told to leave' if notice is not None else 'lost'}")
     click.echo(f"  what it costs  imgnet-cluster status {found.name}")
@@ -153,9 +153,9 @@ def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
 @click.argument("job")
 def stop(job: str) -> None:
     """Save JOB and end it; `resume` goes on from there."""
-    from cluster.jobs import submit
+    from cluster.jobs import store
 
-    found = submit.find(job)
+    found = store.find(job)
     found.stop()
     more = "" if found.state == "done" else f"; go on: imgnet-cluster resume {found.name}"
     click.echo(f"{found.name} {found.state}{more}")
@@ -166,9 +166,9 @@ def stop(job: str) -> None:
 @click.option("-d", "--detach", is_flag=True, help="Return as soon as the job is at work.")
 def resume(job: str, detach: bool) -> None:
     """Go on with JOB from its newest whole checkpoint, and follow it. Ctrl-C leaves it running."""
-    from cluster.jobs import submit
+    from cluster.jobs import store
 
-    found = submit.find(job)
+    found = store.find(job)
     found.resume()
     click.echo(f"{found.name} resumed")
     sys.exit(OK if detach else _follow(found))

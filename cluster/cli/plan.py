@@ -150,11 +150,11 @@ def _rows(
     trainer: str, job: str | None, options: dict[str, Any],
 ) -> tuple[list["Row"], list[str]]:  # fmt: skip
     """Return the rows of a forecast, and what a person should know of them. Raises `ClusterError`."""
-    from cluster.jobs import billing, submit
+    from cluster.jobs import billing, store
     from cluster.planning import candidates
     from train.forecast import TRAINERS
 
-    ran = submit.find(job) if job else None
+    ran = store.find(job) if job else None
     constants = candidates.measured_by(ran.name, ran.result) if ran else TRAINERS[trainer]
     if ran and ran.spec.recipe.model.name != recipe.model.name:
         raise BadInput(

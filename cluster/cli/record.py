@@ -36,14 +36,14 @@ def record(
     Hours count from the start of loading the images. What is not known is null. Nobody is asked: it works on a job
     that is over, after its machines are gone. --check prints the first row that does not fit; exit code 1.
     """
-    from cluster.jobs import submit
+    from cluster.jobs import store
 
     if check is not None:
         if kind or path or author or email or code_url:
             raise BadInput("--check writes nothing; leave the other options out")
-        return click.echo(_check(check, submit.find(job) if job else None))
+        return click.echo(_check(check, store.find(job) if job else None))
     files = _files(kind, path) if path is not None else {}
-    said = _ran(submit.find(job))
+    said = _ran(store.find(job))
     _agrees(said)
     who = {"author": author, "email": email, "code": code_url}
     if path is None:
@@ -117,13 +117,13 @@ def _write(path: Path, text: str) -> None:
 
 def _check(what: str, job: "Job | None") -> str:
     """Return a line that says what is in order. Raises `ClusterError` with the first row that is not."""
-    from cluster.jobs import submit
+    from cluster.jobs import store
     from cluster.records import check as records_check
 
     path = Path(what)
     texts = _read(path) if path.is_file() else {}
     if not texts:
-        job = submit.find(what)
+        job = store.find(what)
     entry = _entry(texts["json"], path) if "json" in texts else None
     job = job or _job_of(entry)
     said = _ran(job) if job else None
@@ -172,11 +172,11 @@ def _entry(text: str, path: Path) -> dict[str, Any]:
 
 def _job_of(entry: dict[str, Any] | None) -> "Job | None":
     """Return the job of this folder that a JSON is of, None when it is of none."""
-    from cluster.jobs import submit
+    from cluster.jobs import store
 
     misc = (entry or {}).get("misc")
     uid = misc.get("uid") if isinstance(misc, dict) else None
-    for one in submit.all_jobs() if uid else []:
+    for one in store.all_jobs() if uid else []:
         with contextlib.suppress(ClusterError):  # a damaged one is not it
             if one.spec.uid == uid:
                 return one

@@ -20,13 +20,13 @@ def report(job: tuple[str, ...], output: Path | None, show: bool) -> None:
     A job that runs, failed or was stopped has one too, of what there is so far.
     """
     from cluster import report as reports
-    from cluster.jobs import submit
+    from cluster.jobs import store
 
-    named = [submit.find(one) for one in job] or [submit.find()]
+    named = [store.find(one) for one in job] or [store.find()]
     found = list({one.name: one for one in named}.values())
     for one in found:
         refresh(one)
-    place = found[0].run if len(found) == 1 else submit.runs()
+    place = found[0].run if len(found) == 1 else store.runs()
     path = reports.write(found, output or place / reports.NAME)
     click.echo(path)
     if show and click.launch(str(path)):

@@ -11,7 +11,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 from cluster.errors import ClusterError
-from cluster.jobs import submit
+from cluster.jobs import store
 from cluster.jobs.job import Job
 from train.tools import process
 
@@ -49,16 +49,16 @@ def serve_all(port: int) -> int:
 
     Raises `NoSuchJob` when there is none yet.
     """
-    runs = submit.find().run.parent
+    runs = store.find().run.parent
     board = runs / ".board"
     board.mkdir(exist_ok=True)
 
     def look() -> None:
-        found = submit.all_jobs()
+        found = store.all_jobs()
         _refresh(found)
         link(board, found)
 
-    link(board, submit.all_jobs())
+    link(board, store.all_jobs())
     return _serve(board, port, runs / ".tensorboard.log", f"all jobs of {runs}, until Ctrl-C", look)
 
 

@@ -12,7 +12,7 @@ from cluster.state.spec import Folders, Spec
 from train.tools.filesystem import as_json, locked, read_json
 from train.tools.filesystem import replace as replace_file
 
-from . import submit
+from . import store
 from .job import Job
 
 # The jobs in a shared folder that have no result.
@@ -44,9 +44,9 @@ def adopt(hosts_file: str | Path, uid: str | None = None) -> Job:
         spec = Spec.from_json(json.loads(described))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClusterError(f"{hosts.shared}/{uid}/job.json is damaged ({type(error).__name__}: {error})") from None
-    submit.runs().mkdir(parents=True, exist_ok=True)
-    with locked(submit.runs() / ".adopt.lock"):
-        for job in submit.all_jobs():
+    store.runs().mkdir(parents=True, exist_ok=True)
+    with locked(store.runs() / ".adopt.lock"):
+        for job in store.all_jobs():
             said = read_json(job.folders.spec)
             if isinstance(said, dict) and said.get("uid") == uid:
                 raise ClusterError(f"{uid} is here already, as {job.name}; imgnet-cluster status {job.name}")
@@ -67,7 +67,7 @@ def _create(spec: Spec, hosts: Hosts, mark: bytes) -> Job:
     machines = hosts.machines[: len(spec.names)]
     if len(machines) < len(spec.names):
         raise BadInput(f"{spec.uid} has {len(spec.names)} machines, the hosts file names {len(machines)}")
-    run = submit.make_folder(registry.get("hosts").taken())
+    run = store.make_folder(registry.get("hosts").taken())
     folders = Folders(run)
     folders.shared.mkdir(parents=True)
     mine = replace(spec, name=run.name, hosts=Hosts(hosts.shared, machines).to_json())

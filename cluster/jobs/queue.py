@@ -21,7 +21,7 @@ from cluster.errors import BadInput, ClusterError
 from cluster.planning.plan import Plan
 from train.tools.filesystem import locked, one_line
 
-from . import queue_state, submit
+from . import queue_state, store, submit
 from .job import Busy, Job
 from .supervisor import log
 
@@ -55,12 +55,12 @@ def enqueue(plans: Sequence[Plan], parallel: int | None = None) -> list[Job]:
         raise BadInput("no recipes: there is nothing to queue")
     parallel, queue = places(plans, parallel), uuid4().hex[:8]
     for one in plans:
-        registry.get(one.spec.backend).check(one.spec, submit.runs())
+        registry.get(one.spec.backend).check(one.spec, store.runs())
     made: list[Job] = []
     try:
         for one in plans:
             made.append(submit._create(replace(one.spec, queue=queue, parallel=parallel)))
-        queue_state.ensure(submit.runs(), queue)
+        queue_state.ensure(store.runs(), queue)
     except BaseException:
         for job in made:
             shutil.rmtree(job.run, ignore_errors=True)

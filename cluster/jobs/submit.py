@@ -1,8 +1,6 @@
 """The verbs over jobs: launch, find, list. What the command line does is a function here first."""
 
 import contextlib
-import os
-import re
 import shutil
 import time
 from dataclasses import replace
@@ -11,7 +9,8 @@ from typing import Any
 from uuid import uuid4
 
 from cluster.backends import registry
-from cluster.errors import BadInput, ClusterError, NoSuchJob
+from cluster.errors import BadInput, ClusterError
+from cluster.jobs.store import all_jobs, find, make_folder, runs
 from cluster.planning.plan import Plan, load_recipes, plan
 from cluster.state.spec import Folders, Spec
 from train.recipe.schema import Recipe
@@ -20,53 +19,7 @@ from train.tools.provenance import git_commit
 from .job import Job
 from .queue_state import with_machines
 
-RUNS = "IMGNET_RUNS"
-
 __all__ = ["Job", "Plan", "all_jobs", "find", "launch", "load_recipes", "plan", "runs"]
-
-
-def runs() -> Path:
-    """Return the folder of all run folders: $IMGNET_RUNS, else ./runs."""
-    return Path(os.environ.get(RUNS) or "runs").absolute()
-
-
-def all_jobs() -> list[Job]:
-    """Return the jobs of this folder, oldest first. A folder without job.json is of a launch that was killed."""
-    found = [path.parent for path in runs().glob("job-*/job.json") if re.fullmatch("job-[1-9][0-9]*", path.parent.name)]
-    return [Job(path) for path in sorted(found, key=lambda path: int(path.name[4:]))]
-
-
-def find(name: str | None = None) -> Job:
-    """Return the job called "job-3" or "3", without a name the newest. Raises `NoSuchJob`."""
-    jobs = all_jobs()
-    if name is None and jobs:
-        return jobs[-1]
-    for job in jobs:
-        if name in (job.name, job.name.removeprefix("job-")):
-            return job
-    known = (
-        f"there are {', '.join(job.name for job in jobs)}"
-        if 1 < len(jobs) < 6
-        else f"there are {jobs[0].name} to {jobs[-1].name}"
-        if len(jobs) > 1
-        else f"there is {jobs[0].name}"
-        if jobs
-        else "there are none"
-    )
-    raise NoSuchJob(f"{name or 'no job'}: no such job in {runs()} ({known}); what is rented: imgnet-cluster ls --cloud")
-
-
-def make_folder(taken: set[str]) -> Path:
-    """Claim the next free number. mkdir fails for the second of two that start at once, who takes the one after."""
-    runs().mkdir(parents=True, exist_ok=True)
-    number = max((int(job.name[4:]) for job in all_jobs()), default=0) + 1
-    while True:
-        path = runs() / f"job-{number}"
-        with contextlib.suppress(FileExistsError):
-            if path.name not in taken:
-                path.mkdir()
-                return path
-        number += 1
 
 
 def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:

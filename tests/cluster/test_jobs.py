@@ -9,7 +9,7 @@ import pytest
 
 from cluster import launch
 from cluster.errors import BadInput, ClusterError, NoSuchJob
-from cluster.jobs import submit
+from cluster.jobs import store, submit
 from cluster.jobs.job import Job
 
 Fixture = Any
@@ -26,14 +26,14 @@ def test_many_who_begin_a_job_at_once_get_a_number_each(
 ) -> None:
     names = crowd(6, lambda _: [submit._create(spec).name for _ in range(2)])
     assert sorted(name for many in names for name in many) == sorted(f"job-{number}" for number in range(1, 13))
-    assert [job.name for job in submit.all_jobs()] == [f"job-{number}" for number in range(1, 13)]
-    for job in submit.all_jobs():
+    assert [job.name for job in store.all_jobs()] == [f"job-{number}" for number in range(1, 13)]
+    for job in store.all_jobs():
         assert job.spec.name == job.name and job.spec.recipe == spec.recipe
         assert json.loads(job.folders.recipe.read_text())["name"] == "tiny"
 
 
 def test_a_number_is_claimed_by_one_only(place: Fixture, crowd: Callable[..., list[Any]]) -> None:
-    names = crowd(4, lambda _: [submit.make_folder(set()).name for _ in range(60)])
+    names = crowd(4, lambda _: [store.make_folder(set()).name for _ in range(60)])
     assert sorted(name for many in names for name in many) == sorted(f"job-{number}" for number in range(1, 241))
 
 
@@ -47,8 +47,8 @@ def test_a_number_is_not_given_again_while_its_folder_is_there(place: Fixture, s
 def test_jobs_are_in_the_order_of_their_numbers(hand_made: Fixture) -> None:
     for number in (10, 9, 1, 100):
         hand_made(f"job-{number}")
-    assert [job.name for job in submit.all_jobs()] == ["job-1", "job-9", "job-10", "job-100"]
-    assert submit.find().name == "job-100"
+    assert [job.name for job in store.all_jobs()] == ["job-1", "job-9", "job-10", "job-100"]
+    assert store.find().name == "job-100"
 
 
 def test_only_run_folders_are_jobs(place: Fixture, hand_made: Fixture) -> None:
@@ -56,7 +56,7 @@ def test_only_run_folders_are_jobs(place: Fixture, hand_made: Fixture) -> None:
     for name in ("job-", "job-x", "job-1.old", "job--1", "job-²", "other", ".job-5"):
         (place.path / "runs" / name).mkdir()
     (place.path / "runs/job-4").touch()
-    assert [job.name for job in submit.all_jobs()] == ["job-3"]
+    assert [job.name for job in store.all_jobs()] == ["job-3"]
 
 
 @pytest.mark.parametrize("name, found", [("3", "job-3"), ("job-3", "job-3"), ("12", "job-12"), (None, "job-12")])
@@ -65,7 +65,7 @@ def test_a_job_is_found_by_its_number_its_name_or_as_the_newest(
 ) -> None:
     for one in ("job-3", "job-12"):
         hand_made(one)
-    assert submit.find(name).name == found
+    assert store.find(name).name == found
 
 
 @pytest.mark.parametrize("name", ["1", "job-1", "job-", "", "job-3/", "../runs/job-3", "-3", "03", "job"])
@@ -73,13 +73,13 @@ def test_a_job_that_is_not_there_is_an_error_that_says_which_are(hand_made: Fixt
     for one in ("job-3", "job-12"):
         hand_made(one)
     with pytest.raises(NoSuchJob, match="there are job-3, job-12") as caught:
-        submit.find(name)
+        store.find(name)
     assert caught.value.code == 102 and "\n" not in str(caught.value)
 
 
 def test_no_job_at_all_is_an_error_too(place: Fixture) -> None:
     with pytest.raises(NoSuchJob, match="there are none"):
-        submit.find()
+        store.find()
 
 
 def test_another_place_for_the_runs_is_taken_from_the_environment(
@@ -88,7 +88,7 @@ def test_another_place_for_the_runs_is_taken_from_the_environment(
     monkeypatch.setenv("IMGNET_RUNS", "some/where")
     assert submit._create(spec).run == place.path / "some/where/job-1"
     monkeypatch.delenv("IMGNET_RUNS")
-    assert submit.all_jobs() == [] and submit.runs() == place.path / "runs"
+    assert store.all_jobs() == [] and store.runs() == place.path / "runs"
 
 
 def test_a_full_disk_leaves_no_half_job(spec: Any, full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_full_disk_leaves_no_half_job(spec: Any, full_disk: Path, monkeypatch:
     with pytest.raises(ClusterError, match="No space left on device; nothing was started") as caught:
         submit._create(spec)
     assert str(full_disk) in str(caught.value) and "\n" not in str(caught.value)
-    assert submit.all_jobs() == []
+    assert store.all_jobs() == []
 
 
 def test_what_cannot_be_launched_is_refused_before_it_has_a_folder(place: Fixture) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.cli import cloud
 from cluster.errors import ClusterError
-from cluster.jobs import billing, submit
+from cluster.jobs import billing, store
 
 Fixture = Any
 SECOND = 3600.0  # dollars an hour: one a second
@@ -65,7 +65,7 @@ def test_what_a_job_costs_is_asked_for_before_it_is_told(monkeypatch: pytest.Mon
     asked: list[str] = []
     job = SimpleNamespace(spec=SimpleNamespace(backend="local"), refresh=lambda: asked.append("refresh"), name="job-1",
                           backend=SimpleNamespace(DESCRIPTION="this computer"))  # fmt: skip
-    monkeypatch.setattr(submit, "find", lambda name: job)
+    monkeypatch.setattr(store, "find", lambda name: job)
     with pytest.raises(ClusterError, match="job-1 ran on this computer"):
         cloud.cost.callback("job-1", None, "table")  # type: ignore[misc]
     assert asked == ["refresh"]

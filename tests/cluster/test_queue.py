@@ -15,7 +15,7 @@ import pytest
 
 from cluster.backends import local, ssh
 from cluster.errors import BadInput, ClusterError
-from cluster.jobs import queue, queue_state, submit
+from cluster.jobs import queue, queue_state, store, submit
 from cluster.jobs.job import Job
 from train.tools.filesystem import locked
 
@@ -355,7 +355,7 @@ def test_a_queue_that_cannot_begin_leaves_no_job(place: Fixture, monkeypatch: py
     monkeypatch.setattr(queue_state, "ensure", ensure)
     with pytest.raises(ClusterError, match="no tmux here"):
         queue.enqueue(plans)
-    assert submit.all_jobs() == [] and not list((place.path / "runs").iterdir())
+    assert store.all_jobs() == [] and not list((place.path / "runs").iterdir())
 
 
 def test_on_this_computer_one_runs_at_a_time_unless_it_has_no_gpu(
