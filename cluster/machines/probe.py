@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import platform
-import re
 import select
 import shutil
 import signal
@@ -23,13 +22,13 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
+from cluster.state.mounts import mount_of
 from train.distributed.network import addresses
 from train.tools.filesystem import one_line
 
 from .checks import judge
 
 NVIDIA_SECONDS, FOLDER_SECONDS, SEE_SECONDS = 20.0, 20.0, 5.0
-NETWORK = ("nfs", "nfs4", "cifs", "smb3", "ceph", "lustre", "glusterfs", "beegfs", "gpfs", "wekafs", "afs", "9p")
 GPU_ASK = ("name", "memory.total", "driver_version", "uuid", "compute_cap")
 
 
@@ -216,20 +215,6 @@ def links(path: Path, other: Path) -> bool:
     except OSError:
         return False
     return False
-
-
-def mount_of(path: Path, text: str = "") -> dict[str, Any]:
-    """Return file system type, options, source and mount point of a path, from /proc/self/mountinfo (proc(5))."""
-    best: dict[str, Any] = {"type": "", "options": "", "network": False, "source": "", "point": ""}
-    for line in (text or Path("/proc/self/mountinfo").read_text()).splitlines():
-        left, _, right = line.partition(" - ")
-        point = Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), left.split()[4]))
-        if path.is_relative_to(point) and len(str(point)) >= len(best["point"]):  # a later mount hides an earlier one
-            kind, source, options = right.split(" ")[:3]
-            network = kind.removeprefix("fuse.") in NETWORK or ":" in source
-            best = {"type": kind, "options": f"{left.split()[5]},{options}", "network": network}
-            best |= {"source": source, "point": str(point)}
-    return best
 
 
 def look(folder: Path, names: Mapping[str, str]) -> dict[str, bool]:

@@ -7,12 +7,12 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
-from cluster.machines.probe import mount_of
 from train.recipe.schema import Recipe
 from train.tools.filesystem import as_json, read_json
 from train.tools.filesystem import replace as write
 
 from .membership import Rules
+from .mounts import mount_of
 
 
 @dataclass(frozen=True, kw_only=True)

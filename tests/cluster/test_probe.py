@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from cluster.machines import checks, probe
+from cluster.state import mounts
 
 GPU = "NVIDIA A100-SXM4-40GB, 40960, 550.54.15, GPU-{n}, 8.0"
 FACTS: dict[str, Any] = {
@@ -139,12 +140,12 @@ def test_another_probings_file_is_not_taken_for_this_ones(tmp_path: Path, monkey
     ],
 )
 def test_the_mount_of_a_path_is_the_deepest_and_the_last(path: str, kind: str, network: bool) -> None:
-    found = probe.mount_of(Path(path), MOUNTS)
+    found = mounts.mount_of(Path(path), MOUNTS)
     assert (found["type"], found["network"]) == (kind, network)
 
 
 def test_a_mounts_options_are_both_its_own_and_its_file_systems() -> None:
-    found = probe.mount_of(Path("/srv/nfs/x"), MOUNTS)
+    found = mounts.mount_of(Path("/srv/nfs/x"), MOUNTS)
     assert found["options"].startswith("rw,noatime,rw,vers=4.1") and found["source"] == "server:/export"
 
 
