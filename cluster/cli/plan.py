@@ -151,17 +151,17 @@ def _rows(
 ) -> tuple[list["Row"], list[str]]:  # fmt: skip
     """Return the rows of a forecast, and what a person should know of them. Raises `ClusterError`."""
     from cluster.jobs import billing, store
-    from cluster.planning import candidates
+    from cluster.planning import calibration, candidates
     from train.forecast import TRAINERS
 
     ran = store.find(job) if job else None
-    constants = candidates.measured_by(ran.name, ran.result) if ran else TRAINERS[trainer]
+    constants = calibration.measured_by(ran.name, ran.result) if ran else TRAINERS[trainer]
     if ran and ran.spec.recipe.model.name != recipe.model.name:
         raise BadInput(
             f"--from {ran.name}: it trained {ran.spec.recipe.model.name}, whose seconds say nothing of "
             f"{recipe.model.name}; leave --from out"
         )
-    card = candidates.card_of(ran.spec, ran.result or {}, billing.rented_type(ran)) if ran else None
+    card = calibration.card_of(ran.spec, ran.result or {}, billing.rented_type(ran)) if ran else None
     kinds: list[Shipped] = [candidates.known(one) for one in dict.fromkeys(names)]
     if not kinds:
         first = card or candidates.first_known(recipe.types)
@@ -174,7 +174,7 @@ def _rows(
     for kind in kinds:
         own: Constants = constants
         if card:
-            own, note = candidates.for_card(constants, card, kind)
+            own, note = calibration.for_card(constants, card, kind)
             notes += [note] if note else []
 
         def make(count: int, procs: int) -> "Plan":

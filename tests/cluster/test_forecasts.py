@@ -11,7 +11,7 @@ from PIL import Image
 
 from cluster.backends import machine_types, registry
 from cluster.errors import BadInput, ClusterError
-from cluster.planning import candidates
+from cluster.planning import calibration, candidates
 from cluster.planning.candidates import Row
 from cluster.planning.plan import load_recipes, plan
 from cluster.plots import forecast as plots_forecast
@@ -241,7 +241,7 @@ def test_a_finished_jobs_result_has_its_constants_and_the_forecast_beside_what_i
     settle(job.folders, job.spec, registry.get("local"))
     result = json.loads(job.folders.result.read_text())
     assert result["forecast"] == told and {row["term"]: row["error"] for row in result["against"]}["steps"] == 1.0
-    own = candidates.measured_by("job-1", result)
+    own = calibration.measured_by("job-1", result)
     assert own.chunks == ((32, 8, pytest.approx(0.2)),) and own == Constants.from_json(result["constants"])
 
 
@@ -253,17 +253,17 @@ def test_a_result_of_a_job_that_failed_or_says_too_little_is_written_all_the_sam
     assert candidates.after({"terms": {}}, {"state": "done", "epochs": []}) == {}
     for one in (None, result, {"state": "done"}):
         with pytest.raises(BadInput, match="--from job-1"):
-            candidates.measured_by("job-1", one)
+            calibration.measured_by("job-1", one)
 
 
 def test_a_jobs_speed_is_its_cards_and_another_card_has_its_preset() -> None:
     own = Constants(source="job-3", chunks=((224, 64, 1.0),), epoch=((0, 3.0),), start=9.0)
     a100, h100, here = candidates.known(FREE), candidates.known("p5.48xlarge"), replace(P3, gpu="", on_demand=0.0)
-    assert candidates.for_card(own, a100, a100) == (own, "") and candidates.for_card(own, here, here) == (own, "")
-    rented, note = candidates.for_card(own, here, h100)
+    assert calibration.for_card(own, a100, a100) == (own, "") and calibration.for_card(own, here, here) == (own, "")
+    rented, note = calibration.for_card(own, here, h100)
     assert (rented.boot, rented.setup, rented.fetch) == (OURS.boot, OURS.setup, OURS.fetch) and "its like" in note
     assert (rented.chunks, rented.start) == (own.chunks, own.start)
-    other, note = candidates.for_card(own, a100, h100)
+    other, note = calibration.for_card(own, a100, h100)
     assert other.chunks == () and (other.epoch, other.start) == (own.epoch, own.start)
     assert note == "job-3 ran on A100: the speed of H100 is the preset's"
 
@@ -271,18 +271,18 @@ def test_a_jobs_speed_is_its_cards_and_another_card_has_its_preset() -> None:
 def test_what_processors_did_says_nothing_of_a_gpu() -> None:
     own = Constants(source="job-3", chunks=((224, 64, 1.0),), start=9.0)
     cpu, gpu = replace(P3, gpu="CPU", on_demand=0.0), candidates.known(FREE)
-    assert candidates.for_card(own, cpu, gpu) == (OURS, "job-3 ran on processors, which says nothing of A100: all of "
+    assert calibration.for_card(own, cpu, gpu) == (OURS, "job-3 ran on processors, which says nothing of A100: all of "
                                                  f"{FREE} is presets")  # fmt: skip
-    assert candidates.for_card(own, gpu, cpu)[0] == OURS
+    assert calibration.for_card(own, gpu, cpu)[0] == OURS
     small = replace(cpu, name="c7i.2xlarge", on_demand=0.4)
-    like, note = candidates.for_card(own, cpu, small)
+    like, note = calibration.for_card(own, cpu, small)
     assert like == replace(own, boot=OURS.boot, setup=OURS.setup, fetch=OURS.fetch) and "taken for those of" in note
 
 
 def test_a_rented_job_ran_on_the_type_that_came_and_one_here_costs_nothing(hand_made: Fixture) -> None:
     job = hand_made(procs=2)
-    assert candidates.card_of(job.spec, {"device": "cpu"}).gpu == "CPU"
-    here = candidates.card_of(job.spec, {})
+    assert calibration.card_of(job.spec, {"device": "cpu"}).gpu == "CPU"
+    here = calibration.card_of(job.spec, {})
     assert (here.name, here.gpus, here.gpu, here.on_demand) == (f"as {job.spec.name}'s", 2, "", 0.0)
     rented = replace(job.spec, cloud={"places": [{"type": "p5.48xlarge"}, {"type": FREE}]})
-    assert candidates.card_of(rented, {"device": "cuda"}, FREE) == candidates.known(FREE), "not the type it liked best"
+    assert calibration.card_of(rented, {"device": "cuda"}, FREE) == candidates.known(FREE), "not the type it liked best"
