@@ -90,14 +90,14 @@ def plan(
     On several --machines, or with --type: minutes, dollars, what takes them, and where more machines stop being worth
     it, for each. Prices are on demand, as shipped; nobody is asked.
     """
-    from cluster.planning import candidates
+    from cluster.planning import choose as planning_choose
 
     if cheapest + fastest + bool(within) > 1:
         raise BadInput("--cheapest, --fastest and --within all choose; say one")
     how = "cheapest" if cheapest else "fastest" if fastest else None
     if job and trainer != "ours":
         raise BadInput("--from and --trainer both say whose constants; say one")
-    most = candidates.limit(within) if within else None
+    most = planning_choose.limit(within) if within else None
     if (how or within) and (epochs or trainer != "ours"):
         what = "--epochs forecasts a part of what" if epochs else f"--trainer {trainer} is not what"
         raise BadInput(f"{what} a launch would train; to choose one leave it out")
@@ -112,10 +112,10 @@ def plan(
         found, notes = _rows(one, recipe, machines, names, epochs, trainer, job, options)
         if how and len(found) == 1:
             raise BadInput(f"--{how}: there is one row; say several, such as --machines 1,2,4,8")
-        chosen = candidates.choose(found, how or "within", most) if how or within else None
+        chosen = planning_choose.choose(found, how or "within", most) if how or within else None
         mine = only or ((one.name,) if len(recipes) > 1 else ())
         more = {"only": mine, **{name: value for name, value in options.items() if (name, value) != ("scale", 1.0)}}
-        command = candidates.launch_words(chosen, recipe, more) if chosen else ""
+        command = planning_choose.launch_words(chosen, recipe, more) if chosen else ""
         if plot:
             _draw(plot, f"{one.name}, its first {epochs} epochs" if epochs else one.name, found)
         shown += [_json(row) | _choice(row, chosen, command) for row in found]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from cluster.planning import candidates
+from cluster.planning import candidates, choose
 from cluster.planning.candidates import Row
 
 from . import tables
@@ -46,7 +46,7 @@ def show_rows(found: Sequence[Row]) -> None:
         ],
     )  # fmt: skip
     for name, some in candidates.by_type(found).items():
-        if sentence := candidates.knee(some):
+        if sentence := choose.knee(some):
             print(f"{name}: {sentence}")
     if target:
         print("to target: until the epoch after which the recipe's source had met it; of a row without one, the whole")

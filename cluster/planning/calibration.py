@@ -5,9 +5,10 @@ from dataclasses import replace
 from cluster.backends import machine_types
 from cluster.backends.machine_types import Shipped
 from cluster.errors import BadInput
-from cluster.planning.candidates import Result
 from cluster.state.spec import Spec
 from train.forecast import OURS, Constants, measured
+
+from .candidates import Result
 
 CPU = "CPU"  # the card of machines without any
 

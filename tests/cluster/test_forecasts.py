@@ -11,7 +11,7 @@ from PIL import Image
 
 from cluster.backends import machine_types, registry
 from cluster.errors import BadInput, ClusterError
-from cluster.planning import calibration, candidates
+from cluster.planning import calibration, candidates, choose
 from cluster.planning.candidates import Row
 from cluster.planning.plan import load_recipes, plan
 from cluster.plots import forecast as plots_forecast
@@ -121,47 +121,47 @@ def test_the_18_minutes_with_the_constants_of_2018() -> None:
 ])  # fmt: skip
 def test_the_knee_is_where_a_doubling_stops_being_worth_it(minutes: list[float], said: str) -> None:
     found = [fake(2**place, one) for place, one in enumerate(minutes)]
-    assert candidates.knee(list(reversed(found))) == said
+    assert choose.knee(list(reversed(found))) == said
 
 
 def test_a_knee_between_numbers_that_are_no_doubling_is_counted() -> None:
-    assert candidates.knee([fake(4, 30), fake(6, 29)]) == "4 machines: 2 more buy 3 %"
-    assert candidates.knee([fake(1, None), fake(2, None)]) == ""
+    assert choose.knee([fake(4, 30), fake(6, 29)]) == "4 machines: 2 more buy 3 %"
+    assert choose.knee([fake(1, None), fake(2, None)]) == ""
 
 
 @pytest.mark.parametrize(("text", "found"), [
     ("30min", ("minutes", 30)), ("1.5h", ("minutes", 90)), ("40$", ("dollars", 40)), ("$40", ("dollars", 40)),
 ])  # fmt: skip
 def test_a_limit_is_a_time_or_a_price(text: str, found: tuple[str, float]) -> None:
-    assert candidates.limit(text) == found
+    assert choose.limit(text) == found
 
 
 @pytest.mark.parametrize("text", ["30", "min", "-3min", "0min", "$40$", "forty$", "30s", "", "nanmin", "$4h"])
 def test_what_is_neither_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="such as 30min, 2h or 40"):
-        candidates.limit(text)
+        choose.limit(text)
 
 
 def test_a_row_is_chosen_by_time_or_price() -> None:
     cheap, fast, middle = fake(1, 100), fake(8, 20), fake(4, 28)  # 16.7, 26.7, 18.7 dollars
     unknown, gone, none = fake(16, 10, price=None), fake(8, 5, gone="AWS stopped"), fake(2, None)
     found = [cheap, fast, middle, unknown, gone, none]
-    assert candidates.choose(found, "cheapest") is cheap and candidates.choose(found, "fastest") is unknown
-    assert candidates.choose(found, "within", ("minutes", 30.0)) is middle
-    assert candidates.choose(found, "within", ("dollars", 20.0)) is middle
+    assert choose.choose(found, "cheapest") is cheap and choose.choose(found, "fastest") is unknown
+    assert choose.choose(found, "within", ("minutes", 30.0)) is middle
+    assert choose.choose(found, "within", ("dollars", 20.0)) is middle
     with pytest.raises(ClusterError, match="no row is within 1 minutes; the least is 10"):
-        candidates.choose(found, "within", ("minutes", 1.0))
+        choose.choose(found, "within", ("minutes", 1.0))
     with pytest.raises(ClusterError, match=r"no row is within 1 dollars; the least is 16\.7"):
-        candidates.choose(found, "within", ("dollars", 1.0))
+        choose.choose(found, "within", ("dollars", 1.0))
     with pytest.raises(ClusterError, match="no row has a known price"):
-        candidates.choose([unknown], "cheapest")
+        choose.choose([unknown], "cheapest")
     with pytest.raises(ClusterError, match="can be rented"):
-        candidates.choose([gone, none], "fastest")
+        choose.choose([gone, none], "fastest")
 
 
 def test_the_command_that_launches_a_row_has_what_plan_was_asked_with() -> None:
     options = {"data": "my images", "keep_batch": True, "seed": 0, "scale": 0.5, "only": ("a", "b"), "procs": None}
-    words = shlex.split(candidates.launch_words(fake(8, 1.0), "x.py", options))
+    words = shlex.split(choose.launch_words(fake(8, 1.0), "x.py", options))
     assert words == [
         *("imgnet-cluster", "launch", "--machines", "8", "--type", "a.large", "--data", "my images", "--keep-batch"),
         *("--seed", "0", "--scale", "0.5", "--only", "a", "--only", "b", "x.py"),
