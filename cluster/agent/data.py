@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cluster.connectors.local import python
 from cluster.planning import data_fetch
+from cluster.planning.data_fetch import FULL, reads_full
 from cluster.state.spec import Spec
 from train.tools import process
 
@@ -59,3 +60,11 @@ def last_line(path: Path) -> str:
         file.seek(max(0, path.stat().st_size - 500))
         return file.read().decode(errors="replace").replace("\r", "\n").strip().splitlines()[-1]
     return ""
+
+
+def command(spec: Spec) -> list[str]:
+    """Return the words of our own command line that fetch a job's images on one of its machines."""
+    sizes = ",".join([FULL, *map(str, spec.recipe.copies)])
+    words = ["data", "fetch", spec.source, spec.data, "--sizes", sizes, "--else-full"]
+    words += [] if reads_full(spec.recipe) else ["--index-only"]
+    return words + (["--copies", spec.source_copies] if spec.source_copies else [])

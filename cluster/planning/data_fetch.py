@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Self
 
 from cluster.errors import BadInput, ClusterError
-from cluster.state.spec import Spec
 from train.data.fetch.download import look, read_manifest
 from train.data.fetch.fetch import PATIENCE, Part, size
 from train.data.fetch.sources import MANIFEST, SPLITS, FetchError, Folder, Manifest, Source
@@ -158,11 +157,3 @@ def target_of(source: str, fetch: str, backend: str) -> Path:
 def reads_full(recipe: Recipe) -> bool:
     """Whether a phase reads the full-size images; its validation reads what its training does."""
     return any(phase.copy is None for phase in recipe.phases)
-
-
-def command(spec: Spec) -> list[str]:
-    """Return the words of our own command line that fetch a job's images on one of its machines."""
-    sizes = ",".join([FULL, *map(str, spec.recipe.copies)])
-    words = ["data", "fetch", spec.source, spec.data, "--sizes", sizes, "--else-full"]
-    words += [] if reads_full(spec.recipe) else ["--index-only"]
-    return words + (["--copies", spec.source_copies] if spec.source_copies else [])

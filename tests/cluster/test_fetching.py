@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 from packedset import content, make_set
 
+from cluster.agent.data import command
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import data_fetch
-from cluster.planning.data_fetch import command, parts
+from cluster.planning.data_fetch import parts
 from cluster.planning.plan import plan
 from cluster.state import timeline
 from cluster.state.spec import Spec
