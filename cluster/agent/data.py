@@ -7,8 +7,8 @@ from pathlib import Path
 
 from cluster.connectors.local import python
 from cluster.planning import data_fetch
-from cluster.planning.data_fetch import FULL, reads_full
 from cluster.state.spec import Spec
+from train.recipe.schema import FULL, reads_full
 from train.tools import process
 
 # An address of one's own at EC2 may need a moment to give out the machine's credentials (botocore tries once).

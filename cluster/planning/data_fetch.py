@@ -15,11 +15,10 @@ from cluster.errors import BadInput, ClusterError
 from train.data.fetch.download import look, read_manifest
 from train.data.fetch.fetch import PATIENCE, Part, size
 from train.data.fetch.sources import MANIFEST, SPLITS, FetchError, Folder, Manifest, Source
-from train.recipe.schema import Recipe
+from train.recipe.schema import FULL, Recipe, reads_full
 
 SCHEME = "s3://"
 ON_RENTED = "~/.imgnet/data"  # on the fast disk, where there is one: infra/aws/instances/user_data.py
-FULL = "full"
 LOOK_SECONDS = 10.0  # for a plan
 
 
@@ -152,8 +151,3 @@ def target_of(source: str, fetch: str, backend: str) -> Path:
     if not folder.is_absolute() and folder.parts[:1] != ("~",):
         raise BadInput(f"--fetch {folder}: is on the machines; say an absolute path, such as {ON_RENTED}")
     return folder / (source.removeprefix(SCHEME).rstrip("/").rpartition("/")[2] or "data")
-
-
-def reads_full(recipe: Recipe) -> bool:
-    """Whether a phase reads the full-size images; its validation reads what its training does."""
-    return any(phase.copy is None for phase in recipe.phases)

@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
+from train.recipe.schema import Recipe
+
 from . import validators
 from .components import IMAGENET, MODELS, SAMPLE, Comm, Data, Model, Optim
 
@@ -239,3 +241,11 @@ class Recipe:
             return cls(**{**value, **parts})
         except (AttributeError, TypeError, ValueError) as error:
             raise ValueError(f"not a recipe's JSON: {error}") from error
+
+
+FULL = "full"
+
+
+def reads_full(recipe: Recipe) -> bool:
+    """Whether a phase reads the full-size images; its validation reads what its training does."""
+    return any(phase.copy is None for phase in recipe.phases)
