@@ -10,7 +10,6 @@ from uuid import uuid4
 
 from cluster.backends import registry
 from cluster.errors import BadInput, ClusterError
-from cluster.jobs.store import all_jobs, find, make_folder, runs
 from cluster.planning.plan import Plan, load_recipes, plan
 from cluster.state.spec import Folders, Spec
 from train.recipe.schema import Recipe
@@ -18,6 +17,7 @@ from train.tools.provenance import git_commit
 
 from .job import Job
 from .queue_state import with_machines
+from .store import all_jobs, find, make_folder, runs
 
 __all__ = ["Job", "Plan", "all_jobs", "find", "launch", "load_recipes", "plan", "runs"]
 

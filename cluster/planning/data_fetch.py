@@ -6,6 +6,16 @@ index alone, which tells names and classes.
 """
 
 import contextlib
+import os
+from pathlib import Path
+
+from train.data.fetch.sources import MANIFEST
+from train.tools.filesystem import read_json
+
+if TYPE_CHECKING:
+    pass
+
+import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -151,3 +161,20 @@ def target_of(source: str, fetch: str, backend: str) -> Path:
     if not folder.is_absolute() and folder.parts[:1] != ("~",):
         raise BadInput(f"--fetch {folder}: is on the machines; say an absolute path, such as {ON_RENTED}")
     return folder / (source.removeprefix(SCHEME).rstrip("/").rpartition("/")[2] or "data")
+
+
+def count_splits(root: Path) -> tuple[int, int]:
+    """Return the numbers of images for training and validation, 0 where there are none."""
+    return count_images(root / "train"), count_images(root / "val")
+
+
+def count_images(folder: Path) -> int:
+    """Return the number of images of a packed split, or of files in the class folders; 0 when there is none."""
+    packed = read_json(folder / MANIFEST)
+    if isinstance(packed, dict):
+        return int(packed.get("images", 0))
+    with contextlib.suppress(OSError):
+        return sum(
+            1 for one in os.scandir(folder) if one.is_dir() for file in os.scandir(one) if not file.name.startswith(".")
+        )
+    return 0

@@ -1,6 +1,5 @@
 """What a launch would do, worked out without starting anything."""
 
-import contextlib
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -11,14 +10,13 @@ from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.local import ROOT, gpu_count
 from cluster.errors import BadInput
 from cluster.machines import requirements
+from cluster.planning.data_fetch import count_splits
 from cluster.state.spec import Spec
-from train.data.fetch.sources import MANIFEST
 from train.forecast import CARDS, OURS, Constants, Forecast, forecast
 from train.recipe.files import RecipeError, load
 from train.recipe.schedule import Schedule, scaled
 from train.recipe.schema import SAMPLE, Recipe
 from train.recipe.target import Target
-from train.tools.filesystem import read_json
 
 from . import data_fetch
 
@@ -197,23 +195,6 @@ def _there(given: Path, draw: bool, hosts: Hosts) -> Path:
             f"{given}: the images are on the machines; say where, as an absolute path: --data /data/imagenet"
         )
     return given
-
-
-def count_splits(root: Path) -> tuple[int, int]:
-    """Return the numbers of images for training and validation, 0 where there are none."""
-    return count_images(root / "train"), count_images(root / "val")
-
-
-def count_images(folder: Path) -> int:
-    """Return the number of images of a packed split, or of files in the class folders; 0 when there is none."""
-    packed = read_json(folder / MANIFEST)
-    if isinstance(packed, dict):
-        return int(packed.get("images", 0))
-    with contextlib.suppress(OSError):
-        return sum(
-            1 for one in os.scandir(folder) if one.is_dir() for file in os.scandir(one) if not file.name.startswith(".")
-        )
-    return 0
 
 
 def load_recipes(name: str) -> list[Recipe]:
