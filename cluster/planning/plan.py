@@ -1,6 +1,5 @@
 """What a launch would do, worked out without starting anything."""
 
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,8 +10,9 @@ from cluster.connectors.local import ROOT, gpu_count
 from cluster.errors import BadInput
 from cluster.machines import requirements
 from cluster.planning.data_fetch import count_splits
+from cluster.planning.local_forecast import here
 from cluster.state.spec import Spec
-from train.forecast import CARDS, OURS, Constants, Forecast, forecast
+from train.forecast import Constants
 from train.recipe.files import RecipeError, load
 from train.recipe.schedule import Schedule, scaled
 from train.recipe.schema import SAMPLE, Recipe
@@ -166,22 +166,6 @@ def shared_out(processes: int, gpus: int) -> str:
     if processes < gpus:
         return f"{work}: each of {processes} process{'es' * (processes != 1)} accumulates gradients"
     return f"{work}: of {processes} processes {processes - gpus} find nothing to do in a step"
-
-
-def here(plan: Plan, constants: Constants | None = None) -> Forecast | None:
-    """Return the forecast of a job on this computer, None where it has GPUs of which nothing was measured.
-
-    The preset of the card CPU is for one process on two cores.
-    """
-    if constants is None:
-        if gpu_count():
-            return None
-        images = CARDS["CPU"].images * (os.cpu_count() or 1) / plan.spec.neighbours / 2
-        constants = replace(OURS, images=images, boot=0.0, setup=0.0, fetch=0.0, start=5.0)
-    return forecast(
-        plan.schedule, gpus=plan.spec.procs, gpu="CPU", gbit=40.0, machines=plan.spec.machines, constants=constants,
-        val=plan.val,
-    )  # fmt: skip
 
 
 def _there(given: Path, draw: bool, hosts: Hosts) -> Path:
