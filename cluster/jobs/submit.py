@@ -10,7 +10,8 @@ from uuid import uuid4
 
 from cluster.backends import registry
 from cluster.errors import BadInput, ClusterError
-from cluster.planning.plan import Plan, load_recipes, plan
+from cluster.planning.plan import Plan
+from cluster.planning.resolve import load_recipes, plan
 from cluster.state.spec import Folders, Spec
 from train.recipe.schema import Recipe
 from train.tools.provenance import git_commit

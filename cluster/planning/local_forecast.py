@@ -8,7 +8,7 @@ from train.forecast import CARDS, OURS, Constants, Forecast, forecast
 
 if TYPE_CHECKING:
     pass
-from cluster.planning.plan import Plan
+from .plan import Plan
 
 
 def here(plan: Plan, constants: Constants | None = None) -> Forecast | None:

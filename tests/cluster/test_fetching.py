@@ -11,7 +11,7 @@ from cluster.agent.data import command
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import data_fetch
 from cluster.planning.data_fetch import parts
-from cluster.planning.plan import plan
+from cluster.planning.resolve import plan
 from cluster.state import timeline
 from cluster.state.spec import Spec
 from train.data.fetch.sources import FetchError

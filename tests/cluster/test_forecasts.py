@@ -13,7 +13,7 @@ from cluster.backends import machine_types, registry
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import calibration, candidates, choose
 from cluster.planning.candidates import Row
-from cluster.planning.plan import load_recipes, plan
+from cluster.planning.resolve import load_recipes, plan
 from cluster.plots import forecast as plots_forecast
 from cluster.state.status import settle
 from infra.aws.market.instance_types import HISTORIC, ON_DEMAND, RETIRED, SHIPPED

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cluster.backends.local import CHECKPOINT_MB, checkpoint_mb
-from cluster.planning.plan import plan
+from cluster.planning.resolve import plan
 from train.forecast import forecast
 from train.models.registry import MAKERS
 from train.recipe.schema import MODELS, Data, Model, Optim, Phase, Recipe

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from cluster.errors import BadInput
-from cluster.planning.plan import load_recipes, plan
+from cluster.planning.resolve import load_recipes, plan
 from train.recipe.schema import SAMPLE, Data, Model, Phase, Recipe
 
 Fixture = Any

@@ -13,7 +13,7 @@ import pytest
 from cluster.backends import registry
 from cluster.cli import record
 from cluster.errors import ClusterError
-from cluster.planning.plan import plan
+from cluster.planning.resolve import plan
 from cluster.records import check, run_data, writers
 from cluster.state import attempts, status
 from train.recipe.schedule import Epoch, Schedule
