@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.plots.forecast import COLOURS, GRID, INK, PAPER, font
+from cluster.plots.palette import COLOURS, GRID, INK, PAPER, font
 
 from .arms import Experiment
 from .evidence import Rows, spread, value, values

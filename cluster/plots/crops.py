@@ -6,7 +6,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .forecast import INK, PAPER, font
+from .palette import INK, PAPER, font
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from train.metrics.text import PARTS
 
 from . import svg as plots_svg
-from .forecast import COLOURS
+from .palette import COLOURS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

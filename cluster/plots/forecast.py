@@ -3,17 +3,16 @@
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from cluster.errors import BadInput
+from cluster.plots.palette import COLOURS, GRID, INK, PAPER, font
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
 
 Points = Sequence[tuple[float, float]]
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, GAP, BOTTOM = 960, 800, 90, 30, 70, 84, 76
-COLOURS = ("#1f6fb4", "#d1495b", "#2a9d5c", "#e08e0b", "#7b4fa3", "#444444")  # apart also without red or green
-INK, GRID, PAPER = "#222222", "#dddddd", "#ffffff"
 
 
 def draw(path: Path, title: str, minutes: Mapping[str, Points], dollars: Mapping[str, Points]) -> None:
@@ -32,13 +31,6 @@ def draw(path: Path, title: str, minutes: Mapping[str, Points], dollars: Mapping
     panel(pen, TOP + high + GAP, high, "dollars, on demand", machines, dollars, colours)
     pen.text((WIDTH / 2, HEIGHT - 18), "machines", INK, font=font(15), anchor="mm")
     image.save(path)
-
-
-def font(size: int) -> Any:
-    """Return Pillow's own font."""
-    from PIL import ImageFont
-
-    return ImageFont.load_default(size)
 
 
 def ticks(most: float) -> list[float]:

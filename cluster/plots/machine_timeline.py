@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from . import svg
 from .curves import DASHES, Chart, Facts, Key, Points, time_unit
-from .forecast import COLOURS
+from .palette import COLOURS
 from .svg import PAPER, SOFT
 
 if TYPE_CHECKING:

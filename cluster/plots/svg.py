@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from .forecast import COLOURS, GRID, INK
+from .palette import COLOURS, GRID, INK
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -15,6 +15,7 @@ from cluster.planning import calibration, candidates, choose
 from cluster.planning.candidates import Row
 from cluster.planning.resolve import load_recipes, plan
 from cluster.plots import forecast as plots_forecast
+from cluster.plots import palette as plots_forecast_palette
 from cluster.state.status import settle
 from infra.aws.market.instance_types import HISTORIC, ON_DEMAND, RETIRED, SHIPPED
 from train.forecast import IN_2018, OURS, Constants, forecast
@@ -181,9 +182,9 @@ def test_a_picture_has_a_line_for_each_type(tmp_path: Path) -> None:
     lines = {"a": [(1, 30.0), (2, 16.0)], "b": [(1, 20.0), (2, 11.0)]}
     plots_forecast.draw(tmp_path / "x.png", "title", lines, {**lines, "b": []})
     drawn = colours(tmp_path / "x.png")
-    for name in plots_forecast.COLOURS[:2]:
+    for name in plots_forecast_palette.COLOURS[:2]:
         assert tuple(bytes.fromhex(name[1:])) in drawn
-    assert tuple(bytes.fromhex(plots_forecast.COLOURS[2][1:])) not in drawn
+    assert tuple(bytes.fromhex(plots_forecast_palette.COLOURS[2][1:])) not in drawn
     plots_forecast.draw(tmp_path / "y.png", "one point, no price", {"a": [(1, 30.0)]}, {"a": []})
     assert colours(tmp_path / "y.png")
 
