@@ -19,7 +19,8 @@ from elastic_plan import OWN_FAULTS, Outcome, Plan
 
 from cluster.state import attempts
 from cluster.state.locks import AGENT, held
-from cluster.state.spec import Folders, Spec
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec
 from train.data.order import usage_log
 from train.recipe.schedule import Schedule
 from train.tools import process

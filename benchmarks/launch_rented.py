@@ -39,7 +39,8 @@ from benchmarks.launch import wait_for as wait  # noqa: E402
 from benchmarks.launch_stub import Waits  # noqa: E402
 from cluster.backends.aws import backend  # noqa: E402
 from cluster.machines.fleet import Fleet  # noqa: E402
-from cluster.state.spec import Folders, Spec  # noqa: E402
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec  # noqa: E402
 from infra.aws.journal import Journal  # noqa: E402
 
 BEGIN, END = "<!-- launch_rented.py -->", "<!-- end of launch_rented.py -->"

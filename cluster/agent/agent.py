@@ -22,15 +22,16 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from cluster.agent.__main__ import main
 from cluster.connectors import log_sync
 from cluster.state import attempts, membership
 from cluster.state.heartbeats import Peers, Word
 from cluster.state.membership import View
-from cluster.state.spec import Folders, Spec, stop_reason
+from cluster.state.run_folder import Folders, stop_reason
+from cluster.state.spec import Spec
 from train.tools import process
 
 from . import tmux_windows
+from .__main__ import main
 from .data import DrawError, prepare
 from .status_writer import Voice
 from .trainers import Trainers, temporary

@@ -10,6 +10,8 @@ from pathlib import Path
 from pkgutil import iter_modules
 from typing import Protocol, cast
 
-from cluster.backends.base import Backend
 from cluster.errors import BadInput
-from cluster.state.spec import Folders, Spec
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec
+
+from .base import Backend

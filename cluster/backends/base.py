@@ -3,7 +3,8 @@
 from pathlib import Path
 from typing import Protocol
 
-from cluster.state.spec import Folders, Spec
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec
 
 
 class Backend(Protocol):

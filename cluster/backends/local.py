@@ -11,7 +11,8 @@ from cluster.connectors.local import Machine, python
 from cluster.errors import BadInput, ClusterError
 from cluster.machines import requirements
 from cluster.state import locks
-from cluster.state.spec import Folders, Spec
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec
 from train.data.index.open import DataError, check_layout
 from train.recipe.schema import Recipe
 from train.tools import filesystem

@@ -11,7 +11,8 @@ from cluster.connectors.ssh import Unreachable
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.fleet import Fleet
 from cluster.state import locks
-from cluster.state.spec import Folders, Spec
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec
 
 DESCRIPTION = "the machines that a file names, over ssh"
 REMOTE = True

@@ -8,7 +8,8 @@ from cluster.backends import registry
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.ssh import Remote
 from cluster.errors import BadInput, ClusterError, NoSuchJob
-from cluster.state.spec import Folders, Spec
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec
 from train.tools.filesystem import as_json, locked, read_json
 from train.tools.filesystem import replace as replace_file
 

@@ -17,7 +17,8 @@ from cluster.errors import BadInput, ClusterError
 from cluster.state import attempts
 from cluster.state import status as state_status
 from cluster.state import timeline as state_timeline
-from cluster.state.spec import Folders, Spec
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec
 from train.metrics.hparams import flat
 from train.recipe.schedule import Schedule, scaled
 from train.tools.filesystem import as_json, locked, read_json, replace

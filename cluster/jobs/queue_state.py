@@ -13,7 +13,8 @@ from typing import Any
 from cluster.connectors import tmux
 from cluster.connectors.local import python
 from cluster.errors import BadInput, ClusterError
-from cluster.state.spec import Folders, Spec
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec
 from train.tools.filesystem import locked, read_json
 
 BOOT_SECONDS = 20.0  # for a queue's process to take its lock

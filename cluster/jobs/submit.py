@@ -12,7 +12,8 @@ from cluster.backends import registry
 from cluster.errors import BadInput, ClusterError
 from cluster.planning.plan import Plan
 from cluster.planning.resolve import load_recipes, plan
-from cluster.state.spec import Folders, Spec
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec
 from train.recipe.schema import Recipe
 from train.tools.provenance import git_commit
 

@@ -21,7 +21,8 @@ from cluster.connectors.ssh_config import ssh_config
 from cluster.errors import ClusterError, SetupFailed
 from cluster.state import attempts
 from cluster.state.locks import AGENT
-from cluster.state.spec import Folders, Spec
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec
 from train.tools.filesystem import is_json, locked, overwrite, replace
 
 from . import code_archive

@@ -18,7 +18,8 @@ from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host
 from cluster.connectors.ssh import Remote
 from cluster.errors import SetupFailed
-from cluster.state.spec import Spec, stop_reason
+from cluster.state.run_folder import stop_reason
+from cluster.state.spec import Spec
 from train.distributed.network import slow_pairs
 
 from . import checks, code_archive, python_env, requirements

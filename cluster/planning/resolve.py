@@ -9,9 +9,6 @@ from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.local import ROOT, gpu_count
 from cluster.errors import BadInput
 from cluster.machines import requirements
-from cluster.planning import data_fetch
-from cluster.planning.data_fetch import count_splits
-from cluster.planning.local_forecast import here
 from cluster.state.spec import Spec
 from train.forecast import Constants
 from train.recipe.files import RecipeError, load
@@ -19,9 +16,13 @@ from train.recipe.schedule import Schedule, scaled
 from train.recipe.schema import SAMPLE, Recipe
 from train.recipe.target import Target
 
+from . import data_fetch
+from .data_fetch import count_splits
+from .local_forecast import here
+
 if TYPE_CHECKING:
     pass
-from cluster.planning.plan import Plan
+from .plan import Plan
 
 
 def plan(

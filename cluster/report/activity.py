@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import Any
 
-from cluster.state.spec import Folders
+from cluster.state.run_folder import Folders
 from cluster.state.timeline import OVER, states
 
 AWAY = ("gone", "left")

@@ -14,7 +14,8 @@ from train.recipe import target
 from train.tools.filesystem import as_json, json_lines, read_json, replace
 
 from . import attempts, timeline
-from .spec import Folders, Spec
+from .run_folder import Folders
+from .spec import Spec
 
 WAITING = ("setup", "failed", "stopped")  # of a machine: the job is not under way, or not any more
 ORDER = (  # of the states of a machine, from the one that tells least of a job

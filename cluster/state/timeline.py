@@ -6,7 +6,7 @@ from typing import Any
 from train.tools.filesystem import json_lines, read_json
 
 from . import attempts
-from .spec import Folders
+from .run_folder import Folders
 
 OVER = ("done", "stopped", "gone", "left")  # of an agent
 STATES = {

@@ -16,7 +16,8 @@ from typing import Any
 
 import pytest
 
-from cluster.state.spec import Folders, Spec
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec
 from train.recipe.schema import Data, Model, Phase, Recipe
 from train.tools.filesystem import seal
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster.state.spec import Folders, Spec
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec
 
 Fixture = Any
 

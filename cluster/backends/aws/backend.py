@@ -15,7 +15,8 @@ from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Hosts
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.fleet import Fleet
-from cluster.state.spec import Folders, Spec
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec
 from infra.aws.errors import CloudError
 from infra.aws.journal import Journal
 from infra.aws.market import billing

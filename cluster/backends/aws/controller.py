@@ -15,7 +15,8 @@ from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, SetupFailed
 from cluster.machines.fleet import RESULT, Fleet
 from cluster.state import attempts
-from cluster.state.spec import Folders, Spec, stop_reason
+from cluster.state.run_folder import Folders, stop_reason
+from cluster.state.spec import Spec
 from infra.aws import tags
 from infra.aws.client import my_address
 from infra.aws.errors import CloudError, Interrupted, NoCredentials

@@ -11,7 +11,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from cluster.connectors.hosts_file import Host, Hosts
-from cluster.state.spec import Folders, Spec
+from cluster.state.run_folder import Folders
+from cluster.state.spec import Spec
 from infra.aws import tags
 from infra.aws.client import Account, call, my_address
 from infra.aws.errors import REACTIONS, CloudError, Interrupted, NoCredentials
