@@ -6,7 +6,7 @@ from typing import Any
 
 from cluster.connectors import tmux
 from cluster.errors import ClusterError
-from cluster.state import status, timeline
+from cluster.state import result, timeline
 from train.tools.filesystem import as_json, replace
 
 from .job import Job
@@ -30,7 +30,7 @@ def down(job: Job) -> None:
         silent = job.backend.terminate(job.spec, job.folders)
         try:
             if not job.ended:
-                status.settle(job.folders, job.spec, job.backend, silent, ENDING, "stopped")
+                result.settle(job.folders, job.spec, job.backend, silent, ENDING, "stopped")
         except OSError as error:
             raise ClusterError(f"{job.name}: its machines are gone; its result cannot be written: {error}") from error
 

@@ -15,6 +15,7 @@ from cluster.backends.base import Backend
 from cluster.connectors import tmux
 from cluster.errors import BadInput, ClusterError
 from cluster.state import attempts
+from cluster.state import result as state_status_result
 from cluster.state import status as state_status
 from cluster.state import timeline as state_timeline
 from cluster.state.run_folder import Folders
@@ -146,14 +147,14 @@ class Job:
         with contextlib.suppress(Busy), self.locked(seconds=5):
             if not self.ended and (self.supervising or not self.alive):
                 silent = self.backend.terminate(self.spec, self.folders)
-                state_status.settle(self.folders, self.spec, self.backend, silent)
+                state_status_result.settle(self.folders, self.spec, self.backend, silent)
 
     def fail(self, reason: str) -> None:
         """End a job that cannot start, or was stopped before it did: nothing of it stays on its machines."""
         how = "stopped" if (self.folders.shared / "stop").exists() else "failed"
         with self.locked(seconds=5):
             silent = self.backend.terminate(self.spec, self.folders)
-            state_status.settle(self.folders, self.spec, self.backend, silent, reason, how)
+            state_status_result.settle(self.folders, self.spec, self.backend, silent, reason, how)
 
     @property
     def said(self) -> bool:
@@ -302,7 +303,9 @@ class Job:
                 return False
             if self.folders.launch.exists():  # somebody was killed while starting it
                 self.backend.terminate(self.spec, self.folders)
-            state_status.settle(self.folders, self.spec, self.backend, why="stopped while it waited", how="stopped")
+            state_status_result.settle(
+                self.folders, self.spec, self.backend, why="stopped while it waited", how="stopped"
+            )
             return True
 
     def lose(self, machine: str, notice: float | None = None, for_good: bool = False) -> None:

@@ -11,7 +11,8 @@ from typing import Any
 from cluster.backends import machine_types
 from cluster.errors import ClusterError
 from cluster.jobs.job import Job
-from cluster.state import attempts, status, timeline
+from cluster.state import attempts, timeline
+from cluster.state import result as state_result
 from train.tools.filesystem import json_lines
 
 Row = dict[str, Any]
@@ -42,7 +43,7 @@ def ran(job: Job) -> Row:
     found = {
         "job": job.name, "uid": spec.uid, "state": job.state, "backend": spec.backend,
         "recipe": spec.recipe.to_json(), "gpus": last["gpus"], "max_steps": spec.max_steps, "scale": spec.scale,
-        "commit": spec.git_commit, "begun": first["begun"], "launched": status.launched(folders, spec),
+        "commit": spec.git_commit, "begun": first["begun"], "launched": state_result.launched(folders, spec),
         "train_images": last["train_images"], "val_images": last["val_images"],
         "device": last["device"], "processor": last["processor"] or None, "precision": last["precision"],
         "versions": last["versions"], "worlds": {str(row["attempt"]): row["world"] for row in starts},

@@ -2,16 +2,13 @@
 
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cluster.backends.base import Backend
-from cluster.planning import candidates
-from train.data.order import usage_log
 from train.recipe import target
-from train.tools.filesystem import as_json, json_lines, read_json, replace
+from train.tools.filesystem import json_lines, read_json
 
 from . import attempts, timeline
 from .run_folder import Folders
@@ -133,14 +130,6 @@ def lines(run: Path, kind: str) -> list[dict[str, Any]]:
     return found
 
 
-def launched(folders: Folders, spec: Spec) -> float:
-    """Return when the job was first launched; of one that waited in a queue, when the first of it was heard."""
-    heard = [float(row["time"]) for row in json_lines(folders.run / "cloud.jsonl", "time")][:1]
-    for name in spec.names:
-        heard += [at for _, at in timeline.states(folders, name)[:1]]
-    return min(heard, default=spec.created) if spec.queue else spec.created
-
-
 def seconds_by_part(folders: Folders, spec: Spec) -> dict[str, float]:
     """Return the seconds of each state over all launches, "total" without the time between them.
 
@@ -165,66 +154,6 @@ def seconds_by_part(folders: Folders, spec: Spec) -> dict[str, float]:
     return {"total": sum(parts.values()), **parts}
 
 
-def settle(
-    folders: Folders, spec: Spec, backend: Backend, silent: Sequence[str] = (), why: str = "", how: str = "failed"
-) -> None:
-    """Write the result of a job whose agent is gone: what the trainers measured, and how the job ended.
-
-    `silent` are machines that did not answer when everything was ended. `why` is the reason when it never began, or was
-    ended from outside, `how` its state then; a job that has trained to its end is done all the same. The seconds of
-    training and validation are the trainers', others the agents'.
-    """
-    trained = read_json(folders.shared / "result.json")
-    state, reason = ("done", "") if trained else (how, why) if why else ending(folders, spec)
-    epochs = trained["epochs"] if trained else lines(folders.run, "epoch")
-    validated = [one for one in epochs if one["top1"] is not None]
-    seconds = seconds_by_part(folders, spec)
-    measured = {key: one for key, one in (trained or {}).get("seconds", {}).items() if key != "attempt"}
-    result = {
-        "job": spec.name,
-        "recipe": spec.recipe.name,
-        "state": state,
-        "reason": reason,
-        "top1": validated[-1]["top1"] if validated else None,
-        "top5": validated[-1]["top5"] if validated else None,
-        "epochs": epochs,
-        "images_per_second": None,
-        "goodput": None,
-        "seed": spec.recipe.seed,
-        **(trained or {}),
-        "where": with_job(folders, spec, (trained or leader(folders, spec)).get("where"), seconds["total"]),
-        "seconds": {**seconds, **measured},
-        "machines": spec.machines,
-        "procs": spec.procs,
-        "setup": {name: one["seconds"] for name, one in machines(folders, spec).items()},
-        "attempts": attempts.gathered(folders.shared, attempts.newest(folders.shared)),
-        "timeline": timeline.table(folders.run, folders.shared),
-        "dollars": backend.dollars(spec, folders),
-        "backend": spec.backend,
-        "git_commit": spec.git_commit,
-        "did_not_answer": list(silent),
-    }
-    if trained and result["goodput"]:
-        wall = trained["seconds"].get("first step to last", 0.0)
-        result["goodput"] *= wall / (wall + timeline.lost_seconds(folders.run, folders.shared)) if wall else 1.0
-    result["target"] = of_target(folders, spec, backend, epochs)
-    result |= candidates.after(spec.forecast, {**result, "state": state})
-    if trained and spec.log_ids:
-        result["ids_wrong"] = ids_wrong(folders, trained["epochs"])
-    replace(folders.result, as_json({**result, "state": state}))
-
-
-def of_target(
-    folders: Folders, spec: Spec, backend: Backend, epochs: Sequence[Mapping[str, Any]]
-) -> dict[str, Any] | None:
-    """Return what became of the job's target, or its recipe's, with what only we know of it; None without one."""
-    told = target.outcome(target.Target.of(spec.target, spec.recipe), epochs)
-    if told and told["at"] is not None:
-        told["seconds_all"] = told["at"] - launched(folders, spec)
-        told["dollars"] = backend.dollars_until(spec, folders, told["at"])
-    return told
-
-
 def with_job(
     folders: Folders, spec: Spec, where: dict[str, Any] | None, total: float | None = None
 ) -> dict[str, Any] | None:
@@ -243,14 +172,6 @@ def with_job(
         late = max(0.0, own - max(0.0, total - where["wall"] - pauses))
         slowest["first step"] = max(0.0, slowest["first step"] - late)
     return {**where, "start": slowest, "pauses": pauses}
-
-
-def ids_wrong(folders: Folders, epochs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return what is wrong with the images that were used, [] when each was used once in every epoch."""
-    begins = {one.number: one.first_step for one in attempts.history(folders.shared) if one.members}
-    steps = {one["epoch"] - 1: one["steps"] for one in epochs}
-    images = {one["epoch"] - 1: one["train_images"] for one in epochs}
-    return usage_log.check(folders.run / usage_log.FOLDER, begins, images, steps)
 
 
 def ending(folders: Folders, spec: Spec) -> tuple[str, str]:

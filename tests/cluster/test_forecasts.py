@@ -16,7 +16,7 @@ from cluster.planning.candidates import Row
 from cluster.planning.resolve import load_recipes, plan
 from cluster.plots import forecast as plots_forecast
 from cluster.plots import palette as plots_forecast_palette
-from cluster.state.status import settle
+from cluster.state.result import settle
 from infra.aws.market.instance_types import HISTORIC, ON_DEMAND, RETIRED, SHIPPED
 from train.forecast import IN_2018, OURS, Constants, forecast
 

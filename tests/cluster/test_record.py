@@ -15,7 +15,8 @@ from cluster.cli import record
 from cluster.errors import ClusterError
 from cluster.planning.resolve import plan
 from cluster.records import check, run_data, writers
-from cluster.state import attempts, status
+from cluster.state import attempts
+from cluster.state import result as state_result
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.schema import Data, Model, Phase, Recipe
 from train.recipe.target import Target, outcome
@@ -142,7 +143,7 @@ def made(hand_made: Fixture, backend: str = "local", done: bool = True, target: 
     run.says("done" if done else "failed", ended=True)
     if done:
         run.shared("result.json", json.dumps(paper.result(target)))
-    status.settle(run.folders, run.spec, registry.get(backend))
+    state_result.settle(run.folders, run.spec, registry.get(backend))
     return run.job
 
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from cluster.errors import ClusterError
+from cluster.state import result as state_status_result
 from cluster.state import status as state_status
 from train.tools.filesystem import as_json, replace
 
@@ -387,5 +388,5 @@ def test_the_start_is_the_slowest_machines_and_with_the_steps_it_makes_no_more_t
 def test_a_job_that_had_trained_to_its_end_is_done_whoever_ends_it(hand_made: Fixture) -> None:
     run = hand_made()
     run.shared("result.json", TRAINED)
-    state_status.settle(run.folders, run.spec, run.job.backend, why="ended by the user", how="stopped")
+    state_status_result.settle(run.folders, run.spec, run.job.backend, why="ended by the user", how="stopped")
     assert (run.job.state, run.job.result["reason"], run.job.result["top1"]) == ("done", "", 50.0)
