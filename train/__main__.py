@@ -2,19 +2,17 @@
 
 import io
 import os
-import signal
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from train.data.index.open import DataError
 from train.engine.agent_channel import Expected, Lost, Report
+from train.engine.launcher import _gpus, be_parent
 from train.engine.options import Options, parse
 from train.recipe.files import RecipeError, load, select
 from train.recipe.schema import Recipe
-from train.tools import process
 from train.tools.filesystem import one_line
 
 # Read by libgomp when torch is loaded. Its threads would spin 300,000 times at a barrier, and where another process
@@ -55,34 +53,6 @@ def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
     if procs == 1:
         return be_one(options, recipe)
     return be_parent([sys.executable, "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
-
-
-def _gpus() -> int:
-    import torch  # seconds, which a parent that is told --procs need not wait for
-
-    return torch.cuda.device_count()
-
-
-def be_parent(argv: list[str], procs: int) -> int:
-    """Start the processes and wait; when one fails, end the others. Returns the first bad exit code."""
-    children = process.spawn(argv, procs, port=process.free_port())
-
-    def pass_on(number: int, _: object) -> None:  # so that they save: killed with us, they would not
-        for one in children:
-            one.send_signal(number)
-
-    signal.signal(signal.SIGTERM, pass_on)
-    try:
-        while True:
-            codes = [one.poll() for one in children]
-            bad = [code for code in codes if code]
-            if bad or None not in codes:
-                return abs(bad[0]) if bad else 0
-            time.sleep(0.05)
-    except KeyboardInterrupt:
-        return 130
-    finally:
-        process.kill(children)
 
 
 def be_one(options: Options, recipe: Recipe, dataset: Any = None) -> int:

@@ -22,10 +22,10 @@ from torch import nn
 from cluster.agent import watchdog
 from cluster.backends.aws import plan as aws_plan
 from cluster.jobs import submit
-from train.__main__ import be_parent
 from train.distributed import process_group
 from train.distributed.process_group import Group
 from train.engine import trainer as engine_trainer
+from train.engine.launcher import be_parent
 from train.metrics import log_writer
 from train.recipe.files import RecipeError, load
 from train.recipe.schema import Model

@@ -126,7 +126,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line. Returns the exit code."""
     options = parse(argv)
     if "RANK" not in os.environ:
-        from train.__main__ import be_parent
+        from train.engine.launcher import be_parent
 
         procs = options.procs or gpus() or 1
         if procs > 1:
