@@ -13,7 +13,7 @@ from typing import Any
 import torch._dynamo  # noqa: F401  torch's optimizers import it when they are first used, which takes a second
 import train.run  # noqa: F401  what takes the other seconds
 
-from train.__main__ import main
+from train.engine.main import main
 from train.tools.process import die_with_parent
 
 

@@ -12,10 +12,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from train import __main__ as command
 from train.recipe.files import load as load_recipe
 from train.tools import process
 
+from . import main as command_main
 from .options import parse
 
 
@@ -33,7 +33,7 @@ def main() -> int:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    return command.main(asked["argv"], dataset)
+    return command_main.main(asked["argv"], dataset)
 
 
 def load(words: list[str]) -> Any:
