@@ -36,7 +36,7 @@ def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies
     from cluster.planning import data_fetch
     from train.data.fetch.fetch import fetch as fetch_sets
     from train.data.fetch.fetch import size
-    from train.data.fetch.sources import FetchError
+    from train.data.manifest import FetchError
 
     asked, target = _sizes(sizes), target.expanduser().absolute()
 
@@ -66,7 +66,7 @@ def put(folder: Path, place: str, sizes: str | None) -> None:
     from cluster.backends.aws.s3_source import put_set
     from cluster.planning import data_fetch
     from train.data.fetch.fetch import size
-    from train.data.fetch.sources import FetchError
+    from train.data.manifest import FetchError
 
     counts = [0, 0]
     for short in _sizes(sizes) or [None]:

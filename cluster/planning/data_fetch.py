@@ -9,7 +9,7 @@ import contextlib
 import os
 from pathlib import Path
 
-from train.data.fetch.sources import MANIFEST
+from train.data.manifest import MANIFEST
 from train.tools.filesystem import read_json
 
 if TYPE_CHECKING:
@@ -24,7 +24,8 @@ from typing import Self
 from cluster.errors import BadInput, ClusterError
 from train.data.fetch.download import look, read_manifest
 from train.data.fetch.fetch import PATIENCE, Part, size
-from train.data.fetch.sources import MANIFEST, SPLITS, FetchError, Folder, Manifest, Source
+from train.data.fetch.sources import Folder, Source
+from train.data.manifest import MANIFEST, SPLITS, FetchError, Manifest
 from train.recipe.schema import FULL, Recipe, reads_full
 
 SCHEME = "s3://"

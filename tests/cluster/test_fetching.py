@@ -14,7 +14,7 @@ from cluster.planning.data_fetch import parts
 from cluster.planning.resolve import plan
 from cluster.state import timeline
 from cluster.state.spec import Spec
-from train.data.fetch.sources import FetchError
+from train.data.manifest import FetchError
 from train.recipe.schema import Data, Model, Phase, Recipe
 
 Fixture = Any

@@ -18,7 +18,7 @@ from infra.aws.stack import efs as stack_efs
 from infra.aws.stack.resources import Work
 from train.data.fetch import download
 from train.data.fetch.fetch import Fetched, Part, fetch
-from train.data.fetch.sources import FetchError
+from train.data.manifest import FetchError
 
 Fixture = Any
 PLACE = "s3://imgnet-sets/data/set"

@@ -11,7 +11,8 @@ from infra.aws.stack import efs, policies
 from infra.aws.stack.resources import Work
 from train.data.fetch.download import read_manifest
 from train.data.fetch.fetch import PATIENCE
-from train.data.fetch.sources import FETCHED, MANIFEST, SPLITS, Folder, Manifest
+from train.data.fetch.sources import Folder
+from train.data.manifest import FETCHED, MANIFEST, SPLITS, Manifest
 
 from .errors import lines
 

@@ -20,7 +20,8 @@ from train.data.fetch import download
 from train.data.fetch import fetch as fetching
 from train.data.fetch.fetch import Fetched, Part, fetch, size
 from train.data.fetch.resume import gaps, missing
-from train.data.fetch.sources import FetchError, Folder
+from train.data.fetch.sources import Folder
+from train.data.manifest import FetchError
 from train.tools.filesystem import replace
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
+from train.data.manifest import MANIFEST, FetchError, Manifest
 from train.tools.filesystem import one_line
 
 from .resume import Partial, gaps
-from .sources import MANIFEST, FetchError, Manifest, Source
+from .sources import Source
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.5, 10.0
 ENDING_SECONDS = 5.0  # for the other threads to see that one has failed

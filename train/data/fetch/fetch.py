@@ -11,11 +11,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from train.data.manifest import SPLITS, FetchError
 from train.tools.filesystem import locked
 
 from .download import Count, Progress, Pull, read_manifest
 from .resume import Partial
-from .sources import SPLITS, FetchError, Source
+from .sources import Source
 
 RANGE = 64 << 20  # bytes of a request: smaller ones cost S3 more than they gain, larger ones share out badly
 AT_ONCE = 8

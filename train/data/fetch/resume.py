@@ -15,9 +15,8 @@ from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from train.data.manifest import FETCHED, MANIFEST, FetchError, File, Manifest
 from train.tools.filesystem import json_lines, replace
-
-from .sources import FETCHED, MANIFEST, FetchError, File, Manifest
 
 JOURNAL = ".fetch.jsonl"
 PART = ".part"
