@@ -45,8 +45,9 @@ def ours(model: str, size: int, batch: int, compile: bool, device: Any, place: P
     import numpy as np
     import torch
 
-    from train.data.loading.loader import Batch, Work
+    from train.data.loading.loader import Batch
     from train.data.order.batch_sampler import Feed
+    from train.data.order.work import Work
     from train.distributed.process_group import Group
     from train.engine.agent_channel import Report
     from train.engine.options import parse

@@ -92,8 +92,8 @@ def packed(folder: Path) -> Any:
 
 def works(count: int, images: int, size: int) -> list[Any]:
     """The batches of a pass over `images` images of a set of `count`, in a random order, other boxes in each."""
-    from train.data.loading.loader import Work
     from train.data.order.rng import permutation
+    from train.data.order.work import Work
 
     rounds = [permutation(0, number, count) for number in range(-(-images // count))]
     ids = np.concatenate(rounds)[:images]
@@ -220,8 +220,9 @@ def differences(index: Any, folder: Path, size: int, peers: Peers | None, place:
     """The mean difference in grey levels from PIL's antialiased crop over the same boxes, ours and FFCV's."""
     from PIL import Image
 
-    from train.data.loading.loader import Images, Work
+    from train.data.loading.loader import Images
     from train.data.order.rng import random_boxes
+    from train.data.order.work import Work
 
     ids = np.arange(min(COMPARED, len(index)))
     batch = Images({("train", None): index}, 0).make(Work("train", None, ids, (size, size), 0, MIN_SCALE))

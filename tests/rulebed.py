@@ -16,8 +16,9 @@ import torch._dynamo  # torch imports it with the first optimizer, which would t
 from numpy.typing import NDArray
 from torch import nn
 
-from train.data.loading.loader import Batch, Work
+from train.data.loading.loader import Batch
 from train.data.order.batch_sampler import Feed
+from train.data.order.work import Work
 from train.distributed import ddp
 from train.distributed.process_group import Group
 from train.engine.agent_channel import Report

@@ -11,7 +11,8 @@ import torch
 from torch import nn
 from torch.nn.functional import cross_entropy
 
-from train.data.loading.loader import Batch, Work
+from train.data.loading.loader import Batch
+from train.data.order.work import Work
 from train.distributed.process_group import Group
 from train.engine.validation import Accuracy, evaluate
 from train.metrics.time_breakdown import Times

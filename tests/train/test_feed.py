@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from train.data.index.folder import FolderIndex
-from train.data.loading.loader import Work
 from train.data.order.batch_sampler import Feed
+from train.data.order.work import Work
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.schema import Data, Model, Phase, Recipe
 

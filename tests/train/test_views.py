@@ -12,8 +12,9 @@ from torch import nn
 
 from train.data import decode
 from train.data.index.open import DataError, load
-from train.data.loading.loader import Images, Work, stream
+from train.data.loading.loader import Images, stream
 from train.data.order.rect_val import MARGIN, rectangle
+from train.data.order.work import Work
 from train.evaluation.__main__ import CROPS
 from train.evaluation.crops import SEVERAL, SQUARES, Several, Views, answer, plan, seen
 

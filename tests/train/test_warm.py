@@ -10,8 +10,9 @@ import torch
 from torch import nn
 
 from train.data.loading.dataset import open_dataset
-from train.data.loading.loader import Batch, Images, Work
+from train.data.loading.loader import Batch, Images
 from train.data.order.batch_sampler import Feed
+from train.data.order.work import Work
 from train.distributed.process_group import Group
 from train.engine import trainer as engine_trainer
 from train.engine import warmup

@@ -19,8 +19,9 @@ from torch import nn
 
 from train.data.index.open import Index
 from train.data.loading.crop import corners, enlarged, five, rows
-from train.data.loading.loader import Batch, Images, Work, reading
+from train.data.loading.loader import Batch, Images, reading
 from train.data.order.rect_val import plan_rectangles, plan_square, rectangle
+from train.data.order.work import Work
 
 SQUARES = 5  # of the crops that have several
 SEVERAL = {"five": False, "tta": True}  # whether each square is mirrored too

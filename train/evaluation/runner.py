@@ -18,8 +18,9 @@ from torch.nn.functional import cross_entropy
 
 from train.data.index.open import DataError, Index
 from train.data.loading.dataset import copies_of, open_val, root_of
-from train.data.loading.loader import Batch, Key, Work, stream
+from train.data.loading.loader import Batch, stream
 from train.data.order.rect_val import MARGIN
+from train.data.order.work import Key, Work
 from train.distributed import process_group
 from train.distributed.process_group import Group, total
 from train.engine.agent_channel import Expected

@@ -22,9 +22,10 @@ from PIL import Image
 from train.data.index.open import DataError, Index, load
 from train.data.loading import loader
 from train.data.loading.batch_buffers import Ring
-from train.data.loading.loader import AHEAD_BYTES, Batch, Images, Sent, Work, stream
+from train.data.loading.loader import AHEAD_BYTES, Batch, Images, Sent, stream
 from train.data.order.rect_val import MARGIN, rectangle
 from train.data.order.rng import random_boxes, shifted_boxes
+from train.data.order.work import Work
 from train.engine.agent_channel import Lost
 from train.recipe.schema import Phase
 from train.tools import process

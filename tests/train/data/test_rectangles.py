@@ -12,10 +12,11 @@ import torch
 
 from train.data.index.open import load
 from train.data.loading.crop import crop, rows
-from train.data.loading.loader import RECTANGLE, Images, Work
+from train.data.loading.loader import RECTANGLE, Images
 from train.data.order.rect_train import EQUAL, lean, order, possible, shapes
 from train.data.order.rect_val import LONGEST
 from train.data.order.rng import permutation, random_boxes
+from train.data.order.work import Work
 
 CASES = [(1, 1), (2, 5), (7, 7), (50, 16), (64, 16), (333, 20), (1000, 64)]  # images, batch
 

@@ -9,9 +9,8 @@ from pathlib import Path
 
 from train.data.index.open import DataError, Index, check_layout, class_names, load, same_images
 from train.data.order.rng import subset
+from train.data.order.work import Key
 from train.recipe.schema import Data, Phase, Recipe
-
-from .loader import Key
 
 Say = Callable[[str], None]
 

@@ -24,36 +24,13 @@ from torch.utils.data import DataLoader, Dataset
 from train.data.decode import BadImage, Box, Size
 from train.data.index.open import DataError, Index
 from train.data.order.rng import random_boxes, shifted_boxes
+from train.data.order.work import Key, Work
 from train.engine.agent_channel import Lost
 from train.tools.filesystem import one_line
 from train.tools.process import die_with_parent, keep_memory
 
 from .batch_buffers import Ring
 from .crop import centre, crop, rows
-
-Key = tuple[str, int | None]  # split, copy
-
-
-@dataclass(frozen=True)
-class Work:
-    """One batch to make. `shape` is (height, width) in pixels; `min_scale` None asks for the centre crop; `share` is
-    how much each image counts in its step: 1, but for the fillers of a last step that is not full. Without `augment`
-    crops have one size.
-    """
-
-    split: str
-    copy: int | None
-    ids: NDArray[np.int64]
-    shape: tuple[int, int]
-    epoch: int = 0
-    min_scale: float | None = None
-    share: float = 1.0
-    augment: bool = True
-
-    @property
-    def pixels(self) -> tuple[int, int, int, int]:
-        """The shape of its batch."""
-        return len(self.ids), *self.shape, 3
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from train.data.index.open import Index
-from train.data.loading.loader import Key, Work
 from train.recipe.schedule import Epoch, Schedule, split_step
 from train.recipe.schema import Phase
 from train.recipe.validation_policy import validates
@@ -23,6 +22,7 @@ from train.recipe.validation_policy import validates
 from . import rect_train
 from .rect_val import Shape, plan_rectangles, plan_square
 from .rng import permutation
+from .work import Key, Work
 
 Plan = list[tuple[Shape, NDArray[np.int64]]]
 
