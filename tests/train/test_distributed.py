@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from train.distributed import process_group
+from train.distributed import batchnorm, process_group
 from train.distributed.process_group import Group
 
 WORLDS = [1, 2, 3]
@@ -21,23 +21,23 @@ def net(rank: int = 0) -> nn.Module:
         nn.Sequential(nn.BatchNorm1d(2)),
         nn.BatchNorm2d(5, track_running_stats=False),
     )
-    for number, buffer in enumerate(process_group.statistics(model)):
+    for number, buffer in enumerate(batchnorm.statistics(model)):
         buffer += 10.0**number * (rank + 1)
     return model
 
 
 def flat(model: nn.Module) -> torch.Tensor:
-    return torch.cat([one.flatten() for one in process_group.statistics(model)])
+    return torch.cat([one.flatten() for one in batchnorm.statistics(model)])
 
 
 def test_statistics_are_the_means_and_variances_of_all_norms_and_nothing_else() -> None:
     model = net()
-    found = process_group.statistics(model)
+    found = batchnorm.statistics(model)
     assert [one.numel() for one in found] == [4, 4, 2, 2]
     assert found[0] is model[1].running_mean and found[3] is model[2][0].running_var  # type: ignore[index]
-    assert process_group.statistics(nn.Linear(2, 2)) == []
+    assert batchnorm.statistics(nn.Linear(2, 2)) == []
     other = nn.InstanceNorm2d(3, track_running_stats=True)
-    assert [one.numel() for one in process_group.statistics(other)] == [
+    assert [one.numel() for one in batchnorm.statistics(other)] == [
         3,
         3,
     ]  # else each process validates with its own
@@ -59,7 +59,7 @@ def test_a_total_is_the_sum_over_all_and_the_same_everywhere(world: int, in_grou
 def test_every_process_gets_the_mean_of_all_statistics(world: int, in_group: Any) -> None:
     def work(group: Group) -> Any:
         model = net(group.rank)
-        process_group.average_statistics(group, model)
+        batchnorm.average_statistics(group, model)
         return flat(model).tolist(), model[1].num_batches_tracked.item()  # type: ignore[index, union-attr]
 
     mean = torch.stack([flat(net(rank)) for rank in range(world)]).mean(0)
@@ -70,9 +70,9 @@ def test_every_process_gets_the_mean_of_all_statistics(world: int, in_group: Any
 @pytest.mark.parametrize("world", WORLDS)
 def test_statistics_are_gathered_by_rank_and_each_takes_its_own_back(world: int, in_group: Any) -> None:
     def work(group: Group) -> Any:
-        stored = process_group.gather_statistics(group, net(group.rank))
+        stored = batchnorm.gather_statistics(group, net(group.rank))
         model = net(77)
-        process_group.restore_statistics(group, model, stored)
+        batchnorm.restore_statistics(group, model, stored)
         return stored.tolist(), flat(model).tolist()
 
     rows = torch.stack([flat(net(rank)) for rank in range(world)])
@@ -86,7 +86,7 @@ def test_another_number_of_processes_takes_the_mean_of_the_stored_ones(in_group:
 
     def work(group: Group) -> Any:
         model = net(77)
-        process_group.restore_statistics(group, model, stored)
+        batchnorm.restore_statistics(group, model, stored)
         return flat(model).tolist()
 
     for found in (*in_group(1, work), *in_group(2, work)):
@@ -95,8 +95,8 @@ def test_another_number_of_processes_takes_the_mean_of_the_stored_ones(in_group:
 
 def test_a_model_without_norms_has_nothing_to_average_or_store() -> None:
     model = nn.Linear(2, 2)
-    process_group.average_statistics(ALONE, model)
-    assert process_group.gather_statistics(ALONE, model).shape == (1, 0)
+    batchnorm.average_statistics(ALONE, model)
+    assert batchnorm.gather_statistics(ALONE, model).shape == (1, 0)
 
 
 def test_join_without_the_five_variables_is_a_run_of_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,7 +20,7 @@ from torch import nn
 from train.data.loading.loader import Batch, Images, stream
 from train.data.order.batch_sampler import Feed
 from train.data.order.usage_log import Ids
-from train.distributed import ddp, exact_sum, process_group
+from train.distributed import batchnorm, ddp, exact_sum, process_group
 from train.distributed.process_group import Group
 from train.metrics.log_writer import Meter
 from train.metrics.rows import Sums, epoch_row
@@ -135,7 +135,7 @@ class Trainer:
             "identity": resume_check.of(self.recipe, self.schedule),
             "epoch": self.epoch,
             "step": self.step,
-            "statistics": process_group.gather_statistics(self.group, self.model),
+            "statistics": batchnorm.gather_statistics(self.group, self.model),
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -150,7 +150,7 @@ class Trainer:
             raise Expected("the checkpoint is of another version of imgnet-cluster; go on with that, or --resume none")
         resume_check.check(state["identity"], resume_check.of(self.recipe, self.schedule))
         self.model.load_state_dict(state["model"])
-        process_group.restore_statistics(self.group, self.model, state["statistics"])
+        batchnorm.restore_statistics(self.group, self.model, state["statistics"])
         self.optimizer.load_state_dict(state["optimizer"])
         if state["scaler"]:  # a GPU that computes in bfloat16 has none
             self.scaler.load_state_dict(state["scaler"])
@@ -221,7 +221,7 @@ class Trainer:
                 self.hurried = True
                 process_group.hurry(self.group, time.perf_counter() - begun)
         if not epoch.row.phase.frozen:
-            process_group.average_statistics(self.group, self.model)
+            batchnorm.average_statistics(self.group, self.model)
         found = self.validate(epoch, batches) if validates(self.schedule, self.epoch, self.history) else {}
         row = epoch_row(epoch, self.sums, found, time.perf_counter() - self.mark)
         now = time.time()

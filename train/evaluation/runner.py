@@ -21,7 +21,7 @@ from train.data.loading.dataset import copies_of, open_val, root_of
 from train.data.loading.loader import Batch, stream
 from train.data.order.rect_val import MARGIN
 from train.data.order.work import Key, Work
-from train.distributed import process_group
+from train.distributed import batchnorm, process_group
 from train.distributed.process_group import Group, total
 from train.engine.agent_channel import Expected
 from train.engine.inputs import Inputs, pixels_of
@@ -114,7 +114,7 @@ def network(path: Path, state: Mapping[str, Any], recipe: Recipe, classes: int, 
     stored = state["statistics"]
     if not torch.equal(stored, stored[:1].expand_as(stored)):
         with torch.no_grad():
-            process_group.scatter(stored.mean(0), process_group.statistics(model))
+            batchnorm.scatter(stored.mean(0), batchnorm.statistics(model))
     return model.eval()
 
 
