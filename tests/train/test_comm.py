@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy
 from train.distributed import comm_hooks, ddp, process_group
 from train.distributed.exact_sum import plain_sum
 from train.distributed.process_group import Group
-from train.engine.agent_channel import Expected
 from train.recipe.components import HOOKS
 from train.recipe.schema import Comm
+from train.tools.errors import Expected
 
 CPU = torch.device("cpu")
 LATER = 10**6  # steps that PowerSGD is not waited for

@@ -123,7 +123,7 @@ def test_the_same_number_everywhere_is_no_error(world: int, in_group: Any) -> No
 
 @pytest.mark.parametrize("numbers", [(50, 51, 50), (0, 0, 1), (2**32 - 1, 2**32 - 1, 2**32 - 2)])
 def test_a_number_that_differs_ends_all_processes_with_the_same_reason(numbers: Any, in_group: Any) -> None:
-    from train.engine.agent_channel import Expected
+    from train.tools.errors import Expected
 
     def work(group: Group) -> Any:
         with pytest.raises(Expected) as caught:
@@ -143,8 +143,8 @@ def test_processes_that_would_not_train_the_same_end_before_they_do(
     from types import SimpleNamespace
 
     from train.data.loading.dataset import Dataset
-    from train.engine.agent_channel import Expected
     from train.engine.run import agree
+    from train.tools.errors import Expected
 
     class Some(SimpleNamespace):
         def __len__(self) -> int:

@@ -14,12 +14,13 @@ from train.data.loading.loader import Images
 from train.data.order.batch_sampler import Feed
 from train.distributed.process_group import Group
 from train.engine import trainer
-from train.engine.agent_channel import Expected, Report
+from train.engine.agent_channel import Report
 from train.engine.inputs import draw_anew
 from train.engine.options import parse
 from train.optim import factory
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Model, Optim, Phase
+from train.tools.errors import Expected
 
 
 def net(classes: int) -> nn.Module:

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 
-from train.engine.agent_channel import Expected
 from train.models import freezing, registry
 from train.models.registry import build, classifier
 from train.recipe.schema import Model
+from train.tools.errors import Expected
 
 
 class Block(nn.Module):

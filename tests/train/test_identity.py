@@ -10,10 +10,11 @@ import torch
 from train.data.order.batch_sampler import Feed
 from train.distributed.process_group import Group
 from train.engine import resume_check
-from train.engine.agent_channel import Expected, Report
+from train.engine.agent_channel import Report
 from train.engine.options import parse
 from train.engine.trainer import Trainer
 from train.recipe.schedule import Schedule
+from train.tools.errors import Expected
 
 
 def with_copies(recipe: Any, copy: int | None) -> Any:

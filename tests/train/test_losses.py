@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from train.engine.agent_channel import Expected
 from train.optim import losses
 from train.recipe.schema import Optim
+from train.tools.errors import Expected
 
 
 def images(classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:

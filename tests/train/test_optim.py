@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from train.engine.agent_channel import Expected
 from train.models.registry import MAKERS, build
 from train.optim import factory
 from train.optim.lamb import Lamb
 from train.optim.lars import Lars
 from train.recipe.schema import MODELS as NAMES
 from train.recipe.schema import Model, Optim
+from train.tools.errors import Expected
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 from torch import nn
 
-from train.engine.agent_channel import Expected
 from train.models import input_size
 from train.models.registry import build
 from train.recipe.schema import Model
+from train.tools.errors import Expected
 
 SIDE = 32
 CLASSES = 5

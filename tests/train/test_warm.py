@@ -16,13 +16,14 @@ from train.data.order.work import Work
 from train.distributed.process_group import Group
 from train.engine import trainer as engine_trainer
 from train.engine import warmup
-from train.engine.agent_channel import Expected, Report
+from train.engine.agent_channel import Report
 from train.engine.inputs import IMAGENET, Inputs, pixels_of
 from train.engine.options import parse
 from train.models import registry
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Model, Phase
 from train.tools import checkpoint_io
+from train.tools.errors import Expected
 
 CPU = torch.device("cpu")
 

@@ -11,11 +11,11 @@ import pytest
 import torch
 from torch import nn
 
-from train.engine.agent_channel import Expected
 from train.models import external, pretrained
 from train.models.registry import MAKERS, build
 from train.recipe.schema import Model
 from train.tools import checkpoint_io
+from train.tools.errors import Expected
 
 State = dict[str, torch.Tensor]
 

@@ -24,8 +24,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from train.engine.agent_channel import Expected
 from train.recipe.schema import Comm
+from train.tools.errors import Expected
 
 from . import comm_hooks as hooks
 from . import exact_sum as exactly

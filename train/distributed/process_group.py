@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
-from train.engine.agent_channel import Expected
 from train.tools import provenance
+from train.tools.errors import Expected
 
 from . import network
 

@@ -17,10 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from train.tools.errors import Expected, is_of_a_peer
 from train.tools.filesystem import as_json, replace
-
-# What gloo, NCCL and the store say of a process that is gone; none of it is this process's own fault.
-PEER = ("gloo", "NCCL", "Connection closed by peer", "Connection reset by peer", "Broken pipe", "TCPStore", "recvValue")
 
 
 class Report:
@@ -95,16 +93,3 @@ class Report:
                 self.fail(f"{kind.__name__}: {reason}", "peer" if is_of_a_peer(kind, text) else "own")
         finally:
             os._exit(1)
-
-
-def is_of_a_peer(kind: type[BaseException], text: str) -> bool:
-    """Whether an error is what a collective raises when another process is gone."""
-    return kind.__name__.startswith("Dist") or any(word in text for word in PEER)
-
-
-class Expected(Exception):
-    """An end with a reason that needs no trace: bad data, a rate that diverged, a checkpoint of another recipe."""
-
-
-class Lost(Exception):
-    """An end that needs no trace either, but that another try may not meet again: a loader process was killed."""

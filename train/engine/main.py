@@ -8,12 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from train.data.index.open import DataError
-from train.engine.agent_channel import Expected, Lost, Report
-from train.engine.launcher import _gpus, be_parent
-from train.engine.options import Options, parse
 from train.recipe.files import RecipeError, load, select
 from train.recipe.schema import Recipe
+from train.tools.errors import Expected, Lost
 from train.tools.filesystem import one_line
+
+from .agent_channel import Report
+from .launcher import _gpus, be_parent
+from .options import Options, parse
 
 
 def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
@@ -55,7 +57,7 @@ def be_one(options: Options, recipe: Recipe, dataset: Any = None) -> int:
     report = Report()
     sys.excepthook = report.last_words
     report.say("starting")
-    from train.engine import run  # torch takes seconds: the agent hears from us first
+    from . import run  # torch takes seconds: the agent hears from us first
 
     try:
         return run.run(options, recipe, report, dataset)

@@ -5,9 +5,8 @@ from typing import Any
 
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
+from train.tools.errors import Expected
 from train.tools.filesystem import plain
-
-from .agent_channel import Expected
 
 
 def of(recipe: Recipe, schedule: Schedule) -> dict[str, Any]:

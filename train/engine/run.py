@@ -20,9 +20,10 @@ from train.recipe import target
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 from train.tools import checkpoint_io, filesystem, process
+from train.tools.errors import Expected
 from train.tools.provenance import git_commit, versions
 
-from .agent_channel import Expected, Report
+from .agent_channel import Report
 from .options import Options
 from .trainer import Asked, Trainer
 

@@ -32,10 +32,11 @@ from train.recipe.schedule import Epoch
 from train.recipe.schema import Recipe
 from train.recipe.validation_policy import validates
 from train.tools import checkpoint_io
+from train.tools.errors import Expected
 from train.tools.provenance import versions
 
 from . import resume_check
-from .agent_channel import Expected, Report
+from .agent_channel import Report
 from .inputs import IMAGENET, Inputs, draw_anew, pixels_of
 from .options import Options
 from .progress import News

@@ -10,8 +10,7 @@ from torch import nn
 
 from train.data.order.batch_sampler import Feed
 from train.recipe.schedule import Epoch, split_step
-
-from .agent_channel import Expected
+from train.tools.errors import Expected
 
 Shape = tuple[int, int, int]  # images, height, width
 BACKEND = "inductor"

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
 from train.data.index.base import DataError
-from train.engine.agent_channel import Expected, Lost, is_of_a_peer
 from train.engine.options import fraction, natural, positive
+from train.tools.errors import Expected, Lost, is_of_a_peer
 from train.tools.filesystem import finite, one_line
 
 CROPS = {

@@ -23,7 +23,6 @@ from train.data.order.rect_val import MARGIN
 from train.data.order.work import Key, Work
 from train.distributed import batchnorm, process_group
 from train.distributed.process_group import Group, total
-from train.engine.agent_channel import Expected
 from train.engine.inputs import Inputs, pixels_of
 from train.metrics.log_writer import found
 from train.metrics.thumbnails import small
@@ -31,6 +30,7 @@ from train.models import registry
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 from train.tools import checkpoint_io
+from train.tools.errors import Expected
 from train.tools.process import keep_memory
 
 from .__main__ import Options, emit, only_ours, progress

@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from train.engine.agent_channel import Expected
 from train.recipe.schema import Model
 from train.tools import user_code
+from train.tools.errors import Expected
 from train.tools.filesystem import one_line
 
 from . import input_size

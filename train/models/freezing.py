@@ -5,8 +5,8 @@ from itertools import takewhile
 
 from torch import nn
 
-from train.engine.agent_channel import Expected
 from train.recipe.schedule import Epoch
+from train.tools.errors import Expected
 
 from . import registry
 

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from train.engine.agent_channel import Expected
 from train.tools import user_code
+from train.tools.errors import Expected
 
 SIDES = (224, 227, 256, 299, 288, 192, 160, 128, 96, 64, 32, 28)  # that networks are made for, the likely ones first
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from train.engine.agent_channel import Expected
 from train.tools import checkpoint_io, filesystem
+from train.tools.errors import Expected
 
 from . import registry, resnet
 

@@ -9,8 +9,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from train.engine.agent_channel import Expected
 from train.recipe.schema import Model
+from train.tools.errors import Expected
 
 from . import external, resnet
 from .alexnet import AlexNet

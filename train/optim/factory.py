@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from train.engine.agent_channel import Expected
 from train.recipe.schema import Optim
 from train.tools import user_code
+from train.tools.errors import Expected
 from train.tools.filesystem import one_line
 
 from .lamb import Lamb

@@ -6,9 +6,9 @@ from functools import partial
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from train.engine.agent_channel import Expected
 from train.recipe.schema import Optim
 from train.tools import user_code
+from train.tools.errors import Expected
 
 Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # scores [n, classes], labels [n] to losses [n]
 

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-from train.engine.agent_channel import Expected
-
+from .errors import Expected
 from .filesystem import one_line
 
 T = TypeVar("T")

@@ -25,7 +25,7 @@ from train.data.decode import BadImage, Box, Size
 from train.data.index.open import DataError, Index
 from train.data.order.rng import random_boxes, shifted_boxes
 from train.data.order.work import Key, Work
-from train.engine.agent_channel import Lost
+from train.tools.errors import Lost
 from train.tools.filesystem import one_line
 from train.tools.process import die_with_parent, keep_memory
 
