@@ -10,7 +10,8 @@ from rulebed import PLAIN, Pixels, feed, linear, recipe, row, softmax
 
 from train.data.order.rect_val import MARGIN, STEP, plan_rectangles, rectangle
 from train.distributed.process_group import Group
-from train.engine.validation import Accuracy, evaluate
+from train.engine.validation import evaluate
+from train.metrics.accuracy import Accuracy
 from train.metrics.time_breakdown import Times
 from train.recipe.schedule import Schedule
 

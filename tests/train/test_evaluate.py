@@ -14,7 +14,8 @@ from torch.nn.functional import cross_entropy
 from train.data.loading.loader import Batch
 from train.data.order.work import Work
 from train.distributed.process_group import Group
-from train.engine.validation import Accuracy, evaluate
+from train.engine.validation import evaluate
+from train.metrics.accuracy import Accuracy
 from train.metrics.time_breakdown import Times
 
 IMAGES, CLASSES, BATCH = 53, 12, 8

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from train.engine.validation import Accuracy
+from train.metrics.accuracy import Accuracy
 from train.metrics.rows import Sums, epoch_row, overall, stretch_values
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.schema import Data, Model, Phase, Recipe

@@ -22,6 +22,7 @@ from train.data.order.batch_sampler import Feed
 from train.data.order.usage_log import Ids
 from train.distributed import batchnorm, ddp, exact_sum, process_group
 from train.distributed.process_group import Group
+from train.metrics.accuracy import Accuracy
 from train.metrics.log_writer import Meter
 from train.metrics.rows import Sums, epoch_row
 from train.metrics.time_breakdown import Times
@@ -40,7 +41,7 @@ from .agent_channel import Report
 from .inputs import IMAGENET, Inputs, draw_anew, pixels_of
 from .options import Options
 from .progress import News
-from .validation import Accuracy, evaluate
+from .validation import evaluate
 from .warmup import compiled, shapes, sides, warm
 
 LONGEST_STRETCH = 50  # steps between two looks at the sums

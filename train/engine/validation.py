@@ -1,7 +1,6 @@
 """Validation with exact numbers: every image counted once, as whole numbers, at any world size and batch."""
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -9,20 +8,11 @@ from torch.nn.functional import cross_entropy
 
 from train.data.loading.loader import Batch
 from train.distributed.process_group import Group, total
+from train.metrics.accuracy import Accuracy
 from train.metrics.log_writer import hits
 from train.metrics.time_breakdown import Times
 
 from .inputs import Inputs
-
-
-@dataclass(frozen=True)
-class Accuracy:
-    """Mean loss, and top-1 and top-5 in percent, of `images` images."""
-
-    loss: float
-    top1: float
-    top5: float
-    images: int
 
 
 @torch.no_grad()

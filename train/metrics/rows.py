@@ -4,8 +4,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
-from train.engine.validation import Accuracy
 from train.recipe.schedule import Epoch
+
+from .accuracy import Accuracy
 
 
 @dataclass(frozen=True)
