@@ -42,12 +42,12 @@ def evaluate(what: str, crops: str, sizes: str | None, plot: Path | None, output
     tta     these five and their mirror images (Krizhevsky et al. 2012)
     """
     from cluster.jobs import evaluation
-    from train.evaluation import __main__ as trainer
+    from train.evaluation import protocol as trainer_protocol
 
     try:
-        trainer.crops(crops)
+        trainer_protocol.crops(crops)
         if sizes is not None:
-            trainer.sizes(sizes)
+            trainer_protocol.sizes(sizes)
     except ValueError as error:
         raise BadInput(str(error)) from error
     if plot and plot.suffix.lower() != ".png":

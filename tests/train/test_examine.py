@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from train.data.index.open import DataError, load
-from train.evaluation import __main__, runner
-from train.evaluation.__main__ import CROPS, crops, sizes
+from train.evaluation import __main__, protocol, runner
+from train.evaluation.protocol import CROPS, crops, sizes
 from train.recipe.schema import Model, Phase
 from train.tools import checkpoint_io
 
@@ -282,10 +282,10 @@ def test_the_copy_of_the_last_phase_is_read_where_it_is_there_and_large_enough(t
 
 
 def test_what_a_network_prints_is_no_line_of_ours(capsys: Any) -> None:
-    @__main__.only_ours()
+    @protocol.only_ours()
     def work() -> None:
         print("hello", end="")
-        __main__.emit("row", top1=1.0)
+        protocol.emit("row", top1=1.0)
 
     work()
     print("after")

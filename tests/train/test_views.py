@@ -15,8 +15,8 @@ from train.data.index.open import DataError, load
 from train.data.loading.loader import Images, stream
 from train.data.order.rect_val import MARGIN, rectangle
 from train.data.order.work import Work
-from train.evaluation.__main__ import CROPS
 from train.evaluation.crops import SEVERAL, SQUARES, Several, Views, answer, plan, seen
+from train.evaluation.protocol import CROPS
 
 CPU = torch.device("cpu")
 

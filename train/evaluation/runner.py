@@ -33,8 +33,8 @@ from train.tools import checkpoint_io
 from train.tools.errors import Expected
 from train.tools.process import keep_memory
 
-from .__main__ import Options, emit, only_ours, progress
 from .crops import SEVERAL, SQUARES, Views, answer, plan, seen
+from .protocol import Options, emit, only_ours, progress
 
 BUCKETS = 6  # at most, of about as many images each, by aspect ratio: as fast.ai's notebook of 2018 compares crops
 DIGITS = 2  # of a ratio, as it is shown: images that agree in them are never apart
