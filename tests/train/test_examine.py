@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from train.data.index.open import DataError, load
-from train.evaluation import __main__, protocol, runner
+from train.evaluation import __main__, protocol, ratio_buckets, runner
 from train.evaluation.protocol import CROPS, crops, sizes
 from train.recipe.schema import Model, Phase
 from train.tools import checkpoint_io
@@ -98,10 +98,10 @@ def test_a_row_for_each_crop_and_size_with_every_image_counted_once_by_bucket(
         assert one["seconds"] > 0 and one["views"] == {"five": 5, "tta": 10}.get(one["crop"], 1)
 
 
-def buckets(*ratios: tuple[int, int]) -> runner.Buckets:
+def buckets(*ratios: tuple[int, int]) -> ratio_buckets.Buckets:
     """Those of images of such widths and heights."""
     widths, heights = np.array(ratios).T
-    return runner.Buckets(type("Sizes", (), {"widths": widths, "heights": heights})())
+    return ratio_buckets.Buckets(type("Sizes", (), {"widths": widths, "heights": heights})())
 
 
 def test_images_of_distinct_ratios_are_in_six_buckets_of_as_many() -> None:

@@ -12,9 +12,10 @@ from pathlib import Path
 
 from train.data.index.base import DataError
 from train.engine.options import fraction, natural, positive
-from train.evaluation.protocol import CROPS, Options, crops, fail, sizes
 from train.tools.errors import Expected, Lost, is_of_a_peer
 from train.tools.filesystem import one_line
+
+from .protocol import CROPS, Options, crops, fail, sizes
 
 
 def parse(argv: Sequence[str] | None = None) -> Options:

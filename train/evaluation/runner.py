@@ -12,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 from torch.nn.functional import cross_entropy
 
@@ -24,6 +23,7 @@ from train.data.order.work import Key, Work
 from train.distributed import batchnorm, process_group
 from train.distributed.process_group import Group, total
 from train.engine.inputs import Inputs, pixels_of
+from train.evaluation.ratio_buckets import Buckets
 from train.metrics.log_writer import found
 from train.metrics.thumbnails import small
 from train.models import registry
@@ -36,8 +36,6 @@ from train.tools.process import keep_memory
 from .crops import SEVERAL, SQUARES, Views, answer, plan, seen
 from .protocol import Options, emit, only_ours, progress
 
-BUCKETS = 6  # at most, of about as many images each, by aspect ratio: as fast.ai's notebook of 2018 compares crops
-DIGITS = 2  # of a ratio, as it is shown: images that agree in them are never apart
 THUMBNAIL = 300  # pixels of the longer side of an image that is shown
 
 
@@ -116,37 +114,6 @@ def network(path: Path, state: Mapping[str, Any], recipe: Recipe, classes: int, 
         with torch.no_grad():
             batchnorm.scatter(stored.mean(0), batchnorm.statistics(model))
     return model.eval()
-
-
-class Buckets:
-    """The images by aspect ratio: `order` from the tallest to the widest, `of` each image's bucket, `told` as JSON.
-
-    `told` has of each bucket the mean ratio (w / h), the lowest ("from"), the highest ("to"), and how many images.
-    """
-
-    def __init__(self, index: Index) -> None:
-        ratios = np.asarray(index.widths) / np.asarray(index.heights)
-        self.order: NDArray[np.int64] = np.argsort(ratios, kind="stable")
-        parts = np.split(self.order, cuts(ratios[self.order]))
-        self.of = np.empty(len(ratios), np.int64)
-        for number, part in enumerate(parts):
-            self.of[part] = number
-        self.told = [
-            {
-                "ratio": float(ratios[part].mean()), "from": float(ratios[part[0]]), "to": float(ratios[part[-1]]),
-                "images": len(part),
-            }
-            for part in parts
-        ]  # fmt: skip
-
-
-def cuts(ratios: NDArray[np.float64]) -> list[int]:
-    """Return where sorted ratios are cut into at most `BUCKETS` parts: where a ratio changes, nearest to even parts."""
-    changes = np.flatnonzero(np.diff(np.round(ratios, DIGITS))) + 1
-    places = np.array([0, *changes.tolist(), len(ratios)])
-    even = [len(ratios) * part / BUCKETS for part in range(1, BUCKETS)]
-    found = {int(places[np.abs(places - one).argmin()]) for one in even}
-    return sorted(found - {0, len(ratios)})
 
 
 @dataclass(frozen=True)
