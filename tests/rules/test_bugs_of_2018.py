@@ -26,7 +26,7 @@ from train.distributed import process_group
 from train.distributed.process_group import Group
 from train.engine import trainer as engine_trainer
 from train.engine.launcher import be_parent
-from train.metrics import log_writer
+from train.metrics import accuracy
 from train.recipe.files import RecipeError, load
 from train.recipe.schema import Model
 from train.tools import checkpoint_io
@@ -259,7 +259,7 @@ def test_7_the_accuracy_was_computed_by_what_newer_libraries_refuse(images: int,
     numbers, labels = dice.normal(size=(images, classes)), dice.integers(0, classes, images)
     places = (-numbers).argsort(1).argsort(1)[np.arange(images), labels]
     for scores in (torch.from_numpy(numbers), torch.from_numpy(numbers.T.copy()).T):  # contiguous, and not
-        top1, top5 = log_writer.hits(scores, torch.from_numpy(labels))
+        top1, top5 = accuracy.hits(scores, torch.from_numpy(labels))
         assert (int(top1), int(top5)) == (int((places < 1).sum()), int((places < 5).sum()))
     old = ("collections.Iterable", "collections.Mapping", "collections.Sequence", "dist.reduce_op", ".cpu().item()[0]")
     assert [path for path in SOURCES if any(word in path.read_text() for word in old)] == []

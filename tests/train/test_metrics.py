@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from train.metrics.log_writer import Log, Meter, Network, hits
+from train.metrics.accuracy import hits
+from train.metrics.log_writer import Log, Meter, Network
 
 CPU = torch.device("cpu")
 

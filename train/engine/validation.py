@@ -8,8 +8,7 @@ from torch.nn.functional import cross_entropy
 
 from train.data.loading.loader import Batch
 from train.distributed.process_group import Group, total
-from train.metrics.accuracy import Accuracy
-from train.metrics.log_writer import hits
+from train.metrics.accuracy import Accuracy, hits
 from train.metrics.time_breakdown import Times
 
 from .inputs import Inputs

@@ -23,8 +23,7 @@ from train.data.order.work import Key, Work
 from train.distributed import batchnorm, process_group
 from train.distributed.process_group import Group, total
 from train.engine.inputs import Inputs, pixels_of
-from train.evaluation.ratio_buckets import Buckets
-from train.metrics.log_writer import found
+from train.metrics.accuracy import found
 from train.metrics.thumbnails import small
 from train.models import registry
 from train.recipe.schedule import Schedule
@@ -35,6 +34,7 @@ from train.tools.process import keep_memory
 
 from .crops import SEVERAL, SQUARES, Views, answer, plan, seen
 from .protocol import Options, emit, only_ours, progress
+from .ratio_buckets import Buckets
 
 THUMBNAIL = 300  # pixels of the longer side of an image that is shown
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import torch
+
 
 @dataclass(frozen=True)
 class Accuracy:
@@ -11,3 +13,15 @@ class Accuracy:
     top1: float
     top5: float
     images: int
+
+
+def hits(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return how many of [n, classes] scores have their label first, and among the first five, as int64 scalars."""
+    first, five = found(scores, labels)
+    return first.sum(), five.sum()
+
+
+def found(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return which of [n, classes] scores have their label first, and among the first five, as bool [n]."""
+    best = scores.topk(min(5, scores.shape[1]), dim=1).indices == labels[:, None]
+    return best[:, 0], best.any(1)

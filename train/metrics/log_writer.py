@@ -8,23 +8,12 @@ from typing import Any
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
+from train.metrics.accuracy import hits
 from train.tools.filesystem import finite
 
 from . import text
 
 PRINT_SECONDS = 10.0  # between two lines of text
-
-
-def hits(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return how many of [n, classes] scores have their label first, and among the first five, as int64 scalars."""
-    first, five = found(scores, labels)
-    return first.sum(), five.sum()
-
-
-def found(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return which of [n, classes] scores have their label first, and among the first five, as bool [n]."""
-    best = scores.topk(min(5, scores.shape[1]), dim=1).indices == labels[:, None]
-    return best[:, 0], best.any(1)
 
 
 class Meter:
