@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from train.metrics.accuracy import hits
-from train.metrics.log_writer import Log, Meter, Network
+from train.metrics.log_writer import Log
+from train.metrics.meters import Meter, Network
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,8 @@ from typing import Any
 from train.distributed import process_group
 from train.distributed.process_group import Group
 from train.metrics import hparams, text
-from train.metrics.log_writer import Log, Network
+from train.metrics.log_writer import Log
+from train.metrics.meters import Network
 from train.metrics.rows import Sums, stretch_values
 from train.metrics.time_breakdown import Times
 from train.recipe.schedule import Epoch, Schedule

@@ -23,7 +23,7 @@ from train.data.order.usage_log import Ids
 from train.distributed import batchnorm, ddp, exact_sum, process_group
 from train.distributed.process_group import Group
 from train.metrics.accuracy import Accuracy
-from train.metrics.log_writer import Meter
+from train.metrics.meters import Meter
 from train.metrics.rows import Sums, epoch_row
 from train.metrics.time_breakdown import Times
 from train.models import freezing, input_size, registry

@@ -5,66 +5,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from train.metrics.accuracy import hits
 from train.tools.filesystem import finite
 
 from . import text
 
 PRINT_SECONDS = 10.0  # between two lines of text
-
-
-class Meter:
-    """Sums of a stretch of steps, kept on the device until `read`."""
-
-    def __init__(self, device: torch.device, capacity: int) -> None:
-        self.losses = torch.zeros(capacity, dtype=torch.float64, device=device)
-        self.hits = torch.zeros(2, dtype=torch.float64, device=device)
-        self.steps = 0
-
-    @torch.no_grad()
-    def add(self, loss: torch.Tensor, scores: torch.Tensor, labels: torch.Tensor, share: float) -> None:
-        """Count a chunk: its summed loss, to which `share` was applied, and its hits."""
-        self.losses[self.steps] += loss
-        self.hits += torch.stack(hits(scores, labels)) * share
-
-    def end_step(self) -> None:
-        """The chunks that follow belong to the next step."""
-        self.steps += 1
-
-    def reset(self) -> None:
-        """Begin the next stretch."""
-        self.losses.zero_()
-        self.hits.zero_()
-        self.steps = 0
-
-
-class Network:
-    """Bytes through this machine's network cards, the loopback left out (/proc/net/dev)."""
-
-    def __init__(self) -> None:
-        self.last = (time.perf_counter(), *self._read())
-
-    @staticmethod
-    def _read() -> tuple[int, int]:
-        received = sent = 0
-        for line in Path("/proc/net/dev").read_text().splitlines()[2:]:
-            name, _, numbers = line.partition(":")
-            if name.strip() != "lo":
-                received, sent = (
-                    received + int(numbers.split()[0]),
-                    sent + int(numbers.split()[8]),
-                )
-        return received, sent
-
-    def rates(self) -> dict[str, float]:
-        """Return Gbit/s received and sent since the last call."""
-        before, self.last = self.last, (time.perf_counter(), *self._read())
-        seconds, received, sent = (now - then for now, then in zip(self.last, before, strict=True))
-        factor = 8e-9 / max(seconds, 1e-9)
-        return {"net/receive_gbit": received * factor, "net/send_gbit": sent * factor}
 
 
 class Log:
