@@ -5,10 +5,9 @@ from dataclasses import replace
 from cluster.backends import machine_types
 from cluster.backends.machine_types import Shipped
 from cluster.errors import BadInput
+from cluster.state.result import Result
 from cluster.state.spec import Spec
 from train.forecast import OURS, Constants, measured
-
-from .candidates import Result
 
 CPU = "CPU"  # the card of machines without any
 

@@ -1,6 +1,6 @@
 """What a recipe would take and cost on several types and numbers of machines; which to take; what a run says of it."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from typing import Any
@@ -8,12 +8,10 @@ from typing import Any
 from cluster.backends import machine_types
 from cluster.backends.machine_types import Shipped
 from cluster.errors import BadInput
-from train.forecast import Constants, Forecast, compare, efficiency, forecast, measured
+from train.forecast import Constants, Forecast, efficiency, forecast
 from train.recipe.schema import Recipe
 
 from .plan import Plan
-
-Result = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -123,18 +121,3 @@ def by_type(found: Sequence[Row]) -> dict[str, list[Row]]:
 
 
 # --- constants, and what a run says of them -------------------------------------------------------------------------
-
-
-def after(kept: Mapping[str, Any] | None, result: Result) -> dict[str, Any]:
-    """Return what a job's result says beside the rest: the forecast made at its launch, that beside what the run took,
-    and the constants it measured. Nothing of a run that is not done, or says too little.
-    """
-    if result.get("state") != "done":
-        return {}
-    try:
-        found: dict[str, Any] = {"constants": measured(result).to_json()}
-        if kept:
-            found |= {"forecast": dict(kept), "against": compare(kept, result)}
-    except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return {}
-    return found

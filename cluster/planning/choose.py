@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from cluster.errors import BadInput, ClusterError
-from cluster.planning.candidates import Row
+
+from .candidates import Row
 
 KNEE = 0.2  # a doubling of the machines that saves less of the time is not worth it
 

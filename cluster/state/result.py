@@ -10,6 +10,7 @@ from cluster.state.run_folder import Folders
 from cluster.state.spec import Spec
 from cluster.state.status import ending, leader, lines, machines, seconds_by_part, with_job
 from train.data.order import usage_log
+from train.forecast import compare, measured
 from train.recipe import target
 from train.tools.filesystem import as_json, json_lines, read_json, replace
 
@@ -88,3 +89,21 @@ def ids_wrong(folders: Folders, epochs: Sequence[Mapping[str, Any]]) -> list[str
     steps = {one["epoch"] - 1: one["steps"] for one in epochs}
     images = {one["epoch"] - 1: one["train_images"] for one in epochs}
     return usage_log.check(folders.run / usage_log.FOLDER, begins, images, steps)
+
+
+Result = Mapping[str, Any]
+
+
+def after(kept: Mapping[str, Any] | None, result: Result) -> dict[str, Any]:
+    """Return what a job's result says beside the rest: the forecast made at its launch, that beside what the run took,
+    and the constants it measured. Nothing of a run that is not done, or says too little.
+    """
+    if result.get("state") != "done":
+        return {}
+    try:
+        found: dict[str, Any] = {"constants": measured(result).to_json()}
+        if kept:
+            found |= {"forecast": dict(kept), "against": compare(kept, result)}
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return {}
+    return found

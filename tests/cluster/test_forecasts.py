@@ -16,6 +16,7 @@ from cluster.planning.candidates import Row
 from cluster.planning.resolve import load_recipes, plan
 from cluster.plots import forecast as plots_forecast
 from cluster.plots import palette as plots_forecast_palette
+from cluster.state import result as state_result
 from cluster.state.result import settle
 from infra.aws.market.instance_types import HISTORIC, ON_DEMAND, RETIRED, SHIPPED
 from train.forecast import IN_2018, OURS, Constants, forecast
@@ -251,7 +252,7 @@ def test_a_result_of_a_job_that_failed_or_says_too_little_is_written_all_the_sam
     settle(job.folders, job.spec, registry.get("local"), why="it fell", how="failed")
     result = json.loads(job.folders.result.read_text())
     assert result["state"] == "failed" and not {"forecast", "against", "constants"} & result.keys()
-    assert candidates.after({"terms": {}}, {"state": "done", "epochs": []}) == {}
+    assert state_result.after({"terms": {}}, {"state": "done", "epochs": []}) == {}
     for one in (None, result, {"state": "done"}):
         with pytest.raises(BadInput, match="--from job-1"):
             calibration.measured_by("job-1", one)
