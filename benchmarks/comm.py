@@ -32,7 +32,7 @@ from train.distributed import ddp
 from train.distributed.process_group import Group  # noqa: E402
 from train.forecast.model import between_machines  # noqa: E402
 from train.models import registry
-from train.recipe.schema import Comm, Model  # noqa: E402
+from train.recipe import Comm, Model  # noqa: E402
 
 WAYS = {
     "none": Comm(),

@@ -10,7 +10,7 @@ from pathlib import Path
 import elastic_faults
 
 from cluster.connectors.local import python
-from train.recipe.schema import Data, Model, Optim, Phase, Recipe
+from train.recipe import Data, Model, Optim, Phase, Recipe
 from train.tools import process
 from train.tools.filesystem import as_json
 

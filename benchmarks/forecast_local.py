@@ -26,7 +26,7 @@ from cluster.jobs import (
 )
 from train.data.packing.synthetic import draw_set  # noqa: E402
 from train.forecast import Constants  # noqa: E402
-from train.recipe.schema import SAMPLE, Model, Optim, Phase, Recipe  # noqa: E402
+from train.recipe import SAMPLE, Model, Optim, Phase, Recipe  # noqa: E402
 
 BOUND = 0.15
 IMAGES = 2000  # of the built-in set, and 500 to validate

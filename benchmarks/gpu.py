@@ -52,8 +52,9 @@ def ours(model: str, size: int, batch: int, compile: bool, device: Any, place: P
     from train.engine.agent_channel import Report
     from train.engine.options import parse
     from train.engine.trainer import LONGEST_STRETCH, Trainer
+    from train.recipe.components import Data, Model
     from train.recipe.schedule import Schedule
-    from train.recipe.schema import Data, Model, Phase, Recipe
+    from train.recipe.schema import Phase, Recipe
 
     recipe = Recipe(
         name="gpu", data=Data(name="none", root="none", train=10**6, val=1), model=Model(name=model, compile=compile),
@@ -83,7 +84,7 @@ def bare(model: str, size: int, batch: int, compile: bool, device: Any, net: Any
 
     from train.distributed import process_group
     from train.models import registry
-    from train.recipe.schema import Model
+    from train.recipe.components import Model
 
     net = net or registry.build(Model(name=model), CLASSES, 0)
     net = net.to(device, memory_format=torch.channels_last)
@@ -113,7 +114,7 @@ def plain(model: str, size: int, batch: int, device: Any) -> Step:
 
     from train.distributed import process_group
     from train.models import registry
-    from train.recipe.schema import Model
+    from train.recipe.components import Model
 
     net = registry.build(Model(name=model), CLASSES, 0).to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)

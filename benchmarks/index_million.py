@@ -105,8 +105,9 @@ def ours(root: Path) -> dict[str, Any]:
 def resumed(index: Any) -> Any:
     """The first batch of a run that goes on in the middle of its second epoch."""
     from train.data.order.batch_sampler import Feed
+    from train.recipe.components import Data, Model
     from train.recipe.schedule import Schedule
-    from train.recipe.schema import Data, Model, Phase, Recipe
+    from train.recipe.schema import Phase, Recipe
 
     phases = [Phase(epochs=(0, 3), size=128, batch=256, lr=0.1, min_scale=0.3)]
     data = Data(name="some", root="some", train=len(index), val=50_000)

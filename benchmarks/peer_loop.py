@@ -92,7 +92,7 @@ def train(options: argparse.Namespace) -> None:
     """Train, and say the first step and each epoch."""
     from train.models import registry
     from train.optim import factory
-    from train.recipe.schema import Model, Optim
+    from train.recipe.components import Model, Optim
 
     torch.manual_seed(options.seed)
     torch.set_num_threads(CORES)

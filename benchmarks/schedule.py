@@ -26,7 +26,7 @@ from measure import met  # noqa: E402
 from recipes import resnet50_18min  # noqa: E402
 from train.data.packing.synthetic import draw_set  # noqa: E402
 from train.metrics.text import PARTS  # noqa: E402
-from train.recipe.schema import Model, Recipe  # noqa: E402
+from train.recipe import Model, Recipe  # noqa: E402
 from train.tools.filesystem import as_json  # noqa: E402
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")

@@ -40,8 +40,8 @@ from train.engine.agent_channel import Report  # noqa: E402
 from train.engine.options import parse  # noqa: E402
 from train.models import registry
 from train.optim import factory
+from train.recipe import Data, Model, Phase, Recipe  # noqa: E402
 from train.recipe.schedule import Epoch, Schedule  # noqa: E402
-from train.recipe.schema import Data, Model, Phase, Recipe  # noqa: E402
 from train.tools import process
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")

@@ -8,8 +8,8 @@ job.scalars("val/top1")
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from cluster.jobs import submit
-    from cluster.jobs.submit import launch as launch
+    from . import jobs as jobs
+    from .jobs import launch as launch
 
 __all__ = ["jobs", "launch"]
 

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from train.recipe.schema import Recipe
+from train.recipe import Recipe
 
 from .images import Images, cifar
 

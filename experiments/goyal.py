@@ -11,7 +11,7 @@ a step, 18 epochs and drops by ten it had not (60.9 against 56.5 % at 0.0125, 62
 from dataclasses import replace
 from typing import Any
 
-from train.recipe.schema import Data, Model, Optim, Phase, Recipe
+from train.recipe import Data, Model, Optim, Phase, Recipe
 
 from .arms import Arm, Claim, side
 

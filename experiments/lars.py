@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from experiments.arms import MARGIN, Arm, Claim, Experiment, side
 from experiments.command import main
 from experiments.goyal import BATCH, EPOCHS, RAMP, RATE, recipe, row
-from train.recipe.schema import Recipe
+from train.recipe import Recipe
 
 TIMES = 128
 TRUST = (0.01, 0.02, 0.04)

@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from experiments.arms import MARGIN, Arm, Claim, Experiment, side
 from experiments.command import main
 from experiments.goyal import CIFAR
-from train.recipe.schema import Model, Optim, Phase, Recipe
+from train.recipe import Model, Optim, Phase, Recipe
 
 EPOCHS = (0, 3, 6, 9, 12)
 SIZES = {"full size": (32, 32, 32, 32), "small first": (16, 24, 24, 32)}

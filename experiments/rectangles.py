@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from experiments.arms import Arm, Claim, Experiment, Side, Sources
 from experiments.command import main
 from experiments.images import FOLDS, Images, photographs
-from train.recipe.schema import Data, Model, Optim, Phase, Recipe
+from train.recipe import Data, Model, Optim, Phase, Recipe
 
 EPOCHS = 30
 

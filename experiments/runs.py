@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from train.recipe.schema import Model, Optim, Phase, Recipe
+from train.recipe import Model, Optim, Phase, Recipe
 from train.tools.filesystem import as_json, plain, read_json, replace
 
 from .arms import Arm

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from train.recipe.schema import Phase
+from train.recipe import Phase
 
 
 def drops(rate: float, start: int, at: Sequence[int], end: int, **same: Any) -> list[Phase]:

@@ -3,7 +3,7 @@
 imgnet-cluster launch --local --data data/cifar10 recipes/cifar10.py
 """
 
-from train.recipe.schema import Data, Model, Optim, Phase, Recipe
+from train.recipe import Data, Model, Optim, Phase, Recipe
 
 # fmt: off
 recipe = Recipe(

@@ -14,7 +14,7 @@ The rates are ours, for 64 images a step: 0.05 for a new classifier, a fifth of 
 pixels, as such weights were trained on; whole rectangles are validated in the last phase, beside the squares.
 """
 
-from train.recipe.schema import Data, Model, Optim, Phase, Recipe
+from train.recipe import Data, Model, Optim, Phase, Recipe
 
 # fmt: off
 recipe = Recipe(

@@ -6,7 +6,7 @@ The three ideas of 2018 in small: small images first, a batch that grows instead
 at the end. Zero-gamma is off: in a net of four blocks and 500 steps it costs half of the accuracy (LOG.md).
 """
 
-from train.recipe.schema import SAMPLE, Model, Optim, Phase, Recipe
+from train.recipe import SAMPLE, Model, Optim, Phase, Recipe
 
 # fmt: off
 recipe = Recipe(

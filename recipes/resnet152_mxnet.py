@@ -24,7 +24,7 @@ change no colours; MXNet decays gammas but no betas [from memory], here all norm
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from train.recipe.schema import IMAGENET, Model, Optim, Phase, Recipe
+from train.recipe import IMAGENET, Model, Optim, Phase, Recipe
 
 from ._rows import drops
 

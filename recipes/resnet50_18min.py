@@ -20,7 +20,7 @@ Rows: diux-dev/imagenet18 train.py (2 machines: cybertronai/imagenet18), flatten
 row of 16 machines is written (38, 50) there and stops being useful at its start. Copies 160 and 352: `data resize`.
 """
 
-from train.recipe.schema import IMAGENET, Model, Optim, Phase, Recipe
+from train.recipe import IMAGENET, Model, Optim, Phase, Recipe
 
 # fmt: off
 one = [

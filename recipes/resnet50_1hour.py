@@ -27,7 +27,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from train.recipe.schema import IMAGENET, Model, Optim, Phase, Recipe
+from train.recipe import IMAGENET, Model, Optim, Phase, Recipe
 
 from ._rows import drops
 

@@ -30,7 +30,7 @@ cutmix, which pay from 200 epochs on; torch.compile, which takes its minute for 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from train.recipe.schema import IMAGENET, Model, Optim, Phase, Recipe
+from train.recipe import IMAGENET, Model, Optim, Phase, Recipe
 
 # fmt: off
 one = [

@@ -17,7 +17,7 @@ earlier than code and curve; its list is typed by hand, so the code is taken, al
 torchvision's model of that week: norms and biases decay, no zero-gamma, classifier from U(+-1/sqrt(2048)).
 """
 
-from train.recipe.schema import IMAGENET, Model, Optim, Phase, Recipe
+from train.recipe import IMAGENET, Model, Optim, Phase, Recipe
 
 # fmt: off
 recipe = Recipe(

@@ -25,7 +25,7 @@ square-root rule, and 1024 GPUs with 64 images [recalled]; the machines at 32k a
 from collections.abc import Iterator
 from dataclasses import replace
 
-from train.recipe.schema import IMAGENET, Model, Optim, Phase, Recipe
+from train.recipe import IMAGENET, Model, Optim, Phase, Recipe
 
 # fmt: off
 lars_32k = [

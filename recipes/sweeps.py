@@ -13,7 +13,7 @@ A sweep is a for-loop and `dataclasses.replace`. Copy it and put in what you wan
 from collections.abc import Iterator
 from dataclasses import replace
 
-from train.recipe.schema import Phase, Recipe
+from train.recipe import Phase, Recipe
 
 from .cifar10 import recipe as base
 

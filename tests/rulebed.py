@@ -26,8 +26,8 @@ from train.engine.options import parse
 from train.engine.trainer import Trainer
 from train.models import freezing
 from train.optim import factory
+from train.recipe import Data, Model, Optim, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
-from train.recipe.schema import Data, Model, Optim, Phase, Recipe
 
 Array = NDArray[np.float64]
 ALONE = Group(0, 0, 1, 1, torch.device("cpu"))
@@ -80,7 +80,7 @@ def recipe(*rows: Phase, gpus: int = 1, machines: int = 1, seed: int = 0, model:
     """A recipe of these phases for so many GPUs; other words are the optimizer's."""
     data = Data(name="numbers", root="nowhere", train=1, val=1)
     model = model or Model(name="resnet10_tiny")
-    return Recipe(name="rule", data=data, model=model, optim=Optim(**factory), gpus=gpus, machines=machines,
+    return Recipe(name="rule", data=data, model=model, optim=Optim(**optim), gpus=gpus, machines=machines,
                   phases=rows, seed=seed)  # fmt: skip
 
 

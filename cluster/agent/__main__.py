@@ -25,3 +25,7 @@ def main() -> int:
     except BlockingIOError:
         print(f"{asked.work}: another agent is at work here", file=sys.stderr)
         return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -14,7 +14,6 @@ import json
 import os
 import shutil
 import subprocess
-import sys
 import time
 import traceback
 from dataclasses import replace
@@ -31,7 +30,6 @@ from cluster.state.spec import Spec
 from train.tools import process
 
 from . import tmux_windows
-from .__main__ import main
 from .data import DrawError, prepare
 from .status_writer import Voice
 from .trainers import Trainers, temporary
@@ -309,7 +307,3 @@ class Agent:
                 self.spec.session, self.work / "train.log", self.machine if shared else ""
             )
         self.windows.follow(log)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

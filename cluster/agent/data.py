@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster.connectors.local import python
-from cluster.planning import data_fetch
 from cluster.state.spec import Spec
 from train.recipe.schema import FULL, reads_full
 from train.tools import process
@@ -24,7 +23,7 @@ def prepare(spec: Spec, log: Path, going_on: Callable[[str, str], None]) -> None
     if spec.draw:
         draw(spec, log, going_on)
     elif spec.source:
-        _run(f"fetching {spec.source}", log, going_on, *data_fetch.command(spec))
+        _run(f"fetching {spec.source}", log, going_on, *command(spec))
 
 
 def draw(spec: Spec, log: Path, going_on: Callable[[str, str], None]) -> None:

@@ -1,0 +1,5 @@
+"""The command line `imgnet-cluster`."""
+
+from .app import main
+
+__all__ = ["main"]

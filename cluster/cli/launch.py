@@ -1,7 +1,7 @@
 """The commands that start, stop and change a job: launch, lose, stop, resume, adopt."""
 
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -68,7 +68,7 @@ def launch(
 
     if local and hosts:
         raise BadInput("--local and --hosts are two places; say one, or neither to rent machines from AWS")
-    backend = "local" if local else "hosts" if hosts else "aws"
+    backend = "local" if local else "ssh" if hosts else "aws"
     given = [one for one in ctx.command.params if one.name in RENTING and from_words(ctx, one.name)]
     if given and backend != "aws":
         words = " or ".join(one.opts[0] for one in given if one.name == given[0].name)

@@ -203,4 +203,4 @@ def _sum(texts: dict[str, str], entry: dict[str, Any] | None, job: "Job | None")
     return ", ".join(parts) + (f"; as {job.name} ran" if job else "")
 
 
-COMMANDS = (writers,)
+COMMANDS = (record,)

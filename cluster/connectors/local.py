@@ -15,7 +15,7 @@ from subprocess import PIPE
 from cluster.errors import ClusterError
 from train.tools.filesystem import replace
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)

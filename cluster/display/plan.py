@@ -1,7 +1,7 @@
 """Prints a plan: schedule, machines, price and the requests that a dry run would send."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.planning.plan import Plan
 from train.metrics.text import rates, settings
@@ -23,7 +23,7 @@ def show_plan(plan: Plan) -> None:
     where += " of this computer" if spec.backend == "local" and len(spec.names) > 1 else ""
     if plan.renting:
         cloud.show_renting(plan.renting.table(spec))
-    price = ", $0.00" if spec.backend in ("local", "hosts") else ", price above" if plan.renting else ""
+    price = ", $0.00" if spec.backend in ("local", "ssh") else ", price above" if plan.renting else ""
     each = " of each" if len(spec.names) > 1 else ""
     what = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
     print(f"{what}; {where}, processes{each}: {spec.procs}{price}")

@@ -68,7 +68,7 @@ def _create(spec: Spec, hosts: Hosts, mark: bytes) -> Job:
     machines = hosts.machines[: len(spec.names)]
     if len(machines) < len(spec.names):
         raise BadInput(f"{spec.uid} has {len(spec.names)} machines, the hosts file names {len(machines)}")
-    run = store.make_folder(registry.get("hosts").taken())
+    run = store.make_folder(registry.get("ssh").taken())
     folders = Folders(run)
     folders.shared.mkdir(parents=True)
     mine = replace(spec, name=run.name, hosts=Hosts(hosts.shared, machines).to_json())

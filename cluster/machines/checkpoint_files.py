@@ -3,7 +3,7 @@
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.connectors.local import Machine
 from train.tools.filesystem import newest_sealed, replace, unseal

@@ -36,7 +36,7 @@ from cluster.errors import ClusterError
 from train.tools.filesystem import locked, one_line, replace
 from train.tools.process import die_with_parent
 
-PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
+PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 COMPLETE = ".complete"  # written last: a venv without it is half made
 AT_HOME = ("matplotlib",)  # draws reports: no machine needs it
 FULL = 50_000_000  # bytes: with less free than that it is the disk

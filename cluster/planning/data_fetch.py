@@ -8,6 +8,7 @@ index alone, which tells names and classes.
 import contextlib
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from train.data.manifest import MANIFEST
 from train.tools.filesystem import read_json
@@ -114,7 +115,7 @@ class Away:
         except FetchError as error:
             raise ClusterError(str(error)) from error
         with contextlib.suppress(FetchError, ClusterError):
-            if backend == "hosts":  # its machines may be allowed to what this computer is not
+            if backend == "ssh":  # its machines may be allowed to what this computer is not
                 return replace(found, manifests=found._seen(recipe))
         return found
 
@@ -154,7 +155,7 @@ def _manifests(place: str) -> dict[str, Manifest]:
 
 def target_of(source: str, fetch: str, backend: str) -> Path:
     """Return the folder that a job's images are fetched to. Raises `BadInput` when nobody has said where."""
-    if not fetch and backend in ("local", "hosts"):
+    if not fetch and backend in ("local", "ssh"):
         raise BadInput(f"{source}: is fetched to the machines' disks first; say where to: --fetch DIR")
     folder = Path(fetch or ON_RENTED)
     if backend == "local":

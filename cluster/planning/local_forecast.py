@@ -2,6 +2,7 @@
 
 import os
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from cluster.connectors.local import gpu_count
 from train.forecast import CARDS, OURS, Constants, Forecast, forecast

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.local import ROOT, gpu_count
@@ -11,9 +11,10 @@ from cluster.errors import BadInput
 from cluster.machines import requirements
 from cluster.state.spec import Spec
 from train.forecast import Constants
+from train.recipe.components import SAMPLE
 from train.recipe.files import RecipeError, load
 from train.recipe.schedule import Schedule, scaled
-from train.recipe.schema import SAMPLE, Recipe
+from train.recipe.schema import Recipe
 from train.recipe.target import Target
 
 from . import data_fetch
@@ -64,7 +65,7 @@ def plan(
     """
     found = read_hosts(Path(hosts).expanduser()) if hosts else None
     if found:
-        backend = "hosts"
+        backend = "ssh"
         machines = machines or max(1, len(found.machines) - spares)
     recipe = recipe.at(machines or 1) if backend == "local" else recipe.at(machines or recipe.machines)
     draw = str(data) == "sample" or (data is None and recipe.data == SAMPLE)

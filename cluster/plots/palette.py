@@ -1,6 +1,6 @@
 """Colours and font that all plots share."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     pass

@@ -1,10 +1,8 @@
 """Writes result.json when a job has ended."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
-from cluster.backends.base import Backend
-from cluster.planning import candidates
 from cluster.state import attempts, timeline
 from cluster.state.run_folder import Folders
 from cluster.state.spec import Spec
@@ -13,6 +11,16 @@ from train.data.order import usage_log
 from train.forecast import compare, measured
 from train.recipe import target
 from train.tools.filesystem import as_json, json_lines, read_json, replace
+
+
+class CostMeter(Protocol):
+    """What a job has cost; every backend is one."""
+
+    def dollars(self, spec: Spec, folders: Folders) -> float:
+        """Return what the job has cost until now."""
+
+    def dollars_until(self, spec: Spec, folders: Folders, moment: float) -> float | None:
+        """Return what the job had cost at `moment`; None when the price of a machine is unknown."""
 
 
 def launched(folders: Folders, spec: Spec) -> float:
@@ -24,7 +32,7 @@ def launched(folders: Folders, spec: Spec) -> float:
 
 
 def settle(
-    folders: Folders, spec: Spec, backend: Backend, silent: Sequence[str] = (), why: str = "", how: str = "failed"
+    folders: Folders, spec: Spec, cost: CostMeter, silent: Sequence[str] = (), why: str = "", how: str = "failed"
 ) -> None:
     """Write the result of a job whose agent is gone: what the trainers measured, and how the job ended.
 
@@ -57,7 +65,7 @@ def settle(
         "setup": {name: one["seconds"] for name, one in machines(folders, spec).items()},
         "attempts": attempts.gathered(folders.shared, attempts.newest(folders.shared)),
         "timeline": timeline.table(folders.run, folders.shared),
-        "dollars": backend.dollars(spec, folders),
+        "dollars": cost.dollars(spec, folders),
         "backend": spec.backend,
         "git_commit": spec.git_commit,
         "did_not_answer": list(silent),
@@ -65,21 +73,21 @@ def settle(
     if trained and result["goodput"]:
         wall = trained["seconds"].get("first step to last", 0.0)
         result["goodput"] *= wall / (wall + timeline.lost_seconds(folders.run, folders.shared)) if wall else 1.0
-    result["target"] = of_target(folders, spec, backend, epochs)
-    result |= candidates.after(spec.forecast, {**result, "state": state})
+    result["target"] = of_target(folders, spec, cost, epochs)
+    result |= after(spec.forecast, {**result, "state": state})
     if trained and spec.log_ids:
         result["ids_wrong"] = ids_wrong(folders, trained["epochs"])
     replace(folders.result, as_json({**result, "state": state}))
 
 
 def of_target(
-    folders: Folders, spec: Spec, backend: Backend, epochs: Sequence[Mapping[str, Any]]
+    folders: Folders, spec: Spec, cost: CostMeter, epochs: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
     """Return what became of the job's target, or its recipe's, with what only we know of it; None without one."""
     told = target.outcome(target.Target.of(spec.target, spec.recipe), epochs)
     if told and told["at"] is not None:
         told["seconds_all"] = told["at"] - launched(folders, spec)
-        told["dollars"] = backend.dollars_until(spec, folders, told["at"])
+        told["dollars"] = cost.dollars_until(spec, folders, told["at"])
     return told
 
 

@@ -18,7 +18,7 @@ import pytest
 
 from cluster.state.run_folder import Folders
 from cluster.state.spec import Spec
-from train.recipe.schema import Data, Model, Phase, Recipe
+from train.recipe import Data, Model, Phase, Recipe
 from train.tools.filesystem import seal
 
 TINY = Recipe(

@@ -99,7 +99,7 @@ def test_of_a_job_elsewhere_that_runs_the_machines_are_asked_and_home_will_do_wh
     fleet, silent = Fleet(), False
     fleet.machines = fleet  # type: ignore[assignment]
     monkeypatch.setattr(checkpoints, "_fleet", lambda job: fleet)
-    made = hand_made(backend="hosts")
+    made = hand_made(backend="ssh")
     home = made.folders.shared / "checkpoints/000002/step-00000008.pt"
     assert checkpoints.newest(made.job) == home
     silent = True

@@ -15,7 +15,7 @@ from cluster.planning.resolve import plan
 from cluster.state import timeline
 from cluster.state.spec import Spec
 from train.data.manifest import FetchError
-from train.recipe.schema import Data, Model, Phase, Recipe
+from train.recipe import Data, Model, Phase, Recipe
 
 Fixture = Any
 
@@ -99,7 +99,7 @@ def test_s3_is_fetched_to_the_fast_disk_of_rented_machines(sets: Path) -> None:
 
 @pytest.mark.parametrize("place, name", [("s3://bucket/a/b/", "b"), ("s3://bucket", "bucket"), ("s3://b/", "b")])
 def test_a_target_has_the_last_name_of_its_source(place: str, name: str) -> None:
-    assert data_fetch.target_of(place, "/disk", "hosts") == Path("/disk") / name
+    assert data_fetch.target_of(place, "/disk", "ssh") == Path("/disk") / name
 
 
 def test_the_recipe_may_name_a_place_in_s3(sets: Path) -> None:

@@ -47,7 +47,7 @@ class Running:
 
     def watch(self, name: str, **board: Any) -> Fleet:
         """Look after the job from a run folder; `board` is what is known of it there."""
-        values = {"machines": len(self.bed.machines), "backend": "hosts", "hosts": self.hosts, "uid": self.uid}
+        values = {"machines": len(self.bed.machines), "backend": "ssh", "hosts": self.hosts, "uid": self.uid}
         made = self.hand_made(name, **values)
         made.folders.launch.write_text("first")
         if board:

@@ -8,7 +8,7 @@ import pytest
 
 from cluster.connectors.local import ROOT
 from cluster.machines import requirements
-from train.recipe.schema import SAMPLE, Model, Optim, Phase, Recipe
+from train.recipe import SAMPLE, Model, Optim, Phase, Recipe
 
 Fixture = Any
 

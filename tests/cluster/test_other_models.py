@@ -9,7 +9,7 @@ from cluster.backends.local import CHECKPOINT_MB, checkpoint_mb
 from cluster.planning.resolve import plan
 from train.forecast import forecast
 from train.models.registry import MAKERS
-from train.recipe.schema import MODELS, Data, Model, Optim, Phase, Recipe
+from train.recipe import MODELS, Data, Model, Optim, Phase, Recipe
 
 
 def recipe(model: str, optim: str = "sgd", **changes: Any) -> Recipe:

@@ -7,7 +7,7 @@ import pytest
 
 from cluster.errors import BadInput
 from cluster.planning.resolve import load_recipes, plan
-from train.recipe.schema import SAMPLE, Data, Model, Phase, Recipe
+from train.recipe import SAMPLE, Data, Model, Phase, Recipe
 
 Fixture = Any
 ROWS = [Phase(epochs=(0, 1), size=32, batch=10, lr=0.1), Phase(epochs=(1, 3), size=64, batch=20, lr=(0.1, 0.0))]

@@ -17,8 +17,8 @@ from cluster.planning.resolve import plan
 from cluster.records import check, run_data, writers
 from cluster.state import attempts
 from cluster.state import result as state_result
+from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
-from train.recipe.schema import Data, Model, Phase, Recipe
 from train.recipe.target import Target, outcome
 from train.tools import filesystem
 

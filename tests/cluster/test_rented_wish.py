@@ -12,7 +12,7 @@ from cluster.errors import ClusterError
 from cluster.jobs import submit
 from cluster.jobs.submit import _asked
 from infra.aws.instances.request import Place
-from train.recipe.schema import SAMPLE, Model, Phase, Recipe
+from train.recipe import SAMPLE, Model, Phase, Recipe
 
 RECIPE = Recipe(
     name="tiny", data=SAMPLE, model=Model(name="resnet10_tiny"), gpus=1, types=("c7i.2xlarge", "c6i.2xlarge"),

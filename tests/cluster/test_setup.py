@@ -48,7 +48,7 @@ class Rig:
 
     def fleet(self) -> Fleet:
         """The job's machines as a supervisor sees them."""
-        values = {"machines": len(self.hosts.machines), "backend": "hosts", "hosts": self.hosts.to_json()}
+        values = {"machines": len(self.hosts.machines), "backend": "ssh", "hosts": self.hosts.to_json()}
         one = self.make(uid=f"job-1-{time.monotonic_ns()}", **{**values, **self.spec})
         one.folders.launch.write_text("first")
         self.fleets.append(Fleet(one.spec, one.folders, patience=3))

@@ -15,8 +15,8 @@ import torch
 from conftest import Place
 
 from train.models import registry
+from train.recipe import Model, Phase, Recipe
 from train.recipe.files import load
-from train.recipe.schema import Model, Phase, Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGEST = 8  # images of a process's batch

@@ -12,7 +12,7 @@ from PIL import Image
 
 from experiments.arms import Arm
 from experiments.images import Images
-from train.recipe.schema import Data, Model, Optim, Phase, Recipe
+from train.recipe import Data, Model, Optim, Phase, Recipe
 
 STUB = '''
 """Stands for the trainer: notes that it began, waits while it is held, and ends as its seed is told to."""

@@ -12,7 +12,7 @@ from experiments import runs
 from experiments.arms import Arm
 from experiments.images import Images
 from experiments.runs import KNOWN, Run
-from train.recipe.schema import Data, Model, Phase, Recipe
+from train.recipe import Data, Model, Phase, Recipe
 
 IMAGES = Images(Path("somewhere"), "abc", 10)
 RECIPE = Recipe(

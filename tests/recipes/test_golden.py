@@ -20,9 +20,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
+from train.recipe import Phase, Recipe
 from train.recipe.files import load
 from train.recipe.schedule import Schedule
-from train.recipe.schema import Phase, Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = Path(__file__).with_name("golden")

@@ -16,9 +16,9 @@ from cluster.cli.app import cli
 from recipes.cifar10 import recipe as cifar10
 from recipes.quickstart import recipe as quickstart
 from recipes.resnet50_18min import recipe as resnet50
+from train.recipe import IMAGENET, SAMPLE, Optim, Recipe
 from train.recipe.files import load
 from train.recipe.schedule import Schedule
-from train.recipe.schema import IMAGENET, SAMPLE, Optim, Recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = sorted(path.stem for path in (ROOT / "recipes").glob("[!_]*.py"))

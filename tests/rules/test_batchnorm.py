@@ -107,7 +107,7 @@ def test_before_a_validation_all_processes_have_the_mean_of_all_statistics(
 def test_the_running_statistics_move_by_a_tenth() -> None:
     """Momentum 0.9 in the paper's words (Goyal et al. 2017, section 5.1), 0.1 in torch's."""
     from train.models import registry
-    from train.recipe.schema import Model
+    from train.recipe.components import Model
 
     net = registry.build(Model(name="resnet10_tiny"), 3, 0)
     norms = [one for one in net.modules() if isinstance(one, nn.BatchNorm2d)]

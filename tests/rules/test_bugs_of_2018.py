@@ -27,8 +27,8 @@ from train.distributed.process_group import Group
 from train.engine import trainer as engine_trainer
 from train.engine.launcher import be_parent
 from train.metrics import accuracy
+from train.recipe import Model
 from train.recipe.files import RecipeError, load
-from train.recipe.schema import Model
 from train.tools import checkpoint_io
 
 ROOT = Path(__file__).resolve().parents[2]

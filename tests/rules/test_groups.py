@@ -15,7 +15,7 @@ from torch.nn.utils import parametrizations
 
 from train.models import registry
 from train.optim import factory
-from train.recipe.schema import MODELS, Model, Optim
+from train.recipe import MODELS, Model, Optim
 
 
 class Bare(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from rulebed import softmax
 
 from train.optim import losses
-from train.recipe.schema import Optim
+from train.recipe import Optim
 
 dice = np.random.default_rng(8)
 SCORES, LABELS = 4 * dice.normal(size=(40, 7)), dice.integers(0, 7, 40)

@@ -15,8 +15,8 @@ from rulebed import Array, Pixels, carry_out, gradient, linear, order, rates, re
 from torch import nn
 
 from train.optim import factory
+from train.recipe import Optim
 from train.recipe.schedule import Schedule
-from train.recipe.schema import Optim
 
 M = 0.9
 JUMPS = np.array([0.01, 0.01, 1.0, 1.0, 0.3, 2.0, 0.001, 0.5])  # 100 times at once: a constant warm-up's end

@@ -10,7 +10,7 @@ from rulebed import Array
 from torch import nn
 
 from train.optim import factory
-from train.recipe.schema import Optim
+from train.recipe import Optim
 
 RATES = (0.5, 1.0, 3.0, 0.02, 0.7, 0.0, 1.5)
 DECAY, M, B1, B2, EPS, TRUST = 0.05, 0.9, 0.8, 0.95, 1e-6, 0.02

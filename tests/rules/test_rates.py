@@ -8,8 +8,8 @@ import pytest
 from rulebed import rates, recipe, row
 
 from recipes.resnet50_18min import recipe as resnet50
+from train.recipe import IMAGENET, Phase, Recipe
 from train.recipe.schedule import Schedule
-from train.recipe.schema import IMAGENET, Phase, Recipe
 
 N = IMAGENET.train
 

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from train.models import registry
-from train.recipe.schema import MODELS, Model
+from train.recipe import MODELS, Model
 
 RESNETS = [name for name in MODELS if name.startswith("resnet")]
 BLOCKS = {"resnet10_tiny": 4, "resnet10_cifar": 4, "resnet18": 8, "resnet34": 16, "resnet50": 16, "resnet101": 33,

@@ -18,7 +18,7 @@ from ranks import in_group
 from train.data.decode import decode, encode
 from train.data.packing.pack import shrink
 from train.data.packing.synthetic import draw_set
-from train.recipe.schema import Data, Model, Optim, Phase, Recipe
+from train.recipe import Data, Model, Optim, Phase, Recipe
 from train.tools import filesystem
 from train.tools import process as tools_process
 

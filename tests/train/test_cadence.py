@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 
 from train.data.order.batch_sampler import Feed
+from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Schedule
-from train.recipe.schema import Data, Model, Phase, Recipe
 from train.recipe.validation_policy import validates
 
 

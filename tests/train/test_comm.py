@@ -15,8 +15,8 @@ from torch.nn.functional import cross_entropy
 from train.distributed import comm_hooks, ddp, process_group
 from train.distributed.exact_sum import plain_sum
 from train.distributed.process_group import Group
+from train.recipe import Comm
 from train.recipe.components import HOOKS
-from train.recipe.schema import Comm
 from train.tools.errors import Expected
 
 CPU = torch.device("cpu")

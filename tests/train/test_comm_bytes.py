@@ -13,7 +13,7 @@ from torch import nn
 from train.distributed import comm_hooks, ddp
 from train.distributed.process_group import Group
 from train.forecast.model import between_machines
-from train.recipe.schema import Comm
+from train.recipe import Comm
 
 pytestmark = pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing())
 

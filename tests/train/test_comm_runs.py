@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from train.recipe.schema import Comm
+from train.recipe import Comm
 from train.tools import checkpoint_io, process
 
 WAYS = {

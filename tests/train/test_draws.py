@@ -18,8 +18,8 @@ from train.engine.agent_channel import Report
 from train.engine.inputs import draw_anew
 from train.engine.options import parse
 from train.optim import factory
+from train.recipe import Model, Optim, Phase
 from train.recipe.schedule import Schedule
-from train.recipe.schema import Model, Optim, Phase
 from train.tools.errors import Expected
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from train.data.order import usage_log
-from train.recipe.schema import Phase
+from train.recipe import Phase
 from train.tools import checkpoint_io
 
 STEPS = 3  # of each of two epochs: 50 images by 3 x 8

@@ -15,7 +15,7 @@ import torch
 from train.data.index.open import DataError, load
 from train.evaluation import __main__, protocol, ratio_buckets, runner
 from train.evaluation.protocol import CROPS, crops, sizes
-from train.recipe.schema import Model, Phase
+from train.recipe import Model, Phase
 from train.tools import checkpoint_io
 
 ROWS = [Phase(epochs=(0, 2), size=32, batch=8, lr=0.05, min_scale=0.5, rect_val=True)]

@@ -12,8 +12,8 @@ import pytest
 from train.data.index.folder import FolderIndex
 from train.data.order.batch_sampler import Feed
 from train.data.order.work import Work
+from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
-from train.recipe.schema import Data, Model, Phase, Recipe
 
 CASES = [  # images, batch, gpus
     (1, 1, 1),

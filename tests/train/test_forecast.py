@@ -14,9 +14,9 @@ from recipes.resnet50_18min import recipe as resnet50
 from train.forecast import CARDS, IN_2018, MODELS, OURS, TCP, Constants, Forecast, Network, efficiency, forecast
 from train.forecast.constants import by_size
 from train.forecast.hardware import DECODE, VCPU, feed, fetched
+from train.recipe import IMAGENET, Comm, Data, Model, Phase, Recipe
+from train.recipe import MODELS as NAMES
 from train.recipe.schedule import Schedule
-from train.recipe.schema import IMAGENET, Comm, Data, Model, Phase, Recipe
-from train.recipe.schema import MODELS as NAMES
 
 IMAGES = IMAGENET.train
 BARE = Constants(source="bare")  # nothing but compute and what is sent

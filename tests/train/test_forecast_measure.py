@@ -8,8 +8,8 @@ import pytest
 
 from train.forecast import IN_2018, OURS, Constants, compare, forecast, measured
 from train.forecast.calibration import world
+from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Schedule
-from train.recipe.schema import Data, Model, Phase, Recipe
 
 ROWS = [
     Phase(epochs=(0, 2), size=64, batch=10, lr=0.1, copy=80),

@@ -12,7 +12,7 @@ from torch import nn
 
 from train.models import freezing, registry
 from train.models.registry import build, classifier
-from train.recipe.schema import Model
+from train.recipe import Model
 from train.tools.errors import Expected
 
 

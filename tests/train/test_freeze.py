@@ -20,8 +20,8 @@ from train.engine.options import parse
 from train.models import external, freezing
 from train.models.registry import build
 from train.optim import factory
+from train.recipe import Model, Optim, Phase
 from train.recipe.schedule import Schedule
-from train.recipe.schema import Model, Optim, Phase
 from train.tools import checkpoint_io, process
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from train.metrics import hparams
+from train.recipe import Data, Model, Optim, Phase, Recipe
 from train.recipe.schedule import Schedule
-from train.recipe.schema import Data, Model, Optim, Phase, Recipe
 
 SETTINGS = {"recipe": "r", "lr": 0.5, "epochs": 8, "nesterov": 1}
 

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from train.optim import factory
 from train.optim.lamb import Lamb
 from train.optim.lars import Lars
-from train.recipe.schema import Optim
+from train.recipe import Optim
 
 RATES = (0.1, 0.1, 3.0, 0.001, 0.5, 0.5)  # with jumps up and down
 SETTINGS: dict[str, dict[str, Any]] = {

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from train.optim import losses
-from train.recipe.schema import Optim
+from train.recipe import Optim
 from train.tools.errors import Expected
 
 

@@ -7,7 +7,7 @@ from torch import nn
 from train.forecast import MODELS as CARDS
 from train.models.alexnet import AlexNet
 from train.models.registry import MAKERS, Basic, Bottleneck, ResNet, build
-from train.recipe.schema import MODELS, Model
+from train.recipe import MODELS, Model
 
 SMALL = ["resnet10_tiny", "resnet10_cifar", "resnet18"]
 PARAMETERS = {  # with 1000 classes, as torchvision and the papers count them

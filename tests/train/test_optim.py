@@ -13,8 +13,8 @@ from train.models.registry import MAKERS, build
 from train.optim import factory
 from train.optim.lamb import Lamb
 from train.optim.lars import Lars
-from train.recipe.schema import MODELS as NAMES
-from train.recipe.schema import Model, Optim
+from train.recipe import MODELS as NAMES
+from train.recipe import Model, Optim
 from train.tools.errors import Expected
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)

@@ -12,7 +12,7 @@ from train.data.index.open import DataError
 from train.data.index.packed import INDEX
 from train.data.loading.dataset import open_dataset
 from train.data.packing.pack import copies_in, pack_set
-from train.recipe.schema import Phase, Recipe
+from train.recipe import Phase, Recipe
 from train.tools import checkpoint_io
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from train.recipe.schema import MODELS, SHAPES, Data, Model, Optim, Phase, Recipe
+from train.recipe import MODELS, SHAPES, Data, Model, Optim, Phase, Recipe
 
 NAN, INF = math.nan, math.inf
 NO_NUMBERS: list[Any] = [NAN, INF, -INF, -0.1, True, "0.1", None]

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from train.recipe import Recipe
 from train.recipe.files import RecipeError, load, select
-from train.recipe.schema import Recipe
 
 MAKE = """
 from train.recipe import Data, Model, Phase, Recipe

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from train.data.order import usage_log
-from train.recipe.schema import Phase
+from train.recipe import Phase
 from train.tools import checkpoint_io
 
 STEPS, EPOCHS = 12, 3  # 50 images by 16

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from train.engine.agent_channel import Report
-from train.recipe.schema import Optim
+from train.recipe import Optim
 
 
 @pytest.fixture

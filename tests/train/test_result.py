@@ -6,8 +6,8 @@ import pytest
 
 from train.metrics.accuracy import Accuracy
 from train.metrics.rows import Sums, epoch_row, overall, stretch_values
+from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
-from train.recipe.schema import Data, Model, Phase, Recipe
 
 SQUARE, RECT = Accuracy(2.0, 70.0, 90.0, 20), Accuracy(1.9, 71.0, 91.0, 20)
 

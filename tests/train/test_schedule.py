@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from train.recipe import IMAGENET, ONE_RATE, SHAPES, Data, Model, Phase, Recipe
 from train.recipe.schedule import Schedule, split_step
-from train.recipe.schema import IMAGENET, ONE_RATE, SHAPES, Data, Model, Phase, Recipe
 
 
 def recipe(*rows: Phase, **changes: Any) -> Recipe:

@@ -9,7 +9,7 @@ from torch import nn
 
 from train.models import input_size
 from train.models.registry import build
-from train.recipe.schema import Model
+from train.recipe import Model
 from train.tools.errors import Expected
 
 SIDE = 32

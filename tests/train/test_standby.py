@@ -57,7 +57,8 @@ def gone(pid: int) -> bool:
 
 
 def runs_recipe() -> Any:
-    from train.recipe.schema import Data, Model, Phase, Recipe
+    from train.recipe.components import Data, Model
+    from train.recipe.schema import Phase, Recipe
 
     return Recipe(
         name="standby", data=Data(name="sample", root="nowhere", train=50, val=20), model=Model(name="resnet10_tiny"),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from train.forecast.calibration import compare, until
-from train.recipe.schema import Phase, Recipe
+from train.recipe import Phase, Recipe
 from train.recipe.target import Target, begin, outcome, sentence
 from train.tools import checkpoint_io
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from train.metrics.text import settings
-from train.recipe.schema import SAMPLE, Comm, Model, Optim, Phase, Recipe
+from train.recipe import SAMPLE, Comm, Model, Optim, Phase, Recipe
 
 ROWS = [Phase(epochs=(n, n + 1), size=32, batch=8, lr=0.1) for n in range(4)]
 RECIPE = Recipe(name="t", data=SAMPLE, model=Model(name="resnet18", zero_gamma=False), phases=ROWS)

@@ -13,8 +13,8 @@ import pytest
 import torch
 
 from train.metrics import thumbnails
+from train.recipe import Phase
 from train.recipe.schedule import Schedule
-from train.recipe.schema import Phase
 from train.tools import checkpoint_io
 from train.tools import process as tools_process
 

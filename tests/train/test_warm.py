@@ -20,8 +20,8 @@ from train.engine.agent_channel import Report
 from train.engine.inputs import IMAGENET, Inputs, pixels_of
 from train.engine.options import parse
 from train.models import registry
+from train.recipe import Model, Phase
 from train.recipe.schedule import Schedule
-from train.recipe.schema import Model, Phase
 from train.tools import checkpoint_io
 from train.tools.errors import Expected
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from train.models import external, pretrained
 from train.models.registry import MAKERS, build
-from train.recipe.schema import Model
+from train.recipe import Model
 from train.tools import checkpoint_io
 from train.tools.errors import Expected
 

@@ -24,7 +24,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from train.recipe.schema import Comm
+from train.recipe.components import Comm
 from train.tools.errors import Expected
 
 from . import comm_hooks as hooks

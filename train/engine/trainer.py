@@ -281,14 +281,14 @@ class Trainer:
         *losses, top1, top5, asked, save, seconds = process_group.total(self.group, own).tolist()
         self.meter.reset()
         steps = range(self.step - count, self.step)
-        for step, loss in zip(steps, optim_losses, strict=True):
+        for step, loss in zip(steps, losses, strict=True):
             if not math.isfinite(loss):
                 raise Diverged(
                     f"the loss is {loss} at step {epoch.first_step + step + 1} (epoch {epoch.number + 1}, "
                     f"rate {epoch.rate(step):.4g}); lower the rate or lengthen the warm-up"
                 )
         now, images = time.perf_counter(), sum(epoch.images(step) for step in steps)
-        sums = Sums(sum(optim_losses), top1, top5, images, now - self.mark)
+        sums = Sums(sum(losses), top1, top5, images, now - self.mark)
         self.sums, self.mark = self.sums + sums, now
         rate = epoch.rate(self.step - 1)
         self.news.stretch(epoch, self.steps_done, self.images_seen, rate, sums, seconds, waited)

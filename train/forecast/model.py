@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+from train.recipe.components import Comm
 from train.recipe.schedule import Epoch, Schedule
-from train.recipe.schema import Comm, Phase
+from train.recipe.schema import Phase
 from train.recipe.validation_policy import validates
 
 from . import hardware

@@ -5,9 +5,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from train.metrics.text import put
+from train.recipe.components import IMAGENET, Comm
 from train.recipe.files import load
 from train.recipe.schedule import Schedule
-from train.recipe.schema import IMAGENET, Comm, Phase, Recipe
+from train.recipe.schema import Phase, Recipe
 
 from .constants import IN_2018, OURS, Constants
 from .model import Forecast, forecast

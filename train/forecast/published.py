@@ -9,8 +9,9 @@ miss stays in the table with what is known of it.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from train.recipe.components import IMAGENET, Model
 from train.recipe.schedule import Schedule
-from train.recipe.schema import IMAGENET, Model, Phase, Recipe
+from train.recipe.schema import Phase, Recipe
 
 from .constants import IN_2018, Constants
 from .hardware import EFA, Network

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from train.recipe.schema import Model
+from train.recipe.components import Model
 from train.tools import user_code
 from train.tools.errors import Expected
 from train.tools.filesystem import one_line

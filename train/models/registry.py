@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from train.recipe.schema import Model
+from train.recipe.components import Model
 from train.tools.errors import Expected
 
 from . import external, resnet

@@ -6,7 +6,7 @@ from functools import partial
 import torch
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
-from train.recipe.schema import Optim
+from train.recipe.components import Optim
 from train.tools import user_code
 from train.tools.errors import Expected
 

@@ -9,9 +9,10 @@ from pathlib import Path
 
 from train.forecast import Forecast, forecast
 from train.metrics.text import put, settings
+from train.recipe.components import IMAGENET
 from train.recipe.files import load, select
 from train.recipe.schedule import Row, Schedule
-from train.recipe.schema import IMAGENET, Recipe
+from train.recipe.schema import Recipe
 
 from .claims import CLAIMS, Claim, Line
 

@@ -20,13 +20,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
-from train.recipe.schema import Recipe
-
 from . import validators
-from .components import IMAGENET, MODELS, SAMPLE, Comm, Data, Model, Optim
-
-__all__ = ["IMAGENET", "MODELS", "SAMPLE", "Comm", "Data", "Model", "Optim", "Phase", "Recipe", "check_rows"]
-
+from .components import Comm, Data, Model, Optim
 
 SHAPES = ("linear", "cosine", "polynomial", "one_cycle", "gradual_warmup", "constant_warmup")
 ONE_RATE = ("one_cycle", "gradual_warmup", "constant_warmup")  # shapes that take one number, the rate they lead to

@@ -11,7 +11,7 @@ from .errors import Expected
 from .filesystem import one_line
 
 T = TypeVar("T")
-LIBRARIES = (str(Path(__file__).parent), sysconfig.get_path("stdlib"), "<")  # not the code of whoever asks
+LIBRARIES = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")  # not the code of whoever asks
 
 
 def find(where: str, name: str) -> Callable[..., Any]:

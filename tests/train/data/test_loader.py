@@ -26,7 +26,7 @@ from train.data.loading.loader import AHEAD_BYTES, Batch, Images, Sent, stream
 from train.data.order.rect_val import MARGIN, rectangle
 from train.data.order.rng import random_boxes, shifted_boxes
 from train.data.order.work import Work
-from train.recipe.schema import Phase
+from train.recipe import Phase
 from train.tools import process
 from train.tools.errors import Lost
 

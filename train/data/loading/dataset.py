@@ -10,7 +10,8 @@ from pathlib import Path
 from train.data.index.open import DataError, Index, check_layout, class_names, load, same_images
 from train.data.order.rng import subset
 from train.data.order.work import Key
-from train.recipe.schema import Data, Phase, Recipe
+from train.recipe.components import Data
+from train.recipe.schema import Phase, Recipe
 
 Say = Callable[[str], None]
 
