@@ -14,7 +14,6 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Self, TypeVar
 
-from cluster.changes import CHANGES_BYTES, changes_script, parse_changes
 from cluster.errors import ClusterError
 
 from . import ssh_scripts as sh
@@ -23,6 +22,7 @@ from .local import CommandFailed, Machine, Result
 from .ssh_channel import Talk
 from .ssh_config import Route, resolve
 from .ssh_connection import CONNECT_SECONDS, Link, Refused, Unreachable, connect
+from .ssh_scripts import CHANGES_BYTES, changes_script, parse_changes
 
 __all__ = ["Refused", "Remote", "Unreachable"]
 

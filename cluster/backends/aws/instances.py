@@ -5,9 +5,10 @@ may end. Never touches the machines themselves.
 """
 
 import contextlib
+import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from cluster.connectors.hosts_file import Host, Hosts
@@ -28,7 +29,6 @@ from infra.aws.market.offers import kinds
 from infra.aws.stack import key_pairs, security_group, stack
 from train.tools.filesystem import as_json, read_json, replace
 
-from . import endings
 from .rental_spec import Wish
 
 ACQUIRE_SECONDS = 1200.0
@@ -195,7 +195,7 @@ class Rented:
         if self.ended:
             raise NoMachines(f"its machines were ended; go on: imgnet-cluster resume {self.spec.name}")
         if not found:
-            if how := endings.by_hand(self.journal, self._grants()) or ("its time is over" if self.late else ""):
+            if how := by_hand(self.journal, self._grants()) or ("its time is over" if self.late else ""):
                 raise EndedElsewhere(f"{how}; go on: imgnet-cluster resume {self.spec.name}")
             anew()
             found = {one.name: one for one in self._acquire()}
@@ -320,3 +320,22 @@ class Rented:
         while found := self.look():
             self.release([one.id for one in found.values()], "all moved")
             self._pause(1.0)
+
+
+def by_hand(journal: Journal, grants: Iterable[Mapping[str, Any]]) -> str:
+    """Return how the last machines of a launch were ended, "" when it was EC2 or we ourselves: then others may come.
+
+    From another computer, in the console, or by their own limit: whoever did that does not want others. Those that
+    ended last tell, for EC2 may have taken one away before, in whose place none came. `grants` are the launch's lines
+    of machines that came.
+    """
+    released = {id for line in journal.lines("release", "end") for id in line["ids"]}
+    last = {one["name"]: one["id"] for line in grants for one in line["machines"]}
+    known = {line["id"]: (line["ended"], line["why"]) for line in journal.lines("gone")}
+    forgotten = (math.inf, "Client.InstanceInitiatedShutdown")  # an hour or more ago, with nobody to see it
+    _, why = max((known.get(id, forgotten) for id in last.values() if id not in released), default=(0.0, ""))
+    if not why.startswith("Client."):
+        return ""
+    if "InstanceInitiated" in why:
+        return "its machines were ended by their own limit, or when it was done"
+    return "its machines were ended by somebody (down, or the AWS console)"
