@@ -3,7 +3,7 @@
     imgnet-cluster plan --machines 1,2,4,8 --type p4d.24xlarge,p5.48xlarge --only resnet50_2026 recipes/resnet50_2026.py
     imgnet-cluster launch --local --data DIR --only resnet50_2026 recipes/resnet50_2026.py
 
-Nothing here is tuned: each choice is one that a published run of 93 % stood on; the forecasts stand in docs/recipes.md.
+Nothing here is tuned: each choice is one that a published run of 93 % stood on; the forecasts stand in docs/recipes-beside-papers.md.
 
     claimed     nothing; the entry that the rows follow: 21.63 min to 93.05 % after 21 epochs on 8 V100, one run
     measured    nothing

@@ -10,7 +10,6 @@ import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-
 KEPT_MINUTES = 24 * 60
 SIGNALS = 31  # a shell says 128 + n for the n-th signal, and so do programs that mean it
 NO_FOLDER = 71  # the exit code when the machine has no room for the command's folder; sysexits.h: EX_OSERR

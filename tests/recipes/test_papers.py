@@ -1,4 +1,4 @@
-"""docs/recipes.md: each paper's own numbers beside what plan computes from our recipe, equal to the digit."""
+"""docs/recipes-beside-papers.md: each paper's own numbers beside what plan computes from our recipe, equal to the digit."""
 
 import json
 from dataclasses import replace
@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from paper_schedules import CLAIMS, Claim, Line
+from recipes_page import TYPES, digits, forecasts, line, planned, recipes, table, text
 
 from cluster.cli.app import cli
-from train.papers.claims import CLAIMS, Claim, Line
-from train.papers.page import TYPES, digits, forecasts, line, planned, recipes, table, text
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = 1_281_167
@@ -75,5 +75,5 @@ def test_the_forecast_on_the_page_is_what_plan_says() -> None:
 
 
 def test_the_page_in_docs_is_what_the_code_says() -> None:
-    page = ROOT / "docs" / "recipes.md"
-    assert page.read_text() == text(), "python -m train.papers.page docs/recipes.md"
+    page = ROOT / "docs" / "recipes-beside-papers.md"
+    assert page.read_text() == text(), "python docs/tools/recipes_page.py docs/recipes-beside-papers.md"

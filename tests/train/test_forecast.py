@@ -300,7 +300,7 @@ def test_efficiency_is_a_machines_images_in_a_second_beside_the_first_rows() -> 
 
 
 def test_it_needs_neither_torch_nor_numpy() -> None:
-    code = "import sys, train.forecast, train.forecast.page; "
+    code = "import sys, train.forecast; "
     code += "print(sorted({'torch', 'numpy', 'boto3', 'PIL', 'cluster'} & sys.modules.keys()))"
     root = Path(__file__).resolve().parents[2]
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=root, timeout=60)

@@ -4,11 +4,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from forecast_page import MISSES, text
+from published_runs import BOUND, Run, runs
 
 from recipes.resnet50_18min import recipe as resnet50
 from train.forecast import IN_2018
-from train.forecast.page import MISSES, text
-from train.forecast.published import BOUND, Run, runs
 
 RUNS = runs(dict(resnet50.tables))
 BY_NAME = {(one.system, one.name): one for one in RUNS}
@@ -71,7 +71,7 @@ def test_the_loader_is_what_one_machine_of_2018_waits_for_at_128_pixels() -> Non
 
 
 def test_our_loop_takes_the_same_compute_and_less_of_all_that_does_not_train() -> None:
-    from train.forecast.page import OURS, on_v100
+    from forecast_page import OURS, on_v100
 
     theirs, ours = on_v100(16, 38, IN_2018), on_v100(16, 38, OURS)
     assert ours.parts["compute"] == theirs.parts["compute"]
@@ -81,4 +81,4 @@ def test_our_loop_takes_the_same_compute_and_less_of_all_that_does_not_train() -
 
 def test_the_page_in_docs_is_what_the_code_says() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "forecast.md"
-    assert page.read_text() == text(), "python -m train.forecast.page docs/forecast.md"
+    assert page.read_text() == text(), "python docs/tools/forecast_page.py docs/forecast.md"

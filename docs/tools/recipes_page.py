@@ -1,11 +1,13 @@
-"""docs/recipes.md: every schedule as its source has it, and as our recipe has it; and the forecast of our own.
+"""docs/recipes-beside-papers.md: every schedule as its source has it, and as our recipe has it; and the forecast of our own.
 
-python -m train.papers.page docs/recipes.md
+python docs/tools/recipes_page.py docs/recipes-beside-papers.md
 """
 
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+from paper_schedules import CLAIMS, Claim, Line
 
 from train.forecast import Forecast, forecast
 from train.metrics.text import put, settings
@@ -14,8 +16,6 @@ from train.recipe.files import load, select
 from train.recipe.schedule import Row, Schedule
 from train.recipe.schema import Recipe
 
-from .claims import CLAIMS, Claim, Line
-
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 TYPES = {"p4d.24xlarge": ("A100", 400.0, 96), "p5.48xlarge": ("H100", 3200.0, 192)}  # GPU, Gbit/s, vCPUs
 
@@ -23,9 +23,9 @@ HEAD = """\
 # The recipes beside their sources
 
 What a paper, a record or its code says, and what our recipe does. Left of the "=" is typed from the source
-(`train/papers/claims.py`), right of it is what `imgnet-cluster plan` computes from the recipe; a number that differed
+(`docs/tools/paper_schedules.py`), right of it is what `imgnet-cluster plan` computes from the recipe; a number that differed
 would stand in bold, and a test would fail. Rates are those of a row's first and last step. This page is written by
-`python -m train.papers.page docs/recipes.md`, and a test holds it to the code.
+`python docs/tools/recipes_page.py docs/recipes-beside-papers.md`, and a test holds it to the code.
 
 What the sources measured, and what is not certain of them, stands in each recipe's file. No run of ours on ImageNet
 stands behind any of them yet. Beside the rows stands how our recipe trains otherwise.

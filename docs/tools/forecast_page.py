@@ -4,15 +4,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from published_runs import BOUND, Run, first, runs
+
+from train.forecast.constants import IN_2018, OURS, Constants
+from train.forecast.model import Forecast, forecast
 from train.metrics.text import put
 from train.recipe.components import IMAGENET, Comm
 from train.recipe.files import load
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Phase, Recipe
-
-from .constants import IN_2018, OURS, Constants
-from .model import Forecast, forecast
-from .published import BOUND, Run, first, runs
 
 ROOT = Path(__file__).resolve().parents[2]
 RECIPE = ROOT / "recipes" / "resnet50_18min.py"
@@ -23,7 +23,7 @@ HEAD = """\
 
 `imgnet-cluster plan RECIPE --machines 1,2,4,8 --type p4d.24xlarge` says beforehand what a machine more is worth. How it
 reckons stands in `train/forecast`; each preset has its source beside it in the code. This page is written by
-`python -m train.forecast.page docs/forecast.md`, and a test holds it to the code.
+`python docs/tools/forecast_page.py docs/forecast.md`, and a test holds it to the code.
 
 ## Published runs
 

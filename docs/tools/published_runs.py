@@ -1,6 +1,6 @@
 """Published runs beside the forecast: constants from at most one run of each system, all others predicted.
 
-    python -m train.forecast.page docs/forecast.md         # writes the table
+    python docs/tools/forecast_page.py docs/forecast.md         # writes the table
 
 A run that constants come from is named "fitted" and proves nothing; what is predicted was not looked at for them. A
 miss stays in the table with what is known of it.
@@ -9,13 +9,12 @@ miss stays in the table with what is known of it.
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from train.forecast.constants import IN_2018, Constants
+from train.forecast.hardware import EFA, Network
+from train.forecast.model import Forecast, forecast
 from train.recipe.components import IMAGENET, Model
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Phase, Recipe
-
-from .constants import IN_2018, Constants
-from .hardware import EFA, Network
-from .model import Forecast, forecast
 
 BOUND = 0.1
 DAWN = "stanford-futuredata/dawn-bench-entries, ImageNet/train/"

@@ -1,1 +1,0 @@
-"""What papers and records say of their schedules, typed from them, beside what our recipes do: docs/recipes.md."""
