@@ -13,7 +13,7 @@ demo: .venv/.installed
 	$(BIN)/imgnet-cluster launch --local -y recipes/quickstart.py
 
 test: check
-	$(BIN)/python tests/side_by_side.py -m "not rehearsal"
+	$(BIN)/pytest -n 2 --dist loadfile -m "not rehearsal"
 
 rehearse: check
 	$(BIN)/pytest -m rehearsal
@@ -42,7 +42,7 @@ experiments: .venv/.installed-dev
 
 # A simulated EC2 with machines behind it, for a person: prints what to export, until Ctrl-C.
 simcloud: .venv/.installed-dev
-	PYTHONPATH=.:tests $(BIN)/python -m simcloud
+	PYTHONPATH=.:tests $(BIN)/python -m support.simcloud
 
 .venv/.installed: pyproject.toml tools.sh
 	PYTHON=$(PYTHON) sh tools.sh

@@ -3,7 +3,7 @@
     sudo .venv/bin/python benchmarks/comm.py              # about three minutes on two quiet cores; writes its part
     sudo .venv/bin/python benchmarks/comm.py --quick      # once, with a smaller net; writes nothing
 
-Two machines are two network namespaces on a switch (tests/namespaces.py), whose cards send so many Mbit/s and no more.
+Two machines are two network namespaces on a switch (tests/support/network_namespaces.py), whose cards send so many Mbit/s and no more.
 All ways take turns in each round, every process with a net of its own for each, so what makes a round slow slows all.
 Gloo sums, on a CPU: what NCCL makes of the same hooks on GPUs is not told by this.
 """
@@ -22,11 +22,11 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "tests")]
 
-import namespaces  # noqa: E402
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
 import torch.distributed as dist  # noqa: E402
 from measure import machine, ratios, spread, write_part  # noqa: E402
+from support import network_namespaces as namespaces  # noqa: E402
 
 from train.distributed import ddp
 from train.distributed.process_group import Group  # noqa: E402

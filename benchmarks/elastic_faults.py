@@ -129,7 +129,8 @@ def serve() -> None:
 def _load() -> None:
     import libtmux  # noqa: F401
     import torch
-    import train.run  # noqa: F401
+
+    import train.engine.run  # noqa: F401
 
     torch.optim.SGD([torch.zeros(1)], lr=0.0)  # imports torch._dynamo
 

@@ -20,10 +20,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
-from cluster.jobs import (
-    store,
-    submit,  # noqa: E402
-)
+from cluster.jobs import store, submit
 from train.data.packing.synthetic import draw_set  # noqa: E402
 from train.forecast import Constants  # noqa: E402
 from train.recipe import SAMPLE, Model, Optim, Phase, Recipe  # noqa: E402

@@ -41,7 +41,7 @@ Step = Callable[[], object]
 
 
 def ours(model: str, size: int, batch: int, compile: bool, device: Any, place: Path) -> Step:
-    """A step of train.loop, its images on the device."""
+    """A step of train.engine.trainer, its images on the device."""
     import numpy as np
     import torch
 

@@ -204,7 +204,7 @@ def many_jobs(here: Here, bed: object) -> tuple[float, float]:
 
 def measure(sizes: list[int], rounds: int, jobs: bool) -> Iterator[str]:
     """Give the lines of RESULTS.md."""
-    from testbed import Testbed
+    from support.ssh_machines import Testbed
 
     most = max(*sizes, 40 if jobs else 1)
     folder = Path(tempfile.mkdtemp(prefix="imgnet-launch-", dir="/tmp"))

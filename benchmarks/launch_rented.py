@@ -29,10 +29,10 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 
-from simcloud.__main__ import environment  # noqa: E402
-from simcloud.front import serve  # noqa: E402
-from simcloud.layer import Sim  # noqa: E402
-from simcloud.machines import Machines  # noqa: E402
+from support.simcloud.__main__ import environment  # noqa: E402
+from support.simcloud.cloud import Sim  # noqa: E402
+from support.simcloud.http_server import serve  # noqa: E402
+from support.simcloud.machines import Machines  # noqa: E402
 
 from benchmarks.launch import COMMAND, LOGIN, SLOW_LOGIN, Here, peak, processor, supervisors, training  # noqa: E402
 from benchmarks.launch import wait_for as wait  # noqa: E402

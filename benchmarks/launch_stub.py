@@ -99,11 +99,11 @@ finish() {
 }
 
 case $module in
-cluster.environment)
+cluster.machines.python_env)
   sleep {environment}
   printf '{"python": "%s", "made": false, "seconds": 0, "torch": "2", "why": ""}\n' "$stub";;
-cluster.probe) probe "$@";;
-train.probe) sleep {network}; [ "$RANK" != 0 ] || echo '{"world": 1}';;
+cluster.machines.probe) probe "$@";;
+train.distributed.network_probe) sleep {network}; [ "$RANK" != 0 ] || echo '{"world": 1}';;
 cluster.agent) agent "$@";;
 esac
 """

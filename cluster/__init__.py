@@ -8,7 +8,7 @@ job.scalars("val/top1")
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from . import jobs as jobs
+    from . import jobs
     from .jobs import launch as launch
 
 __all__ = ["jobs", "launch"]

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simcloud.front import Front, serve
-from simcloud.layer import Sim
+from support.simcloud.cloud import Sim
+from support.simcloud.http_server import Front, serve
 
 from cluster.backends.aws import plan as aws_plan
 from cluster.jobs import submit

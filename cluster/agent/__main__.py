@@ -4,9 +4,10 @@ import argparse
 import sys
 from pathlib import Path
 
-from cluster.agent.agent import Agent
 from cluster.state.locks import AGENT
 from train.tools.filesystem import locked
+
+from .agent import Agent
 
 
 def main() -> int:

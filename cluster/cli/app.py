@@ -10,10 +10,7 @@ from cluster.errors import INTERRUPTED, USAGE
 
 from . import cloud, data_fetch, evaluate, inspect, record, report
 from .data import data
-from .options import (
-    Group,
-    fail,
-)
+from .options import Group, fail
 from .plan import plan
 
 if TYPE_CHECKING:

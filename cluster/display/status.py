@@ -4,9 +4,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cluster.display.tables import table
 from cluster.machines.setup_progress import STEPS
 from train.metrics.text import span, where_lines
+
+from .tables import table
 
 if TYPE_CHECKING:
     pass

@@ -1,4 +1,4 @@
-"""A saved network examined by several crops and sizes: `train.examine`, which knows torch, in a process of its own."""
+"""A saved network examined by several crops and sizes: `train.evaluation.__main__`, which knows torch, in a process of its own."""
 
 import json
 import subprocess

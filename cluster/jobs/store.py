@@ -6,7 +6,8 @@ import re
 from pathlib import Path
 
 from cluster.errors import NoSuchJob
-from cluster.jobs.job import Job
+
+from .job import Job
 
 RUNS = "IMGNET_RUNS"
 

@@ -1,4 +1,4 @@
-"""What a machine's answers to `cluster.probe` mean: what stands in a job's way, in one line each. Pure functions.
+"""What a machine's answers to `cluster.machines.probe` mean: what stands in a job's way, in one line each. Pure functions.
 
 A finding is {"level": "error" or "warning", "what": what is wrong, where, and what to do}.
 """

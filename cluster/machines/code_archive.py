@@ -128,7 +128,7 @@ def _add_bytes(archive: tarfile.TarFile, info: tarfile.TarInfo, content: bytes) 
 
 
 def _requirements_of_installed() -> bytes:
-    """What pip installed has no pyproject.toml beside it: one that says what `cluster.environment` reads."""
+    """What pip installed has no pyproject.toml beside it: one that says what `cluster.machines.python_env` reads."""
     try:
         needs = importlib.metadata.requires("imgnet-cluster") or []
     except importlib.metadata.PackageNotFoundError:

@@ -135,7 +135,7 @@ class Machines:
         return f"{self.shared(name)}/{self.spec.uid}"
 
     def _probe(self, names: Sequence[str], *words: str) -> dict[str, dict[str, Any]]:
-        """Ask cluster.probe on all machines at once; who does not answer goes to the board."""
+        """Ask cluster.machines.probe on all machines at once; who does not answer goes to the board."""
         more = [",".join(names) if word == "all" else word for word in words]
 
         def one(name: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ NAMES = {"tta": "tta: also mirrored"}
 def draw(path: Path, title: str, size: int, images: Sequence[Mapping[str, Any]], several: bool = False) -> None:
     """Write the picture: a row for each image, a column for each crop. Raises `OSError`.
 
-    `images` is what train.examine tells as "seen", of `size` pixels: the first of `several`.
+    `images` is what train.evaluation.__main__ tells as "seen", of `size` pixels: the first of `several`.
     """
     from PIL import Image, ImageDraw
 

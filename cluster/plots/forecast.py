@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.errors import BadInput
-from cluster.plots.palette import COLOURS, GRID, INK, PAPER, font
+
+from .palette import COLOURS, GRID, INK, PAPER, font
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw

@@ -3,14 +3,15 @@
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from cluster.state import attempts, timeline
-from cluster.state.run_folder import Folders
-from cluster.state.spec import Spec
-from cluster.state.status import ending, leader, lines, machines, seconds_by_part, with_job
 from train.data.order import usage_log
 from train.forecast import compare, measured
 from train.recipe import target
 from train.tools.filesystem import as_json, json_lines, read_json, replace
+
+from . import attempts, timeline
+from .run_folder import Folders
+from .spec import Spec
+from .status import ending, leader, lines, machines, seconds_by_part, with_job
 
 
 class CostMeter(Protocol):

@@ -3,9 +3,10 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from cluster.state.spec import Spec
 from train.tools.filesystem import as_json, read_json
 from train.tools.filesystem import replace as write
+
+from .spec import Spec
 
 
 def stop_reason(shared: Path) -> str:

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from renter import Renter, renter
-from simcloud.fixture import simcloud
+from support.aws_user import Renter, renter
+from support.simcloud.fixture import simcloud
 
 from train.tools.filesystem import json_lines
 

@@ -1,7 +1,7 @@
 """Each recipe cut short: all its phases, its optimizer and its rates on JPEG files, by the installed command.
 
 Two processes stand for its GPUs; sizes are a quarter, batches a few images, rates as the linear rule has them for
-these, and the net is a small one. The recipes' own nets: tests/train/test_models.py.
+these, and the net is a small one. The recipes' own nets: tests/train/models/test_registry.py.
 """
 
 import json

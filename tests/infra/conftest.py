@@ -5,8 +5,8 @@ from functools import cache
 
 import botocore.loaders
 import pytest
-from simcloud.front import Front, serve
-from simcloud.layer import Sim
+from support.simcloud.cloud import Sim
+from support.simcloud.http_server import Front, serve
 
 
 @pytest.fixture(scope="session")

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simcloud.__main__ import ask
-from simcloud.fixture import COMMAND, IMAGE, Simcloud, simcloud  # noqa: F401  # pytest finds the fixture by its name here
-from simcloud.keeper import everything
-from testbed import _new_key as new_key
+from support.simcloud.__main__ import ask
+from support.simcloud.fixture import COMMAND, IMAGE, Simcloud, simcloud  # noqa: F401  # pytest finds the fixture by its name here
+from support.simcloud.process_keeper import everything
+from support.ssh_machines import _new_key as new_key
 
 from cluster.agent.watchdog import Guard
 

@@ -14,8 +14,8 @@ import boto3
 import botocore.exceptions
 import pytest
 from botocore.config import Config
-from simcloud.front import Fault
-from simcloud.in_process import Cloud, cloud, refused, served
+from support.simcloud.http_server import Fault
+from support.simcloud.in_process import Cloud, cloud, refused, served
 
 __all__ = ["cloud", "served"]
 

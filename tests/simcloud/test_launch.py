@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import pytest
-from simcloud.in_process import Cloud, cloud, refused, served
+from support.simcloud.in_process import Cloud, cloud, refused, served
 
 __all__ = ["cloud", "served"]
 SPOT = {"MarketType": "spot"}

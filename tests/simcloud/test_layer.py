@@ -2,8 +2,8 @@
 
 import moto
 import pytest
-from simcloud.in_process import START, Cloud, cloud, refused, served
-from simcloud.layer import Sim
+from support.simcloud.cloud import Sim
+from support.simcloud.in_process import START, Cloud, cloud, refused, served
 
 __all__ = ["cloud", "served"]
 LATE = "InvalidInstanceID.NotFound"

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from simcloud.machines import Machines
-from testbed import _new_key as new_key
-from testbed import command_line
+from support.simcloud.machines import Machines
+from support.ssh_machines import _new_key as new_key
+from support.ssh_machines import command_line
 
 from cluster.agent.watchdog import Guard
 

@@ -5,7 +5,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from simcloud.in_process import START, Cloud, cloud, refused, served
+from support.simcloud.in_process import START, Cloud, cloud, refused, served
 
 __all__ = ["cloud", "served"]
 

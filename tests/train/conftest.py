@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from ranks import in_group
+from support.forked_ranks import in_group
 
 from train.data.decode import decode, encode
 from train.data.packing.pack import shrink

@@ -4,7 +4,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from train.distributed.process_group import Group, total
+from .process_group import Group, total
 
 
 def statistics(model: nn.Module) -> list[torch.Tensor]:

@@ -255,7 +255,7 @@ def between_machines(comm: Comm, own: int, machines: int, procs: int) -> float:
     """Return the bytes that one machine's card sends for each parameter in a step. `own`: bytes of a gradient that no
     hook makes smaller.
 
-    The hooks' are counted on network cards by tests/train/test_comm_bytes.py; PowerSGD's go with the layers' shapes,
+    The hooks' are counted on network cards by tests/train/distributed/test_ddp_bytes.py; PowerSGD's go with the layers' shapes,
     which nobody knows here, and are taken to be float32.
     """
     ring = machines if by_machine(comm, procs) else machines * procs

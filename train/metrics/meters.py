@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from train.metrics.accuracy import hits
+from .accuracy import hits
 
 
 class Meter:

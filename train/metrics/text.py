@@ -101,7 +101,7 @@ PARTS = {
 
 
 def where_lines(where: Mapping[str, Any], goodput: float | None = None) -> list[str]:
-    """Return the table of where the time went as lines: `train.times.where`, with the job's "pauses" if it has any."""
+    """Return the table of where the time went as lines: `train.metrics.time_breakdown.where`, with the job's "pauses" if it has any."""
     pauses = where.get("pauses", 0.0)
     wall = where["wall"] + pauses
     lines = [f"{'where the time went':22}{'seconds':>10}{'share':>9}   most of it"]

@@ -137,7 +137,7 @@ def _begin_worker(parent: int, _: int) -> None:
 
 
 AHEAD_BYTES = 128e6  # of batches that each worker may have ready; where two batches are more, two
-RECTANGLE = 1.9  # times a square batch: what a rectangular one of validation may have (train.data.shapes)
+RECTANGLE = 1.9  # times a square batch: what a rectangular one of validation may have (train.data.order.rect_val)
 
 
 def stream(images: Images, works: Iterable[Work], workers: int, device: torch.device, largest: int) -> Iterator[Batch]:
