@@ -25,16 +25,16 @@ sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "tests")]
 import torch  # noqa: E402
 import torch._dynamo  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-from measure import machine, ratios, spread, write_part  # noqa: E402
+from measure import describe_machine, ratios, median_with_range, write_section  # noqa: E402
 from support import network_namespaces as namespaces  # noqa: E402
 
 from train.distributed import ddp
-from train.distributed.process_group import Group  # noqa: E402
-from train.forecast.model import between_machines  # noqa: E402
+from train.distributed.process_group import ProcessGroup  # noqa: E402
+from train.forecast.model import bytes_between_machines  # noqa: E402
 from train.models import registry
 from train.recipe import Comm, Model  # noqa: E402
 
-WAYS = {
+COMM_CONFIGS = {
     "none": Comm(),
     "none, after the backward pass": Comm(overlap=False),
     "none, buckets of 5 MB": Comm(bucket=5),
@@ -43,35 +43,37 @@ WAYS = {
     "hierarchical": Comm(hook="hierarchical"),
     "powersgd, rank 4": Comm(hook="powersgd"),
 }
-MEGABIT, ROUNDS, SETTLE = 250.0, 5, 3
-NET, SIZE, BATCH = "resnet18", 64, 4
-GROUPS = ((2, 1), (2, 2))  # machines, processes on each
+LINK_MEGABITS, ROUNDS, WARMUP_ROUNDS = 250.0, 5, 3
+MODEL_NAME, IMAGE_PIXELS, BATCH = "resnet18", 64, 4
+CLUSTER_SHAPES = ((2, 1), (2, 2))  # machines, processes on each
 
 
 @dataclass(frozen=True)
-class Way:
+class CommMeasurement:
     """What was measured of one way: bytes of a machine's card in a step, error beside float32, seconds of each step."""
 
-    sent: float
+    bytes_sent: float
     error: float
     seconds: tuple[float, ...]
 
 
-def gradients(net: torch.nn.Module) -> torch.Tensor:
+def flat_gradients(net: torch.nn.Module) -> torch.Tensor:
     """All of them in one piece."""
     return torch.cat([one.grad.flatten() for one in net.parameters() if one.grad is not None])
 
 
-class Turns:
+class CommComparison:
     """One process: a net for each way, which take turns on the same images."""
 
-    def __init__(self, group: Group, net: str, rounds: int) -> None:
+    def __init__(self, group: ProcessGroup, model_name: str, rounds: int) -> None:
         self.rounds = rounds
-        first = registry.build(Model(name=net), 1000, 0)
+        first = registry.build_model(Model(name=model_name), 1000, 0)
         first.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.nets = {name: ddp.wrap(copy.deepcopy(first), way, plain=2) for name, way in WAYS.items()}
+        self.nets = {name: ddp.wrap_ddp(copy.deepcopy(first), way, exact_steps=2) for name, way in COMM_CONFIGS.items()}
         dice = torch.Generator().manual_seed(group.rank)
-        self.images = torch.randn(BATCH, 3, SIZE, SIZE, generator=dice).to(memory_format=torch.channels_last)
+        self.images = torch.randn(BATCH, 3, IMAGE_PIXELS, IMAGE_PIXELS, generator=dice).to(
+            memory_format=torch.channels_last
+        )
         self.labels = torch.randint(0, 1000, (BATCH,), generator=dice)
 
     def step(self, name: str) -> tuple[float, int]:
@@ -84,52 +86,58 @@ class Turns:
         dist.barrier()
         return time.perf_counter() - start, namespaces.sent() - before
 
-    def measure(self) -> dict[str, Way]:
+    def measure(self) -> dict[str, CommMeasurement]:
         """Go round; what settles buckets comes first."""
-        for _ in range(SETTLE):
-            for name in WAYS:
+        for _ in range(WARMUP_ROUNDS):
+            for name in COMM_CONFIGS:
                 self.step(name)
-        plain = gradients(self.nets["none"]).double()
-        errors = {name: float((gradients(net) - plain).norm() / plain.norm()) for name, net in self.nets.items()}
-        found = [[self.step(name) for name in WAYS] for _ in range(self.rounds)]
-        seconds = {name: tuple(row[number][0] for row in found) for number, name in enumerate(WAYS)}
-        sent = {name: statistics.median(row[number][1] for row in found) for number, name in enumerate(WAYS)}
-        return {name: Way(sent[name], errors[name], seconds[name]) for name in WAYS}
+        plain = flat_gradients(self.nets["none"]).double()
+        errors = {name: float((flat_gradients(net) - plain).norm() / plain.norm()) for name, net in self.nets.items()}
+        found = [[self.step(name) for name in COMM_CONFIGS] for _ in range(self.rounds)]
+        seconds = {name: tuple(row[number][0] for row in found) for number, name in enumerate(COMM_CONFIGS)}
+        sent = {name: statistics.median(row[number][1] for row in found) for number, name in enumerate(COMM_CONFIGS)}
+        return {name: CommMeasurement(sent[name], errors[name], seconds[name]) for name in COMM_CONFIGS}
 
 
-def rows(machines: int, procs: int, found: dict[str, Way], numbers: int) -> Iterator[str]:
+def cluster_shape_rows(
+    machines: int, procs: int, measurements: dict[str, CommMeasurement], parameter_count: int
+) -> Iterator[str]:
     """Yield the table of one group."""
     yield f"| {machines} machines of {procs} | MB sent | formula | error | seconds a step | plain's / its |"
     yield "|---|---|---|---|---|---|"
-    for name, way in found.items():
-        formula = between_machines(WAYS[name], 4, machines, procs) * numbers / 1e6
+    for name, way in measurements.items():
+        formula = bytes_between_machines(COMM_CONFIGS[name], 4, machines, procs) * parameter_count / 1e6
         told = "" if name.startswith("powersgd") else f"{formula:.1f}"
-        faster = spread(ratios(found["none"].seconds, way.seconds), 2) if name != "none" else "1"
-        yield (f"| {name} | {way.sent / 1e6:.1f} | {told} | {way.error:.1e} | {spread(way.seconds, 2)} | {faster} |")
+        faster = median_with_range(ratios(measurements["none"].seconds, way.seconds), 2) if name != "none" else "1"
+        yield (
+            f"| {name} | {way.bytes_sent / 1e6:.1f} | {told} | {way.error:.1e} | {median_with_range(way.seconds, 2)} | {faster} |"
+        )
 
 
-def table(groups: Sequence[tuple[int, int]], net: str, rounds: int, load: float) -> Iterator[str]:
+def table(
+    cluster_shapes: Sequence[tuple[int, int]], model_name: str, rounds: int, load_average: float
+) -> Iterator[str]:
     """Measure, and yield the part of RESULTS.md."""
-    numbers = sum(one.numel() for one in registry.build(Model(name=net), 1000, 0).parameters())
+    numbers = sum(one.numel() for one in registry.build_model(Model(name=model_name), 1000, 0).parameters())
     yield "## Ways to sum gradients"
     yield ""
     yield (
-        f"{machine()}, gloo; the load was {load:.1f} before. {net}, {numbers / 1e6:.1f} million parameters, {BATCH} "
-        f"images of {SIZE} pixels a process, cards of {MEGABIT:g} Mbit/s. MB sent: what one machine's card counts in a "
+        f"{describe_machine()}, gloo; the load was {load_average:.1f} before. {model_name}, {numbers / 1e6:.1f} million parameters, {BATCH} "
+        f"images of {IMAGE_PIXELS} pixels a process, cards of {LINK_MEGABITS:g} Mbit/s. MB sent: what one machine's card counts in a "
         "step; the formula is 2(P-1)/P x S. Error: of one step's gradients, beside plain's. Median (least-most), "
         f"n = {rounds}. Written by `benchmarks/comm.py`."
     )
-    for machines, procs in groups:
+    for machines, procs in cluster_shapes:
         with namespaces.switched(machines) as places:
             for place in places:
-                namespaces.slow_down(place, MEGABIT)
+                namespaces.slow_down(place, LINK_MEGABITS)
 
-            def work(group: Group) -> dict[str, Way]:
-                return Turns(group, net, rounds).measure()
+            def work(group: ProcessGroup) -> dict[str, CommMeasurement]:
+                return CommComparison(group, model_name, rounds).measure()
 
             answers: list[Any] = namespaces.run_in(places, procs, work, seconds=900)
         yield ""
-        yield from rows(machines, procs, answers[0], numbers)
+        yield from cluster_shape_rows(machines, procs, answers[0], numbers)
 
 
 def main() -> int:
@@ -140,11 +148,11 @@ def main() -> int:
     if namespaces.missing():
         print(namespaces.missing(), file=sys.stderr)
         return 1
-    net, rounds = ("resnet10_tiny", 1) if asked.quick else (NET, ROUNDS)
-    lines = list(table(GROUPS, net, rounds, os.getloadavg()[0]))
+    net, rounds = ("resnet10_tiny", 1) if asked.quick else (MODEL_NAME, ROUNDS)
+    lines = list(table(CLUSTER_SHAPES, net, rounds, os.getloadavg()[0]))
     print("\n".join(lines))
     if not asked.quick:
-        write_part("comm.py", lines)
+        write_section("comm.py", lines)
     return 0
 
 

@@ -9,52 +9,52 @@ from pathlib import Path
 
 import elastic_faults
 
-from cluster.connectors.local import python
+from cluster.connectors.local import module_command
 from train.recipe import Data, Model, Optim, Phase, Recipe
 from train.tools import process
-from train.tools.filesystem import as_json
+from train.tools.filesystem import to_json_bytes
 
 HERE = Path(__file__).resolve().parent
-IMAGES, VAL = 60, 20
+TRAIN_IMAGES, VAL_IMAGES = 60, 20
 
 
-class Bench:
+class TrialBench:
     """What the trials share: images, undisturbed runs, and the process from which others are forked."""
 
     def __init__(self, folder: Path, fork: bool, small: bool = False) -> None:
         self.folder, self.fork, self.small = folder, fork, small
-        self.starting, self.computing = threading.Lock(), threading.Lock()
+        self.start_lock, self.reference_lock = threading.Lock(), threading.Lock()
         self.data = folder / "data"
-        self.server: subprocess.Popen[bytes] | None = None
+        self.fork_server: subprocess.Popen[bytes] | None = None
         (folder / "site").mkdir(parents=True)
         paths = [str(HERE.parent), str(HERE)]
         (folder / "site" / "sitecustomize.py").write_text(
             f"import sys\nsys.path[:0] = {paths!r}\nimport elastic_faults\nelastic_faults.arm()\n"
         )
         if not self.data.exists():
-            from train.data.packing.synthetic import draw_set
+            from train.data.packing.synthetic import draw_sample_set
 
-            draw_set(self.data, train=IMAGES, val=VAL)
+            draw_sample_set(self.data, train=TRAIN_IMAGES, val=VAL_IMAGES)
 
     @property
     def recipe(self) -> Recipe:
         """A few steps an epoch, for some hundred steps in all."""
         return Recipe(
-            name="trial", data=Data(name="drawn", root=str(self.data), train=IMAGES, val=VAL),
+            name="trial", data=Data(name="drawn", root=str(self.data), train=TRAIN_IMAGES, val=VAL_IMAGES),
             model=Model(name="resnet10_tiny"), optim=Optim(nesterov=True), machines=1, gpus=1,
             phases=[Phase(epochs=(0, 6 if self.small else 20), size=32, batch=2, lr=0.01)],
         )  # fmt: skip
 
-    def environment(self, folder: Path, **more: str) -> dict[str, str]:
+    def environment(self, folder: Path, **extra: str) -> dict[str, str]:
         """Return what a trial's processes get: nothing of the caller's tmux, and one thread each."""
         own = {"TMUX_TMPDIR": str(folder), "HOME": str(folder), "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE"}
         site = os.pathsep.join([str(self.folder / "site"), str(HERE.parent)])
-        return {**os.environ, **own, "PYTHONPATH": site, **more}
+        return {**os.environ, **own, "PYTHONPATH": site, **extra}
 
     def start(self, argv: list[str], folder: Path, log: Path, environment: dict[str, str]) -> None:
         """Start an agent; it dies with us."""
         if not self.fork:
-            words = python(elastic_faults.AGENT, *argv)
+            words = module_command(elastic_faults.AGENT_MODULE, *argv)
             words[1] = f"PYTHONPATH={environment['PYTHONPATH']}"
             with log.open("ab") as out:
                 subprocess.Popen(
@@ -62,36 +62,36 @@ class Bench:
                     start_new_session=True, preexec_fn=process.die_with_parent,
                 )  # fmt: skip
             return
-        with self.starting:
-            if self.server is None:
-                self.server = subprocess.Popen(
+        with self.start_lock:
+            if self.fork_server is None:
+                self.fork_server = subprocess.Popen(
                     [sys.executable, str(HERE / "elastic_faults.py")], stdin=subprocess.PIPE, stdout=subprocess.PIPE,
                     cwd=self.folder, env=self.environment(self.folder), preexec_fn=process.die_with_parent,
                 )  # fmt: skip
             asked = {"argv": argv, "environment": environment, "folder": str(folder), "log": str(log)}
-            assert self.server.stdin and self.server.stdout
-            self.server.stdin.write(json.dumps(asked).encode() + b"\n")
-            self.server.stdin.flush()
-            self.server.stdout.readline()
+            assert self.fork_server.stdin and self.fork_server.stdout
+            self.fork_server.stdin.write(json.dumps(asked).encode() + b"\n")
+            self.fork_server.stdin.flush()
+            self.fork_server.stdout.readline()
 
-    def undisturbed(self, gpus: int) -> Path:
+    def reference_checkpoint(self, gpus: int) -> Path:
         """Return the last checkpoint of one process that nobody disturbed."""
         out = self.folder / f"alone-{gpus}"
-        with self.computing:
+        with self.reference_lock:
             if not (out / "result.json").exists():
                 recipe = self.folder / "recipe.json"
-                recipe.write_bytes(as_json(self.recipe.to_json()))
+                recipe.write_bytes(to_json_bytes(self.recipe.to_json()))
                 words = ["--out", str(out), "--exact", "--gpus", str(gpus), "--workers", "0", "--save-seconds", "99"]
                 subprocess.run(
-                    python("train", str(recipe), *words), check=True, capture_output=True, cwd=self.folder,
+                    module_command("train", str(recipe), *words), check=True, capture_output=True, cwd=self.folder,
                     env=self.environment(self.folder), preexec_fn=process.die_with_parent,
                 )  # fmt: skip
         return last_checkpoint(out, 1)
 
     def close(self) -> None:
         """End the process from which others are forked."""
-        if self.server:
-            process.kill([self.server])
+        if self.fork_server:
+            process.kill_process_groups([self.fork_server])
 
 
 def last_checkpoint(out: Path, attempt: int) -> Path:

@@ -23,18 +23,18 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 ROOT = Path(__file__).resolve().parent.parent
-AGENT = "cluster.agent"
-TRAINERS = ("train", "train.engine.standby")
+AGENT_MODULE = "cluster.agent"
+TRAINER_MODULES = ("train", "train.engine.standby")
 # Attempt files and their checkpoints are linked by agents, the others are the trainers' of rank 0. "in": half written.
-POINTS = (
+KILL_POINTS = (
     "attempt before", "attempt after", "resume before", "resume after",
     "save in", "save before", "save after", "result before", "result after",
 )  # fmt: skip
 
-_seen: Counter[str] = Counter()
+_times_reached: Counter[str] = Counter()
 
 
-def arm() -> None:
+def install_faults() -> None:
     """Do what the environment asks of this process."""
     if "TRIAL_SLOW" in os.environ:
         _slow_down(float(os.environ["TRIAL_SLOW"]))
@@ -43,57 +43,57 @@ def arm() -> None:
 
 
 def _slow_down(seconds: float) -> None:
-    from train.data.order.usage_log import Ids
+    from train.data.order.usage_log import UsageLog
 
-    note = Ids.note
+    note = UsageLog.record_step
 
     def slowed(*words: Any) -> None:
         note(*words)
         time.sleep(seconds)
 
-    Ids.note = slowed  # type: ignore[method-assign]
+    UsageLog.record_step = slowed  # type: ignore[method-assign]
 
 
 def _watch_files() -> None:
     link, sync, rename = os.link, os.fsync, os.replace
 
     def watched_link(source: Any, target: Any, **more: Any) -> None:
-        name = _linked(str(target))
-        _pass(f"{name} before")
+        name = _link_kind(str(target))
+        _reach_kill_point(f"{name} before")
         link(source, target, **more)
-        _pass(f"{name} after")
+        _reach_kill_point(f"{name} after")
 
     def watched_sync(file: Any) -> None:
         if Path(f"/proc/self/fd/{file}").readlink().name.startswith(".step-"):
-            _pass("save in", file)
+            _reach_kill_point("save in", file)
         sync(file)
 
     def watched_rename(source: Any, target: Any, **more: Any) -> None:
         name = "save" if Path(target).name.startswith("step-") else ""
-        _pass(f"{name} before")
+        _reach_kill_point(f"{name} before")
         rename(source, target, **more)
-        _pass(f"{name} after")
+        _reach_kill_point(f"{name} after")
 
     os.link, os.fsync, os.replace = watched_link, watched_sync, watched_rename  # type: ignore[assignment]
 
 
-def _linked(target: str) -> str:
+def _link_kind(target: str) -> str:
     return next((name for name in ("attempt", "resume", "result") if f"/{name}" in target), "")
 
 
-def _pass(point: str, half: int | None = None) -> None:
+def _reach_kill_point(point: str, half_written_fd: int | None = None) -> None:
     """Go through a point, or die there when it is its turn; a file that is being written is left half."""
     wanted, place, turn, who = os.environ["TRIAL_KILL"].split()
-    _seen[point] += 1
-    if point != f"{wanted} {place}" or _seen[point] != int(turn):
+    _times_reached[point] += 1
+    if point != f"{wanted} {place}" or _times_reached[point] != int(turn):
         return
     try:
         note = os.open(os.environ["TRIAL_NOTE"], os.O_CREAT | os.O_EXCL | os.O_WRONLY)
     except FileExistsError:  # another trainer of this machine was killed here before
         return
     os.write(note, point.encode())
-    if half is not None:
-        os.ftruncate(half, os.fstat(half).st_size // 2)
+    if half_written_fd is not None:
+        os.ftruncate(half_written_fd, os.fstat(half_written_fd).st_size // 2)
     if who == "machine" and wanted not in ("attempt", "resume"):
         os.kill(os.getppid(), signal.SIGKILL)  # the agent; the others of the machine die with it
     os.killpg(0, signal.SIGKILL)
@@ -102,11 +102,11 @@ def _pass(point: str, half: int | None = None) -> None:
 # --- starting by a fork ------------------------------------------------------------------------------------------
 
 
-def serve() -> None:
+def serve_forks() -> None:
     """For each line of JSON on stdin ({"argv", "environment", "folder", "log"}) fork an agent, and print its pid."""
     from train.tools import process
 
-    _load()
+    _preload_torch()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to reap
     for line in sys.stdin:
         asked = json.loads(line)
@@ -117,16 +117,16 @@ def serve() -> None:
             os.setsid()
             os.chdir(asked["folder"])
             log = os.open(asked["log"], os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-            _streams(os.open(os.devnull, os.O_RDONLY), log, log)
+            _redirect_streams(os.open(os.devnull, os.O_RDONLY), log, log)
             subprocess.Popen._execute_child = _fork_trainer  # type: ignore[attr-defined]
             os.environ.clear()
             os.environ.update(asked["environment"])
-            arm()
-            _become(AGENT, asked["argv"], {})
+            install_faults()
+            _run_module(AGENT_MODULE, asked["argv"], {})
         print(pid, flush=True)
 
 
-def _load() -> None:
+def _preload_torch() -> None:
     import libtmux  # noqa: F401
     import torch
 
@@ -135,43 +135,43 @@ def _load() -> None:
     torch.optim.SGD([torch.zeros(1)], lr=0.0)  # imports torch._dynamo
 
 
-_execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
+_original_execute_child = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 
 
 def _fork_trainer(self: Any, args: Sequence[str], executable: Any, preexec_fn: Any, *rest: Any) -> None:
     """Be `Popen._execute_child`: fork the trainers, start anything else as usual."""
     words = [str(one) for one in args]
     module = words[words.index("-m") + 1] if "-m" in words else ""
-    if module not in TRAINERS:
-        _execute(self, args, executable, preexec_fn, *rest)
+    if module not in TRAINER_MODULES:
+        _original_execute_child(self, args, executable, preexec_fn, *rest)
         return
     env, pipes = rest[3], rest[7:13]
     pid = os.fork()
     if not pid:
         os.setsid()
-        _streams(pipes[0], pipes[3], pipes[5])
+        _redirect_streams(pipes[0], pipes[3], pipes[5])
         signal.set_wakeup_fd(-1)
         for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
             signal.signal(number, signal.SIG_DFL)
         preexec_fn()
-        _seen.clear()
-        _become(module, words[words.index("-m") + 2 :], env)
+        _times_reached.clear()
+        _run_module(module, words[words.index("-m") + 2 :], env)
     self.pid, self._child_created = pid, True
     self._close_pipe_fds(*pipes)
 
 
-def _streams(*files: int) -> None:
+def _redirect_streams(*fds: int) -> None:
     """Take these files as stdin, stdout and stderr, and close all others, locks among them."""
-    kept = [os.dup(one) for one in files]
+    kept = [os.dup(one) for one in fds]
     for number, one in enumerate(kept):
         os.dup2(one, number)
     os.closerange(3, 4096)
 
 
-def _become(module: str, words: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
+def _run_module(module: str, argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
     """Run a module as `python -m` does, and end."""
     os.environ.update(environment)
-    sys.argv = [module, *words]
+    sys.argv = [module, *argv]
     code: Any = 0
     try:
         runpy.run_module(module, run_name="__main__", alter_sys=True)
@@ -187,4 +187,4 @@ def _become(module: str, words: Sequence[str], environment: Mapping[str, str]) -
 
 if __name__ == "__main__":
     sys.path[0] = str(ROOT)
-    serve()
+    serve_forks()

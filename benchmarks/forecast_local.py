@@ -21,18 +21,18 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from cluster.jobs import store, submit
-from train.data.packing.synthetic import draw_set  # noqa: E402
+from train.data.packing.synthetic import draw_sample_set  # noqa: E402
 from train.forecast import Constants  # noqa: E402
 from train.recipe import SAMPLE, Model, Optim, Phase, Recipe  # noqa: E402
 
-BOUND = 0.15
+MAX_ERROR = 0.15
 IMAGES = 2000  # of the built-in set, and 500 to validate
 
 
-def recipe(name: str, *rows: tuple[int, int, int]) -> Recipe:
+def make_recipe(name: str, *phase_rows: tuple[int, int, int]) -> Recipe:
     """A recipe of (epochs, size, batch), validated after each phase."""
     phases, start = [], 0
-    for epochs, size, batch in rows:
+    for epochs, size, batch in phase_rows:
         span = (start, start + epochs)
         phases.append(Phase(epochs=span, size=size, batch=batch, lr=0.02, min_scale=0.35, validate="last"))
         start += epochs
@@ -42,58 +42,60 @@ def recipe(name: str, *rows: tuple[int, int, int]) -> Recipe:
     )  # fmt: skip
 
 
-SHORT = recipe("short", (2, 64, 16), (1, 64, 32), (2, 96, 32))
-LONG = recipe("long", (2, 64, 16), (3, 64, 48), (2, 80, 32), (3, 96, 32))
+SHORT_RECIPE = make_recipe("short", (2, 64, 16), (1, 64, 32), (2, 96, 32))
+LONG_RECIPE = make_recipe("long", (2, 64, 16), (3, 64, 48), (2, 80, 32), (3, 96, 32))
 
 
-def ran(one: Recipe, constants: Constants | None = None) -> dict[str, Any]:
+def run_job(job_recipe: Recipe, constants: Constants | None = None) -> dict[str, Any]:
     """Run a job on two processes to its end. Returns its result. Raises `ClusterError`, `RuntimeError`: it failed."""
-    job = submit.launch(one, backend="local", procs=2, scale=IMAGES / SAMPLE.train, constants=constants, data="sample")
+    job = submit.launch(
+        job_recipe, backend="local", procs=2, scale=IMAGES / SAMPLE.train, constants=constants, data="sample"
+    )
     state = job.wait(1800)
     if state != "done" or job.result is None:
-        raise RuntimeError(f"{job.name} is {state}; {job.run}")
+        raise RuntimeError(f"{job.name} is {state}; {job.path}")
     return job.result
 
 
-def pair() -> list[dict[str, Any]]:
+def measure_pair() -> list[dict[str, Any]]:
     """Run the short one and the long one. Returns the long one's forecast beside what it took, term by term."""
-    constants = Constants.from_json(ran(SHORT)["constants"])
-    found: list[dict[str, Any]] = ran(LONG, constants)["against"]
+    constants = Constants.from_json(run_job(SHORT_RECIPE)["constants"])
+    found: list[dict[str, Any]] = run_job(LONG_RECIPE, constants)["against"]
     return found
 
 
-def rows(pairs: int = 1) -> Iterator[str]:
+def markdown_rows(rounds: int = 1) -> Iterator[str]:
     """Yield the benchmark's table."""
-    kept = os.environ.get(store.RUNS)
+    kept = os.environ.get(store.RUNS_ENV_VAR)
     with tempfile.TemporaryDirectory(prefix="forecast-") as folder:
-        os.environ[store.RUNS] = f"{folder}/runs"
+        os.environ[store.RUNS_ENV_VAR] = f"{folder}/runs"
         here = Path.cwd()
         os.chdir(folder)
         try:
-            draw_set(Path(SAMPLE.root), train=SAMPLE.train, val=SAMPLE.val)  # once, and of neither run's time
-            found = [pair() for _ in range(pairs)]
+            draw_sample_set(Path(SAMPLE.root), train=SAMPLE.train, val=SAMPLE.val)  # once, and of neither run's time
+            found = [measure_pair() for _ in range(rounds)]
         finally:
             os.chdir(here)
-            os.environ.pop(store.RUNS)
-            os.environ.update({store.RUNS: kept} if kept else {})
+            os.environ.pop(store.RUNS_ENV_VAR)
+            os.environ.update({store.RUNS_ENV_VAR: kept} if kept else {})
     yield "| long run, seconds | forecast from the short one | took | error |"
     yield "|---|---|---|---|"
     for one in zip(*found, strict=True):
         told, took = (statistics.median(row[name] for row in one) for name in ("forecast", "actual"))
         error = f"{100 * (told / took - 1):+.1f} %" if took > 0.5 else ""
-        bound = f" (bound: {100 * BOUND:.0f})" if one[0]["term"] == "all" else ""
+        bound = f" (bound: {100 * MAX_ERROR:.0f})" if one[0]["term"] == "all" else ""
         yield f"| {one[0]['term']} | {told:.1f} | {took:.1f} | {error}{bound} |"
     load = ", ".join(f"{one:.1f}" for one in os.getloadavg())
     errors = [row["error"] for one in found for row in one if row["term"] == "all"]
     yield ""
-    yield f"All, each of {pairs}: {', '.join(f'{100 * one:+.1f} %' for one in errors)}. The computer's load was {load}."
+    yield f"All, each of {rounds}: {', '.join(f'{100 * one:+.1f} %' for one in errors)}. The computer's load was {load}."
 
 
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="A forecast of a real run from a shorter one.")
     parser.add_argument("--pairs", type=int, default=1, help="how often (default: 1)")
-    for line in rows(parser.parse_args().pairs):
+    for line in markdown_rows(parser.parse_args().pairs):
         print(line)
 
 

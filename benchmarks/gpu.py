@@ -26,58 +26,60 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from measure import RESULTS, cores, machine, met, spread, write_part  # noqa: E402
+from measure import RESULTS_PATH, core_count, describe_machine, goal_verdict, median_with_range, write_section  # noqa: E402
 
 SIZES, BATCH, MODEL, CLASSES = (128, 160, 224, 288), 256, "resnet50", 1000
-WARM, STEPS, ROUNDS = 3, 20, 3  # steps before the clock, steps timed together, and how often
-COPIES = (160, 352)  # their short sides
-LEAST = 2  # images of the smallest batch that is tried
-GOAL = 0.95  # ours beside the bare step
-NONE = "| not measured | no GPU on this machine |"
+WARMUP_STEPS, TIMED_STEPS, ROUNDS = 3, 20, 3  # steps before the clock, steps timed together, and how often
+COPY_SHORT_SIDES = (160, 352)  # their short sides
+MIN_BATCH = 2  # images of the smallest batch that is tried
+GOAL_RATIO = 0.95  # ours beside the bare step
+NO_GPU_ROW = "| not measured | no GPU on this machine |"
 Step = Callable[[], object]
 
 
 # --- the sides: each makes one training step ----------------------------------------------------------------------
 
 
-def ours(model: str, size: int, batch: int, compile: bool, device: Any, place: Path) -> Step:
+def trainer_step(model: str, size: int, batch: int, use_compile: bool, device: Any, output_folder: Path) -> Step:
     """A step of train.engine.trainer, its images on the device."""
     import numpy as np
     import torch
 
     from train.data.loading.loader import Batch
-    from train.data.order.batch_sampler import Feed
-    from train.data.order.work import Work
-    from train.distributed.process_group import Group
-    from train.engine.agent_channel import Report
-    from train.engine.options import parse
-    from train.engine.trainer import LONGEST_STRETCH, Trainer
+    from train.data.order.batch_sampler import DistributedBatchSampler
+    from train.data.order.work import BatchRequest
+    from train.distributed.process_group import ProcessGroup
+    from train.engine.agent_channel import AgentChannel
+    from train.engine.options import parse_train_options
+    from train.engine.trainer import MAX_STEPS_BETWEEN_SYNCS, Trainer
     from train.recipe.components import Data, Model
     from train.recipe.schedule import Schedule
     from train.recipe.schema import Phase, Recipe
 
     recipe = Recipe(
-        name="gpu", data=Data(name="none", root="none", train=10**6, val=1), model=Model(name=model, compile=compile),
+        name="gpu", data=Data(name="none", root="none", train=10**6, val=1), model=Model(name=model, compile=use_compile),
         gpus=1, phases=[Phase(epochs=(0, 1), size=size, batch=batch, lr=0.01)],
     )  # fmt: skip
     schedule = Schedule(recipe, 10**6, 1)
-    group, feed = Group(0, 0, 1, 1, device), Feed(schedule, {}, 0, 0, 1)
-    trainer = Trainer(parse(["none", "--out", str(place)]), recipe, group, feed, CLASSES, Report())
-    trainer.inputs.warmed = {(batch, size, size)}
+    group, feed = ProcessGroup(0, 0, 1, 1, device), DistributedBatchSampler(schedule, {}, 0, 0, 1)
+    trainer = Trainer(
+        parse_train_options(["none", "--out", str(output_folder)]), recipe, group, feed, CLASSES, AgentChannel()
+    )
+    trainer.preprocessor.warmed_shapes = {(batch, size, size)}
     images = torch.randint(256, (batch, size, size, 3), dtype=torch.uint8).to(device)
     labels = np.random.default_rng(0).integers(CLASSES, size=batch)
-    batches = itertools.repeat(Batch(images, labels, Work("train", None, np.arange(batch), (size, size))))
+    batches = itertools.repeat(Batch(images, labels, BatchRequest("train", None, np.arange(batch), (size, size))))
 
     def step() -> None:
-        if trainer.meter.steps == LONGEST_STRETCH:  # read once a second in a run
-            trainer.times.settle()
+        if trainer.meter.steps == MAX_STEPS_BETWEEN_SYNCS:  # read once a second in a run
+            trainer.time_breakdown.flush()
             trainer.meter.reset()
-        trainer.one_step(schedule.epochs[0], 0, batches)
+        trainer.run_step(schedule.epochs[0], 0, batches)
 
     return step
 
 
-def bare(model: str, size: int, batch: int, compile: bool, device: Any, net: Any = None) -> Step:
+def bare_step(model: str, size: int, batch: int, use_compile: bool, device: Any, net: Any = None) -> Step:
     """Forward, loss, backward and update, and nothing else."""
     import torch
     from torch.nn.functional import cross_entropy
@@ -86,13 +88,13 @@ def bare(model: str, size: int, batch: int, compile: bool, device: Any, net: Any
     from train.models import registry
     from train.recipe.components import Model
 
-    net = net or registry.build(Model(name=model), CLASSES, 0)
+    net = net or registry.build_model(Model(name=model), CLASSES, 0)
     net = net.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     images = torch.randn(batch, 3, size, size, device=device).to(memory_format=torch.channels_last)
     labels = torch.randint(CLASSES, (batch,), device=device)
-    precision = process_group.precision(device)
-    run = torch.compile(net, dynamic=False) if compile else net
+    precision = process_group.compute_dtype(device)
+    run = torch.compile(net, dynamic=False) if use_compile else net
 
     def step() -> None:
         with torch.autocast(device.type, precision, enabled=precision != torch.float32):
@@ -104,23 +106,23 @@ def bare(model: str, size: int, batch: int, compile: bool, device: Any, net: Any
     return step
 
 
-def plain(model: str, size: int, batch: int, device: Any) -> Step:
+def plain_loop_step(model: str, size: int, batch: int, device: Any) -> Step:
     """timm's network in the bare step, or a loop in torchvision's style."""
     if importlib.util.find_spec("timm"):
         import timm
 
-        return bare(model, size, batch, False, device, timm.create_model(model))
+        return bare_step(model, size, batch, False, device, timm.create_model(model))
     import torch
 
     from train.distributed import process_group
     from train.models import registry
     from train.recipe.components import Model
 
-    net = registry.build(Model(name=model), CLASSES, 0).to(device)
+    net = registry.build_model(Model(name=model), CLASSES, 0).to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     criterion = torch.nn.CrossEntropyLoss()
     images, labels = torch.randn(batch, 3, size, size, device=device), torch.randint(CLASSES, (batch,), device=device)
-    precision = process_group.precision(device)
+    precision = process_group.compute_dtype(device)
     seen: dict[str, float] = {}
 
     def step() -> None:
@@ -140,7 +142,7 @@ def plain(model: str, size: int, batch: int, device: Any) -> Step:
 # --- measuring ----------------------------------------------------------------------------------------------------
 
 
-def wait(device: Any) -> None:
+def synchronize(device: Any) -> None:
     """Until the GPU has done what it was asked."""
     import torch
 
@@ -148,24 +150,24 @@ def wait(device: Any) -> None:
         torch.cuda.synchronize()
 
 
-def speeds(sides: dict[str, Step], batch: int, device: Any) -> dict[str, list[float]]:
+def measure_speeds(step_by_side: dict[str, Step], batch: int, device: Any) -> dict[str, list[float]]:
     """Images a second of each side in turn."""
-    found: dict[str, list[float]] = {name: [] for name in sides}
-    for step in sides.values():
-        for _ in range(WARM):
+    found: dict[str, list[float]] = {name: [] for name in step_by_side}
+    for step in step_by_side.values():
+        for _ in range(WARMUP_STEPS):
             step()
     for _ in range(ROUNDS):
-        for name, step in sides.items():
-            wait(device)
+        for name, step in step_by_side.items():
+            synchronize(device)
             start = time.perf_counter()
-            for _ in range(STEPS):
+            for _ in range(TIMED_STEPS):
                 step()
-            wait(device)
-            found[name].append(batch * STEPS / (time.perf_counter() - start))
+            synchronize(device)
+            found[name].append(batch * TIMED_STEPS / (time.perf_counter() - start))
     return found
 
 
-def memory(step: Step, device: Any) -> float:
+def peak_memory_gb(step: Step, device: Any) -> float:
     """Peak memory of a step, GB."""
     import torch
 
@@ -173,11 +175,11 @@ def memory(step: Step, device: Any) -> float:
         return 0.0
     torch.cuda.reset_peak_memory_stats()
     step()
-    wait(device)
+    synchronize(device)
     return torch.cuda.max_memory_allocated() / 1e9
 
 
-def row(model: str, size: int, batch: int, compile: bool, device: Any) -> str:
+def measure_size(model: str, size: int, batch: int, use_compile: bool, device: Any) -> str:
     """One row of the table; the batch is halved until it fits."""
     import torch
 
@@ -186,44 +188,42 @@ def row(model: str, size: int, batch: int, compile: bool, device: Any) -> str:
     while True:
         try:
             with tempfile.TemporaryDirectory() as folder:
-                step = ours(model, size, batch, compile, device, Path(folder))
-                gb = memory(step, device)  # before the others are there
-                sides = {"ours": step, "bare": bare(model, size, batch, compile, device)}
-                sides |= {} if compile else {"plain": plain(model, size, batch, device)}
-                found = speeds(sides, batch, device)
+                step = trainer_step(model, size, batch, use_compile, device, Path(folder))
+                gb = peak_memory_gb(step, device)  # before the others are there
+                sides = {"ours": step, "bare": bare_step(model, size, batch, use_compile, device)}
+                sides |= {} if use_compile else {"plain": plain_loop_step(model, size, batch, device)}
+                found = measure_speeds(sides, batch, device)
             break
         except torch.cuda.OutOfMemoryError:
             step = sides = None  # type: ignore[assignment]
-            if batch // 2 < LEAST:
-                return f"| {size} | {batch} | {said(compile)} | out of memory | | | | |"
+            if batch // 2 < MIN_BATCH:
+                return f"| {size} | {batch} | {compile_label(use_compile)} | out of memory | | | | |"
             batch //= 2
         except Exception as error:  # a compiler that is not there, or fails: the other rows are still worth having
-            return (
-                f"| {size} | {batch} | {said(compile)} | {type(error).__name__}: {str(error).splitlines()[0]} | | | | |"
-            )
+            return f"| {size} | {batch} | {compile_label(use_compile)} | {type(error).__name__}: {str(error).splitlines()[0]} | | | | |"
         torch.cuda.empty_cache()
     ratio = statistics.median(a / b for a, b in zip(found["ours"], found["bare"], strict=True))
-    beside = spread(found["plain"]) if "plain" in found else ""
+    beside = median_with_range(found["plain"]) if "plain" in found else ""
     return (
-        f"| {size} | {batch} | {said(compile)} | {spread(found['ours'])} | {spread(found['bare'])} | "
-        f"{ratio:.2f}, goal {GOAL}: {met(ratio, GOAL)} | {beside} | {gb:.1f} GB |"
+        f"| {size} | {batch} | {compile_label(use_compile)} | {median_with_range(found['ours'])} | {median_with_range(found['bare'])} | "
+        f"{ratio:.2f}, goal {GOAL_RATIO}: {goal_verdict(ratio, GOAL_RATIO)} | {beside} | {gb:.1f} GB |"
     )
 
 
-def said(compile: bool) -> str:
+def compile_label(use_compile: bool) -> str:
     """The word for a table."""
-    return "compiled" if compile else "eager"
+    return "compiled" if use_compile else "eager"
 
 
-def loader_rates(place: Path, sizes: Sequence[int]) -> Iterator[str]:
+def loader_rates(folder: Path, sizes: Sequence[int]) -> Iterator[str]:
     """What the loader of this machine gives, all cores, copies of 160 up to 128 pixels and of 352 above."""
     import loader
 
-    indexes = {short: loader.packed(place / str(short)) for short in COPIES}
+    indexes = {short: loader.pack_copies(folder / str(short)) for short in COPY_SHORT_SIDES}
     for size in sizes:
-        short = COPIES[0] if size <= 128 else COPIES[1]
-        found = loader.speeds(indexes[short], size, {"ours"}, 2)
-        yield f"| {short} to {size} | {spread(found['ours'])} images/s, {cores()} workers |"
+        short = COPY_SHORT_SIDES[0] if size <= 128 else COPY_SHORT_SIDES[1]
+        found = loader.measure_speeds(indexes[short], size, {"ours"}, 2)
+        yield f"| {short} to {size} | {median_with_range(found['ours'])} images/s, {core_count()} workers |"
 
 
 RECIPE = """\
@@ -240,19 +240,27 @@ recipe = Recipe(
 """
 
 
-def goodput(place: Path, model: str, sizes: Sequence[int], batch: int, limit: int | None, cpu: bool) -> str:
+def measure_goodput(
+    folder: Path, model: str, sizes: Sequence[int], batch: int, max_steps: int | None, hide_gpu: bool
+) -> str:
     """One short run by `python -m train`: a switch of size, batch and copy, validations and checkpoints."""
     text = RECIPE.format(model=model, small=min(sizes), large=max(sizes), batch=batch, half=max(2, batch // 2))
-    (place / "recipe.py").write_text(text)
-    copies = place / "352-packed-sz"
+    (folder / "recipe.py").write_text(text)
+    copies = folder / "352-packed-sz"
     copies.mkdir()
-    for short in COPIES:
-        (copies / str(short)).symlink_to(place / f"{short}-packed")
-    out = place / "out"
-    words = ["--data", str(place / "352-packed"), "--out", str(out), *(["--max-steps", str(limit)] if limit else [])]
-    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), **({"CUDA_VISIBLE_DEVICES": ""} if cpu else {})}
-    argv = [sys.executable, "-m", "train", str(place / "recipe.py"), *words]
-    done = subprocess.run(argv, env=environment, cwd=place, capture_output=True, text=True)
+    for short in COPY_SHORT_SIDES:
+        (copies / str(short)).symlink_to(folder / f"{short}-packed")
+    out = folder / "out"
+    words = [
+        "--data",
+        str(folder / "352-packed"),
+        "--out",
+        str(out),
+        *(["--max-steps", str(max_steps)] if max_steps else []),
+    ]
+    environment = {**os.environ, "PYTHONPATH": str(HERE.parent), **({"CUDA_VISIBLE_DEVICES": ""} if hide_gpu else {})}
+    argv = [sys.executable, "-m", "train", str(folder / "recipe.py"), *words]
+    done = subprocess.run(argv, env=environment, cwd=folder, capture_output=True, text=True)
     if done.returncode:
         return f"the short run failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}"
     result = json.loads((out / "result.json").read_text())
@@ -261,11 +269,11 @@ def goodput(place: Path, model: str, sizes: Sequence[int], batch: int, limit: in
     return (
         f"{100 * result['goodput']:.1f} % over {result['steps']} steps, {seconds:.1f} s ("
         + ", ".join(f"{name} {part:.1f}" for name, part in parts.items())
-        + f"), goal 95: {met(100 * result['goodput'], 95)}"
+        + f"), goal 95: {goal_verdict(100 * result['goodput'], 95)}"
     )
 
 
-def hardware(device: Any) -> str:
+def describe_gpu(device: Any) -> str:
     """The GPU and what drives it."""
     import torch
 
@@ -278,36 +286,39 @@ def hardware(device: Any) -> str:
     )
 
 
-def rows(options: argparse.Namespace | None = None) -> list[str]:
+def markdown_rows(options: argparse.Namespace | None = None) -> list[str]:
     """Measure all; markdown lines, one that says why where there is no GPU."""
     import torch
 
-    options = options or parsed([])
+    options = options or parse_arguments([])
     if options.device == "cuda" and not torch.cuda.is_available():
-        return [f"{machine()}.", "", "| | |", "|---|---|", NONE]
-    lines = [f"{machine()}. {hardware(torch.device(options.device))}. Images/s, median (least-most) of {ROUNDS}.", ""]
+        return [f"{describe_machine()}.", "", "| | |", "|---|---|", NO_GPU_ROW]
+    lines = [
+        f"{describe_machine()}. {describe_gpu(torch.device(options.device))}. Images/s, median (least-most) of {ROUNDS}.",
+        "",
+    ]
     with tempfile.TemporaryDirectory() as folder:
         import loader
 
         place, threads = Path(folder), torch.get_num_threads()
-        loader.copies(options.images, place)
-        loader.begin()
+        loader.write_copies(options.images, place)
+        loader.configure_process()
         rates = list(loader_rates(place, options.sizes))  # workers are forked before CUDA begins
         torch.set_num_threads(threads)
         lines += ["| copies to size | the loader |", "|---|---|", *rates, ""]
         run = (options.model, options.sizes, options.batch, options.max_steps, options.device == "cpu")
-        lines += [f"Goodput of a short run: {goodput(place, *run)}.", ""]
+        lines += [f"Goodput of a short run: {measure_goodput(place, *run)}.", ""]
     device = torch.device(options.device)
     name = "timm" if importlib.util.find_spec("timm") else "torchvision's style"
     lines += [f"| {options.model}, size | batch | | ours | bare step | ours / bare | {name} | ours, peak |"]
     lines += ["|---|---|---|---|---|---|---|---|"]
     for size, compile in itertools.product(options.sizes, (False, True) if options.compile else (False,)):
-        lines.append(row(options.model, size, options.batch, compile, device))
+        lines.append(measure_size(options.model, size, options.batch, compile, device))
         print(lines[-1], flush=True)
     return lines
 
 
-def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
+def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description="Our training step on a GPU beside a bare one and a plain loop.")
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="pixels (default: 128 160 224 288)")
@@ -322,11 +333,11 @@ def parsed(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 def main() -> int:
     """Measure, print, and write the part of RESULTS.md; what an earlier machine with a GPU measured is kept without."""
-    options = parsed()
-    lines = ["## On a GPU", "", *rows(options)]
+    options = parse_arguments()
+    lines = ["## On a GPU", "", *markdown_rows(options)]
     print("\n".join(lines))
-    if (NONE not in lines and options.device == "cuda") or "<!-- gpu.py -->" not in RESULTS.read_text():
-        write_part("gpu.py", lines)
+    if (NO_GPU_ROW not in lines and options.device == "cuda") or "<!-- gpu.py -->" not in RESULTS_PATH.read_text():
+        write_section("gpu.py", lines)
     return 0
 
 

@@ -27,31 +27,33 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 
-from benchmarks.launch_stub import RECIPE, Waits  # noqa: E402
+from benchmarks.launch_stub import RECIPE, StubDelays  # noqa: E402
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
-SIZES = (1, 4, 16, 64)
-JOBS = 16
+MACHINE_COUNTS = (1, 4, 16, 64)
+CONCURRENT_JOBS = 16
 STEADY_SECONDS = 20.0
-DEADLINE = 240.0
-BEGIN, END = "<!-- launch.py -->", "<!-- end of launch.py -->"
+DEADLINE_SECONDS = 240.0
+BEGIN_MARK, END_MARK = "<!-- launch.py -->", "<!-- end of launch.py -->"
 
-LOGIN = 1.5  # in two parts: sshd asks for the keys twice
-SLOW_LOGIN = "AuthorizedKeysCommand /bin/sh -c \"sleep {seconds}; cat '{keys}'\"\nAuthorizedKeysCommandUser root\n"
+LOGIN_SECONDS = 1.5  # in two parts: sshd asks for the keys twice
+SLOW_LOGIN_CONFIG = (
+    "AuthorizedKeysCommand /bin/sh -c \"sleep {seconds}; cat '{keys}'\"\nAuthorizedKeysCommandUser root\n"
+)
 
 
 # --- a computer to launch from ------------------------------------------------------------------------------------
 
 
-class Here:
+class LaunchHost:
     """A folder, a home and a tmux server of our own."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.tmux = folder, tempfile.mkdtemp(prefix="imgt-", dir="/tmp")
+        self.folder, self.tmux_folder = folder, tempfile.mkdtemp(prefix="imgt-", dir="/tmp")
         (folder / "home").mkdir(parents=True)
         (folder / "recipe.py").write_text(RECIPE)
         kept = {name: text for name, text in os.environ.items() if name not in ("IMGNET_RUNS", "TMUX", "PYTHONPATH")}
-        self.env = {**kept, "HOME": str(folder / "home"), "TMUX_TMPDIR": self.tmux, "TERM": "xterm"}
+        self.env = {**kept, "HOME": str(folder / "home"), "TMUX_TMPDIR": self.tmux_folder, "TERM": "xterm"}
 
     def cli(self, *words: str) -> str:
         """Run the installed command; raises `CalledProcessError`."""
@@ -59,32 +61,32 @@ class Here:
         run.check_returncode()
         return run.stdout
 
-    def launch(self, hosts: Path) -> Path:
+    def launch(self, hosts_file: Path) -> Path:
         """Launch a job on these machines. Returns its run folder."""
-        said = self.cli("launch", "--hosts", str(hosts), "-y", "-d", "recipe.py")
+        said = self.cli("launch", "--hosts", str(hosts_file), "-y", "-d", "recipe.py")
         return Path(said.partition("run folder ")[2].splitlines()[0])
 
     def stop(self, run: Path) -> None:
         """End a job and wait until its supervisor has gone."""
         self.cli("stop", run.name)
-        wait_for(lambda: not supervisors(run), "the supervisor has ended")
+        wait_for(lambda: not supervisor_pids(run), "the supervisor has ended")
 
     def close(self) -> None:
         """End the tmux server."""
         subprocess.run(["tmux", "-L", "imgnet", "kill-server"], env=self.env, capture_output=True)
-        shutil.rmtree(self.tmux, ignore_errors=True)
+        shutil.rmtree(self.tmux_folder, ignore_errors=True)
 
 
-def wait_for(condition: Callable[[], object], what: str) -> None:
+def wait_for(condition: Callable[[], object], description: str) -> None:
     """Return when the condition is true. Raises `TimeoutError`."""
-    deadline = time.monotonic() + DEADLINE
+    deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not in {DEADLINE:g} s: {what}")
+            raise TimeoutError(f"not in {DEADLINE_SECONDS:g} s: {description}")
         time.sleep(0.02)
 
 
-def supervisors(run: Path) -> list[int]:
+def supervisor_pids(run: Path) -> list[int]:
     """The processes that supervise a run folder."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -95,24 +97,24 @@ def supervisors(run: Path) -> list[int]:
     return found
 
 
-def processor(pid: int) -> float:
+def cpu_seconds(pid: int) -> float:
     """Seconds of processor time of a process and of its children that have ended (proc(5), stat)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return sum(int(one) for one in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 
 
-def peak(pid: int) -> float:
+def peak_memory_mb(pid: int) -> float:
     """The most memory a process has had, in MB (1e6 bytes)."""
     said = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
     return int(said[1]) * 1024 / 1e6 if said else 0.0
 
 
-def training(run: Path, count: int) -> bool:
+def are_all_training(run_folder: Path, machine_count: int) -> bool:
     """Whether all machines train, as far as is known at home."""
-    folder = run / "machine" / "shared" / "status"
-    if (run / "result.json").exists():
-        raise RuntimeError((run / "result.json").read_text())
-    files = [folder / f"{name}.json" for name in range(count)]
+    folder = run_folder / "machine" / "shared" / "status"
+    if (run_folder / "result.json").exists():
+        raise RuntimeError((run_folder / "result.json").read_text())
+    files = [folder / f"{name}.json" for name in range(machine_count)]
     return all(one.exists() and '"state": "training"' in one.read_text() for one in files)
 
 
@@ -120,60 +122,66 @@ def training(run: Path, count: int) -> bool:
 
 
 @dataclass(frozen=True)
-class Launched:
+class LaunchMeasurement:
     """One launch: seconds to the first step, ours of the processor, the supervisor's memory in MB, what then."""
 
     seconds: float
-    processor: float
-    memory: float
-    steady: float = 0.0
-    lag: float = 0.0
-    steps: str = ""
+    cpu_seconds: float
+    memory_mb: float
+    steady_cpu_share: float = 0.0
+    log_lag_seconds: float = 0.0
+    setup_steps: str = ""
 
 
-def one_launch(here: Here, bed: object, count: int, watch: bool) -> Launched:
+def measure_launch(
+    host: LaunchHost, testbed: object, machine_count: int, measure_steady_state: bool
+) -> LaunchMeasurement:
     """Launch a job on fresh machines, wait for the first step, look at it for a while, and stop it."""
-    hosts = machines(here, bed, 0, count)
+    hosts = write_hosts_file(host, testbed, 0, machine_count)
     before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    run = here.launch(hosts)
+    run = host.launch(hosts)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    wait_for(lambda: training(run, count), f"{count} machines train")
+    wait_for(lambda: are_all_training(run, machine_count), f"{machine_count} machines train")
     seconds = time.monotonic() - start
-    (pid,) = supervisors(run)
-    ours = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime + processor(pid)
+    (pid,) = supervisor_pids(run)
+    ours = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime + cpu_seconds(pid)
     board = json.loads((run / "machines.json").read_text())
     rows = [one["seconds"] for one in board["machines"].values()]
     steps = {name: max(one.get(name, 0.0) for one in rows) for name in rows[0]}
     try:
-        steady, lag = (in_steady_state([pid]), lags(run, bed)) if watch else (0.0, 0.0)
-        return Launched(seconds, ours, peak(pid), steady, lag, ", ".join(f"{k} {v:.1f}" for k, v in steps.items()))
+        steady, lag = (
+            (measure_steady_cpu_share([pid]), longest_log_lag(run, testbed)) if measure_steady_state else (0.0, 0.0)
+        )
+        return LaunchMeasurement(
+            seconds, ours, peak_memory_mb(pid), steady, lag, ", ".join(f"{k} {v:.1f}" for k, v in steps.items())
+        )
     finally:
-        here.stop(run)
+        host.stop(run)
 
 
-def machines(here: Here, bed: object, first: int, count: int) -> Path:
+def write_hosts_file(host: LaunchHost, testbed: object, first: int, count: int) -> Path:
     """Write a hosts file of so many machines, which have never been used."""
-    chosen = bed.machines[first : first + count]  # type: ignore[attr-defined]
+    chosen = testbed.machines[first : first + count]  # type: ignore[attr-defined]
     for one in chosen:
         shutil.rmtree(one.home / ".imgnet", ignore_errors=True)
-    stub = Waits(count=count).write(here.folder / f"python-{first}-{count}")
-    path: Path = bed.write_hosts_toml(here.folder / f"hosts-{first}.toml", python=str(stub))  # type: ignore[attr-defined]
+    stub = StubDelays(count=count).write_script(host.folder / f"python-{first}-{count}")
+    path: Path = testbed.write_hosts_toml(host.folder / f"hosts-{first}.toml", python=str(stub))  # type: ignore[attr-defined]
     head, *tables = path.read_text().split("[[machines]]")
     path.write_text("[[machines]]".join([head, *tables[first : first + count]]))
     return path
 
 
-def in_steady_state(pids: list[int]) -> float:
+def measure_steady_cpu_share(pids: list[int]) -> float:
     """The part of one core that these processes take."""
-    before, start = sum(map(processor, pids)), time.monotonic()
+    before, start = sum(map(cpu_seconds, pids)), time.monotonic()
     time.sleep(STEADY_SECONDS)
-    return (sum(map(processor, pids)) - before) / (time.monotonic() - start)
+    return (sum(map(cpu_seconds, pids)) - before) / (time.monotonic() - start)
 
 
-def lags(run: Path, bed: object) -> float:
+def longest_log_lag(run_folder: Path, testbed: object) -> float:
     """The longest of ten times from a line that is written on the machines to its being home."""
-    uid = json.loads((run / "job.json").read_text())["uid"]
-    there, home = bed.shared / uid / "logs" / "lag.log", run / "logs" / "lag.log"  # type: ignore[attr-defined]
+    uid = json.loads((run_folder / "job.json").read_text())["uid"]
+    there, home = testbed.shared / uid / "logs" / "lag.log", run_folder / "logs" / "lag.log"  # type: ignore[attr-defined]
     found = []
     for number in range(10):
         time.sleep(0.37)  # at another part of the second each time
@@ -185,45 +193,45 @@ def lags(run: Path, bed: object) -> float:
     return max(found)
 
 
-def many_jobs(here: Here, bed: object) -> tuple[float, float]:
+def measure_concurrent_jobs(host: LaunchHost, testbed: object) -> tuple[float, float]:
     """Jobs at once, of one to four machines: the part of a core that all supervisors take, and the memory of all."""
     runs, first = [], 0
-    for number in range(JOBS):
+    for number in range(CONCURRENT_JOBS):
         count = number % 4 + 1
-        runs.append((here.launch(machines(here, bed, first, count)), count))
+        runs.append((host.launch(write_hosts_file(host, testbed, first, count)), count))
         first += count
     for run, count in runs:
-        wait_for(lambda run=run, count=count: training(run, count), f"{run.name} trains")  # type: ignore[misc]
-    pids = [pid for run, _ in runs for pid in supervisors(run)]
+        wait_for(lambda run=run, count=count: are_all_training(run, count), f"{run.name} trains")  # type: ignore[misc]
+    pids = [pid for run, _ in runs for pid in supervisor_pids(run)]
     try:
-        return in_steady_state(pids), sum(map(peak, pids))
+        return measure_steady_cpu_share(pids), sum(map(peak_memory_mb, pids))
     finally:
         for run, _ in runs:
-            here.stop(run)
+            host.stop(run)
 
 
-def measure(sizes: list[int], rounds: int, jobs: bool) -> Iterator[str]:
+def measure(machine_counts: list[int], rounds: int, with_concurrent_jobs: bool) -> Iterator[str]:
     """Give the lines of RESULTS.md."""
     from support.ssh_machines import Testbed
 
-    most = max(*sizes, 40 if jobs else 1)
+    most = max(*machine_counts, 40 if with_concurrent_jobs else 1)
     folder = Path(tempfile.mkdtemp(prefix="imgnet-launch-", dir="/tmp"))
     disks = Path(tempfile.mkdtemp(prefix="imgnet-launch-", dir="/dev/shm"))  # they would share one that is real
-    here = Here(folder / "here")
+    here = LaunchHost(folder / "here")
     try:
         with Testbed(disks / "bed", most) as bed:
-            slow_logins(bed)
-            found: dict[int, list[Launched]] = {count: [] for count in sizes}
+            slow_down_logins(bed)
+            found: dict[int, list[LaunchMeasurement]] = {count: [] for count in machine_counts}
             for turn in range(rounds):
-                for count in sizes:
-                    found[count].append(one_launch(here, bed, count, watch=turn == 0))
+                for count in machine_counts:
+                    found[count].append(measure_launch(here, bed, count, measure_steady_state=turn == 0))
                     print(count, found[count][-1], flush=True)
             yield from table(found)
-            if jobs:
+            if with_concurrent_jobs:
                 yield ""
-                part, memory = many_jobs(here, bed)
+                part, memory = measure_concurrent_jobs(here, bed)
                 yield (
-                    f"{JOBS} jobs at once, of 1 to 4 machines, in steady state, all supervisors "
+                    f"{CONCURRENT_JOBS} jobs at once, of 1 to 4 machines, in steady state, all supervisors "
                     f"together: {100 * part:.1f} % of a core (bound: 5), {memory:.0f} MB."
                 )
     finally:
@@ -232,20 +240,20 @@ def measure(sizes: list[int], rounds: int, jobs: bool) -> Iterator[str]:
             shutil.rmtree(one, ignore_errors=True)
 
 
-def slow_logins(bed: object) -> None:
+def slow_down_logins(testbed: object) -> None:
     """Let sshd ask a program for the keys, which takes as long as a login on EC2. That takes root."""
-    keys = bed.folder / "authorized_keys"  # type: ignore[attr-defined]
+    keys = testbed.folder / "authorized_keys"  # type: ignore[attr-defined]
     if os.geteuid():
         return
     kept = keys.rename(keys.with_name("kept_keys"))
-    for one in bed.machines:  # type: ignore[attr-defined]
-        one.configure(SLOW_LOGIN.format(seconds=LOGIN / 2, keys=kept))
+    for one in testbed.machines:  # type: ignore[attr-defined]
+        one.configure(SLOW_LOGIN_CONFIG.format(seconds=LOGIN_SECONDS / 2, keys=kept))
 
 
-def table(found: dict[int, list[Launched]]) -> Iterator[str]:
+def table(measurements: dict[int, list[LaunchMeasurement]]) -> Iterator[str]:
     """Give a row for each number of machines."""
-    waits = Waits()
-    login = f"login {LOGIN:g}" if os.geteuid() == 0 else "login as quick as it is"
+    waits = StubDelays()
+    login = f"login {LOGIN_SECONDS:g}" if os.geteuid() == 0 else "login as quick as it is"
     yield (
         f"The machines wait, in seconds: {login}, environment {waits.environment:g}, checks twice {waits.probe:g}, "
         f"network {waits.network:g} (not for one machine), start {waits.start:g}."
@@ -253,24 +261,30 @@ def table(found: dict[int, list[Launched]]) -> Iterator[str]:
     yield ""
     yield "| machines | to the first step | our processor time, a machine | memory | in steady state | lag, at most |"
     yield "|---|---|---|---|---|---|"
-    for count, ones in found.items():
+    for count, ones in measurements.items():
         seconds, ours, memory = (
             statistics.median(getattr(one, name) for one in ones) for name in ("seconds", "processor", "memory")
         )
         yield (
             f"| {count} | {seconds:.1f} s | {ours:.2f} s, {1000 * ours / count:.0f} ms | {memory:.0f} MB | "
-            f"{100 * ones[0].steady:.1f} % of a core | {ones[0].lag:.1f} s |"
+            f"{100 * ones[0].steady_cpu_share:.1f} % of a core | {ones[0].log_lag_seconds:.1f} s |"
         )
     yield ""
-    few, many = (statistics.median(one.seconds for one in found[count]) for count in (min(found), max(found)))
-    yield f"The slowest machine of {max(found)}, seconds a step: {found[max(found)][0].steps}."
-    yield f"{max(found)} machines take {many / few:.2f} times as long as {min(found)} (bound: 1.3)."
-    if len(found) > 1:
-        one, other = (statistics.median(one.processor for one in found[count]) for count in (min(found), max(found)))
-        each = 1000 * (other - one) / (max(found) - min(found))
-        most = few + (Waits().network if min(found) == 1 else 0.0) + other - one
+    few, many = (
+        statistics.median(one.seconds for one in measurements[count])
+        for count in (min(measurements), max(measurements))
+    )
+    yield f"The slowest machine of {max(measurements)}, seconds a step: {measurements[max(measurements)][0].setup_steps}."
+    yield f"{max(measurements)} machines take {many / few:.2f} times as long as {min(measurements)} (bound: 1.3)."
+    if len(measurements) > 1:
+        one, other = (
+            statistics.median(one.cpu_seconds for one in measurements[count])
+            for count in (min(measurements), max(measurements))
+        )
+        each = 1000 * (other - one) / (max(measurements) - min(measurements))
+        most = few + (StubDelays().network if min(measurements) == 1 else 0.0) + other - one
         yield (
-            f"The rest is the machines' own work, on cores that they share here. Had each its own, {max(found)} would "
+            f"The rest is the machines' own work, on cores that they share here. Had each its own, {max(measurements)} would "
             f"take at most {most / few:.2f} times as long: one machine's time, the network's wait, our processor time."
         )
         yield f"Each machine more costs {each:.0f} ms of our processor time (bound: 100); the memory's bound is 200 MB."
@@ -281,32 +295,32 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure launches on many machines.")
     parser.add_argument("sizes", nargs="*", type=int, help="numbers of machines (default: 1 4 16 64)")
     parser.add_argument("--rounds", type=int, default=3, help="launches of each size (default: 3)")
-    parser.add_argument("--jobs", action="store_true", help=f"{JOBS} jobs at once, too")
+    parser.add_argument("--jobs", action="store_true", help=f"{CONCURRENT_JOBS} jobs at once, too")
     options = parser.parse_args()
     before = os.getloadavg()[1]
-    lines = list(measure(options.sizes or list(SIZES), options.rounds, options.jobs or not options.sizes))
+    lines = list(measure(options.sizes or list(MACHINE_COUNTS), options.rounds, options.jobs or not options.sizes))
     print("\n".join(lines))
     if not options.sizes:
         write_results(lines, before)
     return 0
 
 
-def write_results(lines: list[str], before: float) -> None:
+def write_results(lines: list[str], load_before: float) -> None:
     """Put the lines between our two marks in RESULTS.md, or at its end."""
     path = HERE / "RESULTS.md"
     after = os.getloadavg()[2]
     head = [
-        BEGIN,
+        BEGIN_MARK,
         "## `launch --hosts` on machines that cost only time",
         "",
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, by `benchmarks/launch.py`; the load of the computer was "
-        f"{before:.1f} before and {after:.1f} in the last quarter of an hour"
-        f"{': other things were running, which the times include' if before > 1 else ''}.",
+        f"{load_before:.1f} before and {after:.1f} in the last quarter of an hour"
+        f"{': other things were running, which the times include' if load_before > 1 else ''}.",
     ]
-    text = "\n".join([*head, *lines, END])
+    text = "\n".join([*head, *lines, END_MARK])
     old = path.read_text()
-    if BEGIN in old and END in old:
-        text = old[: old.index(BEGIN)] + text + old[old.index(END) + len(END) :]
+    if BEGIN_MARK in old and END_MARK in old:
+        text = old[: old.index(BEGIN_MARK)] + text + old[old.index(END_MARK) + len(END_MARK) :]
     else:
         text = f"{old.rstrip()}\n\n{text}\n"
     path.write_text(text)

@@ -34,30 +34,49 @@ from support.simcloud.cloud import Sim  # noqa: E402
 from support.simcloud.http_server import serve  # noqa: E402
 from support.simcloud.machines import Machines  # noqa: E402
 
-from benchmarks.launch import COMMAND, LOGIN, SLOW_LOGIN, Here, peak, processor, supervisors, training  # noqa: E402
+from benchmarks.launch import (
+    COMMAND,
+    LOGIN_SECONDS,
+    SLOW_LOGIN_CONFIG,
+    LaunchHost,
+    peak_memory_mb,
+    cpu_seconds,
+    supervisor_pids,
+    are_all_training,
+)  # noqa: E402
 from benchmarks.launch import wait_for as wait  # noqa: E402
-from benchmarks.launch_stub import Waits  # noqa: E402
+from benchmarks.launch_stub import StubDelays  # noqa: E402
 from cluster.backends.aws import backend  # noqa: E402
 from cluster.machines.fleet import Fleet  # noqa: E402
-from cluster.state.run_folder import Folders
-from cluster.state.spec import Spec  # noqa: E402
+from cluster.state.run_folder import RunFolder
+from cluster.state.spec import JobSpec  # noqa: E402
 from infra.aws.journal import Journal  # noqa: E402
 
-BEGIN, END = "<!-- launch_rented.py -->", "<!-- end of launch_rented.py -->"
-MACHINES, MANY, TYPE = 16, 256, "c7i.2xlarge"
-PENDING, SSHD, MARKER = 8.0, 8.0, 4.0  # seconds of a boot: until EC2 says running, until sshd, until the marker
-SEEN = 1.0  # seconds until EC2 tells of a new machine
-WATCH_SECONDS, BEAT = 60.0, 1.0  # the supervisor's own beat
-WAITS, ROOT = Waits(count=MACHINES), os.geteuid() == 0
-KNOWN = {  # the parts of a launch, and what of each nobody can save here
+BEGIN_MARK, END_MARK = "<!-- launch_rented.py -->", "<!-- end of launch_rented.py -->"
+MACHINES, MANY_MACHINES, INSTANCE_TYPE = 16, 256, "c7i.2xlarge"
+PENDING_SECONDS, SSHD_SECONDS, MARKER_SECONDS = (
+    8.0,
+    8.0,
+    4.0,
+)  # seconds of a boot: until EC2 says running, until sshd, until the marker
+VISIBLE_AFTER_SECONDS = 1.0  # seconds until EC2 tells of a new machine
+WATCH_SECONDS, POLL_SECONDS = 60.0, 1.0  # the supervisor's own beat
+STUB_DELAYS, IS_ROOT = StubDelays(count=MACHINES), os.geteuid() == 0
+FIXED_SECONDS_BY_PART = {  # the parts of a launch, and what of each nobody can save here
     "the command: plan, prices, run folder": 0.0,
     "the supervisor starts, looks at stack and image": 0.0,
-    "RunInstances until all run": PENDING,
-    "boot, first login, own host keys": SSHD + MARKER + LOGIN * ROOT,
-    "set up to the first step": LOGIN * ROOT + WAITS.environment + 2 * WAITS.probe + WAITS.network + WAITS.start,
+    "RunInstances until all run": PENDING_SECONDS,
+    "boot, first login, own host keys": SSHD_SECONDS + MARKER_SECONDS + LOGIN_SECONDS * IS_ROOT,
+    "set up to the first step": LOGIN_SECONDS * IS_ROOT
+    + STUB_DELAYS.environment
+    + 2 * STUB_DELAYS.probe
+    + STUB_DELAYS.network
+    + STUB_DELAYS.start,
 }
-Calls = Counter[str]
-Watched = tuple[dict[str, Calls], float, float]  # by what was done; seconds of a look, of a loop over machines
+CallCounts = Counter[str]
+WatchMeasurement = tuple[
+    dict[str, CallCounts], float, float
+]  # by what was done; seconds of a look, of a loop over machines
 
 
 class SlowMachines(Machines):
@@ -65,9 +84,9 @@ class SlowMachines(Machines):
 
     def _open(self, id: str) -> None:
         machine = self.machines[id]
-        if ROOT:
+        if IS_ROOT:
             kept = (machine.folder / "authorized_keys").rename(machine.folder / "kept_keys")
-            machine.write_config(machine.env, SLOW_LOGIN.format(seconds=LOGIN / 2, keys=kept))
+            machine.write_config(machine.env, SLOW_LOGIN_CONFIG.format(seconds=LOGIN_SECONDS / 2, keys=kept))
         super()._open(id)
 
     def _ready(self, id: str) -> None:
@@ -77,27 +96,27 @@ class SlowMachines(Machines):
         super()._ready(id)
 
 
-class Settled(Fleet):
+class ProvisionedFleet(Fleet):
     """Machines that are set up and at work, as far as their supervisor is concerned: nobody asks them anything."""
 
-    launch = push = bring = lambda self: None
-    alive, dead = lambda self: True, lambda self: []
+    set_up_machines = push_stop_request = pull_files = lambda self: None
+    agents_alive, dead_machines = lambda self: True, lambda self: []
 
 
-class Bed:
+class SimulatedCloud:
     """The simulated cloud in this process, and a home from which it looks like AWS."""
 
     def __init__(self, folder: Path, disks: Path) -> None:
-        self.sim = Sim(boot_seconds=PENDING, visible_after=SEEN)
+        self.sim = Sim(boot_seconds=PENDING_SECONDS, visible_after=VISIBLE_AFTER_SECONDS)
         self.server, url = serve(sim=self.sim)
-        self.here = Here(folder / "here")
-        self.here.env |= environment(url)
-        os.environ |= {name: self.here.env[name] for name in ("HOME", "TMUX_TMPDIR", *environment(url))}
-        python = WAITS.write(folder / "python")
+        self.host = LaunchHost(folder / "here")
+        self.host.env |= environment(url)
+        os.environ |= {name: self.host.env[name] for name in ("HOME", "TMUX_TMPDIR", *environment(url))}
+        python = STUB_DELAYS.write_script(folder / "python")
         self.machines: Machines | None = SlowMachines(self.sim, disks / "machines", python=str(python))
-        self.machines.set(ssh_late=SSHD, ready_late=MARKER)
+        self.machines.set(ssh_late=SSHD_SECONDS, ready_late=MARKER_SECONDS)
 
-    def without_machines(self) -> None:
+    def remove_machines(self) -> None:
         """From now on there is nothing behind an instance, and its image says nothing of a login."""
         if self.machines:
             self.machines.close()
@@ -105,8 +124,8 @@ class Bed:
 
     def close(self) -> None:
         """End it all. Raises `RuntimeError` when the cloud itself had errors, or something still costs."""
-        self.here.close()
-        self.without_machines()
+        self.host.close()
+        self.remove_machines()
         self.server.shutdown()
         if self.sim.errors or self.sim.leaks():
             raise RuntimeError(f"{self.sim.errors[:1]} {self.sim.leaks()[:3]}")
@@ -116,128 +135,148 @@ class Bed:
         """The actions that were called, in order."""
         return [name for _, name in self.server.front.calls]  # type: ignore[attr-defined]
 
-    def during(self, work: Callable[[], object]) -> Calls:
+    def count_calls(self, function: Callable[[], object]) -> CallCounts:
         """Count the calls that something makes."""
         before = len(self.calls)
-        work()
-        return Calls(self.calls[before:])
+        function()
+        return CallCounts(self.calls[before:])
 
     def launch(self, count: int) -> tuple[Path, float]:
         """Run the command. Returns the run folder and its processor time in seconds."""
-        words = [COMMAND, "launch", "--machines", str(count), "--type", TYPE, "--procs", "1", "-y", "-d", "recipe.py"]
-        command = subprocess.Popen(words, cwd=self.here.folder, env=self.here.env, stdout=subprocess.PIPE, text=True)
+        words = [
+            COMMAND,
+            "launch",
+            "--machines",
+            str(count),
+            "--type",
+            INSTANCE_TYPE,
+            "--procs",
+            "1",
+            "-y",
+            "-d",
+            "recipe.py",
+        ]
+        command = subprocess.Popen(words, cwd=self.host.folder, env=self.host.env, stdout=subprocess.PIPE, text=True)
         said = command.stdout.read() if command.stdout else ""
         _, command.returncode, used = os.wait4(command.pid, 0)
         assert command.returncode == 0, said
         return Path(said.partition("run folder ")[2].splitlines()[0]), used.ru_utime + used.ru_stime
 
-    def end(self, run: Path) -> None:
+    def terminate(self, run: Path) -> None:
         """End a job with all that it rented."""
-        self.here.cli("down", run.name)
-        wait(lambda: not supervisors(run), "the supervisor has ended")
+        self.host.cli("down", run.name)
+        wait(lambda: not supervisor_pids(run), "the supervisor has ended")
 
 
-def timed(work: Callable[[], object]) -> float:
+def seconds_of(function: Callable[[], object]) -> float:
     """Seconds of one call."""
     start = time.monotonic()
-    work()
+    function()
     return time.monotonic() - start
 
 
 @dataclass(frozen=True)
-class Launched:
+class RentedLaunchMeasurement:
     """One launch: seconds of its parts, of our processor, megabytes, calls, those before RunInstances, steps."""
 
-    parts: dict[str, float]
-    processor: float
-    memory: float
-    calls: Calls
-    early: int
-    steps: str
+    seconds_by_part: dict[str, float]
+    cpu_seconds: float
+    memory_mb: float
+    calls: CallCounts
+    calls_before_run_instances: int
+    setup_steps: str
 
 
-def one_launch(bed: Bed) -> Launched:
+def measure_rented_launch(cloud: SimulatedCloud) -> RentedLaunchMeasurement:
     """Launch on machines that are rented now, until all of them train; then end the job."""
-    start, before = time.time(), len(bed.calls)
-    run, ours = bed.launch(MACHINES)
+    start, before = time.time(), len(cloud.calls)
+    run, ours = cloud.launch(MACHINES)
     try:
-        wait(lambda: training(run, MACHINES), f"{MACHINES} machines train")
-        end, calls = time.time(), bed.calls[before:]
-        (pid,) = supervisors(run)
+        wait(lambda: are_all_training(run, MACHINES), f"{MACHINES} machines train")
+        end, calls = time.time(), cloud.calls[before:]
+        (pid,) = supervisor_pids(run)
         rows = [one["seconds"] for one in json.loads((run / "machines.json").read_text())["machines"].values()]
         steps = ", ".join(f"{name} {max(one.get(name, 0.0) for one in rows):.1f}" for name in rows[0])
         last = {line["what"]: line["time"] for line in Journal(run / "cloud.jsonl").lines()}
         moments = [start, last["begin"], last["ask"], last["granted"], last["host key"], end]
-        parts = {name: after - at for name, (at, after) in zip(KNOWN, itertools.pairwise(moments), strict=True)}
-        return Launched(parts, ours + processor(pid), peak(pid), Calls(calls), calls.index("RunInstances"), steps)
+        parts = {
+            name: after - at
+            for name, (at, after) in zip(FIXED_SECONDS_BY_PART, itertools.pairwise(moments), strict=True)
+        }
+        return RentedLaunchMeasurement(
+            parts, ours + cpu_seconds(pid), peak_memory_mb(pid), CallCounts(calls), calls.index("RunInstances"), steps
+        )
     finally:
-        bed.end(run)
+        cloud.terminate(run)
 
 
-def watch(bed: Bed, count: int) -> Watched:
+def measure_calls(cloud: SimulatedCloud, count: int) -> WatchMeasurement:
     """Rent so many machines by the command, look after them for a minute, ask as a plain loop would, end them."""
-    before = len(bed.calls)
-    run, _ = bed.launch(count)
+    before = len(cloud.calls)
+    run, _ = cloud.launch(count)
     wait(lambda: Journal(run / "cloud.jsonl").lines("granted"), f"{count} machines run")
-    found = {"renting": Calls(bed.calls[before:])}
-    for pid in supervisors(run):
+    found = {"renting": CallCounts(cloud.calls[before:])}
+    for pid in supervisor_pids(run):
         os.kill(pid, signal.SIGKILL)
-    wait(lambda: not supervisors(run), "the supervisor is dead")
-    folders = Folders(run)
-    spec = Spec.from_json(json.loads(folders.spec.read_text()))
+    wait(lambda: not supervisor_pids(run), "the supervisor is dead")
+    folders = RunFolder(run)
+    spec = JobSpec.from_json(json.loads(folders.spec_path.read_text()))
     importlib.import_module(
         "cluster.backends.aws.controller"
-    ).Fleet = Settled  # the package has a function of that name
-    backend.step(spec, folders)  # finds the machines
-    job, looks, loops, peer = backend.cloud(folders), list[float](), list[float](), Calls()
-    assert len(job.present) == count
+    ).Fleet = ProvisionedFleet  # the package has a function of that name
+    backend.poll(spec, folders)  # finds the machines
+    job, looks, loops, peer = backend.get_controller(folders), list[float](), list[float](), CallCounts()
+    assert len(job.live_instances) == count
 
     def minute() -> None:
         deadline = time.monotonic() + WATCH_SECONDS
         while time.monotonic() < deadline:
-            backend.step(spec, folders)
-            backend.dead(spec, folders)
-            time.sleep(BEAT)
+            backend.poll(spec, folders)
+            backend.dead_machines(spec, folders)
+            time.sleep(POLL_SECONDS)
 
     def loop() -> None:
-        for one in job.present.values():
-            job.rented.account.ec2.describe_instances(InstanceIds=[one.id])
+        for one in job.live_instances.values():
+            job.job_instances.account.ec2.describe_instances(InstanceIds=[one.id])
 
-    found["watching"] = bed.during(minute)
+    found["watching"] = cloud.count_calls(minute)
     for _ in range(found["watching"]["DescribeInstances"]):  # in turn
-        looks.append(timed(job.rented.look))
-        peer += bed.during(lambda: loops.append(timed(loop)))
-    found["`down`"] = bed.during(lambda: bed.end(run))
+        looks.append(seconds_of(job.job_instances.list_instances))
+        peer += cloud.count_calls(lambda: loops.append(seconds_of(loop)))
+    found["`down`"] = cloud.count_calls(lambda: cloud.terminate(run))
     found["watching, one call a machine"] = peer
     return found, statistics.median(looks), statistics.median(loops)
 
 
-def launches(found: list[Launched]) -> Iterator[str]:
+def launch_lines(measurements: list[RentedLaunchMeasurement]) -> Iterator[str]:
     """Give the lines about time."""
     yield (
-        f"The machines wait, in seconds: {PENDING:g} pending, {SSHD:g} until sshd, {MARKER:g} until the boot is over; "
-        f"{f'login {LOGIN:g}, twice' if ROOT else 'logins as quick as they are'}, environment {WAITS.environment:g}, "
-        f"checks twice {WAITS.probe:g}, network {WAITS.network:g}, start {WAITS.start:g}. EC2 answers at once, and "
-        f"shows a new machine after {SEEN:g} s. n = {len(found)}, medians."
+        f"The machines wait, in seconds: {PENDING_SECONDS:g} pending, {SSHD_SECONDS:g} until sshd, {MARKER_SECONDS:g} until the boot is over; "
+        f"{f'login {LOGIN_SECONDS:g}, twice' if IS_ROOT else 'logins as quick as they are'}, environment {STUB_DELAYS.environment:g}, "
+        f"checks twice {STUB_DELAYS.probe:g}, network {STUB_DELAYS.network:g}, start {STUB_DELAYS.start:g}. EC2 answers at once, and "
+        f"shows a new machine after {VISIBLE_AFTER_SECONDS:g} s. n = {len(measurements)}, medians."
     )
     head = f"| {MACHINES} machines, seconds | all | waiting, as set | our own, on cores that the machines share |"
     yield from ("", head, "|---|---|---|---|")
-    for name, known in KNOWN.items():
-        took = statistics.median(one.parts[name] for one in found)
+    for name, known in FIXED_SECONDS_BY_PART.items():
+        took = statistics.median(one.seconds_by_part[name] for one in measurements)
         yield f"| {name} | {took:.1f} | {known:.1f} | {took - known:.1f} |"
-    took, known = statistics.median(sum(one.parts.values()) for one in found), sum(KNOWN.values())
+    took, known = (
+        statistics.median(sum(one.seconds_by_part.values()) for one in measurements),
+        sum(FIXED_SECONDS_BY_PART.values()),
+    )
     yield f"| command to first step | {took:.1f} | {known:.1f} | {took - known:.1f}, {1 - known / took:.0%} |"
     yield ""
-    first, used = found[0], statistics.median(one.processor for one in found)
+    first, used = measurements[0], statistics.median(one.cpu_seconds for one in measurements)
     yield (
-        f"The slowest machine, seconds a step: {first.steps}.\n"
+        f"The slowest machine, seconds a step: {first.setup_steps}.\n"
         f"Our processor time, of command and supervisor: {used:.2f} s, {1000 * used / MACHINES:.0f} ms a machine, "
-        f"{max(one.memory for one in found):.0f} MB of memory. {first.calls.total()} calls to AWS, {first.early} of "
+        f"{max(one.memory_mb for one in measurements):.0f} MB of memory. {first.calls.total()} calls to AWS, {first.calls_before_run_instances} of "
         "them before RunInstances."
     )
 
 
-def table(few: Watched, many: Watched) -> Iterator[str]:
+def call_lines(few: WatchMeasurement, many: WatchMeasurement) -> Iterator[str]:
     """Give the lines about calls; those that are the same, and only for renting, in one line."""
     rent, *others = parts = [(few[0][name], many[0][name]) for name in few[0]]
     names = sorted({name for part in parts for one in part for name in one})
@@ -246,12 +285,12 @@ def table(few: Watched, many: Watched) -> Iterator[str]:
     described = [name for name in names if name.startswith("Describe")]
     rows["all that describe"] = [(sum(one[n] for n in described), sum(two[n] for n in described)) for one, two in parts]
     rows["all"] = [(one.total(), other.total()) for one, other in parts]
-    yield f"| calls for {MACHINES} / {MANY} machines, watching for {WATCH_SECONDS:.0f} s | {' | '.join(few[0])} |"
+    yield f"| calls for {MACHINES} / {MANY_MACHINES} machines, watching for {WATCH_SECONDS:.0f} s | {' | '.join(few[0])} |"
     yield "|---" * (1 + len(parts)) + "|"
     for name, cells in rows.items():
         yield f"| {name} | {' | '.join(f'{one} / {other}' if one or other else '' for one, other in cells)} |"
     for name in ("DescribeInstances", "all that describe"):
-        yield f"| {name}, {MANY} / {MACHINES} | {' | '.join(f'{b / a:.2f}' for a, b in rows[name])} |"
+        yield f"| {name}, {MANY_MACHINES} / {MACHINES} | {' | '.join(f'{b / a:.2f}' for a, b in rows[name])} |"
     yield ""
     yield f"And for renting, the same for both: {', '.join(f'{name} {rent[0][name]}' for name in same)}."
     yield (
@@ -260,12 +299,14 @@ def table(few: Watched, many: Watched) -> Iterator[str]:
     )
 
 
-def write(lines: list[str]) -> None:
+def write_results(lines: list[str]) -> None:
     """Put the lines between our marks in RESULTS.md, at its end when there are none yet."""
     path = HERE / "RESULTS.md"
-    text, part = path.read_text(), "\n".join([BEGIN, *lines, END])
-    before, _, rest = text.partition(BEGIN) if BEGIN in text else (f"{text.rstrip()}\n\n", "", f"{END}\n")
-    path.write_text(before + part + rest.partition(END)[2])
+    text, part = path.read_text(), "\n".join([BEGIN_MARK, *lines, END_MARK])
+    before, _, rest = (
+        text.partition(BEGIN_MARK) if BEGIN_MARK in text else (f"{text.rstrip()}\n\n", "", f"{END_MARK}\n")
+    )
+    path.write_text(before + part + rest.partition(END_MARK)[2])
 
 
 def main() -> int:
@@ -276,14 +317,14 @@ def main() -> int:
     options = parser.parse_args()
     load = os.getloadavg()[0]
     folder, disks = (Path(tempfile.mkdtemp(prefix="imgnet-rented-", dir=one)) for one in ("/tmp", "/dev/shm"))
-    bed = Bed(folder, disks)
+    bed = SimulatedCloud(folder, disks)
     try:
-        stack = timed(lambda: bed.here.cli("up", "--stack"))
+        stack = seconds_of(lambda: bed.host.cli("up", "--stack"))
         lines = [f"The stack, once for a region, before all else: {stack:.1f} s, {len(bed.calls)} calls.", ""]
-        lines += launches([one_launch(bed) for _ in range(options.rounds)])
+        lines += launch_lines([measure_rented_launch(bed) for _ in range(options.rounds)])
         if not options.no_calls:
-            bed.without_machines()
-            lines += ["", *table(watch(bed, MACHINES), watch(bed, MANY))]
+            bed.remove_machines()
+            lines += ["", *call_lines(measure_calls(bed, MACHINES), measure_calls(bed, MANY_MACHINES))]
     finally:
         bed.close()
         shutil.rmtree(folder, ignore_errors=True)
@@ -295,7 +336,7 @@ def main() -> int:
     ]  # fmt: skip
     print("\n".join(["", *lines]))
     if not options.no_calls:
-        write(lines)
+        write_results(lines)
     return 0
 
 

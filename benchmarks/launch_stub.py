@@ -18,7 +18,7 @@ recipe = Recipe(
 
 # Called as Python is: -m MODULE ARGUMENTS, or -c CODE. Each call is noted in <stub>.log; <stub>.d/MODULE-MACHINE is
 # read first, and may change what follows. MACHINE is the number of the testbed's machine.
-STUB = r"""#!/bin/sh
+STUB_SCRIPT = r"""#!/bin/sh
 [ "$1" = -c ] && { echo 40000; exit; }
 stub=$0 module=$2 me=${HOME%/home} steps={steps} free=100
 me=${me##*/}
@@ -110,7 +110,7 @@ esac
 
 
 @dataclass(frozen=True, kw_only=True)
-class Waits:
+class StubDelays:
     """Seconds that a machine takes for each part, as measured on EC2 instances with a warm image; `beat` of the agent.
 
     `steps` are the trainer's, one a beat; machine 0 proposes the first attempt when `count` machines have spoken.
@@ -124,9 +124,9 @@ class Waits:
     steps: int = 100_000
     count: int = 1
 
-    def write(self, path: Path) -> Path:
+    def write_script(self, path: Path) -> Path:
         """Write the script that stands for Python on every machine."""
-        text = re.sub(r"\{(\w+)\}", lambda found: str(vars(self)[found[1]]), STUB)
+        text = re.sub(r"\{(\w+)\}", lambda found: str(vars(self)[found[1]]), STUB_SCRIPT)
         path.write_text(text)
         path.chmod(0o755)
         return path

@@ -9,43 +9,43 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-RESULTS = HERE / "RESULTS.md"
-PEERS = HERE / ".venv" / "bin" / "python"
-NO_PEERS = "peers not installed: sh benchmarks/peers.sh"
+RESULTS_PATH = HERE / "RESULTS.md"
+PEERS_PYTHON = HERE / ".venv" / "bin" / "python"
+NO_PEERS_MESSAGE = "peers not installed: sh benchmarks/peers.sh"
 
 
-def timed(work: Callable[[], object]) -> float:
+def seconds_of(function: Callable[[], object]) -> float:
     """Seconds of one call."""
     start = time.perf_counter()
-    work()
+    function()
     return time.perf_counter() - start
 
 
-def alternate(rounds: int, *works: Callable[[], object]) -> list[float]:
+def median_seconds_in_turn(rounds: int, *functions: Callable[[], object]) -> list[float]:
     """The median seconds of each work, called in turn; the first round is not counted."""
-    seconds = [[timed(work) for work in works] for _ in range(rounds + 1)][1:]
+    seconds = [[seconds_of(work) for work in functions] for _ in range(rounds + 1)][1:]
     return [statistics.median(column) for column in zip(*seconds, strict=True)]
 
 
-def quiet(*argv: str) -> None:
+def run_quietly(*argv: str) -> None:
     """Run a command to its end without its output. Raises `CalledProcessError`."""
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
 
 
-def spread(values: Sequence[float], digits: int = 0) -> str:
+def median_with_range(values: Sequence[float], digits: int = 0) -> str:
     """Median (least-most)."""
     middle, least, most = (f"{one:.{digits}f}" for one in (statistics.median(values), min(values), max(values)))
     return f"{middle} ({least}-{most})"
 
 
-def ratios(ours: Sequence[float], theirs: Sequence[float]) -> list[float]:
+def ratios(our_values: Sequence[float], peer_values: Sequence[float]) -> list[float]:
     """Ours over theirs, round by round: what makes a round slow slows both."""
-    return [one / other for one, other in zip(ours, theirs, strict=True)]
+    return [one / other for one, other in zip(our_values, peer_values, strict=True)]
 
 
-def met(value: float, goal: float, most: bool = False) -> str:
+def goal_verdict(value: float, goal: float, at_most: bool = False) -> str:
     """ "met" or "missed": a value must be at least its goal, or with `most` at most."""
-    return "met" if (value <= goal if most else value >= goal) else "missed"
+    return "met" if (value <= goal if at_most else value >= goal) else "missed"
 
 
 def cpu_name() -> str:
@@ -56,29 +56,29 @@ def cpu_name() -> str:
     return platform.machine()
 
 
-def cores() -> int:
+def core_count() -> int:
     """How many processors this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def machine() -> str:
+def describe_machine() -> str:
     """Date, cores, processor, versions, and the load of the last minute: what each part of RESULTS.md begins with."""
     import numpy
     import torch
 
     return (
-        f"{time.strftime('%Y-%m-%d')}, {cores()} cores ({cpu_name()}), Python {platform.python_version()}, torch "
+        f"{time.strftime('%Y-%m-%d')}, {core_count()} cores ({cpu_name()}), Python {platform.python_version()}, torch "
         f"{torch.__version__}, numpy {numpy.__version__}"
     )
 
 
-def write_part(name: str, lines: Sequence[str]) -> None:
+def write_section(name: str, lines: Sequence[str]) -> None:
     """Put the lines between a script's marks in RESULTS.md, at its end when there are none yet."""
     begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    text = RESULTS.read_text() if RESULTS.exists() else "# Measured\n"
+    text = RESULTS_PATH.read_text() if RESULTS_PATH.exists() else "# Measured\n"
     part = "\n".join([begin, *lines, end])
     if begin in text and end in text:
         before, _, rest = text.partition(begin)
-        RESULTS.write_text(before + part + rest.partition(end)[2])
+        RESULTS_PATH.write_text(before + part + rest.partition(end)[2])
     else:
-        RESULTS.write_text(f"{text.rstrip()}\n\n{part}\n")
+        RESULTS_PATH.write_text(f"{text.rstrip()}\n\n{part}\n")

@@ -24,11 +24,11 @@ from torch.utils.data import DataLoader
 BATCH = 128
 MIN_SCALE = 0.08
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-CORES = len(os.sched_getaffinity(0))
-Pass = Callable[[], float]
+CORE_COUNT = len(os.sched_getaffinity(0))
+TimedPass = Callable[[], float]
 
 
-def files(folder: Path) -> list[Path]:
+def jpeg_files(folder: Path) -> list[Path]:
     """The JPEG files of <folder>/train, sorted by class and name."""
     return sorted((folder / "train").glob("*/*.JPEG"))
 
@@ -44,7 +44,7 @@ def timed_pass(loader: Any, images: int) -> float:
     return seconds
 
 
-def ffcv_pass(folder: Path, size: int, images: int) -> Pass:
+def ffcv_pass(folder: Path, size: int, images: int) -> TimedPass:
     """FFCV on the same JPEG bytes: random resized crop, flip, ToTensor; uint8 batches, shuffled."""
     from ffcv.fields.decoders import IntDecoder, RandomResizedCropRGBImageDecoder
     from ffcv.loader import Loader, OrderOption
@@ -53,7 +53,7 @@ def ffcv_pass(folder: Path, size: int, images: int) -> Pass:
     beton, count = write_beton(folder)
     crop = RandomResizedCropRGBImageDecoder((size, size), scale=(MIN_SCALE, 1.0))
     loader = Loader(
-        str(beton), batch_size=BATCH, num_workers=CORES, order=OrderOption.RANDOM, os_cache=True, drop_last=False,
+        str(beton), batch_size=BATCH, num_workers=CORE_COUNT, order=OrderOption.RANDOM, os_cache=True, drop_last=False,
         indices=np.resize(np.arange(count, dtype="uint64"), images),
         pipelines={"image": [crop, RandomHorizontalFlip(), ToTensor()], "label": [IntDecoder(), ToTensor()]},
     )  # fmt: skip
@@ -75,19 +75,19 @@ def write_beton(folder: Path) -> tuple[Path, int]:
         destination["data_ptr"], storage = malloc(stored.nbytes)
         storage[:] = stored
 
-    found, path = files(folder), folder.with_suffix(".beton")
+    found, path = jpeg_files(folder), folder.with_suffix(".beton")
     rows = [(str(one), number) for number, one in enumerate(found)]
     if not path.exists():
         RGBImageField.encode = encode
         fields = {"image": RGBImageField(write_mode="jpg"), "label": IntField()}
         with open(os.devnull, "w") as nothing:  # noqa: PTH123
             kept, sys.stderr = sys.stderr, nothing  # its progress bar
-            DatasetWriter(str(path), fields, num_workers=CORES).from_indexed_dataset(rows)
+            DatasetWriter(str(path), fields, num_workers=CORE_COUNT).from_indexed_dataset(rows)
             sys.stderr = kept
     return path, len(found)
 
 
-class Classic(torch.utils.data.Dataset[Any]):
+class PilDataset(torch.utils.data.Dataset[Any]):
     """PIL: open, random resized crop, flip, ToTensor, Normalize, one image at a time."""
 
     def __init__(self, paths: Sequence[Path], size: int) -> None:
@@ -122,34 +122,34 @@ def random_box(width: int, height: int) -> tuple[int, int, int, int]:
     return (width - w) // 2, (height - h) // 2, w, h
 
 
-def classic_pass(folder: Path, size: int, images: int) -> Pass:
+def classic_pass(folder: Path, size: int, images: int) -> TimedPass:
     """The classic pipeline: per-item DataLoader, a worker per core, kept between passes."""
-    found = files(folder)
+    found = jpeg_files(folder)
     loader = DataLoader(
-        Classic([found[number % len(found)] for number in range(images)], size), batch_size=BATCH, shuffle=True,
-        num_workers=CORES, persistent_workers=True, worker_init_fn=one_thread, multiprocessing_context="fork",
+        PilDataset([found[number % len(found)] for number in range(images)], size), batch_size=BATCH, shuffle=True,
+        num_workers=CORE_COUNT, persistent_workers=True, worker_init_fn=limit_to_one_thread, multiprocessing_context="fork",
     )  # fmt: skip
     return lambda: timed_pass(loader, images)
 
 
-def one_thread(_: int) -> None:
+def limit_to_one_thread(_: int) -> None:
     """Workers have a core each."""
     torch.set_num_threads(1)
 
 
 @cache
-def made(feed: str, folder: str, size: int, images: int) -> Pass:
+def prepared_pass(feed: str, folder: str, size: int, images: int) -> TimedPass:
     """The feed, made once and warmed by one pass."""
     work = {"ffcv": ffcv_pass, "classic": classic_pass}[feed](Path(folder), size, images)
     work()
     return work
 
 
-def pixels(file: str) -> float:
+def pixel_difference(boxes_path: str) -> float:
     """The mean difference of FFCV's resize from PIL's over paths and boxes (top, left, height, width) at a size."""
     from ffcv.libffcv import resize_crop
 
-    with np.load(file) as asked:
+    with np.load(boxes_path) as asked:
         paths, boxes, size = asked["paths"], asked["boxes"], int(asked["size"])
     found = []
     for path, (top, left, height, width) in zip(paths, boxes.tolist(), strict=True):
@@ -167,7 +167,7 @@ def main() -> None:
     torch.set_num_threads(1)
     for line in sys.stdin:
         asked = json.loads(line)
-        answer = pixels(asked["pixels"]) if "pixels" in asked else made(**asked)()
+        answer = pixel_difference(asked["pixels"]) if "pixels" in asked else prepared_pass(**asked)()
         print(json.dumps(answer), flush=True)
 
 

@@ -24,10 +24,10 @@ from torch.utils.data import DataLoader, Dataset
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 SIZE, PADDING = 32, 4
-CORES = len(os.sched_getaffinity(0))
+CORE_COUNT = len(os.sched_getaffinity(0))
 
 
-class Folder(Dataset[tuple[torch.Tensor, int]]):
+class ImageFolderDataset(Dataset[tuple[torch.Tensor, int]]):
     """<root>/<class>/<name>, one image at a time, as ImageFolder with transforms."""
 
     def __init__(self, root: Path, augment: bool) -> None:
@@ -57,20 +57,20 @@ class Folder(Dataset[tuple[torch.Tensor, int]]):
         return pixels.sub_(self.mean).div_(self.std), label
 
 
-def begin_worker(_: int) -> None:
+def init_worker(_: int) -> None:
     """One thread each; DataLoader has seeded `random`."""
     torch.set_num_threads(1)
 
 
-def loader(data: Folder, batch: int, train: bool) -> DataLoader[Any]:
+def make_loader(data: ImageFolderDataset, batch: int, shuffle: bool) -> DataLoader[Any]:
     """A DataLoader with a worker per core."""
     return DataLoader(
-        data, batch_size=batch, shuffle=train, num_workers=CORES, persistent_workers=True, worker_init_fn=begin_worker,
+        data, batch_size=batch, shuffle=shuffle, num_workers=CORE_COUNT, persistent_workers=True, worker_init_fn=init_worker,
         multiprocessing_context="fork",
     )  # fmt: skip
 
 
-def say(kind: str, **values: Any) -> None:
+def print_event(kind: str, **values: Any) -> None:
     """Print an event with its time."""
     print(json.dumps({"kind": kind, "time": time.time(), **values}), flush=True)
 
@@ -95,22 +95,22 @@ def train(options: argparse.Namespace) -> None:
     from train.recipe.components import Model, Optim
 
     torch.manual_seed(options.seed)
-    torch.set_num_threads(CORES)
-    data = Folder(options.data / "train", augment=True)
+    torch.set_num_threads(CORE_COUNT)
+    data = ImageFolderDataset(options.data / "train", augment=True)
     training, validation = (
-        loader(data, options.batch, train=True), loader(Folder(options.data / "val", augment=False), 256, train=False),
+        make_loader(data, options.batch, shuffle=True), make_loader(ImageFolderDataset(options.data / "val", augment=False), 256, shuffle=False),
     )  # fmt: skip
-    model = registry.build(Model(name="resnet10_cifar", zero_gamma=False), len(data.classes), options.seed)
+    model = registry.build_model(Model(name="resnet10_cifar", zero_gamma=False), len(data.classes), options.seed)
     model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
     settings = Optim(momentum=0.9, nesterov=True, weight_decay=5e-4, bias_decay=False)
-    optimizer = factory.build(model, settings)
+    optimizer = factory.build_optimizer(model, settings)
     steps = options.epochs * len(training)
     cycle = torch.optim.lr_scheduler.OneCycleLR(optimizer, options.lr, steps, pct_start=options.warm_up)
     criterion = nn.CrossEntropyLoss(label_smoothing=0.1)
     for epoch in range(options.epochs):
         for number, (images, labels) in enumerate(training):
             if not epoch and not number:
-                say("first step")
+                print_event("first step")
             loss = criterion(model(images.to(memory_format=torch.channels_last)), labels)
             optimizer.zero_grad()
             loss.backward()
@@ -118,7 +118,7 @@ def train(options: argparse.Namespace) -> None:
             cycle.step()
         trained = time.time()
         top1 = validate(model, validation)
-        say("epoch", epoch=epoch + 1, top1=top1, trained=trained)
+        print_event("epoch", epoch=epoch + 1, top1=top1, trained=trained)
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -25,40 +25,40 @@ from PIL import Image
 from train.data import decode
 from train.data.loading import crop
 from train.data.order.rng import random_boxes
-from train.data.packing.synthetic import draw
+from train.data.packing.synthetic import draw_image
 
 CASES = ((160, 128), (352, 224), (352, 288), (None, 224))  # short side of the copy (None: full size), crop
-COUNT = 200  # images
+IMAGE_COUNT = 200  # images
 PASSES = 5
-Job = tuple[bytes, decode.Size, decode.Box, bool]
-Route = Callable[[list[Job], torch.Tensor], None]
+CropTask = tuple[bytes, decode.ImageSize, decode.Box, bool]
+Route = Callable[[list[CropTask], torch.Tensor], None]
 
 
-def sources(images: Path | None) -> list[bytes]:
+def read_source_images(images: Path | None) -> list[bytes]:
     """Full-size JPEGs: of a folder, of a tar, or drawn."""
     if images is None:
-        return [draw(0, "train", number) for number in range(COUNT)]
+        return [draw_image(0, "train", number) for number in range(IMAGE_COUNT)]
     if images.is_dir():
         found = [path.read_bytes() for path in sorted(images.rglob("*.JPEG"))]
     else:
         with tarfile.open(images) as tar:
             found = [tar.extractfile(one).read() for one in tar if one.isfile()]  # type: ignore[union-attr]
-    return found[:: max(1, len(found) // COUNT)][:COUNT]
+    return found[:: max(1, len(found) // IMAGE_COUNT)][:IMAGE_COUNT]
 
 
-def copy_of(data: bytes, short: int | None) -> bytes:
+def shrunk_copy(data: bytes, short_side: int | None) -> bytes:
     """The JPEG with its short side at so many pixels; a smaller one as it is."""
     image = Image.open(BytesIO(data)).convert("RGB")
-    if short is None or min(image.size) <= short:
+    if short_side is None or min(image.size) <= short_side:
         return data
-    factor = short / min(image.size)
+    factor = short_side / min(image.size)
     size = round(image.width * factor), round(image.height * factor)
-    return decode.encode(np.asarray(image.resize(size, Image.Resampling.BICUBIC)), 90)
+    return decode.encode_jpeg(np.asarray(image.resize(size, Image.Resampling.BICUBIC)), 90)
 
 
-def jobs(images: list[bytes]) -> list[Job]:
+def make_crop_tasks(images: list[bytes]) -> list[CropTask]:
     """A box for each image."""
-    sizes = [decode.decode(data).shape[:2] for data in images]
+    sizes = [decode.decode_image(data).shape[:2] for data in images]
     heights, widths = zip(*sizes, strict=True)
     boxes, mirrors = random_boxes(0, 0, np.arange(len(images)), widths, heights, 0.08)
     rows = zip(images, sizes, boxes.tolist(), mirrors.tolist(), strict=True)
@@ -68,14 +68,14 @@ def jobs(images: list[bytes]) -> list[Job]:
 # --- routes -------------------------------------------------------------------------------------------------------
 
 
-def ours(todo: list[Job], out: torch.Tensor) -> None:
+def crop_as_loader(tasks: list[CropTask], out: torch.Tensor) -> None:
     """As the loader does it."""
-    for job, row in zip(todo, crop.rows(out), strict=True):
-        crop.crop(*job, row)
+    for job, row in zip(tasks, crop.image_views(out), strict=True):
+        crop.crop_and_resize(*job, row)
 
 
 @contextmanager
-def whole_images() -> Iterator[None]:
+def without_region_decoder() -> Iterator[None]:
     """Without the extra nvimgcodec, whether it is installed or not."""
     kept = decode.region_decoder
     decode.region_decoder = lambda _thread: None  # type: ignore[assignment]
@@ -85,53 +85,59 @@ def whole_images() -> Iterator[None]:
         decode.region_decoder = kept
 
 
-def ours_whole(todo: list[Job], out: torch.Tensor) -> None:
+def crop_as_loader_whole_images(tasks: list[CropTask], out: torch.Tensor) -> None:
     """As the loader does it where nothing is installed beside it."""
-    with whole_images():
-        ours(todo, out)
+    with without_region_decoder():
+        crop_as_loader(tasks, out)
 
 
-def interpolated(todo: list[Job], out: torch.Tensor) -> None:
+def crop_by_interpolate(tasks: list[CropTask], out: torch.Tensor) -> None:
     """The same kernel through `torch.nn.functional`."""
-    for (data, _, (top, left, height, width), mirror), target in zip(todo, out, strict=True):
-        part = torch.from_numpy(decode.decode(data)).permute(2, 0, 1)[None, :, top : top + height, left : left + width]
+    for (data, _, (top, left, height, width), mirror), target in zip(tasks, out, strict=True):
+        part = torch.from_numpy(decode.decode_image(data)).permute(2, 0, 1)[
+            None, :, top : top + height, left : left + width
+        ]
         shape = (target.shape[0], target.shape[1])
         part = torch.nn.functional.interpolate(part, shape, mode="bilinear", antialias=True)[0].permute(1, 2, 0)
         target.copy_(part.flip(1) if mirror else part)
 
 
-def by_pil(todo: list[Job], out: torch.Tensor) -> None:
+def crop_by_pil(tasks: list[CropTask], out: torch.Tensor) -> None:
     """What the others are compared with."""
-    for (data, _, (top, left, height, width), mirror), target in zip(todo, out.numpy(), strict=True):
+    for (data, _, (top, left, height, width), mirror), target in zip(tasks, out.numpy(), strict=True):
         image = Image.open(BytesIO(data)).convert("RGB").crop((left, top, left + width, top + height))
         image = image.resize((target.shape[1], target.shape[0]), Image.Resampling.BILINEAR)
         target[:] = image.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if mirror else image
 
 
-def by_opencv(cv2: Any, method: Callable[[int, int, int], int]) -> Route:
+def make_opencv_route(cv2: Any, choose_method: Callable[[int, int, int], int]) -> Route:
     """simplejpeg, then OpenCV's resize by method(height, width, size)."""
 
-    def run(todo: list[Job], out: torch.Tensor) -> None:
+    def run(todo: list[CropTask], out: torch.Tensor) -> None:
         for (data, _, (top, left, height, width), mirror), target in zip(todo, out.numpy(), strict=True):
-            part = decode.decode(data)[top : top + height, left : left + width]
+            part = decode.decode_image(data)[top : top + height, left : left + width]
             shape = (target.shape[1], target.shape[0])
-            part = cv2.resize(part, shape, target, 0, 0, method(height, width, shape[0]))
+            part = cv2.resize(part, shape, target, 0, 0, choose_method(height, width, shape[0]))
             if mirror:
                 target[:] = cv2.flip(part, 1)
 
     return run
 
 
-def routes() -> dict[str, Route]:
+def available_routes() -> dict[str, Route]:
     """What can run here, PIL first."""
-    found: dict[str, Route] = {"PIL": by_pil, "simplejpeg, torch's interpolate": interpolated, "ours": ours_whole}
+    found: dict[str, Route] = {
+        "PIL": crop_by_pil,
+        "simplejpeg, torch's interpolate": crop_by_interpolate,
+        "ours": crop_as_loader_whole_images,
+    }
     if decode.region_decoder(threading.get_native_id()):
-        found["ours with nvimgcodec"] = ours
+        found["ours with nvimgcodec"] = crop_as_loader
     with suppress(ImportError):
         cv2 = importlib.import_module("cv2")
         cv2.setNumThreads(0)
-        found["simplejpeg, OpenCV LINEAR (aliases)"] = by_opencv(cv2, lambda *_: int(cv2.INTER_LINEAR))
-        found["simplejpeg, OpenCV AREA"] = by_opencv(
+        found["simplejpeg, OpenCV LINEAR (aliases)"] = make_opencv_route(cv2, lambda *_: int(cv2.INTER_LINEAR))
+        found["simplejpeg, OpenCV AREA"] = make_opencv_route(
             cv2, lambda height, width, size: int(cv2.INTER_AREA if max(height, width) > size else cv2.INTER_LINEAR)
         )
     return found
@@ -140,30 +146,32 @@ def routes() -> dict[str, Route]:
 # --- the table ----------------------------------------------------------------------------------------------------
 
 
-def measured(todo: list[Job], size: int, found: dict[str, Route]) -> dict[str, tuple[float, float]]:
+def measure_routes(
+    tasks: list[CropTask], size: int, routes_by_name: dict[str, Route]
+) -> dict[str, tuple[float, float]]:
     """Microseconds of a crop by route, and the mean difference from PIL in grey levels."""
-    outs = {name: torch.zeros((len(todo), size, size, 3), dtype=torch.uint8) for name in found}
-    best = dict.fromkeys(found, float("inf"))
+    outs = {name: torch.zeros((len(tasks), size, size, 3), dtype=torch.uint8) for name in routes_by_name}
+    best = dict.fromkeys(routes_by_name, float("inf"))
     for _ in range(PASSES):
-        for name, route in found.items():
+        for name, route in routes_by_name.items():
             start = time.process_time()
-            route(todo, outs[name])
+            route(tasks, outs[name])
             best[name] = min(best[name], time.process_time() - start)
     exact = outs["PIL"].short()
     off = {name: float((out.short() - exact).abs().double().mean()) for name, out in outs.items()}
-    return {name: (1e6 * best[name] / len(todo), off[name]) for name in found}
+    return {name: (1e6 * best[name] / len(tasks), off[name]) for name in routes_by_name}
 
 
-def rows(images: Path | None) -> list[str]:
+def markdown_rows(images: Path | None) -> list[str]:
     """The table in markdown."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found, full = routes(), sources(images)
+        found, full = available_routes(), read_source_images(images)
         columns = {}
         for short, size in CASES:
-            todo = jobs([copy_of(data, short) for data in full])
-            columns[f"{short or 'full'} to {size}"] = measured(todo, size, found)
+            todo = make_crop_tasks([shrunk_copy(data, short) for data in full])
+            columns[f"{short or 'full'} to {size}"] = measure_routes(todo, size, found)
     finally:
         torch.set_num_threads(threads)
     table = [
@@ -180,7 +188,7 @@ def rows(images: Path | None) -> list[str]:
 
 def main() -> None:
     """Print the table."""
-    print("\n".join(rows(Path(sys.argv[1]) if len(sys.argv) > 1 else None)))
+    print("\n".join(markdown_rows(Path(sys.argv[1]) if len(sys.argv) > 1 else None)))
 
 
 if __name__ == "__main__":

@@ -28,44 +28,44 @@ from uuid import uuid4
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from elastic import MACHINES, Elastic  # noqa: E402
-from elastic_local import RECIPE, SAVE_SECONDS, Local  # noqa: E402
-from measure import write_part  # noqa: E402
+from elastic import MACHINES, TorchrunElastic  # noqa: E402
+from elastic_local import RECIPE, SAVE_SECONDS, LocalJob  # noqa: E402
+from measure import write_section  # noqa: E402
 
-MARK = "IMGNET_BENCHMARK"
+MARK_VARIABLE = "IMGNET_BENCHMARK"
 ROUNDS, PEER_ROUNDS = 5, 3
 
 
-CASES = {
+CASE_TITLES = {
     "worker": "worker machine killed", "head": "head machine killed", "two": "two at once, one the head",
     "second": "second loss right after the first", "frozen": "frozen, without its 5 s (--lost-seconds)",
     "notice": "notice, pause of the others", "crash": "a trainer's own crash", "join": "join, pause of the others",
 }  # fmt: skip
 
 
-def ours(place: Path, data: Path, cases: Sequence[str], rounds: int) -> dict[str, list[float]]:
+def measure_ours(work_folder: Path, data: Path, cases: Sequence[str], rounds: int) -> dict[str, list[float]]:
     """Return the seconds of each case."""
     found: dict[str, list[float]] = defaultdict(list)
-    with Local(place / "ours", data, environment(place)) as local:
+    with LocalJob(work_folder / "ours", data, process_environment(work_folder)) as local:
         for case in [one for one in cases if one != "join"]:
             for _ in range(rounds):
-                found[case].append(tried(local, case))
-                say(case, found[case][-1])
+                found[case].append(measure_case(local, case))
+                print_measurement(case, found[case][-1])
         if "join" in cases:
-            while len(local.joins) < rounds:
-                local.ready()
-                if len(local.joins) < rounds:
-                    tried(local, "worker")
-            found["join"] = local.joins
+            while len(local.join_pauses) < rounds:
+                local.wait_until_ready()
+                if len(local.join_pauses) < rounds:
+                    measure_case(local, "worker")
+            found["join"] = local.join_pauses
     return found
 
 
-def tried(local: Local, case: str, times: int = 3) -> float:
+def measure_case(local_job: LocalJob, case: str, max_tries: int = 3) -> float:
     """Measure a case once all is ready; again, when something else came between."""
-    for left in reversed(range(times)):
+    for left in reversed(range(max_tries)):
         try:
-            local.ready()
-            return float(getattr(local, case)())
+            local_job.wait_until_ready()
+            return float(getattr(local_job, case)())
         except (RuntimeError, ProcessLookupError) as error:
             print(f"{case}: {error}", flush=True)
             if not left:
@@ -73,7 +73,9 @@ def tried(local: Local, case: str, times: int = 3) -> float:
     raise AssertionError
 
 
-def peers(place: Path, data: Path, cases: Sequence[str], rounds: int) -> dict[tuple[str, bool], list[float | str]]:
+def measure_torchrun(
+    work_folder: Path, data: Path, cases: Sequence[str], rounds: int
+) -> dict[tuple[str, bool], list[float | str]]:
     """Return the seconds of torchrun for a worker and the head, by the defaults (False) and tuned (True)."""
     found: dict[tuple[str, bool], list[float | str]] = defaultdict(list)
     words = [str(RECIPE), "--data", str(data), "--gpus", str(MACHINES), "--workers", "0", "--threads", "1"]
@@ -81,24 +83,24 @@ def peers(place: Path, data: Path, cases: Sequence[str], rounds: int) -> dict[tu
     for number in range(rounds):
         for case in [one for one in ("worker", "head") if one in cases]:
             for tuned in (True, False):
-                folder = place / f"torchrun-{case}-{tuned}-{number}"
-                with Elastic(folder, words, environment(place), tuned) as run:
-                    run.ready()
-                    found[case, tuned].append(run.lose(head=case == "head"))
-                say(f"torchrun {'tuned' if tuned else 'defaults'}, {case}", found[case, tuned][-1])
+                folder = work_folder / f"torchrun-{case}-{tuned}-{number}"
+                with TorchrunElastic(folder, words, process_environment(work_folder), tuned) as run:
+                    run.wait_until_training()
+                    found[case, tuned].append(run.kill_agent(kill_head=case == "head"))
+                print_measurement(f"torchrun {'tuned' if tuned else 'defaults'}, {case}", found[case, tuned][-1])
     return found
 
 
-def environment(place: Path) -> dict[str, str]:
+def process_environment(work_folder: Path) -> dict[str, str]:
     """Return what all processes get: a home and a tmux server of their own, and a mark by which they are found."""
     kept = {name: text for name, text in os.environ.items() if name not in ("TMUX", "IMGNET_RUNS")}
-    own = {"HOME": str(place), "TMUX_TMPDIR": str(place), "TERM": "xterm", MARK: place.name}
+    own = {"HOME": str(work_folder), "TMUX_TMPDIR": str(work_folder), "TERM": "xterm", MARK_VARIABLE: work_folder.name}
     return {**kept, **own, "PYTHONPATH": str(HERE.parent)}
 
 
-def sweep(place: Path) -> int:
+def kill_leftover_processes(work_folder: Path) -> int:
     """Kill whatever has our mark until there is nothing, for some seconds. Returns how many are still there."""
-    mark = f"{MARK}={place.name}".encode()
+    mark = f"{MARK_VARIABLE}={work_folder.name}".encode()
     left: list[int] = []
     for _ in range(50):
         left = []
@@ -113,13 +115,13 @@ def sweep(place: Path) -> int:
     return len(left)
 
 
-def say(what: str, seconds: float | str) -> None:
+def print_measurement(what: str, seconds: float | str) -> None:
     """Print a measurement."""
     text = seconds if isinstance(seconds, str) else f"{seconds:.2f} s"
     print(f"{time.strftime('%H:%M:%S')} {what}: {text}", flush=True)
 
 
-def cell(values: Sequence[float | str]) -> str:
+def format_cell(values: Sequence[float | str]) -> str:
     """Return median, least and most, and how often there was no number."""
     known = [one for one in values if not isinstance(one, str)]
     parts = [f"{statistics.median(known):.1f} ({min(known):.1f}-{max(known):.1f})"] if known else []
@@ -128,59 +130,65 @@ def cell(values: Sequence[float | str]) -> str:
 
 
 def table(
-    mine: dict[str, list[float]], theirs: dict[tuple[str, bool], list[float | str]], load: Sequence[float]
+    our_seconds: dict[str, list[float]],
+    torchrun_seconds: dict[tuple[str, bool], list[float | str]],
+    load_before: Sequence[float],
 ) -> Iterator[str]:
     """Yield the part of RESULTS.md."""
     import torch
 
-    count = max((len(one) for case, one in mine.items() if case != "join"), default=0)
-    peer = max((len(one) for one in theirs.values()), default=0)
+    count = max((len(one) for case, one in our_seconds.items() if case != "join"), default=0)
+    peer = max((len(one) for one in torchrun_seconds.values()), default=0)
     yield "## Seconds from a loss to the next training step, beside torchrun elastic"
     yield ""
     yield (
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, Python {platform.python_version()}, torch "
-        f"{torch.__version__}, gloo; load {load[0]:.1f} before, {os.getloadavg()[0]:.1f} after. `launch --local "
+        f"{torch.__version__}, gloo; load {load_before[0]:.1f} before, {os.getloadavg()[0]:.1f} after. `launch --local "
         f"--machines {MACHINES} --workers 0 --save-seconds {SAVE_SECONDS} recipes/cifar10.py`; torchrun with the same "
         f"trainer, four agents, `--max-restarts=1000`. Median (least-most), n = {count}, torchrun {peer}, joins "
-        f"{len(mine.get('join', ()))}. Written by `benchmarks/recovery.py`."
+        f"{len(our_seconds.get('join', ()))}. Written by `benchmarks/recovery.py`."
     )
     yield ""
     yield "| | attempt files | torchrun elastic, defaults | tuned, its store elsewhere |"
     yield "|---|---|---|---|"
-    for case in [one for one in CASES if one in mine]:
-        cells = cell(mine[case]), cell(theirs.get((case, False), ())), cell(theirs.get((case, True), ()))
-        yield f"| {CASES[case]} | {' | '.join(cells)} |"
+    for case in [one for one in CASE_TITLES if one in our_seconds]:
+        cells = (
+            format_cell(our_seconds[case]),
+            format_cell(torchrun_seconds.get((case, False), ())),
+            format_cell(torchrun_seconds.get((case, True), ())),
+        )
+        yield f"| {CASE_TITLES[case]} | {' | '.join(cells)} |"
 
 
 def main() -> int:
     """Measure and print; with everything measured, write the part of RESULTS.md."""
     parser = argparse.ArgumentParser(description="Seconds from a loss to the next training step.")
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASES)} (default: all)")
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=f"{', '.join(CASE_TITLES)} (default: all)")
     parser.add_argument("--data", type=Path, required=True, metavar="DIR", help="CIFAR-10 as JPEG files")
     parser.add_argument("--quick", action="store_true", help="each case once, and nothing is written")
     parser.add_argument("--no-torchrun", action="store_true", help="leave out the peer")
     options = parser.parse_args()
-    if unknown := set(options.cases) - set(CASES):
+    if unknown := set(options.cases) - set(CASE_TITLES):
         parser.error(f"no such case: {', '.join(sorted(unknown))}")
-    cases = options.cases or list(CASES)
+    cases = options.cases or list(CASE_TITLES)
     place = Path(tempfile.mkdtemp(prefix=f"imgr-{uuid4().hex[:6]}-", dir="/tmp"))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     load = os.getloadavg()
     try:
-        mine = ours(place, options.data.resolve(), cases, 1 if options.quick else ROUNDS)
+        mine = measure_ours(place, options.data.resolve(), cases, 1 if options.quick else ROUNDS)
         theirs = {}
         if not options.no_torchrun:
-            theirs = peers(place, options.data.resolve(), cases, 1 if options.quick else PEER_ROUNDS)
+            theirs = measure_torchrun(place, options.data.resolve(), cases, 1 if options.quick else PEER_ROUNDS)
     except KeyboardInterrupt:
         return 130
     finally:
-        left = sweep(place)
+        left = kill_leftover_processes(place)
         print(f"{left} processes do not die" if left else "nothing was left running", flush=True)
         shutil.rmtree(place, ignore_errors=True)
     lines = list(table(mine, theirs, load))
     print("\n".join(["", *lines]))
     if not (options.cases or options.quick or options.no_torchrun):
-        write_part("recovery.py", lines)
+        write_section("recovery.py", lines)
     return 0
 
 

@@ -27,70 +27,82 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 
-from measure import NO_PEERS, PEERS, RESULTS, alternate, machine, met, quiet  # noqa: E402
+from measure import (
+    NO_PEERS_MESSAGE,
+    PEERS_PYTHON,
+    RESULTS_PATH,
+    median_seconds_in_turn,
+    describe_machine,
+    goal_verdict,
+    run_quietly,
+)  # noqa: E402
 
-LONGEST = 15 * 60  # seconds for all
-BUSY = 0.5  # load of a core before, above which the numbers are not of a quiet machine
+MAX_TOTAL_SECONDS = 15 * 60  # seconds for all
+MAX_LOAD_PER_CORE = 0.5  # load of a core before, above which the numbers are not of a quiet machine
 
 
 @dataclass(frozen=True)
-class Photos:
+class BenchmarkImages:
     """The images of a run: as they were named, and laid out as train/<class>/*.JPEG and val/; None for drawn ones."""
 
-    named: Path | None
-    laid: Path | None
+    given_path: Path | None
+    class_folders: Path | None
 
 
-def help_time(_: Photos) -> Iterator[str]:
+def help_rows(_: BenchmarkImages) -> Iterator[str]:
     """Yield `--help` beside Python's own start."""
-    bare, ours = alternate(20, lambda: quiet(sys.executable, "-c", "pass"), lambda: quiet(COMMAND, "--help"))
+    bare, ours = median_seconds_in_turn(
+        20, lambda: run_quietly(sys.executable, "-c", "pass"), lambda: run_quietly(COMMAND, "--help")
+    )
     more = 1000 * (ours - bare)
     yield f"| `python -c pass` | {1000 * bare:.0f} ms |"
-    yield f"| `imgnet-cluster --help` | {1000 * ours:.0f} ms, {more:.0f} more, goal 100: {met(more, 100, most=True)} |"
+    yield f"| `imgnet-cluster --help` | {1000 * ours:.0f} ms, {more:.0f} more, goal 100: {goal_verdict(more, 100, at_most=True)} |"
 
 
-def rows_of(script: str, *words: object) -> Callable[[Photos], Iterable[str]]:
+def rows_of_script(script: str, *arguments: object) -> Callable[[BenchmarkImages], Iterable[str]]:
     """The rows of a script, with fixed words or, given "named" or "laid", the images."""
 
-    def rows(photos: Photos) -> Iterable[str]:
+    def rows(photos: BenchmarkImages) -> Iterable[str]:
         module = importlib.import_module(script)
-        given = [getattr(photos, one) if isinstance(one, str) else one for one in words]
+        given = [getattr(photos, one) if isinstance(one, str) else one for one in arguments]
         found: Iterable[str] = module.rows(*given)
         return found
 
     return rows
 
 
-PARTS: dict[str, tuple[str, Callable[[Photos], Iterable[str]]]] = {
-    "help": ("`--help` beside Python's own start", help_time),
-    "loader": ("The whole feed, all cores, beside FFCV and the classic pipeline", rows_of("loader", "named")),
-    "pixels": ("Decode, crop and resize, one core", rows_of("pixels", "named")),
-    "index": ("An index of ImageNet's size", rows_of("index_million")),
-    "steps": ("Our steps beside a bare loop on data in memory", rows_of("steps", "laid")),
-    "schedule": ("Goodput: `make demo` and a cut-short 18-minute schedule", rows_of("schedule", "laid", 3)),
-    "forecast": ("A real run, forecast from a shorter one", rows_of("forecast_local")),
+PARTS: dict[str, tuple[str, Callable[[BenchmarkImages], Iterable[str]]]] = {
+    "help": ("`--help` beside Python's own start", help_rows),
+    "loader": ("The whole feed, all cores, beside FFCV and the classic pipeline", rows_of_script("loader", "named")),
+    "pixels": ("Decode, crop and resize, one core", rows_of_script("pixels", "named")),
+    "index": ("An index of ImageNet's size", rows_of_script("index_million")),
+    "steps": ("Our steps beside a bare loop on data in memory", rows_of_script("steps", "laid")),
+    "schedule": ("Goodput: `make demo` and a cut-short 18-minute schedule", rows_of_script("schedule", "laid", 3)),
+    "forecast": ("A real run, forecast from a shorter one", rows_of_script("forecast_local")),
 }
 
 
-def lay_out(named: Path | None, place: Path) -> Photos:
+def lay_out_images(given_path: Path | None, target_folder: Path) -> BenchmarkImages:
     """Return the images, those of a .tar or a flat folder laid out by turns in ten classes, every tenth for val/."""
-    if named is None or (named / "train").is_dir():
-        return Photos(named, named)
-    from loader import pictures
+    if given_path is None or (given_path / "train").is_dir():
+        return BenchmarkImages(given_path, given_path)
+    from loader import read_images
 
-    for number, data in enumerate(pictures(named)):
+    for number, data in enumerate(read_images(given_path)):
         split = "val" if number % 10 == 9 else "train"
-        folder = place / split / f"class{number // 10 % 10}"
+        folder = target_folder / split / f"class{number // 10 % 10}"
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{number:06d}.JPEG").write_bytes(data)
-    return Photos(named, place)
+    return BenchmarkImages(given_path, target_folder)
 
 
-def measured(name: str, photos: Photos) -> tuple[list[str], bool]:
+def measure_part(name: str, images: BenchmarkImages) -> tuple[list[str], bool]:
     """Run a part in a process of its own. Returns its section, and whether it came to its end."""
     before, start = os.getloadavg()[0], time.monotonic()
     with tempfile.NamedTemporaryFile("r", suffix=".md") as file:
-        words = [f"--{key}={path}" for key, path in (("images", photos.named), ("laid", photos.laid)) if path]
+        words = [
+            f"--{key}={path}" for key, path in (("images", images.given_path), ("laid", images.class_folders)) if path
+        ]
         child = subprocess.run([sys.executable, __file__, name, "--into", file.name, *words])
         rows = file.read().splitlines()
     if child.returncode:
@@ -101,33 +113,33 @@ def measured(name: str, photos: Photos) -> tuple[list[str], bool]:
     return ["", f"## {PARTS[name][0]}", "", *rows, "", load], not child.returncode
 
 
-def kept_parts(before: str) -> Iterator[str]:
+def sections_of_other_scripts(old_results: str) -> Iterator[str]:
     """Yield the parts of RESULTS.md that other scripts wrote between their marks; a word where no GPU was measured."""
-    for one in re.finditer(r"<!-- (\S+) -->\n.*?<!-- end of \1 -->", before, re.DOTALL):
+    for one in re.finditer(r"<!-- (\S+) -->\n.*?<!-- end of \1 -->", old_results, re.DOTALL):
         yield f"\n{one[0]}"
-    if "<!-- gpu.py -->" not in before:
+    if "<!-- gpu.py -->" not in old_results:
         yield (
             "\n<!-- gpu.py -->\n## On a GPU\n\nNot measured: no machine with a GPU could be had yet. "
             "`.venv/bin/python benchmarks/gpu.py` measures there and writes this part.\n<!-- end of gpu.py -->"
         )
 
 
-def head(before: float) -> list[str]:
+def header_lines(load_before: float) -> list[str]:
     """The first lines of RESULTS.md."""
     lines = [
         "# Measured",
         "",
-        f"{machine()}, Linux {platform.release()}; load {before:.1f} before. Written by `make bench`; pairs in turn, "
+        f"{describe_machine()}, Linux {platform.release()}; load {load_before:.1f} before. Written by `make bench`; pairs in turn, "
         "medians, least and most in brackets.",
     ]
-    if before > BUSY * (os.cpu_count() or 1):
+    if load_before > MAX_LOAD_PER_CORE * (os.cpu_count() or 1):
         lines += ["", "**Other things were running: these are not the numbers of a quiet machine.**"]
-    return lines if PEERS.exists() else [*lines, "", f"{NO_PEERS.capitalize()}."]
+    return lines if PEERS_PYTHON.exists() else [*lines, "", f"{NO_PEERS_MESSAGE.capitalize()}."]
 
 
-def child(name: str, photos: Photos, into: Path) -> int:
+def measure_in_child(name: str, images: BenchmarkImages, output_path: Path) -> int:
     """Measure a part and write its rows down."""
-    into.write_text("\n".join(PARTS[name][1](photos)) + "\n")
+    output_path.write_text("\n".join(PARTS[name][1](images)) + "\n")
     return 0
 
 
@@ -145,21 +157,21 @@ def main() -> int:
         parser.error(f"--images: {options.images} does not exist")
     images = options.images and options.images.resolve()
     if options.into:
-        return child(options.parts[0], Photos(images, options.laid), options.into)
+        return measure_in_child(options.parts[0], BenchmarkImages(images, options.laid), options.into)
     before, start, good = os.getloadavg()[0], time.monotonic(), True
-    lines = head(before)
+    lines = header_lines(before)
     with tempfile.TemporaryDirectory() as folder:
-        photos = lay_out(images, Path(folder))
+        photos = lay_out_images(images, Path(folder))
         for name in options.parts or PARTS:
-            part, ended = measured(name, photos)
+            part, ended = measure_part(name, photos)
             lines, good = [*lines, *part], good and ended
             print("\n".join(part), flush=True)
     seconds = time.monotonic() - start
     if not options.parts:
-        verdict = met(seconds, LONGEST, most=True)
-        lines += ["", f"All of the above took {seconds / 60:.1f} minutes, goal {LONGEST // 60}: {verdict}."]
-        old = RESULTS.read_text() if RESULTS.exists() else ""
-        RESULTS.write_text("\n".join([*lines, *kept_parts(old)]) + "\n")
+        verdict = goal_verdict(seconds, MAX_TOTAL_SECONDS, at_most=True)
+        lines += ["", f"All of the above took {seconds / 60:.1f} minutes, goal {MAX_TOTAL_SECONDS // 60}: {verdict}."]
+        old = RESULTS_PATH.read_text() if RESULTS_PATH.exists() else ""
+        RESULTS_PATH.write_text("\n".join([*lines, *sections_of_other_scripts(old)]) + "\n")
         print(lines[-1])
     return 0 if good else 1
 

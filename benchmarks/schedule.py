@@ -21,61 +21,73 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from measure import met  # noqa: E402
+from measure import goal_verdict  # noqa: E402
 
 from recipes import resnet50_18min  # noqa: E402
-from train.data.packing.synthetic import draw_set  # noqa: E402
-from train.metrics.text import PARTS  # noqa: E402
+from train.data.packing.synthetic import draw_sample_set  # noqa: E402
+from train.metrics.text import PART_TITLES  # noqa: E402
 from train.recipe import Model, Recipe  # noqa: E402
-from train.tools.filesystem import as_json  # noqa: E402
+from train.tools.filesystem import to_json_bytes  # noqa: E402
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
-GOODPUT, GAP = 95.0, 1.0
-SMALLER = 32  # times smaller batches than those of eight V100
-STEPS = 150
-DRAWN = (400, 80)  # training and validation images
+GOODPUT_GOAL_PERCENT, GAP_GOAL_STEPS = 95.0, 1.0
+BATCH_DIVISOR = 32  # times smaller batches than those of eight V100
+MAX_STEPS = 150
+DRAWN_IMAGES = (400, 80)  # training and validation images
 
 
-def cut_short(model: str = "resnet18", smaller: int = SMALLER) -> Recipe:
+def shortened_recipe(model: str = "resnet18", batch_divisor: int = BATCH_DIVISOR) -> Recipe:
     """Return the 18-minute recipe's rows for one machine with another net, smaller batches and rates to match."""
-    whole = resnet50_18min.recipe.at(1)
-    rows = [replace(one, batch=max(4, one.batch // smaller), lr=_divided(one.lr, 8 * smaller)) for one in whole.phases]
+    whole = resnet50_18min.recipe.for_machines(1)
+    rows = [
+        replace(one, batch=max(4, one.batch // batch_divisor), lr=_divide_rate(one.lr, 8 * batch_divisor))
+        for one in whole.phases
+    ]
     made = replace(whole, name="cut-short", model=Model(name=model), phases=rows, tables={}, gpus=1)
     return made
 
 
-def _divided(rate: float | tuple[float, float], by: int) -> float | tuple[float, float]:
+def _divide_rate(rate: float | tuple[float, float], divisor: int) -> float | tuple[float, float]:
     """By the linear rule: the nominal batch was of eight GPUs."""
-    return tuple(one / by for one in rate) if isinstance(rate, tuple) else rate / by  # type: ignore[return-value]
+    return tuple(one / divisor for one in rate) if isinstance(rate, tuple) else rate / divisor  # type: ignore[return-value]
 
 
-def job(folder: Path, *words: str) -> dict[str, Any]:
+def run_job(folder: Path, *arguments: str) -> dict[str, Any]:
     """Run a job on this computer to its end and return its result. Raises `CalledProcessError`."""
     folder.mkdir()
-    command = [COMMAND, "launch", "--local", "-y", "--procs", "1", *words]
+    command = [COMMAND, "launch", "--local", "-y", "--procs", "1", *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder)
     return dict(json.loads((folder / "runs" / "job-1" / "result.json").read_text()))
 
 
-def demo(place: Path) -> dict[str, Any]:
+def run_demo(work_folder: Path) -> dict[str, Any]:
     """What `make demo` runs."""
-    return job(place / "demo", str(HERE.parent / "recipes" / "quickstart.py"))
+    return run_job(work_folder / "demo", str(HERE.parent / "recipes" / "quickstart.py"))
 
 
-def schedule(place: Path, images: Path | None) -> dict[str, Any]:
+def run_shortened_schedule(work_folder: Path, images: Path | None) -> dict[str, Any]:
     """The cut-short schedule on these images, with copies of them beside the jobs' folder."""
-    data, recipe = images or place / "drawn", place / "cut-short.json"
+    data, recipe = images or work_folder / "drawn", work_folder / "cut-short.json"
     if images is None:
-        draw_set(data, train=DRAWN[0], val=DRAWN[1])
-    copies = place / "copies"
+        draw_sample_set(data, train=DRAWN_IMAGES[0], val=DRAWN_IMAGES[1])
+    copies = work_folder / "copies"
     subprocess.run(
         [COMMAND, "data", "resize", str(data), str(copies), "--sizes", "160,352"], check=True, stdout=subprocess.DEVNULL
     )
-    recipe.write_bytes(as_json(cut_short().to_json()))
-    return job(place / "schedule", str(recipe), "--data", str(data), "--copies", str(copies), "--max-steps", str(STEPS))
+    recipe.write_bytes(to_json_bytes(shortened_recipe().to_json()))
+    return run_job(
+        work_folder / "schedule",
+        str(recipe),
+        "--data",
+        str(data),
+        "--copies",
+        str(copies),
+        "--max-steps",
+        str(MAX_STEPS),
+    )
 
 
-def table(name: str, results: Sequence[dict[str, Any]]) -> list[str]:
+def result_rows(name: str, results: Sequence[dict[str, Any]]) -> list[str]:
     """Return the rows of one run, or of the run with the middle goodput of several."""
     found = sorted(results, key=lambda one: one["goodput"])
     one = found[len(found) // 2]
@@ -83,12 +95,12 @@ def table(name: str, results: Sequence[dict[str, Any]]) -> list[str]:
     gap = where["gap"] or {"steps": 0.0, "epoch": 0}
     runs = ", ".join(f"{100 * other['goodput']:.1f}" for other in found)
     lines = [
-        f"| {name}: goodput | {goodput:.1f} % ({met(goodput, GOODPUT)}: {GOODPUT:.0f}; runs: {runs}) |",
+        f"| {name}: goodput | {goodput:.1f} % ({goal_verdict(goodput, GOODPUT_GOAL_PERCENT)}: {GOODPUT_GOAL_PERCENT:.0f}; runs: {runs}) |",
         f"| widest gap between epochs | {gap['steps']:.2f} steps, before epoch {gap['epoch']} "
-        f"({met(gap['steps'], GAP, most=True)}: {GAP:.0f}) |",
+        f"({goal_verdict(gap['steps'], GAP_GOAL_STEPS, at_most=True)}: {GAP_GOAL_STEPS:.0f}) |",
         f"| first step to last | {where['wall']:.1f} s, {one['steps']} steps, {len(one['epochs'])} epochs |",
     ]
-    for part, title in PARTS.items():
+    for part, title in PART_TITLES.items():
         row = where["parts"][part]
         share = 100 * row["seconds"] / where["wall"]
         lines.append(f"| {title} | {row['seconds']:.2f} s, {share:.1f} %, most in epoch {row['epoch']} |")
@@ -97,12 +109,14 @@ def table(name: str, results: Sequence[dict[str, Any]]) -> list[str]:
     return [*lines, f"| start, before all of it | {sum(where['start'].values()):.1f} s: {start} |"]
 
 
-def rows(images: Path | None = None, rounds: int = 1, parts: Sequence[str] = ("demo", "schedule")) -> list[str]:
+def markdown_rows(
+    images: Path | None = None, rounds: int = 1, parts: Sequence[str] = ("demo", "schedule")
+) -> list[str]:
     """Measure and return the rows of a table with two columns. Photographs where `images` is given."""
     kind = "photographs" if images else "drawn images"
     works: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
-        "demo": ("demo", demo),
-        "schedule": (f"18 minutes cut short, {kind}", lambda place: schedule(place, images)),
+        "demo": ("demo", run_demo),
+        "schedule": (f"18 minutes cut short, {kind}", lambda place: run_shortened_schedule(place, images)),
     }
     lines = ["| | |", "|---|---|"]
     for name in parts:
@@ -111,7 +125,7 @@ def rows(images: Path | None = None, rounds: int = 1, parts: Sequence[str] = ("d
         for _ in range(rounds):
             with tempfile.TemporaryDirectory() as folder:
                 results.append(work(Path(folder)))
-        lines += table(title, results)
+        lines += result_rows(title, results)
     return lines
 
 
@@ -123,7 +137,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=1, metavar="N", help="runs of each; the middle one is shown")
     asked = parser.parse_args()
     images = asked.images and asked.images.resolve()
-    print("\n".join(rows(images, asked.rounds, asked.parts or ("demo", "schedule"))))
+    print("\n".join(markdown_rows(images, asked.rounds, asked.parts or ("demo", "schedule"))))
     return 0
 
 

@@ -22,40 +22,43 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-__all__ = ["Bench", "Plan", "different", "run", "table"]
+__all__ = ["TrialBench", "TrialPlan", "checkpoint_differences", "run_trials", "table"]
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from elastic_bench import Bench  # noqa: E402
-from elastic_plan import BESIDES, EVENTS, Outcome, Plan  # noqa: E402
-from elastic_trial import Trial, different  # noqa: E402
+from elastic_bench import TrialBench  # noqa: E402
+from elastic_plan import OTHER_FAULTS, EVENT_WEIGHTS, TrialOutcome, TrialPlan  # noqa: E402
+from elastic_trial import Trial, checkpoint_differences  # noqa: E402
 
 
-def run(
-    bench: Bench, seeds: list[int], parallel: int, say: Callable[[Outcome], None] = lambda _: None
-) -> list[Outcome]:
+def run_trials(
+    bench: TrialBench,
+    seeds: list[int],
+    max_parallel: int,
+    report_outcome: Callable[[TrialOutcome], None] = lambda _: None,
+) -> list[TrialOutcome]:
     """Run the trials of these seeds, so many at a time."""
 
-    def one(seed: int) -> Outcome:
-        outcome = Trial(bench, Plan.of(seed, bench.small)).run()
-        say(outcome)
+    def one(seed: int) -> TrialOutcome:
+        outcome = Trial(bench, TrialPlan.from_seed(seed, bench.small)).run()
+        report_outcome(outcome)
         return outcome
 
-    with ThreadPoolExecutor(parallel) as pool:
+    with ThreadPoolExecutor(max_parallel) as pool:
         return list(pool.map(one, seeds))
 
 
-def table(outcomes: list[Outcome]) -> Iterator[str]:
+def table(outcomes: list[TrialOutcome]) -> Iterator[str]:
     """Yield the rows of what was done in all, and of what went wrong."""
-    total = sum((one.done for one in outcomes), Counter[str]())
+    total = sum((one.event_counts for one in outcomes), Counter[str]())
     yield from ("| | |", "|---|---|")
-    for name in (*EVENTS, *BESIDES):
+    for name in (*EVENT_WEIGHTS, *OTHER_FAULTS):
         yield f"| {name} | {total[name]} |"
     yield f"| attempts | {sum(one.attempts for one in outcomes)} |"
-    yield f"| good trials | {sum(not one.wrong for one in outcomes)} of {len(outcomes)} |"
+    yield f"| good trials | {sum(not one.problems for one in outcomes)} of {len(outcomes)} |"
     for one in outcomes:
-        if one.wrong:
-            yield f"| seed {one.plan.seed}, {one.folder} | {'; '.join(one.wrong[:3])} |"
+        if one.problems:
+            yield f"| seed {one.plan.seed}, {one.folder} | {'; '.join(one.problems[:3])} |"
 
 
 def main() -> int:
@@ -68,24 +71,24 @@ def main() -> int:
     parser.add_argument("--small", action="store_true", help="shorter ones, as in the tests")
     parser.add_argument("--folder", type=Path, help="where they run and failures stay (default: a new one in /tmp)")
     asked = parser.parse_args()
-    bench = Bench((asked.folder or Path(tempfile.mkdtemp(prefix="trials-"))).resolve(), asked.fork, asked.small)
+    bench = TrialBench((asked.folder or Path(tempfile.mkdtemp(prefix="trials-"))).resolve(), asked.fork, asked.small)
 
-    def say(one: Outcome) -> None:
-        did = ", ".join(f"{name} {count}" for name, count in one.done.items())
+    def say(one: TrialOutcome) -> None:
+        did = ", ".join(f"{name} {count}" for name, count in one.event_counts.items())
         print(
-            f"{one.plan.seed:6} {one.seconds:5.0f} s  {one.attempts:2} attempts  {did}  {'; '.join(one.wrong[:3])}",
+            f"{one.plan.seed:6} {one.seconds:5.0f} s  {one.attempts:2} attempts  {did}  {'; '.join(one.problems[:3])}",
             flush=True,
         )
 
     signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # all that was started dies with us
     try:
-        found = run(bench, list(range(asked.seed, asked.seed + asked.count)), asked.parallel, say)
+        found = run_trials(bench, list(range(asked.seed, asked.seed + asked.count)), asked.parallel, say)
     finally:
         bench.close()
     print("\n".join(table(found)))
-    if not any(one.wrong for one in found):
+    if not any(one.problems for one in found):
         shutil.rmtree(bench.folder, ignore_errors=True)
-    return int(any(one.wrong for one in found))
+    return int(any(one.problems for one in found))
 
 
 if __name__ == "__main__":

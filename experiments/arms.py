@@ -6,9 +6,9 @@ from pathlib import Path
 
 from train.recipe import Recipe
 
-from .images import Images, cifar
+from .images import ImageSet, prepare_cifar
 
-MARGIN = 1.0  # points of top-1 within which two arms count as equally good, set before the first run
+MARGIN_POINTS = 1.0  # points of top-1 within which two arms count as equally good, set before the first run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,16 +21,16 @@ class Arm:
 
 
 @dataclass(frozen=True)
-class Side:
+class ClaimSide:
     """One side of a comparison: the values of `field` in an arm's rows; of several arms, the one of the best mean."""
 
     arms: tuple[str, ...]
-    field: str = "top1"
+    metric: str = "top1"
 
 
-def side(*arms: str, of: str = "top1") -> Side:
+def make_side(*arms: str, metric: str = "top1") -> ClaimSide:
     """Return a side by the names of its arms."""
-    return Side(arms, of)
+    return ClaimSide(arms, metric)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,15 +42,15 @@ class Claim:
     """
 
     text: str
-    first: Side
-    second: Side
+    first: ClaimSide
+    second: ClaimSide
     margin: float | None = None
     source: str = ""
     cheaper: bool = False
 
 
 @dataclass(frozen=True)
-class Sources:
+class ImageSources:
     """Where images come from, None where they are not at hand, and the folder to work in."""
 
     data: Path | None
@@ -58,10 +58,10 @@ class Sources:
     work: Path
 
 
-def cifar_images(sources: Sources, _: int) -> Images:
+def cifar_images(sources: ImageSources, _: int) -> ImageSet:
     """Return the part of CIFAR-10 that all seeds share."""
     assert sources.data is not None
-    return cifar(sources.data, sources.work)
+    return prepare_cifar(sources.data, sources.work)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,12 +74,12 @@ class Experiment:
 
     name: str
     title: str
-    about: str
+    description: str
     arms: tuple[Arm, ...]
     claims: tuple[Claim, ...]
-    needs: str = "data"
-    images: Callable[[Sources, int], Images] = field(default=cifar_images)
-    repeats: int = 1
+    required_source: str = "data"
+    images: Callable[[ImageSources, int], ImageSet] = field(default=cifar_images)
+    seeds_factor: int = 1
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]

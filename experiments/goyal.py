@@ -13,22 +13,26 @@ from typing import Any
 
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
-from .arms import Arm, Claim, side
+from .arms import Arm, Claim, make_side
 
-BATCH, TIMES = 8, 32
-RATE = 0.00625  # at the base batch: 0.2 per 256 images
-RAMP, EPOCHS = 2, 11
+BASE_BATCH, LARGE_BATCH_FACTOR = 8, 32
+BASE_RATE = 0.00625  # at the base batch: 0.2 per 256 images
+WARMUP_EPOCHS, EPOCHS = 2, 11
 CIFAR = Data(name="cifar10", root="data/cifar10", train=8_000, val=10_000)
 MODEL = Model(name="resnet10_tiny", zero_gamma=False)
 OPTIM = Optim(momentum=0.9, nesterov=True, weight_decay=5e-4)
 
 
-def row(start: int, end: int, lr: float | tuple[float, float], **more: Any) -> Phase:
+def make_phase(start: int, end: int, lr: float | tuple[float, float], **phase_fields: Any) -> Phase:
     """Return a row of the schedule; only the run's end is validated."""
-    return Phase(epochs=(start, end), size=32, batch=BATCH, lr=lr, min_scale=0.75, validate="never", **more)
+    return Phase(
+        epochs=(start, end), size=32, batch=BASE_BATCH, lr=lr, min_scale=0.75, validate="never", **phase_fields
+    )
 
 
-def recipe(rate: float = RATE, ramp: float | tuple[float, float] | None = None, **changes: Any) -> Recipe:
+def make_recipe(
+    rate: float = BASE_RATE, warmup_rate: float | tuple[float, float] | None = None, **changes: Any
+) -> Recipe:
     """Return the recipe at a rate, with another first row's rate, and with changes to `Model` and `Optim` by name."""
     model = {name: value for name, value in changes.items() if name in ("zero_gamma",)}
     optim = {name: value for name, value in changes.items() if name not in model}
@@ -40,33 +44,33 @@ def recipe(rate: float = RATE, ramp: float | tuple[float, float] | None = None, 
         machines=1,
         gpus=1,
         phases=[
-            row(0, RAMP, (rate / TIMES, rate) if ramp is None else ramp),
-            row(RAMP, EPOCHS, (rate, 0.0)),
+            make_phase(0, WARMUP_EPOCHS, (rate / LARGE_BATCH_FACTOR, rate) if warmup_rate is None else warmup_rate),
+            make_phase(WARMUP_EPOCHS, EPOCHS, (rate, 0.0)),
         ],
     )
 
 
-BASE = Arm(name=f"{BATCH}", recipe=recipe())
-LARGE = Arm(name=f"{BATCH * TIMES}", recipe=recipe(), gpus=TIMES)
+BASE_ARM = Arm(name=f"{BASE_BATCH}", recipe=make_recipe())
+LARGE_ARM = Arm(name=f"{BASE_BATCH * LARGE_BATCH_FACTOR}", recipe=make_recipe(), gpus=LARGE_BATCH_FACTOR)
 
 
-def on_and_off(field: str, values: tuple[bool, bool], names: tuple[str, str]) -> tuple[Arm, ...]:
+def on_and_off_arms(field: str, values: tuple[bool, bool], names: tuple[str, str]) -> tuple[Arm, ...]:
     """Return the arms of a choice at the base batch and at the large one, each with the first value and the second."""
     return tuple(
-        Arm(name=f"{one.name}, {name}", recipe=recipe(**{field: value}), gpus=one.gpus)
-        for one in (BASE, LARGE)
+        Arm(name=f"{one.name}, {name}", recipe=make_recipe(**{field: value}), gpus=one.gpus)
+        for one in (BASE_ARM, LARGE_ARM)
         for value, name in zip(values, names, strict=True)
     )
 
 
-def better(names: tuple[str, str], sources: tuple[str, str]) -> tuple[Claim, ...]:
+def better_claims(choice_names: tuple[str, str], sources: tuple[str, str]) -> tuple[Claim, ...]:
     """Return the claims that the first of two names is better, at the base batch and at the large one."""
     return tuple(
         Claim(
-            text=f"At {one.name} images a step {names[0]} is better than {names[1]}",
-            first=side(f"{one.name}, {names[0]}"),
-            second=side(f"{one.name}, {names[1]}"),
+            text=f"At {one.name} images a step {choice_names[0]} is better than {choice_names[1]}",
+            first=make_side(f"{one.name}, {choice_names[0]}"),
+            second=make_side(f"{one.name}, {choice_names[1]}"),
             source=source,
         )
-        for one, source in zip((BASE, LARGE), sources, strict=True)
+        for one, source in zip((BASE_ARM, LARGE_ARM), sources, strict=True)
     )

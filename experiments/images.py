@@ -15,20 +15,20 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from train.tools.filesystem import as_json
+from train.tools.filesystem import to_json_bytes
 
-PER_CLASS = 800  # 8,000 images: 1,000 steps of 8, 32 of 256, 8 of 1,024
+IMAGES_PER_CLASS = 800  # 8,000 images: 1,000 steps of 8, 32 of 256, 8 of 1,024
 FOLDS = 5
-SHORT_SIDE, QUALITY = 128, 90  # of the photographs' copies: pixels, and of the JPEG
+SHORT_SIDE_PIXELS, JPEG_QUALITY = 128, 90  # of the photographs' copies: pixels, and of the JPEG
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
-class Trouble(Exception):
+class ImageSourceError(Exception):
     """Images that cannot be used; the text is one line that says which and why."""
 
 
 @dataclass(frozen=True)
-class Images:
+class ImageSet:
     """A folder with train/ and val/, the digest of its files' names and bytes, and how many classes there are."""
 
     folder: Path
@@ -36,60 +36,64 @@ class Images:
     classes: int
 
 
-def cifar(source: Path, work: Path, per_class: int = PER_CLASS) -> Images:
+def prepare_cifar(source: Path, work: Path, per_class: int = IMAGES_PER_CLASS) -> ImageSet:
     """Return `per_class` training images of each class and all validation images of a folder, .tar or .tar.gz.
 
     Raises `Trouble`.
     """
 
     def build(folder: Path) -> None:
-        chosen = set(_choose(names(source), per_class))
-        for name, content in contents(source):
-            if _place(name) in chosen:
-                _write(folder / _place(name), content)
+        chosen = set(_choose_names(list_images(source), per_class))
+        for name, content in read_images(source):
+            if _relative_name(name) in chosen:
+                _write(folder / _relative_name(name), content)
 
-    return _made(work / f"cifar10-{per_class}", build)
+    return _build_once(work / f"cifar10-{per_class}", build)
 
 
-def _place(name: str) -> str:
+def _relative_name(name: str) -> str:
     """The split, the class and the file of a path."""
     return "/".join(PurePosixPath(name).parts[-3:])
 
 
-def _choose(found: list[str], per_class: int) -> Iterator[str]:
+def _choose_names(image_paths: list[str], per_class: int) -> Iterator[str]:
     """The names split/class/file to take."""
     by_class: dict[str, list[str]] = {}
-    for name in map(_place, found):
+    for name in map(_relative_name, image_paths):
         split = name.partition("/")[0]
         if split == "val":
             yield name
         elif split == "train":
             by_class.setdefault(name.split("/")[1], []).append(name)
     if not by_class:
-        raise Trouble("--data has no train/<class>/<image>: CIFAR-10 as JPEG files is needed, a folder or a tar")
+        raise ImageSourceError(
+            "--data has no train/<class>/<image>: CIFAR-10 as JPEG files is needed, a folder or a tar"
+        )
     for kind, mine in by_class.items():
         if len(mine) < per_class:
-            raise Trouble(f"train/{kind} has {len(mine)} images; {per_class} of each class are needed")
-        yield from sorted(mine, key=hashed)[:per_class]
+            raise ImageSourceError(f"train/{kind} has {len(mine)} images; {per_class} of each class are needed")
+        yield from sorted(mine, key=name_hash)[:per_class]
 
 
-def photographs(source: Path, work: Path, fold: int) -> Images:
+def prepare_photographs(source: Path, work: Path, fold: int) -> ImageSet:
     """Return all photographs of a folder or .tar twice, upright and turned by 180 degrees; a fifth of them, the
     fold's, for validation. Both classes have the same shapes and were saved in the same way. Raises `Trouble`.
     """
 
     def build(folder: Path) -> None:
-        files = sorted((PurePosixPath(name).name for name in names(source)), key=hashed)
+        files = sorted((PurePosixPath(name).name for name in list_images(source)), key=name_hash)
         if len(files) < 2 * FOLDS or len(set(files)) < len(files):
-            raise Trouble(f"{source}: has {len(set(files))} photographs of different names; 10 and more are needed")
+            raise ImageSourceError(
+                f"{source}: has {len(set(files))} photographs of different names; 10 and more are needed"
+            )
         places = {name: place for place, name in enumerate(files)}
-        for name, content in contents(source):
+        for name, content in read_images(source):
             file = PurePosixPath(name)
             split = "val" if places[file.name] % FOLDS == fold else "train"
             for kind, content_of in zip(("turned", "upright"), turned_and_upright(content), strict=True):
                 _write(folder / split / kind / f"{file.stem}.jpg", content_of)
 
-    return _made(work / f"photographs-{fold}", build)
+    return _build_once(work / f"photographs-{fold}", build)
 
 
 def turned_and_upright(content: bytes) -> tuple[bytes, bytes]:
@@ -97,23 +101,23 @@ def turned_and_upright(content: bytes) -> tuple[bytes, bytes]:
     from PIL import Image
 
     with Image.open(io.BytesIO(content)) as whole:
-        factor = SHORT_SIDE / min(whole.size)
-        width, height = (max(SHORT_SIDE, round(side * factor)) for side in whole.size)
+        factor = SHORT_SIDE_PIXELS / min(whole.size)
+        width, height = (max(SHORT_SIDE_PIXELS, round(side * factor)) for side in whole.size)
         small = whole.convert("RGB").resize((width, height), Image.Resampling.BICUBIC)
     found = []
     for one in (small.transpose(Image.Transpose.ROTATE_180), small):
         with io.BytesIO() as file:
-            one.save(file, "JPEG", quality=QUALITY)
+            one.save(file, "JPEG", quality=JPEG_QUALITY)
             found.append(file.getvalue())
     return found[0], found[1]
 
 
-def hashed(name: str) -> str:
+def name_hash(name: str) -> str:
     """Return what a name is ordered by: its hash, which has nothing to do with what the image shows."""
     return hashlib.sha256(PurePosixPath(name).name.encode()).hexdigest()
 
 
-def names(source: Path) -> list[str]:
+def list_images(source: Path) -> list[str]:
     """Return the paths of all images in a folder or a .tar. Raises `Trouble`."""
     if source.is_dir():
         found = (one.relative_to(source).as_posix() for one in sorted(source.rglob("*")))
@@ -122,7 +126,7 @@ def names(source: Path) -> list[str]:
         with tarfile.open(source) as tar:
             return [one.name for one in tar if one.isfile() and _is_image(one.name)]
     except (OSError, tarfile.TarError) as error:
-        raise Trouble(f"{source}: is neither a folder nor a tar that can be read ({error})") from error
+        raise ImageSourceError(f"{source}: is neither a folder nor a tar that can be read ({error})") from error
 
 
 def _is_image(name: str) -> bool:
@@ -130,10 +134,10 @@ def _is_image(name: str) -> bool:
     return path.suffix.lower() in SUFFIXES and not path.name.startswith(".")
 
 
-def contents(source: Path) -> Iterator[tuple[str, bytes]]:
+def read_images(source: Path) -> Iterator[tuple[str, bytes]]:
     """Yield the path and the bytes of each image."""
     if source.is_dir():
-        for name in names(source):
+        for name in list_images(source):
             yield name, (source / name).read_bytes()
         return
     with tarfile.open(source) as tar:
@@ -147,7 +151,7 @@ def _write(path: Path, content: bytes) -> None:
     path.write_bytes(content)
 
 
-def _made(folder: Path, build: Callable[[Path], None]) -> Images:
+def _build_once(folder: Path, build: Callable[[Path], None]) -> ImageSet:
     """The images of a folder, which is made first where it is not there: packed, for to open a small file takes longer
     than to decode it. The digest is that of the files before.
     """
@@ -156,17 +160,17 @@ def _made(folder: Path, build: Callable[[Path], None]) -> Images:
         temp = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
         try:
             build(temp / "files")
-            told = _told(temp / "files")
+            told = _describe_set(temp / "files")
             _pack(temp / "files", temp / "set")
             shutil.rmtree(temp / "files")
-            (temp / "told.json").write_bytes(as_json(told))
+            (temp / "told.json").write_bytes(to_json_bytes(told))
             temp.rename(folder)
         finally:
             shutil.rmtree(temp, ignore_errors=True)
-    return Images(folder / "set", **json.loads((folder / "told.json").read_text()))
+    return ImageSet(folder / "set", **json.loads((folder / "told.json").read_text()))
 
 
-def _told(folder: Path) -> dict[str, Any]:
+def _describe_set(folder: Path) -> dict[str, Any]:
     digest = hashlib.sha256()
     for one in sorted(folder.glob("*/*/*")):
         digest.update(f"{one.relative_to(folder).as_posix()} {one.stat().st_size}\n".encode() + one.read_bytes())

@@ -10,20 +10,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.arms import Experiment
 from experiments.command import main
-from experiments.goyal import better, on_and_off
+from experiments.goyal import better_claims, on_and_off_arms
 
-NAMES = ("norms free", "norms decay")
+CHOICE_NAMES = ("norms free", "norms decay")
 
 EXPERIMENT = Experiment(
     name="norm_decay",
     title="5. No weight decay on norms against decay",
-    about=(
+    description=(
         "Goyal's rules in small (goyal.py) at both batches with a decay of 5e-4; only whether it holds for the "
         "weights and biases of the norms differs."
     ),
-    arms=on_and_off("norm_decay", (False, True), NAMES),
-    claims=better(
-        NAMES,
+    arms=on_and_off_arms("norm_decay", (False, True), CHOICE_NAMES),
+    claims=better_claims(
+        CHOICE_NAMES,
         (
             'top-5 "93.2 -> 93.48" (the 2018 trainer\'s comment)',
             "at 65,536 with LARS the baseline was reached only without decay on norms and biases",

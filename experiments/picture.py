@@ -6,33 +6,38 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.plots.palette import COLOURS, GRID, INK, PAPER, font
+from cluster.plots.palette import SERIES_COLOURS, GRID_COLOUR, TEXT_COLOUR, BACKGROUND_COLOUR, load_font
 
 from .arms import Experiment
-from .evidence import Rows, spread, value, values
+from .evidence import RowsByArm, mean_with_deviation, accuracy, accuracies
 
-WIDTH, LEFT, RIGHT, TOP = 960, 260, 170, 80
-LINE, GAP, CURVES, FOOT = 34, 96, 300, 60  # pixels: an arm's row, between the panels, the curves' height, below them
-INKS = (*COLOURS, "#c26bb3", "#6f8f00")
-PALE = 50  # of 255: how strong a band is
+WIDTH, LEFT_MARGIN, RIGHT_MARGIN, TOP_MARGIN = 960, 260, 170, 80
+ROW_HEIGHT, PANEL_GAP, CURVES_HEIGHT, FOOTER_HEIGHT = (
+    34,
+    96,
+    300,
+    60,
+)  # pixels: an arm's row, between the panels, the curves' height, below them
+ARM_COLOURS = (*SERIES_COLOURS, "#c26bb3", "#6f8f00")
+BAND_ALPHA = 50  # of 255: how strong a band is
 
 
-def draw(path: Path, one: Experiment, rows: Rows) -> None:
+def draw_experiment(path: Path, experiment: Experiment, rows: RowsByArm) -> None:
     """Write the picture as PNG."""
     from PIL import Image, ImageDraw
 
-    arms = [(arm.name, rows[arm.name]) for arm in one.arms if rows.get(arm.name)]
-    high = TOP + LINE * len(arms) + GAP + CURVES + FOOT
-    image = Image.new("RGB", (WIDTH, high), PAPER)
+    arms = [(arm.name, rows[arm.name]) for arm in experiment.arms if rows.get(arm.name)]
+    high = TOP_MARGIN + ROW_HEIGHT * len(arms) + PANEL_GAP + CURVES_HEIGHT + FOOTER_HEIGHT
+    image = Image.new("RGB", (WIDTH, high), BACKGROUND_COLOUR)
     pen = ImageDraw.Draw(image, "RGBA")
-    pen.text((30, 20), one.title, INK, font=font(19))
-    dots(pen, TOP, arms)
-    curves(pen, TOP + LINE * len(arms) + GAP, arms)
+    pen.text((30, 20), experiment.title, TEXT_COLOUR, font=load_font(19))
+    draw_dots(pen, TOP_MARGIN, arms)
+    draw_curves(pen, TOP_MARGIN + ROW_HEIGHT * len(arms) + PANEL_GAP, arms)
     path.parent.mkdir(parents=True, exist_ok=True)
     image.save(path, optimize=True)
 
 
-def ticks(low: float, high: float) -> list[float]:
+def axis_ticks(low: float, high: float) -> list[float]:
     """Return about five round values, the first not above `low` and the last not below `high`."""
     wide = max(high - low, 1e-3)
     step = 10 ** math.floor(math.log10(wide / 4))
@@ -41,60 +46,68 @@ def ticks(low: float, high: float) -> list[float]:
     return [step * number for number in range(first, max(last, first + 1) + 1)]
 
 
-def dots(pen: Any, top: float, arms: Sequence[tuple[str, Sequence[Any]]]) -> None:
+def draw_dots(pen: Any, top: float, arms: Sequence[tuple[str, Sequence[Any]]]) -> None:
     """Draw a row for each arm: its runs, the mean, and one standard deviation to both sides."""
-    known = [one for _, mine in arms for one in values(mine)]
-    scale, foot = ticks(min(known), max(known)), top + LINE * len(arms)
+    known = [one for _, mine in arms for one in accuracies(mine)]
+    scale, foot = axis_ticks(min(known), max(known)), top + ROW_HEIGHT * len(arms)
 
     def place(x: float) -> float:
-        return LEFT + (x - scale[0]) / (scale[-1] - scale[0]) * (WIDTH - LEFT - RIGHT)
+        return LEFT_MARGIN + (x - scale[0]) / (scale[-1] - scale[0]) * (WIDTH - LEFT_MARGIN - RIGHT_MARGIN)
 
     for x in scale:
-        pen.line([(place(x), top), (place(x), foot)], GRID)
-        pen.text((place(x), foot + 14), f"{x:g}", INK, font=font(13), anchor="mm")
-    pen.text(((LEFT + WIDTH - RIGHT) / 2, foot + 34), "top-1 %, one dot for each run", INK, font=font(14), anchor="mm")
+        pen.line([(place(x), top), (place(x), foot)], GRID_COLOUR)
+        pen.text((place(x), foot + 14), f"{x:g}", TEXT_COLOUR, font=load_font(13), anchor="mm")
+    pen.text(
+        ((LEFT_MARGIN + WIDTH - RIGHT_MARGIN) / 2, foot + 34),
+        "top-1 %, one dot for each run",
+        TEXT_COLOUR,
+        font=load_font(14),
+        anchor="mm",
+    )
     for number, (name, mine) in enumerate(arms):
-        colour, y, found = INKS[number % len(INKS)], top + LINE * (number + 0.5), values(mine)
+        colour, y, found = ARM_COLOURS[number % len(ARM_COLOURS)], top + ROW_HEIGHT * (number + 0.5), accuracies(mine)
         mean = statistics.mean(found)
         if len(found) > 1:
             half = statistics.stdev(found)
-            ends = [max(LEFT, place(mean - half)), min(WIDTH - RIGHT, place(mean + half))]
-            pen.rectangle([ends[0], y - 9, ends[1], y + 9], colour + f"{PALE:02x}")
+            ends = [max(LEFT_MARGIN, place(mean - half)), min(WIDTH - RIGHT_MARGIN, place(mean + half))]
+            pen.rectangle([ends[0], y - 9, ends[1], y + 9], colour + f"{BAND_ALPHA:02x}")
         pen.line([(place(mean), y - 11), (place(mean), y + 11)], colour, width=3)
         for row in mine:
-            box = [place(value(row)) - 4, y - 4, place(value(row)) + 4, y + 4]
-            pen.ellipse(box, PAPER if row["diverged"] else colour, colour, 2)
-        pen.text((LEFT - 14, y), name, colour, font=font(15), anchor="rm")
-        pen.text((WIDTH - RIGHT + 14, y), spread(found), colour, font=font(14), anchor="lm")
+            box = [place(accuracy(row)) - 4, y - 4, place(accuracy(row)) + 4, y + 4]
+            pen.ellipse(box, BACKGROUND_COLOUR if row["diverged"] else colour, colour, 2)
+        pen.text((LEFT_MARGIN - 14, y), name, colour, font=load_font(15), anchor="rm")
+        pen.text((WIDTH - RIGHT_MARGIN + 14, y), mean_with_deviation(found), colour, font=load_font(14), anchor="lm")
 
 
-def curves(pen: Any, top: float, arms: Sequence[tuple[str, Sequence[Any]]]) -> None:
+def draw_curves(pen: Any, top: float, arms: Sequence[tuple[str, Sequence[Any]]]) -> None:
     """Draw the accuracy in training over epochs: the mean of an arm's runs, and one standard deviation as a band."""
-    lines = [_curve(mine) for _, mine in arms]
+    lines = [_mean_curve(mine) for _, mine in arms]
     known = [y for line in lines for mean, half in line for y in (mean - half, mean + half)]
     if not known:
         return
-    longest, scale, left = max(map(len, lines)), ticks(max(0.0, min(known)), min(100.0, max(known))), 80
+    longest, scale, left = max(map(len, lines)), axis_ticks(max(0.0, min(known)), min(100.0, max(known))), 80
 
     def place(epoch: int, y: float) -> tuple[float, float]:
         across = left + (epoch - 1) / max(1, longest - 1) * (WIDTH - left - 40)
-        return across, top + CURVES * (1 - (y - scale[0]) / (scale[-1] - scale[0]))
+        return across, top + CURVES_HEIGHT * (1 - (y - scale[0]) / (scale[-1] - scale[0]))
 
     for y in scale:
-        pen.line([place(1, y), place(longest, y)], GRID)
-        pen.text((left - 10, place(1, y)[1]), f"{y:g}", INK, font=font(13), anchor="rm")
+        pen.line([place(1, y), place(longest, y)], GRID_COLOUR)
+        pen.text((left - 10, place(1, y)[1]), f"{y:g}", TEXT_COLOUR, font=load_font(13), anchor="rm")
     for epoch in range(1, longest + 1, max(1, longest // 10)):
-        pen.text((place(epoch, 0)[0], top + CURVES + 16), f"{epoch}", INK, font=font(13), anchor="mm")
-    pen.text((left, top - 16), "top-1 % in training, over epochs", INK, font=font(14), anchor="lm")
+        pen.text(
+            (place(epoch, 0)[0], top + CURVES_HEIGHT + 16), f"{epoch}", TEXT_COLOUR, font=load_font(13), anchor="mm"
+        )
+    pen.text((left, top - 16), "top-1 % in training, over epochs", TEXT_COLOUR, font=load_font(14), anchor="lm")
     for number, line in enumerate(lines):
-        colour, spots = INKS[number % len(INKS)], list(enumerate(line, 1))
+        colour, spots = ARM_COLOURS[number % len(ARM_COLOURS)], list(enumerate(line, 1))
         above, below = ([place(epoch, mean + sign * half) for epoch, (mean, half) in spots] for sign in (1, -1))
         if len(spots) > 1:
-            pen.polygon([*above, *reversed(below)], colour + f"{PALE:02x}")
+            pen.polygon([*above, *reversed(below)], colour + f"{BAND_ALPHA:02x}")
             pen.line([place(epoch, mean) for epoch, (mean, _) in spots], colour, width=3, joint="curve")
 
 
-def _curve(rows: Sequence[Any]) -> list[tuple[float, float]]:
+def _mean_curve(rows: Sequence[Any]) -> list[tuple[float, float]]:
     """Mean and standard deviation at each epoch that all runs ended."""
     columns = list(zip(*(row["train_top1"] for row in rows), strict=False))
     return [(statistics.mean(one), statistics.stdev(one) if len(one) > 1 else 0.0) for one in columns]

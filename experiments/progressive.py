@@ -9,24 +9,30 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.arms import MARGIN, Arm, Claim, Experiment, side
+from experiments.arms import MARGIN_POINTS, Arm, Claim, Experiment, make_side
 from experiments.command import main
 from experiments.goyal import CIFAR
 from train.recipe import Model, Optim, Phase, Recipe
 
-EPOCHS = (0, 3, 6, 9, 12)
-SIZES = {"full size": (32, 32, 32, 32), "small first": (16, 24, 24, 32)}
-Steps = tuple[tuple[int, ...], tuple[float | tuple[float, float], ...]]  # batches and rates
-PEAK = 0.1  # at 64 images
-FALLING: Steps = ((64, 64, 64, 64), ((PEAK / 10, PEAK), PEAK, PEAK / 2, (PEAK / 4, 0.0)))
-GROWING: Steps = ((64, 64, 128, 256), ((PEAK / 10, PEAK), PEAK, PEAK, (PEAK, 0.0)))
-STEPS = {"falling rate": FALLING, "growing batch": GROWING}
+EPOCH_EDGES = (0, 3, 6, 9, 12)
+SIZES_BY_CHOICE = {"full size": (32, 32, 32, 32), "small first": (16, 24, 24, 32)}
+BatchesAndRates = tuple[tuple[int, ...], tuple[float | tuple[float, float], ...]]  # batches and rates
+PEAK_RATE = 0.1  # at 64 images
+FALLING_RATE: BatchesAndRates = (
+    (64, 64, 64, 64),
+    ((PEAK_RATE / 10, PEAK_RATE), PEAK_RATE, PEAK_RATE / 2, (PEAK_RATE / 4, 0.0)),
+)
+GROWING_BATCH: BatchesAndRates = (
+    (64, 64, 128, 256),
+    ((PEAK_RATE / 10, PEAK_RATE), PEAK_RATE, PEAK_RATE, (PEAK_RATE, 0.0)),
+)
+STEPS_BY_CHOICE = {"falling rate": FALLING_RATE, "growing batch": GROWING_BATCH}
 
 
-def arm(size: str, step: str) -> Arm:
+def make_arm(size_choice: str, step_choice: str) -> Arm:
     """Return an arm by its sizes and its steps."""
-    batches, rates = STEPS[step]
-    rows = zip(pairwise(EPOCHS), SIZES[size], batches, rates, strict=True)
+    batches, rates = STEPS_BY_CHOICE[step_choice]
+    rows = zip(pairwise(EPOCH_EDGES), SIZES_BY_CHOICE[size_choice], batches, rates, strict=True)
     recipe = Recipe(
         name="progressive",
         data=CIFAR,
@@ -39,37 +45,39 @@ def arm(size: str, step: str) -> Arm:
             for epochs, side, batch, rate in rows
         ],
     )
-    return Arm(name=f"{size}, {step}", recipe=recipe)
+    return Arm(name=f"{size_choice}, {step_choice}", recipe=recipe)
 
 
-PLAIN, SMALL, GROW, BOTH = (arm(size, step) for step, size in (
+PLAIN_ARM, SMALL_FIRST_ARM, GROWING_BATCH_ARM, BOTH_ARM = (make_arm(size, step) for step, size in (
     ("falling rate", "full size"), ("falling rate", "small first"),
     ("growing batch", "full size"), ("growing batch", "small first"),
 ))  # fmt: skip
 
 
-def as_good(one: Arm, text: str, source: str = "") -> Claim:
+def as_good_claim(arm: Arm, text: str, source: str = "") -> Claim:
     """Return the claim that an arm is as good as the plain one."""
     return Claim(
-        text=text, first=side(one.name), second=side(PLAIN.name), margin=MARGIN, cheaper=True, source=source
+        text=text, first=make_side(arm.name), second=make_side(PLAIN_ARM.name), margin=MARGIN_POINTS, cheaper=True, source=source
     )  # fmt: skip
 
 
 EXPERIMENT = Experiment(
     name="progressive",
     title="6. Small images first, and a growing batch",
-    about=(
+    description=(
         "12 epochs in four rows. Sizes: 32 pixels all along, or 16, 24, 24, 32. Steps: 64 images at a rate that halves "
         "twice, or the rate kept while the batch doubles twice (Smith et al. 2017), so that the rate per image is the "
         "same; both end at 0. Validated at 32 pixels. Batch norm sees the whole batch."
     ),
-    arms=(PLAIN, SMALL, GROW, BOTH),
+    arms=(PLAIN_ARM, SMALL_FIRST_ARM, GROWING_BATCH_ARM, BOTH_ARM),
     claims=(
-        as_good(
-            SMALL, "Small images first are as good as full size", "128, 224 and 288 pixels in fast.ai's 18 minutes"
+        as_good_claim(
+            SMALL_FIRST_ARM,
+            "Small images first are as good as full size",
+            "128, 224 and 288 pixels in fast.ai's 18 minutes",
         ),
-        as_good(GROW, "A growing batch is as good as a falling rate"),
-        as_good(BOTH, "Both together are as good as neither"),
+        as_good_claim(GROWING_BATCH_ARM, "A growing batch is as good as a falling rate"),
+        as_good_claim(BOTH_ARM, "Both together are as good as neither"),
     ),
 )
 

@@ -12,15 +12,15 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.arms import Arm, Claim, Experiment, Side, Sources
+from experiments.arms import Arm, Claim, Experiment, ClaimSide, ImageSources
 from experiments.command import main
-from experiments.images import FOLDS, Images, photographs
+from experiments.images import FOLDS, ImageSet, prepare_photographs
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
 EPOCHS = 30
 
 
-def arm(name: str, rect_train: bool) -> Arm:
+def make_arm(name: str, rect_train: bool) -> Arm:
     """Return an arm; both are validated on whole rectangles and on centre squares."""
 
     def row(start: int, end: int, lr: tuple[float, float]) -> Phase:
@@ -41,44 +41,44 @@ def arm(name: str, rect_train: bool) -> Arm:
     return Arm(name=name, recipe=recipe)
 
 
-def images(sources: Sources, seed: int) -> Images:
+def fold_images(sources: ImageSources, seed: int) -> ImageSet:
     """Return the seed's fold: another fifth of the photographs for validation."""
     assert sources.photographs is not None
-    return photographs(sources.photographs, sources.work, seed % FOLDS)
+    return prepare_photographs(sources.photographs, sources.work, seed % FOLDS)
 
 
-SQUARE, RECTANGLE = arm("trained on squares", False), arm("trained on rectangles", True)
-VIEWS = {"rectangles": "top1", "squares": "top1_square"}
+SQUARE_ARM, RECTANGLE_ARM = make_arm("trained on squares", False), make_arm("trained on rectangles", True)
+METRIC_BY_VIEW = {"rectangles": "top1", "squares": "top1_square"}
 
 EXPERIMENT = Experiment(
     name="rectangles",
     title="7. Training on rectangles, on photographs",
-    about=(
+    description=(
         "Photographs, each upright and turned by 180 degrees; the network says which. 96 pixels, "
         f"{EPOCHS} epochs, the same number of images and steps; a fifth of the photographs, another one for each seed "
         "of five, is kept for validation with both of its versions. Top-1 is that of whole rectangles; guessing gives "
         "50 %. The same photographs come back in several seeds, so the intervals speak of these photographs."
     ),
-    arms=(SQUARE, RECTANGLE),
+    arms=(SQUARE_ARM, RECTANGLE_ARM),
     claims=(
         *(
             Claim(
                 text=f"Validated on {view}, training on rectangles is better than on squares",
-                first=Side((RECTANGLE.name,), field),
-                second=Side((SQUARE.name,), field),
+                first=ClaimSide((RECTANGLE_ARM.name,), field),
+                second=ClaimSide((SQUARE_ARM.name,), field),
             )
-            for view, field in VIEWS.items()
+            for view, field in METRIC_BY_VIEW.items()
         ),
         Claim(
             text="Trained on squares, validation on rectangles is better than on squares",
-            first=Side((SQUARE.name,), "top1"),
-            second=Side((SQUARE.name,), "top1_square"),
+            first=ClaimSide((SQUARE_ARM.name,), "top1"),
+            second=ClaimSide((SQUARE_ARM.name,), "top1_square"),
             source="76.91 to 77.35 % top-1 on ImageNet (fast.ai's notebook)",
         ),
     ),
-    needs="photographs",
-    images=images,
-    repeats=2,
+    required_source="photographs",
+    images=fold_images,
+    seeds_factor=2,
 )
 
 if __name__ == "__main__":

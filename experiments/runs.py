@@ -14,13 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from train.recipe import Model, Optim, Phase, Recipe
-from train.tools.filesystem import as_json, plain, read_json, replace
+from train.tools.filesystem import to_json_bytes, json_roundtrip, read_json, write_atomic
 
 from .arms import Arm
-from .images import Images
+from .images import ImageSet
 
 FORMAT = 1
-KNOWN: dict[type, tuple[str, ...]] = {  # the fields of FORMAT 1, which always count
+FIELDS_OF_FORMAT_1: dict[type, tuple[str, ...]] = {  # the fields of FORMAT 1, which always count
     Model: ("name", "zero_gamma", "fc_std", "weights", "compile"),
     Optim: (
         *("name", "momentum", "nesterov", "betas", "eps", "trust", "weight_decay", "norm_decay", "bias_decay"),
@@ -31,16 +31,16 @@ KNOWN: dict[type, tuple[str, ...]] = {  # the fields of FORMAT 1, which always c
         "validate",
     ),
 }
-IGNORED = {Phase: ("reached",)}  # says what the recipe's source met
+IGNORED_FIELDS = {Phase: ("reached",)}  # says what the recipe's source met
 
 
 @dataclass(frozen=True)
-class Run:
+class ExperimentRun:
     """One arm with one seed on its images."""
 
     arm: Arm
     seed: int
-    images: Images
+    images: ImageSet
 
     @property
     def name(self) -> str:
@@ -57,7 +57,7 @@ class Run:
             "seed": self.seed,
             "gpus": self.arm.gpus,
             "nominal_gpus": recipe.nominal_gpus,
-            **how(recipe),
+            **training_config(recipe),
         }
 
     @property
@@ -66,45 +66,46 @@ class Run:
         return hashlib.sha256(json.dumps(self.config, sort_keys=True).encode()).hexdigest()[:16]
 
 
-def how(recipe: Recipe) -> dict[str, Any]:
+def training_config(recipe: Recipe) -> dict[str, Any]:
     """Return how a recipe trains, without names and places."""
-    parts = {"model": essence(recipe.model), "optim": essence(recipe.optim)}
-    return dict(plain(parts | {"phases": [essence(phase) for phase in recipe.phases]}))
+    parts = {"model": relevant_fields(recipe.model), "optim": relevant_fields(recipe.optim)}
+    return dict(json_roundtrip(parts | {"phases": [relevant_fields(phase) for phase in recipe.phases]}))
 
 
-def essence(part: Any) -> dict[str, Any]:
+def relevant_fields(recipe_part: Any) -> dict[str, Any]:
     """Return the fields of a part of a recipe that count."""
-    kind = type(part)
+    kind = type(recipe_part)
     return {
-        one.name: getattr(part, one.name)
-        for one in dataclasses.fields(part)
-        if one.name in KNOWN[kind] or (one.name not in IGNORED.get(kind, ()) and getattr(part, one.name) != one.default)
+        one.name: getattr(recipe_part, one.name)
+        for one in dataclasses.fields(recipe_part)
+        if one.name in FIELDS_OF_FORMAT_1[kind]
+        or (one.name not in IGNORED_FIELDS.get(kind, ()) and getattr(recipe_part, one.name) != one.default)
     }
 
 
 # --- rows: one small file for each run ------------------------------------------------------------------------------
 
-Row = dict[str, Any]
+ResultRow = dict[str, Any]
 
 
-def row_of(run: Run, results: Path) -> Row | None:
+def read_row(run: ExperimentRun, results: Path) -> ResultRow | None:
     """Return what is known of a run, None while it was not made."""
     row = read_json(results / f"{run.key}.json")
     return row if isinstance(row, dict) and row.get("config") == run.config else None
 
 
-def keep(run: Run, results: Path, values: Row) -> Row:
+def write_row(run: ExperimentRun, results: Path, values: ResultRow) -> ResultRow:
     """Write a run's row, whole or not at all, and return it."""
     results.mkdir(parents=True, exist_ok=True)
     row = {"name": run.name, "seed": run.seed, **values, "config": run.config}
-    text = as_json({**row, "config": None}).decode()
+    text = to_json_bytes({**row, "config": None}).decode()
     compact = json.dumps(run.config, sort_keys=True)
     text = text.replace('"config": null', f'"config": {compact}')
-    replace(results / f"{run.key}.json", text.encode())
+    write_atomic(results / f"{run.key}.json", text.encode())
     return row
 
 
-def measured(result: Row, classes: int) -> Row:
+def result_values(result: ResultRow, classes: int) -> ResultRow:
     """Return the numbers of a run that ended, from its result.json."""
     epochs = result["epochs"]
     return {
@@ -121,12 +122,12 @@ def measured(result: Row, classes: int) -> Row:
     }
 
 
-def broken(why: str, epochs: list[Row], classes: int) -> Row:
+def diverged_values(reason: str, epochs: list[ResultRow], classes: int) -> ResultRow:
     """Return the numbers of a run whose loss was no number any more, from the rows of the epochs it did end."""
     return {
         "top1": None,
         "top1_square": None,
-        "diverged": why,
+        "diverged": reason,
         "classes": classes,
         "train_loss": None,
         "train_top1": [round(one["train_top1"], 2) for one in epochs],

@@ -8,49 +8,62 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.arms import MARGIN, Arm, Claim, Experiment, side
+from experiments.arms import MARGIN_POINTS, Arm, Claim, Experiment, make_side
 from experiments.command import main
-from experiments.goyal import BASE, LARGE, RATE, TIMES, recipe
+from experiments.goyal import BASE_ARM, LARGE_ARM, BASE_RATE, LARGE_BATCH_FACTOR, make_recipe
 
 
-def arms(gpus: int, name: str) -> tuple[Arm, ...]:
+def rate_arms(gpus: int, name_prefix: str) -> tuple[Arm, ...]:
     """Return half the rate, the rate and twice the rate on so many GPUs, by the linear rule."""
-    named = {"half the rate": RATE / 2, "the rate": RATE, "twice the rate": 2 * RATE}
-    return tuple(Arm(name=f"{name}{words}", recipe=recipe(rate), gpus=gpus) for words, rate in named.items())
+    named = {"half the rate": BASE_RATE / 2, "the rate": BASE_RATE, "twice the rate": 2 * BASE_RATE}
+    return tuple(
+        Arm(name=f"{name_prefix}{words}", recipe=make_recipe(rate), gpus=gpus) for words, rate in named.items()
+    )
 
 
-SMALL = arms(1, f"{BASE.name}, ")
-LINEAR = arms(TIMES, f"{LARGE.name}, linear, ")
-ROOT = Arm(name=f"{LARGE.name}, square root", recipe=recipe(scaling="sqrt"), gpus=TIMES)
-FIXED = Arm(name=f"{LARGE.name}, fixed", recipe=recipe(scaling="none"), gpus=TIMES)
+BASE_ARMS = rate_arms(1, f"{BASE_ARM.name}, ")
+LINEAR_ARMS = rate_arms(LARGE_BATCH_FACTOR, f"{LARGE_ARM.name}, linear, ")
+SQUARE_ROOT_ARM = Arm(
+    name=f"{LARGE_ARM.name}, square root", recipe=make_recipe(scaling="sqrt"), gpus=LARGE_BATCH_FACTOR
+)
+FIXED_RATE_ARM = Arm(name=f"{LARGE_ARM.name}, fixed", recipe=make_recipe(scaling="none"), gpus=LARGE_BATCH_FACTOR)
 
 EXPERIMENT = Experiment(
     name="scaling",
     title="2. Linear against square-root and fixed rate",
-    about=(
-        f"One recipe (goyal.py) at a base batch of {BASE.name} and at {TIMES} times as many images a step, where "
-        f"`Optim.scaling` makes of its rate {TIMES} times as much, the square root of {TIMES} times, or the same. Half "
+    description=(
+        f"One recipe (goyal.py) at a base batch of {BASE_ARM.name} and at {LARGE_BATCH_FACTOR} times as many images a step, where "
+        f"`Optim.scaling` makes of its rate {LARGE_BATCH_FACTOR} times as much, the square root of {LARGE_BATCH_FACTOR} times, or the same. Half "
         "and twice the rate stand beside it: no rule is to win by a rate that was wrong to begin with."
     ),
-    arms=(SMALL[1], SMALL[0], SMALL[2], LINEAR[1], LINEAR[0], LINEAR[2], ROOT, FIXED),
+    arms=(
+        BASE_ARMS[1],
+        BASE_ARMS[0],
+        BASE_ARMS[2],
+        LINEAR_ARMS[1],
+        LINEAR_ARMS[0],
+        LINEAR_ARMS[2],
+        SQUARE_ROOT_ARM,
+        FIXED_RATE_ARM,
+    ),
     claims=(
         Claim(
-            text=f"By the linear rule {TIMES} times the batch is as good as the base batch",
-            first=side(LINEAR[1].name),
-            second=side(SMALL[1].name),
-            margin=MARGIN,
+            text=f"By the linear rule {LARGE_BATCH_FACTOR} times the batch is as good as the base batch",
+            first=make_side(LINEAR_ARMS[1].name),
+            second=make_side(BASE_ARMS[1].name),
+            margin=MARGIN_POINTS,
             source="top-1 error 23.74 ± 0.09 at 8192 against 23.60 ± 0.12 % at 256 (table 2a)",
         ),
         Claim(
             text="The linear rule is better than the square root",
-            first=side(LINEAR[1].name),
-            second=side(ROOT.name),
+            first=make_side(LINEAR_ARMS[1].name),
+            second=make_side(SQUARE_ROOT_ARM.name),
             source="23.74 ± 0.09 against 26.22 ± 0.03 %",
         ),
         Claim(
             text="The linear rule is better than the fixed rate",
-            first=side(LINEAR[1].name),
-            second=side(FIXED.name),
+            first=make_side(LINEAR_ARMS[1].name),
+            second=make_side(FIXED_RATE_ARM.name),
             source="23.74 ± 0.09 against 41.67 ± 0.10 %",
         ),
     ),

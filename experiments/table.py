@@ -7,7 +7,7 @@ from typing import Any
 
 from . import evidence
 from .arms import Experiment
-from .evidence import Rows, values
+from .evidence import RowsByArm, accuracies
 
 HEAD = """\
 # What the experiments show
@@ -23,7 +23,7 @@ fixed before the runs; batches, epochs and rates were chosen on another seed, at
 """
 
 
-def page(experiments: Sequence[Experiment], rows: Mapping[str, Rows]) -> str:
+def render_results_page(experiments: Sequence[Experiment], rows: Mapping[str, RowsByArm]) -> str:
     """Return RESULTS.md from the rows of each experiment by name and arm."""
     unique = {str(row["config"]): row for arms in rows.values() for mine in arms.values() for row in mine}
     lines = [HEAD, *provenance(list(unique.values())), ""]
@@ -43,37 +43,37 @@ def provenance(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     commits = sorted({str(row["made"]["commit"])[:12] for row in rows})
     when = dates[0] if len(dates) == 1 else f"{dates[0]} to {dates[-1]}"
     yield f"{len(rows)} different runs, {when}, {seconds / 3600:.1f} hours of one thread in all. Made on"
-    yield from _listed(row["made"]["machine"] for row in rows)
+    yield from _joined_machines(row["made"]["machine"] for row in rows)
     yield f"Commits: {', '.join(commits)}."
 
 
-def _listed(machines: Iterable[str]) -> Iterator[str]:
+def _joined_machines(machines: Iterable[str]) -> Iterator[str]:
     found = sorted(set(machines))
     yield "; ".join(found) + "."
 
 
-def section(one: Experiment, rows: Rows) -> Iterator[str]:
+def section(experiment: Experiment, rows: RowsByArm) -> Iterator[str]:
     """Yield an experiment's part: what is held equal, the picture, the table, and what is seen."""
-    yield f"## {one.title}"
-    yield f"\n{textwrap.fill(one.about, 120, break_on_hyphens=False)}\n"
-    yield f"![{one.title}](pictures/{one.name}.png)\n"
-    yield from table(one, rows)
+    yield f"## {experiment.title}"
+    yield f"\n{textwrap.fill(experiment.description, 120, break_on_hyphens=False)}\n"
+    yield f"![{experiment.title}](pictures/{experiment.name}.png)\n"
+    yield from experiment_table(experiment, rows)
     yield ""
-    yield from (f"- {evidence.sentence(claim, rows)}" for claim in one.claims)
+    yield from (f"- {evidence.claim_sentence(claim, rows)}" for claim in experiment.claims)
 
 
-def table(one: Experiment, rows: Rows) -> Iterator[str]:
+def experiment_table(experiment: Experiment, rows: RowsByArm) -> Iterator[str]:
     """Yield the rows of the markdown table, one for each arm; the difference is to the first arm. Seconds are told
     where something is claimed of them: those runs were made with nothing else at work.
     """
     two = any(row["top1_square"] != row["top1"] for mine in rows.values() for row in mine)
-    timed = any(claim.cheaper for claim in one.claims)
+    timed = any(claim.cheaper for claim in experiment.claims)
     names = ["n", "top-1 %", "least to most", *["top-1 %, squares"] * two, "to the first", "steps", "work"]
     names += ["seconds"] * timed
     yield f"| | {' | '.join(names)} |"
     yield "|---|" + "---:|" * len(names)
-    first = rows.get(one.arms[0].name, [])
-    for arm in one.arms:
+    first = rows.get(experiment.arms[0].name, [])
+    for arm in experiment.arms:
         mine = rows.get(arm.name, [])
         if mine:
             yield f"| {arm.name} | " + " | ".join(_cells(mine, first, two, timed)) + " |"
@@ -81,19 +81,25 @@ def table(one: Experiment, rows: Rows) -> Iterator[str]:
             yield f"| {arm.name} | 0 |" + " |" * (len(names) - 1)
 
 
-def _cells(mine: Sequence[Any], first: Sequence[Any], two: bool, timed: bool) -> Iterator[str]:
-    found, whole = values(mine), [row for row in mine if row["diverged"] is None]
-    yield f"{len(mine)}" + f", {len(mine) - len(whole)} diverged" * (len(whole) < len(mine))
-    yield evidence.spread(found)
+def _cells(
+    arm_rows: Sequence[Any], reference_rows: Sequence[Any], has_square_top1: bool, has_timing: bool
+) -> Iterator[str]:
+    found, whole = accuracies(arm_rows), [row for row in arm_rows if row["diverged"] is None]
+    yield f"{len(arm_rows)}" + f", {len(arm_rows) - len(whole)} diverged" * (len(whole) < len(arm_rows))
+    yield evidence.mean_with_deviation(found)
     yield f"{min(found):.2f} to {max(found):.2f}"
-    if two:
-        yield evidence.spread(values(mine, "top1_square"))
-    interval = evidence.welch(found, values(first)) if mine is not first and first else None
+    if has_square_top1:
+        yield evidence.mean_with_deviation(accuracies(arm_rows, "top1_square"))
+    interval = (
+        evidence.welch_interval(found, accuracies(reference_rows))
+        if arm_rows is not reference_rows and reference_rows
+        else None
+    )
     yield f"{interval.difference:+.2f} ({interval.low:+.2f} to {interval.high:+.2f})" if interval else ""
     if not whole:
-        yield from [""] * (2 + timed)
+        yield from [""] * (2 + has_timing)
         return
     yield f"{whole[0]['steps']}"
     yield f"{statistics.mean(row['megapixels'] for row in whole):.0f} MP"
-    if timed:
-        yield evidence.spread([row["train_seconds"] for row in whole], 0)
+    if has_timing:
+        yield evidence.mean_with_deviation([row["train_seconds"] for row in whole], 0)

@@ -8,41 +8,45 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.arms import MARGIN, Arm, Claim, Experiment, side
+from experiments.arms import MARGIN_POINTS, Arm, Claim, Experiment, make_side
 from experiments.command import main
-from experiments.goyal import BASE, LARGE, RATE, TIMES, recipe
+from experiments.goyal import BASE_ARM, LARGE_ARM, BASE_RATE, LARGE_BATCH_FACTOR, make_recipe
 
-NONE = Arm(name=f"{LARGE.name}, none", recipe=recipe(ramp=RATE), gpus=TIMES)
-CONSTANT = Arm(name=f"{LARGE.name}, constant", recipe=recipe(ramp=RATE / TIMES), gpus=TIMES)
-GRADUAL = Arm(name=f"{LARGE.name}, gradual", recipe=LARGE.recipe, gpus=TIMES)
-FIRST = Arm(name=f"{BASE.name}, gradual", recipe=BASE.recipe)
+NO_WARMUP_ARM = Arm(name=f"{LARGE_ARM.name}, none", recipe=make_recipe(warmup_rate=BASE_RATE), gpus=LARGE_BATCH_FACTOR)
+CONSTANT_ARM = Arm(
+    name=f"{LARGE_ARM.name}, constant",
+    recipe=make_recipe(warmup_rate=BASE_RATE / LARGE_BATCH_FACTOR),
+    gpus=LARGE_BATCH_FACTOR,
+)
+GRADUAL_ARM = Arm(name=f"{LARGE_ARM.name}, gradual", recipe=LARGE_ARM.recipe, gpus=LARGE_BATCH_FACTOR)
+BASE_BATCH_ARM = Arm(name=f"{BASE_ARM.name}, gradual", recipe=BASE_ARM.recipe)
 
 EXPERIMENT = Experiment(
     name="warmup",
     title="1. Warm-up against none, at 32 times the base batch",
-    about=(
-        f"{LARGE.name} images a step at {TIMES} times the rate (goyal.py). Only the first two of 11 epochs differ: the "
-        f"full rate, the base batch's rate, or a ramp from this to that. The base batch of {BASE.name} is beside them."
+    description=(
+        f"{LARGE_ARM.name} images a step at {LARGE_BATCH_FACTOR} times the rate (goyal.py). Only the first two of 11 epochs differ: the "
+        f"full rate, the base batch's rate, or a ramp from this to that. The base batch of {BASE_ARM.name} is beside them."
     ),
-    arms=(FIRST, NONE, CONSTANT, GRADUAL),
+    arms=(BASE_BATCH_ARM, NO_WARMUP_ARM, CONSTANT_ARM, GRADUAL_ARM),
     claims=(
         Claim(
             text="Gradual warm-up is better than none",
-            first=side(GRADUAL.name),
-            second=side(NONE.name),
+            first=make_side(GRADUAL_ARM.name),
+            second=make_side(NO_WARMUP_ARM.name),
             source="top-1 error 23.74 ± 0.09 against 24.84 ± 0.37 % at 8192 (table 1)",
         ),
         Claim(
             text="Gradual warm-up is better than constant",
-            first=side(GRADUAL.name),
-            second=side(CONSTANT.name),
+            first=make_side(GRADUAL_ARM.name),
+            second=make_side(CONSTANT_ARM.name),
             source="23.74 ± 0.09 against 25.88 ± 0.56 %",
         ),
         Claim(
             text="With gradual warm-up the large batch is as good as the base batch",
-            first=side(GRADUAL.name),
-            second=side(FIRST.name),
-            margin=MARGIN,
+            first=make_side(GRADUAL_ARM.name),
+            second=make_side(BASE_BATCH_ARM.name),
+            margin=MARGIN_POINTS,
             source="23.74 ± 0.09 against 23.60 ± 0.12 %",
         ),
     ),

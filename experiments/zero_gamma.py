@@ -10,20 +10,20 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.arms import Experiment
 from experiments.command import main
-from experiments.goyal import better, on_and_off
+from experiments.goyal import better_claims, on_and_off_arms
 
-NAMES = ("gamma 0", "gamma 1")
+CHOICE_NAMES = ("gamma 0", "gamma 1")
 
 EXPERIMENT = Experiment(
     name="zero_gamma",
     title="4. Zero-gamma against ones",
-    about=(
+    description=(
         "Goyal's rules in small (goyal.py) at both batches; only the first value of the last norm's weight in "
         "each of the four blocks differs."
     ),
-    arms=on_and_off("zero_gamma", (True, False), NAMES),
-    claims=better(
-        NAMES,
+    arms=on_and_off_arms("zero_gamma", (True, False), CHOICE_NAMES),
+    claims=better_claims(
+        CHOICE_NAMES,
         (
             "top-1 error 23.60 ± 0.12 against 23.84 ± 0.18 % at 256 (table 2b)",
             "23.74 ± 0.09 against 24.11 ± 0.07 % at 8192",

@@ -26,16 +26,16 @@ from typing import Any
 
 from train.recipe import IMAGENET, Model, Optim, Phase, Recipe
 
-from ._rows import drops
+from ._rows import step_decay_phases
 
-ROWS: dict[str, Any] = {"size": 224, "batch": 32, "min_scale": 0.16}
+COMMON_FIELDS: dict[str, Any] = {"size": 224, "batch": 32, "min_scale": 0.16}
 
 
-def rows(rate: float, at: Sequence[int]) -> list[Phase]:
+def make_phases(first_lr: float, drop_epochs: Sequence[int]) -> list[Phase]:
     """Return the phases of 120 epochs; from epoch 100 on they do not augment."""
-    last = rate / 10 ** sum(one <= 100 for one in at)
-    before = drops(rate, 0, [one for one in at if one < 100], 100, **ROWS)
-    return [*before, Phase(epochs=(100, 120), lr=last, augment=False, **ROWS)]
+    last = first_lr / 10 ** sum(one <= 100 for one in drop_epochs)
+    before = step_decay_phases(first_lr, 0, [one for one in drop_epochs if one < 100], 100, **COMMON_FIELDS)
+    return [*before, Phase(epochs=(100, 120), lr=last, augment=False, **COMMON_FIELDS)]
 
 
 def recipes() -> Iterator[Recipe]:
@@ -46,7 +46,7 @@ def recipes() -> Iterator[Recipe]:
             data=IMAGENET,
             model=Model(name="resnet152", zero_gamma=False, fc_std=0.03125),  # Xavier: sqrt(2 / 2048)
             optim=Optim(momentum=0.9, nesterov=True, weight_decay=1e-4, norm_decay=True, bias_decay=False),
-            phases=rows(rate, at),
+            phases=make_phases(rate, at),
             machines=batch // 256,
             gpus=8,
             types=("p4d.24xlarge", "p5.48xlarge", "g6e.48xlarge", "p4de.24xlarge"),

@@ -23,7 +23,7 @@ row of 16 machines is written (38, 50) there and stops being useful at its start
 from train.recipe import IMAGENET, Model, Optim, Phase, Recipe
 
 # fmt: off
-one = [
+one_machine = [
     Phase(epochs=( 0,  7), size=128, batch=512, lr=(1.0, 2.0),          min_scale=0.08,  copy=160),
     Phase(epochs=( 7, 13), size=128, batch=512, lr=(2.0, 0.25),         min_scale=0.08,  copy=160),
     Phase(epochs=(13, 22), size=224, batch=224, lr=(0.4375, 0.04375),   min_scale=0.087, copy=352),
@@ -31,7 +31,7 @@ one = [
     Phase(epochs=(25, 28), size=288, batch=128, lr=(0.0025, 0.00025),   min_scale=0.5,   rect_val=True, reached=28),
 ]
 
-two = [
+two_machines = [
     Phase(epochs=( 0,  6), size=128, batch=256, lr=(1.5, 3.0),          min_scale=0.08,  copy=160),
     Phase(epochs=( 6, 11), size=128, batch=512, lr=3.0,                 min_scale=0.08,  copy=160),
     Phase(epochs=(11, 13), size=128, batch=512, lr=(3.0, 1.5),          min_scale=0.08,  copy=160),
@@ -41,7 +41,7 @@ two = [
     Phase(epochs=(28, 30), size=288, batch=128, lr=(0.0075, 0.00075),   min_scale=0.5,   rect_val=True, reached=30),
 ]
 
-four = [
+four_machines = [
     Phase(epochs=( 0,  6), size=128, batch=256, lr=(2.0, 4.0),          min_scale=0.08,  copy=160),
     Phase(epochs=( 6, 11), size=128, batch=512, lr=4.0,                 min_scale=0.08,  copy=160),
     Phase(epochs=(11, 13), size=128, batch=512, lr=(4.0, 2.0),          min_scale=0.08,  copy=160),
@@ -51,7 +51,7 @@ four = [
     Phase(epochs=(28, 30), size=288, batch=128, lr=(0.01, 0.001),       min_scale=0.5,   rect_val=True, reached=29),
 ]
 
-eight = [
+eight_machines = [
     Phase(epochs=( 0,  6), size=128, batch=128, lr=(1.92, 3.84),        min_scale=0.08,  copy=160),
     Phase(epochs=( 6, 11), size=128, batch=256, lr=3.84,                min_scale=0.08,  copy=160),
     Phase(epochs=(11, 14), size=128, batch=256, lr=(3.84, 1.92),        min_scale=0.08,  copy=160),
@@ -61,7 +61,7 @@ eight = [
     Phase(epochs=(29, 36), size=288, batch=128, lr=(0.0192, 0.00192),   min_scale=0.5,   rect_val=True, reached=30),
 ]
 
-sixteen = [
+sixteen_machines = [
     Phase(epochs=( 0,  6), size=128, batch= 64, lr=(1.88, 3.76),        min_scale=0.08,  copy=160),
     Phase(epochs=( 6, 16), size=128, batch=128, lr=3.76,                min_scale=0.08,  copy=160),
     Phase(epochs=(16, 19), size=224, batch= 64, lr=1.88,                min_scale=0.08,  copy=None),
@@ -77,7 +77,7 @@ recipe = Recipe(
     data=IMAGENET,
     model=Model(name="resnet50", zero_gamma=True, fc_std=0.01),
     optim=Optim(momentum=0.9, weight_decay=1e-4, norm_decay=False, bias_decay=True),
-    tables={1: one, 2: two, 4: four, 8: eight, 16: sixteen},
+    tables={1: one_machine, 2: two_machines, 4: four_machines, 8: eight_machines, 16: sixteen_machines},
     machines=16,
     gpus=8,
     target=93.0,

@@ -29,34 +29,36 @@ from typing import Any
 
 from train.recipe import IMAGENET, Model, Optim, Phase, Recipe
 
-from ._rows import drops
+from ._rows import step_decay_phases
 
-ROWS: dict[str, Any] = {"size": 224, "batch": 32}  # n = 32
-AT = (30, 60, 80)
+COMMON_FIELDS: dict[str, Any] = {"size": 224, "batch": 32}  # n = 32
+DROP_EPOCHS = (30, 60, 80)
 NESTEROV = Optim(momentum=0.9, nesterov=True, weight_decay=1e-4, norm_decay=False, bias_decay=True)
 
-gradual = Phase(epochs=(0, 5), lr=3.2, shape="gradual_warmup", **ROWS)  # 0.1 to 3.2
-constant = Phase(epochs=(0, 5), lr=3.2, shape="constant_warmup", **ROWS)  # 0.1
-held = drops(3.2, 5, AT, 90, **ROWS)
+gradual = Phase(epochs=(0, 5), lr=3.2, shape="gradual_warmup", **COMMON_FIELDS)  # 0.1 to 3.2
+constant = Phase(epochs=(0, 5), lr=3.2, shape="constant_warmup", **COMMON_FIELDS)  # 0.1
+after_warmup = step_decay_phases(3.2, 5, DROP_EPOCHS, 90, **COMMON_FIELDS)
 
 hour = Recipe(
     name="resnet50_1hour",
     data=IMAGENET,
     model=Model(name="resnet50", zero_gamma=True, fc_std=0.01),
     optim=NESTEROV,
-    phases=[gradual, *held],
+    phases=[gradual, *after_warmup],
     machines=32,
     gpus=8,
     types=("p4d.24xlarge", "p5.48xlarge", "g6e.48xlarge", "p4de.24xlarge"),
 )
-baseline = replace(hour, name="resnet50_1hour_256", phases=drops(0.1, 0, AT, 90, **ROWS), machines=1)
+baseline = replace(
+    hour, name="resnet50_1hour_256", phases=step_decay_phases(0.1, 0, DROP_EPOCHS, 90, **COMMON_FIELDS), machines=1
+)
 
 
 def recipes() -> Iterator[Recipe]:
     """Yield the rows of their table 1, plain momentum, and table 2c: ResNet-101."""
     yield hour
-    yield replace(hour, name="resnet50_1hour_constant", phases=[constant, *held])
-    yield replace(hour, name="resnet50_1hour_cold", phases=drops(3.2, 0, AT, 90, **ROWS))
+    yield replace(hour, name="resnet50_1hour_constant", phases=[constant, *after_warmup])
+    yield replace(hour, name="resnet50_1hour_cold", phases=step_decay_phases(3.2, 0, DROP_EPOCHS, 90, **COMMON_FIELDS))
     yield replace(hour, name="resnet50_1hour_plain", optim=replace(NESTEROV, nesterov=False))
     yield baseline
     for one, name in ((hour, "resnet101_1hour"), (baseline, "resnet101_1hour_256")):

@@ -33,7 +33,7 @@ from dataclasses import replace
 from train.recipe import IMAGENET, Model, Optim, Phase, Recipe
 
 # fmt: off
-one = [
+one_machine = [
     Phase(epochs=( 0,  5), size=96,  batch=256, lr=1.2, shape="gradual_warmup", copy=160, validate="last"),
     Phase(epochs=( 5, 12), size=96,  batch=256, lr=(1.2, 0.7334),      copy=160, validate="last"),
     Phase(epochs=(12, 18), size=128, batch=256, lr=(0.7334, 0.3334),   copy=160, validate="last"),
@@ -41,7 +41,7 @@ one = [
     Phase(epochs=(21, 23), size=288, batch=128, lr=(0.0667, 0.00005),  min_scale=0.5, rect_val=True),
 ]
 
-two = [
+two_machines = [
     Phase(epochs=( 0,  5), size=96,  batch=256, lr=2.4, shape="gradual_warmup", copy=160, validate="last"),
     Phase(epochs=( 5, 12), size=96,  batch=256, lr=(2.4, 1.4667),      copy=160, validate="last"),
     Phase(epochs=(12, 18), size=128, batch=256, lr=(1.4667, 0.6668),   copy=160, validate="last"),
@@ -49,7 +49,7 @@ two = [
     Phase(epochs=(21, 23), size=288, batch=128, lr=(0.1334, 0.0001),   min_scale=0.5, rect_val=True),
 ]
 
-four = [
+four_machines = [
     Phase(epochs=( 0,  5), size=96,  batch=256, lr=4.0, shape="gradual_warmup", copy=160, validate="last"),
     Phase(epochs=( 5, 12), size=96,  batch=256, lr=(4.0, 2.4446),      copy=160, validate="last"),
     Phase(epochs=(12, 18), size=128, batch=256, lr=(2.4446, 1.1114),   copy=160, validate="last"),
@@ -57,9 +57,9 @@ four = [
     Phase(epochs=(21, 23), size=288, batch=128, lr=(0.2224, 0.00017),  min_scale=0.5, rect_val=True),
 ]
 
-eight = [replace(row, batch=row.batch // 2) for row in four]
+eight_machines = [replace(row, batch=row.batch // 2) for row in four_machines]
 
-sixteen = [
+sixteen_machines = [
     Phase(epochs=( 0, 13), size=96,  batch=256, lr=(0.0, 23.2143),     copy=160, min_scale=0.11, validate="last"),
     Phase(epochs=(13, 14), size=128, batch=256, lr=(23.2143, 25.0),    copy=160, min_scale=0.11, validate="last"),
     Phase(epochs=(14, 24), size=128, batch=256, lr=(25.0, 7.2857),     copy=160, min_scale=0.11, validate="last"),
@@ -76,7 +76,7 @@ def recipes() -> Iterator[Recipe]:
         data=IMAGENET,
         model=Model(name="resnet50", zero_gamma=True, fc_std=0.01),
         optim=Optim(nesterov=True, weight_decay=1e-4, norm_decay=False, bias_decay=False, label_smoothing=0.1),
-        tables={1: one, 2: two, 4: four, 8: eight},
+        tables={1: one_machine, 2: two_machines, 4: four_machines, 8: eight_machines},
         machines=1,
         gpus=8,
         target=93.0,
@@ -84,4 +84,4 @@ def recipes() -> Iterator[Recipe]:
     )
     yield few
     lars = replace(few.optim, name="lars", trust=0.0008)
-    yield replace(few, name="resnet50_2026_lars", optim=lars, tables={}, phases=sixteen, machines=16)
+    yield replace(few, name="resnet50_2026_lars", optim=lars, tables={}, phases=sixteen_machines, machines=16)

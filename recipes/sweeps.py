@@ -18,21 +18,21 @@ from train.recipe import Phase, Recipe
 from .cifar10 import recipe as base
 
 
-def rows(peak: float = 0.2, warmup: int = 2, batch: int = 128) -> list[Phase]:
+def make_phases(peak_lr: float = 0.2, warmup_epochs: int = 2, batch: int = 128) -> list[Phase]:
     """Return ten epochs of CIFAR-10: up to the peak, then down to 0 in a line."""
     same = base.phases[0]
-    up = [replace(same, epochs=(0, warmup), batch=batch, lr=(peak / 10, peak))] if warmup else []
-    return [*up, replace(same, epochs=(warmup, 10), batch=batch, lr=(peak, 0.0))]
+    up = [replace(same, epochs=(0, warmup_epochs), batch=batch, lr=(peak_lr / 10, peak_lr))] if warmup_epochs else []
+    return [*up, replace(same, epochs=(warmup_epochs, 10), batch=batch, lr=(peak_lr, 0.0))]
 
 
 def recipes() -> Iterator[Recipe]:
     """Yield each value of each sweep; all else stays as it is."""
     for peak in (0.05, 0.1, 0.2, 0.4, 0.8):
-        yield replace(base, name=f"rate_{peak}", phases=rows(peak=peak))
+        yield replace(base, name=f"rate_{peak}", phases=make_phases(peak_lr=peak))
     for warmup in (0, 1, 2, 4):
-        yield replace(base, name=f"warmup_{warmup}", phases=rows(peak=0.8, warmup=warmup))
+        yield replace(base, name=f"warmup_{warmup}", phases=make_phases(peak_lr=0.8, warmup_epochs=warmup))
     for trust in (0.0005, 0.001, 0.002, 0.004):
         lars = replace(base.optim, name="lars", trust=trust)
-        yield replace(base, name=f"trust_{trust}", optim=lars, phases=rows(peak=10.0, batch=1024))
+        yield replace(base, name=f"trust_{trust}", optim=lars, phases=make_phases(peak_lr=10.0, batch=1024))
     for batch in (64, 128, 256, 512):  # the linear rule: the peak goes with the batch
-        yield replace(base, name=f"batch_{batch}", phases=rows(peak=0.2 * batch / 128, batch=batch))
+        yield replace(base, name=f"batch_{batch}", phases=make_phases(peak_lr=0.2 * batch / 128, batch=batch))

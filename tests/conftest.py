@@ -180,9 +180,9 @@ class Place:
 
     def children(self, pid: int) -> list[int]:
         """All processes below one."""
-        from train.tools.process import descendants
+        from train.tools.process import descendant_pids
 
-        return descendants(pid)
+        return descendant_pids(pid)
 
     def agent(self) -> int:
         """The one agent of this place."""
@@ -233,10 +233,10 @@ class Place:
 @pytest.fixture(scope="session")
 def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data set of 60 and 20 drawn images in ten classes. Not to be changed."""
-    from train.data.packing.synthetic import draw_set
+    from train.data.packing.synthetic import draw_sample_set
 
     folder = tmp_path_factory.mktemp("drawn") / "data"
-    draw_set(folder, train=60, val=20)
+    draw_sample_set(folder, train=60, val=20)
     return folder
 
 

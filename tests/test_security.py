@@ -15,7 +15,7 @@ from cluster.jobs import submit
 from cluster.machines import code_archive
 from infra.aws.client import Account
 from infra.aws.instances import instances
-from infra.aws.instances.user_data import HOST_KEY, SET_UP
+from infra.aws.instances.user_data import HOST_KEY_SCRIPT, SETUP_SCRIPT
 from infra.aws.stack import key_pairs, stack
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -49,9 +49,9 @@ def group(account: Account, own: stack.Stack) -> dict[str, Any]:
 def run(recipe: str, **words: Any) -> dict[str, Any]:
     """The RunInstances that a launch would send."""
     [found] = submit.load_recipes(str(ROOT / "recipes" / recipe))
-    plan = submit.plan(found, backend="aws", rent={"offline": True}, **words)
-    assert plan.renting
-    return dict(aws_plan.requests(plan.spec, plan.renting))["ec2:RunInstances"]
+    plan = submit.plan(found, backend="aws", rental_options={"offline": True}, **words)
+    assert plan.rental_plan
+    return dict(aws_plan.preview_requests(plan.spec, plan.rental_plan))["ec2:RunInstances"]
 
 
 def test_the_table_has_the_lines_that_are_tested_here() -> None:
@@ -69,7 +69,7 @@ def test_ssh_is_open_to_one_address_and_nothing_else_is_to_anybody(cloud: Any) -
     doors = [rule for rule in group(account, own)["IpPermissions"] if rule.get("IpRanges") or rule.get("Ipv6Ranges")]
     assert [(rule["IpProtocol"], rule["FromPort"], rule["ToPort"]) for rule in doors] == [("tcp", 22, 22)]
     assert [place["CidrIp"] for place in doors[0]["IpRanges"]] == [HERE]
-    assert key_pairs.KEY.expanduser().stat().st_mode & 0o77 == 0
+    assert key_pairs.KEY_PATH.expanduser().stat().st_mode & 0o77 == 0
 
 
 def test_all_between_the_machines_is_open_and_only_between_them(cloud: Any) -> None:
@@ -84,7 +84,7 @@ def test_the_first_login_knows_the_host_key_and_the_boot_key_is_worthless_after_
     data = json.loads(run("resnet50_18min.py")["UserData"].partition("\n")[2])
     assert set(data["ssh_keys"]) == {"ed25519_private", "ed25519_public"} and data["ssh_deletekeys"]
     assert (
-        "rm -f ssh_host_*" in HOST_KEY and "user-data" in HOST_KEY
+        "rm -f ssh_host_*" in HOST_KEY_SCRIPT and "user-data" in HOST_KEY_SCRIPT
     )  # that it does so: tests/simcloud/test_machines.py
 
 
@@ -120,15 +120,17 @@ def test_disks_and_file_system_are_encrypted_at_rest_and_on_the_way(cloud: Any) 
     [system] = account.efs.describe_file_systems(FileSystemId=own.file_system)["FileSystems"]
     policy = json.loads(account.efs.describe_file_system_policy(FileSystemId=own.file_system)["Policy"])
     refused = [rule for rule in policy["Statement"] if rule["Effect"] == "Deny"]
-    assert system["Encrypted"] and "SecureTransport" in json.dumps(refused) and "tls,iam" in SET_UP
+    assert system["Encrypted"] and "SecureTransport" in json.dumps(refused) and "tls,iam" in SETUP_SCRIPT
 
 
 def test_credentials_go_nowhere(cloud: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     front: Front = cloud[0]
     monkeypatch.chdir(ROOT)
     plan = submit.plan(submit.load_recipes(str(ROOT / "recipes/quickstart.py"))[0], backend="aws", machines=2)
-    packed, _ = code_archive.pack()
-    assert plan.renting and SECRET not in json.dumps([plan.spec.to_json(), aws_plan.requests(plan.spec, plan.renting)])
+    packed, _ = code_archive.pack_code()
+    assert plan.rental_plan and SECRET not in json.dumps(
+        [plan.spec.to_json(), aws_plan.preview_requests(plan.spec, plan.rental_plan)]
+    )
     assert SECRET.encode() not in packed and not any(b".aws/credentials" in path for path in packed.split(b"\0"))
     assert os.environ["AWS_SECRET_ACCESS_KEY"] == SECRET and front.calls
-    assert not instances.all_of(cloud[1])  # to plan rents nothing
+    assert not instances.describe_region(cloud[1])  # to plan rents nothing

@@ -4,7 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from cluster.state.locks import AGENT
+from cluster.state.locks import AGENT_LOCK
 from train.tools.filesystem import locked
 
 from .agent import Agent
@@ -21,7 +21,7 @@ def main() -> int:
     asked = parser.parse_args()
     asked.work.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(asked.work / AGENT, 2.0):  # someone may just be asking whether we live
+        with locked(asked.work / AGENT_LOCK, 2.0):  # someone may just be asking whether we live
             return Agent(asked.shared, asked.work, asked.machine, asked.address, asked.elapsed).run()
     except BlockingIOError:
         print(f"{asked.work}: another agent is at work here", file=sys.stderr)

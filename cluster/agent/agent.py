@@ -23,26 +23,26 @@ from uuid import uuid4
 
 from cluster.connectors import log_sync
 from cluster.state import attempts, membership
-from cluster.state.heartbeats import Peers, Word
-from cluster.state.membership import View
-from cluster.state.run_folder import Folders, stop_reason
-from cluster.state.spec import Spec
+from cluster.state.heartbeats import PeerStatuses, MachineStatus
+from cluster.state.membership import ClusterView
+from cluster.state.run_folder import RunFolder, stop_reason
+from cluster.state.spec import JobSpec
 from train.tools import process
 
 from . import tmux_windows
-from .data import DrawError, prepare
-from .status_writer import Voice
-from .trainers import Trainers, temporary
-from .watchdog import GRACE, Guard
+from .data import DataPreparationError, prepare_data
+from .status_writer import StatusWriter
+from .trainers import Trainers, make_temp_folder
+from .watchdog import SAVE_GRACE_SECONDS, Watchdog
 
-TICK = 0.1  # seconds
-BRING_SECONDS = 0.5
-FROZEN_SECONDS = 1.0
-PATIENCE = 20.0  # with a shared folder that cannot be written
-SILENT_SECONDS = 30.0  # for the first word of trainers, which they say before they load anything
+TICK_SECONDS = 0.1  # seconds
+LOG_SYNC_SECONDS = 0.5
+SUSPENDED_GAP_SECONDS = 1.0
+SHARED_FOLDER_TIMEOUT_SECONDS = 20.0  # with a shared folder that cannot be written
+FIRST_REPORT_TIMEOUT_SECONDS = 30.0  # for the first word of trainers, which they say before they load anything
 
 
-class Ended(Exception):
+class JobFinished(Exception):
     """The job is over on this machine: a state ("done", "failed", "stopped", "left"), and the reason in one line."""
 
     def __init__(self, state: str, reason: str = "") -> None:
@@ -53,39 +53,50 @@ class Ended(Exception):
 class Agent:
     """One machine's part of a job."""
 
-    def __init__(self, shared: Path, work: Path, machine: str, address: str, elapsed: float = 0.0) -> None:
+    def __init__(self, shared: Path, work: Path, machine: str, address: str, elapsed_seconds: float = 0.0) -> None:
         self.shared, self.work, self.machine, self.address = shared, work, machine, address
-        self.spec = Spec.from_json(json.loads((shared / "job.json").read_text())).on_machine(shared)
-        self.launch = Folders.mark_of(shared)
+        self.spec = JobSpec.from_json(json.loads((shared / "job.json").read_text())).resolved_on_machine(shared)
+        self.launch_id = RunFolder.read_launch_id(shared)
         self.id = f"{machine}.{uuid4().hex[:6]}"  # a restarted agent is a new machine
-        self.temp = temporary()
-        self.trainers = Trainers(self.spec, shared, work, self.temp)
-        self.rules = self.spec.rules
-        self.peers = Peers(shared, self.spec.names, self.launch)
-        self.courier = log_sync.Courier(work, shared)
-        self.guard = Guard(work, self.spec.max_hours, elapsed, self.spec.metadata, self.die, *self.spec.after)
-        self.voice = Voice(shared, machine, self.launch, self.spec.beat)
+        self.temp_folder = make_temp_folder()
+        self.trainers = Trainers(self.spec, shared, work, self.temp_folder)
+        self.rules = self.spec.membership_rules
+        self.peers = PeerStatuses(shared, self.spec.machine_names, self.launch_id)
+        self.log_shipper = log_sync.LogShipper(work, shared)
+        self.watchdog = Watchdog(
+            work,
+            self.spec.max_hours,
+            elapsed_seconds,
+            self.spec.metadata_address,
+            self.hard_exit,
+            *self.spec.poweroff_settings,
+        )
+        self.status_writer = StatusWriter(shared, machine, self.launch_id, self.spec.heartbeat_seconds)
         self.attempt: attempts.Attempt | None = None
-        self.port = process.free_port()
+        self.rendezvous_port = process.free_port()
         self.phase, self.fault = "warming", ""
-        self.warm, self.begun, self.at = False, False, -1  # a standby is ready; this attempt has made steps, up to `at`
+        self.is_standby_ready, self.has_made_steps, self.last_step = (
+            False,
+            False,
+            -1,
+        )  # a standby is ready; this attempt has made steps, up to `at`
         now = time.monotonic()
-        self.since = self.progressed = self.ticked = now
-        self.pace = self.heard = self.brought = 0.0
-        self.progress: dict[str, Any] = {}
-        self.windows: tmux_windows.Windows | None = None
-        self.stopping: tuple[float, str] | None = None  # since when, and why
+        self.phase_since = self.last_progress_time = self.last_tick_time = now
+        self.longest_progress_gap = self.last_peer_poll_time = self.last_log_sync_time = 0.0
+        self.trainer_progress: dict[str, Any] = {}
+        self.tmux_windows: tmux_windows.TmuxWindows | None = None
+        self.stop_request: tuple[float, str] | None = None  # since when, and why
 
     def run(self) -> int:
         """Live until the job is over here. Returns 0 when it is done or stopped, 1 when it failed."""
         process.adopt_orphans()
-        self.guard.start()
+        self.watchdog.start()
         state, reason = "failed", ""
         try:
-            self.say("setup", pid=os.getpid())
+            self.write_status("setup", pid=os.getpid())
             self.set_up()
-            self.live()
-        except Ended as end:
+            self.main_loop()
+        except JobFinished as end:
             state, reason = end.state, end.reason
         except subprocess.TimeoutExpired as error:
             reason = f"a process does not die, stuck in the kernel: {error.cmd}"
@@ -94,216 +105,237 @@ class Agent:
             reason = f"the agent: {type(error).__name__}: {error}"
         finally:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self.trainers.stop(everything=True)
-            shutil.rmtree(self.temp, ignore_errors=True)
+                self.trainers.stop(include_standby=True)
+            shutil.rmtree(self.temp_folder, ignore_errors=True)
         with contextlib.suppress(OSError):  # a full disk: who reads the status finds the lock free and says so
-            self.courier.bring()
-            self.enter("ended")
-            self.say(state, reason=reason, ended=True, **({"step": self.at} if self.at >= 0 else {}))
-        self.voice.close()
-        self.guard.end()
+            self.log_shipper.ship_new_bytes()
+            self.enter_phase("ended")
+            self.write_status(
+                state, reason=reason, ended=True, **({"step": self.last_step} if self.last_step >= 0 else {})
+            )
+        self.status_writer.close()
+        self.watchdog.stop()
         return int(state == "failed")
 
-    def die(self) -> None:
+    def hard_exit(self) -> None:
         """End without another word: the limit has passed, and the main thread hangs."""
         self.trainers.kill()
         os._exit(1)
 
-    def word(self) -> Word:
+    def own_status(self) -> MachineStatus:
         """Return what the others must know of us."""
-        return Word(
-            id=self.id, address=self.address, port=self.port, attempt=self.attempt.number if self.attempt else 0,
-            phase=self.phase, at=self.at, warm=self.warm, leaving=self.guard.leaving, fault=self.fault,
+        return MachineStatus(
+            id=self.id, address=self.address, port=self.rendezvous_port, attempt=self.attempt.number if self.attempt else 0,
+            phase=self.phase, last_step=self.last_step, is_standby_ready=self.is_standby_ready, leave_reason=self.watchdog.leave_reason, fault=self.fault,
         )  # fmt: skip
 
-    def say(self, state: str, **more: Any) -> None:
+    def write_status(self, state: str, **extra_fields: Any) -> None:
         """Say how we stand."""
-        self.voice.say(self.word(), state, **more)
+        self.status_writer.write(self.own_status(), state, **extra_fields)
 
-    def enter(self, phase: str, fault: str = "") -> None:
+    def enter_phase(self, phase: str, fault: str = "") -> None:
         """Begin a phase."""
-        self.phase, self.fault, self.since = phase, fault, time.monotonic()
+        self.phase, self.fault, self.phase_since = phase, fault, time.monotonic()
 
     def set_up(self) -> None:
         """Draw or fetch the images where the job wants it; hear stop, limit and the job's end meanwhile."""
 
         def going_on(doing: str, progress: str) -> None:
-            self.say("fetching" if self.spec.source else "setup", doing=doing, progress=progress)
-            self.obey()
-            self.check_end()
-            time.sleep(TICK)
+            self.write_status("fetching" if self.spec.data_source else "setup", doing=doing, progress=progress)
+            self.follow_latest_attempt()
+            self.check_stop_conditions()
+            time.sleep(TICK_SECONDS)
 
         try:
-            prepare(self.spec, self.shared / "logs" / f"setup-{self.machine}.log", going_on)
-        except DrawError as error:
-            raise Ended("failed", str(error)) from error
+            prepare_data(self.spec, self.shared / "logs" / f"setup-{self.machine}.log", going_on)
+        except DataPreparationError as error:
+            raise JobFinished("failed", str(error)) from error
 
-    def live(self) -> None:
+    def main_loop(self) -> None:
         """Train, wait, agree, until the job is over. Always raises `Ended`."""
-        self.enter("warming")
+        self.enter_phase("warming")
         while True:
             now = time.monotonic()
-            self.forgive(now)
-            self.listen(now)
-            self.obey()
-            self.attend(now)
-            self.check_end()
-            self.peers.words[self.id], self.peers.changed[self.id] = self.word_now(), now
-            self.act(membership.decide(self.view(now), self.rules), now)
-            self.report()
-            if now - self.brought > BRING_SECONDS:
-                self.brought = now
+            self.discount_suspension(now)
+            self.poll_peers(now)
+            self.follow_latest_attempt()
+            self.check_trainers(now)
+            self.check_stop_conditions()
+            self.peers.statuses[self.id], self.peers.changed_at[self.id] = self.own_status_with_reason(), now
+            self.execute(membership.decide(self.cluster_view(now), self.rules), now)
+            self.report_status()
+            if now - self.last_log_sync_time > LOG_SYNC_SECONDS:
+                self.last_log_sync_time = now
                 with contextlib.suppress(OSError):  # the shared folder is full for a while, or away: the next time
-                    self.courier.bring()
-            time.sleep(TICK)
+                    self.log_shipper.ship_new_bytes()
+            time.sleep(TICK_SECONDS)
 
-    def listen(self, now: float) -> None:
+    def poll_peers(self, now: float) -> None:
         """Read what the others say: twice a beat, and at every tick while all wait for it."""
-        if self.phase in ("failed", "saved") or now - self.heard > self.spec.beat / 2:
-            self.heard = now
-            if attempts.superseded(self.shared, self.launch):
-                raise Ended("left", "a later launch of the job has begun")
-            self.peers.listen(now)
+        if self.phase in ("failed", "saved") or now - self.last_peer_poll_time > self.spec.heartbeat_seconds / 2:
+            self.last_peer_poll_time = now
+            if attempts.has_newer_launch(self.shared, self.launch_id):
+                raise JobFinished("left", "a later launch of the job has begun")
+            self.peers.refresh(now)
 
-    def word_now(self) -> Word:
+    def own_status_with_reason(self) -> MachineStatus:
         """Return our word with the reason, as the others will read it."""
-        return replace(self.word(), state=self.voice.state, reason=self.voice.reason)
+        return replace(self.own_status(), state=self.status_writer.state, reason=self.status_writer.reason)
 
-    def view(self, now: float) -> View:
+    def cluster_view(self, now: float) -> ClusterView:
         """Return what we know."""
-        return View(
-            me=self.id, phase=self.phase, attempt=self.attempt, words=self.peers.words, ages=self.peers.ages(now),
-            moving=self.peers.moving, quiet=now - self.progressed, down=now - self.since, pace=self.pace,
-            hurry=self.guard.hurry(),
+        return ClusterView(
+            own_id=self.id, phase=self.phase, attempt=self.attempt, statuses=self.peers.statuses, status_ages=self.peers.ages(now),
+            seen_changing=self.peers.seen_changing, seconds_without_progress=now - self.last_progress_time, seconds_in_phase=now - self.phase_since, longest_progress_gap=self.longest_progress_gap,
+            is_deadline_near=self.watchdog.is_deadline_near(),
         )  # fmt: skip
 
-    def forgive(self, now: float) -> None:
+    def discount_suspension(self, now: float) -> None:
         """When we were frozen, it is not the others who were silent."""
-        gap, self.ticked = now - self.ticked, now
-        if gap > FROZEN_SECONDS:
-            self.peers.forgive(gap)
-            self.progressed += gap
+        gap, self.last_tick_time = now - self.last_tick_time, now
+        if gap > SUSPENDED_GAP_SECONDS:
+            self.peers.discount_pause(gap)
+            self.last_progress_time += gap
 
-    def obey(self) -> None:
+    def follow_latest_attempt(self) -> None:
         """Join, or leave, what the newest attempt of this launch says."""
-        newest = attempts.newest(self.shared, self.attempt)
-        if newest is None or newest == self.attempt or newest.launch != self.launch:
+        newest = attempts.newest_attempt(self.shared, self.attempt)
+        if newest is None or newest == self.attempt or newest.launch_id != self.launch_id:
             return
         self.trainers.stop()
         self.attempt = newest
-        self.begun, self.at, self.pace, self.warm = False, -1, 0.0, False
+        self.has_made_steps, self.last_step, self.longest_progress_gap, self.is_standby_ready = False, -1, 0.0, False
         if not newest.members:
-            raise Ended(newest.state, newest.reason)
+            raise JobFinished(newest.end_state, newest.reason)
         if self.id in newest.members:
-            self.progress = {}
-            self.progressed = time.monotonic()
+            self.trainer_progress = {}
+            self.last_progress_time = time.monotonic()
             log = self.trainers.start(newest, newest.members.index(self.id))
-            self.enter("running")
-            self.say("starting", resume=newest.resume, doing="", progress="", members=list(newest.names))
-            self.show(log)
-        elif self.guard.leaving:
-            raise Ended("left", self.guard.leaving)
+            self.enter_phase("running")
+            self.write_status(
+                "starting", resume=newest.resume, doing="", progress="", members=list(newest.machine_names)
+            )
+            self.show_tmux_windows(log)
+        elif self.watchdog.leave_reason:
+            raise JobFinished("left", self.watchdog.leave_reason)
         else:
-            self.enter("warming")
+            self.enter_phase("warming")
 
-    def attend(self, now: float) -> None:
+    def check_trainers(self, now: float) -> None:
         """See how trainers and standby are."""
         if self.phase in ("warming", "spare"):  # a newcomer announces itself only when it is warm
-            ready = "spare" if self.trainers.warm() else "warming"
+            ready = "spare" if self.trainers.ensure_standby() else "warming"
             if ready != self.phase:
-                self.enter(ready)
+                self.enter_phase(ready)
         if self.phase != "running":
             return
-        codes = self.trainers.codes()  # asked first: what they reported is final then
-        progress = self.trainers.progress()
-        if not progress and now - self.since > SILENT_SECONDS:  # a standby that was frozen, or is stuck
-            return self.down("failed", f"no word from the trainers in {SILENT_SECONDS:.0f} s", "own")
-        if progress != self.progress:
-            self.pace = max(self.pace, now - self.progressed) if self.begun else 0.0
-            self.progress, self.progressed = progress, now
+        codes = self.trainers.exit_codes()  # asked first: what they reported is final then
+        progress = self.trainers.read_progress()
+        if (
+            not progress and now - self.phase_since > FIRST_REPORT_TIMEOUT_SECONDS
+        ):  # a standby that was frozen, or is stuck
+            return self.stop_trainers(
+                "failed", f"no word from the trainers in {FIRST_REPORT_TIMEOUT_SECONDS:.0f} s", "own"
+            )
+        if progress != self.trainer_progress:
+            self.longest_progress_gap = (
+                max(self.longest_progress_gap, now - self.last_progress_time) if self.has_made_steps else 0.0
+            )
+            self.trainer_progress, self.last_progress_time = progress, now
         if progress.get("state") in ("training", "validating", "saved"):
-            if self.begun:  # not while the trainers start: they need the processors
-                self.warm = self.trainers.warm()
-            self.begun, self.at = True, progress.get("step", self.at)
-        self.voice.said["codes"] = codes
+            if self.has_made_steps:  # not while the trainers start: they need the processors
+                self.is_standby_ready = self.trainers.ensure_standby()
+            self.has_made_steps, self.last_step = True, progress.get("step", self.last_step)
+        self.status_writer.last_status["codes"] = codes
         if (self.shared / "result.json").exists() and any(code is not None for code in codes):
-            self.trainers.wait(10)
-            raise Ended("done")
-        ending = self.trainers.ending(codes)
+            self.trainers.wait_for_exit(10)
+            raise JobFinished("done")
+        ending = self.trainers.collect_exit(codes)
         if ending:
             if (self.shared / "result.json").exists():
-                raise Ended("done")
-            self.down(ending.phase, ending.reason, ending.fault)
+                raise JobFinished("done")
+            self.stop_trainers(ending.phase, ending.reason, ending.fault)
 
-    def down(self, phase: str, reason: str, fault: str = "") -> None:
+    def stop_trainers(self, phase: str, reason: str, fault: str = "") -> None:
         """End the trainers; the next attempt is due."""
         self.trainers.stop()
-        if phase == "saved" and self.stopping:
-            raise Ended("stopped", self.stopping[1])
-        self.enter(phase, fault)
-        self.say(phase, reason=reason)
+        if phase == "saved" and self.stop_request:
+            raise JobFinished("stopped", self.stop_request[1])
+        self.enter_phase(phase, fault)
+        self.write_status(phase, reason=reason)
 
-    def act(self, action: membership.Action, now: float) -> None:
+    def execute(self, action: membership.Action, now: float) -> None:
         """Do what was decided."""
-        if action.do == "ask":
-            self.trainers.ask()
-        elif action.do == "fail":
-            if action.stacks:
-                self.trainers.stacks()
-            self.down("failed", action.reason)
-        elif action.do == "propose" and action.attempt:
-            head = next((self.peers.words[one] for one in action.attempt.members), self.word())
+        if action.kind == "ask":
+            self.trainers.request_save_and_exit()
+        elif action.kind == "fail":
+            if action.dump_stacks:
+                self.trainers.dump_stacks()
+            self.stop_trainers("failed", action.reason)
+        elif action.kind == "propose" and action.attempt:
+            head = next((self.peers.statuses[one] for one in action.attempt.members), self.own_status())
             whole = replace(
-                action.attempt, launch=self.launch, by=self.id, address=head.address, port=head.port, time=time.time()
+                action.attempt,
+                launch=self.launch_id,
+                by=self.id,
+                address=head.address,
+                port=head.port,
+                time=time.time(),
             )
             try:
                 attempts.propose(self.shared, self.attempt, whole)
-                self.port = process.free_port()
+                self.rendezvous_port = process.free_port()
             except OSError:  # the shared folder is full, or away: perhaps for a moment
-                if now - self.since > PATIENCE:
+                if now - self.phase_since > SHARED_FOLDER_TIMEOUT_SECONDS:
                     raise
 
-    def report(self) -> None:
+    def report_status(self) -> None:
         """Say what is going on, in the words of the trainers where they are at work."""
         if self.phase == "running":
-            numbers = {key: one for key, one in self.progress.items() if key not in ("state", "ticks")}
-            state = "stopping" if self.stopping else self.progress.get("state", "starting")
-            self.say(state, **numbers)
+            numbers = {key: one for key, one in self.trainer_progress.items() if key not in ("state", "ticks")}
+            state = "stopping" if self.stop_request else self.trainer_progress.get("state", "starting")
+            self.write_status(state, **numbers)
         elif self.phase in ("failed", "saved"):
-            self.say(self.phase, reason=self.voice.reason)
+            self.write_status(self.phase, reason=self.status_writer.reason)
         else:
             state = "waiting" if self.phase == "spare" else "warming"
-            ready = sum(one.phase == "spare" for one in self.peers.words.values())
-            more = self.attempt is None and state == "waiting" and len(self.spec.names) > 1
-            self.say(state, doing=f"waiting: {ready} of {self.spec.machines} machines are ready" if more else "")
+            ready = sum(one.phase == "spare" for one in self.peers.statuses.values())
+            more = self.attempt is None and state == "waiting" and len(self.spec.machine_names) > 1
+            self.write_status(
+                state, doing=f"waiting: {ready} of {self.spec.machines} machines are ready" if more else ""
+            )
 
-    def check_end(self) -> None:
+    def check_stop_conditions(self) -> None:
         """Hear that the job is done, a stop request, the time limit, and that this machine has to go."""
         if self.phase != "running" and (self.shared / "result.json").exists():
-            raise Ended("done")
-        if not self.stopping:
-            reason = stop_reason(self.shared) or self.guard.limit
+            raise JobFinished("done")
+        if not self.stop_request:
+            reason = stop_reason(self.shared) or self.watchdog.limit_reason
             if reason:
-                self.stopping = time.monotonic(), reason
-            elif self.guard.leaving:
-                self.leave()
-        if self.stopping:
-            if not self.begun or self.phase != "running" or time.monotonic() - self.stopping[0] > GRACE:
-                raise Ended("stopped", self.stopping[1])
-            self.trainers.ask()
+                self.stop_request = time.monotonic(), reason
+            elif self.watchdog.leave_reason:
+                self.leave_when_safe()
+        if self.stop_request:
+            if (
+                not self.has_made_steps
+                or self.phase != "running"
+                or time.monotonic() - self.stop_request[0] > SAVE_GRACE_SECONDS
+            ):
+                raise JobFinished("stopped", self.stop_request[1])
+            self.trainers.request_save_and_exit()
 
-    def leave(self) -> None:
+    def leave_when_safe(self) -> None:
         """Wait until the others have what we know; before the first step of an attempt that is nothing."""
-        waiting = self.phase in ("failed", "saved") or (self.phase == "running" and self.begun)
-        if not waiting or self.guard.seconds_left() <= 0:
-            alone = len(self.spec.names) == 1 and not self.spec.cloud
-            raise Ended("stopped" if alone else "left", self.guard.leaving)
+        waiting = self.phase in ("failed", "saved") or (self.phase == "running" and self.has_made_steps)
+        if not waiting or self.watchdog.seconds_left() <= 0:
+            alone = len(self.spec.machine_names) == 1 and not self.spec.cloud
+            raise JobFinished("stopped" if alone else "left", self.watchdog.leave_reason)
 
-    def show(self, log: Path) -> None:
+    def show_tmux_windows(self, log_path: Path) -> None:
         """Show the trainers' log and the machine in tmux windows."""
-        shared = len(self.spec.names) > 1 and not self.spec.hosts
-        if self.windows is None:
-            self.windows = tmux_windows.Windows(
-                self.spec.session, self.work / "train.log", self.machine if shared else ""
+        shared = len(self.spec.machine_names) > 1 and not self.spec.hosts
+        if self.tmux_windows is None:
+            self.tmux_windows = tmux_windows.TmuxWindows(
+                self.spec.tmux_session, self.work / "train.log", self.machine if shared else ""
             )
-        self.windows.follow(log)
+        self.tmux_windows.follow_log(log_path)

@@ -5,52 +5,52 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
-from cluster.connectors.local import python
-from cluster.state.spec import Spec
-from train.recipe.schema import FULL, reads_full
+from cluster.connectors.local import module_command
+from cluster.state.spec import JobSpec
+from train.recipe.schema import FULL_SIZE, reads_full_size
 from train.tools import process
 
 # An address of one's own at EC2 may need a moment to give out the machine's credentials (botocore tries once).
-METADATA = {"AWS_METADATA_SERVICE_NUM_ATTEMPTS": "5", "AWS_METADATA_SERVICE_TIMEOUT": "5"}
+METADATA_ENVIRONMENT = {"AWS_METADATA_SERVICE_NUM_ATTEMPTS": "5", "AWS_METADATA_SERVICE_TIMEOUT": "5"}
 
 
-class DrawError(Exception):
+class DataPreparationError(Exception):
     """The set could not be drawn, or not be fetched; one line."""
 
 
-def prepare(spec: Spec, log: Path, going_on: Callable[[str, str], None]) -> None:
+def prepare_data(spec: JobSpec, log_path: Path, on_progress: Callable[[str, str], None]) -> None:
     """Draw or fetch what the job wants to be drawn or fetched; `going_on` as in `draw`. Raises `DrawError`."""
-    if spec.draw:
-        draw(spec, log, going_on)
-    elif spec.source:
-        _run(f"fetching {spec.source}", log, going_on, *command(spec))
+    if spec.generate_data:
+        generate_sample_set(spec, log_path, on_progress)
+    elif spec.data_source:
+        _run_command(f"fetching {spec.data_source}", log_path, on_progress, *fetch_command(spec))
 
 
-def draw(spec: Spec, log: Path, going_on: Callable[[str, str], None]) -> None:
+def generate_sample_set(spec: JobSpec, log_path: Path, on_progress: Callable[[str, str], None]) -> None:
     """Draw the set and the copies that its phases read; of several machines that share the folder one does.
 
     `going_on` is called all the time with what is being done and how far it is; what it raises ends the drawing.
     Raises `DrawError`.
     """
-    _run("drawing the built-in set", log, going_on, "data", "sample", spec.data)
-    sizes = ",".join(map(str, spec.recipe.copies))
+    _run_command("drawing the built-in set", log_path, on_progress, "data", "sample", spec.data)
+    sizes = ",".join(map(str, spec.recipe.copy_sizes))
     if sizes and spec.scale == 1:  # a rehearsal on a part of the images does as well without
         doing = f"making copies of {sizes} pixels"
-        _run(doing, log, going_on, "data", "resize", "--anew", spec.data, spec.copies, "--sizes", sizes)
+        _run_command(doing, log_path, on_progress, "data", "resize", "--anew", spec.data, spec.copies, "--sizes", sizes)
 
 
-def _run(doing: str, log: Path, going_on: Callable[[str, str], None], *words: str) -> None:
+def _run_command(activity: str, log_path: Path, on_progress: Callable[[str, str], None], *arguments: str) -> None:
     """Run one of our own commands, its output to the log."""
-    child = process.start(python("cluster", *words), log, METADATA)
+    child = process.start_process(module_command("cluster", *arguments), log_path, METADATA_ENVIRONMENT)
     try:
         while child.poll() is None:
-            going_on(doing, last_line(log))
+            on_progress(activity, last_line(log_path))
     finally:
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.kill([child], 10)
+            process.kill_process_groups([child], 10)
     if child.returncode:
-        said = last_line(log).removeprefix("error: ")
-        raise DrawError(f"{doing}: {said or f'exit code {child.returncode}'}")
+        said = last_line(log_path).removeprefix("error: ")
+        raise DataPreparationError(f"{activity}: {said or f'exit code {child.returncode}'}")
 
 
 def last_line(path: Path) -> str:
@@ -61,9 +61,9 @@ def last_line(path: Path) -> str:
     return ""
 
 
-def command(spec: Spec) -> list[str]:
+def fetch_command(spec: JobSpec) -> list[str]:
     """Return the words of our own command line that fetch a job's images on one of its machines."""
-    sizes = ",".join([FULL, *map(str, spec.recipe.copies)])
-    words = ["data", "fetch", spec.source, spec.data, "--sizes", sizes, "--else-full"]
-    words += [] if reads_full(spec.recipe) else ["--index-only"]
-    return words + (["--copies", spec.source_copies] if spec.source_copies else [])
+    sizes = ",".join([FULL_SIZE, *map(str, spec.recipe.copy_sizes)])
+    words = ["data", "fetch", spec.data_source, spec.data, "--sizes", sizes, "--else-full"]
+    words += [] if reads_full_size(spec.recipe) else ["--index-only"]
+    return words + (["--copies", spec.copies_source] if spec.copies_source else [])

@@ -11,61 +11,74 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from cluster.state.heartbeats import Word
-from train.tools.filesystem import as_json, overwrite, read_json
+from cluster.state.heartbeats import MachineStatus
+from train.tools.filesystem import to_json_bytes, overwrite_in_place, read_json
 
-from .host_metrics import Sampler
+from .host_metrics import HostSampler
 
-NEWS = ("phase", "state", "attempt", "leaving", "fault", "doing", "ended")  # are told at once, all else with the beat
+URGENT_FIELDS = (
+    "phase",
+    "state",
+    "attempt",
+    "leaving",
+    "fault",
+    "doing",
+    "ended",
+)  # are told at once, all else with the beat
 
 
-class Voice:
+class StatusWriter:
     """The words of one machine's agent in one launch."""
 
-    def __init__(self, shared: Path, machine: str, launch: str, beat: float) -> None:
-        self.status = shared / "status" / f"{machine}.json"
-        self.log = shared / "logs" / f"agent-{machine}.jsonl"
-        for path in (self.status, self.log):
+    def __init__(self, shared: Path, machine: str, launch_id: str, heartbeat_seconds: float) -> None:
+        self.status_path = shared / "status" / f"{machine}.json"
+        self.state_log_path = shared / "logs" / f"agent-{machine}.jsonl"
+        for path in (self.status_path, self.state_log_path):
             path.parent.mkdir(parents=True, exist_ok=True)
-        self.launch, self.beat, self.beaten = launch, beat, 0.0
-        self.said: dict[str, Any] = {}
-        self.sampler = Sampler()
-        self._close_the_last()
+        self.launch_id, self.heartbeat_seconds, self.last_written = launch_id, heartbeat_seconds, 0.0
+        self.last_status: dict[str, Any] = {}
+        self.sampler = HostSampler()
+        self._log_end_of_previous_agent()
 
     @property
     def state(self) -> str:
         """The state that was said last."""
-        return str(self.said.get("state", ""))
+        return str(self.last_status.get("state", ""))
 
     @property
     def reason(self) -> str:
         """The reason that was given for it."""
-        return str(self.said.get("reason", ""))
+        return str(self.last_status.get("reason", ""))
 
-    def say(self, word: Word, state: str, reason: str = "", **more: Any) -> None:
+    def write(self, status: MachineStatus, state: str, reason: str = "", **extra_fields: Any) -> None:
         """Rewrite the status when there is news or a beat has passed; note each change of state with its time."""
-        before, now = self.said, time.monotonic()
-        own = {**asdict(word), "launch": self.launch, "state": state, "reason": reason}
-        said = self.said = {**before, **own, **more}
-        if all(said.get(name) == before.get(name) for name in NEWS) and now - self.beaten < self.beat:
+        before, now = self.last_status, time.monotonic()
+        own = {**asdict(status), "launch": self.launch_id, "state": state, "reason": reason}
+        said = self.last_status = {**before, **own, **extra_fields}
+        if (
+            all(said.get(name) == before.get(name) for name in URGENT_FIELDS)
+            and now - self.last_written < self.heartbeat_seconds
+        ):
             return
-        said["use"], self.beaten = self.sampler.sample(), now
+        said["use"], self.last_written = self.sampler.sample(), now
         with contextlib.suppress(OSError):  # full or away: trainers that cannot save will say so, a hiccup passes
-            overwrite(self.status, as_json({**said, "time": time.time()}))
+            overwrite_in_place(self.status_path, to_json_bytes({**said, "time": time.time()}))
         if state != before.get("state"):
-            step = {"step": word.at} if word.at >= 0 else {}
-            self._note({"time": time.time(), "attempt": word.attempt, "state": state, "reason": reason, **step})
+            step = {"step": status.last_step} if status.last_step >= 0 else {}
+            self._append_to_state_log(
+                {"time": time.time(), "attempt": status.attempt, "state": state, "reason": reason, **step}
+            )
             print(time.strftime("%H:%M:%S"), state, reason, flush=True)
 
-    def _close_the_last(self) -> None:
+    def _log_end_of_previous_agent(self) -> None:
         """Note when an agent before this one, that could not say so, was last alive."""
-        said = read_json(self.status) or {"ended": True}
+        said = read_json(self.status_path) or {"ended": True}
         if not said.get("ended") and "time" in said:
-            self._note({"time": said["time"], "attempt": said.get("attempt", 0), "state": "gone"})
+            self._append_to_state_log({"time": said["time"], "attempt": said.get("attempt", 0), "state": "gone"})
 
-    def _note(self, line: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError), self.log.open("a") as file:
-            file.write(json.dumps({key: one for key, one in line.items() if one != ""}) + "\n")
+    def _append_to_state_log(self, entry: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError), self.state_log_path.open("a") as file:
+            file.write(json.dumps({key: one for key, one in entry.items() if one != ""}) + "\n")
 
     def close(self) -> None:
         """End what samples the GPUs."""

@@ -7,131 +7,134 @@ import time
 from pathlib import Path
 
 from cluster.connectors import log_sync, tmux
-from cluster.connectors.local import Machine, python
+from cluster.connectors.local import Connector, module_command
 from cluster.errors import BadInput, ClusterError
 from cluster.machines import requirements
 from cluster.state import locks
-from cluster.state.run_folder import Folders
-from cluster.state.spec import Spec
+from cluster.state.run_folder import RunFolder
+from cluster.state.spec import JobSpec
 from train.data.index.open import DataError, check_layout
 from train.recipe.schema import Recipe
 from train.tools import filesystem
-from train.tools.filesystem import as_json, read_json
+from train.tools.filesystem import to_json_bytes, read_json
 
 DESCRIPTION = "this computer"
-REMOTE = False
+IS_REMOTE = False
 # A checkpoint is weights and momentum in float32; two are kept, a third is being written. Of other people's networks
 # nothing is known here: as large as a ViT-B/16, 86 million parameters.
 CHECKPOINT_MB = {
     "resnet10_tiny": 4, "resnet10_cifar": 4,
     "resnet18": 94, "resnet34": 175, "resnet50": 205, "resnet101": 357, "resnet152": 482, "alexnet_bn": 488,
 }  # fmt: skip
-OTHERS_MB = 693
-TWO_MOMENTS = ("lamb", "adamw")  # keep a second one beside the momentum
+UNKNOWN_MODEL_CHECKPOINT_MB = 693
+TWO_MOMENT_OPTIMIZERS = ("lamb", "adamw")  # keep a second one beside the momentum
 LOGS_MB = 50
 
 
-def check(spec: Spec, runs: Path) -> None:
+def check(spec: JobSpec, runs_folder: Path) -> None:
     """Raise `ClusterError` when tmux, what the recipe needs, the data or room on the run folders' disk are missing."""
-    tmux.require()
-    for line in requirements.missing(spec.recipe):
+    tmux.require_tmux()
+    for line in requirements.missing_requirements(spec.recipe):
         raise BadInput(line)
-    if not spec.draw and not spec.source:  # which the plan has looked at
+    if not spec.generate_data and not spec.data_source:  # which the plan has looked at
         try:
             check_layout(Path(spec.data))
         except DataError as error:
             raise ClusterError(str(error)) from error
         if spec.copies not in (f"{spec.data}-sz", "") and not Path(spec.copies).is_dir():
             raise BadInput(f"--copies {spec.copies}: there is no such folder")
-    here = next(one for one in [runs, *runs.parents] if one.is_dir())
+    here = next(one for one in [runs_folder, *runs_folder.parents] if one.is_dir())
     free = shutil.disk_usage(here).free / 1e6
-    wanted = 3 * checkpoint_mb(spec.recipe) + LOGS_MB
+    wanted = 3 * estimate_checkpoint_mb(spec.recipe) + LOGS_MB
     if free < wanted:
         raise ClusterError(
             f"{here}: the disk has {free:.0f} MB free; the run wants {wanted} MB for checkpoints and logs"
         )
 
 
-def checkpoint_mb(recipe: Recipe) -> int:
+def estimate_checkpoint_mb(recipe: Recipe) -> int:
     """Return how many MB a checkpoint of the recipe takes; of other people's networks and optimizers a guess."""
-    size = CHECKPOINT_MB.get(recipe.model.name, OTHERS_MB)
-    return size * 3 // 2 if recipe.optim.name in TWO_MOMENTS else size
+    size = CHECKPOINT_MB.get(recipe.model.name, UNKNOWN_MODEL_CHECKPOINT_MB)
+    return size * 3 // 2 if recipe.optim.name in TWO_MOMENT_OPTIMIZERS else size
 
 
-def taken() -> set[str]:
+def reserved_names() -> set[str]:
     """Return the names of all sessions on the socket."""
-    return tmux.names()
+    return tmux.session_names()
 
 
-def launch(spec: Spec, folders: Folders) -> None:
+def launch(spec: JobSpec, run_folder: RunFolder) -> None:
     """Start the session: a supervisor that brings things home, and the agents, which add their own windows."""
-    tmux.start(spec.name, folders.run, "supervisor", python("cluster.jobs.supervisor", str(folders.run)))
-    for name in spec.names:
-        _start(spec, folders, name)
+    tmux.start_session(
+        spec.name, run_folder.path, "supervisor", module_command("cluster.jobs.supervisor", str(run_folder.path))
+    )
+    for name in spec.machine_names:
+        _start_agent(spec, run_folder, name)
 
 
-def _start(spec: Spec, folders: Folders, name: str, elapsed: float = 0.0) -> None:
-    words = [str(folders.shared), str(folders.work(name)), name, "--elapsed", f"{elapsed:.0f}"]
-    window = "agent" if len(spec.names) == 1 else f"agent-{name}"
-    tmux.add(spec.name, window, python("cluster.agent", *words))
+def _start_agent(spec: JobSpec, run_folder: RunFolder, name: str, elapsed_seconds: float = 0.0) -> None:
+    words = [str(run_folder.shared), str(run_folder.work_folder(name)), name, "--elapsed", f"{elapsed_seconds:.0f}"]
+    window = "agent" if len(spec.machine_names) == 1 else f"agent-{name}"
+    tmux.add_window(spec.name, window, module_command("cluster.agent", *words))
 
 
-def step(spec: Spec, folders: Folders) -> bool:
+def poll(spec: JobSpec, run_folder: RunFolder) -> bool:
     """Bring home what is new. Returns whether an agent is at work. Raises `OSError` when the disk is full."""
-    working = alive(spec, folders)  # asked first: what a dead agent wrote is complete
-    log_sync.bring_home(Machine(), str(folders.shared), folders.run)
-    alone = working and len(spec.names) > 1 and not locks.held(folders.run / locks.SUPERVISOR)
-    if alone and tmux.mine(spec.name, folders.run):  # somebody killed it, and lost machines would stay lost
-        tmux.add(spec.name, "supervisor", python("cluster.jobs.supervisor", str(folders.run)))
+    working = agents_alive(spec, run_folder)  # asked first: what a dead agent wrote is complete
+    log_sync.pull_logs(Connector(), str(run_folder.shared), run_folder.path)
+    alone = working and len(spec.machine_names) > 1 and not locks.is_locked(run_folder.path / locks.SUPERVISOR_LOCK)
+    if alone and tmux.is_owned_by(spec.name, run_folder.path):  # somebody killed it, and lost machines would stay lost
+        tmux.add_window(spec.name, "supervisor", module_command("cluster.jobs.supervisor", str(run_folder.path)))
     return working
 
 
-def alive(spec: Spec, folders: Folders) -> bool:
+def agents_alive(spec: JobSpec, run_folder: RunFolder) -> bool:
     """Whether an agent is at work."""
-    return any(locks.held(folders.work(name) / locks.AGENT) for name in spec.names)
+    return any(locks.is_locked(run_folder.work_folder(name) / locks.AGENT_LOCK) for name in spec.machine_names)
 
 
-def dead(spec: Spec, folders: Folders) -> list[str]:
+def dead_machines(spec: JobSpec, run_folder: RunFolder) -> list[str]:
     """Return the machines whose agent has died."""
-    return [name for name in spec.names if not locks.held(folders.work(name) / locks.AGENT)]
+    return [name for name in spec.machine_names if not locks.is_locked(run_folder.work_folder(name) / locks.AGENT_LOCK)]
 
 
-def replace(spec: Spec, folders: Folders, name: str) -> None:
+def replace(spec: JobSpec, run_folder: RunFolder, name: str) -> None:
     """Start the agent again: it becomes a new machine under the old name."""
-    if tmux.mine(spec.name, folders.run):
-        _start(spec, folders, name, time.time() - folders.launch.stat().st_mtime)
+    if tmux.is_owned_by(spec.name, run_folder.path):
+        _start_agent(spec, run_folder, name, time.time() - run_folder.launch_path.stat().st_mtime)
 
 
-def lose(spec: Spec, folders: Folders, name: str, notice: float | None) -> None:
+def kill_machine(spec: JobSpec, run_folder: RunFolder, name: str, notice_seconds: float | None) -> None:
     """Kill the agent, and with it all that it started; or tell it ahead. Raises `ClusterError` when there is none."""
-    said = read_json(folders.status(name)) or {}
-    if not locks.held(folders.work(name) / locks.AGENT):
+    said = read_json(run_folder.status_path(name)) or {}
+    if not locks.is_locked(run_folder.work_folder(name) / locks.AGENT_LOCK):
         raise ClusterError(f"machine {name} of {spec.name} has no agent at work; imgnet-cluster status {spec.name}")
-    if notice is None:
+    if notice_seconds is None:
         try:
             pid = int(said["pid"])
-            if str(folders.work(name)).encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            if str(run_folder.work_folder(name)).encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
                 raise ProcessLookupError
             os.kill(pid, signal.SIGKILL)
         except (OSError, KeyError, ValueError):  # another agent is just coming; its word is the old one's yet
             raise ClusterError(f"machine {name} of {spec.name} is just starting; try again in a moment") from None
     else:
-        filesystem.replace(
-            folders.work(name) / "notice", as_json({"reason": "a rehearsal took it away", "seconds": notice})
+        filesystem.write_atomic(
+            run_folder.work_folder(name) / "notice",
+            to_json_bytes({"reason": "a rehearsal took it away", "seconds": notice_seconds}),
         )
 
 
-def terminate(spec: Spec, folders: Folders) -> list[str]:
+def terminate(spec: JobSpec, run_folder: RunFolder) -> list[str]:
     """End the session; the agent gets SIGHUP with it, and what it started dies with it."""
-    tmux.kill(spec.name, folders.run)
+    tmux.kill_session(spec.name, run_folder.path)
     return []
 
 
-def dollars(spec: Spec, folders: Folders) -> float:
+def cost_dollars(spec: JobSpec, run_folder: RunFolder) -> float:
     """One's own computer bills nothing."""
     return 0.0
 
 
-def dollars_until(spec: Spec, folders: Folders, moment: float) -> float | None:
+def cost_dollars_until(spec: JobSpec, run_folder: RunFolder, moment: float) -> float | None:
     """Nobody has said what one's own machines cost."""
     return None

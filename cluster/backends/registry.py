@@ -14,13 +14,13 @@ MODULES = {
 }
 
 
-def names() -> list[str]:
+def backend_names() -> list[str]:
     """Return the names of all backends."""
     return sorted(MODULES)
 
 
-def get(name: str) -> Backend:
+def get_backend(name: str) -> Backend:
     """Return a backend by name. Raises `BadInput` when there is none."""
     if name not in MODULES:
-        raise BadInput(f"no backend {name!r}; the backends are {', '.join(names())}")
+        raise BadInput(f"no backend {name!r}; the backends are {', '.join(backend_names())}")
     return cast(Backend, import_module(MODULES[name]))

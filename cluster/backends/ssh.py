@@ -6,106 +6,110 @@ from functools import cache
 from pathlib import Path
 
 from cluster.connectors import tmux
-from cluster.connectors.local import python
+from cluster.connectors.local import module_command
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.fleet import Fleet
 from cluster.state import locks
-from cluster.state.run_folder import Folders
-from cluster.state.spec import Spec
+from cluster.state.run_folder import RunFolder
+from cluster.state.spec import JobSpec
 
 DESCRIPTION = "the machines that a file names, over ssh"
-REMOTE = True
+IS_REMOTE = True
 
 
 @cache
-def _fleet(run: Path) -> Fleet:
-    return Fleet(Spec.from_json(json.loads(Folders(run).spec.read_text())), Folders(run))
+def _cached_fleet(run_path: Path) -> Fleet:
+    return Fleet(JobSpec.from_json(json.loads(RunFolder(run_path).spec_path.read_text())), RunFolder(run_path))
 
 
-def fleet(folders: Folders) -> Fleet:
+def get_fleet(run_folder: RunFolder) -> Fleet:
     """Return the connections of this process to the job's machines."""
-    return _fleet(folders.run)
+    return _cached_fleet(run_folder.path)
 
 
-def check(spec: Spec, runs: Path) -> None:
+def check(spec: JobSpec, runs_folder: Path) -> None:
     """Raise `ClusterError` when tmux or ssh are missing here, or there are too few machines."""
-    tmux.require()
+    tmux.require_tmux()
     if not shutil.which("ssh"):
         raise ClusterError("ssh is missing; install it: sudo apt-get install openssh-client (Debian, Ubuntu)")
     there = len((spec.hosts or {}).get("machines", []))
-    if there < len(spec.names):
-        raise BadInput(f"the hosts file names {there} machines; {len(spec.names)} are wanted (--machines, --spares)")
+    if there < len(spec.machine_names):
+        raise BadInput(
+            f"the hosts file names {there} machines; {len(spec.machine_names)} are wanted (--machines, --spares)"
+        )
 
 
-def taken() -> set[str]:
+def reserved_names() -> set[str]:
     """Return the names of all sessions on the socket: the supervisor's will be one of them."""
-    return tmux.names()
+    return tmux.session_names()
 
 
-def launch(spec: Spec, folders: Folders) -> None:
+def launch(spec: JobSpec, run_folder: RunFolder) -> None:
     """Start the supervisor in a session of the job's name; it does all the rest."""
-    if not supervised(folders):  # its session may still be there for a moment, and is ended first
-        tmux.start(spec.name, folders.run, "supervisor", python("cluster.jobs.supervisor", str(folders.run)))
+    if not is_supervised(run_folder):  # its session may still be there for a moment, and is ended first
+        tmux.start_session(
+            spec.name, run_folder.path, "supervisor", module_command("cluster.jobs.supervisor", str(run_folder.path))
+        )
 
 
-def step(spec: Spec, folders: Folders) -> bool:
+def poll(spec: JobSpec, run_folder: RunFolder) -> bool:
     """Set up what is not yet, bring files home, push requests. Returns whether an agent is or may be at work.
 
     Raises `SetupFailed` with the machines that cannot be used, `OSError` when the disk here is full.
     """
-    here = fleet(folders)
-    here.launch()
+    here = get_fleet(run_folder)
+    here.set_up_machines()
     try:
-        here.push()
-        here.bring()
-        if not here.alive():
-            here.bring()  # what the last of them wrote at its end
+        here.push_stop_request()
+        here.pull_files()
+        if not here.agents_alive():
+            here.pull_files()  # what the last of them wrote at its end
             return False
     except Unreachable as error:
         print(f"{spec.name}: {error}", flush=True)
     return True
 
 
-def alive(spec: Spec, folders: Folders) -> bool:
+def agents_alive(spec: JobSpec, run_folder: RunFolder) -> bool:
     """Whether the job is looked after: only its supervisor can say more."""
-    return supervised(folders)
+    return is_supervised(run_folder)
 
 
-def supervised(folders: Folders) -> bool:
+def is_supervised(run_folder: RunFolder) -> bool:
     """Whether a supervisor is at work on the run folder."""
-    return locks.held(folders.run / locks.SUPERVISOR)
+    return locks.is_locked(run_folder.path / locks.SUPERVISOR_LOCK)
 
 
-def dead(spec: Spec, folders: Folders) -> list[str]:
+def dead_machines(spec: JobSpec, run_folder: RunFolder) -> list[str]:
     """Return the machines that have said that no agent is at work there."""
-    return fleet(folders).dead()
+    return get_fleet(run_folder).dead_machines()
 
 
-def replace(spec: Spec, folders: Folders, name: str) -> None:
+def replace(spec: JobSpec, run_folder: RunFolder, name: str) -> None:
     """Set the machine up again, in the background, and start its agent."""
-    fleet(folders).replace(name)
+    get_fleet(run_folder).restart_agent(name)
 
 
-def lose(spec: Spec, folders: Folders, name: str, notice: float | None) -> None:
+def kill_machine(spec: JobSpec, run_folder: RunFolder, name: str, notice_seconds: float | None) -> None:
     """Kill the machine's agent and all that it started, or tell it ahead."""
-    fleet(folders).lose(name, notice)
+    get_fleet(run_folder).kill_machine(name, notice_seconds)
 
 
-def terminate(spec: Spec, folders: Folders) -> list[str]:
+def terminate(spec: JobSpec, run_folder: RunFolder) -> list[str]:
     """End the job's sessions on all machines that answer, and the supervisor's here."""
-    here = fleet(folders)
+    here = get_fleet(run_folder)
     silent = here.terminate()
     here.close()
-    tmux.kill(spec.name, folders.run)
+    tmux.kill_session(spec.name, run_folder.path)
     return silent
 
 
-def dollars(spec: Spec, folders: Folders) -> float:
+def cost_dollars(spec: JobSpec, run_folder: RunFolder) -> float:
     """One's own machines bill nothing."""
     return 0.0
 
 
-def dollars_until(spec: Spec, folders: Folders, moment: float) -> float | None:
+def cost_dollars_until(spec: JobSpec, run_folder: RunFolder, moment: float) -> float | None:
     """Nobody has said what one's own machines cost."""
     return None

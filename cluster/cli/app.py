@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from cluster.errors import INTERRUPTED, USAGE
+from cluster.errors import EXIT_INTERRUPTED, EXIT_USAGE
 
 from . import cloud, data_fetch, evaluate, inspect, record, report
 from .data import data
-from .options import Group, fail
+from .options import CommandGroup, exit_with_error
 from .plan import plan
 
 if TYPE_CHECKING:
     pass
 
 
-@click.group(cls=Group, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="imgnet-cluster", prog_name="imgnet-cluster")
 def cli() -> None:
     """Train an ImageNet-scale image classifier with one command, on the machines you have or rent.
@@ -50,12 +50,12 @@ def main() -> None:
         sys.exit(cli.main(prog_name="imgnet-cluster", standalone_mode=False))
     except click.exceptions.NoArgsIsHelpError as help:
         click.echo(help.format_message())
-        sys.exit(USAGE)
+        sys.exit(EXIT_USAGE)
     except click.ClickException as error:
         where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "imgnet-cluster"
-        fail(f"{' '.join(error.format_message().split())} ({where} --help)", USAGE)
+        exit_with_error(f"{' '.join(error.format_message().split())} ({where} --help)", EXIT_USAGE)
     except click.Abort:
-        fail("interrupted", INTERRUPTED)
+        exit_with_error("interrupted", EXIT_INTERRUPTED)
 
 
 if __name__ == "__main__":

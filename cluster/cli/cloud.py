@@ -7,35 +7,35 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.errors import ERROR, BadInput, ClusterError, NoSuchJob
+from cluster.errors import EXIT_ERROR, BadInput, ClusterError, NoSuchJob
 
-from .options import Number, output, print_json, yes
+from .options import FiniteFloatRange, output_option, print_json, yes_option
 
 if TYPE_CHECKING:
     from cluster.jobs.submit import Job
 
-in_region = click.option("--region", metavar="REGION", help="Where. [default: as the AWS configuration says]")
-dry = click.option("--dry-run", "--dryrun", is_flag=True, help="Show what would be done.")
+region_option = click.option("--region", metavar="REGION", help="Where. [default: as the AWS configuration says]")
+dry_run_option = click.option("--dry-run", "--dryrun", is_flag=True, help="Show what would be done.")
 
 
-def say(text: str) -> None:
+def print_progress(text: str) -> None:
     """Tell what is being done: talk, not data."""
     click.echo(text, err=True)
 
 
-def left(lines: list[str]) -> None:
+def fail_if_resources_remain(descriptions: list[str]) -> None:
     """Say what is still there, and fail for it."""
-    for one in lines:
+    for one in descriptions:
         click.echo(f"still there: {one}", err=True)
-    if lines:
-        raise ClusterError(f"{len(lines)} thing{'s are' if len(lines) > 1 else ' is'} still there")
+    if descriptions:
+        raise ClusterError(f"{len(descriptions)} thing{'s are' if len(descriptions) > 1 else ' is'} still there")
 
 
-def sure(question: str, yes: bool) -> None:
+def confirm_or_abort(question: str, assume_yes: bool) -> None:
     """Ask a person. Raises `ClusterError` when the answer is no, or there is nobody to answer."""
-    if not yes and not sys.stdin.isatty():
+    if not assume_yes and not sys.stdin.isatty():
         raise ClusterError(f"{question} nobody can answer that here; say so: -y")
-    if not yes and not click.confirm(question, default=False):
+    if not assume_yes and not click.confirm(question, default=False):
         raise ClusterError("nothing was done")
 
 
@@ -43,8 +43,8 @@ def sure(question: str, yes: bool) -> None:
 @click.option("--stack", is_flag=True, help="The long-lived things of a region: network, file system, keys, role.")
 @click.option("--bucket", metavar="NAME", help="And a bucket for data.")
 @click.option("--from", "address", metavar="CIDR", help="Whom ssh is open to. [default: this computer]")
-@in_region
-@dry
+@region_option
+@dry_run_option
 def up(stack: bool, bucket: str | None, address: str | None, region: str | None, dry_run: bool) -> None:
     """Make the stack of a region; a launch does so by itself. Let this computer's address in when it has changed."""
     from cluster.backends.aws import admin
@@ -52,10 +52,10 @@ def up(stack: bool, bucket: str | None, address: str | None, region: str | None,
     if not stack:
         raise BadInput("say what: imgnet-cluster up --stack")
     if dry_run:
-        for one in admin.missing(region) or ["nothing is missing"]:
+        for one in admin.missing_stack_parts(region) or ["nothing is missing"]:
             click.echo(one)
         return
-    made = admin.up(region, address, bucket, say)
+    made = admin.ensure_stack(region, address, bucket, print_progress)
     click.echo(f"the stack of {made.region} is there: {made.vpc}, file system {made.file_system}")
 
 
@@ -64,11 +64,11 @@ def up(stack: bool, bucket: str | None, address: str | None, region: str | None,
 @click.option("--all", "everything", is_flag=True, help="All jobs: those of this folder, and all that bears our tags.")
 @click.option("--stack", is_flag=True, help="The stack of a region; its file system only with --delete-data.")
 @click.option("--delete-data", is_flag=True, help="With --stack: the file system and the bucket too, with all in them.")
-@in_region
-@dry
-@yes
+@region_option
+@dry_run_option
+@yes_option
 def down(
-    job: str | None, everything: bool, stack: bool, delete_data: bool, region: str | None, dry_run: bool, yes: bool
+    job: str | None, all_jobs: bool, stack: bool, delete_data: bool, region: str | None, dry_run: bool, yes: bool
 ) -> None:
     """End JOB at once and all that it rents; return when AWS says that it is gone. Exit code 1 while anything is left.
 
@@ -76,35 +76,35 @@ def down(
     """
     from cluster.jobs import billing, store
 
-    if sum((bool(job), everything, stack)) != 1:
+    if sum((bool(job), all_jobs, stack)) != 1:
         raise BadInput("say what: a job, --all, or --stack")
     if stack:
         from cluster.backends.aws import admin
 
         what = "the stack with its file system and all data" if delete_data else "the stack but for its file system"
         if dry_run:
-            return click.echo(f"would remove {what} of {admin.regions([region] if region else [])[0]}")
-        sure(f"remove {what}?", yes)
-        return left(admin.down_stack(region, delete_data, say))
-    if everything:
+            return click.echo(f"would remove {what} of {admin.resolve_regions([region] if region else [])[0]}")
+        confirm_or_abort(f"remove {what}?", yes)
+        return fail_if_resources_remain(admin.remove_stack(region, delete_data, print_progress))
+    if all_jobs:
         return _down_all(region, dry_run, yes)
     try:
         found = store.find(job)
     except NoSuchJob:
         from cluster.backends.aws import admin
 
-        there = admin.regions([region] if region else [])[0]
+        there = admin.resolve_regions([region] if region else [])[0]
         if dry_run:
             return click.echo(f"would end all that bears the tag of {job} in {there}")
-        left(admin.down(there, str(job), say))
+        fail_if_resources_remain(admin.terminate_job(there, str(job), print_progress))
         return click.echo(f"{job} is gone")
     if dry_run:
         return click.echo(f"would end {found.name}, which is {found.state}, and all that it rents")
-    billing.down(found)
+    billing.terminate_job(found)
     click.echo(f"{found.name} is gone")
 
 
-def _rented() -> "list[Job]":
+def _rented_jobs() -> "list[Job]":
     """The jobs of this folder that rent, or rented; a damaged one is left out."""
     from cluster.jobs import store
 
@@ -115,54 +115,58 @@ def _rented() -> "list[Job]":
     return found
 
 
-def _regions(region: str | None) -> list[str]:
+def _regions_to_search(region: str | None) -> list[str]:
     """Return the regions to look at: the one named, else the usual one and those of this folder's jobs."""
     from cluster.backends.aws import admin
 
     if region:
         return [region]
-    own = {place["region"] for one in _rented() for place in (one.spec.cloud or {})["places"]}
-    return sorted({*admin.regions([]), *own})
+    own = {place["region"] for one in _rented_jobs() for place in (one.spec.cloud or {})["places"]}
+    return sorted({*admin.resolve_regions([]), *own})
 
 
-def _down_all(region: str | None, dry_run: bool, yes: bool) -> None:
+def _down_all(region: str | None, dry_run: bool, assume_yes: bool) -> None:
     from cluster.backends.aws import admin
     from cluster.jobs import billing
 
-    mine = sorted((one for one in _rented() if not one.ended), key=lambda one: not one.waiting)  # else their turn comes
-    regions = _regions(region)
+    mine = sorted(
+        (one for one in _rented_jobs() if not one.has_ended), key=lambda one: not one.is_waiting
+    )  # else their turn comes
+    regions = _regions_to_search(region)
     uids = {one.spec.uid: one for one in mine}
-    found = [row for where in sorted(regions) for row in admin.by_job(admin.machines(where))]
+    found = [row for where in sorted(regions) for row in admin.summarize_by_job(admin.list_instances(where))]
     names = [*[one.name for one in mine], *[row["uid"] for row in found if row["uid"] not in uids]]
     if dry_run or not names:
         return click.echo(f"would end {', '.join(names)}" if names else "there is nothing to end")
-    sure(f"end {', '.join(names)}?", yes)
+    confirm_or_abort(f"end {', '.join(names)}?", assume_yes)
     lines: list[str] = []
     for one in mine:
         try:
-            billing.down(one)
+            billing.terminate_job(one)
         except (ClusterError, OSError) as error:
             lines.append(str(error))
     for where in sorted(regions):
-        lines += admin.remove(where, sorted({one.uid for one in admin.machines(where)}), say)
-    left(lines)
+        lines += admin.terminate_jobs(
+            where, sorted({one.job_uid for one in admin.list_instances(where)}), print_progress
+        )
+    fail_if_resources_remain(lines)
     click.echo(f"{', '.join(names)}: gone")
 
 
 @click.command()
 @click.option("--unknown", is_flag=True, help="Also what belongs to a job that this folder does not know.")
-@in_region
+@region_option
 @click.option("-y", "--yes", is_flag=True, help="Do it; without it is only shown what would be done.")
-@output
+@output_option
 def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
     """Remove what bears our tags and belongs to no live job, or is past its time. Only shows it without --yes."""
     from cluster.backends.aws import admin
 
-    known = {one.spec.uid: not one.ended for one in _rented()}
+    known = {one.spec.uid: not one.has_ended for one in _rented_jobs()}
     lines: list[str] = []
     shown = []
-    for where in _regions(region):
-        remove, stay = admin.garbage(where, known, unknown, time.time())
+    for where in _regions_to_search(region):
+        remove, stay = admin.find_garbage(where, known, unknown, time.time())
         shown.append({"region": where, "remove": remove, "stay": stay})
         if output == "table":
             for one in remove.values():
@@ -170,22 +174,24 @@ def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
             for one in stay:
                 click.echo(f"leaving {one}")
         if yes:
-            lines += admin.remove(where, list(remove), say)
+            lines += admin.terminate_jobs(where, list(remove), print_progress)
     if output == "json":
         print_json(shown)
     elif not any(one["remove"] for one in shown):
         click.echo(f"nothing to remove in {', '.join(str(one['region']) for one in shown)}")
     elif not yes:
         click.echo("nothing was removed; do it: imgnet-cluster gc --yes")
-    left(lines)
+    fail_if_resources_remain(lines)
 
 
 @click.command()
 @click.argument("job", required=False)
 @click.option(
-    "--top5", type=Number(0, 100), help="What had been spent when the validation first reached so many percent."
+    "--top5",
+    type=FiniteFloatRange(0, 100),
+    help="What had been spent when the validation first reached so many percent.",
 )
-@output
+@output_option
 def cost(job: str | None, top5: float | None, output: str) -> None:
     """Show what JOB has cost (default: the newest): machines, disks, addresses; per epoch, to the target, wasted."""
     from cluster.display import cloud
@@ -195,7 +201,7 @@ def cost(job: str | None, top5: float | None, output: str) -> None:
 
     mine = store.find(job)
     refresh(mine)  # its machines may have gone with nobody here to see it
-    found = billing.cost(mine, top5)
+    found = billing.cost_report(mine, top5)
     if output == "json":
         print_json(found)
     else:
@@ -204,7 +210,9 @@ def cost(job: str | None, top5: float | None, output: str) -> None:
 
 @click.command()
 @click.argument("job")
-@click.option("--max-hours", type=Number(0, min_open=True), required=True, help="Since the first of its machines came.")
+@click.option(
+    "--max-hours", type=FiniteFloatRange(0, min_open=True), required=True, help="Since the first of its machines came."
+)
 def extend(job: str, max_hours: float) -> None:
     """Give JOB more time, or less: it saves and ends so many hours after the first machine of this launch came."""
     from cluster.jobs import billing, store
@@ -218,8 +226,8 @@ def extend(job: str, max_hours: float) -> None:
 @click.option("--gpu", metavar="NAME", help="Only with such GPUs, such as A100.")
 @click.option("--recipe", metavar="RECIPE", help="With the forecast of this recipe, for --machines.")
 @click.option("--machines", type=click.IntRange(1), help="How many machines. [default: as the recipe says]")
-@in_region
-@output
+@region_option
+@output_option
 def offers(gpu: str | None, recipe: str | None, machines: int | None, region: str | None, output: str) -> None:
     """Show what EC2 offers now: types by zone, GPUs, prices; with --recipe its minutes and dollars on each."""
     from cluster.backends.aws import admin
@@ -229,7 +237,7 @@ def offers(gpu: str | None, recipe: str | None, machines: int | None, region: st
     recipes = submit.load_recipes(recipe) if recipe else []
     if len(recipes) > 1:
         raise BadInput(f"{recipe}: has {len(recipes)} recipes; --recipe takes a file with one")
-    rows = admin.offered(region, gpu, recipes[0] if recipes else None, machines)
+    rows = admin.offer_rows(region, gpu, recipes[0] if recipes else None, machines)
     if output == "json":
         print_json(rows)
     else:
@@ -245,8 +253,8 @@ def offers(gpu: str | None, recipe: str | None, machines: int | None, region: st
 @click.option(
     "--data", metavar="S3", help="With --iam: also what reading a set there takes, outside the stack's bucket."
 )
-@in_region
-@output
+@region_option
+@output_option
 def check(
     recipe: str | None,
     machines: int | None,
@@ -263,20 +271,20 @@ def check(
     from cluster.jobs import submit
 
     if iam:
-        return print_json(admin.policies(data))
+        return print_json(admin.iam_policies(data))
     if data:
         raise BadInput("--data goes with --iam: it prints what reading a set there takes")
     found = submit.load_recipes(recipe)[0] if recipe else None
     types = [type] if type else list(found.types) if found else []
     count = machines or (found.machines if found else 1)
-    findings = admin.check(region, types, count, "on-demand" if on_demand else "spot")
+    findings = admin.check_launch(region, types, count, "on-demand" if on_demand else "spot")
     rows: list[dict[str, Any]] = [vars(one) for one in findings]
     if output == "json":
         print_json(rows)
     else:
         cloud.show_findings(rows)
     if any(one["level"] == "error" for one in rows):
-        sys.exit(ERROR)
+        sys.exit(EXIT_ERROR)
 
 
 COMMANDS = (up, down, gc, cost, extend, offers, check)

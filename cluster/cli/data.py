@@ -5,12 +5,20 @@ from pathlib import Path
 
 import click
 
-from cluster.errors import ERROR, OK, BadInput
+from cluster.errors import EXIT_ERROR, EXIT_OK, BadInput
 
-from .options import Bar, Command, Group, counted, data_errors, output, print_json
+from .options import (
+    ProgressBar,
+    CommandFunction,
+    CommandGroup,
+    pluralize,
+    translate_data_errors,
+    output_option,
+    print_json,
+)
 
 
-@click.group(cls=Group)
+@click.group(cls=CommandGroup)
 def data() -> None:
     """Draw, pack, resize, check and list sets of images."""
 
@@ -22,17 +30,17 @@ def data() -> None:
 )
 @click.option("--train", type=click.IntRange(10), default=4000, show_default=True, help="Training images.")
 @click.option("--val", type=click.IntRange(10), default=1000, show_default=True, help="Validation images.")
-@data_errors
+@translate_data_errors
 def sample(folder: Path, seed: int, train: int, val: int) -> None:
     """Draw the built-in set of ten shapes into FOLDER."""
-    from train.data.packing.synthetic import draw_set
+    from train.data.packing.synthetic import draw_sample_set
 
-    with Bar(f"drawing {folder}") as progress:
-        written = draw_set(folder, seed=seed, train=train, val=val, progress=progress)
+    with ProgressBar(f"drawing {folder}") as progress:
+        written = draw_sample_set(folder, seed=seed, train=train, val=val, progress=progress)
     click.echo(f"{folder}: {train} + {val} images of 10 classes, {written} drawn now")
 
 
-def packing_options(command: Command) -> Command:
+def packing_options(command: CommandFunction) -> CommandFunction:
     """What `pack` and `resize` share."""
     for option in reversed(
         [
@@ -52,10 +60,10 @@ def packing_options(command: Command) -> Command:
 @data.command()
 @packing_options
 @click.option("--sizes", default="160,352", show_default=True, help="Short sides in pixels, with commas.")
-@data_errors
+@translate_data_errors
 def resize(source: Path, target: Path, sizes: str, skip_bad: bool, anew: bool, shard_mb: int) -> None:
     """Pack smaller copies of SOURCE into TARGET/<short side>. May be stopped and called again."""
-    from train.data.packing.pack import copies_in
+    from train.data.packing.pack import copy_targets
 
     try:
         numbers = [int(one) for one in sizes.split(",")]
@@ -63,74 +71,82 @@ def resize(source: Path, target: Path, sizes: str, skip_bad: bool, anew: bool, s
         numbers = []
     if min(numbers, default=0) < 32 or max(numbers) > 2048:
         raise BadInput(f"--sizes: must be whole numbers from 32 to 2048 with commas, such as 160,352, not {sizes!r}")
-    _pack("resizing", source, target, copies_in(target, numbers), skip_bad, anew, shard_mb)
+    _pack("resizing", source, target, copy_targets(target, numbers), skip_bad, anew, shard_mb)
 
 
 @data.command()
 @packing_options
-@data_errors
+@translate_data_errors
 def pack(source: Path, target: Path, skip_bad: bool, anew: bool, shard_mb: int) -> None:
     """Pack the full-size images of SOURCE into TARGET. May be stopped and called again."""
     _pack("packing", source, target, {None: target}, skip_bad, anew, shard_mb)
 
 
 def _pack(
-    doing: str, source: Path, target: Path, targets: dict[int | None, Path], skip_bad: bool, anew: bool, shard_mb: int
+    activity: str,
+    source: Path,
+    target: Path,
+    targets: dict[int | None, Path],
+    skip_bad: bool,
+    anew: bool,
+    shard_mb: int,
 ) -> None:
     from train.data.packing.pack import pack_set
 
-    with Bar(f"{doing} {source}") as progress:
-        done = pack_set(source, targets, skip_bad=skip_bad, anew=anew, shard_bytes=shard_mb * 10**6, progress=progress)
-    for path, why in done.bad:
+    with ProgressBar(f"{activity} {source}") as progress:
+        done = pack_set(
+            source, targets, skip_bad=skip_bad, overwrite=anew, shard_bytes=shard_mb * 10**6, progress=progress
+        )
+    for path, why in done.skipped_files:
         click.echo(f"left out: {path}: {why}", err=True)
-    for line in done.said:
+    for line in done.messages:
         click.echo(line, err=True)
-    left_out = counted(len(done.bad), "file")
-    click.echo(f"{target}: {counted(done.written, 'image')} packed, {done.kept} were there, {left_out} left out")
+    left_out = pluralize(len(done.skipped_files), "file")
+    click.echo(f"{target}: {pluralize(done.written, 'image')} packed, {done.kept} were there, {left_out} left out")
 
 
 @data.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@output
-@data_errors
+@output_option
+@translate_data_errors
 def check(folder: Path, output: str) -> None:
     """Decode every image of FOLDER once, count them, and name those that are broken. Packed sets: see verify."""
-    from train.data.index.open import check_layout, load
+    from train.data.index.open import check_layout, load_index
 
     check_layout(folder)
-    with Bar(f"indexing {folder}") as progress:
-        train = load(folder, "train", skip_bad=True, progress=progress)
-        val = load(folder, "val", train.classes, skip_bad=True, progress=progress)
-    bad = [(str(index.folder / path), why) for index in (train, val) for path, why in index.bad]
-    bad += _faults(folder, [train.folder, val.folder])
+    with ProgressBar(f"indexing {folder}") as progress:
+        train = load_index(folder, "train", skip_bad=True, progress=progress)
+        val = load_index(folder, "val", train.classes, skip_bad=True, progress=progress)
+    bad = [(str(index.folder / path), why) for index in (train, val) for path, why in index.skipped_files]
+    bad += _verify_packed_splits(folder, [train.folder, val.folder])
     if output == "json":
         print_json({"train": len(train), "val": len(val), "classes": list(train.classes), "bad": dict(bad)})
     else:
         for path, why in bad:
             click.echo(f"broken: {path}: {why}", err=True)
-        broken = counted(len(bad), "broken file")
+        broken = pluralize(len(bad), "broken file")
         click.echo(f"{folder}: {len(train.classes)} classes, {len(train)} + {len(val)} images, {broken}")
-    sys.exit(ERROR if bad else OK)
+    sys.exit(EXIT_ERROR if bad else EXIT_OK)
 
 
-def _faults(folder: Path, splits: list[Path]) -> list[tuple[str, str]]:
+def _verify_packed_splits(folder: Path, split_folders: list[Path]) -> list[tuple[str, str]]:
     """What is wrong with the packed ones of these splits."""
     from train.data.index.packed import is_packed
-    from train.data.packing.verify import verify as verify_set
+    from train.data.packing.verify import verify_packed_sets as verify_set
 
-    with Bar(f"verifying {folder}") as progress:
-        return [fault for one in splits if is_packed(one) for fault in verify_set(one, progress).faults]
+    with ProgressBar(f"verifying {folder}") as progress:
+        return [fault for one in split_folders if is_packed(one) for fault in verify_set(one, progress).faults]
 
 
 @data.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@output
-@data_errors
+@output_option
+@translate_data_errors
 def verify(folder: Path, output: str) -> None:
     """Compare every file and every image of the packed sets below FOLDER with what was written, and name each fault."""
-    from train.data.packing.verify import verify as verify_set
+    from train.data.packing.verify import verify_packed_sets as verify_set
 
-    with Bar(f"verifying {folder}") as progress:
+    with ProgressBar(f"verifying {folder}") as progress:
         done = verify_set(folder, progress)
     if output == "json":
         faults = [{"where": where, "what": what} for where, what in done.faults]
@@ -139,17 +155,17 @@ def verify(folder: Path, output: str) -> None:
         for where, what in done.faults:
             click.echo(f"damaged: {where}: {what}", err=True)
         size = f"{done.bytes / 1e6:.1f} MB"
-        faulty = counted(len(done.faults), "fault")
-        click.echo(f"{folder}: {counted(done.files, 'file')}, {size}, {done.images} images, {faulty}")
+        faulty = pluralize(len(done.faults), "fault")
+        click.echo(f"{folder}: {pluralize(done.files, 'file')}, {size}, {done.images} images, {faulty}")
         if done.faults:
             click.echo("to mend it: remove the files that are named, then fetch, pack or resize again", err=True)
-    sys.exit(ERROR if done.faults else OK)
+    sys.exit(EXIT_ERROR if done.faults else EXIT_OK)
 
 
 @data.command()
 @click.argument("folder", type=click.Path(path_type=Path))
-@output
-@data_errors
+@output_option
+@translate_data_errors
 def ls(folder: Path, output: str) -> None:
     """List the sets of images below FOLDER: a set, or a folder of sets."""
     from dataclasses import asdict
@@ -161,7 +177,7 @@ def ls(folder: Path, output: str) -> None:
     if output == "json":
         print_json([{**asdict(one), "root": str(one.root)} for one in found])
         return
-    tables.table(
+    tables.print_table(
         ("set", "split", "copy", "images", "MB", "classes", "stored"),
         [
             (

@@ -6,14 +6,14 @@ import click
 
 from cluster.errors import BadInput, ClusterError
 
-from .options import Bar, data_errors
+from .options import ProgressBar, translate_data_errors
 
 sizes_option = click.option(
     "--sizes", metavar="LIST", help="full, or short sides of the copies beside it (its name with -sz): full,160,352."
 )
 
 
-def _sizes(text: str | None) -> list[int | None] | None:
+def _parse_sizes(text: str | None) -> list[int | None] | None:
     """Read --sizes; None in it is the full size."""
     if text is None:
         return None
@@ -30,52 +30,56 @@ def _sizes(text: str | None) -> list[int | None] | None:
 @click.option("--index-only", is_flag=True, help="Of the full-size images only index and names: no phase reads them.")
 @click.option("--copies", default="", metavar="PLACE", help="Where the copies are. [default: SOURCE's name with -sz]")
 @click.option("--else-full", is_flag=True, help="Fetch the full-size images in place of a copy that is not there.")
-@data_errors
+@translate_data_errors
 def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies: str, else_full: bool) -> None:
     """Fetch a packed set from SOURCE, a folder or s3://bucket/prefix, to TARGET. May be stopped and called again."""
     from cluster.planning import data_fetch
-    from train.data.fetch.fetch import fetch as fetch_sets
-    from train.data.fetch.fetch import size
+    from train.data.fetch.fetch import fetch_sets as fetch_sets
+    from train.data.fetch.fetch import format_bytes
     from train.data.manifest import FetchError
 
-    asked, target = _sizes(sizes), target.expanduser().absolute()
+    asked, target = _parse_sizes(sizes), target.expanduser().absolute()
 
     def say(text: str) -> None:
         click.echo(text, err=True)
 
     try:
-        found = data_fetch.parts(
+        found = data_fetch.list_parts(
             source, target, [None] if asked is None else asked, index_only=index_only, copies=copies,
-            else_full=else_full, say=say,
+            full_if_missing=else_full, say=say,
         )  # fmt: skip
-        with Bar(f"fetching {source}", size) as progress:
-            done = fetch_sets(found, progress=progress, say=say)
+        with ProgressBar(f"fetching {source}", format_bytes) as progress:
+            done = fetch_sets(found, progress=progress, log=say)
     except FetchError as error:
         raise ClusterError(str(error)) from error
-    rate = f" in {done.seconds:.1f} s ({done.came / 1e6 / done.seconds:.0f} MB/s)" if done.came else ""
-    click.echo(f"{target}: {size(done.came)} fetched{rate}, {size(done.there)} were there")
+    rate = (
+        f" in {done.seconds:.1f} s ({done.fetched_bytes / 1e6 / done.seconds:.0f} MB/s)" if done.fetched_bytes else ""
+    )
+    click.echo(
+        f"{target}: {format_bytes(done.fetched_bytes)} fetched{rate}, {format_bytes(done.existing_bytes)} were there"
+    )
 
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.argument("place")
 @sizes_option
-@data_errors
+@translate_data_errors
 def put(folder: Path, place: str, sizes: str | None) -> None:
     """Put a packed set into S3, at PLACE such as s3://my-bucket/data/imagenet. What is there already stays."""
-    from cluster.backends.aws.s3_source import put_set
+    from cluster.backends.aws.s3_source import upload_dataset
     from cluster.planning import data_fetch
-    from train.data.fetch.fetch import size
+    from train.data.fetch.fetch import format_bytes
     from train.data.manifest import FetchError
 
     counts = [0, 0]
-    for short in _sizes(sizes) or [None]:
+    for short in _parse_sizes(sizes) or [None]:
         mine, its = str(folder), place
         if short is not None:
-            mine, its = data_fetch.beside(str(folder), "", short), data_fetch.beside(place, "", short)
+            mine, its = data_fetch.copies_location(str(folder), "", short), data_fetch.copies_location(place, "", short)
         try:
-            with Bar(f"putting {mine}", size) as progress:
-                done = put_set(Path(mine).expanduser(), its, progress)
+            with ProgressBar(f"putting {mine}", format_bytes) as progress:
+                done = upload_dataset(Path(mine).expanduser(), its, progress)
         except FetchError as error:
             raise ClusterError(str(error)) from error
         counts = [one + more for one, more in zip(counts, done, strict=True)]

@@ -8,12 +8,12 @@ import click
 
 from cluster.errors import BadInput, ClusterError
 
-from .options import Bar, output, print_json
+from .options import ProgressBar, output_option, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    Said = Mapping[str, Any]
+    EvaluationMessage = Mapping[str, Any]
 
 
 @click.command("eval")
@@ -30,8 +30,10 @@ if TYPE_CHECKING:
     metavar="PNG",
     help="Draw what each crop sees of some images, at the first size.",
 )
-@output
-def evaluate(what: str, crops: str, sizes: str | None, plot: Path | None, output: str, **options: Any) -> None:
+@output_option
+def evaluate(
+    job_or_checkpoint: str, crops: str, sizes: str | None, plot: Path | None, output: str, **options: Any
+) -> None:
     """Measure the newest network of JOB, or a CHECKPOINT, on all validation images, each counted once.
 
     \b
@@ -45,24 +47,24 @@ def evaluate(what: str, crops: str, sizes: str | None, plot: Path | None, output
     from train.evaluation import protocol as trainer_protocol
 
     try:
-        trainer_protocol.crops(crops)
+        trainer_protocol.parse_crops(crops)
         if sizes is not None:
-            trainer_protocol.sizes(sizes)
+            trainer_protocol.parse_sizes(sizes)
     except ValueError as error:
         raise BadInput(str(error)) from error
     if plot and plot.suffix.lower() != ".png":
         raise BadInput(f"--plot {plot}: the name of a picture ends in .png")
     if plot and not plot.absolute().parent.is_dir():
         raise BadInput(f"--plot {plot}: there is no folder {plot.parent}")
-    known = _known(what, options["data"])
-    words = evaluation.command(
+    known = _evaluation_options(job_or_checkpoint, options["data"])
+    words = evaluation.evaluation_command(
         **{**known, **{name: value for name, value in options.items() if value is not None}},
         crops=crops, sizes=sizes, shown=6 if plot else 0,
     )  # fmt: skip
     begin: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
     seen: dict[str, Any] = {}
-    for said in evaluation.examine(words):
+    for said in evaluation.run_evaluation(words):
         kind = said.pop("kind")
         if kind == "row":
             rows.append(said)
@@ -70,55 +72,59 @@ def evaluate(what: str, crops: str, sizes: str | None, plot: Path | None, output
             begin = said
         else:
             seen = said
-    gains = evaluation.gains(rows, begin["buckets"])
+    gains = evaluation.rect_gains(rows, begin["buckets"])
     if output == "json":
         print_json({**begin, "rows": rows, "gains": gains, "plot": str(plot) if plot else None})
     else:
-        _show(begin, rows, gains)
+        _print_results(begin, rows, gains)
     if plot:  # last: the numbers took longer
-        _draw(plot, begin, seen, several=len({one["size"] for one in rows}) > 1)
+        _draw_crops(plot, begin, seen, has_several_sizes=len({one["size"] for one in rows}) > 1)
         if output != "json":
             click.echo(f"picture  {plot}")
 
 
-def _draw(plot: Path, begin: "Said", seen: "Said", several: bool) -> None:
+def _draw_crops(
+    path: Path, run_info: "EvaluationMessage", sample_images: "EvaluationMessage", has_several_sizes: bool
+) -> None:
     from cluster.plots import crops as picture
 
-    title = f"{begin['recipe']}, {begin['epoch']} epochs done, step {begin['step']}"
+    title = f"{run_info['recipe']}, {run_info['epoch']} epochs done, step {run_info['step']}"
     try:
-        picture.draw(plot, title, seen["size"], seen["images"], several)
+        picture.draw_crops(path, title, sample_images["size"], sample_images["images"], has_several_sizes)
     except OSError as error:
-        raise ClusterError(f"--plot {plot}: {error.strerror or error}; the picture was not written") from error
+        raise ClusterError(f"--plot {path}: {error.strerror or error}; the picture was not written") from error
 
 
-def _known(what: str, data: str | None) -> dict[str, Any]:
+def _evaluation_options(job_or_checkpoint: str, data: str | None) -> dict[str, Any]:
     """What is known of a job, or of a file."""
     from cluster.jobs import evaluation, store
 
-    path = Path(what)
-    if path.is_file() or path.suffix == ".pt" or not re.fullmatch(r"(job-)?[0-9]+", what):
+    path = Path(job_or_checkpoint)
+    if path.is_file() or path.suffix == ".pt" or not re.fullmatch(r"(job-)?[0-9]+", job_or_checkpoint):
         if not path.is_file():
-            raise BadInput(f"{what}: is neither a job nor a checkpoint; jobs: imgnet-cluster ls")
+            raise BadInput(f"{job_or_checkpoint}: is neither a job nor a checkpoint; jobs: imgnet-cluster ls")
         return {"checkpoint": path}
-    job = store.find(what)
-    with Bar(f"bringing the newest checkpoint of {job.name}", lambda done: f"{done / 1e6:.0f} MB") as bar:
-        found = evaluation.of_job(job, bar)
+    job = store.find(job_or_checkpoint)
+    with ProgressBar(f"bringing the newest checkpoint of {job.name}", lambda done: f"{done / 1e6:.0f} MB") as bar:
+        found = evaluation.job_evaluation_options(job, bar)
     if data:  # the copies are of other images then
         del found["copies"]
     return found
 
 
-def _show(
-    begin: "Mapping[str, Any]", rows: "Sequence[Mapping[str, Any]]", gains: "Sequence[Mapping[str, Any]]"
+def _print_results(
+    run_info: "Mapping[str, Any]", rows: "Sequence[Mapping[str, Any]]", gains: "Sequence[Mapping[str, Any]]"
 ) -> None:
     from cluster.display import tables
 
     click.echo(
-        f"{begin['recipe']}: {begin['model']}, {begin['epoch']} epochs done, step {begin['step']}; "
-        f"{begin['images']} images of {begin['classes']} classes in {begin['data']}"
+        f"{run_info['recipe']}: {run_info['model']}, {run_info['epoch']} epochs done, step {run_info['step']}; "
+        f"{run_info['images']} images of {run_info['classes']} classes in {run_info['data']}"
     )
-    click.echo(f"{begin['checkpoint']}, {begin['device']}, {begin['precision']}, processes: {begin['procs']}")
-    tables.table(
+    click.echo(
+        f"{run_info['checkpoint']}, {run_info['device']}, {run_info['precision']}, processes: {run_info['procs']}"
+    )
+    tables.print_table(
         ("crop", "size", "views", "top-1", "top-5", "loss", "seconds", "read from"),
         [
             (
@@ -130,19 +136,25 @@ def _show(
     )  # fmt: skip
     for gain in gains:
         click.echo(f"\nrect at {gain['size']} above center, in points, by width / height:")
-        named = [*((_ratios(part), part) for part in gain["buckets"]), ("all", {"images": begin["images"], **gain})]
-        tables.table(
+        named = [
+            *((_format_ratio_range(part), part) for part in gain["buckets"]),
+            ("all", {"images": run_info["images"], **gain}),
+        ]
+        tables.print_table(
             ("w/h", "images", "top-1", "top-5"),
-            [(name, part["images"], _points(part["top1"]), _points(part["top5"])) for name, part in named],
+            [
+                (name, part["images"], _format_points(part["top1"]), _format_points(part["top5"]))
+                for name, part in named
+            ],
         )
 
 
-def _ratios(bucket: "Mapping[str, Any]") -> str:
+def _format_ratio_range(bucket: "Mapping[str, Any]") -> str:
     """Such as 0.75-0.80; one number where both ends are shown as the same."""
     return "-".join(dict.fromkeys(f"{bucket[end]:.2f}" for end in ("from", "to")))
 
 
-def _points(gain: float) -> str:
+def _format_points(gain: float) -> str:
     return f"{round(gain, 1) + 0.0:+5.1f}"  # never -0.0
 
 

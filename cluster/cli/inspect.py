@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.errors import UNFINISHED, BadInput, ClusterError
+from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
 
-from .options import output, print_json
+from .options import output_option, print_json
 
 if TYPE_CHECKING:
     from cluster.jobs.submit import Job
 
-on_machine = click.option("--machine", type=click.IntRange(0), help="Which of its machines. [default: the head]")
+machine_option = click.option("--machine", type=click.IntRange(0), help="Which of its machines. [default: the head]")
 
 
 def refresh(job: "Job") -> None:
@@ -30,7 +30,7 @@ def refresh(job: "Job") -> None:
 @click.command()
 @click.option("--cloud", is_flag=True, help="All that is rented, of other folders and computers too, by its tags.")
 @click.option("--region", "regions", multiple=True, metavar="REGION", help="With --cloud: where.")
-@output
+@output_option
 def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
     """List the jobs of this folder."""
     from cluster.display import status as display_status
@@ -56,17 +56,19 @@ def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
     from cluster.backends.aws import admin
     from cluster.display import cloud as display_cloud
 
-    rows = [row for region in admin.regions(regions) for row in admin.by_job(admin.machines(region))]
+    rows = [
+        row for region in admin.resolve_regions(regions) for row in admin.summarize_by_job(admin.list_instances(region))
+    ]
     if output == "json":
         print_json(rows)
     else:
-        display_cloud.show_machines(rows)
+        display_cloud.show_rented_machines(rows)
 
 
 @click.command()
 @click.argument("job", required=False)
 @click.option("--exit-code", is_flag=True, help="Exit with 0 done, 100 failed, 101 not finished, 103 stopped.")
-@output
+@output_option
 def status(job: str | None, exit_code: bool, output: str) -> None:
     """Show how JOB stands, and what happened to it (default: the newest)."""
     from cluster.display import forecast
@@ -78,14 +80,16 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
     refresh(found)
     said = found.status()
     if output == "json":
-        print_json({**said, "timeline": found.timeline(), "machines_now": found.machines(), "result": found.result})
+        print_json(
+            {**said, "timeline": found.timeline(), "machines_now": found.machine_details(), "result": found.result}
+        )
     else:
-        display_status.show_status(said, found.machines(), found.timeline())
+        display_status.show_status(said, found.machine_details(), found.timeline())
         result = found.result or {}
         if against := result.get("against"):
-            forecast.show_against(against, (result.get("forecast") or {}).get("source", ""))
+            forecast.show_forecast_vs_actual(against, (result.get("forecast") or {}).get("source", ""))
     if exit_code:
-        sys.exit(display_status_tables.EXIT.get(said["state"], UNFINISHED))
+        sys.exit(display_status_tables.STATE_EXIT_CODES.get(said["state"], EXIT_UNFINISHED))
 
 
 @click.command()
@@ -104,7 +108,7 @@ def logs(job: str | None, follow: bool, rank: int | None, agent: bool, machine: 
     found, shown, before = store.find(job), 0, None
     while True:
         found.refresh()
-        ended, path = found.ended, _log(found, rank, agent, machine)
+        ended, path = found.has_ended, _log_path(found, rank, agent, machine)
         shown = shown if path == before else 0  # from the set-up's to the first attempt's, and to the next
         before = path
         if not follow and not path.exists():
@@ -124,35 +128,35 @@ def logs(job: str | None, follow: bool, rank: int | None, agent: bool, machine: 
             break
         time.sleep(0.3)
     if follow:
-        sys.exit(display_status_tables.EXIT[found.state])
+        sys.exit(display_status_tables.STATE_EXIT_CODES[found.state])
 
 
-def _log(job: "Job", rank: int | None, agent: bool, machine: int | None) -> Path:
+def _log_path(job: "Job", rank: int | None, agent: bool, machine: int | None) -> Path:
     """Return the file that is meant: a trainer's of the last attempt, or before the first that of a set-up."""
     from cluster.state import attempts
 
     if agent:
-        return job.log(None, machine=job.head if machine is None else str(machine))
+        return job.log_path(None, machine=job.rank0_machine if machine is None else str(machine))
     number = int(job.status()["attempt"])
     if machine is None or not number:
-        return job.log(rank or 0, machine=str(machine or 0))
-    last = attempts.read(job.folders.shared, number)
-    names = list(last.names) if last else []
+        return job.log_path(rank or 0, machine=str(machine or 0))
+    last = attempts.read_attempt(job.run_folder.shared, number)
+    names = list(last.machine_names) if last else []
     if str(machine) not in names:
         raise BadInput(f"machine {machine} trains nothing in attempt {number} of {job.name}: {', '.join(names)} do")
-    return job.log(names.index(str(machine)) * job.spec.procs)
+    return job.log_path(names.index(str(machine)) * job.spec.procs)
 
 
 @click.command()
 @click.argument("job", required=False)
-@on_machine
+@machine_option
 def attach(job: str | None, machine: int | None) -> None:
     """Show the tmux session of JOB on this terminal. Ctrl-b d leaves it running."""
     from cluster.jobs import store
 
     found = store.find(job)
     found.refresh()
-    if found.ended:
+    if found.has_ended:
         raise ClusterError(
             f"{found.name} is {found.state}; its session is gone. What it wrote: imgnet-cluster logs {found.name}"
         )
@@ -166,7 +170,7 @@ def attach(job: str | None, machine: int | None) -> None:
 @click.command()
 @click.argument("job")
 @click.argument("command", nargs=-1)
-@on_machine
+@machine_option
 def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
     """Open a shell on a machine of JOB, or run COMMAND there: imgnet-cluster ssh job-3 --machine 2 -- nvidia-smi."""
     from cluster.jobs import store
@@ -187,21 +191,21 @@ def top(job: str | None, once: bool) -> None:
 
     def read() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
         refresh(found)
-        return found.status(), found.machines()
+        return found.status(), found.machine_details()
 
-    display_top.top(read, once)
+    display_top.show_top(read, once)
 
 
 @click.command()
 @click.argument("job", required=False)
 @click.option("--port", type=click.IntRange(0, 65535), default=6006, show_default=True, help="0 takes a free one.")
 @click.option("--all", "everything", is_flag=True, help="All jobs of this folder side by side, with their settings.")
-def tensorboard(job: str | None, port: int, everything: bool) -> None:
+def tensorboard(job: str | None, port: int, all_jobs: bool) -> None:
     """Serve the curves of JOB on 127.0.0.1 until Ctrl-C (default: the newest)."""
     from cluster.display import tensorboard as board
     from cluster.jobs import store
 
-    if everything:
+    if all_jobs:
         sys.exit(board.serve_all(port))
     sys.exit(board.serve(store.find(job), port))
 

@@ -5,10 +5,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.errors import INTERRUPTED, OK, BadInput, ClusterError, NoAccount
+from cluster.errors import EXIT_INTERRUPTED, EXIT_OK, BadInput, ClusterError, AwsNotConfigured
 
-from .options import RENTING, Number, machines_option, recovery_options, renting_options, schedule_options, yes
-from .plan import planned, select
+from .options import (
+    RENTAL_OPTION_NAMES,
+    FiniteFloatRange,
+    machines_option,
+    recovery_options,
+    rental_options,
+    schedule_options,
+    yes_option,
+)
+from .plan import make_plan, select_recipes
 
 if TYPE_CHECKING:
     from cluster.jobs.submit import Job
@@ -28,11 +36,15 @@ from .app import cli
     "--fetch", metavar="DIR", help="Copy the packed --data to this folder of each machine's own disk first. "
     "[default: rented, s3://: ~/.imgnet/data, on the fast disk]",
 )  # fmt: skip
-@click.option("--max-hours", type=Number(0, min_open=True), help="Save and end after so long. [default: rented: 2]")
+@click.option(
+    "--max-hours", type=FiniteFloatRange(0, min_open=True), help="Save and end after so long. [default: rented: 2]"
+)
 @click.option("--target", metavar="top5=93", help="End after the validation that reaches it; or top1=76.1.")
-@click.option("--save-seconds", type=Number(0), default=30.0, show_default=True, help="A checkpoint so often.")
+@click.option(
+    "--save-seconds", type=FiniteFloatRange(0), default=30.0, show_default=True, help="A checkpoint so often."
+)
 @recovery_options
-@renting_options
+@rental_options
 @click.option("--skip-bad", is_flag=True, help="Leave out files that are not images instead of ending.")
 @click.option(
     "--workers", type=click.IntRange(0), help="Loader processes of each trainer. [default: by the processors]"
@@ -43,7 +55,7 @@ from .app import cli
 )  # fmt: skip
 @click.option("-d", "--detach", is_flag=True, help="Do not follow it.")
 @click.option("--dry-run", "--dryrun", is_flag=True, help="Show what would be done.")
-@yes
+@yes_option
 @click.pass_context
 def launch(
     ctx: click.Context,
@@ -69,26 +81,32 @@ def launch(
     if local and hosts:
         raise BadInput("--local and --hosts are two places; say one, or neither to rent machines from AWS")
     backend = "local" if local else "ssh" if hosts else "aws"
-    given = [one for one in ctx.command.params if one.name in RENTING and from_words(ctx, one.name)]
+    given = [
+        one for one in ctx.command.params if one.name in RENTAL_OPTION_NAMES and is_given_on_command_line(ctx, one.name)
+    ]
     if given and backend != "aws":
         words = " or ".join(one.opts[0] for one in given if one.name == given[0].name)
         raise BadInput(f"{words}: for machines rented from AWS, not for --{backend}")
-    rent = {name: options.pop(name) for name in RENTING}
+    rent = {name: options.pop(name) for name in RENTAL_OPTION_NAMES}
     rent = {**rent, "offline": dry_run} if backend == "aws" else {}
     try:
         more = {**options, "hosts": hosts, "rent": rent}
-        plans = [planned(one, recipe, more, backend) for one in select(recipe, only)]
-    except NoAccount as error:
-        raise NoAccount(f"{error}; without AWS: --local (here) or --hosts FILE (machines of your own)") from error
-    at_once = queue.places(plans, parallel) if len(plans) > 1 else 1
+        plans = [make_plan(one, recipe, more, backend) for one in select_recipes(recipe, only)]
+    except AwsNotConfigured as error:
+        raise AwsNotConfigured(
+            f"{error}; without AWS: --local (here) or --hosts FILE (machines of your own)"
+        ) from error
+    at_once = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1
     for one in plans:
         if dry_run:  # first, for they are long
-            plan.show_requests(one)
+            plan.show_rental_requests(one)
         plan.show_plan(one)
         if not dry_run or backend != "aws":
-            registry.get(backend).check(one.spec, store.runs())
+            registry.get_backend(backend).check(one.spec, store.runs_folder())
     if dry_run:
-        click.echo(f"would launch {len(plans)} job{'s' * (len(plans) > 1)} in {store.runs()}; nothing was started")
+        click.echo(
+            f"would launch {len(plans)} job{'s' * (len(plans) > 1)} in {store.runs_folder()}; nothing was started"
+        )
         return
     if not yes and sys.stdin.isatty() and not click.confirm("launch?", default=False):
         raise ClusterError("nothing was started")
@@ -97,25 +115,25 @@ def launch(
     known = {one.name for one in store.all_jobs()}
     job = submit.launch(plans[0])
     how = "was interrupted and goes on; once more for another one" if job.name in known else "launched"
-    click.echo(f"{job.name} {how}, run folder {job.run}")
-    progress.show_next(job)
-    sys.exit(OK if detach else _follow(job))
+    click.echo(f"{job.name} {how}, run folder {job.path}")
+    progress.print_next_commands(job)
+    sys.exit(EXIT_OK if detach else _follow(job))
 
 
-def from_words(ctx: click.Context, name: str) -> bool:
+def is_given_on_command_line(ctx: click.Context, name: str) -> bool:
     """Whether an option was typed."""
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-def _follow_all(made: "list[Job]", at_once: int, detach: bool) -> int:
+def _follow_all(launched_jobs: "list[Job]", max_parallel: int, detach: bool) -> int:
     """Follow a sweep's jobs one after the other. Returns the worst exit code."""
-    names = ", ".join(job.name for job in made)
-    click.echo(f"{names} launched, {at_once} at a time\n  see them all  imgnet-cluster ls")
+    names = ", ".join(job.name for job in launched_jobs)
+    click.echo(f"{names} launched, {max_parallel} at a time\n  see them all  imgnet-cluster ls")
     click.echo("  side by side  imgnet-cluster tensorboard --all")
-    code = OK
-    for job in [] if detach else made:
+    code = EXIT_OK
+    for job in [] if detach else launched_jobs:
         code = max(code, _follow(job))
-        if code == INTERRUPTED:
+        if code == EXIT_INTERRUPTED:
             break
     return code
 
@@ -131,20 +149,22 @@ def _follow(job: "Job") -> int:
             f"end it: imgnet-cluster stop {job.name}",
             err=True,
         )
-        return INTERRUPTED
+        return EXIT_INTERRUPTED
 
 
 @cli.command()
 @click.argument("job")
 @click.option("--machine", required=True, type=click.IntRange(0), help="Which of its machines.")
-@click.option("--notice", type=Number(0), metavar="SECONDS", help="Tell it so long ahead, as a spot notice does.")
+@click.option(
+    "--notice", type=FiniteFloatRange(0), metavar="SECONDS", help="Tell it so long ahead, as a spot notice does."
+)
 @click.option("--for-good", is_flag=True, help="Do not start it again.")
 def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
     """Take a machine away from JOB, to see it recover: at once, as if its power was cut."""
     from cluster.jobs import store
 
     found = store.find(job)
-    found.lose(str(machine), notice, for_good)
+    found.kill_machine(str(machine), notice, for_good)
     click.echo(f"machine {machine} of {found.name} is {'told to leave' if notice is not None else 'lost'}")
     click.echo(f"  what it costs  imgnet-cluster status {found.name}")
 
@@ -171,7 +191,7 @@ def resume(job: str, detach: bool) -> None:
     found = store.find(job)
     found.resume()
     click.echo(f"{found.name} resumed")
-    sys.exit(OK if detach else _follow(found))
+    sys.exit(EXIT_OK if detach else _follow(found))
 
 
 @cli.command()
@@ -186,5 +206,5 @@ def adopt(uid: str | None, hosts: str) -> None:
     from cluster.jobs import adopt as jobs_adopt
 
     job = jobs_adopt.adopt(hosts, uid)
-    click.echo(f"{job.name} is {job.spec.uid}, run folder {job.run}")
-    progress.show_next(job)
+    click.echo(f"{job.name} is {job.spec.uid}, run folder {job.path}")
+    progress.print_next_commands(job)

@@ -11,12 +11,12 @@ from typing import Any, NoReturn
 
 import click
 
-from cluster.errors import ERROR, INTERRUPTED, ClusterError
+from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, ClusterError
 
-Command = Callable[..., Any]
+CommandFunction = Callable[..., Any]
 
 
-class Number(click.FloatRange):
+class FiniteFloatRange(click.FloatRange):
     """A number in a range; NaN and infinity are in none."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -27,11 +27,13 @@ class Number(click.FloatRange):
         return float(number)
 
 
-output = click.option("-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print.")
-yes = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
+output_option = click.option(
+    "-o", "--output", type=click.Choice(["table", "json"]), default="table", help="How to print."
+)
+yes_option = click.option("-y", "--yes", is_flag=True, help="Do not ask.")
 
 
-class Group(click.Group):
+class CommandGroup(click.Group):
     """Commands in the order of a job's life, and every foreseen error as one line with its exit code."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
@@ -46,32 +48,32 @@ class Group(click.Group):
             finally:
                 sys.stdout.flush()  # what cannot be written is known here, not in the interpreter's last moments
         except ClusterError as error:
-            fail(str(error), error.code)
+            exit_with_error(str(error), error.exit_code)
         except KeyboardInterrupt:
-            fail("interrupted", INTERRUPTED)
+            exit_with_error("interrupted", EXIT_INTERRUPTED)
         except BrokenPipeError:  # `imgnet-cluster ls | head`
-            drop_output()
-            sys.exit(ERROR)
+            discard_stdout()
+            sys.exit(EXIT_ERROR)
         except OSError as error:
-            from train.tools.filesystem import one_line
+            from train.tools.filesystem import one_line_error
 
-            drop_output()
-            fail(one_line(error), ERROR)
+            discard_stdout()
+            exit_with_error(one_line_error(error), EXIT_ERROR)
 
 
-def drop_output() -> None:
+def discard_stdout() -> None:
     """Let what is still to be written go nowhere: Python tries once more at its end, and would complain."""
     with contextlib.suppress(OSError, ValueError):  # a stdout that is no file
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def fail(text: str, code: int) -> NoReturn:
+def exit_with_error(text: str, code: int) -> NoReturn:
     """Print one line on stderr and exit."""
     click.echo(f"error: {text}", err=True)
     sys.exit(code)
 
 
-def data_errors(command: Command) -> Command:
+def translate_data_errors(command: CommandFunction) -> CommandFunction:
     """Turn a data set's errors into the command line's."""
 
     @functools.wraps(command)
@@ -88,9 +90,9 @@ def data_errors(command: Command) -> Command:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON on stdout."""
-    from train.tools.filesystem import finite
+    from train.tools.filesystem import replace_nonfinite
 
-    click.echo(json.dumps(finite(value), indent=1))
+    click.echo(json.dumps(replace_nonfinite(value), indent=1))
 
 
 machines_option = click.option(
@@ -98,7 +100,7 @@ machines_option = click.option(
 )
 
 
-def schedule_options(command: Command) -> Command:
+def schedule_options(command: CommandFunction) -> CommandFunction:
     """Options that change what is run; shared by plan and launch, which each have --machines besides."""
     for option in reversed(
         [
@@ -116,7 +118,7 @@ def schedule_options(command: Command) -> Command:
             ),
             click.option(
                 "--scale",
-                type=Number(0, 1, min_open=True),
+                type=FiniteFloatRange(0, 1, min_open=True),
                 default=1.0,
                 help="A rehearsal on this fraction of the images.",
             ),
@@ -128,7 +130,7 @@ def schedule_options(command: Command) -> Command:
     return command
 
 
-def recovery_options(command: Command) -> Command:
+def recovery_options(command: CommandFunction) -> CommandFunction:
     """Options about several machines, and losing some of them."""
     for option in reversed(
         [
@@ -138,11 +140,11 @@ def recovery_options(command: Command) -> Command:
                 help="Go on with so many; wait for a replacement with fewer.",
             ),
             click.option(
-                "--lost-seconds", type=Number(1), default=5.0, show_default=True,
+                "--lost-seconds", type=FiniteFloatRange(1), default=5.0, show_default=True,
                 help="A machine that is silent counts as lost when steps have stood still for so long.",
             ),
             click.option(
-                "--stall-seconds", type=Number(5), default=120.0, show_default=True,
+                "--stall-seconds", type=FiniteFloatRange(5), default=120.0, show_default=True,
                 help="After so long without a step, though nobody is silent: stacks into the logs, from the last save.",
             ),
             click.option(
@@ -158,15 +160,15 @@ def recovery_options(command: Command) -> Command:
     return command
 
 
-def counted(number: int, noun: str) -> str:
+def pluralize(number: int, noun: str) -> str:
     """Return "1 file" or "2 files"."""
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-RENTING = ("type", "market", "regions", "zones", "max_dollars", "ami", "group", "address")
+RENTAL_OPTION_NAMES = ("type", "market", "regions", "zones", "max_dollars", "ami", "group", "address")
 
 
-def renting_options(command: Command) -> Command:
+def rental_options(command: CommandFunction) -> CommandFunction:
     """Options about machines rented from AWS."""
     for option in reversed(
         [
@@ -180,7 +182,7 @@ def renting_options(command: Command) -> Command:
             click.option("--region", "regions", multiple=True, metavar="REGION", help="Where; several in order."),
             click.option("--zone", "zones", multiple=True, metavar="ZONE", help="Only in these zones."),
             click.option(
-                "--max-price-total", "max_dollars", type=Number(0, min_open=True), metavar="DOLLARS",
+                "--max-price-total", "max_dollars", type=FiniteFloatRange(0, min_open=True), metavar="DOLLARS",
                 help="Save and end when all machines together have cost so much.",
             ),
             click.option("--ami", metavar="AMI", help="An image of your own."),
@@ -192,28 +194,28 @@ def renting_options(command: Command) -> Command:
     return command
 
 
-class Bar:
+class ProgressBar:
     """A progress bar on a terminal, a line now and then elsewhere, both on stderr; called with (done, total).
 
     `said` is how a number is written.
     """
 
-    def __init__(self, title: str, said: Callable[[int], str] = str) -> None:
-        self.title, self.said, self.shown = title, said, -1
+    def __init__(self, title: str, format_count: Callable[[int], str] = str) -> None:
+        self.title, self.format_count, self.last_shown_step = title, format_count, -1
 
-    def __enter__(self) -> "Bar":
+    def __enter__(self) -> "ProgressBar":
         return self
 
     def __call__(self, done: int, total: int) -> None:
         """Show a state."""
         percent = 100 * done // max(total, 1)
         step = 1 if sys.stderr.isatty() else 10
-        if percent // step == self.shown:
+        if percent // step == self.last_shown_step:
             return
-        self.shown = percent // step
-        line = f"{self.title}: {self.said(done)} of {self.said(total)} ({percent} %)"
+        self.last_shown_step = percent // step
+        line = f"{self.title}: {self.format_count(done)} of {self.format_count(total)} ({percent} %)"
         click.echo(f"\r{line}" if sys.stderr.isatty() else line, err=True, nl=not sys.stderr.isatty())
 
     def __exit__(self, *_: object) -> None:
-        if sys.stderr.isatty() and self.shown >= 0:
+        if sys.stderr.isatty() and self.last_shown_step >= 0:
             click.echo(err=True)

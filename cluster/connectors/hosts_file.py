@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, Self
 
 from cluster.errors import BadInput
-from train.tools.filesystem import one_line
+from train.tools.filesystem import one_line_error
 
-FOLDER = "~/.imgnet"
-PYTHON = "python3"
+DEFAULT_FOLDER = "~/.imgnet"
+DEFAULT_PYTHON = "python3"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,10 @@ class Host:
     user: str | None = None
     key: str | None = None
     jump: str | None = None
-    python: str = PYTHON
-    folder: str = FOLDER
+    python: str = DEFAULT_PYTHON
+    folder: str = DEFAULT_FOLDER
     host_key: str | None = None
-    jump_key: str | None = None  # of the jump host, where we know it and known_hosts need not
+    jump_host_key: str | None = None  # of the jump host, where we know it and known_hosts need not
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Hosts:
 
 
 # What a value has to be, as it is said to whoever wrote another one.
-KINDS = {
+VALUE_DESCRIPTIONS = {
     "shared": 'an absolute path, such as shared = "/mnt/shared/imgnet"',
     "host": 'a name or an address, such as host = "gpu1"',
     "address": 'a name or an address, such as address = "10.0.0.11"',
@@ -72,8 +72,8 @@ KINDS = {
     "folder": 'a path that begins with / or ~/, such as folder = "~/.imgnet"',
     "host_key": 'a type and a key, such as host_key = "ssh-ed25519 AAAA..."',
 }
-OWN = tuple(one.name for one in fields(Host) if one.name != "jump_key")
-COMMON = tuple(one for one in OWN if one not in ("host", "address", "host_key"))
+MACHINE_KEYS = tuple(one.name for one in fields(Host) if one.name != "jump_key")
+INHERITED_KEYS = tuple(one for one in MACHINE_KEYS if one not in ("host", "address", "host_key"))
 
 
 def read_hosts(path: Path) -> Hosts:
@@ -83,48 +83,48 @@ def read_hosts(path: Path) -> Hosts:
     except FileNotFoundError:
         raise BadInput(f'{path}: no such file; write one with at least: machines = ["gpu1", "gpu2"]') from None
     except (OSError, ValueError) as error:  # a TOML error names line and column
-        raise BadInput(f"{path}: {one_line(error)}".replace(f"{path}: {path}", str(path))) from None
+        raise BadInput(f"{path}: {one_line_error(error)}".replace(f"{path}: {path}", str(path))) from None
     try:
-        return parse(value)
+        return parse_hosts(value)
     except ValueError as error:
         raise BadInput(f"{path}: {error}") from None
 
 
-def parse(value: Mapping[str, Any]) -> Hosts:
+def parse_hosts(value: Mapping[str, Any]) -> Hosts:
     """Return the hosts that a file's content means. Raises `ValueError` with one line."""
-    _known(value, ("shared", "machines", *COMMON), "")
-    common = {key: _checked(key, value[key], "") for key in COMMON if key in value}
+    _reject_unknown_keys(value, ("shared", "machines", *INHERITED_KEYS), "")
+    common = {key: _validate_value(key, value[key], "") for key in INHERITED_KEYS if key in value}
     tables = value.get("machines")
     if not isinstance(tables, list) or not tables:
         raise ValueError('machines: there are none; write machines = ["gpu1", "gpu2"], or [[machines]] tables')
-    machines = tuple(_host(one, number, common) for number, one in enumerate(tables))
-    _distinct(machines)
-    shared = _checked("shared", value["shared"], "") if "shared" in value else None
+    machines = tuple(_parse_host(one, number, common) for number, one in enumerate(tables))
+    _require_distinct_hosts(machines)
+    shared = _validate_value("shared", value["shared"], "") if "shared" in value else None
     if shared is None and len(machines) > 1:
         raise ValueError('shared: is missing; write the folder that all machines see: shared = "/mnt/shared/imgnet"')
     return Hosts(shared, machines)
 
 
-def _host(value: Any, number: int, common: Mapping[str, Any]) -> Host:
-    where = f"machines[{number}]."
+def _parse_host(value: Any, index: int, inherited: Mapping[str, Any]) -> Host:
+    where = f"machines[{index}]."
     table = {"host": value} if isinstance(value, str) else value
     if not isinstance(table, dict):
-        raise ValueError(f'machines[{number}]: is {value!r}; write a name, "gpu1", or a [[machines]] table')
-    _known(table, OWN, where)
+        raise ValueError(f'machines[{index}]: is {value!r}; write a name, "gpu1", or a [[machines]] table')
+    _reject_unknown_keys(table, MACHINE_KEYS, where)
     if "host" not in table:
         raise ValueError(f'{where}host: is missing; write host = "gpu1", an address or a name in ~/.ssh/config')
-    own = {key: _checked(key, one, where) for key, one in table.items()}
-    return Host(**{**common, **own})
+    own = {key: _validate_value(key, one, where) for key, one in table.items()}
+    return Host(**{**inherited, **own})
 
 
-def _known(table: Mapping[str, Any], known: tuple[str, ...], where: str) -> None:
+def _reject_unknown_keys(table: Mapping[str, Any], known_keys: tuple[str, ...], key_prefix: str) -> None:
     for key in table:
-        if key not in known:
-            place = "a machine" if where else "the top"
-            raise ValueError(f"{where}{key}: is no key of {place}; it knows {', '.join(known)}")
+        if key not in known_keys:
+            place = "a machine" if key_prefix else "the top"
+            raise ValueError(f"{key_prefix}{key}: is no key of {place}; it knows {', '.join(known_keys)}")
 
 
-def _checked(key: str, value: Any, where: str) -> Any:
+def _validate_value(key: str, value: Any, key_prefix: str) -> Any:
     """The value, when it is of the kind that its key asks for. Nothing may look like an option of ssh."""
     plain = isinstance(value, str) and value.isprintable() and value[:1] not in ("", "-")
     tests: dict[str, Callable[[], bool]] = {
@@ -136,11 +136,11 @@ def _checked(key: str, value: Any, where: str) -> Any:
         "python": lambda: plain,
     }
     if not tests.get(key, lambda: plain and " " not in value)():
-        raise ValueError(f"{where}{key}: is {value!r}; write {KINDS[key]}")
+        raise ValueError(f"{key_prefix}{key}: is {value!r}; write {VALUE_DESCRIPTIONS[key]}")
     return value
 
 
-def _distinct(machines: tuple[Host, ...]) -> None:
+def _require_distinct_hosts(machines: tuple[Host, ...]) -> None:
     """Two ranks on one machine would wait for each other's GPUs."""
     seen: dict[tuple[str, int | None], int] = {}
     for number, one in enumerate(machines):

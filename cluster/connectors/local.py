@@ -13,13 +13,13 @@ from pathlib import Path
 from subprocess import PIPE
 
 from cluster.errors import ClusterError
-from train.tools.filesystem import replace
+from train.tools.filesystem import write_atomic
 
-ROOT = Path(__file__).resolve().parents[2]
+PROJECT_ROOT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
-class Result:
+class CommandResult:
     """What a command did: its words, exit code (negative: killed by that signal), output bytes, and seconds."""
 
     argv: tuple[str, ...]
@@ -32,13 +32,13 @@ class Result:
 class CommandFailed(ClusterError):
     """A command ended with another code than 0; carries the Result and shows the last ten lines."""
 
-    def __init__(self, result: Result, where: str) -> None:
+    def __init__(self, result: CommandResult, machine_name: str) -> None:
         lines = (result.out + result.err).decode(errors="replace").strip().splitlines()[-10:]
-        super().__init__("\n".join([f"{where}: {result.argv[0]} ended with code {result.code}", *lines]))
+        super().__init__("\n".join([f"{machine_name}: {result.argv[0]} ended with code {result.code}", *lines]))
         self.result = result
 
 
-class Machine:
+class Connector:
     """This computer. Commands are lists of words and never pass through a shell."""
 
     name = "here"
@@ -51,7 +51,7 @@ class Machine:
         timeout: float | None = None,
         input: bytes = b"",
         env: Mapping[str, str] | None = None,
-    ) -> Result:
+    ) -> CommandResult:
         """Run a command to its end. Raises `CommandFailed` when it fails and `check`, or at `timeout` seconds."""
         start = time.monotonic()
         try:
@@ -70,7 +70,7 @@ class Machine:
             code = process.returncode
         except OSError as error:  # not there, or nothing that can be run: the shell's two codes
             code, out, err = 127 if isinstance(error, FileNotFoundError) else 126, b"", str(error).encode()
-        result = Result(tuple(argv), code, out, err, time.monotonic() - start)
+        result = CommandResult(tuple(argv), code, out, err, time.monotonic() - start)
         if check and code:
             raise CommandFailed(result, self.name)
         return result
@@ -87,7 +87,7 @@ class Machine:
     def write(self, path: str, content: bytes) -> None:
         """Replace a file of the machine, whole or not at all; its folder is made."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        replace(Path(path), content)
+        write_atomic(Path(path), content)
 
     def read_from(self, path: str, offset: int, limit: int = 1 << 24) -> bytes:
         """Return at most `limit` bytes of a file from an offset; nothing when it is not that long, or not there."""
@@ -98,7 +98,7 @@ class Machine:
         except FileNotFoundError:
             return b""
 
-    def files(self, folder: str) -> dict[str, int]:
+    def list_files(self, folder: str) -> dict[str, int]:
         """Return the files below a folder by relative path, with their sizes, but for hidden ones."""
         found = {}
         for here, _, names in os.walk(folder):  # passes over folders that vanish
@@ -108,13 +108,13 @@ class Machine:
         return found
 
 
-def python(module: str, *words: str) -> list[str]:
+def module_command(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of this project, from any folder, whatever lies there under our names."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-m", module, *words]
+    path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")]))
+    return ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-m", module, *arguments]
 
 
-def gpu_count() -> int:
+def visible_gpu_count() -> int:
     """Return how many NVIDIA GPUs this machine shows to a process, by the driver's files: no torch needed."""
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:

@@ -9,57 +9,57 @@ from pathlib import Path
 
 from train.tools.filesystem import locked
 
-from .local import Machine
+from .local import Connector
 
-FOLLOWED = ("events", "metrics", "logs", "ids")  # they only grow
+SYNCED_FOLDERS = ("events", "metrics", "logs", "ids")  # they only grow
 
 
-class Courier:
+class LogShipper:
     """Appends what is new in a machine's work folder to the shared one. No other machine writes the same files."""
 
-    def __init__(self, work: Path, shared: Path) -> None:
-        self.work, self.shared = work, shared
-        self.sent: dict[Path, int] = {}
+    def __init__(self, work_folder: Path, shared_folder: Path) -> None:
+        self.work_folder, self.shared_folder = work_folder, shared_folder
+        self.sent_offsets: dict[Path, int] = {}
 
-    def bring(self) -> int:
+    def ship_new_bytes(self) -> int:
         """Return the number of bytes that were new. Raises `OSError`; the next call goes on where this one stopped."""
         brought = 0
-        for folder in FOLLOWED:
-            for source in (self.work / folder).rglob("*"):
+        for folder in SYNCED_FOLDERS:
+            for source in (self.work_folder / folder).rglob("*"):
                 if not source.is_file() or source.name.startswith("."):
                     continue
-                target = self.shared / source.relative_to(self.work)
-                offset = self.sent.get(source)
+                target = self.shared_folder / source.relative_to(self.work_folder)
+                offset = self.sent_offsets.get(source)
                 if offset is None or source.stat().st_size > offset:
-                    brought += self._append(source, target)
+                    brought += self._append_new_bytes(source, target)
         return brought
 
-    def _append(self, source: Path, target: Path) -> int:
+    def _append_new_bytes(self, source: Path, target: Path) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
-        self.sent.pop(source, None)  # until the write has gone well: a full disk takes a part
+        self.sent_offsets.pop(source, None)  # until the write has gone well: a full disk takes a part
         with source.open("rb") as file, target.open("ab") as out:
             offset = out.seek(0, 2)
             file.seek(offset)
             data = file.read()
             out.write(data)
-        self.sent[source] = offset + len(data)
+        self.sent_offsets[source] = offset + len(data)
         return len(data)
 
 
-def bring_home(machine: Machine, shared: str, home: Path) -> int:
+def pull_logs(machine: Connector, shared_folder: str, run_folder: Path) -> int:
     """Append what is new in the followed folders of `shared` to those of `home`. Returns the number of bytes.
 
     Raises `OSError` when the disk at home is full; the next call goes on where this one stopped.
     """
     brought = 0
-    with locked(home / ".home.lock"):
-        for folder in FOLLOWED:
-            for name, size in machine.files(f"{shared}/{folder}").items():
-                brought += _append(machine, f"{shared}/{folder}/{name}", home / folder / name, size)
+    with locked(run_folder / ".home.lock"):
+        for folder in SYNCED_FOLDERS:
+            for name, size in machine.list_files(f"{shared_folder}/{folder}").items():
+                brought += _pull_file(machine, f"{shared_folder}/{folder}/{name}", run_folder / folder / name, size)
     return brought
 
 
-def _append(machine: Machine, source: str, target: Path, size: int) -> int:
+def _pull_file(machine: Connector, source: str, target: Path, size: int) -> int:
     start = offset = target.stat().st_size if target.exists() else 0
     if offset >= size and target.exists():
         return 0

@@ -9,81 +9,83 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import BinaryIO, Self
 
-from .ssh_connection import PACKET, Link
+from .ssh_connection import PACKET_BYTES, SSHConnection
 
 
-class Talk:
+class SSHChannel:
     """One script on one channel. Every wait ends when the connection does, with `EOFError`."""
 
-    def __init__(self, link: Link, script: bytes) -> None:
-        self.link, self.script = link, script
-        self.stack = contextlib.ExitStack()
+    def __init__(self, connection: SSHConnection, script: bytes) -> None:
+        self.connection, self.script = connection, script
+        self.exit_stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
         import paramiko
 
-        with self.stack:
-            self.channel = self.stack.enter_context(self.link.session())
-            self.channel.settimeout(0.5)
+        with self.exit_stack:
+            self.paramiko_channel = self.exit_stack.enter_context(self.connection.open_session())
+            self.paramiko_channel.settimeout(0.5)
             try:
                 # The script goes in on stdin, so that neither its length nor the login shell matters.
-                self.channel.exec_command(f"exec sh -c 'eval \"$(head -c {len(self.script)})\"'")
+                self.paramiko_channel.exec_command(f"exec sh -c 'eval \"$(head -c {len(self.script)})\"'")
             except (OSError, EOFError, paramiko.SSHException) as error:
                 raise EOFError(str(error)) from None
-            self.err = bytearray()
+            self.stderr = bytearray()
             self.send(self.script)
-            self.stack = self.stack.pop_all()
+            self.exit_stack = self.exit_stack.pop_all()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.stack.close()
+        self.exit_stack.close()
 
     def send(self, content: bytes | BinaryIO) -> None:
         """Send it all. Raises `BrokenPipeError` when the script has ended."""
         if isinstance(content, bytes):
-            parts: Iterable[bytes] = (content[start : start + PACKET] for start in range(0, len(content), PACKET))
+            parts: Iterable[bytes] = (
+                content[start : start + PACKET_BYTES] for start in range(0, len(content), PACKET_BYTES)
+            )
         else:
             content.seek(0)
-            parts = iter(lambda: content.read(PACKET), b"")
+            parts = iter(lambda: content.read(PACKET_BYTES), b"")
         for part in parts:
             while part:
                 try:
-                    part = part[self.channel.send(part) :]
+                    part = part[self.paramiko_channel.send(part) :]
                 except TimeoutError:
-                    self._alive()
+                    self._require_connection()
                 except OSError:
-                    self._alive()
+                    self._require_connection()
                     raise BrokenPipeError from None
 
-    def receive(self, seconds: float | None) -> Iterator[bytes]:
+    def receive(self, silence_timeout: float | None) -> Iterator[bytes]:
         """Give what the script prints until it closes its output. Raises `TimeoutError` after `seconds` of silence."""
-        deadline = None if seconds is None else time.monotonic() + seconds
+        deadline = None if silence_timeout is None else time.monotonic() + silence_timeout
         while True:
             try:
-                data = self.channel.recv(1 << 20)
+                data = self.paramiko_channel.recv(1 << 20)
             except TimeoutError:
-                self._alive()
-                self._drain()
+                self._require_connection()
+                self._drain_stderr()
                 if deadline and time.monotonic() > deadline:
-                    raise TimeoutError(f"{seconds:g} s of silence") from None
+                    raise TimeoutError(f"{silence_timeout:g} s of silence") from None
                 continue
             if not data:
                 return
-            deadline = None if seconds is None else time.monotonic() + seconds
+            deadline = None if silence_timeout is None else time.monotonic() + silence_timeout
             yield data
 
-    def end(self) -> tuple[int, bytes]:
+    def wait_for_exit(self) -> tuple[int, bytes]:
         """Return the script's exit code and what it said on stderr. Raises `EOFError` when they have been lost."""
-        code = self.channel.recv_exit_status()
-        self._drain()
+        code = self.paramiko_channel.recv_exit_status()
+        self._drain_stderr()
         if code < 0:
             raise EOFError("the connection was cut")
-        return code, bytes(self.err)
+        return code, bytes(self.stderr)
 
-    def _drain(self) -> None:
-        while self.channel.recv_stderr_ready():
-            self.err += self.channel.recv_stderr(PACKET)
+    def _drain_stderr(self) -> None:
+        while self.paramiko_channel.recv_stderr_ready():
+            self.stderr += self.paramiko_channel.recv_stderr(PACKET_BYTES)
 
-    def _alive(self) -> None:
-        if not self.link.alive:
+    def _require_connection(self) -> None:
+        if not self.connection.is_alive:
             raise EOFError("the connection was cut")

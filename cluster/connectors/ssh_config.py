@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.errors import ClusterError
-from train.tools.filesystem import replace
+from train.tools.filesystem import write_atomic
 
 from .hosts_file import Host, Hosts
 
-MOST_JUMPS = 8
-ALIVE_SECONDS, ALIVE_COUNT = 5, 3  # a dead machine is noticed within 15 s
+MAX_JUMP_HOSTS = 8
+SERVER_ALIVE_SECONDS, SERVER_ALIVE_COUNT = 5, 3  # a dead machine is noticed within 15 s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,48 +27,51 @@ class Route:
     host: str
     port: int
     user: str
-    keys: tuple[Path, ...]
-    asked: bool  # for these keys, by name: their absence is an error
-    agent: bool
-    alias: str | None
-    known_hosts: tuple[Path, ...]
-    pin: str | None
-    proxy: str | None
-    jump: "Route | None"
+    key_files: tuple[Path, ...]
+    requires_keys: bool  # for these keys, by name: their absence is an error
+    uses_ssh_agent: bool
+    host_key_alias: str | None
+    known_hosts_files: tuple[Path, ...]
+    pinned_host_key: str | None
+    proxy_command: str | None
+    jump_route: "Route | None"
 
     @property
-    def known_as(self) -> str:
+    def known_hosts_name(self) -> str:
         """The name in known_hosts: [host]:port unless the port is 22."""
-        return self.alias or (self.host if self.port == 22 else f"[{self.host}]:{self.port}")
+        return self.host_key_alias or (self.host if self.port == 22 else f"[{self.host}]:{self.port}")
 
 
-def resolve(host: Host, depth: int = 0) -> Route:
+def resolve_route(host: Host, jump_depth: int = 0) -> Route:
     """Return the way to a machine. Raises `ClusterError` when OpenSSH cannot read its configuration."""
-    if depth > MOST_JUMPS:
-        raise ClusterError(f"{host.host}: more than {MOST_JUMPS} jump hosts one behind the other; see ProxyJump")
-    said = _ask_openssh(host)
+    if jump_depth > MAX_JUMP_HOSTS:
+        raise ClusterError(f"{host.host}: more than {MAX_JUMP_HOSTS} jump hosts one behind the other; see ProxyJump")
+    said = _openssh_options(host)
     names = [host.key] if host.key else said.get("identityfile", [])
-    proxy = _one(said, "proxycommand") if not host.jump else None
-    jump = host.jump or (_one(said, "proxyjump") if not proxy else None)
+    proxy = _first_value(said, "proxycommand") if not host.jump else None
+    jump = host.jump or (_first_value(said, "proxyjump") if not proxy else None)
     name, port, user = said["hostname"][0], int(said["port"][0]), said["user"][0]
     return Route(
         host=name,
         port=port,
         user=user,
-        keys=tuple(_path(one) for one in names),
-        asked=bool(host.key),
-        agent=_one(said, "identityagent") is None and (bool(host.key) or _one(said, "identitiesonly") != "yes"),
-        alias=_one(said, "hostkeyalias"),
-        known_hosts=tuple(_path(one) for key in ("user", "global") for one in _words(said, f"{key}knownhostsfile")),
-        pin=host.host_key,
-        proxy=_expand(proxy, {"h": name, "p": str(port), "r": user, "n": host.host}) if proxy else None,
-        jump=_gate(jump, host.key, host.jump_key, depth) if jump else None,
+        key_files=tuple(_expand_path(one) for one in names),
+        requires_keys=bool(host.key),
+        uses_ssh_agent=_first_value(said, "identityagent") is None
+        and (bool(host.key) or _first_value(said, "identitiesonly") != "yes"),
+        host_key_alias=_first_value(said, "hostkeyalias"),
+        known_hosts_files=tuple(
+            _expand_path(one) for key in ("user", "global") for one in _split_value(said, f"{key}knownhostsfile")
+        ),
+        pinned_host_key=host.host_key,
+        proxy_command=_expand_tokens(proxy, {"h": name, "p": str(port), "r": user, "n": host.host}) if proxy else None,
+        jump_route=_resolve_jump_host(jump, host.key, host.jump_host_key, jump_depth) if jump else None,
     )
 
 
-def _gate(text: str, key: str | None, pin: str | None, depth: int) -> Route:
+def _resolve_jump_host(jump_hosts: str, key_file: str | None, pinned_host_key: str | None, jump_depth: int) -> Route:
     """The way to the last of the jump hosts in `[user@]host[:port],...`; the key of hosts.toml may open it as well."""
-    before, _, last = text.rpartition(",")
+    before, _, last = jump_hosts.rpartition(",")
     user, _, place = last.removeprefix("ssh://").rpartition("@")
     name, port = place, ""
     if place.startswith("["):  # [::1]:22
@@ -78,14 +81,16 @@ def _gate(text: str, key: str | None, pin: str | None, depth: int) -> Route:
         name, _, port = place.partition(":")
     if not name or name.startswith("-") or (port and not port.isdigit()):
         raise ClusterError(f'jump host {last!r}: write jump = "[user@]host[:port]"')
-    gate = Host(host=name, user=user or None, port=int(port) if port else None, jump=before or None, host_key=pin)
-    route = resolve(gate, depth + 1)
-    return Route(**{**vars(route), "keys": (*route.keys, *([_path(key)] if key else []))})
+    gate = Host(
+        host=name, user=user or None, port=int(port) if port else None, jump=before or None, host_key=pinned_host_key
+    )
+    route = resolve_route(gate, jump_depth + 1)
+    return Route(**{**vars(route), "keys": (*route.key_files, *([_expand_path(key_file)] if key_file else []))})
 
 
-def _ask_openssh(host: Host) -> dict[str, list[str]]:
+def _openssh_options(host: Host) -> dict[str, list[str]]:
     """Every option that OpenSSH has for a host, by its name in small letters."""
-    words = ["ssh", "-G", *_user_config()]
+    words = ["ssh", "-G", *_user_config_argv()]
     words += ["-p", str(host.port)] if host.port else []
     words += ["-l", host.user] if host.user else []
     try:
@@ -102,7 +107,7 @@ def _ask_openssh(host: Host) -> dict[str, list[str]]:
     return options
 
 
-def _user_config() -> list[str]:
+def _user_config_argv() -> list[str]:
     """OpenSSH looks for its files in the home of the password file; we, as everybody else does, in $HOME."""
     own = Path("~/.ssh/config").expanduser()
     if str(Path.home()) == pwd.getpwuid(os.getuid()).pw_dir:
@@ -110,23 +115,23 @@ def _user_config() -> list[str]:
     return ["-F", str(own) if own.exists() else "none"]
 
 
-def _path(text: str) -> Path:
+def _expand_path(text: str) -> Path:
     home = pwd.getpwuid(os.getuid()).pw_dir
     if text.startswith(f"{home}/.ssh/"):
         text = "~" + text[len(home) :]
-    return Path(_expand(text, {"d": "~", "h": "%h"})).expanduser()
+    return Path(_expand_tokens(text, {"d": "~", "h": "%h"})).expanduser()
 
 
-def _one(said: dict[str, list[str]], name: str) -> str | None:
-    value = said.get(name, [""])[0]
+def _first_value(options: dict[str, list[str]], name: str) -> str | None:
+    value = options.get(name, [""])[0]
     return value if value and value.lower() != "none" else None
 
 
-def _words(said: dict[str, list[str]], name: str) -> list[str]:
-    return (_one(said, name) or "").split()
+def _split_value(options: dict[str, list[str]], name: str) -> list[str]:
+    return (_first_value(options, name) or "").split()
 
 
-def _expand(text: str, values: dict[str, str]) -> str:
+def _expand_tokens(text: str, values: dict[str, str]) -> str:
     for letter, value in values.items():
         text = text.replace(f"%{letter}", value)
     return text.replace("%%", "%")
@@ -135,62 +140,66 @@ def _expand(text: str, values: dict[str, str]) -> str:
 # --- the job's own configuration ----------------------------------------------------------------------------------
 
 
-def ssh_config(hosts: Hosts, path: Path) -> None:
+def write_ssh_config(hosts: Hosts, path: Path) -> None:
     """Write an OpenSSH configuration with machine-0, machine-1, ..., and the pinned host keys in a file beside it."""
     path = path.absolute()
     pins = path.with_name(f"{path.name}.known_hosts")
     blocks, lines = [], []
     for rank, host in enumerate(hosts.machines):
-        route = resolve(host)
-        blocks += _blocks(f"machine-{rank}", route, path, pins)
-        lines += _pins(f"machine-{rank}", route)
+        route = resolve_route(host)
+        blocks += _config_lines(f"machine-{rank}", route, path, pins)
+        lines += _pinned_key_lines(f"machine-{rank}", route)
     path.parent.mkdir(parents=True, exist_ok=True)
-    replace(pins, "".join(lines).encode())
-    replace(path, "\n".join(blocks).encode())
+    write_atomic(pins, "".join(lines).encode())
+    write_atomic(path, "\n".join(blocks).encode())
 
 
-def _pins(name: str, route: Route) -> list[str]:
+def _pinned_key_lines(name: str, route: Route) -> list[str]:
     """The known_hosts lines of a machine and its jump hosts, as far as we know their keys."""
-    before = _pins(f"{name}-jump", route.jump) if route.jump else []
-    return before + ([f"{name} {' '.join(route.pin.split()[:2])}\n"] if route.pin else [])
+    before = _pinned_key_lines(f"{name}-jump", route.jump_route) if route.jump_route else []
+    return before + ([f"{name} {' '.join(route.pinned_host_key.split()[:2])}\n"] if route.pinned_host_key else [])
 
 
-def _blocks(name: str, route: Route, config: Path, pins: Path) -> list[str]:
+def _config_lines(name: str, route: Route, config: Path, pinned_keys_file: Path) -> list[str]:
     """The block of one machine, after those of its jump hosts."""
-    known = [pins] if route.pin else [one for one in route.known_hosts if one.exists()] or [pins]
-    alias = name if route.pin else route.alias
+    known = (
+        [pinned_keys_file]
+        if route.pinned_host_key
+        else [one for one in route.known_hosts_files if one.exists()] or [pinned_keys_file]
+    )
+    alias = name if route.pinned_host_key else route.host_key_alias
     options = {
-        "HostName": _quoted(route.host),
+        "HostName": _quote_value(route.host),
         "Port": route.port,
         "User": route.user,
-        "IdentitiesOnly": "yes" if route.asked else None,
+        "IdentitiesOnly": "yes" if route.requires_keys else None,
         "HostKeyAlias": alias,
-        "UserKnownHostsFile": " ".join(_quoted(one) for one in known),
+        "UserKnownHostsFile": " ".join(_quote_value(one) for one in known),
         "StrictHostKeyChecking": "yes",
-        "ServerAliveInterval": ALIVE_SECONDS,
-        "ServerAliveCountMax": ALIVE_COUNT,
+        "ServerAliveInterval": SERVER_ALIVE_SECONDS,
+        "ServerAliveCountMax": SERVER_ALIVE_COUNT,
         "ConnectTimeout": 10,
-        "ProxyCommand": _way(name, route, config),
+        "ProxyCommand": _proxy_command(name, route, config),
     }
-    keys = [f"    IdentityFile {_quoted(one)}" for one in route.keys if one.exists()]
+    keys = [f"    IdentityFile {_quote_value(one)}" for one in route.key_files if one.exists()]
     lines = [f"    {key} {value}" for key, value in options.items() if value is not None]
-    before = _blocks(f"{name}-jump", route.jump, config, pins) if route.jump else []
+    before = _config_lines(f"{name}-jump", route.jump_route, config, pinned_keys_file) if route.jump_route else []
     return [*before, f"Host {name}", *lines, *keys, ""]
 
 
-def _way(name: str, route: Route, config: Path) -> str | None:
+def _proxy_command(name: str, route: Route, config: Path) -> str | None:
     """What the connection runs on. Not ProxyJump, which quotes no spaces in -F."""
-    if route.jump:
+    if route.jump_route:
         return f"ssh -F {shlex.quote(str(config))}".replace("%", "%%") + f" -W [%h]:%p {name}-jump"
-    return route.proxy.replace("%", "%%") if route.proxy else None
+    return route.proxy_command.replace("%", "%%") if route.proxy_command else None
 
 
-def _quoted(value: object) -> str:
+def _quote_value(value: object) -> str:
     text = str(value).replace("%", "%%")
     return f'"{text}"' if " " in text else text
 
 
-def terminal(config: Path, machine: int, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
+def openssh_argv(config: Path, machine: int, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
     """Return the command line that gives a person a terminal on a machine, or runs a command there."""
     return [
         "ssh",

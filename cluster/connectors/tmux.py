@@ -16,14 +16,14 @@ from cluster.errors import ClusterError
 if TYPE_CHECKING:
     from libtmux import Server, Session
 
-SOCKET = "imgnet"
-ANSWER_SECONDS = 10.0
+SOCKET_NAME = "imgnet"
+SERVER_TIMEOUT_SECONDS = 10.0
 # Over what a user's own configuration may say: sessions live unseen, and end with their commands.
-SETTINGS = {"destroy-unattached": "off", "exit-unattached": "off", "remain-on-exit": "off"}
-OWNER = "IMGNET_RUN"  # in the session's environment: whose job it is, for other folders have a job-1 too
+SESSION_OPTIONS = {"destroy-unattached": "off", "exit-unattached": "off", "remain-on-exit": "off"}
+OWNER_VARIABLE = "IMGNET_RUN"  # in the session's environment: whose job it is, for other folders have a job-1 too
 
 
-def require() -> None:
+def require_tmux() -> None:
     """Raise `ClusterError` when tmux is not installed."""
     if not shutil.which("tmux"):
         raise ClusterError(
@@ -35,22 +35,24 @@ def _server() -> "Server":
     """The private server, which answers. Raises `ClusterError` when it does not: libtmux would wait for ever."""
     import libtmux  # 0.1 s that --help need not wait for
 
-    require()
+    require_tmux()
     try:
-        subprocess.run(["tmux", "-L", SOCKET, "list-sessions"], capture_output=True, timeout=ANSWER_SECONDS)
+        subprocess.run(
+            ["tmux", "-L", SOCKET_NAME, "list-sessions"], capture_output=True, timeout=SERVER_TIMEOUT_SECONDS
+        )
     except subprocess.TimeoutExpired:
         raise ClusterError(
-            f"the tmux server does not answer; wake it up, or end it and all its jobs: tmux -L {SOCKET} kill-server"
+            f"the tmux server does not answer; wake it up, or end it and all its jobs: tmux -L {SOCKET_NAME} kill-server"
         ) from None
-    return libtmux.Server(socket_name=SOCKET)
+    return libtmux.Server(socket_name=SOCKET_NAME)
 
 
-def names() -> set[str]:
+def session_names() -> set[str]:
     """Return the names of the sessions that are alive, of whatever folder."""
     return {session.session_name or "" for session in _server().sessions}
 
 
-def find(name: str) -> "Session | None":
+def find_session(name: str) -> "Session | None":
     """Return the session of exactly this name, None when there is none."""
     for session in _server().sessions:
         if session.session_name == name:
@@ -58,71 +60,89 @@ def find(name: str) -> "Session | None":
     return None
 
 
-def owner(name: str) -> str | None:
+def session_owner(name: str) -> str | None:
     """Return the run folder that a session belongs to, None when there is no such session."""
-    session = find(name)
-    return str(session.show_environment().get(OWNER) or "") if session else None
+    session = find_session(name)
+    return str(session.show_environment().get(OWNER_VARIABLE) or "") if session else None
 
 
-def mine(name: str, run: Path) -> bool:
+def is_owned_by(name: str, run_folder: Path) -> bool:
     """Whether the session of this name is alive and belongs to this run folder."""
-    return owner(name) == str(run)
+    return session_owner(name) == str(run_folder)
 
 
-def start(name: str, run: Path, window: str, argv: Sequence[str]) -> None:
+def start_session(name: str, run_folder: Path, window: str, argv: Sequence[str]) -> None:
     """Start a session with one window. Raises `ClusterError` when the name is taken.
 
     The session gets this process's environment, and nothing of the server's, where an earlier job's may be.
     """
-    other = owner(name)
-    if other == str(run):  # of an earlier launch of this very job: its agent is gone, a window may have stayed
-        kill(name, run)
+    other = session_owner(name)
+    if other == str(run_folder):  # of an earlier launch of this very job: its agent is gone, a window may have stayed
+        kill_session(name, run_folder)
     elif other is not None:
         raise ClusterError(f"the tmux session {name} belongs to {other}; end that job first, or wait for it")
     # By name: a pattern such as * brings only the first variable that fits it (tmux 3.3). One that is named here but
     # not in our environment, because an earlier job brought it, is taken out of the session.
     server = _server()
     held = [line.partition("=")[0].lstrip("-") for line in server.cmd("show-environment", "-g").stdout]
-    settings = {"update-environment": " ".join(sorted({*os.environ, *held})), **SETTINGS}
+    settings = {"update-environment": " ".join(sorted({*os.environ, *held})), **SESSION_OPTIONS}
     set_up = [word for name, value in settings.items() for word in ("set-option", "-g", name, value, ";")]
-    words = ["new-session", "-d", "-s", name, "-n", window, "-x", "200", "-y", "50", "-e", f"{OWNER}={run}"]
+    words = [
+        "new-session",
+        "-d",
+        "-s",
+        name,
+        "-n",
+        window,
+        "-x",
+        "200",
+        "-y",
+        "50",
+        "-e",
+        f"{OWNER_VARIABLE}={run_folder}",
+    ]
     here = os.getcwd().replace("#", "##")  # noqa: PTH109  (tmux expands formats in it)
-    done = server.cmd("start-server", ";", *set_up, *_plain([*words, "-c", here, *argv]))
+    done = server.cmd("start-server", ";", *set_up, *_escape_semicolons([*words, "-c", here, *argv]))
     if done.stderr:
-        raise ClusterError(f"tmux -L {SOCKET}: {' '.join(done.stderr)}")
+        raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(done.stderr)}")
 
 
-def add(name: str, window: str, argv: Sequence[str], show: bool = False) -> None:
+def add_window(name: str, window: str, argv: Sequence[str], in_front: bool = False) -> None:
     """Add a window to a session, in front when `show`. Raises `ClusterError` when that fails."""
-    words = ["new-window", "-t", f"={name}:", "-n", window, *([] if show else ["-d"])]
-    done = _server().cmd(*_plain([*words, *argv]))
+    words = ["new-window", "-t", f"={name}:", "-n", window, *([] if in_front else ["-d"])]
+    done = _server().cmd(*_escape_semicolons([*words, *argv]))
     if done.stderr:
-        raise ClusterError(f"tmux -L {SOCKET}: {' '.join(done.stderr)}")
+        raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(done.stderr)}")
 
 
-def _plain(words: Sequence[str]) -> list[str]:
+def _escape_semicolons(argv: Sequence[str]) -> list[str]:
     """Words that tmux takes as they are: one that ends in a semicolon would end its command."""
-    return [word[:-1] + r"\;" if word.endswith(";") else word for word in words]
+    return [word[:-1] + r"\;" if word.endswith(";") else word for word in argv]
 
 
-def session_words(name: str, window: str, argv: Sequence[str]) -> list[str]:
+def new_session_argv(name: str, window: str, argv: Sequence[str]) -> list[str]:
     """Return the command that starts a session with one window on another machine."""
-    set_up = [word for option, value in SETTINGS.items() for word in ("set-option", "-g", option, value, ";")]
+    set_up = [word for option, value in SESSION_OPTIONS.items() for word in ("set-option", "-g", option, value, ";")]
     new = ["new-session", "-d", "-s", name, "-n", window, "-x", "200", "-y", "50"]
-    return ["tmux", "-L", SOCKET, "start-server", ";", *set_up, *_plain([*new, *argv])]
+    return ["tmux", "-L", SOCKET_NAME, "start-server", ";", *set_up, *_escape_semicolons([*new, *argv])]
 
 
-def window_words(name: str, window: str, argv: Sequence[str]) -> list[str]:
+def new_window_argv(name: str, window: str, argv: Sequence[str]) -> list[str]:
     """Return the command that adds a window to a session on another machine."""
-    return ["tmux", "-L", SOCKET, *_plain(["new-window", "-d", "-t", f"={name}:", "-n", window, *argv])]
+    return [
+        "tmux",
+        "-L",
+        SOCKET_NAME,
+        *_escape_semicolons(["new-window", "-d", "-t", f"={name}:", "-n", window, *argv]),
+    ]
 
 
-def kill(name: str, run: Path) -> None:
+def kill_session(name: str, run_folder: Path) -> None:
     """End a session of this run folder with all its windows; nothing when there is none."""
-    if shutil.which("tmux") and mine(name, run):
+    if shutil.which("tmux") and is_owned_by(name, run_folder):
         _server().cmd("kill-session", "-t", f"={name}")
 
 
-def attach_command(name: str, window: str = "") -> list[str]:
+def attach_argv(name: str, window: str = "") -> list[str]:
     """Return the command that shows a session, or a window of it, on this terminal."""
-    return ["tmux", "-L", SOCKET, "attach-session", "-t", f"={name}:{window}" if window else f"={name}"]
+    return ["tmux", "-L", SOCKET_NAME, "attach-session", "-t", f"={name}:{window}" if window else f"={name}"]

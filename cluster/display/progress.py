@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.jobs import billing
 from cluster.jobs.job import Job
-from train.metrics.text import epoch_line, epoch_title, span
-from train.recipe.target import sentence
+from train.metrics.text import epoch_line, epoch_header, format_duration
+from train.recipe.target import describe_outcome
 
 if TYPE_CHECKING:
     pass
 from .status import show_machines, show_timeline
-from .tables import EXIT, console
+from .tables import STATE_EXIT_CODES, console
 
 
 def follow(job: Job) -> int:
@@ -29,14 +29,14 @@ def follow(job: Job) -> int:
         task = bar.add_task(job.name, total=None, right="")
         while True:
             job.refresh()
-            ended, status = job.ended, job.status()
-            rows = job.lines("epoch")
-            if not met and status["doing"] == "training" and len(job.spec.names) > 1:
+            ended, status = job.has_ended, job.status()
+            rows = job.metric_rows("epoch")
+            if not met and status["doing"] == "training" and len(job.spec.machine_names) > 1:
                 met = True
-                show_machines(job.machines())
+                show_machines(job.machine_details())
             for row in rows[shown:]:
                 if shown == 0:
-                    out.print(epoch_title())
+                    out.print(epoch_header())
                 out.print(epoch_line(row))
                 shown += 1
             if status["doing"] != doing and not ended:
@@ -46,26 +46,26 @@ def follow(job: Job) -> int:
             step = status["step"] or 0
             if doing not in ("training", "validating"):
                 begun = time.monotonic(), step
-            right = _right(status, *begun)
+            right = _progress_text(status, *begun)
             bar.update(task, description=f"{job.name} {doing}", completed=step, total=status["steps"], right=right)
             if ended:
                 break
             time.sleep(0.3)
-    show_end(job)
-    return EXIT[job.state]
+    show_outcome(job)
+    return STATE_EXIT_CODES[job.state]
 
 
-def _right(status: Mapping[str, Any], since: float, first: int) -> str:
+def _progress_text(status: Mapping[str, Any], since: float, first_step: int) -> str:
     """What stands beside the bar: steps, speed, and the time left if all steps were like those since `first`."""
     if not status["steps"] or not status["images_per_second"]:
         return str(status["progress"]).rpartition(": ")[2]
     steps, epochs = f"{status['step']}/{status['steps']}", f"{status['epoch']}/{status['epochs']}"
-    done, missing = status["step"] - first, status["steps"] - status["step"]
-    left = f"  {span((time.monotonic() - since) * missing / done)} left" if done > 0 else ""
+    done, missing = status["step"] - first_step, status["steps"] - status["step"]
+    left = f"  {format_duration((time.monotonic() - since) * missing / done)} left" if done > 0 else ""
     return f"step {steps}  epoch {epochs}  {status['images_per_second']:.0f} img/s{left}"
 
 
-def show_end(job: Job) -> None:
+def show_outcome(job: Job) -> None:
     """Print how a job ended, and what to type next."""
     result = job.result or {}
     seconds = result["seconds"]
@@ -73,12 +73,12 @@ def show_end(job: Job) -> None:
     if result["state"] == "done":
         print(
             f"top-1 {result['top1']:.2f} %  top-5 {result['top5']:.2f} %  training and validation "
-            f"{seconds['training'] + seconds['validation']:.1f} s of {span(seconds['total'])}  "
+            f"{seconds['training'] + seconds['validation']:.1f} s of {format_duration(seconds['total'])}  "
             f"{result['images_per_second']:.0f} img/s  goodput {100 * result['goodput']:.1f} %  "
-            f"${result['dollars']:.2f}{_without(billing.unpriced(job))}"
+            f"${result['dollars']:.2f}{_unpriced_note(billing.machines_without_price(job))}"
         )
     if result.get("target"):
-        print(sentence(result["target"]))
+        print(describe_outcome(result["target"]))
     if len(result.get("timeline", [])) > 1:
         show_timeline(result["timeline"])
     for name in result.get("did_not_answer", []):
@@ -93,14 +93,14 @@ def show_end(job: Job) -> None:
     print(f"  log         imgnet-cluster logs {job.name}")
     if result["state"] != "done":
         print(f"  go on       imgnet-cluster resume {job.name}")
-    print(f"  everything  {job.folders.result}")
+    print(f"  everything  {job.run_folder.result_path}")
 
 
-def _without(machines: Sequence[str]) -> str:
+def _unpriced_note(machines: Sequence[str]) -> str:
     return f" without {', '.join(machines)}, whose price nobody knew" if machines else ""
 
 
-def show_next(job: Job) -> None:
+def print_next_commands(job: Job) -> None:
     """Print what to type while a job runs."""
     print(f"  look in     imgnet-cluster attach {job.name}        (Ctrl-b d leaves it running)")
     print(f"  follow      imgnet-cluster logs -f {job.name}")

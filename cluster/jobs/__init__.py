@@ -7,11 +7,11 @@ if TYPE_CHECKING:
     from .job import Job as Job
     from .store import all_jobs as all_jobs
     from .store import find as find
-    from .store import runs as runs
+    from .store import runs_folder as runs_folder
     from .submit import launch as launch
 
 MODULES = {"Job": "job", "all_jobs": "store", "find": "store", "launch": "submit", "runs": "store"}
-__all__ = ["Job", "all_jobs", "find", "launch", "runs"]
+__all__ = ["Job", "all_jobs", "find", "launch", "runs_folder"]
 
 
 def __getattr__(name: str) -> Any:

@@ -6,18 +6,18 @@ from pathlib import Path
 
 from cluster.backends import registry
 from cluster.connectors.hosts_file import Hosts, read_hosts
-from cluster.connectors.ssh import Remote
+from cluster.connectors.ssh import SSHConnector
 from cluster.errors import BadInput, ClusterError, NoSuchJob
-from cluster.state.run_folder import Folders
-from cluster.state.spec import Spec
-from train.tools.filesystem import as_json, locked, read_json
-from train.tools.filesystem import replace as replace_file
+from cluster.state.run_folder import RunFolder
+from cluster.state.spec import JobSpec
+from train.tools.filesystem import to_json_bytes, locked, read_json
+from train.tools.filesystem import write_atomic as replace_file
 
 from . import store
 from .job import Job
 
 # The jobs in a shared folder that have no result.
-UNFINISHED = (
+LIST_UNFINISHED_SCRIPT = (
     'cd "$1" 2>/dev/null && for one in */job.json; do d=${one%/*}; '
     '[ -e "$one" ] && [ ! -e "$d/result.json" ] && echo "$d"; done; :'
 )
@@ -31,9 +31,9 @@ def adopt(hosts_file: str | Path, uid: str | None = None) -> Job:
     hosts = read_hosts(Path(hosts_file).expanduser())
     if not hosts.shared:
         raise BadInput(f"{hosts_file}: names no shared folder; the job is described there")
-    remote = Remote(hosts.machines[0])
+    remote = SSHConnector(hosts.machines[0])
     try:
-        uid = uid or _only(remote, hosts.shared)
+        uid = uid or _find_only_unfinished(remote, hosts.shared)
         described, mark = (remote.read_from(f"{hosts.shared}/{uid}/{name}", 0) for name in ("job.json", "launch"))
     finally:
         remote.close()
@@ -42,21 +42,21 @@ def adopt(hosts_file: str | Path, uid: str | None = None) -> Job:
             f"{uid}: there is no such job in {hosts.shared}; names are such as job-3-9073e811: ls {hosts.shared}"
         )
     try:
-        spec = Spec.from_json(json.loads(described))
+        spec = JobSpec.from_json(json.loads(described))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClusterError(f"{hosts.shared}/{uid}/job.json is damaged ({type(error).__name__}: {error})") from None
-    store.runs().mkdir(parents=True, exist_ok=True)
-    with locked(store.runs() / ".adopt.lock"):
+    store.runs_folder().mkdir(parents=True, exist_ok=True)
+    with locked(store.runs_folder() / ".adopt.lock"):
         for job in store.all_jobs():
-            said = read_json(job.folders.spec)
+            said = read_json(job.run_folder.spec_path)
             if isinstance(said, dict) and said.get("uid") == uid:
                 raise ClusterError(f"{uid} is here already, as {job.name}; imgnet-cluster status {job.name}")
-        return _create(spec, hosts, mark)
+        return _create_run_folder(spec, hosts, mark)
 
 
-def _only(remote: Remote, shared: str) -> str:
+def _find_only_unfinished(remote: SSHConnector, shared: str) -> str:
     """Return the one job that is not finished."""
-    found = remote.run(["sh", "-c", UNFINISHED, "sh", shared]).out.decode().split()
+    found = remote.run(["sh", "-c", LIST_UNFINISHED_SCRIPT, "sh", shared]).out.decode().split()
     if not found:
         raise NoSuchJob(f"there is no unfinished job in {shared}")
     if len(found) > 1:
@@ -64,19 +64,19 @@ def _only(remote: Remote, shared: str) -> str:
     return found[0]
 
 
-def _create(spec: Spec, hosts: Hosts, mark: bytes) -> Job:
-    machines = hosts.machines[: len(spec.names)]
-    if len(machines) < len(spec.names):
-        raise BadInput(f"{spec.uid} has {len(spec.names)} machines, the hosts file names {len(machines)}")
-    run = store.make_folder(registry.get("ssh").taken())
-    folders = Folders(run)
+def _create_run_folder(spec: JobSpec, hosts: Hosts, launch_id: bytes) -> Job:
+    machines = hosts.machines[: len(spec.machine_names)]
+    if len(machines) < len(spec.machine_names):
+        raise BadInput(f"{spec.uid} has {len(spec.machine_names)} machines, the hosts file names {len(machines)}")
+    run = store.create_run_folder(registry.get_backend("ssh").reserved_names())
+    folders = RunFolder(run)
     folders.shared.mkdir(parents=True)
     mine = replace(spec, name=run.name, hosts=Hosts(hosts.shared, machines).to_json())
-    replace_file(folders.recipe, as_json(spec.recipe.to_json()))
-    replace_file(folders.shared / "job.json", as_json(mine.to_json()))
-    replace_file(folders.launch, mark)
-    replace_file(run / "machines.json", as_json({"launch": mark.decode(), "adopted": True, "machines": {}}))
-    replace_file(folders.spec, as_json(mine.to_json()))
+    replace_file(folders.recipe_path, to_json_bytes(spec.recipe.to_json()))
+    replace_file(folders.shared / "job.json", to_json_bytes(mine.to_json()))
+    replace_file(folders.launch_path, launch_id)
+    replace_file(run / "machines.json", to_json_bytes({"launch": launch_id.decode(), "adopted": True, "machines": {}}))
+    replace_file(folders.spec_path, to_json_bytes(mine.to_json()))
     job = Job(run)
     job.refresh()
     return job

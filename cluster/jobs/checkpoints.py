@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from cluster.errors import ClusterError
-from cluster.machines.checkpoint_files import Progress, bring, newest_in
+from cluster.machines.checkpoint_files import DownloadProgress, download_checkpoint, newest_local_checkpoint
 
 from .job import Job
 
@@ -12,15 +12,15 @@ if TYPE_CHECKING:
     from cluster.machines.fleet import Fleet
 
 
-def newest(job: Job, progress: Progress = lambda done, total: None) -> Path:
+def newest_checkpoint(job: Job, progress: DownloadProgress = lambda done, total: None) -> Path:
     """Return the newest whole checkpoint of a job. Raises `ClusterError`: there is none, or its machines are away.
 
     `progress` is told the bytes that have come from another machine, and of how many.
     """
-    found, why = newest_in(job.folders.shared), ""
-    if job.backend.REMOTE and not (found and job.ended):
+    found, why = newest_local_checkpoint(job.run_folder.shared), ""
+    if job.backend.IS_REMOTE and not (found and job.has_ended):
         try:
-            found = _from_machines(job, progress) or found
+            found = _download_from_machines(job, progress) or found
         except ClusterError as error:
             why = str(error)
     if found:
@@ -30,12 +30,12 @@ def newest(job: Job, progress: Progress = lambda done, total: None) -> Path:
     raise ClusterError(f"{job.name} is {job.state} and has saved nothing yet; imgnet-cluster status {job.name}")
 
 
-def _from_machines(job: Job, progress: Progress) -> Path | None:
+def _download_from_machines(job: Job, progress: DownloadProgress) -> Path | None:
     """Bring it from the first machine that answers. Raises `ClusterError` when none does."""
-    here, last = _fleet(job), ClusterError("none is known yet")
-    for name, remote in here.remotes.items():
+    here, last = _job_fleet(job), ClusterError("none is known yet")
+    for name, remote in here.connectors.items():
         try:
-            return bring(remote, here.machines.job_folder(name), job.folders.shared, progress)
+            return download_checkpoint(remote, here.provisioner.job_folder(name), job.run_folder.shared, progress)
         except KeyError:  # which was never set up
             continue
         except ClusterError as error:
@@ -43,8 +43,8 @@ def _from_machines(job: Job, progress: Progress) -> Path | None:
     raise last
 
 
-def _fleet(job: Job) -> "Fleet":
+def _job_fleet(job: Job) -> "Fleet":
     from cluster.backends import ssh
     from cluster.backends.aws import backend
 
-    return backend.fleet(job.spec, job.folders) if job.spec.cloud else ssh.fleet(job.folders)
+    return backend.open_fleet(job.spec, job.run_folder) if job.spec.cloud else ssh.get_fleet(job.run_folder)

@@ -11,108 +11,117 @@ from pathlib import Path
 from typing import Any
 
 from cluster.connectors import tmux
-from cluster.connectors.local import python
+from cluster.connectors.local import module_command
 from cluster.errors import BadInput, ClusterError
-from cluster.state.run_folder import Folders
-from cluster.state.spec import Spec
+from cluster.state.run_folder import RunFolder
+from cluster.state.spec import JobSpec
 from train.tools.filesystem import locked, read_json
 
-BOOT_SECONDS = 20.0  # for a queue's process to take its lock
-MOST_NAMES = 3
+QUEUE_START_SECONDS = 20.0  # for a queue's process to take its lock
+MAX_JOBS_LISTED = 3
 
 
-def lock_file(runs: Path, queue: str) -> Path:
+def queue_lock_path(runs_folder: Path, queue_id: str) -> Path:
     """Return the file that a queue's process holds as long as it lives."""
-    return runs / f".queue-{queue}.lock"
+    return runs_folder / f".queue-{queue_id}.lock"
 
 
-def asked_file(runs: Path, queue: str) -> Path:
+def queue_start_marker(runs_folder: Path, queue_id: str) -> Path:
     """Return the file whose time is that of the last start of the queue's process."""
-    return runs / f".queue-{queue}.asked"
+    return runs_folder / f".queue-{queue_id}.asked"
 
 
-def begun(folders: Folders, spec: Spec) -> bool:
+def has_left_queue(run_folder: RunFolder, spec: JobSpec) -> bool:
     """Whether the job waits no longer: it was started, it has ended, or it never stood in a queue."""
-    return not spec.queue or folders.begun.exists() or folders.result.exists()
+    return not spec.queue or run_folder.started_marker.exists() or run_folder.result_path.exists()
 
 
-def siblings(runs: Path, queue: str) -> list[Folders]:
+def queue_run_folders(runs_folder: Path, queue_id: str) -> list[RunFolder]:
     """Return the run folders of a queue, in the order of their numbers; damaged ones are left out."""
     found = []
-    for path in runs.glob("job-*/job.json"):
+    for path in runs_folder.glob("job-*/job.json"):
         said = read_json(path) if path.parent.name[4:].isdecimal() else None
-        if isinstance(said, dict) and said.get("queue") == queue:
-            found.append(Folders(path.parent))
-    return sorted(found, key=lambda one: int(one.run.name[4:]))
+        if isinstance(said, dict) and said.get("queue") == queue_id:
+            found.append(RunFolder(path.parent))
+    return sorted(found, key=lambda one: int(one.path.name[4:]))
 
 
-def doing(folders: Folders, spec: Spec) -> str:
+def describe_wait(run_folder: RunFolder, spec: JobSpec) -> str:
     """Return whom a waiting job waits for: those of its queue that come before it and have not ended."""
-    mine = int(folders.run.name[4:])
+    mine = int(run_folder.path.name[4:])
     ahead = [
-        one.run.name
-        for one in siblings(folders.run.parent, spec.queue)
-        if int(one.run.name[4:]) < mine and not one.result.exists()
+        one.path.name
+        for one in queue_run_folders(run_folder.path.parent, spec.queue)
+        if int(one.path.name[4:]) < mine and not one.result_path.exists()
     ]
-    if len(ahead) > MOST_NAMES:
-        ahead = [*ahead[: MOST_NAMES - 1], f"{len(ahead) - MOST_NAMES + 1} more"]
+    if len(ahead) > MAX_JOBS_LISTED:
+        ahead = [*ahead[: MAX_JOBS_LISTED - 1], f"{len(ahead) - MAX_JOBS_LISTED + 1} more"]
     return f"waiting for {', '.join(ahead)}" if ahead else "waiting for its turn"
 
 
-def ensure(runs: Path, queue: str) -> None:
+def ensure_queue_process(runs_folder: Path, queue_id: str) -> None:
     """Start a queue's process when none is at work: the computer was off, or somebody killed it.
 
     Whoever asks holds its lock meanwhile, so that of many who look at once one starts it. Raises `ClusterError`.
     """
-    last = asked_file(runs, queue)
-    with contextlib.suppress(BlockingIOError), locked(lock_file(runs, queue), 0):
-        if not (last.exists() and 0 <= time.time() - last.stat().st_mtime < BOOT_SECONDS):
-            tmux.start(f"queue-{queue}", runs, "queue", python("cluster.jobs.queue", str(runs), queue))
+    last = queue_start_marker(runs_folder, queue_id)
+    with contextlib.suppress(BlockingIOError), locked(queue_lock_path(runs_folder, queue_id), 0):
+        if not (last.exists() and 0 <= time.time() - last.stat().st_mtime < QUEUE_START_SECONDS):
+            tmux.start_session(
+                f"queue-{queue_id}",
+                runs_folder,
+                "queue",
+                module_command("cluster.jobs.queue", str(runs_folder), queue_id),
+            )
             last.touch()
 
 
-def forget(runs: Path, queue: str) -> None:
+def remove_queue_files(runs_folder: Path, queue_id: str) -> None:
     """Remove the files of a queue that is empty. Called by who holds the lock: nobody will ask for it again."""
-    for path in (asked_file(runs, queue), lock_file(runs, queue)):
+    for path in (queue_start_marker(runs_folder, queue_id), queue_lock_path(runs_folder, queue_id)):
         path.unlink(missing_ok=True)
 
 
-def at_work(runs: Path, queue: str) -> list[Spec]:
+def running_specs(runs_folder: Path, queue_id: str) -> list[JobSpec]:
     """Return what was asked of those jobs of a queue that have begun and not ended."""
     found = []
-    for one in siblings(runs, queue):
-        if one.launch.exists() and not one.result.exists():
+    for one in queue_run_folders(runs_folder, queue_id):
+        if one.launch_path.exists() and not one.result_path.exists():
             with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-                found.append(Spec.from_json(read_json(one.spec) or {}))
+                found.append(JobSpec.from_json(read_json(one.spec_path) or {}))
     return found
 
 
-def with_machines(folders: Folders, spec: Spec) -> Spec:
+def with_free_machines(run_folder: RunFolder, spec: JobSpec) -> JobSpec:
     """Return the spec with machines of its hosts file that no other job of its queue is at work on, but no more.
 
     One that has its machines keeps them. Raises `ClusterError` when too few are free.
     """
-    wanted, machines = len(spec.names), (spec.hosts or {}).get("machines", [])
+    wanted, machines = len(spec.machine_names), (spec.hosts or {}).get("machines", [])
     if len(machines) <= wanted:
         return spec
-    others = [one for one in at_work(folders.run.parent, spec.queue) if one.name != spec.name] if spec.queue else []
-    taken = {_place(host) for one in others for host in (one.hosts or {}).get("machines", [])}
-    free = [host for host in machines if _place(host) not in taken]
+    others = (
+        [one for one in running_specs(run_folder.path.parent, spec.queue) if one.name != spec.name]
+        if spec.queue
+        else []
+    )
+    taken = {_host_address(host) for one in others for host in (one.hosts or {}).get("machines", [])}
+    free = [host for host in machines if _host_address(host) not in taken]
     if len(free) < wanted:
         names = ", ".join(one.name for one in others)
         raise ClusterError(f"{spec.name} wants {wanted} machines, {len(free)} are free; wait for {names}, or stop one")
     return replace(spec, hosts={**(spec.hosts or {}), "machines": free[:wanted]})
 
 
-def _place(host: Mapping[str, Any]) -> tuple[str, int]:
+def _host_address(host: Mapping[str, Any]) -> tuple[str, int]:
     return str(host["host"]).lower(), host.get("port") or 22
 
 
-def check_room(spec: Spec, parallel: int) -> None:
+def check_enough_machines(spec: JobSpec, parallel: int) -> None:
     """Raise `BadInput` when so many jobs at once want more machines than the hosts file names."""
-    wanted, there = parallel * len(spec.names), len((spec.hosts or {}).get("machines", []))
+    wanted, there = parallel * len(spec.machine_names), len((spec.hosts or {}).get("machines", []))
     if spec.hosts and not spec.cloud and wanted > there:
         raise BadInput(
-            f"--parallel {parallel} with {len(spec.names)} machines each wants {wanted}; the hosts file names {there}; "
+            f"--parallel {parallel} with {len(spec.machine_names)} machines each wants {wanted}; the hosts file names {there}; "
             "lower --parallel or --machines"
         )

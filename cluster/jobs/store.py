@@ -9,17 +9,21 @@ from cluster.errors import NoSuchJob
 
 from .job import Job
 
-RUNS = "IMGNET_RUNS"
+RUNS_ENV_VAR = "IMGNET_RUNS"
 
 
-def runs() -> Path:
+def runs_folder() -> Path:
     """Return the folder of all run folders: $IMGNET_RUNS, else ./runs."""
-    return Path(os.environ.get(RUNS) or "runs").absolute()
+    return Path(os.environ.get(RUNS_ENV_VAR) or "runs").absolute()
 
 
 def all_jobs() -> list[Job]:
     """Return the jobs of this folder, oldest first. A folder without job.json is of a launch that was killed."""
-    found = [path.parent for path in runs().glob("job-*/job.json") if re.fullmatch("job-[1-9][0-9]*", path.parent.name)]
+    found = [
+        path.parent
+        for path in runs_folder().glob("job-*/job.json")
+        if re.fullmatch("job-[1-9][0-9]*", path.parent.name)
+    ]
     return [Job(path) for path in sorted(found, key=lambda path: int(path.name[4:]))]
 
 
@@ -40,17 +44,19 @@ def find(name: str | None = None) -> Job:
         if jobs
         else "there are none"
     )
-    raise NoSuchJob(f"{name or 'no job'}: no such job in {runs()} ({known}); what is rented: imgnet-cluster ls --cloud")
+    raise NoSuchJob(
+        f"{name or 'no job'}: no such job in {runs_folder()} ({known}); what is rented: imgnet-cluster ls --cloud"
+    )
 
 
-def make_folder(taken: set[str]) -> Path:
+def create_run_folder(reserved_names: set[str]) -> Path:
     """Claim the next free number. mkdir fails for the second of two that start at once, who takes the one after."""
-    runs().mkdir(parents=True, exist_ok=True)
+    runs_folder().mkdir(parents=True, exist_ok=True)
     number = max((int(job.name[4:]) for job in all_jobs()), default=0) + 1
     while True:
-        path = runs() / f"job-{number}"
+        path = runs_folder() / f"job-{number}"
         with contextlib.suppress(FileExistsError):
-            if path.name not in taken:
+            if path.name not in reserved_names:
                 path.mkdir()
                 return path
         number += 1

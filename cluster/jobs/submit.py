@@ -12,16 +12,16 @@ from cluster.backends import registry
 from cluster.errors import BadInput, ClusterError
 from cluster.planning.plan import Plan
 from cluster.planning.resolve import load_recipes, plan
-from cluster.state.run_folder import Folders
-from cluster.state.spec import Spec
+from cluster.state.run_folder import RunFolder
+from cluster.state.spec import JobSpec
 from train.recipe.schema import Recipe
 from train.tools.provenance import git_commit
 
 from .job import Job
-from .queue_state import with_machines
-from .store import all_jobs, find, make_folder, runs
+from .queue_state import with_free_machines
+from .store import all_jobs, find, create_run_folder, runs_folder
 
-__all__ = ["Job", "Plan", "all_jobs", "find", "launch", "load_recipes", "plan", "runs"]
+__all__ = ["Job", "Plan", "all_jobs", "find", "launch", "load_recipes", "plan", "runs_folder"]
 
 
 def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
@@ -36,16 +36,16 @@ def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
         recipe = plan(found[0], recipe_file=str(recipe), **options)
     elif isinstance(recipe, Recipe):
         recipe = plan(recipe, **options)
-    backend = registry.get(recipe.spec.backend)
-    if job := _interrupted(recipe.spec):
+    backend = registry.get_backend(recipe.spec.backend)
+    if job := find_interrupted_duplicate(recipe.spec):
         return job
-    backend.check(recipe.spec, runs())
-    job = _create(recipe.spec)
+    backend.check(recipe.spec, runs_folder())
+    job = create_job(recipe.spec)
     job.start()
     return job
 
 
-def _interrupted(spec: Spec) -> Job | None:
+def find_interrupted_duplicate(spec: JobSpec) -> Job | None:
     """Bring jobs on rented machines back that have no supervisor. Returns the one that is just like this, if any.
 
     Somebody killed its launch, and types it again: a second one would rent everything twice.
@@ -53,13 +53,13 @@ def _interrupted(spec: Spec) -> Job | None:
     found = None
     for job in all_jobs() if spec.cloud else []:
         with contextlib.suppress(ClusterError):
-            if job.spec.cloud and not (job.ended or job.waiting or job.alive):
+            if job.spec.cloud and not (job.has_ended or job.is_waiting or job.is_alive):
                 job.refresh()
-                found = job if _asked(job.spec) == _asked(spec) else found
+                found = job if request_fingerprint(job.spec) == request_fingerprint(spec) else found
     return found
 
 
-def _asked(spec: Spec) -> dict[str, Any]:
+def request_fingerprint(spec: JobSpec) -> dict[str, Any]:
     """What somebody asked for, without what is new with each launch: names, times, prices."""
     new = ("name", "uid", "created", "git_commit", "cloud", "hosts", "forecast")
     cloud = dict(spec.cloud or {})
@@ -67,18 +67,20 @@ def _asked(spec: Spec) -> dict[str, Any]:
     return {key: value for key, value in spec.to_json().items() if key not in new} | {"cloud": cloud, "places": places}
 
 
-def _create(spec: Spec) -> Job:
+def create_job(spec: JobSpec) -> Job:
     """Make the run folder with what was asked. Raises `ClusterError` when the disk is full or read-only."""
     run = None
     try:
-        run = make_folder(registry.get(spec.backend).taken())
+        run = create_run_folder(registry.get_backend(spec.backend).reserved_names())
         uid = f"{run.name}-{uuid4().hex[:8]}"
         spec = replace(spec, name=run.name, uid=uid, git_commit=git_commit(), created=time.time())
-        folders = Folders(run)
+        folders = RunFolder(run)
         folders.shared.mkdir(parents=True)
-        folders.describe(spec if spec.queue else with_machines(folders, spec))
+        folders.write_spec(spec if spec.queue else with_free_machines(folders, spec))
     except OSError as error:
         if run:
             shutil.rmtree(run, ignore_errors=True)
-        raise ClusterError(f"{error.filename or runs()}: {error.strerror or error}; nothing was started") from error
+        raise ClusterError(
+            f"{error.filename or runs_folder()}: {error.strerror or error}; nothing was started"
+        ) from error
     return Job(run)

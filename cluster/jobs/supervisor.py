@@ -14,59 +14,65 @@ import time
 import traceback
 from pathlib import Path
 
-from cluster.connectors.local import python
+from cluster.connectors.local import module_command
 from cluster.errors import ClusterError, SetupFailed
 from cluster.state import attempts, locks, status
 from train.tools.filesystem import locked
-from train.tools.process import kill, start
+from train.tools.process import kill_process_groups, start_process
 
 from .job import Job
 
-BEAT, RETRY = 1.0, 5.0
-REPORT_SECONDS = 90.0  # for a report, of which a job never depends
-SAY_SECONDS = 60.0  # between two times that the same is said
-FIRST_WAIT = 1.0  # seconds from the loss of a machine to its replacement, doubled for each loss of the same one
-LONGEST_WAIT = 60.0
+SUPERVISOR_POLL_SECONDS, SUPERVISOR_RETRY_SECONDS = 1.0, 5.0
+REPORT_TIMEOUT_SECONDS = 90.0  # for a report, of which a job never depends
+REPEATED_ERROR_LOG_SECONDS = 60.0  # between two times that the same is said
+FIRST_REPLACEMENT_DELAY_SECONDS = (
+    1.0  # seconds from the loss of a machine to its replacement, doubled for each loss of the same one
+)
+MAX_REPLACEMENT_DELAY_SECONDS = 60.0
 
 
-class Replacer:
+class MachineReplacer:
     """Starts lost machines again while others go on: soon, but one that keeps dying ever later."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
-        self.lost: dict[str, int] = {}
-        self.due: dict[str, float] = {}
+        self.loss_counts: dict[str, int] = {}
+        self.replacement_times: dict[str, float] = {}
 
-    def step(self, now: float) -> list[str]:
+    def replace_due_machines(self, now: float) -> list[str]:
         """Replace whom it is time for. Returns their names."""
         job, replaced = self.job, []
-        for name in self.wanted():
-            if name not in self.due:
-                wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** self.lost.get(name, 0))
-                self.due[name], self.lost[name] = now + wait, self.lost.get(name, 0) + 1
-            elif now >= self.due[name]:
-                del self.due[name]
-                job.backend.replace(job.spec, job.folders, name)
+        for name in self.machines_to_replace():
+            if name not in self.replacement_times:
+                wait = min(
+                    MAX_REPLACEMENT_DELAY_SECONDS, FIRST_REPLACEMENT_DELAY_SECONDS * 2 ** self.loss_counts.get(name, 0)
+                )
+                self.replacement_times[name], self.loss_counts[name] = now + wait, self.loss_counts.get(name, 0) + 1
+            elif now >= self.replacement_times[name]:
+                del self.replacement_times[name]
+                job.backend.replace(job.spec, job.run_folder, name)
                 replaced.append(name)
         return replaced
 
-    def wanted(self) -> list[str]:
+    def machines_to_replace(self) -> list[str]:
         """Return the machines that are dead and should not be."""
         job = self.job
-        spec, folders = job.spec, job.folders
-        if len(spec.names) == 1 or (folders.shared / "stop").exists():
+        spec, folders = job.spec, job.run_folder
+        if len(spec.machine_names) == 1 or (folders.shared / "stop").exists():
             return []
-        words = status.words(folders, spec)
-        if attempts.decided(folders.shared, folders.mark) or any(
+        words = status.machine_statuses(folders, spec)
+        if attempts.is_finished(folders.shared, folders.launch_id) or any(
             one.get("ended") and one["state"] in ("done", "stopped") for one in words.values()
         ):
             return []
         failed = [name for name, one in words.items() if one.get("ended") and one["state"] == "failed"]
-        dead = job.backend.dead(spec, folders)
-        if len(dead) == len(spec.names):
+        dead = job.backend.dead_machines(spec, folders)
+        if len(dead) == len(spec.machine_names):
             return []
-        begun = [one for one in dead if one in words or not job.booting]  # one that has not spoken yet may only be slow
-        return [one for one in begun if one not in failed and not job.kept_away(one)]
+        begun = [
+            one for one in dead if one in words or not job.is_booting
+        ]  # one that has not spoken yet may only be slow
+        return [one for one in begun if one not in failed and not job.is_disabled(one)]
 
 
 def main() -> int:
@@ -74,64 +80,67 @@ def main() -> int:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the session may end before the result is written
     run = Path(sys.argv[1])
     try:
-        with locked(run / locks.SUPERVISOR, 2.0):  # someone may just be asking whether we live
-            code = supervise(Job(run, supervising=True))
+        with locked(run / locks.SUPERVISOR_LOCK, 2.0):  # someone may just be asking whether we live
+            code = supervise(Job(run, is_supervisor=True))
     except BlockingIOError:
         print(f"{run.name}: another supervisor is at work", file=sys.stderr)
         return 0
     if code == 0:  # without the lock: the job may be resumed meanwhile
-        report(Job(run))
+        write_job_report(Job(run))
     return code
 
 
-def report(job: Job) -> None:
+def write_job_report(job: Job) -> None:
     """Write the job's report into its run folder. What goes wrong with it is written down, and passed over."""
     with contextlib.suppress(OSError):
-        one = start(python("cluster.report", str(job.run)), job.run / "supervisor.log")
+        one = start_process(module_command("cluster.report", str(job.path)), job.path / "supervisor.log")
         try:
-            one.wait(REPORT_SECONDS)
+            one.wait(REPORT_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            kill([one])
-            log(job, f"the report took longer than {REPORT_SECONDS:.0f} s; later: imgnet-cluster report {job.name}")
+            kill_process_groups([one])
+            log_message(
+                job,
+                f"the report took longer than {REPORT_TIMEOUT_SECONDS:.0f} s; later: imgnet-cluster report {job.name}",
+            )
 
 
 def supervise(job: Job) -> int:
     """Follow a job to its end. Returns 0, or 1 when that cannot be done here any more."""
-    replacer, said, at = Replacer(job), "", 0.0
+    replacer, said, at = MachineReplacer(job), "", 0.0
     while True:
         try:
-            _once(job, replacer)
+            _supervise_once(job, replacer)
             said = ""
         except ClusterError as error:
-            if str(error) != said or time.monotonic() - at > SAY_SECONDS:
+            if str(error) != said or time.monotonic() - at > REPEATED_ERROR_LOG_SECONDS:
                 said, at = str(error), time.monotonic()
-                log(job, said)
-            if not job.backend.REMOTE and not job.alive:
+                log_message(job, said)
+            if not job.backend.IS_REMOTE and not job.is_alive:
                 return 1
         except Exception:  # of ours, or of a library: written down, and tried again
-            log(job, traceback.format_exc())
-            time.sleep(RETRY)
-        if job.ended:
+            log_message(job, traceback.format_exc())
+            time.sleep(SUPERVISOR_RETRY_SECONDS)
+        if job.has_ended:
             return 0
-        if not job.folders.spec.exists():  # somebody removed the run folder; its machines end by themselves
+        if not job.run_folder.spec_path.exists():  # somebody removed the run folder; its machines end by themselves
             return 1
-        time.sleep(BEAT)
+        time.sleep(SUPERVISOR_POLL_SECONDS)
 
 
-def _once(job: Job, replacer: Replacer) -> None:
+def _supervise_once(job: Job, replacer: MachineReplacer) -> None:
     try:
         job.refresh()
     except SetupFailed as error:
         return job.fail(str(error))
-    for name in [] if job.ended else replacer.step(time.monotonic()):
-        log(job, f"machine {name} was lost, and is started again")
+    for name in [] if job.has_ended else replacer.replace_due_machines(time.monotonic()):
+        log_message(job, f"machine {name} was lost, and is started again")
 
 
-def log(job: Job, text: str) -> None:
+def log_message(job: Job, text: str) -> None:
     """Say something in the window, and keep it in <run>/supervisor.log."""
     line = f"{time.strftime('%H:%M:%S')} {text.rstrip()}"
     print(line, flush=True)
-    with contextlib.suppress(OSError), (job.run / "supervisor.log").open("a") as file:
+    with contextlib.suppress(OSError), (job.path / "supervisor.log").open("a") as file:
         file.write(line + "\n")
 
 

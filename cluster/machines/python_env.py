@@ -10,10 +10,12 @@ import sys
 
 # Before anything that an older Python cannot read; not as a comparison of tuples, which ruff takes for outdated.
 if sys.hexversion < 0x030B0000:
-    _SAID = "{} is Python {}, and 3.11 or newer is needed: sudo apt-get install python3.11 python3.11-venv".format(
-        sys.executable, ".".join(map(str, sys.version_info[:3]))
+    _TOO_OLD_MESSAGE = (
+        "{} is Python {}, and 3.11 or newer is needed: sudo apt-get install python3.11 python3.11-venv".format(
+            sys.executable, ".".join(map(str, sys.version_info[:3]))
+        )
     )
-    print(json.dumps({"python": None, "made": False, "seconds": 0, "torch": None, "why": _SAID}))
+    print(json.dumps({"python": None, "made": False, "seconds": 0, "torch": None, "why": _TOO_OLD_MESSAGE}))
     sys.exit(1)
 
 import argparse
@@ -33,15 +35,15 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import ClusterError
-from train.tools.filesystem import locked, one_line, replace
+from train.tools.filesystem import locked, one_line_error, write_atomic
 from train.tools.process import die_with_parent
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
-COMPLETE = ".complete"  # written last: a venv without it is half made
-AT_HOME = ("matplotlib",)  # draws reports: no machine needs it
-FULL = 50_000_000  # bytes: with less free than that it is the disk
+COMPLETE_MARKER = ".complete"  # written last: a venv without it is half made
+NOT_ON_MACHINES = ("matplotlib",)  # draws reports: no machine needs it
+MIN_FREE_BYTES = 50_000_000  # bytes: with less free than that it is the disk
 # What the words of pip, uv and venv mean, the first that fits.
-MEANINGS = (
+ERROR_EXPLANATIONS = (
     (
         r"No space left|Disk quota exceeded",
         "the disk is full (a torch for GPUs takes 8 GB); free some of it, or name another folder",
@@ -69,98 +71,104 @@ def main(argv: Sequence[str] | None = None) -> int:
     start, found = time.monotonic(), dict[str, Any](python=None, made=False, torch=None)
     try:
         asked = parser.parse_args(argv)
-        found = ready(asked.folder, requirements() + asked.more)
+        found = ensure_environment(asked.folder, project_requirements() + asked.more)
     except ClusterError as error:
         found["why"] = str(error)
     except OSError as error:
-        found["why"] = "; ".join(filter(None, [one_line(error), _meaning([one_line(error)])]))
+        found["why"] = "; ".join(filter(None, [one_line_error(error), _explain_error([one_line_error(error)])]))
     print(json.dumps({**found, "seconds": round(time.monotonic() - start, 1)}), flush=True)
     return 0 if found["python"] else 1
 
 
-def read(out: bytes, where: str) -> dict[str, Any]:
+def parse_output(stdout: bytes, machine_name: str) -> dict[str, Any]:
     """Return what `main` printed last. Raises `ClusterError` that begins with `where` when that is no environment."""
-    last = (out.decode(errors="replace").strip().splitlines() or [""])[-1]
+    last = (stdout.decode(errors="replace").strip().splitlines() or [""])[-1]
     try:
         found: dict[str, Any] = json.loads(last)
         why = found["why"]
     except (ValueError, KeyError, TypeError):
         raise ClusterError(
-            f"{where}: no environment for Python was found or made: {last or 'it said nothing'}"
+            f"{machine_name}: no environment for Python was found or made: {last or 'it said nothing'}"
         ) from None
     if not found.get("python"):
-        raise ClusterError(f"{where}: {why}")
+        raise ClusterError(f"{machine_name}: {why}")
     return found
 
 
-def requirements(pyproject: Path = PYPROJECT) -> list[str]:
+def project_requirements(pyproject: Path = PYPROJECT) -> list[str]:
     """Return what a machine needs to run the project, as pyproject.toml says it. Raises `ClusterError` when that is not
     there.
     """
     try:
         needs = tomllib.loads(pyproject.read_text())["project"]["dependencies"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ClusterError(f"{pyproject} does not say what is needed: {one_line(error)}") from None
-    return [str(one) for one in needs if name_of(str(one)) not in AT_HOME]
+        raise ClusterError(f"{pyproject} does not say what is needed: {one_line_error(error)}") from None
+    return [str(one) for one in needs if package_name(str(one)) not in NOT_ON_MACHINES]
 
 
-def ready(folder: Path, needs: Sequence[str]) -> dict[str, Any]:
+def ensure_environment(folder: Path, required_packages: Sequence[str]) -> dict[str, Any]:
     """Return a Python that has all of `needs`, made if need be. Raises `ClusterError` or `OSError` when that fails."""
-    missing = [one for one in needs if not satisfied(one)]
+    missing = [one for one in required_packages if not is_installed(one)]
     if not missing:
-        return _found(sys.executable, False, "this Python has all that is needed")
+        return _describe_environment(sys.executable, False, "this Python has all that is needed")
     print(f"{sys.executable} ({platform.python_version()}) lacks {', '.join(missing)}", flush=True)
-    kept = [f"{name_of(one)}=={_version(name_of(one))}" for one in needs if one not in missing]
-    torch = next((one for one in kept if name_of(one) == "torch"), "")
-    venv = folder.resolve() / "venv" / key(needs, torch)
+    kept = [
+        f"{package_name(one)}=={_installed_version(package_name(one))}"
+        for one in required_packages
+        if one not in missing
+    ]
+    torch = next((one for one in kept if package_name(one) == "torch"), "")
+    venv = folder.resolve() / "venv" / venv_key(required_packages, torch)
     venv.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(venv):
-        if (venv / COMPLETE).exists() and _runs(_python(venv)):
-            return _found(_python(venv), False, "made by an earlier job")
+    with _venv_lock(venv):
+        if (venv / COMPLETE_MARKER).exists() and _python_runs(_venv_python(venv)):
+            return _describe_environment(_venv_python(venv), False, "made by an earlier job")
         if venv.exists():
             print(f"{venv} is not whole: made once more", flush=True)
             shutil.rmtree(venv)
         if torch:
-            make(venv, missing, kept, system=True)
+            make_venv(venv, missing, kept, with_system_packages=True)
         else:
-            make(venv, needs)
-        return _found(_python(venv), True, f"made, with this machine's own {torch}" if torch else "made")
+            make_venv(venv, required_packages)
+        return _describe_environment(
+            _venv_python(venv), True, f"made, with this machine's own {torch}" if torch else "made"
+        )
 
 
-def satisfied(need: str) -> bool:
+def is_installed(requirement: str) -> bool:
     """Whether this Python has a package of a fitting version, as "torch>=2.13,<2.14" says it."""
-    version = _version(name_of(need))
+    version = _installed_version(package_name(requirement))
     with contextlib.suppress(ImportError):
-        asked = _packaging().Requirement(need)
+        asked = _import_packaging().Requirement(requirement)
         if asked.marker and not asked.marker.evaluate():
             return True
         return version is not None and bool(asked.specifier.contains(version, prereleases=True))
-    specifiers = need.partition(";")[0][len(name_of(need)) :].partition("]")
-    return version is not None and fits(version, specifiers[2] or specifiers[0])
+    specifiers = requirement.partition(";")[0][len(package_name(requirement)) :].partition("]")
+    return version is not None and version_matches(version, specifiers[2] or specifiers[0])
 
 
-def fits(version: str, specifiers: str) -> bool:
+def version_matches(version: str, specifiers: str) -> bool:
     """Whether a version fits; of PEP 440 what pyproject.toml may need, for a Python without pip. Unknown: it does not.
 
     A pre-release comes before its release, and what follows "+" does not count.
     """
-    return all(_fits_one(version, one.strip()) for one in specifiers.split(",") if one.strip())
+    return all(_matches_specifier(version, one.strip()) for one in specifiers.split(",") if one.strip())
 
 
-def _fits_one(version: str, specifier: str) -> bool:
+def _matches_specifier(version: str, specifier: str) -> bool:
     parts = re.fullmatch(r"(~=|===?|!=|<=?|>=?)\s*v?(\d[\w.+]*?)(\.\*)?", specifier)
     if not parts:
         return False
     sign, text, star = parts.groups()
-    mine, theirs = _ordered(version), _ordered(text)
+    mine, theirs = _version_sort_key(version), _version_sort_key(text)
     count = len(text.split(".")) - (sign == "~=")
-    alike = _ordered(".".join(text.split(".")[:count]))[0][:count] == mine[0][:count]
+    alike = _version_sort_key(".".join(text.split(".")[:count]))[0][:count] == mine[0][:count]
     same = alike if star else mine == theirs
     answers = {"==": same, "===": same, "!=": not same, "<": mine < theirs, "<=": mine <= theirs, ">": mine > theirs}
     return {**answers, ">=": mine >= theirs, "~=": mine >= theirs and alike}[sign]
 
 
-def _ordered(version: str) -> tuple[tuple[int, ...], bool]:
+def _version_sort_key(version: str) -> tuple[tuple[int, ...], bool]:
     """A version as something that can be compared: eight numbers, and whether it is a release."""
     plain = version.partition("+")[0]
     release = re.match(r"v?(\d+(?:\.\d+)*)", plain)
@@ -168,20 +176,20 @@ def _ordered(version: str) -> tuple[tuple[int, ...], bool]:
     return tuple((numbers + [0] * 8)[:8]), not re.search(r"\d[._-]?(a|b|rc|alpha|beta|pre|dev)", plain)
 
 
-def name_of(need: str) -> str:
+def package_name(requirement: str) -> str:
     """Return the name in a requirement, "torch" in "torch>=2.13,<2.14"."""
-    found = re.match(r"[\w.-]*\w", need)
-    return found[0] if found else need
+    found = re.match(r"[\w.-]*\w", requirement)
+    return found[0] if found else requirement
 
 
-def _version(name: str) -> str | None:
+def _installed_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _packaging() -> Any:
+def _import_packaging() -> Any:
     """The module that knows requirements, pip's own if need be. Raises ImportError where there is neither."""
     try:
         return importlib.import_module("packaging.requirements")
@@ -189,13 +197,15 @@ def _packaging() -> Any:
         return importlib.import_module("pip._vendor.packaging.requirements")
 
 
-def key(needs: Sequence[str], torch: str) -> str:
+def venv_key(required_packages: Sequence[str], torch: str) -> str:
     """Return the name of the venv for these needs, this Python, and this torch of the machine ("" for none)."""
-    parts = [*sorted(needs), platform.python_version(), sys.prefix, torch]
+    parts = [*sorted(required_packages), platform.python_version(), sys.prefix, torch]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
-def make(venv: Path, needs: Sequence[str], kept: Sequence[str] = (), system: bool = False) -> None:
+def make_venv(
+    venv: Path, packages: Sequence[str], pinned_packages: Sequence[str] = (), with_system_packages: bool = False
+) -> None:
     """Make a venv that has `needs`. With `system` it sees this Python's packages, and `kept` ("torch==2.13.0") stay.
 
     With uv where that is on PATH, else with venv and pip. Raises `ClusterError` when that fails.
@@ -205,38 +215,38 @@ def make(venv: Path, needs: Sequence[str], kept: Sequence[str] = (), system: boo
     temp.mkdir()
     child = sys.prefix != sys.base_prefix  # a venv itself: the new one would see only the base of both
     try:
-        install = _empty(venv, temp, ["--system-site-packages"] if system and not child else [])
-        if system and child:
-            _show(venv, [path for path in sys.path if path.endswith("-packages")])
-        if kept:
-            (temp / "constraints").write_text("".join(f"{one}\n" for one in kept))
+        install = _make_empty_venv(venv, temp, ["--system-site-packages"] if with_system_packages and not child else [])
+        if with_system_packages and child:
+            _add_site_folders(venv, [path for path in sys.path if path.endswith("-packages")])
+        if pinned_packages:
+            (temp / "constraints").write_text("".join(f"{one}\n" for one in pinned_packages))
             install += ["-c", str(temp / "constraints")]
-        if needs:
-            _run([*install, *needs], temp)
-        replace(venv / COMPLETE, b"")
+        if packages:
+            _run_command([*install, *packages], temp)
+        write_atomic(venv / COMPLETE_MARKER, b"")
     finally:
         shutil.rmtree(temp, ignore_errors=True)
 
 
-def _empty(venv: Path, temp: Path, flags: Sequence[str]) -> list[str]:
+def _make_empty_venv(venv: Path, temp: Path, flags: Sequence[str]) -> list[str]:
     """Make a venv with nothing in it; return the words that install into it."""
     uv = shutil.which("uv")
     if uv:
-        _run([uv, "venv", "--python", sys.executable, *flags, str(venv)], temp)
-        return [uv, "pip", "install", "--python", _python(venv)]
-    _run([sys.executable, "-m", "venv", *flags, str(venv)], temp)
+        _run_command([uv, "venv", "--python", sys.executable, *flags, str(venv)], temp)
+        return [uv, "pip", "install", "--python", _venv_python(venv)]
+    _run_command([sys.executable, "-m", "venv", *flags, str(venv)], temp)
     quiet = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
-    return [_python(venv), "-m", "pip", "install", *quiet]
+    return [_venv_python(venv), "-m", "pip", "install", *quiet]
 
 
-def _show(venv: Path, folders: Sequence[str]) -> None:
+def _add_site_folders(venv: Path, folders: Sequence[str]) -> None:
     """Let a venv see packages of other folders, after its own."""
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in folders]
     for packages in venv.glob("lib/python3*/site-packages"):
         (packages / "_machine.pth").write_text("".join(lines))
 
 
-def _run(argv: Sequence[str], temp: Path) -> None:
+def _run_command(argv: Sequence[str], temp: Path) -> None:
     """Run a command, its output to ours as it comes. Raises `ClusterError` with what it means when it fails."""
     print(f"$ {' '.join(argv)}", flush=True)
     hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # our own folders are not for pip to see
@@ -257,46 +267,48 @@ def _run(argv: Sequence[str], temp: Path) -> None:
             print(line, end="", flush=True)
             said.append(line.strip())
     if process.returncode:
-        if shutil.disk_usage(temp).free < FULL:  # ensurepip keeps the reason to itself
+        if shutil.disk_usage(temp).free < MIN_FREE_BYTES:  # ensurepip keeps the reason to itself
             said.append("No space left on device")
-        raise ClusterError(f"{' '.join(argv[:3])}: {_meaning(said) or _complaint(said, process.returncode)}")
+        raise ClusterError(
+            f"{' '.join(argv[:3])}: {_explain_error(said) or _first_error_line(said, process.returncode)}"
+        )
 
 
-def _meaning(lines: Sequence[str]) -> str:
+def _explain_error(lines: Sequence[str]) -> str:
     """What these words of other programs mean, "" when they are none that we know."""
     text, package = "\n".join(lines), f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
-    for pattern, meaning in MEANINGS:
+    for pattern, meaning in ERROR_EXPLANATIONS:
         if re.search(pattern, text, re.IGNORECASE):
             return meaning.format(package=package, python=sys.executable)
     return ""
 
 
-def _complaint(lines: Sequence[str], code: int) -> str:
+def _first_error_line(lines: Sequence[str], exit_code: int) -> str:
     """What a program said from its first error on, in one line."""
     first = next((n for n, line in enumerate(lines) if re.match(r"error|\u00d7", line, re.IGNORECASE)), -1)
-    return f"ended with code {code}: {' '.join(' '.join(lines[first:]).split())[:400]}"
+    return f"ended with code {exit_code}: {' '.join(' '.join(lines[first:]).split())[:400]}"
 
 
-def _python(venv: Path) -> str:
+def _venv_python(venv: Path) -> str:
     return str(venv / "bin" / "python")
 
 
-def _runs(python: str) -> bool:
+def _python_runs(python: str) -> bool:
     """Whether it does: the Python that a venv was made of may be gone."""
     with contextlib.suppress(OSError):
         return subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
     return False
 
 
-def _found(python: str, made: bool, why: str) -> dict[str, Any]:
+def _describe_environment(python: str, was_made: bool, why: str) -> dict[str, Any]:
     """The answer, with the version of the torch that this Python would import."""
     ask = "from importlib.metadata import version; print(version('torch'))"
     torch = subprocess.run([python, "-c", ask], capture_output=True, text=True).stdout.strip()
-    return {"python": python, "made": made, "torch": torch or None, "why": why}
+    return {"python": python, "made": was_made, "torch": torch or None, "why": why}
 
 
 @contextlib.contextmanager
-def _alone(venv: Path) -> Iterator[None]:
+def _venv_lock(venv: Path) -> Iterator[None]:
     """Hold the lock of one venv, and say so when that means to wait. The kernel takes it back from the dead."""
     lock = venv.with_name(f".{venv.name}.lock")
     with contextlib.ExitStack() as held:

@@ -10,32 +10,32 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 from train.recipe.schema import Recipe
-from train.recipe.validators import LIBRARIES
+from train.recipe.validators import MODEL_LIBRARIES
 
 
-def library(recipe: Recipe) -> str:
+def model_library(recipe: Recipe) -> str:
     """Return the library that the model comes from, "" when it needs none."""
     name, colon, _ = recipe.model.name.partition(":")
-    return name if colon and name in LIBRARIES else ""
+    return name if colon and name in MODEL_LIBRARIES else ""
 
 
-def modules(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def user_modules(recipe: Recipe) -> Iterator[tuple[str, str]]:
     """Yield the field and the module of each function that the recipe names as package.module:function."""
     for field, name in (
         ("model, name", recipe.model.name), ("optim, name", recipe.optim.name), ("optim, loss", recipe.optim.loss),
     ):  # fmt: skip
         module, colon, _ = name.partition(":")
-        if colon and module not in LIBRARIES:
+        if colon and module not in MODEL_LIBRARIES:
             yield field, module
 
 
-def missing(recipe: Recipe) -> list[str]:
+def missing_requirements(recipe: Recipe) -> list[str]:
     """Return a line for each thing that is not on this computer."""
     lines = []
-    if (name := library(recipe)) and not _found(name):
+    if (name := model_library(recipe)) and not _is_importable(name):
         lines.append(f"model, name: {recipe.model.name} needs {name}, which is not installed here; pip install {name}")
-    for field, module in modules(recipe):
-        if not _found(module.partition(".")[0]):
+    for field, module in user_modules(recipe):
+        if not _is_importable(module.partition(".")[0]):
             where = f"it is neither in {Path.cwd()} nor in PYTHONPATH, nor installed"
             lines.append(f"{field}: there is no module {module} here: {where}")
     if recipe.model.weights and not (path := Path(recipe.model.weights).expanduser().absolute()).is_file():
@@ -43,12 +43,12 @@ def missing(recipe: Recipe) -> list[str]:
     return lines
 
 
-def elsewhere(recipe: Recipe, root: Path) -> list[str]:
+def requirements_not_sent(recipe: Recipe, code_root: Path) -> list[str]:
     """Return a line for each thing that other machines must have and that is not sent there with the code of `root`."""
     lines = [
-        f"{field}: {module} must be installed on the machines; only files in {root} are sent there"
-        for field, module in modules(recipe)
-        if not PathFinder.find_spec(module.partition(".")[0], [str(root)])
+        f"{field}: {module} must be installed on the machines; only files in {code_root} are sent there"
+        for field, module in user_modules(recipe)
+        if not PathFinder.find_spec(module.partition(".")[0], [str(code_root)])
     ]
     if weights := recipe.model.weights:
         whole = weights.startswith(("/", "~"))
@@ -57,6 +57,6 @@ def elsewhere(recipe: Recipe, root: Path) -> list[str]:
     return lines
 
 
-def _found(name: str) -> bool:
+def _is_importable(name: str) -> bool:
     """Whether a trainer would find a top-level module here: it looks into the folder that it is started in, too."""
     return PathFinder.find_spec(name, [os.getcwd(), *sys.path]) is not None  # noqa: PTH109

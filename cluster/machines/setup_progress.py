@@ -6,32 +6,32 @@ import time
 from pathlib import Path
 from typing import Any
 
-from train.tools.filesystem import as_json, read_json, replace
+from train.tools.filesystem import to_json_bytes, read_json, write_atomic
 
-WRITE_SECONDS = 0.2  # between two writes: 64 machines change it 30 times a second
-STEPS = ("booting", "connected", "code", "environment", "checks", "network", "agent")
+WRITE_DELAY_SECONDS = 0.2  # between two writes: 64 machines change it 30 times a second
+MACHINE_SETUP_STEPS = ("booting", "connected", "code", "environment", "checks", "network", "agent")
 
 
-class Board:
+class SetupProgress:
     """Rows by machine name: host, step, reason, notes, seconds of each step, and where code and Python are there."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.lock = path, threading.Lock()
-        self.later: threading.Timer | None = None
+        self.pending_write: threading.Timer | None = None
         said = read_json(path)
-        self.said: dict[str, Any] = said if isinstance(said, dict) else {}
-        self.said.setdefault("launch", "")
-        self.rows: dict[str, dict[str, Any]] = self.said.setdefault("machines", {})
+        self.data: dict[str, Any] = said if isinstance(said, dict) else {}
+        self.data.setdefault("launch", "")
+        self.rows: dict[str, dict[str, Any]] = self.data.setdefault("machines", {})
 
-    def begin(self, launch: str, hosts: dict[str, str]) -> None:
+    def start_launch(self, launch_id: str, hosts: dict[str, str]) -> None:
         """Start anew for a launch."""
         with self.lock:
-            self.said["launch"], self.said["ready"] = launch, False
+            self.data["launch"], self.data["ready"] = launch_id, False
             for name, host in hosts.items():
                 self.rows[name] = {"host": host, "step": "", "reason": "", "notes": [], "seconds": {}}
         self._write()
 
-    def step(self, name: str, step: str, seconds: float | None = None) -> None:
+    def set_step(self, name: str, step: str, seconds: float | None = None) -> None:
         """Say what a machine is at, or with `seconds` how long that took."""
         with self.lock:
             row = self.rows[name]
@@ -40,7 +40,7 @@ class Board:
                 row["seconds"][step] = round(row["seconds"].get(step, 0.0) + seconds, 3)
         self._write_soon()
 
-    def put(self, name: str, **values: Any) -> None:
+    def update(self, name: str, **values: Any) -> None:
         """Keep more about a machine: reason, notes, python, code, folder, address."""
         with self.lock:
             self.rows[name].update(values)
@@ -49,23 +49,23 @@ class Board:
         else:
             self._write_soon()
 
-    def finish(self) -> None:
+    def mark_ready(self) -> None:
         """All machines that can be are set up, and their agents at work."""
-        self.said |= {"ready": True, "finished": time.time()}
+        self.data |= {"ready": True, "finished": time.time()}
         self._write()
 
     @property
-    def failed(self) -> dict[str, str]:
+    def failure_reasons(self) -> dict[str, str]:
         """The machines that cannot be used, with the reason."""
         return {name: str(row["reason"]) for name, row in self.rows.items() if row["reason"]}
 
     def _write_soon(self) -> None:
         """Write what has changed within a moment. A supervisor that is killed before that sets up again anyway."""
         with self.lock:
-            if not self.later:
-                self.later = threading.Timer(WRITE_SECONDS, self._write_now)
-                self.later.daemon = True
-                self.later.start()
+            if not self.pending_write:
+                self.pending_write = threading.Timer(WRITE_DELAY_SECONDS, self._write_now)
+                self.pending_write.daemon = True
+                self.pending_write.start()
 
     def _write_now(self) -> None:
         with contextlib.suppress(OSError):  # the disk is full: who calls `finish` is told
@@ -73,22 +73,22 @@ class Board:
 
     def _write(self) -> None:
         with self.lock:
-            if self.later:
-                self.later.cancel()
-            self.later = None
-            replace(self.path, as_json({**self.said, "time": time.time()}), durable=False)
+            if self.pending_write:
+                self.pending_write.cancel()
+            self.pending_write = None
+            write_atomic(self.path, to_json_bytes({**self.data, "time": time.time()}), durable=False)
 
 
-class Timed:
+class timed_step:
     """A step of a machine, as a context: begins it, and notes its seconds when it went well."""
 
-    def __init__(self, board: Board, name: str, step: str) -> None:
-        self.board, self.name, self.step = board, name, step
+    def __init__(self, setup_progress: SetupProgress, machine_name: str, step: str) -> None:
+        self.setup_progress, self.machine_name, self.step = setup_progress, machine_name, step
 
     def __enter__(self) -> None:
-        self.begun = time.monotonic()
-        self.board.step(self.name, self.step)
+        self.started = time.monotonic()
+        self.setup_progress.set_step(self.machine_name, self.step)
 
     def __exit__(self, kind: object, *_: object) -> None:
         if kind is None:
-            self.board.step(self.name, self.step, time.monotonic() - self.begun)
+            self.setup_progress.set_step(self.machine_name, self.step, time.monotonic() - self.started)

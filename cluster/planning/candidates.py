@@ -6,25 +6,25 @@ from itertools import groupby
 from typing import Any
 
 from cluster.backends import machine_types
-from cluster.backends.machine_types import Shipped
+from cluster.backends.machine_types import MachineType
 from cluster.errors import BadInput
-from train.forecast import Constants, Forecast, efficiency, forecast
+from train.forecast import Constants, Forecast, scaling_efficiency, forecast
 from train.recipe.schema import Recipe
 
 from .plan import Plan
 
 
 @dataclass(frozen=True)
-class Row:
+class Candidate:
     """A number of machines of one type: what a launch would plan there, and its forecast, None: nobody knows.
 
     `share` is what a machine trains in a second beside one of the first row of its type.
     """
 
-    kind: Shipped
+    machine_type: MachineType
     plan: Plan
     forecast: Forecast | None
-    share: float | None = None
+    scaling_efficiency: float | None = None
 
     @property
     def machines(self) -> int:
@@ -32,24 +32,24 @@ class Row:
         return self.plan.spec.machines
 
     @property
-    def epochs(self) -> int | None:
+    def epochs_to_target(self) -> int | None:
         """After how many epochs the recipe's source had met its target, None: it does not say, or fewer are planned."""
-        reached = self.plan.spec.recipe.reached
+        reached = self.plan.spec.recipe.source_target_epoch
         return reached if reached and reached <= len(self.plan.schedule.epochs) else None
 
     @property
     def minutes(self) -> float | None:
         """Of the whole run, from renting to the end."""
-        return self.forecast.minutes if self.forecast else None
+        return self.forecast.total_minutes if self.forecast else None
 
     @property
-    def to_target(self) -> float | None:
+    def minutes_to_target(self) -> float | None:
         """Minutes until the target; of the whole run where that is not known."""
-        return self.forecast.until(self.epochs) / 60 if self.forecast else None
+        return self.forecast.seconds_until(self.epochs_to_target) / 60 if self.forecast else None
 
     def dollars(self, minutes: float | None) -> float | None:
         """What so many minutes cost on demand, None: the price is not known."""
-        price = self.kind.on_demand
+        price = self.machine_type.on_demand_price
         return None if price is None or minutes is None else self.machines * price * minutes / 60
 
     def to_json(self) -> dict[str, Any]:
@@ -58,32 +58,32 @@ class Row:
             **self.forecast.to_json(),
             "dollars": {"on_demand": self.dollars(self.minutes), "spot": None},
             "target": {
-                "epochs": self.epochs, "minutes": self.to_target, "dollars": self.dollars(self.to_target),
+                "epochs": self.epochs_to_target, "minutes": self.minutes_to_target, "dollars": self.dollars(self.minutes_to_target),
             },
-            "efficiency": self.share,
+            "efficiency": self.scaling_efficiency,
         }  # fmt: skip
-        return {"type": self.kind.name, "gone": self.kind.gone, "forecast": told}
+        return {"type": self.machine_type.name, "gone": self.machine_type.retired_reason, "forecast": told}
 
 
-def known(name: str) -> Shipped:
+def get_machine_type(name: str) -> MachineType:
     """Return a type of machine. Raises `BadInput` when nothing is known of it."""
-    found = machine_types.shipped(name)
+    found = machine_types.find_machine_type(name)
     if found is None:
         raise BadInput(f"--type {name}: is not in the shipped table; what there is: imgnet-cluster offers")
     return found
 
 
-def first_known(types: Sequence[str]) -> Shipped | None:
+def first_rentable_type(type_names: Sequence[str]) -> MachineType | None:
     """Return the first type of a recipe that can be rented, as far as is known here."""
-    found = (machine_types.shipped(name) for name in types)
-    return next((one for one in found if one and not one.gone), None)
+    found = (machine_types.find_machine_type(name) for name in type_names)
+    return next((one for one in found if one and not one.retired_reason), None)
 
 
-def cut(recipe: Recipe, machines: int, epochs: int | None) -> Recipe:
+def truncate_recipe(recipe: Recipe, machines: int, epochs: int | None) -> Recipe:
     """Return the first epochs of the recipe's table for so many machines. Raises `BadInput` when it has fewer."""
     if epochs is None:
         return recipe
-    whole = recipe.at(machines)
+    whole = recipe.for_machines(machines)
     if epochs > whole.epochs:
         raise BadInput(f"--epochs {epochs}: {recipe.name} has {whole.epochs} on {machines} machines")
     some = [one for one in whole.phases if one.epochs[0] < epochs]
@@ -91,33 +91,39 @@ def cut(recipe: Recipe, machines: int, epochs: int | None) -> Recipe:
     return replace(whole, tables={}, phases=phases)
 
 
-def rows(
-    make: Callable[[int, int], Plan], kinds: Sequence[Shipped], counts: Sequence[int], constants: Constants
-) -> list[Row]:
+def make_candidates(
+    make_plan: Callable[[int, int], Plan],
+    machine_types: Sequence[MachineType],
+    machine_counts: Sequence[int],
+    constants: Constants,
+) -> list[Candidate]:
     """Return a row for each type and number of machines; `make` plans for (machines, processes of each)."""
     found = []
-    for kind in kinds:
-        mine = [Row(kind, plan, _forecast(plan, kind, constants)) for plan in (make(one, kind.gpus) for one in counts)]
+    for kind in machine_types:
+        mine = [
+            Candidate(kind, plan, _forecast_plan(plan, kind, constants))
+            for plan in (make_plan(one, kind.gpus) for one in machine_counts)
+        ]
         told = [(one.machines, one.forecast) for one in mine if one.forecast]
-        shares = iter(efficiency(told))
+        shares = iter(scaling_efficiency(told))
         found += [replace(one, share=next(shares)) if one.forecast else one for one in mine]
     return found
 
 
-def _forecast(plan: Plan, kind: Shipped, constants: Constants) -> Forecast | None:
+def _forecast_plan(plan: Plan, machine_type: MachineType, constants: Constants) -> Forecast | None:
     spec = plan.spec
     return forecast(
-        plan.schedule, gpus=spec.procs, gpu=kind.gpu, gbit=kind.gbit, machines=spec.machines, vcpus=kind.vcpus,
-        constants=constants, val=plan.val,
+        plan.schedule, gpus=spec.procs, gpu=machine_type.gpu, gbit=machine_type.network_gbps, machines=spec.machines, vcpus=machine_type.vcpus,
+        constants=constants, val_images=plan.val_images,
     )  # fmt: skip
 
 
 # --- which to take --------------------------------------------------------------------------------------------------
 
 
-def by_type(found: Sequence[Row]) -> dict[str, list[Row]]:
+def group_by_type(candidates: Sequence[Candidate]) -> dict[str, list[Candidate]]:
     """Return the rows of each type."""
-    return {name: list(some) for name, some in groupby(found, key=lambda one: one.kind.name)}
+    return {name: list(some) for name, some in groupby(candidates, key=lambda one: one.machine_type.name)}
 
 
 # --- constants, and what a run says of them -------------------------------------------------------------------------

@@ -3,23 +3,23 @@
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from cluster.state.spec import Spec
-from train.recipe.schedule import Schedule, scaled
+from cluster.state.spec import JobSpec
+from train.recipe.schedule import Schedule, scaled_image_count
 
 if TYPE_CHECKING:
-    from cluster.backends.aws.plan import Renting
+    from cluster.backends.aws.plan import RentalPlan
 
 
 @dataclass(frozen=True)
 class Plan:
     """What a launch would do: the Spec but for its name, the schedule, and the lines that a person should read."""
 
-    spec: Spec
+    spec: JobSpec
     schedule: Schedule
     notes: tuple[str, ...]
-    renting: "Renting | None" = None  # what it would rent
+    rental_plan: "RentalPlan | None" = None  # what it would rent
 
     @property
-    def val(self) -> int:
+    def val_images(self) -> int:
         """How many images are validated."""
-        return scaled(self.spec.recipe.data.val, self.spec.scale)
+        return scaled_image_count(self.spec.recipe.data.val, self.spec.scale)

@@ -6,20 +6,22 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .palette import INK, PAPER, font
+from .palette import TEXT_COLOUR, BACKGROUND_COLOUR, load_font
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
 
-CELL, GAP, TOP, LEFT, TITLE = 224, 16, 144, 16, 18  # pixels
-LINE, MORE = 26, 18  # below an image: its answers; the right class where one of them is wrong
-RIGHT, WRONG, EDGE = "#2a9d5c", "#d1495b", "#ffcc00"
-DIM = 0.65  # towards white
-NAMES = {"tta": "tta: also mirrored"}
+CELL_PIXELS, CELL_GAP, HEADER_HEIGHT, LEFT_MARGIN, TITLE_FONT_SIZE = 224, 16, 144, 16, 18  # pixels
+ANSWER_HEIGHT, TRUE_CLASS_HEIGHT = 26, 18  # below an image: its answers; the right class where one of them is wrong
+CORRECT_COLOUR, WRONG_COLOUR, FRAME_COLOUR = "#2a9d5c", "#d1495b", "#ffcc00"
+DIM_FRACTION = 0.65  # towards white
+CROP_LABELS = {"tta": "tta: also mirrored"}
 
 
-def draw(path: Path, title: str, size: int, images: Sequence[Mapping[str, Any]], several: bool = False) -> None:
+def draw_crops(
+    path: Path, title: str, size: int, images: Sequence[Mapping[str, Any]], has_several_sizes: bool = False
+) -> None:
     """Write the picture: a row for each image, a column for each crop. Raises `OSError`.
 
     `images` is what train.evaluation.__main__ tells as "seen", of `size` pixels: the first of `several`.
@@ -27,73 +29,98 @@ def draw(path: Path, title: str, size: int, images: Sequence[Mapping[str, Any]],
     from PIL import Image, ImageDraw
 
     crops = [one["crop"] for one in images[0]["answers"]] if images else []
-    wholes = [_fitted(one["jpeg"]) for one in images]
-    feet = [LINE + (0 if all(answer["right"] for answer in one["answers"]) else MORE) for one in images]
-    width = max(LEFT + max(2, len(crops)) * (CELL + GAP), 2 * LEFT + round(font(TITLE).getlength(title)))
-    height = TOP + sum(whole.height + foot + GAP for whole, foot in zip(wholes, feet, strict=True))
-    page = Image.new("RGB", (width, height), PAPER)
+    wholes = [_decode_to_cell_size(one["jpeg"]) for one in images]
+    feet = [
+        ANSWER_HEIGHT + (0 if all(answer["right"] for answer in one["answers"]) else TRUE_CLASS_HEIGHT)
+        for one in images
+    ]
+    width = max(
+        LEFT_MARGIN + max(2, len(crops)) * (CELL_PIXELS + CELL_GAP),
+        2 * LEFT_MARGIN + round(load_font(TITLE_FONT_SIZE).getlength(title)),
+    )
+    height = HEADER_HEIGHT + sum(whole.height + foot + CELL_GAP for whole, foot in zip(wholes, feet, strict=True))
+    page = Image.new("RGB", (width, height), BACKGROUND_COLOUR)
     pen = ImageDraw.Draw(page)
-    others = ", the first of --sizes, and not at the others" if several else ""
-    _head(pen, title, f"Drawn at {size} pixels{others}.")
+    others = ", the first of --sizes, and not at the others" if has_several_sizes else ""
+    _draw_header(pen, title, f"Drawn at {size} pixels{others}.")
     for column, crop in enumerate(crops):
-        pen.text((_middle(column), TOP - 16), NAMES.get(crop, crop), INK, font=font(16), anchor="mm")
-    top = TOP
+        pen.text(
+            (_column_centre(column), HEADER_HEIGHT - 16),
+            CROP_LABELS.get(crop, crop),
+            TEXT_COLOUR,
+            font=load_font(16),
+            anchor="mm",
+        )
+    top = HEADER_HEIGHT
     for one, whole, foot in zip(images, wholes, feet, strict=True):
         for column, answer in enumerate(one["answers"]):
-            page.paste(marked(whole, answer["boxes"]), (_middle(column) - whole.width // 2, top))
-            _answer(pen, _middle(column), top + whole.height, answer, one["class"])
-        top += whole.height + foot + GAP
+            page.paste(dim_outside_boxes(whole, answer["boxes"]), (_column_centre(column) - whole.width // 2, top))
+            _draw_answer(pen, _column_centre(column), top + whole.height, answer, one["class"])
+        top += whole.height + foot + CELL_GAP
     page.save(path)
 
 
-def _middle(column: int) -> int:
-    return LEFT + column * (CELL + GAP) + CELL // 2
+def _column_centre(column: int) -> int:
+    return LEFT_MARGIN + column * (CELL_PIXELS + CELL_GAP) + CELL_PIXELS // 2
 
 
-def _fitted(jpeg: str) -> "Image":
+def _decode_to_cell_size(jpeg: str) -> "Image":
     """The image, as large as a cell has room for: small copies are enlarged, so that all rows are alike."""
     from PIL import Image
 
     whole = Image.open(BytesIO(base64.b64decode(jpeg))).convert("RGB")
-    factor = CELL / max(whole.size)
+    factor = CELL_PIXELS / max(whole.size)
     return whole.resize((max(1, round(whole.width * factor)), max(1, round(whole.height * factor))))
 
 
-def _head(pen: "ImageDraw", title: str, drawn: str) -> None:
+def _draw_header(pen: "ImageDraw", title: str, subtitle: str) -> None:
     """The title, what is drawn, and what frames, percentages and colours mean."""
-    pen.text((LEFT, 14), title, INK, font=font(TITLE))
-    pen.text((LEFT, 42), drawn, INK, font=font(13))
-    pen.text((LEFT, 62), "Yellow frame: what the network sees.", INK, font=font(13))
-    left, says = float(LEFT), "Below: the class it says, and its probability; "
-    for words, colour in ((says, INK), ("green: right", RIGHT), (", ", INK), ("red: wrong", WRONG)):
-        pen.text((left, 82), words, colour, font=font(13))
-        left += pen.textlength(words, font=font(13))
+    pen.text((LEFT_MARGIN, 14), title, TEXT_COLOUR, font=load_font(TITLE_FONT_SIZE))
+    pen.text((LEFT_MARGIN, 42), subtitle, TEXT_COLOUR, font=load_font(13))
+    pen.text((LEFT_MARGIN, 62), "Yellow frame: what the network sees.", TEXT_COLOUR, font=load_font(13))
+    left, says = float(LEFT_MARGIN), "Below: the class it says, and its probability; "
+    for words, colour in (
+        (says, TEXT_COLOUR),
+        ("green: right", CORRECT_COLOUR),
+        (", ", TEXT_COLOUR),
+        ("red: wrong", WRONG_COLOUR),
+    ):
+        pen.text((left, 82), words, colour, font=load_font(13))
+        left += pen.textlength(words, font=load_font(13))
 
 
-def _answer(pen: "ImageDraw", middle: int, top: int, answer: Mapping[str, Any], truth: str) -> None:
+def _draw_answer(pen: "ImageDraw", centre_x: int, top: int, answer: Mapping[str, Any], true_class: str) -> None:
     """What the network says of a crop, and what it is where that is wrong."""
-    words = f"{_short(answer['class'])} {answer['percent']:.0f} %"
-    pen.text((middle, top + 6), words, RIGHT if answer["right"] else WRONG, font=font(15), anchor="ma")
+    words = f"{_truncate_class_name(answer['class'])} {answer['percent']:.0f} %"
+    pen.text(
+        (centre_x, top + 6), words, CORRECT_COLOUR if answer["right"] else WRONG_COLOUR, font=load_font(15), anchor="ma"
+    )
     if not answer["right"]:
-        pen.text((middle, top + LINE), f"is {_short(truth)}", INK, font=font(13), anchor="ma")
+        pen.text(
+            (centre_x, top + ANSWER_HEIGHT),
+            f"is {_truncate_class_name(true_class)}",
+            TEXT_COLOUR,
+            font=load_font(13),
+            anchor="ma",
+        )
 
 
-def marked(whole: "Image", boxes: Sequence[Sequence[float]]) -> "Image":
+def dim_outside_boxes(image: "Image", boxes: Sequence[Sequence[float]]) -> "Image":
     """Return an image with its parts (top, left, height, width, of 1) as they are, the rest dimmed, and their edges."""
     from PIL import Image, ImageDraw
 
-    seen = Image.new("L", whole.size, round(255 * (1 - DIM)))
+    seen = Image.new("L", image.size, round(255 * (1 - DIM_FRACTION)))
     places = []
     for top, left, height, width in boxes:
-        corner = round(left * whole.width), round(top * whole.height)
-        end = round((left + width) * whole.width) - 1, round((top + height) * whole.height) - 1
+        corner = round(left * image.width), round(top * image.height)
+        end = round((left + width) * image.width) - 1, round((top + height) * image.height) - 1
         places.append((*corner, *end))
         ImageDraw.Draw(seen).rectangle(places[-1], fill=255)
-    found = Image.composite(whole, Image.new("RGB", whole.size, PAPER), seen)
+    found = Image.composite(image, Image.new("RGB", image.size, BACKGROUND_COLOUR), seen)
     for place in places:
-        ImageDraw.Draw(found).rectangle(place, outline=EDGE, width=2)
+        ImageDraw.Draw(found).rectangle(place, outline=FRAME_COLOUR, width=2)
     return found
 
 
-def _short(name: str) -> str:
+def _truncate_class_name(name: str) -> str:
     return name if len(name) < 20 else f"{name[:18]}.."

@@ -6,13 +6,13 @@ if TYPE_CHECKING:
     pass
 
 
-COLOURS = ("#1f6fb4", "#d1495b", "#2a9d5c", "#e08e0b", "#7b4fa3", "#444444")  # apart also without red or green
+SERIES_COLOURS = ("#1f6fb4", "#d1495b", "#2a9d5c", "#e08e0b", "#7b4fa3", "#444444")  # apart also without red or green
 
 
-INK, GRID, PAPER = "#222222", "#dddddd", "#ffffff"
+TEXT_COLOUR, GRID_COLOUR, BACKGROUND_COLOUR = "#222222", "#dddddd", "#ffffff"
 
 
-def font(size: int) -> Any:
+def load_font(size: int) -> Any:
     """Return Pillow's own font."""
     from PIL import ImageFont
 

@@ -10,15 +10,15 @@ from pathlib import Path
 
 from cluster.errors import ClusterError
 from cluster.jobs.job import Job
-from train.tools.filesystem import replace
+from train.tools.filesystem import write_atomic
 
-NAME = "report.html"  # in a run folder
+REPORT_FILENAME = "report.html"  # in a run folder
 
 
-def report(jobs: Sequence[Job]) -> str:
+def render_report(jobs: Sequence[Job]) -> str:
     """Return the page of these jobs. Raises `ClusterError` when a run folder is damaged, or nothing can be drawn."""
-    from .facts import facts
-    from .page import page
+    from .facts import collect_facts
+    from .page import render_page
 
     try:
         import matplotlib  # noqa: F401
@@ -26,10 +26,10 @@ def report(jobs: Sequence[Job]) -> str:
         raise ClusterError(
             f"a report is drawn by matplotlib, which is missing here ({error}): pip install matplotlib"
         ) from error
-    return page([facts(one) for one in jobs])
+    return render_page([collect_facts(one) for one in jobs])
 
 
-def write(jobs: Sequence[Job], path: Path) -> Path:
+def write_report(jobs: Sequence[Job], path: Path) -> Path:
     """Write the page; a reader sees the old one or the new. Raises `ClusterError`, `OSError`."""
-    replace(path, report(jobs).encode("utf-8", "replace"), durable=False)
+    write_atomic(path, render_report(jobs).encode("utf-8", "replace"), durable=False)
     return path

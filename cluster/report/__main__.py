@@ -5,8 +5,8 @@ import sys
 from pathlib import Path
 
 from cluster.jobs.job import Job
-from cluster.report import NAME, write
-from train.tools.filesystem import one_line
+from cluster.report import REPORT_FILENAME, write_report
+from train.tools.filesystem import one_line_error
 
 
 def main() -> int:
@@ -14,9 +14,9 @@ def main() -> int:
     run = Path(sys.argv[1])
     os.nice(10)  # other jobs come first
     try:
-        write([Job(run)], run / NAME)
+        write_report([Job(run)], run / REPORT_FILENAME)
     except Exception as error:  # the job is over, and does not fail of its report
-        print(f"{run.name}: no report was written: {type(error).__name__}: {one_line(error)}", file=sys.stderr)
+        print(f"{run.name}: no report was written: {type(error).__name__}: {one_line_error(error)}", file=sys.stderr)
         return 1
     return 0
 

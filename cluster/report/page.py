@@ -4,40 +4,44 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.plots import curves, machine_timeline, svg
-from cluster.plots.curves import Chart, Facts
-from train.data.order.rect_val import LONGEST
-from train.metrics.text import PARTS, rates, span
+from cluster.plots.curves import Chart, JobFacts
+from train.data.order.rect_val import MAX_ASPECT_RATIO
+from train.metrics.text import PART_TITLES, format_lr_range, format_duration
 
 from .html import Html, join, table, tag
 from .style import CSS
-from .summary import summary, tiles
+from .summary import comparison_card, tiles
 
 # A browser that reads this fetches nothing and runs nothing, whatever stands in the page.
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
+CONTENT_SECURITY_POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 
 
-def page(found: Sequence[Facts]) -> str:
+def render_page(all_facts: Sequence[JobFacts]) -> str:
     """Return the page of one job, or of several side by side."""
-    names = ", ".join(one["job"] for one in found)
-    with svg.style():
+    names = ", ".join(one["job"] for one in all_facts)
+    with svg.matplotlib_settings():
         body = join(
-            [_top(found), *_common(found), *(part for place in range(len(found)) for part in _own(found, place))]
+            [
+                _header(all_facts),
+                *_shared_charts(all_facts),
+                *(part for place in range(len(all_facts)) for part in _job_sections(all_facts, place)),
+            ]
         )
     head = join([
         Html('<meta charset="utf-8">'),
-        tag("meta", http_equiv="Content-Security-Policy", content=POLICY),
+        tag("meta", http_equiv="Content-Security-Policy", content=CONTENT_SECURITY_POLICY),
         tag("meta", name="viewport", content="width=device-width, initial-scale=1"),
         tag("meta", name="color-scheme", content="light dark"),
-        tag("title", f"{names}: {', '.join(dict.fromkeys(one['status']['recipe'] for one in found))}"),
+        tag("title", f"{names}: {', '.join(dict.fromkeys(one['status']['recipe'] for one in all_facts))}"),
         tag("style", Html(CSS)),
     ])  # fmt: skip
     return f'<!doctype html>\n<html lang="en">\n<head>{head}</head>\n<body>{tag("main", body)}</body>\n</html>\n'
 
 
-def _top(found: Sequence[Facts]) -> Html:
-    if len(found) > 1:
-        return join([tag("h1", f"{len(found)} runs side by side"), summary(found)])
-    [one] = found
+def _header(all_facts: Sequence[JobFacts]) -> Html:
+    if len(all_facts) > 1:
+        return join([tag("h1", f"{len(all_facts)} runs side by side"), comparison_card(all_facts)])
+    [one] = all_facts
     status = one["status"]
     state = tag("span", status["state"], class_=f"state {status['state']}")
     said = f"{one['model']}, images of {one['data']}, on {one['where']}"
@@ -49,97 +53,101 @@ def _top(found: Sequence[Facts]) -> Html:
 # --- what all jobs share --------------------------------------------------------------------------------------------
 
 
-def _common(found: Sequence[Facts]) -> list[Html | None]:
-    lines = curves.curves(found)
+def _shared_charts(all_facts: Sequence[JobFacts]) -> list[Html | None]:
+    lines = curves.training_charts(all_facts)
     said = "Nothing was trained yet." if not lines else ""
-    if lines and not any(row.get("top1") is not None for one in found for row in one["epochs"]):
+    if lines and not any(row.get("top1") is not None for one in all_facts for row in one["epochs"]):
         said = "No validation yet."
-    money = curves.dollars(found) if len(found) > 1 else None
+    money = curves.cost_chart(all_facts) if len(all_facts) > 1 else None
     shown = [*lines, *([money] if money else [])]
     return [
         tag("h2", "Training"),
         tag("p", said, class_="soft") if said else None,
-        tag("div", *map(figure, shown), class_="cards") if shown else None,
+        tag("div", *map(chart_figure, shown), class_="cards") if shown else None,
     ]
 
 
-def figure(chart: Chart, wide: bool = False) -> Html:
+def chart_figure(chart: Chart, is_wide: bool = False) -> Html:
     """Return a drawing in its card, with title and legend."""
     drawn = [Html(chart.svg)]
-    if chart.narrow:
-        drawn = [tag("div", Html(chart.svg), class_="broad"), tag("div", Html(chart.narrow), class_="narrow")]
+    if chart.narrow_svg:
+        drawn = [tag("div", Html(chart.svg), class_="broad"), tag("div", Html(chart.narrow_svg), class_="narrow")]
     keys = [
-        tag("li", tag("i", "✕" if one.mark == "cross" else "", class_=one.mark, style=f"--key: {_colour(one.colour)}"),
+        tag("li", tag("i", "✕" if one.symbol == "cross" else "", class_=one.symbol, style=f"--key: {_css_colour(one.colour)}"),
             one.name)
-        for one in chart.keys
+        for one in chart.legend
     ]  # fmt: skip
     note = tag("p", chart.note, class_="soft") if chart.note else None
     below = tag("ul", *keys, class_="keys") if keys else None
-    return tag("figure", tag("figcaption", chart.title), *drawn, below, note, class_="card wide" if wide else "card")
+    return tag("figure", tag("figcaption", chart.title), *drawn, below, note, class_="card wide" if is_wide else "card")
 
 
-def _colour(value: str) -> str:
-    return f"var(--{svg.NAMES[value]})"
+def _css_colour(value: str) -> str:
+    return f"var(--{svg.CSS_VARIABLE_BY_COLOUR[value]})"
 
 
-def card(*inside: Any, broad: bool = False) -> Html:
+def card(*children: Any, is_broad: bool = False) -> Html:
     """Return a card with something else in it; beside others a broad one has the most room."""
-    return tag("div", *inside, class_="card ample" if broad else "card")
+    return tag("div", *children, class_="card ample" if is_broad else "card")
 
 
 # --- of each job ----------------------------------------------------------------------------------------------------
 
 
-def _own(found: Sequence[Facts], place: int) -> list[Html | None]:
-    one, several = found[place], len(found) > 1
-    name, same = one["job"], [other["job"] for other in found[:place] if other["images"] == one["images"]]
-    machines, where, told = machine_timeline.machines(one, name), curves.where(one, name), curves.forecast(one, name)
-    money = None if several else curves.dollars([one])
+def _job_sections(all_facts: Sequence[JobFacts], index: int) -> list[Html | None]:
+    one, several = all_facts[index], len(all_facts) > 1
+    name, same = one["job"], [other["job"] for other in all_facts[:index] if other["images"] == one["images"]]
+    machines, where, told = (
+        machine_timeline.machines_chart(one, name),
+        curves.time_breakdown_chart(one, name),
+        curves.forecast_chart(one, name),
+    )
+    money = None if several else curves.cost_chart([one])
     cards = [
-        *([figure(machines, wide=True)] if machines else []),
-        *([figure(where)] if where else []),
-        *_whole(one),
-        *([figure(told)] if told else _told(one)),
-        *_attempts(one),
-        *([figure(money)] if money else []),
-        *_spent(one),
+        *([chart_figure(machines, is_wide=True)] if machines else []),
+        *([chart_figure(where)] if where else []),
+        *_time_breakdown_card(one),
+        *([chart_figure(told)] if told else _forecast_card(one)),
+        *_attempts_card(one),
+        *([chart_figure(money)] if money else []),
+        *_cost_card(one),
     ]
     return [
         tag("h2", f"{name}: time, machines and money" if several else "Time, machines and money"),
         tag("div", *cards, class_="row"),
         tag("h2", f"{name}: schedule" if several else "Schedule"),
-        card(*_schedule(one)),
+        card(*_schedule_tables(one)),
         tag("h2", f"{name}: validation images" if several else "Validation images"),
-        tag("p", f"the same as {same[0]}'s", class_="soft") if same else _images(one),
+        tag("p", f"the same as {same[0]}'s", class_="soft") if same else _sample_images_card(one),
         tag("h2", f"{name}: provenance" if several else "Provenance"),
         card(table(("what", "value"), one["provenance"])),
     ]
 
 
-def _attempts(one: Facts) -> list[Html]:
+def _attempts_card(facts: JobFacts) -> list[Html]:
     rows = [
         (
-            row["attempt"] if row["machines"] else "end", span(row["seconds"]), row["reason"],
+            row["attempt"] if row["machines"] else "end", format_duration(row["seconds"]), row["reason"],
             " ".join(row["machines"]), row["first_step"],
             "" if row["pause"] is None else f"{row['pause']:.1f}", row["steps_lost"],
         )
-        for row in one["timeline"]
+        for row in facts["timeline"]
     ]  # fmt: skip
     columns = ("attempt", "at", "why", "machines", "from step", "pause, s", "steps lost")
     said = [place for place in range(len(columns)) if any(row[place] not in ("", None) for row in rows)]
     shown = [[row[place] for place in said] for row in rows]
-    return [card(table([columns[place] for place in said], shown, "Attempts"), broad=True)] if rows else []
+    return [card(table([columns[place] for place in said], shown, "Attempts"), is_broad=True)] if rows else []
 
 
-def _whole(one: Facts) -> list[Html]:
-    where = one["status"].get("where")
+def _time_breakdown_card(facts: JobFacts) -> list[Html]:
+    where = facts["status"].get("where")
     if not where:
-        seconds = one["result"].get("seconds") or {}
+        seconds = facts["result"].get("seconds") or {}
         old = [(name, f"{value:.1f}") for name, value in seconds.items()]
         return [card(table(("part", "seconds"), old, "Where the time went"))] if old else []
     pauses = where.get("pauses", 0.0)
     wall = where["wall"] + pauses
-    parts = [(PARTS.get(part, part), row["seconds"]) for part, row in where["parts"].items()]
+    parts = [(PART_TITLES.get(part, part), row["seconds"]) for part, row in where["parts"].items()]
     parts += [("pauses of losses", pauses)] * bool(pauses) + [("first step to last", wall)]
     rows = [(name, f"{seconds:.1f}", f"{100 * seconds / wall:.1f} %" if wall else "") for name, seconds in parts]
     start = where.get("start", {})
@@ -148,16 +156,16 @@ def _whole(one: Facts) -> list[Html]:
     return [card(table(("part", "seconds", "share"), rows, "Where the time went"), below)]
 
 
-def _told(one: Facts) -> list[Html]:
+def _forecast_card(facts: JobFacts) -> list[Html]:
     """A forecast of which nothing can be drawn: one number."""
-    told = one["forecast"]
+    told = facts["forecast"]
     if not told:
         return []
     return [card(tag("h3", "Forecast"), tag("p", f"{told['minutes']:.3g} minutes (constants: {told['source']})"))]
 
 
-def _spent(one: Facts) -> list[Html]:
-    spent = one["dollars"]
+def _cost_card(facts: JobFacts) -> list[Html]:
+    spent = facts["dollars"]
     if not spent["machines"]:
         return []
     rows = [
@@ -167,10 +175,10 @@ def _spent(one: Facts) -> list[Html]:
     ]  # fmt: skip
     columns = ("machine", "type", "market", "zone", "minutes", "dollars", "ended")
     unknown = f"; without {', '.join(spent['unknown'])}, whose price nobody knew" if spent["unknown"] else ""
-    return [card(table(columns, rows, f"Dollars by machine: {spent['total']:.4f} in all{unknown}"), broad=True)]
+    return [card(table(columns, rows, f"Dollars by machine: {spent['total']:.4f} in all{unknown}"), is_broad=True)]
 
 
-def _schedule(one: Facts) -> list[Html]:
+def _schedule_tables(facts: JobFacts) -> list[Html]:
     columns = (
         "epochs",
         "side",
@@ -187,60 +195,64 @@ def _schedule(one: Facts) -> list[Html]:
     rows = [
         (
             f"{row['start']} to {row['end']}", f"{row['size']}{' in rectangles' if row.get('rect_train') else ''}",
-            row["batch"], row["global_batch"], rates(row["lr"], row.get("peak", 0.0)),
-            rates(row["lr_per_256"]), row["shape"], row["steps"],
+            row["batch"], row["global_batch"], format_lr_range(row["lr"], row.get("peak", 0.0)),
+            format_lr_range(row["lr_per_256"]), row["shape"], row["steps"],
             f"copy of {row['copy']}" if row["copy"] else "full size", f"{row['min_scale']} or more",
-            ("rectangles" if row["rect_val"] else "square") + _validated(row),
+            ("rectangles" if row["rect_val"] else "square") + _validation_note(row),
         )
-        for row in one["schedule"]
+        for row in facts["schedule"]
     ]  # fmt: skip
     epochs = [
         (
-            row["epoch"], row["size"], row["global_batch"], row["lr"], _digits(row["train_loss"], 3),
-            _digits(row["val_loss"], 3), _digits(row["top1"], 2), _digits(row["top5"], 2),
-            _digits(row["seconds"], 1), _digits(row["images_per_second"], 0),
+            row["epoch"], row["size"], row["global_batch"], row["lr"], _format_number(row["train_loss"], 3),
+            _format_number(row["val_loss"], 3), _format_number(row["top1"], 2), _format_number(row["top5"], 2),
+            _format_number(row["seconds"], 1), _format_number(row["images_per_second"], 0),
         )
-        for row in one["epochs"]
+        for row in facts["epochs"]
     ]  # fmt: skip
     names = ("epoch", "side", "batch", "last rate", "loss", "val loss", "top-1, %", "top-5, %", "seconds", "images/s")
     each = tag("details", tag("summary", f"All {len(epochs)} epochs"), table(names, epochs)) if epochs else None
     return [table(columns, rows), *([each] if each else [])]
 
 
-def _validated(row: Mapping[str, Any]) -> str:
-    said = row.get("validate", "each")
+def _validation_note(schedule_row: Mapping[str, Any]) -> str:
+    said = schedule_row.get("validate", "each")
     return "" if said == "each" else f", {said}"
 
 
-def _digits(value: float | None, digits: int) -> str:
+def _format_number(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"
 
 
-def _images(one: Facts) -> Html:
-    if not one["images"]:
+def _sample_images_card(facts: JobFacts) -> Html:
+    if not facts["images"]:
         return tag("p", "None was kept: no trainer came as far as that.", class_="soft")
     said = "What the validation of the last phase looks at, at its size: the square (solid)."
-    if one["images"][0]["rectangle"]:
+    if facts["images"][0]["rectangle"]:
         said = (
             "What the validation of the last phase looks at, at its size: a rectangle (solid) of one of a few shapes, "
-            f"at most {LONGEST:g} times as long as broad, so that part of a very tall or broad image is outside; "
+            f"at most {MAX_ASPECT_RATIO:g} times as long as broad, so that part of a very tall or broad image is outside; "
             "dashed, the square centre crop."
         )
-    return card(tag("p", said, class_="soft"), tag("div", *map(_image, one["images"]), class_="images"))
+    return card(tag("p", said, class_="soft"), tag("div", *map(_sample_image_figure, facts["images"]), class_="images"))
 
 
-def _image(one: Mapping[str, Any]) -> Html:
-    boxes = [("square", one["square"])] * bool(one["rectangle"]) + [("rectangle", one["rectangle"] or one["square"])]
+def _sample_image_figure(sample_image: Mapping[str, Any]) -> Html:
+    boxes = [("square", sample_image["square"])] * bool(sample_image["rectangle"]) + [
+        ("rectangle", sample_image["rectangle"] or sample_image["square"])
+    ]
     marks = [
         tag("rect", x=f"{100 * left:.2f}%", y=f"{100 * top:.2f}%", width=f"{100 * wide:.2f}%",
             height=f"{100 * high:.2f}%", class_=name)
         for kind, (left, top, wide, high) in boxes
         for name in ("under", kind)
     ]  # fmt: skip
-    width, height = one["shown"]
-    picture = tag("img", src=one["src"], width=width, height=height, alt=f"validation image, {one['label']}")
-    pixels = f"{one['size'][0]} x {one['size'][1]}, seen as {one['pixels'][0]} x {one['pixels'][1]}"
+    width, height = sample_image["shown"]
+    picture = tag(
+        "img", src=sample_image["src"], width=width, height=height, alt=f"validation image, {sample_image['label']}"
+    )
+    pixels = f"{sample_image['size'][0]} x {sample_image['size'][1]}, seen as {sample_image['pixels'][0]} x {sample_image['pixels'][1]}"
     return tag(
-        "figure", tag("div", picture, tag("svg", *marks, aria_hidden="true")), one["label"], Html("<br>"),
+        "figure", tag("div", picture, tag("svg", *marks, aria_hidden="true")), sample_image["label"], Html("<br>"),
         tag("span", pixels, class_="soft"), class_="image",
     )  # fmt: skip

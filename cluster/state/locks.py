@@ -4,10 +4,10 @@ import contextlib
 import fcntl
 from pathlib import Path
 
-AGENT, SUPERVISOR = "agent.lock", ".supervisor.lock"
+AGENT_LOCK, SUPERVISOR_LOCK = "agent.lock", ".supervisor.lock"
 
 
-def held(path: Path) -> bool:
+def is_locked(path: Path) -> bool:
     """Whether a process of this computer holds a lock file."""
     with contextlib.suppress(FileNotFoundError), path.open() as lock:
         try:

@@ -4,36 +4,41 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from train.data.order import usage_log
-from train.forecast import compare, measured
+from train.forecast import compare_with_run, calibrate
 from train.recipe import target
-from train.tools.filesystem import as_json, json_lines, read_json, replace
+from train.tools.filesystem import to_json_bytes, read_json_lines, read_json, write_atomic
 
 from . import attempts, timeline
-from .run_folder import Folders
-from .spec import Spec
-from .status import ending, leader, lines, machines, seconds_by_part, with_job
+from .run_folder import RunFolder
+from .spec import JobSpec
+from .status import infer_end_state, best_informed_status, read_metrics, machine_rows, seconds_by_state, add_job_times
 
 
 class CostMeter(Protocol):
     """What a job has cost; every backend is one."""
 
-    def dollars(self, spec: Spec, folders: Folders) -> float:
+    def dollars(self, spec: JobSpec, folders: RunFolder) -> float:
         """Return what the job has cost until now."""
 
-    def dollars_until(self, spec: Spec, folders: Folders, moment: float) -> float | None:
+    def dollars_until(self, spec: JobSpec, folders: RunFolder, moment: float) -> float | None:
         """Return what the job had cost at `moment`; None when the price of a machine is unknown."""
 
 
-def launched(folders: Folders, spec: Spec) -> float:
+def first_launch_time(run_folder: RunFolder, spec: JobSpec) -> float:
     """Return when the job was first launched; of one that waited in a queue, when the first of it was heard."""
-    heard = [float(row["time"]) for row in json_lines(folders.run / "cloud.jsonl", "time")][:1]
-    for name in spec.names:
-        heard += [at for _, at in timeline.states(folders, name)[:1]]
+    heard = [float(row["time"]) for row in read_json_lines(run_folder.path / "cloud.jsonl", "time")][:1]
+    for name in spec.machine_names:
+        heard += [at for _, at in timeline.state_changes(run_folder, name)[:1]]
     return min(heard, default=spec.created) if spec.queue else spec.created
 
 
-def settle(
-    folders: Folders, spec: Spec, cost: CostMeter, silent: Sequence[str] = (), why: str = "", how: str = "failed"
+def write_result(
+    run_folder: RunFolder,
+    spec: JobSpec,
+    cost: CostMeter,
+    unreachable: Sequence[str] = (),
+    end_reason: str = "",
+    end_state: str = "failed",
 ) -> None:
     """Write the result of a job whose agent is gone: what the trainers measured, and how the job ended.
 
@@ -41,11 +46,13 @@ def settle(
     ended from outside, `how` its state then; a job that has trained to its end is done all the same. The seconds of
     training and validation are the trainers', others the agents'.
     """
-    trained = read_json(folders.shared / "result.json")
-    state, reason = ("done", "") if trained else (how, why) if why else ending(folders, spec)
-    epochs = trained["epochs"] if trained else lines(folders.run, "epoch")
+    trained = read_json(run_folder.shared / "result.json")
+    state, reason = (
+        ("done", "") if trained else (end_state, end_reason) if end_reason else infer_end_state(run_folder, spec)
+    )
+    epochs = trained["epochs"] if trained else read_metrics(run_folder.path, "epoch")
     validated = [one for one in epochs if one["top1"] is not None]
-    seconds = seconds_by_part(folders, spec)
+    seconds = seconds_by_state(run_folder, spec)
     measured = {key: one for key, one in (trained or {}).get("seconds", {}).items() if key != "attempt"}
     result = {
         "job": spec.name,
@@ -59,60 +66,64 @@ def settle(
         "goodput": None,
         "seed": spec.recipe.seed,
         **(trained or {}),
-        "where": with_job(folders, spec, (trained or leader(folders, spec)).get("where"), seconds["total"]),
+        "where": add_job_times(
+            run_folder, spec, (trained or best_informed_status(run_folder, spec)).get("where"), seconds["total"]
+        ),
         "seconds": {**seconds, **measured},
         "machines": spec.machines,
         "procs": spec.procs,
-        "setup": {name: one["seconds"] for name, one in machines(folders, spec).items()},
-        "attempts": attempts.gathered(folders.shared, attempts.newest(folders.shared)),
-        "timeline": timeline.table(folders.run, folders.shared),
-        "dollars": cost.dollars(spec, folders),
+        "setup": {name: one["seconds"] for name, one in machine_rows(run_folder, spec).items()},
+        "attempts": attempts.last_training_attempt_number(
+            run_folder.shared, attempts.newest_attempt(run_folder.shared)
+        ),
+        "timeline": timeline.attempt_rows(run_folder.path, run_folder.shared),
+        "dollars": cost.dollars(spec, run_folder),
         "backend": spec.backend,
         "git_commit": spec.git_commit,
-        "did_not_answer": list(silent),
+        "did_not_answer": list(unreachable),
     }
     if trained and result["goodput"]:
         wall = trained["seconds"].get("first step to last", 0.0)
-        result["goodput"] *= wall / (wall + timeline.lost_seconds(folders.run, folders.shared)) if wall else 1.0
-    result["target"] = of_target(folders, spec, cost, epochs)
-    result |= after(spec.forecast, {**result, "state": state})
+        result["goodput"] *= wall / (wall + timeline.lost_seconds(run_folder.path, run_folder.shared)) if wall else 1.0
+    result["target"] = target_outcome(run_folder, spec, cost, epochs)
+    result |= forecast_vs_actual(spec.forecast, {**result, "state": state})
     if trained and spec.log_ids:
-        result["ids_wrong"] = ids_wrong(folders, trained["epochs"])
-    replace(folders.result, as_json({**result, "state": state}))
+        result["ids_wrong"] = check_image_usage(run_folder, trained["epochs"])
+    write_atomic(run_folder.result_path, to_json_bytes({**result, "state": state}))
 
 
-def of_target(
-    folders: Folders, spec: Spec, cost: CostMeter, epochs: Sequence[Mapping[str, Any]]
+def target_outcome(
+    run_folder: RunFolder, spec: JobSpec, cost: CostMeter, epochs: Sequence[Mapping[str, Any]]
 ) -> dict[str, Any] | None:
     """Return what became of the job's target, or its recipe's, with what only we know of it; None without one."""
-    told = target.outcome(target.Target.of(spec.target, spec.recipe), epochs)
+    told = target.target_outcome(target.Target.from_options(spec.target, spec.recipe), epochs)
     if told and told["at"] is not None:
-        told["seconds_all"] = told["at"] - launched(folders, spec)
-        told["dollars"] = cost.dollars_until(spec, folders, told["at"])
+        told["seconds_all"] = told["at"] - first_launch_time(run_folder, spec)
+        told["dollars"] = cost.dollars_until(spec, run_folder, told["at"])
     return told
 
 
-def ids_wrong(folders: Folders, epochs: Sequence[Mapping[str, Any]]) -> list[str]:
+def check_image_usage(run_folder: RunFolder, epochs: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return what is wrong with the images that were used, [] when each was used once in every epoch."""
-    begins = {one.number: one.first_step for one in attempts.history(folders.shared) if one.members}
+    begins = {one.number: one.first_step for one in attempts.history(run_folder.shared) if one.members}
     steps = {one["epoch"] - 1: one["steps"] for one in epochs}
     images = {one["epoch"] - 1: one["train_images"] for one in epochs}
-    return usage_log.check(folders.run / usage_log.FOLDER, begins, images, steps)
+    return usage_log.find_usage_errors(run_folder.path / usage_log.USAGE_FOLDER, begins, images, steps)
 
 
-Result = Mapping[str, Any]
+JobResult = Mapping[str, Any]
 
 
-def after(kept: Mapping[str, Any] | None, result: Result) -> dict[str, Any]:
+def forecast_vs_actual(launch_forecast: Mapping[str, Any] | None, result: JobResult) -> dict[str, Any]:
     """Return what a job's result says beside the rest: the forecast made at its launch, that beside what the run took,
     and the constants it measured. Nothing of a run that is not done, or says too little.
     """
     if result.get("state") != "done":
         return {}
     try:
-        found: dict[str, Any] = {"constants": measured(result).to_json()}
-        if kept:
-            found |= {"forecast": dict(kept), "against": compare(kept, result)}
+        found: dict[str, Any] = {"constants": calibrate(result).to_json()}
+        if launch_forecast:
+            found |= {"forecast": dict(launch_forecast), "against": compare_with_run(launch_forecast, result)}
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
         return {}
     return found

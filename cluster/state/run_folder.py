@@ -3,10 +3,10 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from train.tools.filesystem import as_json, read_json
-from train.tools.filesystem import replace as write
+from train.tools.filesystem import to_json_bytes, read_json
+from train.tools.filesystem import write_atomic as write
 
-from .spec import Spec
+from .spec import JobSpec
 
 
 def stop_reason(shared: Path) -> str:
@@ -18,66 +18,66 @@ def stop_reason(shared: Path) -> str:
 
 
 @dataclass(frozen=True)
-class Folders:
+class RunFolder:
     """Where things lie. `run` is what stays: the home of logs, metrics, events, result.
 
     `shared` is the folder that all machines of the job see, or, for machines elsewhere, a picture of its small files
     at home. `work` belongs to one machine.
     """
 
-    run: Path
+    path: Path
 
     @property
-    def spec(self) -> Path:
+    def spec_path(self) -> Path:
         """What was asked."""
-        return self.run / "job.json"
+        return self.path / "job.json"
 
     @property
-    def begun(self) -> Path:
+    def started_marker(self) -> Path:
         """There is one as soon as the job was started: it waits no longer in its queue."""
-        return self.run / ".begun"
+        return self.path / ".begun"
 
     @property
     def shared(self) -> Path:
         """Attempts, status, checkpoints, result of the trainers."""
-        return self.run / "machine" / "shared"
+        return self.path / "machine" / "shared"
 
-    def work(self, machine: str = "0") -> Path:
+    def work_folder(self, machine: str = "0") -> Path:
         """What trainers and agent of one machine of this computer tell each other."""
-        return self.run / "machine" / "work" / machine
+        return self.path / "machine" / "work" / machine
 
     @property
-    def recipe(self) -> Path:
+    def recipe_path(self) -> Path:
         """The recipe as it is run, resolved to plain data."""
         return self.shared / "recipe.json"
 
-    def describe(self, spec: Spec) -> None:
+    def write_spec(self, spec: JobSpec) -> None:
         """Write down what is asked, job.json last; the machines need not know of queues."""
-        write(self.recipe, as_json(spec.recipe.to_json()))
-        write(self.shared / "job.json", as_json(replace(spec, queue="").to_json()))
-        write(self.spec, as_json(spec.to_json()))
+        write(self.recipe_path, to_json_bytes(spec.recipe.to_json()))
+        write(self.shared / "job.json", to_json_bytes(replace(spec, queue="").to_json()))
+        write(self.spec_path, to_json_bytes(spec.to_json()))
 
     @property
-    def launch(self) -> Path:
+    def launch_path(self) -> Path:
         """A new text with every launch, which the agents repeat: whose words are whose needs no clock."""
         return self.shared / "launch"
 
     @property
-    def mark(self) -> str:
+    def launch_id(self) -> str:
         """The text of the last launch, "" before the first."""
-        return self.mark_of(self.shared)
+        return self.read_launch_id(self.shared)
 
     @staticmethod
-    def mark_of(shared: Path) -> str:
+    def read_launch_id(shared: Path) -> str:
         """The same, of a shared folder."""
         launch = shared / "launch"
         return launch.read_text() if launch.exists() else ""
 
-    def status(self, machine: str = "0") -> Path:
+    def status_path(self, machine: str = "0") -> Path:
         """What the agent of a machine said last."""
         return self.shared / "status" / f"{machine}.json"
 
     @property
-    def result(self) -> Path:
+    def result_path(self) -> Path:
         """The job's result; there is one when the job has ended, whichever way."""
-        return self.run / "result.json"
+        return self.path / "result.json"

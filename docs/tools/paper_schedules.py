@@ -6,64 +6,70 @@ A row is: epochs (the end excluded), pixels, images a step on all GPUs, the rate
 
 from dataclasses import dataclass
 
-TRAINER, LATER = "diux-dev/imagenet18, train.py", "cybertronai/imagenet18, train.py"
-GOYAL = "Goyal et al. 2017, sections 2.2 and 5.1"
-WU = "tornadomeet/ResNet, log/resnet-152.log, log/README.md, train_resnet.py"
-LARS = "tensorflow/tpu, models/official/resnet/lars_util.py (11a028b)"
-ON = "Theirs are {theirs:.1f} an epoch and go on into the next; ours are {ours:,}, the last with what is left"
-WHOLE = "They count {theirs:,.0f} whole batches an epoch; ours are {ours:,}, the last with what is left"
+IMAGENET18_SOURCE, IMAGENET18_2019_SOURCE = "diux-dev/imagenet18, train.py", "cybertronai/imagenet18, train.py"
+GOYAL_SOURCE = "Goyal et al. 2017, sections 2.2 and 5.1"
+WU_SOURCE = "tornadomeet/ResNet, log/resnet-152.log, log/README.md, train_resnet.py"
+LARS_SOURCE = "tensorflow/tpu, models/official/resnet/lars_util.py (11a028b)"
+CONTINUOUS_STEPS_NOTE = (
+    "Theirs are {theirs:.1f} an epoch and go on into the next; ours are {ours:,}, the last with what is left"
+)
+WHOLE_BATCHES_NOTE = "They count {theirs:,.0f} whole batches an epoch; ours are {ours:,}, the last with what is left"
 
 
 @dataclass(frozen=True)
-class Line:
+class PaperPhase:
     """One row of a schedule."""
 
     epochs: tuple[int, int]
     size: int
     batch: int
-    rates: tuple[float, float]
+    lr_endpoints: tuple[float, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Claim:
+class PaperSchedule:
     """A source's schedule, and the recipe of ours that follows it: `name` in recipes/`file`.py, on `machines`."""
 
-    file: str
-    name: str
+    recipe_file: str
+    recipe_name: str
     machines: int
     source: str
     steps: int
-    text: str
-    why: str = ""
+    phase_table: str
+    step_difference: str = ""
     note: str = ""
 
     @property
-    def lines(self) -> list[Line]:
+    def paper_phases(self) -> list[PaperPhase]:
         """The rows of `text`."""
         found = []
-        for row in self.text.strip().splitlines():
+        for row in self.phase_table.strip().splitlines():
             epochs, size, batch, first, *last = row.split()
             start, end = epochs.split("-")
             rates = float(first), float(last[0] if last else first)
-            found.append(Line((int(start), int(end)), int(size), int(batch), rates))
+            found.append(PaperPhase((int(start), int(end)), int(size), int(batch), rates))
         return found
 
 
-def imagenet18(machines: int, steps: int, text: str, source: str = TRAINER, note: str = "") -> Claim:
+def imagenet18_schedule(
+    machines: int, steps: int, text: str, source: str = IMAGENET18_SOURCE, note: str = ""
+) -> PaperSchedule:
     """Return a table of the 18 minutes."""
     file = "resnet50_18min"
-    return Claim(file=file, name=file, machines=machines, source=source, steps=steps, text=text, note=note)
+    return PaperSchedule(
+        recipe_file=file, recipe_name=file, machines=machines, source=source, steps=steps, phase_table=text, note=note
+    )
 
 
-EIGHTEEN = [
-    imagenet18(1, 16_405, """
+IMAGENET18_SCHEDULES = [
+    imagenet18_schedule(1, 16_405, """
          0-7   128   4096   1.0      2.0
          7-13  128   4096   2.0      0.25
         13-22  224   1792   0.4375   0.04375
         22-25  224   1792   0.04375  0.004375
         25-28  288   1024   0.0025   0.00025
     """),
-    imagenet18(2, 9_599, """
+    imagenet18_schedule(2, 9_599, """
          0-6   128   4096   1.5      3
          6-11  128   8192   3
         11-13  128   8192   3        1.5
@@ -71,8 +77,8 @@ EIGHTEEN = [
         16-23  224   3584   1.3125   0.13125
         23-28  224   3584   0.13125  0.013125
         28-30  288   2048   0.0075   0.00075
-    """, source=LATER),
-    imagenet18(4, 4_806, """
+    """, source=IMAGENET18_2019_SOURCE),
+    imagenet18_schedule(4, 4_806, """
          0-6   128   8192   2        4
          6-11  128  16384   4
         11-13  128  16384   4        2
@@ -81,7 +87,7 @@ EIGHTEEN = [
         24-28  224   7168   0.175    0.0175
         28-30  288   4096   0.01     0.001
     """),
-    imagenet18(8, 4_224, """
+    imagenet18_schedule(8, 4_224, """
          0-6   128   8192   1.92     3.84
          6-11  128  16384   3.84
         11-14  128  16384   3.84     1.92
@@ -90,7 +96,7 @@ EIGHTEEN = [
         23-29  224  14336   0.336    0.0336
         29-36  288   8192   0.0192   0.00192
     """),
-    imagenet18(16, 4_184, """
+    imagenet18_schedule(16, 4_184, """
          0-6   128   8192   1.88     3.76
          6-16  128  16384   3.76
         16-19  224   8192   1.88
@@ -101,10 +107,10 @@ EIGHTEEN = [
     """, note="It met 93 % after 38 epochs."),
 ]  # fmt: skip
 
-THREE_HOURS = Claim(
-    file="resnet50_3hours", name="resnet50_3hours", machines=1, steps=45 * 1252,
+THREE_HOURS_SCHEDULE = PaperSchedule(
+    recipe_file="resnet50_3hours", recipe_name="resnet50_3hours", machines=1, steps=45 * 1252,
     source="fastai/imagenet-fast, imagenet_nv/main.py (c4b2255), --lr 0.40 --epochs 45 --small",
-    text="""
+    phase_table="""
          0-1   128   1024   0.1
          1-2   128   1024   0.13333333333333333
          2-3   128   1024   0.2
@@ -120,70 +126,78 @@ THREE_HOURS = Claim(
 )  # fmt: skip
 
 
-def goyal(name: str, text: str, machines: int = 32, steps: int = 14_075) -> Claim:
+def goyal_schedule(name: str, text: str, machines: int = 32, steps: int = 14_075) -> PaperSchedule:
     """Return one of the hour's."""
-    return Claim(file="resnet50_1hour", name=name, machines=machines, source=GOYAL, steps=steps, text=text, why=ON)
+    return PaperSchedule(
+        recipe_file="resnet50_1hour",
+        recipe_name=name,
+        machines=machines,
+        source=GOYAL_SOURCE,
+        steps=steps,
+        phase_table=text,
+        step_difference=CONTINUOUS_STEPS_NOTE,
+    )
 
 
-GRADUAL = """
+GRADUAL_WARMUP_TABLE = """
      0-5   224   8192   0.1      3.2
      5-30  224   8192   3.2
     30-60  224   8192   0.32
     60-80  224   8192   0.032
     80-90  224   8192   0.0032
 """
-BASELINE = """
+BASELINE_TABLE = """
      0-30  224    256   0.1
     30-60  224    256   0.01
     60-80  224    256   0.001
     80-90  224    256   0.0001
 """
-HOUR = [
-    goyal("resnet50_1hour", GRADUAL),
-    goyal("resnet50_1hour_constant", """
+ONE_HOUR_SCHEDULES = [
+    goyal_schedule("resnet50_1hour", GRADUAL_WARMUP_TABLE),
+    goyal_schedule("resnet50_1hour_constant", """
          0-5   224   8192   0.1
          5-30  224   8192   3.2
         30-60  224   8192   0.32
         60-80  224   8192   0.032
         80-90  224   8192   0.0032
     """),
-    goyal("resnet50_1hour_cold", """
+    goyal_schedule("resnet50_1hour_cold", """
          0-30  224   8192   3.2
         30-60  224   8192   0.32
         60-80  224   8192   0.032
         80-90  224   8192   0.0032
     """),
-    goyal("resnet50_1hour_plain", GRADUAL),
-    goyal("resnet50_1hour_256", BASELINE, 1, 450_410),
-    goyal("resnet101_1hour", GRADUAL),
-    goyal("resnet101_1hour_256", BASELINE, 1, 450_410),
+    goyal_schedule("resnet50_1hour_plain", GRADUAL_WARMUP_TABLE),
+    goyal_schedule("resnet50_1hour_256", BASELINE_TABLE, 1, 450_410),
+    goyal_schedule("resnet101_1hour", GRADUAL_WARMUP_TABLE),
+    goyal_schedule("resnet101_1hour_256", BASELINE_TABLE, 1, 450_410),
 ]  # fmt: skip
 
 
-def mxnet(batch: int, steps: int, text: str, source: str = WU, note: str = "") -> Claim:
+def mxnet_schedule(batch: int, steps: int, text: str, source: str = WU_SOURCE, note: str = "") -> PaperSchedule:
     """Return one of MXNet's; their counts are of whole batches, the rest of an epoch left out."""
-    return Claim(
-        file="resnet152_mxnet", name=f"resnet152_mxnet_{batch}", machines=batch // 256, source=source, steps=steps,
-        text=text, why=WHOLE, note=note,
+    return PaperSchedule(
+        recipe_file="resnet152_mxnet", recipe_name=f"resnet152_mxnet_{batch}", machines=batch // 256, source=source, steps=steps,
+        phase_table=text, step_difference=WHOLE_BATCHES_NOTE, note=note,
     )  # fmt: skip
 
 
-MXNET = [
-    mxnet(256, 600_480, """
+MXNET_SCHEDULES = [
+    mxnet_schedule(256, 600_480, """
           0-30   224    256   0.1
          30-60   224    256   0.01
          60-90   224    256   0.001
          90-100  224    256   0.0001
         100-120  224    256   0.0001
     """),
-    mxnet(2560, 60_000, """
+    mxnet_schedule(2560, 60_000, """
           0-30   224   2560   0.5
          30-60   224   2560   0.05
          60-90   224   2560   0.005
          90-100  224   2560   0.0005
         100-120  224   2560   0.0005
     """, source="apache/mxnet, example/image-classification/README.md: as at 256, but 80 x 32 images and rate 0.5"),
-    mxnet(5120, 30_000, """
+    mxnet_schedule(5120, 30_000, """
           0-40   224   5120   1
          40-70   224   5120   0.1
          70-100  224   5120   0.01
@@ -193,31 +207,46 @@ MXNET = [
 ]  # fmt: skip
 
 
-def lars(name: str, machines: int, steps: int, text: str, source: str = LARS, note: str = "") -> Claim:
+def lars_schedule(
+    name: str, machines: int, steps: int, text: str, source: str = LARS_SOURCE, note: str = ""
+) -> PaperSchedule:
     """Return one of those with LARS."""
-    return Claim(
-        file="resnet50_lars", name=name, machines=machines, source=source, steps=steps, text=text, why=ON, note=note
+    return PaperSchedule(
+        recipe_file="resnet50_lars",
+        recipe_name=name,
+        machines=machines,
+        source=source,
+        steps=steps,
+        phase_table=text,
+        step_difference=CONTINUOUS_STEPS_NOTE,
+        note=note,
     )
 
 
-LARGE = [
-    lars("resnet50_lars_32k", 128, 3_518, """
+LARGE_BATCH_SCHEDULES = [
+    lars_schedule("resnet50_lars_32k", 128, 3_518, """
          0-12  224  32768   0   34
         12-90  224  32768   34  0
     """),
-    lars("resnet50_lars_64k", 256, 1_759, """
+    lars_schedule("resnet50_lars_64k", 256, 1_759, """
          0-16  224  65536   0   41
         16-90  224  65536   41  0
     """, note="Batch and epochs are Jia et al.'s too; their rate was not read."),
-    lars("alexnet_lars_32k", 128, 4_000, """
+    lars_schedule("alexnet_lars_32k", 128, 4_000, """
          0-10   224  32768   1   32
         10-100  224  32768   32  0
     """, source="borisgin/nvcaffe, models/alexnet_bn/solver_32k.prototxt"),
-    lars("alexnet_lars_64k", 128, 1_857, """
+    lars_schedule("alexnet_lars_64k", 128, 1_857, """
          0-10  224  65536   1      45.25
         10-95  224  65536   45.25  0
     """, source="Jia et al. 2018: 65,536 images, 95 epochs",
          note="The rate is a guess: 32 times the root of 2, by the row above."),
 ]  # fmt: skip
 
-CLAIMS: list[Claim] = [*EIGHTEEN, THREE_HOURS, *HOUR, *MXNET, *LARGE]
+PAPER_SCHEDULES: list[PaperSchedule] = [
+    *IMAGENET18_SCHEDULES,
+    THREE_HOURS_SCHEDULE,
+    *ONE_HOUR_SCHEDULES,
+    *MXNET_SCHEDULES,
+    *LARGE_BATCH_SCHEDULES,
+]

@@ -19,15 +19,15 @@ from typing import Any, TypeVar
 import boto3
 from botocore.config import Config
 
-from .errors import CloudError, NoCredentials, Reaction, explain, reaction
+from .errors import CloudError, NoCredentials, ErrorKind, explain_error, classify_error
 
-PRICING_REGION = "us-east-1"  # the price list is served in three regions, this is one
-ADDRESS_SERVICE = "https://checkip.amazonaws.com"
-PATIENT = Config(retries={"mode": "standard", "total_max_attempts": 8}, connect_timeout=10, read_timeout=60)
-ONCE = Config(retries={"mode": "standard", "total_max_attempts": 1}, connect_timeout=10, read_timeout=130)
-LATER_SECONDS, LATER_EACH = 60.0, 2.0
-Answer = TypeVar("Answer")
-_making = threading.Lock()  # boto3 sessions are not safe to make clients in several threads at once
+PRICING_API_REGION = "us-east-1"  # the price list is served in three regions, this is one
+CHECK_IP_URL = "https://checkip.amazonaws.com"
+RETRY_CONFIG = Config(retries={"mode": "standard", "total_max_attempts": 8}, connect_timeout=10, read_timeout=60)
+NO_RETRY_CONFIG = Config(retries={"mode": "standard", "total_max_attempts": 1}, connect_timeout=10, read_timeout=130)
+CONSISTENCY_TIMEOUT_SECONDS, CONSISTENCY_POLL_SECONDS = 60.0, 2.0
+Response = TypeVar("Answer")
+_client_lock = threading.Lock()  # boto3 sessions are not safe to make clients in several threads at once
 
 
 class Account:
@@ -35,20 +35,20 @@ class Account:
 
     def __init__(self, region: str | None = None, profile: str | None = None) -> None:
         self._profile = profile  # the session's own says "default" for none, and would then ignore keys in variables
-        with _errors("AWS"):
+        with _explain_errors("AWS"):
             self._session = boto3.session.Session(profile_name=profile, region_name=region)
         found = self._session.region_name or os.environ.get("AWS_REGION")
         if not found:
             raise NoCredentials("AWS: no region; say one: --region us-east-1, or set AWS_REGION")
         self.region: str = found
 
-    def at(self, region: str) -> "Account":
+    def in_region(self, region: str) -> "Account":
         """The same account in another region."""
         return self if region == self.region else Account(region, self._profile)
 
-    def client(self, service: str, config: Config = PATIENT, region: str | None = None) -> Any:
+    def client(self, service: str, config: Config = RETRY_CONFIG, region: str | None = None) -> Any:
         """Return a new client. Raises `CloudError`."""
-        with _errors("AWS"), _making:
+        with _explain_errors("AWS"), _client_lock:
             return self._session.client(service, region_name=region or self.region, config=config)
 
     @cached_property
@@ -57,9 +57,9 @@ class Account:
         return self.client("ec2")
 
     @cached_property
-    def once(self) -> Any:
+    def ec2_no_retry(self) -> Any:
         """EC2, each call once: to rent machines."""
-        return self.client("ec2", ONCE)
+        return self.client("ec2", NO_RETRY_CONFIG)
 
     @cached_property
     def efs(self) -> Any:
@@ -89,7 +89,7 @@ class Account:
     @cached_property
     def pricing(self) -> Any:
         """The price list."""
-        return self.client("pricing", region=PRICING_REGION)
+        return self.client("pricing", region=PRICING_API_REGION)
 
     @cached_property
     def identity(self) -> tuple[str, str]:
@@ -104,49 +104,49 @@ class Account:
 
 
 @contextlib.contextmanager
-def _errors(what: str) -> Iterator[None]:
+def _explain_errors(action: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        raise explain(error, what) from error
+        raise explain_error(error, action) from error
 
 
-def call(what: str, function: Callable[..., Answer], **words: Any) -> Answer:
+def call(action: str, function: Callable[..., Response], **params: Any) -> Response:
     """Call boto3. `what` is what it is for, as its error will say it. Raises `CloudError`."""
-    with _errors(what):
-        return function(**words)
+    with _explain_errors(action):
+        return function(**params)
 
 
-def call_soon(
-    what: str,
-    function: Callable[..., Answer],
+def call_with_retry(
+    action: str,
+    function: Callable[..., Response],
     *,
-    on: tuple[Reaction, ...] = (Reaction.LATER,),
-    seconds: float = LATER_SECONDS,
+    retry_on: tuple[ErrorKind, ...] = (ErrorKind.NOT_VISIBLE_YET,),
+    timeout_seconds: float = CONSISTENCY_TIMEOUT_SECONDS,
     pause: Callable[[float], None] = time.sleep,
-    **words: Any,
-) -> Answer:
+    **params: Any,
+) -> Response:
     """Call boto3 again and again while what it needs is not seen yet, or still in use (`on`). Raises `CloudError`."""
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout_seconds
     while True:
         try:
-            return function(**words)
+            return function(**params)
         except Exception as error:
-            if reaction(error) not in on or time.monotonic() > deadline:
-                raise explain(error, what) from error
-            pause(LATER_EACH)
+            if classify_error(error) not in retry_on or time.monotonic() > deadline:
+                raise explain_error(error, action) from error
+            pause(CONSISTENCY_POLL_SECONDS)
 
 
-def pages(what: str, client: Any, operation: str, key: str, **words: Any) -> list[dict[str, Any]]:
+def paginate(action: str, client: Any, operation: str, result_key: str, **params: Any) -> list[dict[str, Any]]:
     """Return all items of an operation that answers in pages. Raises `CloudError`."""
-    with _errors(what):
+    with _explain_errors(action):
         found: list[dict[str, Any]] = []
-        for page in client.get_paginator(operation).paginate(**words):
-            found += page.get(key, [])
+        for page in client.get_paginator(operation).paginate(**params):
+            found += page.get(result_key, [])
         return found
 
 
-def my_address() -> str:
+def get_public_address() -> str:
     """Return the address by which the world sees this computer, as a /32. Raises `CloudError`.
 
     Where the endpoint is not AWS's own (AWS_ENDPOINT_URL), it is the address that faces that endpoint.
@@ -158,7 +158,7 @@ def my_address() -> str:
             with socket.create_connection((place.hostname or "", place.port or 443), 5) as one:
                 text = str(one.getsockname()[0])
         else:
-            with urllib.request.urlopen(ADDRESS_SERVICE, timeout=5) as said:
+            with urllib.request.urlopen(CHECK_IP_URL, timeout=5) as said:
                 text = said.read(64).decode().strip()
         return f"{socket.inet_ntoa(socket.inet_aton(text))}/32"
     except OSError as error:

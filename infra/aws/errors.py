@@ -27,93 +27,93 @@ class Interrupted(CloudError):
     """The job is to stop: whoever waits for machines gives up."""
 
 
-class Reaction(Enum):
+class ErrorKind(Enum):
     """What to do after an error."""
 
-    CAPACITY = "there are not enough machines there now: the next place"
-    QUOTA = "the account may not have so many: skip all places of this quota"
-    PRICE = "the price is above what was offered: the next place"
+    NO_CAPACITY = "there are not enough machines there now: the next place"
+    QUOTA_EXCEEDED = "the account may not have so many: skip all places of this quota"
+    PRICE_TOO_LOW = "the price is above what was offered: the next place"
     THROTTLED = "too many calls: the same again, later"
-    UNKNOWN = "nobody knows whether it was done: the same again, with the same token"
-    LATER = "something just made is not seen yet: the same again, soon"
-    BUSY = "something else must end first: the same again, later"
-    THERE = "it is there already: look whose it is"
-    GONE = "it is not there"
-    ADDRESSES = "no free addresses: the next subnet"
-    STOP = "it would go wrong again: say so"
+    OUTCOME_UNKNOWN = "nobody knows whether it was done: the same again, with the same token"
+    NOT_VISIBLE_YET = "something just made is not seen yet: the same again, soon"
+    IN_USE = "something else must end first: the same again, later"
+    ALREADY_EXISTS = "it is there already: look whose it is"
+    NOT_FOUND = "it is not there"
+    NO_FREE_ADDRESSES = "no free addresses: the next subnet"
+    PERMANENT = "it would go wrong again: say so"
 
 
-_CODES = {
-    Reaction.CAPACITY: (
+_CODES_BY_KIND = {
+    ErrorKind.NO_CAPACITY: (
         "InsufficientInstanceCapacity UnfulfillableCapacity InsufficientCapacity InsufficientHostCapacity "
         "InsufficientReservedInstanceCapacity ReservationCapacityExceeded InsufficientCapacityOnHost "
         "Server.InsufficientInstanceCapacity Unsupported"
     ),
-    Reaction.PRICE: "SpotMaxPriceTooLow",
-    Reaction.QUOTA: (
+    ErrorKind.PRICE_TOO_LOW: "SpotMaxPriceTooLow",
+    ErrorKind.QUOTA_EXCEEDED: (
         "MaxSpotInstanceCountExceeded VcpuLimitExceeded InstanceLimitExceeded MaxFleetCountExceeded "
         "SpotInstanceCountExceeded"
     ),
-    Reaction.THROTTLED: (
+    ErrorKind.THROTTLED: (
         "RequestLimitExceeded EC2ThrottledException Throttling ThrottlingException ThrottledException "
         "TooManyRequestsException SlowDown"
     ),
-    Reaction.UNKNOWN: "InternalError InternalFailure Unavailable ServiceUnavailable InternalServerError 500 503",
-    Reaction.LATER: (
+    ErrorKind.OUTCOME_UNKNOWN: "InternalError InternalFailure Unavailable ServiceUnavailable InternalServerError 500 503",
+    ErrorKind.NOT_VISIBLE_YET: (
         "InvalidInstanceID.NotFound InvalidGroup.NotFound InvalidSubnetID.NotFound InvalidKeyPair.NotFound "
         "InvalidPlacementGroup.Unknown InvalidSpotInstanceRequestID.NotFound InvalidAllocationID.NotFound"
     ),
-    Reaction.BUSY: (
+    ErrorKind.IN_USE: (
         "InvalidPlacementGroup.InUse DependencyViolation FileSystemInUse IncorrectFileSystemLifeCycleState "
         "IncorrectMountTargetState DeleteConflict InvalidIPAddress.InUse Resource.AlreadyAssociated.InUse "
         "VolumeInUse"
     ),
-    Reaction.THERE: (
+    ErrorKind.ALREADY_EXISTS: (
         "InvalidGroup.Duplicate InvalidPermission.Duplicate RouteAlreadyExists Resource.AlreadyAssociated "
         "InvalidKeyPair.Duplicate InvalidPlacementGroup.Duplicate InvalidSubnet.Conflict FileSystemAlreadyExists "
         "MountTargetConflict EntityAlreadyExists LimitExceeded.AlreadyExists BucketAlreadyOwnedByYou "
         "AccessPointAlreadyExists"
     ),
-    Reaction.GONE: (
+    ErrorKind.NOT_FOUND: (
         "InvalidGroupId.NotFound InvalidVpcID.NotFound InvalidInternetGatewayID.NotFound InvalidRouteTableID.NotFound "
         "FileSystemNotFound MountTargetNotFound NoSuchEntity InvalidVpcEndpointId.NotFound NoSuchBucket "
         "PolicyNotFound AccessPointNotFound Gateway.NotAttached InvalidAssociationID.NotFound "
         "InvalidPermission.NotFound InvalidVolume.NotFound InvalidAddress.NotFound InvalidAddressID.NotFound"
     ),
-    Reaction.ADDRESSES: "InsufficientFreeAddressesInSubnet NoFreeAddressesInSubnet",
+    ErrorKind.NO_FREE_ADDRESSES: "InsufficientFreeAddressesInSubnet NoFreeAddressesInSubnet",
 }
-REACTIONS = {code: reaction for reaction, codes in _CODES.items() for code in codes.split()}
-AUTHENTICATION = (
+KIND_BY_CODE = {code: reaction for reaction, codes in _CODES_BY_KIND.items() for code in codes.split()}
+AUTHENTICATION_CODES = (
     "AuthFailure", "InvalidClientTokenId", "SignatureDoesNotMatch", "ExpiredToken", "RequestExpired",
     "ExpiredTokenException", "UnrecognizedClientException", "InvalidAccessKeyId", "OptInRequired", "Blocked",
     "PendingVerification",
 )  # fmt: skip
-DENIED = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "UnauthorizedAccess")
-PERMANENT = "ServiceLinkedRoleCreationNotPermitted"
+DENIED_CODES = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "UnauthorizedAccess")
+MISSING_SPOT_ROLE_CODE = "ServiceLinkedRoleCreationNotPermitted"
 
 
-def code_of(error: Exception) -> str:
+def get_error_code(error: Exception) -> str:
     """Return AWS's code of an error, "" when it came from elsewhere."""
     if isinstance(error, CloudError):
         return error.code
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, boto.ClientError) else ""
 
 
-def reaction(error: Exception) -> Reaction:
+def classify_error(error: Exception) -> ErrorKind:
     """Return what to do after an error of boto3. A lost answer means that nobody knows whether it was done."""
     if isinstance(error, boto.ClientError):
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        unknown = Reaction.UNKNOWN if status >= 500 else Reaction.STOP
-        return REACTIONS.get(code_of(error), unknown)
+        unknown = ErrorKind.OUTCOME_UNKNOWN if status >= 500 else ErrorKind.PERMANENT
+        return KIND_BY_CODE.get(get_error_code(error), unknown)
     lost = (boto.ConnectionError, boto.HTTPClientError, ResponseParserError)
-    return Reaction.UNKNOWN if isinstance(error, lost) else Reaction.STOP
+    return ErrorKind.OUTCOME_UNKNOWN if isinstance(error, lost) else ErrorKind.PERMANENT
 
 
-def explain(error: Exception, what: str) -> CloudError:
+def explain_error(error: Exception, action: str) -> CloudError:
     """Return an error of boto3 as one line: what could not be done, why, what to type next."""
     if isinstance(error, CloudError):
         return error
-    code, said = code_of(error), " ".join(str(error).split())
+    code, said = get_error_code(error), " ".join(str(error).split())
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
         return NoCredentials(
             "AWS: no credentials; type: aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
@@ -124,27 +124,29 @@ def explain(error: Exception, what: str) -> CloudError:
         return NoCredentials("AWS: no region; say one: --region us-east-1, or set AWS_REGION")
     if isinstance(error, boto.ClientError):
         said = " ".join(str(error.response["Error"].get("Message", "")).split())
-    if PERMANENT in code:
+    if MISSING_SPOT_ROLE_CODE in code:
         return CloudError(
-            f"{what}: the account has no role for spot machines yet; "
+            f"{action}: the account has no role for spot machines yet; "
             "type: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
             code,
         )
-    if code in AUTHENTICATION:
+    if code in AUTHENTICATION_CODES:
         return NoCredentials(f"AWS does not accept the credentials ({code}: {said}); see: aws sts get-caller-identity")
-    if code in DENIED:
-        return CloudError(f"{what}: not permitted ({_short(said)}); the least policy: imgnet-cluster check --iam", code)
+    if code in DENIED_CODES:
+        return CloudError(
+            f"{action}: not permitted ({_shorten(said)}); the least policy: imgnet-cluster check --iam", code
+        )
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError):
-        return CloudError(f"{what}: AWS cannot be reached ({_short(said)}); is the region right, the network up?")
-    return CloudError(f"{what}: {f'{code}: ' if code else ''}{_short(said) or type(error).__name__}", code)
+        return CloudError(f"{action}: AWS cannot be reached ({_shorten(said)}); is the region right, the network up?")
+    return CloudError(f"{action}: {f'{code}: ' if code else ''}{_shorten(said) or type(error).__name__}", code)
 
 
-def _short(text: str) -> str:
+def _shorten(text: str) -> str:
     """Without the encoded message that AWS appends to a denial: 1500 letters that only AWS can read."""
     text = text.partition(" Encoded authorization failure message")[0]
     return text if len(text) < 300 else text[:297] + "..."
 
 
-def answer(error: Exception) -> dict[str, Any]:
+def error_to_dict(error: Exception) -> dict[str, Any]:
     """Return an error as plain data for a journal."""
-    return {"code": code_of(error), "said": _short(" ".join(str(error).split()))}
+    return {"code": get_error_code(error), "said": _shorten(" ".join(str(error).split()))}

@@ -15,12 +15,12 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, what: str, **facts: Any) -> None:
+    def write(self, what: str, **fields: Any) -> None:
         """Add a line, and return when it is on the disk. Raises `OSError`: then nothing must be asked of AWS."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"time": time.time(), "what": what, **facts}, default=str)
-        torn = self.path.exists() and self.path.stat().st_size and not self._whole()
-        with open(self.path, "a", opener=_private) as file:
+        line = json.dumps({"time": time.time(), "what": what, **fields}, default=str)
+        torn = self.path.exists() and self.path.stat().st_size and not self._ends_with_newline()
+        with open(self.path, "a", opener=_open_private) as file:
             file.write(("\n" if torn else "") + line + "\n")
             file.flush()
             os.fsync(file.fileno())
@@ -29,7 +29,7 @@ class Journal:
             os.fsync(folder)
         os.close(folder)
 
-    def _whole(self) -> bool:
+    def _ends_with_newline(self) -> bool:
         """Whether the last line was written to its end; a full disk, or a kill, leaves a part of it."""
         with self.path.open("rb") as file:
             file.seek(-1, os.SEEK_END)
@@ -47,6 +47,6 @@ class Journal:
         return found
 
 
-def _private(path: str, flags: int) -> int:
+def _open_private(path: str, flags: int) -> int:
     """Open for us alone: a frozen request holds the host key with which a machine boots."""
     return os.open(path, flags, 0o600)

@@ -15,62 +15,62 @@ from botocore import exceptions as boto
 from botocore.config import Config
 
 from .client import Account
-from .errors import DENIED, CloudError, NoCredentials, Reaction, code_of, explain, reaction
+from .errors import DENIED_CODES, CloudError, NoCredentials, ErrorKind, get_error_code, explain_error, classify_error
 
-SCHEME = "s3://"
-ANYWHERE = "us-east-1"
-QUICK = Config(
+S3_SCHEME = "s3://"
+FALLBACK_REGION = "us-east-1"
+READ_CONFIG = Config(
     retries={"mode": "standard", "total_max_attempts": 1}, connect_timeout=10, read_timeout=20, max_pool_connections=32
 )
-PIECE = 1 << 20
-PART = 64 << 20  # of an upload
-SHA256 = "sha256"  # in the metadata of what `put` has put
-PASSES = ("RequestTimeout", "IncompleteBody", "BadDigest")  # beside what `reaction` knows
+READ_CHUNK_BYTES = 1 << 20
+UPLOAD_PART_BYTES = 64 << 20  # of an upload
+SHA256_METADATA_KEY = "sha256"  # in the metadata of what `put` has put
+TRANSIENT_CODES = ("RequestTimeout", "IncompleteBody", "BadDigest")  # beside what `reaction` knows
 
 
-class Passing(CloudError):
+class TransientError(CloudError):
     """An error that may pass: the same again, later."""
 
 
-class Gone(CloudError):
+class ObjectNotFound(CloudError):
     """An object is not there."""
 
 
-def place(url: str) -> tuple[str, str]:
+def parse_s3_url(url: str) -> tuple[str, str]:
     """Return bucket and prefix of s3://bucket/prefix. Raises `CloudError` when that is no such name."""
-    bucket, _, prefix = url.removeprefix(SCHEME).partition("/")
-    if not url.startswith(SCHEME) or not bucket:
+    bucket, _, prefix = url.removeprefix(S3_SCHEME).partition("/")
+    if not url.startswith(S3_SCHEME) or not bucket:
         raise CloudError(f"{url}: is no place in S3; one looks like s3://my-bucket/data/imagenet")
     return bucket, prefix.strip("/")
 
 
-class Objects:
+class S3Prefix:
     """All below one s3://bucket/prefix. Raises `CloudError` when that is no such name, or there are no keys."""
 
     def __init__(self, url: str) -> None:
-        self.bucket, self.prefix = place(url)
-        self.name = f"{SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
+        self.bucket, self.prefix = parse_s3_url(url)
+        self.name = f"{S3_SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
         try:
             self.account = Account()
         except NoCredentials:  # no region is named
-            self.account = Account(ANYWHERE)
-        self.s3 = self.account.client("s3", QUICK)
-        self._seen: dict[str, str] = {}
+            self.account = Account(FALLBACK_REGION)
+        self.s3 = self.account.client("s3", READ_CONFIG)
+        self._etags: dict[str, str] = {}
 
     def read(self, path: str) -> bytes:
         """Return a small object. Raises `Gone`, `Passing`, `CloudError`."""
         try:
-            return bytes(self.s3.get_object(**self._words(path))["Body"].read())
+            return bytes(self.s3.get_object(**self._object_params(path))["Body"].read())
         except Exception as error:
             raise self._explain(error, path) from error
 
-    def pieces(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
+    def read_range(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
         """Yield a range of an object piece by piece.
 
         Raises `Passing`, and `CloudError` when it has not `size` bytes or was replaced since it was first read.
         """
-        words = self._words(path)
-        if (tag := self._seen.get(path)) is not None:
+        words = self._object_params(path)
+        if (tag := self._etags.get(path)) is not None:
             words["IfMatch"] = tag
         if not length:
             return
@@ -78,29 +78,32 @@ class Objects:
             said = self.s3.get_object(**words, Range=f"bytes={offset}-{offset + length - 1}")
             if (whole := str(said.get("ContentRange", "")).rpartition("/")[2]) != str(size):
                 raise CloudError(f"{self.name}/{path}: has {whole} bytes, its manifest says {size}")
-            self._seen.setdefault(path, said["ETag"])
+            self._etags.setdefault(path, said["ETag"])
             with closing(said["Body"]) as body:
-                yield from body.iter_chunks(PIECE)
+                yield from body.iter_chunks(READ_CHUNK_BYTES)
         except Exception as error:
             raise self._explain(error, path) from error
 
-    def put(self, file: Path, path: str, sha256: str = "") -> bool:
+    def upload(self, file: Path, path: str, sha256: str = "") -> bool:
         """Put a file there, False when the same is there already. Raises `CloudError`, `OSError`.
 
         `sha256` is known of large files; small ones are hashed here.
         """
         sha256 = sha256 or hashlib.sha256(file.read_bytes()).hexdigest()
         try:
-            there = self.account.s3.head_object(**self._words(path))
-            if (there["ContentLength"], there["Metadata"].get(SHA256)) == (file.stat().st_size, sha256):
+            there = self.account.s3.head_object(**self._object_params(path))
+            if (there["ContentLength"], there["Metadata"].get(SHA256_METADATA_KEY)) == (file.stat().st_size, sha256):
                 return False
         except boto.ClientError as error:
-            if code_of(error) not in ("404", "NoSuchKey"):
+            if get_error_code(error) not in ("404", "NoSuchKey"):
                 raise self._explain(error, path) from error
         except boto.BotoCoreError as error:
             raise self._explain(error, path) from error
         try:
-            more = {"ExtraArgs": {"Metadata": {SHA256: sha256}}, "Config": TransferConfig(multipart_chunksize=PART)}
+            more = {
+                "ExtraArgs": {"Metadata": {SHA256_METADATA_KEY: sha256}},
+                "Config": TransferConfig(multipart_chunksize=UPLOAD_PART_BYTES),
+            }
             self.account.s3.upload_file(str(file), self.bucket, self._key(path), **more)
         except (S3UploadFailedError, boto.ClientError, boto.BotoCoreError) as error:
             cause = error.__context__ if isinstance(error, S3UploadFailedError) else error
@@ -110,30 +113,32 @@ class Objects:
     def _key(self, path: str) -> str:
         return f"{self.prefix}/{path}".lstrip("/")
 
-    def _words(self, path: str) -> dict[str, Any]:
+    def _object_params(self, path: str) -> dict[str, Any]:
         return {"Bucket": self.bucket, "Key": self._key(path)}
 
-    def _explain(self, error: Exception, path: str, right: str = "s3:GetObject") -> CloudError:
+    def _explain(self, error: Exception, path: str, permission: str = "s3:GetObject") -> CloudError:
         """Return what went wrong as one line, of the class that says whether it may pass."""
         if isinstance(error, CloudError):
             return error
-        code, where = code_of(error), f"{self.name}/{path}"
+        code, where = get_error_code(error), f"{self.name}/{path}"
         if code in ("NoSuchKey", "404"):
-            return Gone(f"{where}: is not there", code)
+            return ObjectNotFound(f"{where}: is not there", code)
         if code == "NoSuchBucket":
             return CloudError(f"{where}: there is no bucket {self.bucket}; what there is: aws s3 ls", code)
         if code in ("PreconditionFailed", "412"):
             return CloudError(f"{where}: was replaced while it was fetched; when it is finished, fetch again", code)
         if code in ("InvalidRange", "416"):
             return CloudError(f"{where}: is shorter than its manifest says", code)
-        if code in (*DENIED, "403", "AllAccessDisabled"):
-            rights = f"{right} on {self.bucket}/{self.prefix}*, and s3:ListBucket"
+        if code in (*DENIED_CODES, "403", "AllAccessDisabled"):
+            rights = f"{permission} on {self.bucket}/{self.prefix}*, and s3:ListBucket"
             return CloudError(
                 f"{where}: not permitted; it takes {rights}: imgnet-cluster check --iam --data {self.name}", code
             )
-        told = explain(error, where)
+        told = explain_error(error, where)
         if isinstance(told, NoCredentials):
             return told
         lost = isinstance(error, boto.IncompleteReadError | boto.ResponseStreamingError | boto.ReadTimeoutError)
-        passes = lost or code in PASSES or reaction(error) in (Reaction.THROTTLED, Reaction.UNKNOWN)
-        return Passing(str(told), code) if passes else told
+        passes = (
+            lost or code in TRANSIENT_CODES or classify_error(error) in (ErrorKind.THROTTLED, ErrorKind.OUTCOME_UNKNOWN)
+        )
+        return TransientError(str(told), code) if passes else told

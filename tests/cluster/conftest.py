@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 
-from cluster.state.run_folder import Folders
-from cluster.state.spec import Spec
+from cluster.state.run_folder import RunFolder
+from cluster.state.spec import JobSpec
 from train.recipe import Data, Model, Phase, Recipe
-from train.tools.filesystem import seal
+from train.tools.filesystem import with_checksum
 
 TINY = Recipe(
     name="tiny",
@@ -34,21 +34,21 @@ class HandMade:
     """A run folder that no command made: an hour old, as if its machine had gone down."""
 
     def __init__(self, run: Path, **changes: Any) -> None:
-        self.folders = Folders(run)
+        self.folders = RunFolder(run)
         values = {"name": run.name, "recipe": TINY, "recipe_file": "", "data": "/nowhere", "copies": "/nowhere-sz"}
-        self.spec = Spec(**{**values, "created": time.time() - 3600, **changes})
+        self.spec = JobSpec(**{**values, "created": time.time() - 3600, **changes})
         self.folders.shared.mkdir(parents=True)
-        for name in self.spec.names:
-            self.folders.work(name).mkdir(parents=True)
-        for path in (self.folders.spec, self.folders.shared / "job.json"):
+        for name in self.spec.machine_names:
+            self.folders.work_folder(name).mkdir(parents=True)
+        for path in (self.folders.spec_path, self.folders.shared / "job.json"):
             path.write_text(json.dumps(self.spec.to_json()))
-        self.folders.recipe.write_text(json.dumps(self.spec.recipe.to_json()))
+        self.folders.recipe_path.write_text(json.dumps(self.spec.recipe.to_json()))
 
     @property
     def job(self) -> Any:
         from cluster.jobs.submit import Job
 
-        return Job(self.folders.run)
+        return Job(self.folders.path)
 
     def shared(self, path: str, content: str | bytes) -> Path:
         """Write a file of the shared folder."""
@@ -80,14 +80,14 @@ class HandMade:
     def checkpoint(self, attempt: int, step: int, whole: bool = True) -> str:
         """Leave a checkpoint; returns its path below the shared folder."""
         name = f"checkpoints/{attempt:06d}/step-{step:08d}.pt"
-        sealed = seal(f"{attempt} {step}".encode() * 100)
+        sealed = with_checksum(f"{attempt} {step}".encode() * 100)
         self.shared(name, sealed if whole else sealed[:-1])
         return name
 
     @contextlib.contextmanager
     def agent_at_work(self, machine: str = "0") -> Iterator[None]:
         """Hold the lock of a machine's agent, as a living agent does."""
-        with (self.folders.work(machine) / "agent.lock").open("w") as lock:
+        with (self.folders.work_folder(machine) / "agent.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 

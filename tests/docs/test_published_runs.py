@@ -4,13 +4,13 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from forecast_page import MISSES, text
-from published_runs import BOUND, Run, runs
+from forecast_page import KNOWN_MISSES, render_page
+from published_runs import MAX_ERROR, PublishedRun, published_runs
 
 from recipes.resnet50_18min import recipe as resnet50
-from train.forecast import IN_2018
+from train.forecast import IMAGENET18_CONSTANTS
 
-RUNS = runs(dict(resnet50.tables))
+RUNS = published_runs(dict(resnet50.tables))
 BY_NAME = {(one.system, one.name): one for one in RUNS}
 ASKED = {  # by issue 6: system, and what must be among its runs
     "imagenet18, V100": (109.2, 54.0, 29.71, 18.88, 18.09),
@@ -21,17 +21,17 @@ ASKED = {  # by issue 6: system, and what must be among its runs
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("one", [one for one in RUNS if not one.fitted], ids=lambda one: f"{one.system}, {one.name}")
-def test_a_predicted_run_is_within_the_bound_or_a_known_miss(one: Run) -> None:
-    known = MISSES.get((one.system, one.name))
+@pytest.mark.parametrize("one", [one for one in RUNS if not one.is_fitted], ids=lambda one: f"{one.system}, {one.name}")
+def test_a_predicted_run_is_within_the_bound_or_a_known_miss(one: PublishedRun) -> None:
+    known = KNOWN_MISSES.get((one.system, one.name))
     if known is None:
-        assert abs(one.error) <= BOUND
+        assert abs(one.error) <= MAX_ERROR
     else:
-        assert abs(one.error) > BOUND and one.error == pytest.approx(known, abs=0.005)
+        assert abs(one.error) > MAX_ERROR and one.error == pytest.approx(known, abs=0.005)
 
 
-@pytest.mark.parametrize("one", [one for one in RUNS if one.fitted], ids=lambda one: f"{one.system}, {one.name}")
-def test_a_run_that_constants_come_from_is_met(one: Run) -> None:
+@pytest.mark.parametrize("one", [one for one in RUNS if one.is_fitted], ids=lambda one: f"{one.system}, {one.name}")
+def test_a_run_that_constants_come_from_is_met(one: PublishedRun) -> None:
     assert abs(one.error) < 0.02
 
 
@@ -43,9 +43,9 @@ def test_every_run_that_was_asked_for_is_there(system: str) -> None:
 
 def test_no_run_is_predicted_from_itself_and_every_one_says_whence_it_is() -> None:
     for one in RUNS:
-        assert one.source and one.basis
+        assert one.source and one.constants_from
     for system in ASKED:
-        fitted = [one.name for one in RUNS if one.system == system and one.fitted]
+        fitted = [one.name for one in RUNS if one.system == system and one.is_fitted]
         assert len({name.split(",")[0] for name in fitted}) == (2 if system == "MLPerf, H100" else 1), fitted
 
 
@@ -60,25 +60,27 @@ def test_what_the_notes_say_of_other_readings_is_so(
 ) -> None:
     one = BY_NAME[system, name]
     error = 100 * replace(one, constants=replace(one.constants, **change)).error
-    validation = 100 * one.forecast.parts["validation"] / 60 / one.minutes if "feed" in change else 0.0
+    validation = 100 * one.forecast.term_seconds["validation"] / 60 / one.minutes if "feed" in change else 0.0
     assert error == pytest.approx(percent, abs=0.1 + validation) and f"({percent} %)" in one.note
 
 
 def test_the_loader_is_what_one_machine_of_2018_waits_for_at_128_pixels() -> None:
-    phases = BY_NAME["imagenet18, V100", "1 machine, 28 epochs"].forecast.phases()
+    phases = BY_NAME["imagenet18, V100", "1 machine, 28 epochs"].forecast.phase_rows()
     assert [one["terms"]["loader"] > 0 for one in phases] == [True, True, False, False, False]
-    assert 64 * (IN_2018.feed or 0) == pytest.approx(11_400, rel=0.01)  # images a second of a machine: issue 6
+    assert 64 * (IMAGENET18_CONSTANTS.vcpu_images_per_second or 0) == pytest.approx(
+        11_400, rel=0.01
+    )  # images a second of a machine: issue 6
 
 
 def test_our_loop_takes_the_same_compute_and_less_of_all_that_does_not_train() -> None:
-    from forecast_page import OURS, on_v100
+    from forecast_page import DEFAULT_CONSTANTS, forecast_on_v100
 
-    theirs, ours = on_v100(16, 38, IN_2018), on_v100(16, 38, OURS)
-    assert ours.parts["compute"] == theirs.parts["compute"]
-    assert all(ours.parts[name] < theirs.parts[name] for name in ("logging", "fixed", "validation"))
-    assert ours.seconds < theirs.seconds
+    theirs, ours = forecast_on_v100(16, 38, IMAGENET18_CONSTANTS), forecast_on_v100(16, 38, DEFAULT_CONSTANTS)
+    assert ours.term_seconds["compute"] == theirs.term_seconds["compute"]
+    assert all(ours.term_seconds[name] < theirs.term_seconds[name] for name in ("logging", "fixed", "validation"))
+    assert ours.total_seconds < theirs.total_seconds
 
 
 def test_the_page_in_docs_is_what_the_code_says() -> None:
     page = Path(__file__).resolve().parents[2] / "docs" / "forecast.md"
-    assert page.read_text() == text(), "python docs/tools/forecast_page.py docs/forecast.md"
+    assert page.read_text() == render_page(), "python docs/tools/forecast_page.py docs/forecast.md"

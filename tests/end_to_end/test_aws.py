@@ -26,7 +26,7 @@ def trains(renter: Renter, job: Any, attempt: int = 1, steps: int = 4) -> int:
     """Wait until this attempt or a later one has made so many steps. Returns the step."""
 
     def made() -> bool:
-        newest = attempts.newest(job.folders.shared)
+        newest = attempts.newest_attempt(job.folders.shared)
         assert not job.ended, f"{job.status()}\n{renter.tell()}"
         at_work = newest is not None and newest.number >= attempt and bool(newest.members)
         return at_work and renter.step(job) >= newest.first_step + steps  # type: ignore[union-attr]
@@ -37,7 +37,7 @@ def trains(renter: Renter, job: Any, attempt: int = 1, steps: int = 4) -> int:
 
 def first_step(job: Any) -> int:
     """Where the last attempt began."""
-    newest = attempts.newest(job.folders.shared)
+    newest = attempts.newest_attempt(job.folders.shared)
     return int(newest.first_step) if newest else 0
 
 
@@ -69,12 +69,12 @@ def test_a_machine_taken_away_and_one_lost_are_replaced_and_the_job_is_done_and_
     taken = renter.of("1")
     renter.cloud.interrupt(taken, notice=60)
     renter.wait(lambda: present(renter).get("1", taken) != taken, 90)
-    trains(renter, job, attempts.newest(job.folders.shared).number)  # type: ignore[union-attr]
+    trains(renter, job, attempts.newest_attempt(job.folders.shared).number)  # type: ignore[union-attr]
     renter.wait(lambda: members(job) == {"0", "1", "2"}, 90)
 
     lost = renter.of("2")
     assert "machine 2 of job-1 is lost" in renter.ok("lose", job.name, "--machine", "2")
-    before = attempts.newest(job.folders.shared).number  # type: ignore[union-attr]
+    before = attempts.newest_attempt(job.folders.shared).number  # type: ignore[union-attr]
     renter.wait(lambda: present(renter).get("2", lost) != lost, 90)
     trains(renter, job, before)
     renter.wait(lambda: members(job) == {"0", "1", "2"}, 90)
@@ -112,8 +112,8 @@ def present(renter: Renter) -> dict[str, str]:
 
 def members(job: Any) -> set[str]:
     """Who is in the newest attempt."""
-    newest = attempts.newest(job.folders.shared)
-    return set(newest.names) if newest and newest.members else set()
+    newest = attempts.newest_attempt(job.folders.shared)
+    return set(newest.machine_names) if newest and newest.members else set()
 
 
 def test_keys_expire_all_machines_are_taken_it_is_stopped_and_resumed_and_always_goes_on(renter: Renter) -> None:
@@ -143,7 +143,7 @@ def test_keys_expire_all_machines_are_taken_it_is_stopped_and_resumed_and_always
     renter.nothing_left()
     stopped_at, old = int(job.status()["step"]), renter.ever()
     renter.ok("resume", "-d", job.name)
-    trains(renter, job, attempts.newest(job.folders.shared).number + 1)  # type: ignore[union-attr]
+    trains(renter, job, attempts.newest_attempt(job.folders.shared).number + 1)  # type: ignore[union-attr]
     assert first_step(job) == stopped_at and not set(renter.alive()) & set(old) and len(renter.alive()) == 2
 
     alive, at = renter.alive(), renter.step(job)

@@ -45,10 +45,10 @@ class Several:
     job: Any
 
     def words(self) -> dict[str, dict[str, Any]]:
-        return status.words(self.job.folders, self.job.spec)
+        return status.machine_statuses(self.job.folders, self.job.spec)
 
     def newest(self) -> state_attempts.Attempt:
-        return state_attempts.newest(self.job.folders.shared) or state_attempts.Attempt()
+        return state_attempts.newest_attempt(self.job.folders.shared) or state_attempts.Attempt()
 
     def pid(self, machine: str) -> int:
         return int(self.words()[machine]["pid"])
@@ -58,7 +58,7 @@ class Several:
             os.kill(pid, signal.SIGKILL)
 
     def tell(self) -> str:
-        lines = [f"{one.number} {one.names} {one.reason} from {one.first_step}" for one in self.attempts()]
+        lines = [f"{one.number} {one.machine_names} {one.reason} from {one.first_step}" for one in self.attempts()]
         return "\n".join([*lines, json.dumps({name: one.get("state") for name, one in self.words().items()})])
 
     def attempts(self) -> list[state_attempts.Attempt]:
@@ -79,7 +79,7 @@ class Several:
             newest, words = self.newest(), self.words()
             return (
                 newest.number > after
-                and sorted(newest.names) == sorted(machines)
+                and sorted(newest.machine_names) == sorted(machines)
                 and all(words.get(one, {}).get("attempt") == newest.number for one in machines)
                 and all(words[one]["at"] >= newest.first_step + count for one in machines)
             )
@@ -138,9 +138,9 @@ def several(place: Any, recipe: str) -> Several:
 def final(job: Any) -> dict[str, Any]:
     """The parameters and momenta at the end."""
     folder = job.folders.shared / "checkpoints" / f"{job.result['attempts']:06d}"
-    path = checkpoint_io.newest(folder)
+    path = checkpoint_io.newest_checkpoint(folder)
     assert path is not None
-    state = checkpoint_io.load(path)
+    state = checkpoint_io.load_checkpoint(path)
     momenta = {f"momentum {key}": one["momentum_buffer"] for key, one in state["optimizer"]["state"].items()}
     counted = ("running_mean", "running_var", "num_batches_tracked")  # of each process's own chunks
     weights = {name: one for name, one in state["model"].items() if not name.endswith(counted)}
@@ -160,7 +160,7 @@ def assert_undisturbed(several: Several, undisturbed: dict[str, Any]) -> None:
     job = several.job
     assert job.result["state"] == "done", several.tell()
     first_steps = {one.number: one.first_step for one in several.attempts() if one.members}
-    assert usage_log.check(job.run / "ids", first_steps, IMAGES, dict.fromkeys(range(EPOCHS), STEPS)) == []
+    assert usage_log.find_usage_errors(job.run / "ids", first_steps, IMAGES, dict.fromkeys(range(EPOCHS), STEPS)) == []
     assert differing(final(job), undisturbed) == []
     assert len(job.result["epochs"]) == EPOCHS and job.result["steps"] == EPOCHS * STEPS
     several.place.wait_for(lambda: not several.place.at_work(), 30)
@@ -181,7 +181,7 @@ def test_machines_are_lost_told_to_leave_and_frozen_and_the_job_ends_as_if_nothi
     left = several.newest()
     assert "machine 2 left" in left.reason
 
-    victim, number = several.newest().names[1], several.newest().number
+    victim, number = several.newest().machine_names[1], several.newest().number
     agent = several.pid(victim)
     frozen = [place.parent(agent), agent, *place.children(agent)]  # tmux would wake its panes
     for pid in frozen:
@@ -206,7 +206,7 @@ def test_two_lost_at_once_no_supervisor_and_none_left_at_all_and_a_resume_ends_i
     several: Several, undisturbed: dict[str, Any]
 ) -> None:
     place = several.place
-    assert several.newest().names[0] == "0", "the head is one of them"
+    assert several.newest().machine_names[0] == "0", "the head is one of them"
     several.kill("0", "1")
     several.wait_for_steps(1, "2", after=1)
     assert several.attempts()[1].reason == "machines 0, 1 lost"

@@ -10,7 +10,7 @@ import pytest
 from support.aws_user import Renter, renter
 from support.simcloud.fixture import simcloud
 
-from train.tools.filesystem import json_lines
+from train.tools.filesystem import read_json_lines
 
 __all__ = ["renter", "simcloud"]  # fixtures
 
@@ -96,7 +96,7 @@ def test_a_stop_is_heard_while_it_fetches(place: Any) -> None:
 
 def fetched(job: Any) -> int:
     """How many agents of machine 1 have been through with fetching."""
-    states = [row["state"] for row in json_lines(job.run / "logs/agent-1.jsonl", "state")]
+    states = [row["state"] for row in read_json_lines(job.run / "logs/agent-1.jsonl", "state")]
     return sum(one == "fetching" and after == "warming" for one, after in itertools.pairwise(states))
 
 

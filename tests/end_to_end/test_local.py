@@ -251,10 +251,10 @@ def test_a_launch_that_was_killed_before_its_session_began_shows_as_failed_and_c
     from cluster.jobs import submit
 
     spec = submit.plan(submit.load_recipes(place.recipe(2))[0], data=place.data).spec
-    job = submit._create(spec)
+    job = submit.create_job(spec)
     long_ago = time.time() - 60
-    text = json.loads(job.folders.spec.read_text())
-    job.folders.spec.write_text(json.dumps({**text, "created": long_ago}))
+    text = json.loads(job.run_folder.spec_path.read_text())
+    job.run_folder.spec_path.write_text(json.dumps({**text, "created": long_ago}))
     assert json.loads(place.cli("ls", "-o", "json").out)[0]["state"] == "failed"
     resumed = place.cli("resume", "job-1")
     assert resumed.code == 0 and json.loads(place.cli("ls", "-o", "json").out)[0]["state"] == "done"

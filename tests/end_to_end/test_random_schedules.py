@@ -57,7 +57,7 @@ def test_a_trial_that_lost_a_bit_would_be_seen(trials: Any, tmp_path: Path) -> N
             "model": {"weight": torch.tensor([1.0, weight]), "norm.running_mean": torch.rand(1)},
             "optimizer": {"state": {0: {"momentum_buffer": torch.tensor([1.0, momentum])}}},
         }  # fmt: skip
-        checkpoint_io.write(tmp_path / name, 8, state)
+        checkpoint_io.write_checkpoint(tmp_path / name, 8, state)
         return tmp_path / name / "step-00000008.pt"
 
     for name in ("one", "same", "weight", "momentum"):

@@ -16,7 +16,7 @@ from conftest import Place
 
 from train.models import registry
 from train.recipe import Model, Phase, Recipe
-from train.recipe.files import load
+from train.recipe.files import read_recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 LARGEST = 8  # images of a process's batch
@@ -53,7 +53,7 @@ def cut_short(recipe: Recipe, weights: Path) -> Recipe:
 def smaller(phase: Phase, most: int, gpus: float) -> Phase:
     batch = max(2, phase.batch * LARGEST // most)
     factor = gpus * batch / phase.batch
-    rate: Any = tuple(one * factor for one in phase.rates) if isinstance(phase.lr, tuple) else phase.lr * factor
+    rate: Any = tuple(one * factor for one in phase.lr_endpoints) if isinstance(phase.lr, tuple) else phase.lr * factor
     return replace(phase, size=max(32, phase.size // 4), batch=batch, lr=rate)
 
 
@@ -63,7 +63,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Iterator[Any
     one = Place(tmp_path_factory.mktemp("recipes") / "place", images)
     try:
         weights, file = one.path / "before.pt", one.path / "cut.py"
-        torch.save(registry.build(Model(name="resnet10_tiny"), 7, 0).state_dict(), weights)
+        torch.save(registry.build_model(Model(name="resnet10_tiny"), 7, 0).state_dict(), weights)
         made = {name: cut_short(recipe(name), weights).to_json() for name in CASES}
         file.write_text(QUEUE.format(json.dumps(list(made.values()))))
         words = ["--procs", "2", "--workers", "0", "--data", str(images), "--max-steps", str(STEPS)]
@@ -78,7 +78,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Iterator[Any
 
 def recipe(file: str) -> Recipe:
     """The one of a file's recipes that is run."""
-    return next(one for one in load(str(ROOT / "recipes" / f"{file}.py")) if one.name == CASES[file])
+    return next(one for one in read_recipes(str(ROOT / "recipes" / f"{file}.py")) if one.name == CASES[file])
 
 
 @pytest.mark.parametrize(("number", "file"), list(enumerate(CASES, 1)), ids=list(CASES))

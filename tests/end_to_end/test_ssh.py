@@ -67,22 +67,22 @@ class Over:
             time.sleep(0.1)
 
     def tell(self, job: Job) -> str:
-        log = job.run / "supervisor.log"
+        log = job.path / "supervisor.log"
         return "\n".join([str(job.timeline()), str(job.status()), log.read_text() if log.exists() else ""])
 
     def wait_for_steps(self, job: Job, attempt: int, steps: int = 6) -> None:
         """Wait until an attempt, or a later one, has made so many steps, as it is seen from home."""
 
         def trains() -> bool:
-            newest = attempts.newest(job.folders.shared)
+            newest = attempts.newest_attempt(job.run_folder.shared)
             if newest is None or newest.number < attempt or not newest.members:
                 return False
-            words = status.words(job.folders, job.spec)
+            words = status.machine_statuses(job.run_folder, job.spec)
             mine = [one for one in words.values() if one["attempt"] == newest.number]
             return any(one["at"] >= newest.first_step + steps for one in mine)
 
-        self.wait(lambda: trains() or job.ended, job)
-        assert not job.ended, self.tell(job)
+        self.wait(lambda: trains() or job.has_ended, job)
+        assert not job.has_ended, self.tell(job)
 
 
 @pytest.fixture
@@ -92,9 +92,9 @@ def over(place: Any, testbed: Callable[..., Testbed]) -> Callable[[int], Over]:
 
 def parameters(shared: Path) -> dict[str, Any]:
     """The weights and momenta of the last checkpoint; statistics are each process's own."""
-    last = checkpoint_io.newest(sorted((shared / "checkpoints").iterdir())[-1])
+    last = checkpoint_io.newest_checkpoint(sorted((shared / "checkpoints").iterdir())[-1])
     assert last
-    state = checkpoint_io.load(last)
+    state = checkpoint_io.load_checkpoint(last)
     momenta = {f"momentum {key}": one["momentum_buffer"] for key, one in state["optimizer"]["state"].items()}
     weights = {key: one for key, one in state["model"].items() if not key.endswith(BUFFERS)}
     return {**weights, **momenta}
@@ -108,12 +108,12 @@ def test_the_head_loses_its_power_and_a_machine_freezes_and_the_run_ends_with_th
     here.wait_for_steps(job, 1)
     here.bed.machines[0].power_off()
     here.wait_for_steps(job, 2)
-    assert attempts.newest(job.folders.shared).names[0] != "0"  # type: ignore[union-attr]
+    assert attempts.newest_attempt(job.run_folder.shared).machine_names[0] != "0"  # type: ignore[union-attr]
     here.bed.machines[0].boot()
     here.wait_for_steps(job, 3)
     here.bed.machines[2].freeze()
     here.wait_for_steps(job, 4)
-    assert "2" not in attempts.newest(job.folders.shared).names  # type: ignore[union-attr]
+    assert "2" not in attempts.newest_attempt(job.run_folder.shared).machine_names  # type: ignore[union-attr]
     here.bed.machines[2].thaw()
     assert job.wait(120) == "done", here.tell(job)
     result = job.result or {}
@@ -144,8 +144,8 @@ def test_whoever_looks_may_come_and_go_and_a_healthy_machine_that_we_cannot_see_
     for one in here.bed.machines:
         one.plug()
     step = job.status()["step"]
-    here.wait(lambda: job.ended or job.status()["step"] > step, job)
-    assert len(attempts.history(job.folders.shared)) == 1, here.tell(job)
+    here.wait(lambda: job.has_ended or job.status()["step"] > step, job)
+    assert len(attempts.history(job.run_folder.shared)) == 1, here.tell(job)
     said = place.cli("ssh", "job-1", "--machine", "1", "--", "sh", "-c", "echo $HOME")
     assert said.out.strip() == str(here.bed.machines[1].home), said
     other = place.path / "elsewhere"
@@ -157,13 +157,13 @@ def test_whoever_looks_may_come_and_go_and_a_healthy_machine_that_we_cannot_see_
     theirs = Job(next((other / "runs").iterdir()))
     here.wait(lambda: (theirs.status()["step"] or 0) > 0, theirs)
     assert place.cli("stop", theirs.name, cwd=other).code == 0
-    here.wait(lambda: job.ended and theirs.ended, job)
+    here.wait(lambda: job.has_ended and theirs.has_ended, job)
     assert job.state == theirs.state == "stopped"
     resumed = place.cli("resume", "job-1")
     assert resumed.code == 0, resumed
     assert (job.result or {})["ids_wrong"] == [] and job.state == "done"
-    for path in (job.run / "logs").rglob("rank-*.log"):
-        end = next(here.bed.shared.glob("job-1-*")) / path.relative_to(job.run)
+    for path in (job.path / "logs").rglob("rank-*.log"):
+        end = next(here.bed.shared.glob("job-1-*")) / path.relative_to(job.path)
         assert path.read_bytes() == end.read_bytes()
     assert not [one for machine in here.bed.machines for one in machine.left()]
 

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from experiments.arms import Arm
-from experiments.images import Images
+from experiments.images import ImageSet
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
 STUB = '''
@@ -37,7 +37,7 @@ result = {"epochs": [epoch], "top1": 60.0, "top1_square": 60.0, "steps": 3, "ima
 
 
 @pytest.fixture(scope="session")
-def blots(tmp_path_factory: pytest.TempPathFactory) -> Images:
+def blots(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
     """Ten bright and ten dark blots to train on, four to validate. Not to be changed."""
     rng, root = np.random.default_rng(0), tmp_path_factory.mktemp("blots")
     for split, count in (("train", 10), ("val", 2)):
@@ -48,7 +48,7 @@ def blots(tmp_path_factory: pytest.TempPathFactory) -> Images:
                     pixels = rng.integers(least, least + 100, (20, 20, 3), np.uint8)
                     Image.fromarray(pixels).save(file, "JPEG")
                     (root / split / kind / f"{number}.jpg").write_bytes(file.getvalue())
-    return Images(root, "blots", 2)
+    return ImageSet(root, "blots", 2)
 
 
 @pytest.fixture(scope="session")

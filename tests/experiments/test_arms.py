@@ -7,14 +7,14 @@ from typing import Any
 import pytest
 
 from experiments import run as everything
-from experiments.arms import Arm, Claim, side
-from experiments.images import Images
-from experiments.runs import Run, how
+from experiments.arms import Arm, Claim, make_side
+from experiments.images import ImageSet
+from experiments.runs import ExperimentRun, training_config
 from train.recipe.schedule import Schedule
-from train.tools.filesystem import plain
+from train.tools.filesystem import json_roundtrip
 
 EXPERIMENTS = {one.name: one for one in everything.EXPERIMENTS}
-IMAGES = Images(Path("nowhere"), "abc", 10)
+IMAGES = ImageSet(Path("nowhere"), "abc", 10)
 RAMP, RATES = {"phases.0.lr"}, {"phases.0.lr", "phases.1.lr"}
 SIZES = {f"phases.{row}.size" for row in range(3)}
 GROWTH = {"phases.2.batch", "phases.2.lr", "phases.3.batch", "phases.3.lr"}
@@ -42,7 +42,7 @@ def flat(value: Any, before: str = "") -> dict[str, Any]:
 
 
 def differences(one: Arm, other: Arm) -> set[str]:
-    a, b = (flat(plain({"--gpus": arm.gpus, **arm.recipe.to_json()})) for arm in (one, other))
+    a, b = (flat(json_roundtrip({"--gpus": arm.gpus, **arm.recipe.to_json()})) for arm in (one, other))
     return {name for name in a.keys() | b.keys() if a.get(name) != b.get(name)} - {"name"}
 
 
@@ -62,31 +62,38 @@ def test_steps_are_of_two_sizes_in_each_experiment_and_of_one_without_chunks() -
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_no_two_arms_of_an_experiment_are_the_same_run(name: str) -> None:
-    keys = [Run(arm, 0, IMAGES).key for arm in EXPERIMENTS[name].arms]
+    keys = [ExperimentRun(arm, 0, IMAGES).key for arm in EXPERIMENTS[name].arms]
     assert len(set(keys)) == len(keys)
 
 
 def test_the_experiments_share_the_arms_that_are_equal() -> None:
     def key(name: str, number: int) -> str:
-        return Run(EXPERIMENTS[name].arms[number], 3, IMAGES).key
+        return ExperimentRun(EXPERIMENTS[name].arms[number], 3, IMAGES).key
 
     assert key("warmup", 0) == key("scaling", 0) == key("zero_gamma", 1) == key("norm_decay", 0)
     assert key("warmup", 3) == key("scaling", 3) == key("zero_gamma", 3) == key("norm_decay", 2)
-    different = {Run(arm, 0, IMAGES).key for one in EXPERIMENTS.values() for arm in one.arms}
+    different = {ExperimentRun(arm, 0, IMAGES).key for one in EXPERIMENTS.values() for arm in one.arms}
     assert len(different) == 27
 
 
 def test_the_large_batch_is_32_times_the_base_batch_at_32_times_the_rate() -> None:
     base, large = EXPERIMENTS["warmup"].arms[0], EXPERIMENTS["warmup"].arms[3]
     one, other = (Schedule(arm.recipe, 8000, arm.gpus) for arm in (base, large))
-    assert (one.rows[1].global_batch, other.rows[1].global_batch) == (8, 256)
-    assert other.rows[1].lr[0] == pytest.approx(32 * one.rows[1].lr[0])
-    assert other.rows[0].lr == pytest.approx((one.rows[1].lr[0], 32 * one.rows[1].lr[0]))  # from the base batch's rate
-    assert {row.phase.batch for row in (*one.rows, *other.rows)} == {8}  # what batch norm sees
+    assert (one.scheduled_phases[1].global_batch, other.scheduled_phases[1].global_batch) == (8, 256)
+    assert other.scheduled_phases[1].scaled_lr_endpoints[0] == pytest.approx(
+        32 * one.scheduled_phases[1].scaled_lr_endpoints[0]
+    )
+    assert other.scheduled_phases[0].scaled_lr_endpoints == pytest.approx(
+        (one.scheduled_phases[1].scaled_lr_endpoints[0], 32 * one.scheduled_phases[1].scaled_lr_endpoints[0])
+    )  # from the base batch's rate
+    assert {row.phase.batch for row in (*one.scheduled_phases, *other.scheduled_phases)} == {8}  # what batch norm sees
 
 
 def test_rules_of_scaling_give_the_rates_they_are_named_by() -> None:
-    rates = [Schedule(arm.recipe, 8000, arm.gpus).rows[1].lr[0] for arm in EXPERIMENTS["scaling"].arms]
+    rates = [
+        Schedule(arm.recipe, 8000, arm.gpus).scheduled_phases[1].scaled_lr_endpoints[0]
+        for arm in EXPERIMENTS["scaling"].arms
+    ]
     base = rates[0]
     assert [rate / base for rate in rates] == pytest.approx([1, 0.5, 2, 32, 16, 64, 32**0.5, 1])
 
@@ -109,11 +116,11 @@ def test_an_experiment_says_what_its_script_is(name: str) -> None:
 def test_a_claim_of_an_arm_that_is_not_there_is_refused() -> None:
     one = EXPERIMENTS["warmup"]
     with pytest.raises(ValueError, match="warmup: two arms of one name, or a claim of an arm"):
-        replace(one, claims=(Claim(text="x", first=side("y"), second=side(one.arms[0].name)),))
+        replace(one, claims=(Claim(text="x", first=make_side("y"), second=make_side(one.arms[0].name)),))
     with pytest.raises(ValueError, match="warmup: two arms of one name"):
         replace(one, arms=(*one.arms, one.arms[0]))
 
 
 def test_how_a_recipe_trains_is_plain_data() -> None:
-    found = how(EXPERIMENTS["lars"].arms[-1].recipe)
+    found = training_config(EXPERIMENTS["lars"].arms[-1].recipe)
     assert found["optim"]["name"] == "lars" and found["phases"][0]["epochs"] == [0, 2]

@@ -11,9 +11,9 @@ import pytest
 from PIL import Image
 
 from experiments import command, picture, table
-from experiments.arms import Claim, Experiment, Sources, side
-from experiments.images import Images
-from experiments.sweep import Place
+from experiments.arms import Claim, Experiment, ImageSources, make_side
+from experiments.images import ImageSet
+from experiments.sweep import SweepLocation
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -30,16 +30,18 @@ def made_up(seed: int, top1: float | None, seconds: float = 100.0) -> dict[str, 
 
 
 @pytest.fixture
-def experiment(blots: Images, arm: Any) -> Experiment:
-    def images(sources: Sources, seed: int) -> Images:
+def experiment(blots: ImageSet, arm: Any) -> Experiment:
+    def images(sources: ImageSources, seed: int) -> ImageSet:
         return blots
 
     return Experiment(
         name="toy",
         title="1. A toy",
-        about="Two rates.",
+        description="Two rates.",
         arms=(arm("slow"), arm("wild", lr=1e30)),
-        claims=(Claim(text="Slow is better than wild", first=side("slow"), second=side("wild"), cheaper=True),),
+        claims=(
+            Claim(text="Slow is better than wild", first=make_side("slow"), second=make_side("wild"), cheaper=True),
+        ),
         images=images,
     )
 
@@ -53,7 +55,7 @@ ROWS = {
 
 
 def test_the_table_is_made_of_the_rows(experiment: Experiment) -> None:
-    head, _, slow, wild = table.table(experiment, ROWS["toy"])
+    head, _, slow, wild = table.experiment_table(experiment, ROWS["toy"])
     assert head == "| | n | top-1 % | least to most | to the first | steps | work | seconds |"
     assert slow == "| slow | 3 | 61.00 ± 1.00 | 60.00 to 62.00 |  | 30 | 12 MP | 100 ± 0 |"
     assert wild.startswith("| wild | 3, 1 diverged | 30.33 ± 17.62 | 10.00 to 41.00 | -30.67 (-74.2")
@@ -61,7 +63,7 @@ def test_the_table_is_made_of_the_rows(experiment: Experiment) -> None:
 
 
 def test_an_arm_without_runs_or_with_none_that_ended_is_a_row_too(experiment: Experiment) -> None:
-    lines = list(table.table(experiment, {"slow": [], "wild": [made_up(0, None), made_up(1, None)]}))
+    lines = list(table.experiment_table(experiment, {"slow": [], "wild": [made_up(0, None), made_up(1, None)]}))
     assert lines[2] == "| slow | 0 | | | | | | |"
     assert lines[3] == "| wild | 2, 2 diverged | 10.00 ± 0.00 | 10.00 to 10.00 |  |  |  |  |"
     assert {line.count("|") for line in lines} == {9}
@@ -69,46 +71,46 @@ def test_an_arm_without_runs_or_with_none_that_ended_is_a_row_too(experiment: Ex
 
 def test_seconds_are_told_only_where_something_is_claimed_of_them(experiment: Experiment) -> None:
     plain = replace(experiment, claims=tuple(replace(one, cheaper=False) for one in experiment.claims))
-    lines = list(table.table(plain, {**ROWS["toy"], "wild": [made_up(0, None)]}))
+    lines = list(table.experiment_table(plain, {**ROWS["toy"], "wild": [made_up(0, None)]}))
     assert lines[0] == "| | n | top-1 % | least to most | to the first | steps | work |"
     assert lines[2].endswith("|  | 30 | 12 MP |") and {line.count("|") for line in lines} == {8}
 
 
 def test_two_views_are_two_columns(experiment: Experiment) -> None:
     mine = [row | {"top1_square": row["top1"] - 3} for row in ROWS["toy"]["slow"]]
-    head, line, slow, wild = table.table(experiment, {"slow": mine, "wild": []})
+    head, line, slow, wild = table.experiment_table(experiment, {"slow": mine, "wild": []})
     assert "top-1 %, squares" in head and "| 58.00 ± 1.00 |" in slow
     assert {one.count("|") for one in (head, line, slow, wild)} == {10}
 
 
 def test_the_page_says_when_where_and_how_long(experiment: Experiment) -> None:
-    text = table.page([experiment], ROWS)
+    text = table.render_results_page([experiment], ROWS)
     assert "6 different runs, 2026-01-01 to 2026-01-03, 0.2 hours of one thread in all. Made on\n2 cores (X).\n" in text
     assert "Commits: 0123456789ab." in text and "![1. A toy](pictures/toy.png)" in text
     assert "- **Not seen at this scale.** Slow is better than wild" in text
-    assert "No runs yet." in table.page([experiment], {"toy": {}})
+    assert "No runs yet." in table.render_results_page([experiment], {"toy": {}})
 
 
 def test_a_picture_has_a_line_for_each_arm(experiment: Experiment, tmp_path: Path) -> None:
-    picture.draw(tmp_path / "a" / "toy.png", experiment, ROWS["toy"])
-    picture.draw(tmp_path / "one.png", experiment, {"slow": ROWS["toy"]["slow"][:1], "wild": []})
-    picture.draw(tmp_path / "none.png", experiment, {"slow": [], "wild": [made_up(0, None)]})
+    picture.draw_experiment(tmp_path / "a" / "toy.png", experiment, ROWS["toy"])
+    picture.draw_experiment(tmp_path / "one.png", experiment, {"slow": ROWS["toy"]["slow"][:1], "wild": []})
+    picture.draw_experiment(tmp_path / "none.png", experiment, {"slow": [], "wild": [made_up(0, None)]})
     with Image.open(tmp_path / "a" / "toy.png") as image, Image.open(tmp_path / "one.png") as small:
-        assert image.size[1] - small.size[1] == picture.LINE
+        assert image.size[1] - small.size[1] == picture.ROW_HEIGHT
         colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20) or ()}
-    assert {tuple(bytes.fromhex(one[1:])) for one in picture.INKS[:2]} <= colours
+    assert {tuple(bytes.fromhex(one[1:])) for one in picture.ARM_COLOURS[:2]} <= colours
 
 
 @pytest.mark.parametrize("low, high", [(0, 100), (59.2, 61.4), (10, 10), (0.01, 0.02), (57.3, 98.0)])
 def test_ticks_are_few_and_hold_the_values(low: float, high: float) -> None:
-    found = picture.ticks(low, high)
+    found = picture.axis_ticks(low, high)
     assert found[0] <= low + 1e-6 and found[-1] >= high - 1e-6 and 2 <= len(found) <= 8
 
 
 def test_an_experiment_is_one_command(
     experiment: Experiment, stub: Any, tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "Place", partial(Place, trainer=stub))
+    monkeypatch.setattr(command, "Place", partial(SweepLocation, trainer=stub))
     monkeypatch.setattr(command, "HERE", tmp_path)
     monkeypatch.setattr(command, "SEEDS", 2)
     words = ["--data", "here", "--seeds", "2", "--work", str(tmp_path / "work"), "--results", str(tmp_path / "rows")]

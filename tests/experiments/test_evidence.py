@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from experiments import evidence
-from experiments.arms import Claim, side
+from experiments.arms import Claim, make_side
 from experiments.evidence import Interval
 
 Row = dict[str, Any]
@@ -23,14 +23,14 @@ def rows(*top1: float | None, **more: Any) -> list[Row]:
 
 
 def claim(margin: float | None = None, **more: Any) -> Claim:
-    return Claim(text="A is better than B", first=side("a"), second=side("b"), margin=margin, **more)
+    return Claim(text="A is better than B", first=make_side("a"), second=make_side("b"), margin=margin, **more)
 
 
 @pytest.mark.parametrize(
     "degrees, printed", [(1, 12.706), (2, 4.303), (4, 2.776), (8, 2.306), (30, 2.042), (1000, 1.962)]
 )
 def test_students_distribution_is_that_of_the_tables(degrees: float, printed: float) -> None:
-    assert evidence.student(degrees) == pytest.approx(printed, abs=0.001)
+    assert evidence.student_t(degrees) == pytest.approx(printed, abs=0.001)
 
 
 @pytest.mark.parametrize(
@@ -41,15 +41,15 @@ def test_students_distribution_is_that_of_the_tables(degrees: float, printed: fl
     ],
 )
 def test_welchs_interval_is_that_of_examples_by_hand(first: Any, second: Any, difference: float, half: float) -> None:
-    found = evidence.welch(first, second)
+    found = evidence.welch_interval(first, second)
     assert found is not None
-    assert (found.difference, found.half) == pytest.approx((difference, half), abs=0.001)
+    assert (found.difference, found.half_width) == pytest.approx((difference, half), abs=0.001)
     assert (found.low + found.high) / 2 == pytest.approx(difference)
 
 
 def test_one_run_has_no_interval_and_equal_runs_have_one_without_width() -> None:
-    assert evidence.welch([1.0], [2.0, 3.0]) is None
-    assert evidence.welch([10.0, 10.0], [12.0, 12.0]) == Interval(-2.0, -2.0, -2.0)
+    assert evidence.welch_interval([1.0], [2.0, 3.0]) is None
+    assert evidence.welch_interval([10.0, 10.0], [12.0, 12.0]) == Interval(-2.0, -2.0, -2.0)
 
 
 @pytest.mark.parametrize(
@@ -75,22 +75,22 @@ def test_a_verdict_follows_from_the_interval_alone(low: float, high: float, marg
     ],
 )  # fmt: skip
 def test_a_sentence_begins_with_what_is_seen(a: Any, b: Any, margin: float | None, begins: str) -> None:
-    assert evidence.sentence(claim(margin), {"a": rows(*a), "b": rows(*b)}).startswith(begins)
+    assert evidence.claim_sentence(claim(margin), {"a": rows(*a), "b": rows(*b)}).startswith(begins)
 
 
 def test_where_nothing_is_seen_the_sentence_says_what_could_have_been() -> None:
-    found = evidence.sentence(claim(), {"a": rows(60.0, 61.0, 62.0), "b": rows(59.9, 61.1, 61.9)})
+    found = evidence.claim_sentence(claim(), {"a": rows(60.0, 61.0, 62.0), "b": rows(59.9, 61.1, 61.9)})
     assert "These runs can tell differences from about 2.3 points on." in found
 
 
 def test_a_diverged_run_counts_as_chance_and_is_named() -> None:
-    found = evidence.sentence(claim(), {"a": rows(60.0, 61.0), "b": rows(None, None)})
+    found = evidence.claim_sentence(claim(), {"a": rows(60.0, 61.0), "b": rows(None, None)})
     assert "against 10.00 ± 0.00 %" in found and '2 of 2 runs of "b" diverged and count as chance.' in found
 
 
 def test_of_several_arms_the_best_is_taken_and_named() -> None:
-    one = Claim(text="x", first=side("a", "b", "c"), second=side("d"))
-    found = evidence.sentence(
+    one = Claim(text="x", first=make_side("a", "b", "c"), second=make_side("d"))
+    found = evidence.claim_sentence(
         one, {"a": rows(50.0, 51.0), "b": rows(60.0, 61.0), "c": rows(None, 99.0), "d": rows(10.0, 11.0)}
     )
     assert 'Of 3, "b" is the best.' in found and "60.50 ± 0.71 against" in found
@@ -98,21 +98,21 @@ def test_of_several_arms_the_best_is_taken_and_named() -> None:
 
 def test_a_side_may_be_another_field() -> None:
     mine = [row | {"top1_square": row["top1"] - 5} for row in rows(60.0, 60.1, 60.2)]
-    one = Claim(text="x", first=side("a"), second=side("a", of="top1_square"))
-    assert "+5.00 points" in evidence.sentence(one, {"a": mine})
+    one = Claim(text="x", first=make_side("a"), second=make_side("a", metric="top1_square"))
+    assert "+5.00 points" in evidence.claim_sentence(one, {"a": mine})
 
 
 def test_missing_runs_and_single_runs_are_said_so() -> None:
-    assert evidence.sentence(claim(), {"a": rows(1.0), "b": []}).startswith("**Not run yet.**")
-    assert evidence.sentence(claim(), {"a": rows(61.0), "b": rows(50.0)}).startswith("**One run says nothing.**")
+    assert evidence.claim_sentence(claim(), {"a": rows(1.0), "b": []}).startswith("**Not run yet.**")
+    assert evidence.claim_sentence(claim(), {"a": rows(61.0), "b": rows(50.0)}).startswith("**One run says nothing.**")
 
 
 def test_savings_are_by_seed_and_leave_out_what_diverged() -> None:
     mine = [row | {"train_seconds": 10.0 + row["seed"], "megapixels": 60.0} for row in rows(60.0, 61.0, None)]
-    found = evidence.sentence(claim(1.0, cheaper=True), {"a": mine, "b": rows(60.0, 61.0, 60.5)})
+    found = evidence.claim_sentence(claim(1.0, cheaper=True), {"a": mine, "b": rows(60.0, 61.0, 60.5)})
     assert "60% of the work (images x pixels), 100% of the steps and 52% of the training seconds (50% to 55%" in found
 
 
 def test_what_was_published_stands_at_the_end() -> None:
-    found = evidence.sentence(claim(source="1 against 2"), {"a": rows(61.0, 62.0), "b": rows(50.0, 51.0)})
+    found = evidence.claim_sentence(claim(source="1 against 2"), {"a": rows(61.0, 62.0), "b": rows(50.0, 51.0)})
     assert found.endswith("Published: 1 against 2.")

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from experiments import images
-from experiments.images import Trouble
+from experiments.images import ImageSourceError
 from train.data.index import open as index_open
 
 
@@ -43,11 +43,11 @@ def photographs(tmp_path: Path) -> Path:
 
 def files(folder: Path, split: str) -> list[str]:
     """The names class/file of a packed split."""
-    return index_open.load(folder, split).names()
+    return index_open.load_index(folder, split).names()
 
 
 def test_a_part_of_the_training_images_and_all_for_validation(cifar: Path, tmp_path: Path) -> None:
-    found = images.cifar(cifar, tmp_path / "work", per_class=4)
+    found = images.prepare_cifar(cifar, tmp_path / "work", per_class=4)
     train = files(found.folder, "train")
     assert len(train) == 8 and len(files(found.folder, "val")) == 6 and found.classes == 2
     first = [f"{kind}/{kind}{number}.png" for kind in ("cat", "dog") for number in range(4)]
@@ -57,35 +57,35 @@ def test_a_part_of_the_training_images_and_all_for_validation(cifar: Path, tmp_p
 def test_a_tar_gives_the_same_images_as_its_folder(cifar: Path, tmp_path: Path) -> None:
     with tarfile.open(tmp_path / "x.tar.gz", "w:gz") as tar:
         tar.add(cifar, "some/where")
-    one = images.cifar(cifar, tmp_path / "a", per_class=4)
-    other = images.cifar(tmp_path / "x.tar.gz", tmp_path / "b", per_class=4)
+    one = images.prepare_cifar(cifar, tmp_path / "a", per_class=4)
+    other = images.prepare_cifar(tmp_path / "x.tar.gz", tmp_path / "b", per_class=4)
     assert one.fingerprint == other.fingerprint and files(one.folder, "train") == files(other.folder, "train")
-    mine, theirs = (index_open.load(folder, "train").read(0) for folder in (one.folder, other.folder))
+    mine, theirs = (index_open.load_index(folder, "train").read(0) for folder in (one.folder, other.folder))
     assert mine == theirs == (cifar / "train" / files(one.folder, "train")[0]).read_bytes()
 
 
 def test_images_are_made_once_and_known_by_their_fingerprint(cifar: Path, tmp_path: Path) -> None:
-    one = images.cifar(cifar, tmp_path / "work", per_class=4)
-    assert images.cifar(Path("gone"), tmp_path / "work", per_class=4) == one
-    assert images.cifar(cifar, tmp_path / "again", per_class=4).fingerprint == one.fingerprint
+    one = images.prepare_cifar(cifar, tmp_path / "work", per_class=4)
+    assert images.prepare_cifar(Path("gone"), tmp_path / "work", per_class=4) == one
+    assert images.prepare_cifar(cifar, tmp_path / "again", per_class=4).fingerprint == one.fingerprint
     (cifar / "val" / "cat" / "cat0.png").write_bytes(picture(99))
-    assert images.cifar(cifar, tmp_path / "other", per_class=4).fingerprint != one.fingerprint
+    assert images.prepare_cifar(cifar, tmp_path / "other", per_class=4).fingerprint != one.fingerprint
 
 
 def test_too_few_images_or_none_are_one_line_and_leave_nothing(cifar: Path, tmp_path: Path) -> None:
-    with pytest.raises(Trouble, match="train/cat has 6 images; 7 of each class are needed"):
-        images.cifar(cifar, tmp_path / "work", per_class=7)
-    with pytest.raises(Trouble, match="--data has no train"):
-        images.cifar(cifar / "train", tmp_path / "work", per_class=1)
-    with pytest.raises(Trouble, match="neither a folder nor a tar"):
-        images.cifar(tmp_path / "nothing", tmp_path / "work", per_class=1)
+    with pytest.raises(ImageSourceError, match="train/cat has 6 images; 7 of each class are needed"):
+        images.prepare_cifar(cifar, tmp_path / "work", per_class=7)
+    with pytest.raises(ImageSourceError, match="--data has no train"):
+        images.prepare_cifar(cifar / "train", tmp_path / "work", per_class=1)
+    with pytest.raises(ImageSourceError, match="neither a folder nor a tar"):
+        images.prepare_cifar(tmp_path / "nothing", tmp_path / "work", per_class=1)
     assert not list((tmp_path / "work").iterdir())
 
 
 def test_a_photograph_is_in_one_split_with_both_of_its_versions(photographs: Path, tmp_path: Path) -> None:
     seen: list[str] = []
     for fold in range(images.FOLDS):
-        folder = images.photographs(photographs, tmp_path / "work", fold).folder
+        folder = images.prepare_photographs(photographs, tmp_path / "work", fold).folder
         split = {}
         for name in ("train", "val"):
             found = [one.split("/") for one in files(folder, name)]

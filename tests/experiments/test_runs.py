@@ -10,11 +10,11 @@ import pytest
 
 from experiments import runs
 from experiments.arms import Arm
-from experiments.images import Images
-from experiments.runs import KNOWN, Run
+from experiments.images import ImageSet
+from experiments.runs import FIELDS_OF_FORMAT_1, ExperimentRun
 from train.recipe import Data, Model, Phase, Recipe
 
-IMAGES = Images(Path("somewhere"), "abc", 10)
+IMAGES = ImageSet(Path("somewhere"), "abc", 10)
 RECIPE = Recipe(
     name="x",
     data=Data(name="drawn", root="r", train=60, val=20),
@@ -22,7 +22,7 @@ RECIPE = Recipe(
     gpus=1,
     phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.1), Phase(epochs=(1, 2), size=32, batch=8, lr=(0.1, 0.0))],
 )
-RUN = Run(Arm(name="x", recipe=RECIPE), 0, IMAGES)
+RUN = ExperimentRun(Arm(name="x", recipe=RECIPE), 0, IMAGES)
 OTHERS: dict[str, Any] = {  # another value for each field that counts
     "Model.name": "resnet10_cifar", "Model.zero_gamma": False, "Model.fc_std": 0.02, "Model.weights": "w.pt",
     "Model.compile": True, "Optim.name": "lars", "Optim.momentum": 0.8, "Optim.nesterov": True,
@@ -47,12 +47,12 @@ def test_the_hash_is_what_it_was() -> None:
 
 @pytest.mark.parametrize("field", OTHERS)
 def test_the_hash_changes_with_each_field_of_the_recipe(field: str) -> None:
-    assert Run(Arm(name="x", recipe=changed(field)), 0, IMAGES).key != RUN.key
+    assert ExperimentRun(Arm(name="x", recipe=changed(field)), 0, IMAGES).key != RUN.key
 
 
 def test_every_field_that_counts_is_one_of_the_recipe_and_is_tried_above() -> None:
-    named = {f"{kind.__name__}.{name}" for kind, names in KNOWN.items() for name in names}
-    there = {f"{kind.__name__}.{one.name}" for kind in KNOWN for one in dataclasses.fields(kind)}
+    named = {f"{kind.__name__}.{name}" for kind, names in FIELDS_OF_FORMAT_1.items() for name in names}
+    there = {f"{kind.__name__}.{one.name}" for kind in FIELDS_OF_FORMAT_1 for one in dataclasses.fields(kind)}
     assert named == set(OTHERS) and named <= there
 
 
@@ -64,13 +64,13 @@ def test_every_field_that_counts_is_one_of_the_recipe_and_is_tried_above() -> No
         replace(RUN, arm=replace(RUN.arm, recipe=replace(RECIPE, phases=RECIPE.phases[:1]))),
     ],
 )  # fmt: skip
-def test_the_hash_changes_with_seed_images_gpus_and_rows(other: Run) -> None:
+def test_the_hash_changes_with_seed_images_gpus_and_rows(other: ExperimentRun) -> None:
     assert other.key != RUN.key
 
 
 def test_the_hash_does_not_change_with_names_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = replace(RECIPE, name="y", data=replace(RECIPE.data, root="elsewhere"), seed=7, types=("p4d.24xlarge",))
-    other = Run(Arm(name="y", recipe=recipe), 0, replace(IMAGES, folder=Path("elsewhere")))
+    other = ExperimentRun(Arm(name="y", recipe=recipe), 0, replace(IMAGES, folder=Path("elsewhere")))
     before = RUN.key
     assert other.key == before
     monkeypatch.setattr(runs, "FORMAT", 2)
@@ -78,25 +78,29 @@ def test_the_hash_does_not_change_with_names_and_places(monkeypatch: pytest.Monk
 
 
 def test_a_field_that_recipes_gain_later_counts_only_away_from_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(KNOWN, Phase, tuple(name for name in KNOWN[Phase] if name != "rect_val"))
-    without, other = RUN.key, Run(Arm(name="x", recipe=changed("Phase.rect_val")), 0, IMAGES)
+    monkeypatch.setitem(
+        FIELDS_OF_FORMAT_1, Phase, tuple(name for name in FIELDS_OF_FORMAT_1[Phase] if name != "rect_val")
+    )
+    without, other = RUN.key, ExperimentRun(Arm(name="x", recipe=changed("Phase.rect_val")), 0, IMAGES)
     monkeypatch.undo()
     assert "rect_val" in RUN.config["phases"][0]
-    monkeypatch.setitem(KNOWN, Phase, tuple(name for name in KNOWN[Phase] if name != "rect_val"))
+    monkeypatch.setitem(
+        FIELDS_OF_FORMAT_1, Phase, tuple(name for name in FIELDS_OF_FORMAT_1[Phase] if name != "rect_val")
+    )
     assert "rect_val" not in RUN.config["phases"][0] and without == RUN.key
     assert other.config["phases"][1]["rect_val"] is True and other.key != RUN.key
 
 
 def test_a_row_comes_back_only_for_the_same_configuration(tmp_path: Path) -> None:
-    assert runs.row_of(RUN, tmp_path) is None
-    row = runs.keep(RUN, tmp_path, {"top1": 50.0})
-    assert runs.row_of(RUN, tmp_path) == row and row["name"] == "x, seed 0"
+    assert runs.read_row(RUN, tmp_path) is None
+    row = runs.write_row(RUN, tmp_path, {"top1": 50.0})
+    assert runs.read_row(RUN, tmp_path) == row and row["name"] == "x, seed 0"
     path = tmp_path / f"{RUN.key}.json"
     assert len(path.read_text().splitlines()) == 6  # the configuration in one
     path.write_text(json.dumps({**row, "config": {**row["config"], "seed": 5}}))  # by hand, or from elsewhere
-    assert runs.row_of(RUN, tmp_path) is None
+    assert runs.read_row(RUN, tmp_path) is None
     path.write_text(path.read_text()[:40])
-    assert runs.row_of(RUN, tmp_path) is None
+    assert runs.read_row(RUN, tmp_path) is None
 
 
 def test_the_numbers_of_a_row_are_those_of_the_result() -> None:
@@ -104,7 +108,7 @@ def test_the_numbers_of_a_row_are_those_of_the_result() -> None:
         {"train_images": 100, "size": size, "train_seconds": 1.5, "train_top1": top1, "train_loss": 1.0}
         for size, top1 in ((16, 20.123), (32, 30.0))
     ]
-    found = runs.measured({"epochs": epochs, "top1": 1.0, "top1_square": 2.0, "steps": 8, "images": 200}, 10)
+    found = runs.result_values({"epochs": epochs, "top1": 1.0, "top1_square": 2.0, "steps": 8, "images": 200}, 10)
     assert found["megapixels"] == pytest.approx((100 * 256 + 100 * 1024) / 1e6)
     assert found["train_seconds"] == 3.0 and found["train_top1"] == [20.12, 30.0] and found["diverged"] is None
-    assert runs.broken("the loss is nan", epochs, 10).keys() == found.keys()
+    assert runs.diverged_values("the loss is nan", epochs, 10).keys() == found.keys()

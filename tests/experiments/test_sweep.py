@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from experiments import runs, sweep
-from experiments.images import Images
-from experiments.runs import Run
-from experiments.sweep import Failed, Place
+from experiments.images import ImageSet
+from experiments.runs import ExperimentRun
+from experiments.sweep import RunFailed, SweepLocation
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 120.0
@@ -23,16 +23,16 @@ DEADLINE = 120.0
 class Bed:
     """A place with the stub, and runs for it by their seeds."""
 
-    def __init__(self, path: Path, images: Images, arm: Any, trainer: tuple[str, ...]) -> None:
+    def __init__(self, path: Path, images: ImageSet, arm: Any, trainer: tuple[str, ...]) -> None:
         self.told, self.images, self.arm = path / "told", images, arm
-        self.place = Place(path / "results", path / "work", trainer)
+        self.place = SweepLocation(path / "results", path / "work", trainer)
         self.said: list[str] = []
 
-    def runs(self, *seeds: int) -> list[Run]:
-        return [Run(self.arm, seed, self.images) for seed in seeds]
+    def runs(self, *seeds: int) -> list[ExperimentRun]:
+        return [ExperimentRun(self.arm, seed, self.images) for seed in seeds]
 
     def sweep(self, *seeds: int, at_once: int = 1) -> None:
-        sweep.sweep(self.runs(*seeds), self.place, at_once, self.said.append)
+        sweep.run_sweep(self.runs(*seeds), self.place, at_once, self.said.append)
 
     @property
     def began(self) -> list[int]:
@@ -41,11 +41,11 @@ class Bed:
         return [int(line.split()[0]) for line in file.read_text().splitlines()] if file.exists() else []
 
     def row(self, seed: int) -> Any:
-        return runs.row_of(self.runs(seed)[0], self.place.results)
+        return runs.read_row(self.runs(seed)[0], self.place.results)
 
 
 @pytest.fixture
-def bed(tmp_path: Path, blots: Images, arm: Any, stub: tuple[str, ...]) -> Bed:
+def bed(tmp_path: Path, blots: ImageSet, arm: Any, stub: tuple[str, ...]) -> Bed:
     return Bed(tmp_path, blots, arm(), stub)
 
 
@@ -159,7 +159,7 @@ def test_any_other_end_stops_the_sweep_and_keeps_the_folder(bed: Bed) -> None:
         (bed.told / "hold-0").unlink()
 
     threading.Thread(target=let_it_fail).start()
-    with pytest.raises(Failed, match=r"a, seed 0: ended with code 1: error: no space left; all it said: .*/log"):
+    with pytest.raises(RunFailed, match=r"a, seed 0: ended with code 1: error: no space left; all it said: .*/log"):
         bed.sweep(0, 1, 2, at_once=2)
     assert bed.row(0) is None and (bed.place.folder(bed.runs(0)[0]) / "log").exists()
     pids = [line.split()[1] for line in (bed.told / "began").read_text().splitlines()]
@@ -171,17 +171,19 @@ def test_any_other_end_stops_the_sweep_and_keeps_the_folder(bed: Bed) -> None:
 
 
 @pytest.mark.rehearsal
-def test_a_real_run_goes_on_after_an_interruption_and_another_diverges(tmp_path: Path, blots: Images, arm: Any) -> None:
-    run, wild = Run(arm(epochs=60), 0, blots), Run(arm("wild", lr=1e30), 0, blots)
-    place = Place(tmp_path / "results", tmp_path / "work")
-    process, metrics = sweep.start(run, place), place.folder(run) / "metrics" / "000001.jsonl"
+def test_a_real_run_goes_on_after_an_interruption_and_another_diverges(
+    tmp_path: Path, blots: ImageSet, arm: Any
+) -> None:
+    run, wild = ExperimentRun(arm(epochs=60), 0, blots), ExperimentRun(arm("wild", lr=1e30), 0, blots)
+    place = SweepLocation(tmp_path / "results", tmp_path / "work")
+    process, metrics = sweep.start_run(run, place), place.folder(run) / "metrics" / "000001.jsonl"
     try:
         wait_for(lambda: metrics.exists() and metrics.read_text().count('"epoch"') > 2)
         assert process.poll() is None
     finally:
-        sweep.end([process])
+        sweep.stop_trainers([process])
     assert process.returncode == 3
-    sweep.sweep([run, wild], place, 2, lambda _: None)
-    row, other = (runs.row_of(one, place.results) for one in (run, wild))
+    sweep.run_sweep([run, wild], place, 2, lambda _: None)
+    row, other = (runs.read_row(one, place.results) for one in (run, wild))
     assert row and row["top1"] == 100.0 and row["steps"] == 180 and len(row["train_top1"]) == 60
     assert other and other["top1"] is None and "is nan at step" in other["diverged"]

@@ -21,7 +21,7 @@ import pytest
 from numpy.typing import NDArray
 
 from train.recipe import Phase, Recipe
-from train.recipe.files import load
+from train.recipe.files import read_recipes
 from train.recipe.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -180,9 +180,9 @@ REFERENCE: dict[str, dict[str, Rates]] = {
 def planned(file: str) -> dict[str, Schedule]:
     """The schedules of all recipes of a file, at each number of machines that has a table, on the nominal GPUs."""
     found = {}
-    for recipe in load(str(ROOT / "recipes" / f"{file}.py")):
+    for recipe in read_recipes(str(ROOT / "recipes" / f"{file}.py")):
         for machines in recipe.tables or (recipe.machines,):
-            one = recipe.at(machines)
+            one = recipe.for_machines(machines)
             found[f"{recipe.name}, {machines}"] = Schedule(one, one.data.train, one.nominal_gpus)
     return found
 
@@ -197,21 +197,21 @@ _KNOWN: dict[Any, Rates] = {}  # several recipes share a schedule
 def rates(schedule: Schedule) -> Rates:
     """The rate of every step, by going through them all."""
     if key(schedule) not in _KNOWN:
-        found = [epoch.rate(step) for epoch in schedule.epochs for step in range(epoch.steps)]
+        found = [epoch.lr_at(step) for epoch in schedule.epochs for step in range(epoch.steps)]
         _KNOWN[key(schedule)] = np.array(found)
     return _KNOWN[key(schedule)]
 
 
 def golden(schedule: Schedule) -> dict[str, Any]:
     """What is stored of a schedule."""
-    every, rows = rates(schedule), schedule.rows
+    every, rows = rates(schedule), schedule.scheduled_phases
     exact = not any(phase.shape in ("cosine", "one_cycle") for phase in schedule.recipe.phases)
     packed = struct.pack(f"<{len(every)}d", *every.tolist())
     return {
         "images": schedule.images,
         "gpus": schedule.gpus,
         "steps": schedule.steps,
-        "phases": [[*row.phase.epochs, row.steps, row.global_batch, *row.lr] for row in rows],
+        "phases": [[*row.phase.epochs, row.steps, row.global_batch, *row.scaled_lr_endpoints] for row in rows],
         "every": every[::EVERY].tolist(),
         "sha256": hashlib.sha256(packed).hexdigest() if exact else None,
     }
@@ -259,7 +259,7 @@ def test_the_rate_of_every_step_is_that_of_the_stored_table(file: str, name: str
 def changed(recipe: Recipe, row: int) -> Schedule:
     """The schedule with one rate of a row a millionth larger."""
     phase = recipe.phases[row]
-    first, last = phase.rates
+    first, last = phase.lr_endpoints
     rate: Any = last * 1.000001 if isinstance(phase.lr, float | int) else (first * 1.000001, last * 1.000001)
     phases: list[Phase] = [*recipe.phases]
     phases[row] = replace(phase, lr=rate)

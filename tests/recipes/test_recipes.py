@@ -17,7 +17,7 @@ from recipes.cifar10 import recipe as cifar10
 from recipes.quickstart import recipe as quickstart
 from recipes.resnet50_18min import recipe as resnet50
 from train.recipe import IMAGENET, SAMPLE, Optim, Recipe
-from train.recipe.files import load
+from train.recipe.files import read_recipes
 from train.recipe.schedule import Schedule
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,7 +75,7 @@ STEPS = {1: 16405, 2: 9599, 4: 4806, 8: 4224, 16: 4184}
 
 def of(file: str) -> dict[str, Recipe]:
     """The recipes of a file by name."""
-    return {one.name: one for one in load(str(ROOT / "recipes" / f"{file}.py"))}
+    return {one.name: one for one in read_recipes(str(ROOT / "recipes" / f"{file}.py"))}
 
 
 ALL = [one for name in NAMES for one in of(name).values()]
@@ -95,17 +95,17 @@ def test_no_two_recipes_have_one_name() -> None:
 @pytest.mark.parametrize("recipe", ALL, ids=lambda one: one.name)
 def test_a_recipe_plans_every_table_on_its_own_machines(recipe: Recipe) -> None:
     for machines in recipe.tables or (recipe.machines,):
-        one = recipe.at(machines)
+        one = recipe.for_machines(machines)
         schedule = Schedule(one, one.data.train, one.nominal_gpus)
-        assert schedule.note == "" and one.machines == machines
+        assert schedule.scaling_note == "" and one.machines == machines
         assert [epoch.number for epoch in schedule.epochs] == list(range(one.epochs))
-        assert all(0 <= rate < 50 for row in schedule.rows for rate in row.lr)
+        assert all(0 <= rate < 50 for row in schedule.scheduled_phases for rate in row.scaled_lr_endpoints)
 
 
 @pytest.mark.parametrize("recipe", ALL, ids=lambda one: one.name)
 def test_a_recipe_is_the_same_after_json(recipe: Recipe) -> None:
     for machines in recipe.tables or (recipe.machines,):
-        one = recipe.at(machines)
+        one = recipe.for_machines(machines)
         again = Recipe.from_json(json.loads(json.dumps(one.to_json())))
         assert again.to_json() == one.to_json() and again.phases == one.phases and again.optim == one.optim
 
@@ -144,22 +144,22 @@ def test_loading_them_all_imports_nothing_heavy() -> None:
 
 @pytest.mark.parametrize("machines", TABLES)
 def test_the_18_minute_tables_are_those_of_2018(machines: int) -> None:
-    found = resnet50.at(machines)
+    found = resnet50.for_machines(machines)
     assert found.machines == machines and found.nominal_gpus == 8 * machines
-    rows = [(p.epochs, p.size, p.batch, p.rates, p.min_scale, p.copy, p.rect_val) for p in found.phases]
+    rows = [(p.epochs, p.size, p.batch, p.lr_endpoints, p.min_scale, p.copy, p.rect_val) for p in found.phases]
     assert rows == TABLES[machines]
     assert {phase.shape for phase in found.phases} == {"linear"}
 
 
 @pytest.mark.parametrize("machines", STEPS)
 def test_the_18_minute_schedules_have_the_steps_of_2018(machines: int) -> None:
-    schedule = Schedule(resnet50.at(machines), 1_281_167, 8 * machines)
-    assert schedule.steps == STEPS[machines] and schedule.note == ""
+    schedule = Schedule(resnet50.for_machines(machines), 1_281_167, 8 * machines)
+    assert schedule.steps == STEPS[machines] and schedule.scaling_note == ""
 
 
 @pytest.mark.parametrize("machines", STEPS)
 def test_the_18_minute_tables_go_through_every_epoch_once(machines: int) -> None:
-    schedule = Schedule(resnet50.at(machines), 1_281_167, 8 * machines)
+    schedule = Schedule(resnet50.for_machines(machines), 1_281_167, 8 * machines)
     assert [epoch.number for epoch in schedule.epochs] == list(range(TABLES[machines][-1][0][1]))
     assert schedule.images_at(len(schedule.epochs), 0) == 1_281_167 * len(schedule.epochs)
 
@@ -168,7 +168,7 @@ def test_the_18_minute_recipe_trains_resnet50_without_decay_on_norms_only() -> N
     assert resnet50.data == IMAGENET and resnet50.machines == 16
     assert (resnet50.model.name, resnet50.model.zero_gamma, resnet50.model.fc_std) == ("resnet50", True, 0.01)
     assert resnet50.optim == Optim(momentum=0.9, weight_decay=1e-4, norm_decay=False, bias_decay=True)
-    assert resnet50.copies == (160,) and resnet50.at(8).copies == (160, 352)
+    assert resnet50.copy_sizes == (160,) and resnet50.for_machines(8).copy_sizes == (160, 352)
 
 
 @pytest.mark.parametrize("recipe", [quickstart, cifar10], ids=lambda one: one.name)
@@ -210,7 +210,7 @@ def test_the_mxnet_recipes_end_their_augmentation_at_epoch_100_and_grow_the_rate
             (p.epochs[0] >= 100, p.epochs[0] < 100) for p in one.phases
         ]
         assert one.epochs == 120 and {phase.batch for phase in one.phases} == {32}
-    firsts = {one.nominal_gpus * 32: one.phases[0].rates[0] for one in found.values()}
+    firsts = {one.nominal_gpus * 32: one.phases[0].lr_endpoints[0] for one in found.values()}
     assert firsts == {256: 0.1, 2560: 0.5, 5120: 1.0}
 
 
@@ -220,26 +220,26 @@ def test_the_lars_recipes_warm_up_decay_by_a_square_and_leave_norms_and_biases_a
     for name, one in found.items():
         assert (one.optim.name, one.optim.norm_decay, one.optim.bias_decay) == ("lars", False, False)
         assert [phase.shape for phase in one.phases] == ["linear", "polynomial"]
-        assert one.phases[0].rates[1] == one.phases[1].rates[0] and one.phases[1].rates[1] == 0
+        assert one.phases[0].lr_endpoints[1] == one.phases[1].lr_endpoints[0] and one.phases[1].lr_endpoints[1] == 0
         assert one.model.name == ("alexnet_bn" if "alexnet" in name else "resnet50")
 
 
 def test_our_own_keeps_8192_images_a_step_on_eight_machines_and_takes_lars_beyond() -> None:
     few, many = of("resnet50_2026").values()
-    batches = {n: {p.batch * 8 * n for p in few.at(n).phases} for n in few.tables}
+    batches = {n: {p.batch * 8 * n for p in few.for_machines(n).phases} for n in few.tables}
     assert batches == {1: {2048, 1024}, 2: {4096, 2048}, 4: {8192, 4096}, 8: {8192, 4096}}
     assert few.target == 93.0 and few.optim.label_smoothing == 0.1
     assert (many.optim.name, many.phases[0].batch * many.nominal_gpus) == ("lars", 32_768)
-    for one in (*(few.at(n) for n in few.tables), many):
+    for one in (*(few.for_machines(n) for n in few.tables), many):
         for before, after in zip(one.phases, one.phases[1:], strict=False):  # one line, halved with the batch
             factor = after.batch / before.batch
-            assert before.rates[1] * factor == pytest.approx(after.rates[0], abs=1e-4)
+            assert before.lr_endpoints[1] * factor == pytest.approx(after.lr_endpoints[0], abs=1e-4)
 
 
 def test_finetuning_trains_the_classifier_before_the_rest() -> None:
     (one,) = of("finetune").values()
     assert [phase.frozen for phase in one.phases] == [True, False] and one.model.weights
-    assert one.phases[0].rates[0] > one.phases[1].rates[0]
+    assert one.phases[0].lr_endpoints[0] > one.phases[1].lr_endpoints[0]
 
 
 def test_sweeps_change_one_thing_each() -> None:

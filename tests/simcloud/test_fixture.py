@@ -13,7 +13,7 @@ from support.simcloud.fixture import COMMAND, IMAGE, Simcloud, simcloud  # noqa:
 from support.simcloud.process_keeper import everything
 from support.ssh_machines import _new_key as new_key
 
-from cluster.agent.watchdog import Guard
+from cluster.agent.watchdog import Watchdog
 
 Fixture = Any
 
@@ -109,10 +109,10 @@ def test_a_machine_that_is_taken_away_hears_it_first(user: User, tmp_path: Path)
     (id,) = user.launch()
     user.ready(id)
     url = user.ssh(id, "echo $AWS_EC2_METADATA_SERVICE_ENDPOINT").stdout.strip()
-    guard = Guard(tmp_path, None, 0.0, url, lambda: None)
-    assert guard.ask() == "" and guard._token
+    guard = Watchdog(tmp_path, None, 0.0, url, lambda: None)
+    assert guard.query_metadata() == "" and guard._metadata_token
     user.cloud.interrupt(id, notice=1.5)
-    assert user.cloud.wait(guard.ask).startswith("spot/instance-action: terminate at 20")
+    assert user.cloud.wait(guard.query_metadata).startswith("spot/instance-action: terminate at 20")
     assert user.state(id) == "running"
     user.cloud.wait(lambda: user.state(id) == "terminated Server.SpotInstanceTermination")
     user.cloud.wait(lambda: not everything(user.cloud.folder))

@@ -13,7 +13,7 @@ from support.simcloud.machines import Machines
 from support.ssh_machines import _new_key as new_key
 from support.ssh_machines import command_line
 
-from cluster.agent.watchdog import Guard
+from cluster.agent.watchdog import Watchdog
 
 BOOT = ("systemd-run", "--no-block", "--unit=imgnet-limit")
 
@@ -132,9 +132,9 @@ def world(tmp_path: Path) -> Iterator[World]:
     assert not [command_line(pid) for machine in one.machines.machines.values() for pid in machine.processes()]
 
 
-def guard(machine: Any, tmp_path: Path) -> Guard:
+def guard(machine: Any, tmp_path: Path) -> Watchdog:
     url = machine.env["AWS_EC2_METADATA_SERVICE_ENDPOINT"]
-    return Guard(tmp_path, None, 0.0, url, lambda: None)
+    return Watchdog(tmp_path, None, 0.0, url, lambda: None)
 
 
 # --- booting ---------------------------------------------------------------------------------------------------------
@@ -289,12 +289,12 @@ def test_sixteen_machines_stand_in_seconds(world: World) -> None:
 def test_the_agents_guard_hears_notice_and_recommendation(world: World, tmp_path: Path) -> None:
     machine, other = world.machine(0), world.machine(1)
     one = guard(machine, tmp_path)
-    assert one.ask() == "" and one._token
+    assert one.query_metadata() == "" and one._metadata_token
     world.cloud.tell("on_notice", world.cloud.running[machine.id], 0.0, "rebalance")
-    assert one.ask() == "events/recommendations/rebalance: rebalance at 1970-01-01T00:00:00Z"
+    assert one.query_metadata() == "events/recommendations/rebalance: rebalance at 1970-01-01T00:00:00Z"
     world.cloud.tell("on_notice", world.cloud.running[machine.id], 61.0, "terminate")
-    assert one.ask() == "spot/instance-action: terminate at 1970-01-01T00:01:01Z"
-    assert guard(other, tmp_path).ask() == ""
+    assert one.query_metadata() == "spot/instance-action: terminate at 1970-01-01T00:01:01Z"
+    assert guard(other, tmp_path).query_metadata() == ""
 
 
 def test_the_metadata_service_wants_a_token_and_knows_each_machine(world: World) -> None:

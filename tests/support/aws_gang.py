@@ -25,11 +25,11 @@ from infra.aws.instances import instances
 from infra.aws.instances.amis import Image
 from infra.aws.instances.gang import Gang
 from infra.aws.instances.instances import Instance
-from infra.aws.instances.request import Place, Want
-from infra.aws.instances.user_data import user_data
+from infra.aws.instances.request import Place, InstanceRequest
+from infra.aws.instances.user_data import build_user_data
 from infra.aws.journal import Journal
 from infra.aws.market import billing
-from infra.aws.market.instance_types import SHIPPED
+from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.stack.stack import Stack
 
 START = 1_795_291_200.0  # 2026-11-21 20:00:00 GMT
@@ -93,15 +93,15 @@ class Bed:
         price = self.sim.market.spot_price(zone, type) if market == "spot" else 1.006
         return Place(region=zone[:-1], zone=zone, type=type, market=market, price=price)
 
-    def want(self, place: Place) -> Want:
+    def want(self, place: Place) -> InstanceRequest:
         """What a machine is to be, there."""
         image = Image(self.image(place.region), "ubuntu", 22, 75, "/dev/sda1", "", "/opt/pytorch/bin/python")
-        data = user_data(
-            seconds=7200, private="PRIVATE", public=public_key(), file_system="fs-1", access_point="fsap-1",
-            region=place.region, user="ubuntu", python=image.python,
+        data = build_user_data(
+            poweroff_seconds=7200, private_key="PRIVATE", public_key=public_key(), file_system="fs-1", access_point="fsap-1",
+            region=place.region, ssh_user="ubuntu", python=image.python,
         )  # fmt: skip
-        return Want(
-            uid=self.uid, name="job-3", owner="me", expires=self.sim.now() + 7200, image=image, stack=self.stack,
+        return InstanceRequest(
+            job_uid=self.uid, job_name="job-3", owner="me", expires=self.sim.now() + 7200, image=image, stack=self.stack,
             user_data=data, host_key=public_key(),
         )  # fmt: skip
 
@@ -115,17 +115,17 @@ class Bed:
         """Get n machines from the first of these places that has them: zones a and b unless named."""
         names = [str(one) for one in range(n)]
 
-        def want(place: Place) -> Want:
+        def want(place: Place) -> InstanceRequest:
             return replace(self.want(place), **wants)
 
         found = places or (self.place(ZONES[0]), self.place(ZONES[1]))
-        return self.gang().acquire(found, names, want, dict(SHIPPED), seconds)
+        return self.gang().acquire(found, names, want, dict(BUILTIN_TYPES), seconds)
 
     def gather(self, *places: Place, n: int = 3) -> list[Instance]:
         """What the supervisor does when it starts: finish what was begun, look, and ask only if nothing is there."""
         own = self.gang()
-        own.settle()
-        return list(instances.present(own.look()).values()) or self.acquire(*places, n=n)
+        own.finish_open_requests()
+        return list(instances.live_by_name(own.list_instances()).values()) or self.acquire(*places, n=n)
 
     # --- what is seen ------------------------------------------------------------------------------------------------
 
@@ -144,7 +144,11 @@ class Bed:
     def tokens(self) -> list[str]:
         """Note the client token of each RunInstances that is sent from here on."""
         found: list[str] = []
-        self.hook(self.account.once, "before-call.ec2.RunInstances", lambda params, **_: found.append(token_in(params)))
+        self.hook(
+            self.account.ec2_no_retry,
+            "before-call.ec2.RunInstances",
+            lambda params, **_: found.append(token_in(params)),
+        )
         return found
 
     # --- what goes wrong ---------------------------------------------------------------------------------------------
@@ -163,7 +167,7 @@ class Bed:
                     if change(one) is False:
                         reservation["Instances"].remove(one)
 
-        for client in (self.account.ec2, self.account.once):
+        for client in (self.account.ec2, self.account.ec2_no_retry):
             self.hook(client, f"after-call.ec2.{action}", heard)
 
     def unhook(self) -> None:
@@ -177,7 +181,7 @@ class Bed:
         """End the job; then nothing of it may be there."""
         self.unhook()
         self.clock.meanwhile = []
-        assert self.gang().end() == []
+        assert self.gang().terminate_job() == []
         left = [one for one in self.sim.leaks() if one["id"] not in self.others]
         left += [one for one in self.sim.leftovers() if one["kind"] in ("placement-group", "network-interface")]
         assert not [one for one in left if one.get("name", "") not in self.others]
@@ -214,4 +218,4 @@ def bed(
 
 def machines_dollars(made: Bed) -> float:
     """What the journal says that the machines have cost, disks and addresses too."""
-    return sum(one.all for one in billing.rows(made.journal, made.sim.now()))
+    return sum(one.total_dollars for one in billing.machine_costs(made.journal, made.sim.now()))

@@ -16,7 +16,7 @@ from support.simcloud.cloud import Sim
 from infra.aws import client as aws_client
 from infra.aws.client import Account
 from infra.aws.stack import resources
-from infra.aws.stack.resources import Work
+from infra.aws.stack.resources import StackContext
 
 LOADER = Loader()  # one for all tests: to read what EC2 can do takes half a second
 LOOKS = ("Describe", "Get", "List", "Head")
@@ -99,9 +99,9 @@ def account(aws: Path) -> Seen:
 
 
 @pytest.fixture
-def work(account: Seen) -> Work:
+def work(account: Seen) -> StackContext:
     """Work in it, whose words nobody hears."""
-    return Work(account)
+    return StackContext(account)
 
 
 def counts(account: Account) -> dict[str, int]:

@@ -50,12 +50,12 @@ def join(store: Path, rank: int, world: int, procs: int) -> Any:
     import torch
     import torch.distributed as dist
 
-    from train.distributed.process_group import Group
+    from train.distributed.process_group import ProcessGroup
 
     torch.set_num_threads(1)  # a forked child must not wait for threads that only its parent has
     if world > 1:
         dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
-    return Group(rank, rank % procs, world, procs, torch.device("cpu"))
+    return ProcessGroup(rank, rank % procs, world, procs, torch.device("cpu"))
 
 
 @pytest.fixture

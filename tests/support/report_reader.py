@@ -6,8 +6,8 @@ from typing import Any
 
 from PIL import Image
 
-from train.data.index.open import load
-from train.metrics.thumbnails import keep
+from train.data.index.open import load_index
+from train.metrics.thumbnails import write_thumbnails
 
 BEGIN = 1_790_000_000.0
 PARTS = {"steps": 8.0, "waits": 1.0, "validation": 1.5, "switches": 0.5, "checkpoints": 0.25, "other": 0.25}
@@ -79,7 +79,7 @@ def done(run: Any, **more: Any) -> None:
 
 def thumbnails(run: Any, data: Path) -> None:
     """Let the job's first attempt have kept thumbnails of a data folder's validation images."""
-    keep(load(data, "val"), run.folders.run, 1)
+    write_thumbnails(load_index(data, "val"), run.folders.run, 1)
 
 
 def draw_val(

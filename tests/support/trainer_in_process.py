@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from torch import nn
 
 from train.data.loading.loader import Batch
-from train.data.order.batch_sampler import Feed
-from train.data.order.work import Work
+from train.data.order.batch_sampler import DistributedBatchSampler
+from train.data.order.work import BatchRequest
 from train.distributed import ddp
-from train.distributed.process_group import Group
-from train.engine.agent_channel import Report
-from train.engine.options import parse
+from train.distributed.process_group import ProcessGroup
+from train.engine.agent_channel import AgentChannel
+from train.engine.options import parse_train_options
 from train.engine.trainer import Trainer
 from train.models import freezing
 from train.optim import factory
@@ -30,7 +30,7 @@ from train.recipe import Data, Model, Optim, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
 
 Array = NDArray[np.float64]
-ALONE = Group(0, 0, 1, 1, torch.device("cpu"))
+ALONE = ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
 SIZE = 16  # pixels: the least that a phase may have
 
 
@@ -52,7 +52,7 @@ class Pixels:
     def __len__(self) -> int:
         return self.val
 
-    def make(self, work: Work) -> Batch:
+    def make(self, work: BatchRequest) -> Batch:
         images = [drawn(number, *work.shape) for number in work.ids.tolist()]
         return Batch(torch.from_numpy(np.stack(images)), self.labels[work.ids], work)
 
@@ -84,8 +84,8 @@ def recipe(*rows: Phase, gpus: int = 1, machines: int = 1, seed: int = 0, model:
                   phases=rows, seed=seed)  # fmt: skip
 
 
-def feed(plan: Schedule, pixels: Any, rank: int = 0, world: int = 1) -> Feed:
-    return Feed(plan, {("val", None): pixels}, plan.recipe.seed, rank, world)
+def feed(plan: Schedule, pixels: Any, rank: int = 0, world: int = 1) -> DistributedBatchSampler:
+    return DistributedBatchSampler(plan, {("val", None): pixels}, plan.recipe.seed, rank, world)
 
 
 def trainer(
@@ -93,7 +93,7 @@ def trainer(
     what: Recipe,
     pixels: Pixels,
     net: nn.Module | None = None,
-    group: Group = ALONE,
+    group: ProcessGroup = ALONE,
     gpus: int = 0,
     plain: bool = True,
 ) -> Trainer:
@@ -101,35 +101,37 @@ def trainer(
     run has them.
     """
     plan = Schedule(what, pixels.train, gpus or what.nominal_gpus)
-    shares = feed(plan, pixels, group.rank, group.world)
-    one = Trainer(parse(["rule", "--out", str(folder)]), what, group, shares, pixels.classes, Report())
+    shares = feed(plan, pixels, group.rank, group.world_size)
+    one = Trainer(
+        parse_train_options(["rule", "--out", str(folder)]), what, group, shares, pixels.classes, AgentChannel()
+    )
     if net is not None:
-        one.model = one.net = net  # type: ignore[assignment]
-        one.optimizer, one.freezer = factory.build(net, what.optim), freezing.Freezer(net)
+        one.model = one.wrapped_model = net  # type: ignore[assignment]
+        one.optimizer, one.freezer = factory.build_optimizer(net, what.optim), freezing.Freezer(net)
     if plain:
         one.model.double()
-        one.inputs = PLAIN
-    if group.world > 1:
-        one.net = ddp.wrap(one.net, what.comm)
+        one.preprocessor = PLAIN
+    if group.world_size > 1:
+        one.wrapped_model = ddp.wrap_ddp(one.wrapped_model, what.comm)
     return one
 
 
 def carry_out(one: Trainer, pixels: Pixels) -> Iterator[tuple[Epoch, int]]:
     """Do the steps of a trainer one by one, from where it stands; tell after each which one it was. Nothing else."""
-    for place in range(one.epoch, len(one.schedule.epochs)):
+    for place in range(one.epoch_index, len(one.schedule.epochs)):
         epoch = one.schedule.epochs[place]
-        batches = map(pixels.make, one.feed.train(epoch, one.step))
+        batches = map(pixels.make, one.sampler.train_requests(epoch, one.step))
         for step in range(one.step, epoch.steps):
-            one.one_step(epoch, step, batches)
+            one.run_step(epoch, step, batches)
             one.meter.reset()
             one.step = step + 1
             yield epoch, step
-        one.epoch, one.step = place + 1, 0
+        one.epoch_index, one.step = place + 1, 0
 
 
 def rates(plan: Schedule) -> Array:
     """The rate of every step, by going through them all."""
-    return np.array([epoch.rate(step) for epoch in plan.epochs for step in range(epoch.steps)])
+    return np.array([epoch.lr_at(step) for epoch in plan.epochs for step in range(epoch.steps)])
 
 
 def linear(classes: int = 3, seed: int = 1) -> nn.Sequential:

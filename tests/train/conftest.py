@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 from support.forked_ranks import in_group
 
-from train.data.decode import decode, encode
-from train.data.packing.pack import shrink
-from train.data.packing.synthetic import draw_set
+from train.data.decode import decode_image, encode_jpeg
+from train.data.packing.pack import shrink_to_short_side
+from train.data.packing.synthetic import draw_sample_set
 from train.recipe import Data, Model, Optim, Phase, Recipe
 from train.tools import filesystem
 from train.tools import process as tools_process
@@ -109,7 +109,7 @@ class Runs:
 
     def recipe(self, recipe: Recipe) -> Path:
         path = self.folder / f"{recipe.name}.json"
-        filesystem.replace(path, filesystem.as_json(recipe.to_json()))  # others may be reading it
+        filesystem.write_atomic(path, filesystem.to_json_bytes(recipe.to_json()))  # others may be reading it
         return path
 
     def words(self, out: Path, argv: tuple[str, ...], recipe: Path | None) -> list[str]:
@@ -228,9 +228,9 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Any:
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A drawn set of 50 and 20 images, shrunk so that it is read at once. Session-wide: copy it before changing it."""
     root = tmp_path_factory.mktemp("tiny") / "80"
-    draw_set(root, train=IMAGES, val=VAL)
+    draw_sample_set(root, train=IMAGES, val=VAL)
     for path in root.rglob("*.JPEG"):
-        path.write_bytes(encode(shrink(decode(path.read_bytes()), 80), 90))
+        path.write_bytes(encode_jpeg(shrink_to_short_side(decode_image(path.read_bytes()), 80), 90))
     return root
 
 

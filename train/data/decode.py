@@ -23,13 +23,15 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from train.tools.filesystem import one_line
+from train.tools.filesystem import one_line_error
 
-JPEG, END = b"\xff\xd8", b"\xff\xd9"  # how one begins, and ends
-LONGEST = 65500  # pixels a side that a JPEG file can have: a longer image could have no copy
-PART = 0.7  # of an image's pixels: from there on decoding all of them and cutting is as fast, at 160 pixels as at 352
+JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"  # how one begins, and ends
+MAX_JPEG_SIDE = 65500  # pixels a side that a JPEG file can have: a longer image could have no copy
+MAX_REGION_FRACTION = (
+    0.7  # of an image's pixels: from there on decoding all of them and cutting is as fast, at 160 pixels as at 352
+)
 Pixels = NDArray[np.uint8]
-Size = tuple[int, int]  # height, width
+ImageSize = tuple[int, int]  # height, width
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
@@ -37,54 +39,54 @@ class BadImage(Exception):
     """A file that no decoder takes; the text says why, without the file's name."""
 
 
-def decode(data: bytes) -> Pixels:
+def decode_image(data: bytes) -> Pixels:
     """Return uint8 RGB pixels [height, width, 3]. Raises `BadImage`."""
     try:
         return np.asarray(simplejpeg.decode_jpeg(data, "RGB"))
     except ValueError as error:
-        return _decode_other(data, str(error))
+        return _decode_with_pil(data, str(error))
 
 
-def decode_part(data: bytes, size: Size, box: Box) -> Pixels:
+def decode_region(data: bytes, size: ImageSize, box: Box) -> Pixels:
     """Return the pixels of a box of an image that must be of `size`. Raises `BadImage`, also when it is not."""
     top, left, height, width = box
-    part = _region(data, size, box)
+    part = _try_decode_region(data, size, box)
     if part is not None:
         return part
-    pixels = decode(data)
+    pixels = decode_image(data)
     if pixels.shape[:2] != size:
         found, expected = (f"{one[1]}x{one[0]}" for one in (pixels.shape, size))
         raise BadImage(f"has {found} pixels and not {expected}")
     return pixels[top : top + height, left : left + width]
 
 
-def _decode_other(data: bytes, why: str) -> Pixels:
+def _decode_with_pil(data: bytes, simplejpeg_error: str) -> Pixels:
     if not data:
         raise BadImage("the file is empty")
     try:
         with Image.open(BytesIO(data)) as image:
             if image.mode.startswith(("I", "F")):  # which convert() would clip to white
                 raise BadImage(f"{image.format} with more than 8 bits a channel (mode {image.mode})")
-            if max(image.size) > LONGEST:
+            if max(image.size) > MAX_JPEG_SIDE:
                 raise BadImage(f"{image.width} x {image.height} pixels do not fit into a JPEG file")
             return np.array(image.convert("RGB"))
     except UnidentifiedImageError as error:
-        raise BadImage(why.replace("\n", " ") if data[:2] == JPEG else "not an image") from error
+        raise BadImage(simplejpeg_error.replace("\n", " ") if data[:2] == JPEG_START else "not an image") from error
     except BadImage:
         raise
     except Exception as error:  # of a damaged file PIL's readers may raise anything
-        raise BadImage(one_line(error) or type(error).__name__) from error
+        raise BadImage(one_line_error(error) or type(error).__name__) from error
 
 
-def _region(data: bytes, size: Size, box: Box) -> Pixels | None:
+def _try_decode_region(data: bytes, size: ImageSize, box: Box) -> Pixels | None:
     """The pixels of a box of a plain JPEG, decoded without the rest; None: decode the whole, which knows what is wrong.
 
     CMYK is left to the whole too: nvimgcodec's black is one grey level off.
     """
     decoder = region_decoder(threading.get_native_id())
-    if decoder is None or box[2] * box[3] > PART * size[0] * size[1]:
+    if decoder is None or box[2] * box[3] > MAX_REGION_FRACTION * size[0] * size[1]:
         return None
-    if not (data.startswith(JPEG) and data.endswith(END)):
+    if not (data.startswith(JPEG_START) and data.endswith(JPEG_END)):
         return None
     try:
         height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
@@ -94,10 +96,10 @@ def _region(data: bytes, size: Size, box: Box) -> Pixels | None:
 
 
 @functools.lru_cache(maxsize=64)
-def region_decoder(_thread: int) -> Callable[[bytes, Box], Pixels | None] | None:
+def region_decoder(_thread_id: int) -> Callable[[bytes, Box], Pixels | None] | None:
     """Return what decodes a box, for a thread by its number in the system; None where nvimgcodec is not installed."""
     try:
-        with _silence():  # it says on stderr that this machine has no nvJPEG, which nobody asked for
+        with _silence_stderr():  # it says on stderr that this machine has no nvJPEG, which nobody asked for
             nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")
             cpu = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
             decoder = nvimgcodec.Decoder(
@@ -120,7 +122,7 @@ def region_decoder(_thread: int) -> Callable[[bytes, Box], Pixels | None] | None
 
 
 @contextlib.contextmanager
-def _silence() -> Iterator[None]:
+def _silence_stderr() -> Iterator[None]:
     """Nothing reaches the process's stderr in here, not from C either."""
     sys.stderr.flush()
     kept = os.dup(2)
@@ -133,7 +135,7 @@ def _silence() -> Iterator[None]:
         os.close(kept)
 
 
-def encode(pixels: Any, quality: int) -> bytes:
+def encode_jpeg(pixels: Any, quality: int) -> bytes:
     """Return uint8 RGB pixels [height, width, 3] as a baseline 4:2:0 JPEG."""
     data: bytes = simplejpeg.encode_jpeg(
         np.ascontiguousarray(pixels), quality=quality, colorspace="RGB", colorsubsampling="420"

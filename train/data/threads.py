@@ -11,7 +11,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 
-def in_threads(
+def map_in_threads(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
 ) -> Iterator[Result]:
     """Yield function(item) for each item, in order. What is not begun when the caller stops is never begun."""

@@ -25,18 +25,18 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from train.recipe.components import Comm
-from train.tools.errors import Expected
+from train.tools.errors import TrainingError
 
 from . import comm_hooks as hooks
 from . import exact_sum as exactly
 from . import process_group
 
-PLAIN = 1000  # steps: torch's own start_powerSGD_iter
+POWERSGD_EXACT_STEPS = 1000  # steps: torch's own start_powerSGD_iter
 MIB = 1 << 20  # DDP's "MB"
-UNUSED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")  # of those that learn
+UNUSED_PARAMETERS_PATTERN = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")  # of those that learn
 
 
-class Summed(DistributedDataParallel):
+class DDP(DistributedDataParallel):
     """DDP, but a parameter that a step's loss does not depend on is told in one line, and by its name."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
@@ -44,19 +44,19 @@ class Summed(DistributedDataParallel):
         try:
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            told = UNUSED.search(str(error))
+            told = UNUSED_PARAMETERS_PATTERN.search(str(error))
             if told is None:
                 raise
             learning = [name for name, one in self.module.named_parameters() if one.requires_grad]
             first, *others = (learning[int(number)] for number in told[1].split())
             more = f" and {len(others)} more" if others else ""
-            raise Expected(
+            raise TrainingError(
                 f"model: its scores do not depend on {first.removeprefix('_orig_mod.')}{more}, and several processes "
                 "sum all that learns; give what is not used requires_grad=False, or train with --procs 1"
             ) from error
 
 
-def wrap(net: nn.Module, comm: Comm, exact: bool = False, plain: int = PLAIN) -> Summed:
+def wrap_ddp(net: nn.Module, comm: Comm, exact: bool = False, exact_steps: int = POWERSGD_EXACT_STEPS) -> DDP:
     """Return the net with its gradients summed over all processes after each backward pass, divided by their number.
 
     Nothing is copied from rank 0: the weights are the same by seed or checkpoint, the statistics are not. All processes
@@ -65,43 +65,51 @@ def wrap(net: nn.Module, comm: Comm, exact: bool = False, plain: int = PLAIN) ->
     begins. What it remembers is each process's own and as large as the gradients: it is in no checkpoint, and begins
     anew with each call. Raises `Expected` when the hook cannot be had.
     """
-    net = net.module if isinstance(net, Summed) else net
+    net = net.module if isinstance(net, DDP) else net
     net.zero_grad(set_to_none=True)
-    state, hook = chosen(comm, exact, next(net.parameters()).device, plain)
-    wrapped = Summed(
-        net, forward_sync_buffers=False, init_sync=False, gradient_as_bucket_view=True, bucket_cap_mb=cap(comm)
+    state, hook = select_hook(comm, exact, next(net.parameters()).device, exact_steps)
+    wrapped = DDP(
+        net,
+        forward_sync_buffers=False,
+        init_sync=False,
+        gradient_as_bucket_view=True,
+        bucket_cap_mb=bucket_cap_mib(comm),
     )
     if not comm.overlap:
-        hook = hooks.after_all(hook or allreduce_hook)
+        hook = hooks.without_overlap(hook or allreduce_hook)
     if hook is not None:
         wrapped.register_comm_hook(state, hook)
     return wrapped
 
 
-def cap(comm: Comm) -> Any:
+def bucket_cap_mib(comm: Comm) -> Any:
     """The size of a bucket as DDP wants it; None where it is left to DDP: a first one of 1 MiB, then 25 MiB."""
     return None if comm.bucket == Comm().bucket else comm.bucket * 1e6 / MIB
 
 
-def chosen(comm: Comm, exact: bool, device: torch.device, plain: int) -> tuple[Any, hooks.Hook | None]:
+def select_hook(comm: Comm, exact: bool, device: torch.device, exact_steps: int) -> tuple[Any, hooks.Hook | None]:
     """Return a hook's state and the hook; None for what DDP does without. Raises `Expected`."""
     if exact:
         if comm.hook != "none":
-            raise Expected(f"comm, hook: {comm.hook} rounds as it likes, and --exact must not; take comm='none'")
-        return None, exactly.plain_sum
-    scaled = process_group.precision(device) == torch.float16  # then there is a scaler
+            raise TrainingError(f"comm, hook: {comm.hook} rounds as it likes, and --exact must not; take comm='none'")
+        return None, exactly.exact_sum_hook
+    scaled = process_group.compute_dtype(device) == torch.float16  # then there is a scaler
     if comm.hook in ("fp16", "bf16"):
-        return hooks.Half(torch.float16 if comm.hook == "fp16" else torch.bfloat16, scaled), hooks.halved
+        return hooks.HalfPrecision(
+            torch.float16 if comm.hook == "fp16" else torch.bfloat16, scaled
+        ), hooks.half_precision_hook
     if comm.hook == "powersgd":
         if scaled:  # what does not fit would stay in its memory for ever
-            raise Expected("comm, hook: powersgd needs GPUs with bfloat16, and these compute in float16; take 'fp16'")
-        return hooks.low_rank(plain), hooks.by_low_rank
-    found = machines(dist.group.WORLD, device) if comm.hook == "hierarchical" else None
-    return (found, hooks.by_machine) if found else (None, None)
+            raise TrainingError(
+                "comm, hook: powersgd needs GPUs with bfloat16, and these compute in float16; take 'fp16'"
+            )
+        return hooks.powersgd_state(exact_steps), hooks.low_rank_hook
+    found = machine_groups(dist.group.WORLD, device) if comm.hook == "hierarchical" else None
+    return (found, hooks.hierarchical_hook) if found else (None, None)
 
 
 @cache
-def machines(world: Any, device: torch.device) -> hooks.Machines | None:
+def machine_groups(world_group: Any, device: torch.device) -> hooks.MachineGroups | None:
     """Return the groups for sums by machine, made once for a `world`; None where all of it is one machine, or each
     machine has one process.
     """
@@ -114,29 +122,29 @@ def machines(world: Any, device: torch.device) -> hooks.Machines | None:
         teams.setdefault(int(first.item()), []).append(one)
     if len(teams) == 1 or len(teams) == len(found):
         return None
-    return hooks.Machines(list(teams.values()), process_group.FIRST_STEP)
+    return hooks.MachineGroups(list(teams.values()), process_group.FIRST_STEP_TIMEOUT)
 
 
 # --- the loss scale --------------------------------------------------------------------------------------------------
 
 
-class Capped(torch.amp.GradScaler):
+class CappedGradScaler(torch.amp.GradScaler):
     """A loss scale that begins at 1024, as 2018's was, and never grows beyond. torch's own begins at 65,536, where a
     gradient of 1 does not fit float16, and goes back to float16's edge whenever 2000 steps went well.
     """
 
     def __init__(self, device: str) -> None:
-        super().__init__(device, init_scale=hooks.SCALE)
+        super().__init__(device, init_scale=hooks.FP16_GRADIENT_SCALE)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
         """As torch's."""
         super().update(new_scale)
         if self._scale is not None:
-            self._scale.clamp_(max=hooks.SCALE)
+            self._scale.clamp_(max=hooks.FP16_GRADIENT_SCALE)
 
 
-def scaler(comm: Comm, device: torch.device, precision: torch.dtype) -> torch.amp.GradScaler:
+def build_grad_scaler(comm: Comm, device: torch.device, precision: torch.dtype) -> torch.amp.GradScaler:
     """Return what scales the loss: nothing, unless float16 is computed in; capped where the sums are float16 too."""
     if precision == torch.float16 and comm.hook == "fp16":
-        return Capped(device.type)
+        return CappedGradScaler(device.type)
     return torch.amp.GradScaler(device.type, enabled=precision == torch.float16)

@@ -10,17 +10,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-GRID = 2.0**30
+GRADIENT_GRID = 2.0**30
 
 
-def round_gradients(model: nn.Module) -> None:
+def make_gradients_exact(model: nn.Module) -> None:
     """Make the model float64, and its gradients multiples of 2**-30 before they are added up."""
     model.double()
     for parameter in (one for one in model.parameters() if one.requires_grad):
-        parameter.register_hook(lambda gradient: torch.round(gradient * GRID) / GRID)  # type: ignore[no-untyped-call]
+        parameter.register_hook(lambda gradient: torch.round(gradient * GRADIENT_GRID) / GRADIENT_GRID)  # type: ignore[no-untyped-call]
 
 
-def plain_sum(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
+def exact_sum_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
     """Be a hook of DistributedDataParallel that adds and does not divide: a third of a number is not exact."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None

@@ -28,32 +28,36 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
-from train.tools.filesystem import one_line
+from train.tools.filesystem import one_line_error
 
-from .network import efa_here, transport, wrong_transport
+from .network import has_efa, detect_transport, transport_warning
 
 
-class Fault(Exception):
+class ProbeError(Exception):
     """What stands in the way, in one line."""
 
 
 class Deadline:
     """Ends this process, with a line that says what it was doing, when it is not over in time."""
 
-    def __init__(self, seconds: float, rank: int) -> None:
-        self.seconds, self.rank, self.doing = seconds, rank, "starting"
-        self.end = time.monotonic() + seconds
-        self.timer = threading.Timer(seconds, self._late)
+    def __init__(self, limit_seconds: float, rank: int) -> None:
+        self.limit_seconds, self.rank, self.current_step = limit_seconds, rank, "starting"
+        self.end_time = time.monotonic() + limit_seconds
+        self.timer = threading.Timer(limit_seconds, self._expire)
         self.timer.daemon = True
         self.timer.start()
 
     @property
-    def left(self) -> datetime.timedelta:
+    def time_left(self) -> datetime.timedelta:
         """The time that is left, a tenth of a second at least."""
-        return datetime.timedelta(seconds=max(0.1, self.end - time.monotonic()))
+        return datetime.timedelta(seconds=max(0.1, self.end_time - time.monotonic()))
 
-    def _late(self) -> None:
-        print(f"rank {self.rank}: {self.doing}: not over after {self.seconds:g} s", file=sys.stderr, flush=True)
+    def _expire(self) -> None:
+        print(
+            f"rank {self.rank}: {self.current_step}: not over after {self.limit_seconds:g} s",
+            file=sys.stderr,
+            flush=True,
+        )
         os._exit(1)
 
 
@@ -69,19 +73,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     deadline = Deadline(args.timeout, rank)
     try:
-        device = fitting_device(int(os.environ.get("LOCAL_RANK", 0)))
-        backend, log = prepare(device)
-        store = gather(deadline, rank, world)
-        join(deadline, rank, world, store, backend, device)
-        found = measure(deadline, device, args.bytes, args.rounds)
-        found |= {"torch": torch.__version__, "backend": backend, "transport": transport(backend, log)}
-        found["warning"] = wrong_transport(found["transport"], efa_here())
+        device = select_device(int(os.environ.get("LOCAL_RANK", 0)))
+        backend, log = choose_backend(device)
+        store = connect_all_ranks(deadline, rank, world)
+        join_probe_group(deadline, rank, world, store, backend, device)
+        found = measure_links(deadline, device, args.bytes, args.rounds)
+        found |= {"torch": torch.__version__, "backend": backend, "transport": detect_transport(backend, log)}
+        found["warning"] = transport_warning(found["transport"], has_efa())
         if rank == 0:
             print(json.dumps(found), flush=True)
-        part(deadline, rank, world, store)
-    except (Fault, RuntimeError, OSError) as error:
-        text = re.sub(r"^\[/\S+\] | Exception raised from .*", "", one_line(error))  # where in C++
-        print(f"rank {rank}: {deadline.doing}: {text[:400]}", file=sys.stderr, flush=True)
+        wait_until_all_done(deadline, rank, world, store)
+    except (ProbeError, RuntimeError, OSError) as error:
+        text = re.sub(r"^\[/\S+\] | Exception raised from .*", "", one_line_error(error))  # where in C++
+        print(f"rank {rank}: {deadline.current_step}: {text[:400]}", file=sys.stderr, flush=True)
         os._exit(1)  # an end in order would wait for the others
     os._exit(0)
 
@@ -89,25 +93,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 # --- the card -----------------------------------------------------------------------------------------------------
 
 
-def fitting_device(local_rank: int) -> torch.device:
+def select_device(local_rank: int) -> torch.device:
     """Return the device of this process. Raises `Fault` when this torch cannot use a GPU that is there."""
     gpus = Path("/proc/driver/nvidia/gpus")
     hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if not torch.cuda.is_available():
         if gpus.is_dir() and any(gpus.iterdir()) and not hidden:
-            raise Fault(unusable(torch.version.cuda))
+            raise ProbeError(explain_invisible_gpu(torch.version.cuda))
         return torch.device("cpu")
     for index in range(torch.cuda.device_count()):
         name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
-        said = misfit(name, capability, torch.cuda.get_arch_list())
+        said = explain_unsupported_gpu(name, capability, torch.cuda.get_arch_list())
         if said:
-            raise Fault(said)
+            raise ProbeError(said)
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
 
 
-def unusable(cuda: str | None) -> str:
+def explain_invisible_gpu(cuda: str | None) -> str:
     """Return why torch sees no GPU where one is: it has no CUDA (None), or one that the driver is too old for."""
     if cuda is None:
         return f"torch {torch.__version__} is built without CUDA; install one that is built for this machine's GPU"
@@ -116,12 +120,12 @@ def unusable(cuda: str | None) -> str:
     )
 
 
-def misfit(name: str, capability: tuple[int, int], built: Sequence[str]) -> str | None:
+def explain_unsupported_gpu(name: str, capability: tuple[int, int], compiled_archs: Sequence[str]) -> str | None:
     """Return one line when this torch has no code for a card; `built` is `torch.cuda.get_arch_list()`.
 
     Code for sm_80 runs on sm_86 too, not on sm_90; what is built as compute_80 (PTX) runs on all later ones.
     """
-    for one in built:
+    for one in compiled_archs:
         parts = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", one)
         if parts:
             kind, major, minor, only = parts[1], int(parts[2]), int(parts[3]), parts[4]
@@ -131,21 +135,25 @@ def misfit(name: str, capability: tuple[int, int], built: Sequence[str]) -> str 
             if (major, minor) == capability:
                 return None
     mine = f"sm_{capability[0]}{capability[1]}"
-    old = "an older" if built and all(_number(one) > _number(mine) for one in built) else "another"
+    old = (
+        "an older"
+        if compiled_archs and all(_arch_number(one) > _arch_number(mine) for one in compiled_archs)
+        else "another"
+    )
     return (
-        f"{name} is {mine}, and torch {torch.__version__} is built for {', '.join(built) or 'no GPU'}; "
+        f"{name} is {mine}, and torch {torch.__version__} is built for {', '.join(compiled_archs) or 'no GPU'}; "
         f"install {old} torch that has {mine}, or take other GPUs"
     )
 
 
-def _number(arch: str) -> int:
+def _arch_number(arch: str) -> int:
     return int("".join(re.findall(r"\d", arch)) or 0)
 
 
 # --- joining ------------------------------------------------------------------------------------------------------
 
 
-def prepare(device: torch.device) -> tuple[str, Path | None]:
+def choose_backend(device: torch.device) -> tuple[str, Path | None]:
     """Return the backend, and the file that NCCL is made to tell its choices to."""
     if device.type == "cpu":
         return "gloo", None
@@ -155,113 +163,117 @@ def prepare(device: torch.device) -> tuple[str, Path | None]:
     return "nccl", Path(name)
 
 
-def gather(deadline: Deadline, rank: int, world: int) -> TCPStore:
+def connect_all_ranks(deadline: Deadline, rank: int, world_size: int) -> TCPStore:
     """Wait until all processes have said that they are there. Raises `Fault` that names who is not, a second early."""
     address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", 0))
-    deadline.doing = f"looking for rank 0 at {address}:{port}"
-    wait = max(deadline.left - datetime.timedelta(seconds=1), datetime.timedelta(seconds=0.5))
+    deadline.current_step = f"looking for rank 0 at {address}:{port}"
+    wait = max(deadline.time_left - datetime.timedelta(seconds=1), datetime.timedelta(seconds=0.5))
     end = time.monotonic() + wait.total_seconds()
     if rank:
-        _reach(address, port, end)
-    store = TCPStore(address, port, world, is_master=rank == 0, timeout=wait, wait_for_workers=False)
+        _wait_for_port(address, port, end)
+    store = TCPStore(address, port, world_size, is_master=rank == 0, timeout=wait, wait_for_workers=False)
     store.set(f"came/{rank}", "1")
-    deadline.doing = "waiting for all"
-    missing = [one for one in range(world) if one != rank]
+    deadline.current_step = "waiting for all"
+    missing = [one for one in range(world_size) if one != rank]
     while missing and time.monotonic() < end:
         time.sleep(0.02)
         with contextlib.suppress(RuntimeError):  # rank 0 is gone, as we are soon
             missing = [one for one in missing if not store.check([f"came/{one}"])]
     if missing:
         names = ", ".join(map(str, missing))
-        raise Fault(f"rank {names} did not come; is it up, and may it reach {address}:{port}?")
+        raise ProbeError(f"rank {names} did not come; is it up, and may it reach {address}:{port}?")
     return store
 
 
-def _reach(address: str, port: int, end: float) -> None:
+def _wait_for_port(address: str, port: int, end_time: float) -> None:
     """Wait until somebody listens there; torch would fill the screen while it waits."""
     while True:
         try:
-            socket.create_connection((address, port), timeout=max(0.1, end - time.monotonic())).close()
+            socket.create_connection((address, port), timeout=max(0.1, end_time - time.monotonic())).close()
             return
         except OSError as error:
-            if time.monotonic() > end:
-                raise Fault(f"{one_line(error)}; is its machine up, and may this one reach its port {port}?") from error
+            if time.monotonic() > end_time:
+                raise ProbeError(
+                    f"{one_line_error(error)}; is its machine up, and may this one reach its port {port}?"
+                ) from error
         time.sleep(0.05)
 
 
-def join(deadline: Deadline, rank: int, world: int, store: Store, backend: str, device: torch.device) -> None:
+def join_probe_group(
+    deadline: Deadline, rank: int, world_size: int, store: Store, backend: str, device: torch.device
+) -> None:
     """Join the group of all, where each is linked to each. Raises RuntimeError when that cannot be."""
-    deadline.doing = f"linking all by {backend}"
+    deadline.current_step = f"linking all by {backend}"
     dist.init_process_group(
         backend,
         store=PrefixStore("group", store),
         rank=rank,
-        world_size=world,
-        timeout=deadline.left,
+        world_size=world_size,
+        timeout=deadline.time_left,
         device_id=device if backend == "nccl" else None,  # else each pair would start an NCCL of its own
     )
 
 
-def part(deadline: Deadline, rank: int, world: int, store: Store) -> None:
+def wait_until_all_done(deadline: Deadline, rank: int, world_size: int, store: Store) -> None:
     """Wait until all are through: whoever ends first takes its links away."""
-    deadline.doing = "parting"
+    deadline.current_step = "parting"
     store.set(f"done/{rank}", "1")
     with contextlib.suppress(RuntimeError):  # rank 0, which holds the store, has seen all and is gone
-        while not store.check([f"done/{one}" for one in range(world)]):
+        while not store.check([f"done/{one}" for one in range(world_size)]):
             time.sleep(0.01)
 
 
 # --- how fast -----------------------------------------------------------------------------------------------------
 
 
-def measure(deadline: Deadline, device: torch.device, size: int, rounds: int) -> dict[str, Any]:
+def measure_links(deadline: Deadline, device: torch.device, message_bytes: int, rounds: int) -> dict[str, Any]:
     """Return Gbit/s of each pair, one after the other, and the median time of a sum of `size` bytes over all."""
     world, pairs = dist.get_world_size(), list(combinations(range(dist.get_world_size()), 2))
     speeds = torch.zeros(len(pairs), dtype=torch.float64, device=device)
-    message = torch.zeros(max(1, size), dtype=torch.uint8, device=device)
+    message = torch.zeros(max(1, message_bytes), dtype=torch.uint8, device=device)
     for number, (one, other) in enumerate(pairs):
-        deadline.doing = f"pair {one}-{other}"
+        deadline.current_step = f"pair {one}-{other}"
         if dist.get_rank() in (one, other):
-            seconds = exchange(message, one, other, rounds)
-            speeds[number] = gbps(2 * message.numel() * rounds, seconds) * (dist.get_rank() == one)
+            seconds = time_exchange(message, one, other, rounds)
+            speeds[number] = to_gbps(2 * message.numel() * rounds, seconds) * (dist.get_rank() == one)
         _barrier(device)
-    deadline.doing = f"the sum over {world}"
+    deadline.current_step = f"the sum over {world}"
     dist.all_reduce(speeds)
     names = [f"{one}-{other}" for one, other in pairs]
     found = dict(zip(names, (round(one, 3) for one in speeds.tolist()), strict=True))
-    return {"pairs": found, "all_reduce": time_sum(device, size, rounds)}
+    return {"pairs": found, "all_reduce": time_all_reduce(device, message_bytes, rounds)}
 
 
-def exchange(message: torch.Tensor, one: int, other: int, rounds: int) -> float:
+def time_exchange(message: torch.Tensor, first_rank: int, second_rank: int, rounds: int) -> float:
     """Send a message there and back so many times, after once to warm up; return the seconds."""
-    first, peer = dist.get_rank() == one, other if dist.get_rank() == one else one
+    first, peer = dist.get_rank() == first_rank, second_rank if dist.get_rank() == first_rank else first_rank
     start = 0.0
     for number in range(rounds + 1):
         if number == 1:
-            _finish(message.device)
+            _synchronize(message.device)
             start = time.perf_counter()
         for act in (dist.send, dist.recv) if first else (dist.recv, dist.send):
             act(message, peer)
-    _finish(message.device)
+    _synchronize(message.device)
     return time.perf_counter() - start
 
 
-def time_sum(device: torch.device, size: int, rounds: int) -> dict[str, float]:
+def time_all_reduce(device: torch.device, total_bytes: int, rounds: int) -> dict[str, float]:
     """Return bytes, seconds and Gbit/s (algorithm bandwidth: bytes through seconds) of one all-reduce."""
-    values, seconds = torch.zeros(max(1, size // 4), device=device), []
+    values, seconds = torch.zeros(max(1, total_bytes // 4), device=device), []
     for _ in range(rounds + 1):
         _barrier(device)
         start = time.perf_counter()
         dist.all_reduce(values)
-        _finish(device)
+        _synchronize(device)
         seconds.append(time.perf_counter() - start)
     took, count = statistics.median(seconds[1:]), values.numel() * 4
-    return {"bytes": count, "seconds": took, "gbps": round(gbps(count, took), 3)}
+    return {"bytes": count, "seconds": took, "gbps": round(to_gbps(count, took), 3)}
 
 
-def gbps(count: int, seconds: float) -> float:
+def to_gbps(byte_count: int, seconds: float) -> float:
     """Return Gbit/s."""
-    return count * 8 / 1e9 / max(seconds, 1e-9)
+    return byte_count * 8 / 1e9 / max(seconds, 1e-9)
 
 
 def _barrier(device: torch.device) -> None:
@@ -270,7 +282,7 @@ def _barrier(device: torch.device) -> None:
     one.item()
 
 
-def _finish(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 

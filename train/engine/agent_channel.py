@@ -17,68 +17,71 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from train.tools.errors import Expected, is_of_a_peer
-from train.tools.filesystem import as_json, replace
+from train.tools.errors import TrainingError, is_peer_failure
+from train.tools.filesystem import to_json_bytes, write_atomic
 
 
-class Report:
+class AgentChannel:
     """One process's line to its agent."""
 
     def __init__(self) -> None:
         work = os.environ.get("IMGNET_WORK")
         self.folder = Path(work) if work else None
         self.rank, self.local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
-        self.said: dict[str, Any] = {}
-        self.spent: dict[str, float] = {}  # seconds in each state that is over
-        self.at, self.since = 0.0, time.perf_counter()
-        self.terminated = False
+        self.last_report: dict[str, Any] = {}
+        self.finished_state_seconds: dict[str, float] = {}  # seconds in each state that is over
+        self.last_write_time, self.state_start = 0.0, time.perf_counter()
+        self.sigterm_received = False
         self.ticks = 0
 
-    def listen(self) -> None:
+    def install_signal_handlers(self) -> None:
         """Let SIGTERM ask for a save and an end, instead of killing; SIGUSR1 write the stacks of all threads."""
         signal.signal(signal.SIGTERM, lambda *_: setattr(self, "terminated", True))
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
-    def asked(self) -> bool:
+    def stop_requested(self) -> bool:
         """Whether this process is asked to save and end."""
-        return self.terminated or (self.folder is not None and (self.folder / "ask").exists())
+        return self.sigterm_received or (self.folder is not None and (self.folder / "ask").exists())
 
-    def say(self, state: str, often: bool = False, **numbers: Any) -> None:
+    def report_state(self, state: str, throttled: bool = False, **numbers: Any) -> None:
         """Report a state and numbers. `often` marks news that may be dropped when the last ones are fresh."""
-        if state != self.said.get("state"):
-            self.spent = self.so_far()
-            self.since = time.perf_counter()
-        self.said |= {"state": state, **numbers}
+        if state != self.last_report.get("state"):
+            self.finished_state_seconds = self.seconds_by_state()
+            self.state_start = time.perf_counter()
+        self.last_report |= {"state": state, **numbers}
         now = time.monotonic()
-        if self.folder is None or self.local_rank or (often and now - self.at < 0.5):
+        if self.folder is None or self.local_rank or (throttled and now - self.last_write_time < 0.5):
             return
-        self.at = now
-        replace(self.folder / "progress.json", as_json(self.said), durable=False)
+        self.last_write_time = now
+        write_atomic(self.folder / "progress.json", to_json_bytes(self.last_report), durable=False)
 
-    def so_far(self) -> dict[str, float]:
+    def seconds_by_state(self) -> dict[str, float]:
         """Return the seconds in each state until now."""
-        state = self.said.get("state")
+        state = self.last_report.get("state")
         if state is None:
             return {}
-        return {**self.spent, state: self.spent.get(state, 0.0) + time.perf_counter() - self.since}
+        return {
+            **self.finished_state_seconds,
+            state: self.finished_state_seconds.get(state, 0.0) + time.perf_counter() - self.state_start,
+        }
 
     def tick(self) -> None:
         """Say that we go forward, in a stretch without other news: who says nothing for long counts as stuck."""
         self.ticks += 1
-        if self.said:
-            self.say(self.said["state"], often=True, ticks=self.ticks)
+        if self.last_report:
+            self.report_state(self.last_report["state"], throttled=True, ticks=self.ticks)
 
-    def fail(self, reason: str, fault: str = "own") -> None:
+    def report_failure(self, reason: str, fault: str = "own") -> None:
         """Leave the last words. Fault: "final" would come back at every try, "peer" is another process's silence."""
         if self.folder is not None:
             path = self.folder / f"failed-{self.rank}.json"
-            replace(
+            write_atomic(
                 path,
-                as_json({"rank": self.rank, "reason": reason, "fault": fault, "time": time.time()}),
+                to_json_bytes({"rank": self.rank, "reason": reason, "fault": fault, "time": time.time()}),
                 durable=False,
             )
 
-    def last_words(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    def excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """An excepthook: print the trace, tell the agent, and end at once, for an exit with torch takes a second."""
         # Not to sys.stderr: init_process_group makes torch call us with a buffer there, and write it when we are gone.
         said = "".join(traceback.format_exception(kind, error, trace))
@@ -87,9 +90,9 @@ class Report:
         # A loader's worker sends its trace as text; the last line of it that is no part of the stack is the error.
         reason = next((one for one in reversed(text.splitlines()) if one[:1].strip()), kind.__name__)
         try:
-            if isinstance(error, Expected):
-                self.fail(reason, "final")
+            if isinstance(error, TrainingError):
+                self.report_failure(reason, "final")
             else:
-                self.fail(f"{kind.__name__}: {reason}", "peer" if is_of_a_peer(kind, text) else "own")
+                self.report_failure(f"{kind.__name__}: {reason}", "peer" if is_peer_failure(kind, text) else "own")
         finally:
             os._exit(1)

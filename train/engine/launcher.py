@@ -6,15 +6,15 @@ import time
 from train.tools import process
 
 
-def _gpus() -> int:
+def _gpu_count() -> int:
     import torch  # seconds, which a parent that is told --procs need not wait for
 
     return torch.cuda.device_count()
 
 
-def be_parent(argv: list[str], procs: int) -> int:
+def launch_ranks(argv: list[str], procs: int) -> int:
     """Start the processes and wait; when one fails, end the others. Returns the first bad exit code."""
-    children = process.spawn(argv, procs, port=process.free_port())
+    children = process.spawn_ranks(argv, procs, master_port=process.free_port())
 
     def pass_on(number: int, _: object) -> None:  # so that they save: killed with us, they would not
         for one in children:
@@ -31,4 +31,4 @@ def be_parent(argv: list[str], procs: int) -> int:
     except KeyboardInterrupt:
         return 130
     finally:
-        process.kill(children)
+        process.kill_process_groups(children)

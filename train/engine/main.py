@@ -8,14 +8,14 @@ from dataclasses import replace
 from typing import Any
 
 from train.data.index.open import DataError
-from train.recipe.files import RecipeError, load, select
+from train.recipe.files import RecipeError, read_recipes, select_recipes
 from train.recipe.schema import Recipe
-from train.tools.errors import Expected, Lost
-from train.tools.filesystem import one_line
+from train.tools.errors import TrainingError, WorkerLost
+from train.tools.filesystem import one_line_error
 
-from .agent_channel import Report
-from .launcher import _gpus, be_parent
-from .options import Options, parse
+from .agent_channel import AgentChannel
+from .launcher import _gpu_count, launch_ranks
+from .options import TrainOptions, parse_train_options
 
 
 def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
@@ -23,11 +23,11 @@ def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
 
     Returns the exit code: 0 done, 1 failed, 3 saved and ended because it was asked to.
     """
-    options = parse(argv)
+    options = parse_train_options(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may be no text, and what is said of it goes on
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        found = select(load(options.recipe), [options.only] if options.only else [])
+        found = select_recipes(read_recipes(options.recipe), [options.only] if options.only else [])
     except RecipeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
             file=sys.stderr,
         )
         return 2
-    recipe = found[0].at(options.machines)
+    recipe = found[0].for_machines(options.machines)
     if options.seed is not None:
         try:
             recipe = replace(recipe, seed=options.seed)
@@ -45,24 +45,24 @@ def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
             print(f"error: {error}", file=sys.stderr)
             return 2
     if "RANK" in os.environ:
-        return be_one(options, recipe, dataset)
-    procs = options.procs or _gpus() or 1
+        return run_rank(options, recipe, dataset)
+    procs = options.procs or _gpu_count() or 1
     if procs == 1:
-        return be_one(options, recipe)
-    return be_parent([sys.executable, "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
+        return run_rank(options, recipe)
+    return launch_ranks([sys.executable, "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
 
 
-def be_one(options: Options, recipe: Recipe, dataset: Any = None) -> int:
+def run_rank(options: TrainOptions, recipe: Recipe, dataset: Any = None) -> int:
     """Be one process of the run."""
-    report = Report()
-    sys.excepthook = report.last_words
-    report.say("starting")
+    report = AgentChannel()
+    sys.excepthook = report.excepthook
+    report.report_state("starting")
     from . import run  # torch takes seconds: the agent hears from us first
 
     try:
-        return run.run(options, recipe, report, dataset)
-    except (Expected, Lost, DataError, OSError) as error:
-        print(f"error: {one_line(error)}", file=sys.stderr, flush=True)
-        report.fail(one_line(error), "own" if isinstance(error, Lost) else "final")
+        return run.run_attempt(options, recipe, report, dataset)
+    except (TrainingError, WorkerLost, DataError, OSError) as error:
+        print(f"error: {one_line_error(error)}", file=sys.stderr, flush=True)
+        report.report_failure(one_line_error(error), "own" if isinstance(error, WorkerLost) else "final")
         sys.stderr.flush()
         os._exit(1)  # peers may be in a collective, loader processes alive: nothing here waits for them

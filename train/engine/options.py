@@ -9,7 +9,7 @@ from train.recipe.target import Target
 
 
 @dataclass(frozen=True)
-class Options:
+class TrainOptions:
     """Where and how much; how to train stands in the recipe."""
 
     recipe: str
@@ -36,12 +36,12 @@ class Options:
     target: Target | None = None
 
     @property
-    def notes(self) -> Path:
+    def log_dir(self) -> Path:
         """Where metrics and events are written: on a machine's own disk when the agent brings them to `out`."""
         return self.local or self.out
 
 
-def fraction(text: str) -> float:
+def fraction_type(text: str) -> float:
     """A number above 0, at most 1."""
     value = float(text)
     if not 0 < value <= 1:
@@ -49,7 +49,7 @@ def fraction(text: str) -> float:
     return value
 
 
-def positive(text: str) -> int:
+def positive_int(text: str) -> int:
     """A whole number above 0."""
     value = int(text)
     if value < 1:
@@ -57,7 +57,7 @@ def positive(text: str) -> int:
     return value
 
 
-def natural(text: str) -> int:
+def non_negative_int(text: str) -> int:
     """A whole number, 0 or more."""
     value = int(text)
     if value < 0:
@@ -65,7 +65,7 @@ def natural(text: str) -> int:
     return value
 
 
-def seconds(text: str) -> float:
+def non_negative_seconds(text: str) -> float:
     """A number of seconds, 0 or more."""
     value = float(text)
     if not value >= 0:
@@ -73,7 +73,7 @@ def seconds(text: str) -> float:
     return value
 
 
-def goal(text: str) -> Target:
+def target_type(text: str) -> Target:
     """A target such as top5=93."""
     try:
         return Target.parse(text)
@@ -81,7 +81,7 @@ def goal(text: str) -> Target:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
-def parse(argv: Sequence[str] | None = None) -> Options:
+def parse_train_options(argv: Sequence[str] | None = None) -> TrainOptions:
     """Read the command line; ends the program with code 2 when it is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m train",
@@ -112,7 +112,7 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     add(
         "--attempt",
-        type=positive,
+        type=positive_int,
         default=1,
         metavar="N",
         help="number of this attempt; its checkpoints are apart",
@@ -125,14 +125,14 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     add(
         "--machines",
-        type=positive,
+        type=positive_int,
         default=1,
         metavar="N",
         help="which table of the recipe (default: 1)",
     )
     add(
         "--gpus",
-        type=positive,
+        type=positive_int,
         metavar="N",
         help="compute the schedule for N GPUs (default: one per process)",
     )
@@ -143,26 +143,26 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     add(
         "--procs",
-        type=positive,
+        type=positive_int,
         metavar="N",
         help="processes here (default: one per GPU, 1 without)",
     )
     add(
         "--max-steps",
-        type=positive,
+        type=positive_int,
         metavar="N",
         help="so many steps in all, shared out over the phases",
     )
     add(
         "--scale",
-        type=fraction,
+        type=fraction_type,
         default=1.0,
         metavar="F",
         help="a rehearsal on this fraction of the images",
     )
     add(
         "--save-seconds",
-        type=seconds,
+        type=non_negative_seconds,
         default=60.0,
         metavar="S",
         help="a checkpoint so often, and after each epoch",
@@ -174,24 +174,24 @@ def parse(argv: Sequence[str] | None = None) -> Options:
     )
     add(
         "--workers",
-        type=natural,
+        type=non_negative_int,
         metavar="N",
         help="loader processes for each trainer (default: by the processors)",
     )
     add(
         "--target",
-        type=goal,
+        type=target_type,
         metavar="top5=93",
         help="end after the validation that reaches it: top5=93, top1=76.1",
     )
-    add("--seed", type=natural, metavar="N", help="another seed than the recipe's")
+    add("--seed", type=non_negative_int, metavar="N", help="another seed than the recipe's")
     add("--local", type=Path, metavar="DIR", help="metrics and events go here (default: --out)")
     add(
         "--threads",
-        type=positive,
+        type=positive_int,
         metavar="N",
         help="threads of each process on a CPU (default: the processors shared)",
     )
     add("--log-ids", action="store_true", help="write down which images each step used, in ids/ beside the metrics")
     add("--exact", action="store_true", help="the same bits on any number of processes, slowly: for tests")
-    return Options(**vars(parser.parse_args(argv)))
+    return TrainOptions(**vars(parser.parse_args(argv)))

@@ -3,66 +3,86 @@
 from typing import Any
 
 from train.distributed import process_group
-from train.distributed.process_group import Group
+from train.distributed.process_group import ProcessGroup
 from train.metrics import hparams, text
-from train.metrics.log_writer import Log
-from train.metrics.meters import Network
-from train.metrics.rows import Sums, stretch_values
-from train.metrics.time_breakdown import Times
+from train.metrics.log_writer import MetricsLog
+from train.metrics.meters import NetworkMeter
+from train.metrics.rows import StepTotals, interval_scalars
+from train.metrics.time_breakdown import TimeBreakdown
 from train.recipe.schedule import Epoch, Schedule
 
-from .agent_channel import Report
-from .options import Options
+from .agent_channel import AgentChannel
+from .options import TrainOptions
 
 
-class News:
+class ProgressReporter:
     """One process's line to whoever follows the run; only the first one writes anything but to its agent."""
 
-    def __init__(self, options: Options, schedule: Schedule, group: Group, report: Report, times: Times) -> None:
-        self.options, self.schedule, self.group, self.report, self.times = options, schedule, group, report, times
-        self.network = Network()
+    def __init__(
+        self,
+        options: TrainOptions,
+        schedule: Schedule,
+        group: ProcessGroup,
+        agent_channel: AgentChannel,
+        time_breakdown: TimeBreakdown,
+    ) -> None:
+        self.options, self.schedule, self.group, self.agent_channel, self.time_breakdown = (
+            options,
+            schedule,
+            group,
+            agent_channel,
+            time_breakdown,
+        )
+        self.network = NetworkMeter()
 
-    def begin(self, step: int, images: int, facts: dict[str, Any]) -> None:
+    def start_attempt(self, step: int, images_seen: int, run_info: dict[str, Any]) -> None:
         """Open the log, after so many steps and images of the run, and note what this attempt is."""
-        if self.group.first:
-            self.log = Log(self.options.notes, self.options.attempt, images, self.schedule.steps)
-            self.log.start(step, images, facts)
-            hparams.begin(self.log.board, hparams.flat(self.schedule, self.group.world))
+        if self.group.is_first:
+            self.log = MetricsLog(self.options.log_dir, self.options.attempt, images_seen, self.schedule.steps)
+            self.log.write_start(step, images_seen, run_info)
+            hparams.write_settings(self.log.tensorboard, hparams.flat_settings(self.schedule, self.group.world_size))
 
-    def stretch(
-        self, epoch: Epoch, step: int, images: int, rate: float, sums: Sums, seconds: float, waited: float
+    def report_interval(
+        self,
+        epoch: Epoch,
+        step: int,
+        images_seen: int,
+        lr: float,
+        totals: StepTotals,
+        step_seconds: float,
+        wait_seconds: float,
     ) -> None:
         """Tell of the steps up to the run's `step`: last rate, sums, median seconds of one and of its waits."""
-        self.report.say(
+        self.agent_channel.report_state(
             "training",
-            often=True,
+            throttled=True,
             step=step,
             epoch=epoch.number + 1,
-            images_per_second=sums.images / sums.seconds,
-            lr=rate,
-            where=self.times.where(),
+            images_per_second=totals.images / totals.seconds,
+            lr=lr,
+            where=self.time_breakdown.breakdown(),
         )
-        if self.group.first:
-            values = stretch_values(epoch, sums, rate, self.schedule.recipe.optim.momentum, self.group.world)
-            values |= {"times/step_ms": 1000 * seconds, "times/data_ms": 1000 * waited}
-            values |= {"memory/gb": process_group.memory_gb(self.group.device), **self.network.rates()}
-            self.log.stretch(step, images, epoch.number + 1, values)
+        if self.group.is_first:
+            values = interval_scalars(epoch, totals, lr, self.schedule.recipe.optim.momentum, self.group.world_size)
+            values |= {"times/step_ms": 1000 * step_seconds, "times/data_ms": 1000 * wait_seconds}
+            values |= {"memory/gb": process_group.peak_memory_gb(self.group.device), **self.network.rates()}
+            self.log.write_interval(step, images_seen, epoch.number + 1, values)
 
-    def epoch(self, step: int, images: int, row: dict[str, Any]) -> None:
+    def report_epoch(self, step: int, images_seen: int, row: dict[str, Any]) -> None:
         """Tell of an epoch, after so many steps and images of the run."""
         known = {name: row[name] for name in ("top1", "top5") if row[name] is not None}
-        self.report.say("training", step=step, where=self.times.where(), **known)
-        if self.group.first:
-            self.log.epoch(step, images, row)
+        self.agent_channel.report_state("training", step=step, where=self.time_breakdown.breakdown(), **known)
+        if self.group.is_first:
+            self.log.write_epoch(step, images_seen, row)
 
     def close(self) -> None:
         """Close the log of a run that goes on another time."""
-        if self.group.first:
+        if self.group.is_first:
             self.log.close()
 
-    def end(self, where: dict[str, Any], goodput: float) -> None:
+    def finish(self, time_summary: dict[str, Any], goodput: float) -> None:
         """Tell that all is done, and where the time went."""
-        if self.group.first:
-            hparams.end(self.log.board)
+        if self.group.is_first:
+            hparams.write_session_end(self.log.tensorboard)
             self.log.close()
-            print("\n".join(text.where_lines(where, goodput)), flush=True)
+            print("\n".join(text.time_breakdown_lines(time_summary, goodput)), flush=True)

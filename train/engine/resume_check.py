@@ -5,14 +5,14 @@ from typing import Any
 
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
-from train.tools.errors import Expected
-from train.tools.filesystem import plain
+from train.tools.errors import TrainingError
+from train.tools.filesystem import json_roundtrip
 
 
-def of(recipe: Recipe, schedule: Schedule) -> dict[str, Any]:
+def run_fingerprint(recipe: Recipe, schedule: Schedule) -> dict[str, Any]:
     """Return it as JSON. A compiled network is the same one, and a target says when to look, not what is trained."""
     asked = replace(recipe, model=replace(recipe.model, compile=False)).to_json()
-    found: dict[str, Any] = plain(
+    found: dict[str, Any] = json_roundtrip(
         {
             "seed": recipe.seed,
             "images": schedule.images,
@@ -24,15 +24,15 @@ def of(recipe: Recipe, schedule: Schedule) -> dict[str, Any]:
     return found
 
 
-def check(saved: dict[str, Any], mine: dict[str, Any]) -> None:
+def check_same_run(saved: dict[str, Any], expected: dict[str, Any]) -> None:
     """Raise `Expected` when a checkpoint is another run's. Copies of the images may have been made meanwhile."""
-    for name, value in _compared(mine).items():
-        if _compared(saved).get(name) != value:
-            raise Expected(
+    for name, value in _comparable(expected).items():
+        if _comparable(saved).get(name) != value:
+            raise TrainingError(
                 f"the checkpoint is of a run with another {name}; resume with the recipe and options of that run"
             )
 
 
-def _compared(one: dict[str, Any]) -> dict[str, Any]:
-    phases = [{**phase, "copy": None} for phase in one["recipe"]["phases"]]
-    return {**one, "recipe": {**one["recipe"], "phases": phases}}
+def _comparable(fingerprint: dict[str, Any]) -> dict[str, Any]:
+    phases = [{**phase, "copy": None} for phase in fingerprint["recipe"]["phases"]]
+    return {**fingerprint, "recipe": {**fingerprint["recipe"], "phases": phases}}

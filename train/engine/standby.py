@@ -12,17 +12,17 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from train.recipe.files import load as load_recipe
+from train.recipe.files import read_recipes as load_recipe
 from train.tools import process
 
 from . import main as command_main
-from .options import parse
+from .options import parse_train_options
 
 
 def main() -> int:
     """Wait, then be the trainer that was asked for. Returns its exit code."""
     process.die_with_parent()
-    dataset = load(sys.argv[2:])
+    dataset = preload(sys.argv[2:])
     Path(sys.argv[1]).touch()
     line = sys.stdin.readline()
     if not line:
@@ -36,7 +36,7 @@ def main() -> int:
     return command_main.main(asked["argv"], dataset)
 
 
-def load(words: list[str]) -> Any:
+def preload(argv: list[str]) -> Any:
     """Import what a run needs, build what imports the rest at its first use, and return the images.
 
     None when they cannot be used: the trainer will find the same, and has somebody to say it to.
@@ -47,8 +47,8 @@ def load(words: list[str]) -> Any:
 
     torch.optim.SGD([torch.zeros(1)], lr=0.0)
     try:
-        options = parse(words)
-        return run.open_images(options, load_recipe(options.recipe)[0])
+        options = parse_train_options(argv)
+        return run.open_run_dataset(options, load_recipe(options.recipe)[0])
     except Exception as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         return None

@@ -7,22 +7,22 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from train.data.loading.loader import Batch
-from train.distributed.process_group import Group, total
-from train.metrics.accuracy import Accuracy, hits
-from train.metrics.time_breakdown import Times
+from train.distributed.process_group import ProcessGroup, sum_over_processes
+from train.metrics.accuracy import Accuracy, count_correct
+from train.metrics.time_breakdown import TimeBreakdown
 
-from .inputs import Inputs
+from .inputs import BatchPreprocessor
 
 
 @torch.no_grad()
-def evaluate(
-    group: Group,
+def run_validation(
+    group: ProcessGroup,
     model: nn.Module,
     batches: Iterator[Batch],
-    count: int,
-    images: int,
-    inputs: Inputs,
-    times: Times,
+    batch_count: int,
+    expected_images: int,
+    preprocessor: BatchPreprocessor,
+    time_breakdown: TimeBreakdown,
     tick: Callable[[], None] = lambda: None,
 ) -> Accuracy:
     """Take `count` batches and return the accuracy over all processes' images, of which there must be `images`.
@@ -33,20 +33,20 @@ def evaluate(
     model.eval()
     losses = torch.zeros(1, dtype=torch.float64, device=group.device)
     counts = torch.zeros(3, dtype=torch.int64, device=group.device)
-    for _ in range(count):
-        times.begin("val")
-        batch = times.wait(batches)
-        pixels, labels = inputs.prepare(batch)
-        with inputs.autocast():
+    for _ in range(batch_count):
+        time_breakdown.begin_step("val")
+        batch = time_breakdown.next_batch(batches)
+        pixels, labels = preprocessor.prepare(batch)
+        with preprocessor.autocast():
             scores = model(pixels).float()
         losses += cross_entropy(scores, labels, reduction="sum")
-        top1, top5 = hits(scores, labels)
+        top1, top5 = count_correct(scores, labels)
         counts += torch.stack([top1, top5, torch.full_like(top1, len(labels))])
-        times.end("val", batch.images.shape)
+        time_breakdown.end_step("val", batch.images.shape)
         tick()
     model.train()
-    loss = total(group, losses).item()
-    top1_count, top5_count, seen = total(group, counts).tolist()
-    if seen != images:
-        raise RuntimeError(f"validation counted {seen} images, but there are {images}")
+    loss = sum_over_processes(group, losses).item()
+    top1_count, top5_count, seen = sum_over_processes(group, counts).tolist()
+    if seen != expected_images:
+        raise RuntimeError(f"validation counted {seen} images, but there are {expected_images}")
     return Accuracy(loss / seen, 100 * top1_count / seen, 100 * top5_count / seen, seen)

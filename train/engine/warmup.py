@@ -8,55 +8,57 @@ from typing import Any
 import torch
 from torch import nn
 
-from train.data.order.batch_sampler import Feed
+from train.data.order.batch_sampler import DistributedBatchSampler
 from train.recipe.schedule import Epoch, split_step
-from train.tools.errors import Expected
+from train.tools.errors import TrainingError
 
-Shape = tuple[int, int, int]  # images, height, width
-BACKEND = "inductor"
+BatchShape = tuple[int, int, int]  # images, height, width
+COMPILE_BACKEND = "inductor"
 
 
-def compiled(model: nn.Module) -> nn.Module:
+def compile_per_shape(model: nn.Module) -> nn.Module:
     """Return the model compiled for each shape anew, sharing its weights; it stays what it is itself.
 
     Raises `Expected` where there is no compiler.
     """
     compiler = os.environ.get("CXX", "g++")
-    if BACKEND == "inductor" and not shutil.which(compiler):
-        raise Expected(
+    if COMPILE_BACKEND == "inductor" and not shutil.which(compiler):
+        raise TrainingError(
             f"model, compile: needs the compiler {compiler}, which is not here; install it, or compile=False"
         )
-    return torch.compile(model, dynamic=False, backend=BACKEND)  # type: ignore[return-value]
+    return torch.compile(model, dynamic=False, backend=COMPILE_BACKEND)  # type: ignore[return-value]
 
 
-def shapes(feed: Feed, epochs: Sequence[Epoch]) -> tuple[list[Shape], list[Shape]]:
+def batch_shapes(
+    sampler: DistributedBatchSampler, epochs: Sequence[Epoch]
+) -> tuple[list[BatchShape], list[BatchShape]]:
     """Return the shapes that the epochs will train on, the same on all processes, and those of full validation batches.
 
     A last step that is not full has shapes of its own. The rests of validation are of any number: none is searched for.
     """
-    train: dict[Shape, None] = {}
-    val: dict[Shape, None] = {}
+    train: dict[BatchShape, None] = {}
+    val: dict[BatchShape, None] = {}
     for epoch in epochs:
-        phase = epoch.row.phase
+        phase = epoch.scheduled_phase.phase
         for step in (0, epoch.steps - 1):
-            for part in split_step(epoch.images(step), phase.batch):
-                train |= {(max(2, part.stop - part.start), *one): None for one in feed.shapes(epoch, step)}
-        for plan in feed.plans(phase).values():
+            for part in split_step(epoch.images_in_step(step), phase.batch):
+                train |= {(max(2, part.stop - part.start), *one): None for one in sampler.step_shapes(epoch, step)}
+        for plan in sampler.val_plans(phase).values():
             val |= {(len(ids), *shape): None for shape, ids in plan if len(ids) == phase.batch}
     return list(train), list(val)
 
 
-def sides(feed: Feed, epochs: Sequence[Epoch]) -> set[tuple[int, int]]:
+def image_sizes(sampler: DistributedBatchSampler, epochs: Sequence[Epoch]) -> set[tuple[int, int]]:
     """Return all heights and widths that the epochs will meet, those of rests too."""
-    plans = (plan for epoch in epochs for plan in feed.plans(epoch.row.phase).values())
-    return {one[1:] for one in shapes(feed, epochs)[0]} | {shape for plan in plans for shape, _ in plan}
+    plans = (plan for epoch in epochs for plan in sampler.val_plans(epoch.scheduled_phase.phase).values())
+    return {one[1:] for one in batch_shapes(sampler, epochs)[0]} | {shape for plan in plans for shape, _ in plan}
 
 
-def warm(
-    net: nn.Module,
+def warm_up(
+    wrapped_model: nn.Module,
     model: nn.Module,
-    train: Sequence[Shape],
-    val: Sequence[Shape],
+    train_shapes: Sequence[BatchShape],
+    val_shapes: Sequence[BatchShape],
     device: torch.device,
     autocast: Callable[[], Any],
     tick: Callable[[], None] = lambda: None,
@@ -69,34 +71,36 @@ def warm(
     batch is enough: it makes DDP settle its buckets, on which the order of its sums depends, before the first step of a
     resumed run as of an uninterrupted one.
     """
-    inner = net.module if isinstance(net, nn.parallel.DistributedDataParallel) else net
+    inner = wrapped_model.module if isinstance(wrapped_model, nn.parallel.DistributedDataParallel) else wrapped_model
     is_compiled = inner is not model
     if device.type == "cpu":
-        train, val = (train if is_compiled else [(2, *one[1:]) for one in train[:1]]), []
+        train_shapes, val_shapes = (train_shapes if is_compiled else [(2, *one[1:]) for one in train_shapes[:1]]), []
     if is_compiled:
-        torch._dynamo.config.recompile_limit = 8 + len(train)  # more, and all would go on uncompiled
+        torch._dynamo.config.recompile_limit = 8 + len(train_shapes)  # more, and all would go on uncompiled
     torch.backends.cudnn.benchmark = True
-    dtype = next(net.parameters()).dtype
-    kept = [buffer.clone() for buffer in net.buffers()]
+    dtype = next(wrapped_model.parameters()).dtype
+    kept = [buffer.clone() for buffer in wrapped_model.buffers()]
 
-    def scores(through: nn.Module, shape: Shape) -> torch.Tensor:
+    def scores(through: nn.Module, shape: BatchShape) -> torch.Tensor:
         black = torch.zeros(shape[0], 3, *shape[1:], device=device, dtype=dtype)
         with autocast():
             return through(black.to(memory_format=torch.channels_last)).float()  # type: ignore[no-any-return]
 
-    for shape in train:
+    for shape in train_shapes:
         try:
-            (scores(net, shape).sum() * 0).backward()  # type: ignore[no-untyped-call]
+            (scores(wrapped_model, shape).sum() * 0).backward()  # type: ignore[no-untyped-call]
         except torch._dynamo.exc.TorchDynamoException as error:
             first = str(error).strip().partition("\n")[0]
-            raise Expected(f"model, compile: torch.compile failed, {first}; compile=False trains without it") from error
+            raise TrainingError(
+                f"model, compile: torch.compile failed, {first}; compile=False trains without it"
+            ) from error
         tick()
     model.eval()
     with torch.no_grad():
-        for shape in val:
+        for shape in val_shapes:
             scores(model, shape)
             tick()
     model.train()
-    net.zero_grad(set_to_none=inner is net)  # DDP's gradients are views of its buckets
-    for buffer, before in zip(net.buffers(), kept, strict=True):
+    wrapped_model.zero_grad(set_to_none=inner is wrapped_model)  # DDP's gradients are views of its buckets
+    for buffer, before in zip(wrapped_model.buffers(), kept, strict=True):
         buffer.copy_(before)

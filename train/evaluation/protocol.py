@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-from train.tools.filesystem import finite
+from train.tools.filesystem import replace_nonfinite
 
 CROPS = {
     "center": "the middle square, as in ordinary validation",
@@ -20,17 +20,17 @@ CROPS = {
 }
 
 
-SMALLEST, LARGEST = 16, 4096  # pixels
+MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096  # pixels
 
 
-SAY_SECONDS = 2.0
+PROGRESS_SECONDS = 2.0
 
 
-_ours: TextIO | None = None  # stdout, while that is somebody else's
+_protocol_stdout: TextIO | None = None  # stdout, while that is somebody else's
 
 
 @dataclass(frozen=True)
-class Options:
+class EvalOptions:
     """What to examine, and on what; no `sizes`: that of the recipe's last phase."""
 
     checkpoint: Path
@@ -45,7 +45,7 @@ class Options:
     shown: int
 
 
-def crops(text: str) -> tuple[str, ...]:
+def parse_crops(text: str) -> tuple[str, ...]:
     """Names of `CROPS` with commas. Raises `ValueError` with a line for the user."""
     found = tuple(dict.fromkeys(one.strip() for one in text.split(",")))
     for one in found:
@@ -54,51 +54,51 @@ def crops(text: str) -> tuple[str, ...]:
     return found
 
 
-def sizes(text: str) -> tuple[int, ...]:
+def parse_sizes(text: str) -> tuple[int, ...]:
     """Whole numbers of pixels with commas. Raises `ValueError` with a line for the user."""
     try:
         found = tuple(dict.fromkeys(int(one) for one in text.split(",")))
     except ValueError:
         found = (0,)
-    if min(found) < SMALLEST or max(found) > LARGEST:
+    if min(found) < MIN_SIZE_PIXELS or max(found) > MAX_SIZE_PIXELS:
         raise ValueError(
-            f"--sizes: must be whole numbers from {SMALLEST} to {LARGEST} with commas, such as 224,256, not {text!r}"
+            f"--sizes: must be whole numbers from {MIN_SIZE_PIXELS} to {MAX_SIZE_PIXELS} with commas, such as 224,256, not {text!r}"
         )
     return found
 
 
-def emit(kind: str, **values: Any) -> None:
+def emit_json_line(kind: str, **values: Any) -> None:
     """Print one JSON line, the only thing on stdout."""
-    print(json.dumps(finite({"kind": kind, **values})), file=_ours or sys.stdout, flush=True)
+    print(json.dumps(replace_nonfinite({"kind": kind, **values})), file=_protocol_stdout or sys.stdout, flush=True)
 
 
 @contextlib.contextmanager
-def only_ours() -> Iterator[None]:
+def reserve_stdout() -> Iterator[None]:
     """Let what others print, such as somebody's network, go to stderr."""
-    global _ours
-    _ours = sys.stdout
+    global _protocol_stdout
+    _protocol_stdout = sys.stdout
     try:
         with contextlib.redirect_stdout(sys.stderr):
             yield
     finally:
-        _ours = None
+        _protocol_stdout = None
 
 
-def progress(first: bool) -> Callable[[str, int, int], None]:
+def progress_printer(is_first_process: bool) -> Callable[[str, int, int], None]:
     """Return what tells now and then, by the first process only, how far it is in a pass."""
     last, shown = time.monotonic(), ("", 0)
 
     def say(what: str, done: int, total: int) -> None:
         nonlocal last, shown
         tenth = what, 10 * done // total
-        if first and tenth != shown and time.monotonic() - last > SAY_SECONDS:
+        if is_first_process and tenth != shown and time.monotonic() - last > PROGRESS_SECONDS:
             last, shown = time.monotonic(), tenth
             print(f"{what}: {100 * done // total} %", file=sys.stderr, flush=True)
 
     return say
 
 
-def fail(text: str) -> NoReturn:
+def exit_with_error(text: str) -> NoReturn:
     """Say what is wrong in one line, and end at once: peers may be in a collective, loader processes alive."""
-    emit("error", error=text)
+    emit_json_line("error", error=text)
     os._exit(1)

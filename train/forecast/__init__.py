@@ -14,12 +14,12 @@ than all these; an epoch has its validation and a fixed cost that more machines 
 `published` holds it against runs of others (docs/forecast.md). No run of ours on GPUs stands behind `OURS` yet.
 """
 
-from .calibration import compare, measured
-from .constants import IN_2018, OURS, TRAINERS, Constants
-from .hardware import CARDS, EFA, MODELS, TCP, Card, Network
-from .model import STEP, TERMS, Forecast, Machines, efficiency, forecast
+from .calibration import compare_with_run, calibrate
+from .constants import IMAGENET18_CONSTANTS, DEFAULT_CONSTANTS, TRAINER_CONSTANTS, Constants
+from .hardware import DEVICES, EFA_NETWORK, MODEL_COSTS, TCP_NETWORK, DeviceSpec, NetworkSpec
+from .model import STEP_TERMS, TERMS, Forecast, MachineSpec, scaling_efficiency, forecast
 
 __all__ = [
-    "CARDS", "EFA", "IN_2018", "MODELS", "OURS", "STEP", "TCP", "TERMS", "TRAINERS", "Card", "Constants", "Forecast",
-    "Machines", "Network", "compare", "efficiency", "forecast", "measured",
+    "DEVICES", "EFA_NETWORK", "IMAGENET18_CONSTANTS", "MODEL_COSTS", "DEFAULT_CONSTANTS", "STEP_TERMS", "TCP_NETWORK", "TERMS", "TRAINER_CONSTANTS", "DeviceSpec", "Constants", "Forecast",
+    "MachineSpec", "NetworkSpec", "compare_with_run", "scaling_efficiency", "forecast", "calibrate",
 ]  # fmt: skip

@@ -4,12 +4,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from typing import Any, Self
 
-from .hardware import REFERENCE, Network
+from .hardware import REFERENCE_PIXELS, NetworkSpec
 
-BySize = tuple[tuple[int, float], ...]  # (largest size, seconds), ascending; the last holds beyond
+SecondsBySize = tuple[tuple[int, float], ...]  # (largest size, seconds), ascending; the last holds beyond
 
 
-def by_size(table: BySize, size: int) -> float:
+def seconds_for_size(table: SecondsBySize, size: int) -> float:
     """Return the seconds that hold for a size, 0 of an empty table."""
     return next((seconds for most, seconds in table if size <= most), table[-1][1] if table else 0.0)
 
@@ -28,43 +28,47 @@ class Constants:
     """
 
     source: str
-    images: float | None = None
-    chunks: tuple[tuple[int, int, float], ...] = ()
-    network: Network | None = None  # None: by the network's speed
-    bus: float | None = None  # Gbit/s in a machine; None: its card's
+    images_per_second: float | None = None
+    batch_timings: tuple[tuple[int, int, float], ...] = ()
+    network: NetworkSpec | None = None  # None: by the network's speed
+    bus_gbit: float | None = None  # Gbit/s in a machine; None: its card's
     gradient_bytes: int = 4
     overlap: bool = True  # whether gradients travel while others are still computed
-    optimizer: float = 0.0
-    logging: float = 0.0
-    forward: float = 1 / 3
-    feed: float | None = None
-    feeds: tuple[tuple[int, int, float], ...] = ()
-    epoch: BySize = ()
-    switch: BySize = ()
-    start: float = 0.0
-    boot: float = 0.0
-    setup: float = 0.0
-    fetch: float = 0.0
+    optimizer_seconds: float = 0.0
+    logging_seconds: float = 0.0
+    forward_share: float = 1 / 3
+    vcpu_images_per_second: float | None = None
+    loader_speeds: tuple[tuple[int, int, float], ...] = ()
+    epoch_seconds: SecondsBySize = ()
+    switch_seconds: SecondsBySize = ()
+    startup_seconds: float = 0.0
+    boot_seconds: float = 0.0
+    setup_seconds: float = 0.0
+    fetch_bytes_per_second: float = 0.0
 
-    def seconds(self, size: int, batch: int, images: float, work: float) -> float:
+    def batch_seconds(self, size: int, batch: int, images_per_second: float, relative_work: float) -> float:
         """Return the seconds of one GPU's batch: as measured, else between what was measured, else by the formula.
 
         `images` and `work` are the card's and the model's, for the formula. Between sizes an image's seconds go with
         its pixels; beyond them they are in proportion, as in the formula.
         """
-        if not self.chunks:
-            return batch * (size / REFERENCE) ** 2 * work / (self.images or images)
-        sizes = sorted({one for one, _, _ in self.chunks})
+        if not self.batch_timings:
+            return (
+                batch * (size / REFERENCE_PIXELS) ** 2 * relative_work / (self.images_per_second or images_per_second)
+            )
+        sizes = sorted({one for one, _, _ in self.batch_timings})
         below = max((one for one in sizes if one <= size), default=sizes[0])
         above = min((one for one in sizes if one >= size), default=sizes[-1])
         if below == above:
-            return self._at(below, batch) * (size / below) ** 2
+            return self._measured_batch_seconds(below, batch) * (size / below) ** 2
         share = (size**2 - below**2) / (above**2 - below**2)
-        return (1 - share) * self._at(below, batch) + share * self._at(above, batch)
+        return (1 - share) * self._measured_batch_seconds(below, batch) + share * self._measured_batch_seconds(
+            above, batch
+        )
 
-    def _at(self, size: int, batch: int) -> float:
+    def _measured_batch_seconds(self, size: int, batch: int) -> float:
         """Seconds of a batch at a measured size: on the line through the two nearest batches, else in proportion."""
-        known = dict(sorted((one[1], one[2]) for one in self.chunks if one[0] == size))
+        known = dict(sorted((one[1], one[2]) for one in self.batch_timings if one[0] == size))
         if batch in known:
             return known[batch]
         near = sorted(sorted(known, key=lambda one: abs(one - batch))[:2])
@@ -88,7 +92,7 @@ class Constants:
         for name in ("chunks", "feeds", "epoch", "switch"):
             found[name] = tuple(tuple(row) for row in found.get(name, ()))
         if found.get("network"):
-            found["network"] = Network(**found["network"])
+            found["network"] = NetworkSpec(**found["network"])
         return cls(**found)
 
 
@@ -100,19 +104,19 @@ class Constants:
 #                       shared file system after every fifth step, and all wait for it
 #   feed                16,384 images in 0.180 s on 8 machines of 64 vCPUs without waiting: so much at least
 #   epoch, switch       what an epoch took beyond its mean steps and validation; what first epochs took beyond the next
-IN_2018 = Constants(
-    source="imagenet18 on 8 machines, its log", images=835.0, network=Network(0.5, 0.0), bus=12.5, gradient_bytes=2,
-    overlap=False, optimizer=0.0146, logging=0.033, feed=16384 / 0.180 / 8 / 64,
-    epoch=((128, 2.6), (224, 5.2), (288, 11.4)), switch=((128, 7.5), (224, 16.0), (288, 54.0)), start=8.0,
+IMAGENET18_CONSTANTS = Constants(
+    source="imagenet18 on 8 machines, its log", images_per_second=835.0, network=NetworkSpec(0.5, 0.0), bus_gbit=12.5, gradient_bytes=2,
+    overlap=False, optimizer_seconds=0.0146, logging_seconds=0.033, vcpu_images_per_second=16384 / 0.180 / 8 / 64,
+    epoch_seconds=((128, 2.6), (224, 5.2), (288, 11.4)), switch_seconds=((128, 7.5), (224, 16.0), (288, 54.0)), startup_seconds=8.0,
 )  # fmt: skip
 
 # No run of ours on GPUs stands behind these: the optimizer is 2018's; a second an epoch, the start, boot and set-up are
 # assumed until one tells. fetch: 1500 MiB/s, what EFS gives one machine (AWS, EFS performance).
-OURS = Constants(
-    source="presets", optimizer=0.0146, epoch=((REFERENCE, 1.0),), start=30.0, boot=120.0, setup=60.0, fetch=1.5e9,
+DEFAULT_CONSTANTS = Constants(
+    source="presets", optimizer_seconds=0.0146, epoch_seconds=((REFERENCE_PIXELS, 1.0),), startup_seconds=30.0, boot_seconds=120.0, setup_seconds=60.0, fetch_bytes_per_second=1.5e9,
 )  # fmt: skip
 
 # 2018's machines had to boot too; its images came with them, ours do not.
-TRAINERS = {
-    "ours": OURS, "imagenet18": replace(IN_2018, boot=OURS.boot, setup=OURS.setup, fetch=OURS.fetch),
+TRAINER_CONSTANTS = {
+    "ours": DEFAULT_CONSTANTS, "imagenet18": replace(IMAGENET18_CONSTANTS, boot=DEFAULT_CONSTANTS.boot_seconds, setup=DEFAULT_CONSTANTS.setup_seconds, fetch=DEFAULT_CONSTANTS.fetch_bytes_per_second),
 }  # fmt: skip

@@ -15,13 +15,13 @@ class Accuracy:
     images: int
 
 
-def hits(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def count_correct(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return how many of [n, classes] scores have their label first, and among the first five, as int64 scalars."""
-    first, five = found(scores, labels)
+    first, five = is_correct(scores, labels)
     return first.sum(), five.sum()
 
 
-def found(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def is_correct(scores: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Return which of [n, classes] scores have their label first, and among the first five, as bool [n]."""
     best = scores.topk(min(5, scores.shape[1]), dim=1).indices == labels[:, None]
     return best[:, 0], best.any(1)

@@ -10,7 +10,7 @@ from .accuracy import Accuracy
 
 
 @dataclass(frozen=True)
-class Sums:
+class StepTotals:
     """Over some steps and all processes: summed loss, hits, images, and seconds from first to last."""
 
     loss: float = 0.0
@@ -19,46 +19,48 @@ class Sums:
     images: int = 0
     seconds: float = 0.0
 
-    def __add__(self, other: "Sums") -> "Sums":
-        return Sums(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+    def __add__(self, other: "StepTotals") -> "StepTotals":
+        return StepTotals(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
 
 
-def stretch_values(epoch: Epoch, sums: Sums, rate: float, momentum: float, world: int) -> dict[str, float]:
+def interval_scalars(epoch: Epoch, totals: StepTotals, lr: float, momentum: float, world_size: int) -> dict[str, float]:
     """Return a stretch of steps as TensorBoard's scalars."""
     return {
-        "train/loss": sums.loss / sums.images,
-        "train/top1": 100 * sums.top1 / sums.images,
-        "train/top5": 100 * sums.top5 / sums.images,
-        "sizes/lr": rate,
+        "train/loss": totals.loss / totals.images,
+        "train/top1": 100 * totals.top1 / totals.images,
+        "train/top5": 100 * totals.top5 / totals.images,
+        "sizes/lr": lr,
         "sizes/momentum": momentum,
-        "sizes/image": epoch.row.phase.size,
-        "sizes/batch": epoch.row.phase.batch,
-        "sizes/batch_total": epoch.row.global_batch,
-        "sizes/world": world,
-        "times/images_per_second": sums.images / sums.seconds,
+        "sizes/image": epoch.scheduled_phase.phase.size,
+        "sizes/batch": epoch.scheduled_phase.phase.batch,
+        "sizes/batch_total": epoch.scheduled_phase.global_batch,
+        "sizes/world": world_size,
+        "times/images_per_second": totals.images / totals.seconds,
     }
 
 
-def epoch_row(epoch: Epoch, sums: Sums, found: Mapping[str, Accuracy], val_seconds: float) -> dict[str, Any]:
+def epoch_row(
+    epoch: Epoch, totals: StepTotals, accuracies: Mapping[str, Accuracy], val_seconds: float
+) -> dict[str, Any]:
     """Return an epoch's row of the result; "top1" and "top5" are those of the first view, in percent.
 
     What only a validation knows is None after an epoch without one.
     """
-    view, best = next(iter(found.items()), (None, None))
-    square = found.get("square")
+    view, best = next(iter(accuracies.items()), (None, None))
+    square = accuracies.get("square")
     return {
         "epoch": epoch.number + 1,
-        "size": epoch.row.phase.size,
-        "global_batch": epoch.row.global_batch,
-        "lr": epoch.rate(epoch.steps - 1),
+        "size": epoch.scheduled_phase.phase.size,
+        "global_batch": epoch.scheduled_phase.global_batch,
+        "lr": epoch.lr_at(epoch.steps - 1),
         "steps": epoch.steps,
-        "seconds": sums.seconds + val_seconds,
-        "train_seconds": sums.seconds,
+        "seconds": totals.seconds + val_seconds,
+        "train_seconds": totals.seconds,
         "val_seconds": val_seconds,
-        "train_loss": sums.loss / sums.images,
-        "train_top1": 100 * sums.top1 / sums.images,
-        "train_top5": 100 * sums.top5 / sums.images,
-        "train_images": sums.images,
+        "train_loss": totals.loss / totals.images,
+        "train_top1": 100 * totals.top1 / totals.images,
+        "train_top5": 100 * totals.top5 / totals.images,
+        "train_images": totals.images,
         "val_loss": best and best.loss,
         "val_images": best and best.images,
         "view": view,
@@ -66,11 +68,11 @@ def epoch_row(epoch: Epoch, sums: Sums, found: Mapping[str, Accuracy], val_secon
         "top5": best and best.top5,
         "top1_square": square and square.top1,
         "top5_square": square and square.top5,
-        "images_per_second": sums.images / sums.seconds,
+        "images_per_second": totals.images / totals.seconds,
     }
 
 
-def overall(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def run_summary(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the last epoch's accuracies, and images per second over all training."""
     last, seconds = epochs[-1], sum(one["train_seconds"] for one in epochs)
     return {

@@ -8,28 +8,28 @@ from pathlib import Path
 from typing import Any
 
 from train.data.index.base import Index
-from train.tools.filesystem import replace
+from train.tools.filesystem import write_atomic
 
-COUNT = 6
-LOOK = 60  # images among which the few are chosen, for their shapes
-SIDE = 220  # pixels of a thumbnail's longer side
+THUMBNAIL_COUNT = 6
+CANDIDATE_COUNT = 60  # images among which the few are chosen, for their shapes
+THUMBNAIL_PIXELS = 220  # pixels of a thumbnail's longer side
 
 
-def keep(index: Index, notes: Path, attempt: int) -> None:
+def write_thumbnails(index: Index, log_dir: Path, attempt: int) -> None:
     """Write logs/val-<attempt>.json: `COUNT` validation images from tall to broad, of each "label", "size" and
     "shown" (width, height of the image and of its thumbnail), and "jpeg" in base64. A run that cannot goes without.
     """
     try:
-        found = [_thumbnail(index, number) for number in chosen(index)]
-        (notes / "logs").mkdir(parents=True, exist_ok=True)
-        replace(notes / "logs" / f"val-{attempt:06d}.json", json.dumps(found).encode(), durable=False)
+        found = [_thumbnail(index, number) for number in choose_images(index)]
+        (log_dir / "logs").mkdir(parents=True, exist_ok=True)
+        write_atomic(log_dir / "logs" / f"val-{attempt:06d}.json", json.dumps(found).encode(), durable=False)
     except Exception as error:  # of a library that reads images, or of a disk: not what a run fails of
         print(f"no thumbnails of validation images: {' '.join(str(error).split())}", flush=True)
 
 
-def kept(run: Path) -> list[dict[str, Any]]:
+def read_thumbnails(log_dir: Path) -> list[dict[str, Any]]:
     """Return what the first attempt that could has written, as `keep` says, with "jpeg" as bytes; else nothing."""
-    for path in sorted((run / "logs").glob("val-*.json")):
+    for path in sorted((log_dir / "logs").glob("val-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return [
                 {**one, "jpeg": base64.b64decode(one["jpeg"], validate=True)} for one in json.loads(path.read_text())
@@ -37,21 +37,23 @@ def kept(run: Path) -> list[dict[str, Any]]:
     return []
 
 
-def chosen(index: Index) -> list[int]:
+def choose_images(index: Index) -> list[int]:
     """Return the numbers of `COUNT` images of as different shapes as `LOOK` that lie evenly in the set have."""
-    looked = _spread(range(len(index)), LOOK)
-    return _spread(sorted(looked, key=lambda number: index.widths[number] / index.heights[number]), COUNT)
+    looked = _evenly_spaced(range(len(index)), CANDIDATE_COUNT)
+    return _evenly_spaced(
+        sorted(looked, key=lambda number: index.widths[number] / index.heights[number]), THUMBNAIL_COUNT
+    )
 
 
-def _spread(things: Sequence[int], count: int) -> list[int]:
+def _evenly_spaced(items: Sequence[int], count: int) -> list[int]:
     """So many of them, the first and the last among them."""
-    if len(things) <= count:
-        return list(things)
-    return [things[round(one * (len(things) - 1) / (count - 1))] for one in range(count)]
+    if len(items) <= count:
+        return list(items)
+    return [items[round(one * (len(items) - 1) / (count - 1))] for one in range(count)]
 
 
 def _thumbnail(index: Index, number: int) -> dict[str, Any]:
-    jpeg, shown = small(index.read(number), SIDE)
+    jpeg, shown = shrink_to_jpeg(index.read(number), THUMBNAIL_PIXELS)
     return {
         "label": index.classes[int(index.labels[number])],
         "size": (int(index.widths[number]), int(index.heights[number])),
@@ -60,7 +62,7 @@ def _thumbnail(index: Index, number: int) -> dict[str, Any]:
     }
 
 
-def small(data: bytes, side: int) -> tuple[bytes, tuple[int, int]]:
+def shrink_to_jpeg(data: bytes, side: int) -> tuple[bytes, tuple[int, int]]:
     """Return an image's file as a JPEG whose longer side is `side` pixels at most, and its width and height.
 
     Raises `data.decode.BadImage`.
@@ -68,8 +70,8 @@ def small(data: bytes, side: int) -> tuple[bytes, tuple[int, int]]:
     import numpy as np
     from PIL import Image
 
-    from train.data.decode import decode, encode
+    from train.data.decode import decode_image, encode_jpeg
 
-    image = Image.fromarray(decode(data))
+    image = Image.fromarray(decode_image(data))
     image.thumbnail((side, side))
-    return encode(np.asarray(image), 85), image.size
+    return encode_jpeg(np.asarray(image), 85), image.size

@@ -8,12 +8,16 @@ Each convolution's bias would be lost in the norm behind it, so there is none.
 import torch
 from torch import nn
 
-POOLED = 6  # places in each direction that the first fully connected layer was made for: images of 224 to 227 pixels
+POOLED_SIZE = (
+    6  # places in each direction that the first fully connected layer was made for: images of 224 to 227 pixels
+)
 
 
-def _part(inputs: int, outputs: int, kernel: int, stride: int, padding: int, groups: int) -> list[nn.Module]:
-    convolution = nn.Conv2d(inputs, outputs, kernel, stride, padding, groups=groups, bias=False)
-    return [convolution, nn.BatchNorm2d(outputs), nn.ReLU(inplace=True)]
+def _conv_norm_relu(
+    in_channels: int, out_channels: int, kernel: int, stride: int, padding: int, groups: int
+) -> list[nn.Module]:
+    convolution = nn.Conv2d(in_channels, out_channels, kernel, stride, padding, groups=groups, bias=False)
+    return [convolution, nn.BatchNorm2d(out_channels), nn.ReLU(inplace=True)]
 
 
 class AlexNet(nn.Module):
@@ -25,19 +29,19 @@ class AlexNet(nn.Module):
     def __init__(self, classes: int) -> None:
         super().__init__()
         self.features = nn.Sequential(
-            *_part(3, 96, 11, 4, 2, 1),
+            *_conv_norm_relu(3, 96, 11, 4, 2, 1),
             nn.MaxPool2d(3, 2),
-            *_part(96, 256, 5, 1, 2, 2),
+            *_conv_norm_relu(96, 256, 5, 1, 2, 2),
             nn.MaxPool2d(3, 2),
-            *_part(256, 384, 3, 1, 1, 1),
-            *_part(384, 384, 3, 1, 1, 2),
-            *_part(384, 256, 3, 1, 1, 2),
+            *_conv_norm_relu(256, 384, 3, 1, 1, 1),
+            *_conv_norm_relu(384, 384, 3, 1, 1, 2),
+            *_conv_norm_relu(384, 256, 3, 1, 1, 2),
             nn.MaxPool2d(3, 2),
             nn.BatchNorm2d(256),
         )
-        self.pool = nn.AdaptiveAvgPool2d(POOLED)
+        self.pool = nn.AdaptiveAvgPool2d(POOLED_SIZE)
         self.hidden = nn.Sequential(
-            *(nn.Linear(256 * POOLED**2, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
+            *(nn.Linear(256 * POOLED_SIZE**2, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
             *(nn.Linear(4096, 4096), nn.ReLU(inplace=True), nn.Dropout(0.5)),
         )
         self.fc = nn.Linear(4096, classes)

@@ -15,55 +15,60 @@ from torch import nn
 
 from train.recipe.components import Model
 from train.tools import user_code
-from train.tools.errors import Expected
-from train.tools.filesystem import one_line
+from train.tools.errors import TrainingError
+from train.tools.filesystem import one_line_error
 
 from . import input_size
 
-Say = Callable[[str], object]
-CLASSIFIER = "_imgnet_classifier"  # where a network keeps the name of the layer that makes its scores
+LogFunction = Callable[[str], object]
+CLASSIFIER_ATTRIBUTE = "_imgnet_classifier"  # where a network keeps the name of the layer that makes its scores
 # What each calls a start of all residual blocks as the identity.
-SILENT = {"timm": "zero_init_last", "torchvision": "zero_init_residual"}
+ZERO_INIT_ARGUMENTS = {"timm": "zero_init_last", "torchvision": "zero_init_residual"}
 
 
-def make(model: Model, classes: int, say: Say) -> nn.Module:
+def build_external_model(model: Model, classes: int, log: LogFunction) -> nn.Module:
     """Return a network that is not ours, as the recipe names it. Raises `Expected` where it cannot be had or used."""
     library, _, name = model.name.partition(":")
-    if library in SILENT:
-        net, applied = _of_library(library, name, classes, model.zero_gamma)
+    if library in ZERO_INIT_ARGUMENTS:
+        net, applied = _build_from_library(library, name, classes, model.zero_gamma)
     else:
-        net, applied = _called(model.name, lambda: user_code.find("model, name", model.name)(classes)), False
-    if model.zero_gamma and not applied and not _tried(model.name, lambda: silence(net)):
-        say(f"zero_gamma does not apply to {model.name}: its blocks do not say which norm is their last")
-    check_parameters(net, model.name)
-    side = input_size.native(net, model.name)
-    check_scores(net, model.name, classes, side)
+        net, applied = (
+            _build_from_function(model.name, lambda: user_code.import_function("model, name", model.name)(classes)),
+            False,
+        )
+    if model.zero_gamma and not applied and not _call_user_model(model.name, lambda: zero_init_residual(net)):
+        log(f"zero_gamma does not apply to {model.name}: its blocks do not say which norm is their last")
+    check_trainable(net, model.name)
+    side = input_size.find_native_size(net, model.name)
+    check_scores_and_find_classifier(net, model.name, classes, side)
     try:
-        how = input_size.free(net, side)
-    except Expected as error:
+        how = input_size.accept_any_size(net, side)
+    except TrainingError as error:
         how = str(error)
-    say(f"{model.name}, made for {side} x {side} pixels: {how}")
+    log(f"{model.name}, made for {side} x {side} pixels: {how}")
     return net
 
 
-def _of_library(library: str, name: str, classes: int, zero_gamma: bool) -> tuple[nn.Module, bool]:
+def _build_from_library(library: str, name: str, classes: int, zero_gamma: bool) -> tuple[nn.Module, bool]:
     """A network of a library, and whether it has a word for zero gammas."""
     try:
         module = importlib.import_module(library)
         models = module if library == "timm" else importlib.import_module("torchvision.models")
     except ImportError as error:
-        raise Expected(
+        raise TrainingError(
             f"model, name: {library}:{name} needs {error.name or library}, which is not installed here "
-            f"({one_line(error)}); pip install {library}"
+            f"({one_line_error(error)}); pip install {library}"
         ) from error
     except Exception as error:  # of libraries that do not fit each other
-        raise Expected(f"model, name: {library} cannot be imported here, {user_code.said(error)}") from error
+        raise TrainingError(
+            f"model, name: {library} cannot be imported here, {user_code.describe_error(error)}"
+        ) from error
     known = list(models.list_models())
     if name.partition(".")[0] not in known:  # timm's names may end in a tag of their pretrained weights
         near = difflib.get_close_matches(name, known, 3)
         meant = f"; did you mean {' or '.join(f'{library}:{one}' for one in near)}?" if near else ""
         listed = f"{models.__name__}.list_models() names those that there are"
-        raise Expected(f"model, name: {library} has no {name!r} here{meant or f'; {listed}'}")
+        raise TrainingError(f"model, name: {library} has no {name!r} here{meant or f'; {listed}'}")
 
     def made(**more: Any) -> Any:
         if library == "timm":
@@ -72,31 +77,31 @@ def _of_library(library: str, name: str, classes: int, zero_gamma: bool) -> tupl
 
     def either() -> Any:
         try:
-            return made(**{SILENT[library]: zero_gamma}), True
+            return made(**{ZERO_INIT_ARGUMENTS[library]: zero_gamma}), True
         except TypeError as error:
-            if SILENT[library] not in str(error):
+            if ZERO_INIT_ARGUMENTS[library] not in str(error):
                 raise
             return made(), False
 
-    net, applied = _tried(f"{library}:{name}", either)
-    return _module(f"{library}:{name}", net), applied
+    net, applied = _call_user_model(f"{library}:{name}", either)
+    return _require_module(f"{library}:{name}", net), applied
 
 
-def _tried(name: str, make: Callable[[], Any]) -> Any:
-    return user_code.tried("model, name", name, make)
+def _call_user_model(name: str, function: Callable[[], Any]) -> Any:
+    return user_code.call_user_code("model, name", name, function)
 
 
-def _called(name: str, make: Callable[[], Any]) -> nn.Module:
-    return _module(name, _tried(name, make))
+def _build_from_function(name: str, function: Callable[[], Any]) -> nn.Module:
+    return _require_module(name, _call_user_model(name, function))
 
 
-def _module(name: str, found: object) -> nn.Module:
-    if not isinstance(found, nn.Module):
-        raise Expected(f"model, name: {name} must return a torch.nn.Module, not {type(found).__name__}")
-    return found
+def _require_module(name: str, value: object) -> nn.Module:
+    if not isinstance(value, nn.Module):
+        raise TrainingError(f"model, name: {name} must return a torch.nn.Module, not {type(value).__name__}")
+    return value
 
 
-def silence(net: nn.Module) -> int:
+def zero_init_residual(net: nn.Module) -> int:
     """Start the last norm of each residual block at 0 and return how many there are: of blocks that have it as
     `last_norm`, as ours, or have timm's method `zero_init_last`.
     """
@@ -113,7 +118,7 @@ def silence(net: nn.Module) -> int:
 
 
 @contextmanager
-def untouched(net: nn.Module) -> Iterator[None]:
+def preserve_modes_and_buffers(net: nn.Module) -> Iterator[None]:
     """A context that leaves modes and statistics as they were before it."""
     modes = {module: module.training for module in net.modules()}
     kept = [(buffer, buffer.clone()) for buffer in net.buffers()]
@@ -127,60 +132,60 @@ def untouched(net: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-def check_parameters(net: nn.Module, name: str) -> None:
+def check_trainable(net: nn.Module, name: str) -> None:
     """Raise `Expected` unless there is something to train."""
     parameters = list(net.parameters())
     if not parameters:
-        raise Expected(
+        raise TrainingError(
             f"model, name: {name} has no parameters, so nothing of it can be trained; its layers must be attributes "
             "of the module, or lie in a ModuleList"
         )
     if not any(one.requires_grad for one in parameters):
-        raise Expected(
+        raise TrainingError(
             f"model, name: {name} has requires_grad=False in all its parameters, so nothing of it can be trained; "
             "leave it True, and say frozen=True in a phase that is to train the classifier only"
         )
 
 
-def check_scores(net: nn.Module, name: str, classes: int, side: int) -> None:
+def check_scores_and_find_classifier(net: nn.Module, name: str, classes: int, side: int) -> None:
     """Raise `Expected` unless two images become scores [2, classes], as in training, that something can be learned of.
 
     The network keeps the name of the last layer that took part in them, learns, and has as many outputs: whichever it
     calls last, for in what order layers were registered says nothing.
     """
     called: list[nn.Module] = []
-    could = {module: place for place, module in net.named_modules() if outputs(module) == classes}
+    could = {module: place for place, module in net.named_modules() if output_features(module) == classes}
     hooks = [one.register_forward_hook(lambda module, *_: called.append(module)) for one in could]
-    with untouched(net):
+    with preserve_modes_and_buffers(net):
         net.train()
-        scores = _tried(name, lambda: net(torch.zeros(2, 3, side, side)))
+        scores = _call_user_model(name, lambda: net(torch.zeros(2, 3, side, side)))
     for hook in hooks:
         hook.remove()
     if not isinstance(scores, torch.Tensor) or tuple(scores.shape) != (2, classes):
         found = f"a tensor of {list(scores.shape)}" if isinstance(scores, torch.Tensor) else type(scores).__name__
-        raise Expected(
+        raise TrainingError(
             f"model, name: {name} must make scores [2, {classes}] of two images in training, not {found}; a function "
             "of your own can build it with the right number of classes, and without further outputs"
         )
-    learned = behind(scores)
+    learned = params_reached_by_grad(scores)
     if not learned:
-        raise Expected(
+        raise TrainingError(
             f"model, name: no parameter of {name} gets a gradient from its scores, so nothing of it can be trained; "
             "look for no_grad() and detach() in it"
         )
     order = [*could, *called]  # a layer whose weights are used without calling it comes before those that are called
     makers = [one for one in order if any(id(parameter) in learned for parameter in one.parameters())]
-    object.__setattr__(net, CLASSIFIER, could[makers[-1]] if makers else None)
+    object.__setattr__(net, CLASSIFIER_ATTRIBUTE, could[makers[-1]] if makers else None)
 
 
-def outputs(module: nn.Module) -> int:
+def output_features(module: nn.Module) -> int:
     """Return how many values a Linear or a 1x1 convolution makes, 0 for any other layer."""
     if isinstance(module, nn.Linear):
         return module.out_features
     return module.out_channels if isinstance(module, nn.Conv2d) and set(module.kernel_size) == {1} else 0
 
 
-def behind(scores: torch.Tensor) -> set[int]:
+def params_reached_by_grad(scores: torch.Tensor) -> set[int]:
     """Return the parameters that get a gradient from scores, by their ids."""
     found, seen, ahead = set[int](), set[Any](), [scores.grad_fn]
     while ahead:

@@ -13,21 +13,21 @@ import torch
 from torch import nn
 
 
-def convolution(inputs: int, outputs: int, kernel: int, stride: int = 1) -> nn.Conv2d:
+def convolution(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
     """A convolution without bias, padded so that stride 1 keeps the shape."""
-    return nn.Conv2d(inputs, outputs, kernel, stride, padding=kernel // 2, bias=False)
+    return nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
 
 
-class Basic(nn.Module):
+class BasicBlock(nn.Module):
     """Two 3x3 convolutions beside the identity: [n, inputs, h, w] to [n, width, h / stride, w / stride]."""
 
     expansion = 1
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = convolution(inputs, width, 3, stride), nn.BatchNorm2d(width)
+        self.conv1, self.norm1 = convolution(in_channels, width, 3, stride), nn.BatchNorm2d(width)
         self.conv2, self.norm2 = convolution(width, width, 3), nn.BatchNorm2d(width)
-        self.shortcut = _shortcut(inputs, width, stride)
+        self.shortcut = _shortcut(in_channels, width, stride)
 
     @property
     def last_norm(self) -> nn.Module:
@@ -45,12 +45,12 @@ class Bottleneck(nn.Module):
 
     expansion = 4
 
-    def __init__(self, inputs: int, width: int, stride: int) -> None:
+    def __init__(self, in_channels: int, width: int, stride: int) -> None:
         super().__init__()
-        self.conv1, self.norm1 = convolution(inputs, width, 1), nn.BatchNorm2d(width)
+        self.conv1, self.norm1 = convolution(in_channels, width, 1), nn.BatchNorm2d(width)
         self.conv2, self.norm2 = convolution(width, width, 3, stride), nn.BatchNorm2d(width)
         self.conv3, self.norm3 = convolution(width, 4 * width, 1), nn.BatchNorm2d(4 * width)
-        self.shortcut = _shortcut(inputs, 4 * width, stride)
+        self.shortcut = _shortcut(in_channels, 4 * width, stride)
 
     @property
     def last_norm(self) -> nn.Module:
@@ -64,13 +64,13 @@ class Bottleneck(nn.Module):
         return torch.relu_(self.norm3(self.conv3(y)) + self.shortcut(x))
 
 
-Block = type[Basic] | type[Bottleneck]
+Block = type[BasicBlock] | type[Bottleneck]
 
 
-def _shortcut(inputs: int, outputs: int, stride: int) -> nn.Module:
-    if inputs == outputs and stride == 1:
+def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
+    if in_channels == out_channels and stride == 1:
         return nn.Identity()
-    return nn.Sequential(convolution(inputs, outputs, 1, stride), nn.BatchNorm2d(outputs))
+    return nn.Sequential(convolution(in_channels, out_channels, 1, stride), nn.BatchNorm2d(out_channels))
 
 
 class ResNet(nn.Module):
@@ -99,7 +99,7 @@ class ResNet(nn.Module):
         return self.fc(self.pool(self.stages(self.stem(x))).flatten(1))  # type: ignore[no-any-return]
 
 
-def _imagenet(block: Block, blocks: Sequence[int], classes: int) -> ResNet:
+def _imagenet_resnet(block: Block, blocks: Sequence[int], classes: int) -> ResNet:
     stem = nn.Sequential(
         convolution(3, 64, 7, 2),
         nn.BatchNorm2d(64),
@@ -109,45 +109,45 @@ def _imagenet(block: Block, blocks: Sequence[int], classes: int) -> ResNet:
     return ResNet(block, blocks, (64, 128, 256, 512), stem, classes)
 
 
-def _small(stride: int, classes: int) -> ResNet:
+def _small_resnet(stride: int, classes: int) -> ResNet:
     stem = nn.Sequential(convolution(3, 16, 3, stride), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
-    return ResNet(Basic, (1, 1, 1, 1), (16, 32, 64, 128), stem, classes)
+    return ResNet(BasicBlock, (1, 1, 1, 1), (16, 32, 64, 128), stem, classes)
 
 
-MAKERS: dict[str, Callable[[int], ResNet]] = {
-    "resnet10_tiny": partial(_small, 2),
-    "resnet10_cifar": partial(_small, 1),
-    "resnet18": partial(_imagenet, Basic, (2, 2, 2, 2)),
-    "resnet34": partial(_imagenet, Basic, (3, 4, 6, 3)),
-    "resnet50": partial(_imagenet, Bottleneck, (3, 4, 6, 3)),
-    "resnet101": partial(_imagenet, Bottleneck, (3, 4, 23, 3)),
-    "resnet152": partial(_imagenet, Bottleneck, (3, 8, 36, 3)),
+RESNET_BUILDERS: dict[str, Callable[[int], ResNet]] = {
+    "resnet10_tiny": partial(_small_resnet, 2),
+    "resnet10_cifar": partial(_small_resnet, 1),
+    "resnet18": partial(_imagenet_resnet, BasicBlock, (2, 2, 2, 2)),
+    "resnet34": partial(_imagenet_resnet, BasicBlock, (3, 4, 6, 3)),
+    "resnet50": partial(_imagenet_resnet, Bottleneck, (3, 4, 6, 3)),
+    "resnet101": partial(_imagenet_resnet, Bottleneck, (3, 4, 23, 3)),
+    "resnet152": partial(_imagenet_resnet, Bottleneck, (3, 8, 36, 3)),
 }
 
 # What torchvision and timm call the same tensors: their ResNets have been of the v1.5 form since 2017.
-THEIRS = (
+TORCHVISION_KEYS = (
     (re.compile(r"^conv1\."), "stem.0."),
     (re.compile(r"^bn1\."), "stem.1."),
     (re.compile(r"^(layer\d+\.\d+)\.bn(\d)\."), r"\1.norm\2."),
     (re.compile(r"^(layer\d+\.\d+)\.downsample\."), r"\1.shortcut."),
 )
-STAGE = re.compile(r"^layer(\d+)\.(\d+)\.")
+STAGE_KEY = re.compile(r"^layer(\d+)\.(\d+)\.")
 
 
-def our_names(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def convert_torchvision_keys(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """Return the weights of a ResNet of torchvision or timm under the names that they have here, others as they are."""
     if "layer1.0.conv1.weight" not in state:
         return dict(state)
     blocks: dict[int, int] = {}  # of each stage, counted from 1
     for name in state:
-        if found := STAGE.match(name):
+        if found := STAGE_KEY.match(name):
             stage, place = map(int, found.groups())
             blocks[stage] = max(blocks.get(stage, 0), place + 1)
 
     def ours(name: str) -> str:
-        for theirs, mine in THEIRS:
+        for theirs, mine in TORCHVISION_KEYS:
             name = theirs.sub(mine, name)
-        if not (found := STAGE.match(name)):
+        if not (found := STAGE_KEY.match(name)):
             return name
         stage, place = map(int, found.groups())
         before = sum(blocks.get(one, 0) for one in range(1, stage))

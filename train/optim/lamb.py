@@ -12,10 +12,10 @@ from typing import Any
 
 import torch
 
-from .layerwise import Layerwise, Tensors, kept, norms, scale
+from .layerwise import LayerwiseOptimizer, TensorSequence, state_tensors, tensor_norms, scale_by_ratio
 
 
-class Lamb(Layerwise):
+class Lamb(LayerwiseOptimizer):
     """LAMB for the groups with `adapt`; Adam for the others, which hold norms and biases."""
 
     def __init__(
@@ -23,12 +23,14 @@ class Lamb(Layerwise):
     ) -> None:
         super().__init__(groups, betas=betas, eps=eps)
 
-    def move(self, group: dict[str, Any], weights: Tensors, gradients: Tensors, states: list[dict[str, Any]]) -> None:
+    def update_weights(
+        self, group: dict[str, Any], weights: TensorSequence, gradients: TensorSequence, states: list[dict[str, Any]]
+    ) -> None:
         """See the module."""
         b1, b2 = group["betas"]
         for state in states:
             state["step"] = state.get("step", 0) + 1
-        first, second = kept("mean", weights, states), kept("square", weights, states)
+        first, second = state_tensors("mean", weights, states), state_tensors("square", weights, states)
         torch._foreach_mul_(first, b1)
         torch._foreach_add_(first, gradients, alpha=1 - b1)
         torch._foreach_mul_(second, b2)
@@ -41,5 +43,5 @@ class Lamb(Layerwise):
         if group["weight_decay"]:
             torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
         if group["adapt"]:
-            scale(steps, norms(weights), norms(steps))
+            scale_by_ratio(steps, tensor_norms(weights), tensor_norms(steps))
         torch._foreach_add_(weights, steps, alpha=-group["lr"])

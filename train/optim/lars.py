@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from .layerwise import Layerwise, Tensors, kept, norms, scale
+from .layerwise import LayerwiseOptimizer, TensorSequence, state_tensors, tensor_norms, scale_by_ratio
 
 
-class Lars(Layerwise):
+class Lars(LayerwiseOptimizer):
     """LARS for the groups with `adapt`; plain SGD with momentum for the others, which hold norms and biases."""
 
     def __init__(
@@ -24,14 +24,16 @@ class Lars(Layerwise):
     ) -> None:
         super().__init__(groups, momentum=momentum, nesterov=nesterov, trust=trust)
 
-    def move(self, group: dict[str, Any], weights: Tensors, gradients: Tensors, states: list[dict[str, Any]]) -> None:
+    def update_weights(
+        self, group: dict[str, Any], weights: TensorSequence, gradients: TensorSequence, states: list[dict[str, Any]]
+    ) -> None:
         """See the module."""
         decay, momentum = group["weight_decay"], group["momentum"]
         steps = torch._foreach_add(gradients, weights, alpha=decay)
         if group["adapt"]:
-            lengths = norms(weights)
-            scale(steps, group["trust"] * lengths, norms(gradients) + decay * lengths)
-        buffers = kept("momentum_buffer", weights, states)
+            lengths = tensor_norms(weights)
+            scale_by_ratio(steps, group["trust"] * lengths, tensor_norms(gradients) + decay * lengths)
+        buffers = state_tensors("momentum_buffer", weights, states)
         torch._foreach_mul_(buffers, momentum)
         torch._foreach_add_(buffers, steps)
         if group["nesterov"]:

@@ -11,17 +11,19 @@ from typing import Any
 
 import torch
 
-Tensors = list[torch.Tensor] | tuple[torch.Tensor, ...]
-HALF = (torch.float16, torch.bfloat16)
+TensorSequence = list[torch.Tensor] | tuple[torch.Tensor, ...]
+HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
-class Layerwise(torch.optim.Optimizer):
+class LayerwiseOptimizer(torch.optim.Optimizer):
     """An optimizer of groups of parameters; with `adapt` a group's steps are scaled layer by layer, without it not."""
 
     def __init__(self, groups: list[dict[str, Any]], **defaults: Any) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "adapt": True, **defaults})
 
-    def move(self, group: dict[str, Any], weights: Tensors, gradients: Tensors, states: list[dict[str, Any]]) -> None:
+    def update_weights(
+        self, group: dict[str, Any], weights: TensorSequence, gradients: TensorSequence, states: list[dict[str, Any]]
+    ) -> None:
         """Move the weights in place by one step of a group."""
         raise NotImplementedError
 
@@ -33,10 +35,12 @@ class Layerwise(torch.optim.Optimizer):
             parameters = [one for one in group["params"] if one.grad is not None]
             if not parameters:
                 continue
-            weights = [full(one) for one in parameters]
-            self.move(group, weights, [full(one.grad) for one in parameters], [self.state[one] for one in parameters])
+            weights = [to_float32(one) for one in parameters]
+            self.update_weights(
+                group, weights, [to_float32(one.grad) for one in parameters], [self.state[one] for one in parameters]
+            )
             for one, weight in zip(parameters, weights, strict=True):
-                if one.dtype in HALF:
+                if one.dtype in HALF_DTYPES:
                     one.copy_(weight)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -46,16 +50,16 @@ class Layerwise(torch.optim.Optimizer):
         parameters = chain.from_iterable(group["params"] for group in self.param_groups)
         for number, one in zip(numbers, parameters, strict=True):
             for name, value in state_dict["state"].get(number, {}).items():
-                if one.dtype in HALF and isinstance(value, torch.Tensor):
+                if one.dtype in HALF_DTYPES and isinstance(value, torch.Tensor):
                     self.state[one][name] = value.to(one.device, torch.float32, copy=True)
 
 
-def full(tensor: torch.Tensor) -> torch.Tensor:
+def to_float32(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor itself, or what half precision holds as float32."""
-    return tensor.float() if tensor.dtype in HALF else tensor
+    return tensor.float() if tensor.dtype in HALF_DTYPES else tensor
 
 
-def kept(name: str, weights: Tensors, states: list[dict[str, Any]]) -> list[torch.Tensor]:
+def state_tensors(name: str, weights: TensorSequence, states: list[dict[str, Any]]) -> list[torch.Tensor]:
     """Return each parameter's tensor of this name in its state, zeros before the first step."""
     for weight, state in zip(weights, states, strict=True):
         if name not in state:
@@ -63,12 +67,12 @@ def kept(name: str, weights: Tensors, states: list[dict[str, Any]]) -> list[torc
     return [state[name] for state in states]
 
 
-def norms(tensors: Tensors) -> torch.Tensor:
+def tensor_norms(tensors: TensorSequence) -> torch.Tensor:
     """Return each tensor's Euclidean norm, as one vector."""
     return torch.stack(torch._foreach_norm(tensors))
 
 
-def scale(tensors: Tensors, above: torch.Tensor, below: torch.Tensor) -> None:
+def scale_by_ratio(tensors: TensorSequence, numerator: torch.Tensor, denominator: torch.Tensor) -> None:
     """Multiply each tensor in place by its layer's above / below; by 1 where one of them is 0."""
-    ratio = torch.where((above > 0) & (below > 0), above / below, torch.ones_like(above))
+    ratio = torch.where((numerator > 0) & (denominator > 0), numerator / denominator, torch.ones_like(numerator))
     torch._foreach_mul_(tensors, list(ratio.unbind()))

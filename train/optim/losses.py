@@ -8,18 +8,18 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 
 from train.recipe.components import Optim
 from train.tools import user_code
-from train.tools.errors import Expected
+from train.tools.errors import TrainingError
 
-Loss = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # scores [n, classes], labels [n] to losses [n]
+LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # scores [n, classes], labels [n] to losses [n]
 
 
-def build(optim: Optim) -> Loss:
+def build_loss(optim: Optim) -> LossFunction:
     """Return the loss that the recipe names. Raises `Expected` when it cannot be imported."""
     if optim.loss == "cross_entropy":
         return partial(cross_entropy, reduction="none", label_smoothing=optim.label_smoothing)
     if optim.loss == "bce":
         return partial(binary_cross_entropy, label_smoothing=optim.label_smoothing)
-    return Own(user_code.find("optim, loss", optim.loss), optim.loss)
+    return CustomLoss(user_code.import_function("optim, loss", optim.loss), optim.loss)
 
 
 def binary_cross_entropy(scores: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
@@ -35,22 +35,24 @@ def binary_cross_entropy(scores: torch.Tensor, labels: torch.Tensor, label_smoot
     return binary_cross_entropy_with_logits(scores, answers, reduction="none").mean(1)
 
 
-class Own:
+class CustomLoss:
     """Somebody's loss of each image. The step divides by the whole batch: a mean of its own would count it twice."""
 
-    def __init__(self, function: Loss, name: str) -> None:
-        self.function, self.name, self.works = function, name, False
+    def __init__(self, function: LossFunction, name: str) -> None:
+        self.function, self.name, self.has_succeeded = function, name, False
 
     def __call__(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the losses. Raises `Expected` where it makes something else, or fails the first time: what has worked
         before fails for another reason, such as a device's, and that needs its trace.
         """
-        if self.works:
+        if self.has_succeeded:
             losses = self.function(scores, labels)
         else:
-            losses = user_code.tried("optim, loss", self.name, lambda: self.function(scores, labels))
+            losses = user_code.call_user_code("optim, loss", self.name, lambda: self.function(scores, labels))
         if not isinstance(losses, torch.Tensor) or losses.shape != labels.shape:
             shape = list(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
-            raise Expected(f"optim, loss: {self.name} must return each image's loss {list(labels.shape)}, not {shape}")
-        self.works = True
+            raise TrainingError(
+                f"optim, loss: {self.name} must return each image's loss {list(labels.shape)}, not {shape}"
+            )
+        self.has_succeeded = True
         return losses

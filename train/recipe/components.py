@@ -9,8 +9,8 @@ MODELS = (
 )  # fmt: skip
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
 LOSSES = ("cross_entropy", "bce")
-SCALINGS = ("linear", "sqrt", "none")
-HOOKS = ("none", "fp16", "bf16", "powersgd", "hierarchical")
+LR_SCALINGS = ("linear", "sqrt", "none")
+COMM_HOOKS = ("none", "fp16", "bf16", "powersgd", "hierarchical")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,13 +32,15 @@ class Model:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", validators.named("model", "name", self.name, MODELS, libraries=True))
-        validators.flag("model", "zero_gamma", self.zero_gamma)
+        object.__setattr__(
+            self, "name", validators.check_name_or_function("model", "name", self.name, MODELS, allow_libraries=True)
+        )
+        validators.check_bool("model", "zero_gamma", self.zero_gamma)
         if self.fc_std is not None:
-            validators.number("model", "fc_std", self.fc_std)
+            validators.check_number("model", "fc_std", self.fc_std)
         if self.weights is not None and (not isinstance(self.weights, str) or not self.weights):
             raise ValueError(f"model, weights: must be the name of a file, not {self.weights!r}")
-        validators.flag("model", "compile", self.compile)
+        validators.check_bool("model", "compile", self.compile)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,12 +71,12 @@ class Optim:
     scaling: str = "linear"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "name", validators.named("optim", "name", self.name, OPTIMIZERS))
-        object.__setattr__(self, "loss", validators.named("optim", "loss", self.loss, LOSSES))
+        object.__setattr__(self, "name", validators.check_name_or_function("optim", "name", self.name, OPTIMIZERS))
+        object.__setattr__(self, "loss", validators.check_name_or_function("optim", "loss", self.loss, LOSSES))
         for name in ("momentum", "label_smoothing"):
-            validators.number("optim", name, getattr(self, name), 0.0, 1.0)
+            validators.check_number("optim", name, getattr(self, name), 0.0, 1.0)
         for name in ("weight_decay", "eps", "trust"):
-            validators.number("optim", name, getattr(self, name))
+            validators.check_number("optim", name, getattr(self, name))
         if self.eps == 0:  # a gradient of 0, as behind a gamma of 0, would be divided by 0
             raise ValueError(f"optim, eps: must be above 0, not {self.eps!r}")
         if self.trust == 0:  # LARS takes a ratio of 0 for that of a layer of zeros, and its whole gradient
@@ -82,13 +84,13 @@ class Optim:
         if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
             raise ValueError(f"optim, betas: must be a pair, not {self.betas!r}")
         for beta in self.betas:
-            validators.number("optim", "betas", beta, 0.0, 1.0)
+            validators.check_number("optim", "betas", beta, 0.0, 1.0)
             if beta == 1:  # nothing of a gradient would ever be taken, and 1 - beta is divided by
                 raise ValueError(f"optim, betas: must be below 1, not {beta!r}")
         object.__setattr__(self, "betas", tuple(self.betas))
         for name in ("nesterov", "norm_decay", "bias_decay"):
-            validators.flag("optim", name, getattr(self, name))
-        validators.one_of("optim", "scaling", self.scaling, SCALINGS)
+            validators.check_bool("optim", name, getattr(self, name))
+        validators.check_choice("optim", "scaling", self.scaling, LR_SCALINGS)
         if self.nesterov and self.momentum == 0:
             raise ValueError("optim, nesterov: needs a momentum above 0")
         if self.norm_decay and self.name in ("lars", "lamb"):
@@ -109,9 +111,9 @@ class Comm:
     overlap: bool = True
 
     def __post_init__(self) -> None:
-        validators.one_of("comm", "hook", self.hook, HOOKS)
-        validators.number("comm", "bucket", self.bucket, 0.001)
-        validators.flag("comm", "overlap", self.overlap)
+        validators.check_choice("comm", "hook", self.hook, COMM_HOOKS)
+        validators.check_number("comm", "bucket", self.bucket, 0.001)
+        validators.check_bool("comm", "overlap", self.overlap)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,8 +131,8 @@ class Data:
         for name in ("name", "root"):
             if not isinstance(getattr(self, name), str) or not getattr(self, name):
                 raise ValueError(f"data, {name}: must be a non-empty text, not {getattr(self, name)!r}")
-        validators.whole("data", "train", self.train, 1)
-        validators.whole("data", "val", self.val, 1)
+        validators.check_int("data", "train", self.train, 1)
+        validators.check_int("data", "val", self.val, 1)
 
 
 IMAGENET = Data(name="imagenet", root="~/data/imagenet", train=1_281_167, val=50_000)

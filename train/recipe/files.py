@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from types import ModuleType
 
-from train.tools.filesystem import one_line
+from train.tools.filesystem import one_line_error
 
 from .schema import Recipe
 
@@ -19,7 +19,7 @@ class RecipeError(Exception):
     """A recipe that cannot be used; the text is one line that says which and why."""
 
 
-def load(name: str) -> list[Recipe]:
+def read_recipes(name: str) -> list[Recipe]:
     """Return the recipes that `recipes/x.py`, `recipes.x` or `x.json` holds, each with its own name.
 
     Raises `RecipeError` when the file is missing, does not import, holds none, or yields two of one name.
@@ -27,9 +27,9 @@ def load(name: str) -> list[Recipe]:
     if not name:
         raise RecipeError("no recipe is named; see recipes/ for those that come with the project")
     if name.endswith(".json"):
-        return [_from_json(Path(name))]
-    with _guarded():
-        found = _collect(name, _import(_find(name)))
+        return [_load_json_recipe(Path(name))]
+    with _isolate_stdout_and_cwd():
+        found = _collect_recipes(name, _import_file(_find_file(name)))
     names = [recipe.name for recipe in found]
     twice = sorted({one for one in names if names.count(one) > 1})
     if twice:
@@ -38,7 +38,7 @@ def load(name: str) -> list[Recipe]:
 
 
 @contextlib.contextmanager
-def _guarded() -> Iterator[None]:
+def _isolate_stdout_and_cwd() -> Iterator[None]:
     """What a recipe prints goes to stderr, for stdout may be JSON; the folder it goes to is left again."""
     here = os.getcwd()  # noqa: PTH109
     with contextlib.redirect_stdout(sys.stderr):
@@ -48,14 +48,14 @@ def _guarded() -> Iterator[None]:
             os.chdir(here)
 
 
-def _from_json(path: Path) -> Recipe:
+def _load_json_recipe(path: Path) -> Recipe:
     try:
         return Recipe.from_json(json.loads(path.read_text()))
     except (OSError, ValueError) as error:
-        raise RecipeError(f"{path}: {one_line(error)}") from error
+        raise RecipeError(f"{path}: {one_line_error(error)}") from error
 
 
-def _find(name: str) -> Path:
+def _find_file(name: str) -> Path:
     """The file behind `recipes/x.py`, `recipes/x` or `recipes.x`."""
     path = Path(name)
     for one in (path, Path(f"{name}.py"), Path(f"{name.replace('.', '/')}.py")):
@@ -66,7 +66,7 @@ def _find(name: str) -> Path:
     raise RecipeError(f"{name}: there is no such recipe file; see recipes/ for those that come with the project")
 
 
-def _import(path: Path) -> ModuleType:
+def _import_file(path: Path) -> ModuleType:
     """Import the file under its dotted name, so that a recipe may say `from .other import recipe`."""
     parts, root = [path.stem], path.parent
     while (root / "__init__.py").is_file():
@@ -87,7 +87,9 @@ def _import(path: Path) -> ModuleType:
         spec.loader.exec_module(module)
         return module
     except (Exception, SystemExit) as error:  # whatever a user's file may raise becomes one line
-        raise RecipeError(f"{path.name}{_line(path, error)}: {type(error).__name__}: {one_line(error)}") from error
+        raise RecipeError(
+            f"{path.name}{_error_line_suffix(path, error)}: {type(error).__name__}: {one_line_error(error)}"
+        ) from error
     finally:
         sys.modules.pop(dotted, None)
         if before is not None:
@@ -96,14 +98,14 @@ def _import(path: Path) -> ModuleType:
             sys.path.remove(str(root))
 
 
-def _line(path: Path, error: BaseException) -> str:
+def _error_line_suffix(path: Path, error: BaseException) -> str:
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}" if error.lineno else ""
     lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
 
 
-def _collect(name: str, module: ModuleType) -> list[Recipe]:
+def _collect_recipes(name: str, module: ModuleType) -> list[Recipe]:
     try:
         if hasattr(module, "recipes"):
             found = list(module.recipes())
@@ -114,17 +116,17 @@ def _collect(name: str, module: ModuleType) -> list[Recipe]:
     except RecipeError:
         raise
     except (Exception, SystemExit) as error:
-        raise RecipeError(f"{name}: recipes() failed: {type(error).__name__}: {one_line(error)}") from error
+        raise RecipeError(f"{name}: recipes() failed: {type(error).__name__}: {one_line_error(error)}") from error
     if not found or not all(isinstance(one, Recipe) for one in found):
         raise RecipeError(f"{name}: `recipe` must be a Recipe, and recipes() must yield at least one")
     return found
 
 
-def select(found: Iterable[Recipe], names: Iterable[str]) -> list[Recipe]:
+def select_recipes(recipes: Iterable[Recipe], names: Iterable[str]) -> list[Recipe]:
     """Return the recipes of these names, all when none is named. Raises `RecipeError` on an unknown name."""
-    found, names = list(found), list(names)
-    known = {one.name: one for one in found}
+    recipes, names = list(recipes), list(names)
+    known = {one.name: one for one in recipes}
     unknown = [name for name in names if name not in known]
     if unknown:
         raise RecipeError(f"no recipe is named {unknown[0]!r}; there are {', '.join(known)}")
-    return [known[name] for name in names] if names else found
+    return [known[name] for name in names] if names else recipes

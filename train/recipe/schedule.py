@@ -14,21 +14,21 @@ from typing import Any
 from .schema import REFERENCE_BATCH, Phase, Recipe
 
 POLYNOMIAL_POWER = 2  # You et al. 2017 (LARS) and MLPerf's reference
-RULES = {"linear": "linear rule", "sqrt": "square-root rule", "none": "recipe"}
+SCALING_RULE_NAMES = {"linear": "linear rule", "sqrt": "square-root rule", "none": "recipe"}
 
 
-def scaled(images: int, scale: float) -> int:
+def scaled_image_count(images: int, scale: float) -> int:
     """Return how many of so many images a rehearsal takes, as `data.order.subset` does."""
     return max(1, math.ceil(images * scale))
 
 
 @dataclass(frozen=True)
-class Row:
+class ScheduledPhase:
     """A phase as it will be run: `gpus` chunks a step, rates after the recipe's rule, counts of steps."""
 
     phase: Phase
     gpus: int
-    factor: float
+    lr_factor: float
     steps_per_epoch: int
 
     @property
@@ -42,20 +42,23 @@ class Row:
         return self.steps_per_epoch * (self.phase.epochs[1] - self.phase.epochs[0])
 
     @property
-    def lr(self) -> tuple[float, float]:
+    def scaled_lr_endpoints(self) -> tuple[float, float]:
         """The rates of the phase's first and last step."""
-        return self.rate(0), self.rate(self.steps - 1)
+        return self.lr_at(0), self.lr_at(self.steps - 1)
 
     @property
-    def peak(self) -> float:
+    def peak_lr(self) -> float:
         """The phase's highest rate: of one of its ends, or the one that a cycle leads to."""
-        return max(*self.lr, self.phase.rates[1] * self.factor if self.phase.shape == "one_cycle" else 0.0)
+        return max(
+            *self.scaled_lr_endpoints,
+            self.phase.lr_endpoints[1] * self.lr_factor if self.phase.shape == "one_cycle" else 0.0,
+        )
 
-    def rate(self, step: int) -> float:
+    def lr_at(self, step: int) -> float:
         """The rate of one step, counted from the phase's start. The first step has the stated first rate, the last the
         stated last one; a phase of a single step has the first.
         """
-        first, last = (rate * self.factor for rate in self.phase.rates)
+        first, last = (rate * self.lr_factor for rate in self.phase.lr_endpoints)
         done = step / (self.steps - 1) if self.steps > 1 else 0.0
         k = max(1.0, self.global_batch / REFERENCE_BATCH)
         match self.phase.shape:
@@ -64,7 +67,7 @@ class Row:
             case "polynomial":
                 return last + (first - last) * (1 - done) ** POLYNOMIAL_POWER
             case "one_cycle":
-                return one_cycle(last, done)
+                return one_cycle_lr(last, done)
             case "gradual_warmup":
                 return last / k + (last - last / k) * done
             case "constant_warmup":
@@ -77,18 +80,20 @@ class Epoch:
     """One pass over `of` images, or the part of it that a shortened run makes. `first_step` counts over the run."""
 
     number: int
-    row: Row
+    scheduled_phase: ScheduledPhase
     steps: int
     first_step: int
-    of: int
+    dataset_size: int
 
-    def images(self, step: int) -> int:
+    def images_in_step(self, step: int) -> int:
         """How many images all GPUs take together in a step: the global batch, or what is left."""
-        return min(self.row.global_batch, self.of - step * self.row.global_batch)
+        return min(self.scheduled_phase.global_batch, self.dataset_size - step * self.scheduled_phase.global_batch)
 
-    def rate(self, step: int) -> float:
+    def lr_at(self, step: int) -> float:
         """The rate of the epoch's step-th step."""
-        return self.row.rate((self.number - self.row.phase.epochs[0]) * self.row.steps_per_epoch + step)
+        return self.scheduled_phase.lr_at(
+            (self.number - self.scheduled_phase.phase.epochs[0]) * self.scheduled_phase.steps_per_epoch + step
+        )
 
 
 @dataclass(frozen=True)
@@ -114,31 +119,31 @@ class Schedule:
             )
 
     @property
-    def factor(self) -> float:
+    def lr_factor(self) -> float:
         """What the recipe's rule multiplies the stated rates with: k, its root, or 1 (`Optim.scaling`)."""
         k = self.gpus / self.recipe.nominal_gpus
         return {"linear": k, "sqrt": math.sqrt(k), "none": 1.0}[self.recipe.optim.scaling]
 
     @property
-    def note(self) -> str:
+    def scaling_note(self) -> str:
         """One line that says what the linear rule changed; empty when the GPUs are the nominal ones."""
         if self.gpus == self.recipe.nominal_gpus:
             return ""
         stated = f"{self.recipe.nominal_gpus} GPU{'s' * (self.recipe.nominal_gpus > 1)}"
         return (
             f"rates are stated for {stated}; on {self.gpus} the global batch is multiplied by "
-            f"{self.gpus / self.recipe.nominal_gpus:g} and, by the {RULES[self.recipe.optim.scaling]}, the rate by "
-            f"{self.factor:g}"
+            f"{self.gpus / self.recipe.nominal_gpus:g} and, by the {SCALING_RULE_NAMES[self.recipe.optim.scaling]}, the rate by "
+            f"{self.lr_factor:g}"
         )
 
     @cached_property
-    def rows(self) -> tuple[Row, ...]:
+    def scheduled_phases(self) -> tuple[ScheduledPhase, ...]:
         """The phases, in order."""
         return tuple(
-            Row(
+            ScheduledPhase(
                 phase,
                 self.gpus,
-                self.factor,
+                self.lr_factor,
                 math.ceil(self.images / (phase.batch * self.gpus)),
             )
             for phase in self.recipe.phases
@@ -148,7 +153,7 @@ class Schedule:
     def epochs(self) -> tuple[Epoch, ...]:
         """The epochs that are run, in order."""
         found: list[Epoch] = []
-        for row, allowed in zip(self.rows, self._allowed(), strict=True):
+        for row, allowed in zip(self.scheduled_phases, self._steps_per_phase(), strict=True):
             for number in range(*row.phase.epochs):
                 steps = min(row.steps_per_epoch, allowed)
                 allowed -= steps
@@ -157,9 +162,9 @@ class Schedule:
                     found.append(Epoch(number, row, steps, first, self.images))
         return tuple(found)
 
-    def _allowed(self) -> list[int]:
+    def _steps_per_phase(self) -> list[int]:
         """How many steps each phase may make."""
-        counts = [row.steps for row in self.rows]
+        counts = [row.steps for row in self.scheduled_phases]
         total = sum(counts)
         if self.max_steps is None or self.max_steps >= total:
             return counts
@@ -185,13 +190,13 @@ class Schedule:
         done = [(one, one.steps) for one in self.epochs[:epoch]] + [
             (one, step) for one in self.epochs[epoch : epoch + 1]
         ]
-        return sum(min(steps * one.row.global_batch, self.images) for one, steps in done)
+        return sum(min(steps * one.scheduled_phase.global_batch, self.images) for one, steps in done)
 
     def table(self) -> list[dict[str, Any]]:
         """The rows as plain data; `steps` are those that are run, `lr` the rates of a whole phase's ends."""
-        run = {row.phase.epochs: 0 for row in self.rows}
+        run = {row.phase.epochs: 0 for row in self.scheduled_phases}
         for epoch in self.epochs:
-            run[epoch.row.phase.epochs] += epoch.steps
+            run[epoch.scheduled_phase.phase.epochs] += epoch.steps
         return [
             {
                 "start": row.phase.epochs[0],
@@ -199,9 +204,9 @@ class Schedule:
                 "size": row.phase.size,
                 "batch": row.phase.batch,
                 "global_batch": row.global_batch,
-                "lr": list(row.lr),
-                "lr_per_256": [rate * REFERENCE_BATCH / row.global_batch for rate in row.lr],
-                "peak": row.peak,
+                "lr": list(row.scaled_lr_endpoints),
+                "lr_per_256": [rate * REFERENCE_BATCH / row.global_batch for rate in row.scaled_lr_endpoints],
+                "peak": row.peak_lr,
                 "shape": row.phase.shape,
                 "steps": run[row.phase.epochs],
                 "copy": row.phase.copy,
@@ -211,25 +216,27 @@ class Schedule:
                 "rect_val": row.phase.rect_val,
                 "validate": row.phase.validate,
             }
-            for row in self.rows
+            for row in self.scheduled_phases
         ]
 
 
-def one_cycle(peak: float, done: float) -> float:
+def one_cycle_lr(peak_lr: float, progress: float) -> float:
     """The rate when a part `done` of one cycle is behind us: from peak / 25 to the peak at 3 tenths, then to
     peak / 250,000, each by half a cosine (Smith and Topin 2017, with the constants of torch's OneCycleLR).
     """
-    first, last, top = peak / 25, peak / 25 / 1e4, 0.3
-    start, end, part = (first, peak, done / top) if done < top else (peak, last, (done - top) / (1 - top))
+    first, last, top = peak_lr / 25, peak_lr / 25 / 1e4, 0.3
+    start, end, part = (
+        (first, peak_lr, progress / top) if progress < top else (peak_lr, last, (progress - top) / (1 - top))
+    )
     return end + (start - end) * (1 + math.cos(math.pi * part)) / 2
 
 
-def split_step(length: int, batch: int) -> list[slice]:
+def split_step(image_count: int, max_chunk: int) -> list[slice]:
     """Cut a step of `length` images into chunks of at most `batch`, as equal as they can be.
 
     A last step that is not full is cut into fewer chunks of nearly the full size, not into as many small ones: the
     chunk is what batch norm sees.
     """
-    count = math.ceil(length / batch)
-    edges = [length * i // count for i in range(count + 1)]
+    count = math.ceil(image_count / max_chunk)
+    edges = [image_count * i // count for i in range(count + 1)]
     return [slice(a, b) for a, b in pairwise(edges)]

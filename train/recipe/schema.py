@@ -23,11 +23,15 @@ from typing import Any, Self
 from . import validators
 from .components import Comm, Data, Model, Optim
 
-SHAPES = ("linear", "cosine", "polynomial", "one_cycle", "gradual_warmup", "constant_warmup")
-ONE_RATE = ("one_cycle", "gradual_warmup", "constant_warmup")  # shapes that take one number, the rate they lead to
-CADENCES = ("each", "last", "near", "never")
+LR_SHAPES = ("linear", "cosine", "polynomial", "one_cycle", "gradual_warmup", "constant_warmup")
+SINGLE_RATE_SHAPES = (
+    "one_cycle",
+    "gradual_warmup",
+    "constant_warmup",
+)  # shapes that take one number, the rate they lead to
+VALIDATION_POLICIES = ("each", "last", "near", "never")
 REFERENCE_BATCH = 256  # Goyal et al. 2017, section 2.1: rates are compared per 256 images
-MACHINE_TYPE = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")  # p4d.24xlarge
+EC2_TYPE_PATTERN = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")  # p4d.24xlarge
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,53 +73,53 @@ class Phase:
         if not isinstance(pair, tuple | list) or len(pair) != 2:
             raise ValueError(f"{where}, epochs: must be a pair (start, end)")
         where = f"phase {pair[0]}-{pair[1]}"
-        validators.whole(where, "epochs start", pair[0], 0)
-        validators.whole(where, "epochs end", pair[1], 1)
+        validators.check_int(where, "epochs start", pair[0], 0)
+        validators.check_int(where, "epochs end", pair[1], 1)
         if pair[0] >= pair[1]:
             raise ValueError(f"{where}, epochs: must end after they start")
         object.__setattr__(self, "epochs", tuple(pair))
-        validators.whole(where, "size", self.size, 16)
-        validators.whole(where, "batch", self.batch, 1)
-        validators.one_of(where, "shape", self.shape, SHAPES)
+        validators.check_int(where, "size", self.size, 16)
+        validators.check_int(where, "batch", self.batch, 1)
+        validators.check_choice(where, "shape", self.shape, LR_SHAPES)
         if isinstance(self.lr, tuple | list):
             if len(self.lr) != 2:
                 raise ValueError(f"{where}, lr: must be a number or a pair (first, last), not {self.lr!r}")
             object.__setattr__(self, "lr", tuple(self.lr))
-        for rate in self.rates:
-            validators.number(where, "lr", rate)
-        if self.shape in ONE_RATE and not isinstance(self.lr, int | float):
+        for rate in self.lr_endpoints:
+            validators.check_number(where, "lr", rate)
+        if self.shape in SINGLE_RATE_SHAPES and not isinstance(self.lr, int | float):
             raise ValueError(f"{where}, lr: {self.shape} takes one number, the rate it leads to")
-        validators.number(where, "min_scale", self.min_scale, 0.0, 1.0)
+        validators.check_number(where, "min_scale", self.min_scale, 0.0, 1.0)
         if self.min_scale == 0:
             raise ValueError(
                 f"{where}, min_scale: must be above 0: it is the smallest part of the image that a crop takes"
             )
         if self.copy is not None:
-            validators.whole(where, "copy", self.copy, 32)
+            validators.check_int(where, "copy", self.copy, 32)
         for name in ("augment", "rect_val", "rect_train", "frozen"):
-            validators.flag(where, name, getattr(self, name))
-        validators.one_of(where, "validate", self.validate, CADENCES)
+            validators.check_bool(where, name, getattr(self, name))
+        validators.check_choice(where, "validate", self.validate, VALIDATION_POLICIES)
         if self.reached is not None:
-            validators.whole(where, "reached", self.reached, 1)
+            validators.check_int(where, "reached", self.reached, 1)
 
     @property
-    def rates(self) -> tuple[float, float]:
+    def lr_endpoints(self) -> tuple[float, float]:
         """The rate as stated, as (first, last)."""
         return self.lr if isinstance(self.lr, tuple) else (self.lr, self.lr)
 
 
-def _types(where: str, types: object) -> tuple[str, ...]:
+def _check_machine_types(where: str, types: object) -> tuple[str, ...]:
     if not isinstance(types, tuple | list):
         raise ValueError(f"{where}, types: must be a list of EC2 types such as 'p4d.24xlarge', not {types!r}")
     for one in types:
-        if not isinstance(one, str) or not MACHINE_TYPE.fullmatch(one):
+        if not isinstance(one, str) or not EC2_TYPE_PATTERN.fullmatch(one):
             raise ValueError(f"{where}, types: {one!r} is no EC2 type; they look like 'p4d.24xlarge'")
         if types.count(one) > 1:
             raise ValueError(f"{where}, types: {one!r} stands there twice")
     return tuple(types)
 
 
-def check_rows(where: str, phases: Sequence[Phase]) -> None:
+def check_phases(where: str, phases: Sequence[Phase]) -> None:
     """Raise `ValueError` unless the rows start at epoch 0 and follow each other without gap or overlap."""
     if not isinstance(phases, Sequence):
         raise ValueError(f"{where}, phases: must be a list of Phase, not {phases!r}")
@@ -165,22 +169,22 @@ class Recipe:
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{where}, {name}: must be a {kind.__name__}, not {getattr(self, name)!r}")
         for name, least in (("machines", 1), ("gpus", 1), ("seed", 0)):
-            validators.whole(where, name, getattr(self, name), least)
+            validators.check_int(where, name, getattr(self, name), least)
         if self.seed >= 2**63:
             raise ValueError(f"{where}, seed: must be below 2**63, not {self.seed}")
-        object.__setattr__(self, "types", _types(where, self.types))
+        object.__setattr__(self, "types", _check_machine_types(where, self.types))
         if self.target is not None:
-            validators.number(where, "target", self.target, 0.0, 100.0)
+            validators.check_number(where, "target", self.target, 0.0, 100.0)
         if not isinstance(self.tables, Mapping):
             raise ValueError(f"{where}, tables: must be phases by number of machines, not {self.tables!r}")
         for machines, rows in self.tables.items():
-            validators.whole(where, "tables, machines", machines, 1)
-            check_rows(f"{where}, table for {machines} machines", rows)
+            validators.check_int(where, "tables, machines", machines, 1)
+            check_phases(f"{where}, table for {machines} machines", rows)
         tables = {machines: tuple(rows) for machines, rows in self.tables.items()}
         if tables and self.machines not in tables:
             raise ValueError(f"{where}, machines: no table for {self.machines}; there are {sorted(tables)}")
         phases = tables[self.machines] if tables else self.phases
-        check_rows(where, phases)
+        check_phases(where, phases)
         if self.target is None and any(phase.validate == "near" for phase in phases):
             raise ValueError(f"{where}, target: a phase validates near it, but there is none; such as target=93.0")
         object.__setattr__(self, "tables", tables)
@@ -197,17 +201,17 @@ class Recipe:
         return self.phases[-1].epochs[1]
 
     @property
-    def reached(self) -> int | None:
+    def source_target_epoch(self) -> int | None:
         """After how many epochs the recipe's source had met the target, None where no phase of these says it."""
         told = ((phase.reached, phase.epochs) for phase in self.phases if phase.reached is not None)
         return next((epoch for epoch, (start, end) in told if start < epoch <= end), None)
 
     @property
-    def copies(self) -> tuple[int, ...]:
+    def copy_sizes(self) -> tuple[int, ...]:
         """The prepared copies that the phases read, by their short side in pixels."""
         return tuple(sorted({phase.copy for phase in self.phases if phase.copy is not None}))
 
-    def at(self, machines: int) -> Self:
+    def for_machines(self, machines: int) -> Self:
         """Return the recipe with the table for so many machines: its own, the next smaller one's, or the first."""
         if not self.tables:
             return self
@@ -238,9 +242,9 @@ class Recipe:
             raise ValueError(f"not a recipe's JSON: {error}") from error
 
 
-FULL = "full"
+FULL_SIZE = "full"
 
 
-def reads_full(recipe: Recipe) -> bool:
+def reads_full_size(recipe: Recipe) -> bool:
     """Whether a phase reads the full-size images; its validation reads what its training does."""
     return any(phase.copy is None for phase in recipe.phases)

@@ -15,30 +15,30 @@ from typing import Any
 
 from .schedule import Schedule
 
-NEAR = 3.0  # points of top-5
+NEAR_TARGET_POINTS = 3.0  # points of top-5
 
 
-def validates(schedule: Schedule, place: int, history: Sequence[Mapping[str, Any]]) -> bool | None:
+def should_validate(schedule: Schedule, epoch_index: int, history: Sequence[Mapping[str, Any]]) -> bool | None:
     """Whether the epoch at this place is validated; None when that depends on epochs that `history` does not have yet.
 
     `history` are the rows of the epochs that are done: "top5" is None where one was not validated, and "train_top5".
     """
     epochs = schedule.epochs
-    if place == len(epochs) - 1:
+    if epoch_index == len(epochs) - 1:
         return True
-    match epochs[place].row.phase.validate:
+    match epochs[epoch_index].scheduled_phase.phase.validate:
         case "each":
             return True
         case "never":
             return False
         case "last":
-            return epochs[place + 1].row is not epochs[place].row
-    if is_near(schedule.recipe.target, history[:place]):
+            return epochs[epoch_index + 1].scheduled_phase is not epochs[epoch_index].scheduled_phase
+    if is_near_target(schedule.recipe.target, history[:epoch_index]):
         return True
-    return False if len(history) >= place else None
+    return False if len(history) >= epoch_index else None
 
 
-def is_near(target: float | None, history: Sequence[Mapping[str, Any]]) -> bool:
+def is_near_target(target: float | None, history: Sequence[Mapping[str, Any]]) -> bool:
     """Whether any epoch's top-5 in percent, validated or in training, was within `NEAR` points of the target."""
     known = [row[name] for row in history for name in ("top5", "train_top5") if row[name] is not None]
-    return target is not None and max(known, default=0.0) >= target - NEAR
+    return target is not None and max(known, default=0.0) >= target - NEAR_TARGET_POINTS

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 from uuid import uuid4
 
-MAGIC = "imgnet-sealed 1"
+CHECKSUM_MAGIC = "imgnet-sealed 1"
 
 
-def _temp(path: Path, write: Callable[[BinaryIO], object], durable: bool) -> Path:
+def _write_temp_file(path: Path, write_content: Callable[[BinaryIO], object], durable: bool) -> Path:
     temp = path.with_name(f".{path.name}.{uuid4().hex}")
-    with _no_half(temp, path), temp.open("wb") as file:
-        write(file)
+    with _remove_temp_on_error(temp, path), temp.open("wb") as file:
+        write_content(file)
         if durable:
             file.flush()
             os.fsync(file.fileno())
@@ -26,7 +26,7 @@ def _temp(path: Path, write: Callable[[BinaryIO], object], durable: bool) -> Pat
 
 
 @contextlib.contextmanager
-def _no_half(temp: Path, path: Path) -> Iterator[None]:
+def _remove_temp_on_error(temp: Path, path: Path) -> Iterator[None]:
     """Leave no half file after a full disk or Ctrl-C, and name the file that was asked for."""
     try:
         yield
@@ -38,20 +38,20 @@ def _no_half(temp: Path, path: Path) -> Iterator[None]:
         raise
 
 
-def replace(path: Path, content: bytes, durable: bool = True) -> None:
+def write_atomic(path: Path, content: bytes, durable: bool = True) -> None:
     """Write a file so that a reader sees the old content or the new, never a part. Not durable: without fsync."""
-    _replace(path, lambda file: file.write(content), durable)
+    _write_atomic_with(path, lambda file: file.write(content), durable)
 
 
-def _replace(path: Path, write: Callable[[BinaryIO], object], durable: bool = True) -> None:
-    temp = _temp(path, write, durable)
-    with _no_half(temp, path):  # a folder has that name
+def _write_atomic_with(path: Path, write_content: Callable[[BinaryIO], object], durable: bool = True) -> None:
+    temp = _write_temp_file(path, write_content, durable)
+    with _remove_temp_on_error(temp, path):  # a folder has that name
         temp.replace(path)
     if durable:
-        _sync_folder(path.parent)
+        _fsync_folder(path.parent)
 
 
-def overwrite(path: Path, content: bytes) -> None:
+def overwrite_in_place(path: Path, content: bytes) -> None:
     """Write a small file in place: for a file that changes each second, of which a reader may drop a torn state.
 
     A rename would leave readers on NFS with the old file for a while, or none (ESTALE).
@@ -64,26 +64,26 @@ def overwrite(path: Path, content: bytes) -> None:
         os.close(handle)
 
 
-def publish(path: Path, content: bytes) -> bool:
+def create_once(path: Path, content: bytes) -> bool:
     """Write a file that must not exist yet. False, and nothing changed, when it does: the first writer wins."""
-    temp = _temp(path, lambda file: file.write(content), durable=True)
+    temp = _write_temp_file(path, lambda file: file.write(content), durable=True)
     try:
         os.link(temp, path)
     except FileExistsError:
         return False
     finally:
         temp.unlink(missing_ok=True)
-    _sync_folder(path.parent)
+    _fsync_folder(path.parent)
     return True
 
 
 @contextlib.contextmanager
-def locked(path: Path, seconds: float = math.inf) -> Iterator[None]:
+def locked(path: Path, timeout_seconds: float = math.inf) -> Iterator[None]:
     """Hold a lock file, waiting for whoever has it. The kernel takes the lock back from the dead.
 
     Raises `BlockingIOError` when it is still held after `seconds`.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout_seconds
     with path.open("w") as lock:
         while True:
             try:
@@ -96,7 +96,7 @@ def locked(path: Path, seconds: float = math.inf) -> Iterator[None]:
         yield
 
 
-def _sync_folder(folder: Path) -> None:
+def _fsync_folder(folder: Path) -> None:
     """A new name is durable only when its folder is."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -105,19 +105,19 @@ def _sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def one_line(error: BaseException) -> str:
+def one_line_error(error: BaseException) -> str:
     """Return an error's text in one line; an OSError names its file."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split())
 
 
-def as_json(value: Any) -> bytes:
+def to_json_bytes(value: Any) -> bytes:
     """Return the value as JSON text that ends in a newline. NaN becomes null: JSON knows no NaN."""
-    return (json.dumps(finite(value), indent=1) + "\n").encode()
+    return (json.dumps(replace_nonfinite(value), indent=1) + "\n").encode()
 
 
-def is_json(data: bytes) -> bool:
+def is_valid_json(data: bytes) -> bool:
     """Whether a text is whole: one that is rewritten in place may be torn."""
     with contextlib.suppress(ValueError):
         json.loads(data)
@@ -125,17 +125,17 @@ def is_json(data: bytes) -> bool:
     return False
 
 
-def plain(value: Any) -> Any:
+def json_roundtrip(value: Any) -> Any:
     """Return the value as JSON would give it back: tuples become lists, keys texts."""
     return json.loads(json.dumps(value))
 
 
-def finite(value: Any) -> Any:
+def replace_nonfinite(value: Any) -> Any:
     """Return the value with None where a number is NaN or infinite."""
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: replace_nonfinite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [replace_nonfinite(one) for one in value]
     if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
         return None
     return value
@@ -148,7 +148,7 @@ def read_json(path: Path) -> Any | None:
     return None
 
 
-def json_lines(path: Path, *names: str) -> Iterator[dict[str, Any]]:
+def read_json_lines(path: Path, *required_keys: str) -> Iterator[dict[str, Any]]:
     """Yield the lines of a file that are JSON objects with these names; none when it is not there.
 
     Not the last line when only a part of it has arrived, nor what is damaged.
@@ -157,75 +157,75 @@ def json_lines(path: Path, *names: str) -> Iterator[dict[str, Any]]:
         for line in path.read_text(errors="replace").splitlines():
             with contextlib.suppress(ValueError):
                 row = json.loads(line)
-                if isinstance(row, dict) and row.keys() >= {*names}:
+                if isinstance(row, dict) and row.keys() >= {*required_keys}:
                     yield row
 
 
-def seal(payload: bytes) -> bytes:
+def with_checksum(payload: bytes) -> bytes:
     """Put a line with the payload's length and SHA-256 before it."""
-    return _head(len(payload), hashlib.sha256(payload).hexdigest()) + payload
+    return _checksum_header(len(payload), hashlib.sha256(payload).hexdigest()) + payload
 
 
-def _head(length: int, digest: str) -> bytes:
-    return f"{MAGIC} {length:020d} {digest}\n".encode()
+def _checksum_header(payload_length: int, digest: str) -> bytes:
+    return f"{CHECKSUM_MAGIC} {payload_length:020d} {digest}\n".encode()
 
 
-class _Stream:
+class _HashingStream:
     """Passes on what is written and adds it up. Who writes may hide the error of a full disk; it is kept."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.length, self.sum = file, 0, hashlib.sha256()
+        self.file, self.length, self.sha256 = file, 0, hashlib.sha256()
         self.error: OSError | None = None
 
-    def write(self, part: bytes) -> int:
+    def write(self, chunk: bytes) -> int:
         """Write a part."""
         try:
-            self.file.write(part)
+            self.file.write(chunk)
         except OSError as error:
             self.error = error
             raise
-        self.length += len(part)
-        self.sum.update(part)
-        return len(part)
+        self.length += len(chunk)
+        self.sha256.update(chunk)
+        return len(chunk)
 
     def flush(self) -> None:
         """The file is flushed at its end."""
 
 
-def replace_sealed(path: Path, fill: Callable[[Any], object]) -> None:
+def write_with_checksum(path: Path, write_payload: Callable[[Any], object]) -> None:
     """Write a sealed file as `replace` does, of what `fill` writes into a stream: memory holds no copy of it."""
 
     def write(file: BinaryIO) -> None:
-        stream = _Stream(file)
-        file.write(_head(0, stream.sum.hexdigest()))
+        stream = _HashingStream(file)
+        file.write(_checksum_header(0, stream.sha256.hexdigest()))
         try:
-            fill(stream)
+            write_payload(stream)
         except Exception:
             if stream.error:
                 raise stream.error from None
             raise
         file.seek(0)
-        file.write(_head(stream.length, stream.sum.hexdigest()))
+        file.write(_checksum_header(stream.length, stream.sha256.hexdigest()))
 
-    _replace(path, write)
+    _write_atomic_with(path, write)
 
 
-def unseal(path: Path) -> bytes:
+def read_with_checksum(path: Path) -> bytes:
     """Return the payload of a sealed file. Raises `ValueError` when the file is cut, changed or not sealed."""
     with path.open("rb") as file:
         words = file.readline(200).decode("ascii", "replace").rsplit(maxsplit=2)
         payload = file.read()
-    if len(words) != 3 or words[0] != MAGIC:
+    if len(words) != 3 or words[0] != CHECKSUM_MAGIC:
         raise ValueError(f"{path}: is not a checkpoint of this program")
     if words[1] != f"{len(payload):020d}" or words[2] != hashlib.sha256(payload).hexdigest():
         raise ValueError(f"{path}: is damaged: its checksum does not fit")
     return payload
 
 
-def newest_sealed(folder: Path, pattern: str) -> Path | None:
+def newest_intact_file(folder: Path, pattern: str) -> Path | None:
     """Return the last file by name whose seal is whole, None when there is none. Damaged ones are passed over."""
     for path in sorted(folder.glob(pattern), reverse=True):
         with contextlib.suppress(OSError, ValueError):
-            unseal(path)
+            read_with_checksum(path)
             return path
     return None

@@ -28,7 +28,7 @@ def adopt_orphans() -> None:
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def keep_memory() -> None:
+def disable_malloc_trim() -> None:
     """Let malloc keep what this process frees: on a CPU a step frees and takes the same gigabyte (18 % faster, LOG.md),
     and a loader's worker the memory of one image after the other.
     """
@@ -36,13 +36,13 @@ def keep_memory() -> None:
         _LIBC.mallopt(option, value)
 
 
-def descendants(pid: int) -> list[int]:
+def descendant_pids(pid: int) -> list[int]:
     """Return the processes below one, those of all its threads, however deep."""
     found = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             for child in map(int, (thread / "children").read_text().split()):
-                found += [child, *descendants(child)]
+                found += [child, *descendant_pids(child)]
     return found
 
 
@@ -53,38 +53,42 @@ def free_port() -> int:
         return int(one.getsockname()[1])
 
 
-def spawn(
+def spawn_ranks(
     argv: Sequence[str],
-    procs: int,
+    process_count: int,
     *,
     first_rank: int = 0,
-    world: int | None = None,
-    address: str = "127.0.0.1",
-    port: int,
-    logs: Path | None = None,
+    world_size: int | None = None,
+    master_address: str = "127.0.0.1",
+    master_port: int,
+    log_dir: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[subprocess.Popen[bytes]]:
     """Start `procs` processes of ranks `first_rank` and up of `world`; output of rank K to logs/rank-K.log."""
     started: list[subprocess.Popen[bytes]] = []
     try:
-        for each in variables(procs, first_rank, world or procs, address, port):
-            log = logs / f"rank-{each['RANK']}.log" if logs else None
-            started.append(start(argv, log, {**(environment or {}), **each}))
+        for each in rank_environments(
+            process_count, first_rank, world_size or process_count, master_address, master_port
+        ):
+            log = log_dir / f"rank-{each['RANK']}.log" if log_dir else None
+            started.append(start_process(argv, log, {**(environment or {}), **each}))
     except BaseException:
-        kill(started)
+        kill_process_groups(started)
         raise
     return started
 
 
-def variables(procs: int, first_rank: int, world: int, address: str, port: int) -> list[dict[str, str]]:
+def rank_environments(
+    process_count: int, first_rank: int, world_size: int, master_address: str, master_port: int
+) -> list[dict[str, str]]:
     """Return what torchrun would tell each of a machine's processes by environment."""
     common = {
-        "WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": str(procs), "MASTER_ADDR": address, "MASTER_PORT": str(port)
+        "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(process_count), "MASTER_ADDR": master_address, "MASTER_PORT": str(master_port)
     }  # fmt: skip
-    return [{**common, "RANK": str(first_rank + one), "LOCAL_RANK": str(one)} for one in range(procs)]
+    return [{**common, "RANK": str(first_rank + one), "LOCAL_RANK": str(one)} for one in range(process_count)]
 
 
-def start(
+def start_process(
     argv: Sequence[str],
     log: Path | None,
     environment: Mapping[str, str] | None = None,
@@ -111,7 +115,7 @@ def start(
         )
 
 
-def kill(processes: Sequence[subprocess.Popen[bytes]], seconds: float | None = None) -> None:
+def kill_process_groups(processes: Sequence[subprocess.Popen[bytes]], timeout_seconds: float | None = None) -> None:
     """Kill the processes with the groups they lead, and wait until they are gone.
 
     Raises `subprocess.TimeoutExpired` when one is still there after `seconds`: stuck in the kernel, in a driver.
@@ -120,4 +124,4 @@ def kill(processes: Sequence[subprocess.Popen[bytes]], seconds: float | None = N
         with contextlib.suppress(ProcessLookupError):
             os.killpg(one.pid, signal.SIGKILL)
     for one in processes:
-        one.wait(seconds)
+        one.wait(timeout_seconds)

@@ -5,10 +5,10 @@ import subprocess
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
 
 
-def versions() -> dict[str, str]:
+def package_versions() -> dict[str, str]:
     """Return the versions that the numbers depend on."""
     found = {"python": platform.python_version()}
     for name in ("imgnet-cluster", "torch", "numpy", "simplejpeg", "pillow"):
@@ -19,7 +19,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def processor() -> str:
+def cpu_model() -> str:
     """Return what this machine's processors call themselves, "" where they do not say it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -28,7 +28,7 @@ def processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def git_commit(folder: Path = ROOT) -> str | None:
+def git_commit(folder: Path = REPOSITORY_ROOT) -> str | None:
     """Return the commit of a working tree, with "+changes" when files differ from it; None outside git."""
 
     def git(*words: str) -> str:

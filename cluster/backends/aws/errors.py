@@ -3,14 +3,14 @@
 import contextlib
 from collections.abc import Iterator
 
-from cluster.errors import ClusterError, NoAccount
+from cluster.errors import ClusterError, AwsNotConfigured
 from infra.aws.errors import CloudError, NoCredentials
 
 
 @contextlib.contextmanager
-def lines() -> Iterator[None]:
+def aws_errors_as_cluster_errors() -> Iterator[None]:
     """Turn `CloudError`, which is one line already, into `ClusterError`."""
     try:
         yield
     except CloudError as error:
-        raise (NoAccount if isinstance(error, NoCredentials) else ClusterError)(str(error)) from error
+        raise (AwsNotConfigured if isinstance(error, NoCredentials) else ClusterError)(str(error)) from error

@@ -10,65 +10,65 @@ from pathlib import Path
 from typing import Any
 
 from cluster.errors import BadInput, ClusterError
-from cluster.state.spec import Spec
-from infra.aws.client import Account, my_address
+from cluster.state.spec import JobSpec
+from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis, preflight
-from infra.aws.instances.request import Place, Want, run_request
-from infra.aws.instances.user_data import user_data
+from infra.aws.instances.request import Place, InstanceRequest, build_run_instances
+from infra.aws.instances.user_data import build_user_data
 from infra.aws.market import instance_types, offers
 from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
 from train.forecast import Forecast, forecast
 from train.recipe.schedule import Schedule
 
-from .errors import lines
-from .rental_spec import MARKETS, METADATA, Wish, order
+from .errors import aws_errors_as_cluster_errors
+from .rental_spec import MARKETS, METADATA_URL, RentalSpec, sort_places
 
-MAX_HOURS = 2.0
+DEFAULT_MAX_HOURS = 2.0
 OFFLINE_REGION = "us-east-1"
 
 
 @dataclass(frozen=True)
-class Renting:
+class RentalPlan:
     """What the user says yes to. `kind` is the first place's; `minutes` None where nobody can forecast it."""
 
-    wish: Wish
-    kind: instance_types.Kind
+    rental_spec: RentalSpec
+    instance_type: instance_types.InstanceType
     notes: tuple[str, ...]
-    missing: tuple[str, ...]
+    missing_stack_parts: tuple[str, ...]
     forecast: Forecast | None
-    hours: float
-    late: float
+    max_hours: float
+    poweroff_grace: float
 
-    def table(self, spec: Spec) -> dict[str, Any]:
+    def summary(self, spec: JobSpec) -> dict[str, Any]:
         """Return the plan as plain data: machines, type, market, zones, prices, limits, what is made."""
-        place, machines = self.wish.places[0], len(spec.names)
+        place, machines = self.rental_spec.places[0], len(spec.machine_names)
         rate = None if place.price is None else machines * place.price
-        minutes = None if self.forecast is None else self.forecast.minutes
-        same = [one for one in self.wish.places if (one.type, one.market) == (place.type, place.market)]
+        minutes = None if self.forecast is None else self.forecast.total_minutes
+        same = [one for one in self.rental_spec.places if (one.type, one.market) == (place.type, place.market)]
         return {
             "machines": machines, "type": place.type, "market": place.market, "region": place.region,
-            "gpus": f"{self.kind.gpus} x {self.kind.gpu}" if self.kind.gpus else "none",
+            "gpus": f"{self.instance_type.gpus} x {self.instance_type.gpu}" if self.instance_type.gpus else "none",
             "zones": list(dict.fromkeys(one.zone for one in same)),
-            "then": list(dict.fromkeys(f"{one.type} {one.market} in {one.region}" for one in self.wish.places))[1:],
+            "then": list(dict.fromkeys(f"{one.type} {one.market} in {one.region}" for one in self.rental_spec.places))[1:],
             "dollars_per_hour": rate, "minutes": minutes,
             "dollars": None if rate is None or minutes is None else rate * minutes / 60,
-            "max_hours": self.hours, "late": self.late, "max_dollars": self.most(machines),
-            "ssh_from": self.wish.address,
-            "makes": list(self.missing),
+            "max_hours": self.max_hours, "late": self.poweroff_grace, "max_dollars": self.max_dollars(machines),
+            "ssh_from": self.rental_spec.ssh_address,
+            "makes": list(self.missing_stack_parts),
         }  # fmt: skip
 
-    def most(self, machines: int) -> float | None:
+    def max_dollars(self, machine_count: int) -> float | None:
         """Return the dollars that the limits allow at most, wherever the machines come; None: a price is not known."""
-        if self.wish.max_dollars is not None:
-            return self.wish.max_dollars
-        rates = [self.wish.rate(machines, one) for one in self.wish.places]
+        if self.rental_spec.max_dollars is not None:
+            return self.rental_spec.max_dollars
+        rates = [self.rental_spec.dollars_per_hour(machine_count, one) for one in self.rental_spec.places]
         known = [one for one in rates if one is not None]
-        return max(known) * (self.hours + self.late / 3600) if len(known) == len(rates) else None
+        return max(known) * (self.max_hours + self.poweroff_grace / 3600) if len(known) == len(rates) else None
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class RentalOptions:
     """The options of a launch that are about renting."""
 
     regions: tuple[str, ...] = ()
@@ -77,8 +77,8 @@ class Asked:
     market: str = "spot"
     max_dollars: float | None = None
     ami: str | None = None
-    group: bool = True
-    address: str | None = None
+    use_placement_group: bool = True
+    ssh_address: str | None = None
     offline: bool = False
 
     @cached_property
@@ -87,17 +87,19 @@ class Asked:
         return None if self.offline else Account(self.regions[0] if self.regions else None)
 
 
-def first_type(types: Sequence[str], asked: Asked) -> tuple[list[str], list[str], instance_types.Kind]:
+def choose_instance_types(
+    preferred_types: Sequence[str], options: RentalOptions
+) -> tuple[list[str], list[str], instance_types.InstanceType]:
     """Return the types to ask for in order, the lines about those that are gone, and what the first is.
 
     Types with another number of GPUs are left out: the schedule is made for one. Raises `ClusterError`.
     """
-    with lines():
-        for region in asked.regions:
-            preflight.known_region(region)
-        account = asked.account
-        names, notes = offers.settle(account, types, asked.type, offline=asked.offline)
-        found = offers.kinds(account, names, offline=asked.offline)
+    with aws_errors_as_cluster_errors():
+        for region in options.regions:
+            preflight.check_region(region)
+        account = options.account
+        names, notes = offers.choose_types(account, preferred_types, options.type, offline=options.offline)
+        found = offers.list_instance_types(account, names, offline=options.offline)
     if not found:
         raise ClusterError(f"none of {', '.join(names)} is known; see imgnet-cluster offers")
     first = found[names[0]]
@@ -107,31 +109,36 @@ def first_type(types: Sequence[str], asked: Asked) -> tuple[list[str], list[str]
     return alike, notes, first
 
 
-def rent(
-    spec: Spec, schedule: Schedule, types: Sequence[str], notes: Sequence[str], kind: instance_types.Kind, asked: Asked
-) -> Renting:
+def plan_rental(
+    spec: JobSpec,
+    schedule: Schedule,
+    types: Sequence[str],
+    notes: Sequence[str],
+    instance_type: instance_types.InstanceType,
+    options: RentalOptions,
+) -> RentalPlan:
     """Work out where and at what price; asks AWS, changes nothing. Raises `ClusterError`."""
-    if asked.market not in MARKETS:
-        raise BadInput(f"{asked.market!r} is no market; there are {', '.join(MARKETS)}")
-    with lines():
-        account = asked.account
-        regions = asked.regions or ((account.region if account else OFFLINE_REGION),)
+    if options.market not in MARKETS:
+        raise BadInput(f"{options.market!r} is no market; there are {', '.join(MARKETS)}")
+    with aws_errors_as_cluster_errors():
+        account = options.account
+        regions = options.regions or ((account.region if account else OFFLINE_REGION),)
         places: list[Place] = []
         missing: list[str] = []
         for region in regions:
-            here = None if account is None else account.at(region)
-            places += _places(here, region, types, MARKETS[asked.market], asked.zones)
-            missing += [] if here is None else [f"{region}: {one}" for one in stack.missing(here)]
+            here = None if account is None else account.in_region(region)
+            places += _candidate_places(here, region, types, MARKETS[options.market], options.zones)
+            missing += [] if here is None else [f"{region}: {one}" for one in stack.missing_parts(here)]
         if not places:
-            where = ", ".join(asked.zones or regions)
+            where = ", ".join(options.zones or regions)
             raise ClusterError(f"{', '.join(types)}: not offered in {where}; see imgnet-cluster offers")
         if account:  # an image that is not there, or drives no such cards, is better known now
-            amis.resolve(account.at(places[0].region), kind.arch, asked.ami)
-        address = asked.address and security_group.one_address(asked.address)
-        address = address or ("this computer's address" if asked.offline else my_address())
+            amis.resolve_image(account.in_region(places[0].region), instance_type.gpu_arch, options.ami)
+        address = options.ssh_address and security_group.parse_single_address(options.ssh_address)
+        address = address or ("this computer's address" if options.offline else get_public_address())
         owner, number = ("offline", "") if account is None else (account.owner, account.identity[0])
-    places = order(places, regions, types, MARKETS[asked.market])
-    if asked.max_dollars is not None:
+    places = sort_places(places, regions, types, MARKETS[options.market])
+    if options.max_dollars is not None:
         unknown = list(dict.fromkeys(f"{one.type} {one.market}" for one in places if one.price is None))
         places = [one for one in places if one.price is not None]
         if not places:
@@ -140,77 +147,84 @@ def rent(
                 "limit the time: --max-hours"
             )
         notes = [*notes, *(f"{one}: unknown price, not asked for with --max-price-total" for one in unknown)]
-    wish = Wish(
-        places=tuple(places), address=address, fixed=bool(asked.address), owner=owner, account=number,
-        max_dollars=asked.max_dollars,
-        ami=asked.ami, group=asked.group and len(spec.names) > 1, gpus=kind.gpus,
-        index=amis.torch_index(kind.arch),
+    wish = RentalSpec(
+        places=tuple(places), ssh_address=address, is_address_fixed=bool(options.ssh_address), owner=owner, account_id=number,
+        max_dollars=options.max_dollars,
+        ami=options.ami, use_placement_group=options.use_placement_group and len(spec.machine_names) > 1, gpus_per_machine=instance_type.gpus,
+        torch_index_url=amis.get_torch_index_url(instance_type.gpu_arch),
     )  # fmt: skip
-    guess = forecast(schedule, gpus=spec.procs, gpu=kind.gpu, gbit=kind.gbit, machines=spec.machines, vcpus=kind.vcpus)
-    if asked.offline and (price := instance_types.ON_DEMAND.get(kind.name)):
-        total = price * len(spec.names)
+    guess = forecast(
+        schedule,
+        gpus=spec.procs,
+        gpu=instance_type.gpu,
+        gbit=instance_type.network_gbps,
+        machines=spec.machines,
+        vcpus=instance_type.vcpus,
+    )
+    if options.offline and (price := instance_types.ON_DEMAND_PRICES.get(instance_type.name)):
+        total = price * len(spec.machine_names)
         notes = [
             *notes,
             f"nobody was asked: on demand these machines were ${total:,.2f} an hour in July 2026 (us-east-1)",
         ]
-    hours, late = wish.limits(len(spec.names), places[0], spec.max_hours)
-    if guess and hours < guess.minutes / 60:
-        notes = [*notes, f"the limit ends it after {60 * hours:.3g} minutes; the forecast is {guess.minutes:.3g}"]
-    return Renting(wish, kind, tuple(notes), tuple(missing), guess, hours, late)
+    hours, late = wish.compute_limits(len(spec.machine_names), places[0], spec.max_hours)
+    if guess and hours < guess.total_minutes / 60:
+        notes = [*notes, f"the limit ends it after {60 * hours:.3g} minutes; the forecast is {guess.total_minutes:.3g}"]
+    return RentalPlan(wish, instance_type, tuple(notes), tuple(missing), guess, hours, late)
 
 
-def _places(
+def _candidate_places(
     account: Account | None, region: str, types: Sequence[str], markets: Sequence[str], zones: Sequence[str]
 ) -> list[Place]:
     if account is None:
-        table = {one.type: one for one in offers.offers(None, names=types, offline=True)}
+        table = {one.type: one for one in offers.list_offers(None, names=types, offline=True)}
         return [
             Place(region=region, zone=zones[0] if zones else f"a zone of {region}", type=name, market=market,
-                  price=table[name].on_demand if market == "on-demand" else None)
+                  price=table[name].on_demand_price if market == "on-demand" else None)
             for name in types for market in markets if name in table
         ]  # fmt: skip
     found = []
-    for one in offers.offers(account, names=types):
+    for one in offers.list_offers(account, names=types):
         if zones and one.zone not in zones:
             continue
         for market in markets:
-            price = one.spot if market == "spot" else one.on_demand
+            price = one.spot_price if market == "spot" else one.on_demand_price
             found.append(Place(region=region, zone=one.zone, type=one.type, market=market, price=price))
     return found
 
 
-def requests(spec: Spec, renting: Renting) -> list[tuple[str, dict[str, Any]]]:
+def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, dict[str, Any]]]:
     """Return the calls that a launch would make to rent the machines, with words for what does not exist yet."""
-    place = renting.wish.places[0]
+    place = rental_plan.rental_spec.places[0]
     own = Stack(
         region=place.region, vpc="vpc-of-the-stack", subnets={place.zone: f"subnet-of-{place.zone}".replace(" ", "-")},
         security_group="sg-of-the-stack", file_system="fs-of-the-stack", access_point="fsap-of-the-stack",
-        key_name="imgnet-key", key_file="", profile="imgnet-machine", bucket=None,
+        key_name="imgnet-key", key_file="", instance_profile="imgnet-machine", bucket=None,
     )  # fmt: skip
     image = amis.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
-    seconds = round(3600 * renting.hours + renting.late)
-    data = user_data(
-        seconds=seconds, private="(made for this asking)", public="(its public half)", file_system=own.file_system,
-        access_point=own.access_point, region=place.region, user=image.user, python=image.python,
+    seconds = round(3600 * rental_plan.max_hours + rental_plan.poweroff_grace)
+    data = build_user_data(
+        poweroff_seconds=seconds, private_key="(made for this asking)", public_key="(its public half)", file_system=own.file_system,
+        access_point=own.access_point, region=place.region, ssh_user=image.ssh_user, python=image.python,
     )  # fmt: skip
-    want = Want(
-        uid=spec.uid or "job-N-xxxxxxxx", name=spec.name or "job-N", owner=renting.wish.owner, expires=0.0, image=image,
-        stack=own, user_data=data, host_key="", group=renting.wish.group,
+    want = InstanceRequest(
+        job_uid=spec.uid or "job-N-xxxxxxxx", job_name=spec.name or "job-N", owner=rental_plan.rental_spec.owner, expires=0.0, image=image,
+        stack=own, user_data=data, host_key="", use_placement_group=rental_plan.rental_spec.use_placement_group,
     )  # fmt: skip
-    run = run_request(want, renting.kind, place, spec.names, 1)
+    run = build_run_instances(want, rental_plan.instance_type, place, spec.machine_names, 1)
     group = run.get("Placement", {}).get("GroupName")
     before = [("ec2:CreatePlacementGroup", {"GroupName": group, "Strategy": "cluster"})] if group else []
     return [*before, ("ec2:RunInstances", run)]
 
 
-def with_wish(spec: Spec, renting: Renting) -> Spec:
+def with_rental(spec: JobSpec, rental_plan: RentalPlan) -> JobSpec:
     """Return the spec with what is to be rented, and machines that have no addresses yet."""
     return replace(
-        spec, cloud=renting.wish.to_json(), hosts={"shared": None, "machines": []}, metadata=METADATA,
-        forecast=renting.forecast.to_json() if renting.forecast else None,
+        spec, cloud=rental_plan.rental_spec.to_json(), hosts={"shared": None, "machines": []}, metadata=METADATA_URL,
+        forecast=rental_plan.forecast.to_json() if rental_plan.forecast else None,
     )  # fmt: skip
 
 
-def data_root(given: Path) -> Path:
+def data_root(path: Path) -> Path:
     """Return where images are on rented machines: a relative folder is one of the shared file system."""
-    return given if given.is_absolute() or given.parts[:1] == ("~",) else Path("~/.imgnet/shared") / given
+    return path if path.is_absolute() or path.parts[:1] == ("~",) else Path("~/.imgnet/shared") / path

@@ -6,91 +6,93 @@ from pathlib import Path
 
 from cluster.errors import ClusterError
 from infra.aws.client import Account
-from infra.aws.s3 import SCHEME, Gone, Objects, Passing, place
+from infra.aws.s3 import S3_SCHEME, ObjectNotFound, S3Prefix, TransientError, parse_s3_url
 from infra.aws.stack import efs, policies
-from infra.aws.stack.resources import Work
-from train.data.fetch.download import read_manifest
-from train.data.fetch.fetch import PATIENCE
-from train.data.fetch.sources import Folder
-from train.data.manifest import FETCHED, MANIFEST, SPLITS, Manifest
+from infra.aws.stack.resources import StackContext
+from train.data.fetch.download import fetch_manifest
+from train.data.fetch.fetch import STALL_TIMEOUT_SECONDS
+from train.data.fetch.sources import FolderSource
+from train.data.manifest import FETCHED_KEY, MANIFEST_FILE, SPLITS, SourceManifest
 
-from .errors import lines
+from .errors import aws_errors_as_cluster_errors
 
 
-class S3:
+class S3Source:
     """The root of a packed set, such as s3://my-bucket/data/imagenet. Raises `ClusterError`."""
 
     def __init__(self, url: str) -> None:
-        with lines():
-            self.objects = Objects(url)
-        self.name = self.objects.name
+        with aws_errors_as_cluster_errors():
+            self.s3_prefix = S3Prefix(url)
+        self.name = self.s3_prefix.name
 
     @contextlib.contextmanager
-    def _errors(self, path: str) -> Iterator[None]:
+    def _translate_errors(self, path: str) -> Iterator[None]:
         """What may pass becomes a `ConnectionError`, all else a `ClusterError`."""
         try:
-            with lines():
+            with aws_errors_as_cluster_errors():
                 yield
         except ClusterError as error:
-            if isinstance(error.__cause__, Passing):
+            if isinstance(error.__cause__, TransientError):
                 raise ConnectionError(str(error).removeprefix(f"{self.name}/{path}: ")) from error
             raise
 
-    def small(self, path: str) -> bytes | None:
+    def read_small_file(self, path: str) -> bytes | None:
         """Return a small file, None when it is not there."""
-        with self._errors(path), contextlib.suppress(Gone):
-            return self.objects.read(path)
+        with self._translate_errors(path), contextlib.suppress(ObjectNotFound):
+            return self.s3_prefix.read(path)
         return None
 
-    def pieces(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
+    def read_range(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
         """Yield a range of a file piece by piece."""
-        with self._errors(path):
-            yield from self.objects.pieces(path, offset, length, size)
+        with self._translate_errors(path):
+            yield from self.s3_prefix.read_range(path, offset, length, size)
 
-    def missing(self, split: str) -> str:
+    def describe_missing(self, split: str) -> str:
         """Say that there is no packed set, and how to put one there."""
         put = f"imgnet-cluster data put FOLDER {self.name}"
-        return f"{self.name}/{split}/{MANIFEST}: is not there; to put a packed set there: {put}"
+        return f"{self.name}/{split}/{MANIFEST_FILE}: is not there; to put a packed set there: {put}"
 
 
-def unreadable(url: str, account: Account) -> list[str]:
+def machine_role_problems(url: str, account: Account) -> list[str]:
     """Return a line when the role of the stack's machines does not reach a place. Raises `ClusterError`."""
-    bucket, prefix = place(url)
-    with lines():
-        files = efs.look(Work(account))
+    bucket, prefix = parse_s3_url(url)
+    with aws_errors_as_cluster_errors():
+        files = efs.find_file_system(StackContext(account))
     own = files.bucket if files else None
-    if bucket == own and f"{prefix}/".startswith(f"{policies.DATA}/"):
+    if bucket == own and f"{prefix}/".startswith(f"{policies.DATA_PREFIX}/"):
         return []
-    mine = f"{SCHEME}{own}/{policies.DATA}" if own else "no bucket yet"
+    mine = f"{S3_SCHEME}{own}/{policies.DATA_PREFIX}" if own else "no bucket yet"
     return [f"the machines' role reads {mine}; it has to be given {url} too: imgnet-cluster check --iam --data {url}"]
 
 
-def put_set(folder: Path, url: str, progress: Callable[[int, int], None]) -> tuple[int, int]:
+def upload_dataset(folder: Path, url: str, on_progress: Callable[[int, int], None]) -> tuple[int, int]:
     """Put a packed set there, what is there already not again, manifests last. `progress` is told bytes.
 
     Returns how many files were put, and how many were there. Raises `FetchError`, `ClusterError`, `OSError`.
     """
-    target, put, done = S3(url), 0, 0
-    found = {split: read_manifest(Folder(folder), split, PATIENCE) for split in SPLITS}
+    target, put, done = S3Source(url), 0, 0
+    found = {split: fetch_manifest(FolderSource(folder), split, STALL_TIMEOUT_SECONDS) for split in SPLITS}
     files = [
-        (f"{split}/{name}", one) for split, manifest in found.items() for name, one in manifest.wanted(False).items()
+        (f"{split}/{name}", one)
+        for split, manifest in found.items()
+        for name, one in manifest.files_to_fetch(False).items()
     ]
-    _check_whole(folder, found)
+    _check_complete(folder, found)
     total = sum(one.bytes for _, one in files)
-    with lines():
+    with aws_errors_as_cluster_errors():
         for path, one in files:
-            put += target.objects.put(folder / path, path, one.sha256)
+            put += target.s3_prefix.upload(folder / path, path, one.sha256)
             done += one.bytes
-            progress(done, total)
+            on_progress(done, total)
         for split in SPLITS:
-            put += target.objects.put(folder / split / MANIFEST, f"{split}/{MANIFEST}")
+            put += target.s3_prefix.upload(folder / split / MANIFEST_FILE, f"{split}/{MANIFEST_FILE}")
     return put, len(files) + len(SPLITS) - put
 
 
-def _check_whole(folder: Path, found: dict[str, Manifest]) -> None:
-    for split, manifest in found.items():
+def _check_complete(folder: Path, manifests: dict[str, SourceManifest]) -> None:
+    for split, manifest in manifests.items():
         for name, one in manifest.files.items():
             path = folder / split / name
             if not path.is_file() or path.stat().st_size != one.bytes:
-                more = " (only its index was fetched)" if FETCHED in manifest.said else ""
+                more = " (only its index was fetched)" if FETCHED_KEY in manifest.fields else ""
                 raise ClusterError(f"{path}: is not whole{more}; look: imgnet-cluster data verify {folder}")

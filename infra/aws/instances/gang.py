@@ -12,29 +12,29 @@ from typing import Any
 
 from infra.aws import tags
 from infra.aws.client import Account
-from infra.aws.errors import CloudError, Reaction, answer, code_of, explain, reaction
+from infra.aws.errors import CloudError, ErrorKind, error_to_dict, get_error_code, explain_error, classify_error
 from infra.aws.journal import Journal
 from infra.aws.market import quotas
-from infra.aws.market.instance_types import Kind
+from infra.aws.market.instance_types import InstanceType
 
 from . import instances
 from .instances import Instance
-from .request import Place, Want, group_name, run_request
+from .request import Place, InstanceRequest, placement_group_name, build_run_instances
 
-TRIES, SAME_SECONDS = 6, 180.0  # of the same asking, when nobody knows whether it was heard
-COOL_SECONDS = 180.0  # a place without capacity is not asked again before that (Karpenter does the same)
-PENDING_SECONDS = 900.0
-ROUND_SECONDS, LONGEST_ROUND = 15.0, 120.0
-EACH = 2.0
-Request = Callable[[Place], Want]
+RUN_ATTEMPTS, RUN_RETRY_SECONDS = 6, 180.0  # of the same asking, when nobody knows whether it was heard
+CAPACITY_COOLDOWN_SECONDS = 180.0  # a place without capacity is not asked again before that (Karpenter does the same)
+START_TIMEOUT_SECONDS = 900.0
+FIRST_ROUND_PAUSE_SECONDS, MAX_ROUND_PAUSE_SECONDS = 15.0, 120.0
+GANG_POLL_SECONDS = 2.0
+BuildInstanceRequest = Callable[[Place], InstanceRequest]
 
 
-class Refused(CloudError):
+class LaunchRefused(CloudError):
     """EC2 gives no machines at a place; `reaction` says what that means for the next, `came` who had to be ended."""
 
-    def __init__(self, text: str, code: str, reaction: Reaction, came: Sequence[Instance] = ()) -> None:
+    def __init__(self, text: str, code: str, error_kind: ErrorKind, launched: Sequence[Instance] = ()) -> None:
         super().__init__(text, code)
-        self.reaction, self.came = reaction, came
+        self.error_kind, self.launched = error_kind, launched
 
 
 class NoMachines(CloudError):
@@ -47,16 +47,16 @@ class Gang:
     def __init__(
         self,
         account: Account,
-        uid: str,
+        job_uid: str,
         journal: Journal,
-        say: Callable[[str], None] = print,
+        log: Callable[[str], None] = print,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.account, self.uid, self.journal, self.say, self.pause = account, uid, journal, say, pause
+        self.account, self.job_uid, self.journal, self.log, self.pause = account, job_uid, journal, log, pause
 
     # --- what was asked before ---------------------------------------------------------------------------------------
 
-    def askings(self) -> list[dict[str, Any]]:
+    def launch_requests(self) -> list[dict[str, Any]]:
         """Return all askings in order, each with how it ended: "granted", "refused", or "" while nobody knows."""
         found: dict[int, dict[str, Any]] = {}
         for line in self.journal.lines("ask", "granted", "refused"):
@@ -68,266 +68,319 @@ class Gang:
         return list(found.values())
 
     @property
-    def ids(self) -> list[str]:
+    def granted_ids(self) -> list[str]:
         """All machines that were ever granted."""
-        return [one for asking in self.askings() if asking["end"] == "granted" for one in asking["ids"]]
+        return [one for asking in self.launch_requests() if asking["end"] == "granted" for one in asking["ids"]]
 
     @property
-    def living(self) -> list[str]:
+    def alive_ids(self) -> list[str]:
         """Those of them of which EC2 has not said that they are gone."""
         gone = {one["id"] for one in self.journal.lines("gone")}
-        return [one for one in self.ids if one not in gone]
+        return [one for one in self.granted_ids if one not in gone]
 
     @property
-    def asked_at(self) -> float:
+    def last_pending_request_time(self) -> float:
         """When machines were asked for that may yet appear; 0 when all that was asked for has been seen, or refused."""
-        waits = [one for one in self.open() if len(self._of(one["request"]["ClientToken"])) < len(one["names"])]
+        waits = [
+            one
+            for one in self.open_requests()
+            if len(self._instances_of(one["request"]["ClientToken"])) < len(one["names"])
+        ]
         return max((one["time"] for one in waits), default=0.0)
 
-    def _of(self, token: str) -> list[Instance]:
+    def _instances_of(self, token: str) -> list[Instance]:
         return instances.describe(self.account, {tags.LAUNCH: token})
 
-    def open(self) -> list[dict[str, Any]]:
+    def open_requests(self) -> list[dict[str, Any]]:
         """Return askings of this region whose answer nobody has written down."""
-        return [one for one in self._here() if not one["end"]]
+        return [one for one in self._requests_in_region() if not one["end"]]
 
-    def _here(self) -> list[dict[str, Any]]:
-        return [one for one in self.askings() if one["place"]["region"] == self.account.region]
+    def _requests_in_region(self) -> list[dict[str, Any]]:
+        return [one for one in self.launch_requests() if one["place"]["region"] == self.account.region]
 
-    def look(self) -> list[Instance]:
+    def list_instances(self) -> list[Instance]:
         """Return all machines of the job that EC2 shows, and note those that have ended. Raises `CloudError`.
 
         A machine that appears after its asking was given up is ended, for others have its place.
         """
-        found = instances.all_told(self.account, {tags.JOB: self.uid}, self.living)
+        found = instances.describe_all(self.account, {tags.JOB: self.job_uid}, self.alive_ids)
         noted = {one["id"] for one in self.journal.lines("gone")}
         for one in found:
-            if one.ended is not None and one.id not in noted:
-                self._note("gone", id=one.id, name=one.name, ended=one.ended, why=one.why)
-        refused = {one["request"]["ClientToken"] for one in self.askings() if one["end"] == "refused"}
-        stray = [one.id for one in found if one.bills and one.token in refused]
+            if one.end_time is not None and one.id not in noted:
+                self._record("gone", id=one.id, name=one.name, ended=one.end_time, why=one.end_reason)
+        refused = {one["request"]["ClientToken"] for one in self.launch_requests() if one["end"] == "refused"}
+        stray = [one.id for one in found if one.is_billed and one.launch_token in refused]
         if stray:
-            self.say(f"{len(stray)} machines came after they were given up; they are ended")
+            self.log(f"{len(stray)} machines came after they were given up; they are ended")
             instances.terminate(self.account, stray)
         return [one for one in found if one.id not in stray]
 
-    def _note(self, what: str, **facts: Any) -> None:
+    def _record(self, what: str, **fields: Any) -> None:
         """Write down what is over. A full disk keeps nobody from ending machines."""
         with contextlib.suppress(OSError):
-            self.journal.write(what, **facts)
+            self.journal.write(what, **fields)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    def settle(self) -> list[Instance]:
+    def finish_open_requests(self) -> list[Instance]:
         """Finish askings that a crash left open: the same again, with the same token. Returns whom that brought."""
         found: list[Instance] = []
-        for one in self.open():
-            self.say(f"asking {one['number']} was not finished; the same again")
+        for one in self.open_requests():
+            self.log(f"asking {one['number']} was not finished; the same again")
             try:
-                found += self._ask(one, again=True)
-            except Refused as refused:
-                self.say(str(refused))
+                found += self._send_request(one, is_retry=True)
+            except LaunchRefused as refused:
+                self.log(str(refused))
         return found
 
     def acquire(
-        self, places: Sequence[Place], names: Sequence[str], want: Request, kinds: dict[str, Kind], seconds: float
+        self,
+        places: Sequence[Place],
+        names: Sequence[str],
+        build_request: BuildInstanceRequest,
+        instance_types: dict[str, InstanceType],
+        timeout_seconds: float,
     ) -> list[Instance]:
         """Return all these machines, from the first place that has them; asked in order, and again until `seconds`.
 
         Raises `CloudError` with what each place said when none has them, `Interrupted`.
         """
-        deadline, round = time.monotonic() + seconds, ROUND_SECONDS
-        said, skip, why_not = dict[str, str](), set[str](), dict[str, Reaction]()
+        deadline, round = time.monotonic() + timeout_seconds, FIRST_ROUND_PAUSE_SECONDS
+        said, skip, why_not = dict[str, str](), set[str](), dict[str, ErrorKind]()
         while True:
             for place in places:
-                kind, where = kinds[place.type], f"{place.type} {place.market} in {place.zone}"
-                code = quotas.code(kind.family, place.market)
+                kind, where = instance_types[place.type], f"{place.type} {place.market} in {place.zone}"
+                code = quotas.get_quota_code(kind.quota_family, place.market)
                 if code + place.region in skip:
                     continue
-                if self._cool(place):
+                if self._recently_failed(place):
                     said.setdefault(where, "had none when it was asked a moment ago")
-                    why_not[where] = Reaction.CAPACITY
+                    why_not[where] = ErrorKind.NO_CAPACITY
                     continue
                 try:
-                    return self.ask(place, names, want(place), kind)
-                except Refused as refused:
-                    said[where], why_not[where] = str(refused), refused.reaction
-                    if refused.reaction is Reaction.QUOTA:
+                    return self.request_instances(place, names, build_request(place), kind)
+                except LaunchRefused as refused:
+                    said[where], why_not[where] = str(refused), refused.error_kind
+                    if refused.error_kind is ErrorKind.QUOTA_EXCEEDED:
                         skip.add(code + place.region)
-                        said[where] += f"; {quotas.request_command(place.region, code, len(names) * kind.vcpus)}"
-                    self.say(f"{place.zone}: {said[where]}")
-                    if refused.reaction is Reaction.STOP:
+                        said[where] += f"; {quotas.quota_increase_command(place.region, code, len(names) * kind.vcpus)}"
+                    self.log(f"{place.zone}: {said[where]}")
+                    if refused.error_kind is ErrorKind.PERMANENT:
                         raise
-            hopeless = set(why_not.values()) <= {Reaction.QUOTA, Reaction.ADDRESSES}
+            hopeless = set(why_not.values()) <= {ErrorKind.QUOTA_EXCEEDED, ErrorKind.NO_FREE_ADDRESSES}
             if hopeless or time.monotonic() + round > deadline:
                 why = "; ".join(f"{place}: {text}" for place, text in said.items())
                 raise NoMachines(f"EC2 has no {len(names)} machines for this job: {why}; see imgnet-cluster offers")
-            self.say(f"no place has {len(names)} machines now; again in {round:.0f} s")
+            self.log(f"no place has {len(names)} machines now; again in {round:.0f} s")
             self.pause(round)
-            round = min(LONGEST_ROUND, 2 * round)
+            round = min(MAX_ROUND_PAUSE_SECONDS, 2 * round)
 
-    def _cool(self, place: Place) -> bool:
+    def _recently_failed(self, place: Place) -> bool:
         """Whether this place had no capacity a moment ago, as another asking of this job found."""
-        for one in reversed(self.askings()):
+        for one in reversed(self.launch_requests()):
             if all(one["place"][key] == getattr(place, key) for key in ("zone", "type", "market")):
-                return bool(one.get("capacity")) and time.time() - one["time"] < COOL_SECONDS
+                return bool(one.get("capacity")) and time.time() - one["time"] < CAPACITY_COOLDOWN_SECONDS
         return False
 
-    def ask(self, place: Place, names: Sequence[str], want: Want, kind: Kind, group: str = "") -> list[Instance]:
+    def request_instances(
+        self,
+        place: Place,
+        names: Sequence[str],
+        instance_request: InstanceRequest,
+        instance_type: InstanceType,
+        placement_group: str = "",
+    ) -> list[Instance]:
         """Ask once at a place for these machines, in the placement group of an earlier asking if it is named.
 
         Returns them when all are there and as asked. Raises `Refused`, `CloudError`, `Interrupted`.
         """
-        number = 1 + max((one["number"] for one in self.askings()), default=0)
-        request = run_request(want, kind, place, names, number)
-        if group:
-            request["Placement"] = {"GroupName": group}
-        mine = group_name(self.uid, number) if want.group and not group else ""
-        login = {"image": want.image.id, "user": want.image.user, "port": want.image.port, "host_key": want.host_key}
+        number = 1 + max((one["number"] for one in self.launch_requests()), default=0)
+        request = build_run_instances(instance_request, instance_type, place, names, number)
+        if placement_group:
+            request["Placement"] = {"GroupName": placement_group}
+        mine = (
+            placement_group_name(self.job_uid, number)
+            if instance_request.use_placement_group and not placement_group
+            else ""
+        )
+        login = {
+            "image": instance_request.image.id,
+            "user": instance_request.image.ssh_user,
+            "port": instance_request.image.ssh_port,
+            "host_key": instance_request.host_key,
+        }
         asking = {"number": number, "place": vars(place), "names": list(names), "request": request, "group": mine}
         self.journal.write("ask", **asking, login=login)
-        return self._ask(asking)
+        return self._send_request(asking)
 
-    def _ask(self, asking: dict[str, Any], again: bool = False) -> list[Instance]:
-        number = asking["number"]
+    def _send_request(self, launch_request: dict[str, Any], is_retry: bool = False) -> list[Instance]:
+        number = launch_request["number"]
         self.pause(0)
         try:
-            if asking["group"]:
-                self._make_group(asking["group"], tags.read(asking["request"]["TagSpecifications"][0]))
-            ids = self._run(asking, again)
-            found = self._verify(asking, ids)
-        except Refused as refused:
-            facts = {"code": refused.code, "said": str(refused), "capacity": refused.reaction is Reaction.CAPACITY}
-            self._drop_group(asking["group"])
-            self.journal.write("refused", number=number, **facts, machines=_facts(refused.came))
+            if launch_request["group"]:
+                self._create_placement_group(
+                    launch_request["group"], tags.read_tags(launch_request["request"]["TagSpecifications"][0])
+                )
+            ids = self._run_instances(launch_request, is_retry)
+            found = self._wait_until_running(launch_request, ids)
+        except LaunchRefused as refused:
+            facts = {
+                "code": refused.code,
+                "said": str(refused),
+                "capacity": refused.error_kind is ErrorKind.NO_CAPACITY,
+            }
+            self._remove_placement_group(launch_request["group"])
+            self.journal.write("refused", number=number, **facts, machines=_instance_records(refused.launched))
             raise
-        self.journal.write("granted", number=number, machines=_facts(found))
+        self.journal.write("granted", number=number, machines=_instance_records(found))
         return found
 
-    def _make_group(self, name: str, own: tags.Tags) -> None:
-        specifications = tags.specifications(["placement-group"], {**own, tags.NAME: name})
+    def _create_placement_group(self, name: str, own_tags: tags.Tags) -> None:
+        specifications = tags.tag_specifications(["placement-group"], {**own_tags, tags.NAME: name})
         try:
             self.account.ec2.create_placement_group(
                 GroupName=name, Strategy="cluster", TagSpecifications=specifications
             )
         except Exception as error:
-            if reaction(error) is not Reaction.THERE:
-                raise explain(error, "make a placement group (ec2:CreatePlacementGroup)") from error
-            mine = instances.groups(self.account, {tags.STACK: tags.OURS, tags.JOB: self.uid})
+            if classify_error(error) is not ErrorKind.ALREADY_EXISTS:
+                raise explain_error(error, "make a placement group (ec2:CreatePlacementGroup)") from error
+            mine = instances.placement_groups(self.account, {tags.STACK: tags.STACK_VALUE, tags.JOB: self.job_uid})
             if name not in [one["GroupName"] for one in mine]:
                 raise CloudError(f"placement group {name} is there and is not ours; remove it, or rename it") from error
 
-    def _drop_group(self, name: str) -> None:
+    def _remove_placement_group(self, name: str) -> None:
         """Remove the group of an asking that brought nothing. What is still in it keeps it, and `end` removes it."""
         if name:
             try:
                 self.account.ec2.delete_placement_group(GroupName=name)
             except Exception as error:
-                if reaction(error) not in (Reaction.BUSY, Reaction.LATER):
-                    self.say(str(explain(error, f"remove placement group {name}")))
+                if classify_error(error) not in (ErrorKind.IN_USE, ErrorKind.NOT_VISIBLE_YET):
+                    self.log(str(explain_error(error, f"remove placement group {name}")))
 
-    def _run(self, asking: dict[str, Any], doubt: bool) -> list[str]:
+    def _run_instances(self, launch_request: dict[str, Any], may_have_run: bool) -> list[str]:
         """Send RunInstances until there is an answer; `doubt` whether it has been heard already.
 
         Returns the machines' ids. Raises `Refused`, `CloudError`.
         """
         begun, wait = time.monotonic(), 1.0
-        for number in range(1, TRIES + 1):
+        for number in range(1, RUN_ATTEMPTS + 1):
             try:
-                said = self.account.once.run_instances(**asking["request"])
+                said = self.account.ec2_no_retry.run_instances(**launch_request["request"])
                 return [one["InstanceId"] for one in said["Instances"]]
             except Exception as error:
-                react = self._react(error)
-                if code_of(error) == "IdempotentParameterMismatch":
-                    return self._found(asking, explain(error, "rent machines (ec2:RunInstances)"))
-                if react not in (Reaction.UNKNOWN, Reaction.THROTTLED, Reaction.LATER):
-                    raise self._refused(error, react) from error
-                last, late = error, time.monotonic() - begun > SAME_SECONDS
-                doubt = doubt or react is Reaction.UNKNOWN
-                self.journal.write("unanswered", number=asking["number"], **answer(error))
-                if late or number == TRIES:
+                react = self._classify_run_error(error)
+                if get_error_code(error) == "IdempotentParameterMismatch":
+                    return self._recover_by_tag(
+                        launch_request, explain_error(error, "rent machines (ec2:RunInstances)")
+                    )
+                if react not in (ErrorKind.OUTCOME_UNKNOWN, ErrorKind.THROTTLED, ErrorKind.NOT_VISIBLE_YET):
+                    raise self._to_refusal(error, react) from error
+                last, late = error, time.monotonic() - begun > RUN_RETRY_SECONDS
+                may_have_run = may_have_run or react is ErrorKind.OUTCOME_UNKNOWN
+                self.journal.write("unanswered", number=launch_request["number"], **error_to_dict(error))
+                if late or number == RUN_ATTEMPTS:
                     break
             self.pause(wait)
             wait *= 2
-        failed = explain(last, "rent machines (ec2:RunInstances)")
-        if doubt:
-            return self._found(asking, failed)
-        raise Refused(str(failed), failed.code, Reaction.STOP if react is Reaction.LATER else react)
+        failed = explain_error(last, "rent machines (ec2:RunInstances)")
+        if may_have_run:
+            return self._recover_by_tag(launch_request, failed)
+        raise LaunchRefused(
+            str(failed), failed.code, ErrorKind.PERMANENT if react is ErrorKind.NOT_VISIBLE_YET else react
+        )
 
     @staticmethod
-    def _react(error: Exception) -> Reaction:
+    def _classify_run_error(error: Exception) -> ErrorKind:
         """A role that was just made is unknown for some seconds, and EC2 calls that a wrong value."""
-        if code_of(error) == "InvalidParameterValue" and "iaminstanceprofile" in str(error).replace(" ", "").lower():
-            return Reaction.LATER
-        if code_of(error) == "Unsupported" and "zone" not in str(error).lower():
-            return Reaction.STOP  # an architecture or a boot mode that no zone will take
-        return reaction(error)
+        if (
+            get_error_code(error) == "InvalidParameterValue"
+            and "iaminstanceprofile" in str(error).replace(" ", "").lower()
+        ):
+            return ErrorKind.NOT_VISIBLE_YET
+        if get_error_code(error) == "Unsupported" and "zone" not in str(error).lower():
+            return ErrorKind.PERMANENT  # an architecture or a boot mode that no zone will take
+        return classify_error(error)
 
-    def _refused(self, error: Exception, react: Reaction) -> CloudError:
-        failed = explain(error, "rent machines (ec2:RunInstances)")
-        if react in (Reaction.CAPACITY, Reaction.PRICE, Reaction.QUOTA, Reaction.ADDRESSES):
-            return Refused(str(failed).removeprefix("rent machines (ec2:RunInstances): "), failed.code, react)
-        return failed if not failed.code else Refused(str(failed), failed.code, Reaction.STOP)
+    def _to_refusal(self, error: Exception, error_kind: ErrorKind) -> CloudError:
+        failed = explain_error(error, "rent machines (ec2:RunInstances)")
+        if error_kind in (
+            ErrorKind.NO_CAPACITY,
+            ErrorKind.PRICE_TOO_LOW,
+            ErrorKind.QUOTA_EXCEEDED,
+            ErrorKind.NO_FREE_ADDRESSES,
+        ):
+            return LaunchRefused(
+                str(failed).removeprefix("rent machines (ec2:RunInstances): "), failed.code, error_kind
+            )
+        return failed if not failed.code else LaunchRefused(str(failed), failed.code, ErrorKind.PERMANENT)
 
-    def _found(self, asking: dict[str, Any], why: CloudError) -> list[str]:
+    def _recover_by_tag(self, launch_request: dict[str, Any], cause: CloudError) -> list[str]:
         """Nobody answered: look for the machines by their tag for a minute. All are taken, some are ended."""
-        deadline, found = time.monotonic() + instances.LATE_SECONDS, list[Instance]()
-        while time.monotonic() < deadline and len(found) < len(asking["names"]):
-            found = [one for one in self._of(asking["request"]["ClientToken"]) if one.bills]
-            if len(found) < len(asking["names"]):
-                self.pause(EACH)
-        if len(found) == len(asking["names"]):
+        deadline, found = time.monotonic() + instances.INSTANCE_VISIBILITY_SECONDS, list[Instance]()
+        while time.monotonic() < deadline and len(found) < len(launch_request["names"]):
+            found = [one for one in self._instances_of(launch_request["request"]["ClientToken"]) if one.is_billed]
+            if len(found) < len(launch_request["names"]):
+                self.pause(GANG_POLL_SECONDS)
+        if len(found) == len(launch_request["names"]):
             return [one.id for one in found]
         instances.terminate(self.account, [one.id for one in found])
-        said = f"{why}; {len(found)} of {len(asking['names'])} machines came and were ended"
-        raise Refused(said, why.code, Reaction.UNKNOWN, found)
+        said = f"{cause}; {len(found)} of {len(launch_request['names'])} machines came and were ended"
+        raise LaunchRefused(said, cause.code, ErrorKind.OUTCOME_UNKNOWN, found)
 
     # --- what came ---------------------------------------------------------------------------------------------------
 
-    def _verify(self, asking: dict[str, Any], ids: Sequence[str]) -> list[Instance]:
+    def _wait_until_running(self, launch_request: dict[str, Any], ids: Sequence[str]) -> list[Instance]:
         """Wait until all run, and see that they are what was asked for; else none of them stays. Raises `Refused`."""
-        deadline = time.monotonic() + PENDING_SECONDS
+        deadline = time.monotonic() + START_TIMEOUT_SECONDS
         while True:
-            found = [one for one in instances.describe(self.account, {tags.JOB: self.uid}, ids) if one.id in ids]
-            wrong = instances.wrong(found, asking["request"], asking["place"]["zone"])
-            if len(ids) != len(asking["names"]):
-                wrong = f"{len(ids)} of {len(asking['names'])} machines came"
+            found = [one for one in instances.describe(self.account, {tags.JOB: self.job_uid}, ids) if one.id in ids]
+            wrong = instances.validation_error(found, launch_request["request"], launch_request["place"]["zone"])
+            if len(ids) != len(launch_request["names"]):
+                wrong = f"{len(ids)} of {len(launch_request['names'])} machines came"
             if not wrong and time.monotonic() > deadline:
-                wrong = f"machines did not start in {PENDING_SECONDS:.0f} s"
+                wrong = f"machines did not start in {START_TIMEOUT_SECONDS:.0f} s"
             if wrong:
                 instances.terminate(self.account, list(ids))
-                raise Refused(wrong, "", Reaction.CAPACITY, found)
+                raise LaunchRefused(wrong, "", ErrorKind.NO_CAPACITY, found)
             if len(found) == len(ids) and all(one.state == "running" for one in found):
                 return sorted(found, key=lambda one: int(one.name))
-            self.pause(EACH)
+            self.pause(GANG_POLL_SECONDS)
 
     # --- the end -----------------------------------------------------------------------------------------------------
 
-    def end(self, seconds: float = instances.END_SECONDS) -> list[str]:
+    def terminate_job(self, timeout_seconds: float = instances.TERMINATE_TIMEOUT_SECONDS) -> list[str]:
         """End all machines of the job, and what they leave. Returns a line for each thing that is not gone."""
-        self._note("end", ids=self.ids)
-        left = instances.end(self.account, self.uid, self.living, self.say, self.pause, seconds, self.asked_at)
-        found = self.look()
-        self._forget(found)
-        for one in self.open():  # what came all the same is on the bill
-            came = _facts([it for it in found if it.token == one["request"]["ClientToken"]])
-            self._note("refused", number=one["number"], code="", said="the job ended", capacity=False, machines=came)
-        busy = 0.0 if left else min(seconds, instances.BUSY_SECONDS)
+        self._record("end", ids=self.granted_ids)
+        left = instances.terminate_and_wait(
+            self.account,
+            self.job_uid,
+            self.alive_ids,
+            self.log,
+            self.pause,
+            timeout_seconds,
+            self.last_pending_request_time,
+        )
+        found = self.list_instances()
+        self._record_forgotten(found)
+        for one in self.open_requests():  # what came all the same is on the bill
+            came = _instance_records([it for it in found if it.launch_token == one["request"]["ClientToken"]])
+            self._record("refused", number=one["number"], code="", said="the job ended", capacity=False, machines=came)
+        busy = 0.0 if left else min(timeout_seconds, instances.LEFTOVER_IN_USE_SECONDS)
         lines = [f"machine {one.id} in {one.region}: {one.state}" for one in left]
-        lines += instances.sweep(self.account, {tags.JOB: self.uid}, self.pause, busy)
+        lines += instances.remove_leftovers(self.account, {tags.JOB: self.job_uid}, self.pause, busy)
         if not lines:
-            self._note("ended")
+            self._record("ended")
         return lines
 
-    def _forget(self, found: Sequence[Instance]) -> None:
+    def _record_forgotten(self, visible: Sequence[Instance]) -> None:
         """Note machines that EC2 tells of no more: they ended long ago, by their limit at the latest."""
-        known = {one["id"] for one in self.journal.lines("gone")} | {one.id for one in found}
-        for asking in self._here():
-            own = tags.read(asking["request"]["TagSpecifications"][0])
-            ended = min(time.time(), tags.moment(own.get(tags.EXPIRES, "")) or time.time())
+        known = {one["id"] for one in self.journal.lines("gone")} | {one.id for one in visible}
+        for asking in self._requests_in_region():
+            own = tags.read_tags(asking["request"]["TagSpecifications"][0])
+            ended = min(time.time(), tags.parse_time(own.get(tags.EXPIRES, "")) or time.time())
             for id in [one for one in asking["ids"] if one not in known]:
-                self._note("gone", id=id, name="", ended=ended, why="EC2 tells of it no more")
+                self._record("gone", id=id, name="", ended=ended, why="EC2 tells of it no more")
 
 
-def _facts(found: Sequence[Instance]) -> list[dict[str, Any]]:
-    return [{"id": one.id, "name": one.name, "launched": one.launched} for one in found]
+def _instance_records(launched: Sequence[Instance]) -> list[dict[str, Any]]:
+    return [{"id": one.id, "name": one.name, "launched": one.launch_time} for one in launched]

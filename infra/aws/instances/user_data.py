@@ -11,7 +11,7 @@ seen within a second. Never run on AWS itself yet.
 
 import json
 
-LIMIT = """#!/bin/sh
+LIMIT_SCRIPT = """#!/bin/sh
 # imgnet-limit SECONDS: cut the power that many seconds from now. The new timer runs before the old ones end.
 set -e
 new=imgnet-limit-$$
@@ -23,9 +23,9 @@ done
 
 # bootcmd runs in a unit before sysinit.target, for which timers wait, and systemd-run for the timer: the boot would
 # hang (systemd.timer, "Default Dependencies"; cloud-init.service of Ubuntu has Before=sysinit.target).
-AT_ONCE = ("systemd-run", "--no-block", "--timer-property=DefaultDependencies=no")
+ARM_TIMER_COMMAND = ("systemd-run", "--no-block", "--timer-property=DefaultDependencies=no")
 
-HOST_KEY = """#!/bin/sh
+HOST_KEY_SCRIPT = """#!/bin/sh
 # imgnet-hostkey: give this machine a host key of its own, and print it. The key of the user data opens nothing more.
 set -e
 cd /etc/ssh
@@ -44,7 +44,7 @@ systemctl reload ssh || systemctl reload sshd
 cut -d' ' -f1,2 imgnet_host_key.pub
 """
 
-SET_UP = r"""
+SETUP_SCRIPT = r"""
 efs=$1 access=$2 region=$3 user=$4 python=$5
 home=$(getent passwd "$user" | cut -d: -f6)
 folder=$home/.imgnet
@@ -97,28 +97,28 @@ chown "$user" "$folder/ready"
 """
 
 
-def user_data(
+def build_user_data(
     *,
-    seconds: int,
-    private: str,
-    public: str,
+    poweroff_seconds: int,
+    private_key: str,
+    public_key: str,
     file_system: str,
     access_point: str,
     region: str,
-    user: str,
+    ssh_user: str,
     python: str,
 ) -> str:
     """Return the user data: power off in so many `seconds`; `private` and `public` are the bootstrap host key."""
-    files = {"imgnet-limit": LIMIT, "imgnet-hostkey": HOST_KEY}
+    files = {"imgnet-limit": LIMIT_SCRIPT, "imgnet-hostkey": HOST_KEY_SCRIPT}
     config = {
         "bootcmd": [
-            [*AT_ONCE, "--unit=imgnet-limit", f"--on-active={seconds}", "systemctl", "poweroff"],
+            [*ARM_TIMER_COMMAND, "--unit=imgnet-limit", f"--on-active={poweroff_seconds}", "systemctl", "poweroff"],
         ],
         "ssh_deletekeys": True,
-        "ssh_keys": {"ed25519_private": private, "ed25519_public": public},
+        "ssh_keys": {"ed25519_private": private_key, "ed25519_public": public_key},
         "write_files": [
             {"path": f"/usr/local/sbin/{name}", "permissions": "0755", "content": text} for name, text in files.items()
         ],
-        "runcmd": [["sh", "-c", SET_UP, "sh", file_system, access_point, region, user, python]],
+        "runcmd": [["sh", "-c", SETUP_SCRIPT, "sh", file_system, access_point, region, ssh_user, python]],
     }
     return "#cloud-config\n" + json.dumps(config)

@@ -11,18 +11,18 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
-from infra.aws.client import Account, pages
+from infra.aws.client import Account, paginate
 from infra.aws.journal import Journal
 
-from .offers import PRODUCT
+from .offers import PRODUCT_DESCRIPTION
 
-LEAST_SECONDS = 60
-DISK_GB_HOUR = 0.08 / 730  # gp3, us-east-1
-ADDRESS_HOUR = 0.005  # a public IPv4
+MIN_BILLED_SECONDS = 60
+DISK_DOLLARS_PER_GB_HOUR = 0.08 / 730  # gp3, us-east-1
+ADDRESS_DOLLARS_PER_HOUR = 0.005  # a public IPv4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class MachineCost:
     """One machine of a job. `dollars` is None when its price is not known; `ended` None while it bills."""
 
     id: str
@@ -35,17 +35,17 @@ class Row:
     price: float | None
     seconds: float
     dollars: float | None
-    disk: float
-    address: float
+    disk_dollars: float
+    address_dollars: float
     why: str
 
     @property
-    def all(self) -> float:
+    def total_dollars(self) -> float:
         """The dollars that are known: machine, disk and address."""
-        return (self.dollars or 0.0) + self.disk + self.address
+        return (self.dollars or 0.0) + self.disk_dollars + self.address_dollars
 
 
-def rows(journal: Journal, now: float) -> list[Row]:
+def machine_costs(journal: Journal, now: float) -> list[MachineCost]:
     """Return a row for each machine that came until `now`, in that order; also for those that were ended at once."""
     askings: dict[int, dict[str, Any]] = {}
     gone: dict[str, dict[str, Any]] = {}
@@ -64,37 +64,41 @@ def rows(journal: Journal, now: float) -> list[Row]:
         elif line["what"] == "price":
             exact[line["id"]] = line["dollars"]
     return [
-        _row(asking, one, gone.get(one["id"]), exact.get(one["id"]), now)
+        _machine_cost(asking, one, gone.get(one["id"]), exact.get(one["id"]), now)
         for asking, one in came.values()
         if one["launched"] <= now
     ]
 
 
-def _row(
-    asking: dict[str, Any], one: dict[str, Any], gone: dict[str, Any] | None, exact: float | None, now: float
-) -> Row:
-    place, request = asking["place"], asking["request"]
-    if gone and gone["ended"] > now:
-        gone, exact = None, None
-    seconds = billed(one["launched"], gone["ended"] if gone else now)
+def _machine_cost(
+    request_line: dict[str, Any],
+    machine: dict[str, Any],
+    gone_line: dict[str, Any] | None,
+    exact_dollars: float | None,
+    now: float,
+) -> MachineCost:
+    place, request = request_line["place"], request_line["request"]
+    if gone_line and gone_line["ended"] > now:
+        gone_line, exact_dollars = None, None
+    seconds = billed_seconds(machine["launched"], gone_line["ended"] if gone_line else now)
     gb = sum(disk["Ebs"]["VolumeSize"] for disk in request["BlockDeviceMappings"])
     public = any(nic.get("AssociatePublicIpAddress") for nic in request["NetworkInterfaces"])
     price = place["price"]
-    return Row(
-        id=one["id"], name=one["name"], type=place["type"], market=place["market"], zone=place["zone"],
-        launched=one["launched"], ended=gone["ended"] if gone else None, price=price, seconds=seconds,
-        dollars=exact if exact is not None else None if price is None else price * seconds / 3600,
-        disk=gb * DISK_GB_HOUR * seconds / 3600, address=public * ADDRESS_HOUR * seconds / 3600,
-        why=gone["why"] if gone else "",
+    return MachineCost(
+        id=machine["id"], name=machine["name"], type=place["type"], market=place["market"], zone=place["zone"],
+        launched=machine["launched"], ended=gone_line["ended"] if gone_line else None, price=price, seconds=seconds,
+        dollars=exact_dollars if exact_dollars is not None else None if price is None else price * seconds / 3600,
+        disk_dollars=gb * DISK_DOLLARS_PER_GB_HOUR * seconds / 3600, address_dollars=public * ADDRESS_DOLLARS_PER_HOUR * seconds / 3600,
+        why=gone_line["why"] if gone_line else "",
     )  # fmt: skip
 
 
-def billed(launched: float, ended: float) -> float:
+def billed_seconds(launched: float, ended: float) -> float:
     """Return the seconds that a machine is billed for."""
-    return float(max(LEAST_SECONDS, math.ceil(ended - launched)))
+    return float(max(MIN_BILLED_SECONDS, math.ceil(ended - launched)))
 
 
-def gate(journal: Journal, now: float) -> float:
+def jump_host_address_dollars(journal: Journal, now: float) -> float:
     """Return the dollars of the one public address of a job whose machines have none by themselves: each time from
     when it was first asked for until all of the job was gone.
     """
@@ -104,49 +108,53 @@ def gate(journal: Journal, now: float) -> float:
             begun = begun or line["time"]
         elif begun:
             seconds, begun = seconds + max(0.0, min(now, line["time"]) - begun), None
-    return ADDRESS_HOUR * (seconds + max(0.0, now - begun if begun else 0.0)) / 3600
+    return ADDRESS_DOLLARS_PER_HOUR * (seconds + max(0.0, now - begun if begun else 0.0)) / 3600
 
 
-class Meter:
+class CostMeter:
     """The dollars of a job until now, for whoever keeps a limit."""
 
     def __init__(self, journal: Journal) -> None:
         self.journal = journal
 
-    def dollars(self, now: float) -> float:
+    def total_dollars(self, now: float) -> float:
         """Return what is known of them."""
-        return sum(one.all for one in rows(self.journal, now)) + gate(self.journal, now)
+        return sum(one.total_dollars for one in machine_costs(self.journal, now)) + jump_host_address_dollars(
+            self.journal, now
+        )
 
-    def unknown(self, now: float) -> list[str]:
+    def unpriced_machines(self, now: float) -> list[str]:
         """Return the machines whose price nobody knew."""
-        return [one.id for one in rows(self.journal, now) if one.dollars is None]
+        return [one.id for one in machine_costs(self.journal, now) if one.dollars is None]
 
 
-def settle(account: Account, journal: Journal, now: float) -> None:
+def record_spot_costs(account: Account, journal: Journal, now: float) -> None:
     """Note what spot machines really cost: their price changes while they run. Raises `CloudError`."""
     noted = {line["id"] for line in journal.lines("price")}
-    done = [one for one in rows(journal, now) if one.market == "spot" and one.ended and one.id not in noted]
+    done = [one for one in machine_costs(journal, now) if one.market == "spot" and one.ended and one.id not in noted]
     for kind, zone in sorted({(one.type, one.zone) for one in done}):
         mine = [one for one in done if (one.type, one.zone) == (kind, zone)]
         first, last = min(one.launched for one in mine), max(one.ended or now for one in mine)
-        history = changes(account, kind, zone, first, last)
+        history = spot_price_history(account, kind, zone, first, last)
         for one in mine:
-            dollars = over(history, one.launched, one.launched + one.seconds)
+            dollars = integrate_price(history, one.launched, one.launched + one.seconds)
             if dollars is not None:
                 journal.write("price", id=one.id, dollars=dollars)
 
 
-def changes(account: Account, kind: str, zone: str, first: float, last: float) -> list[tuple[float, float]]:
+def spot_price_history(
+    account: Account, type_name: str, zone: str, start: float, end: float
+) -> list[tuple[float, float]]:
     """Return (time, dollars an hour) of a spot price, in order, the one in force at `first` too."""
-    found = pages(
+    found = paginate(
         "see spot prices (ec2:DescribeSpotPriceHistory)", account.ec2, "describe_spot_price_history",
-        "SpotPriceHistory", InstanceTypes=[kind], AvailabilityZone=zone, ProductDescriptions=[PRODUCT],
-        StartTime=datetime.fromtimestamp(first, UTC), EndTime=datetime.fromtimestamp(last, UTC),
+        "SpotPriceHistory", InstanceTypes=[type_name], AvailabilityZone=zone, ProductDescriptions=[PRODUCT_DESCRIPTION],
+        StartTime=datetime.fromtimestamp(start, UTC), EndTime=datetime.fromtimestamp(end, UTC),
     )  # fmt: skip
     return sorted((one["Timestamp"].timestamp(), float(one["SpotPrice"])) for one in found)
 
 
-def over(history: Iterable[tuple[float, float]], begin: float, end: float) -> float | None:
+def integrate_price(history: Iterable[tuple[float, float]], begin: float, end: float) -> float | None:
     """Return the dollars from `begin` to `end` at a price that changes; None when it is not known at `begin`."""
     points = list(history)
     before = [price for time, price in points if time <= begin]

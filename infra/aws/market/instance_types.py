@@ -7,11 +7,11 @@ Shapes: EC2's DescribeInstanceTypes of October 2026. Prices: AWS's price list of
 import re
 from dataclasses import dataclass
 
-PRICED_IN = "us-east-1"  # the region whose prices ON_DEMAND has, and no other
+ON_DEMAND_PRICE_REGION = "us-east-1"  # the region whose prices ON_DEMAND has, and no other
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class InstanceType:
     """A type of machine. `gpus` of the name `gpu` (EC2's word; "CPU" when there are none) with `gpu_gb` GiB each;
     `efa` interfaces of Elastic Fabric Adapter; `cards` network cards; `gbit` Gbit/s that the network holds all the
     time; `arch` what a program is compiled for ("sm_80", "" unknown); `family` whose quota it is of ("P5", "P", "G").
@@ -22,24 +22,24 @@ class Kind:
     gpus: int
     gpu: str
     gpu_gb: int
-    efa: int
-    cards: int
-    gbit: float
-    arch: str
+    efa_interfaces: int
+    network_cards: int
+    network_gbps: float
+    gpu_arch: str
     nvme_gb: int
     memory_gb: int
-    family: str
+    quota_family: str
 
 
-ARCHITECTURES = {
+GPU_ARCHITECTURES = {
     "P100": "sm_60", "V100": "sm_70", "T4": "sm_75", "A100": "sm_80", "A10G": "sm_86", "L4": "sm_89", "L40S": "sm_89",
     "H100": "sm_90", "H200": "sm_90", "B200": "sm_100", "B300": "sm_103", "RTX PRO 4500": "sm_120",
     "RTX PRO Server 6000": "sm_120",
 }  # fmt: skip
 
-_Row = tuple[str, int, int, str, int, int, int, float, int, int, float | None]
+_TableRow = tuple[str, int, int, str, int, int, int, float, int, int, float | None]
 # fmt: off
-_SHIPPED: list[_Row] = [
+_BUILTIN_ROWS: list[_TableRow] = [
     # type             vCPU GPUs GPU     GB  EFA cards Gbit   NVMe  memory  $/h
     ("p5en.48xlarge",   192, 8, "H200", 141, 16, 16, 3200.0, 30400, 2048,  63.296),
     ("p5e.48xlarge",    192, 8, "H200", 141, 32, 32, 3200.0, 30400, 2048,    None),
@@ -85,19 +85,21 @@ _SHIPPED: list[_Row] = [
 # fmt: on
 
 # The price list and botocore still know them: only DescribeInstanceTypes tells.
-RETIRED = {name: f"AWS stopped listing {name} in 2026" for name in ("p3.2xlarge", "p3.8xlarge", "p3.16xlarge")}
+RETIREMENT_REASONS = {
+    name: f"AWS stopped listing {name} in 2026" for name in ("p3.2xlarge", "p3.8xlarge", "p3.16xlarge")
+}
 # What the machines of published runs were, for forecasts beside them; nobody can rent them. EC2's page of 2018.
-HISTORIC = {
-    "p3.16xlarge": Kind(
-        name="p3.16xlarge", vcpus=64, gpus=8, gpu="V100", gpu_gb=16, efa=0, cards=1, gbit=25.0, arch="sm_70",
-        nvme_gb=0, memory_gb=488, family="P",
+HISTORIC_TYPES = {
+    "p3.16xlarge": InstanceType(
+        name="p3.16xlarge", vcpus=64, gpus=8, gpu="V100", gpu_gb=16, efa_interfaces=0, network_cards=1, network_gbps=25.0, gpu_arch="sm_70",
+        nvme_gb=0, memory_gb=488, quota_family="P",
     )
 }  # fmt: skip
 HISTORIC_PRICES = {"p3.16xlarge": 24.48}  # dollars an hour on demand, us-east-1
 DEFAULT_TYPES = ("p4d.24xlarge", "g6e.48xlarge", "g5.48xlarge", "p5.48xlarge")  # for a recipe that names none
 
 
-def family(name: str) -> str:
+def get_quota_family(name: str) -> str:
     """Return whose quota a type is of: "P5" (spot counts P5 and later apart), "P", "G", "Standard", "" unknown."""
     word = name.partition(".")[0]
     if re.match(r"p[5-9]", word):
@@ -107,18 +109,18 @@ def family(name: str) -> str:
     return "Standard" if re.match(r"[acdhimrtz]\d", word) else ""
 
 
-def _kind(row: _Row) -> Kind:
+def _make_instance_type(row: _TableRow) -> InstanceType:
     name, vcpus, gpus, gpu, gpu_gb, efa, cards, gbit, nvme_gb, memory_gb, _ = row
-    return Kind(
-        name=name, vcpus=vcpus, gpus=gpus, gpu=gpu, gpu_gb=gpu_gb, efa=efa, cards=cards, gbit=gbit,
-        arch=ARCHITECTURES.get(gpu, ""), nvme_gb=nvme_gb, memory_gb=memory_gb, family=family(name),
+    return InstanceType(
+        name=name, vcpus=vcpus, gpus=gpus, gpu=gpu, gpu_gb=gpu_gb, efa_interfaces=efa, network_cards=cards, network_gbps=gbit,
+        gpu_arch=GPU_ARCHITECTURES.get(gpu, ""), nvme_gb=nvme_gb, memory_gb=memory_gb, quota_family=get_quota_family(name),
     )  # fmt: skip
 
 
-SHIPPED = {row[0]: _kind(row) for row in _SHIPPED}
-ON_DEMAND = {row[0]: row[-1] for row in _SHIPPED if row[-1] is not None}  # dollars an hour in PRICED_IN
+BUILTIN_TYPES = {row[0]: _make_instance_type(row) for row in _BUILTIN_ROWS}
+ON_DEMAND_PRICES = {row[0]: row[-1] for row in _BUILTIN_ROWS if row[-1] is not None}  # dollars an hour in PRICED_IN
 
 
-def shipped(name: str) -> Kind | None:
+def find_builtin_type(name: str) -> InstanceType | None:
     """Return a type as the shipped table knows it, None when it does not."""
-    return SHIPPED.get(name)
+    return BUILTIN_TYPES.get(name)

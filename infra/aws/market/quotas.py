@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from infra.aws.client import Account
 
 SPOT, ON_DEMAND = "spot", "on-demand"
-CODES = {
+QUOTA_CODES = {
     ("P5", SPOT): "L-C4BD4855",
     ("P", SPOT): "L-7212CCBC",
     ("G", SPOT): "L-3819A6DF",
@@ -23,12 +23,12 @@ CODES = {
 }
 
 
-def code(family: str, market: str) -> str:
+def get_quota_code(family: str, market: str) -> str:
     """Return the code of the quota for a family ("P5", "P", "G") and a market ("spot", "on-demand"), "" unknown."""
-    return CODES.get((family, market), "")
+    return QUOTA_CODES.get((family, market), "")
 
 
-def value(account: "Account", code: str) -> float | None:
+def look_up_quota(account: "Account", code: str) -> float | None:
     """Return how many vCPUs the account may have, None when that cannot be looked up."""
     from infra.aws.client import call
 
@@ -39,7 +39,7 @@ def value(account: "Account", code: str) -> float | None:
         return None
 
 
-def request_command(region: str, code: str, vcpus: int) -> str:
+def quota_increase_command(region: str, code: str, vcpus: int) -> str:
     """Return the command by which a person asks AWS for more."""
     return (
         f"aws service-quotas request-service-quota-increase --region {region} --service-code ec2 --quota-code {code} "

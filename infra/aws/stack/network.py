@@ -7,277 +7,290 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 
 from infra.aws import tags
-from infra.aws.client import call, pages
+from infra.aws.client import call, paginate
 from infra.aws.errors import CloudError
 
-from .resources import SEEN_SECONDS, Thing, Work, until
+from .resources import RESOURCE_VISIBILITY_SECONDS, Resource, StackContext, wait_for
 
-CIDR = IPv4Network("10.77.0.0/16")
-SUBNETS = [str(one) for one in CIDR.subnets(new_prefix=20)]  # 16 zones of 4091 addresses
-ANYWHERE = "0.0.0.0/0"
-NO_FILES = "imgnet:no-files"  # the tag of a subnet in a zone that EFS does not serve
-VPC_QUOTA = "aws service-quotas request-service-quota-increase --service-code vpc --quota-code L-F678F1CE"
+VPC_CIDR = IPv4Network("10.77.0.0/16")
+SUBNET_CIDRS = [str(one) for one in VPC_CIDR.subnets(new_prefix=20)]  # 16 zones of 4091 addresses
+ANY_IPV4 = "0.0.0.0/0"
+NO_EFS_TAG = "imgnet:no-files"  # the tag of a subnet in a zone that EFS does not serve
+RAISE_VPC_QUOTA_COMMAND = "aws service-quotas request-service-quota-increase --service-code vpc --quota-code L-F678F1CE"
 
 
 @dataclass(frozen=True)
-class Network:
+class StackNetwork:
     """What is there of it: ids, subnets by zone, and one short line for each part that is not."""
 
     vpc: str | None
     subnets: dict[str, str]
-    missing: tuple[str, ...]
+    missing_parts: tuple[str, ...]
 
 
-def look(work: Work) -> Network:
+def inspect_network(context: StackContext) -> StackNetwork:
     """Describe the network. Raises `CloudError`."""
-    ours = sorted(vpcs(work), key=lambda one: (not _in_use(work, one), one))
+    ours = sorted(list_vpc_ids(context), key=lambda one: (not _has_subnets(context, one), one))
     if not ours:
-        return Network(None, {}, (f"network {CIDR} with a public subnet in each zone (VPC)",))
+        return StackNetwork(None, {}, (f"network {VPC_CIDR} with a public subnet in each zone (VPC)",))
     vpc = ours[0]
-    subnets = _subnets(work, vpc)
-    gateways = [one["InternetGatewayId"] for one in _gateways(work, vpc) if one["Attachments"]]
-    tables = _tables(work, vpc)
+    subnets = _list_subnets(context, vpc)
+    gateways = [one["InternetGatewayId"] for one in _list_gateways(context, vpc) if one["Attachments"]]
+    tables = _list_route_tables(context, vpc)
     parts = {
-        "host names in the network": _names_hosts(work, vpc),
+        "host names in the network": _has_dns_hostnames(context, vpc),
         "internet gateway": bool(gateways),
         "route table": bool(tables)
-        and _leads_out(tables[0], gateways)
-        and _joined(tables[0]) >= {one["SubnetId"] for one in subnets},
-        "S3 gateway endpoint (free)": bool(_endpoints(work, vpc)),
-        **{f"subnet in {zone}": zone in _by_zone(subnets) for zone in zones(work)},
+        and _has_internet_route(tables[0], gateways)
+        and _associated_subnets(tables[0]) >= {one["SubnetId"] for one in subnets},
+        "S3 gateway endpoint (free)": bool(_list_s3_endpoints(context, vpc)),
+        **{f"subnet in {zone}": zone in _subnets_by_zone(subnets) for zone in list_zones(context)},
     }
-    return Network(vpc, _by_zone(subnets, shared=True), tuple(name for name, there in parts.items() if not there))
+    return StackNetwork(
+        vpc, _subnets_by_zone(subnets, only_with_efs=True), tuple(name for name, there in parts.items() if not there)
+    )
 
 
-def ensure(work: Work) -> Network:
+def ensure(context: StackContext) -> StackNetwork:
     """Make what is missing of the network. Raises `CloudError`."""
-    vpc = _vpc(work)
-    if not _names_hosts(work, vpc):
+    vpc = _ensure_vpc(context)
+    if not _has_dns_hostnames(context, vpc):
         words = {"VpcId": vpc, "EnableDnsHostnames": {"Value": True}}
-        work.make("host names in the network", work.account.ec2.modify_vpc_attribute, **words)
-    subnets = _make_subnets(work, vpc)
-    gateway = _gateway(work, vpc)
-    table = _table(work, vpc)
-    _route(work, table, gateway, [one["SubnetId"] for one in subnets])
-    _endpoint(work, vpc, table["RouteTableId"])
-    return Network(vpc, _by_zone(subnets, shared=True), ())
+        context.create("host names in the network", context.account.ec2.modify_vpc_attribute, **words)
+    subnets = _ensure_subnets(context, vpc)
+    gateway = _ensure_gateway(context, vpc)
+    table = _ensure_route_table(context, vpc)
+    _ensure_routes(context, table, gateway, [one["SubnetId"] for one in subnets])
+    _ensure_s3_endpoint(context, vpc, table["RouteTableId"])
+    return StackNetwork(vpc, _subnets_by_zone(subnets, only_with_efs=True), ())
 
 
-def without_files(work: Work, zone: str, subnet: str) -> None:
+def mark_without_efs(context: StackContext, zone: str, subnet: str) -> None:
     """Mark a subnet: EFS does not serve its zone, so no machines go there."""
-    work.say(f"{zone} has no EFS: no machines there")
-    words = {"Resources": [subnet], "Tags": tags.pairs({NO_FILES: "yes"})}
-    work.make(f"mark of {zone}", work.account.ec2.create_tags, **words)
+    context.log(f"{zone} has no EFS: no machines there")
+    words = {"Resources": [subnet], "Tags": tags.to_aws_tags({NO_EFS_TAG: "yes"})}
+    context.create(f"mark of {zone}", context.account.ec2.create_tags, **words)
 
 
-def remove(work: Work) -> None:
+def remove(context: StackContext) -> None:
     """Remove every network of ours, in order; what stays is in `work.left`."""
-    ec2 = work.account.ec2
-    for vpc in vpcs(work):
-        for endpoint in _endpoints(work, vpc):
-            work.drop("S3 endpoint", ec2.delete_vpc_endpoints, VpcEndpointIds=[endpoint["VpcEndpointId"]])
-        for subnet in _subnets(work, vpc):
-            work.drop(f"subnet {subnet['SubnetId']}", ec2.delete_subnet, SubnetId=subnet["SubnetId"])
-        for table in _tables(work, vpc):
+    ec2 = context.account.ec2
+    for vpc in list_vpc_ids(context):
+        for endpoint in _list_s3_endpoints(context, vpc):
+            context.delete("S3 endpoint", ec2.delete_vpc_endpoints, VpcEndpointIds=[endpoint["VpcEndpointId"]])
+        for subnet in _list_subnets(context, vpc):
+            context.delete(f"subnet {subnet['SubnetId']}", ec2.delete_subnet, SubnetId=subnet["SubnetId"])
+        for table in _list_route_tables(context, vpc):
             for one in table["Associations"]:
                 id = one["RouteTableAssociationId"]
-                work.drop("route of a subnet", ec2.disassociate_route_table, AssociationId=id)
-            work.drop("route table", ec2.delete_route_table, RouteTableId=table["RouteTableId"])
-        for gateway in _gateways(work, vpc):
-            _drop_gateway(work, gateway)
-        work.drop(f"network {vpc} (free)", ec2.delete_vpc, VpcId=vpc)
-    for gateway in _gateways(work, None):
-        _drop_gateway(work, gateway)
+                context.delete("route of a subnet", ec2.disassociate_route_table, AssociationId=id)
+            context.delete("route table", ec2.delete_route_table, RouteTableId=table["RouteTableId"])
+        for gateway in _list_gateways(context, vpc):
+            _delete_gateway(context, gateway)
+        context.delete(f"network {vpc} (free)", ec2.delete_vpc, VpcId=vpc)
+    for gateway in _list_gateways(context, None):
+        _delete_gateway(context, gateway)
 
 
-def zones(work: Work) -> list[str]:
+def list_zones(context: StackContext) -> list[str]:
     """Return the zones of the region where every account has its machines: no local zones, none to opt into."""
-    found = call("zones", work.account.ec2.describe_availability_zones)["AvailabilityZones"]
+    found = call("zones", context.account.ec2.describe_availability_zones)["AvailabilityZones"]
     return sorted(
         one["ZoneName"]
         for one in found
         if one.get("ZoneType", "availability-zone") == "availability-zone"
         and one.get("OptInStatus", "opt-in-not-required") == "opt-in-not-required"
         and one.get("State", "available") == "available"
-        and _number(one["ZoneName"]) < len(SUBNETS)
+        and _zone_index(one["ZoneName"]) < len(SUBNET_CIDRS)
     )
 
 
-def vpcs(work: Work) -> list[str]:
+def list_vpc_ids(context: StackContext) -> list[str]:
     """Return the ids of our networks: one, but for what a crash has left."""
-    return [one["VpcId"] for one in _vpcs(work)]
+    return [one["VpcId"] for one in _list_vpcs(context)]
 
 
-def machines(work: Work) -> list[Thing]:
+def list_machines(context: StackContext) -> list[Resource]:
     """Return the machines in our networks that are not about to be gone."""
-    ours = vpcs(work)
+    ours = list_vpc_ids(context)
     if not ours:
         return []
     alive = ["pending", "running", "stopping", "stopped"]
-    where = tags.filters({}, vpc_id=ours, instance_state_name=alive)
-    found = pages("machines in the network", work.account.ec2, "describe_instances", "Reservations", Filters=where)
+    where = tags.make_filters({}, vpc_id=ours, instance_state_name=alive)
+    found = paginate(
+        "machines in the network", context.account.ec2, "describe_instances", "Reservations", Filters=where
+    )
     return [machine for one in found for machine in one["Instances"]]
 
 
 # --- the parts -----------------------------------------------------------------------------------------------------
 
 
-def _number(zone: str) -> int:
+def _zone_index(zone: str) -> int:
     """The place of a zone's subnet, by its letter: whoever makes it, whatever others there are, it is the same."""
     return ord(zone[-1]) - ord("a")
 
 
-def _our(work: Work, what: str, operation: str, key: str, vpc: str | None = None) -> list[Thing]:
+def _list_own(
+    context: StackContext, label: str, operation: str, result_key: str, vpc: str | None = None
+) -> list[Resource]:
     where = {"vpc_id": [vpc]} if vpc else {}
-    filters = tags.filters({tags.STACK: tags.OURS}, **where)
-    return pages(what, work.account.ec2, operation, key, Filters=filters)
+    filters = tags.make_filters({tags.STACK: tags.STACK_VALUE}, **where)
+    return paginate(label, context.account.ec2, operation, result_key, Filters=filters)
 
 
-def _vpcs(work: Work) -> list[Thing]:
-    return _our(work, "networks", "describe_vpcs", "Vpcs")
+def _list_vpcs(context: StackContext) -> list[Resource]:
+    return _list_own(context, "networks", "describe_vpcs", "Vpcs")
 
 
-def _subnets(work: Work, vpc: str) -> list[Thing]:
-    return _our(work, "subnets", "describe_subnets", "Subnets", vpc)
+def _list_subnets(context: StackContext, vpc: str) -> list[Resource]:
+    return _list_own(context, "subnets", "describe_subnets", "Subnets", vpc)
 
 
-def _gateways(work: Work, vpc: str | None) -> list[Thing]:
+def _list_gateways(context: StackContext, vpc: str | None) -> list[Resource]:
     """Ours at this network, and those at none."""
-    found = _our(work, "internet gateways", "describe_internet_gateways", "InternetGateways")
+    found = _list_own(context, "internet gateways", "describe_internet_gateways", "InternetGateways")
     return [one for one in found if [at["VpcId"] for at in one["Attachments"]] in ([vpc], [])]
 
 
-def _tables(work: Work, vpc: str) -> list[Thing]:
-    found = _our(work, "route tables", "describe_route_tables", "RouteTables", vpc)
-    return sorted(found, key=lambda one: (not _joined(one), one["RouteTableId"]))
+def _list_route_tables(context: StackContext, vpc: str) -> list[Resource]:
+    found = _list_own(context, "route tables", "describe_route_tables", "RouteTables", vpc)
+    return sorted(found, key=lambda one: (not _associated_subnets(one), one["RouteTableId"]))
 
 
-def _endpoints(work: Work, vpc: str) -> list[Thing]:
-    found = _our(work, "endpoints", "describe_vpc_endpoints", "VpcEndpoints", vpc)
+def _list_s3_endpoints(context: StackContext, vpc: str) -> list[Resource]:
+    found = _list_own(context, "endpoints", "describe_vpc_endpoints", "VpcEndpoints", vpc)
     return [one for one in found if not one.get("State", "").lower().startswith("delet")]
 
 
-def _by_zone(subnets: list[Thing], shared: bool = False) -> dict[str, str]:
+def _subnets_by_zone(subnets: list[Resource], only_with_efs: bool = False) -> dict[str, str]:
     """By zone; only those with the file system if `shared`."""
     return {
         one["AvailabilityZone"]: str(one["SubnetId"])
         for one in sorted(subnets, key=lambda one: str(one["AvailabilityZone"]))
-        if not shared or tags.read(one).get(NO_FILES) is None
+        if not only_with_efs or tags.read_tags(one).get(NO_EFS_TAG) is None
     }
 
 
-def _names_hosts(work: Work, vpc: str) -> bool:
+def _has_dns_hostnames(context: StackContext, vpc: str) -> bool:
     words = {"VpcId": vpc, "Attribute": "enableDnsHostnames"}
-    said = call("host names in the network", work.account.ec2.describe_vpc_attribute, **words)
+    said = call("host names in the network", context.account.ec2.describe_vpc_attribute, **words)
     return bool(said["EnableDnsHostnames"]["Value"])
 
 
-def _joined(table: Thing) -> set[str]:
+def _associated_subnets(table: Resource) -> set[str]:
     return {one["SubnetId"] for one in table["Associations"] if one.get("SubnetId")}
 
 
-def _leads_out(table: Thing, gateways: list[str]) -> bool:
+def _has_internet_route(table: Resource, gateways: list[str]) -> bool:
     return any(
-        one.get("DestinationCidrBlock") == ANYWHERE and one.get("GatewayId") in gateways for one in table["Routes"]
+        one.get("DestinationCidrBlock") == ANY_IPV4 and one.get("GatewayId") in gateways for one in table["Routes"]
     )
 
 
-def _in_use(work: Work, vpc: str) -> bool:
-    return bool(_subnets(work, vpc))
+def _has_subnets(context: StackContext, vpc: str) -> bool:
+    return bool(_list_subnets(context, vpc))
 
 
-def _vpc(work: Work) -> str:
-    ec2 = work.account.ec2
+def _ensure_vpc(context: StackContext) -> str:
+    ec2 = context.account.ec2
 
     def make() -> None:
         try:
-            work.make(
-                "network (VPC)", ec2.create_vpc, CidrBlock=str(CIDR), TagSpecifications=work.specifications("vpc")
+            context.create(
+                "network (VPC)",
+                ec2.create_vpc,
+                CidrBlock=str(VPC_CIDR),
+                TagSpecifications=context.tag_specifications("vpc"),
             )
         except CloudError as error:
             if error.code != "VpcLimitExceeded":
                 raise
-            more = f"{VPC_QUOTA} --desired-value 10 --region {work.account.region}"
+            more = f"{RAISE_VPC_QUOTA_COMMAND} --desired-value 10 --region {context.account.region}"
             raise CloudError(f"the region has as many networks (VPC) as it may; type: {more}", error.code) from error
 
-    found = work.agree(
-        f"network {CIDR}", lambda: _vpcs(work), make,
-        lambda one: work.drop("network", ec2.delete_vpc, VpcId=one["VpcId"]),
-        id="VpcId", used=lambda one: _in_use(work, one["VpcId"]),
+    found = context.ensure_single(
+        f"network {VPC_CIDR}", lambda: _list_vpcs(context), make,
+        lambda one: context.delete("network", ec2.delete_vpc, VpcId=one["VpcId"]),
+        id_key="VpcId", is_used=lambda one: _has_subnets(context, one["VpcId"]),
     )  # fmt: skip
     return str(found["VpcId"])
 
 
-def _make_subnets(work: Work, vpc: str) -> list[Thing]:
-    there = _subnets(work, vpc)
-    new = [zone for zone in zones(work) if zone not in _by_zone(there)]
+def _ensure_subnets(context: StackContext, vpc: str) -> list[Resource]:
+    there = _list_subnets(context, vpc)
+    new = [zone for zone in list_zones(context) if zone not in _subnets_by_zone(there)]
     if not new:
         return there
-    work.say(f"making a subnet in each of {' '.join(new)}")
+    context.log(f"making a subnet in each of {' '.join(new)}")
     for zone in new:
-        words = {"VpcId": vpc, "AvailabilityZone": zone, "CidrBlock": SUBNETS[_number(zone)]}
-        specifications = work.specifications("subnet")
-        work.make(f"subnet in {zone}", work.account.ec2.create_subnet, TagSpecifications=specifications, **words)
+        words = {"VpcId": vpc, "AvailabilityZone": zone, "CidrBlock": SUBNET_CIDRS[_zone_index(zone)]}
+        specifications = context.tag_specifications("subnet")
+        context.create(
+            f"subnet in {zone}", context.account.ec2.create_subnet, TagSpecifications=specifications, **words
+        )
 
-    def all_seen() -> list[Thing]:
-        found = _subnets(work, vpc)
-        return found if _by_zone(found).keys() >= {*new} else []
+    def all_seen() -> list[Resource]:
+        found = _list_subnets(context, vpc)
+        return found if _subnets_by_zone(found).keys() >= {*new} else []
 
-    return until(all_seen, f"subnets of {vpc} were made, and AWS does not show them with our tag", SEEN_SECONDS)
+    return wait_for(
+        all_seen, f"subnets of {vpc} were made, and AWS does not show them with our tag", RESOURCE_VISIBILITY_SECONDS
+    )
 
 
-def _gateway(work: Work, vpc: str) -> str:
-    ec2 = work.account.ec2
-    words = {"TagSpecifications": work.specifications("internet-gateway")}
-    found = work.agree(
-        "internet gateway", lambda: _gateways(work, vpc),
-        lambda: work.make("internet gateway", ec2.create_internet_gateway, **words),
-        lambda one: work.drop(
+def _ensure_gateway(context: StackContext, vpc: str) -> str:
+    ec2 = context.account.ec2
+    words = {"TagSpecifications": context.tag_specifications("internet-gateway")}
+    found = context.ensure_single(
+        "internet gateway", lambda: _list_gateways(context, vpc),
+        lambda: context.create("internet gateway", ec2.create_internet_gateway, **words),
+        lambda one: context.delete(
             "internet gateway", ec2.delete_internet_gateway, InternetGatewayId=one["InternetGatewayId"]
         ),
-        id="InternetGatewayId", used=lambda one: bool(one["Attachments"]),
+        id_key="InternetGatewayId", is_used=lambda one: bool(one["Attachments"]),
     )  # fmt: skip
     gateway = str(found["InternetGatewayId"])
     if not found["Attachments"]:
-        work.make("way out", ec2.attach_internet_gateway, InternetGatewayId=gateway, VpcId=vpc)
+        context.create("way out", ec2.attach_internet_gateway, InternetGatewayId=gateway, VpcId=vpc)
     return gateway
 
 
-def _drop_gateway(work: Work, gateway: Thing) -> None:
-    ec2, id = work.account.ec2, gateway["InternetGatewayId"]
+def _delete_gateway(context: StackContext, gateway: Resource) -> None:
+    ec2, id = context.account.ec2, gateway["InternetGatewayId"]
     for at in gateway["Attachments"]:
-        work.drop("way out", ec2.detach_internet_gateway, InternetGatewayId=id, VpcId=at["VpcId"])
-    work.drop("internet gateway", ec2.delete_internet_gateway, InternetGatewayId=id)
+        context.delete("way out", ec2.detach_internet_gateway, InternetGatewayId=id, VpcId=at["VpcId"])
+    context.delete("internet gateway", ec2.delete_internet_gateway, InternetGatewayId=id)
 
 
-def _table(work: Work, vpc: str) -> Thing:
-    ec2 = work.account.ec2
-    words = {"VpcId": vpc, "TagSpecifications": work.specifications("route-table")}
-    return work.agree(
-        "route table", lambda: _tables(work, vpc),
-        lambda: work.make("route table", ec2.create_route_table, **words),
-        lambda one: work.drop("route table", ec2.delete_route_table, RouteTableId=one["RouteTableId"]),
-        id="RouteTableId", used=lambda one: bool(_joined(one)),
+def _ensure_route_table(context: StackContext, vpc: str) -> Resource:
+    ec2 = context.account.ec2
+    words = {"VpcId": vpc, "TagSpecifications": context.tag_specifications("route-table")}
+    return context.ensure_single(
+        "route table", lambda: _list_route_tables(context, vpc),
+        lambda: context.create("route table", ec2.create_route_table, **words),
+        lambda one: context.delete("route table", ec2.delete_route_table, RouteTableId=one["RouteTableId"]),
+        id_key="RouteTableId", is_used=lambda one: bool(_associated_subnets(one)),
     )  # fmt: skip
 
 
-def _route(work: Work, table: Thing, gateway: str, subnets: list[str]) -> None:
-    ec2, id = work.account.ec2, table["RouteTableId"]
-    if not _leads_out(table, [gateway]):
-        stale = any(one.get("DestinationCidrBlock") == ANYWHERE for one in table["Routes"])  # to a gateway that is gone
+def _ensure_routes(context: StackContext, table: Resource, gateway: str, subnets: list[str]) -> None:
+    ec2, id = context.account.ec2, table["RouteTableId"]
+    if not _has_internet_route(table, [gateway]):
+        stale = any(one.get("DestinationCidrBlock") == ANY_IPV4 for one in table["Routes"])  # to a gateway that is gone
         function = ec2.replace_route if stale else ec2.create_route
-        work.make("route", function, RouteTableId=id, DestinationCidrBlock=ANYWHERE, GatewayId=gateway)
+        context.create("route", function, RouteTableId=id, DestinationCidrBlock=ANY_IPV4, GatewayId=gateway)
     for subnet in subnets:
-        if subnet not in _joined(table):
-            work.make(f"route of {subnet}", ec2.associate_route_table, RouteTableId=id, SubnetId=subnet)
+        if subnet not in _associated_subnets(table):
+            context.create(f"route of {subnet}", ec2.associate_route_table, RouteTableId=id, SubnetId=subnet)
 
 
-def _endpoint(work: Work, vpc: str, table: str) -> None:
-    ec2, service = work.account.ec2, f"com.amazonaws.{work.account.region}.s3"
-    if not _endpoints(work, vpc):
-        work.make(
+def _ensure_s3_endpoint(context: StackContext, vpc: str, table: str) -> None:
+    ec2, service = context.account.ec2, f"com.amazonaws.{context.account.region}.s3"
+    if not _list_s3_endpoints(context, vpc):
+        context.create(
             "S3 gateway endpoint", ec2.create_vpc_endpoint, VpcId=vpc, VpcEndpointType="Gateway", ServiceName=service,
-            RouteTableIds=[table], TagSpecifications=work.specifications("vpc-endpoint"),
+            RouteTableIds=[table], TagSpecifications=context.tag_specifications("vpc-endpoint"),
         )  # fmt: skip
-    for spare in sorted(one["VpcEndpointId"] for one in _endpoints(work, vpc))[1:]:
-        work.drop("spare S3 endpoint", ec2.delete_vpc_endpoints, VpcEndpointIds=[spare])
+    for spare in sorted(one["VpcEndpointId"] for one in _list_s3_endpoints(context, vpc))[1:]:
+        context.delete("spare S3 endpoint", ec2.delete_vpc_endpoints, VpcEndpointIds=[spare])

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from cluster.agent import host_metrics
-from cluster.agent.host_metrics import Sampler
+from cluster.agent.host_metrics import HostSampler
 
 ROW = "0, 97, 61234, 64, 612.50"
 MEMORY = 61234 * 2**20 / 1e9
@@ -54,8 +54,8 @@ class Host:
         for file, count in counts.items():
             self.write(f"sys/class/infiniband/{name}/ports/1/{file.replace('__', '/')}", f"{count}\n")
 
-    def sampler(self) -> Sampler:
-        return Sampler(self.root, self.clock)
+    def sampler(self) -> HostSampler:
+        return HostSampler(self.root, self.clock)
 
 
 @pytest.fixture
@@ -136,7 +136,7 @@ def test_a_host_that_tells_nothing_lacks_the_keys(host: Host) -> None:
 
 
 def test_this_machine_is_sampled_within_a_few_milliseconds_of_its_processor(host: Host) -> None:
-    sampler = Sampler()
+    sampler = HostSampler()
     begun = time.process_time()
     for _ in range(100):
         said = sampler.sample()
@@ -167,16 +167,16 @@ class Smi:
     """A script called nvidia-smi, and samplers that find it; it notes its process and words each time it starts."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.clock, self.samplers = folder, Clock(), list[Sampler]()
+        self.folder, self.clock, self.samplers = folder, Clock(), list[HostSampler]()
 
-    def says(self, script: str, shell: str = "/bin/sh") -> Sampler:
+    def says(self, script: str, shell: str = "/bin/sh") -> HostSampler:
         program = self.folder / "nvidia-smi"
         program.write_text(f"#!{shell}\n{script}\n")
         program.chmod(0o755)
-        self.samplers.append(Sampler(self.folder / "root", self.clock))
+        self.samplers.append(HostSampler(self.folder / "root", self.clock))
         return self.samplers[-1]
 
-    def shell(self, script: str) -> Sampler:
+    def shell(self, script: str) -> HostSampler:
         return self.says(f'echo "$$ $*" >>{self.folder}/starts\n{script}')
 
     @property
@@ -238,7 +238,7 @@ def test_a_hung_nvidia_smi_holds_up_no_sample_and_is_replaced_after_a_while(smi:
         assert sampler.sample()["gpus"] == []
     assert time.monotonic() - begun < 5  # 0.01 here
     until((smi.folder / "once").exists)
-    smi.clock.now += host_metrics.SILENT + 1
+    smi.clock.now += host_metrics.HUNG_SECONDS + 1
     sampler.sample()
     until(lambda: gone(smi.pids[0]))
     until(lambda: sampler.sample() and sampler.gpus.process is None)
@@ -250,7 +250,7 @@ def test_a_hung_nvidia_smi_holds_up_no_sample_and_is_replaced_after_a_while(smi:
 def test_old_numbers_are_not_shown_for_new(smi: Smi) -> None:
     sampler = smi.shell(f'echo "{ROW}"; exec sleep 100')
     until(lambda: sampler.sample()["gpus"])
-    smi.clock.now += host_metrics.STALE - 1
+    smi.clock.now += host_metrics.STALE_SECONDS - 1
     assert sampler.sample()["gpus"]
     smi.clock.now += 2
     assert not sampler.sample()["gpus"]
@@ -273,7 +273,7 @@ def test_one_that_dies_is_started_again_after_longer_and_longer_pauses(smi: Smi)
 
 def test_the_pause_is_short_again_after_a_long_life(smi: Smi) -> None:
     sampler = smi.shell(f'echo "{ROW}"; exec sleep 100')
-    sampler.gpus.pause = 60.0
+    sampler.gpus.restart_delay = 60.0
     until(lambda: sampler.sample()["gpus"])
     smi.clock.now += 61
     os.kill(smi.pids[0], signal.SIGKILL)

@@ -8,21 +8,21 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.status_writer import Voice
-from cluster.state.heartbeats import Peers, Word
+from cluster.agent.status_writer import StatusWriter
+from cluster.state.heartbeats import PeerStatuses, MachineStatus
 
 Fixture = Any
-WORD = Word(id="1.b", phase="running", attempt=2, at=8)
+WORD = MachineStatus(id="1.b", phase="running", attempt=2, last_step=8)
 
 
 @pytest.fixture
-def speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Voice]:
+def speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StatusWriter]:
     """Make a voice of machine 1 that has a beat of so many seconds, and measures nothing."""
     monkeypatch.setattr("cluster.agent.status_writer.Sampler.sample", lambda _: {"cpu": 7})
     made = []
 
-    def make(beat: float = 3600.0) -> Voice:
-        made.append(Voice(tmp_path, "1", "now", beat))
+    def make(beat: float = 3600.0) -> StatusWriter:
+        made.append(StatusWriter(tmp_path, "1", "now", beat))
         return made[-1]
 
     return make
@@ -37,10 +37,10 @@ def log(folder: Path) -> list[dict[str, Any]]:
 
 
 def test_the_status_has_the_word_the_numbers_and_the_use_of_the_machine(
-    tmp_path: Path, speak: Callable[..., Voice]
+    tmp_path: Path, speak: Callable[..., StatusWriter]
 ) -> None:
     before = time.time()
-    speak().say(WORD, "training", images_per_second=5.0)
+    speak().write(WORD, "training", images_per_second=5.0)
     found = said(tmp_path)
     assert before <= found["time"] <= time.time()
     assert (found["id"], found["phase"], found["attempt"], found["at"], found["launch"]) == (
@@ -51,9 +51,9 @@ def test_the_status_has_the_word_the_numbers_and_the_use_of_the_machine(
         "now",
     )
     assert (found["state"], found["images_per_second"], found["use"]) == ("training", 5.0, {"cpu": 7})
-    peers = Peers(tmp_path, ["1"], "now")
-    peers.listen(0.0)
-    assert peers.words["1.b"].state == "training" and peers.words["1.b"].at == 8
+    peers = PeerStatuses(tmp_path, ["1"], "now")
+    peers.refresh(0.0)
+    assert peers.statuses["1.b"].state == "training" and peers.statuses["1.b"].last_step == 8
 
 
 @pytest.mark.parametrize(
@@ -61,36 +61,36 @@ def test_the_status_has_the_word_the_numbers_and_the_use_of_the_machine(
     [{"phase": "failed"}, {"attempt": 3}, {"leaving": "a notice"}, {"fault": "own"}],
     ids=["phase", "attempt", "leaving", "fault"],
 )
-def test_news_are_told_at_once(tmp_path: Path, speak: Callable[..., Voice], news: dict[str, Any]) -> None:
+def test_news_are_told_at_once(tmp_path: Path, speak: Callable[..., StatusWriter], news: dict[str, Any]) -> None:
     voice = speak()
-    voice.say(WORD, "training")
-    changed = Word(**{**vars(WORD), **news})
-    voice.say(changed, "training")
+    voice.write(WORD, "training")
+    changed = MachineStatus(**{**vars(WORD), **news})
+    voice.write(changed, "training")
     assert said(tmp_path).items() >= news.items()
 
 
-def test_numbers_come_with_the_beat(tmp_path: Path, speak: Callable[..., Voice], place: Fixture) -> None:
+def test_numbers_come_with_the_beat(tmp_path: Path, speak: Callable[..., StatusWriter], place: Fixture) -> None:
     voice = speak()
-    voice.say(WORD, "training", step=8)
-    voice.say(WORD, "training", step=9)
+    voice.write(WORD, "training", step=8)
+    voice.write(WORD, "training", step=9)
     assert said(tmp_path)["step"] == 8
-    voice.beat = 0.05
-    place.wait_for(lambda: voice.say(WORD, "training", step=10) or said(tmp_path)["step"] == 10, 5)
+    voice.heartbeat_seconds = 0.05
+    place.wait_for(lambda: voice.write(WORD, "training", step=10) or said(tmp_path)["step"] == 10, 5)
 
 
 def test_what_was_said_stays_said_but_a_reason_belongs_to_its_state(
-    tmp_path: Path, speak: Callable[..., Voice]
+    tmp_path: Path, speak: Callable[..., StatusWriter]
 ) -> None:
     voice = speak(beat=0.0)
-    voice.say(WORD, "failed", reason="why", pid=7)
-    voice.say(WORD, "starting")
+    voice.write(WORD, "failed", reason="why", pid=7)
+    voice.write(WORD, "starting")
     assert (said(tmp_path)["pid"], said(tmp_path)["reason"], voice.state, voice.reason) == (7, "", "starting", "")
 
 
-def test_each_change_of_state_is_a_line_with_its_time(tmp_path: Path, speak: Callable[..., Voice]) -> None:
+def test_each_change_of_state_is_a_line_with_its_time(tmp_path: Path, speak: Callable[..., StatusWriter]) -> None:
     voice = speak(beat=0.0)
     for state, reason in (("setup", ""), ("training", ""), ("training", ""), ("failed", "why")):
-        voice.say(WORD if state != "setup" else Word(id="1.b"), state, reason)
+        voice.write(WORD if state != "setup" else MachineStatus(id="1.b"), state, reason)
     lines = log(tmp_path)
     assert [one["state"] for one in lines] == ["setup", "training", "failed"]
     assert [one.get("reason") for one in lines] == [None, None, "why"]
@@ -99,26 +99,26 @@ def test_each_change_of_state_is_a_line_with_its_time(tmp_path: Path, speak: Cal
 
 
 def test_an_agent_that_could_not_say_so_is_noted_as_gone_since_its_last_beat(
-    tmp_path: Path, speak: Callable[..., Voice]
+    tmp_path: Path, speak: Callable[..., StatusWriter]
 ) -> None:
     voice = speak()
     assert not (tmp_path / "logs/agent-1.jsonl").exists()
-    voice.say(WORD, "training")
+    voice.write(WORD, "training")
     last = said(tmp_path)["time"]
     speak()
     assert log(tmp_path)[-1] == {"time": last, "attempt": 2, "state": "gone"}
 
 
-def test_one_that_said_its_end_is_not_noted_again(tmp_path: Path, speak: Callable[..., Voice]) -> None:
-    speak().say(WORD, "done", ended=True)
+def test_one_that_said_its_end_is_not_noted_again(tmp_path: Path, speak: Callable[..., StatusWriter]) -> None:
+    speak().write(WORD, "done", ended=True)
     speak()
     assert [one["state"] for one in log(tmp_path)] == ["done"]
 
 
-def test_a_shorter_status_leaves_nothing_of_a_longer_one(tmp_path: Path, speak: Callable[..., Voice]) -> None:
+def test_a_shorter_status_leaves_nothing_of_a_longer_one(tmp_path: Path, speak: Callable[..., StatusWriter]) -> None:
     voice = speak(beat=0.0)
-    voice.say(WORD, "failed", reason="x" * 2000)
-    voice.say(WORD, "starting")
+    voice.write(WORD, "failed", reason="x" * 2000)
+    voice.write(WORD, "starting")
     assert said(tmp_path)["state"] == "starting" and len((tmp_path / "status/1.json").read_text()) < 1000
 
 
@@ -127,10 +127,10 @@ def test_on_a_full_disk_the_status_in_place_is_still_rewritten(
 ) -> None:
     monkeypatch.setattr("cluster.agent.status_writer.Sampler.sample", lambda _: {"cpu": 7})
     (full_disk / "filling").unlink()
-    voice = Voice(full_disk, "1", "now", 0.0)
-    voice.say(WORD, "training", step=8)
+    voice = StatusWriter(full_disk, "1", "now", 0.0)
+    voice.write(WORD, "training", step=8)
     with (full_disk / "filling").open("wb", 0) as file, pytest.raises(OSError):
         while file.write(bytes(4096)):
             pass
-    voice.say(WORD, "training", step=9)
+    voice.write(WORD, "training", step=9)
     assert said(full_disk)["step"] == 9

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from cluster.agent import trainers
-from cluster.agent.trainers import Ending, Trainers
+from cluster.agent.trainers import TrainerExit, Trainers
 from cluster.state.attempts import Attempt
 from train.tools import process
 
@@ -63,8 +63,8 @@ def team(hand_made: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     yield make
     process._LIBC.prctl(process._PR_SET_CHILD_SUBREAPER, 0)
     for one in made:
-        one.stop(everything=True)
-        assert all(child.poll() is not None for child in (*one.running, *one.standby))
+        one.stop(include_standby=True)
+        assert all(child.poll() is not None for child in (*one.processes, *one.standby_processes))
 
 
 def attempt(number: int = 1, **more: Any) -> Attempt:
@@ -87,8 +87,8 @@ def gone(pid: str) -> bool:
         return True
 
 
-def end_of(team: Trainers) -> Ending:
-    return wait_for(lambda: team.ending(team.codes()))
+def end_of(team: Trainers) -> TrainerExit:
+    return wait_for(lambda: team.collect_exit(team.exit_codes()))
 
 
 TELL = "(out / f'told-{rank}').write_text(json.dumps([argv, dict(os.environ), os.getpid()])); until(lambda: False)"
@@ -188,7 +188,7 @@ def test_asked_they_save_and_end(team: Fixture) -> None:
     one.start(attempt(), 0)
     assert one.ending(one.codes()) is None
     one.ask()
-    assert end_of(one) == Ending("saved")
+    assert end_of(one) == TrainerExit("saved")
     one.stop()
     one.start(attempt(2), 0)
     assert not (one.folder / "ask").exists() and one.codes() == [None, None]
@@ -197,17 +197,17 @@ def test_asked_they_save_and_end(team: Fixture) -> None:
 @pytest.mark.parametrize(
     "text, ending",
     [
-        ("if rank == 3: os.kill(os.getpid(), 9)", Ending("failed", "the trainer of rank 3 was killed by SIGKILL", "own")),  # noqa: E501
-        ("if rank == 2: os.abort()", Ending("failed", "the trainer of rank 2 was killed by SIGABRT", "")),
-        ("if rank == 3: sys.exit(5)", Ending("failed", "the trainer of rank 3 ended with code 5 and no result", "own")),
-        ("sys.exit(0)", Ending("failed", "the trainer of rank 2 ended with code 0 and no result", "own")),
-        ("if rank == 3: report.fail('a bug'); sys.exit(1)", Ending("failed", "a bug", "own")),
-        ("if rank == 3: report.fail('no data', 'final'); sys.exit(1)", Ending("failed", "no data", "final")),
-        ("if rank == 3: report.fail('gloo: closed', 'peer'); sys.exit(1)", Ending("failed", "gloo: closed", "")),
+        ("if rank == 3: os.kill(os.getpid(), 9)", TrainerExit("failed", "the trainer of rank 3 was killed by SIGKILL", "own")),  # noqa: E501
+        ("if rank == 2: os.abort()", TrainerExit("failed", "the trainer of rank 2 was killed by SIGABRT", "")),
+        ("if rank == 3: sys.exit(5)", TrainerExit("failed", "the trainer of rank 3 ended with code 5 and no result", "own")),
+        ("sys.exit(0)", TrainerExit("failed", "the trainer of rank 2 ended with code 0 and no result", "own")),
+        ("if rank == 3: report.fail('a bug'); sys.exit(1)", TrainerExit("failed", "a bug", "own")),
+        ("if rank == 3: report.fail('no data', 'final'); sys.exit(1)", TrainerExit("failed", "no data", "final")),
+        ("if rank == 3: report.fail('gloo: closed', 'peer'); sys.exit(1)", TrainerExit("failed", "gloo: closed", "")),
     ],
     ids=["SIGKILL", "SIGABRT", "a code", "no result", "own", "final", "peer"],
 )  # fmt: skip
-def test_an_end_tells_why_and_whose_fault_it_was(team: Fixture, text: str, ending: Ending) -> None:
+def test_an_end_tells_why_and_whose_fault_it_was(team: Fixture, text: str, ending: TrainerExit) -> None:
     one = team(f"{text}\nuntil(lambda: False)", procs=2)
     one.start(attempt(), 1)
     assert end_of(one) == ending
@@ -217,7 +217,7 @@ def test_the_word_of_the_one_at_fault_counts_before_those_of_its_peers(team: Fix
     late = "until((report.folder / 'failed-0.json').exists); report.fail('the reason', 'own'); sys.exit(1)"
     one = team(f"if rank: {late}\nreport.fail('Connection closed by peer', 'peer'); sys.exit(1)", procs=2)
     one.start(attempt(), 0)
-    assert end_of(one) == Ending("failed", "the reason", "own")
+    assert end_of(one) == TrainerExit("failed", "the reason", "own")
 
 
 def test_a_kill_counts_before_what_its_peers_say(team: Fixture) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.watchdog import GRACE, METADATA_SECONDS, SPOT_SECONDS, Guard
-from train.tools.filesystem import as_json, replace
+from cluster.agent.watchdog import SAVE_GRACE_SECONDS, METADATA_POLL_SECONDS, SPOT_NOTICE_SECONDS, Watchdog
+from train.tools.filesystem import to_json_bytes, write_atomic
 
 Fixture = Any
 ROOT = Path(__file__).resolve().parents[3]
@@ -76,14 +76,14 @@ def guard(
     metadata: str = "",
     kill: Callable[[], None] | None = None,
     elapsed: float = 0.0,
-) -> Guard:
-    return Guard(work, hours, elapsed, metadata, kill or (lambda: pytest.fail("killed")))
+) -> Watchdog:
+    return Watchdog(work, hours, elapsed, metadata, kill or (lambda: pytest.fail("killed")))
 
 
-def look(one: Guard, now: float) -> None:
+def look(one: Watchdog, now: float) -> None:
     """As its thread does."""
     with contextlib.suppress(Exception):
-        one.look(now)
+        one.poll_once(now)
 
 
 # --- the metadata service -------------------------------------------------------------------------------------------
@@ -91,66 +91,70 @@ def look(one: Guard, now: float) -> None:
 
 def test_while_the_service_knows_nothing_there_is_no_reason_to_leave(tmp_path: Path, service: Any) -> None:
     one = guard(tmp_path, metadata=service.address)
-    one.look(one.begun)
-    assert (one.leaving, one.limit, one.hurry()) == ("", "", False) and one.seconds_left() == float("inf")
+    one.poll_once(one.start_time)
+    assert (one.leave_reason, one.limit_reason, one.is_deadline_near()) == (
+        "",
+        "",
+        False,
+    ) and one.seconds_left() == float("inf")
     assert service.asked == [SPOT, REBALANCE] and len(service.tokens) == 1
 
 
 def test_a_spot_notice_is_two_minutes_ahead(tmp_path: Path, service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     service.says[SPOT] = json.dumps({"action": "terminate", "time": "2026-01-02T03:04:05Z"})
     one = guard(tmp_path, metadata=service.address)
-    one.look(one.begun)
-    assert one.leaving == "spot/instance-action: terminate at 2026-01-02T03:04:05Z"
-    assert SPOT_SECONDS - 5 < one.seconds_left() <= SPOT_SECONDS and not one.hurry()
-    monkeypatch.setattr("cluster.agent.watchdog.time.monotonic", lambda: one.told + 16)
-    assert one.hurry()
+    one.poll_once(one.start_time)
+    assert one.leave_reason == "spot/instance-action: terminate at 2026-01-02T03:04:05Z"
+    assert SPOT_NOTICE_SECONDS - 5 < one.seconds_left() <= SPOT_NOTICE_SECONDS and not one.is_deadline_near()
+    monkeypatch.setattr("cluster.agent.watchdog.time.monotonic", lambda: one.notice_time + 16)
+    assert one.is_deadline_near()
 
 
 def test_a_rebalance_recommendation_is_a_notice_too(tmp_path: Path, service: Any) -> None:
     service.says[REBALANCE] = json.dumps({"noticeTime": "2026-01-02T03:04:05Z"})
     one = guard(tmp_path, metadata=service.address)
-    one.look(one.begun)
-    assert one.leaving == "events/recommendations/rebalance: rebalance at 2026-01-02T03:04:05Z"
+    one.poll_once(one.start_time)
+    assert one.leave_reason == "events/recommendations/rebalance: rebalance at 2026-01-02T03:04:05Z"
 
 
 def test_it_is_asked_every_two_seconds_and_not_after_a_notice(tmp_path: Path, service: Any) -> None:
     one = guard(tmp_path, metadata=service.address)
-    for after in (0.0, 0.5, METADATA_SECONDS - 0.1, METADATA_SECONDS + 0.1, METADATA_SECONDS + 0.5):
-        one.look(one.begun + after)
+    for after in (0.0, 0.5, METADATA_POLL_SECONDS - 0.1, METADATA_POLL_SECONDS + 0.1, METADATA_POLL_SECONDS + 0.5):
+        one.poll_once(one.start_time + after)
     assert service.asked == 2 * [SPOT, REBALANCE] and len(service.tokens) == 1
     service.says[SPOT] = json.dumps({"action": "stop", "time": "now"})
     for round_ in range(2, 6):
-        one.look(one.begun + round_ * 3)
+        one.poll_once(one.start_time + round_ * 3)
     assert service.asked == [*2 * [SPOT, REBALANCE], SPOT]
 
 
 def test_a_token_that_has_expired_is_asked_for_again(tmp_path: Path, service: Any) -> None:
     one = guard(tmp_path, metadata=service.address)
-    one.look(one.begun)
+    one.poll_once(one.start_time)
     service.tokens.append("of another time")
     service.says[SPOT] = json.dumps({"action": "stop", "time": "now"})
-    one.look(one.begun + 3)
-    assert one.leaving == ""
-    one.look(one.begun + 6)
-    assert one.leaving == "spot/instance-action: stop at now"
+    one.poll_once(one.start_time + 3)
+    assert one.leave_reason == ""
+    one.poll_once(one.start_time + 6)
+    assert one.leave_reason == "spot/instance-action: stop at now"
 
 
 def test_a_service_that_is_down_is_no_notice_and_is_asked_again(tmp_path: Path, service: Any) -> None:
     one = guard(tmp_path, metadata="http://127.0.0.1:9")
-    one.look(one.begun)
-    assert one.leaving == ""
-    one.metadata = service.address.rstrip("/")
+    one.poll_once(one.start_time)
+    assert one.leave_reason == ""
+    one.metadata_address = service.address.rstrip("/")
     service.says[SPOT] = json.dumps({"action": "stop", "time": "now"})
-    one.look(one.begun + 3)
-    assert one.leaving
+    one.poll_once(one.start_time + 3)
+    assert one.leave_reason
 
 
 @pytest.mark.parametrize("text", ["<html>", "[]", "7", "null", '"soon"'])
 def test_an_answer_that_is_no_notice_is_none_and_ends_nothing(tmp_path: Path, service: Any, text: str) -> None:
     service.says[SPOT] = text
     one = guard(tmp_path, metadata=service.address)
-    look(one, one.begun)
-    assert one.leaving == ""
+    look(one, one.start_time)
+    assert one.leave_reason == ""
 
 
 @pytest.mark.parametrize(
@@ -159,16 +163,16 @@ def test_an_answer_that_is_no_notice_is_none_and_ends_nothing(tmp_path: Path, se
 def test_a_service_that_does_not_speak_http_ends_nothing(tmp_path: Path, service: Any, raw: bytes) -> None:
     service.garbage = raw
     one = guard(tmp_path, metadata=service.address)
-    look(one, one.begun)
-    assert one.leaving == ""
+    look(one, one.start_time)
+    assert one.leave_reason == ""
 
 
 def test_a_proxy_of_the_environment_is_not_asked(tmp_path: Path, service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     service.says[SPOT] = json.dumps({"action": "stop", "time": "now"})
     one = guard(tmp_path, metadata=service.address)
-    one.look(one.begun)
-    assert one.leaving
+    one.poll_once(one.start_time)
+    assert one.leave_reason
 
 
 # --- the notice file ------------------------------------------------------------------------------------------------
@@ -176,19 +180,19 @@ def test_a_proxy_of_the_environment_is_not_asked(tmp_path: Path, service: Any, m
 
 def test_a_notice_file_says_why_and_how_long(tmp_path: Path) -> None:
     one = guard(tmp_path)
-    replace(tmp_path / "notice", as_json({"reason": "a rehearsal", "seconds": 300}))
-    one.look(one.begun)
-    assert one.leaving == "a rehearsal" and 295 < one.seconds_left() <= 300
-    replace(tmp_path / "notice", as_json({"reason": "another", "seconds": 1}))
-    one.look(one.begun + 1)
-    assert one.leaving == "a rehearsal", "the first one counts"
+    write_atomic(tmp_path / "notice", to_json_bytes({"reason": "a rehearsal", "seconds": 300}))
+    one.poll_once(one.start_time)
+    assert one.leave_reason == "a rehearsal" and 295 < one.seconds_left() <= 300
+    write_atomic(tmp_path / "notice", to_json_bytes({"reason": "another", "seconds": 1}))
+    one.poll_once(one.start_time + 1)
+    assert one.leave_reason == "a rehearsal", "the first one counts"
 
 
 def test_a_notice_for_whoever_was_here_before_is_forgotten(tmp_path: Path) -> None:
     (tmp_path / "notice").write_text("{}")
     one = guard(tmp_path)
-    one.look(one.begun)
-    assert one.leaving == "" and not (tmp_path / "notice").exists()
+    one.poll_once(one.start_time)
+    assert one.leave_reason == "" and not (tmp_path / "notice").exists()
 
 
 @pytest.mark.parametrize(
@@ -197,8 +201,11 @@ def test_a_notice_for_whoever_was_here_before_is_forgotten(tmp_path: Path) -> No
 def test_a_notice_that_says_little_is_one_all_the_same(tmp_path: Path, text: str) -> None:
     one = guard(tmp_path)
     (tmp_path / "notice").write_text(text)
-    look(one, one.begun)
-    assert one.leaving == "this machine will be taken away" and GRACE - 5 < one.seconds_left() <= GRACE
+    look(one, one.start_time)
+    assert (
+        one.leave_reason == "this machine will be taken away"
+        and SAVE_GRACE_SECONDS - 5 < one.seconds_left() <= SAVE_GRACE_SECONDS
+    )
 
 
 # --- the limit ------------------------------------------------------------------------------------------------------
@@ -207,23 +214,23 @@ def test_a_notice_that_says_little_is_one_all_the_same(tmp_path: Path, text: str
 def test_the_limit_is_told_first_and_kills_when_nobody_hears(tmp_path: Path) -> None:
     killed: list[int] = []
     one = guard(tmp_path, hours=1.0, kill=lambda: killed.append(1))
-    one.look(one.begun + 3599)
-    assert one.limit == ""
-    one.look(one.begun + 3601)
-    assert "1 hours (--max-hours)" in one.limit and not killed
-    one.look(one.begun + 3601 + 2 * GRACE - 1)
+    one.poll_once(one.start_time + 3599)
+    assert one.limit_reason == ""
+    one.poll_once(one.start_time + 3601)
+    assert "1 hours (--max-hours)" in one.limit_reason and not killed
+    one.poll_once(one.start_time + 3601 + 2 * SAVE_GRACE_SECONDS - 1)
     assert not killed
-    one.look(one.begun + 3601 + 2 * GRACE + 1)
+    one.poll_once(one.start_time + 3601 + 2 * SAVE_GRACE_SECONDS + 1)
     assert killed == [1]
 
 
 def test_the_time_before_this_agent_counts_too(tmp_path: Path) -> None:
     one = guard(tmp_path, hours=1.0, elapsed=3000)
     now = time.monotonic()
-    one.look(now + 590)
-    assert one.limit == ""
-    one.look(now + 610)
-    assert one.limit == "the limit of 1 hours (--max-hours) was reached"
+    one.poll_once(now + 590)
+    assert one.limit_reason == ""
+    one.poll_once(now + 610)
+    assert one.limit_reason == "the limit of 1 hours (--max-hours) was reached"
 
 
 def test_a_strange_notice_or_service_does_not_disarm_the_limit(tmp_path: Path, service: Any) -> None:
@@ -231,22 +238,22 @@ def test_a_strange_notice_or_service_does_not_disarm_the_limit(tmp_path: Path, s
     service.says[SPOT] = "[]"
     one = guard(tmp_path, hours=1.0, metadata=service.address, kill=lambda: killed.append(1))
     (tmp_path / "notice").write_text("[1]")
-    for after in (3601, 3601 + 2 * GRACE + 1, 3602 + 2 * GRACE + 1):
-        look(one, one.begun + after)
-    assert one.limit and killed
+    for after in (3601, 3601 + 2 * SAVE_GRACE_SECONDS + 1, 3602 + 2 * SAVE_GRACE_SECONDS + 1):
+        look(one, one.start_time + after)
+    assert one.limit_reason and killed
 
 
 def test_an_agent_that_has_ended_in_time_is_not_killed(tmp_path: Path) -> None:
     one = guard(tmp_path, hours=1.0)
-    one.look(one.begun + 3601)
-    one.over = True
-    one.look(one.begun + 9999)
+    one.poll_once(one.start_time + 3601)
+    one.is_stopped = True
+    one.poll_once(one.start_time + 9999)
 
 
 def test_without_a_limit_there_is_none(tmp_path: Path) -> None:
     one = guard(tmp_path)
-    one.look(one.begun + 1e9)
-    assert one.limit == ""
+    one.poll_once(one.start_time + 1e9)
+    assert one.limit_reason == ""
 
 
 # --- signals, and the thread, in a process of its own ---------------------------------------------------------------
@@ -317,7 +324,7 @@ def test_ctrl_c_in_an_attached_window_ends_no_rented_machine(tmp_path: Path, pla
 
 def test_a_notice_is_heard_while_the_main_thread_is_blocked(tmp_path: Path, place: Fixture, hanging: Fixture) -> None:
     hanging()
-    replace(tmp_path / "notice", as_json({"reason": "a rehearsal"}))
+    write_atomic(tmp_path / "notice", to_json_bytes({"reason": "a rehearsal"}))
     assert place.wait_for(lambda: read(tmp_path / "leaving"), 10) == "a rehearsal"
 
 

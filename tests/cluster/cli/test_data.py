@@ -12,10 +12,10 @@ Fixture = Any
 @pytest.fixture(scope="session")
 def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Ten and ten drawn images. Not to be changed."""
-    from train.data.packing.synthetic import draw_set
+    from train.data.packing.synthetic import draw_sample_set
 
     folder = tmp_path_factory.mktemp("few") / "set"
-    draw_set(folder, train=10, val=10)
+    draw_sample_set(folder, train=10, val=10)
     return folder
 
 

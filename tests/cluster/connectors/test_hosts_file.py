@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
-from cluster.errors import USAGE, BadInput
+from cluster.errors import EXIT_USAGE, BadInput
 
 WHOLE = """\
 shared = "/mnt/shared/imgnet"
@@ -116,7 +116,9 @@ def test_what_is_wrong_is_one_line_with_the_file_the_key_and_what_to_write(
     with pytest.raises(BadInput) as caught:
         read(tmp_path, text)
     line = str(caught.value)
-    assert line.startswith(f"{tmp_path}/hosts.toml: {said}") and "\n" not in line and caught.value.code == USAGE
+    assert (
+        line.startswith(f"{tmp_path}/hosts.toml: {said}") and "\n" not in line and caught.value.exit_code == EXIT_USAGE
+    )
 
 
 def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from cluster.connectors.local import CommandFailed, Machine, gpu_count, python
+from cluster.connectors.local import CommandFailed, Connector, visible_gpu_count, module_command
 
 Fixture = Any
-HERE = Machine()
+HERE = Connector()
 TELL = "import os, sys; sys.stdout.buffer.write(b'\\0'.join(map(os.fsencode, sys.argv[1:])))"
 
 
@@ -119,7 +119,7 @@ def test_a_file_is_read_from_an_offset(tmp_path: Path, offset: int, limit: int, 
 
 def test_what_is_not_there_is_nothing_to_read(tmp_path: Path) -> None:
     assert HERE.read_from(str(tmp_path / "a"), 0) == b""
-    assert HERE.files(str(tmp_path / "folder")) == {}
+    assert HERE.list_files(str(tmp_path / "folder")) == {}
 
 
 def test_files_are_listed_with_their_sizes(tmp_path: Path) -> None:
@@ -128,7 +128,7 @@ def test_files_are_listed_with_their_sizes(tmp_path: Path) -> None:
         (tmp_path / name).write_text(name)
     (tmp_path / ".hidden").touch()
     (tmp_path / "to nowhere").symlink_to("nothing")
-    assert HERE.files(str(tmp_path)) == {"a": 1, "folder/b c": 10, "folder/deep/\n": 13}
+    assert HERE.list_files(str(tmp_path)) == {"a": 1, "folder/b c": 10, "folder/deep/\n": 13}
 
 
 def test_files_can_be_listed_while_they_are_replaced_and_removed(
@@ -140,7 +140,7 @@ def test_files_can_be_listed_while_they_are_replaced_and_removed(
         deadline = time.monotonic() + 0.5
         while time.monotonic() < deadline:
             if number:
-                assert HERE.files(str(tmp_path)).get("stays") == 4
+                assert HERE.list_files(str(tmp_path)).get("stays") == 4
             else:
                 folder = tmp_path / "folder"
                 folder.mkdir()
@@ -158,11 +158,11 @@ def test_our_modules_are_found_from_any_folder_whatever_lies_there(tmp_path: Pat
     for name in ("train", "cluster", "json"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "__init__.py").write_text("raise SystemExit('the wrong one')")
-    ran = subprocess.run(python("cluster", "--version"), cwd=tmp_path, capture_output=True, text=True)
+    ran = subprocess.run(module_command("cluster", "--version"), cwd=tmp_path, capture_output=True, text=True)
     assert ran.returncode == 0 and ran.stdout.startswith("imgnet-cluster"), ran
 
 
 @pytest.mark.parametrize("visible, count", [("", 0), ("-1", 0), ("0", 1), ("0,1, 2", 3), ("GPU-1,GPU-2", 2)])
 def test_gpus_are_those_that_this_process_may_see(monkeypatch: pytest.MonkeyPatch, visible: str, count: int) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
-    assert gpu_count() == count
+    assert visible_gpu_count() == count

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from cluster.connectors.local import Machine
-from cluster.connectors.log_sync import Courier, bring_home
+from cluster.connectors.local import Connector
+from cluster.connectors.log_sync import LogShipper, pull_logs
 
 Fixture = Any
 
@@ -45,15 +45,15 @@ def test_events_metrics_and_logs_come_home_and_nothing_else(there: Path, home: P
     for name in [*wanted, "checkpoints/000001/step-1.pt", "logs/.temp", "result.json"]:
         (there / name).parent.mkdir(parents=True, exist_ok=True)
         (there / name).write_bytes(b"" if name == "logs/empty" else os.urandom(100))
-    assert bring_home(Machine(), str(there), home) == 400
+    assert pull_logs(Connector(), str(there), home) == 400
     found = {str(one.relative_to(home)) for one in home.rglob("*") if one.is_file() and one.name[0] != "."}
     assert found == set(wanted)
     assert all((home / name).read_bytes() == (there / name).read_bytes() for name in wanted)
-    assert bring_home(Machine(), str(there), home) == 0
+    assert pull_logs(Connector(), str(there), home) == 0
 
 
 def test_before_anything_was_written_nothing_comes_home(there: Path, home: Path) -> None:
-    assert bring_home(Machine(), str(there / "not there"), home) == 0
+    assert pull_logs(Connector(), str(there / "not there"), home) == 0
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -61,13 +61,13 @@ def test_a_growing_file_is_brought_byte_by_byte_over_any_number_of_restarts(ther
     rng, brought = random.Random(seed), 0
     for _ in range(50):
         grow(there / "logs/a", rng.randbytes(rng.choice([0, 1, 100, 5000])))
-        brought += sum(bring_home(Machine(), str(there), home) for _ in range(rng.randint(0, 2)))
-    brought += bring_home(Machine(), str(there), home)
+        brought += sum(pull_logs(Connector(), str(there), home) for _ in range(rng.randint(0, 2)))
+    brought += pull_logs(Connector(), str(there), home)
     assert (home / "logs/a").read_bytes() == (there / "logs/a").read_bytes()
     assert brought == (there / "logs/a").stat().st_size
 
 
-class Growing(Machine):
+class Growing(Connector):
     """A machine on which a file grows just when it is read, and gives a little at a time."""
 
     def read_from(self, path: str, offset: int, limit: int = 7) -> bytes:
@@ -77,8 +77,8 @@ class Growing(Machine):
 
 def test_what_is_written_while_it_is_read_is_neither_lost_nor_brought_twice(there: Path, home: Path) -> None:
     grow(there / "logs/a", b"0123456789" * 10)
-    assert bring_home(Growing(), str(there), home) >= 100
-    bring_home(Machine(), str(there), home)
+    assert pull_logs(Growing(), str(there), home) >= 100
+    pull_logs(Connector(), str(there), home)
     assert (home / "logs/a").read_bytes() == (there / "logs/a").read_bytes()
 
 
@@ -95,8 +95,8 @@ def test_several_followers_of_a_file_that_grows_bring_each_line_once(
             return 0
         brought = 0
         while not (there / "over").exists():
-            brought += bring_home(Machine(), str(there), home)
-        return brought + bring_home(Machine(), str(there), home)
+            brought += pull_logs(Connector(), str(there), home)
+        return brought + pull_logs(Connector(), str(there), home)
 
     assert sum(crowd(4, one)) == len(b"".join(lines))
     assert (home / "logs/a").read_bytes() == b"".join(lines)
@@ -126,7 +126,7 @@ def test_a_follower_killed_in_the_middle_is_gone_on_from(there: Path, home: Path
         one.kill()
         assert one.wait() == -9
         assert target.stat().st_size < 30_000_000
-    bring_home(Machine(), str(there), home)
+    pull_logs(Connector(), str(there), home)
     assert target.read_bytes() == (there / "logs/a").read_bytes()
 
 
@@ -135,10 +135,10 @@ def test_a_full_disk_at_home_stops_it_and_room_lets_it_go_on(there: Path, small_
     grow(there / "logs/a", content)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
-            bring_home(Machine(), str(there), small_disk)
+            pull_logs(Connector(), str(there), small_disk)
         assert content.startswith((small_disk / "logs/a").read_bytes())
     subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
-    bring_home(Machine(), str(there), small_disk)
+    pull_logs(Connector(), str(there), small_disk)
     assert (small_disk / "logs/a").read_bytes() == content
 
 
@@ -157,21 +157,21 @@ def test_a_courier_brings_what_trainers_write_and_nothing_else(work: Path, there
     for name in ("metrics/000001.jsonl", "events/e.1", "ids/000001-rank-0.jsonl", "progress.json", "000001/ask"):
         (work / name).parent.mkdir(parents=True, exist_ok=True)
         grow(work / name, b"12345")
-    courier = Courier(work, there)
-    assert courier.bring() == 4 + 15 and courier.bring() == 0
+    courier = LogShipper(work, there)
+    assert courier.ship_new_bytes() == 4 + 15 and courier.ship_new_bytes() == 0
     found = {str(one.relative_to(there)) for one in there.rglob("*") if one.is_file()}
     assert found == {"logs/000001/rank-0.log", "metrics/000001.jsonl", "events/e.1", "ids/000001-rank-0.jsonl"}
     grow(work / "logs/000001/rank-0.log", b"two\n")
-    assert courier.bring() == 4 and (there / "logs/000001/rank-0.log").read_bytes() == b"one\ntwo\n"
+    assert courier.ship_new_bytes() == 4 and (there / "logs/000001/rank-0.log").read_bytes() == b"one\ntwo\n"
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_each_byte_is_brought_once_whoever_is_the_courier(work: Path, there: Path, seed: int) -> None:
-    rng, courier = random.Random(seed), Courier(work, there)
+    rng, courier = random.Random(seed), LogShipper(work, there)
     for _ in range(60):
         grow(work / "logs/000001/rank-0.log", rng.randbytes(rng.choice([0, 1, 100, 5000])))
-        courier = rng.choice([courier, courier, Courier(work, there)])  # a new agent knows of nothing
-        courier.bring()
+        courier = rng.choice([courier, courier, LogShipper(work, there)])  # a new agent knows of nothing
+        courier.ship_new_bytes()
     assert (there / "logs/000001/rank-0.log").read_bytes() == (work / "logs/000001/rank-0.log").read_bytes()
 
 
@@ -179,19 +179,19 @@ def test_two_machines_bring_their_own_files_into_one_folder(tmp_path: Path, ther
     for rank in (0, 1):
         (tmp_path / f"{rank}/logs/000001").mkdir(parents=True)
         grow(tmp_path / f"{rank}/logs/000001/rank-{rank}.log", b"x" * (rank + 1))
-    couriers = [Courier(tmp_path / str(rank), there) for rank in (0, 1)]
-    assert [one.bring() for one in couriers] == [1, 2] and [one.bring() for one in couriers] == [0, 0]
+    couriers = [LogShipper(tmp_path / str(rank), there) for rank in (0, 1)]
+    assert [one.ship_new_bytes() for one in couriers] == [1, 2] and [one.ship_new_bytes() for one in couriers] == [0, 0]
     assert [(there / f"logs/000001/rank-{rank}.log").stat().st_size for rank in (0, 1)] == [1, 2]
 
 
 def test_a_write_that_a_full_disk_cut_is_gone_on_from(work: Path, small_disk: Path) -> None:
     content = os.urandom(1_000_000)
     grow(work / "logs/000001/rank-0.log", content)
-    target, courier = small_disk / "logs/000001/rank-0.log", Courier(work, small_disk)
+    target, courier = small_disk / "logs/000001/rank-0.log", LogShipper(work, small_disk)
     for _ in range(2):
         with pytest.raises(OSError, match="No space left"):
-            courier.bring()
+            courier.ship_new_bytes()
         assert 0 < target.stat().st_size < 1_000_000 and content.startswith(target.read_bytes())
     subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
-    courier.bring()
+    courier.ship_new_bytes()
     assert target.read_bytes() == content

@@ -20,9 +20,9 @@ from support.ssh_machines import Testbed, testbed
 from cluster.connectors import ssh as module
 from cluster.connectors import ssh_scripts as sh
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
-from cluster.connectors.local import CommandFailed, Machine
-from cluster.connectors.ssh import Refused, Remote, Unreachable
-from cluster.connectors.ssh_config import ssh_config, terminal
+from cluster.connectors.local import CommandFailed, Connector
+from cluster.connectors.ssh import SSHRefused, SSHConnector, Unreachable
+from cluster.connectors.ssh_config import write_ssh_config, openssh_argv
 from cluster.errors import ClusterError
 
 __all__ = ["testbed"]  # the fixture
@@ -95,16 +95,16 @@ def host(bed: Testbed, number: int = 0, **changes: Any) -> Host:
 
 
 @pytest.fixture
-def machine(beds: Testbed) -> Iterator[Remote]:
-    with Remote(host(beds), "machine 0 (here)", patience=5) as one:
+def machine(beds: Testbed) -> Iterator[SSHConnector]:
+    with SSHConnector(host(beds), "machine 0 (here)", reconnect_seconds=5) as one:
         yield one
 
 
 @pytest.fixture
-def own(testbed: Callable[..., Testbed]) -> Iterator[tuple[Any, Remote]]:
+def own(testbed: Callable[..., Testbed]) -> Iterator[tuple[Any, SSHConnector]]:
     """One machine of this test's own, and the way to it."""
     bed = testbed(1)
-    with Remote(host(bed), "machine 0 (own)", patience=20) as one:
+    with SSHConnector(host(bed), "machine 0 (own)", reconnect_seconds=20) as one:
         yield bed.machines[0], one
 
 
@@ -132,18 +132,18 @@ WORDS = [
 ]
 
 
-def test_words_arrive_as_they_are(machine: Remote) -> None:
+def test_words_arrive_as_they_are(machine: SSHConnector) -> None:
     said = machine.run([sys.executable, "-c", TELL, *WORDS, "end"]).out
     assert said == b"\0".join(map(os.fsencode, [*WORDS, "end"]))
     assert machine.run([sys.executable, "-c", TELL, *WORDS, "end"], env={"A": "'\n#"}, timeout=60).out == said
 
 
-def test_there_may_be_more_words_than_a_login_shell_takes(machine: Remote) -> None:
+def test_there_may_be_more_words_than_a_login_shell_takes(machine: SSHConnector) -> None:
     words = [f"{number} " + "x" * 90 for number in range(10_000)]
     assert machine.run([sys.executable, "-c", TELL, *words]).out == b"\0".join(map(str.encode, words))
 
 
-def test_a_result_has_the_words_the_code_both_outputs_and_the_time(machine: Remote) -> None:
+def test_a_result_has_the_words_the_code_both_outputs_and_the_time(machine: SSHConnector) -> None:
     argv = ["sh", "-c", "printf out; printf err >&2; sleep 0.1; exit 7"]
     result = machine.run(argv, check=False)
     assert (result.argv, result.code, result.out, result.err) == (tuple(argv), 7, b"out", b"err")
@@ -151,51 +151,51 @@ def test_a_result_has_the_words_the_code_both_outputs_and_the_time(machine: Remo
 
 
 @pytest.mark.parametrize("size", [0, 1, 300_001])
-def test_bytes_go_in_and_out_unchanged(machine: Remote, size: int) -> None:
+def test_bytes_go_in_and_out_unchanged(machine: SSHConnector, size: int) -> None:
     content = os.urandom(size)
     assert machine.run(["cat"], input=content).out == content
 
 
-def test_a_hundred_megabytes_come_out_of_both_ends(machine: Remote) -> None:
+def test_a_hundred_megabytes_come_out_of_both_ends(machine: SSHConnector) -> None:
     half = "head -c 50000000 /dev/zero"
     result = machine.run(["sh", "-c", f"{half} & {half} >&2; wait"])
     assert (len(result.out), len(result.err), result.out.count(0)) == (50_000_000, 50_000_000, 50_000_000)
 
 
 def test_a_command_runs_in_the_home_of_the_machine_with_the_variables_of_the_call(
-    machine: Remote, beds: Testbed
+    machine: SSHConnector, beds: Testbed
 ) -> None:
     said = machine.run(["sh", "-c", 'echo "$HOME" "$PWD" "$ONE"'], env={"ONE": "a 'b"}).out
     assert said.decode() == f"{beds.machines[0].home} {beds.machines[0].home} a 'b\n"
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT, signal.SIGSEGV, signal.SIGPIPE])
-def test_a_command_that_a_signal_ended_has_a_negative_code(machine: Remote, number: int) -> None:
+def test_a_command_that_a_signal_ended_has_a_negative_code(machine: SSHConnector, number: int) -> None:
     result = machine.run(["sh", "-c", f"ulimit -c 0; kill -{int(number)} $$"], check=False)
     assert (result.code, result.err) == (-number, b"")
 
 
-def test_a_command_can_be_interrupted_as_at_home(machine: Remote) -> None:
+def test_a_command_can_be_interrupted_as_at_home(machine: SSHConnector) -> None:
     script = "import signal; print(signal.getsignal(signal.SIGINT) is signal.default_int_handler)"
     assert machine.run([sys.executable, "-c", script]).out == b"True\n"
 
 
 @pytest.mark.parametrize("program", ["no-program-of-this-name", "/no/such/file", "/tmp"])
 @pytest.mark.parametrize("more", [{}, {"timeout": 9.0}, {"env": {"A": "b"}}])
-def test_a_program_that_cannot_be_started_fails_as_in_a_shell(machine: Remote, program: str, more: Any) -> None:
+def test_a_program_that_cannot_be_started_fails_as_in_a_shell(machine: SSHConnector, program: str, more: Any) -> None:
     assert machine.run([program], check=False, **more).code == (126 if program == "/tmp" else 127)
     with pytest.raises(CommandFailed, match=rf"machine 0 \(here\): {program} ended with code 12[67]\n.*{program}"):
         machine.run([program], **more)
 
 
-def test_the_words_of_a_shell_are_not_run_as_such(machine: Remote) -> None:
+def test_the_words_of_a_shell_are_not_run_as_such(machine: SSHConnector) -> None:
     assert machine.run(["exit", "3"], check=False).code == 127
 
 
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("script", ["echo begun; exec sleep 4321", "echo begun; sleep 4321 & wait"])
 def test_a_command_that_takes_too_long_is_killed_with_what_it_started(
-    machine: Remote, beds: Testbed, check: bool, script: str
+    machine: SSHConnector, beds: Testbed, check: bool, script: str
 ) -> None:
     with pytest.raises(CommandFailed, match=r"not over in 0\.3 s") as caught:
         machine.run(["sh", "-c", script], timeout=0.3, check=check)
@@ -203,13 +203,13 @@ def test_a_command_that_takes_too_long_is_killed_with_what_it_started(
     wait_for(lambda: not beds.machines[0].processes("sleep"))
 
 
-def test_what_a_command_leaves_running_does_not_hold_it_up(machine: Remote, beds: Testbed) -> None:
+def test_what_a_command_leaves_running_does_not_hold_it_up(machine: SSHConnector, beds: Testbed) -> None:
     assert machine.run(["sh", "-c", "sleep 4322 & echo $!"], timeout=20).out
     (pid,) = beds.machines[0].processes("sleep 4322")
     os.kill(pid, signal.SIGKILL)
 
 
-def test_nothing_of_a_command_is_left_when_it_is_over(machine: Remote, beds: Testbed) -> None:
+def test_nothing_of_a_command_is_left_when_it_is_over(machine: SSHConnector, beds: Testbed) -> None:
     machine.run(["cat"], input=b"a")
     folder = beds.machines[0].home / ".imgnet/commands"
     wait_for(lambda: not list(folder.iterdir()) and not beds.machines[0].left())
@@ -221,21 +221,21 @@ def test_what_nobody_fetched_in_a_day_is_swept(beds: Testbed) -> None:
         (folder / name).mkdir(parents=True)
         (folder / name / "code").write_text("0\n")
     os.utime(folder / "old", (0, 0))
-    with Remote(host(beds)) as one:
+    with SSHConnector(host(beds)) as one:
         one.run(["true"])
         wait_for(lambda: not (folder / "old").exists())
     (folder / "new" / "code").unlink()
     (folder / "new").rmdir()
 
 
-def test_a_login_shell_that_talks_does_no_harm(own: tuple[Any, Remote]) -> None:
+def test_a_login_shell_that_talks_does_no_harm(own: tuple[Any, SSHConnector]) -> None:
     bed, one = own
     (bed.home / ".bashrc").write_text("echo welcome to the machine; echo oh dear >&2\n")
     result = one.run(["sh", "-c", "echo said"])
     assert (result.out, result.err) == (b"said\n", b"")
 
 
-def test_threads_share_one_connection(machine: Remote, beds: Testbed) -> None:
+def test_threads_share_one_connection(machine: SSHConnector, beds: Testbed) -> None:
     machine.run(["true"])
     before = beds.machines[0].log.count("Accepted publickey")
     said = each(range(20), lambda number: machine.run(["sh", "-c", f"sleep 0.05; echo {number}"]).out)
@@ -243,7 +243,7 @@ def test_threads_share_one_connection(machine: Remote, beds: Testbed) -> None:
     assert beds.machines[0].log.count("Accepted publickey") == before
 
 
-def test_more_threads_than_sshd_has_sessions_wait_for_each_other(own: tuple[Any, Remote]) -> None:
+def test_more_threads_than_sshd_has_sessions_wait_for_each_other(own: tuple[Any, SSHConnector]) -> None:
     bed, one = own
     bed.configure("MaxSessions 2\n")
     said = each(range(8), lambda number: one.run(["sh", "-c", f"sleep 0.05; echo {number}"]).out)
@@ -251,7 +251,7 @@ def test_more_threads_than_sshd_has_sessions_wait_for_each_other(own: tuple[Any,
     assert bed.log.count("Accepted publickey") == 1
 
 
-def test_a_machine_whose_login_runs_no_commands_is_one_line(own: tuple[Any, Remote]) -> None:
+def test_a_machine_whose_login_runs_no_commands_is_one_line(own: tuple[Any, SSHConnector]) -> None:
     bed, one = own
     bed.configure("ForceCommand echo This account is closed. >&2; exit 1\n")
     with pytest.raises(
@@ -260,7 +260,7 @@ def test_a_machine_whose_login_runs_no_commands_is_one_line(own: tuple[Any, Remo
         one.run(["true"])
 
 
-def test_ctrl_c_ends_the_command_on_the_machine(own: tuple[Any, Remote]) -> None:
+def test_ctrl_c_ends_the_command_on_the_machine(own: tuple[Any, SSHConnector]) -> None:
     bed, one = own
     thread = threading.Thread(
         target=lambda: (wait_for(lambda: (bed.home / "ran").exists()), os.kill(os.getpid(), signal.SIGINT))
@@ -276,7 +276,7 @@ def test_ctrl_c_ends_the_command_on_the_machine(own: tuple[Any, Remote]) -> None
 # --- a connection that drops --------------------------------------------------------------------------------------
 
 
-def test_a_command_runs_once_and_loses_nothing_when_its_connection_is_cut(own: tuple[Any, Remote]) -> None:
+def test_a_command_runs_once_and_loses_nothing_when_its_connection_is_cut(own: tuple[Any, SSHConnector]) -> None:
     bed, one = own
     script = (
         "echo ran >>ran; head -c 3000000 /dev/zero; while [ ! -e go ]; do sleep 0.01; done; cat; echo end >&2; exit 5"
@@ -294,7 +294,7 @@ def test_a_command_runs_once_and_loses_nothing_when_its_connection_is_cut(own: t
     assert (result.code, result.out, result.err) == (5, bytes(3_000_000) + b"in", b"end\n")
 
 
-def test_a_command_is_there_again_when_ssh_was_down_for_a_while(own: tuple[Any, Remote]) -> None:
+def test_a_command_is_there_again_when_ssh_was_down_for_a_while(own: tuple[Any, SSHConnector]) -> None:
     bed, one = own
     found: list[Any] = []
     script = "echo ran >>ran; while [ ! -e go ]; do sleep 0.01; done; echo end"
@@ -309,7 +309,7 @@ def test_a_command_is_there_again_when_ssh_was_down_for_a_while(own: tuple[Any, 
     assert found[0].out == b"end\n" and (bed.home / "ran").read_text() == "ran\n"
 
 
-def test_input_that_is_cut_off_starts_nothing_and_is_sent_again(own: tuple[Any, Remote]) -> None:
+def test_input_that_is_cut_off_starts_nothing_and_is_sent_again(own: tuple[Any, SSHConnector]) -> None:
     bed, one = own
     content = os.urandom(20_000_000)
     one.run(["true"])
@@ -324,7 +324,7 @@ def test_input_that_is_cut_off_starts_nothing_and_is_sent_again(own: tuple[Any, 
 
 def test_a_first_call_that_comes_after_the_second_runs_nothing(tmp_path: Path) -> None:
     def call(again: bool) -> bytes:
-        script = sh.run("a-task", f"{tmp_path}/f", ["sh", "-c", f"echo ran >>'{tmp_path}/ran'"], again=again)
+        script = sh.run_script("a-task", f"{tmp_path}/f", ["sh", "-c", f"echo ran >>'{tmp_path}/ran'"], is_retry=again)
         return subprocess.run(["sh", "-c", script], input=b"\n", stdout=subprocess.PIPE, timeout=60).stdout
 
     assert call(again=True) == b"\na-task 0 0 0\n"
@@ -332,7 +332,7 @@ def test_a_first_call_that_comes_after_the_second_runs_nothing(tmp_path: Path) -
     assert (tmp_path / "ran").read_text() == "ran\n"
 
 
-def test_a_command_whose_machine_lost_power_has_been_killed(own: tuple[Any, Remote]) -> None:
+def test_a_command_whose_machine_lost_power_has_been_killed(own: tuple[Any, SSHConnector]) -> None:
     bed, one = own
     found: list[Any] = []
     thread = threading.Thread(target=lambda: found.append(one.run(["sh", "-c", "touch ran; sleep 4323"], check=False)))
@@ -344,9 +344,9 @@ def test_a_command_whose_machine_lost_power_has_been_killed(own: tuple[Any, Remo
     assert found[0].code == -9
 
 
-def test_a_machine_that_stays_away_is_unreachable_and_the_command_may_still_run(own: tuple[Any, Remote]) -> None:
+def test_a_machine_that_stays_away_is_unreachable_and_the_command_may_still_run(own: tuple[Any, SSHConnector]) -> None:
     bed, one = own
-    one.patience = 0.3
+    one.reconnect_seconds = 0.3
     threading.Thread(target=lambda: (wait_for(lambda: (bed.home / "ran").exists()), bed.unplug())).start()
     with pytest.raises(
         Unreachable, match=r"machine 0 \(own\): cannot be reached at 127.1.0.1 port.*; sh may run there"
@@ -357,7 +357,7 @@ def test_a_machine_that_stays_away_is_unreachable_and_the_command_may_still_run(
 
 
 def test_a_frozen_machine_does_not_answer_at_the_deadline(
-    own: tuple[Any, Remote], monkeypatch: pytest.MonkeyPatch
+    own: tuple[Any, SSHConnector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed, one = own
     monkeypatch.setattr(module, "GRACE", 0.5)
@@ -368,24 +368,28 @@ def test_a_frozen_machine_does_not_answer_at_the_deadline(
     wait_for(lambda: not bed.processes("sleep 4325"))  # the machine keeps the deadline by itself
 
 
-def test_a_frozen_machine_is_noticed_by_its_silence(own: tuple[Any, Remote], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_frozen_machine_is_noticed_by_its_silence(
+    own: tuple[Any, SSHConnector], monkeypatch: pytest.MonkeyPatch
+) -> None:
     from cluster.connectors import ssh_connection
 
     bed, one = own
     monkeypatch.setattr(ssh_connection, "SILENCE_SECONDS", 0.5)
     monkeypatch.setattr(ssh_connection, "PULSE_SECONDS", 0.2)
-    one.patience = 0.5
+    one.reconnect_seconds = 0.5
     threading.Thread(target=lambda: (wait_for(lambda: (bed.home / "ran").exists()), bed.freeze())).start()
     with pytest.raises(Unreachable, match="cannot be reached"):
         one.run(["sh", "-c", "touch ran; exec sleep 4326"])
     bed.thaw()
-    one.patience = 20.0
+    one.reconnect_seconds = 20.0
     assert one.run(["echo", "back"]).out == b"back\n"
     (pid,) = bed.processes("sleep 4326")
     os.kill(pid, signal.SIGKILL)
 
 
-def test_files_are_read_and_written_again_when_the_connection_is_cut(own: tuple[Any, Remote], tmp_path: Path) -> None:
+def test_files_are_read_and_written_again_when_the_connection_is_cut(
+    own: tuple[Any, SSHConnector], tmp_path: Path
+) -> None:
     bed, one = own
     content = os.urandom(30_000_000)
     (tmp_path / "a").write_bytes(content)
@@ -410,7 +414,7 @@ def test_files_are_read_and_written_again_when_the_connection_is_cut(own: tuple[
 # --- files --------------------------------------------------------------------------------------------------------
 
 
-def test_files_are_put_got_and_written_whole(machine: Remote, beds: Testbed, tmp_path: Path) -> None:
+def test_files_are_put_got_and_written_whole(machine: SSHConnector, beds: Testbed, tmp_path: Path) -> None:
     content, home = os.urandom(100_000), beds.machines[0].home
     machine.write("~/new/fol der/a", content)
     machine.get("~/new/fol der/a", tmp_path / "b")
@@ -421,7 +425,7 @@ def test_files_are_put_got_and_written_whole(machine: Remote, beds: Testbed, tmp
     assert [path.name for path in (home / "new/fol der").iterdir()] == ["a"]
 
 
-def test_a_file_that_cannot_be_written_or_got_is_one_line(machine: Remote, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_written_or_got_is_one_line(machine: SSHConnector, tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"^machine 0 \(here\): /proc/a/b: mkdir: .*$"):
         machine.write("/proc/a/b", b"a")
     with pytest.raises(ClusterError, match=r"^machine 0 \(here\): /tmp: is a folder$"):
@@ -434,7 +438,7 @@ def test_a_file_that_cannot_be_written_or_got_is_one_line(machine: Remote, tmp_p
 @pytest.mark.parametrize(
     "offset, limit, expected", [(0, 100, b"0123456789"), (3, 4, b"3456"), (9, 9, b"9"), (10, 1, b""), (99, 1, b"")]
 )
-def test_a_file_is_read_from_an_offset(machine: Remote, offset: int, limit: int, expected: bytes) -> None:
+def test_a_file_is_read_from_an_offset(machine: SSHConnector, offset: int, limit: int, expected: bytes) -> None:
     machine.write("~/read", b"0123456789")
     assert machine.read_from("~/read", offset, limit) == expected
     assert machine.read_from("~/not there", offset, limit) == b""
@@ -449,19 +453,19 @@ def make(folder: Path) -> None:
     (folder / "to logs").symlink_to("logs")
 
 
-def test_files_are_listed_as_here(machine: Remote, tmp_path: Path) -> None:
+def test_files_are_listed_as_here(machine: SSHConnector, tmp_path: Path) -> None:
     make(tmp_path / "f")
-    assert machine.files(str(tmp_path / "f")) == Machine().files(str(tmp_path / "f"))
-    assert machine.files(str(tmp_path / "none")) == {}
+    assert machine.list_files(str(tmp_path / "f")) == Connector().list_files(str(tmp_path / "f"))
+    assert machine.list_files(str(tmp_path / "none")) == {}
 
 
 @pytest.mark.parametrize("far", [True, False])
-def test_what_is_new_in_a_folder_comes_at_once(machine: Remote, tmp_path: Path, far: bool) -> None:
+def test_what_is_new_in_a_folder_comes_at_once(machine: SSHConnector, tmp_path: Path, far: bool) -> None:
     folder = tmp_path / "f"
 
     def new(have: dict[str, int]) -> dict[str, bytes]:
         names = ["logs", "events", "none"]
-        return machine.changes(str(folder), names, have) if far else changes(str(folder), names, have)
+        return machine.read_new_bytes(str(folder), names, have) if far else changes(str(folder), names, have)
 
     assert new({}) == {}
     for name, text in {
@@ -483,7 +487,7 @@ def test_what_is_new_in_a_folder_comes_at_once(machine: Remote, tmp_path: Path, 
 
 @pytest.mark.parametrize("far", [True, False])
 def test_what_is_new_is_bounded_and_the_rest_comes_next(
-    machine: Remote, tmp_path: Path, far: bool, monkeypatch: pytest.MonkeyPatch
+    machine: SSHConnector, tmp_path: Path, far: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CHANGES_BYTES", 1000)
     (tmp_path / "f/logs").mkdir(parents=True)
@@ -495,7 +499,7 @@ def test_what_is_new_is_bounded_and_the_rest_comes_next(
     while got != content:
         have, calls = {name: len(text) for name, text in got.items()}, calls + 1
         folder = str(tmp_path / "f")
-        new = machine.changes(folder, ["logs"], have) if far else changes(folder, ["logs"], have, 1000)
+        new = machine.read_new_bytes(folder, ["logs"], have) if far else changes(folder, ["logs"], have, 1000)
         assert 0 < sum(map(len, new.values())) <= 1000
         got |= {name: got.get(name, b"") + text for name, text in new.items()}
     assert calls == 3
@@ -504,9 +508,9 @@ def test_what_is_new_is_bounded_and_the_rest_comes_next(
 # --- who is let in ------------------------------------------------------------------------------------------------
 
 
-def no(host: Host, kind: type[ClusterError] = Refused, patience: float = 0.2) -> str:
+def no(host: Host, kind: type[ClusterError] = SSHRefused, patience: float = 0.2) -> str:
     """The one line with which a machine is not reached."""
-    with Remote(host, "machine 2 (gpu3)", patience) as one, pytest.raises(ClusterError) as caught:
+    with SSHConnector(host, "machine 2 (gpu3)", patience) as one, pytest.raises(ClusterError) as caught:
         one.run(["true"])
     line = str(caught.value)
     assert type(caught.value) is kind and "\n" not in line and line.startswith(("machine 2 (gpu3): ", "the jump host"))
@@ -514,7 +518,7 @@ def no(host: Host, kind: type[ClusterError] = Refused, patience: float = 0.2) ->
 
 
 def yes(host: Host) -> bool:
-    with Remote(host, patience=5) as one:
+    with SSHConnector(host, reconnect_seconds=5) as one:
         return one.run(["echo", "in"]).out == b"in\n"
 
 
@@ -655,7 +659,7 @@ def test_what_cannot_be_reached_is_unreachable_and_not_refused(
 def test_sixteen_machines_answer_at_once(testbed: Callable[..., Testbed]) -> None:
     bed = testbed(16)
     bed.machines[5].power_off()
-    remotes = [Remote(one, f"machine {rank}", 1) for rank, one in enumerate(hosts(bed).machines)]
+    remotes = [SSHConnector(one, f"machine {rank}", 1) for rank, one in enumerate(hosts(bed).machines)]
     said = each(remotes, lambda one: one.run(["sh", "-c", "echo $HOME"]).out.decode().strip())
     assert isinstance(said.pop(5), Unreachable)
     assert said == [str(one.home) for one in bed.machines if one.number != 5]
@@ -668,11 +672,11 @@ def test_openssh_goes_the_same_way_by_the_jobs_own_configuration(beds: Testbed, 
     beds.known_hosts(home / ".ssh/known_hosts")
     more = {"jump": f"root@{gate.address}:{gate.port}"} if jump else {}
     config = home / "run folder" / "ssh_config"
-    ssh_config(hosts(beds, **more), config)
+    write_ssh_config(hosts(beds, **more), config)
     before = gate.log.count("Accepted")
     for rank in (0, 1):
-        words = terminal(config, rank, ["sh", "-c", 'echo "$HOME" "$1"', "x", "a 'b"], tty=False)
+        words = openssh_argv(config, rank, ["sh", "-c", 'echo "$HOME" "$1"', "x", "a 'b"], tty=False)
         ran = subprocess.run(words, capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=60)
         assert ran.stdout == f"{beds.machines[rank].home} a 'b\n", ran
     assert gate.log.count("Accepted") - before == (2 if jump else 0)
-    assert terminal(config, 2) == ["ssh", "-F", str(config), "-t", "machine-2"]
+    assert openssh_argv(config, 2) == ["ssh", "-F", str(config), "-t", "machine-2"]

@@ -32,7 +32,7 @@ def told(place: Fixture) -> Any:
     def ask(name: str, run: Path, words: list[str], window: str = "first", more: bool = False) -> Any:
         to = place.path / f"told-{name}-{window}"
         argv = [sys.executable, "-c", TELL, str(to), *words]
-        tmux.add(name, window, argv) if more else tmux.start(name, run, window, argv)
+        tmux.add_window(name, window, argv) if more else tmux.start_session(name, run, window, argv)
         place.wait_for(to.exists)
         return json.loads(to.read_text())
 
@@ -54,14 +54,14 @@ def test_the_last_word_arrives_too(place: Fixture, told: Fixture, word: str) -> 
 def test_a_session_is_found_by_its_whole_name_and_its_folder(place: Fixture, told: Fixture) -> None:
     run = place.path / "runs/job-1"
     told("job-1", run, [])
-    assert tmux.mine("job-1", run)
+    assert tmux.is_owned_by("job-1", run)
     for name, folder in (("job-1", run.parent), ("job-", run), ("job", run), ("job-11", run), ("*", run)):
-        assert not tmux.mine(name, folder)
-        tmux.kill(name, folder)
-    assert tmux.mine("job-1", run)
+        assert not tmux.is_owned_by(name, folder)
+        tmux.kill_session(name, folder)
+    assert tmux.is_owned_by("job-1", run)
     told("job-11", run.with_name("job-11"), [])
-    tmux.kill("job-1", run)
-    assert not tmux.mine("job-1", run) and tmux.mine("job-11", run.with_name("job-11"))
+    tmux.kill_session("job-1", run)
+    assert not tmux.is_owned_by("job-1", run) and tmux.is_owned_by("job-11", run.with_name("job-11"))
     place.wait_for(lambda: len(place.at_work()) == 1)
 
 
@@ -70,15 +70,15 @@ def test_a_session_of_the_same_name_in_another_folder_is_not_taken_and_not_ended
     told("job-1", run, [])
     before = place.at_work()
     with pytest.raises(ClusterError, match="job-1") as caught:
-        tmux.start("job-1", other, "first", ["sleep", "1000"])
+        tmux.start_session("job-1", other, "first", ["sleep", "1000"])
     assert "\n" not in str(caught.value)
-    tmux.kill("job-1", other)
-    assert tmux.mine("job-1", run) and place.at_work() == before
+    tmux.kill_session("job-1", other)
+    assert tmux.is_owned_by("job-1", run) and place.at_work() == before
 
 
 def test_nothing_is_ended_where_there_is_nothing(place: Fixture) -> None:
-    tmux.kill("job-1", place.path)
-    assert not tmux.mine("job-1", place.path)
+    tmux.kill_session("job-1", place.path)
+    assert not tmux.is_owned_by("job-1", place.path)
     assert not place.pids("tmux"), "asking started a server"
 
 
@@ -86,7 +86,7 @@ def test_a_window_of_no_session_is_refused_in_one_line(place: Fixture, told: Fix
     told("job-1", place.path, [])
     for name in ("job-2", "job"):
         with pytest.raises(ClusterError) as caught:
-            tmux.add(name, "more", ["sleep", "1000"])
+            tmux.add_window(name, "more", ["sleep", "1000"])
         assert "\n" not in str(caught.value)
 
 
@@ -112,8 +112,8 @@ def test_a_session_has_the_environment_and_the_folder_of_who_started_it(
 
 
 def test_a_command_that_ends_at_once_is_no_error(place: Fixture) -> None:
-    tmux.start("job-1", place.path, "first", ["true"])
-    place.wait_for(lambda: not tmux.mine("job-1", place.path))
+    tmux.start_session("job-1", place.path, "first", ["true"])
+    place.wait_for(lambda: not tmux.is_owned_by("job-1", place.path))
 
 
 def test_a_configuration_of_the_user_ends_nothing(place: Fixture, told: Fixture) -> None:
@@ -121,7 +121,7 @@ def test_a_configuration_of_the_user_ends_nothing(place: Fixture, told: Fixture)
     (Path(place.env["HOME"]) / ".tmux.conf").write_text("".join(f"set -g {one}\n" for one in [*lines, "base-index 1"]))
     assert told("job-1", place.path, ["a"])["argv"] == ["a"]
     assert told("job-1", place.path, ["b"], "second", more=True)["argv"] == ["b"]
-    assert tmux.mine("job-1", place.path)
+    assert tmux.is_owned_by("job-1", place.path)
 
 
 @pytest.mark.parametrize("name", ["a;", "#{pane_id}", "#S", "it's", "ä b"])
@@ -142,10 +142,10 @@ def test_a_server_that_does_not_answer_is_one_line_and_no_wait_for_ever(
     os.kill(server, signal.SIGSTOP)
     try:
         with pytest.raises(ClusterError, match="does not answer"):
-            tmux.kill("job-1", place.path)
+            tmux.kill_session("job-1", place.path)
     finally:
         os.kill(server, signal.SIGCONT)
-    assert tmux.mine("job-1", place.path)
+    assert tmux.is_owned_by("job-1", place.path)
 
 
 def test_another_server_of_the_user_is_left_alone(place: Fixture, told: Fixture) -> None:
@@ -155,15 +155,15 @@ def test_another_server_of_the_user_is_left_alone(place: Fixture, told: Fixture)
 
 
 def test_attach_shows_exactly_this_session(place: Fixture, told: Fixture) -> None:
-    words = tmux.attach_command("job-1")
+    words = tmux.attach_argv("job-1")
     assert words[:3] == ["tmux", "-L", "imgnet"] and words[-1].startswith("=job-1")
 
 
 def test_without_tmux_one_line_says_what_to_install(place: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(place.path))
-    for call in (tmux.require, lambda: tmux.start("job-1", place.path, "first", ["true"])):
+    for call in (tmux.require_tmux, lambda: tmux.start_session("job-1", place.path, "first", ["true"])):
         with pytest.raises(ClusterError, match="tmux is missing; install it") as caught:
             call()
         assert "\n" not in str(caught.value)
-    tmux.kill("job-1", place.path)
+    tmux.kill_session("job-1", place.path)
     assert os.environ["PATH"] == str(place.path)

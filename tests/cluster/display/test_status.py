@@ -22,7 +22,7 @@ Fixture = Any
     ],
 )
 def test_a_time_is_minutes_and_seconds_and_hours_when_there_are_any(seconds: float, shown: str) -> None:
-    assert status.span(seconds) == shown
+    assert status.format_duration(seconds) == shown
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_the_peak_of_a_cycle_stands_between_its_ends() -> None:
 
 
 def test_a_table_has_a_line_for_each_row_and_numbers_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.table(
+    tables.print_table(
         ("job", "recipe", "state", "top1"), [("job-1", "a", "done", 98.76543), ("job-22", "[b]", "failed", None)]
     )
     out = capsys.readouterr().out
@@ -51,13 +51,13 @@ def test_a_wide_table_is_not_cut_off_a_terminal(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
-    tables.table(("name", "value"), [("n" * 60, "v" * 60)])
+    tables.print_table(("name", "value"), [("n" * 60, "v" * 60)])
     out = capsys.readouterr().out
     assert "n" * 60 in out and "v" * 60 in out and "…" not in out
 
 
 def test_no_rows_are_a_head_only(capsys: pytest.CaptureFixture[str]) -> None:
-    tables.table(("job", "state"), [])
+    tables.print_table(("job", "state"), [])
     assert "job" in capsys.readouterr().out
 
 

@@ -17,7 +17,15 @@ import pytest
 from rich.console import Console
 
 from cluster.display import top as display_top
-from cluster.display.top import COLUMNS, DROPPED, Watch, fitting, headline, rows, top
+from cluster.display.top import (
+    TOP_COLUMNS,
+    COLUMN_DROP_ORDER,
+    StatusAgeTracker,
+    fitting_columns,
+    job_summary_line,
+    machine_table_rows,
+    show_top,
+)
 
 USE = {
     "cpu": 34.2,
@@ -43,7 +51,7 @@ def status(number: int = 0, **more: Any) -> dict[str, Any]:
 
 
 def test_a_row_has_the_mean_of_the_gpus_their_least_use_and_the_hottest_and_fullest() -> None:
-    (row,) = rows({"0": status()}, 0.0)
+    (row,) = machine_table_rows({"0": status()}, 0.0)
     assert row.cells == {
         "machine": "gpu-0",
         "state": "training",
@@ -75,14 +83,14 @@ def test_a_row_has_the_mean_of_the_gpus_their_least_use_and_the_hottest_and_full
     ],
 )
 def test_whatever_is_missing_or_null_leaves_its_cell_empty(said: dict[str, Any]) -> None:
-    (row,) = rows({"m7": said}, 0.0)
-    assert row.cells["machine"] == "m7" and row.cells.keys() == {*COLUMNS}
+    (row,) = machine_table_rows({"m7": said}, 0.0)
+    assert row.cells["machine"] == "m7" and row.cells.keys() == {*TOP_COLUMNS}
     assert not any(text for name, text in row.cells.items() if name != "machine")
-    assert headline(said) == ""
+    assert job_summary_line(said) == ""
 
 
 def test_machines_stand_in_the_order_of_their_numbers() -> None:
-    found = rows({name: {} for name in ("m10", "m9", "head", "10", "2")}, 0.0)
+    found = machine_table_rows({name: {} for name in ("m10", "m9", "head", "10", "2")}, 0.0)
     assert [row.cells["machine"] for row in found] == ["2", "10", "head", "m9", "m10"]
 
 
@@ -90,7 +98,9 @@ def test_machines_stand_in_the_order_of_their_numbers() -> None:
 
 
 def slowest(**statuses: dict[str, Any]) -> dict[str, str]:
-    return {row.cells["machine"]: row.cells["slowest"] for row in rows(statuses, 0.0) if row.cells["slowest"]}
+    return {
+        row.cells["machine"]: row.cells["slowest"] for row in machine_table_rows(statuses, 0.0) if row.cells["slowest"]
+    }
 
 
 def test_the_slowest_is_the_rank_that_waits_least_when_it_is_clearly_above_the_median() -> None:
@@ -110,24 +120,26 @@ def test_one_that_waits_more_than_the_others_is_not_the_slowest_nor_is_a_lone_on
 def test_who_is_of_an_older_attempt_or_silent_is_not_compared() -> None:
     others = {str(number): status(number) for number in range(2)}
     assert slowest(**others, x=status(8, busy=[0.99], attempt=1)) == {}
-    watch = Watch()
-    watch.see(statuses := {**others, "x": status(8, busy=[0.99])}, 0.0)
-    assert [row.cells["slowest"] for row in rows(statuses, 0.0, watch)] == ["", "", "slowest"]
-    watch.see(statuses := {name: {**one, "time": 2.0} if name != "x" else one for name, one in statuses.items()}, 9.0)
-    assert [row.cells["slowest"] for row in rows(statuses, 9.0, watch)] == ["", "", ""]
+    watch = StatusAgeTracker()
+    watch.update(statuses := {**others, "x": status(8, busy=[0.99])}, 0.0)
+    assert [row.cells["slowest"] for row in machine_table_rows(statuses, 0.0, watch)] == ["", "", "slowest"]
+    watch.update(
+        statuses := {name: {**one, "time": 2.0} if name != "x" else one for name, one in statuses.items()}, 9.0
+    )
+    assert [row.cells["slowest"] for row in machine_table_rows(statuses, 9.0, watch)] == ["", "", ""]
 
 
 # --- the last word ------------------------------------------------------------------------------------------------
 
 
-def ages(watch: Watch, said: dict[str, Any], now: float) -> tuple[str, bool]:
-    watch.see({"0": said}, now)
-    (row,) = rows({"0": said}, now, watch)
-    return row.cells["last word"], row.late
+def ages(watch: StatusAgeTracker, said: dict[str, Any], now: float) -> tuple[str, bool]:
+    watch.update({"0": said}, now)
+    (row,) = machine_table_rows({"0": said}, now, watch)
+    return row.cells["last word"], row.is_stale
 
 
 def test_the_age_counts_from_when_we_saw_the_status_change_whatever_its_own_clock_says() -> None:
-    watch = Watch()
+    watch = StatusAgeTracker()
     assert ages(watch, status(time=5e9), 100.0) == ("", False)  # it may be a day old
     assert ages(watch, status(time=4e9), 101.0) == ("0 s ago", False)
     assert ages(watch, status(time=4e9), 106.0) == ("5 s ago", False)
@@ -136,17 +148,17 @@ def test_the_age_counts_from_when_we_saw_the_status_change_whatever_its_own_cloc
 
 
 def test_one_that_never_spoke_while_we_looked_is_silent_for_longer_than_we_know() -> None:
-    watch = Watch()
+    watch = StatusAgeTracker()
     assert ages(watch, status(), 100.0) == ("", False)
     assert ages(watch, status(), 105.0) == ("", False)
     assert ages(watch, status(), 112.0) == ("> 12 s ago", True)
 
 
 def test_a_machine_that_went_and_came_back_is_new() -> None:
-    watch = Watch()
-    watch.see({"0": status()}, 0.0)
-    watch.see({"0": status(step=121)}, 1.0)
-    watch.see({}, 2.0)
+    watch = StatusAgeTracker()
+    watch.update({"0": status()}, 0.0)
+    watch.update({"0": status(step=121)}, 1.0)
+    watch.update({}, 2.0)
     assert ages(watch, status(step=122), 3.0) == ("", False)
 
 
@@ -154,34 +166,37 @@ def test_a_machine_that_went_and_came_back_is_new() -> None:
 
 
 def test_the_job_is_one_line_of_what_is_known() -> None:
-    assert headline(JOB) == "job-3 running  step 120/4500  epoch 2/16  330123 img/s  top-1 63.46 %  after 10:13"
+    assert job_summary_line(JOB) == "job-3 running  step 120/4500  epoch 2/16  330123 img/s  top-1 63.46 %  after 10:13"
     early = {"job": "job-3", "state": "setup", "doing": "drawing", "step": None, "top1": None, "seconds": 0.0}
-    assert headline(early) == "job-3 setup  drawing  after 0:00"
+    assert job_summary_line(early) == "job-3 setup  drawing  after 0:00"
 
 
 def test_a_narrow_terminal_loses_columns_by_their_importance_and_keeps_the_machine() -> None:
-    found = rows({"0": status(), "1": status(1, busy=[0.7, 0.95])}, 0.0)
-    assert {*DROPPED} == {*COLUMNS} - {"machine"} and len(DROPPED) == len(COLUMNS) - 1
-    whole = Console(width=300).measure(display_top._table(found, 300)).maximum
-    assert fitting(found, whole) == [*COLUMNS] and len(fitting(found, whole - 1)) == len(COLUMNS) - 1
-    assert fitting(found, 1) == ["machine"]
+    found = machine_table_rows({"0": status(), "1": status(1, busy=[0.7, 0.95])}, 0.0)
+    assert {*COLUMN_DROP_ORDER} == {*TOP_COLUMNS} - {"machine"} and len(COLUMN_DROP_ORDER) == len(TOP_COLUMNS) - 1
+    whole = Console(width=300).measure(display_top._build_table(found, 300)).maximum
+    assert (
+        fitting_columns(found, whole) == [*TOP_COLUMNS]
+        and len(fitting_columns(found, whole - 1)) == len(TOP_COLUMNS) - 1
+    )
+    assert fitting_columns(found, 1) == ["machine"]
     for width in range(200, 0, -1):
-        kept = fitting(found, width)
-        lost = {*COLUMNS} - {*kept}
-        assert lost == {*DROPPED[: len(lost)]} and kept == [name for name in COLUMNS if name in kept]
-        assert Console(width=300).measure(display_top._table(found, width)).maximum <= max(width, len("machine"))
+        kept = fitting_columns(found, width)
+        lost = {*TOP_COLUMNS} - {*kept}
+        assert lost == {*COLUMN_DROP_ORDER[: len(lost)]} and kept == [name for name in TOP_COLUMNS if name in kept]
+        assert Console(width=300).measure(display_top._build_table(found, width)).maximum <= max(width, len("machine"))
 
 
 def test_the_column_of_the_slowest_is_there_when_there_is_one() -> None:
-    assert "slowest" not in fitting(rows({"0": status()}, 0.0), 1000)
+    assert "slowest" not in fitting_columns(machine_table_rows({"0": status()}, 0.0), 1000)
 
 
 def test_off_a_terminal_it_is_one_plain_table_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
     reason = "the trainer of rank 3 " + "died " * 60 + "at last"
-    top(lambda: (JOB, {"0": status(), "1": status(1, state="failed", reason=reason)}))
+    show_top(lambda: (JOB, {"0": status(), "1": status(1, state="failed", reason=reason)}))
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
-    assert lines[0] == headline(JOB)
-    assert lines[2].split() == " ".join(COLUMNS[:-1]).split()
+    assert lines[0] == job_summary_line(JOB)
+    assert lines[2].split() == " ".join(TOP_COLUMNS[:-1]).split()
     assert lines[4].split()[:4] == ["gpu-0", "training", "2", "120/4500"]
     assert lines[6] == f"gpu-1: {reason}" and "\x1b" not in "".join(lines) and len(lines) == 7
 

@@ -45,19 +45,19 @@ def test_losses_cost_what_was_spent_in_them_whatever_was_in_between(hand_made: F
     run.attempt(3, "0.c", reason="start", launch="morning", resume="checkpoints/000003/resume-00000030-abcd.pt")
     trained(run, 3, (31, 90_100.0), (40, 90_500.0), epoch=90_500.0)
     rent(run, ("i-1", 0.0, 1000.0), ("i-2", 90_000.0, 91_000.0))
-    found = billing.cost(run.job)
+    found = billing.cost_report(run.job)
     assert found["dollars"] == pytest.approx(2000.0)
     assert (found["wasted"], found["wasted_seconds"]) == (pytest.approx(460.0), 460.0)
     assert found["per_epoch"] == pytest.approx((900.0 + 500.0) / 3)  # nights bill nothing
-    assert billing.rented_type(run.job) == "p5.48xlarge" and billing.unpriced(run.job) == []
+    assert billing.last_rented_type(run.job) == "p5.48xlarge" and billing.machines_without_price(run.job) == []
 
 
 def test_machines_without_a_price_are_named(hand_made: Fixture) -> None:
     run = hand_made(backend="aws", cloud={})
     rent(run, ("i-1", 0.0, 1000.0), price=None)
-    assert billing.unpriced(run.job) == ["i-1"]
+    assert billing.machines_without_price(run.job) == ["i-1"]
     here = hand_made("job-2")
-    assert billing.unpriced(here.job) == [] and billing.rented_type(here.job) == ""
+    assert billing.machines_without_price(here.job) == [] and billing.last_rented_type(here.job) == ""
 
 
 def test_what_a_job_costs_is_asked_for_before_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,7 @@ import pytest
 from PIL import Image, ImageDraw
 
 from cluster.cli import evaluate
-from cluster.connectors.local import Machine
+from cluster.connectors.local import Connector
 from cluster.errors import ClusterError
 from cluster.jobs import checkpoints, evaluation
 from cluster.machines import checkpoint_files
@@ -30,7 +30,7 @@ def test_the_newest_whole_checkpoint_of_the_last_attempt_that_has_one_is_taken(h
     for attempt, step, whole in ((1, 5, True), (2, 8, True), (2, 9, False)):
         made.checkpoint(attempt, step, whole)
     (made.folders.shared / "checkpoints" / "000003").mkdir()
-    found = checkpoints.newest(made.job)
+    found = checkpoints.newest_checkpoint(made.job)
     assert found == made.folders.shared / "checkpoints/000002/step-00000008.pt"
 
 
@@ -38,15 +38,15 @@ def test_an_attempt_that_has_not_saved_yet_has_what_it_began_with(hand_made: Any
     made = hand_made()
     path = made.folders.shared / made.checkpoint(2, 8)
     path.rename(path.with_name("resume-00000008-abc.pt"))
-    assert checkpoints.newest(made.job).name == "resume-00000008-abc.pt"
+    assert checkpoints.newest_checkpoint(made.job).name == "resume-00000008-abc.pt"
 
 
 def test_a_job_that_has_saved_nothing_says_so(hand_made: Any) -> None:
     with pytest.raises(ClusterError, match=r"job-1 is \w+ and has saved nothing yet; imgnet-cluster status job-1"):
-        checkpoints.newest(hand_made().job)
+        checkpoints.newest_checkpoint(hand_made().job)
 
 
-class Elsewhere(Machine):
+class Elsewhere(Connector):
     """A machine that gives a file in pieces of 40 bytes; what was asked of it."""
 
     def __init__(self) -> None:
@@ -71,7 +71,7 @@ def there(hand_made: Any) -> Any:
 def test_the_newest_whole_one_is_brought_home_once(there: Path, tmp_path: Path) -> None:
     machine, told, home = Elsewhere(), [], tmp_path / "home"
     for _ in range(2):
-        found = checkpoint_files.bring(machine, str(there), home, lambda *how: told.append(how))
+        found = checkpoint_files.download_checkpoint(machine, str(there), home, lambda *how: told.append(how))
         assert found == home / "checkpoints/000002/step-00000008.pt"
         assert found.read_bytes() == (there / "checkpoints/000002/step-00000008.pt").read_bytes()
     size = found.stat().st_size
@@ -80,7 +80,9 @@ def test_the_newest_whole_one_is_brought_home_once(there: Path, tmp_path: Path) 
 
 
 def test_from_a_machine_without_any_none_is_brought(tmp_path: Path) -> None:
-    assert checkpoint_files.bring(Elsewhere(), str(tmp_path / "nowhere"), tmp_path, lambda *_: None) is None
+    assert (
+        checkpoint_files.download_checkpoint(Elsewhere(), str(tmp_path / "nowhere"), tmp_path, lambda *_: None) is None
+    )
 
 
 def test_of_a_job_elsewhere_that_runs_the_machines_are_asked_and_home_will_do_when_they_are_silent(
@@ -101,14 +103,14 @@ def test_of_a_job_elsewhere_that_runs_the_machines_are_asked_and_home_will_do_wh
     monkeypatch.setattr(checkpoints, "_fleet", lambda job: fleet)
     made = hand_made(backend="ssh")
     home = made.folders.shared / "checkpoints/000002/step-00000008.pt"
-    assert checkpoints.newest(made.job) == home
+    assert checkpoints.newest_checkpoint(made.job) == home
     silent = True
-    assert checkpoints.newest(made.job) == home
+    assert checkpoints.newest_checkpoint(made.job) == home
     home.unlink()
     with pytest.raises(
         ClusterError, match="its checkpoints stay on its machines, and these do not give one: machine 2"
     ):
-        checkpoints.newest(made.job)
+        checkpoints.newest_checkpoint(made.job)
 
 
 # --- what is told -------------------------------------------------------------------------------------------------
@@ -120,13 +122,15 @@ def script(text: str) -> list[str]:
 
 def test_lines_come_as_they_are_told_and_an_error_is_the_command_s(place: Fixture) -> None:
     told = 'print(\'{"kind": "row", "n": 1}\', flush=True)'
-    rows = evaluation.examine(script(f"{told}; import time; time.sleep(60)"))
+    rows = evaluation.run_evaluation(script(f"{told}; import time; time.sleep(60)"))
     assert next(rows) == {"kind": "row", "n": 1}
     rows.close()  # what runs is ended
     with pytest.raises(ClusterError, match=r"^too small$"):
-        list(evaluation.examine(script('print(\'{"kind": "error", "error": "too small"}\'); raise SystemExit(1)')))
+        list(
+            evaluation.run_evaluation(script('print(\'{"kind": "error", "error": "too small"}\'); raise SystemExit(1)'))
+        )
     with pytest.raises(ClusterError, match="ended with code 7"):
-        list(evaluation.examine(script("raise SystemExit(7)")))
+        list(evaluation.run_evaluation(script("raise SystemExit(7)")))
 
 
 def rows() -> list[dict[str, Any]]:
@@ -139,7 +143,7 @@ def rows() -> list[dict[str, Any]]:
 
 def test_the_gain_is_that_of_rectangles_above_the_centre_of_the_same_size_by_bucket() -> None:
     buckets = [{"ratio": 0.7, "images": 10}, {"ratio": 1.3, "images": 10}]
-    assert evaluation.gains(rows(), buckets) == [
+    assert evaluation.rect_gains(rows(), buckets) == [
         {
             "size": 224,
             "top1": 1.5,
@@ -181,8 +185,8 @@ def test_the_picture_has_a_column_for_each_crop_and_rows_without_white_between(
     finished: Fixture, evaluated: Any
 ) -> None:
     image = Image.open(finished.path / "crops.png").convert("L")
-    assert image.width == crops.LEFT + 4 * (crops.CELL + crops.GAP)
-    assert bands(image) == 6 and white(image) <= crops.GAP + crops.LINE
+    assert image.width == crops.LEFT_MARGIN + 4 * (crops.CELL_PIXELS + crops.CELL_GAP)
+    assert bands(image) == 6 and white(image) <= crops.CELL_GAP + crops.ANSWER_HEIGHT
 
 
 def test_a_picture_that_cannot_be_written_costs_no_numbers(finished: Fixture, evaluated: Any, tmp_path: Path) -> None:
@@ -205,13 +209,13 @@ def test_a_job_is_found_from_the_folder_of_the_runs_too(finished: Fixture, evalu
 
 def bands(page: Any) -> int:
     """How many images are below each other on a page: what is not white and higher than words."""
-    lines = [min(page.crop((0, y, page.width, y + 1)).tobytes()) < 255 for y in range(crops.TOP, page.height)]
-    return sum(len(list(part)) > crops.LINE for dark, part in groupby(lines) if dark)
+    lines = [min(page.crop((0, y, page.width, y + 1)).tobytes()) < 255 for y in range(crops.HEADER_HEIGHT, page.height)]
+    return sum(len(list(part)) > crops.ANSWER_HEIGHT for dark, part in groupby(lines) if dark)
 
 
 def white(page: Any) -> int:
     """The height of the highest white band below the page's head."""
-    lines = [min(page.crop((0, y, page.width, y + 1)).tobytes()) < 255 for y in range(crops.TOP, page.height)]
+    lines = [min(page.crop((0, y, page.width, y + 1)).tobytes()) < 255 for y in range(crops.HEADER_HEIGHT, page.height)]
     return max(len(list(part)) for dark, part in groupby(lines) if not dark)
 
 
@@ -234,7 +238,7 @@ def test_the_gains_stand_beside_each_group_s_ratios_with_one_decimal(capsys: Any
         {"ratio": 4 / 3, "from": 4 / 3, "to": 4 / 3, "images": 2, "top1": -100.0, "top5": 0.06},
     ]
     gain = {"size": 64, "top1": -1.26, "top5": 0.0, "buckets": parts}
-    evaluate._show({**begin, "epoch": 3, "step": 691, "images": 12}, [], [gain])
+    evaluate._print_results({**begin, "epoch": 3, "step": 691, "images": 12}, [], [gain])
     out = capsys.readouterr().out
     assert "3 epochs done, step 691;" in out
     assert [line.split() for line in out.splitlines()[-3:]] == [
@@ -272,7 +276,7 @@ def test_what_cannot_be_is_one_line(words: tuple[str, ...], code: int, said: str
 
 
 def test_what_is_not_seen_is_dimmed_and_what_is_seen_is_as_it_was() -> None:
-    found = crops.marked(Image.new("RGB", (100, 50), "#204060"), [[0.2, 0.1, 0.6, 0.5]])
+    found = crops.dim_outside_boxes(Image.new("RGB", (100, 50), "#204060"), [[0.2, 0.1, 0.6, 0.5]])
     assert found.getpixel((30, 25)) == (0x20, 0x40, 0x60)
     assert min(found.getpixel((80, 25))) > 0x20 + 100  # type: ignore[type-var]
     assert found.getpixel((10, 10)) == (0xFF, 0xCC, 0x00) == found.getpixel((59, 39))
@@ -290,12 +294,12 @@ def test_the_head_says_at_which_size_and_what_the_colours_mean_and_fits(
 ) -> None:
     told: list[str] = []
     monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda pen, place, words, *_, **how: told.append(words))
-    crops.draw(tmp_path / "x.png", "a long name of a recipe " * 4, 96, [], several)
+    crops.draw_crops(tmp_path / "x.png", "a long name of a recipe " * 4, 96, [], several)
     head = " ".join("".join(told).split())
     assert "Drawn at 96 pixels" in head and ("the first of --sizes" in head) == several
     assert "its probability; green: right, red: wrong" in head and "Yellow frame: what the network sees" in head
     monkeypatch.undo()
-    crops.draw(tmp_path / "y.png", "a long name of a recipe " * 4, 96, [], several)
+    crops.draw_crops(tmp_path / "y.png", "a long name of a recipe " * 4, 96, [], several)
     page = Image.open(tmp_path / "y.png").convert("L")
     assert min(page.crop((page.width - 8, 0, page.width, page.height)).tobytes()) == 255
 
@@ -303,11 +307,14 @@ def test_the_head_says_at_which_size_and_what_the_colours_mean_and_fits(
 def test_each_row_is_as_high_as_its_image_which_fills_its_cell(tmp_path: Path) -> None:
     answers = [{"crop": "center", "boxes": [[0, 0, 1, 1]], "class": "cat", "percent": 50.0, "right": True}]
     shown = [{"class": "cat", "jpeg": grey(*size), "answers": answers} for size in ((60, 20), (400, 100), (30, 60))]
-    crops.draw(tmp_path / "x.png", "title", 96, shown)
+    crops.draw_crops(tmp_path / "x.png", "title", 96, shown)
     page = Image.open(tmp_path / "x.png").convert("L")
-    below = 3 * (crops.LINE + crops.GAP)
-    assert page.height == crops.TOP + round(crops.CELL / 3) + crops.CELL // 4 + crops.CELL + below
-    assert bands(page) == 3 and white(page) <= crops.GAP + crops.LINE
+    below = 3 * (crops.ANSWER_HEIGHT + crops.CELL_GAP)
+    assert (
+        page.height
+        == crops.HEADER_HEIGHT + round(crops.CELL_PIXELS / 3) + crops.CELL_PIXELS // 4 + crops.CELL_PIXELS + below
+    )
+    assert bands(page) == 3 and white(page) <= crops.CELL_GAP + crops.ANSWER_HEIGHT
 
 
 def test_a_right_answer_and_a_wrong_one_have_their_colours(tmp_path: Path) -> None:
@@ -321,11 +328,11 @@ def test_a_right_answer_and_a_wrong_one_have_their_colours(tmp_path: Path) -> No
         "jpeg": grey(40, 40),
         "answers": answers,
     }
-    crops.draw(tmp_path / "x.png", "title", 96, [one])
+    crops.draw_crops(tmp_path / "x.png", "title", 96, [one])
     page = Image.open(tmp_path / "x.png").convert("RGB")
-    words = crops.TOP + crops.CELL
-    middle = crops.LEFT + crops.CELL + crops.GAP // 2
-    left, right = (page.crop((x, words, x + crops.CELL, page.height)) for x in (crops.LEFT, middle))
+    words = crops.HEADER_HEIGHT + crops.CELL_PIXELS
+    middle = crops.LEFT_MARGIN + crops.CELL_PIXELS + crops.CELL_GAP // 2
+    left, right = (page.crop((x, words, x + crops.CELL_PIXELS, page.height)) for x in (crops.LEFT_MARGIN, middle))
 
     def colours(part: Any) -> set[Any]:
         return {colour for _, colour in part.getcolors(1 << 16)}

@@ -55,7 +55,7 @@ def test_a_sweep_goes_on_over_a_killed_queue_a_stopped_job_and_one_that_cannot_s
     rows = ("long", place.data, 2000), ("gone", shifting, 1), ("unwanted", place.data, 1), ("last", place.data, 1)
     long, gone, unwanted, last = made = queue.enqueue(sweep(place, *rows))
     assert [job.name for job in made] == ["job-1", "job-2", "job-3", "job-4"]
-    place.wait_for(lambda: not long.waiting)
+    place.wait_for(lambda: not long.is_waiting)
     shifting.unlink()
     name, runs = long.spec.queue, place.path / "runs"
     assert [one.lstrip("=") for one in place.tmux("list-sessions", "-F", "#S").split()] == ["job-1", f"queue-{name}"]
@@ -63,7 +63,7 @@ def test_a_sweep_goes_on_over_a_killed_queue_a_stopped_job_and_one_that_cannot_s
     assert waits(last) == ("waiting", "waiting for job-1, job-2, job-3")
 
     unwanted.stop()
-    assert unwanted.ended and unwanted.state == "stopped" and unwanted.result["reason"] == "stopped while it waited"
+    assert unwanted.has_ended and unwanted.state == "stopped" and unwanted.result["reason"] == "stopped while it waited"
     with pytest.raises(ClusterError, match="stopped already"):
         unwanted.stop()
 
@@ -71,26 +71,26 @@ def test_a_sweep_goes_on_over_a_killed_queue_a_stopped_job_and_one_that_cannot_s
     words = [sys.executable, "-m", "cluster.jobs.queue", str(runs), name]
     second = subprocess.run(words, capture_output=True, text=True, timeout=120)
     assert second.returncode == 0 and "another process is at work" in second.stderr
-    mark = long.folders.mark
+    mark = long.run_folder.launch_id
     os.kill(first, signal.SIGKILL)
     place.wait_for(lambda: not place.pids("-m cluster.jobs.queue"))
     place.wait_for(lambda: not place.tmux("list-sessions", "-f", "#{m:queue-*,#S}"))  # tmux sees a moment later
-    queue_state.asked_file(runs, name).touch()
+    queue_state.queue_start_marker(runs, name).touch()
     last.refresh()
     assert not place.tmux("list-sessions", "-f", "#{m:queue-*,#S}"), "started again and again"
-    os.utime(queue_state.asked_file(runs, name), (1, 1))
+    os.utime(queue_state.queue_start_marker(runs, name), (1, 1))
     gone.refresh()
     place.wait_for(lambda: place.pids("-m cluster.jobs.queue"))
 
     place.wait_for_step(long)
-    assert long.folders.mark == mark and last.waiting
+    assert long.run_folder.launch_id == mark and last.is_waiting
     long.stop()
     assert last.wait(120) == "done" and last.result["attempts"] == 1
     assert gone.state == "failed" and f"{shifting}: there is no such data folder" in gone.result["reason"]
     assert [job.state for job in made] == ["stopped", "failed", "stopped", "done"]
     place.wait_for(lambda: not place.at_work())
     assert sorted(path.name for path in runs.iterdir()) == ["job-1", "job-2", "job-3", "job-4"]
-    events = [json.loads(line)["state"] for line in last.log(None).read_text().splitlines()]
+    events = [json.loads(line)["state"] for line in last.log_path(None).read_text().splitlines()]
     assert events.count("setup") == 1
 
 
@@ -131,7 +131,7 @@ class Noted:
 
     def step(self) -> bool:
         """What the queue's process does again and again."""
-        return queue.step(self.runs, "q")
+        return queue.advance_queue(self.runs, "q")
 
 
 @pytest.fixture
@@ -147,14 +147,14 @@ def test_so_many_are_at_work_at_a_time_in_the_order_of_their_numbers(noted: Note
         assert noted.step()
         assert noted.started == ["job-1", "job-2"]
     for number in (2, 1, 4, 3):
-        (made[number - 1].run / "over").touch()
+        (made[number - 1].path / "over").touch()
         assert noted.step()
     assert noted.started == [f"job-{number}" for number in range(1, 7)]
     for job in made:
-        (job.run / "over").touch()
+        (job.path / "over").touch()
     for _ in made:
         noted.step()
-    assert not noted.step() and all(job.ended for job in made)
+    assert not noted.step() and all(job.has_ended for job in made)
     assert noted.started == [job.name for job in made] and other.waiting
 
 
@@ -181,9 +181,9 @@ def test_a_start_that_was_cut_short_is_made_good_and_not_made_twice(
         monkeypatch.setattr(local, "check" if place_of_death == "check" else "launch", die)
         noted.step()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
-    assert job.waiting and job.state == "waiting"
+    assert job.is_waiting and job.state == "waiting"
     noted.step()
-    assert noted.started == ["job-1"] and not job.waiting and job.state == "running"
+    assert noted.started == ["job-1"] and not job.is_waiting and job.state == "running"
     noted.step()
     assert noted.started == ["job-1"]
 
@@ -194,20 +194,20 @@ def test_one_that_was_stopped_or_resumed_is_not_started_by_the_queue(noted: Note
     two.stop()
     three.stop()
     three.resume()
-    assert noted.started == ["job-1", "job-3"] and not three.ended
-    (one.run / "over").touch()
+    assert noted.started == ["job-1", "job-3"] and not three.has_ended
+    (one.path / "over").touch()
     noted.step()
     assert noted.started == ["job-1", "job-3"] and two.state == "stopped"
     with pytest.raises(ClusterError, match="job-2 is stopped; it has no machine"):
-        two.lose("0")
+        two.kill_machine("0")
 
 
 def test_who_was_late_to_stop_or_to_begin_a_job_does_nothing(noted: Noted, hand_made: Fixture) -> None:
     one, two = noted.jobs(hand_made, 2)
     noted.step()
-    assert not one._leave() and not one.ended
+    assert not one._leave_queue() and not one.has_ended
     two.stop()
-    queue.begin(two)
+    queue.start_queued_job(two)
     assert noted.started == ["job-1"] and two.state == "stopped"
 
 
@@ -215,7 +215,7 @@ def test_what_cannot_start_fails_with_its_reason_and_the_next_goes_on(
     noted: Noted, hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two, three, four = noted.jobs(hand_made, 4)
-    two.folders.spec.write_text('{"queue": "q"}')
+    two.run_folder.spec_path.write_text('{"queue": "q"}')
 
     def launch(spec: Any, folders: Any) -> None:
         if spec.name in ("job-1", "job-3"):
@@ -253,8 +253,8 @@ def test_of_many_who_look_at_waiting_jobs_one_starts_the_queue(
     crowd(4, lambda number: made[number].refresh())
     made[0].refresh()
     assert calls.read_text() == f"queue-q {noted.runs} -m cluster.jobs.queue {noted.runs} q\n"
-    os.utime(queue_state.asked_file(noted.runs, "q"), (1, 1))
-    with locked(queue_state.lock_file(noted.runs, "q")):
+    os.utime(queue_state.queue_start_marker(noted.runs, "q"), (1, 1))
+    with locked(queue_state.queue_lock_path(noted.runs, "q")):
         made[0].refresh()
     assert calls.read_text().count("\n") == 1
     made[0].refresh()
@@ -281,7 +281,7 @@ def unstarted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def ensure(runs: Path, name: str) -> None:
         asked.append(name)
-        queue_state.siblings(runs, name)[0].begun.touch()
+        queue_state.queue_run_folders(runs, name)[0].started_marker.touch()
 
     monkeypatch.setattr(queue_state, "ensure", ensure)
     return asked
@@ -306,7 +306,7 @@ def test_each_job_of_a_queue_gets_machines_that_no_other_is_at_work_on(
     (recipe,) = submit.load_recipes(place.recipe())
     options = {"hosts": hosts_file(place, 7), "machines": 2, "spares": 1, "data": "/data", "procs": 1}
     plans = [submit.plan(replace(recipe, name=f"r{number}"), **options) for number in range(4)]
-    assert queue.places(plans) == 2
+    assert queue.resolve_parallel(plans) == 2
     for parallel in (3, 0):
         with pytest.raises(BadInput, match="--parallel") as caught:
             queue.enqueue(plans, parallel)
@@ -315,29 +315,29 @@ def test_each_job_of_a_queue_gets_machines_that_no_other_is_at_work_on(
     one, two, three, four = made = queue.enqueue(plans)
     assert unstarted == [one.spec.queue] and {job.spec.parallel for job in made} == {2}
     assert {len(names(job.spec)) for job in made} == {7}
-    one.folders.begun.unlink()
+    one.run_folder.started_marker.unlink()
     for _ in range(2):
-        queue.step(place.path / "runs", unstarted[0])
-    assert [names(Job(job.run).spec) for job in (one, two)] == [["gpu0", "gpu1", "gpu2"], ["gpu3", "gpu4", "gpu5"]]
-    assert three.waiting and len(names(Job(three.run).spec)) == 7
-    there = json.loads((two.folders.shared / "job.json").read_text())
+        queue.advance_queue(place.path / "runs", unstarted[0])
+    assert [names(Job(job.path).spec) for job in (one, two)] == [["gpu0", "gpu1", "gpu2"], ["gpu3", "gpu4", "gpu5"]]
+    assert three.is_waiting and len(names(Job(three.path).spec)) == 7
+    there = json.loads((two.run_folder.shared / "job.json").read_text())
     assert there["queue"] == "" and [host["host"] for host in there["hosts"]["machines"]] == ["gpu3", "gpu4", "gpu5"]
 
     four.stop()
     with pytest.raises(ClusterError, match="job-4 wants 3 machines, 1 are free; wait for job-1, job-2, or stop one"):
         four.resume()
-    assert four.ended and four.state == "stopped"
-    one.folders.result.write_text("{}")
-    queue.step(place.path / "runs", unstarted[0])
-    assert names(Job(three.run).spec) == ["gpu0", "gpu1", "gpu2"]
+    assert four.has_ended and four.state == "stopped"
+    one.run_folder.result_path.write_text("{}")
+    queue.advance_queue(place.path / "runs", unstarted[0])
+    assert names(Job(three.path).spec) == ["gpu0", "gpu1", "gpu2"]
 
 
 def test_a_job_outside_of_a_queue_has_the_first_machines_of_its_file(place: Fixture) -> None:
     (recipe,) = submit.load_recipes(place.recipe())
     plan = submit.plan(recipe, hosts=hosts_file(place, 4), machines=2, data="/data", procs=1)
-    job = submit._create(plan.spec)
+    job = submit.create_job(plan.spec)
     assert names(plan.spec) == ["gpu0", "gpu1", "gpu2", "gpu3"] and names(job.spec) == ["gpu0", "gpu1"]
-    assert not job.waiting and job.state == "booting"
+    assert not job.is_waiting and job.state == "booting"
 
 
 def test_a_queue_that_cannot_begin_leaves_no_job(place: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -349,7 +349,7 @@ def test_a_queue_that_cannot_begin_leaves_no_job(place: Fixture, monkeypatch: py
     assert not (place.path / "runs").exists()
 
     def ensure(runs: Path, name: str) -> None:
-        assert len(queue_state.siblings(runs, name)) == 2
+        assert len(queue_state.queue_run_folders(runs, name)) == 2
         raise ClusterError("no tmux here")
 
     monkeypatch.setattr(queue_state, "ensure", ensure)
@@ -362,7 +362,7 @@ def test_on_this_computer_one_runs_at_a_time_unless_it_has_no_gpu(
     place: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plans = sweep(place, ("a", place.data, 1), ("b", place.data, 1))
-    assert queue.places(plans) == 1 and queue.places(plans, 2) == 2
+    assert queue.resolve_parallel(plans) == 1 and queue.resolve_parallel(plans, 2) == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(BadInput, match=r"--parallel 2: the jobs would share this computer's GPUs \(2\)"):
-        queue.places(plans, 2)
+        queue.resolve_parallel(plans, 2)

@@ -24,24 +24,24 @@ def spec(place: Fixture) -> Any:
 def test_many_who_begin_a_job_at_once_get_a_number_each(
     place: Fixture, spec: Any, crowd: Callable[..., list[Any]]
 ) -> None:
-    names = crowd(6, lambda _: [submit._create(spec).name for _ in range(2)])
+    names = crowd(6, lambda _: [submit.create_job(spec).name for _ in range(2)])
     assert sorted(name for many in names for name in many) == sorted(f"job-{number}" for number in range(1, 13))
     assert [job.name for job in store.all_jobs()] == [f"job-{number}" for number in range(1, 13)]
     for job in store.all_jobs():
         assert job.spec.name == job.name and job.spec.recipe == spec.recipe
-        assert json.loads(job.folders.recipe.read_text())["name"] == "tiny"
+        assert json.loads(job.run_folder.recipe_path.read_text())["name"] == "tiny"
 
 
 def test_a_number_is_claimed_by_one_only(place: Fixture, crowd: Callable[..., list[Any]]) -> None:
-    names = crowd(4, lambda _: [store.make_folder(set()).name for _ in range(60)])
+    names = crowd(4, lambda _: [store.create_run_folder(set()).name for _ in range(60)])
     assert sorted(name for many in names for name in many) == sorted(f"job-{number}" for number in range(1, 241))
 
 
 def test_a_number_is_not_given_again_while_its_folder_is_there(place: Fixture, spec: Any) -> None:
-    assert [submit._create(spec).name for _ in range(3)] == ["job-1", "job-2", "job-3"]
+    assert [submit.create_job(spec).name for _ in range(3)] == ["job-1", "job-2", "job-3"]
     (place.path / "runs/job-2").rename(place.path / "runs/kept")
     (place.path / "runs/job-4").touch()
-    assert submit._create(spec).name == "job-5"
+    assert submit.create_job(spec).name == "job-5"
 
 
 def test_jobs_are_in_the_order_of_their_numbers(hand_made: Fixture) -> None:
@@ -74,7 +74,7 @@ def test_a_job_that_is_not_there_is_an_error_that_says_which_are(hand_made: Fixt
         hand_made(one)
     with pytest.raises(NoSuchJob, match="there are job-3, job-12") as caught:
         store.find(name)
-    assert caught.value.code == 102 and "\n" not in str(caught.value)
+    assert caught.value.exit_code == 102 and "\n" not in str(caught.value)
 
 
 def test_no_job_at_all_is_an_error_too(place: Fixture) -> None:
@@ -86,15 +86,15 @@ def test_another_place_for_the_runs_is_taken_from_the_environment(
     place: Fixture, spec: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("IMGNET_RUNS", "some/where")
-    assert submit._create(spec).run == place.path / "some/where/job-1"
+    assert submit.create_job(spec).path == place.path / "some/where/job-1"
     monkeypatch.delenv("IMGNET_RUNS")
-    assert store.all_jobs() == [] and store.runs() == place.path / "runs"
+    assert store.all_jobs() == [] and store.runs_folder() == place.path / "runs"
 
 
 def test_a_full_disk_leaves_no_half_job(spec: Any, full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMGNET_RUNS", str(full_disk / "runs"))
     with pytest.raises(ClusterError, match="No space left on device; nothing was started") as caught:
-        submit._create(spec)
+        submit.create_job(spec)
     assert str(full_disk) in str(caught.value) and "\n" not in str(caught.value)
     assert store.all_jobs() == []
 
@@ -117,7 +117,7 @@ def test_what_cannot_be_launched_is_refused_before_it_has_a_folder(place: Fixtur
 
 def test_from_python_a_finished_job_tells_what_it_measured(finished: Fixture) -> None:
     job = Job(finished.path / "runs/job-1")
-    assert job.ended and job.state == job.wait(0) == "done" and not job.alive
+    assert job.has_ended and job.state == job.wait(0) == "done" and not job.is_alive
     top1 = job.scalars("val/top1")
     assert [images for images, _ in top1] == [60, 120, 180]
     assert top1[-1][1] == job.result["top1"] and len(job.scalars("val/top5")) == len(job.scalars("val/loss")) == 3

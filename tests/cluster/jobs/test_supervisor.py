@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.jobs.supervisor import LONGEST_WAIT, Replacer
+from cluster.jobs.supervisor import MAX_REPLACEMENT_DELAY_SECONDS, MachineReplacer
 
 Fixture = Any
 
@@ -110,25 +110,29 @@ def job(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def test_a_lost_machine_is_started_again_a_moment_later(job: Any) -> None:
-    replacer = Replacer(job)
-    assert replacer.step(0.0) == []
+    replacer = MachineReplacer(job)
+    assert replacer.replace_due_machines(0.0) == []
     job.dead = ["1"]
-    assert replacer.step(10.0) == [] and replacer.step(10.9) == []
-    assert replacer.step(11.0) == ["1"] and job.replaced == ["1"]
+    assert replacer.replace_due_machines(10.0) == [] and replacer.replace_due_machines(10.9) == []
+    assert replacer.replace_due_machines(11.0) == ["1"] and job.replaced == ["1"]
 
 
 def test_a_machine_that_keeps_dying_is_started_ever_later_but_at_least_each_minute(job: Any) -> None:
-    replacer, now, waits = Replacer(job), 0.0, []
+    replacer, now, waits = MachineReplacer(job), 0.0, []
     job.dead = ["1"]
     for _ in range(10):
         begun = now
-        while not replacer.step(now):
+        while not replacer.replace_due_machines(now):
             now += 0.5
         waits.append(now - begun)
-    assert waits == sorted(waits) and waits[:5] == [1.0, 2.0, 4.0, 8.0, 16.0] and waits[-1] == LONGEST_WAIT
+    assert (
+        waits == sorted(waits)
+        and waits[:5] == [1.0, 2.0, 4.0, 8.0, 16.0]
+        and waits[-1] == MAX_REPLACEMENT_DELAY_SECONDS
+    )
     job.dead = ["1", "2"]
     begun = now
-    while "2" not in replacer.step(now):
+    while "2" not in replacer.replace_due_machines(now):
         now += 0.5
     assert now - begun == 1.0, "the others pay nothing for it"
 
@@ -157,11 +161,11 @@ def test_nobody_is_started_again(job: Any, hand_made: Fixture, why: str) -> None
         case "booting":
             run.folders.launch.write_text("")  # just now, and machine 1 has not spoken yet
             run.folders.status("1").unlink()
-    replacer = Replacer(job)
-    assert [replacer.step(float(now)) for now in range(0, 200, 5)] == [[]] * 40 and job.replaced == []
+    replacer = MachineReplacer(job)
+    assert [replacer.replace_due_machines(float(now)) for now in range(0, 200, 5)] == [[]] * 40 and job.replaced == []
 
 
 def test_a_machine_that_left_is_started_again(job: Any) -> None:
     job.run_.says("left", "1", ended=True, reason="a notice")
-    job.dead, replacer = ["1"], Replacer(job)
-    assert replacer.step(0.0) == [] and replacer.step(1.0) == ["1"]
+    job.dead, replacer = ["1"], MachineReplacer(job)
+    assert replacer.replace_due_machines(0.0) == [] and replacer.replace_due_machines(1.0) == ["1"]

@@ -65,7 +65,7 @@ def whats(found: list[dict[str, str]]) -> str:
 
 
 def judged(procs: int = 0, want_gb: float = 0, **changes: Any) -> str:
-    return whats(checks.judge({**FACTS, **changes}, procs, want_gb))
+    return whats(checks.find_problems({**FACTS, **changes}, procs, want_gb))
 
 
 # --- the whole ----------------------------------------------------------------------------------------------------
@@ -85,7 +85,7 @@ def test_three_machines_are_asked_twice_and_see_each_other(tmp_path: Path) -> No
     assert sorted(one.name for one in (tmp_path / "probe").iterdir()) == ["t1-a", "t1-b", "t1-c"]
     answers = {name: run(*where, "--machine", name, "--expect", "a,b,c") for name in names}
     assert answers["b"]["shared"]["seen"] == {"a": True, "b": True, "c": True}
-    assert checks.same_folder(answers) == []
+    assert checks.pairs_without_common_folder(answers) == []
     for name in names:
         run(*where, "--machine", name, "--clean")
     assert list(tmp_path.iterdir()) == []
@@ -101,27 +101,27 @@ def test_machines_with_folders_of_their_own_under_one_name_are_found_out(
         folder.mkdir(exist_ok=True)
         assert probe.folder_facts(folder, folder / "probe" / f"t-{name}")["link"]
     for name, folder in folders.items():
-        answers[name] = {"shared": {"seen": probe.look(folder / "probe", {one: f"t-{one}" for one in folders})}}
-    assert checks.same_folder(answers) == [("a", "c"), ("b", "c")]
+        answers[name] = {"shared": {"seen": probe.find_markers(folder / "probe", {one: f"t-{one}" for one in folders})}}
+    assert checks.pairs_without_common_folder(answers) == [("a", "c"), ("b", "c")]
     answers["a"] = {"shared": {"error": "no answer"}}
-    assert checks.same_folder(answers) == [("a", "b"), ("a", "c"), ("b", "c")]
+    assert checks.pairs_without_common_folder(answers) == [("a", "b"), ("a", "c"), ("b", "c")]
 
 
 def test_to_be_seen_is_not_enough() -> None:
     answers = {"a": {"shared": {"seen": {"b": True}}}, "b": {"shared": {"seen": {"a": False}}}}
-    assert checks.same_folder(answers) == [("a", "b")]
+    assert checks.pairs_without_common_folder(answers) == [("a", "b")]
 
 
 def test_a_file_that_comes_late_is_seen(tmp_path: Path) -> None:
     command = ["sh", "-c", 'sleep 0.3; printf "t-b\\n" > "$1"', "late", str(tmp_path / "t-b")]
     with subprocess.Popen(command):
-        assert probe.look(tmp_path, {"b": "t-b"}) == {"b": True}
+        assert probe.find_markers(tmp_path, {"b": "t-b"}) == {"b": True}
 
 
 def test_another_probings_file_is_not_taken_for_this_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "SEE_SECONDS", 0.05)
     (tmp_path / "t-b").write_text("")
-    assert probe.look(tmp_path, {"b": "t-b"}) == {"b": False}
+    assert probe.find_markers(tmp_path, {"b": "t-b"}) == {"b": False}
 
 
 # --- the shared folder --------------------------------------------------------------------------------------------
@@ -189,7 +189,7 @@ def test_a_shared_folder_that_cannot_be_used_is_one_error(
         monkeypatch.setattr(Path, "mkdir", refuse)
     if fault == "probe is a file":
         (folder / "probe").write_text("")
-    facts = probe.within(10, lambda: probe.folder_facts(folder, folder / "probe/t-a"))
+    facts = probe.call_with_timeout(10, lambda: probe.folder_facts(folder, folder / "probe/t-a"))
     said = judged(shared={"path": str(folder), **(facts or {})})
     words = {"missing": "is not there on this machine", "file": "is not a folder", "not writable": "Permission denied"}
     assert said.startswith(f"error: {folder}") and words.get(fault, "probe") in said
@@ -200,7 +200,7 @@ def test_a_folder_without_hard_links_is_found_out(tmp_path: Path, monkeypatch: p
         raise OSError(95, "Operation not supported")
 
     (tmp_path / "x").write_text("")
-    assert probe.links(tmp_path / "x", tmp_path / "y")
+    assert probe.can_hard_link(tmp_path / "x", tmp_path / "y")
     monkeypatch.setattr(os, "link", refuse)
     facts = probe.folder_facts(tmp_path, tmp_path / "probe/t-a")
     assert not facts["link"] and [one.name for one in (tmp_path / "probe").iterdir()] == ["t-a"]
@@ -210,7 +210,7 @@ def test_a_folder_without_hard_links_is_found_out(tmp_path: Path, monkeypatch: p
 def test_a_link_that_replaces_what_is_there_is_no_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "link", lambda *_: None)
     (tmp_path / "x").write_text("")
-    assert not probe.links(tmp_path / "x", tmp_path / "y")
+    assert not probe.can_hard_link(tmp_path / "x", tmp_path / "y")
 
 
 def test_a_file_server_that_does_not_answer_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,13 +220,13 @@ def test_a_file_server_that_does_not_answer_is_not_waited_for(tmp_path: Path, mo
 
     monkeypatch.setattr(probe, "folder_facts", hang)
     monkeypatch.setattr(probe, "FOLDER_SECONDS", 0.2)
-    facts = probe.ask(tmp_path, tmp_path, tmp_path / "probe/t-a")
-    assert f"error: {tmp_path}: no answer in 0.2 s" in whats(checks.judge(facts, 0, 0))
+    facts = probe.gather_facts(tmp_path, tmp_path, tmp_path / "probe/t-a")
+    assert f"error: {tmp_path}: no answer in 0.2 s" in whats(checks.find_problems(facts, 0, 0))
 
 
 def test_what_is_asked_in_a_process_of_its_own_comes_whole() -> None:
-    assert probe.within(10, lambda: {"x": "y" * 1_000_000}) == {"x": "y" * 1_000_000}
-    assert probe.within(10, lambda: {"x": 1 // 0}) == {"error": "integer division or modulo by zero"}
+    assert probe.call_with_timeout(10, lambda: {"x": "y" * 1_000_000}) == {"x": "y" * 1_000_000}
+    assert probe.call_with_timeout(10, lambda: {"x": 1 // 0}) == {"error": "integer division or modulo by zero"}
 
 
 # --- GPUs ---------------------------------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_what_is_asked_in_a_process_of_its_own_comes_whole() -> None:
 
 def test_gpus_are_named_with_memory_driver_and_compute_capability(nvidia_smi: Any) -> None:
     nvidia_smi(f"echo '{GPU.format(n=0)}'; echo '{GPU.format(n=1)}'")
-    found, complaint = probe.gpus_here()
+    found, complaint = probe.query_gpus()
     assert complaint == "" and len(found) == 2
     assert found[1] == {
         "name": "NVIDIA A100-SXM4-40GB",
@@ -249,7 +249,7 @@ def test_gpus_are_named_with_memory_driver_and_compute_capability(nvidia_smi: An
 def test_an_older_driver_that_knows_no_compute_capability_is_asked_again(nvidia_smi: Any) -> None:
     nvidia_smi("""case "$1" in *compute_cap*) echo 'Field "compute_cap" is not a valid field to query.'; exit 2;; esac
 echo 'Tesla V100, [N/A], 418.87, GPU-0'""")
-    assert probe.gpus_here()[0] == [
+    assert probe.query_gpus()[0] == [
         {"name": "Tesla V100", "memory_gb": 0.0, "driver": "418.87", "uuid": "GPU-0", "compute": ""}
     ]
 
@@ -257,13 +257,13 @@ echo 'Tesla V100, [N/A], 418.87, GPU-0'""")
 def test_a_gpu_that_is_lost_is_counted_and_its_complaint_is_kept(nvidia_smi: Any) -> None:
     rows = "; ".join(f"echo '{GPU.format(n=n)}'" for n in range(7))
     nvidia_smi(f"{rows}; echo 'Unable to determine the device handle for GPU 0000:3B:00.0: Unknown Error'; exit 15")
-    found, complaint = probe.gpus_here()
+    found, complaint = probe.query_gpus()
     said = judged(procs=8, gpus=found, nvidia=complaint)
     assert said.startswith("error: 7 of 8 GPUs visible (nvidia-smi: Unable to determine") and "ask for 7" in said
 
 
 def test_no_driver_is_said_only_when_gpus_are_asked_for(nvidia_smi: Any) -> None:
-    found, complaint = probe.gpus_here()
+    found, complaint = probe.query_gpus()
     assert (found, complaint) == ([], "missing")
     assert judged(procs=0, nvidia=complaint) == ""
     assert judged(procs=1, nvidia=complaint).startswith(
@@ -273,7 +273,7 @@ def test_no_driver_is_said_only_when_gpus_are_asked_for(nvidia_smi: Any) -> None
 
 def test_a_driver_that_does_not_run_is_said_in_its_own_words(nvidia_smi: Any) -> None:
     nvidia_smi("echo 'NVIDIA-SMI has failed because it could not communicate with the NVIDIA driver.'; exit 9")
-    found, complaint = probe.gpus_here()
+    found, complaint = probe.query_gpus()
     assert "no GPU (nvidia-smi: NVIDIA-SMI has failed because" in judged(procs=1, gpus=found, nvidia=complaint)
 
 
@@ -281,7 +281,7 @@ def test_an_nvidia_smi_that_hangs_is_ended_and_said(nvidia_smi: Any, monkeypatch
     monkeypatch.setattr(probe, "NVIDIA_SECONDS", 0.3)
     nvidia_smi(f"sleep 600 & echo $! > {os.environ['PATH'].split(':')[0]}/pid; wait")
     start = time.monotonic()
-    assert probe.gpus_here() == ([], "hangs")
+    assert probe.query_gpus() == ([], "hangs")
     assert time.monotonic() - start < 30
     pid = int(Path(os.environ["PATH"].split(":")[0], "pid").read_text())
     while Path(f"/proc/{pid}").exists() and ") Z " not in Path(f"/proc/{pid}/stat").read_text():
@@ -320,11 +320,11 @@ def test_without_tmux_and_with_a_full_disk_both_are_said(tmp_path: Path, monkeyp
 
 
 def test_a_clock_is_wrong_only_when_that_is_sure() -> None:
-    assert checks.skew(100.0, 104.0, 102.5) == (0.5, 2.0)
-    assert checks.clock(*checks.skew(100.0, 104.0, 102.0)) == []
-    assert checks.clock(31.0, 2.0) == []
-    assert "its clock is 3600 s behind ours" in whats(checks.clock(-3600.0, 0.1))
-    assert "its clock is 40 s ahead of ours" in whats(checks.clock(40.0, 2.0))
+    assert checks.clock_skew(100.0, 104.0, 102.5) == (0.5, 2.0)
+    assert checks.check_clock(*checks.clock_skew(100.0, 104.0, 102.0)) == []
+    assert checks.check_clock(31.0, 2.0) == []
+    assert "its clock is 3600 s behind ours" in whats(checks.check_clock(-3600.0, 0.1))
+    assert "its clock is 40 s ahead of ours" in whats(checks.check_clock(40.0, 2.0))
 
 
 def test_memory_is_read_from_meminfo() -> None:

@@ -15,14 +15,14 @@ from typing import Any
 import pytest
 from support.ssh_machines import Testbed
 
-from benchmarks.launch import supervisors
-from benchmarks.launch_stub import RECIPE, Waits
+from benchmarks.launch import supervisor_pids
+from benchmarks.launch_stub import RECIPE, StubDelays
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.known_hosts import fingerprint
 from cluster.errors import SetupFailed
 from cluster.machines.fleet import Fleet
 
-QUICK = Waits(environment=0, probe=0, network=0, start=0, beat=0.2)
+QUICK = StubDelays(environment=0, probe=0, network=0, start=0, beat=0.2)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +35,7 @@ class Rig:
     """A job on machines of the testbed, asked for and nothing more; and the script that is their Python."""
 
     def __init__(self, hand_made: Callable[..., Any], bed: Testbed, path: Path, *numbers: int, **spec: Any) -> None:
-        self.bed, self.stub = bed, QUICK.write(path / "python")
+        self.bed, self.stub = bed, QUICK.write_script(path / "python")
         (path / "python.d").mkdir()
         found = read_hosts(bed.write_hosts_toml(path / "hosts.toml", python=str(self.stub)))
         self.hosts = Hosts(found.shared, tuple(found.machines[number] for number in numbers))
@@ -51,7 +51,7 @@ class Rig:
         values = {"machines": len(self.hosts.machines), "backend": "ssh", "hosts": self.hosts.to_json()}
         one = self.make(uid=f"job-1-{time.monotonic_ns()}", **{**values, **self.spec})
         one.folders.launch.write_text("first")
-        self.fleets.append(Fleet(one.spec, one.folders, patience=3))
+        self.fleets.append(Fleet(one.spec, one.folders, reconnect_seconds=3))
         return self.fleets[-1]
 
     def says(self, call: str, script: str) -> None:
@@ -149,12 +149,12 @@ def test_what_is_wrong_with_a_machine_is_named_and_nothing_starts(
     harm(one)
     fleet = one.fleet()
     with pytest.raises(SetupFailed) as caught:
-        fleet.launch()
+        fleet.set_up_machines()
     said = str(caught.value)
-    assert reason in said and said.startswith(fleet.remotes["1"].name) and "\n" not in said
-    assert list(fleet.board.failed) == ["1"] and reason in fleet.board.failed["1"]
-    kept = json.loads(fleet.board.path.read_text())
-    assert kept["machines"]["1"]["reason"] == fleet.board.failed["1"] and not kept["ready"]
+    assert reason in said and said.startswith(fleet.connectors["1"].name) and "\n" not in said
+    assert list(fleet.setup_progress.failure_reasons) == ["1"] and reason in fleet.setup_progress.failure_reasons["1"]
+    kept = json.loads(fleet.setup_progress.path.read_text())
+    assert kept["machines"]["1"]["reason"] == fleet.setup_progress.failure_reasons["1"] and not kept["ready"]
     assert not one.calls("cluster.agent")
     assert fleet.terminate() == (["1"] if harm in (lock_out, swap_key) else [])
 
@@ -163,7 +163,7 @@ def test_the_host_key_that_came_and_the_one_that_was_known_are_both_named(rig: C
     one = rig(0, 1)
     swap_key(one)
     with pytest.raises(SetupFailed) as caught:
-        one.fleet().launch()
+        one.fleet().set_up_machines()
     for machine in one.bed.machines[:2]:
         assert fingerprint(machine.host_key.split()[1]) in str(caught.value)
 
@@ -172,7 +172,7 @@ def test_a_full_disk_is_named(rig: Callable[..., Rig], full_disk: Path) -> None:
     one = rig(0, 1)
     one.change(1, folder=str(full_disk / "folder"))
     with pytest.raises(SetupFailed, match=r"folder/commands cannot be used"):
-        one.fleet().launch()
+        one.fleet().set_up_machines()
     assert not one.calls("cluster.agent")
 
 
@@ -181,30 +181,39 @@ def test_two_machines_that_fail_are_both_named(rig: Callable[..., Rig]) -> None:
     break_python(one)
     one.says("cluster.machines.python_env-0", 'echo \'{"python": null, "why": "too old"}\'; exit 1')
     with pytest.raises(SetupFailed, match=r"^machine 0 .*too old; machine 1 .*no pip$"):
-        one.fleet().launch()
+        one.fleet().set_up_machines()
 
 
 def test_a_spare_may_fail(rig: Callable[..., Rig]) -> None:
     one = rig(0, 1, machines=1, spares=1)
     break_probe(one)
     fleet = one.fleet()
-    fleet.launch()
-    assert fleet.board.said["ready"] and "the shared folder is away" in fleet.board.failed["1"]
+    fleet.set_up_machines()
+    assert (
+        fleet.setup_progress.data["ready"] and "the shared folder is away" in fleet.setup_progress.failure_reasons["1"]
+    )
     one_call = lambda: one.calls("cluster.agent") == ["0"]  # noqa: E731
     deadline = time.monotonic() + 20
     while not one_call():
         assert time.monotonic() < deadline
         time.sleep(0.02)
-    assert not one.calls("train.distributed.network_probe") and fleet.alive() and fleet.dead() == []
+    assert not one.calls("train.distributed.network_probe") and fleet.agents_alive() and fleet.dead_machines() == []
 
 
 def test_machines_that_are_set_up_are_left_as_they_are(rig: Callable[..., Rig], place: Any) -> None:
     one = rig(0, 1)
     fleet = one.fleet()
-    fleet.launch()
-    assert {*fleet.board.rows["1"]["seconds"]} == {"connected", "code", "environment", "checks", "network", "agent"}
-    fleet.launch()
-    Fleet(fleet.spec, fleet.folders).launch()
+    fleet.set_up_machines()
+    assert {*fleet.setup_progress.rows["1"]["seconds"]} == {
+        "connected",
+        "code",
+        "environment",
+        "checks",
+        "network",
+        "agent",
+    }
+    fleet.set_up_machines()
+    Fleet(fleet.spec, fleet.folders).set_up_machines()
     place.wait_for(lambda: one.calls("cluster.agent") == ["0", "1"], 20)
     assert one.calls("cluster.machines.python_env") == ["0", "1"] and one.calls("cluster.machines.probe") == [
         "0",
@@ -224,7 +233,7 @@ class Launched:
         self.place, self.bed = place, bed
         for one in bed.machines:
             shutil.rmtree(one.home / ".imgnet", ignore_errors=True)
-        self.stub = replace(QUICK, count=2).write(place.path / "python")
+        self.stub = replace(QUICK, count=2).write_script(place.path / "python")
         (place.path / "python.d").mkdir()
         self.hold = place.path / "python.d" / "hold"
         self.hold.touch()
@@ -268,13 +277,13 @@ def test_a_supervisor_that_is_killed_is_followed_by_one_that_finishes(
     place: Any, bed: Testbed, launched: Callable[[str], Launched], part: str
 ) -> None:
     one = launched(part)
-    (pid,) = supervisors(one.job.run)
+    (pid,) = supervisor_pids(one.job.run)
     os.kill(pid, signal.SIGKILL)
-    place.wait_for(lambda: not supervisors(one.job.run) and "job-1" not in place.tmux("ls"), 20)
+    place.wait_for(lambda: not supervisor_pids(one.job.run) and "job-1" not in place.tmux("ls"), 20)
     one.hold.unlink()
     one.job.refresh()  # as any command that looks
     place.wait_for(lambda: one.states() == ["training", "training"], 30)
-    assert one.agents() == 2 and len(supervisors(one.job.run)) == 1
+    assert one.agents() == 2 and len(supervisor_pids(one.job.run)) == 1
     assert [path.name for path in one.job.folders.shared.glob("attempts/*")] == ["000001.json"]
     assert place.cli("stop", "job-1").code == 0
     assert one.job.state == "stopped" and one.agents() == 0
@@ -292,11 +301,11 @@ def test_a_job_is_stopped_while_it_is_set_up(
     assert ran.code == 0 and time.monotonic() - start < 30
     assert one.job.ended and "stopped by the user" in one.job.result["reason"]
     assert "cluster.agent" not in one.log.read_text()
-    place.wait_for(lambda: not (bed.leaks() or supervisors(one.job.run)), 20)
+    place.wait_for(lambda: not (bed.leaks() or supervisor_pids(one.job.run)), 20)
 
 
 def test_a_launch_that_fails_says_why_and_leaves_nothing(place: Any, bed: Testbed) -> None:
-    stub = QUICK.write(place.path / "python")
+    stub = QUICK.write_script(place.path / "python")
     (place.path / "python.d").mkdir()
     (place.path / "python.d" / "cluster.machines.probe-1").write_text("free=1")
     (place.path / "recipe.py").write_text(RECIPE)
@@ -304,4 +313,4 @@ def test_a_launch_that_fails_says_why_and_leaves_nothing(place: Any, bed: Testbe
     ran = place.cli("launch", "--hosts", str(hosts), "-y", "recipe.py")
     assert ran.code == 100 and "machine 1 (127.1.0.2)" in ran.out and "1 GB free, 2 GB are needed" in ran.out, ran
     assert "failed" in place.cli("ls").out
-    place.wait_for(lambda: not (bed.leaks() or supervisors(place.job().run)), 20)
+    place.wait_for(lambda: not (bed.leaks() or supervisor_pids(place.job().run)), 20)

@@ -115,14 +115,14 @@ def uv_only(uv: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_a_python_that_has_everything_is_used_as_it_is(tmp_path: Path) -> None:
-    found = python_env.ready(tmp_path, ["pytest>=1", "torch>=2"])
+    found = python_env.ensure_environment(tmp_path, ["pytest>=1", "torch>=2"])
     assert found["python"] == sys.executable and not found["made"]
-    assert found["torch"].split("+")[0] == python_env._version("torch").split("+")[0]  # type: ignore[union-attr]
+    assert found["torch"].split("+")[0] == python_env._installed_version("torch").split("+")[0]  # type: ignore[union-attr]
     assert not list(tmp_path.iterdir())
 
 
 def test_the_requirements_are_those_of_the_pyproject_beside_the_package(tmp_path: Path) -> None:
-    assert any(one.startswith("torch>=") for one in python_env.requirements())
+    assert any(one.startswith("torch>=") for one in python_env.project_requirements())
     said = answer(start(code(tmp_path / "code"), tmp_path / "here"))
     assert (said["python"], said["made"], said["code"]) == (sys.executable, False, 0)
 
@@ -133,7 +133,7 @@ def test_no_requirements_is_one_line_that_names_the_file(tmp_path: Path, text: s
     if text is not None:
         path.write_text(text)
     with pytest.raises(ClusterError, match=r"pyproject.toml does not say what is needed") as raised:
-        python_env.requirements(path)
+        python_env.project_requirements(path)
     assert "\n" not in str(raised.value)
 
 
@@ -162,12 +162,14 @@ FITS = [
 def test_a_version_fits_as_pip_says(version: str, specifiers: str, expected: bool) -> None:
     from packaging.specifiers import SpecifierSet
 
-    assert python_env.fits(version, specifiers) is expected
+    assert python_env.version_matches(version, specifiers) is expected
     assert SpecifierSet(specifiers).contains(version, prereleases=True) is expected
 
 
 def test_a_rule_that_is_not_known_fits_nothing() -> None:
-    assert not python_env.fits("1.0", "<>1.0") and not python_env.fits("1.0", "@ https://localhost/x.whl")
+    assert not python_env.version_matches("1.0", "<>1.0") and not python_env.version_matches(
+        "1.0", "@ https://localhost/x.whl"
+    )
 
 
 @pytest.mark.parametrize("pip_is_there", [True, False])
@@ -189,11 +191,11 @@ def test_a_requirement_is_held_against_what_is_installed(
 
     if not pip_is_there:
         monkeypatch.setattr(python_env, "_packaging", refuse)
-    assert python_env.satisfied(need) is expected
+    assert python_env.is_installed(need) is expected
 
 
 def test_what_only_other_systems_need_is_not_missed() -> None:
-    assert python_env.satisfied("imgnet-nowhere>=3; sys_platform == 'win32'")
+    assert python_env.is_installed("imgnet-nowhere>=3; sys_platform == 'win32'")
 
 
 # --- making one ---------------------------------------------------------------------------------------------------
@@ -209,7 +211,9 @@ def test_two_jobs_at_once_make_one_real_venv_that_has_the_package_and_sees_this_
     assert [one["code"] for one in said] == [0, 0], said
     assert sorted(one["made"] for one in said) == [False, True], said
     (python,) = {one["python"] for one in said}
-    assert python.startswith(f"{folder}/venv/") and {one["torch"] for one in said} == {python_env._version("torch")}
+    assert python.startswith(f"{folder}/venv/") and {one["torch"] for one in said} == {
+        python_env._installed_version("torch")
+    }
     made = next(one for one in said if one["made"])
     assert "imgnet-dummy" in made["out"] and "this machine's own torch==" in made["why"]
     ask = "import imgnet_dummy, torch; print(imgnet_dummy.word, torch.__name__)"
@@ -219,16 +223,16 @@ def test_two_jobs_at_once_make_one_real_venv_that_has_the_package_and_sees_this_
 
 
 def test_uv_is_used_where_it_is_and_installs_only_what_is_missing(uv_only: Path, tmp_path: Path) -> None:
-    found = python_env.ready(tmp_path / "here", ["torch>=2", "pytest>=1", "imgnet-dummy>=1"])
+    found = python_env.ensure_environment(tmp_path / "here", ["torch>=2", "pytest>=1", "imgnet-dummy>=1"])
     venv, install = (uv_only / "words").read_text().splitlines()
     assert venv.startswith(f"venv --python {sys.executable}") and found["made"]
     assert install.endswith(" imgnet-dummy>=1") and "pytest>=1" not in install
     kept = (uv_only / "constraints").read_text().splitlines()
-    assert kept == [f"{name}=={python_env._version(name)}" for name in ("torch", "pytest")]
+    assert kept == [f"{name}=={python_env._installed_version(name)}" for name in ("torch", "pytest")]
 
 
 def test_without_a_fitting_torch_nothing_of_the_machine_is_used(uv_only: Path, tmp_path: Path) -> None:
-    python_env.ready(tmp_path / "here", ["torch>=9999", "pytest>=1"])
+    python_env.ensure_environment(tmp_path / "here", ["torch>=9999", "pytest>=1"])
     venv, install = (uv_only / "words").read_text().splitlines()
     assert "--system-site-packages" not in venv and install.endswith(" torch>=9999 pytest>=1")
     assert not (uv_only / "constraints").exists()
@@ -239,7 +243,7 @@ def test_the_packages_of_this_python_are_seen_also_if_it_is_a_venv(
     uv_only: Path, tmp_path: Path, child: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "base_prefix", "/elsewhere" if child else sys.prefix)
-    python_env.make(tmp_path / "one", ["imgnet-dummy"], system=True)
+    python_env.make_venv(tmp_path / "one", ["imgnet-dummy"], with_system_packages=True)
     words = (uv_only / "words").read_text().splitlines()[0]
     assert ("--system-site-packages" in words) is not child
     shown = list(tmp_path.glob("one/lib/python3*/site-packages/_machine.pth"))
@@ -249,32 +253,36 @@ def test_the_packages_of_this_python_are_seen_also_if_it_is_a_venv(
 
 
 def test_nothing_to_install_is_a_venv_all_the_same(tmp_path: Path, uv_only: Path) -> None:
-    python_env.make(tmp_path / "one", [])
-    assert (tmp_path / "one" / python_env.COMPLETE).exists()
+    python_env.make_venv(tmp_path / "one", [])
+    assert (tmp_path / "one" / python_env.COMPLETE_MARKER).exists()
     assert len((uv_only / "words").read_text().splitlines()) == 1
 
 
 def test_other_needs_another_python_or_another_torch_is_another_venv(monkeypatch: pytest.MonkeyPatch) -> None:
-    keys = [python_env.key(["a", "b"], ""), python_env.key(["a"], ""), python_env.key(["a", "b"], "torch==2.13.0")]
-    assert python_env.key(["b", "a"], "") == keys[0]
+    keys = [
+        python_env.venv_key(["a", "b"], ""),
+        python_env.venv_key(["a"], ""),
+        python_env.venv_key(["a", "b"], "torch==2.13.0"),
+    ]
+    assert python_env.venv_key(["b", "a"], "") == keys[0]
     monkeypatch.setattr(sys, "prefix", "/opt/other")
-    keys.append(python_env.key(["a", "b"], ""))
+    keys.append(python_env.venv_key(["a", "b"], ""))
     monkeypatch.setattr(python_env.platform, "python_version", lambda: "3.99.0")
-    keys.append(python_env.key(["a", "b"], ""))
+    keys.append(python_env.venv_key(["a", "b"], ""))
     assert len(set(keys)) == 5
 
 
 @pytest.mark.parametrize("fault", ["no mark", "no python"])
 def test_a_venv_that_is_not_whole_is_made_once_more(uv_only: Path, tmp_path: Path, fault: str) -> None:
     needs = ["imgnet-dummy>=1"]
-    venv = Path(python_env.ready(tmp_path, needs)["python"]).parents[1]
+    venv = Path(python_env.ensure_environment(tmp_path, needs)["python"]).parents[1]
     (venv / "rest").write_text("of before")
     if fault == "no mark":
-        (venv / python_env.COMPLETE).unlink()
+        (venv / python_env.COMPLETE_MARKER).unlink()
     else:
         (venv / "bin/python").unlink()
-    assert python_env.ready(tmp_path, needs)["made"] and not (venv / "rest").exists()
-    assert not python_env.ready(tmp_path, needs)["made"]
+    assert python_env.ensure_environment(tmp_path, needs)["made"] and not (venv / "rest").exists()
+    assert not python_env.ensure_environment(tmp_path, needs)["made"]
 
 
 def test_who_is_killed_leaves_no_installer_no_lock_and_no_venv_that_is_used(uv: Path, tmp_path: Path) -> None:
@@ -286,7 +294,7 @@ def test_who_is_killed_leaves_no_installer_no_lock_and_no_venv_that_is_used(uv: 
     first.send_signal(signal.SIGKILL)
     first.communicate(timeout=20)
     until(lambda: not Path(f"/proc/{pid}").exists() or ") Z " in Path(f"/proc/{pid}/stat").read_text())
-    assert not list(folder.glob("venv/*/" + python_env.COMPLETE))
+    assert not list(folder.glob("venv/*/" + python_env.COMPLETE_MARKER))
     (uv / "hang").unlink()
     assert answer(start(root, folder, str(uv)))["made"]
 
@@ -327,27 +335,27 @@ def test_what_an_installer_says_becomes_one_line(uv: Path, tmp_path: Path, words
     assert (said["code"], said["python"], said["made"]) == (1, None, False)
     assert WORDS[words] in said["why"] and "\n" not in said["why"] and "Traceback" not in said["out"]
     assert words.splitlines()[0] in said["out"]
-    assert not list((tmp_path / "here/venv").glob("*/" + python_env.COMPLETE))
+    assert not list((tmp_path / "here/venv").glob("*/" + python_env.COMPLETE_MARKER))
 
 
 def test_the_package_that_debian_lacks_is_named_for_this_python(tmp_path: Path) -> None:
     (tmp_path / "python").write_text("#!/bin/sh\necho because ensurepip is not available\nexit 1\n")
     (tmp_path / "python").chmod(0o755)
     with pytest.raises(ClusterError, match=rf"apt-get install python3\.{sys.version_info[1]}-venv"):
-        python_env._run([str(tmp_path / "python"), "-m", "venv", "x"], tmp_path)
+        python_env._run_command([str(tmp_path / "python"), "-m", "venv", "x"], tmp_path)
 
 
 def test_a_full_disk_is_found_also_when_nobody_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(python_env, "FULL", 1 << 62)
     with pytest.raises(ClusterError, match=r"false: the disk is full"):
-        python_env._run(["false"], tmp_path)
+        python_env._run_command(["false"], tmp_path)
 
 
 def test_pip_without_a_network_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("pip")
     pip = [sys.executable, "-m", "pip", "--isolated", "install", "--retries", "1", "--disable-pip-version-check"]
     with pytest.raises(ClusterError, match="no way from here to the package index"):
-        python_env._run([*pip, "--index-url", "http://127.0.0.1:1/simple", "imgnet-nowhere"], tmp_path)
+        python_env._run_command([*pip, "--index-url", "http://127.0.0.1:1/simple", "imgnet-nowhere"], tmp_path)
 
 
 def test_a_folder_that_cannot_be_written_is_one_line_that_names_it(tmp_path: Path) -> None:
@@ -358,14 +366,14 @@ def test_a_folder_that_cannot_be_written_is_one_line_that_names_it(tmp_path: Pat
 
 def test_the_caller_reads_the_last_line() -> None:
     good = b'noise\n{"python": "/p", "made": true, "torch": "2", "why": "made", "seconds": 1}\n'
-    assert python_env.read(good, "box-1")["python"] == "/p"
+    assert python_env.parse_output(good, "box-1")["python"] == "/p"
     for out, said in {
         b'{"python": null, "why": "the disk is full"}\n': "box-1: the disk is full",
         b"": "box-1: no environment for Python was found or made: it said nothing",
         b"sh: python3: not found\n": "box-1: no environment for Python was found or made: sh: python3: not found",
     }.items():
         with pytest.raises(ClusterError) as raised:
-            python_env.read(out, "box-1")
+            python_env.parse_output(out, "box-1")
         assert str(raised.value) == said
 
 

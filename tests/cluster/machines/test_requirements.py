@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from cluster.connectors.local import ROOT
+from cluster.connectors.local import PROJECT_ROOT
 from cluster.machines import requirements
 from train.recipe import SAMPLE, Model, Optim, Phase, Recipe
 
@@ -28,7 +28,9 @@ def named(recipe: Recipe, model: str = "resnet10_tiny", weights: str | None = No
 
 
 def test_of_ours_nothing_is_missing_anywhere(tiny: Recipe) -> None:
-    assert requirements.library(tiny) == "" and requirements.missing(tiny) == [] == requirements.elsewhere(tiny, ROOT)
+    assert requirements.model_library(tiny) == "" and requirements.missing_requirements(
+        tiny
+    ) == [] == requirements.requirements_not_sent(tiny, PROJECT_ROOT)
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
@@ -36,9 +38,9 @@ def test_a_library_that_is_not_installed_is_named(library: str, tiny: Recipe, mo
     recipe = named(tiny, f"{library}:resnet18")
     monkeypatch.setattr(requirements, "_found", lambda name: False)
     assert (
-        requirements.library(recipe) == library and requirements.elsewhere(recipe, ROOT) == []
+        requirements.model_library(recipe) == library and requirements.requirements_not_sent(recipe, PROJECT_ROOT) == []
     )  # the machines install it
-    assert requirements.missing(recipe) == [
+    assert requirements.missing_requirements(recipe) == [
         f"model, name: {library}:resnet18 needs {library}, which is not installed here; pip install {library}"
     ]
 
@@ -48,30 +50,34 @@ def test_somebodys_module_is_looked_for_where_the_trainer_looks(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = named(tiny, "nets.small:tiny", name="nets.opt:make", loss="nets:loss")
-    assert [line.partition(":")[0] for line in requirements.missing(recipe)] == [
+    assert [line.partition(":")[0] for line in requirements.missing_requirements(recipe)] == [
         "model, name",
         "optim, name",
         "optim, loss",
     ]
     assert (
-        "no module nets.small here" in requirements.missing(recipe)[0]
-        and str(tmp_path) in requirements.missing(recipe)[0]
+        "no module nets.small here" in requirements.missing_requirements(recipe)[0]
+        and str(tmp_path) in requirements.missing_requirements(recipe)[0]
     )
     assert (
-        len(requirements.elsewhere(recipe, ROOT)) == 3 and requirements.elsewhere(named(tiny, "recipes:x"), ROOT) == []
+        len(requirements.requirements_not_sent(recipe, PROJECT_ROOT)) == 3
+        and requirements.requirements_not_sent(named(tiny, "recipes:x"), PROJECT_ROOT) == []
     )
     (tmp_path / "nets.py").write_text("raise SystemExit('run by somebody who only asks whether it is there')")
-    assert requirements.missing(recipe) == [] == requirements.elsewhere(recipe, tmp_path)
+    assert requirements.missing_requirements(recipe) == [] == requirements.requirements_not_sent(recipe, tmp_path)
 
 
 def test_a_file_of_weights_is_named_whole(tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     recipe = named(tiny, weights="own.pt")
-    assert requirements.missing(recipe) == [f"model, weights: {tmp_path / 'own.pt'}: there is no such file"]
-    assert "say the whole path" in requirements.elsewhere(recipe, ROOT)[0]
+    assert requirements.missing_requirements(recipe) == [
+        f"model, weights: {tmp_path / 'own.pt'}: there is no such file"
+    ]
+    assert "say the whole path" in requirements.requirements_not_sent(recipe, PROJECT_ROOT)[0]
     (tmp_path / "own.pt").write_bytes(b"")
     assert (
-        requirements.missing(recipe) == [] and len(requirements.elsewhere(named(tiny, weights="~/own.pt"), ROOT)) == 1
+        requirements.missing_requirements(recipe) == []
+        and len(requirements.requirements_not_sent(named(tiny, weights="~/own.pt"), PROJECT_ROOT)) == 1
     )
 
 

@@ -12,19 +12,19 @@ from PIL import Image
 from cluster.backends import machine_types, registry
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import calibration, candidates, choose
-from cluster.planning.candidates import Row
+from cluster.planning.candidates import Candidate
 from cluster.planning.resolve import load_recipes, plan
 from cluster.plots import forecast as plots_forecast
 from cluster.plots import palette as plots_forecast_palette
 from cluster.state import result as state_result
-from cluster.state.result import settle
-from infra.aws.market.instance_types import HISTORIC, ON_DEMAND, RETIRED, SHIPPED
-from train.forecast import IN_2018, OURS, Constants, forecast
+from cluster.state.result import write_result
+from infra.aws.market.instance_types import HISTORIC_TYPES, ON_DEMAND_PRICES, RETIREMENT_REASONS, BUILTIN_TYPES
+from train.forecast import IMAGENET18_CONSTANTS, DEFAULT_CONSTANTS, Constants, forecast
 
 Fixture = Any
 RECIPE = str(Path(__file__).resolve().parents[3] / "recipes/resnet50_18min.py")
 (LARGE,) = load_recipes(RECIPE)
-P3 = machine_types.Shipped("p3.16xlarge", 8, "V100", 25.0, 64, 24.48, "gone")
+P3 = machine_types.MachineType("p3.16xlarge", 8, "V100", 25.0, 64, 24.48, "gone")
 FREE = "p4d.24xlarge"
 
 
@@ -35,24 +35,24 @@ def apart(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def rows(
-    *counts: int, kinds: tuple[str, ...] = (FREE,), constants: Constants = OURS, epochs: int | None = None
-) -> list[Row]:
+    *counts: int, kinds: tuple[str, ...] = (FREE,), constants: Constants = DEFAULT_CONSTANTS, epochs: int | None = None
+) -> list[Candidate]:
     def make(count: int, procs: int) -> Any:
-        return plan(candidates.cut(LARGE, count, epochs), backend="plan", machines=count, procs=procs)
+        return plan(candidates.truncate_recipe(LARGE, count, epochs), backend="plan", machines=count, procs=procs)
 
-    return candidates.rows(make, [candidates.known(name) for name in kinds], counts, constants)
+    return candidates.make_candidates(make, [candidates.get_machine_type(name) for name in kinds], counts, constants)
 
 
 def fake(
     machines: int, minutes: float | None, price: float | None = 10.0, name: str = "a.large", gone: str = ""
-) -> Row:
+) -> Candidate:
     """A row of so many minutes on machines of that price."""
     (row,) = rows(machines)
     told = None
     if minutes is not None:
         assert row.forecast
         told = replace(row.forecast, epochs=(), start={"boot": 60 * minutes})
-    kind = replace(row.kind, name=name, on_demand=price, gone=gone)
+    kind = replace(row.machine_type, name=name, on_demand=price, gone=gone)
     return replace(row, kind=kind, forecast=told)
 
 
@@ -61,28 +61,30 @@ def fake(
 
 def test_a_row_is_the_forecast_on_the_shipped_machine_at_its_shipped_price() -> None:
     (row,) = rows(8)
-    kind = SHIPPED[FREE]
-    told = forecast(row.plan.schedule, gpus=8, gpu=kind.gpu, gbit=kind.gbit, machines=8, vcpus=kind.vcpus)
-    assert told and row.minutes == told.minutes and row.plan.spec.gpus == 64
-    assert row.dollars(row.minutes) == pytest.approx(8 * ON_DEMAND[FREE] * told.minutes / 60)
+    kind = BUILTIN_TYPES[FREE]
+    told = forecast(row.plan.schedule, gpus=8, gpu=kind.gpu, gbit=kind.network_gbps, machines=8, vcpus=kind.vcpus)
+    assert told and row.minutes == told.total_minutes and row.plan.spec.schedule_gpus == 64
+    assert row.dollars(row.minutes) == pytest.approx(8 * ON_DEMAND_PRICES[FREE] * told.total_minutes / 60)
 
 
 def test_the_target_is_the_epoch_at_which_the_source_reached_it() -> None:
     found = rows(1, 2, 4, 8, 16)
-    assert [row.epochs for row in found] == [28, 30, 29, 30, 38]
+    assert [row.epochs_to_target for row in found] == [28, 30, 29, 30, 38]
     for row in found:
-        assert row.forecast and row.to_target == pytest.approx(row.forecast.until(row.epochs) / 60)
-    assert found[3].to_target and found[3].minutes and found[3].to_target < found[3].minutes
+        assert row.forecast and row.minutes_to_target == pytest.approx(
+            row.forecast.seconds_until(row.epochs_to_target) / 60
+        )
+    assert found[3].minutes_to_target and found[3].minutes and found[3].minutes_to_target < found[3].minutes
     (short,) = rows(8, epochs=20)
-    assert short.epochs is None and short.to_target == pytest.approx(short.minutes)
+    assert short.epochs_to_target is None and short.minutes_to_target == pytest.approx(short.minutes)
 
 
 def test_the_first_epochs_are_those_of_the_table_for_so_many_machines() -> None:
-    one = candidates.cut(LARGE, 8, 30)
+    one = candidates.truncate_recipe(LARGE, 8, 30)
     assert one.epochs == 30 and one.phases[-1].epochs == (29, 30) and one.phases[:-1] == LARGE.tables[8][:-1]
-    assert candidates.cut(LARGE, 8, None) is LARGE
+    assert candidates.truncate_recipe(LARGE, 8, None) is LARGE
     with pytest.raises(BadInput, match="--epochs 37: resnet50_18min has 36 on 8 machines"):
-        candidates.cut(LARGE, 8, 37)
+        candidates.truncate_recipe(LARGE, 8, 37)
 
 
 def test_a_price_that_is_not_known_is_not_guessed() -> None:
@@ -94,23 +96,23 @@ def test_a_price_that_is_not_known_is_not_guessed() -> None:
 
 def test_a_card_that_nobody_has_measured_has_no_forecast() -> None:
     one, two = rows(8, 16, kinds=("p6-b200.48xlarge",))
-    assert one.forecast is two.forecast is one.minutes is one.to_target is one.share is None
+    assert one.forecast is two.forecast is one.minutes is one.minutes_to_target is one.scaling_efficiency is None
     assert one.to_json()["forecast"] is None and one.dollars(one.minutes) is None
 
 
 def test_a_machine_of_2018_is_for_comparison_and_one_that_never_was_is_refused() -> None:
-    kind = candidates.known("p3.16xlarge")
-    assert (kind.gpus, kind.gpu, kind.gbit, kind.vcpus, kind.on_demand) == (8, "V100", 25.0, 64, 24.48)
-    assert kind.gone == RETIRED["p3.16xlarge"] and not HISTORIC.keys() & SHIPPED.keys()
-    first = candidates.first_known(LARGE.types)
-    assert first and first.name == FREE and candidates.first_known(("p3.16xlarge",)) is None
+    kind = candidates.get_machine_type("p3.16xlarge")
+    assert (kind.gpus, kind.gpu, kind.network_gbps, kind.vcpus, kind.on_demand_price) == (8, "V100", 25.0, 64, 24.48)
+    assert kind.retired_reason == RETIREMENT_REASONS["p3.16xlarge"] and not HISTORIC_TYPES.keys() & BUILTIN_TYPES.keys()
+    first = candidates.first_rentable_type(LARGE.types)
+    assert first and first.name == FREE and candidates.first_rentable_type(("p3.16xlarge",)) is None
     with pytest.raises(BadInput, match=r"q9\.large: is not in the shipped table"):
-        candidates.known("q9.large")
+        candidates.get_machine_type("q9.large")
 
 
 def test_the_18_minutes_with_the_constants_of_2018() -> None:
-    found = rows(8, 16, kinds=("p3.16xlarge",), constants=IN_2018)
-    assert [row.to_target for row in found] == [pytest.approx(18.88, rel=0.1), pytest.approx(18.09, rel=0.1)]
+    found = rows(8, 16, kinds=("p3.16xlarge",), constants=IMAGENET18_CONSTANTS)
+    assert [row.minutes_to_target for row in found] == [pytest.approx(18.88, rel=0.1), pytest.approx(18.09, rel=0.1)]
 
 
 # --- which to take --------------------------------------------------------------------------------------------------
@@ -123,25 +125,25 @@ def test_the_18_minutes_with_the_constants_of_2018() -> None:
 ])  # fmt: skip
 def test_the_knee_is_where_a_doubling_stops_being_worth_it(minutes: list[float], said: str) -> None:
     found = [fake(2**place, one) for place, one in enumerate(minutes)]
-    assert choose.knee(list(reversed(found))) == said
+    assert choose.diminishing_returns(list(reversed(found))) == said
 
 
 def test_a_knee_between_numbers_that_are_no_doubling_is_counted() -> None:
-    assert choose.knee([fake(4, 30), fake(6, 29)]) == "4 machines: 2 more buy 3 %"
-    assert choose.knee([fake(1, None), fake(2, None)]) == ""
+    assert choose.diminishing_returns([fake(4, 30), fake(6, 29)]) == "4 machines: 2 more buy 3 %"
+    assert choose.diminishing_returns([fake(1, None), fake(2, None)]) == ""
 
 
 @pytest.mark.parametrize(("text", "found"), [
     ("30min", ("minutes", 30)), ("1.5h", ("minutes", 90)), ("40$", ("dollars", 40)), ("$40", ("dollars", 40)),
 ])  # fmt: skip
 def test_a_limit_is_a_time_or_a_price(text: str, found: tuple[str, float]) -> None:
-    assert choose.limit(text) == found
+    assert choose.parse_budget(text) == found
 
 
 @pytest.mark.parametrize("text", ["30", "min", "-3min", "0min", "$40$", "forty$", "30s", "", "nanmin", "$4h"])
 def test_what_is_neither_is_refused(text: str) -> None:
     with pytest.raises(BadInput, match="such as 30min, 2h or 40"):
-        choose.limit(text)
+        choose.parse_budget(text)
 
 
 def test_a_row_is_chosen_by_time_or_price() -> None:
@@ -163,7 +165,7 @@ def test_a_row_is_chosen_by_time_or_price() -> None:
 
 def test_the_command_that_launches_a_row_has_what_plan_was_asked_with() -> None:
     options = {"data": "my images", "keep_batch": True, "seed": 0, "scale": 0.5, "only": ("a", "b"), "procs": None}
-    words = shlex.split(choose.launch_words(fake(8, 1.0), "x.py", options))
+    words = shlex.split(choose.launch_command(fake(8, 1.0), "x.py", options))
     assert words == [
         *("imgnet-cluster", "launch", "--machines", "8", "--type", "a.large", "--data", "my images", "--keep-batch"),
         *("--seed", "0", "--scale", "0.5", "--only", "a", "--only", "b", "x.py"),
@@ -181,18 +183,18 @@ def colours(path: Path) -> set[tuple[int, ...]]:
 
 def test_a_picture_has_a_line_for_each_type(tmp_path: Path) -> None:
     lines = {"a": [(1, 30.0), (2, 16.0)], "b": [(1, 20.0), (2, 11.0)]}
-    plots_forecast.draw(tmp_path / "x.png", "title", lines, {**lines, "b": []})
+    plots_forecast.draw_forecast(tmp_path / "x.png", "title", lines, {**lines, "b": []})
     drawn = colours(tmp_path / "x.png")
-    for name in plots_forecast_palette.COLOURS[:2]:
+    for name in plots_forecast_palette.SERIES_COLOURS[:2]:
         assert tuple(bytes.fromhex(name[1:])) in drawn
-    assert tuple(bytes.fromhex(plots_forecast_palette.COLOURS[2][1:])) not in drawn
-    plots_forecast.draw(tmp_path / "y.png", "one point, no price", {"a": [(1, 30.0)]}, {"a": []})
+    assert tuple(bytes.fromhex(plots_forecast_palette.SERIES_COLOURS[2][1:])) not in drawn
+    plots_forecast.draw_forecast(tmp_path / "y.png", "one point, no price", {"a": [(1, 30.0)]}, {"a": []})
     assert colours(tmp_path / "y.png")
 
 
 def test_a_picture_that_is_no_png_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"ends in \.png"):
-        plots_forecast.draw(tmp_path / "x.jpg", "t", {"a": [(1, 1.0)]}, {})
+        plots_forecast.draw_forecast(tmp_path / "x.jpg", "t", {"a": [(1, 1.0)]}, {})
     assert not list(tmp_path.iterdir())
 
 
@@ -201,7 +203,7 @@ def test_a_picture_that_is_no_png_is_refused(tmp_path: Path) -> None:
     (0.03, [0, 0.01, 0.02, 0.03]),
 ])  # fmt: skip
 def test_ticks_are_round(most: float, values: list[float]) -> None:
-    assert plots_forecast.ticks(most) == pytest.approx(values)
+    assert plots_forecast.ticks_from_zero(most) == pytest.approx(values)
 
 
 # --- what a job says of it ------------------------------------------------------------------------------------------
@@ -215,7 +217,7 @@ def test_a_launch_here_keeps_its_forecast_and_a_plan_for_nowhere_has_none() -> N
     assert alone and told["terms"]["compute"] == pytest.approx(alone["terms"]["compute"])  # they share the processors
     assert plan(own, backend="plan").spec.forecast is None
     chunks = ((64, 32, 1.0), (64, 64, 2.0), (96, 64, 4.0))
-    measured = plan(own, procs=1, constants=Constants(source="job-3", chunks=chunks)).spec.forecast
+    measured = plan(own, procs=1, constants=Constants(source="job-3", batch_timings=chunks)).spec.forecast
     assert measured and measured["source"] == "job-3"
     assert measured["terms"]["compute"] == pytest.approx(2 * 4000 / 32 + 4 * 4000 / 64 * 2 + 3 * 4000 / 64 * 4)
 
@@ -240,51 +242,75 @@ def test_a_finished_jobs_result_has_its_constants_and_the_forecast_beside_what_i
     told = {"terms": {"compute": 3.0, "start": 1.0}, "minutes": 1 / 15, "phases": [], "source": "presets"}
     job = hand_made(forecast=told)
     job.shared("result.json", json.dumps(DONE))
-    settle(job.folders, job.spec, registry.get("local"))
+    write_result(job.folders, job.spec, registry.get_backend("local"))
     result = json.loads(job.folders.result.read_text())
     assert result["forecast"] == told and {row["term"]: row["error"] for row in result["against"]}["steps"] == 1.0
-    own = calibration.measured_by("job-1", result)
-    assert own.chunks == ((32, 8, pytest.approx(0.2)),) and own == Constants.from_json(result["constants"])
+    own = calibration.measured_constants("job-1", result)
+    assert own.batch_timings == ((32, 8, pytest.approx(0.2)),) and own == Constants.from_json(result["constants"])
 
 
 def test_a_result_of_a_job_that_failed_or_says_too_little_is_written_all_the_same(hand_made: Fixture) -> None:
     job = hand_made(forecast={"terms": {}})
-    settle(job.folders, job.spec, registry.get("local"), why="it fell", how="failed")
+    write_result(job.folders, job.spec, registry.get_backend("local"), end_reason="it fell", end_state="failed")
     result = json.loads(job.folders.result.read_text())
     assert result["state"] == "failed" and not {"forecast", "against", "constants"} & result.keys()
-    assert state_result.after({"terms": {}}, {"state": "done", "epochs": []}) == {}
+    assert state_result.forecast_vs_actual({"terms": {}}, {"state": "done", "epochs": []}) == {}
     for one in (None, result, {"state": "done"}):
         with pytest.raises(BadInput, match="--from job-1"):
-            calibration.measured_by("job-1", one)
+            calibration.measured_constants("job-1", one)
 
 
 def test_a_jobs_speed_is_its_cards_and_another_card_has_its_preset() -> None:
-    own = Constants(source="job-3", chunks=((224, 64, 1.0),), epoch=((0, 3.0),), start=9.0)
-    a100, h100, here = candidates.known(FREE), candidates.known("p5.48xlarge"), replace(P3, gpu="", on_demand=0.0)
-    assert calibration.for_card(own, a100, a100) == (own, "") and calibration.for_card(own, here, here) == (own, "")
-    rented, note = calibration.for_card(own, here, h100)
-    assert (rented.boot, rented.setup, rented.fetch) == (OURS.boot, OURS.setup, OURS.fetch) and "its like" in note
-    assert (rented.chunks, rented.start) == (own.chunks, own.start)
-    other, note = calibration.for_card(own, a100, h100)
-    assert other.chunks == () and (other.epoch, other.start) == (own.epoch, own.start)
+    own = Constants(source="job-3", batch_timings=((224, 64, 1.0),), epoch_seconds=((0, 3.0),), startup_seconds=9.0)
+    a100, h100, here = (
+        candidates.get_machine_type(FREE),
+        candidates.get_machine_type("p5.48xlarge"),
+        replace(P3, gpu="", on_demand=0.0),
+    )
+    assert calibration.constants_for_type(own, a100, a100) == (own, "") and calibration.constants_for_type(
+        own, here, here
+    ) == (own, "")
+    rented, note = calibration.constants_for_type(own, here, h100)
+    assert (rented.boot_seconds, rented.setup_seconds, rented.fetch_bytes_per_second) == (
+        DEFAULT_CONSTANTS.boot_seconds,
+        DEFAULT_CONSTANTS.setup_seconds,
+        DEFAULT_CONSTANTS.fetch_bytes_per_second,
+    ) and "its like" in note
+    assert (rented.batch_timings, rented.startup_seconds) == (own.batch_timings, own.startup_seconds)
+    other, note = calibration.constants_for_type(own, a100, h100)
+    assert other.batch_timings == () and (other.epoch_seconds, other.startup_seconds) == (
+        own.epoch_seconds,
+        own.startup_seconds,
+    )
     assert note == "job-3 ran on A100: the speed of H100 is the preset's"
 
 
 def test_what_processors_did_says_nothing_of_a_gpu() -> None:
-    own = Constants(source="job-3", chunks=((224, 64, 1.0),), start=9.0)
-    cpu, gpu = replace(P3, gpu="CPU", on_demand=0.0), candidates.known(FREE)
-    assert calibration.for_card(own, cpu, gpu) == (OURS, "job-3 ran on processors, which says nothing of A100: all of "
+    own = Constants(source="job-3", batch_timings=((224, 64, 1.0),), startup_seconds=9.0)
+    cpu, gpu = replace(P3, gpu="CPU", on_demand=0.0), candidates.get_machine_type(FREE)
+    assert calibration.constants_for_type(own, cpu, gpu) == (DEFAULT_CONSTANTS, "job-3 ran on processors, which says nothing of A100: all of "
                                                  f"{FREE} is presets")  # fmt: skip
-    assert calibration.for_card(own, gpu, cpu)[0] == OURS
+    assert calibration.constants_for_type(own, gpu, cpu)[0] == DEFAULT_CONSTANTS
     small = replace(cpu, name="c7i.2xlarge", on_demand=0.4)
-    like, note = calibration.for_card(own, cpu, small)
-    assert like == replace(own, boot=OURS.boot, setup=OURS.setup, fetch=OURS.fetch) and "taken for those of" in note
+    like, note = calibration.constants_for_type(own, cpu, small)
+    assert (
+        like
+        == replace(
+            own,
+            boot=DEFAULT_CONSTANTS.boot_seconds,
+            setup=DEFAULT_CONSTANTS.setup_seconds,
+            fetch=DEFAULT_CONSTANTS.fetch_bytes_per_second,
+        )
+        and "taken for those of" in note
+    )
 
 
 def test_a_rented_job_ran_on_the_type_that_came_and_one_here_costs_nothing(hand_made: Fixture) -> None:
     job = hand_made(procs=2)
-    assert calibration.card_of(job.spec, {"device": "cpu"}).gpu == "CPU"
-    here = calibration.card_of(job.spec, {})
-    assert (here.name, here.gpus, here.gpu, here.on_demand) == (f"as {job.spec.name}'s", 2, "", 0.0)
+    assert calibration.job_machine_type(job.spec, {"device": "cpu"}).gpu == "CPU"
+    here = calibration.job_machine_type(job.spec, {})
+    assert (here.name, here.gpus, here.gpu, here.on_demand_price) == (f"as {job.spec.name}'s", 2, "", 0.0)
     rented = replace(job.spec, cloud={"places": [{"type": "p5.48xlarge"}, {"type": FREE}]})
-    assert calibration.card_of(rented, {"device": "cuda"}, FREE) == candidates.known(FREE), "not the type it liked best"
+    assert calibration.job_machine_type(rented, {"device": "cuda"}, FREE) == candidates.get_machine_type(FREE), (
+        "not the type it liked best"
+    )

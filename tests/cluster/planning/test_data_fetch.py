@@ -7,13 +7,13 @@ from typing import Any
 import pytest
 from support.packed_sets import content, make_set
 
-from cluster.agent.data import command
+from cluster.agent.data import fetch_command
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import data_fetch
-from cluster.planning.data_fetch import parts
+from cluster.planning.data_fetch import list_parts
 from cluster.planning.resolve import plan
 from cluster.state import timeline
-from cluster.state.spec import Spec
+from cluster.state.spec import JobSpec
 from train.data.manifest import FetchError
 from train.recipe import Data, Model, Phase, Recipe
 
@@ -43,11 +43,11 @@ def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_job_that_fetches_trains_on_what_it_has_fetched(sets: Path) -> None:
     spec = plan(recipe(32, 64), data="set", fetch="disk").spec
-    assert (spec.source, spec.source_copies) == (str(sets), "")
+    assert (spec.data_source, spec.copies_source) == (str(sets), "")
     assert spec.data == str(sets.parent / "disk/set") and spec.copies == str(sets.parent / "disk/set-sz")
-    assert Spec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
+    assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
     plain = plan(recipe(32), data="set").spec
-    assert (plain.source, plain.data, plain.copies) == ("", str(sets), f"{sets}-sz")
+    assert (plain.data_source, plain.data, plain.copies) == ("", str(sets), f"{sets}-sz")
 
 
 def test_the_images_are_those_of_the_manifest(sets: Path) -> None:
@@ -73,33 +73,35 @@ def test_the_plan_says_how_much_comes_from_where_to_where(sets: Path) -> None:
 ])  # fmt: skip
 def test_a_machine_fetches_what_the_phases_read(sets: Path, copies: tuple[int | None, ...], words: str) -> None:
     spec = plan(recipe(*copies), data="set", fetch="disk").spec
-    assert " ".join(command(spec)) == f"data fetch {sets} {spec.data} {words}"
+    assert " ".join(fetch_command(spec)) == f"data fetch {sets} {spec.data} {words}"
 
 
 def test_copies_that_lie_elsewhere_are_fetched_from_there(sets: Path) -> None:
     sets.with_name("set-sz").rename(sets.with_name("small"))
     one = plan(recipe(32), data="set", copies="small", fetch="disk")
-    assert command(one.spec)[-2:] == ["--copies", str(sets.with_name("small"))]
+    assert fetch_command(one.spec)[-2:] == ["--copies", str(sets.with_name("small"))]
     assert one.spec.copies == str(sets.parent / "disk/set-sz") and "not there" not in one.notes[0]
 
 
 def test_s3_is_fetched_to_the_fast_disk_of_rented_machines(sets: Path) -> None:
     rent = {"offline": True}
-    one = plan(recipe(160), backend="aws", data="s3://bucket/sets/imagenet", rent={**rent, "type": "p4d.24xlarge"})
-    assert one.spec.source == "s3://bucket/sets/imagenet"
+    one = plan(
+        recipe(160), backend="aws", data="s3://bucket/sets/imagenet", rental_options={**rent, "type": "p4d.24xlarge"}
+    )
+    assert one.spec.data_source == "s3://bucket/sets/imagenet"
     assert (one.spec.data, one.spec.copies) == ("~/.imgnet/data/imagenet", "~/.imgnet/data/imagenet-sz")
     assert one.schedule.images == 1000, "nobody was asked"
     assert one.notes[0].startswith("data: 160; full: index only; fetched from s3://bucket/sets/imagenet to ~/.imgnet/d")
     assert one.spec.recipe.data.name == "imagenet"
     shared = plan(
-        recipe(160), backend="aws", data="imagenet", fetch="/mnt/x", rent={**rent, "type": "p4d.24xlarge"}
+        recipe(160), backend="aws", data="imagenet", fetch="/mnt/x", rental_options={**rent, "type": "p4d.24xlarge"}
     ).spec
-    assert (shared.source, shared.data) == ("~/.imgnet/shared/imagenet", "/mnt/x/imagenet")
+    assert (shared.data_source, shared.data) == ("~/.imgnet/shared/imagenet", "/mnt/x/imagenet")
 
 
 @pytest.mark.parametrize("place, name", [("s3://bucket/a/b/", "b"), ("s3://bucket", "bucket"), ("s3://b/", "b")])
 def test_a_target_has_the_last_name_of_its_source(place: str, name: str) -> None:
-    assert data_fetch.target_of(place, "/disk", "ssh") == Path("/disk") / name
+    assert data_fetch.fetch_target(place, "/disk", "ssh") == Path("/disk") / name
 
 
 def test_the_recipe_may_name_a_place_in_s3(sets: Path) -> None:
@@ -107,7 +109,7 @@ def test_the_recipe_may_name_a_place_in_s3(sets: Path) -> None:
 
     one = recipe(None)
     one = replace(one, data=replace(one.data, root="s3://b/imagenet"))
-    assert plan(one, backend="plan").spec.source == "s3://b/imagenet"
+    assert plan(one, backend="plan").spec.data_source == "s3://b/imagenet"
 
 
 def test_what_cannot_be_fetched_is_one_line_before_anything_starts(sets: Path) -> None:
@@ -116,7 +118,13 @@ def test_what_cannot_be_fetched_is_one_line_before_anything_starts(sets: Path) -
     with pytest.raises(BadInput, match="the built-in set is drawn where it is read"):
         plan(recipe(32), data="sample", fetch="disk")
     with pytest.raises(BadInput, match=r"--fetch disk: is on the machines; say an absolute path"):
-        plan(recipe(32), backend="aws", data="set", fetch="disk", rent={"offline": True, "type": "p4d.24xlarge"})
+        plan(
+            recipe(32),
+            backend="aws",
+            data="set",
+            fetch="disk",
+            rental_options={"offline": True, "type": "p4d.24xlarge"},
+        )
     with pytest.raises(ClusterError, match="nowhere: there is no such folder"):
         plan(recipe(32), data="nowhere", fetch="disk")
     (sets / "files/train/a").mkdir(parents=True)
@@ -129,22 +137,26 @@ def test_what_cannot_be_fetched_is_one_line_before_anything_starts(sets: Path) -
 
 def test_the_smallest_comes_first_and_an_index_before_all(sets: Path) -> None:
     target = Path("/disk/set")
-    found = parts("set", target, [64, None, 32])
+    found = list_parts("set", target, [64, None, 32])
     assert [(one.source.name, str(one.target)) for one in found] == [
         (f"{sets}-sz/32", "/disk/set-sz/32"), (f"{sets}-sz/64", "/disk/set-sz/64"), (str(sets), "/disk/set"),
     ]  # fmt: skip
-    assert [one.index_only for one in parts(str(sets), target, [64, None, 32], index_only=True)] == [True, False, False]
+    assert [one.index_only for one in list_parts(str(sets), target, [64, None, 32], index_only=True)] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_full_size_images_take_the_place_of_a_copy_that_is_not_there_when_told_so(sets: Path) -> None:
     said: list[str] = []
-    found = parts("set", Path("/t"), [32, None, 96], index_only=True, else_full=True, say=said.append)
+    found = list_parts("set", Path("/t"), [32, None, 96], index_only=True, full_if_missing=True, say=said.append)
     assert [(one.target.name, one.index_only) for one in found] == [("32", False), ("t", False)]
     assert said == [f"{sets}-sz/96: is not there; the full-size images are fetched in place of 96"]
     with pytest.raises(FetchError, match=r"set-sz/96: there is no such folder"):
-        from train.data.fetch.fetch import fetch
+        from train.data.fetch.fetch import fetch_sets
 
-        fetch(parts("set", Path("/t"), [96]))
+        fetch_sets(list_parts("set", Path("/t"), [96]))
 
 
 def test_the_command_fetches_checks_and_says_how_fast(place: Fixture) -> None:
@@ -186,7 +198,7 @@ def test_the_seconds_of_fetching_stand_in_the_machines_way_to_its_first_step(han
     run.folders.run.joinpath("logs").mkdir()
     home = run.folders.run / "logs/agent-0.jsonl"
     home.write_text((run.folders.shared / "logs/agent-0.jsonl").read_text())
-    assert timeline.beginning(run.folders.run, "0")["fetch"] == 10
+    assert timeline.startup_seconds(run.folders.run, "0")["fetch"] == 10
     assert run.job.machines()["0"]["seconds"]["fetch"] == 10
     run.says("fetching", doing="fetching s3://b/x", progress="fetching s3://b/x: 1 MB of 2 MB (50 %)", phase="warming")
     with run.agent_at_work():

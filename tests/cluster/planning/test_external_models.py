@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.backends.local import CHECKPOINT_MB, checkpoint_mb
+from cluster.backends.local import CHECKPOINT_MB, estimate_checkpoint_mb
 from cluster.planning.resolve import plan
 from train.forecast import forecast
-from train.models.registry import MAKERS
+from train.models.registry import MODEL_BUILDERS
 from train.recipe import MODELS, Data, Model, Optim, Phase, Recipe
 
 
@@ -21,7 +21,7 @@ def recipe(model: str, optim: str = "sgd", **changes: Any) -> Recipe:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_checkpoint_of_ours_has_weights_and_momentum(name: str) -> None:
     with torch.device("meta"):
-        megabytes = sum(one.numel() for one in MAKERS[name](1000).parameters()) * 8 / 1e6
+        megabytes = sum(one.numel() for one in MODEL_BUILDERS[name](1000).parameters()) * 8 / 1e6
     assert megabytes <= CHECKPOINT_MB[name] <= max(megabytes + 1, 4)
 
 
@@ -30,9 +30,11 @@ def test_of_other_networks_nothing_is_foretold_and_a_large_checkpoint_guessed(na
     one = plan(recipe(name), backend="plan")
     assert one.spec.recipe.model.name == name
     assert forecast(one.schedule, gpus=8, gpu="V100", gbit=25.0, machines=1) is None
-    assert 500 < checkpoint_mb(recipe(name)) < 1000
+    assert 500 < estimate_checkpoint_mb(recipe(name)) < 1000
 
 
 def test_a_second_moment_makes_a_checkpoint_half_as_large_again() -> None:
-    sizes = [checkpoint_mb(recipe("resnet50", optim)) for optim in ("sgd", "lars", "lamb", "adamw", "mine:make")]
+    sizes = [
+        estimate_checkpoint_mb(recipe("resnet50", optim)) for optim in ("sgd", "lars", "lamb", "adamw", "mine:make")
+    ]
     assert sizes == [205, 205, 307, 307, 205]

@@ -25,7 +25,7 @@ def no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_a_recipe_is_planned_here_with_one_process_and_the_linear_rule() -> None:
     one = plan(RECIPE)
-    assert (one.spec.backend, one.spec.machines, one.spec.procs, one.spec.gpus) == ("local", 1, 1, 1)
+    assert (one.spec.backend, one.spec.machines, one.spec.procs, one.spec.schedule_gpus) == ("local", 1, 1, 1)
     first, second = one.schedule.table()
     assert (first["batch"], first["global_batch"], first["steps"]) == (10, 10, 100)
     assert (second["global_batch"], second["steps"]) == (20, 100)
@@ -36,20 +36,20 @@ def test_a_recipe_is_planned_here_with_one_process_and_the_linear_rule() -> None
 
 def test_on_the_nominal_machines_nothing_is_changed_and_nothing_is_said() -> None:
     one = plan(RECIPE, backend="plan")
-    assert (one.spec.machines, one.spec.procs, one.spec.gpus, one.notes) == (2, 4, 8, ())
+    assert (one.spec.machines, one.spec.procs, one.spec.schedule_gpus, one.notes) == (2, 4, 8, ())
     assert [row["global_batch"] for row in one.schedule.table()] == [80, 160]
-    assert plan(RECIPE, backend="plan", machines=4).spec.gpus == 16
+    assert plan(RECIPE, backend="plan", machines=4).spec.schedule_gpus == 16
 
 
 def test_there_is_a_process_for_each_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    assert plan(RECIPE).spec.procs == plan(RECIPE).spec.gpus == 3
-    assert plan(RECIPE, procs=2).spec.gpus == 2
+    assert plan(RECIPE).spec.procs == plan(RECIPE).spec.schedule_gpus == 3
+    assert plan(RECIPE, procs=2).spec.schedule_gpus == 2
 
 
 def test_the_global_batch_can_be_kept_with_fewer_processes() -> None:
     one = plan(RECIPE, procs=2, keep_batch=True)
-    assert (one.spec.procs, one.spec.gpus) == (2, 8)
+    assert (one.spec.procs, one.spec.schedule_gpus) == (2, 8)
     assert [row["global_batch"] for row in one.schedule.table()] == [80, 160]
     assert one.schedule.table()[0]["lr"] == [0.1, 0.1]
     (note,) = one.notes
@@ -61,7 +61,11 @@ def test_the_table_for_the_number_of_machines_is_taken() -> None:
     assert plan(large, backend="plan").spec.machines == 16
     for asked, found in ((1, 28), (2, 30), (4, 30), (8, 36), (16, 50), (9, 36), (3, 30), (32, 50)):
         one = plan(large, backend="plan", machines=asked)
-        assert (one.spec.recipe.epochs, one.spec.gpus, one.spec.recipe.tables) == (found, 8 * asked, large.tables)
+        assert (one.spec.recipe.epochs, one.spec.schedule_gpus, one.spec.recipe.tables) == (
+            found,
+            8 * asked,
+            large.tables,
+        )
     assert plan(large).spec.recipe.epochs == 28, "here is one machine"
 
 
@@ -98,10 +102,14 @@ def test_another_seed_is_the_recipes_seed() -> None:
 
 def test_the_built_in_set_is_drawn_when_it_is_asked_for_or_the_recipe_names_it(tmp_path: Path) -> None:
     asked = plan(RECIPE, data="sample")
-    assert asked.spec.draw and asked.spec.recipe.data == SAMPLE and asked.schedule.images == 4000
+    assert asked.spec.generate_data and asked.spec.recipe.data == SAMPLE and asked.schedule.images == 4000
     assert asked.spec.data == str(tmp_path / SAMPLE.root)
     (own,) = load_recipes(str(Path(__file__).resolve().parents[3] / "recipes/quickstart.py"))
-    assert plan(own).spec.draw and not plan(own, data="/elsewhere").spec.draw and not plan(RECIPE).spec.draw
+    assert (
+        plan(own).spec.generate_data
+        and not plan(own, data="/elsewhere").spec.generate_data
+        and not plan(RECIPE).spec.generate_data
+    )
 
 
 def test_folders_are_absolute_and_copies_lie_beside_the_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

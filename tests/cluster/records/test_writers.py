@@ -19,7 +19,7 @@ from cluster.state import attempts
 from cluster.state import result as state_result
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
-from train.recipe.target import Target, outcome
+from train.recipe.target import Target, target_outcome
 from train.tools import filesystem
 
 Fixture = Any
@@ -68,7 +68,10 @@ class Paper:
         for step in range(first, last):
             self.now += STEP
             if step in (first, last - 1) or step % 10 == 0:
-                speed = {"sizes/lr": epoch.rate(step), "times/images_per_second": epoch.row.global_batch / STEP}
+                speed = {
+                    "sizes/lr": epoch.lr_at(step),
+                    "times/images_per_second": epoch.scheduled_phase.global_batch / STEP,
+                }
                 self.line(attempt, "train", epoch.first_step + step + 1, epoch=epoch.number + 1, **speed)
 
     def end(self, attempt: int, epoch: Epoch) -> None:
@@ -79,11 +82,11 @@ class Paper:
         self.now += val
         seconds = epoch.steps * STEP
         row = {
-            "epoch": number, "size": epoch.row.phase.size, "global_batch": epoch.row.global_batch, "steps": epoch.steps,
-            "lr": epoch.rate(epoch.steps - 1), "train_seconds": seconds, "val_seconds": val, "train_images": IMAGES,
+            "epoch": number, "size": epoch.scheduled_phase.phase.size, "global_batch": epoch.scheduled_phase.global_batch, "steps": epoch.steps,
+            "lr": epoch.lr_at(epoch.steps - 1), "train_seconds": seconds, "val_seconds": val, "train_images": IMAGES,
             "images_per_second": IMAGES / seconds, "train_loss": 1.0, "train_top1": 10.0, "train_top5": 50.0,
             "top1": top1, "top5": top5, "top1_square": top1, "top5_square": top5, "val_loss": top1 and 2.0,
-            "view": None if top1 is None else "rect" if epoch.row.phase.rect_val else "square",
+            "view": None if top1 is None else "rect" if epoch.scheduled_phase.phase.rect_val else "square",
             "val_images": None if top1 is None else VAL, "seconds": seconds + val, "at": self.now,
             "clock": self.now - BEGUN,
         }  # fmt: skip
@@ -119,7 +122,7 @@ class Paper:
             "recipe": "paper", "state": "done", "top1": last["top1"], "top5": last["top5"], "epochs": self.history,
             "images_per_second": 1.0, "goodput": 0.9, "steps": PLAN.steps, "seconds": {"training": 1.0},
             "clock": {"begun": BEGUN, "seconds": last["clock"]}, "schedule": PLAN.table(), "train_images": IMAGES,
-            "target": outcome(Target.parse(target), self.history),
+            "target": target_outcome(Target.parse(target), self.history),
         }  # fmt: skip
 
 
@@ -143,7 +146,7 @@ def made(hand_made: Fixture, backend: str = "local", done: bool = True, target: 
     run.says("done" if done else "failed", ended=True)
     if done:
         run.shared("result.json", json.dumps(paper.result(target)))
-    state_result.settle(run.folders, run.spec, registry.get(backend))
+    state_result.write_result(run.folders, run.spec, registry.get_backend(backend))
     return run.job
 
 
@@ -165,11 +168,11 @@ def journal(run: Path) -> None:
 @pytest.fixture
 def facts(hand_made: Fixture) -> dict[str, Any]:
     """What a rented job ran."""
-    return run_data.ran(made(hand_made, "aws"))
+    return run_data.collect_run_data(made(hand_made, "aws"))
 
 
 def wrong(**how: Any) -> list[str]:
-    return list(check.problems(**how))
+    return list(check.find_problems(**how))
 
 
 def written(entry: dict[str, Any]) -> dict[str, Any]:
@@ -180,7 +183,7 @@ def written(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_the_table_has_a_row_for_each_validated_epoch_with_hours_from_the_start_of_loading(facts: Any) -> None:
-    lines = writers.tsv(facts).splitlines()
+    lines = writers.render_tsv(facts).splitlines()
     assert lines[0] == "epoch\thours\ttop1Accuracy\ttop5Accuracy"
     rows = [line.split("\t") for line in lines[1:]]
     assert [(row[0], float(row[2]), float(row[3])) for row in rows] == [("1", 20, 50), ("2", 40, 72), ("4", 60, 94)]
@@ -189,8 +192,10 @@ def test_the_table_has_a_row_for_each_validated_epoch_with_hours_from_the_start_
 
 
 def test_the_json_has_dawnbench_s_fields_hardware_and_price_from_what_was_rented(facts: Any) -> None:
-    entry = writers.entry(facts, author="Ann", email="ann@example.org", code="https://example.org/x", log="x.log")
-    assert tuple(entry) == writers.FIELDS
+    entry = writers.dawnbench_entry(
+        facts, author="Ann", email="ann@example.org", code_url="https://example.org/x", log_filename="x.log"
+    )
+    assert tuple(entry) == writers.ENTRY_FIELDS
     assert (entry["author"], entry["authorEmail"], entry["codeURL"]) == (
         "Ann",
         "ann@example.org",
@@ -206,7 +211,7 @@ def test_the_json_has_dawnbench_s_fields_hardware_and_price_from_what_was_rented
 
 
 def test_the_schedule_is_the_one_that_was_executed_also_over_a_loss(facts: Any) -> None:
-    first, second = writers.entry(facts)["misc"]["schedule"]
+    first, second = writers.dawnbench_entry(facts)["misc"]["schedule"]
     assert (first["start"], first["end"], first["steps"], first["global_batch"]) == (0, 2, 64, 32)
     assert (second["start"], second["end"], second["steps"], second["global_batch"]) == (2, 4, 32, 64)
     assert first["lr"] == pytest.approx([0.2, 0.8]) and second["lr"] == pytest.approx([0.4, 0.04])
@@ -214,28 +219,28 @@ def test_the_schedule_is_the_one_that_was_executed_also_over_a_loss(facts: Any) 
         "linear",
         True,
     )
-    rows = writers.entry(facts)["misc"]["epochs"]
+    rows = writers.dawnbench_entry(facts)["misc"]["epochs"]
     assert [(row["epoch"], row["attempt"], row["step"]) for row in rows] == [
         (1, 1, 32),
         (2, 1, 64),
         (3, 2, 80),
         (4, 2, 96),
     ]
-    (_, again) = writers.entry(facts)["misc"]["attempts"]
+    (_, again) = writers.dawnbench_entry(facts)["misc"]["attempts"]
     assert again["seconds_lost"] == pytest.approx((DIED - SAVED) * STEP + PAUSE + STEP)
     assert (again["machines"], again["processes"], again["reason"]) == (["0", "1"], 2, "lost")
 
 
 def test_steps_beyond_the_save_that_was_gone_on_from_do_not_count(hand_made: Fixture) -> None:
     job = made(hand_made)
-    lines = run_data.counted(job, {one.number: one for one in attempts.history(job.folders.shared)})
+    lines = run_data.effective_metrics(job, {one.number: one for one in attempts.history(job.folders.shared)})
     steps = [(row["attempt"], row["step"]) for row in lines if row["kind"] == "train"]
     assert max(step for attempt, step in steps if attempt == 1) == SAVED
     assert min(step for attempt, step in steps if attempt == 2) == SAVED + 1
 
 
 def test_what_nobody_knows_is_null_on_machines_of_one_s_own(hand_made: Fixture) -> None:
-    entry = writers.entry(run_data.ran(made(hand_made)))
+    entry = writers.dawnbench_entry(run_data.collect_run_data(made(hand_made)))
     assert entry["author"] is entry["authorEmail"] is entry["codeURL"] is entry["logFilename"] is None
     assert entry["costPerHour"] is None and entry["misc"]["cost"] == {"dollars": None, "billed": None}
     assert entry["hardware"] == "2 machines; 2 GPUs on NVIDIA A100"
@@ -247,13 +252,13 @@ def test_a_machine_of_unknown_price_leaves_the_price_unknown(hand_made: Fixture)
     path = job.run / "cloud.jsonl"
     first, *others = path.read_text().splitlines()
     path.write_text("\n".join([first.replace(f'"price": {PRICE}', '"price": null'), *others, ""]))
-    entry = writers.entry(run_data.ran(job))
+    entry = writers.dawnbench_entry(run_data.collect_run_data(job))
     assert entry["costPerHour"] is None and entry["misc"]["cost"] == {"dollars": None, "billed": None}
     assert wrong(entry=written(entry)) == []
 
 
 def test_the_log_is_mlperf_s_with_the_times_of_the_run(facts: Any) -> None:
-    said = [json.loads(line.removeprefix(":::MLLOG ")) for line in writers.mlperf(facts).splitlines()]
+    said = [json.loads(line.removeprefix(":::MLLOG ")) for line in writers.render_mlperf_log(facts).splitlines()]
     keys = [one["key"] for one in said]
     assert keys[0] == "run_start" and keys[-1] == "run_stop" and said[-1]["metadata"] == {"status": "success"}
     assert (said[0]["time_ms"], said[-1]["time_ms"]) == (1000 * BEGUN, round(1000 * facts["epochs"][-1]["at"]))
@@ -269,7 +274,9 @@ def test_the_log_is_mlperf_s_with_the_times_of_the_run(facts: Any) -> None:
 
 
 def test_a_run_that_missed_its_target_was_aborted(hand_made: Fixture) -> None:
-    assert '"status": "aborted"' in writers.mlperf(run_data.ran(made(hand_made, target="top5=99")))
+    assert '"status": "aborted"' in writers.render_mlperf_log(
+        run_data.collect_run_data(made(hand_made, target="top5=99"))
+    )
 
 
 def test_a_lost_line_is_taken_from_the_trainers_history_and_its_rates_are_not_known(hand_made: Fixture) -> None:
@@ -277,11 +284,17 @@ def test_a_lost_line_is_taken_from_the_trainers_history_and_its_rates_are_not_kn
     path = job.run / "metrics/000001.jsonl"
     kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] != 64]
     path.write_text("\n".join(kept) + "\n")
-    facts = run_data.ran(job)
+    facts = run_data.collect_run_data(job)
     assert [row["epoch"] for row in facts["epochs"]] == [1, 2, 3, 4]
     assert facts["epochs"][1]["last_lr"] is None and facts["epochs"][1]["trained"] is None
     assert (
-        wrong(table=writers.tsv(facts), entry=written(writers.entry(facts)), log=writers.mlperf(facts), ran=facts) == []
+        wrong(
+            table=writers.render_tsv(facts),
+            entry=written(writers.dawnbench_entry(facts)),
+            log=writers.render_mlperf_log(facts),
+            ran=facts,
+        )
+        == []
     )
 
 
@@ -299,11 +312,11 @@ def test_of_an_optimizer_stands_there_what_it_uses_and_the_schedule_is_made_agai
     facts: Any, name: str, kept: tuple[str, ...]
 ) -> None:
     facts["recipe"]["optim"]["name"] = name
-    entry = written(writers.entry(facts))
+    entry = written(writers.dawnbench_entry(facts))
     always = {"name", "weight_decay", "loss", "label_smoothing", "scaling"}
     assert entry["misc"]["optimizer"].keys() == entry["misc"]["recipe"]["optim"].keys() == always | {*kept}
-    assert wrong(table=writers.tsv(facts), entry=entry, log=writers.mlperf(facts), ran=facts) == []
-    assert wrong(entry=entry, log=writers.mlperf(facts)) == []
+    assert wrong(table=writers.render_tsv(facts), entry=entry, log=writers.render_mlperf_log(facts), ran=facts) == []
+    assert wrong(entry=entry, log=writers.render_mlperf_log(facts)) == []
 
 
 # --- what became of a target ----------------------------------------------------------------------------------------
@@ -330,8 +343,8 @@ def test_of_a_job_that_failed_the_rows_until_then_are_told(hand_made: Fixture) -
     job = made(hand_made, done=False, target="top5=99")
     assert job.state == "failed" and job.result["target"]["reached"] is False
     assert job.result["target"]["best"] == 94.0
-    facts = run_data.ran(job)
-    assert wrong(table=writers.tsv(facts), entry=written(writers.entry(facts)), ran=facts) == []
+    facts = run_data.collect_run_data(job)
+    assert wrong(table=writers.render_tsv(facts), entry=written(writers.dawnbench_entry(facts)), ran=facts) == []
 
 
 def test_a_target_is_asked_for_at_the_launch_and_refused_in_one_line(place: Any) -> None:
@@ -347,7 +360,7 @@ def test_while_it_runs_the_target_is_told_as_it_was_asked_for(hand_made: Fixture
     with run.agent_at_work():
         assert run.job.status()["target"] == "top5=93"
         with pytest.raises(ClusterError, match="job-1 is running; a record is of a run that is over"):
-            run_data.ran(run.job)
+            run_data.collect_run_data(run.job)
 
 
 # --- the check ------------------------------------------------------------------------------------------------------
@@ -355,9 +368,9 @@ def test_while_it_runs_the_target_is_told_as_it_was_asked_for(hand_made: Fixture
 
 @pytest.mark.parametrize("backend", ["local", "aws"])
 def test_what_was_written_adds_up(hand_made: Fixture, backend: str) -> None:
-    facts = run_data.ran(made(hand_made, backend))
-    entry = written(writers.entry(facts, author="Ann"))
-    assert wrong(table=writers.tsv(facts), entry=entry, log=writers.mlperf(facts), ran=facts) == []
+    facts = run_data.collect_run_data(made(hand_made, backend))
+    entry = written(writers.dawnbench_entry(facts, author="Ann"))
+    assert wrong(table=writers.render_tsv(facts), entry=entry, log=writers.render_mlperf_log(facts), ran=facts) == []
 
 
 def cell(row: int, column: int, text: str) -> Callable[[str], str]:
@@ -390,7 +403,7 @@ def without(place: int) -> Callable[[str], str]:
     ],
 )
 def test_a_table_is_checked_by_itself(facts: Any, typed: Any, said: str) -> None:
-    found = wrong(table=typed(writers.tsv(facts)))
+    found = wrong(table=typed(writers.render_tsv(facts)))
     assert found and re.match(said.replace("(", r"\(").replace(")", r"\)"), found[0]), found
 
 
@@ -409,8 +422,8 @@ def test_a_table_is_checked_by_itself(facts: Any, typed: Any, said: str) -> None
 def test_a_number_typed_over_in_the_table_is_found_by_the_json_or_the_job(
     facts: Any, beside: str, typed: Any, said: str
 ) -> None:
-    how = {"entry": written(writers.entry(facts))} if beside == "json" else {"ran": facts}
-    assert wrong(table=typed(writers.tsv(facts)), **how)[0].startswith(said)
+    how = {"entry": written(writers.dawnbench_entry(facts))} if beside == "json" else {"ran": facts}
+    assert wrong(table=typed(writers.render_tsv(facts)), **how)[0].startswith(said)
 
 
 def at(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
@@ -482,7 +495,7 @@ MUTATIONS = [
 def test_a_number_typed_over_in_the_json_is_found_without_the_job_and_with_it(
     facts: Any, path: str, value: Any, said: str
 ) -> None:
-    entry = written(writers.entry(facts))
+    entry = written(writers.dawnbench_entry(facts))
     at(path, value)(entry)
     found = wrong(entry=entry)
     assert found and found[0].startswith(said), found
@@ -503,13 +516,13 @@ def test_a_number_typed_over_in_the_json_is_found_without_the_job_and_with_it(
     ],
 )
 def test_what_only_the_job_can_know_is_found_with_it(facts: Any, path: str, value: Any, said: str) -> None:
-    entry = written(writers.entry(facts))
+    entry = written(writers.dawnbench_entry(facts))
     at(path, value)(entry)
     assert wrong(entry=entry) == [] and wrong(entry=entry, ran=facts)[0].startswith(said)
 
 
 def test_who_wrote_it_down_is_theirs_to_say_and_a_bill_may_go_on(facts: Any) -> None:
-    entry = written(writers.entry(facts, author="Ann", code="https://example.org"))
+    entry = written(writers.dawnbench_entry(facts, author="Ann", code_url="https://example.org"))
     for path, value in (("logFilename", "x.log"), ("misc.cost.billed", 9.0), ("misc.machines.0.seconds", 1.0)):
         at(path, value)(entry)
     assert wrong(entry=entry, ran=facts) == []
@@ -528,13 +541,13 @@ def test_who_wrote_it_down_is_theirs_to_say_and_a_bill_may_go_on(facts: Any) -> 
     ],
 )
 def test_a_log_that_was_changed_is_found(facts: Any, typed: Any, said: str) -> None:
-    lines = writers.mlperf(facts).splitlines()
+    lines = writers.render_mlperf_log(facts).splitlines()
     found = wrong(log="\n".join(typed(lines)) + "\n", ran=facts)
     assert found and found[0].startswith(said), found
 
 
 def test_a_log_is_checked_by_itself_for_order_and_ends(facts: Any) -> None:
-    lines = writers.mlperf(facts).splitlines()
+    lines = writers.render_mlperf_log(facts).splitlines()
     assert wrong(log="\n".join(lines)) == []
     assert wrong(log="\n".join([lines[0], lines[-1], *lines[1:-1]]))[0].endswith("comes before the line above it")
     assert "run was begun and not ended" in wrong(log="\n".join(lines[:-1]))[0]
@@ -569,8 +582,10 @@ def heard(key: str, old: str, new: str) -> Callable[[str], str]:
 def test_an_accuracy_typed_over_in_the_log_is_found_by_the_json_or_the_tsv(
     facts: Any, beside: str, typed: Any, said: str
 ) -> None:
-    log = writers.mlperf(facts)
-    how: Any = {"entry": written(writers.entry(facts))} if beside == "json" else {"table": writers.tsv(facts)}
+    log = writers.render_mlperf_log(facts)
+    how: Any = (
+        {"entry": written(writers.dawnbench_entry(facts))} if beside == "json" else {"table": writers.render_tsv(facts)}
+    )
     assert wrong(log=log, **how) == []
     found = wrong(log=typed(log), **how)
     assert found and found[0].startswith("the log, ") and said in found[0], found
@@ -587,30 +602,36 @@ def test_an_accuracy_typed_over_in_the_log_is_found_by_the_json_or_the_tsv(
     ],
 )
 def test_a_setting_typed_over_in_the_log_is_found_by_the_json(facts: Any, typed: Any, said: str) -> None:
-    found = wrong(log=typed(writers.mlperf(facts)), entry=written(writers.entry(facts)))
+    found = wrong(log=typed(writers.render_mlperf_log(facts)), entry=written(writers.dawnbench_entry(facts)))
     assert found and said in found[0], found
 
 
 def test_a_day_that_is_not_the_log_s_is_found(facts: Any) -> None:
-    entry = written(writers.entry(facts)) | {"timestamp": "2023-11-15"}
-    assert "on 2023-11-14; the timestamp of the JSON is 2023-11-15" in wrong(entry=entry, log=writers.mlperf(facts))[0]
+    entry = written(writers.dawnbench_entry(facts)) | {"timestamp": "2023-11-15"}
+    assert (
+        "on 2023-11-14; the timestamp of the JSON is 2023-11-15"
+        in wrong(entry=entry, log=writers.render_mlperf_log(facts))[0]
+    )
 
 
 @pytest.mark.parametrize("text", ["NaN", "-Infinity", "1e999", "[" * 100_000])
 def test_a_number_that_json_does_not_know_is_refused_where_it_is_read(facts: Any, text: str) -> None:
     with pytest.raises(ValueError):
-        check.parsed(f'{{"misc": {{"hours": {text}}}}}')
-    log = writers.mlperf(facts).splitlines()
+        check.parse_json(f'{{"misc": {{"hours": {text}}}}}')
+    log = writers.render_mlperf_log(facts).splitlines()
     log[1] = f':::MLLOG {{"time_ms": {text}, "event_type": "POINT_IN_TIME", "key": "x", "value": 1, "metadata": {{}}}}'
     assert wrong(log="\n".join(log))[0].startswith("line 2: is not :::MLLOG and a JSON object")
 
 
 def test_what_can_be_read_but_is_too_deep_to_be_compared_is_one_line(facts: Any) -> None:
-    entry, deep = written(writers.entry(facts)), list[Any]()
+    entry, deep = written(writers.dawnbench_entry(facts)), list[Any]()
     for _ in range(5000):
         deep = [deep]
     at("misc.processor", deep)(entry)
-    with pytest.raises(ClusterError, match=r"^mine: damaged \(RecursionError: "), record._damaged("mine: damaged"):
+    with (
+        pytest.raises(ClusterError, match=r"^mine: damaged \(RecursionError: "),
+        record._damage_as_cluster_error("mine: damaged"),
+    ):
         wrong(entry=entry)
 
 
@@ -648,9 +669,9 @@ def test_an_epoch_that_the_run_folder_tells_in_two_ways_is_found(
     del result["target"]["best"]  # an accuracy too
     rows = result.pop("epochs")
     (job.run / "result.json").write_text(json.dumps({**result, "schedule": [], "epochs": rows}))
-    assert list(check.of_result(run_data.ran(job))) == []
+    assert list(check.check_metrics_against_result(run_data.collect_run_data(job))) == []
     retyped(job.run / name, old, new)
-    facts = run_data.ran(job)
+    facts = run_data.collect_run_data(job)
     found = wrong(ran=facts)
     assert found and found[0].startswith(said) and "result.json says" in found[0], found
 
@@ -660,9 +681,11 @@ def test_a_result_without_an_epoch_of_the_metrics_or_with_another_end_is_found(h
     result = json.loads((job.run / "result.json").read_text())
     path = job.run / "result.json"
     path.write_text(json.dumps({**result, "top1": 61.0}))
-    assert wrong(ran=run_data.ran(job)) == ["result.json: top1 is 61.0; epoch 4 in it has 60.0"]
+    assert wrong(ran=run_data.collect_run_data(job)) == ["result.json: top1 is 61.0; epoch 4 in it has 60.0"]
     path.write_text(json.dumps({**result, "epochs": result["epochs"][:2], "top1": 40.0, "top5": 72.0}))
-    assert wrong(ran=run_data.ran(job))[0] == "epoch 3: stands in the metrics; result.json has no such epoch"
+    assert (
+        wrong(ran=run_data.collect_run_data(job))[0] == "epoch 3: stands in the metrics; result.json has no such epoch"
+    )
 
 
 def test_of_a_run_folder_that_tells_two_things_nothing_is_written(hand_made: Fixture, place: Any) -> None:
@@ -723,7 +746,7 @@ def test_a_job_of_an_older_version_is_refused_in_one_line(hand_made: Fixture) ->
     for path in (job.run / "metrics").iterdir():
         path.write_text("\n".join(path.read_text().splitlines()[1:]) + "\n")
     with pytest.raises(ClusterError, match="older version, which did not note when loading began"):
-        run_data.ran(job)
+        run_data.collect_run_data(job)
 
 
 @pytest.mark.parametrize("words", [("--check", "job-1", "-o", "x"), ("--check", "nothing.tsv"), ("job-9",)])
@@ -748,11 +771,11 @@ def test_a_name_that_no_file_can_have_is_wrong_usage_and_leaves_nothing_behind(
 def test_a_file_that_cannot_take_a_name_is_removed_and_the_name_is_told(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     with pytest.raises(IsADirectoryError) as caught:
-        filesystem.replace(tmp_path / "folder", b"x")
+        filesystem.write_atomic(tmp_path / "folder", b"x")
     assert caught.value.filename == str(tmp_path / "folder") and [*tmp_path.iterdir()] == [tmp_path / "folder"]
     (tmp_path / "file").touch()
     with pytest.raises(NotADirectoryError) as caught:
-        filesystem.replace(tmp_path / "file/name", b"x")
+        filesystem.write_atomic(tmp_path / "file/name", b"x")
     assert caught.value.filename == str(tmp_path / "file/name")
 
 

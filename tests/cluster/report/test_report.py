@@ -71,7 +71,7 @@ def run(hand_made: Fixture, tmp_path: Path) -> Any:
 
 
 def test_a_lost_machine_is_lost_from_its_last_word_until_it_is_back(run: Any) -> None:
-    said = report_facts.facts(run.job)
+    said = report_facts.collect_facts(run.job)
     assert said["losses"] == [("1", 13.0)]
     assert [one for one in said["lives"]["1"] if one[0] == "lost"] == [("lost", 13.0, 17.0)]
     assert said["lives"]["1"][0] == ("getting ready", 0.0, 4.0) and said["lives"]["1"][-1] == ("training", 21.0, 32.0)
@@ -82,12 +82,23 @@ def test_a_lost_machine_is_lost_from_its_last_word_until_it_is_back(run: Any) ->
 
 
 def test_what_a_later_attempt_did_again_is_drawn_once(run: Any) -> None:
-    assert [one["images"] for one in report_facts.facts(run.job)["train"]] == [8, 32, 48, 56, 96]
+    assert [one["images"] for one in report_facts.collect_facts(run.job)["train"]] == [8, 32, 48, 56, 96]
 
 
 def test_the_time_between_two_launches_is_not_time_at_work() -> None:
-    clock = activity.Clock({"0": [("training", 100.0, 160.0), ("lost", 160.0, 900.0), ("training", 1000.0, 1030.0)]})
-    assert [clock.at(one) for one in (50, 100, 130, 160, 500, 1000, 1010, 2000)] == [0, 0, 30, 60, 60, 60, 70, 90]
+    clock = activity.WorkClock(
+        {"0": [("training", 100.0, 160.0), ("lost", 160.0, 900.0), ("training", 1000.0, 1030.0)]}
+    )
+    assert [clock.seconds_at(one) for one in (50, 100, 130, 160, 500, 1000, 1010, 2000)] == [
+        0,
+        0,
+        30,
+        60,
+        60,
+        60,
+        70,
+        90,
+    ]
 
 
 def test_a_machine_that_stays_away_is_lost_to_the_end_and_a_spare_is_not(hand_made: Fixture) -> None:
@@ -98,14 +109,14 @@ def test_a_machine_that_stays_away_is_lost_to_the_end_and_a_spare_is_not(hand_ma
     run.attempt(1, "0.a", "1.b", time=BEGIN)
     run.attempt(2, "0.a", time=BEGIN + 21)
     done(run)
-    said = report_facts.facts(run.job)
+    said = report_facts.collect_facts(run.job)
     assert said["lives"]["1"][-1] == ("lost", 20.0, 50.0) and said["losses"] == [("1", 20.0)]
     assert said["lives"]["2"] == [("waiting", 0.0, 49.0)]
 
 
 def test_a_long_curve_is_thinned_and_keeps_its_end_and_its_mean() -> None:
     rows = [{"images": one, "at": one, "loss": float(one % 2), "speed": None, "lr": one} for one in range(10_001)]
-    found = report_facts.thin(rows, 100)
+    found = report_facts.downsample(rows, 100)
     assert len(found) == 100 and found[-1]["images"] == 10_000 and found[-1]["lr"] == 10_000
     assert all(0.49 < one["loss"] < 0.51 and one["speed"] is None for one in found)
 
@@ -113,7 +124,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_end_and_its_mean() -> None:
 def test_a_damaged_file_is_one_line(run: Any) -> None:
     run.folders.result.write_text('{"state": "done", "epochs": 3}')
     with pytest.raises(ClusterError, match="is damaged") as error:
-        reports.report([run.job])
+        reports.render_report([run.job])
     assert "\n" not in str(error.value)
 
 
@@ -121,7 +132,7 @@ def test_a_damaged_file_is_one_line(run: Any) -> None:
 
 
 def test_the_page_of_a_run_has_everything_in_it_and_asks_nobody(run: Any) -> None:
-    page = reports.report([run.job])
+    page = reports.render_report([run.job])
     assert titles(page) == [
         "Accuracy over time", "Accuracy over images", "Loss over images", "Learning rate over images",
         "Side and global batch over images", "Images per second over time", "Machines over time",
@@ -157,11 +168,11 @@ def test_a_page_of_the_largest_runs_stays_below_a_megabyte(hand_made: Fixture) -
     rows = [step(one, BEGIN + one / 5) for one in range(9000)]
     home(run, "metrics/000001.jsonl", *rows, *(epoch(one, BEGIN + 20.0 * one) for one in range(1, 91)))
     done(run)
-    assert 100_000 < len(reports.report([run.job])) < 1_000_000
+    assert 100_000 < len(reports.render_report([run.job])) < 1_000_000
 
 
 def test_the_drawings_name_colours_of_the_page_and_point_only_at_what_is_there(run: Any) -> None:
-    page = reports.report([run.job])
+    page = reports.render_report([run.job])
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids)) > 10
     assert set(re.findall(r'(?:url\(|href=")#([^")]+)', page)) <= set(ids)
@@ -172,7 +183,7 @@ def test_the_drawings_name_colours_of_the_page_and_point_only_at_what_is_there(r
 
 
 def test_nothing_is_drawn_between_two_attempts(run: Any) -> None:
-    [line] = curves._speed([report_facts.facts(run.job)], ("seconds", 1.0))
+    [line] = curves._speed_curves([report_facts.collect_facts(run.job)], ("seconds", 1.0))
     assert [(at, math.isnan(speed)) for at, speed in line.points] == [
         (5.0, False), (17.0, True), (17.0, False), (19.0, False), (22.0, True), (22.0, False), (28.0, False)
     ]  # fmt: skip
@@ -181,18 +192,18 @@ def test_nothing_is_drawn_between_two_attempts(run: Any) -> None:
 def test_when_the_target_was_reached_stands_above(run: Any) -> None:
     told = {"metric": "top5", "goal": 52, "reached": True, "epoch": 2, "minutes": 0.48, "best": 52.0}
     done(run, target=told)
-    text = Reader(reports.report([run.job])).text
+    text = Reader(reports.render_report([run.job])).text
     assert "top-5 of 52 % reached in epoch 2, 0.48 minutes after the start of loading" in text and "0.48\n" in text
 
 
 def test_a_matplotlibrc_of_the_user_changes_nothing(run: Any) -> None:
     import matplotlib
 
-    said = report_facts.facts(run.job)
-    with svg.style():
-        plain = [one.svg for one in curves.curves([said])]
-    with matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}), svg.style():
-        assert [one.svg for one in curves.curves([said])] == plain
+    said = report_facts.collect_facts(run.job)
+    with svg.matplotlib_settings():
+        plain = [one.svg for one in curves.training_charts([said])]
+    with matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}), svg.matplotlib_settings():
+        assert [one.svg for one in curves.training_charts([said])] == plain
 
 
 def test_hostile_names_are_texts(hand_made: Fixture, tmp_path: Path) -> None:
@@ -206,7 +217,7 @@ def test_hostile_names_are_texts(hand_made: Fixture, tmp_path: Path) -> None:
     run.attempt(2, "0.a", time=BEGIN + 15, reason=HOSTILE)
     done(run, reason=HOSTILE, recipe=plain, versions={HOSTILE: HOSTILE})
     run.folders.run.joinpath("machines.json").write_text(json.dumps({"machines": {"0": {"host": HOSTILE}}}))
-    page = reports.report([run.job])
+    page = reports.render_report([run.job])
     read = Reader(page)
     assert "script" not in read.tags and not any(name.startswith("on") for name, _ in read.attributes)
     assert read.tags["title"] == read.tags["style"] == read.tags["main"] == 1
@@ -221,7 +232,7 @@ def test_markup_escapes_all_but_its_own() -> None:
 
 def test_of_a_job_that_has_just_been_launched_there_is_a_page(hand_made: Fixture) -> None:
     run = hand_made()
-    page = reports.report([run.job])
+    page = reports.render_report([run.job])
     assert titles(page) == [] and "Nothing was trained yet." in page and "None was kept" in page
     assert "0 to 2" in page  # what is planned
 
@@ -230,7 +241,7 @@ def test_before_the_first_validation_there_are_curves_and_no_accuracy(hand_made:
     run = hand_made(forecast={"minutes": 3.0, "terms": {"compute": 60.0}, "source": "presets", "start": {}})
     home(run, "metrics/000001.jsonl", step(1, BEGIN), step(2, BEGIN + 1), epoch(1, BEGIN + 2, top1=None, top5=None))
     run.says("training", step=2, steps=16)
-    page = reports.report([run.job])
+    page = reports.render_report([run.job])
     assert "No validation yet." in page and "Loss over images" in titles(page)
     assert not [one for one in titles(page) if "Accuracy" in one]
     assert "3 minutes in all (constants: presets)" in page and "Forecast" in titles(page)
@@ -241,7 +252,7 @@ def test_a_job_that_did_not_end_well_says_why(hand_made: Fixture, state: str) ->
     run = hand_made()
     home(run, "metrics/000001.jsonl", step(1, BEGIN))
     done(run, state=state, reason="because of <that>", epochs=[], where=None, goodput=None, top1=None, top5=None)
-    page = reports.report([run.job])
+    page = reports.render_report([run.job])
     assert "because of &lt;that&gt;" in page and f'class="state {state}"' in page
 
 
@@ -250,9 +261,9 @@ def test_a_run_of_an_older_version_has_a_page(hand_made: Fixture) -> None:
     old = [{key: one for key, one in epoch(n, 0.0).items() if key not in ("where", "kind", "time")} for n in (1, 2)]
     done(run, epochs=old, forecast=None, against=None, where=None, schedule=None)
     agent(run, "0", ("training", 0), ("done", 30))
-    page = reports.report([run.job])
+    page = reports.render_report([run.job])
     assert {"Accuracy over time", "Where the seconds of each epoch went"} <= set(titles(page))
-    assert [one["at"] for one in report_facts.facts(run.job)["epochs"]] == [11.5, 23.0]
+    assert [one["at"] for one in report_facts.collect_facts(run.job)["epochs"]] == [11.5, 23.0]
 
 
 def test_several_jobs_stand_side_by_side_and_the_same_images_once(run: Any, hand_made: Fixture) -> None:
@@ -262,7 +273,7 @@ def test_several_jobs_stand_side_by_side_and_the_same_images_once(run: Any, hand
     shutil.copy(run.folders.run / "logs/val-000001.json", second.folders.run / "logs")
     home(second, "metrics/000001.jsonl", step(1, BEGIN), step(9, BEGIN + 9), epoch(1, BEGIN + 10))
     done(second)
-    page = reports.report([run.job, second.job])
+    page = reports.render_report([run.job, second.job])
     assert titles(page).count("Accuracy over time") == 1 and titles(page).count("Machines over time") == 1
     assert re.search(r"<td[^>]*>seed</td><td[^>]*>0</td><td[^>]*>11</td>", page)
     assert "momentum" not in page.partition("Training</h2>")[0]  # they have it in common
@@ -274,7 +285,7 @@ def test_several_jobs_stand_side_by_side_and_the_same_images_once(run: Any, hand
 
 def differences(*runs: Any) -> dict[str, list[str]]:
     """The first table of a page of several jobs: what stands in each row."""
-    found = reports.report([one.job for one in runs]).partition("<h2>")[0]
+    found = reports.render_report([one.job for one in runs]).partition("<h2>")[0]
     assert re.search(r'<div class="card"><div class="scroll" tabindex="0"><table>', found)
     rows = [Reader(one).texts for one in re.findall(r"<tr>(.*?)</tr>", re.sub(r"></td>", ">-</td>", found))]
     assert len({name for name, *_ in rows}) == len(rows), "a row stands there twice"
@@ -296,7 +307,10 @@ def test_jobs_differ_in_words_and_by_what_they_train_on_and_from(hand_made: Fixt
     done(second, state="failed", reason="nothing <but> this", epochs=[], top1=None, top5=None)
     rows = differences(first, second)
     assert rows["data"] == ["drawn, 60 to train on, 20 to validate", "mine, 500 to train on, 10 to validate"]
-    assert rows["training"] == [metrics_text.settings(first.spec.recipe), metrics_text.settings(second.spec.recipe)]
+    assert rows["training"] == [
+        metrics_text.describe_training(first.spec.recipe),
+        metrics_text.describe_training(second.spec.recipe),
+    ]
     for word in ("nesterov", "old.pt", "bf16", "frozen", "rectangles"):
         assert word in rows["training"][1] and word not in rows["training"][0], word
     assert rows["epochs planned"] == ["2", "3"] and rows["epochs run"] == ["0", "0"]
@@ -316,27 +330,27 @@ def test_how_long_a_warm_up_is_stands_there_only_where_it_is_known(hand_made: Fi
 
 def test_provenance_counts_images_machines_and_processes_and_says_how_it_trains(hand_made: Fixture) -> None:
     small = hand_made(scale=0.1)
-    said = dict(report_facts.facts(small.job)["provenance"])
+    said = dict(report_facts.collect_facts(small.job)["provenance"])
     assert said["images"] == "6 to train on, 2 to validate: a rehearsal with 0.1 of all"
     assert said["processes"] == "1 machine x 1 process, schedule for 1 GPU"
-    assert said["training"] == metrics_text.settings(small.spec.recipe)
+    assert said["training"] == metrics_text.describe_training(small.spec.recipe)
     large = hand_made("job-2", machines=2, procs=8, gpus=16)
     large = hand_made("job-3", machines=2, procs=8, gpus=16, recipe=replace(large.spec.recipe, data=IMAGENET))
-    said = dict(report_facts.facts(large.job)["provenance"])
+    said = dict(report_facts.collect_facts(large.job)["provenance"])
     assert said["images"] == "1,281,167 to train on, 50,000 to validate"
     assert said["processes"] == "2 machines x 8 processes, schedule for 16 GPUs"
 
 
 def test_minutes_that_are_compared_have_as_many_digits(run: Any) -> None:
-    facts = report_facts.facts(run.job)
+    facts = report_facts.collect_facts(run.job)
     for took, told, shown in ((10.84, 11.0, ("10.8", "11.0")), (4.7, 0.907, ("4.70", "0.91"))):
         status = {**facts["status"], "seconds": 60 * took}
-        found = summary.numbers({**facts, "status": status, "forecast": {"minutes": told}})
+        found = summary.headline_values({**facts, "status": status, "forecast": {"minutes": told}})
         assert (found["minutes"], found["forecast, min"]) == shown
 
 
 def test_a_forecast_is_said_once_and_beside_what_it_took(run: Any) -> None:
-    read = Reader(reports.report([run.job]))
+    read = Reader(reports.render_report([run.job]))
     assert "in all 25.0 seconds (constants: presets); it took 27.0 (-7 %)" in read.text
     assert len([one for one in read.texts if "16.0" in one and "-6 %" in one]) == 1
     assert "Forecast against actual" not in read.text
@@ -345,9 +359,9 @@ def test_a_forecast_is_said_once_and_beside_what_it_took(run: Any) -> None:
 def test_why_an_attempt_began_is_there_in_full(run: Any) -> None:
     reason = "model, name: timm:resnet18 needs timm, which is not here (No module named 'timm'); " + 20 * "and more "
     run.attempt(3, "0.a", time=BEGIN + 20, reason=reason.strip())
-    page = reports.report([run.job])
+    page = reports.render_report([run.job])
     assert reason.strip() in Reader(page).texts
-    assert "steps lost" in page and "steps lost" not in reports.report([alone(run)])
+    assert "steps lost" in page and "steps lost" not in reports.render_report([alone(run)])
 
 
 def alone(run: Any) -> Any:
@@ -358,20 +372,23 @@ def alone(run: Any) -> Any:
 
 
 def test_each_line_of_a_legend_can_be_seen(run: Any, hand_made: Fixture) -> None:
-    assert curves.lone([(5.0, 1.0)], 1.0) == [0] and curves.lone([(0.0, 1.0), (5.0, 1.0)], 1.0) == []
-    assert curves.lone([(0.0, 1.0), (0.5, 1.0)], 1.0) == [1]
+    assert (
+        curves.short_piece_ends([(5.0, 1.0)], 1.0) == [0]
+        and curves.short_piece_ends([(0.0, 1.0), (5.0, 1.0)], 1.0) == []
+    )
+    assert curves.short_piece_ends([(0.0, 1.0), (0.5, 1.0)], 1.0) == [1]
     nan = math.nan
-    assert curves.lone([(0.0, 1.0), (9.0, 1.0), (9.0, nan), (9.0, 2.0), (9.0, nan)], 1.0) == [3]
+    assert curves.short_piece_ends([(0.0, 1.0), (9.0, 1.0), (9.0, nan), (9.0, 2.0), (9.0, nan)], 1.0) == [3]
     short, none = hand_made("job-2"), hand_made("job-3")
     home(short, "metrics/000001.jsonl", step(1, BEGIN))
-    with svg.style():
-        found = curves.curves([report_facts.facts(one.job) for one in (run, short, none)])
+    with svg.matplotlib_settings():
+        found = curves.training_charts([report_facts.collect_facts(one.job) for one in (run, short, none)])
     for chart in found:
-        assert "job-3" not in "".join(key.name for key in chart.keys), chart.title
-        if "job-2" in "".join(key.name for key in chart.keys):  # of one point
+        assert "job-3" not in "".join(key.name for key in chart.legend), chart.title
+        if "job-2" in "".join(key.name for key in chart.legend):  # of one point
             assert re.search(r"<use [^>]*var\(--s2\)", chart.svg), chart.title
     [sizes] = [one for one in found if one.title.startswith("Side")]
-    assert [one.name for one in sizes.keys] == ["job-1", "job-2"]
+    assert [one.name for one in sizes.legend] == ["job-1", "job-2"]
     assert len(re.findall(r"<use [^>]*var\(--s2\)", sizes.svg)) == 2
 
 
@@ -386,10 +403,10 @@ def test_what_rented_machines_cost_stands_there_and_over_time(hand_made: Fixture
         {"time": BEGIN + 1000, "what": "gone", "id": "i-1", "name": "0", "ended": BEGIN + 1000, "why": "ended by us"},
     )  # fmt: skip
     done(run, dollars=1.0)
-    said = report_facts.facts(run.job)["dollars"]
+    said = report_facts.collect_facts(run.job)["dollars"]
     assert said["total"] == pytest.approx(1.003, abs=0.001) and said["over"][0][1] < said["over"][-1][1]
     assert said["over"][-1] == (1000.0, pytest.approx(said["total"]))
-    page = reports.report([run.job])
+    page = reports.render_report([run.job])
     assert "Dollars spent over time" in titles(page) and "g5.xlarge" in page and "$1.00" in page
 
 
@@ -407,10 +424,10 @@ def test_the_box_is_what_the_validation_crops(size: tuple[int, int]) -> None:
     pixels[..., 0], pixels[..., 1] = np.linspace(0, 255, width), np.linspace(0, 255, height)[:, None]
     data = io.BytesIO()
     Image.fromarray(pixels).save(data, "PNG")
-    shape = rect_val.rectangle(width, height, 128)
+    shape = rect_val.rect_crop_shape(width, height, 128)
     batch = torch.empty((1, *shape, 3), dtype=torch.uint8)
-    crop.centre(data.getvalue(), (height, width), crop.rows(batch)[0])
-    left, top, wide, high = sample_images.box(size, shape)
+    crop.center_crop(data.getvalue(), (height, width), crop.image_views(batch)[0])
+    left, top, wide, high = sample_images.centre_crop_box(size, shape)
     seen = batch[0].numpy().astype(float)
     for channel, begin, share in ((0, left, wide), (1, top, high)):
         assert seen[..., channel].min() == pytest.approx(255 * begin, abs=2.5)
@@ -418,20 +435,20 @@ def test_the_box_is_what_the_validation_crops(size: tuple[int, int]) -> None:
 
 
 def test_images_are_seen_as_the_schedules_row_validates_them(run: Any) -> None:
-    found = sample_images.pictures(run.folders.run, {"size": 64, "rect_val": True})
+    found = sample_images.sample_images(run.folders.run, {"size": 64, "rect_val": True})
     assert len(found) == 6 and found[0]["size"] == (48, 80) and found[-1]["size"] == (90, 60)
     assert found[-1]["pixels"] == (96, 64) and found[-1]["square"] != found[-1]["rectangle"]
-    square = sample_images.pictures(run.folders.run, {"size": 64, "rect_val": False})
+    square = sample_images.sample_images(run.folders.run, {"size": 64, "rect_val": False})
     assert square[0]["rectangle"] is None and square[0]["pixels"] == (64, 64)
 
 
 def test_the_caption_says_that_a_rectangle_does_not_hold_all_of_a_tall_image(run: Any, hand_made: Fixture) -> None:
-    assert "the square (solid)" in reports.report([run.job])
+    assert "the square (solid)" in reports.render_report([run.job])
     phases = [replace(run.spec.recipe.phases[0], rect_val=True)]
     second = hand_made("job-2", recipe=replace(run.spec.recipe, phases=phases))
     (second.folders.run / "logs").mkdir(exist_ok=True)
     shutil.copy(run.folders.run / "logs/val-000001.json", second.folders.run / "logs")
-    assert "at most 1.5 times as long as broad, so that part of a very tall" in reports.report([second.job])
+    assert "at most 1.5 times as long as broad, so that part of a very tall" in reports.render_report([second.job])
 
 
 @pytest.mark.parametrize("what", ["nothing", "half a file", "no list", "no JPEG"])
@@ -441,7 +458,7 @@ def test_without_images_a_line_says_so(run: Any, what: str) -> None:
     path.unlink()
     if what != "nothing":
         path.write_bytes({"half a file": whole[:500], "no list": b"7", "no JPEG": b'[{"jpeg": "\'><script>"}]'}[what])
-    assert "no trainer came as far" in Reader(reports.report([run.job])).text
+    assert "no trainer came as far" in Reader(reports.render_report([run.job])).text
 
 
 # --- who writes it --------------------------------------------------------------------------------------------------
@@ -494,5 +511,5 @@ def test_a_report_that_takes_for_ever_is_given_up(hand_made: Fixture, monkeypatc
     done(run)
     monkeypatch.setattr(supervisor, "REPORT_SECONDS", 0.3)
     monkeypatch.setattr(supervisor, "python", lambda *_: ["sleep", "600"])
-    supervisor.report(run.job)
+    supervisor.write_job_report(run.job)
     assert "the report took longer than" in (run.folders.run / "supervisor.log").read_text()

@@ -15,7 +15,7 @@ from support.report_reader import done, draw_val, epoch, home, lost, step, thumb
 from cluster import report as reports
 from cluster.report import page
 from cluster.report.html import table, tag
-from cluster.report.page import POLICY
+from cluster.report.page import CONTENT_SECURITY_POLICY
 from cluster.report.style import CSS
 
 Fixture = Any
@@ -77,7 +77,7 @@ def pages(hand_made: Fixture, tmp_path: Path) -> Callable[[str], str]:
     home(large, "metrics/000001.jsonl", step(1, 1.8e9), epoch(1, 1.8e9 + 10, top1=100.0, top5=100.0))
     large.says("training", step=98_765, steps=1_234_567, seconds=123_456.0)
     found = {"one": [first.job], "two": [first.job, second.job], "new": [third.job], "large": [large.job]}
-    return lambda name: reports.report(found[name])
+    return lambda name: reports.render_report(found[name])
 
 
 @pytest.mark.parametrize("size", [PHONE, DESK], ids=["phone", "desk"])
@@ -131,7 +131,7 @@ def test_these_tests_would_hear_the_console_and_see_what_is_too_broad(browser: F
     for style in ("", "<style>b { white-space: nowrap }</style>"):  # it breaks, it sticks out
         out, _ = browser(f"<!doctype html>{style}{tile}", PHONE, "--dump-dom")
         assert "390: 100.00 %</title>" in out
-    policy = f'<!doctype html><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+    policy = f'<!doctype html><meta http-equiv="Content-Security-Policy" content="{CONTENT_SECURITY_POLICY}">'
     for asking in ("<script>1</script>", '<img src="http://127.0.0.1:9/x.png">', '<link rel=stylesheet href="x.css">'):
         _, console = browser(policy + asking, PHONE, "--dump-dom")
         assert "Content Security Policy" in console, asking  # of ours it says nothing: they ask for nothing

@@ -10,31 +10,31 @@ from typing import Any
 import pytest
 
 from cluster.state import attempts
-from train.tools.filesystem import unseal
+from train.tools.filesystem import read_with_checksum
 
 Fixture = Any
 
 
 def propose(folder: Path, *members: str) -> attempts.Attempt:
     """Propose as one who knows the newest."""
-    attempt = attempts.Attempt(launch="now", members=members or ("0.a",), reason="test")
-    return attempts.propose(folder, attempts.newest(folder), attempt)
+    attempt = attempts.Attempt(launch_id="now", members=members or ("0.a",), reason="test")
+    return attempts.propose(folder, attempts.newest_attempt(folder), attempt)
 
 
 def content(run: Any, attempt: attempts.Attempt) -> bytes:
     """What an attempt begins with: "1 16", attempt 1's checkpoint of step 16; its file is its own, and named by it."""
     path = run.folders.shared / attempt.resume
     assert path.parent.name == f"{attempt.number:06d}" and path.name.startswith(f"resume-{attempt.first_step:08d}-")
-    payload = unseal(path)
+    payload = read_with_checksum(path)
     return payload[: len(payload) // 100]
 
 
 def test_the_first_attempt_begins_at_the_beginning(tmp_path: Path) -> None:
-    assert attempts.newest(tmp_path) is None and attempts.history(tmp_path) == []
+    assert attempts.newest_attempt(tmp_path) is None and attempts.history(tmp_path) == []
     first = propose(tmp_path, "0.a", "1.b")
-    assert (first.number, first.resume, first.members, first.names) == (1, "", ("0.a", "1.b"), ("0", "1"))
-    assert first.first_step == 0 and first.launch == "now"
-    assert attempts.newest(tmp_path) == first and attempts.history(tmp_path) == [first]
+    assert (first.number, first.resume, first.members, first.machine_names) == (1, "", ("0.a", "1.b"), ("0", "1"))
+    assert first.first_step == 0 and first.launch_id == "now"
+    assert attempts.newest_attempt(tmp_path) == first and attempts.history(tmp_path) == [first]
 
 
 def test_the_next_one_resumes_from_the_newest_checkpoint_of_the_one_before(hand_made: Fixture) -> None:
@@ -127,7 +127,7 @@ def test_the_checkpoints_of_two_attempts_ago_are_removed_and_nothing_that_is_wan
 def test_who_does_not_know_the_newest_gets_it_instead_of_his_own(tmp_path: Path) -> None:
     first = propose(tmp_path, "0.a", "1.b")
     second = propose(tmp_path, "1.b")
-    late = attempts.Attempt(launch="now", members=("0.a",))
+    late = attempts.Attempt(launch_id="now", members=("0.a",))
     assert attempts.propose(tmp_path, first, late) == attempts.propose(tmp_path, None, late) == second
     assert attempts.history(tmp_path) == [first, second]
 
@@ -136,11 +136,11 @@ def test_a_new_launch_goes_on_after_the_attempts_of_the_one_before(hand_made: Fi
     run = hand_made()
     propose(run.folders.shared)
     run.checkpoint(1, 8)
-    end = attempts.Attempt(launch="now", state="stopped")
-    attempts.propose(run.folders.shared, attempts.newest(run.folders.shared), end)
-    new = attempts.propose(run.folders.shared, None, attempts.Attempt(launch="next", members=("0.new",)))
-    assert (new.number, new.launch, content(run, new)) == (3, "next", b"1 8")
-    again = attempts.Attempt(launch="next", members=("1.new",))
+    end = attempts.Attempt(launch_id="now", end_state="stopped")
+    attempts.propose(run.folders.shared, attempts.newest_attempt(run.folders.shared), end)
+    new = attempts.propose(run.folders.shared, None, attempts.Attempt(launch_id="next", members=("0.new",)))
+    assert (new.number, new.launch_id, content(run, new)) == (3, "next", b"1 8")
+    again = attempts.Attempt(launch_id="next", members=("1.new",))
     assert attempts.propose(run.folders.shared, None, again) == new, "both knew of nothing: the first has won"
 
 
@@ -148,7 +148,7 @@ def test_a_new_launch_goes_on_after_the_attempts_of_the_one_before(hand_made: Fi
 def test_a_checkpoint_that_vanishes_while_it_is_looked_at_is_no_end(
     hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    run, real = hand_made(), attempts.newest_sealed
+    run, real = hand_made(), attempts.newest_intact_file
     shared = run.folders.shared
     first = propose(shared)
     for step in (8, 16):
@@ -167,7 +167,7 @@ def test_a_checkpoint_that_vanishes_while_it_is_looked_at_is_no_end(
         return path
 
     monkeypatch.setattr(attempts, "newest_sealed", found)
-    stands = attempts.propose(shared, first, attempts.Attempt(launch="now", members=("0.a",)))
+    stands = attempts.propose(shared, first, attempts.Attempt(launch_id="now", members=("0.a",)))
     if faster:
         assert stands in faster
     else:
@@ -191,8 +191,8 @@ def soon() -> Iterator[None]:
 def test_a_damaged_attempt_file_is_an_error_and_no_endless_search(tmp_path: Path, soon: Fixture) -> None:
     propose(tmp_path)
     for text in ("", "{", "[]", "7"):
-        attempts.path(tmp_path, 2).write_text(text)
-        assert attempts.read(tmp_path, 2) is None
+        attempts.attempt_path(tmp_path, 2).write_text(text)
+        assert attempts.read_attempt(tmp_path, 2) is None
         with pytest.raises((OSError, ValueError, AssertionError)) as caught:
             propose(tmp_path)
         assert "hangs" not in str(caught.value)
@@ -217,7 +217,7 @@ def test_an_attempt_once_made_is_never_changed(tmp_path: Path) -> None:
     assert [one.number for one in made] == list(range(1, 13))
     files = sorted((tmp_path / "attempts").iterdir())
     assert [json.loads(one.read_text())["members"] for one in files] == [list(one.members) for one in made]
-    assert attempts.newest(tmp_path) == made[-1]
+    assert attempts.newest_attempt(tmp_path) == made[-1]
 
 
 def test_of_many_who_propose_at_once_one_wins_and_all_obey(tmp_path: Path, crowd: Callable[..., list[Any]]) -> None:

@@ -6,42 +6,53 @@ from typing import Any
 import pytest
 
 from cluster.state.attempts import Attempt
-from cluster.state.heartbeats import Word
-from cluster.state.membership import Action, Rules, View, decide
+from cluster.state.heartbeats import MachineStatus
+from cluster.state.membership import Action, MembershipRules, ClusterView, decide
 
 NAMES = ("0", "1", "2")
-RULES = Rules(names=NAMES, want=3, lost=5.0, silence=2.5, early=15.0, stall=120.0, late=300.0, orphaned=60.0)
+RULES = MembershipRules(
+    machine_names=NAMES,
+    target_size=3,
+    loss_timeout=5.0,
+    heartbeat_timeout=2.5,
+    startup_loss_timeout=15.0,
+    stall_timeout=120.0,
+    startup_stall_timeout=300.0,
+    orphan_timeout=60.0,
+)
 FIRST = Attempt(number=1, members=("0.a", "1.b", "2.c"), reason="start")
 SILENT = 3.0
 
 
-def word(one: str, phase: str = "running", attempt: int = 1, at: int = 8, **more: Any) -> Word:
-    return Word(id=one, phase=phase, attempt=attempt, at=at, **more)
+def word(one: str, phase: str = "running", attempt: int = 1, at: int = 8, **more: Any) -> MachineStatus:
+    return MachineStatus(id=one, phase=phase, attempt=attempt, last_step=at, **more)
 
 
 def view(
-    words: list[Word],
+    words: list[MachineStatus],
     me: str = "0.a",
     attempt: Attempt | None = FIRST,
     silent: dict[str, float] | None = None,
     **more: Any,
-) -> View:
+) -> ClusterView:
     """What `me` knows when all spoke just now but those in `silent`, which gives their ages in seconds."""
     phase = next(one.phase for one in words if one.id == me)
     ages = {one.id: 0.1 for one in words} | (silent or {})
-    return View(me=me, phase=phase, attempt=attempt, words={one.id: one for one in words}, ages=ages, **more)
+    return ClusterView(
+        own_id=me, phase=phase, attempt=attempt, statuses={one.id: one for one in words}, status_ages=ages, **more
+    )
 
 
-def all_of(phase: str = "running", **more: Any) -> list[Word]:
+def all_of(phase: str = "running", **more: Any) -> list[MachineStatus]:
     return [word(one, phase, **more) for one in FIRST.members]
 
 
 def proposed(action: Action) -> Attempt:
-    assert action.do == "propose" and action.attempt is not None, action
+    assert action.kind == "propose" and action.attempt is not None, action
     return action.attempt
 
 
-def ready(*ids: str) -> list[Word]:
+def ready(*ids: str) -> list[MachineStatus]:
     return [word(one, "spare", attempt=0, at=-1) for one in ids]
 
 
@@ -49,15 +60,15 @@ def ready(*ids: str) -> list[Word]:
 
 
 def test_the_start_waits_until_all_are_ready() -> None:
-    assert decide(view(ready("0.a", "1.b"), attempt=None), RULES).do == "nothing"
+    assert decide(view(ready("0.a", "1.b"), attempt=None), RULES).kind == "nothing"
     warming = [*ready("0.a", "1.b"), word("2.c", "warming", attempt=0, at=-1)]
-    assert decide(view(warming, attempt=None), RULES).do == "nothing"
+    assert decide(view(warming, attempt=None), RULES).kind == "nothing"
     silent = view(ready("0.a", "1.b", "2.c"), attempt=None, silent={"2.c": SILENT})
-    assert decide(silent, RULES).do == "nothing"
+    assert decide(silent, RULES).kind == "nothing"
     leaving = [*ready("0.a", "1.b"), replace(ready("2.c")[0], leaving="a notice")]
-    assert decide(view(leaving, attempt=None), RULES).do == "nothing"
+    assert decide(view(leaving, attempt=None), RULES).kind == "nothing"
     first = proposed(decide(view(ready("2.c", "0.a", "1.b"), attempt=None), RULES))
-    assert (first.members, first.reason, first.state) == (("0.a", "1.b", "2.c"), "start", "")
+    assert (first.members, first.reason, first.end_state) == (("0.a", "1.b", "2.c"), "start", "")
 
 
 def test_ranks_are_in_the_order_of_the_numbers() -> None:
@@ -72,17 +83,17 @@ def test_the_first_proposes_at_once_and_each_later_one_half_a_second_after_the_o
         early, late = max(0.0, 0.5 * place - 0.01), 0.5 * place
         assert proposed(decide(view(words, me=me, attempt=None, down=late), RULES)).members == FIRST.members
         if place:
-            assert decide(view(words, me=me, attempt=None, down=early), RULES).do == "nothing"
+            assert decide(view(words, me=me, attempt=None, down=early), RULES).kind == "nothing"
 
 
-def ended(one: str, reason: str, state: str = "failed") -> Word:
+def ended(one: str, reason: str, state: str = "failed") -> MachineStatus:
     return word(one, "ended", attempt=0, at=-1, state=state, reason=reason)
 
 
 def test_a_machine_that_failed_before_the_start_ends_the_job_with_its_reason() -> None:
     words = [*ready("0.a", "2.c"), ended("1.b", "no such data folder")]
     end = proposed(decide(view(words, attempt=None), RULES))
-    assert (end.members, end.state, end.reason) == ((), "failed", "machine 1: no such data folder")
+    assert (end.members, end.end_state, end.reason) == ((), "failed", "machine 1: no such data folder")
     both = [*ready("0.a"), ended("1.b", "one"), ended("2.c", "two")]
     assert proposed(decide(view(both, attempt=None), RULES)).reason == "machine 1: one; machine 2: two"
 
@@ -90,16 +101,16 @@ def test_a_machine_that_failed_before_the_start_ends_the_job_with_its_reason() -
 def test_a_spare_covers_a_machine_that_failed_before_the_start() -> None:
     rules = replace(RULES, want=2)
     words = [*ready("0.a"), ended("1.b", "no such data folder")]
-    assert decide(view(words, attempt=None), rules).do == "nothing"
+    assert decide(view(words, attempt=None), rules).kind == "nothing"
     words += ready("2.c")
     assert proposed(decide(view(words, attempt=None), rules)).members == ("0.a", "2.c")
 
 
 def test_who_is_not_ready_himself_proposes_nothing() -> None:
     words = [word("0.a", "warming", attempt=0, at=-1), *ready("1.b", "2.c")]
-    assert decide(view(words, attempt=None), RULES).do == "nothing"
+    assert decide(view(words, attempt=None), RULES).kind == "nothing"
     dead = [word("0.a", "warming", attempt=0, at=-1), ended("1.b", "why")]
-    assert decide(view(dead, attempt=None), RULES).do == "nothing"
+    assert decide(view(dead, attempt=None), RULES).kind == "nothing"
 
 
 # --- while the trainers run -----------------------------------------------------------------------------------------
@@ -111,53 +122,53 @@ def test_nobody_is_lost_while_steps_advance_however_silent(age: float, begun: bo
     words = all_of(at=8 if begun else -1)
     patience = 5.0 if begun else 15.0
     silent = {"1.b": age, "2.c": age}
-    assert decide(view(words, silent=silent, quiet=0.0), RULES).do == "nothing"
-    assert decide(view(words, silent=silent, quiet=patience), RULES).do == "nothing"
+    assert decide(view(words, silent=silent, quiet=0.0), RULES).kind == "nothing"
+    assert decide(view(words, silent=silent, quiet=patience), RULES).kind == "nothing"
     stuck = decide(view(words, silent=silent, quiet=patience + 0.1), RULES)
-    assert stuck.do == ("fail" if age > RULES.silence else "nothing")
-    if age > RULES.silence:
+    assert stuck.kind == ("fail" if age > RULES.heartbeat_timeout else "nothing")
+    if age > RULES.heartbeat_timeout:
         assert "machines 1, 2 silent" in stuck.reason
 
 
 def test_a_stall_with_all_alive_needs_much_more_patience() -> None:
     for at, patience in ((8, 120.0), (-1, 300.0)):
-        assert decide(view(all_of(at=at), quiet=patience - 0.1), RULES).do == "nothing"
+        assert decide(view(all_of(at=at), quiet=patience - 0.1), RULES).kind == "nothing"
         stuck = decide(view(all_of(at=at), quiet=patience + 0.1), RULES)
-        assert stuck.do == "fail" and "nobody silent" in stuck.reason
+        assert stuck.kind == "fail" and "nobody silent" in stuck.reason
 
 
 def test_a_job_of_long_steps_has_three_of_them_for_patience() -> None:
     silent = {"1.b": SILENT}
-    assert decide(view(all_of(), silent=silent, quiet=29.0, pace=10.0), RULES).do == "nothing"
-    assert decide(view(all_of(), silent=silent, quiet=31.0, pace=10.0), RULES).do == "fail"
+    assert decide(view(all_of(), silent=silent, quiet=29.0, pace=10.0), RULES).kind == "nothing"
+    assert decide(view(all_of(), silent=silent, quiet=31.0, pace=10.0), RULES).kind == "fail"
 
 
 def test_a_member_that_was_never_heard_of_is_silent() -> None:
     words = all_of(at=-1)[:2]
-    assert decide(view(words, quiet=14.9), RULES).do == "nothing"
-    assert decide(view(words, quiet=15.1), RULES).do == "fail"
+    assert decide(view(words, quiet=14.9), RULES).kind == "nothing"
+    assert decide(view(words, quiet=15.1), RULES).kind == "fail"
 
 
 @pytest.mark.parametrize("phase", ["failed", "ended"])
 def test_one_that_says_it_failed_ends_all_at_once(phase: str) -> None:
     words = [*all_of()[:2], word("2.c", phase)]
-    assert decide(view(words), RULES) == Action(do="fail", reason="machine 2 failed")
+    assert decide(view(words), RULES) == Action(kind="fail", reason="machine 2 failed")
 
 
 def test_the_failure_of_another_attempt_is_no_failure_of_this_one() -> None:
     words = [*all_of()[:2], word("2.c", "failed", attempt=0)]
-    assert decide(view(words), RULES).do == "nothing"
+    assert decide(view(words), RULES).kind == "nothing"
 
 
 def test_one_that_has_started_anew_is_lost_at_once() -> None:
     words = [*all_of()[:2], word("2.new", "warming", attempt=0, at=-1)]
-    assert decide(view(words), RULES) == Action(do="fail", reason="machine 2 started anew")
+    assert decide(view(words), RULES) == Action(kind="fail", reason="machine 2 started anew")
 
 
 def test_who_missed_the_save_of_the_others_follows_them() -> None:
     words = [*all_of()[:1], word("1.b", "saved"), word("2.c", "saved")]
-    assert decide(view(words, quiet=1.0), RULES).do == "nothing"
-    assert decide(view(words, quiet=5.1), RULES).do == "fail"
+    assert decide(view(words, quiet=1.0), RULES).kind == "nothing"
+    assert decide(view(words, quiet=5.1), RULES).kind == "fail"
 
 
 # --- planned changes ------------------------------------------------------------------------------------------------
@@ -165,41 +176,41 @@ def test_who_missed_the_save_of_the_others_follows_them() -> None:
 
 def test_who_has_to_leave_asks_for_a_save_when_all_could_start_again_at_once_or_time_is_short() -> None:
     calm = [word("0.a", leaving="a notice"), *all_of()[1:]]
-    assert decide(view(calm), RULES) == Action(do="ask", reason="machine 0 leaving")
+    assert decide(view(calm), RULES) == Action(kind="ask", reason="machine 0 leaving")
     busy = [*calm[:2], word("2.c", warm=False)]
-    assert decide(view(busy), RULES).do == "nothing"
-    assert decide(view(busy, hurry=True), RULES).do == "ask"
+    assert decide(view(busy), RULES).kind == "nothing"
+    assert decide(view(busy, hurry=True), RULES).kind == "ask"
     early = [replace(one, at=-1) for one in calm]
-    assert decide(view(early), RULES).do == "nothing"
+    assert decide(view(early), RULES).kind == "nothing"
     alone = view([word("0.a", leaving="a notice", warm=False)], attempt=replace(FIRST, members=("0.a",)))
-    assert decide(alone, RULES).do == "ask"
-    assert decide(view(calm, me="1.b"), RULES).do == "nothing", "that is for the one that leaves to say"
+    assert decide(alone, RULES).kind == "ask"
+    assert decide(view(calm, me="1.b"), RULES).kind == "nothing", "that is for the one that leaves to say"
 
 
 def test_a_machine_joins_only_when_all_are_warm_and_there_is_room() -> None:
     pair = Attempt(number=2, members=("0.a", "1.b"))
     words = [word("0.a", attempt=2), word("1.b", attempt=2), word("2.new", "spare", attempt=2)]
-    assert decide(view(words, attempt=pair), RULES) == Action(do="ask", reason="machine 2 joins")
+    assert decide(view(words, attempt=pair), RULES) == Action(kind="ask", reason="machine 2 joins")
     cold = [words[0], replace(words[1], warm=False), words[2]]
-    assert decide(view(cold, attempt=pair), RULES).do == "nothing"
-    assert decide(view([replace(one, at=-1) for one in words], attempt=pair), RULES).do == "nothing"
-    assert decide(view(words, attempt=pair, silent={"2.new": SILENT}), RULES).do == "nothing"
-    assert decide(view(words, attempt=pair), replace(RULES, want=2)).do == "nothing"
+    assert decide(view(cold, attempt=pair), RULES).kind == "nothing"
+    assert decide(view([replace(one, at=-1) for one in words], attempt=pair), RULES).kind == "nothing"
+    assert decide(view(words, attempt=pair, silent={"2.new": SILENT}), RULES).kind == "nothing"
+    assert decide(view(words, attempt=pair), replace(RULES, want=2)).kind == "nothing"
     for phase in ("warming", "ended", "running"):
-        assert decide(view([*words[:2], word("2.new", phase, attempt=2)], attempt=pair), RULES).do == "nothing"
+        assert decide(view([*words[:2], word("2.new", phase, attempt=2)], attempt=pair), RULES).kind == "nothing"
     going = [*words[:2], replace(words[2], leaving="a notice")]
-    assert decide(view(going, attempt=pair), RULES).do == "nothing"
+    assert decide(view(going, attempt=pair), RULES).kind == "nothing"
     banned = replace(pair, faults={"2": 3})
-    assert decide(view(words, attempt=banned), RULES).do == "nothing"
+    assert decide(view(words, attempt=banned), RULES).kind == "nothing"
 
 
 def test_after_the_save_the_newcomers_are_members_up_to_the_wanted_number() -> None:
     rules = replace(RULES, names=("0", "1", "2", "3"), want=3)
-    pair = Attempt(number=2, members=("1.b", "2.c"), faults={"1": 1}, step=8, crashes=2)
+    pair = Attempt(number=2, members=("1.b", "2.c"), fault_counts={"1": 1}, crash_step=8, crash_count=2)
     words = [word("1.b", "saved", attempt=2), word("2.c", "saved", attempt=2), *ready("3.d", "0.a")]
     grown = proposed(decide(view(words, me="1.b", attempt=pair), rules))
     assert grown.members == ("1.b", "2.c", "0.a") and grown.reason == "machine 0 joined"
-    assert grown.faults == {"1": 1} and grown.crashes == 0
+    assert grown.fault_counts == {"1": 1} and grown.crash_count == 0
 
 
 def test_who_leaves_is_replaced_by_a_spare_and_nobody_counts_as_lost() -> None:
@@ -212,7 +223,7 @@ def test_who_leaves_is_replaced_by_a_spare_and_nobody_counts_as_lost() -> None:
 def test_when_all_leave_the_job_is_stopped_and_when_a_spare_is_there_it_goes_on() -> None:
     words = [word(one, "saved", leaving=f"notice of {one}") for one in FIRST.members]
     end = proposed(decide(view(words), RULES))
-    assert (end.members, end.state, end.reason) == ((), "stopped", "notice of 0.a")
+    assert (end.members, end.end_state, end.reason) == ((), "stopped", "notice of 0.a")
     rules = replace(RULES, names=("0", "1", "2", "3"))
     assert proposed(decide(view([*words, *ready("3.d")]), rules)).members == ("3.d",)
 
@@ -223,10 +234,10 @@ def test_when_all_leave_the_job_is_stopped_and_when_a_spare_is_there_it_goes_on(
 def test_all_that_speak_must_be_as_far_before_the_next_attempt() -> None:
     for phase in ("running", "warming", "spare"):
         words = [word("0.a", "failed"), word("1.b", "failed"), word("2.c", phase)]
-        assert decide(view(words), RULES).do == "nothing"
+        assert decide(view(words), RULES).kind == "nothing"
         assert proposed(decide(view(words, silent={"2.c": SILENT}), RULES)).members == ("0.a", "1.b")
     behind = [word("0.a", "failed"), word("1.b", "failed"), word("2.c", "failed", attempt=0)]
-    assert decide(view(behind), RULES).do == "nothing"
+    assert decide(view(behind), RULES).kind == "nothing"
 
 
 def test_the_head_may_be_lost_and_the_next_in_order_proposes_at_once() -> None:
@@ -234,7 +245,7 @@ def test_the_head_may_be_lost_and_the_next_in_order_proposes_at_once() -> None:
     silent = {"0.a": SILENT}
     following = proposed(decide(view(words, me="1.b", silent=silent), RULES))
     assert following.members == ("1.b", "2.c") and following.reason == "machine 0 lost"
-    assert decide(view(words, me="2.c", silent=silent, down=0.4), RULES).do == "nothing"
+    assert decide(view(words, me="2.c", silent=silent, down=0.4), RULES).kind == "nothing"
     assert proposed(decide(view(words, me="2.c", silent=silent, down=0.5), RULES)).members == ("1.b", "2.c")
 
 
@@ -248,14 +259,14 @@ def test_a_loss_is_no_crash_and_no_fault() -> None:
     words = [word("0.a", "failed"), word("1.b", "failed"), word("2.c")]
     before = replace(FIRST, crashes=2, step=8)
     following = proposed(decide(view(words, attempt=before, silent={"2.c": SILENT}), RULES))
-    assert (following.crashes, following.faults, following.state) == (0, {}, "")
+    assert (following.crash_count, following.fault_counts, following.end_state) == (0, {}, "")
 
 
 def test_too_few_wait_for_more() -> None:
     rules = replace(RULES, least=2)
     words = [word("0.a"), word("1.b"), word("2.c", "failed", fault="")]
     silent = {"0.a": SILENT, "1.b": SILENT}
-    assert decide(view(words, me="2.c", silent=silent, down=1000.0), rules).do == "nothing"
+    assert decide(view(words, me="2.c", silent=silent, down=1000.0), rules).kind == "nothing"
     more = view([words[2], *ready("1.new")], me="2.c", silent=silent)
     assert proposed(decide(more, rules)).members == ("2.c", "1.new")
 
@@ -269,46 +280,46 @@ def test_a_machine_that_came_back_under_its_old_name_is_not_counted_as_lost_and_
 # --- a spare, or one that was left out ------------------------------------------------------------------------------
 
 
-PAIR = Attempt(number=1, members=("0.a", "1.b"), faults={"0": 1})
+PAIR = Attempt(number=1, members=("0.a", "1.b"), fault_counts={"0": 1})
 
 
-def outside(members: list[Word], silent: dict[str, float], **more: Any) -> Action:
+def outside(members: list[MachineStatus], silent: dict[str, float], **more: Any) -> Action:
     return decide(view([*members, word("2.c", "spare")], me="2.c", attempt=PAIR, silent=silent, **more), RULES)
 
 
 def test_a_spare_takes_over_when_all_members_have_been_silent_for_long_and_not_earlier() -> None:
     members = [word("0.a"), word("1.b")]
-    assert outside(members, {"0.a": 59.9, "1.b": 1000.0}).do == "nothing"
-    assert outside(members, {"0.a": 1000.0, "1.b": 0.1}).do == "nothing"
+    assert outside(members, {"0.a": 59.9, "1.b": 1000.0}).kind == "nothing"
+    assert outside(members, {"0.a": 1000.0, "1.b": 0.1}).kind == "nothing"
     taken = proposed(outside(members, {"0.a": 60.0, "1.b": 61.0}))
-    assert (taken.members, taken.reason, taken.faults) == (("2.c",), "all members were lost", {"0": 1})
+    assert (taken.members, taken.reason, taken.fault_counts) == (("2.c",), "all members were lost", {"0": 1})
 
 
 def test_a_spare_takes_over_at_once_when_all_members_have_said_that_they_end() -> None:
     gone = [word("0.a", "ended", state="left"), word("1.b", "ended", state="left")]
     assert proposed(outside(gone, {"0.a": 0.1, "1.b": 0.1})).members == ("2.c",)
-    assert outside([gone[0], word("1.b")], {"0.a": 0.1, "1.b": 0.1}).do == "nothing"
-    assert outside([gone[0], word("1.b", "failed")], {"0.a": 0.1, "1.b": SILENT}).do == "nothing"
+    assert outside([gone[0], word("1.b")], {"0.a": 0.1, "1.b": 0.1}).kind == "nothing"
+    assert outside([gone[0], word("1.b", "failed")], {"0.a": 0.1, "1.b": SILENT}).kind == "nothing"
 
 
 def test_a_spare_alone_takes_over_only_when_it_is_enough_and_ready() -> None:
     members, silent = [word("0.a"), word("1.b")], {"0.a": 99.0, "1.b": 99.0}
     words = [*members, word("2.c", "spare")]
     two = replace(RULES, least=2)
-    assert decide(view(words, me="2.c", attempt=PAIR, silent=silent), two).do == "nothing"
+    assert decide(view(words, me="2.c", attempt=PAIR, silent=silent), two).kind == "nothing"
     cold = [*members, word("2.c", "warming")]
-    assert decide(view(cold, me="2.c", attempt=PAIR, silent=silent), RULES).do == "nothing"
+    assert decide(view(cold, me="2.c", attempt=PAIR, silent=silent), RULES).kind == "nothing"
 
 
 def test_after_the_end_of_the_job_nobody_begins_again() -> None:
-    over = Attempt(number=4, state="failed", reason="why")
-    assert decide(view(ready("0.a", "1.b", "2.c"), attempt=over), RULES).do == "nothing"
+    over = Attempt(number=4, end_state="failed", reason="why")
+    assert decide(view(ready("0.a", "1.b", "2.c"), attempt=over), RULES).kind == "nothing"
 
 
 # --- crashes --------------------------------------------------------------------------------------------------------
 
 
-def crashed(one: str = "1.b", at: int = 8, fault: str = "own") -> list[Word]:
+def crashed(one: str = "1.b", at: int = 8, fault: str = "own") -> list[MachineStatus]:
     """All have failed: one by its own fault, the others because of it."""
     return [
         word(other, "failed", at=at, fault=fault if other == one else "", reason="a bad step" if other == one else "")
@@ -319,30 +330,30 @@ def crashed(one: str = "1.b", at: int = 8, fault: str = "own") -> list[Word]:
 def test_a_crash_is_tried_again_by_the_same_members_and_counted() -> None:
     again = proposed(decide(view(crashed()), RULES))
     assert again.members == FIRST.members and again.reason == "machine 1: a bad step"
-    assert (again.step, again.crashes, again.faults) == (8, 1, {"1": 1})
+    assert (again.crash_step, again.crash_count, again.fault_counts) == (8, 1, {"1": 1})
 
 
 def test_the_third_crash_at_the_same_step_ends_the_job() -> None:
     attempt = FIRST
     for number, one in enumerate(("0.a", "1.b"), 1):
         attempt = replace(proposed(decide(view(crashed(one), attempt=attempt), RULES)), number=1)
-        assert attempt.crashes == number and attempt.members == FIRST.members
+        assert attempt.crash_count == number and attempt.members == FIRST.members
     end = proposed(decide(view(crashed("2.c"), attempt=attempt), RULES))
-    assert (end.members, end.state, end.reason) == ((), "failed", "machine 2: a bad step (3 times at step 8)")
+    assert (end.members, end.end_state, end.reason) == ((), "failed", "machine 2: a bad step (3 times at step 8)")
 
 
 def test_crashes_at_different_steps_are_no_reason_to_end() -> None:
     attempt = FIRST
     for at, one in ((8, "0.a"), (9, "1.b"), (8, "2.c"), (12, "0.a"), (8, "1.b")):
         attempt = replace(proposed(decide(view(crashed(one, at=at), attempt=attempt), RULES)), number=1)
-        assert (attempt.members, attempt.step, attempt.crashes) == (FIRST.members, at, 1)
-    assert attempt.faults == {"0": 2, "1": 2, "2": 1}
+        assert (attempt.members, attempt.crash_step, attempt.crash_count) == (FIRST.members, at, 1)
+    assert attempt.fault_counts == {"0": 2, "1": 2, "2": 1}
 
 
 def test_a_machine_that_fails_again_and_again_by_itself_is_left_out() -> None:
     attempt = replace(FIRST, faults={"1": 2}, step=3, crashes=1)
     left = proposed(decide(view(crashed("1.b"), attempt=attempt), RULES))
-    assert left.members == ("0.a", "2.c") and left.faults == {"1": 3} and left.state == ""
+    assert left.members == ("0.a", "2.c") and left.fault_counts == {"1": 3} and left.end_state == ""
     later = [word("0.a", "saved", attempt=2), word("2.c", "saved", attempt=2), word("1.new", "spare")]
     following = proposed(decide(view(later, attempt=replace(left, number=2)), RULES))
     assert following.members == ("0.a", "2.c"), "a new start under the name of a machine that was left out"
@@ -350,7 +361,7 @@ def test_a_machine_that_fails_again_and_again_by_itself_is_left_out() -> None:
 
 def test_what_would_come_back_at_every_try_ends_the_job_at_once() -> None:
     end = proposed(decide(view(crashed("2.c", fault="final")), RULES))
-    assert (end.members, end.state, end.reason) == ((), "failed", "a bad step")
+    assert (end.members, end.end_state, end.reason) == ((), "failed", "a bad step")
 
 
 def test_a_job_of_one_machine_says_its_reason_without_a_number() -> None:
@@ -366,10 +377,10 @@ def test_a_job_of_one_machine_says_its_reason_without_a_number() -> None:
 def test_the_last_machine_that_fails_again_and_again_ends_the_job() -> None:
     rules, alone = replace(RULES, names=("0",), want=1), replace(FIRST, members=("0.a",), faults={"0": 2}, step=3)
     end = proposed(decide(view([word("0.a", "failed", fault="own", reason="killed")], attempt=alone), rules))
-    assert (end.members, end.state, end.reason) == ((), "failed", "killed (3 times)")
+    assert (end.members, end.end_state, end.reason) == ((), "failed", "killed (3 times)")
 
 
 def test_three_stalls_at_the_same_step_end_the_job_with_the_reason() -> None:
     words = [word(one, "failed", reason="no progress for 120 s, nobody silent") for one in FIRST.members]
     end = proposed(decide(view(words, attempt=replace(FIRST, step=8, crashes=2)), RULES))
-    assert end.state == "failed" and end.reason == "no progress for 120 s, nobody silent (3 times at step 8)"
+    assert end.end_state == "failed" and end.reason == "no progress for 120 s, nobody silent (3 times at step 8)"

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cluster.state.attempts import Attempt
-from cluster.state.heartbeats import Peers, Word
-from cluster.state.membership import Action, Rules, View, decide
+from cluster.state.heartbeats import PeerStatuses, MachineStatus
+from cluster.state.membership import Action, MembershipRules, ClusterView, decide
 
 TICK, BEAT = 0.25, 0.5
 TROUBLE, QUIET = 40.0, 150.0  # seconds with faults, and then without, in which all must have agreed
@@ -60,7 +60,7 @@ class Agent:
     """One start of a machine's agent."""
 
     id: str
-    peers: Peers
+    peers: PeerStatuses
     reader: Reader
     begun_at: float
     phase: str = "warming"
@@ -103,9 +103,9 @@ class World:
         self.rng = rng = random.Random(self.seed)
         machines, spares = rng.randint(2, 4), rng.choice([0, 0, 1])
         names = tuple(map(str, range(machines + spares)))
-        self.rules = Rules(
-            names=names, want=machines, least=rng.choice([1, 1, 2]), silence=2.5 if rng.random() < 0.7 else 1.5,
-            lost=3.0, early=6.0, stall=20.0, late=30.0, orphaned=20.0,
+        self.rules = MembershipRules(
+            machine_names=names, target_size=machines, min_size=rng.choice([1, 1, 2]), heartbeat_timeout=2.5 if rng.random() < 0.7 else 1.5,
+            loss_timeout=3.0, startup_loss_timeout=6.0, stall_timeout=20.0, startup_stall_timeout=30.0, orphan_timeout=20.0,
         )  # fmt: skip
         self.delays = {name: rng.choice([0.0, 0.0, 0.25, 0.75]) for name in names}
         self.texts, self.attempts = Texts(), dict[int, Attempt]()
@@ -120,8 +120,8 @@ class World:
 
     def boot(self, name: str) -> Agent:
         reader = Reader(self.texts, self.delays[name])
-        peers = Peers(Path("/nowhere"), self.rules.names, LAUNCH)
-        peers.folder = reader  # type: ignore[assignment]
+        peers = PeerStatuses(Path("/nowhere"), self.rules.machine_names, LAUNCH)
+        peers.status_folder = reader  # type: ignore[assignment]
         made = Agent(f"{name}.{self.rng.randrange(1 << 24):06x}", peers, reader, self.now)
         made.ticked = made.progressed = made.since = self.now
         return made
@@ -137,7 +137,7 @@ class World:
                 self.lives.append(self.agents[name])
         for name, one in self.agents.items():
             if not one.alive and name not in self.back and name not in self.gone:
-                enough = len(self.rules.names) - len(self.gone) > self.rules.least
+                enough = len(self.rules.machine_names) - len(self.gone) > self.rules.min_size
                 if self.attempts and enough and self.rng.random() < 0.2:
                     self.gone.add(name)
                 else:
@@ -171,7 +171,7 @@ class World:
             at_work = [one for one in at_work if one.attempt == attempt and not one.exit]
             if len(at_work) < len(team) or any(self.now - one.since < WARM for one in team):
                 continue
-            self.steps[number], self.stepped[number] = self.steps.get(number, attempt.step) + 1, self.now
+            self.steps[number], self.stepped[number] = self.steps.get(number, attempt.crash_step) + 1, self.now
             if any(one.asked for one in team):
                 for one in team:
                     one.exit = "saved"
@@ -183,15 +183,15 @@ class World:
     def enter(self, one: Agent, phase: str, fault: str = "", reason: str = "") -> None:
         one.phase, one.fault, one.reason, one.since = phase, fault, reason, self.now
 
-    def word(self, one: Agent) -> Word:
-        return Word(
-            id=one.id, attempt=one.attempt.number if one.attempt else 0, phase=one.phase, at=one.at, warm=one.warm,
-            leaving=one.leaving, fault=one.fault, reason=one.reason,
+    def word(self, one: Agent) -> MachineStatus:
+        return MachineStatus(
+            id=one.id, attempt=one.attempt.number if one.attempt else 0, phase=one.phase, last_step=one.at, is_standby_ready=one.warm,
+            leave_reason=one.leaving, fault=one.fault, reason=one.reason,
         )  # fmt: skip
 
     def say(self, one: Agent) -> None:
         word = self.word(one)
-        news = (word.phase, word.attempt, word.leaving, word.fault)
+        news = (word.phase, word.attempt, word.leave_reason, word.fault)
         if news == one.said and self.now - one.beaten < BEAT:
             return
         one.said, one.beaten = news, self.now
@@ -212,27 +212,27 @@ class World:
 
     def judge(self, proposer: Agent, attempt: Attempt) -> None:
         """Every member spoke a moment ago, but for the time in which the proposer itself was frozen."""
-        recent = self.rules.silence + max(self.delays.values()) + 4 * TICK + 0.5 + proposer.frozen
+        recent = self.rules.heartbeat_timeout + max(self.delays.values()) + 4 * TICK + 0.5 + proposer.frozen
         for member in attempt.members:
             (life,) = [one for one in self.lives if one.id == member]
             last = max(at for at, text in self.texts.files[f"{life.name}.json"] if member in text)
             assert self.now - last <= recent, f"{member} was silent for {self.now - last} s"
-        if attempt.state == "failed":
+        if attempt.end_state == "failed":
             healthy = [one for one in self.agents.values() if one.alive and not one.leaving]
-            assert self.crashes or len(healthy) < self.rules.least, f"ended: {attempt.reason}"
-        if attempt.state == "stopped":
+            assert self.crashes or len(healthy) < self.rules.min_size, f"ended: {attempt.reason}"
+        if attempt.end_state == "stopped":
             assert proposer.leaving
 
     def live(self, one: Agent) -> None:
         """One turn of Agent.live."""
         gap, one.ticked = self.now - one.ticked, self.now
         if gap > 1.0:
-            one.peers.forgive(gap)
+            one.peers.discount_pause(gap)
             one.progressed += gap
         one.reader.now = self.now
         if one.phase in ("failed", "saved") or self.now - one.heard > BEAT / 2:
             one.heard = self.now
-            one.peers.listen(self.now)
+            one.peers.refresh(self.now)
         if one.proposing and self.now >= one.proposing[0]:
             self.publish(one, *one.proposing[1:])
             one.proposing = None
@@ -242,26 +242,26 @@ class World:
             self.leave(one)
         if not one.alive:
             return
-        one.peers.words[one.id], one.peers.changed[one.id] = self.word(one), self.now
+        one.peers.statuses[one.id], one.peers.changed_at[one.id] = self.word(one), self.now
         told = one.leaving and self.now - one.told > 7.5
-        view = View(
-            me=one.id, phase=one.phase, attempt=one.attempt, words=one.peers.words, ages=one.peers.ages(self.now),
-            moving=one.peers.moving, quiet=self.now - one.progressed,
-            down=self.now - one.since, pace=one.pace, hurry=bool(told),
+        view = ClusterView(
+            own_id=one.id, phase=one.phase, attempt=one.attempt, statuses=one.peers.statuses, status_ages=one.peers.ages(self.now),
+            seen_changing=one.peers.seen_changing, seconds_without_progress=self.now - one.progressed,
+            seconds_in_phase=self.now - one.since, longest_progress_gap=one.pace, is_deadline_near=bool(told),
         )  # fmt: skip
         self.act(one, decide(view, self.rules))
         self.say(one)
 
     def act(self, one: Agent, action: Action) -> None:
-        if action.do == "ask":
+        if action.kind == "ask":
             one.asked = True
-        elif action.do == "fail":
+        elif action.kind == "fail":
             assert one.attempt
             still = self.now - self.stepped.get(one.attempt.number, 0.0)
             told = any(word in action.reason for word in ("failed", "started anew", "have saved"))
-            assert told or still >= self.rules.lost, f"lost while steps advanced: {action.reason}"
+            assert told or still >= self.rules.loss_timeout, f"lost while steps advanced: {action.reason}"
             self.enter(one, "failed", "", action.reason)
-        elif action.do == "propose" and action.attempt and not one.proposing:
+        elif action.kind == "propose" and action.attempt and not one.proposing:
             one.proposing = (self.now + self.rng.choice([0.0, 0.0, TICK, 2 * TICK]), one.attempt, action.attempt)
 
     def obey(self, one: Agent) -> None:
@@ -325,12 +325,12 @@ class World:
         newest, living = self.newest(), [one for name, one in self.agents.items() if name not in self.gone]
         if newest is None or not all(one.alive and one.frozen_until <= self.now for one in living):
             return False
-        banned = {name for name, count in newest.faults.items() if count >= 3}
+        banned = {name for name, count in newest.fault_counts.items() if count >= 3}
         able = [one for one in living if one.name not in banned]
         team = [one for one in living if one.id in newest.members]
         rest = [one for one in living if one.id not in newest.members]
         return (
-            len(team) == len(newest.members) == min(self.rules.want, len(able))
+            len(team) == len(newest.members) == min(self.rules.target_size, len(able))
             and all(one.attempt == newest for one in living)
             and all(one.phase == "running" and one.at >= 0 for one in team)
             and all(one.phase in ("spare", "warming") for one in rest)
@@ -352,9 +352,9 @@ class World:
         assert self.over(), self.picture()
 
     def picture(self) -> str:
-        lines = [f"seed {self.seed}, {self.now:g} s, want {self.rules.want}, least {self.rules.least}"]
+        lines = [f"seed {self.seed}, {self.now:g} s, want {self.rules.target_size}, least {self.rules.min_size}"]
         lines += [
-            f"  attempt {one.number} by {one.by}: {one.members} {one.state} {one.reason}"
+            f"  attempt {one.number} by {one.proposer}: {one.members} {one.end_state} {one.reason}"
             for one in self.attempts.values()
         ]
         for one in self.agents.values():
@@ -374,7 +374,7 @@ def test_living_agents_agree_on_living_members_after_any_schedule(group: int) ->
             world.run()
         except AssertionError as error:
             raise AssertionError(f"{error}\n{world.picture()}") from None
-        assert len(world.attempts) <= 4 * world.events + len(world.rules.names) + 4, world.picture()
+        assert len(world.attempts) <= 4 * world.events + len(world.rules.machine_names) + 4, world.picture()
         ended += world.over()
     assert ended < 15, "too many schedules end before they are worth anything"
 
@@ -384,7 +384,7 @@ def test_a_world_without_trouble_has_one_attempt_of_all() -> None:
     world.trouble = lambda: None  # type: ignore[method-assign]
     world.run()
     assert len(world.attempts) == 1 and world.settled()
-    assert len(world.attempts[1].members) == world.rules.want
+    assert len(world.attempts[1].members) == world.rules.target_size
 
 
 @pytest.mark.parametrize("broken", ["nobody is ever lost", "the silent are members", "a silent one is lost at once"])
@@ -392,7 +392,7 @@ def test_the_simulation_finds_broken_rules(broken: str, monkeypatch: pytest.Monk
     """What the tests above would say of other rules."""
     right = decide
 
-    def wrong(view: View, rules: Rules) -> Action:
+    def wrong(view: ClusterView, rules: MembershipRules) -> Action:
         if broken == "nobody is ever lost":
             return right(replace(view, quiet=0.0), rules)
         if broken == "the silent are members":
@@ -400,8 +400,8 @@ def test_the_simulation_finds_broken_rules(broken: str, monkeypatch: pytest.Monk
             if found.attempt and found.attempt.members and view.attempt:
                 return replace(found, attempt=replace(found.attempt, members=view.attempt.members))
             return found
-        silent = [one for one in (view.attempt.members if view.attempt else ()) if view.ages.get(one, 9) > 1.0]
-        return Action(do="fail") if silent and view.phase == "running" else right(view, rules)
+        silent = [one for one in (view.attempt.members if view.attempt else ()) if view.status_ages.get(one, 9) > 1.0]
+        return Action(kind="fail") if silent and view.phase == "running" else right(view, rules)
 
     monkeypatch.setitem(globals(), "decide", wrong)
     with pytest.raises(AssertionError):

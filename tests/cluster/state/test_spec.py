@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from cluster.state.run_folder import Folders
-from cluster.state.spec import Spec
+from cluster.state.run_folder import RunFolder
+from cluster.state.spec import JobSpec
 
 Fixture = Any
 
@@ -18,14 +18,14 @@ def test_a_spec_comes_back_equal_from_json(hand_made: Fixture) -> None:
         hand_made().spec, draw=True, procs=3, gpus=8, max_steps=7, max_hours=0.5, scale=0.25, save_seconds=1.5,
         skip_bad=True, workers=0, git_commit="abc", created=1.25, target="top5=93",
     )  # fmt: skip
-    assert Spec.from_json(json.loads(json.dumps(full.to_json()))) == full
+    assert JobSpec.from_json(json.loads(json.dumps(full.to_json()))) == full
 
 
 def test_a_key_of_a_later_version_is_left_out_and_a_missing_one_has_its_default(hand_made: Fixture) -> None:
     spec = hand_made().spec
     text = {**spec.to_json(), "of a later version": 1}
     del text["workers"], text["scale"]
-    assert Spec.from_json(text) == spec
+    assert JobSpec.from_json(text) == spec
 
 
 @pytest.mark.parametrize("key", ["name", "recipe", "data"])
@@ -33,11 +33,18 @@ def test_a_spec_that_lacks_what_is_needed_is_refused(hand_made: Fixture, key: st
     text = hand_made().spec.to_json()
     del text[key]
     with pytest.raises((KeyError, TypeError, ValueError)):
-        Spec.from_json(text)
+        JobSpec.from_json(text)
 
 
 def test_all_of_a_job_lies_in_its_run_folder(tmp_path: Path) -> None:
-    folders = Folders(tmp_path / "job-1")
-    found = [folders.spec, folders.recipe, folders.shared, folders.work(), folders.work("1"), folders.result]
-    assert all(path.is_relative_to(folders.run) for path in found) and len(set(found)) == 6
+    folders = RunFolder(tmp_path / "job-1")
+    found = [
+        folders.spec_path,
+        folders.recipe_path,
+        folders.shared,
+        folders.work_folder(),
+        folders.work_folder("1"),
+        folders.result_path,
+    ]
+    assert all(path.is_relative_to(folders.path) for path in found) and len(set(found)) == 6
     assert not list(tmp_path.iterdir())

@@ -10,7 +10,7 @@ import pytest
 from cluster.errors import ClusterError
 from cluster.state import result as state_status_result
 from cluster.state import status as state_status
-from train.tools.filesystem import as_json, replace
+from train.tools.filesystem import to_json_bytes, write_atomic
 
 Fixture = Any
 NOW = time.time()
@@ -359,12 +359,12 @@ def test_the_seconds_of_several_machines_count_once(hand_made: Fixture) -> None:
 
 def test_agents_may_still_come_for_a_while_after_their_machines_were_set_up(hand_made: Fixture) -> None:
     run = hand_made()
-    replace(run.folders.launch, b"mark")
+    write_atomic(run.folders.launch, b"mark")
     os.utime(run.folders.launch, (1000.0, 1000.0))
-    assert state_status.started(run.folders, run.spec) == 1000.0
+    assert state_status.agents_start_time(run.folders, run.spec) == 1000.0
     for launch, since in (("mark", 5000.0), ("an earlier one", 1000.0)):
-        replace(run.folders.run / "machines.json", as_json({"launch": launch, "finished": 5000.0}))
-        assert state_status.started(run.folders, run.spec) == since
+        write_atomic(run.folders.run / "machines.json", to_json_bytes({"launch": launch, "finished": 5000.0}))
+        assert state_status.agents_start_time(run.folders, run.spec) == since
 
 
 def test_the_start_is_the_slowest_machines_and_with_the_steps_it_makes_no_more_than_all(hand_made: Fixture) -> None:
@@ -373,20 +373,22 @@ def test_the_start_is_the_slowest_machines_and_with_the_steps_it_makes_no_more_t
     home = run.folders.run / "logs/agent-0.jsonl"
     home.parent.mkdir(exist_ok=True)
     home.write_text((run.folders.shared / "logs/agent-0.jsonl").read_text())
-    assert state_status.machines(run.folders, run.spec)["0"]["seconds"] == {
+    assert state_status.machine_rows(run.folders, run.spec)["0"]["seconds"] == {
         "data": 2.0,
         "rendezvous": 3.0,
         "first step": 4.0,
     }
     where = {**WHERE, "wall": 12.0, "start": {"starting": 1.0}}
-    told = state_status.with_job(run.folders, run.spec, where)
+    told = state_status.add_job_times(run.folders, run.spec, where)
     assert told and told["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
-    ended = state_status.with_job(run.folders, run.spec, where, total=20.0)
+    ended = state_status.add_job_times(run.folders, run.spec, where, total_seconds=20.0)
     assert ended and ended["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 3.0}
 
 
 def test_a_job_that_had_trained_to_its_end_is_done_whoever_ends_it(hand_made: Fixture) -> None:
     run = hand_made()
     run.shared("result.json", TRAINED)
-    state_status_result.settle(run.folders, run.spec, run.job.backend, why="ended by the user", how="stopped")
+    state_status_result.write_result(
+        run.folders, run.spec, run.job.backend, end_reason="ended by the user", end_state="stopped"
+    )
     assert (run.job.state, run.job.result["reason"], run.job.result["top1"]) == ("done", "", 50.0)

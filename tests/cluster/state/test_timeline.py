@@ -15,7 +15,7 @@ def steps(run: Any, attempt: int, *pairs: tuple[int, float], tail: str = "") -> 
 def table(run: Any) -> list[dict[str, Any]]:
     run.says("failed", ended=True)
     run.job.refresh()
-    rows = timeline.table(run.folders.run, run.folders.shared)
+    rows = timeline.attempt_rows(run.folders.run, run.folders.shared)
     assert rows == run.job.result["timeline"]
     return rows
 
@@ -92,6 +92,6 @@ def test_the_night_between_a_stop_and_a_resume_is_no_pause_also_when_its_first_a
     run.attempt(4, "0.b", reason="killed", launch="morning", resume="checkpoints/000004/resume-00000030-ef02.pt")
     steps(run, 4, (31, 30_016.0))
     assert [one["pause"] for one in table(run)] == [None, None, None, 3.0]
-    found = timeline.losses(run.folders.run, run.folders.shared)
+    found = timeline.lost_intervals(run.folders.run, run.folders.shared)
     assert found == [(100.0, 119.0), (30_013.0, 30_016.0)]  # steps 17 to 20 again, from the last that is known before
     assert timeline.lost_seconds(run.folders.run, run.folders.shared) == 22.0

@@ -8,8 +8,8 @@ from botocore.parsers import ResponseParserError
 from support.simcloud.http_server import Front
 
 from infra.aws import errors
-from infra.aws.client import ONCE, Account
-from infra.aws.errors import CloudError, NoCredentials, Reaction, explain, reaction
+from infra.aws.client import NO_RETRY_CONFIG, Account
+from infra.aws.errors import CloudError, NoCredentials, ErrorKind, explain_error, classify_error
 
 
 def client_error(code: str, status: int = 400, message: str = "Said so.") -> boto.ClientError:
@@ -18,33 +18,33 @@ def client_error(code: str, status: int = 400, message: str = "Said so.") -> bot
 
 
 @pytest.mark.parametrize(("code", "status", "meaning"), [
-    ("InsufficientInstanceCapacity", 500, Reaction.CAPACITY), ("UnfulfillableCapacity", 400, Reaction.CAPACITY),
-    ("InsufficientHostCapacity", 500, Reaction.CAPACITY), ("ReservationCapacityExceeded", 400, Reaction.CAPACITY),
-    ("SpotMaxPriceTooLow", 400, Reaction.PRICE),
-    ("MaxSpotInstanceCountExceeded", 400, Reaction.QUOTA), ("VcpuLimitExceeded", 400, Reaction.QUOTA),
-    ("InstanceLimitExceeded", 400, Reaction.QUOTA), ("MaxFleetCountExceeded", 400, Reaction.QUOTA),
-    ("RequestLimitExceeded", 503, Reaction.THROTTLED), ("EC2ThrottledException", 400, Reaction.THROTTLED),
-    ("ThrottlingException", 400, Reaction.THROTTLED), ("TooManyRequestsException", 429, Reaction.THROTTLED),
-    ("InternalError", 500, Reaction.UNKNOWN), ("Unavailable", 503, Reaction.UNKNOWN),
-    ("SomethingNew", 502, Reaction.UNKNOWN), ("SomethingNew", 400, Reaction.STOP),
-    ("InvalidInstanceID.NotFound", 400, Reaction.LATER), ("InvalidPlacementGroup.Unknown", 400, Reaction.LATER),
-    ("InvalidPlacementGroup.InUse", 400, Reaction.BUSY), ("DependencyViolation", 400, Reaction.BUSY),
-    ("InvalidPlacementGroup.Duplicate", 400, Reaction.THERE), ("InvalidVolume.NotFound", 400, Reaction.GONE),
-    ("InsufficientFreeAddressesInSubnet", 400, Reaction.ADDRESSES),
-    ("UnauthorizedOperation", 403, Reaction.STOP), ("ExpiredToken", 400, Reaction.STOP),
-    ("InvalidAMIID.NotFound", 400, Reaction.STOP), ("AddressLimitExceeded", 400, Reaction.STOP),
-    ("VolumeLimitExceeded", 400, Reaction.STOP), ("OperationNotPermitted", 400, Reaction.STOP),
-    ("IdempotentParameterMismatch", 400, Reaction.STOP),
+    ("InsufficientInstanceCapacity", 500, ErrorKind.NO_CAPACITY), ("UnfulfillableCapacity", 400, ErrorKind.NO_CAPACITY),
+    ("InsufficientHostCapacity", 500, ErrorKind.NO_CAPACITY), ("ReservationCapacityExceeded", 400, ErrorKind.NO_CAPACITY),
+    ("SpotMaxPriceTooLow", 400, ErrorKind.PRICE_TOO_LOW),
+    ("MaxSpotInstanceCountExceeded", 400, ErrorKind.QUOTA_EXCEEDED), ("VcpuLimitExceeded", 400, ErrorKind.QUOTA_EXCEEDED),
+    ("InstanceLimitExceeded", 400, ErrorKind.QUOTA_EXCEEDED), ("MaxFleetCountExceeded", 400, ErrorKind.QUOTA_EXCEEDED),
+    ("RequestLimitExceeded", 503, ErrorKind.THROTTLED), ("EC2ThrottledException", 400, ErrorKind.THROTTLED),
+    ("ThrottlingException", 400, ErrorKind.THROTTLED), ("TooManyRequestsException", 429, ErrorKind.THROTTLED),
+    ("InternalError", 500, ErrorKind.OUTCOME_UNKNOWN), ("Unavailable", 503, ErrorKind.OUTCOME_UNKNOWN),
+    ("SomethingNew", 502, ErrorKind.OUTCOME_UNKNOWN), ("SomethingNew", 400, ErrorKind.PERMANENT),
+    ("InvalidInstanceID.NotFound", 400, ErrorKind.NOT_VISIBLE_YET), ("InvalidPlacementGroup.Unknown", 400, ErrorKind.NOT_VISIBLE_YET),
+    ("InvalidPlacementGroup.InUse", 400, ErrorKind.IN_USE), ("DependencyViolation", 400, ErrorKind.IN_USE),
+    ("InvalidPlacementGroup.Duplicate", 400, ErrorKind.ALREADY_EXISTS), ("InvalidVolume.NotFound", 400, ErrorKind.NOT_FOUND),
+    ("InsufficientFreeAddressesInSubnet", 400, ErrorKind.NO_FREE_ADDRESSES),
+    ("UnauthorizedOperation", 403, ErrorKind.PERMANENT), ("ExpiredToken", 400, ErrorKind.PERMANENT),
+    ("InvalidAMIID.NotFound", 400, ErrorKind.PERMANENT), ("AddressLimitExceeded", 400, ErrorKind.PERMANENT),
+    ("VolumeLimitExceeded", 400, ErrorKind.PERMANENT), ("OperationNotPermitted", 400, ErrorKind.PERMANENT),
+    ("IdempotentParameterMismatch", 400, ErrorKind.PERMANENT),
 ])  # fmt: skip
-def test_a_code_has_one_meaning(code: str, status: int, meaning: Reaction) -> None:
-    assert reaction(client_error(code, status)) is meaning
-    assert reaction(client_error(code, status, "Insufficient capacity; RequestLimitExceeded")) is meaning
+def test_a_code_has_one_meaning(code: str, status: int, meaning: ErrorKind) -> None:
+    assert classify_error(client_error(code, status)) is meaning
+    assert classify_error(client_error(code, status, "Insufficient capacity; RequestLimitExceeded")) is meaning
 
 
 def test_no_code_has_two_meanings() -> None:
-    codes = [code for words in errors._CODES.values() for code in words.split()]
-    assert len(codes) == len(set(codes)) == len(errors.REACTIONS)
-    assert not set(codes) & {*errors.AUTHENTICATION, *errors.DENIED}
+    codes = [code for words in errors._CODES_BY_KIND.values() for code in words.split()]
+    assert len(codes) == len(set(codes)) == len(errors.KIND_BY_CODE)
+    assert not set(codes) & {*errors.AUTHENTICATION_CODES, *errors.DENIED_CODES}
 
 
 @pytest.mark.parametrize("error", [
@@ -53,13 +53,13 @@ def test_no_code_has_two_meanings() -> None:
     boto.ResponseStreamingError(error="e"), boto.SSLError(endpoint_url="u", error="e"), ResponseParserError("html"),
 ])  # fmt: skip
 def test_after_a_lost_answer_nobody_knows(error: Exception) -> None:
-    assert reaction(error) is Reaction.UNKNOWN
+    assert classify_error(error) is ErrorKind.OUTCOME_UNKNOWN
 
 
 @pytest.mark.parametrize("error", [boto.NoCredentialsError(), boto.ParamValidationError(report="r"), ValueError("x"),
                                    CloudError("said", "InsufficientInstanceCapacity")])  # fmt: skip
 def test_what_never_reached_aws_goes_wrong_again(error: Exception) -> None:
-    assert reaction(error) is Reaction.STOP
+    assert classify_error(error) is ErrorKind.PERMANENT
 
 
 @pytest.mark.parametrize("fault", [
@@ -68,9 +68,9 @@ def test_what_never_reached_aws_goes_wrong_again(error: Exception) -> None:
 def test_answers_are_lost_for_real(front: Front, fault: dict[str, Any]) -> None:
     front.fault(action="DescribeVpcs", times=9, **fault)
     with pytest.raises((boto.ClientError, boto.BotoCoreError)) as caught:
-        Account().client("ec2", ONCE).describe_vpcs()
-    assert reaction(caught.value) is Reaction.UNKNOWN
-    assert "\n" not in str(explain(caught.value, "look"))
+        Account().client("ec2", NO_RETRY_CONFIG).describe_vpcs()
+    assert classify_error(caught.value) is ErrorKind.OUTCOME_UNKNOWN
+    assert "\n" not in str(explain_error(caught.value, "look"))
 
 
 @pytest.mark.parametrize(("error", "kind", "parts"), [
@@ -88,7 +88,7 @@ def test_answers_are_lost_for_real(front: Front, fault: dict[str, Any]) -> None:
     (ValueError(""), CloudError, ["rent (ec2:RunInstances): ValueError"]),
 ])  # fmt: skip
 def test_an_error_is_one_line_that_says_what_to_type(error: Exception, kind: type, parts: list[str]) -> None:
-    said = explain(error, "rent (ec2:RunInstances)")
+    said = explain_error(error, "rent (ec2:RunInstances)")
     assert type(said) is kind and "\n" not in str(said) and len(str(said)) < 500
     for part in parts:
         assert part in str(said)
@@ -96,6 +96,6 @@ def test_an_error_is_one_line_that_says_what_to_type(error: Exception, kind: typ
 
 def test_an_error_that_is_one_line_already_stays_so() -> None:
     once = CloudError("said", "Code")
-    assert explain(once, "again") is once and errors.code_of(once) == "Code"
-    assert errors.answer(client_error("Odd", 400, "y" * 999))["code"] == "Odd"
-    assert len(errors.answer(client_error("Odd", 400, "y" * 999))["said"]) <= 300
+    assert explain_error(once, "again") is once and errors.get_error_code(once) == "Code"
+    assert errors.error_to_dict(client_error("Odd", 400, "y" * 999))["code"] == "Odd"
+    assert len(errors.error_to_dict(client_error("Odd", 400, "y" * 999))["said"]) <= 300

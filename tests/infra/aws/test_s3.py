@@ -11,7 +11,7 @@ from support.simcloud.http_server import Front
 
 from infra.aws import s3 as aws_s3
 from infra.aws.errors import CloudError, NoCredentials
-from infra.aws.s3 import Gone, Objects, Passing
+from infra.aws.s3 import ObjectNotFound, S3Prefix, TransientError
 
 WHOLE = bytes(range(256)) * 20
 URL = "s3://imgnet-test/data/imagenet"
@@ -27,19 +27,19 @@ def bucket(front: Front) -> Any:
 
 
 @pytest.fixture
-def place(bucket: Any) -> Objects:
-    return Objects(URL)
+def place(bucket: Any) -> S3Prefix:
+    return S3Prefix(URL)
 
 
-def read(place: Objects, offset: int, length: int, size: int = len(WHOLE), path: str = "train/a.bin") -> bytes:
-    return b"".join(place.pieces(path, offset, length, size))
+def read(place: S3Prefix, offset: int, length: int, size: int = len(WHOLE), path: str = "train/a.bin") -> bytes:
+    return b"".join(place.read_range(path, offset, length, size))
 
 
 @pytest.mark.parametrize("url, name", [
     (URL, URL), (f"{URL}/", URL), ("s3://imgnet-test", "s3://imgnet-test"), ("s3://imgnet-test/", "s3://imgnet-test"),
 ])  # fmt: skip
 def test_a_place_is_a_bucket_and_what_lies_below(bucket: Any, url: str, name: str) -> None:
-    there = Objects(url)
+    there = S3Prefix(url)
     assert there.name == name
     path = "train/a.bin" if name == URL else "data/imagenet/train/a.bin"
     assert there.read(path) == WHOLE and read(there, 3, 4, path=path) == WHOLE[3:7]
@@ -48,20 +48,20 @@ def test_a_place_is_a_bucket_and_what_lies_below(bucket: Any, url: str, name: st
 @pytest.mark.parametrize("url", ["s3://", "s3:///x", "https://x/y", "/data"])
 def test_what_is_no_place_in_s3_is_said(front: Front, url: str) -> None:
     with pytest.raises(CloudError, match="one looks like s3://my-bucket/data/imagenet"):
-        Objects(url)
+        S3Prefix(url)
 
 
 @pytest.mark.parametrize("offset, length", [(0, 1), (0, 5120), (5119, 1), (17, 1000), (5000, 120), (4, 0)])
-def test_any_range_can_be_read(place: Objects, offset: int, length: int) -> None:
+def test_any_range_can_be_read(place: S3Prefix, offset: int, length: int) -> None:
     assert read(place, offset, length) == WHOLE[offset : offset + length]
 
 
-def test_large_ranges_come_in_pieces(place: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_ranges_come_in_pieces(place: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(aws_s3, "PIECE", 1000)
-    assert [len(one) for one in place.pieces("train/a.bin", 0, 5120, 5120)] == [1000] * 5 + [120]
+    assert [len(one) for one in place.read_range("train/a.bin", 0, 5120, 5120)] == [1000] * 5 + [120]
 
 
-def test_ranges_are_read_in_many_threads_with_one_client(place: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranges_are_read_in_many_threads_with_one_client(place: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     found: dict[int, bytes] = {}
 
     def one(number: int) -> None:
@@ -84,44 +84,44 @@ def line(said: Any) -> str:
     return text
 
 
-def test_what_is_not_there_is_gone_and_a_bucket_that_is_not_there_is_named(place: Objects) -> None:
-    with pytest.raises(Gone, match=r"s3://imgnet-test/data/imagenet/train/b\.bin: is not there"):
+def test_what_is_not_there_is_gone_and_a_bucket_that_is_not_there_is_named(place: S3Prefix) -> None:
+    with pytest.raises(ObjectNotFound, match=r"s3://imgnet-test/data/imagenet/train/b\.bin: is not there"):
         place.read("train/b.bin")
     with pytest.raises(CloudError) as said:
-        Objects("s3://imgnet-nobody/x").read("train/manifest.json")
-    assert not isinstance(said.value, Gone) and "there is no bucket imgnet-nobody" in line(said)
+        S3Prefix("s3://imgnet-nobody/x").read("train/manifest.json")
+    assert not isinstance(said.value, ObjectNotFound) and "there is no bucket imgnet-nobody" in line(said)
 
 
-def test_another_size_than_the_manifests_is_not_read(place: Objects) -> None:
+def test_another_size_than_the_manifests_is_not_read(place: S3Prefix) -> None:
     with pytest.raises(CloudError, match=r"a\.bin: has 5120 bytes, its manifest says 5121") as said:
         read(place, 0, 10, size=5121)
-    assert not isinstance(said.value, Passing)
+    assert not isinstance(said.value, TransientError)
     with pytest.raises(CloudError, match="is shorter than its manifest says") as said:
         read(place, 6000, 10, size=9000)
-    assert not isinstance(said.value, Passing)
+    assert not isinstance(said.value, TransientError)
 
 
-def test_an_object_that_is_replaced_between_two_ranges_is_noticed(place: Objects, bucket: Any) -> None:
+def test_an_object_that_is_replaced_between_two_ranges_is_noticed(place: S3Prefix, bucket: Any) -> None:
     read(place, 0, 10)
     bucket.put_object(Bucket="imgnet-test", Key="data/imagenet/train/a.bin", Body=WHOLE[::-1])
     with pytest.raises(CloudError, match="was replaced while it was fetched; when it is finished, fetch again") as said:
         read(place, 10, 10)
-    assert not isinstance(said.value, Passing)
-    assert read(Objects(URL), 0, 2) == WHOLE[::-1][:2]
+    assert not isinstance(said.value, TransientError)
+    assert read(S3Prefix(URL), 0, 2) == WHOLE[::-1][:2]
 
 
-def test_a_denial_names_the_right_that_is_missing(place: Objects, front: Front) -> None:
+def test_a_denial_names_the_right_that_is_missing(place: S3Prefix, front: Front) -> None:
     front.fault(service="s3", code="AccessDenied", status=403)
     with pytest.raises(CloudError) as said:
         read(place, 0, 10)
     told = line(said)
     assert "not permitted; it takes s3:GetObject on imgnet-test/data/imagenet*, and s3:ListBucket" in told
     assert "imgnet-cluster check --iam --data s3://imgnet-test/data/imagenet" in told
-    assert not isinstance(said.value, Passing)
+    assert not isinstance(said.value, TransientError)
 
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"])
-def test_keys_that_are_not_accepted_are_said_and_not_tried_again(place: Objects, front: Front, code: str) -> None:
+def test_keys_that_are_not_accepted_are_said_and_not_tried_again(place: S3Prefix, front: Front, code: str) -> None:
     front.fault(service="s3", code=code, status=400)
     with pytest.raises(NoCredentials, match=f"does not accept the credentials.*{code}.*aws sts get-caller-identity"):
         place.read("train/a.bin")
@@ -131,37 +131,37 @@ def test_without_keys_it_says_how_to_get_some(bucket: Any, monkeypatch: pytest.M
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     with pytest.raises(NoCredentials, match="aws configure"):
-        Objects(URL).read("train/a.bin")
+        S3Prefix(URL).read("train/a.bin")
 
 
 def test_no_region_need_be_named(bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_REGION")
-    assert Objects(URL).read("train/a.bin") == WHOLE
+    assert S3Prefix(URL).read("train/a.bin") == WHOLE
 
 
 @pytest.mark.parametrize("code, status", [
     ("SlowDown", 503), ("InternalError", 500), ("ServiceUnavailable", 503), ("RequestTimeout", 400), ("Whatever", 502),
 ])  # fmt: skip
 def test_what_may_pass_is_told_from_what_will_not_and_is_asked_once(
-    place: Objects, front: Front, code: str, status: int
+    place: S3Prefix, front: Front, code: str, status: int
 ) -> None:
     front.fault(service="s3", code=code, status=status)
     before = front.count("GetObject")
-    with pytest.raises(Passing, match=code) as said:
+    with pytest.raises(TransientError, match=code) as said:
         read(place, 0, 10)
     assert "s3://imgnet-test/data/imagenet/train/a.bin: " in line(said) and front.count("GetObject") == before + 1
     assert read(place, 0, 10) == WHOLE[:10]
 
 
-def test_a_connection_that_is_cut_may_come_back(place: Objects, front: Front) -> None:
+def test_a_connection_that_is_cut_may_come_back(place: S3Prefix, front: Front) -> None:
     front.fault(service="s3", drop=True)
-    with pytest.raises(Passing):
+    with pytest.raises(TransientError):
         read(place, 0, 10)
     assert read(place, 0, 10) == WHOLE[:10]
 
 
 def test_a_connection_that_is_cut_in_the_middle_keeps_what_has_come(
-    place: Objects, front: Front, monkeypatch: pytest.MonkeyPatch
+    place: S3Prefix, front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer, cuts = front.do, [2]
 
@@ -173,19 +173,19 @@ def test_a_connection_that_is_cut_in_the_middle_keeps_what_has_come(
     monkeypatch.setattr(front, "do", cut)
     monkeypatch.setattr(aws_s3, "PIECE", 1000)
     came = b""
-    with pytest.raises(Passing):
-        for piece in place.pieces("train/a.bin", 0, 5120, 5120):
+    with pytest.raises(TransientError):
+        for piece in place.read_range("train/a.bin", 0, 5120, 5120):
             came += piece
     assert len(came) >= 2000 and came == WHOLE[: len(came)]
-    with pytest.raises(Passing):
+    with pytest.raises(TransientError):
         place.read("train/a.bin")
     assert read(place, len(came), 5120 - len(came)) == WHOLE[len(came) :]
 
 
-def test_a_dead_network_may_come_back(place: Objects, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dead_network_may_come_back(place: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    with pytest.raises(Passing, match="AWS cannot be reached"):
-        Objects(URL).read("train/a.bin")
+    with pytest.raises(TransientError, match="AWS cannot be reached"):
+        S3Prefix(URL).read("train/a.bin")
 
 
 # --- putting ---------------------------------------------------------------------------------------------------------
@@ -197,34 +197,34 @@ def parts_of_5_mb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_a_file_is_put_once(place: Objects, front: Front, tmp_path: Path) -> None:
+def test_a_file_is_put_once(place: S3Prefix, front: Front, tmp_path: Path) -> None:
     file = tmp_path / "b.bin"
     file.write_bytes(WHOLE)
-    assert place.put(file, "train/b.bin") and place.read("train/b.bin") == WHOLE
+    assert place.upload(file, "train/b.bin") and place.read("train/b.bin") == WHOLE
     before = front.count("PutObject")
-    assert not place.put(file, "train/b.bin") and front.count("PutObject") == before
+    assert not place.upload(file, "train/b.bin") and front.count("PutObject") == before
     file.write_bytes(WHOLE[::-1])
-    assert place.put(file, "train/b.bin") and place.read("train/b.bin") == WHOLE[::-1]
+    assert place.upload(file, "train/b.bin") and place.read("train/b.bin") == WHOLE[::-1]
 
 
 def test_a_large_file_is_put_in_parts(
-    place: Objects, bucket: Any, front: Front, tmp_path: Path, parts_of_5_mb: None
+    place: S3Prefix, bucket: Any, front: Front, tmp_path: Path, parts_of_5_mb: None
 ) -> None:
     file = tmp_path / "c.bin"
     file.write_bytes(bytes(11 << 20))
-    assert place.put(file, "c.bin", "0" * 64)
+    assert place.upload(file, "c.bin", "0" * 64)
     assert bucket.head_object(Bucket="imgnet-test", Key="data/imagenet/c.bin")["ETag"].strip('"').endswith("-3")
-    assert not place.put(file, "c.bin", "0" * 64)
+    assert not place.upload(file, "c.bin", "0" * 64)
 
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_denial_to_put_names_the_right_that_is_missing(
-    place: Objects, front: Front, tmp_path: Path, number: int
+    place: S3Prefix, front: Front, tmp_path: Path, number: int
 ) -> None:
     file = tmp_path / "b.bin"
     file.write_bytes(WHOLE)
     action, right = (("HeadObject", "s3:GetObject"), ("PutObject", "s3:PutObject"))[number]
     front.fault(action=action, service="s3", code="AccessDenied", status=403)
     with pytest.raises(CloudError, match=f"not permitted; it takes {right} on imgnet-test/data/imagenet") as said:
-        place.put(file, "train/b.bin")
+        place.upload(file, "train/b.bin")
     line(said)

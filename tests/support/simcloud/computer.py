@@ -19,7 +19,7 @@ from support.ssh_machines import MARK, SECONDS, TestMachine
 from support.ssh_machines import _new_key as new_key
 from support.ssh_machines import _wait as wait
 
-from train.tools.filesystem import replace
+from train.tools.filesystem import write_atomic
 
 FAKES = Path(__file__).with_name("fakes.py")
 NAMES = ("imgnet-limit", "imgnet-hostkey", "systemctl", "shutdown", "poweroff", "halt", "reboot")
@@ -104,7 +104,7 @@ class Computer(TestMachine):
         if not self.data.private:
             return new_key(self.folder / "host_key")
         text = self.data.private.strip() + "\n"
-        replace(self.folder / "host_key.pub", f"{self.data.public.strip()}\n".encode(), durable=False)
+        write_atomic(self.folder / "host_key.pub", f"{self.data.public.strip()}\n".encode(), durable=False)
         (self.folder / "host_key").touch(mode=0o600)
         (self.folder / "host_key").write_text(text)
         return None
@@ -118,7 +118,7 @@ class Computer(TestMachine):
         folder = self.home / ".imgnet"
         folder.mkdir(exist_ok=True)  # our first login may be here before
         if failure:
-            replace(folder / "failed", f"{failure}\n".encode(), durable=False)
+            write_atomic(folder / "failed", f"{failure}\n".encode(), durable=False)
             return
         if self.data.efs:
             home = shared / self.data.efs
@@ -126,7 +126,7 @@ class Computer(TestMachine):
             (folder / "shared").symlink_to(home)
         # Not a symlink: in another folder the Python of a virtual environment does not find its packages.
         _script(folder / "python", _exec(python))
-        replace(folder / "ready", b"", durable=False)
+        write_atomic(folder / "ready", b"", durable=False)
 
     # --- what is done on it as root ----------------------------------------------------------------------------------
 

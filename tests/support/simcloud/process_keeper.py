@@ -20,12 +20,12 @@ def everything(folder: Path) -> set[int]:
     """What runs on the machines of this folder: marked, an sshd by its configuration, or below one of these."""
     from support.ssh_machines import command_line, marked  # late: each cloud starts a keeper, few need it
 
-    from train.tools.process import descendants
+    from train.tools.process import descendant_pids
 
     pids = {int(one.name): None for one in Path("/proc").iterdir() if one.name.isdigit()}
     found = marked(str(folder), pids)
     found |= {pid for pid in pids if "sshd" in (line := command_line(pid)) and f" -f {folder}/" in line}
-    return {pid for one in found for pid in (one, *descendants(one))} - {os.getpid()}
+    return {pid for one in found for pid in (one, *descendant_pids(one))} - {os.getpid()}
 
 
 def end(folder: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from PIL import Image
 
 from train.data import decode as module
-from train.data.decode import BadImage, Pixels, decode, decode_part, encode, region_decoder
-from train.data.packing.synthetic import draw
+from train.data.decode import BadImage, Pixels, decode_image, decode_region, encode_jpeg, region_decoder
+from train.data.packing.synthetic import draw_image
 
 
 def saved(image: Image.Image, kind: str, **how: Any) -> bytes:
@@ -23,7 +23,7 @@ def saved(image: Image.Image, kind: str, **how: Any) -> bytes:
 
 
 def picture(number: int = 0) -> Image.Image:
-    return Image.open(io.BytesIO(draw(0, "train", number))).convert("RGB")
+    return Image.open(io.BytesIO(draw_image(0, "train", number))).convert("RGB")
 
 
 def by_pil(data: bytes) -> Any:
@@ -31,14 +31,14 @@ def by_pil(data: bytes) -> Any:
 
 
 def assert_like_pil(data: bytes) -> None:
-    mine, theirs = decode(data), by_pil(data)
+    mine, theirs = decode_image(data), by_pil(data)
     assert mine.dtype == np.uint8 and mine.shape == theirs.shape
     assert np.abs(mine - theirs).max() <= 2
 
 
 @pytest.mark.parametrize("number", range(6))
 def test_pixels_are_those_of_pil(number: int) -> None:
-    assert_like_pil(draw(0, "train", number))
+    assert_like_pil(draw_image(0, "train", number))
 
 
 @pytest.mark.parametrize("subsampling", [0, 1, 2])
@@ -60,27 +60,27 @@ def test_another_format_under_the_name_of_a_jpeg_is_read(kind: str, mode: str) -
 
 
 def test_bytes_after_the_end_do_not_matter() -> None:
-    whole = draw(0, "train", 1)
-    assert (decode(whole + b"tail" * 100) == decode(whole)).all()
+    whole = draw_image(0, "train", 1)
+    assert (decode_image(whole + b"tail" * 100) == decode_image(whole)).all()
 
 
 def test_the_camera_s_orientation_is_not_applied() -> None:
     exif = Image.Exif()
     exif[0x0112] = 6  # turned by a quarter
     image = picture().resize((60, 40))
-    assert decode(saved(image, "JPEG", exif=exif)).shape == (40, 60, 3)
+    assert decode_image(saved(image, "JPEG", exif=exif)).shape == (40, 60, 3)
 
 
 @pytest.mark.parametrize("keep", [0, 1, 20, 200, 3000, -2000])
 def test_a_cut_file_is_refused_in_one_line(keep: int) -> None:
     with pytest.raises(BadImage) as caught:
-        decode(draw(0, "train", 3)[:keep])
+        decode_image(draw_image(0, "train", 3)[:keep])
     assert str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_an_empty_file_is_called_empty() -> None:
     with pytest.raises(BadImage, match="empty"):
-        decode(b"")
+        decode_image(b"")
 
 
 def test_noise_is_refused_and_never_anything_but_a_bad_image() -> None:
@@ -93,25 +93,25 @@ def test_noise_is_refused_and_never_anything_but_a_bad_image() -> None:
             for place in rng.integers(0, len(data), 4):
                 data[place] = rng.integers(256)
             try:
-                assert decode(bytes(data)).shape[2] == 3
+                assert decode_image(bytes(data)).shape[2] == 3
             except BadImage:
                 continue
         with pytest.raises(BadImage):
-            decode(rng.bytes(500))
+            decode_image(rng.bytes(500))
 
 
 def test_encoded_pixels_come_back_nearly_as_they_were() -> None:
     pixels = np.asarray(picture().resize((96, 64)))
-    data = encode(pixels, 90)
+    data = encode_jpeg(pixels, 90)
     with Image.open(io.BytesIO(data)) as image:
         assert (image.format, image.mode, image.size) == ("JPEG", "RGB", (96, 64))
-    assert np.abs(decode(data).astype(np.int64) - pixels).mean() < 6
+    assert np.abs(decode_image(data).astype(np.int64) - pixels).mean() < 6
 
 
 def test_pixels_that_do_not_fit_into_a_byte_are_refused_and_not_clipped() -> None:
     grey = Image.fromarray(np.full((4, 4), 60000, np.uint16))
     with pytest.raises(BadImage, match="more than 8 bits"):
-        decode(saved(grey, "PNG"))
+        decode_image(saved(grey, "PNG"))
 
 
 def test_whatever_a_reader_of_pil_raises_is_a_bad_image(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -124,13 +124,13 @@ def test_whatever_a_reader_of_pil_raises_is_a_bad_image(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(Image.Image, "convert", read)
     with pytest.raises(BadImage, match=r"^a format of tomorrow$"):
-        decode(data)
+        decode_image(data)
 
 
 @pytest.mark.parametrize("data", [b"words\n", b"\0" * 100])
 def test_what_is_no_image_is_said_to_be_none(data: bytes) -> None:
     with pytest.raises(BadImage, match=r"^not an image$"):
-        decode(data)
+        decode_image(data)
 
 
 def odd_files() -> dict[str, bytes]:
@@ -157,7 +157,7 @@ def odd_files() -> dict[str, bytes]:
 @pytest.mark.parametrize("name", odd_files())
 def test_a_part_is_the_part_of_the_whole_by_every_route(name: str, route: str) -> None:
     data = odd_files()[name]
-    whole = decode(data)
+    whole = decode_image(data)
     assert whole.shape == (120, 180, 3)
     for top, left, height, width in (
         (0, 0, 120, 180),
@@ -166,7 +166,7 @@ def test_a_part_is_the_part_of_the_whole_by_every_route(name: str, route: str) -
         (119, 179, 1, 1),
         (8, 16, 100, 3),
     ):
-        part = decode_part(data, (120, 180), (top, left, height, width))
+        part = decode_region(data, (120, 180), (top, left, height, width))
         assert (part == whole[top : top + height, left : left + width]).all()
 
 
@@ -181,8 +181,8 @@ def test_parts_of_plain_files_come_from_the_region_s_decoder(monkeypatch: pytest
     monkeypatch.setattr(module, "region_decoder", lambda _: region)
     files = odd_files()
     for data in files.values():
-        decode_part(data, (120, 180), (3, 4, 50, 60))
-        decode_part(data, (120, 180), (0, 0, 120, 180))
+        decode_region(data, (120, 180), (3, 4, 50, 60))
+        decode_region(data, (120, 180), (0, 0, 120, 180))
     others = {"CMYK", "PNG", "junk after the end"}
     assert asked == [data for name, data in files.items() if name not in others]
 
@@ -190,20 +190,20 @@ def test_parts_of_plain_files_come_from_the_region_s_decoder(monkeypatch: pytest
 def test_a_region_s_decoder_that_gives_nothing_leaves_it_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "region_decoder", lambda _: lambda *_: None)
     data = odd_files()["plain"]
-    assert (decode_part(data, (120, 180), (3, 4, 50, 60)) == decode(data)[3:53, 4:64]).all()
+    assert (decode_region(data, (120, 180), (3, 4, 50, 60)) == decode_image(data)[3:53, 4:64]).all()
 
 
 @pytest.mark.parametrize("keep", [0, 1, 20, 200, 3000, -2000, -2])
 def test_a_cut_file_is_refused_by_every_route(keep: int, route: str) -> None:
-    data = draw(0, "train", 3)
-    height, width, _ = decode(data).shape
+    data = draw_image(0, "train", 3)
+    height, width, _ = decode_image(data).shape
     with pytest.raises(BadImage):
-        decode_part(data[:keep], (height, width), (0, 0, 30, 30))
+        decode_region(data[:keep], (height, width), (0, 0, 30, 30))
 
 
 def test_an_image_of_another_size_is_refused_by_every_route(route: str) -> None:
     with pytest.raises(BadImage, match=r"^has 180x120 pixels and not 120x180$"):
-        decode_part(odd_files()["plain"], (180, 120), (0, 0, 30, 30))
+        decode_region(odd_files()["plain"], (180, 120), (0, 0, 30, 30))
 
 
 def test_each_thread_has_a_region_s_decoder_of_its_own() -> None:

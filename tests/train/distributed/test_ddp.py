@@ -13,11 +13,11 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.functional import cross_entropy
 
 from train.distributed import comm_hooks, ddp, process_group
-from train.distributed.exact_sum import plain_sum
-from train.distributed.process_group import Group
+from train.distributed.exact_sum import exact_sum_hook
+from train.distributed.process_group import ProcessGroup
 from train.recipe import Comm
-from train.recipe.components import HOOKS
-from train.tools.errors import Expected
+from train.recipe.components import COMM_HOOKS
+from train.tools.errors import TrainingError
 
 CPU = torch.device("cpu")
 LATER = 10**6  # steps that PowerSGD is not waited for
@@ -48,10 +48,10 @@ def gradients(net: nn.Module) -> torch.Tensor:
     return torch.cat([one.grad.flatten() for one in net.parameters() if one.grad is not None]).double()
 
 
-def mean_by_hand(group: Group, steps: tuple[int, ...] = (0,)) -> torch.Tensor:
+def mean_by_hand(group: ProcessGroup, steps: tuple[int, ...] = (0,)) -> torch.Tensor:
     """The mean over all ranks of the sums over some batches, added up in float64."""
     found = []
-    for rank in range(group.world):
+    for rank in range(group.world_size):
         net = convnet()
         for step in steps:
             back(net, rank, step)
@@ -63,9 +63,9 @@ def error(found: torch.Tensor, wanted: torch.Tensor) -> float:
     return float((found - wanted).norm() / wanted.norm())
 
 
-def on_two_machines(group: Group) -> None:
+def on_two_machines(group: ProcessGroup) -> None:
     """Let the first half of the ranks be one machine, the second the other."""
-    os.environ["LOCAL_RANK"] = str(group.rank % (group.world // 2))
+    os.environ["LOCAL_RANK"] = str(group.rank % (group.world_size // 2))
 
 
 # --- what comes out -------------------------------------------------------------------------------------------
@@ -80,17 +80,17 @@ BOUNDS = {
 
 
 @pytest.mark.parametrize("world", [2, 4])
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("hook", COMM_HOOKS)
 def test_the_gradients_are_the_mean_over_all_as_well_as_the_hooks_numbers_can_say(
     hook: str, world: int, in_group: Any
 ) -> None:
     """In one bucket at first, in several from the second step on; beside the backward pass and after it."""
 
-    def work(group: Group) -> Any:
+    def work(group: ProcessGroup) -> Any:
         on_two_machines(group)
         errors = []
         for overlap in (True, False):
-            net = ddp.wrap(convnet(), Comm(hook=hook, bucket=0.01, overlap=overlap), plain=LATER)
+            net = ddp.wrap_ddp(convnet(), Comm(hook=hook, bucket=0.01, overlap=overlap), exact_steps=LATER)
             for _ in range(3):
                 net.zero_grad(set_to_none=False)
                 back(net, group.rank)
@@ -104,17 +104,17 @@ def test_the_gradients_are_the_mean_over_all_as_well_as_the_hooks_numbers_can_sa
 
 
 def test_twenty_steps_of_training_stay_near_those_of_float32(in_group: Any) -> None:
-    def work(group: Group) -> Any:
+    def work(group: ProcessGroup) -> Any:
         on_two_machines(group)
         ends = {}
-        for hook in HOOKS:
-            net = ddp.wrap(convnet(), Comm(hook=hook, bucket=0.01), plain=2)
+        for hook in COMM_HOOKS:
+            net = ddp.wrap_ddp(convnet(), Comm(hook=hook, bucket=0.01), exact_steps=2)
             optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
             for step in range(20):
                 optimizer.zero_grad(set_to_none=False)
                 loss = back(net, group.rank, step)
                 optimizer.step()
-            ends[hook] = process_group.total(group, torch.tensor(loss)).item() / group.world
+            ends[hook] = process_group.sum_over_processes(group, torch.tensor(loss)).item() / group.world_size
         return ends
 
     for ends in in_group(4, work):
@@ -124,13 +124,13 @@ def test_twenty_steps_of_training_stay_near_those_of_float32(in_group: Any) -> N
             assert ends[hook] == pytest.approx(ends["none"], abs=off * first), hook
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("hook", COMM_HOOKS)
 def test_chunks_that_are_accumulated_are_summed_once(hook: str, in_group: Any) -> None:
-    def work(group: Group) -> Any:
+    def work(group: ProcessGroup) -> Any:
         on_two_machines(group)
         errors = []
         for overlap in (True, False):
-            net = ddp.wrap(convnet(), Comm(hook=hook, bucket=0.01, overlap=overlap), plain=LATER)
+            net = ddp.wrap_ddp(convnet(), Comm(hook=hook, bucket=0.01, overlap=overlap), exact_steps=LATER)
             for _ in range(2):
                 net.zero_grad(set_to_none=False)
                 with net.no_sync():
@@ -168,9 +168,9 @@ def noted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_small_tensors_share_buckets_which_travel_beside_the_backward_pass_or_after_it(
     bucket: float, overlap: bool, wanted: list[str], in_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def work(group: Group) -> Any:
+    def work(group: ProcessGroup) -> Any:
         net = convnet()
-        wrapped = ddp.wrap(net, Comm(hook="fp16", bucket=bucket, overlap=overlap))
+        wrapped = ddp.wrap_ddp(net, Comm(hook="fp16", bucket=bucket, overlap=overlap))
         back(wrapped, group.rank)
         back(wrapped, group.rank)  # DDP has settled its buckets now
         notes = noted(monkeypatch)
@@ -183,8 +183,10 @@ def test_small_tensors_share_buckets_which_travel_beside_the_backward_pass_or_af
 
 
 def test_without_a_wish_the_buckets_are_ddps_own_with_a_small_first_one() -> None:
-    assert ddp.cap(Comm()) is None
-    assert ddp.cap(Comm(bucket=1.048576)) == 1.0 and ddp.cap(Comm(bucket=50)) == pytest.approx(47.68, abs=0.01)
+    assert ddp.bucket_cap_mib(Comm()) is None
+    assert ddp.bucket_cap_mib(Comm(bucket=1.048576)) == 1.0 and ddp.bucket_cap_mib(Comm(bucket=50)) == pytest.approx(
+        47.68, abs=0.01
+    )
 
 
 # --- float16's edges ------------------------------------------------------------------------------------------
@@ -201,10 +203,10 @@ class Share(nn.Module):
         return (self.weight * gradient).sum()
 
 
-def summed(group: Group, rows: Any, hook: str = "fp16", scaled: bool = False, theirs: Any = None) -> list[float]:
+def summed(group: ProcessGroup, rows: Any, hook: str = "fp16", scaled: bool = False, theirs: Any = None) -> list[float]:
     """The gradients that come out when each rank has a row of them; `theirs`: by a hook of torch."""
-    process_group.precision = lambda _: torch.float16 if scaled else torch.float32
-    net = ddp.wrap(Share(len(rows[0])), Comm(hook="none" if theirs else hook))
+    process_group.compute_dtype = lambda _: torch.float16 if scaled else torch.float32
+    net = ddp.wrap_ddp(Share(len(rows[0])), Comm(hook="none" if theirs else hook))
     if theirs:
         net.register_comm_hook(None, theirs)
     net(torch.tensor(rows[group.rank])).backward()
@@ -246,10 +248,10 @@ def test_bfloat16_has_neither_edge(in_group: Any) -> None:
         assert found == pytest.approx(row, rel=4e-3)
 
 
-def steps_made(group: Group, scaler: torch.amp.GradScaler, rows: list[list[float]]) -> int:
+def steps_made(group: ProcessGroup, scaler: torch.amp.GradScaler, rows: list[list[float]]) -> int:
     """How many steps are not skipped when the gradients are these, step by step."""
-    process_group.precision = lambda _: torch.float16
-    net = ddp.wrap(Share(len(rows[0])), Comm(hook="fp16"))
+    process_group.compute_dtype = lambda _: torch.float16
+    net = ddp.wrap_ddp(Share(len(rows[0])), Comm(hook="fp16"))
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     made = 0
     for row in rows:
@@ -264,14 +266,16 @@ def steps_made(group: Group, scaler: torch.amp.GradScaler, rows: list[list[float
 
 def test_no_step_is_skipped_for_gradients_that_fit_and_torchs_own_scale_skips_the_first_ones(in_group: Any) -> None:
     rows = [[50.0, 1e-6]] * 3 + [[1e9, 1.0]] + [[20.0, 1e-6]] * 3
-    ours = in_group(2, lambda group: steps_made(group, ddp.scaler(Comm(hook="fp16"), CPU, torch.float16), rows))
+    ours = in_group(
+        2, lambda group: steps_made(group, ddp.build_grad_scaler(Comm(hook="fp16"), CPU, torch.float16), rows)
+    )
     assert ours == [6, 6]  # what does not fit is skipped on all
     theirs = in_group(2, lambda group: steps_made(group, torch.amp.GradScaler("cpu"), rows[:3]))
     assert theirs == [0, 0]
 
 
 def test_the_loss_scale_is_capped_only_where_the_sums_are_float16_too() -> None:
-    one = ddp.scaler(Comm(hook="fp16"), CPU, torch.float16)
+    one = ddp.build_grad_scaler(Comm(hook="fp16"), CPU, torch.float16)
     one.scale(torch.zeros(1))
     weight = torch.nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD([weight], lr=0.1)
@@ -285,12 +289,12 @@ def test_the_loss_scale_is_capped_only_where_the_sums_are_float16_too() -> None:
         scales.append(one.get_scale())
     assert scales == [1024, 512, 1024, 1024]
     state = one.state_dict()
-    again = ddp.scaler(Comm(hook="fp16"), CPU, torch.float16)
+    again = ddp.build_grad_scaler(Comm(hook="fp16"), CPU, torch.float16)
     again.load_state_dict(state)
     assert again.get_scale() == 1024
-    assert ddp.scaler(Comm(hook="bf16"), CPU, torch.float16).get_scale() == 65536
-    for hook in HOOKS:
-        assert not ddp.scaler(Comm(hook=hook), CPU, torch.bfloat16).is_enabled()
+    assert ddp.build_grad_scaler(Comm(hook="bf16"), CPU, torch.float16).get_scale() == 65536
+    for hook in COMM_HOOKS:
+        assert not ddp.build_grad_scaler(Comm(hook=hook), CPU, torch.bfloat16).is_enabled()
 
 
 # --- PowerSGD -------------------------------------------------------------------------------------------------
@@ -299,8 +303,8 @@ def test_the_loss_scale_is_capped_only_where_the_sums_are_float16_too() -> None:
 def test_powersgd_sends_later_what_it_left_out(in_group: Any) -> None:
     """Of one and the same gradient in each step, the mean of what came comes ever nearer."""
 
-    def work(group: Group) -> Any:
-        net = ddp.wrap(convnet(), Comm(hook="powersgd", bucket=0.01), plain=3)
+    def work(group: ProcessGroup) -> Any:
+        net = ddp.wrap_ddp(convnet(), Comm(hook="powersgd", bucket=0.01), exact_steps=3)
         wanted, total, off = mean_by_hand(group), torch.zeros(()), []
         for step in range(33):
             net.zero_grad(set_to_none=False)
@@ -322,8 +326,8 @@ def test_powersgd_sends_later_what_it_left_out(in_group: Any) -> None:
 def test_powersgd_goes_on_after_a_step_in_which_layers_had_no_gradients(in_group: Any) -> None:
     """A warm-up's black images, a block behind a zero gamma."""
 
-    def work(group: Group) -> Any:
-        net = ddp.wrap(convnet(), Comm(hook="powersgd", bucket=0.01), plain=0)
+    def work(group: ProcessGroup) -> Any:
+        net = ddp.wrap_ddp(convnet(), Comm(hook="powersgd", bucket=0.01), exact_steps=0)
         for step in range(8):
             net.zero_grad(set_to_none=False)
             back(net, group.rank, times=float(step > 4))
@@ -335,11 +339,11 @@ def test_powersgd_goes_on_after_a_step_in_which_layers_had_no_gradients(in_group
 def test_powersgd_wrapped_anew_begins_with_empty_hands_and_after_the_steps_that_are_left(in_group: Any) -> None:
     """As a resumed attempt does: what was left out is lost, and the exact steps are not gone through again."""
 
-    def work(group: Group) -> Any:
+    def work(group: ProcessGroup) -> Any:
         errors = []
         net: Any = convnet()
         for plain in (4, 4 - 6):  # of a run of 40 steps that is resumed at its sixth
-            net = ddp.wrap(net, Comm(hook="powersgd", bucket=0.01), plain=plain)
+            net = ddp.wrap_ddp(net, Comm(hook="powersgd", bucket=0.01), exact_steps=plain)
             for _ in range(6):
                 net.zero_grad(set_to_none=False)
                 back(net, group.rank)
@@ -353,41 +357,41 @@ def test_powersgd_wrapped_anew_begins_with_empty_hands_and_after_the_steps_that_
 
 
 def test_groups_by_machine_are_made_once_and_hurry_holds_for_them_too(in_group: Any) -> None:
-    def work(group: Group) -> Any:
+    def work(group: ProcessGroup) -> Any:
         on_two_machines(group)
         net: Any = convnet()
         for _ in range(3):
-            net = ddp.wrap(net, Comm(hook="hierarchical"))
+            net = ddp.wrap_ddp(net, Comm(hook="hierarchical"))
         groups = list(dist.distributed_c10d._world.pg_map)
         waits = [one._get_backend(CPU).options._timeout for one in groups]
-        process_group.hurry(group, 4.0)
-        mine = ddp.machines(dist.group.WORLD, CPU)
+        process_group.tighten_timeouts(group, 4.0)
+        mine = ddp.machine_groups(dist.group.WORLD, CPU)
         assert mine
         later = [one._get_backend(CPU).options._timeout for one in groups]
-        return mine.team, mine.between is not None, set(waits[1:]), set(later), len(groups)
+        return mine.machine_ranks, mine.leaders_group is not None, set(waits[1:]), set(later), len(groups)
 
     soon = datetime.timedelta(seconds=120)
     answers = in_group(4, work)
     assert [one[0] for one in answers] == [[0, 1], [0, 1], [2, 3], [2, 3]]
     assert [one[1] for one in answers] == [True, False, True, False]
     assert [one[4] for one in answers] == [3, 2, 3, 2]  # all, this machine's, the leaders'
-    assert all(one[2] == {process_group.FIRST_STEP} and one[3] == {soon} for one in answers), answers
+    assert all(one[2] == {process_group.FIRST_STEP_TIMEOUT} and one[3] == {soon} for one in answers), answers
 
 
 @pytest.mark.parametrize("local", [lambda rank: 0, lambda rank: rank])
 def test_machines_of_one_process_and_one_machine_alone_need_no_groups(local: Any, in_group: Any) -> None:
-    def work(group: Group) -> Any:
+    def work(group: ProcessGroup) -> Any:
         os.environ["LOCAL_RANK"] = str(local(group.rank))
-        ddp.wrap(convnet(), Comm(hook="hierarchical"))
-        return ddp.machines(dist.group.WORLD, CPU), len(dist.distributed_c10d._world.pg_map)
+        ddp.wrap_ddp(convnet(), Comm(hook="hierarchical"))
+        return ddp.machine_groups(dist.group.WORLD, CPU), len(dist.distributed_c10d._world.pg_map)
 
     assert in_group(3, work) == [(None, 1)] * 3
 
 
 def test_machines_of_different_numbers_of_processes_give_the_mean_over_all(in_group: Any) -> None:
-    def work(group: Group) -> Any:
+    def work(group: ProcessGroup) -> Any:
         os.environ["LOCAL_RANK"] = str([0, 1, 0][group.rank])
-        net = ddp.wrap(convnet(), Comm(hook="hierarchical"))
+        net = ddp.wrap_ddp(convnet(), Comm(hook="hierarchical"))
         back(net, group.rank)
         return error(gradients(net), mean_by_hand(group))
 
@@ -397,16 +401,16 @@ def test_machines_of_different_numbers_of_processes_give_the_mean_over_all(in_gr
 # --- wrapped anew, and refused --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("hook", HOOKS)
+@pytest.mark.parametrize("hook", COMM_HOOKS)
 def test_wrapped_anew_when_other_parameters_want_gradients(hook: str, in_group: Any) -> None:
-    def work(group: Group) -> Any:
+    def work(group: ProcessGroup) -> Any:
         on_two_machines(group)
         inner = convnet()
         net: Any = inner
         found = []
         for frozen in (True, False):
             inner[:6].requires_grad_(not frozen)  # type: ignore[index]
-            net = ddp.wrap(net, Comm(hook=hook, bucket=0.01, overlap=frozen), plain=LATER)
+            net = ddp.wrap_ddp(net, Comm(hook=hook, bucket=0.01, overlap=frozen), exact_steps=LATER)
             assert all(one.grad is None for one in inner.parameters())  # else what is frozen now would go on moving
             for _ in range(2):
                 net.zero_grad(set_to_none=False)
@@ -423,16 +427,16 @@ def test_wrapped_anew_when_other_parameters_want_gradients(hook: str, in_group: 
 def test_what_no_loss_depends_on_is_told_by_name_and_one_line(hook: str, in_group: Any) -> None:
     """DDP numbers the parameters that learn, in torch.compile's names: a frozen one before it moves no number."""
 
-    def work(group: Group) -> list[str]:
+    def work(group: ProcessGroup) -> list[str]:
         said = []
         for compiled in (False, True):
             net = convnet()
             net.frozen = nn.Linear(2, 2).requires_grad_(False)
             net.side = nn.Linear(2, 2)
             net.forward = net[:7].forward  # type: ignore[index]
-            wrapped = ddp.wrap(torch.compile(net, backend="eager") if compiled else net, Comm(hook=hook))  # type: ignore
+            wrapped = ddp.wrap_ddp(torch.compile(net, backend="eager") if compiled else net, Comm(hook=hook))  # type: ignore
             back(wrapped, group.rank)
-            with pytest.raises(Expected) as caught:
+            with pytest.raises(TrainingError) as caught:
                 back(wrapped, group.rank, 1)
             said.append(str(caught.value))
         return said
@@ -442,19 +446,19 @@ def test_what_no_loss_depends_on_is_told_by_name_and_one_line(hook: str, in_grou
         assert said == [wanted + "give what is not used requires_grad=False, or train with --procs 1"] * 2
 
 
-@pytest.mark.parametrize("hook", [one for one in HOOKS if one != "none"])
+@pytest.mark.parametrize("hook", [one for one in COMM_HOOKS if one != "none"])
 def test_exactness_refuses_every_hook_but_its_own_in_one_line(hook: str) -> None:
-    with pytest.raises(Expected, match=f"comm, hook: {hook} .*--exact.*comm='none'") as caught:
-        ddp.chosen(Comm(hook=hook), True, CPU, 0)
+    with pytest.raises(TrainingError, match=f"comm, hook: {hook} .*--exact.*comm='none'") as caught:
+        ddp.select_hook(Comm(hook=hook), True, CPU, 0)
     assert "\n" not in str(caught.value)
-    assert ddp.chosen(Comm(), True, CPU, 0) == (None, plain_sum)
+    assert ddp.select_hook(Comm(), True, CPU, 0) == (None, exact_sum_hook)
 
 
 def test_powersgd_is_refused_where_a_scaler_would_fill_its_memory_with_infinities(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(process_group, "precision", lambda _: torch.float16)
-    with pytest.raises(Expected, match=r"powersgd needs GPUs with bfloat16.*'fp16'"):
-        ddp.chosen(Comm(hook="powersgd"), False, CPU, 0)
-    state, hook = ddp.chosen(Comm(hook="fp16"), False, CPU, 0)
-    assert state.scale == 1.0 and hook is comm_hooks.halved
+    with pytest.raises(TrainingError, match=r"powersgd needs GPUs with bfloat16.*'fp16'"):
+        ddp.select_hook(Comm(hook="powersgd"), False, CPU, 0)
+    state, hook = ddp.select_hook(Comm(hook="fp16"), False, CPU, 0)
+    assert state.scale == 1.0 and hook is comm_hooks.half_precision_hook

@@ -11,8 +11,8 @@ from support import network_namespaces as namespaces
 from torch import nn
 
 from train.distributed import comm_hooks, ddp
-from train.distributed.process_group import Group
-from train.forecast.model import between_machines
+from train.distributed.process_group import ProcessGroup
+from train.forecast.model import bytes_between_machines
 from train.recipe import Comm
 
 pytestmark = pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing())
@@ -37,13 +37,13 @@ def settled() -> int:
     return now
 
 
-def counted(group: Group) -> list[float]:
+def counted(group: ProcessGroup) -> list[float]:
     """What this machine's card sends in a step, by kind, the processes of a machine together: the least of some rounds,
     for what a busy computer is slow to acknowledge TCP sends again.
     """
     found = []
     for kind in KINDS:
-        net = ddp.wrap(nn.Linear(COLUMNS, ROWS, bias=False), kind, plain=2)
+        net = ddp.wrap_ddp(nn.Linear(COLUMNS, ROWS, bias=False), kind, exact_steps=2)
         inputs = torch.ones(1, COLUMNS)
 
         def steps(count: int, net: nn.Module = net, inputs: torch.Tensor = inputs) -> float:
@@ -65,11 +65,13 @@ def test_a_machines_card_sends_what_the_formula_says(machines: int, procs: int) 
     with namespaces.switched(machines) as places:
         answers: list[Any] = namespaces.run_in(places, procs, counted)
     ring, by_machine = 2 * (world - 1) / world * NUMBERS, 2 * (machines - 1) / machines * NUMBERS
-    slim = comm_hooks.RANK * (ROWS + COLUMNS) / NUMBERS
+    slim = comm_hooks.POWERSGD_RANK * (ROWS + COLUMNS) / NUMBERS
     wanted = [4 * ring, 2 * ring, 2 * ring, 4 * by_machine, 4 * ring, 4 * ring * slim]
     for found in answers:
         assert found[:5] == pytest.approx(wanted[:5], rel=SAMENESS), [one / NUMBERS for one in found]
         assert found[5] == pytest.approx(wanted[5], rel=0.25)  # so few that every message counts
     for kind, bytes_a_step in zip(KINDS[:4], wanted, strict=False):
-        assert between_machines(kind, 4, machines, procs) * NUMBERS == bytes_a_step  # what the forecast reckons with
+        assert (
+            bytes_between_machines(kind, 4, machines, procs) * NUMBERS == bytes_a_step
+        )  # what the forecast reckons with
     assert procs == 1 or answers[0][3] < 0.7 * answers[0][0]

@@ -50,8 +50,8 @@ def test_powersgd_goes_on_after_a_kill(plain: list[float], runs: Any, tiny: Any)
     runs.kill_when(out, reached, *argv, world=2, recipe=recipe)
     said = runs.run(out, *argv, "--attempt", "2", world=2, recipe=recipe)
     assert "resumed from" in said and losses(out) == pytest.approx(plain, rel=0.1)
-    last = checkpoint_io.newest(out / "checkpoints/000002")
-    assert last and "powersgd" in json.dumps(checkpoint_io.load(last)["identity"])
+    last = checkpoint_io.newest_checkpoint(out / "checkpoints/000002")
+    assert last and "powersgd" in json.dumps(checkpoint_io.load_checkpoint(last)["identity"])
 
 
 def test_an_exact_run_refuses_a_hook_that_rounds(runs: Any, tiny: Any) -> None:

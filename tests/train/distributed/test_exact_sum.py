@@ -32,9 +32,9 @@ def alone(runs: Any, recipe: Path) -> Path:
 
 def parameters(out: Path, attempt: int = 1) -> dict[str, torch.Tensor]:
     """Weights and momenta at the end."""
-    path = checkpoint_io.newest(out / f"checkpoints/{attempt:06d}")
+    path = checkpoint_io.newest_checkpoint(out / f"checkpoints/{attempt:06d}")
     assert path is not None and path.stem == f"step-{2 * STEPS:08d}"
-    state = checkpoint_io.load(path)
+    state = checkpoint_io.load_checkpoint(path)
     own = ("running_mean", "running_var", "num_batches_tracked")
     weights = {name: one for name, one in state["model"].items() if not name.endswith(own)}
     momenta = {f"momentum {key}": one["momentum_buffer"] for key, one in state["optimizer"]["state"].items()}
@@ -60,7 +60,7 @@ def test_on_any_number_of_processes_the_parameters_are_equal_bit_for_bit(
     out = runs.folder / f"exact-{world}"
     runs.run(out, "--gpus", "3", *OPTIONS, world=world, recipe=recipe)
     assert differing(out, alone) == []
-    assert usage_log.check(out / "ids", {1: 0}, 50, {0: STEPS, 1: STEPS}) == []
+    assert usage_log.find_usage_errors(out / "ids", {1: 0}, 50, {0: STEPS, 1: STEPS}) == []
 
 
 @pytest.mark.parametrize(("before", "after"), [(3, 2), (2, 3)])
@@ -73,7 +73,7 @@ def test_killed_and_resumed_on_another_number_they_are_too(
     said = runs.run(out, *argv, "--attempt", "2", world=after, recipe=recipe)
     assert differing(out, alone, attempt=2) == []
     resumed = int(said.rpartition("at step ")[2].split()[0])
-    assert resumed >= 2 and usage_log.check(out / "ids", {1: 0, 2: resumed}, 50, {0: STEPS, 1: STEPS}) == []
+    assert resumed >= 2 and usage_log.find_usage_errors(out / "ids", {1: 0, 2: resumed}, 50, {0: STEPS, 1: STEPS}) == []
 
 
 def test_without_it_they_differ(runs: Any, recipe: Path, alone: Path) -> None:
@@ -82,8 +82,8 @@ def test_without_it_they_differ(runs: Any, recipe: Path, alone: Path) -> None:
     for world in (1, 3):
         out = runs.folder / f"inexact-{world}"
         runs.run(out, "--gpus", "3", "--workers", "0", world=world, recipe=recipe)
-        path = checkpoint_io.newest(out / "checkpoints/000001")
+        path = checkpoint_io.newest_checkpoint(out / "checkpoints/000001")
         assert path is not None
-        states.append(checkpoint_io.load(path)["model"])
+        states.append(checkpoint_io.load_checkpoint(path)["model"])
     weights = [name for name, one in states[0].items() if one.is_floating_point() and "running_" not in name]
     assert any(not torch.equal(states[0][name], states[1][name]) for name in weights)

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from train.distributed import network, network_probe
-from train.distributed.process_group import Group
+from train.distributed.process_group import ProcessGroup
 from train.tools.process import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -125,12 +125,12 @@ def test_who_dies_under_way_ends_the_others_in_one_line(start: Start) -> None:
 
 @pytest.mark.parametrize("world", [1, 2, 3])
 def test_every_rank_knows_all_that_was_measured(world: int, in_group: Callable[[int, Any], list[Any]]) -> None:
-    def work(group: Group) -> Any:
+    def work(group: ProcessGroup) -> Any:
         deadline = network_probe.Deadline(60, group.rank)
         try:
             if world == 1:
                 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-            return network_probe.measure(deadline, group.device, 1000, 2), deadline.doing
+            return network_probe.measure_links(deadline, group.device, 1000, 2), deadline.current_step
         finally:
             deadline.timer.cancel()
 
@@ -142,7 +142,7 @@ def test_every_rank_knows_all_that_was_measured(world: int, in_group: Callable[[
 
 
 def test_a_gigabit_is_a_thousand_million_bits() -> None:
-    assert network_probe.gbps(125_000_000, 2.0) == 0.5
+    assert network_probe.to_gbps(125_000_000, 2.0) == 0.5
 
 
 FAST = {"0-1": 10.0, "0-2": 9.0, "0-3": 10.0, "1-2": 11.0, "1-3": 10.0, "2-3": 9.5}
@@ -168,7 +168,7 @@ def test_a_slow_pair_is_named_or_the_machine_all_of_whose_pairs_are_slow(
 
 
 def test_how_slow_is_slow_can_be_said() -> None:
-    assert network.slow_pairs({**FAST, "1-2": 4.0}, factor=0.3) == []
+    assert network.slow_pairs({**FAST, "1-2": 4.0}, threshold=0.3) == []
 
 
 # --- the card -----------------------------------------------------------------------------------------------------
@@ -194,19 +194,21 @@ BUILT = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
     ],
 )
 def test_a_card_needs_code_of_its_kind(capability: tuple[int, int], built: list[str], fits: bool) -> None:
-    assert (network_probe.misfit("Card", capability, built) is None) is fits
+    assert (network_probe.explain_unsupported_gpu("Card", capability, built) is None) is fits
 
 
 def test_a_card_that_torch_has_no_code_for_is_named_with_what_to_do() -> None:
-    said = network_probe.misfit("Tesla V100-SXM2-16GB", (7, 0), BUILT) or ""
+    said = network_probe.explain_unsupported_gpu("Tesla V100-SXM2-16GB", (7, 0), BUILT) or ""
     assert said.startswith("Tesla V100-SXM2-16GB is sm_70, and torch ") and "sm_75, sm_80" in said
     assert "install an older torch that has sm_70, or take other GPUs" in said and "\n" not in said
-    assert "install another torch that has sm_110" in (network_probe.misfit("Card", (11, 0), BUILT) or "")
+    assert "install another torch that has sm_110" in (
+        network_probe.explain_unsupported_gpu("Card", (11, 0), BUILT) or ""
+    )
 
 
 def test_a_torch_that_sees_no_gpu_says_why() -> None:
-    assert "is built without CUDA" in network_probe.unusable(None)
-    assert "(CUDA 13.0) sees no GPU; its driver is too old" in network_probe.unusable("13.0")
+    assert "is built without CUDA" in network_probe.explain_invisible_gpu(None)
+    assert "(CUDA 13.0) sees no GPU; its driver is too old" in network_probe.explain_invisible_gpu("13.0")
 
 
 # --- what carries it ----------------------------------------------------------------------------------------------
@@ -230,36 +232,36 @@ LOGS = {
 
 @pytest.mark.parametrize("name", LOGS)
 def test_nccl_says_what_it_talks_over(name: str) -> None:
-    assert network.nccl_transport(LOGS[name]) == name.strip()
+    assert network.parse_nccl_transport(LOGS[name]) == name.strip()
 
 
 def test_what_nccl_told_its_file_is_read_and_the_file_is_gone(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text(LOGS["sockets"])
-    assert network.transport("nccl", log) == "sockets" and not log.exists()
-    assert network.transport("nccl") == "unknown"
+    assert network.detect_transport("nccl", log) == "sockets" and not log.exists()
+    assert network.detect_transport("nccl") == "unknown"
 
 
 def test_gloo_takes_the_interface_that_is_set_or_the_one_of_this_machines_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ens5")
-    assert network.transport("gloo") == "gloo on ens5"
+    assert network.detect_transport("gloo") == "gloo on ens5"
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
     monkeypatch.setattr(network.socket, "gethostbyname", lambda _: "127.0.0.1")
-    assert network.transport("gloo") == "gloo on lo"
+    assert network.detect_transport("gloo") == "gloo on lo"
     monkeypatch.setattr(network.socket, "gethostbyname", lambda _: "127.0.1.1")
-    assert network.transport("gloo") == "gloo on lo"
+    assert network.detect_transport("gloo") == "gloo on lo"
 
 
 def test_efa_that_is_passed_over_is_said_aloud() -> None:
-    assert "NCCL TALKS OVER SOCKETS ALTHOUGH THIS MACHINE HAS EFA" in (network.wrong_transport("sockets", True) or "")
+    assert "NCCL TALKS OVER SOCKETS ALTHOUGH THIS MACHINE HAS EFA" in (network.transport_warning("sockets", True) or "")
     for found, there in (("efa", True), ("sockets", False), ("unknown", True), ("gloo on eth0", True)):
-        assert network.wrong_transport(found, there) is None
+        assert network.transport_warning(found, there) is None
 
 
 def test_efa_is_known_by_its_driver(tmp_path: Path) -> None:
     for name, driver in {"mlx5_0": "mlx5_core", "rdmap16s27": "efa"}.items():
-        assert not network.efa_here(tmp_path / "infiniband")
+        assert not network.has_efa(tmp_path / "infiniband")
         (tmp_path / "drivers" / driver).mkdir(parents=True)
         (tmp_path / "infiniband" / name / "device").mkdir(parents=True)
         (tmp_path / "infiniband" / name / "device/driver").symlink_to(tmp_path / "drivers" / driver)
-    assert network.efa_here(tmp_path / "infiniband")
+    assert network.has_efa(tmp_path / "infiniband")

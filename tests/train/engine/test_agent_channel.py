@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from train.engine.agent_channel import Report
+from train.engine.agent_channel import AgentChannel
 from train.recipe import Optim
 
 
@@ -27,9 +27,9 @@ def said(work: Path) -> Any:
 
 
 def test_news_add_up_and_replace_each_other(work: Path) -> None:
-    report = Report()
-    report.say("warming", steps=10, step=0)
-    report.say("training", step=3, top1=float("nan"))
+    report = AgentChannel()
+    report.report_state("warming", steps=10, step=0)
+    report.report_state("training", step=3, top1=float("nan"))
     assert said(work) == {"state": "training", "steps": 10, "step": 3, "top1": None}
     assert [path.name for path in work.iterdir()] == ["progress.json"]
 
@@ -37,27 +37,27 @@ def test_news_add_up_and_replace_each_other(work: Path) -> None:
 def test_frequent_news_may_be_dropped_but_come_with_the_next(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("train.engine.agent_channel.time.monotonic", lambda: now)
-    report = Report()
-    report.say("training", step=1)
+    report = AgentChannel()
+    report.report_state("training", step=1)
     now += 0.1
-    report.say("training", often=True, step=2, lr=0.1)
+    report.report_state("training", throttled=True, step=2, lr=0.1)
     assert said(work)["step"] == 1
-    report.say("validating")
+    report.report_state("validating")
     assert said(work) == {"state": "validating", "step": 2, "lr": 0.1}
     now += 1
-    report.say("training", often=True, step=3)
+    report.report_state("training", throttled=True, step=3)
     assert said(work)["step"] == 3
 
 
 def test_only_the_first_process_of_a_machine_speaks(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
-    Report().say("training")
+    AgentChannel().report_state("training")
     assert list(work.iterdir()) == []
 
 
 def test_every_process_may_leave_last_words(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
-    Report().fail("the disk is full")
+    AgentChannel().report_failure("the disk is full")
     (path,) = work.iterdir()
     left = json.loads(path.read_text())
     assert path.name == "failed-4.json" and (left["rank"], left["reason"]) == (4, "the disk is full")
@@ -65,24 +65,24 @@ def test_every_process_may_leave_last_words(work: Path, monkeypatch: pytest.Monk
 
 def test_without_an_agent_nothing_is_written(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("IMGNET_WORK")
-    report = Report()
-    report.say("training")
-    report.fail("why")
-    assert not report.asked() and list(work.iterdir()) == []
+    report = AgentChannel()
+    report.report_state("training")
+    report.report_failure("why")
+    assert not report.stop_requested() and list(work.iterdir()) == []
 
 
 def test_an_end_is_asked_for_by_a_file_or_a_signal(work: Path) -> None:
     before = signal.getsignal(signal.SIGTERM)
     try:
-        report = Report()
-        assert not report.asked()
+        report = AgentChannel()
+        assert not report.stop_requested()
         (work / "ask").touch()
-        assert report.asked()
+        assert report.stop_requested()
         (work / "ask").unlink()
-        report.listen()
-        assert not report.asked()
+        report.install_signal_handlers()
+        assert not report.stop_requested()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert report.asked()
+        assert report.stop_requested()
     finally:
         signal.signal(signal.SIGTERM, before)
 
@@ -150,10 +150,10 @@ def test_a_tick_shows_that_we_go_forward_where_there_is_no_other_news(
 ) -> None:
     now = 100.0
     monkeypatch.setattr("train.engine.agent_channel.time.monotonic", lambda: now)
-    report = Report()
+    report = AgentChannel()
     report.tick()
     assert list(work.iterdir()) == [], "before the first word there is nothing to repeat"
-    report.say("validating", step=3)
+    report.report_state("validating", step=3)
     before = (work / "progress.json").read_text()
     for _ in range(9):
         report.tick()

@@ -27,9 +27,9 @@ def folder(out: Path, attempt: int = 1) -> Path:
 
 
 def final(out: Path, attempt: int = 1) -> dict[str, Any]:
-    path = checkpoint_io.newest(folder(out, attempt))
+    path = checkpoint_io.newest_checkpoint(folder(out, attempt))
     assert path is not None
-    return checkpoint_io.load(path)
+    return checkpoint_io.load_checkpoint(path)
 
 
 def result(out: Path) -> dict[str, Any]:
@@ -154,7 +154,9 @@ def test_another_attempt_goes_on_from_the_last_one_that_saved(runs: Any, pair: P
     said = runs.run(out, "--attempt", "3", world=2)
     assert "resumed from" in said and "000001/step-00000010.pt at step 10" in said
     assert_bit_equal(final(out, 3), final(pair))
-    assert [one.name for one in out.glob("logs/val-*")] == ["val-000001.json"] and len(thumbnails.kept(out)) == 6
+    assert [one.name for one in out.glob("logs/val-*")] == ["val-000001.json"] and len(
+        thumbnails.read_thumbnails(out)
+    ) == 6
     assert [path.name for path in folder(out, 2).iterdir()] == []
 
 
@@ -168,7 +170,7 @@ def test_sigterm_saves_and_ends_with_3_and_a_resume_goes_on(procs: str, runs: An
     process.send_signal(signal.SIGTERM)
     said = runs.end(out, process, code=3)
     runs.gone(out)
-    newest = checkpoint_io.newest(folder(out))
+    newest = checkpoint_io.newest_checkpoint(folder(out))
     assert newest is not None and not (out / "result.json").exists()
     saved = int(newest.stem.removeprefix("step-"))
     assert f"asked to end: saved at step {saved}\n" in said
@@ -241,7 +243,7 @@ def test_a_broken_file_is_named_before_the_training_and_may_be_left_out(runs: An
 
 
 def test_a_damaged_checkpoint_that_was_asked_for_is_refused(runs: Any, alone: Path, tmp_path: Path) -> None:
-    whole = checkpoint_io.newest(folder(alone))
+    whole = checkpoint_io.newest_checkpoint(folder(alone))
     assert whole is not None
     (tmp_path / "cut.pt").write_bytes(whole.read_bytes()[:-1])
     said = runs.run(tmp_path / "out", "--gpus", "2", "--resume", str(tmp_path / "cut.pt"), code=1)
@@ -317,8 +319,8 @@ def test_only_what_is_due_is_validated_and_the_last_epoch_always(world: int, run
 def test_a_checkpoint_of_another_version_is_refused_in_one_line(runs: Any, alone: Path, tmp_path: Path) -> None:
     state = final(alone)
     del state["format"]
-    checkpoint_io.write(tmp_path, 1, state)
-    found = checkpoint_io.newest(tmp_path)
+    checkpoint_io.write_checkpoint(tmp_path, 1, state)
+    found = checkpoint_io.newest_checkpoint(tmp_path)
     said = runs.run(tmp_path / "out", "--gpus", "2", "--resume", str(found), code=1)
     assert "error: the checkpoint is of another version of imgnet-cluster" in said and "Traceback" not in said
 
@@ -352,7 +354,7 @@ def test_the_agent_beside_it_reads_progress_and_may_ask_for_an_end(runs: Any, tm
     assert process.wait(60) == 3
     progress = json.loads((work / "progress.json").read_text())
     assert progress["state"] == "saved" and progress["step"] == 1 and progress["steps"] == STEPS
-    newest = checkpoint_io.newest(folder(out))
+    newest = checkpoint_io.newest_checkpoint(folder(out))
     assert newest is not None and newest.name == "step-00000001.pt"
 
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from train.data.index.open import DataError
-from train.data.index.packed import INDEX
+from train.data.index.packed import INDEX_FILE
 from train.data.loading.dataset import open_dataset
-from train.data.packing.pack import copies_in, pack_set
+from train.data.packing.pack import copy_targets, pack_set
 from train.recipe import Phase, Recipe
 from train.tools import checkpoint_io
 
@@ -21,7 +21,7 @@ def packed(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The tiny set, packed, and copies of 48 pixels of it beside it. Copy it before changing it."""
     root = tmp_path_factory.mktemp("packed") / "set"
     pack_set(tiny_data, {None: root}, shard_bytes=20_000)
-    pack_set(tiny_data, copies_in(root.with_name("set-sz"), [48]))
+    pack_set(tiny_data, copy_targets(root.with_name("set-sz"), [48]))
     return root
 
 
@@ -36,9 +36,9 @@ def short(tiny: Any, **changes: Any) -> Recipe:
 
 
 def weights(out: Path) -> dict[str, torch.Tensor]:
-    path = checkpoint_io.newest(out / "checkpoints/000001")
+    path = checkpoint_io.newest_checkpoint(out / "checkpoints/000001")
     assert path is not None
-    found: dict[str, torch.Tensor] = checkpoint_io.load(path)["model"]
+    found: dict[str, torch.Tensor] = checkpoint_io.load_checkpoint(path)["model"]
     return found
 
 
@@ -65,7 +65,7 @@ def test_bytes_that_change_during_a_run_end_it_by_shard_number_id_and_name(
 ) -> None:
     root = tmp_path / "set"
     shutil.copytree(packed, root)
-    rows = np.load(root / "train" / INDEX)
+    rows = np.load(root / "train" / INDEX_FILE)
     shard = root / "train/shard-00000.bin"
     data = bytearray(shard.read_bytes())
     data[int(rows["offset"][1]) + 50] ^= 1
@@ -97,7 +97,7 @@ def test_an_index_alone_is_enough_as_long_as_no_phase_reads_the_images(
 
 def test_missing_and_unfinished_copies_are_told(tiny: Any, packed: Path, tmp_path: Path) -> None:
     recipe, told = short(tiny, copy=48), list[str]()
-    opened = open_dataset(recipe, packed, tmp_path, say=told.append)
+    opened = open_dataset(recipe, packed, tmp_path, log=told.append)
     assert opened.recipe.phases[0].copy is None and len(told) == 1
     assert f"imgnet-cluster data resize {packed} {tmp_path} --sizes 48" in told[0]
     shutil.copytree(packed.with_name("set-sz"), tmp_path / "sz")
@@ -109,5 +109,5 @@ def test_missing_and_unfinished_copies_are_told(tiny: Any, packed: Path, tmp_pat
 def test_a_part_of_a_packed_set_is_the_same_part_as_of_its_files(tiny: Any, tiny_data: Path, packed: Path) -> None:
     parts = [open_dataset(short(tiny), one, one, scale=0.3, seed=5).train for one in (tiny_data, packed)]
     assert len(parts[0]) == 15 and parts[0].names() == parts[1].names()
-    assert parts[0].fingerprint == parts[1].fingerprint
+    assert parts[0].names_checksum == parts[1].names_checksum
     assert [parts[0].read(n) for n in range(15)] == [parts[1].read(n) for n in range(15)]

@@ -39,15 +39,15 @@ def result(out: Path) -> dict[str, Any]:
 
 
 def final(out: Path) -> dict[str, Any]:
-    path = checkpoint_io.newest(out / "checkpoints" / "000001")
+    path = checkpoint_io.newest_checkpoint(out / "checkpoints" / "000001")
     assert path is not None
-    return checkpoint_io.load(path)
+    return checkpoint_io.load_checkpoint(path)
 
 
 @pytest.mark.parametrize("world", [1, 2])
 def test_every_image_is_used_once_an_epoch_in_steps_of_several_shapes(world: int, undisturbed: dict[int, Path]) -> None:
     out = undisturbed[world]
-    assert usage_log.check(out / "ids", {1: 0}, 50, dict.fromkeys(range(EPOCHS), 4)) == []
+    assert usage_log.find_usage_errors(out / "ids", {1: 0}, 50, dict.fromkeys(range(EPOCHS), 4)) == []
     found = result(out)
     assert (found["steps"], found["images"], found["state"]) == (STEPS, 150, "done")
     assert [row["rect_train"] for row in found["schedule"]] == [True, True]

@@ -12,11 +12,11 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from train.data.loading.loader import Batch
-from train.data.order.work import Work
-from train.distributed.process_group import Group
-from train.engine.validation import evaluate
+from train.data.order.work import BatchRequest
+from train.distributed.process_group import ProcessGroup
+from train.engine.validation import run_validation
 from train.metrics.accuracy import Accuracy
-from train.metrics.time_breakdown import Times
+from train.metrics.time_breakdown import TimeBreakdown
 
 IMAGES, CLASSES, BATCH = 53, 12, 8
 SHARES = {  # of each world's ranks, in images: uneven, and once a process without any
@@ -48,7 +48,7 @@ def problem() -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
 def batches(ids: list[int]) -> list[Batch]:
     images, labels = problem()
     cuts = [np.array(ids[i : i + BATCH]) for i in range(0, len(ids), BATCH)]
-    return [Batch(images[cut], labels[cut], Work("val", None, cut, (2, 2))) for cut in cuts]
+    return [Batch(images[cut], labels[cut], BatchRequest("val", None, cut, (2, 2))) for cut in cuts]
 
 
 def prepare(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
@@ -58,14 +58,14 @@ def prepare(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 PLAIN: Any = SimpleNamespace(prepare=prepare, autocast=contextlib.nullcontext)  # pixels as they are
 
 
-def validate(group: Group, mine: list[Batch], images: int = IMAGES, model: nn.Module | None = None) -> Accuracy:
+def validate(group: ProcessGroup, mine: list[Batch], images: int = IMAGES, model: nn.Module | None = None) -> Accuracy:
     def stream() -> Iterator[Batch]:
         yield from mine
         yield mine[0] if mine else batches([0])[0]  # the next epoch's: not to be taken
 
     left = stream()
-    found = evaluate(
-        group, model or Scores(), left, len(mine), images, PLAIN, Times(group.device)
+    found = run_validation(
+        group, model or Scores(), left, len(mine), images, PLAIN, TimeBreakdown(group.device)
     )  # fmt: skip
     assert len(list(left)) == 1
     return found
@@ -87,7 +87,7 @@ def by_hand() -> Accuracy:
 def test_counts_are_exact_on_any_number_of_processes(world: int, share: list[int], in_group: Any) -> None:
     ends = np.cumsum(share).tolist()
 
-    def work(group: Group) -> Accuracy:
+    def work(group: ProcessGroup) -> Accuracy:
         return validate(group, batches(list(range(IMAGES))[ends[group.rank] - share[group.rank] : ends[group.rank]]))
 
     expected = by_hand()
@@ -100,11 +100,11 @@ def test_counts_are_exact_on_any_number_of_processes(world: int, share: list[int
 @pytest.mark.parametrize("ids", [range(IMAGES - 1), [*range(IMAGES), 0]])
 def test_an_image_too_few_or_too_many_is_an_error(ids: Any) -> None:
     with pytest.raises(RuntimeError, match=f"counted {len(ids)} images, but there are {IMAGES}"):
-        validate(Group(0, 0, 1, 1, torch.device("cpu")), batches(list(ids)))
+        validate(ProcessGroup(0, 0, 1, 1, torch.device("cpu")), batches(list(ids)))
 
 
 def test_the_model_validates_without_gradients_and_trains_on_afterwards() -> None:
     model = Scores()
-    validate(Group(0, 0, 1, 1, torch.device("cpu")), batches(list(range(IMAGES))), model=model)
+    validate(ProcessGroup(0, 0, 1, 1, torch.device("cpu")), batches(list(range(IMAGES))), model=model)
     assert set(model.asked) == {(False, False)} and len(model.asked) == 7
     assert model.training and model.norm.num_batches_tracked == 0

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 import torch
 
-from train.data.index.open import DataError, load
+from train.data.index.open import DataError, load_index
 from train.evaluation import __main__, protocol, ratio_buckets, runner
-from train.evaluation.protocol import CROPS, crops, sizes
+from train.evaluation.protocol import CROPS, parse_crops, parse_sizes
 from train.recipe import Model, Phase
 from train.tools import checkpoint_io
 
@@ -30,7 +30,7 @@ def trained(runs: Any, tiny: Any) -> Path:
 
 
 def newest(out: Path) -> Path:
-    path = checkpoint_io.newest(out / "checkpoints" / "000001")
+    path = checkpoint_io.newest_checkpoint(out / "checkpoints" / "000001")
     assert path is not None
     return path
 
@@ -54,7 +54,7 @@ def here(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     threads = torch.get_num_threads()
 
     def call(*words: Any) -> list[dict[str, Any]]:
-        runner.examine(__main__.parse([str(one) for one in (*words, "--workers", "0")]))
+        runner.evaluate_checkpoint(__main__.parse_eval_options([str(one) for one in (*words, "--workers", "0")]))
         return [json.loads(line) for line in capsys.readouterr().out.splitlines()]
 
     yield call
@@ -98,41 +98,45 @@ def test_a_row_for_each_crop_and_size_with_every_image_counted_once_by_bucket(
         assert one["seconds"] > 0 and one["views"] == {"five": 5, "tta": 10}.get(one["crop"], 1)
 
 
-def buckets(*ratios: tuple[int, int]) -> ratio_buckets.Buckets:
+def buckets(*ratios: tuple[int, int]) -> ratio_buckets.AspectRatioBuckets:
     """Those of images of such widths and heights."""
     widths, heights = np.array(ratios).T
-    return ratio_buckets.Buckets(type("Sizes", (), {"widths": widths, "heights": heights})())
+    return ratio_buckets.AspectRatioBuckets(type("Sizes", (), {"widths": widths, "heights": heights})())
 
 
 def test_images_of_distinct_ratios_are_in_six_buckets_of_as_many() -> None:
     found = buckets(*((width, 100) for width in range(80, 50, -1)))
-    assert [one["images"] for one in found.told] == [5] * 6 and found.of.tolist() == sorted(found.of, reverse=True)
-    assert (found.told[0]["from"], found.told[0]["to"], found.told[-1]["to"]) == (0.51, 0.55, 0.8)
-    assert found.told[0]["ratio"] == pytest.approx(0.53)
+    assert [one["images"] for one in found.summaries] == [5] * 6 and found.bucket_of_image.tolist() == sorted(
+        found.bucket_of_image, reverse=True
+    )
+    assert (found.summaries[0]["from"], found.summaries[0]["to"], found.summaries[-1]["to"]) == (0.51, 0.55, 0.8)
+    assert found.summaries[0]["ratio"] == pytest.approx(0.53)
 
 
 def test_images_of_one_ratio_are_in_one_bucket() -> None:
     same = [(500, 375), (640, 480), (4, 3), (500, 376)]  # the last one is 1.33 too, as it is shown
     mixed = [*same * 15, *((375, 500 + 9 * one) for one in range(20)), *((900 + 9 * one, 500) for one in range(20))]
     found = buckets(*mixed)
-    assert len({*found.of[:60]}) == 1
-    assert sum(one["images"] for one in found.told) == 100 and 3 <= len(found.told) <= 6
-    assert [one["images"] for one in found.told if one["from"] < 1.34 and one["to"] > 1.32] == [60]
-    assert all(one["to"] < other["from"] for one, other in zip(found.told, found.told[1:], strict=False))
+    assert len({*found.bucket_of_image[:60]}) == 1
+    assert sum(one["images"] for one in found.summaries) == 100 and 3 <= len(found.summaries) <= 6
+    assert [one["images"] for one in found.summaries if one["from"] < 1.34 and one["to"] > 1.32] == [60]
+    assert all(one["to"] < other["from"] for one, other in zip(found.summaries, found.summaries[1:], strict=False))
 
 
 @pytest.mark.parametrize("images", [1, 2, 50])
 def test_where_all_have_the_same_ratio_there_is_one_bucket(images: int) -> None:
     found = buckets(*[(300, 400)] * images)
-    assert found.told == [{"ratio": 0.75, "from": 0.75, "to": 0.75, "images": images}] and set(found.of) == {0}
+    assert found.summaries == [{"ratio": 0.75, "from": 0.75, "to": 0.75, "images": images}] and set(
+        found.bucket_of_image
+    ) == {0}
 
 
 def test_the_step_is_that_of_the_run_wherever_in_an_epoch_it_was_saved(trained: Path, tmp_path: Path) -> None:
     state, recipe = runner.open_checkpoint(newest(trained))
     steps = int(newest(trained).stem.removeprefix("step-"))
-    assert state["step"] == 0 and steps > 2 and runner.step_of(state, recipe) == steps
+    assert state["step"] == 0 and steps > 2 and runner.global_step(state, recipe) == steps
     state, recipe = runner.open_checkpoint(changed(trained, tmp_path, epoch=1, step=2))
-    assert runner.step_of(state, recipe) == steps // 2 + 2
+    assert runner.global_step(state, recipe) == steps // 2 + 2
 
 
 def test_one_process_finds_the_same(told: list[dict[str, Any]], trained: Path, tiny_data: Path, here: Any) -> None:
@@ -147,7 +151,7 @@ def test_one_process_finds_the_same(told: list[dict[str, Any]], trained: Path, t
 
 
 def test_what_is_shown_is_an_image_with_the_answer_of_each_crop(told: list[dict[str, Any]], tiny_data: Path) -> None:
-    index = load(tiny_data, "val")
+    index = load_index(tiny_data, "val")
     assert told[-1]["size"] == 32 and len(told[-1]["images"]) == 3
     for one in told[-1]["images"]:
         assert one["name"] in index.names() and one["name"].startswith(one["class"])
@@ -164,16 +168,16 @@ def test_the_size_is_the_last_phase_s_when_none_is_said(trained: Path, tiny_data
 
 def changed(trained: Path, tmp_path: Path, **changes: Any) -> Path:
     """A copy of the checkpoint in which something is otherwise."""
-    checkpoint_io.write(tmp_path, 7, {**checkpoint_io.load(newest(trained)), **changes})
+    checkpoint_io.write_checkpoint(tmp_path, 7, {**checkpoint_io.load_checkpoint(newest(trained)), **changes})
     return tmp_path / "step-00000007.pt"
 
 
 def test_statistics_that_processes_had_apart_are_averaged(trained: Path, tmp_path: Path) -> None:
-    state = checkpoint_io.load(newest(trained))
+    state = checkpoint_io.load_checkpoint(newest(trained))
     one = state["statistics"][0]
     path = changed(trained, tmp_path, statistics=torch.stack([one, one + 2]))
     state, recipe = runner.open_checkpoint(path)
-    model = runner.network(path, state, recipe, 10, Path("some"))
+    model = runner.load_network(path, state, recipe, 10, Path("some"))
     found = torch.cat([each.flatten() for each in runner.distributed.statistics(model)])
     torch.testing.assert_close(found, one + 1)
 
@@ -189,9 +193,9 @@ def test_another_number_of_classes_is_one_line(trained: Path, tiny_data: Path, t
 
 
 def test_weights_that_are_no_numbers_are_no_result(trained: Path, tiny_data: Path, tmp_path: Path, here: Any) -> None:
-    model = checkpoint_io.load(newest(trained))["model"]
+    model = checkpoint_io.load_checkpoint(newest(trained))["model"]
     path = changed(trained, tmp_path, model={**model, "fc.weight": torch.full_like(model["fc.weight"], torch.nan)})
-    with pytest.raises(runner.Expected, match="center at 32 pixels: the loss is nan"):
+    with pytest.raises(runner.TrainingError, match="center at 32 pixels: the loss is nan"):
         here(path, "--data", tiny_data, "--crops", "center", "--sizes", "32", "--shown", "0")
 
 
@@ -199,7 +203,7 @@ def bad_checkpoints(trained: Path, tmp_path: Path) -> dict[str, Path]:
     whole = newest(trained).read_bytes()
     (tmp_path / "cut.pt").write_bytes(whole[:-1])
     (tmp_path / "text.pt").write_text("hello")
-    identity = checkpoint_io.load(newest(trained))["identity"]
+    identity = checkpoint_io.load_checkpoint(newest(trained))["identity"]
     recipe = {**identity["recipe"], "model": {**identity["recipe"]["model"], "name": "resnet18"}}
     return {
         "there is no such checkpoint": tmp_path / "nowhere.pt",
@@ -219,9 +223,9 @@ def test_a_checkpoint_that_cannot_be_used_is_named_with_the_reason(
     for name in ("old", "other"):
         (tmp_path / name).mkdir()
     for why, path in bad_checkpoints(trained, tmp_path).items():
-        with pytest.raises(runner.Expected, match=why) as caught:
+        with pytest.raises(runner.TrainingError, match=why) as caught:
             state, recipe = runner.open_checkpoint(path)
-            runner.network(path, state, recipe, 10, tiny_data)
+            runner.load_network(path, state, recipe, 10, tiny_data)
         assert str(path) in str(caught.value) and "\n" not in str(caught.value)
 
 
@@ -233,22 +237,22 @@ def test_no_data_is_one_line(trained: Path, tmp_path: Path, here: Any) -> None:
 @pytest.mark.parametrize("text", ["", "middle", "center,,rect"])
 def test_an_unknown_crop_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"--crops: .* is unknown; known are center, rect, five, tta"):
-        crops(text)
+        parse_crops(text)
 
 
 @pytest.mark.parametrize("text", ["", "15", "224,x", "-32", "22.4", "224256", "9999999999999"])
 def test_a_size_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="--sizes: must be whole numbers from 16 to 4096"):
-        sizes(text)
+        parse_sizes(text)
 
 
 def test_crops_and_sizes_are_taken_in_their_order_and_once() -> None:
-    assert crops("rect, center,rect") == ("rect", "center") and sizes("288,224,288") == (288, 224)
+    assert parse_crops("rect, center,rect") == ("rect", "center") and parse_sizes("288,224,288") == (288, 224)
 
 
 def test_wrong_usage_is_code_2(capsys: Any) -> None:
     with pytest.raises(SystemExit, match="2"):
-        __main__.parse(["x.pt", "--sizes", "3"])
+        __main__.parse_eval_options(["x.pt", "--sizes", "3"])
     assert "must be whole numbers" in capsys.readouterr().err
 
 
@@ -260,32 +264,32 @@ class Fixed(torch.nn.Module):
 
 
 def test_a_size_that_the_network_does_not_take_is_one_line(tiny: Any, tiny_data: Path) -> None:
-    options = __main__.parse(["x.pt", "--crops", "center", "--sizes", "64", "--workers", "0"])
+    options = __main__.parse_eval_options(["x.pt", "--crops", "center", "--sizes", "64", "--workers", "0"])
     recipe = tiny(phases=ROWS, model=Model(name="resnet10_tiny"))
-    indexes = runner.open_val(recipe, tiny_data, tiny_data)
-    group = runner.Group(0, 0, 1, 1, torch.device("cpu"))
-    with pytest.raises(runner.Expected, match="center at 64 pixels: resnet10_tiny fails: ") as caught:
-        runner.Exam(options, recipe, group, Fixed(), indexes, 0).run()
+    indexes = runner.open_val_indexes(recipe, tiny_data, tiny_data)
+    group = runner.ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
+    with pytest.raises(runner.TrainingError, match="center at 64 pixels: resnet10_tiny fails: ") as caught:
+        runner.Evaluation(options, recipe, group, Fixed(), indexes, 0).run()
     assert "\n" not in str(caught.value)
 
 
 def test_the_copy_of_the_last_phase_is_read_where_it_is_there_and_large_enough(tiny: Any, tiny_data: Path) -> None:
-    options = __main__.parse(["x.pt"])
+    options = __main__.parse_eval_options(["x.pt"])
     recipe = tiny(phases=[Phase(epochs=(0, 1), size=64, batch=8, lr=0.1, copy=80)])
-    indexes = runner.open_val(recipe, tiny_data, tiny_data.parent)  # whose folder 80 is the set itself
+    indexes = runner.open_val_indexes(recipe, tiny_data, tiny_data.parent)  # whose folder 80 is the set itself
     assert set(indexes) == {("val", None), ("val", 80)}
-    group = runner.Group(0, 0, 1, 1, torch.device("cpu"))
-    made = runner.Exam(options, recipe, group, Fixed(), indexes, 0)
+    group = runner.ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
+    made = runner.Evaluation(options, recipe, group, Fixed(), indexes, 0)
     assert [made.copy_for(size) for size in (32, 64, 70, 71, 128)] == [80, 80, 80, None, None]
-    assert set(runner.open_val(recipe, tiny_data, Path("nowhere"))) == {("val", None)}
-    assert len(runner.open_val(recipe, tiny_data, Path("nowhere"), scale=0.1)["val", None]) == 2
+    assert set(runner.open_val_indexes(recipe, tiny_data, Path("nowhere"))) == {("val", None)}
+    assert len(runner.open_val_indexes(recipe, tiny_data, Path("nowhere"), scale=0.1)["val", None]) == 2
 
 
 def test_what_a_network_prints_is_no_line_of_ours(capsys: Any) -> None:
-    @protocol.only_ours()
+    @protocol.reserve_stdout()
     def work() -> None:
         print("hello", end="")
-        protocol.emit("row", top1=1.0)
+        protocol.emit_json_line("row", top1=1.0)
 
     work()
     print("after")

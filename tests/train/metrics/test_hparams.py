@@ -29,7 +29,7 @@ def schedule(*rows: Phase, gpus: int = 2, **changes: Any) -> Schedule:
 def test_the_row_tells_the_highest_rate_and_what_a_sweep_is_likely_to_change() -> None:
     optim = Optim(momentum=0.8, nesterov=True, weight_decay=5e-5, label_smoothing=0.1)
     rows = row(0, 2, (0.1, 0.4)), row(2, 6, (0.4, 0.2), batch=128, size=64), row(6, 8, (0.2, 0.0), batch=96)
-    assert hparams.flat(schedule(*rows, optim=optim, seed=7), 3) == {
+    assert hparams.flat_settings(schedule(*rows, optim=optim, seed=7), 3) == {
         "recipe": "r", "model": "resnet18", "lr": pytest.approx(0.4), "warmup_epochs": 2, "epochs": 8,
         "batch_first": 128, "batch_largest": 256, "size_largest": 64, "optimizer": "sgd", "loss": "cross_entropy",
         "momentum": 0.8, "weight_decay": 5e-5,
@@ -38,7 +38,7 @@ def test_the_row_tells_the_highest_rate_and_what_a_sweep_is_likely_to_change() -
 
 
 def test_rates_and_batches_are_those_of_the_gpus_that_there_are() -> None:
-    found = hparams.flat(schedule(row(0, 8, (0.4, 0.0)), gpus=8), 8)
+    found = hparams.flat_settings(schedule(row(0, 8, (0.4, 0.0)), gpus=8), 8)
     assert (found["lr"], found["batch_first"], found["world"]) == (pytest.approx(1.6), 512, 8)
 
 
@@ -55,7 +55,7 @@ def test_rates_and_batches_are_those_of_the_gpus_that_there_are() -> None:
     ],
 )
 def test_the_warm_up_is_the_first_phases_as_long_as_they_rise(rows: list[Phase], epochs: int) -> None:
-    assert hparams.flat(schedule(*rows), 2)["warmup_epochs"] == epochs
+    assert hparams.flat_settings(schedule(*rows), 2)["warmup_epochs"] == epochs
 
 
 def test_the_events_tell_settings_and_end_in_the_run_s_own_folder(tmp_path: Path) -> None:
@@ -73,11 +73,11 @@ def test_the_events_tell_settings_and_end_in_the_run_s_own_folder(tmp_path: Path
         return {tag: HParamsPluginData.FromString(one) for tag, one in content.items()}
 
     with SummaryWriter(str(tmp_path), purge_step=0) as board:
-        hparams.begin(board, SETTINGS)
+        hparams.write_settings(board, SETTINGS)
         board.flush()
         assert set(found()) == {"_hparams_/experiment", "_hparams_/session_start_info"}
         board.add_scalar("val/top1", 12.5, 100)
-        hparams.end(board)
+        hparams.write_session_end(board)
     said = found()
     start = said["_hparams_/session_start_info"].session_start_info.hparams
     values = {name: one.string_value if name == "recipe" else one.number_value for name, one in start.items()}

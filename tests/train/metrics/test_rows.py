@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from train.metrics.accuracy import Accuracy
-from train.metrics.rows import Sums, epoch_row, overall, stretch_values
+from train.metrics.rows import StepTotals, epoch_row, run_summary, interval_scalars
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
 
@@ -21,12 +21,12 @@ def epoch() -> Epoch:
 
 
 def test_sums_add_up() -> None:
-    whole = Sums() + Sums(1.5, 2, 3, 32, 0.5) + Sums(0.5, 1, 4, 4, 0.25)
-    assert whole == Sums(2.0, 3, 7, 36, 0.75)
+    whole = StepTotals() + StepTotals(1.5, 2, 3, 32, 0.5) + StepTotals(0.5, 1, 4, 4, 0.25)
+    assert whole == StepTotals(2.0, 3, 7, 36, 0.75)
 
 
 def test_a_stretch_is_means_per_image_and_percent(epoch: Epoch) -> None:
-    values = stretch_values(epoch, Sums(64.0, 8, 16, 32, 0.5), 0.3, 0.9, 3)
+    values = interval_scalars(epoch, StepTotals(64.0, 8, 16, 32, 0.5), 0.3, 0.9, 3)
     assert values == {
         "train/loss": 2.0, "train/top1": 25.0, "train/top5": 50.0,
         "sizes/lr": 0.3, "sizes/momentum": 0.9, "sizes/image": 64, "sizes/batch": 16, "sizes/batch_total": 32,
@@ -41,7 +41,7 @@ def test_a_stretch_is_means_per_image_and_percent(epoch: Epoch) -> None:
 def test_an_epoch_reports_its_first_view_with_the_square_one_beside_it(
     found: Any, view: str, best: Accuracy, epoch: Epoch
 ) -> None:
-    row = epoch_row(epoch, Sums(200.0, 25, 50, 100, 4.0), found, 1.5)
+    row = epoch_row(epoch, StepTotals(200.0, 25, 50, 100, 4.0), found, 1.5)
     assert (row["view"], row["top1"], row["top5"], row["val_loss"]) == (view, best.top1, best.top5, best.loss)
     assert (row["top1_square"], row["top5_square"], row["val_images"]) == (70.0, 90.0, 20)
     assert (row["epoch"], row["size"], row["global_batch"], row["steps"]) == (2, 64, 32, 4)
@@ -52,9 +52,9 @@ def test_an_epoch_reports_its_first_view_with_the_square_one_beside_it(
 
 def test_a_run_has_the_last_epoch_s_accuracies_and_the_images_per_second_of_all_training(epoch: Epoch) -> None:
     rows = [
-        epoch_row(epoch, Sums(1.0, 0, 0, 100, seconds), {"rect": best, "square": SQUARE}, 9.0)
+        epoch_row(epoch, StepTotals(1.0, 0, 0, 100, seconds), {"rect": best, "square": SQUARE}, 9.0)
         for seconds, best in ((1.0, SQUARE), (3.0, RECT))
     ]
-    assert overall(rows) == {
+    assert run_summary(rows) == {
         "top1": 71.0, "top5": 91.0, "top1_square": 70.0, "top5_square": 90.0, "images_per_second": 50.0
     }  # fmt: skip

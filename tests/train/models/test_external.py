@@ -11,9 +11,9 @@ import torch
 from torch import nn
 
 from train.models import freezing, registry
-from train.models.registry import build, classifier
+from train.models.registry import build_model, find_classifier
 from train.recipe import Model
-from train.tools.errors import Expected
+from train.tools.errors import TrainingError
 
 
 class Block(nn.Module):
@@ -123,7 +123,7 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def said_of(name: str, **how: Any) -> tuple[Any, list[str]]:
     said: list[str] = []
-    return build(Model(name=name, **how), 6, 0, said.append), said
+    return build_model(Model(name=name, **how), 6, 0, said.append), said
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
@@ -159,16 +159,18 @@ def test_timm_s_names_may_have_a_tag(timm: Any) -> None:
 def test_a_library_that_is_not_installed_says_what_to_type(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, library, None)
     with pytest.raises(
-        Expected, match=f"{library}:resnet50 needs .*not installed here .*pip install {library}$"
+        TrainingError, match=f"{library}:resnet50 needs .*not installed here .*pip install {library}$"
     ) as one:
         said_of(f"{library}:resnet50")
     assert "\n" not in str(one.value)
 
 
 def test_a_name_that_is_unknown_is_answered_with_those_like_it(torchvision: Any) -> None:
-    with pytest.raises(Expected, match="torchvision has no 'resnet5' here; did you mean torchvision:resnet50 or "):
+    with pytest.raises(TrainingError, match="torchvision has no 'resnet5' here; did you mean torchvision:resnet50 or "):
         said_of("torchvision:resnet5")
-    with pytest.raises(Expected, match=r"no 'zzz' here; torchvision.models.list_models\(\) names those that there are"):
+    with pytest.raises(
+        TrainingError, match=r"no 'zzz' here; torchvision.models.list_models\(\) names those that there are"
+    ):
         said_of("torchvision:zzz")
 
 
@@ -181,7 +183,7 @@ def test_a_name_that_is_unknown_is_answered_with_those_like_it(torchvision: Any)
 ])  # fmt: skip
 def test_a_function_that_makes_no_classifier_is_refused_in_one_line(mine: Any, make: Any, said: str) -> None:
     mine.net = make
-    with pytest.raises(Expected, match=said) as caught:
+    with pytest.raises(TrainingError, match=said) as caught:
         said_of("mine:net")
     assert "\n" not in str(caught.value)
 
@@ -195,12 +197,12 @@ class Pair(Net):
 
 
 def test_a_function_that_is_not_there_is_one_line(mine: Any) -> None:
-    with pytest.raises(Expected, match="model, name: mine has no function net"):
+    with pytest.raises(TrainingError, match="model, name: mine has no function net"):
         said_of("mine:net")
 
 
 def test_a_failure_of_a_library_is_one_line(torchvision: Any) -> None:
-    with pytest.raises(Expected, match="model, name: torchvision:broken fails, TypeError: something else"):
+    with pytest.raises(TrainingError, match="model, name: torchvision:broken fails, TypeError: something else"):
         said_of("torchvision:broken")
 
 
@@ -226,15 +228,15 @@ def test_looking_at_it_leaves_statistics_and_modes_as_they_were(mine: Any) -> No
 def test_the_same_seed_gives_the_same_weights_everywhere(mine: Any) -> None:
     mine.net = lambda classes: Net(classes)
     before = torch.get_rng_state()
-    one, same, other = (build(Model(name="mine:net", fc_std=None), 6, seed) for seed in (3, 3, 4))
+    one, same, other = (build_model(Model(name="mine:net", fc_std=None), 6, seed) for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
-    assert registry.fingerprint(one) == registry.fingerprint(same) != registry.fingerprint(other)
+    assert registry.weights_crc32(one) == registry.weights_crc32(same) != registry.weights_crc32(other)
 
 
 @pytest.mark.parametrize("std", [0.01, 0.2, None])
 def test_the_classifier_starts_with_the_recipe_s_spread_or_as_it_starts_itself(mine: Any, std: float | None) -> None:
     mine.net = lambda classes: Net(classes)
-    net = build(Model(name="mine:net", fc_std=std), 500, 0)
+    net = build_model(Model(name="mine:net", fc_std=std), 500, 0)
     if std is None:
         assert net.head.weight.abs().max() <= 0.5 and net.head.bias.any()  # type: ignore[union-attr]
     else:
@@ -245,7 +247,7 @@ def test_the_classifier_starts_with_the_recipe_s_spread_or_as_it_starts_itself(m
 def test_where_no_layer_is_the_classifier_the_recipe_must_not_ask_for_its_spread(mine: Any) -> None:
     mine.net = lambda classes: Pooled(nn.Conv2d(3, classes, 3, padding=1))
     with pytest.raises(
-        Expected, match="fc_std: the layer that makes the 6 scores of mine:net is not found; fc_std=None"
+        TrainingError, match="fc_std: the layer that makes the 6 scores of mine:net is not found; fc_std=None"
     ):
         said_of("mine:net")
     said_of("mine:net", fc_std=None)
@@ -254,25 +256,25 @@ def test_where_no_layer_is_the_classifier_the_recipe_must_not_ask_for_its_spread
 def test_the_classifier_is_the_last_layer_that_learns_and_makes_as_many_scores_as_there_are_classes(mine: Any) -> None:
     for name in ("resnet10_tiny", "alexnet_bn"):
         with torch.device("meta"):
-            net = registry.MAKERS[name](6)
-        assert classifier(net) is net.fc
+            net = registry.MODEL_BUILDERS[name](6)
+        assert find_classifier(net) is net.fc
     mine.net = Net
     net = said_of("mine:net")[0]
-    assert classifier(net) is net.head  # though another layer was registered last
+    assert find_classifier(net) is net.head  # though another layer was registered last
     mine.net = HeadFirst
     net = said_of("mine:net")[0]
-    assert classifier(net) is net.fc  # though the body's last makes as many, and another was called later
+    assert find_classifier(net) is net.fc  # though the body's last makes as many, and another was called later
     assert net.fc.weight.std() < 0.02 < net.spare.weight.std()  # fc_std is the classifier's
     other = copy.deepcopy(net)
-    freezing.Freezer(other).set(True)
-    assert classifier(other) is other.fc
+    freezing.Freezer(other).set_frozen(True)
+    assert find_classifier(other) is other.fc
     assert [name for name, one in other.named_parameters() if one.requires_grad] == ["fc.weight", "fc.bias"]
     mine.net = lambda classes: Pooled(nn.Conv2d(3, classes, 1), nn.Conv2d(classes, classes, 3, padding=1))
     net = said_of("mine:net")[0]
-    assert classifier(net) is net[0]
+    assert find_classifier(net) is net[0]
     mine.net = lambda classes: Functional(classes)
     net = said_of("mine:net")[0]
-    assert classifier(net) is net.fc
+    assert find_classifier(net) is net.fc
 
 
 class Functional(nn.Module):
@@ -294,11 +296,13 @@ class Functional(nn.Module):
 def test_where_there_is_none_a_frozen_phase_is_one_line(mine: Any, make: Any) -> None:
     mine.net = make
     net = said_of("mine:net", fc_std=None)[0]
-    assert classifier(net) is None
+    assert find_classifier(net) is None
     freezer = freezing.Freezer(net)
-    freezer.set(False)
-    with pytest.raises(Expected, match=r"phases, frozen: Pooled has no Linear .*; frozen=False trains all") as caught:
-        freezer.set(True)
+    freezer.set_frozen(False)
+    with pytest.raises(
+        TrainingError, match=r"phases, frozen: Pooled has no Linear .*; frozen=False trains all"
+    ) as caught:
+        freezer.set_frozen(True)
     assert "\n" not in str(caught.value)
 
 
@@ -316,7 +320,7 @@ class Detached(Net):
 ])  # fmt: skip
 def test_a_network_of_which_nothing_can_be_trained_is_refused_in_one_line(mine: Any, make: Any, said: str) -> None:
     mine.net = make
-    with pytest.raises(Expected, match="model, name: .*" + said) as caught:
+    with pytest.raises(TrainingError, match="model, name: .*" + said) as caught:
         said_of("mine:net")
     assert "\n" not in str(caught.value)
 
@@ -346,7 +350,7 @@ class Leaving(Net):
 ])  # fmt: skip
 def test_a_function_that_ends_the_program_is_one_line_and_not_the_end(mine: Any, make: Any, said: str) -> None:
     mine.net = make
-    with pytest.raises(Expected, match="model, name: " + said):
+    with pytest.raises(TrainingError, match="model, name: " + said):
         said_of("mine:net")
 
 
@@ -359,7 +363,7 @@ def test_a_module_that_ends_the_program_or_fails_says_in_which_line(
 ) -> None:
     (tmp_path / "leaving.py").write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(Expected, match="model, name: leaving " + said) as caught:
+    with pytest.raises(TrainingError, match="model, name: leaving " + said) as caught:
         said_of("leaving:net")
     assert "\n" not in str(caught.value)
 
@@ -369,7 +373,9 @@ def test_a_library_that_is_broken_is_one_line(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "torchvision.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')")
     monkeypatch.delitem(sys.modules, "torchvision", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(Expected, match="torchvision cannot be imported here, RuntimeError: operator torchvision::nms"):
+    with pytest.raises(
+        TrainingError, match="torchvision cannot be imported here, RuntimeError: operator torchvision::nms"
+    ):
         said_of("torchvision:resnet50")
 
 
@@ -389,7 +395,7 @@ def test_a_network_of_one_size_is_freed_and_that_is_said_or_why_not(mine: Any) -
 def test_timm_s_own(name: str) -> None:
     timm = pytest.importorskip("timm", reason="timm is not installed here")
     net, said = said_of(f"timm:{name}")
-    assert classifier(net).weight.shape[0] == 6 and not classifier(net).bias.any()
+    assert find_classifier(net).weight.shape[0] == 6 and not find_classifier(net).bias.any()
     assert ("bound to its size" in said[-1]) is (name == "vit_tiny_patch16_224")
     if name == "resnet18":
         assert isinstance(net, timm.models.ResNet) and net.layer1[0].bn2.weight.eq(0).all()

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 
 from train.data.loading.dataset import open_dataset
-from train.data.loading.loader import Images
-from train.data.order.batch_sampler import Feed
-from train.distributed.process_group import Group
+from train.data.loading.loader import BatchDecoder
+from train.data.order.batch_sampler import DistributedBatchSampler
+from train.distributed.process_group import ProcessGroup
 from train.engine import trainer as engine_trainer
-from train.engine.agent_channel import Report
-from train.engine.options import parse
+from train.engine.agent_channel import AgentChannel
+from train.engine.options import parse_train_options
 from train.models import external, freezing
-from train.models.registry import build
+from train.models.registry import build_model
 from train.optim import factory
 from train.recipe import Model, Optim, Phase
 from train.recipe.schedule import Schedule
@@ -34,12 +34,14 @@ def rows(*frozen: bool) -> list[Phase]:
     ]
 
 
-def trainer(recipe: Any, data: Path, out: Path, world: int = 1, rank: int = 0) -> tuple[engine_trainer.Trainer, Images]:
-    options = parse(["tiny", "--out", str(out)])
+def trainer(
+    recipe: Any, data: Path, out: Path, world: int = 1, rank: int = 0
+) -> tuple[engine_trainer.Trainer, BatchDecoder]:
+    options = parse_train_options(["tiny", "--out", str(out)])
     found = open_dataset(recipe, data, data)
-    feed = Feed(Schedule(recipe, len(found.train), 2), found.indexes, 0, rank, world)
-    group = Group(rank, rank, world, world, CPU)
-    return engine_trainer.Trainer(options, recipe, group, feed, len(found.train.classes), Report()), Images(
+    feed = DistributedBatchSampler(Schedule(recipe, len(found.train), 2), found.indexes, 0, rank, world)
+    group = ProcessGroup(rank, rank, world, world, CPU)
+    return engine_trainer.Trainer(options, recipe, group, feed, len(found.train.classes), AgentChannel()), BatchDecoder(
         found.indexes, 0
     )
 
@@ -60,7 +62,7 @@ def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> se
 @pytest.fixture(scope="module")
 def imported() -> None:
     """What the first optimizer of a process imports takes seconds: before the fork, not in each child."""
-    factory.build(nn.Linear(1, 1), Optim())
+    factory.build_optimizer(nn.Linear(1, 1), Optim())
 
 
 @pytest.mark.parametrize(("order", "optimizer"), [((True, False), "sgd"), ((False, True, False), "lamb")])
@@ -71,20 +73,20 @@ def test_in_a_frozen_phase_the_classifier_moves_and_nothing_else(
 ) -> None:  # fmt: skip
     recipe = tiny(phases=rows(*order), optim=Optim(name=optimizer, weight_decay=0.01))
 
-    def work(group: Group) -> Any:
-        one, images = trainer(recipe, tiny_data, tmp_path / f"{group.world}", group.world, group.rank)
+    def work(group: ProcessGroup) -> Any:
+        one, images = trainer(recipe, tiny_data, tmp_path / f"{group.world_size}", group.world_size, group.rank)
         seen = [snapshot(one)]
-        first = type(one).one_epoch
+        first = type(one).run_epoch
 
         def epoch(self: engine_trainer.Trainer, *words: Any) -> None:
             first(self, *words)
             seen.append(snapshot(self))
 
-        type(one).one_epoch = epoch  # type: ignore[method-assign]
+        type(one).run_epoch = epoch  # type: ignore[method-assign]
         try:
             one.train(images, 0)
         finally:
-            type(one).one_epoch = first  # type: ignore[method-assign]
+            type(one).run_epoch = first  # type: ignore[method-assign]
         wants = all(parameter.requires_grad for parameter in one.model.parameters())
         head = one.model.fc.weight.tolist()
         return [sorted(moved(*pair)) for pair in pairwise(seen)], len(seen[-1]), wants, head
@@ -109,11 +111,11 @@ def test_what_is_frozen_is_neither_computed_nor_in_training() -> None:
     never = net[0].bias
     assert never is not None
     never.requires_grad_(False)
-    external.check_scores(net, "net", 2, 4)  # finds its classifier, as where it was made
+    external.check_scores_and_find_classifier(net, "net", 2, 4)  # finds its classifier, as where it was made
     freezer = freezing.Freezer(net)
     net(torch.ones(2, 3, 4, 4)).sum().backward()
-    freezer.set(True)
-    freezer.mode()
+    freezer.set_frozen(True)
+    freezer.set_train_mode()
     assert [one.training for one in net] == [False] * 5 + [True]
     assert all(one.grad is None for one in net.parameters())
     statistics = net[1].state_dict()["running_mean"].clone()  # type: ignore[union-attr]
@@ -122,18 +124,18 @@ def test_what_is_frozen_is_neither_computed_nor_in_training() -> None:
     net(torch.ones(2, 3, 4, 4)).sum().backward()
     assert [one.grad is not None for one in net.parameters()] == [False] * 4 + [True] * 2
     assert torch.equal(net[1].state_dict()["running_mean"], statistics)  # type: ignore[union-attr]
-    freezer.set(False)
-    freezer.mode()
+    freezer.set_frozen(False)
+    freezer.set_train_mode()
     assert all(one.training for one in net)
     assert [one.requires_grad for one in net.parameters()] == [True, False, True, True, True, True]
 
 
 def test_epochs_are_cut_where_what_is_trained_changes(tiny: Any) -> None:
     epochs = Schedule(tiny(phases=rows(True, True, False, False, True)), 50, 2).epochs
-    assert [one.number for one in freezing.stretch(epochs, epochs[0])] == [0, 1]
-    assert [one.number for one in freezing.stretch(epochs, epochs[1])] == [1]
-    assert [one.number for one in freezing.stretch(epochs[3:], epochs[3])] == [3]
-    assert [one.number for one in freezing.stretch(epochs, epochs[4])] == [4]
+    assert [one.number for one in freezing.epochs_until_freezing_changes(epochs, epochs[0])] == [0, 1]
+    assert [one.number for one in freezing.epochs_until_freezing_changes(epochs, epochs[1])] == [1]
+    assert [one.number for one in freezing.epochs_until_freezing_changes(epochs[3:], epochs[3])] == [3]
+    assert [one.number for one in freezing.epochs_until_freezing_changes(epochs, epochs[4])] == [4]
 
 
 def test_a_classifier_alone_learns_from_the_same_start_what_a_separate_linear_would(
@@ -142,11 +144,11 @@ def test_a_classifier_alone_learns_from_the_same_start_what_a_separate_linear_wo
     """One frozen epoch is a Linear trained on the pooled features of a network in eval mode."""
     recipe = tiny(phases=rows(True), optim=Optim(momentum=0.9, weight_decay=0.01))
     one, images = trainer(recipe, tiny_data, tmp_path / "one")
-    net = build(recipe.model, one.model.fc.out_features, 0).eval()  # type: ignore[operator, union-attr]
+    net = build_model(recipe.model, one.model.fc.out_features, 0).eval()  # type: ignore[operator, union-attr]
     made = torch.optim.SGD(net.fc.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)  # type: ignore[union-attr]
     kept: list[Any] = []
-    prepare = one.inputs.prepare
-    one.inputs.prepare = lambda batch: kept.append((batch.work, out := prepare(batch))) or out  # type: ignore
+    prepare = one.preprocessor.prepare
+    one.preprocessor.prepare = lambda batch: kept.append((batch.request, out := prepare(batch))) or out  # type: ignore
     one.train(images, 0)
     chunks = [(work, images, labels) for work, (images, labels) in kept if work.split == "train"]
     assert len(chunks) == 2 * EPOCH - 1  # the last step's two images are one chunk
@@ -174,9 +176,9 @@ def recipe(runs: Any, tiny: Any) -> Path:
 
 
 def final(out: Path) -> dict[str, Any]:
-    path = checkpoint_io.newest(out / "checkpoints" / "000001")
+    path = checkpoint_io.newest_checkpoint(out / "checkpoints" / "000001")
     assert path is not None and path.stem == f"step-{3 * EPOCH:08d}"
-    return checkpoint_io.load(path)
+    return checkpoint_io.load_checkpoint(path)
 
 
 def tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
@@ -202,9 +204,9 @@ def test_one_process_and_two_make_the_same_bits_of_a_frozen_and_a_free_phase(run
     for world in (1, 2):
         out = runs.folder / f"frozen-exact-{world}"
         runs.run(out, "--gpus", "2", "--exact", "--workers", "0", world=world, recipe=path)
-        newest = checkpoint_io.newest(out / "checkpoints" / "000001")
+        newest = checkpoint_io.newest_checkpoint(out / "checkpoints" / "000001")
         assert newest is not None
-        found.append(tensors(checkpoint_io.load(newest)))
+        found.append(tensors(checkpoint_io.load_checkpoint(newest)))
     own = ("running_mean", "running_var", "num_batches_tracked", "statistics")
     assert not [
         name for name, one in found[0].items() if not name.endswith(own) and not torch.equal(one, found[1][name])
@@ -235,21 +237,21 @@ def test_a_frozen_run_starts_from_a_file_of_weights_and_keeps_them(
     runs: Any, tiny: Any, undisturbed: dict[int, Path]
 ) -> None:
     """What finetune does: pretrained weights, then the classifier alone; the same file on both processes."""
-    source = checkpoint_io.newest(undisturbed[1] / "checkpoints" / "000001")
+    source = checkpoint_io.newest_checkpoint(undisturbed[1] / "checkpoints" / "000001")
     assert source is not None
     model = Model(name="resnet10_tiny", weights=str(source))
     path = runs.recipe(tiny(name="finetune", model=model, phases=rows(True)))
     out = runs.folder / "finetune"
     runs.run(out, "--gpus", "2", world=2, recipe=path)
-    newest = checkpoint_io.newest(out / "checkpoints" / "000001")
+    newest = checkpoint_io.newest_checkpoint(out / "checkpoints" / "000001")
     assert newest is not None
-    mine, start = checkpoint_io.load(newest)["model"], checkpoint_io.load(source)["model"]
+    mine, start = checkpoint_io.load_checkpoint(newest)["model"], checkpoint_io.load_checkpoint(source)["model"]
     assert {name for name in mine if not torch.equal(mine[name], start[name])} == {"fc.weight", "fc.bias"}
 
 
 def test_files_that_differ_between_processes_are_refused(runs: Any, tiny: Any, undisturbed: dict[int, Path]) -> None:
     """Nothing is copied from rank 0: other weights there would stay others for ever."""
-    files = [checkpoint_io.newest(undisturbed[world] / "checkpoints" / "000001") for world in (1, 2)]
+    files = [checkpoint_io.newest_checkpoint(undisturbed[world] / "checkpoints" / "000001") for world in (1, 2)]
     out = runs.folder / "differ"
     started = []
     for rank, file in enumerate(files):

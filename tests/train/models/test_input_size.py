@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from train.models import input_size
-from train.models.registry import build
+from train.models.registry import build_model
 from train.recipe import Model
-from train.tools.errors import Expected
+from train.tools.errors import TrainingError
 
 SIDE = 32
 CLASSES = 5
@@ -91,7 +91,7 @@ def pixels(height: int, width: int, images: int = 2) -> torch.Tensor:
 def test_at_its_native_size_the_scores_are_equal_bit_for_bit_and_so_are_gradients(name: str) -> None:
     net, free = seeded(FLAT[name]), seeded(FLAT[name])
     state = {key: one.clone() for key, one in free.state_dict().items()}
-    said = input_size.free(free, SIDE)
+    said = input_size.accept_any_size(free, SIDE)
     assert "convolution of 4 x 4" in said and "averaged" in said and "\n" not in said
     assert free.state_dict().keys() == state.keys()
     assert all(torch.equal(one, state[key]) for key, one in free.state_dict().items())
@@ -111,7 +111,7 @@ def test_at_its_native_size_the_scores_are_equal_bit_for_bit_and_so_are_gradient
 def test_at_larger_sizes_it_is_the_mean_over_all_windows_of_the_map(name: str, shape: tuple[int, int]) -> None:
     """Independently: cut each window out of the map and classify it as an image of the native size."""
     net, free = seeded(FLAT[name]), seeded(FLAT[name])
-    input_size.free(free, SIDE)
+    input_size.accept_any_size(free, SIDE)
     images = pixels(*shape)
     deep = shape[0] // 8 - 3, shape[1] // 8 - 3
     windows = [
@@ -125,7 +125,7 @@ def test_at_larger_sizes_it_is_the_mean_over_all_windows_of_the_map(name: str, s
 @pytest.mark.parametrize("shape", [(16, 16), (24, 32), (16, 80), (8, 8)])
 def test_a_smaller_map_is_stretched_to_the_native_one(shape: tuple[int, int]) -> None:
     net, free = seeded(Vgg), seeded(Vgg)
-    input_size.free(free, SIDE)
+    input_size.accept_any_size(free, SIDE)
     images = pixels(*shape)
     map = net.features(images)  # type: ignore[operator]
     high, wide = (max(4, one // 8) for one in shape)
@@ -136,7 +136,7 @@ def test_a_smaller_map_is_stretched_to_the_native_one(shape: tuple[int, int]) ->
 
 def test_sizes_may_follow_each_other_in_any_order_also_in_training() -> None:
     free = seeded(Vgg).train()
-    input_size.free(free, SIDE)
+    input_size.accept_any_size(free, SIDE)
     before = free.eval()(pixels(SIDE, SIDE)).clone()
     free.train()
     for shape in ((64, 32), (SIDE, SIDE), (16, 48)):
@@ -149,8 +149,8 @@ def test_sizes_may_follow_each_other_in_any_order_also_in_training() -> None:
 
 @pytest.mark.parametrize("name", ["resnet10_tiny", "alexnet_bn"])
 def test_ours_pool_and_are_free_already(name: str) -> None:
-    net = build(Model(name=name), CLASSES, 0)
-    assert "takes any size by itself" in input_size.free(net, 64)
+    net = build_model(Model(name=name), CLASSES, 0)
+    assert "takes any size by itself" in input_size.accept_any_size(net, 64)
     assert not net._forward_hooks
 
 
@@ -163,8 +163,8 @@ def test_ours_pool_and_are_free_already(name: str) -> None:
 def test_what_stays_bound_to_its_size_is_refused_with_the_reason_and_left_as_it_was(make: Any, said: str) -> None:
     net = seeded(make)
     before = net(pixels(SIDE, SIDE))
-    with pytest.raises(Expected, match=said):
-        input_size.free(net, SIDE)
+    with pytest.raises(TrainingError, match=said):
+        input_size.accept_any_size(net, SIDE)
     assert torch.equal(net(pixels(SIDE, SIDE)), before)
     assert not any(one._forward_hooks or one._forward_pre_hooks for one in net.modules())
 
@@ -174,22 +174,24 @@ def test_the_native_size_is_found_and_the_modes_of_all_modules_stay() -> None:
     net.train()
     net.features[1].eval()  # type: ignore[index]
     modes = [one.training for one in net.modules()]
-    assert input_size.native(net, "mine:vgg") == SIDE
+    assert input_size.find_native_size(net, "mine:vgg") == SIDE
     assert [one.training for one in net.modules()] == modes
-    assert input_size.native(build(Model(name="resnet10_tiny"), 2, 0), "x") == 224
+    assert input_size.find_native_size(build_model(Model(name="resnet10_tiny"), 2, 0), "x") == 224
     net.default_cfg = {"input_size": (3, 32, 32)}  # type: ignore[assignment]
-    assert input_size.native(net, "timm:vgg") == SIDE
+    assert input_size.find_native_size(net, "timm:vgg") == SIDE
 
 
 def test_a_network_of_no_usual_size_says_what_it_said() -> None:
     with pytest.raises(
-        Expected, match="mine:x takes no images of the usual sizes; at 224 x 224 pixels: RuntimeError: "
+        TrainingError, match="mine:x takes no images of the usual sizes; at 224 x 224 pixels: RuntimeError: "
     ):
-        input_size.native(nn.Sequential(nn.Flatten(), nn.Linear(10, 2)), "mine:x")
+        input_size.find_native_size(nn.Sequential(nn.Flatten(), nn.Linear(10, 2)), "mine:x")
 
 
 def test_a_recipe_s_other_sizes_are_refused_before_the_first_step() -> None:
     net = seeded(Positions)
-    input_size.check(net, "mine:x", [(SIDE, SIDE)])
-    with pytest.raises(Expected, match=r"mine:x takes no images of 32 x 40 pixels \(RuntimeError: .*own size in every"):
-        input_size.check(net, "mine:x", [(SIDE, SIDE), (32, 40)])
+    input_size.check_shapes(net, "mine:x", [(SIDE, SIDE)])
+    with pytest.raises(
+        TrainingError, match=r"mine:x takes no images of 32 x 40 pixels \(RuntimeError: .*own size in every"
+    ):
+        input_size.check_shapes(net, "mine:x", [(SIDE, SIDE), (32, 40)])

@@ -12,16 +12,16 @@ import torch
 from torch import nn
 
 from train.models import external, pretrained
-from train.models.registry import MAKERS, build
+from train.models.registry import MODEL_BUILDERS, build_model
 from train.recipe import Model
 from train.tools import checkpoint_io
-from train.tools.errors import Expected
+from train.tools.errors import TrainingError
 
 State = dict[str, torch.Tensor]
 
 
 def made(classes: int = 6, seed: int = 0, name: str = "resnet10_tiny") -> nn.Module:
-    return build(Model(name=name), classes, seed)
+    return build_model(Model(name=name), classes, seed)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def saved(folder: Path, value: Any, name: str = "w.pt") -> str:
 
 def loaded(file: str, classes: int = 6) -> tuple[State, list[str]]:
     net, said = made(classes), list[str]()
-    pretrained.load(net, file, said.append)
+    pretrained.load_pretrained(net, file, said.append)
     return net.state_dict(), said
 
 
@@ -66,11 +66,11 @@ def test_a_state_is_found_whatever_it_is_wrapped_in(kind: Any, theirs: State, tm
 
 
 def test_a_checkpoint_of_ours_is_taken_and_a_damaged_one_refused(theirs: State, tmp_path: Path) -> None:
-    checkpoint_io.write(tmp_path, 7, {"format": 3, "model": theirs, "optimizer": {}, "epoch": 1})
+    checkpoint_io.write_checkpoint(tmp_path, 7, {"format": 3, "model": theirs, "optimizer": {}, "epoch": 1})
     (path,) = tmp_path.iterdir()
     assert equal(loaded(str(path))[0], theirs)
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(Expected, match=r"step-00000007\.pt.* is damaged"):
+    with pytest.raises(TrainingError, match=r"step-00000007\.pt.* is damaged"):
         loaded(str(path))
 
 
@@ -98,7 +98,7 @@ def test_a_file_without_the_counters_of_old_norms_is_whole(theirs: State, tmp_pa
 ], ids=["missing", "extra", "shape", "deep", "bias", "another"])  # fmt: skip
 def test_anything_else_that_does_not_fit_is_named(change: Any, said: str, theirs: State, tmp_path: Path) -> None:
     change(theirs)
-    with pytest.raises(Expected, match=r"w\.pt is not of this network; " + said) as caught:
+    with pytest.raises(TrainingError, match=r"w\.pt is not of this network; " + said) as caught:
         loaded(saved(tmp_path, theirs))
     assert "\n" not in str(caught.value)
 
@@ -117,7 +117,9 @@ class Trap:
 def test_nothing_in_a_file_is_run(writer: Any, tmp_path: Path) -> None:
     """The trainer of 2018 unpickled what it had downloaded (facts/seeds.md 1.9, 6)."""
     writer({"model": Trap(tmp_path / "touched")}, tmp_path / "w.pt")
-    with pytest.raises(Expected, match=r"w\.pt is no file of tensors only, .* is not run here; save the network's"):
+    with pytest.raises(
+        TrainingError, match=r"w\.pt is no file of tensors only, .* is not run here; save the network's"
+    ):
         loaded(str(tmp_path / "w.pt"))
     assert not (tmp_path / "touched").exists()
 
@@ -138,7 +140,7 @@ def test_what_holds_no_weights_is_refused_in_one_line(content: Any, said: str, t
         path.write_bytes(content)
     else:
         saved(tmp_path, content)
-    with pytest.raises(Expected, match=said) as caught:
+    with pytest.raises(TrainingError, match=said) as caught:
         loaded(str(path))
     assert "\n" not in str(caught.value)
 
@@ -157,7 +159,7 @@ def quantized(one: torch.Tensor) -> torch.Tensor:
 
 def test_a_file_that_holds_itself_has_an_end(theirs: State, tmp_path: Path) -> None:
     file = saved(tmp_path, holding_itself(theirs))
-    with pytest.raises(Expected, match=r"w\.pt holds no weights by name"):
+    with pytest.raises(TrainingError, match=r"w\.pt holds no weights by name"):
         loaded(file)
 
 
@@ -175,35 +177,39 @@ def test_tensors_that_are_no_weights_are_refused_in_one_line(
     change: Any, said: str, theirs: State, tmp_path: Path
 ) -> None:
     file = saved(tmp_path, {**theirs, "fc.weight": change(theirs["fc.weight"])})
-    with pytest.raises(Expected, match=r"model, weights: .*w\.pt " + said) as caught:
+    with pytest.raises(TrainingError, match=r"model, weights: .*w\.pt " + said) as caught:
         loaded(file)
     assert "\n" not in str(caught.value)
 
 
 def test_counters_may_be_of_any_kind_and_complex_weights_go_where_ours_are() -> None:
     real, whole, bent = (torch.zeros(1, dtype=one) for one in (torch.float16, torch.int64, torch.complex64))
-    assert pretrained.of_a_kind(real, whole) and pretrained.of_a_kind(whole, whole) and pretrained.of_a_kind(bent, bent)
-    assert pretrained.of_a_kind(real, bent) and not pretrained.of_a_kind(bent, whole)
+    assert (
+        pretrained.is_compatible_dtype(real, whole)
+        and pretrained.is_compatible_dtype(whole, whole)
+        and pretrained.is_compatible_dtype(bent, bent)
+    )
+    assert pretrained.is_compatible_dtype(real, bent) and not pretrained.is_compatible_dtype(bent, whole)
 
 
 def test_only_the_classifier_s_own_weight_tells_of_other_classes(theirs: State, tmp_path: Path) -> None:
     """A bias of another length beside a weight that fits is damage."""
     file = saved(tmp_path, {**theirs, "fc.bias": torch.zeros(5)})
-    with pytest.raises(Expected, match=r"is not of this network; of another shape: fc.bias$"):
+    with pytest.raises(TrainingError, match=r"is not of this network; of another shape: fc.bias$"):
         loaded(file)
 
 
 def test_a_network_whose_classifier_is_not_known_takes_what_fits_and_names_what_does_not(tmp_path: Path) -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 3))
     state = {name: one + 1 for name, one in net.state_dict().items()}
-    pretrained.load(net, saved(tmp_path, state))
+    pretrained.load_pretrained(net, saved(tmp_path, state))
     assert equal(net.state_dict(), state)
-    with pytest.raises(Expected, match=r"is not of this network; of another shape: 0.weight, 0.bias$"):
-        pretrained.load(nn.Sequential(nn.Conv2d(3, 5, 3)), str(tmp_path / "w.pt"))
+    with pytest.raises(TrainingError, match=r"is not of this network; of another shape: 0.weight, 0.bias$"):
+        pretrained.load_pretrained(nn.Sequential(nn.Conv2d(3, 5, 3)), str(tmp_path / "w.pt"))
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
-    with pytest.raises(Expected, match=r"model, weights: .*/none\.pt: there is no such file on this machine"):
+    with pytest.raises(TrainingError, match=r"model, weights: .*/none\.pt: there is no such file on this machine"):
         loaded(str(tmp_path / "none.pt"))
 
 
@@ -220,7 +226,7 @@ def test_safetensors_are_read_where_they_are_installed(
     for name in ("w.safetensors", "w.pt"):  # by its bytes, whatever it is called
         assert equal(loaded(str(tmp_path / name))[0], theirs)
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(Expected, match=r"needs safetensors, .* not installed here; pip install safetensors$"):
+    with pytest.raises(TrainingError, match=r"needs safetensors, .* not installed here; pip install safetensors$"):
         loaded(str(tmp_path / "w.safetensors"))
 
 
@@ -250,19 +256,19 @@ def test_a_resnet_of_torchvision_s_names_is_ours(
     name: str, blocks: tuple[int, ...], convolutions: int, prefix: str, tmp_path: Path
 ) -> None:
     with torch.device("meta"):
-        shapes = [one.shape for one in MAKERS[name](6).state_dict().values()]
+        shapes = [one.shape for one in MODEL_BUILDERS[name](6).state_dict().values()]
     names = their_names(blocks, convolutions)
     assert len(names) == len(shapes)
     file = {f"{prefix}{one}": torch.full(shape, float(place)) for place, (one, shape) in
             enumerate(zip(names, shapes, strict=True))}  # fmt: skip
-    net = MAKERS[name](6)
-    pretrained.load(net, saved(tmp_path, file))
+    net = MODEL_BUILDERS[name](6)
+    pretrained.load_pretrained(net, saved(tmp_path, file))
     assert [one.max().item() for one in net.state_dict().values()] == list(range(len(names)))
 
 
 def test_the_classifier_s_names_are_found_wherever_it_is() -> None:
-    assert pretrained.classifier_names(made()) == ["fc.weight", "fc.bias"]
+    assert pretrained.classifier_keys(made()) == ["fc.weight", "fc.bias"]
     net = nn.Sequential(nn.Flatten(), nn.Linear(3, 2))
-    assert pretrained.classifier_names(net) == []  # not known before it was looked at
-    external.check_scores(net, "net", 2, 1)
-    assert pretrained.classifier_names(net) == ["1.weight", "1.bias"]
+    assert pretrained.classifier_keys(net) == []  # not known before it was looked at
+    external.check_scores_and_find_classifier(net, "net", 2, 1)
+    assert pretrained.classifier_keys(net) == ["1.weight", "1.bias"]

@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
-from train.forecast import MODELS as CARDS
+from train.forecast import MODEL_COSTS as CARDS
 from train.models.alexnet import AlexNet
-from train.models.registry import MAKERS, Basic, Bottleneck, ResNet, build
+from train.models.registry import MODEL_BUILDERS, BasicBlock, Bottleneck, ResNet, build_model
 from train.recipe import MODELS, Model
 
 SMALL = ["resnet10_tiny", "resnet10_cifar", "resnet18"]
@@ -22,17 +22,17 @@ PARAMETERS = {  # with 1000 classes, as torchvision and the papers count them
 
 
 def made(name: str, classes: int = 10, seed: int = 0, **how: float) -> ResNet:
-    return build(Model(name=name, **how), classes, seed)  # type: ignore[arg-type]
+    return build_model(Model(name=name, **how), classes, seed)  # type: ignore[arg-type]
 
 
 def test_every_model_that_a_recipe_may_name_can_be_made() -> None:
-    assert tuple(MAKERS) == MODELS
+    assert tuple(MODEL_BUILDERS) == MODELS
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
 def test_parameters_are_as_many_as_the_papers_say(name: str) -> None:
     with torch.device("meta"):
-        net = MAKERS[name](1000)
+        net = MODEL_BUILDERS[name](1000)
     assert sum(one.numel() for one in net.parameters()) == PARAMETERS[name]
 
 
@@ -52,14 +52,14 @@ def test_resnet50_takes_squares_and_rectangles_in_training_too() -> None:
 
 
 def test_a_resnet_shrinks_an_image_32_times() -> None:
-    net = MAKERS["resnet18"](10).eval()
+    net = MODEL_BUILDERS["resnet18"](10).eval()
     assert net.stages(net.stem(torch.zeros(1, 3, 64, 96))).shape[2:] == (2, 3)
 
 
 def test_a_bottleneck_strides_in_its_3x3() -> None:
     strides = [
         (block.conv1.stride, block.conv2.stride, block.conv3.stride, block.conv2.kernel_size)
-        for block in MAKERS["resnet50"](10).stages
+        for block in MODEL_BUILDERS["resnet50"](10).stages
         if isinstance(block, Bottleneck)
     ]
     assert len(strides) == 16
@@ -72,7 +72,7 @@ def test_a_bottleneck_strides_in_its_3x3() -> None:
 @pytest.mark.parametrize("zero", [True, False])
 def test_zero_gamma_silences_the_last_norm_of_each_block_and_no_other(name: str, zero: bool) -> None:
     net = made(name, zero_gamma=zero)
-    last = {block.last_norm for block in net.modules() if isinstance(block, Basic | Bottleneck)}
+    last = {block.last_norm for block in net.modules() if isinstance(block, BasicBlock | Bottleneck)}
     norms = [one for one in net.modules() if isinstance(one, nn.BatchNorm2d)]
     assert len(norms) > len(last) > 0
     for norm in norms:
@@ -124,7 +124,7 @@ def test_alexnet_s_pool5_has_6_by_6_places_at_the_sizes_of_its_time(size: int) -
 
 
 def test_alexnet_is_equal_bit_for_bit_at_224_and_takes_other_shapes() -> None:
-    net = build(Model(name="alexnet_bn"), 7, 0).eval()
+    net = build_model(Model(name="alexnet_bn"), 7, 0).eval()
     x = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         assert torch.equal(net(x), net.fc(net.hidden(net.features(x).flatten(1))))
@@ -138,7 +138,7 @@ def test_the_forecast_knows_the_convolutions_outputs_and_the_parameters(name: st
 
     def written(name: str) -> int:
         with torch.device("meta"):
-            net, found = MAKERS[name](1000), [0]
+            net, found = MODEL_BUILDERS[name](1000), [0]
         for one in net.modules():
             if isinstance(one, nn.Conv2d):
                 one.register_forward_hook(lambda _, __, out: found.append(out[0].numel()))

@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import nn
 
-from train.models.registry import MAKERS, build
+from train.models.registry import MODEL_BUILDERS, build_model
 from train.optim import factory
 from train.optim.lamb import Lamb
 from train.optim.lars import Lars
 from train.recipe import MODELS as NAMES
 from train.recipe import Model, Optim
-from train.tools.errors import Expected
+from train.tools.errors import TrainingError
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
 
@@ -43,7 +43,7 @@ def sorts(model: nn.Module) -> dict[str, set[nn.Parameter]]:
     return found
 
 
-MODELS = {"mixed": Mixed, "resnet18": lambda: build(Model(name="resnet18"), 10, 0)}
+MODELS = {"mixed": Mixed, "resnet18": lambda: build_model(Model(name="resnet18"), 10, 0)}
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -52,7 +52,7 @@ MODELS = {"mixed": Mixed, "resnet18": lambda: build(Model(name="resnet18"), 10, 
 def test_decay_holds_by_the_type_of_module(name: str, norm_decay: bool, bias_decay: bool) -> None:
     model = MODELS[name]()
     sort = sorts(model)
-    made = factory.build(model, Optim(weight_decay=0.3, norm_decay=norm_decay, bias_decay=bias_decay))
+    made = factory.build_optimizer(model, Optim(weight_decay=0.3, norm_decay=norm_decay, bias_decay=bias_decay))
     decay, free = made.param_groups
     assert (decay["weight_decay"], free["weight_decay"]) == (0.3, 0.0)
     expected = sort["weight"] | (sort["norm"] if norm_decay else set()) | (sort["bias"] if bias_decay else set())
@@ -192,7 +192,7 @@ TIMM = (
 def grouped(model: nn.Module, how: Optim) -> tuple[set[str], set[str]]:
     """The names of what decays and of what does not; each parameter must be in one of the two, once."""
     names = {id(one): name for name, one in model.named_parameters()}
-    found = [[names[id(one)] for one in group["params"]] for group in factory.groups(model, how)]
+    found = [[names[id(one)] for one in group["params"]] for group in factory.parameter_groups(model, how)]
     assert sorted(chain(*found)) == sorted(names.values())
     decay, free = map(set, found)
     return decay, free
@@ -221,7 +221,7 @@ def test_every_parameter_is_in_the_one_group_where_it_belongs(name: str) -> None
 @pytest.mark.parametrize("name", NAMES)
 def test_every_parameter_of_ours_is_in_exactly_one_group_by_its_module_s_type(name: str) -> None:
     with torch.device("meta"):
-        model = MAKERS[name](10)
+        model = MODEL_BUILDERS[name](10)
     sort = sorts(model)
     assert grouped(model, Optim(bias_decay=False))[1] == {
         name for name, one in model.named_parameters() if one in sort["norm"] | sort["bias"]
@@ -240,7 +240,7 @@ def test_every_parameter_of_timm_s_is_in_exactly_one_group(name: str) -> None:
 def test_all_optimizers_take_all_parameters() -> None:
     model = Mixed()
     for name, kind in {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "lars": Lars, "lamb": Lamb}.items():
-        made = factory.build(model, Optim(name=name, betas=(0.8, 0.9), eps=0.1, momentum=0.7, trust=0.2))
+        made = factory.build_optimizer(model, Optim(name=name, betas=(0.8, 0.9), eps=0.1, momentum=0.7, trust=0.2))
         assert type(made) is kind
         held = [id(one) for group in made.param_groups for one in group["params"]]
         assert sorted(held) == sorted(id(one) for one in model.parameters())
@@ -258,7 +258,7 @@ def test_somebody_s_own_optimizer_gets_the_groups_and_the_recipe_s_words(mine: A
         return torch.optim.RMSprop(groups, lr=0.0, momentum=how.momentum)
 
     mine.build = build
-    made = factory.build(Mixed(), Optim(name="mine:build", momentum=0.6, weight_decay=0.2, bias_decay=False))
+    made = factory.build_optimizer(Mixed(), Optim(name="mine:build", momentum=0.6, weight_decay=0.2, bias_decay=False))
     assert isinstance(made, torch.optim.RMSprop)
     assert [group["weight_decay"] for group in made.param_groups] == [0.2, 0.0]
     assert made.param_groups[0]["momentum"] == 0.6
@@ -276,8 +276,8 @@ def test_somebody_s_own_optimizer_gets_the_groups_and_the_recipe_s_words(mine: A
 def test_one_that_leaves_parameters_out_fails_or_is_none_is_one_line(mine: Any, made: Any, said: str) -> None:
     """The trainer of 2018 lost every second one (facts/seeds.md 1.9)."""
     mine.build = made
-    with pytest.raises(Expected, match="optim, name: " + said) as caught:
-        factory.build(Mixed(), Optim(name="mine:build"))
+    with pytest.raises(TrainingError, match="optim, name: " + said) as caught:
+        factory.build_optimizer(Mixed(), Optim(name="mine:build"))
     assert "\n" not in str(caught.value)
 
 
@@ -286,15 +286,15 @@ def test_one_that_leaves_parameters_out_fails_or_is_none_is_one_line(mine: Any, 
     ("no_such_module_here:build", "optim, name: no_such_module_here cannot be imported here .*PYTHONPATH"),
 ])  # fmt: skip
 def test_one_that_is_not_there_is_one_line(mine: Any, name: str, said: str) -> None:
-    with pytest.raises(Expected, match=said) as caught:
-        factory.build(Mixed(), Optim(name=name))
+    with pytest.raises(TrainingError, match=said) as caught:
+        factory.build_optimizer(Mixed(), Optim(name=name))
     assert "\n" not in str(caught.value)
 
 
 def test_the_rate_is_zero_until_it_is_set_and_then_the_same_for_all() -> None:
-    made = factory.build(Mixed(), Optim())
+    made = factory.build_optimizer(Mixed(), Optim())
     assert {group["lr"] for group in made.param_groups} == {0.0}
-    factory.set_rate(made, 0.7)
+    factory.set_lr(made, 0.7)
     assert {group["lr"] for group in made.param_groups} == {0.7}
 
 
@@ -303,10 +303,10 @@ def test_steps_are_those_of_the_papers_also_when_the_rate_jumps(nesterov: bool) 
     """Goyal et al. 2017, equation 9: u = m u + g; w = w - rate u. The rate is not in u: no momentum correction."""
     model = nn.Linear(3, 1, bias=False).double()
     w, u = model.weight.detach().clone(), torch.zeros(1, 3, dtype=torch.float64)
-    made = factory.build(model, Optim(momentum=0.9, weight_decay=0.01, nesterov=nesterov))
+    made = factory.build_optimizer(model, Optim(momentum=0.9, weight_decay=0.01, nesterov=nesterov))
     for step, rate in enumerate((0.1, 0.1, 3.0, 0.001, 0.5)):
         x = torch.arange(3.0, dtype=torch.float64) - step
-        factory.set_rate(made, rate)
+        factory.set_lr(made, rate)
         made.zero_grad()
         model(x).backward()
         made.step()

@@ -55,7 +55,7 @@ def gradients(model: nn.Module, step: int) -> None:
 
 
 def trained(model: nn.Module, how: Optim, rates: Any = RATES, first: int = 0) -> torch.optim.Optimizer:
-    made = factory.build(model, how)
+    made = factory.build_optimizer(model, how)
     move(model, made, rates, first)
     return made
 
@@ -63,7 +63,7 @@ def trained(model: nn.Module, how: Optim, rates: Any = RATES, first: int = 0) ->
 def move(model: nn.Module, made: torch.optim.Optimizer, rates: Any, first: int = 0) -> None:
     for step, rate in enumerate(rates, first):
         gradients(model, step)
-        factory.set_rate(made, rate)
+        factory.set_lr(made, rate)
         made.step()
 
 
@@ -100,7 +100,7 @@ class Reference:
 def test_steps_are_those_of_the_paper_also_when_the_rate_jumps(name: str) -> None:
     how, model = Optim(**SETTINGS[name]), net()
     expected = {key: Reference(one.detach().numpy(), how, key in SKIPPED) for key, one in model.named_parameters()}
-    made = factory.build(model, how)
+    made = factory.build_optimizer(model, how)
     for step, rate in enumerate(RATES):
         gradients(model, step)
         for key, one in model.named_parameters():
@@ -119,7 +119,7 @@ def test_lars_is_the_paper_s_with_the_momentum_corrected_where_the_rate_jumps() 
     how = Optim(**SETTINGS["lars"])
     w = model.first.weight.detach().numpy().copy()
     buffers, plain, last = [np.zeros_like(w), np.zeros_like(w)], [w.copy(), w.copy()], RATES[0]
-    made = factory.build(model, how)
+    made = factory.build_optimizer(model, how)
     for step, rate in enumerate(RATES):
         gradients(model, step)
         g = model.first.weight.grad.numpy()  # type: ignore[union-attr]
@@ -139,7 +139,7 @@ def test_lars_is_the_paper_s_with_the_momentum_corrected_where_the_rate_jumps() 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_norms_and_biases_are_neither_scaled_nor_decayed(name: str) -> None:
     how, model = Optim(**{**SETTINGS[name], "weight_decay": 0.5}), net()
-    made = factory.build(model, how)
+    made = factory.build_optimizer(model, how)
     adapted, skipped = made.param_groups
     names = {id(one): key for key, one in model.named_parameters()}
     assert {names[id(one)] for one in skipped["params"]} == SKIPPED
@@ -148,7 +148,7 @@ def test_norms_and_biases_are_neither_scaled_nor_decayed(name: str) -> None:
     gradients(model, 0)
     slope = model.norm.weight.grad
     assert slope is not None
-    factory.set_rate(made, 0.5)
+    factory.set_lr(made, 0.5)
     made.step()
     moved = (before - model.norm.weight.detach()) / 0.5
     if how.name == "lars":  # plain SGD's first step
@@ -162,11 +162,11 @@ def test_a_layer_s_step_does_not_depend_on_how_large_its_gradient_is(name: str) 
     found = []
     for factor in (1.0, 1e4):
         model = net()
-        made = factory.build(model, Optim(**{**SETTINGS[name], "weight_decay": 0.0, "eps": 1e-30}))
+        made = factory.build_optimizer(model, Optim(**{**SETTINGS[name], "weight_decay": 0.0, "eps": 1e-30}))
         gradients(model, 0)
         for one in model.parameters():
             one.grad = one.grad * factor  # type: ignore[operator]
-        factory.set_rate(made, 0.1)
+        factory.set_lr(made, 0.1)
         made.step()
         found.append(model.first.weight.detach())
     torch.testing.assert_close(*found)
@@ -182,10 +182,10 @@ def test_arithmetic_is_in_float32_whatever_the_parameters_are(name: str, dtype: 
     with torch.no_grad():
         layer.weight.copy_(weight)
     expected = Reference(weight.double().numpy(), how, False)
-    made = factory.build(layer, how)
+    made = factory.build_optimizer(layer, how)
     layer.weight.grad = gradient.clone()
     rate = 20.0 if how.name == "lars" else 0.5  # a step that bfloat16's eight bits of the weight can show
-    factory.set_rate(made, rate)
+    factory.set_lr(made, rate)
     made.step()
     expected.step(gradient.double().numpy(), rate)
     assert layer.weight.dtype == dtype and layer.weight.isfinite().all()
@@ -213,7 +213,7 @@ def test_a_saved_state_goes_on_with_the_same_bits(name: str, dtype: torch.dtype)
     saved = torch.load(file, weights_only=True)
     second = net(dtype)
     second.load_state_dict(saved["model"])
-    other = factory.build(second, how)
+    other = factory.build_optimizer(second, how)
     other.load_state_dict(saved["optimizer"])
     move(second, other, RATES[3:], 3)
     for (key, one), two in zip(whole.named_parameters(), second.parameters(), strict=True):
@@ -241,7 +241,7 @@ def test_a_loss_scale_is_taken_out_first_and_a_step_with_infinities_is_left_out(
     how = Optim(**SETTINGS[name])
     models = net(torch.float32), net(torch.float32)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    plain, scaled = (factory.build(model, how) for model in models)
+    plain, scaled = (factory.build_optimizer(model, how) for model in models)
     gradients(models[0], 0)
     for one, two in zip(*(model.parameters() for model in models), strict=True):
         two.grad = one.grad * 1024  # type: ignore[operator]
@@ -249,7 +249,7 @@ def test_a_loss_scale_is_taken_out_first_and_a_step_with_infinities_is_left_out(
         models[1].norm.bias.grad[0] = torch.inf  # type: ignore[index]
     scaler.scale(torch.ones(()))
     for made in (plain, scaled):
-        factory.set_rate(made, 0.1)
+        factory.set_lr(made, 0.1)
     plain.step()
     scaler.step(scaled)
     scaler.update()
@@ -265,12 +265,12 @@ def test_a_step_never_waits_for_the_device(kind: Any) -> None:
     with FakeTensorMode():
         model = Net()
         how = Optim(name=kind.__name__.lower(), weight_decay=0.1)
-        made = factory.build(model, how)
+        made = factory.build_optimizer(model, how)
         assert isinstance(made, kind)
         for _ in range(3):
             for one in model.parameters():
                 one.grad = torch.ones_like(one)
-            factory.set_rate(made, 0.1)
+            factory.set_lr(made, 0.1)
             made.step()
         with pytest.raises(Exception, match=r"item|data-dependent|local_scalar"):
             bool(model.zero.sum() > 0)
@@ -282,7 +282,7 @@ def test_operations_go_over_all_tensors_at_once(name: str) -> None:
 
     def calls(layers: int) -> int:
         model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(layers)))
-        made = factory.build(model, Optim(name=name))
+        made = factory.build_optimizer(model, Optim(name=name))
         for one in model.parameters():
             one.grad = torch.ones_like(one)
         made.step()  # the state is made now

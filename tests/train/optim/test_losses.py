@@ -9,7 +9,7 @@ import torch
 
 from train.optim import losses
 from train.recipe import Optim
-from train.tools.errors import Expected
+from train.tools.errors import TrainingError
 
 
 def images(classes: int = 7) -> tuple[torch.Tensor, torch.Tensor]:
@@ -28,7 +28,7 @@ def test_cross_entropy_is_that_of_smoothed_labels(e: float) -> None:
     scores, labels = images()
     x = scores.numpy()
     logs = x - np.log(np.exp(x).sum(1, keepdims=True))
-    found = losses.build(Optim(label_smoothing=e))(scores, labels)
+    found = losses.build_loss(Optim(label_smoothing=e))(scores, labels)
     np.testing.assert_allclose(found, -(smooth(labels, 7, e) * logs).sum(1), rtol=1e-12)
 
 
@@ -39,7 +39,7 @@ def test_binary_cross_entropy_asks_one_question_of_each_class_and_means_them(e: 
     yes = 1 / (1 + np.exp(-scores.numpy()))
     answers = smooth(labels, 7, e)
     expected = -(answers * np.log(yes) + (1 - answers) * np.log(1 - yes)).mean(1)
-    found = losses.build(Optim(loss="bce", label_smoothing=e))(scores, labels)
+    found = losses.build_loss(Optim(loss="bce", label_smoothing=e))(scores, labels)
     np.testing.assert_allclose(found, expected, rtol=1e-12)
 
 
@@ -47,7 +47,7 @@ def test_binary_cross_entropy_asks_one_question_of_each_class_and_means_them(e: 
 def test_each_image_has_its_own_loss_and_its_own_gradient(loss: str) -> None:
     scores, labels = images()
     scores.requires_grad_()
-    build = losses.build(Optim(loss=loss, label_smoothing=0.1))
+    build = losses.build_loss(Optim(loss=loss, label_smoothing=0.1))
     found = build(scores, labels)
     assert found.shape == labels.shape
     for place in range(len(labels)):
@@ -63,7 +63,7 @@ def test_a_loss_of_one_s_own_is_called_with_scores_and_labels(mine: Any) -> None
 
     mine.squares = squares
     scores, labels = images()
-    assert torch.equal(losses.build(Optim(loss="mine:squares"))(scores, labels), squares(scores, labels))
+    assert torch.equal(losses.build_loss(Optim(loss="mine:squares"))(scores, labels), squares(scores, labels))
 
 
 @pytest.mark.parametrize(("made", "said"), [
@@ -74,8 +74,8 @@ def test_a_loss_of_one_s_own_is_called_with_scores_and_labels(mine: Any) -> None
 def test_a_mean_over_the_batch_is_refused_for_the_step_takes_it_itself(mine: Any, made: Any, said: str) -> None:
     """Goyal et al. 2017, remark 3: the mean is over all processes' images."""
     mine.loss = made
-    with pytest.raises(Expected, match=said):
-        losses.build(Optim(loss="mine:loss"))(*images())
+    with pytest.raises(TrainingError, match=said):
+        losses.build_loss(Optim(loss="mine:loss"))(*images())
 
 
 def test_one_that_fails_is_one_line_and_one_that_has_worked_keeps_its_trace(mine: Any) -> None:
@@ -86,17 +86,17 @@ def test_one_that_fails_is_one_line_and_one_that_has_worked_keeps_its_trace(mine
 
     mine.loss = loss
     scores, labels = images()
-    found = losses.build(Optim(loss="mine:loss"))
-    with pytest.raises(Expected, match=r"loss: mine:loss fails, ValueError: too few, test_losses.py line \d+$"):
+    found = losses.build_loss(Optim(loss="mine:loss"))
+    with pytest.raises(TrainingError, match=r"loss: mine:loss fails, ValueError: too few, test_losses.py line \d+$"):
         found(scores[:2], labels[:2])
     assert torch.equal(found(scores, labels), scores[:, 0])
     with pytest.raises(ValueError, match="too\nfew"):
         found(scores[:2], labels[:2])
     mine.loss = lambda scores, labels: sys.exit(0)
-    with pytest.raises(Expected, match=r"optim, loss: mine:loss fails, SystemExit: 0, test_losses.py"):
-        losses.build(Optim(loss="mine:loss"))(scores, labels)
+    with pytest.raises(TrainingError, match=r"optim, loss: mine:loss fails, SystemExit: 0, test_losses.py"):
+        losses.build_loss(Optim(loss="mine:loss"))(scores, labels)
 
 
 def test_one_that_is_not_there_is_one_line(mine: Any) -> None:
-    with pytest.raises(Expected, match="optim, loss: mine has no function loss"):
-        losses.build(Optim(loss="mine:loss"))
+    with pytest.raises(TrainingError, match="optim, loss: mine has no function loss"):
+        losses.build_loss(Optim(loss="mine:loss"))

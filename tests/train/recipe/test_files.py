@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from train.recipe import Recipe
-from train.recipe.files import RecipeError, load, select
+from train.recipe.files import RecipeError, read_recipes, select_recipes
 
 MAKE = """
 from train.recipe import Data, Model, Phase, Recipe
@@ -37,14 +37,14 @@ def write(path: str, text: str, head: str = MAKE) -> str:
 
 
 def names(path: str) -> list[str]:
-    return [one.name for one in load(path)]
+    return [one.name for one in read_recipes(path)]
 
 
 def refusal(path: str) -> str:
     """The one line of a `RecipeError`; the search path is as before."""
     before = list(sys.path)
     with pytest.raises(RecipeError) as caught:
-        load(path)
+        read_recipes(path)
     assert sys.path == before
     said = str(caught.value)
     assert said and "\n" not in said
@@ -52,7 +52,7 @@ def refusal(path: str) -> str:
 
 
 def test_a_file_with_one_recipe() -> None:
-    (found,) = load(write("one.py", "recipe = make('one')"))
+    (found,) = read_recipes(write("one.py", "recipe = make('one')"))
     assert isinstance(found, Recipe) and found.name == "one"
 
 
@@ -90,7 +90,7 @@ def test_a_recipe_may_define_dataclasses_with_annotations_as_text() -> None:
 
 def test_the_search_path_is_left_as_it_was() -> None:
     before = list(sys.path)
-    load(write("one.py", "recipe = make('one')"))
+    read_recipes(write("one.py", "recipe = make('one')"))
     assert sys.path == before
 
 
@@ -100,9 +100,9 @@ def test_a_file_that_was_changed_is_read_again() -> None:
 
 
 def test_a_recipe_as_json() -> None:
-    (found,) = load(write("one.py", "recipe = make('one', seed=3)"))
+    (found,) = read_recipes(write("one.py", "recipe = make('one', seed=3)"))
     write("one.json", json.dumps(found.to_json()), head="")
-    assert load("one.json") == [found]
+    assert read_recipes("one.json") == [found]
 
 
 @pytest.mark.parametrize("name", ["nothing.py", "nothing", "no.thing", "a/b.py", "nothing.json", "", ".", "/", ".."])
@@ -166,11 +166,11 @@ def test_json_that_is_no_recipe_is_named(text: str) -> None:
 
 
 def test_select_takes_all_or_those_that_are_named_in_this_order() -> None:
-    found = load(write("many.py", "def recipes():\n    return [make(n) for n in 'abc']"))
-    assert select(found, []) == found
-    assert [one.name for one in select(found, ["c", "a"])] == ["c", "a"]
+    found = read_recipes(write("many.py", "def recipes():\n    return [make(n) for n in 'abc']"))
+    assert select_recipes(found, []) == found
+    assert [one.name for one in select_recipes(found, ["c", "a"])] == ["c", "a"]
     with pytest.raises(RecipeError, match="no recipe is named 'd'; there are a, b, c"):
-        select(found, ["a", "d"])
+        select_recipes(found, ["a", "d"])
 
 
 def test_loading_a_recipe_imports_neither_torch_nor_boto3(here: Path) -> None:
@@ -190,4 +190,4 @@ def test_what_a_recipe_prints_and_where_it_goes_does_not_matter(here: Path, caps
 
 def test_no_name_is_no_recipe() -> None:
     with pytest.raises(RecipeError, match="no recipe is named"):
-        load("")
+        read_recipes("")

@@ -22,7 +22,7 @@ def row(start: int, end: int, batch: int = 16, lr: Any = 0.1, **more: Any) -> Ph
 
 def rates(schedule: Schedule) -> list[float]:
     """The rate of every step, by going through them all."""
-    return [epoch.rate(step) for epoch in schedule.epochs for step in range(epoch.steps)]
+    return [epoch.lr_at(step) for epoch in schedule.epochs for step in range(epoch.steps)]
 
 
 def some_schedules() -> list[Schedule]:
@@ -108,27 +108,27 @@ def test_a_phase_of_one_step_has_its_first_rate() -> None:
 @pytest.mark.parametrize("gpus", [1, 2, 3, 4, 8, 16])
 def test_another_number_of_gpus_follows_the_linear_rule_and_says_so(gpus: int) -> None:
     schedule = Schedule(recipe(row(0, 2, lr=(0.4, 0.8)), machines=2, gpus=2), 16 * 480, gpus)
-    (only,) = schedule.rows
+    (only,) = schedule.scheduled_phases
     assert only.global_batch == 16 * gpus
-    assert only.lr == pytest.approx((0.4 * gpus / 4, 0.8 * gpus / 4))
+    assert only.scaled_lr_endpoints == pytest.approx((0.4 * gpus / 4, 0.8 * gpus / 4))
     per_256 = schedule.table()[0]["lr_per_256"]
     assert per_256 == pytest.approx([0.4 * 256 / 64, 0.8 * 256 / 64])  # what the rule keeps
     if gpus == 4:
-        assert schedule.note == ""
+        assert schedule.scaling_note == ""
     else:
-        assert f"stated for 4 GPUs; on {gpus} " in schedule.note and f"{gpus / 4:g}" in schedule.note
+        assert f"stated for 4 GPUs; on {gpus} " in schedule.scaling_note and f"{gpus / 4:g}" in schedule.scaling_note
 
 
 def test_gradual_warmup_starts_at_the_same_rate_on_any_number_of_gpus() -> None:
     rows = recipe(row(0, 1, batch=256, lr=0.8, shape="gradual_warmup"), gpus=8)
     for gpus in (8, 16, 64):
-        first, last = Schedule(rows, 10**6, gpus).rows[0].lr
+        first, last = Schedule(rows, 10**6, gpus).scheduled_phases[0].scaled_lr_endpoints
         assert (first, last) == pytest.approx((0.1, 0.1 * gpus))
 
 
 def test_the_last_step_of_an_epoch_takes_what_is_left() -> None:
     (epoch,) = Schedule(recipe(row(0, 1), gpus=2), 100, 2).epochs
-    assert [epoch.images(step) for step in range(epoch.steps)] == [32, 32, 32, 4]
+    assert [epoch.images_in_step(step) for step in range(epoch.steps)] == [32, 32, 32, 4]
 
 
 def test_rates_go_on_over_the_epochs_of_a_phase() -> None:
@@ -143,8 +143,8 @@ def test_steps_at_and_images_at_agree_with_going_through_the_epochs(schedule: Sc
         assert epoch.first_step == steps
         for step in range(epoch.steps):
             assert (schedule.steps_at(number, step), schedule.images_at(number, step)) == (steps, images)
-            assert 1 <= epoch.images(step) <= epoch.row.global_batch
-            steps, images = steps + 1, images + epoch.images(step)
+            assert 1 <= epoch.images_in_step(step) <= epoch.scheduled_phase.global_batch
+            steps, images = steps + 1, images + epoch.images_in_step(step)
     end = len(schedule.epochs)
     assert (schedule.steps_at(end, 0), schedule.images_at(end, 0)) == (steps, images)
     assert schedule.steps == steps == sum(one["steps"] for one in schedule.table())
@@ -202,8 +202,8 @@ def test_a_table_says_what_each_phase_does() -> None:
 def test_a_rows_peak_is_its_highest_rate(shape: str) -> None:
     rate = 0.5 if shape in ONE_RATE else (0.1, 0.5)
     plan = Schedule(recipe(row(0, 4, lr=rate, shape=shape), gpus=32), 16 * 64 * 100, 64)  # twice the GPUs
-    assert plan.rows[0].peak == pytest.approx(max(rates(plan)), rel=1e-3)
-    assert plan.table()[0]["peak"] == plan.rows[0].peak
+    assert plan.scheduled_phases[0].peak_lr == pytest.approx(max(rates(plan)), rel=1e-3)
+    assert plan.table()[0]["peak"] == plan.scheduled_phases[0].peak_lr
 
 
 def test_imagenet_counts_as_its_papers_say() -> None:

@@ -70,13 +70,13 @@ def test_epochs_that_are_no_range_are_refused(wrong: Any) -> None:
 
 @pytest.mark.parametrize("shape", ["gradual_warmup", "constant_warmup"])
 def test_a_warmup_takes_one_rate(shape: str) -> None:
-    assert phase(shape=shape, lr=0.4).rates == (0.4, 0.4)
+    assert phase(shape=shape, lr=0.4).lr_endpoints == (0.4, 0.4)
     assert "phase 2-5, lr" in refusal(phase, shape=shape, lr=(0.1, 0.4))
 
 
 def test_values_at_the_edge_are_accepted() -> None:
     edge = phase(epochs=(0, 1), size=32, batch=1, lr=0, min_scale=1, copy=32)
-    assert (edge.rates, edge.min_scale) == ((0, 0), 1)
+    assert (edge.lr_endpoints, edge.min_scale) == ((0, 0), 1)
     assert phase(size=33).size == 33
     for shape in SHAPES:
         assert phase(shape=shape).shape == shape
@@ -196,7 +196,7 @@ def test_a_recipe_counts_its_epochs_copies_and_gpus() -> None:
         machines=3,
         gpus=4,
     )  # fmt: skip
-    assert (made.epochs, made.copies, made.nominal_gpus) == (10, (96, 160), 12)
+    assert (made.epochs, made.copy_sizes, made.nominal_gpus) == (10, (96, 160), 12)
 
 
 TABLES = {2: rows((0, 2)), 4: rows((0, 4)), 16: rows((0, 16))}
@@ -206,19 +206,19 @@ TABLES = {2: rows((0, 2)), 4: rows((0, 4)), 16: rows((0, 16))}
 def test_at_takes_the_table_of_as_many_machines_or_the_next_smaller(asked: int, taken: int) -> None:
     made = recipe(phases=(), tables=TABLES, machines=4)
     assert made.epochs == 4
-    got = made.at(asked)
+    got = made.for_machines(asked)
     assert (got.machines, got.epochs, got.nominal_gpus) == (taken, taken, 8 * taken)
-    assert got.at(4) == made
+    assert got.for_machines(4) == made
 
 
 def test_at_changes_nothing_without_tables() -> None:
-    assert recipe().at(7) == recipe()
+    assert recipe().for_machines(7) == recipe()
 
 
 def test_types_are_kept_in_their_order_whatever_list_they_came_in() -> None:
     names = ["p4d.24xlarge", "p6-b200.48xlarge", "g4dn.metal", "u-6tb1.112xlarge"]
     assert recipe(types=names).types == recipe(types=tuple(names)).types == tuple(names)
-    assert recipe(phases=(), tables=TABLES, machines=4, types=names).at(16).types == tuple(names)
+    assert recipe(phases=(), tables=TABLES, machines=4, types=names).for_machines(16).types == tuple(names)
     assert recipe().types == ()
 
 
@@ -260,7 +260,7 @@ def test_json_gives_an_equal_recipe_back() -> None:
 def test_json_of_a_recipe_with_tables_is_the_chosen_one() -> None:
     made = recipe(phases=(), tables=TABLES, machines=4)
     back = Recipe.from_json(json.loads(json.dumps(made.to_json())))
-    assert back == replace(made, tables={}) and back.epochs == 4 and back.at(16) == back
+    assert back == replace(made, tables={}) and back.epochs == 4 and back.for_machines(16) == back
 
 
 def without(name: str) -> Any:

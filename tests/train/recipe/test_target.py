@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from train.forecast.calibration import compare, until
+from train.forecast.calibration import compare_with_run, terms_until
 from train.recipe import Phase, Recipe
-from train.recipe.target import Target, begin, outcome, sentence
+from train.recipe.target import Target, start_clock, target_outcome, describe_outcome
 from train.tools import checkpoint_io
 
 ROWS: list[dict[str, Any]] = [
@@ -32,7 +32,7 @@ ROWS: list[dict[str, Any]] = [
 )
 def test_a_target_is_a_metric_and_percent(text: str, metric: str, goal: float) -> None:
     found = Target.parse(text)
-    assert (found.metric, found.goal, found.stops) == (metric, goal, True) and str(found) == text
+    assert (found.metric, found.goal, found.stops_training) == (metric, goal, True) and str(found) == text
 
 
 @pytest.mark.parametrize(
@@ -44,52 +44,55 @@ def test_what_is_no_target_is_refused_with_an_example(text: str) -> None:
 
 
 def test_the_first_validation_at_the_goal_reaches_it_and_one_that_was_not_made_does_not() -> None:
-    told = outcome(Target("top5", 93.0), ROWS)
+    told = target_outcome(Target("top5", 93.0), ROWS)
     assert told == {
         "metric": "top5", "goal": 93.0, "stops": True, "reached": True, "epoch": 3, "at": 1180.0, "seconds": 180.0,
         "minutes": 3.0, "seconds_all": None, "dollars": None, "best": 93.0, "best_epoch": 3,
         "best_view": "square",
     }  # fmt: skip
-    assert sentence(told) == "top-5 of 93 % reached in epoch 3, 3.00 minutes after the start of loading"
+    assert describe_outcome(told) == "top-5 of 93 % reached in epoch 3, 3.00 minutes after the start of loading"
     paid = {**told, "seconds_all": 300.0, "dollars": 1.5}
-    assert sentence(paid).endswith("loading, 5.00 after the launch, $1.50")
+    assert describe_outcome(paid).endswith("loading, 5.00 after the launch, $1.50")
 
 
 def test_what_was_not_reached_is_said_with_the_best_there_was() -> None:
-    told = outcome(Target("top1", 76.1), ROWS)
+    told = target_outcome(Target("top1", 76.1), ROWS)
     assert told and (told["reached"], told["epoch"], told["seconds"], told["best"]) == (False, None, None, 40.0)
-    assert sentence(told) == "top-1 of 76.1 % not reached; the best was 40.00 % in epoch 4 (rectangle)"
-    assert sentence(outcome(Target("top1", 76.1), []) or {}).endswith("nothing was validated")
+    assert describe_outcome(told) == "top-1 of 76.1 % not reached; the best was 40.00 % in epoch 4 (rectangle)"
+    assert describe_outcome(target_outcome(Target("top1", 76.1), []) or {}).endswith("nothing was validated")
 
 
 def test_the_recipe_s_own_target_is_told_of_and_stops_nothing(tiny: Any) -> None:
     plain, own = tiny(), tiny(target=93.0)
-    assert Target.of("", plain) is None and outcome(None, ROWS) is None
-    assert Target.of("", own) == Target("top5", 93.0, stops=False)
-    assert Target.of("top1=50", own) == Target("top1", 50.0)
-    assert Target.parse("top5=80").near(own).target == 80.0 and Target.parse("top1=80").near(own).target == 93.0
+    assert Target.from_options("", plain) is None and target_outcome(None, ROWS) is None
+    assert Target.from_options("", own) == Target("top5", 93.0, stops_training=False)
+    assert Target.from_options("top1=50", own) == Target("top1", 50.0)
+    assert (
+        Target.parse("top5=80").apply_to_recipe(own).target == 80.0
+        and Target.parse("top1=80").apply_to_recipe(own).target == 93.0
+    )
 
 
 def test_the_clock_goes_on_over_attempts_and_begins_anew_with_a_new_run(tmp_path: Path) -> None:
-    assert begin(tmp_path, 100.0, anew=True) == 100.0
-    assert begin(tmp_path, 150.0, anew=False) == 100.0
-    assert begin(tmp_path, 200.0, anew=True) == 200.0
+    assert start_clock(tmp_path, 100.0, is_new_run=True) == 100.0
+    assert start_clock(tmp_path, 150.0, is_new_run=False) == 100.0
+    assert start_clock(tmp_path, 200.0, is_new_run=True) == 200.0
     other = tmp_path / "other"
     other.mkdir()
-    assert begin(other, 150.0, anew=False) == 150.0, "the first attempt never came so far"
+    assert start_clock(other, 150.0, is_new_run=False) == 150.0, "the first attempt never came so far"
 
 
 def test_a_run_that_ended_at_its_target_is_held_against_the_forecast_of_what_it_ran() -> None:
     each = {"compute": 80.0, "validation": 8.0, "fixed": 4.0}
     phases = [{"start": 0, "end": 2, "terms": each}, {"start": 2, "end": 6, "terms": each}]
     told = {"terms": {**{name: 2 * one for name, one in each.items()}, "start": 10.0}, "phases": phases}
-    assert until(told, 6) == told["terms"]
-    assert until(told, 3) == {"compute": 100.0, "validation": 10.0, "fixed": 5.0, "start": 10.0}
+    assert terms_until(told, 6) == told["terms"]
+    assert terms_until(told, 3) == {"compute": 100.0, "validation": 10.0, "fixed": 5.0, "start": 10.0}
     rows = [
         {"epoch": number, "where": {"steps": 25.0 if number == 3 else 40.0, "validation": 3.0, "other": 2.0}}
         for number in (1, 2, 3)
     ]
-    found = {row["term"]: row for row in compare(told, {"epochs": rows, "seconds": {"attempt": 10.0}})}
+    found = {row["term"]: row for row in compare_with_run(told, {"epochs": rows, "seconds": {"attempt": 10.0}})}
     assert found["steps"]["forecast"] == 100.0 and found["steps"]["actual"] == 105.0
     assert found["all"]["forecast"] == 125.0
 
@@ -130,8 +133,8 @@ def test_training_ends_after_the_validation_that_reaches_the_target_and_saves_it
     assert told["seconds"] == row["clock"] == got["clock"]["seconds"] and told["at"] == row["at"]
     assert row["clock"] == pytest.approx(row["at"] - got["clock"]["begun"])
     assert row["train_seconds"] + row["val_seconds"] < row["clock"] <= got["seconds"]["attempt"] + 0.5
-    path = checkpoint_io.newest(reached / "checkpoints/000001")
-    assert path and checkpoint_io.load(path)["epoch"] == 1
+    path = checkpoint_io.newest_checkpoint(reached / "checkpoints/000001")
+    assert path and checkpoint_io.load_checkpoint(path)["epoch"] == 1
     said = runs.said(reached)
     assert "top-5 of 5 % reached in epoch 1, " in said and "Traceback" not in said
     assert not runs.alive(reached)

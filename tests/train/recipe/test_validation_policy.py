@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.data.order.batch_sampler import Feed
+from train.data.order.batch_sampler import DistributedBatchSampler
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Schedule
-from train.recipe.validation_policy import validates
+from train.recipe.validation_policy import should_validate
 
 
 def schedule(*cadences: str, max_steps: int | None = None) -> Schedule:
@@ -28,7 +28,7 @@ def row(top5: float | None, train_top5: float = 0.0) -> dict[str, Any]:
 
 
 def decided(plan: Schedule) -> list[bool | None]:
-    return [validates(plan, place, []) for place in range(len(plan.epochs))]
+    return [should_validate(plan, place, []) for place in range(len(plan.epochs))]
 
 
 def test_each_last_and_never_are_known_from_the_start_and_the_last_epoch_is_always_validated() -> None:
@@ -56,15 +56,15 @@ def test_in_a_rehearsal_the_last_epoch_of_a_phase_is_the_last_that_is_run() -> N
 )
 def test_near_is_decided_by_the_epochs_before_and_stays(history: Any, due: bool) -> None:
     plan = schedule("near", "near", "near")
-    assert validates(plan, len(history), history) is due
+    assert should_validate(plan, len(history), history) is due
 
 
 def test_near_is_open_until_the_epoch_before_is_done_but_for_a_target_that_was_reached() -> None:
     plan = schedule("near", "near")
-    assert validates(plan, 1, []) is None and validates(plan, 2, [row(10.0)]) is None
-    assert validates(plan, 2, [row(91.0)]) is True
+    assert should_validate(plan, 1, []) is None and should_validate(plan, 2, [row(10.0)]) is None
+    assert should_validate(plan, 2, [row(91.0)]) is True
     # What comes later does not change it: a process that is asked late answers as one that was asked early.
-    assert validates(plan, 1, [row(10.0), row(95.0), row(95.0)]) is False
+    assert should_validate(plan, 1, [row(10.0), row(95.0), row(95.0)]) is False
 
 
 class Shapes:
@@ -77,8 +77,8 @@ class Shapes:
 
 
 def stream(plan: Schedule, history: list[dict[str, Any]]) -> Iterator[tuple[str, int]]:
-    feed = Feed(plan, {("val", None): Shapes()}, 0, 0, 1)  # type: ignore[dict-item]
-    return ((work.split, work.epoch) for work in feed.works(0, 0, history))
+    feed = DistributedBatchSampler(plan, {("val", None): Shapes()}, 0, 0, 1)  # type: ignore[dict-item]
+    return ((work.split, work.epoch) for work in feed.all_requests(0, 0, history))
 
 
 def counted(found: list[tuple[str, int]], epochs: int) -> list[int]:

@@ -12,7 +12,7 @@ import torch
 from support.trainer_in_process import ALONE, SIZE, Array, Pixels, carry_out, drawn, linear, order, recipe, row, trainer
 from torch import nn
 
-from train.distributed.process_group import Group
+from train.distributed.process_group import ProcessGroup
 
 N = 8
 
@@ -37,7 +37,7 @@ def test_a_norm_sees_the_n_images_of_one_worker_whatever_k_is_and_however_it_is_
     pixels = Pixels(2 * N * k)
     what = recipe(row((0, 1), N, 0.01), gpus=k)
 
-    def work(group: Group) -> list[tuple[int, list[float]]]:
+    def work(group: ProcessGroup) -> list[tuple[int, list[float]]]:
         net, seen = normed(), []
         net[0].register_forward_hook(
             lambda _, given, __: seen.append((len(given[0]), given[0].mean((0, 2, 3)).tolist()))
@@ -62,7 +62,7 @@ def test_the_gradient_through_norms_is_the_same_on_any_number_of_processes(
     pixels = Pixels(4 * 6 * N - 7)
     what = recipe(row((0, 1), N, 0.02), gpus=6)
 
-    def work(group: Group) -> list[Array]:
+    def work(group: ProcessGroup) -> list[Array]:
         one = trainer(tmp_path, what, pixels, group=group)
         for _ in carry_out(one, pixels):
             pass
@@ -82,17 +82,17 @@ def test_before_a_validation_all_processes_have_the_mean_of_all_statistics(
     pixels = Pixels(N * world)
     what = recipe(row((0, 1), N, 0.01), gpus=world)
 
-    def work(group: Group) -> list[Array]:
+    def work(group: ProcessGroup) -> list[Array]:
         one, found = trainer(tmp_path, what, pixels, net := normed(), group), []
         silence = SimpleNamespace(stretch=lambda *_: None, epoch=lambda *_: None)
-        one.news, one.save = silence, lambda wait=False: None  # type: ignore[assignment, method-assign]
+        one.progress, one.save = silence, lambda wait=False: None  # type: ignore[assignment, method-assign]
 
         def validate(*_: Any) -> dict[str, Any]:
             found.extend([net[0].running_mean.numpy().copy(), net[0].running_var.numpy().copy()])
             return {}
 
         one.validate = validate  # type: ignore[method-assign]
-        one.one_epoch(one.schedule.epochs[0], map(pixels.make, one.feed.train(one.schedule.epochs[0])))
+        one.run_epoch(one.schedule.epochs[0], map(pixels.make, one.sampler.train_requests(one.schedule.epochs[0])))
         return found
 
     shuffle = order(0, 0, N * world)
@@ -109,7 +109,7 @@ def test_the_running_statistics_move_by_a_tenth() -> None:
     from train.models import registry
     from train.recipe.components import Model
 
-    net = registry.build(Model(name="resnet10_tiny"), 3, 0)
+    net = registry.build_model(Model(name="resnet10_tiny"), 3, 0)
     norms = [one for one in net.modules() if isinstance(one, nn.BatchNorm2d)]
     assert {(one.momentum, one.eps, one.track_running_stats) for one in norms} == {(0.1, 1e-5, True)} and norms
     with torch.no_grad():

@@ -23,12 +23,12 @@ from cluster.agent import watchdog
 from cluster.backends.aws import plan as aws_plan
 from cluster.jobs import submit
 from train.distributed import process_group
-from train.distributed.process_group import Group
+from train.distributed.process_group import ProcessGroup
 from train.engine import trainer as engine_trainer
-from train.engine.launcher import be_parent
+from train.engine.launcher import launch_ranks
 from train.metrics import accuracy
 from train.recipe import Model
-from train.recipe.files import RecipeError, load
+from train.recipe.files import RecipeError, read_recipes
 from train.tools import checkpoint_io
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,13 +54,16 @@ def test_1_single_precision_trained_every_second_tensor_and_got_half_inputs(
     assert {id(parameter) for parameter in held} == {id(parameter) for parameter in one.model.parameters()}
     assert {parameter.dtype for parameter in held} == {torch.float32}, "whatever the sums are computed in"
     assert one.scaler.is_enabled() == (precision == torch.float16)
-    assert one.inputs.prepare(pixels.make(next(one.feed.train(one.schedule.epochs[0]))))[0].dtype == torch.float32
+    assert (
+        one.preprocessor.prepare(pixels.make(next(one.sampler.train_requests(one.schedule.epochs[0]))))[0].dtype
+        == torch.float32
+    )
     before = {name: parameter.detach().clone() for name, parameter in one.model.named_parameters()}
     if precision == torch.float32:
         list(carry_out(one, pixels))
     else:  # the gradients of a GPU, as far as a CPU can make them
         one.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-        one.inputs.autocast = contextlib.nullcontext  # type: ignore[method-assign]
+        one.preprocessor.autocast = contextlib.nullcontext  # type: ignore[method-assign]
         list(carry_out(one, pixels))
     still = [name for name, parameter in one.model.named_parameters() if torch.equal(parameter, before[name])]
     assert still == [] and len(before) > 20
@@ -77,7 +80,7 @@ def test_2_a_resumed_run_began_with_fresh_weights_and_only_at_a_phases_start(
         one = trainer(tmp_path / name, what, pixels, plain=False)
         if precision == torch.float16:
             one.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
-            one.inputs.autocast = contextlib.nullcontext  # type: ignore[method-assign]
+            one.preprocessor.autocast = contextlib.nullcontext  # type: ignore[method-assign]
         return one
 
     def weights(one: engine_trainer.Trainer) -> dict[str, torch.Tensor]:
@@ -87,15 +90,15 @@ def test_2_a_resumed_run_began_with_fresh_weights_and_only_at_a_phases_start(
     steps = carry_out(whole, pixels)
     for _ in range(6 + 6 + 3 + 1):  # in the middle of the second phase's second epoch
         next(steps)
-    checkpoint_io.write(tmp_path, 16, checkpoint_io.to_cpu(whole.state()))
+    checkpoint_io.write_checkpoint(tmp_path, 16, checkpoint_io.copy_to_cpu(whole.state()))
     loaded = weights(whole)
     next(steps)
 
     again = made("again", 64.0)
     for part in again.model.parameters():
         nn.init.normal_(part)
-    again.restore(checkpoint_io.load(tmp_path / "step-00000016.pt"))
-    assert (again.epoch, again.step) == (3, 1)
+    again.restore(checkpoint_io.load_checkpoint(tmp_path / "step-00000016.pt"))
+    assert (again.epoch_index, again.step) == (3, 1)
     assert again.scaler.get_scale() == (512 if precision == torch.float16 else 1)
     assert all(torch.equal(part, loaded[name]) for name, part in weights(again).items())
     next(carry_out(again, pixels))
@@ -111,7 +114,7 @@ def test_3_checkpoints_were_written_when_the_accuracy_was_high_by_every_machine_
     what = recipe(row((0, 2), 4, 0.001), gpus=2)
     (tmp_path / "here").mkdir()
 
-    def work(group: Group) -> tuple[list[str], list[float]]:
+    def work(group: ProcessGroup) -> tuple[list[str], list[float]]:
         os.chdir(tmp_path / "here")
         one = trainer(tmp_path / f"of-rank-{group.rank}", what, pixels, group=group, plain=False)
         one.train(pixels, 0)  # type: ignore[arg-type]
@@ -161,7 +164,7 @@ def test_4_and_the_others_hung(tmp_path: Path) -> None:
     code += "sys.exit(7) if r == '1' else time.sleep(600)"
     before, begun = signal.getsignal(signal.SIGTERM), time.monotonic()
     try:
-        assert be_parent([sys.executable, "-c", code, str(tmp_path)], 3) == 7
+        assert launch_ranks([sys.executable, "-c", code, str(tmp_path)], 3) == 7
     finally:
         signal.signal(signal.SIGTERM, before)
     assert time.monotonic() - begun < 60
@@ -178,9 +181,9 @@ def test_5_machines_that_were_shut_down_went_on_to_be_paid_for(monkeypatch: pyte
     """
     monkeypatch.chdir(ROOT)
     (what,) = submit.load_recipes(str(ROOT / "recipes/resnet50_18min.py"))
-    plan = submit.plan(what, backend="aws", rent={"offline": True})
-    assert plan.renting
-    asked = dict(aws_plan.requests(plan.spec, plan.renting))["ec2:RunInstances"]
+    plan = submit.plan(what, backend="aws", rental_options={"offline": True})
+    assert plan.rental_plan
+    asked = dict(aws_plan.preview_requests(plan.spec, plan.rental_plan))["ec2:RunInstances"]
     assert asked["InstanceInitiatedShutdownBehavior"] == "terminate"
     assert all(disk["Ebs"]["DeleteOnTermination"] for disk in asked["BlockDeviceMappings"])
     assert all(card["DeleteOnTermination"] for card in asked["NetworkInterfaces"])
@@ -192,8 +195,8 @@ def test_5_machines_that_were_shut_down_went_on_to_be_paid_for(monkeypatch: pyte
     calls: list[list[str]] = []
     fake = {"run": lambda words, **_: calls.append(words), "DEVNULL": None}
     monkeypatch.setattr(watchdog, "subprocess", SimpleNamespace(**fake, TimeoutExpired=subprocess.TimeoutExpired))
-    ended = watchdog.Guard(ROOT / "none", 1.0, 0.0, "", lambda: None, late=60.0)
-    ended.end()
+    ended = watchdog.Watchdog(ROOT / "none", 1.0, 0.0, "", lambda: None, poweroff_grace=60.0)
+    ended.stop()
     assert calls == [["sudo", "-n", "imgnet-limit", "600"]]
 
 
@@ -236,19 +239,19 @@ def test_6_what_came_by_the_command_line_or_from_a_server_was_run_as_code(tmp_pa
 
     harm = tmp_path / "harm"
     with pytest.raises(RecipeError):
-        load(f"__import__('os').mkdir({str(harm)!r})")
+        read_recipes(f"__import__('os').mkdir({str(harm)!r})")
     phases = f"[__import__('os').mkdir({str(harm)!r})]"
     (tmp_path / "x.json").write_text(json.dumps({"name": "x", "data": {}, "model": {}, "phases": phases}))
     with pytest.raises(RecipeError):
-        load(str(tmp_path / "x.json"))
+        read_recipes(str(tmp_path / "x.json"))
 
     class Harm:
         def __reduce__(self) -> Any:
             return os.mkdir, (str(harm),)
 
-    checkpoint_io.write(tmp_path, 1, {"x": Harm()})
+    checkpoint_io.write_checkpoint(tmp_path, 1, {"x": Harm()})
     with pytest.raises(pickle.UnpicklingError):
-        checkpoint_io.load(tmp_path / "step-00000001.pt")
+        checkpoint_io.load_checkpoint(tmp_path / "step-00000001.pt")
     assert not harm.exists()
 
 
@@ -259,7 +262,7 @@ def test_7_the_accuracy_was_computed_by_what_newer_libraries_refuse(images: int,
     numbers, labels = dice.normal(size=(images, classes)), dice.integers(0, classes, images)
     places = (-numbers).argsort(1).argsort(1)[np.arange(images), labels]
     for scores in (torch.from_numpy(numbers), torch.from_numpy(numbers.T.copy()).T):  # contiguous, and not
-        top1, top5 = accuracy.hits(scores, torch.from_numpy(labels))
+        top1, top5 = accuracy.count_correct(scores, torch.from_numpy(labels))
         assert (int(top1), int(top5)) == (int((places < 1).sum()), int((places < 5).sum()))
     old = ("collections.Iterable", "collections.Mapping", "collections.Sequence", "dist.reduce_op", ".cpu().item()[0]")
     assert [path for path in SOURCES if any(word in path.read_text() for word in old)] == []
@@ -271,7 +274,7 @@ def test_8_an_overflow_on_one_machine_became_everybodys_weights(way: str, tmp_pa
     pixels = Pixels(32)
     what = recipe(row((0, 1), 8, 0.05), gpus=2, name=way)
 
-    def work(group: Group) -> tuple[list[list[Array]], list[float]]:
+    def work(group: ProcessGroup) -> tuple[list[list[Array]], list[float]]:
         one = trainer(tmp_path, what, pixels, net := linear(), group)
         one.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
         path, scales, loss = [values(net)], [], one.loss
@@ -297,12 +300,12 @@ def test_8_and_a_run_whose_loss_is_no_number_goes_no_further(tmp_path: Path) -> 
     pixels = Pixels(32)
     one = trainer(tmp_path, recipe(row((0, 1), 8, 1e300)), pixels, linear(), ALONE)
     (epoch,) = one.schedule.epochs
-    batches = map(pixels.make, one.feed.train(epoch))
+    batches = map(pixels.make, one.sampler.train_requests(epoch))
     for step in range(3):
-        one.one_step(epoch, step, batches)
+        one.run_step(epoch, step, batches)
         one.step = step + 1
     with pytest.raises(engine_trainer.Diverged, match=r"the loss is nan at step [23] "):
-        one.look(epoch)
+        one.sync_metrics(epoch)
 
 
 def test_8_and_half_precision_has_a_scale_that_moves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.trainer_in_process import Array, Pixels, carry_out, gradient, linear, order, recipe, row, trainer, values
 
-from train.distributed.process_group import Group
+from train.distributed.process_group import ProcessGroup
 
 M, DECAY, RATE = 0.9, 0.02, 0.05
 
@@ -33,7 +33,7 @@ def run(pixels: Pixels, gpus: int, n: int, folder: Path, world: int, in_group: A
     """The parameters of each process after a run on `gpus` GPUs of n images, carried out by `world` processes."""
     what = recipe(row((0, epochs), n, RATE), gpus=gpus, momentum=M, weight_decay=DECAY)
 
-    def work(group: Group) -> list[Array]:
+    def work(group: ProcessGroup) -> list[Array]:
         one = trainer(folder, what, pixels, net := linear(), group)
         for _ in carry_out(one, pixels):
             pass

@@ -18,7 +18,7 @@ BLOCKS = {"resnet10_tiny": 4, "resnet10_cifar": 4, "resnet18": 8, "resnet34": 16
 
 @lru_cache(1)
 def built(name: str, classes: int = 100) -> Any:
-    return registry.build(Model(name=name), classes, seed=0)
+    return registry.build_model(Model(name=name), classes, seed=0)
 
 
 def blocks(net: nn.Module) -> list[Any]:
@@ -44,7 +44,7 @@ def test_at_the_start_every_residual_block_is_its_shortcut(name: str) -> None:
 
 @torch.no_grad()
 def test_without_it_a_block_is_not() -> None:
-    net = registry.build(Model(name="resnet18", zero_gamma=False), 10, seed=0)
+    net = registry.build_model(Model(name="resnet18", zero_gamma=False), 10, seed=0)
     x = torch.rand(2, 64, 4, 4)
     assert not any(torch.allclose(block(x), x, atol=0.1) for block in blocks(net)[:2])
 
@@ -67,7 +67,7 @@ def test_convolutions_start_with_hes_spread(name: str) -> None:
 @pytest.mark.parametrize("name", ["resnet18", "resnet50"])
 def test_the_classifier_starts_at_a_hundredth_and_every_other_norm_at_one(name: str) -> None:
     """fc: N(0, 0.01^2), bias 0; gamma 1 and beta 0 but in the last norm of a block (Goyal et al. 2017, section 5.1)."""
-    net = registry.build(Model(name=name), 1000, seed=0)
+    net = registry.build_model(Model(name=name), 1000, seed=0)
     w = net.fc.weight.detach().double().numpy()
     assert w.std() == pytest.approx(0.01, rel=0.01) and abs(w.mean()) < 1e-4
     assert (w**4).mean() / (w**2).mean() ** 2 == pytest.approx(3, rel=0.05)

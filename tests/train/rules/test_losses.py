@@ -13,7 +13,7 @@ SCORES, LABELS = 4 * dice.normal(size=(40, 7)), dice.integers(0, 7, 40)
 
 
 def ours(**how: object) -> torch.Tensor:
-    return losses.build(Optim(**how))(torch.from_numpy(SCORES), torch.from_numpy(LABELS))  # type: ignore[arg-type]
+    return losses.build_loss(Optim(**how))(torch.from_numpy(SCORES), torch.from_numpy(LABELS))  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1, 0.4])

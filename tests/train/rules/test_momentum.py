@@ -69,10 +69,10 @@ def test_the_absorbed_form_needs_the_correction_and_with_it_is_the_form_with_the
 def test_our_sgd_is_the_corrected_form_without_a_correction() -> None:
     weight = nn.Module()
     weight.w = nn.Parameter(torch.from_numpy(START.copy()))
-    made = factory.build(weight, Optim(momentum=M, weight_decay=0.0))
+    made = factory.build_optimizer(weight, Optim(momentum=M, weight_decay=0.0))
     path = []
     for rate in JUMPS:
-        factory.set_rate(made, float(rate))
+        factory.set_lr(made, float(rate))
         weight.w.grad = torch.from_numpy(gradients(weight.w.detach().numpy()))
         made.step()
         path.append(weight.w.detach().numpy().copy())
@@ -92,7 +92,7 @@ def test_a_run_is_that_of_equation_9_through_warm_up_jump_and_decay(nesterov: bo
     every = rates(Schedule(what, 60, 1))
     assert every.max() / every.min() > 100
     for number, (epoch, step) in enumerate(carry_out(one, pixels)):
-        batch = epoch.row.phase.batch
+        batch = epoch.scheduled_phase.phase.batch
         ids = order(0, epoch.number, 60)[step * batch : (step + 1) * batch]
         g = gradient(*w, pixels.numbers(ids), pixels.labels[ids])
         g = [part + decay * own for part, own in zip(g, w, strict=True)]
@@ -133,10 +133,10 @@ def test_our_lars_is_the_corrected_form_too() -> None:
     assert np.abs(corrected[-1] - plain[-1]).max() > 1e-3
     layer: Any = nn.Linear(2, 2, bias=False).double()
     layer.weight = nn.Parameter(torch.from_numpy(START.reshape(2, 2).copy()))
-    made = factory.build(layer, Optim(name="lars", momentum=M, trust=trust, weight_decay=decay))
+    made = factory.build_optimizer(layer, Optim(name="lars", momentum=M, trust=trust, weight_decay=decay))
     path = []
     for rate in JUMPS:
-        factory.set_rate(made, float(rate))
+        factory.set_lr(made, float(rate))
         layer.weight.grad = torch.from_numpy(gradients(layer.weight.detach().numpy().reshape(4)).reshape(2, 2))
         made.step()
         path.append(layer.weight.detach().numpy().copy())

@@ -36,11 +36,11 @@ def gradients(net: nn.Module) -> Iterator[tuple[float, dict[str, Array]]]:
 
 def ours(net: nn.Module, **how: Any) -> list[dict[str, Array]]:
     """Every parameter after every step."""
-    made, path = factory.build(net, Optim(weight_decay=DECAY, **how)), []
+    made, path = factory.build_optimizer(net, Optim(weight_decay=DECAY, **how)), []
     for rate, slopes in gradients(net):
         for name, one in net.named_parameters():
             one.grad = torch.from_numpy(slopes[name]).to(one.dtype)
-        factory.set_rate(made, rate)
+        factory.set_lr(made, rate)
         made.step()
         path.append({name: one.detach().numpy().astype(np.float64) for name, one in net.named_parameters()})
     return path
@@ -153,8 +153,8 @@ def test_the_step_of_lars_is_as_long_as_trust_says_whatever_the_gradient() -> No
     for scale in (1e-8, 1.0, 1e8):
         net = network()
         before = net[4].weight.detach().clone()
-        made = factory.build(net, Optim(name="lars", trust=TRUST, weight_decay=0.0))
-        factory.set_rate(made, 2.0)
+        made = factory.build_optimizer(net, Optim(name="lars", trust=TRUST, weight_decay=0.0))
+        factory.set_lr(made, 2.0)
         net[4].weight.grad = scale * torch.ones_like(before)
         made.step()
         moved = (net[4].weight.detach() - before).norm().item()
@@ -169,8 +169,8 @@ def test_layerwise_ratios_are_computed_in_single_precision_at_least(name: str) -
     half.load_state_dict(single.state_dict())
     half.half()
     for net in (single, half):
-        made = factory.build(net, Optim(name=name, trust=1.0, eps=1e-8, weight_decay=0.0))
-        factory.set_rate(made, 0.25)
+        made = factory.build_optimizer(net, Optim(name=name, trust=1.0, eps=1e-8, weight_decay=0.0))
+        factory.set_lr(made, 0.25)
         net.weight.grad = torch.full_like(net.weight, 2.0**-20)
         made.step()
     np.testing.assert_allclose(single.weight.detach().numpy(), 0.75 * 0.25, rtol=1e-4)

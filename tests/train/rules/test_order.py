@@ -18,11 +18,11 @@ def steps_of(images: int, n: int, k: int, world: int, epoch: int) -> list[list[i
     found: list[list[int]] = [[] for _ in range(plan.epochs[epoch].steps)]
     for rank in range(world):
         one = feed(plan, Pixels(images), rank, world)
-        works = one.train(plan.epochs[epoch])
+        works = one.train_requests(plan.epochs[epoch])
         for step in range(plan.epochs[epoch].steps):
-            for _ in range(one.count(plan.epochs[epoch], step)):
+            for _ in range(one.chunk_count(plan.epochs[epoch], step)):
                 work = next(works)
-                found[step] += sorted(set(work.ids.tolist())) if work.share else []
+                found[step] += sorted(set(work.ids.tolist())) if work.sample_weight else []
         assert next(works, None) is None
     return [sorted(one) for one in found]
 

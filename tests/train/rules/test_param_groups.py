@@ -94,7 +94,7 @@ def misleading() -> nn.Module:
     return Bare({}, downsample=down, bn=nn.Linear(4, 4))
 
 
-OURS = {name: partial(registry.build, Model(name=name), 10, 0) for name in MODELS}
+OURS = {name: partial(registry.build_model, Model(name=name), 10, 0) for name in MODELS}
 N = ("weight", "bias")
 
 
@@ -147,7 +147,9 @@ def check(net: nn.Module, norms: set[str], biases: set[str], norm_decay: bool, b
     free = (set() if norm_decay else norms) | (set() if bias_decay else biases)
     if name in ("lars", "lamb"):
         free = norms | biases  # the skip rule, whatever is said of biases
-    made = factory.build(net, Optim(name=name, weight_decay=0.3, norm_decay=norm_decay, bias_decay=bias_decay))
+    made = factory.build_optimizer(
+        net, Optim(name=name, weight_decay=0.3, norm_decay=norm_decay, bias_decay=bias_decay)
+    )
     places = {parameter: one for one, parameter in known.items()}
     held = [(places[one], group) for group in made.param_groups for one in group["params"]]
     assert sorted(one for one, _ in held) == sorted(known), "each in exactly one group"

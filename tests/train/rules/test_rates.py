@@ -29,7 +29,7 @@ def goyal(scaling: str = "linear") -> Recipe:
 def test_linear_scaling_a_batch_of_k_n_has_k_times_the_rate(batch: int, rate: float) -> None:
     """rate = 0.1 kn / 256 (Goyal et al. 2017, section 2.1 and figure 3)."""
     plan = Schedule(goyal(), N, batch // 32)
-    assert plan.rows[0].global_batch == batch
+    assert plan.scheduled_phases[0].global_batch == batch
     np.testing.assert_allclose(rates(plan), rate, rtol=1e-14)
 
 
@@ -37,9 +37,9 @@ def test_linear_scaling_a_batch_of_k_n_has_k_times_the_rate(batch: int, rate: fl
 def test_square_root_scaling_a_batch_of_k_n_has_the_root_of_k_times_the_rate(k: int) -> None:
     """rate = 0.1 sqrt(k) (Krizhevsky 2014; Goyal et al. 2017, table 2a: 8k, 0.1 sqrt(32))."""
     plan = Schedule(goyal("sqrt"), N, 8 * k)
-    assert plan.rows[0].global_batch == 256 * k
+    assert plan.scheduled_phases[0].global_batch == 256 * k
     np.testing.assert_allclose(rates(plan), 0.1 * k**0.5, rtol=1e-14)
-    assert ("square-root rule" in plan.note) == (k > 1)
+    assert ("square-root rule" in plan.scaling_note) == (k > 1)
 
 
 @pytest.mark.parametrize("k", [1, 32])
@@ -121,7 +121,7 @@ def test_a_batch_that_doubles_at_a_constant_rate_halves_the_steps_and_the_rate_p
     """The 16 machines of 2018 at epoch 6: 64 to 128 a GPU at 3.76, in place of a drop of the rate (seeds.md 1.1)."""
     before, after = resnet50.phases[:2]
     plan = Schedule(resnet50, N, 128)
-    first, second = plan.rows[:2]
+    first, second = plan.scheduled_phases[:2]
     assert (first.global_batch, second.global_batch) == (8192, 16384)
     assert (first.steps_per_epoch, second.steps_per_epoch) == (157, 79)
     found = rates(plan)
@@ -143,15 +143,16 @@ RESTARTS = {  # machines: at the growth from 128 to 224 pixels, rate x 256 / bat
 @pytest.mark.parametrize("machines", RESTARTS)
 def test_larger_images_restart_the_rate(machines: int) -> None:
     """Back to .06 per 256 images and more, in the tables of 2018 (seeds.md 1.1); each side counts by its own batch."""
-    plan = Schedule(resnet50.at(machines), N, 8 * machines)
-    sides = [epoch for epoch in plan.epochs if epoch.row.phase.size in (128, 224)]
-    place = next(n for n, epoch in enumerate(sides) if epoch.row.phase.size == 224)
+    plan = Schedule(resnet50.for_machines(machines), N, 8 * machines)
+    sides = [epoch for epoch in plan.epochs if epoch.scheduled_phase.phase.size in (128, 224)]
+    place = next(n for n, epoch in enumerate(sides) if epoch.scheduled_phase.phase.size == 224)
     before, after = sides[place - 1], sides[place]
-    last, first = before.rate(before.steps - 1), after.rate(0)
-    assert (last * 256 / before.row.global_batch, first * 256 / after.row.global_batch) == pytest.approx(
-        RESTARTS[machines], rel=1e-12
-    )
-    assert after.first_step == before.first_step + -(-N // before.row.global_batch)
+    last, first = before.lr_at(before.steps - 1), after.lr_at(0)
+    assert (
+        last * 256 / before.scheduled_phase.global_batch,
+        first * 256 / after.scheduled_phase.global_batch,
+    ) == pytest.approx(RESTARTS[machines], rel=1e-12)
+    assert after.first_step == before.first_step + -(-N // before.scheduled_phase.global_batch)
 
 
 def test_a_restart_begins_its_shape_anew() -> None:

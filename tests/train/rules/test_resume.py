@@ -13,10 +13,10 @@ import torch
 from support.trainer_in_process import Pixels, feed, recipe, row
 from torch import nn
 
-from train.distributed.process_group import Group
+from train.distributed.process_group import ProcessGroup
 from train.engine import trainer
-from train.engine.agent_channel import Report
-from train.engine.options import parse
+from train.engine.agent_channel import AgentChannel
+from train.engine.options import parse_train_options
 from train.recipe.schedule import Schedule
 from train.tools import checkpoint_io
 
@@ -40,17 +40,17 @@ WAYS: dict[str, dict[str, Any]] = {
 class Run:
     """A run that keeps what a file would hold of every step."""
 
-    def __init__(self, folder: Path, group: Group, **how: Any) -> None:
+    def __init__(self, folder: Path, group: ProcessGroup, **how: Any) -> None:
         what, self.pixels = recipe(*ROWS, gpus=2, **how), Pixels(IMAGES, VAL, classes=6)
-        options = parse(["rule", "--out", str(folder), "--save-seconds", "0"])
-        shares = feed(Schedule(what, IMAGES, 2), self.pixels, group.rank, group.world)
-        self.trainer = trainer.Trainer(options, what, group, shares, 6, Report())
+        options = parse_train_options(["rule", "--out", str(folder), "--save-seconds", "0"])
+        shares = feed(Schedule(what, IMAGES, 2), self.pixels, group.rank, group.world_size)
+        self.trainer = trainer.Trainer(options, what, group, shares, 6, AgentChannel())
         self.trainer.save = self.keep  # type: ignore[method-assign]
         self.kept: dict[int, bytes] = {}
 
     def keep(self, wait: bool = False) -> None:
         stream = io.BytesIO()
-        torch.save(checkpoint_io.to_cpu(self.trainer.state()), stream)
+        torch.save(checkpoint_io.copy_to_cpu(self.trainer.state()), stream)
         self.kept[self.trainer.steps_done] = stream.getvalue()
 
     def go(self, state: bytes | None = None) -> dict[str, Any]:
@@ -79,8 +79,8 @@ def flat(value: Any, name: str = "") -> dict[str, Any]:
 
 @pytest.mark.parametrize(("world", "way"), [(1, "nesterov"), (2, "nesterov"), (1, "lars"), (1, "lamb")])
 def test_a_run_resumed_at_any_step_ends_with_the_same_bits(world: int, way: str, tmp_path: Path, in_group: Any) -> None:
-    def work(group: Group) -> tuple[list[int], dict[int, list[str]]]:
-        trainer.LONGEST_STRETCH = 1  # look, and save, after each step
+    def work(group: ProcessGroup) -> tuple[list[int], dict[int, list[str]]]:
+        trainer.MAX_STEPS_BETWEEN_SYNCS = 1  # look, and save, after each step
         whole = Run(tmp_path / f"whole-{group.rank}", group, **WAYS[way])
         expected = flat(whole.go())
         differ = {}

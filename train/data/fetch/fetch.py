@@ -14,19 +14,19 @@ from pathlib import Path
 from train.data.manifest import SPLITS, FetchError
 from train.tools.filesystem import locked
 
-from .download import Count, Progress, Pull, read_manifest
-from .resume import Partial
+from .download import ByteCounter, ProgressCallback, SplitDownload, fetch_manifest
+from .resume import PartialSplit
 from .sources import Source
 
-RANGE = 64 << 20  # bytes of a request: smaller ones cost S3 more than they gain, larger ones share out badly
-AT_ONCE = 8
-PATIENCE = 120.0  # seconds without a byte
-LOCK = ".fetch.lock"
-Say = Callable[[str], None]
+RANGE_BYTES = 64 << 20  # bytes of a request: smaller ones cost S3 more than they gain, larger ones share out badly
+MAX_PARALLEL_REQUESTS = 8
+STALL_TIMEOUT_SECONDS = 120.0  # seconds without a byte
+LOCK_FILE = ".fetch.lock"
+LogFunction = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Part:
+class SetToFetch:
     """A set to fetch: the root of a packed set, and the folder that is to be its copy, with the images or without."""
 
     source: Source
@@ -35,23 +35,23 @@ class Part:
 
 
 @dataclass(frozen=True)
-class Fetched:
+class FetchResult:
     """What a fetch has done: bytes that came now, bytes that were there before, seconds."""
 
-    came: int
-    there: int
+    fetched_bytes: int
+    existing_bytes: int
     seconds: float
 
 
-def fetch(
-    parts: Sequence[Part],
+def fetch_sets(
+    sets: Sequence[SetToFetch],
     *,
-    range_bytes: int = RANGE,
-    at_once: int = AT_ONCE,
-    patience: float = PATIENCE,
-    progress: Progress | None = None,
-    say: Say = print,
-) -> Fetched:
+    range_bytes: int = RANGE_BYTES,
+    max_parallel: int = MAX_PARALLEL_REQUESTS,
+    stall_timeout: float = STALL_TIMEOUT_SECONDS,
+    progress: ProgressCallback | None = None,
+    log: LogFunction = print,
+) -> FetchResult:
     """Fetch sets in this order, each to its end before the next.
 
     `patience` is for how many seconds a range is asked for again while no byte of it comes. Raises `FetchError`, and
@@ -59,63 +59,67 @@ def fetch(
     """
     begun = time.monotonic()
     with contextlib.ExitStack() as held:
-        for part in parts:  # before anything is made here
+        for part in sets:  # before anything is made here
             for split in SPLITS:
-                read_manifest(part.source, split, patience)
-        for target in sorted({one.target for one in parts}):
-            held.enter_context(_alone(target, say))
-        todo, there, total = list[Pull](), 0, 0
-        for part in parts:
-            pulls = [_pull(part, split, range_bytes, at_once, patience) for split in SPLITS]
-            todo += [one for one in pulls if not one.partial.complete]
-            there += sum(one.partial.there for one in pulls)
-            total += sum(one.partial.total for one in pulls)
-            if all(one.partial.complete for one in pulls):
+                fetch_manifest(part.source, split, stall_timeout)
+        for target in sorted({one.target for one in sets}):
+            held.enter_context(_lock_target(target, log))
+        todo, there, total = list[SplitDownload](), 0, 0
+        for part in sets:
+            pulls = [_make_download(part, split, range_bytes, max_parallel, stall_timeout) for split in SPLITS]
+            todo += [one for one in pulls if not one.partial.is_complete]
+            there += sum(one.partial.bytes_present for one in pulls)
+            total += sum(one.partial.bytes_total for one in pulls)
+            if all(one.partial.is_complete for one in pulls):
                 more = f"every byte: imgnet-cluster data verify {part.target}"
-                say(f"{part.target}: is there already, by its sizes; nothing to fetch ({more})")
+                log(f"{part.target}: is there already, by its sizes; nothing to fetch ({more})")
         for one in todo:
-            one.partial.begin()
-        _check_room([one.partial for one in todo])
-        count = Count(there, total, progress)
+            one.partial.prepare_folder()
+        _check_disk_space([one.partial for one in todo])
+        count = ByteCounter(there, total, progress)
         for one in todo:
-            one.pull(count)
-    return Fetched(count.done - there, there, time.monotonic() - begun)
+            one.run(count)
+    return FetchResult(count.done - there, there, time.monotonic() - begun)
 
 
-def _pull(part: Part, split: str, step: int, at_once: int, patience: float) -> Pull:
-    partial = Partial(part.target / split, read_manifest(part.source, split, patience), part.index_only)
-    return Pull(part.source, split, partial, step, at_once, patience)
+def _make_download(
+    set_to_fetch: SetToFetch, split: str, range_bytes: int, max_parallel: int, stall_timeout: float
+) -> SplitDownload:
+    partial = PartialSplit(
+        set_to_fetch.target / split, fetch_manifest(set_to_fetch.source, split, stall_timeout), set_to_fetch.index_only
+    )
+    return SplitDownload(set_to_fetch.source, split, partial, range_bytes, max_parallel, stall_timeout)
 
 
 @contextlib.contextmanager
-def _alone(target: Path, say: Say) -> Iterator[None]:
+def _lock_target(target: Path, log: LogFunction) -> Iterator[None]:
     """Hold a target: of several processes of a machine one fetches."""
     target.mkdir(parents=True, exist_ok=True)
     with contextlib.ExitStack() as held:
         try:
-            held.enter_context(locked(target / LOCK, 0))
+            held.enter_context(locked(target / LOCK_FILE, 0))
         except BlockingIOError:
-            say(f"another process is fetching {target}: waiting for it")
-            held.enter_context(locked(target / LOCK))
+            log(f"another process is fetching {target}: waiting for it")
+            held.enter_context(locked(target / LOCK_FILE))
         yield
 
 
-def _check_room(found: Sequence[Partial]) -> None:
+def _check_disk_space(partial_splits: Sequence[PartialSplit]) -> None:
     """Raise `FetchError` when a disk has not the room for what is missing on it."""
-    for disk in {one.folder.stat().st_dev for one in found}:
-        mine = [one for one in found if one.folder.stat().st_dev == disk]
-        need, free = sum(one.total - one.there for one in mine), shutil.disk_usage(mine[0].folder).free
+    for disk in {one.folder.stat().st_dev for one in partial_splits}:
+        mine = [one for one in partial_splits if one.folder.stat().st_dev == disk]
+        need, free = sum(one.bytes_total - one.bytes_present for one in mine), shutil.disk_usage(mine[0].folder).free
         if need > free:
             raise FetchError(
-                f"{mine[0].folder.parent}: its disk has {size(free)} free, and {size(need)} are still to be fetched; "
+                f"{mine[0].folder.parent}: its disk has {format_bytes(free)} free, and {format_bytes(need)} are still to be fetched; "
                 "make room, or take another folder"
             )
 
 
-def size(count: int) -> str:
+def format_bytes(byte_count: int) -> str:
     """Return a number of bytes as a person reads it."""
     for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
-        if count >= 10**power:
-            number = count / 10**power
+        if byte_count >= 10**power:
+            number = byte_count / 10**power
             return f"{number:.0f} {unit}" if number >= 100 else f"{number:.1f} {unit}"
-    return f"{count} bytes"
+    return f"{byte_count} bytes"

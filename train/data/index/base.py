@@ -17,15 +17,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 SPLITS = ("train", "val")
-Ids = NDArray[np.int64]
-Progress = Callable[[int, int], None]
+ImageIds = NDArray[np.int64]
+ProgressCallback = Callable[[int, int], None]
 
 
 class DataError(Exception):
     """A set of images that cannot be used; the text is one line: what, where, what to do."""
 
 
-class Numbers(Protocol):
+class IntColumn(Protocol):
     """A whole number for each image, int64 as soon as it is taken out: `numbers[ids]`, `np.asarray(numbers)`."""
 
     def __len__(self) -> int: ...
@@ -39,16 +39,16 @@ class Index(ABC):
 
     folder: Path
     classes: tuple[str, ...]
-    labels: Numbers
-    widths: Numbers
-    heights: Numbers
-    bad: tuple[tuple[str, str], ...] = ()
+    labels: IntColumn
+    widths: IntColumn
+    heights: IntColumn
+    skipped_files: tuple[tuple[str, str], ...] = ()
 
     def __len__(self) -> int:
         return len(self.labels)
 
     @abstractmethod
-    def take(self, ids: Ids) -> Self:
+    def take(self, ids: ImageIds) -> Self:
         """Return the index of these images only, in this order."""
 
     @abstractmethod
@@ -64,44 +64,44 @@ class Index(ABC):
         """Return `class/file name` of one image, for messages."""
 
     @abstractmethod
-    def where(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Return where an image's bytes lie, as an error begins."""
 
     @property
-    def has_bytes(self) -> bool:
+    def has_images(self) -> bool:
         """Whether the images are here, and not their names and numbers only."""
         return True
 
     @property
-    def fingerprint(self) -> int:
+    def names_checksum(self) -> int:
         """A number of 32 bits that differs when the names of the files do: another machine may have other images."""
-        return names_crc(self.names())
+        return names_crc32(self.names())
 
     @property
-    def shapes_crc(self) -> int:
+    def sizes_checksum(self) -> int:
         """A number of 32 bits that differs when the images' widths or heights do: boxes and rectangles hang on them."""
         shapes = (np.ascontiguousarray(one, dtype=np.int64) for one in (self.widths, self.heights))
         return functools.reduce(lambda crc, one: zlib.crc32(one.data, crc), shapes, 0)
 
     @property
-    def source(self) -> str:
+    def stems_digest(self) -> str:
         """A digest of the names without suffix: sets of which it is equal have the same images in the same order."""
-        return names_digest(self.names())
+        return stems_sha256(self.names())
 
 
-def names_crc(names: Iterable[str]) -> int:
+def names_crc32(names: Iterable[str]) -> int:
     """Return the checksum of names.txt: of each name and its line break."""
     crc = 0
     for name in names:
-        crc = zlib.crc32(encoded(name), crc)
+        crc = zlib.crc32(encode_name_line(name), crc)
     return crc
 
 
-def names_digest(names: Iterable[str]) -> str:
+def stems_sha256(names: Iterable[str]) -> str:
     """Return the sha256 of the names without their suffix, a line each: a copy may be stored as another format."""
     digest = hashlib.sha256()
     for name in names:
-        digest.update(encoded(stem(name)))
+        digest.update(encode_name_line(stem(name)))
     return digest.hexdigest()
 
 
@@ -110,6 +110,6 @@ def stem(name: str) -> str:
     return os.path.splitext(name)[0]  # noqa: PTH122 (a Path for each of a million names takes seconds)
 
 
-def encoded(name: str) -> bytes:
+def encode_name_line(name: str) -> bytes:
     """Return a name as a line of names.txt; names that are not UTF-8 keep their bytes."""
     return f"{name}\n".encode("utf-8", "surrogateescape")

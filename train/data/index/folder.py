@@ -17,15 +17,15 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from train.data.decode import BadImage, decode
-from train.data.threads import in_threads
+from train.data.decode import BadImage, decode_image
+from train.data.threads import map_in_threads
 from train.tools import filesystem
-from train.tools.filesystem import locked, seal, unseal
+from train.tools.filesystem import locked, with_checksum, read_with_checksum
 
-from .base import DataError, Ids, Index, Progress, names_crc, names_digest
+from .base import DataError, ImageIds, Index, ProgressCallback, names_crc32, stems_sha256
 
-VERSION = 2
-KEPT = ("paths", "widths", "heights", "bad", "source", "names")
+FOLDER_INDEX_VERSION = 2
+CACHED_ARRAYS = ("paths", "widths", "heights", "bad", "source", "names")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,9 +33,9 @@ class FolderIndex(Index):
     """The images of `folder` as `class/file name`; `told` are the digests of all names, as kept with the index."""
 
     paths: NDArray[np.str_]
-    told: tuple[str, int] | None = field(default=None, repr=False)
+    known_digests: tuple[str, int] | None = field(default=None, repr=False)
 
-    def take(self, ids: Ids) -> Self:
+    def take(self, ids: ImageIds) -> Self:
         """Return the index of these images only, in this order."""
         arrays = {name: getattr(self, name)[ids] for name in ("paths", "labels", "widths", "heights")}
         return replace(self, **arrays, told=None)
@@ -53,19 +53,19 @@ class FolderIndex(Index):
         """Return `class/file name` of one image."""
         return str(self.paths[number])
 
-    def where(self, number: int) -> str:
+    def location(self, number: int) -> str:
         """Return the image's file."""
         return str(self.folder / self.name(number))
 
     @property
-    def source(self) -> str:
+    def stems_digest(self) -> str:
         """The digest of the names without suffix."""
-        return self.told[0] if self.told else super().source
+        return self.known_digests[0] if self.known_digests else super().stems_digest
 
     @property
-    def fingerprint(self) -> int:
+    def names_checksum(self) -> int:
         """The checksum of the names."""
-        return self.told[1] if self.told else super().fingerprint
+        return self.known_digests[1] if self.known_digests else super().names_checksum
 
 
 def class_folders(folder: Path) -> list[str]:
@@ -80,22 +80,27 @@ def loose_images(folder: Path) -> list[str]:
         return sorted(one.name for one in entries if one.name.lower().endswith((".jpeg", ".jpg")) and one.is_file())
 
 
-def load(
-    root: Path, split: str, names: Sequence[str], classes: Sequence[str], skip_bad: bool, progress: Progress | None
+def load_folder_index(
+    root: Path,
+    split: str,
+    class_folder_names: Sequence[str],
+    classes: Sequence[str],
+    skip_bad: bool,
+    progress: ProgressCallback | None,
 ) -> FolderIndex:
     """Return the index of the class folders `names` of root/split, made first where it is missing or stale."""
-    with _one_at_a_time(root, split) as cache:
-        paths, marks = scan(root / split, names)
-        signature = hashlib.sha256(f"{VERSION} {digest(paths, marks)}".encode()).hexdigest()
-        stored = _read(cache, signature)
+    with _locked_cache_path(root, split) as cache:
+        paths, marks = scan_class_folders(root / split, class_folder_names)
+        signature = hashlib.sha256(f"{FOLDER_INDEX_VERSION} {files_digest(paths, marks)}".encode()).hexdigest()
+        stored = _read_cache(cache, signature)
         if stored is None:
-            stored = _build(root / split, paths, progress)
-            _write(cache, signature, stored)
-    return _index(root / split, classes, stored, skip_bad)
+            stored = _build_index_arrays(root / split, paths, progress)
+            _write_cache(cache, signature, stored)
+    return _index_from_arrays(root / split, classes, stored, skip_bad)
 
 
 @contextmanager
-def _one_at_a_time(root: Path, split: str) -> Iterator[Path]:
+def _locked_cache_path(root: Path, split: str) -> Iterator[Path]:
     """Yield the index's path; other processes wait, so that the ranks of a run make it once."""
     cache = root / f".{split}.index.npz"
     if not os.access(root, os.W_OK):
@@ -106,13 +111,13 @@ def _one_at_a_time(root: Path, split: str) -> Iterator[Path]:
         yield cache
 
 
-def scan(folder: Path, names: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
+def scan_class_folders(folder: Path, class_folder_names: Sequence[str]) -> tuple[list[str], NDArray[np.int64]]:
     """Return all files as `class/name`, sorted, and of each its size and its time of change in nanoseconds.
 
     Folders in a class and links to nothing are among them: they are told as files that are not images.
     """
     paths, marks = [], []
-    for name in names:
+    for name in class_folder_names:
         with os.scandir(folder / name) as entries:
             seen = [one for one in entries if not one.name.startswith(".")]
             rows = sorted((one.name, one.stat(follow_symlinks=one.is_file())) for one in seen)
@@ -122,14 +127,14 @@ def scan(folder: Path, names: Sequence[str]) -> tuple[list[str], NDArray[np.int6
     return paths, np.array(marks, np.int64).reshape(-1, 2)
 
 
-def digest(paths: Sequence[str], marks: NDArray[np.int64]) -> str:
+def files_digest(paths: Sequence[str], sizes_and_mtimes: NDArray[np.int64]) -> str:
     """Return what changes when a file's name, size or time does."""
     both = hashlib.sha256("\0".join(paths).encode("utf-8", "surrogateescape"))
-    both.update(np.ascontiguousarray(marks, "<i8").tobytes())
+    both.update(np.ascontiguousarray(sizes_and_mtimes, "<i8").tobytes())
     return both.hexdigest()
 
 
-def read(path: Path) -> bytes:
+def read_image_file(path: Path) -> bytes:
     """Return an image's bytes. Raises `BadImage` for a folder and a link to nothing, `OSError`."""
     try:
         return path.read_bytes()
@@ -141,19 +146,19 @@ def read(path: Path) -> bytes:
         raise
 
 
-def _look(path: Path) -> tuple[int, int, str]:
+def _probe_image(path: Path) -> tuple[int, int, str]:
     """An image's (width, height, ""), or (0, 0, what is wrong with it)."""
     try:
-        height, width, _ = decode(read(path)).shape
+        height, width, _ = decode_image(read_image_file(path)).shape
         return width, height, ""
     except (BadImage, OSError) as error:
         return 0, 0, str(error)
 
 
-def _build(folder: Path, paths: list[str], progress: Progress | None) -> dict[str, Any]:
+def _build_index_arrays(folder: Path, paths: list[str], progress: ProgressCallback | None) -> dict[str, Any]:
     """Decode every file, in threads: the decoder works outside the interpreter's lock."""
     rows = []
-    for row in in_threads(_look, (folder / one for one in paths)):
+    for row in map_in_threads(_probe_image, (folder / one for one in paths)):
         rows.append(row)
         if progress and (len(rows) % 100 == 0 or len(rows) == len(paths)):
             progress(len(rows), len(paths))
@@ -165,43 +170,46 @@ def _build(folder: Path, paths: list[str], progress: Progress | None) -> dict[st
         "widths": np.array([rows[i][0] for i in good], np.int64),
         "heights": np.array([rows[i][1] for i in good], np.int64),
         "bad": np.array(bad, np.str_).reshape(-1, 2),
-        "source": np.array(names_digest(names)),
-        "names": np.array(names_crc(names)),
+        "source": np.array(stems_sha256(names)),
+        "names": np.array(names_crc32(names)),
     }
 
 
-def _read(cache: Path, signature: str) -> dict[str, Any] | None:
+def _read_cache(cache: Path, signature: str) -> dict[str, Any] | None:
     """The stored arrays, None when there are none, they are stale or the file is damaged."""
-    with suppress(OSError, ValueError, KeyError), np.load(BytesIO(unseal(cache)), allow_pickle=False) as stored:
+    with (
+        suppress(OSError, ValueError, KeyError),
+        np.load(BytesIO(read_with_checksum(cache)), allow_pickle=False) as stored,
+    ):
         if str(stored["signature"]) == signature:
-            return {name: stored[name] for name in KEPT}
+            return {name: stored[name] for name in CACHED_ARRAYS}
     return None
 
 
-def _write(cache: Path, signature: str, arrays: dict[str, Any]) -> None:
+def _write_cache(cache: Path, signature: str, arrays: dict[str, Any]) -> None:
     buffer = BytesIO()
     np.savez_compressed(buffer, signature=np.array(signature), **arrays)
-    filesystem.replace(cache, seal(buffer.getvalue()))
+    filesystem.write_atomic(cache, with_checksum(buffer.getvalue()))
 
 
-def _index(folder: Path, classes: Sequence[str], stored: dict[str, Any], skip_bad: bool) -> FolderIndex:
-    bad = tuple((str(path), str(why)) for path, why in stored["bad"])
+def _index_from_arrays(folder: Path, classes: Sequence[str], arrays: dict[str, Any], skip_bad: bool) -> FolderIndex:
+    bad = tuple((str(path), str(why)) for path, why in arrays["bad"])
     if bad and not skip_bad:
         more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
         raise DataError(
             f"{folder / bad[0][0]}{more}: {bad[0][1]}; mend or remove, or say --skip-bad to leave out {len(bad)} "
-            f"of {len(bad) + len(stored['paths'])} files; all of them: imgnet-cluster data check {folder.parent}"
+            f"of {len(bad) + len(arrays['paths'])} files; all of them: imgnet-cluster data check {folder.parent}"
         )
-    if not len(stored["paths"]):
+    if not len(arrays["paths"]):
         raise DataError(f"{folder}: has no images; the layout is {folder.name}/<class>/*.JPEG")
     label = {name: number for number, name in enumerate(classes)}
     return FolderIndex(
         folder=folder,
         classes=tuple(classes),
-        paths=stored["paths"],
-        labels=np.array([label[str(path).split("/")[0]] for path in stored["paths"]], np.int64),
-        widths=stored["widths"],
-        heights=stored["heights"],
-        bad=bad,
-        told=(str(stored["source"]), int(stored["names"])),
+        paths=arrays["paths"],
+        labels=np.array([label[str(path).split("/")[0]] for path in arrays["paths"]], np.int64),
+        widths=arrays["widths"],
+        heights=arrays["heights"],
+        skipped_files=bad,
+        known_digests=(str(arrays["source"]), int(arrays["names"])),
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from . import folder as index_folder
 from . import packed
-from .base import SPLITS, DataError, Index, Progress, stem
+from .base import SPLITS, DataError, Index, ProgressCallback, stem
 
 
 def check_layout(root: Path) -> None:
@@ -19,11 +19,11 @@ def check_layout(root: Path) -> None:
     if not root.is_dir():
         raise DataError(f"{root}: there is no such data folder; say --data DIR, or --data sample for the built-in set")
     train, val = (class_names(root, split) for split in SPLITS)
-    _check_known(root, val, train)
+    _check_val_classes(root, val, train)
 
 
-def _check_known(root: Path, val: Sequence[str], train: Sequence[str]) -> None:
-    unknown = sorted(set(val) - set(train))
+def _check_val_classes(root: Path, val_classes: Sequence[str], train_classes: Sequence[str]) -> None:
+    unknown = sorted(set(val_classes) - set(train_classes))
     if unknown:
         raise DataError(f"{root / 'val' / unknown[0]}: a class that train/ lacks; remove it, or add it to train/")
 
@@ -51,13 +51,13 @@ def class_names(root: Path, split: str) -> list[str]:
     return found
 
 
-def load(
+def load_index(
     root: Path,
     split: str,
     classes: Sequence[str] | None = None,
     *,
     skip_bad: bool = False,
-    progress: Progress | None = None,
+    progress: ProgressCallback | None = None,
 ) -> Index:
     """Return the index of root/split; that of a folder of files is made first where it is missing or stale.
 
@@ -67,24 +67,33 @@ def load(
     """
     names = class_names(root, split)
     if classes is not None:
-        _check_known(root, names, classes)
+        _check_val_classes(root, names, classes)
     if packed.is_packed(root / split):
-        return packed.load(root / split, classes)
-    return index_folder.load(root, split, names, classes or names, skip_bad, progress)
+        return packed.load_packed_index(root / split, classes)
+    return index_folder.load_folder_index(root, split, names, classes or names, skip_bad, progress)
 
 
-def same_images(full: Index, copy: Index) -> None:
+def check_same_images(full_size: Index, copy: Index) -> None:
     """Raise `DataError` unless a prepared copy has the same images in the same order as the full-size set."""
-    if full.source == copy.source:
+    if full_size.stems_digest == copy.stems_digest:
         return
-    mine, theirs = ({stem(name) for name in one.names()} for one in (full, copy))
+    mine, theirs = ({stem(name) for name in one.names()} for one in (full_size, copy))
     missing, extra = len(mine - theirs), len(theirs - mine)
     why = f"{missing} are missing, {extra} too many" if missing or extra else "they are in another order"
     raise DataError(
-        f"{copy.folder}: is not of the same images as {full.folder} ({why}); "
-        f"make it again: imgnet-cluster data resize {full.folder.parent} {copy.folder.parent.parent} "
+        f"{copy.folder}: is not of the same images as {full_size.folder} ({why}); "
+        f"make it again: imgnet-cluster data resize {full_size.folder.parent} {copy.folder.parent.parent} "
         f"--sizes {copy.folder.parent.name} --anew"
     )
 
 
-__all__ = ["SPLITS", "DataError", "Index", "Progress", "check_layout", "class_names", "load", "same_images"]
+__all__ = [
+    "SPLITS",
+    "DataError",
+    "Index",
+    "ProgressCallback",
+    "check_layout",
+    "class_names",
+    "load_index",
+    "check_same_images",
+]

@@ -14,37 +14,37 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-_numbers = itertools.count()
-_rings: "weakref.WeakValueDictionary[int, Ring]" = weakref.WeakValueDictionary()
+_next_ids = itertools.count()
+_buffers_by_id: "weakref.WeakValueDictionary[int, BatchBuffers]" = weakref.WeakValueDictionary()
 
 
-class Ring:
+class BatchBuffers:
     """`places` pieces of `size` bytes. Made before the workers are forked; only the trainer takes and lends.
 
     Pages are memory only once they were used, and the place that was free last is the next to be.
     """
 
-    def __init__(self, places: int, size: int) -> None:
-        self.size, self.number = size, next(_numbers)
-        self.memory = mmap.mmap(-1, places * size)
-        self.free = list(range(places))
-        _rings[self.number] = self
+    def __init__(self, slots: int, slot_bytes: int) -> None:
+        self.slot_bytes, self.buffers_id = slot_bytes, next(_next_ids)
+        self.memory = mmap.mmap(-1, slots * slot_bytes)
+        self.free_slots = list(range(slots))
+        _buffers_by_id[self.buffers_id] = self
 
     @staticmethod
-    def numbered(number: int) -> "Ring":
+    def by_id(buffers_id: int) -> "BatchBuffers":
         """Return the ring of this number, which its maker holds. Raises `KeyError`."""
-        return _rings[number]
+        return _buffers_by_id[buffers_id]
 
-    def take(self, shape: tuple[int, ...]) -> int | None:
+    def acquire(self, shape: tuple[int, ...]) -> int | None:
         """Return a place for so many bytes that nobody uses, None when there is none."""
-        return self.free.pop() if self.free and math.prod(shape) <= self.size else None
+        return self.free_slots.pop() if self.free_slots and math.prod(shape) <= self.slot_bytes else None
 
-    def pixels(self, place: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
+    def slot_array(self, slot: int, shape: tuple[int, ...]) -> NDArray[np.uint8]:
         """Return the memory of a place, as the worker fills it."""
-        return np.frombuffer(self.memory, np.uint8, math.prod(shape), place * self.size).reshape(shape)
+        return np.frombuffer(self.memory, np.uint8, math.prod(shape), slot * self.slot_bytes).reshape(shape)
 
-    def lend(self, place: int, shape: tuple[int, ...]) -> torch.Tensor:
+    def lend_tensor(self, slot: int, shape: tuple[int, ...]) -> torch.Tensor:
         """Return the tensor in a place, which is free again when neither it nor a view of it is held any more."""
-        pixels = self.pixels(place, shape)
-        weakref.finalize(pixels, self.free.append, place).atexit = False
+        pixels = self.slot_array(slot, shape)
+        weakref.finalize(pixels, self.free_slots.append, slot).atexit = False
         return torch.from_numpy(pixels)

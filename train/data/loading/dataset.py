@@ -7,13 +7,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from train.data.index.open import DataError, Index, check_layout, class_names, load, same_images
+from train.data.index.open import DataError, Index, check_layout, class_names, load_index, check_same_images
 from train.data.order.rng import subset
-from train.data.order.work import Key
+from train.data.order.work import IndexKey
 from train.recipe.components import Data
 from train.recipe.schema import Phase, Recipe
 
-Say = Callable[[str], None]
+LogFunction = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -22,9 +22,9 @@ class Dataset:
     in seconds of the wall clock.
     """
 
-    indexes: dict[Key, Index]
+    indexes: dict[IndexKey, Index]
     recipe: Recipe
-    begun: float = 0.0
+    load_start_time: float = 0.0
 
     @property
     def train(self) -> Index:
@@ -32,14 +32,14 @@ class Dataset:
         return self.indexes["train", None]
 
 
-def root_of(data: Data, chosen: Path | None) -> Path:
+def data_root(data: Data, override: Path | None) -> Path:
     """Return the folder of a run's images: the chosen one, or the recipe's."""
-    return (chosen or Path(data.root)).expanduser()
+    return (override or Path(data.root)).expanduser()
 
 
-def copies_of(root: Path, chosen: Path | None) -> Path:
+def copies_root(images_root: Path, override: Path | None) -> Path:
     """Return the folder that holds the prepared copies of a data folder: as chosen, or the name with -sz."""
-    return chosen.expanduser() if chosen else root.with_name(root.name + "-sz")
+    return override.expanduser() if override else images_root.with_name(images_root.name + "-sz")
 
 
 def open_dataset(
@@ -50,7 +50,7 @@ def open_dataset(
     scale: float = 1.0,
     seed: int = 0,
     skip_bad: bool = False,
-    say: Say = print,
+    log: LogFunction = print,
 ) -> Dataset:
     """Index what the recipe needs, `scale` of it. A copy that is not there is replaced by the full-size images, aloud.
 
@@ -58,37 +58,39 @@ def open_dataset(
     """
     begun = time.time()
     check_layout(root)
-    train = load(root, "train", skip_bad=skip_bad, progress=_bar(root / "train"))
-    val = load(root, "val", train.classes, skip_bad=skip_bad, progress=_bar(root / "val"))
-    indexes: dict[Key, Index] = {("train", None): train, ("val", None): val}
+    train = load_index(root, "train", skip_bad=skip_bad, progress=_indexing_progress(root / "train"))
+    val = load_index(root, "val", train.classes, skip_bad=skip_bad, progress=_indexing_progress(root / "val"))
+    indexes: dict[IndexKey, Index] = {("train", None): train, ("val", None): val}
     for split, index in (("train", train), ("val", val)):
-        if index.bad:
-            first = ": ".join(index.bad[0])
-            say(f"{index.folder}: {len(index.bad)} of its files left out (--skip-bad), the first: {first}")
-        for copy in recipe.copies:
+        if index.skipped_files:
+            first = ": ".join(index.skipped_files[0])
+            log(f"{index.folder}: {len(index.skipped_files)} of its files left out (--skip-bad), the first: {first}")
+        for copy in recipe.copy_sizes:
             folder = copies / str(copy)
             if not folder.is_dir():
                 continue
-            indexes[split, copy] = load(folder, split, train.classes, skip_bad=skip_bad, progress=_bar(folder / split))
-            same_images(index, indexes[split, copy])
-    missing = [copy for copy in recipe.copies if ("train", copy) not in indexes]
+            indexes[split, copy] = load_index(
+                folder, split, train.classes, skip_bad=skip_bad, progress=_indexing_progress(folder / split)
+            )
+            check_same_images(index, indexes[split, copy])
+    missing = [copy for copy in recipe.copy_sizes if ("train", copy) not in indexes]
     if missing:
         names = ",".join(map(str, missing))
-        say(
+        log(
             f"no copies of {names} pixels in {copies}: reading the full-size images, which takes longer; to make them: "
             f"imgnet-cluster data resize {root} {copies} --sizes {names}"
         )
-    phases = tuple(_with_copy(phase, missing) for phase in recipe.phases)
+    phases = tuple(_without_missing_copy(phase, missing) for phase in recipe.phases)
     if any(phase.copy is None for phase in phases):
-        _check_bytes(train, val)
+        _check_images_present(train, val)
     if scale < 1:
         indexes = {key: one.take(subset(seed, len(one), scale)) for key, one in indexes.items()}
     return Dataset(indexes, replace(recipe, tables={}, phases=phases), begun)
 
 
-def open_val(
+def open_val_indexes(
     recipe: Recipe, root: Path, copies: Path, *, scale: float = 1.0, seed: int = 0, skip_bad: bool = False
-) -> dict[Key, Index]:
+) -> dict[IndexKey, Index]:
     """Index what the recipe's last phase validates on: the full-size images, and their copy where it is there.
 
     Raises `DataError` as `open_dataset` does.
@@ -96,32 +98,32 @@ def open_val(
     check_layout(root)
     classes, copy = class_names(root, "train"), recipe.phases[-1].copy
     folders = {None: root, copy: root if copy is None else copies / str(copy)}
-    indexes: dict[Key, Index] = {}
+    indexes: dict[IndexKey, Index] = {}
     for short, folder in folders.items():
         if folder.is_dir():
-            found = load(folder, "val", classes, skip_bad=skip_bad, progress=_bar(folder / "val"))
-            same_images(indexes.setdefault(("val", None), found), found)
+            found = load_index(folder, "val", classes, skip_bad=skip_bad, progress=_indexing_progress(folder / "val"))
+            check_same_images(indexes.setdefault(("val", None), found), found)
             indexes["val", short] = found
     if scale < 1:
         indexes = {key: one.take(subset(seed, len(one), scale)) for key, one in indexes.items()}
     return indexes
 
 
-def _with_copy(phase: Phase, missing: list[int]) -> Phase:
+def _without_missing_copy(phase: Phase, missing: list[int]) -> Phase:
     return replace(phase, copy=None) if phase.copy in missing else phase
 
 
-def _check_bytes(*indexes: Index) -> None:
+def _check_images_present(*indexes: Index) -> None:
     """A machine may have fetched names and numbers of the full-size images only."""
     for index in indexes:
-        if not index.has_bytes:
+        if not index.has_images:
             raise DataError(
                 f"{index.folder}: has the index and no images, which a phase of the recipe reads in full size; fetch "
                 f"all: imgnet-cluster data fetch SOURCE {index.folder.parent}"
             )
 
 
-def _bar(folder: Path) -> Callable[[int, int], None]:
+def _indexing_progress(folder: Path) -> Callable[[int, int], None]:
     """One line for each tenth of a look through a folder; nothing for a folder that is indexed already."""
 
     def say(done: int, total: int) -> None:
@@ -131,4 +133,4 @@ def _bar(folder: Path) -> Callable[[int, int], None]:
     return say
 
 
-__all__ = ["DataError", "Dataset", "copies_of", "open_dataset", "open_val", "root_of"]
+__all__ = ["DataError", "Dataset", "copies_root", "open_dataset", "open_val_indexes", "data_root"]

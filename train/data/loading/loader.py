@@ -21,16 +21,16 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import DataLoader, Dataset
 
-from train.data.decode import BadImage, Box, Size
+from train.data.decode import BadImage, Box, ImageSize
 from train.data.index.open import DataError, Index
-from train.data.order.rng import random_boxes, shifted_boxes
-from train.data.order.work import Key, Work
-from train.tools.errors import Lost
-from train.tools.filesystem import one_line
-from train.tools.process import die_with_parent, keep_memory
+from train.data.order.rng import random_boxes, random_position_boxes
+from train.data.order.work import IndexKey, BatchRequest
+from train.tools.errors import WorkerLost
+from train.tools.filesystem import one_line_error
+from train.tools.process import die_with_parent, disable_malloc_trim
 
-from .batch_buffers import Ring
-from .crop import centre, crop, rows
+from .batch_buffers import BatchBuffers
+from .crop import center_crop, crop_and_resize, image_views
 
 
 @dataclass(frozen=True)
@@ -39,108 +39,129 @@ class Batch:
 
     images: torch.Tensor
     labels: NDArray[np.int64]
-    work: Work
+    request: BatchRequest
 
     def pin_memory(self) -> "Batch":
         """Return the batch in page-locked memory, for copies to a GPU that nobody waits for."""
-        return Batch(self.images.pin_memory(), self.labels, self.work)
+        return Batch(self.images.pin_memory(), self.labels, self.request)
 
 
-class Images:
+class BatchDecoder:
     """All images of a run by (split, copy). Asked with a Work, it answers with a whole Batch."""
 
-    def __init__(self, indexes: Mapping[Key, Index], seed: int) -> None:
+    def __init__(self, indexes: Mapping[IndexKey, Index], seed: int) -> None:
         self.indexes, self.seed = indexes, seed
 
-    def make(self, work: Work, out: torch.Tensor | None = None) -> Batch:
+    def decode_batch(self, request: BatchRequest, out: torch.Tensor | None = None) -> Batch:
         """Decode, crop and resize, into `out` if given. Raises `DataError` when a file cannot be decoded any more."""
-        index = self.indexes[work.split, work.copy]
-        widths, heights = index.widths[work.ids], index.heights[work.ids]
+        index = self.indexes[request.split, request.copy]
+        widths, heights = index.widths[request.ids], index.heights[request.ids]
         if not (widths.all() and heights.all()):
             raise DataError(f"{index.folder}: its index was written over during the run; make the set again")
         cuts: Iterable[tuple[Box, bool] | None] = repeat(None)
-        if work.min_scale is not None:
-            images, aspect = (self.seed, work.epoch, work.ids, widths, heights), work.shape[1] / work.shape[0]
+        if request.min_scale is not None:
+            images, aspect = (
+                (self.seed, request.epoch, request.ids, widths, heights),
+                request.shape[1] / request.shape[0],
+            )
             boxes, mirrors = (
-                random_boxes(*images, work.min_scale, aspect) if work.augment else shifted_boxes(*images, aspect)
+                random_boxes(*images, request.min_scale, aspect)
+                if request.augment
+                else random_position_boxes(*images, aspect)
             )
             cuts = zip(map(tuple, boxes.tolist()), mirrors.tolist(), strict=True)
-        out = torch.empty(work.pixels, dtype=torch.uint8) if out is None else out
+        out = torch.empty(request.batch_shape, dtype=torch.uint8) if out is None else out
         sizes = zip(heights.tolist(), widths.tolist(), strict=True)
-        for number, size, cut, row in zip(work.ids.tolist(), sizes, cuts, rows(out), strict=False):
-            _fill(row, index, number, size, cut)
-        return Batch(out, index.labels[work.ids], work)
+        for number, size, cut, row in zip(request.ids.tolist(), sizes, cuts, image_views(out), strict=False):
+            _decode_into(row, index, number, size, cut)
+        return Batch(out, index.labels[request.ids], request)
 
 
-def _fill(row: torch.Tensor, index: Index, number: int, size: Size, cut: tuple[Box, bool] | None) -> None:
-    with reading(index, number):
+def _decode_into(
+    out: torch.Tensor, index: Index, number: int, size: ImageSize, crop_box: tuple[Box, bool] | None
+) -> None:
+    with image_errors_as_data_errors(index, number):
         data = index.read(number)
-        if cut is None:
-            centre(data, size, row)
+        if crop_box is None:
+            center_crop(data, size, out)
         else:
-            crop(data, size, *cut, row)
+            crop_and_resize(data, size, *crop_box, out)
 
 
 @contextlib.contextmanager
-def reading(index: Index, number: int) -> Iterator[None]:
+def image_errors_as_data_errors(index: Index, number: int) -> Iterator[None]:
     """A context in which an image that cannot be read or decoded any more is a `DataError` that names it."""
     try:
         yield
     except (BadImage, OSError) as error:
         why = error.strerror if isinstance(error, OSError) else error
-        raise DataError(f"{index.where(number)}: {why}; it has changed since the index was made") from error
+        raise DataError(f"{index.location(number)}: {why}; it has changed since the index was made") from error
 
 
 @dataclass(frozen=True)
-class Sent:
+class WorkerBatch:
     """A batch on its way from a worker: the place in the ring where it lies, or its pixels if it was given none."""
 
-    ring: int
-    pixels: int | NDArray[np.uint8]
+    buffers_id: int
+    slot_or_pixels: int | NDArray[np.uint8]
     labels: NDArray[np.int64]
-    work: Work
+    request: BatchRequest
 
-    def open(self) -> Batch:
+    def to_batch(self) -> Batch:
         """Return the batch, in the trainer."""
-        if isinstance(self.pixels, int):
-            return Batch(Ring.numbered(self.ring).lend(self.pixels, self.work.pixels), self.labels, self.work)
-        return Batch(torch.from_numpy(self.pixels), self.labels, self.work)
+        if isinstance(self.slot_or_pixels, int):
+            return Batch(
+                BatchBuffers.by_id(self.buffers_id).lend_tensor(self.slot_or_pixels, self.request.batch_shape),
+                self.labels,
+                self.request,
+            )
+        return Batch(torch.from_numpy(self.slot_or_pixels), self.labels, self.request)
 
     def pin_memory(self) -> Batch:
         """Return it in page-locked memory; its place in the ring is free again."""
-        return self.open().pin_memory()
+        return self.to_batch().pin_memory()
 
 
-class _Worker(Dataset[Sent | DataError]):
+class _BatchDataset(Dataset[WorkerBatch | DataError]):
     """What the loader asks with a Work and a place for its batch."""
 
-    def __init__(self, images: Images, ring: Ring) -> None:
-        self.images, self.ring = images, ring
+    def __init__(self, decoder: BatchDecoder, buffers: BatchBuffers) -> None:
+        self.decoder, self.buffers = decoder, buffers
 
-    def __getitem__(self, asked: tuple[Work, int | None]) -> Sent | DataError:
+    def __getitem__(self, request_and_slot: tuple[BatchRequest, int | None]) -> WorkerBatch | DataError:
         """Return the batch, or what is wrong with a file: raised in a worker it would come wrapped in a traceback."""
-        work, place = asked
-        pixels = np.empty(work.pixels, np.uint8) if place is None else self.ring.pixels(place, work.pixels)
+        work, place = request_and_slot
+        pixels = (
+            np.empty(work.batch_shape, np.uint8) if place is None else self.buffers.slot_array(place, work.batch_shape)
+        )
         try:
-            batch = self.images.make(work, torch.from_numpy(pixels))
+            batch = self.decoder.decode_batch(work, torch.from_numpy(pixels))
         except DataError as error:
             return error
-        return Sent(self.ring.number, pixels if place is None else place, batch.labels, work)
+        return WorkerBatch(self.buffers.buffers_id, pixels if place is None else place, batch.labels, work)
 
 
-def _begin_worker(parent: int, _: int) -> None:
+def _init_worker(parent_pid: int, _worker_id: int) -> None:
     die_with_parent()
-    if os.getppid() != parent:  # it died before the line above
+    if os.getppid() != parent_pid:  # it died before the line above
         os._exit(1)
     torch.set_num_threads(1)
-    keep_memory()
+    disable_malloc_trim()
 
 
-AHEAD_BYTES = 128e6  # of batches that each worker may have ready; where two batches are more, two
-RECTANGLE = 1.9  # times a square batch: what a rectangular one of validation may have (train.data.order.rect_val)
+PREFETCH_BYTES_PER_WORKER = 128e6  # of batches that each worker may have ready; where two batches are more, two
+MAX_RECTANGLE_TO_SQUARE = (
+    1.9  # times a square batch: what a rectangular one of validation may have (train.data.order.rect_val)
+)
 
 
-def stream(images: Images, works: Iterable[Work], workers: int, device: torch.device, largest: int) -> Iterator[Batch]:
+def stream_batches(
+    decoder: BatchDecoder,
+    requests: Iterable[BatchRequest],
+    workers: int,
+    device: torch.device,
+    largest_batch_bytes: int,
+) -> Iterator[Batch]:
     """Start the workers (0: none) and return what they make ahead: a Batch for each Work, in order.
 
     `largest` is the number of bytes of the run's largest square batch: small ones are made further ahead. Raises
@@ -148,16 +169,18 @@ def stream(images: Images, works: Iterable[Work], workers: int, device: torch.de
     a worker is killed.
     """
     if not workers:
-        return (batch.pin_memory() if device.type == "cuda" else batch for batch in map(images.make, works))
-    ahead = int(min(16, max(2, AHEAD_BYTES // largest)))
-    ring = Ring(ahead * workers + 2, int(RECTANGLE * largest))  # one more is in use, one is being asked for
+        return (batch.pin_memory() if device.type == "cuda" else batch for batch in map(decoder.decode_batch, requests))
+    ahead = int(min(16, max(2, PREFETCH_BYTES_PER_WORKER // largest_batch_bytes)))
+    ring = BatchBuffers(
+        ahead * workers + 2, int(MAX_RECTANGLE_TO_SQUARE * largest_batch_bytes)
+    )  # one more is in use, one is being asked for
     loader: DataLoader[Any] = DataLoader(
-        _Worker(images, ring),
-        sampler=_Once(works, ring),
+        _BatchDataset(decoder, ring),
+        sampler=_RequestSampler(requests, ring),
         batch_size=None,
         num_workers=workers,
         pin_memory=device.type == "cuda",
-        worker_init_fn=partial(_begin_worker, os.getpid()),
+        worker_init_fn=partial(_init_worker, os.getpid()),
         multiprocessing_context="fork",
         prefetch_factor=ahead,
     )
@@ -168,52 +191,54 @@ def stream(images: Images, works: Iterable[Work], workers: int, device: torch.de
             raise DataError("/dev/shm: is full; the loader's processes need 64 kB there, or say --workers 0") from error
         raise
     if threading.current_thread() is threading.main_thread():
-        _OneLine.install()
-    return _whole(made)
+        _SigchldHandler.install()
+    return _unwrap_batches(made)
 
 
-def _whole(made: Iterator[Sent | Batch | DataError]) -> Iterator[Batch]:
+def _unwrap_batches(worker_items: Iterator[WorkerBatch | Batch | DataError]) -> Iterator[Batch]:
     while True:
         try:
-            one = next(made)
+            one = next(worker_items)
         except StopIteration:
             return
         except RuntimeError as error:
-            raise _lost(error) from None
+            raise _worker_lost_error(error) from None
         if isinstance(one, DataError):
             try:
                 raise one
             finally:
                 del one  # which holds this frame, and with it the workers
-        yield one.open() if isinstance(one, Sent) else one
+        yield one.to_batch() if isinstance(one, WorkerBatch) else one
 
 
-def _lost(error: RuntimeError) -> Exception:
+def _worker_lost_error(error: RuntimeError) -> Exception:
     """What torch says of a worker that is gone, in one line; any other error as it is."""
-    if isinstance(error.__cause__, Lost):  # which was raised by the signal while torch waited
+    if isinstance(error.__cause__, WorkerLost):  # which was raised by the signal while torch waited
         return error.__cause__
-    text = one_line(error)
+    text = one_line_error(error)
     if not text.startswith("DataLoader worker"):
         return error
     if "Bus error" in text:
-        return Lost("a loader process ended (Bus error): index.npy was cut while it was mapped, or cannot be read")
-    return Lost(
+        return WorkerLost(
+            "a loader process ended (Bus error): index.npy was cut while it was mapped, or cannot be read"
+        )
+    return WorkerLost(
         f"a loader process ended ({text.removeprefix('DataLoader ').split('. ')[0].rstrip('.')}): if nobody ended it, "
         "the machine ran out of memory; with fewer --workers less is needed"
     )
 
 
-class _OneLine:
+class _SigchldHandler:
     """torch's answer to the signal that a child ended, which raises where the program stands, but in one line."""
 
-    def __init__(self, answer: Callable[..., None]) -> None:
-        self.answer = answer
+    def __init__(self, torch_handler: Callable[..., None]) -> None:
+        self.torch_handler = torch_handler
 
     def __call__(self, *signal_and_frame: Any) -> None:
         try:
-            self.answer(*signal_and_frame)
+            self.torch_handler(*signal_and_frame)
         except RuntimeError as error:
-            raise _lost(error) from None
+            raise _worker_lost_error(error) from None
 
     @classmethod
     def install(cls) -> None:
@@ -223,11 +248,11 @@ class _OneLine:
             signal.signal(signal.SIGCHLD, cls(handler))
 
 
-class _Once:
+class _RequestSampler:
     """The works and their places as a sampler: DataLoader passes each to a worker as if it were an image's number."""
 
-    def __init__(self, works: Iterable[Work], ring: Ring) -> None:
-        self.works, self.ring = works, ring
+    def __init__(self, requests: Iterable[BatchRequest], buffers: BatchBuffers) -> None:
+        self.requests, self.buffers = requests, buffers
 
-    def __iter__(self) -> Iterator[tuple[Work, int | None]]:
-        return ((work, self.ring.take(work.pixels)) for work in self.works)
+    def __iter__(self) -> Iterator[tuple[BatchRequest, int | None]]:
+        return ((work, self.buffers.acquire(work.batch_shape)) for work in self.requests)

@@ -7,48 +7,50 @@ batch nor on the number of processes. Shapes are multiples of 32 and few; the im
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-STEP = 32  # pixels: what ResNets shrink by, so that no border is cut off inside
-LONGEST = 1.5  # times the short side: longer ones are few, and each further shape costs a kernel search
-MARGIN = 1.14  # short side before the crop, times the crop's (256 to 224; 1.10 to 1.14 measured best)
+SIDE_MULTIPLE = 32  # pixels: what ResNets shrink by, so that no border is cut off inside
+MAX_ASPECT_RATIO = 1.5  # times the short side: longer ones are few, and each further shape costs a kernel search
+RESIZE_TO_CROP_RATIO = 1.14  # short side before the crop, times the crop's (256 to 224; 1.10 to 1.14 measured best)
 
-Shape = tuple[int, int]
+CropShape = tuple[int, int]
 
 
-def rectangle(width: int, height: int, size: int) -> Shape:
+def rect_crop_shape(width: int, height: int, size: int) -> CropShape:
     """Return the crop (height, width) of one image: the short side `size`, the long one as long as the image allows."""
     short = _short_side(size)
-    return _shape(short, int(_long_sides(np.array([width / height]), short)[0]))
+    return _crop_shape(short, int(_long_sides(np.array([width / height]), short)[0]))
 
 
 def _short_side(size: int) -> int:
-    return max(STEP, round(size / STEP) * STEP)
+    return max(SIDE_MULTIPLE, round(size / SIDE_MULTIPLE) * SIDE_MULTIPLE)
 
 
-def _long_sides(ratios: NDArray[np.float64], short: int) -> NDArray[np.int32]:
+def _long_sides(ratios: NDArray[np.float64], short_side: int) -> NDArray[np.int32]:
     """The long side of each crop by width / height; negative where it is the height."""
-    longs = np.maximum(ratios, 1 / ratios).clip(max=LONGEST)
-    whole = np.maximum(short, (short * longs + 1e-9).astype(np.int32) // STEP * STEP)
-    return np.where((ratios >= 1) | (whole == short), whole, -whole)
+    longs = np.maximum(ratios, 1 / ratios).clip(max=MAX_ASPECT_RATIO)
+    whole = np.maximum(short_side, (short_side * longs + 1e-9).astype(np.int32) // SIDE_MULTIPLE * SIDE_MULTIPLE)
+    return np.where((ratios >= 1) | (whole == short_side), whole, -whole)
 
 
-def _shape(short: int, long: int) -> Shape:
-    return (short, long) if long > 0 else (-long, short)
+def _crop_shape(short_side: int, signed_long_side: int) -> CropShape:
+    return (short_side, signed_long_side) if signed_long_side > 0 else (-signed_long_side, short_side)
 
 
-def plan_square(images: int, size: int, batch: int, rank: int, world: int) -> list[tuple[Shape, NDArray[np.int64]]]:
+def plan_square_validation(
+    image_count: int, size: int, batch: int, rank: int, world_size: int
+) -> list[tuple[CropShape, NDArray[np.int64]]]:
     """Return this rank's validation batches for the square centre crop: every image is in one batch of one rank."""
-    mine = np.arange(rank, images, world, dtype=np.int64)
+    mine = np.arange(rank, image_count, world_size, dtype=np.int64)
     return [((size, size), mine[i : i + batch]) for i in range(0, len(mine), batch)]
 
 
-def plan_rectangles(
+def plan_rect_validation(
     widths: ArrayLike,
     heights: ArrayLike,
     size: int,
     batch: int,
     rank: int,
-    world: int,
-) -> list[tuple[Shape, NDArray[np.int64]]]:
+    world_size: int,
+) -> list[tuple[CropShape, NDArray[np.int64]]]:
     """Return this rank's validation batches (shape, image numbers), in the global order of aspect ratios (w / h).
 
     Every image is in one batch of one rank; ranks differ by at most one image in all, whatever the shapes.
@@ -61,8 +63,10 @@ def plan_rectangles(
     ends = [*(np.flatnonzero(np.diff(longs)) + 1).tolist(), len(order)]
     batches, begin = [], 0
     for end in ends:
-        mine = order[begin:end][(rank - begin) % world :: world]  # each shape goes on where the last one stopped
-        shape = _shape(short, int(longs[begin]))
+        mine = order[begin:end][
+            (rank - begin) % world_size :: world_size
+        ]  # each shape goes on where the last one stopped
+        shape = _crop_shape(short, int(longs[begin]))
         batches += [(shape, mine[i : i + batch]) for i in range(0, len(mine), batch)]
         begin = end
     return batches

@@ -10,25 +10,28 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-from train.tools.filesystem import json_lines
+from train.tools.filesystem import read_json_lines
 
-FOLDER = "ids"
+USAGE_FOLDER = "ids"
 
 
-class Ids:
+class UsageLog:
     """The lines of one process."""
 
-    def __init__(self, notes: Path, attempt: int, rank: int) -> None:
-        (notes / FOLDER).mkdir(parents=True, exist_ok=True)
-        self.file = (notes / FOLDER / f"{attempt:06d}-rank-{rank}.jsonl").open("a", buffering=1)
+    def __init__(self, log_dir: Path, attempt: int, rank: int) -> None:
+        (log_dir / USAGE_FOLDER).mkdir(parents=True, exist_ok=True)
+        self.file = (log_dir / USAGE_FOLDER / f"{attempt:06d}-rank-{rank}.jsonl").open("a", buffering=1)
 
-    def note(self, step: int, epoch: int, ids: Iterable[int]) -> None:
+    def record_step(self, step: int, epoch: int, ids: Iterable[int]) -> None:
         """Append a step; steps and epochs count from 0."""
         self.file.write(json.dumps({"step": step, "epoch": epoch, "ids": sorted(ids)}) + "\n")
 
 
-def check(
-    folder: Path, first_steps: Mapping[int, int], images: int | Mapping[int, int], steps_of_epoch: Mapping[int, int]
+def find_usage_errors(
+    folder: Path,
+    first_steps: Mapping[int, int],
+    images_per_epoch: int | Mapping[int, int],
+    steps_per_epoch: Mapping[int, int],
 ) -> list[str]:
     """Return what is wrong with a run's lines, [] when every image was used exactly once in every epoch.
 
@@ -42,16 +45,16 @@ def check(
     ends = {one: min((first_steps[later] for later in attempts if later > one), default=1 << 62) for one in attempts}
     for path in sorted(folder.glob("*.jsonl")):
         attempt = int(path.name.partition("-")[0])
-        for row in json_lines(path, "step", "epoch", "ids"):
+        for row in read_json_lines(path, "step", "epoch", "ids"):
             if attempt in ends and row["step"] < ends[attempt]:
                 used[row["epoch"]][row["step"]] += row["ids"]
     wrong = []
-    for epoch, steps in steps_of_epoch.items():
+    for epoch, steps in steps_per_epoch.items():
         counted = Counter(one for ids in used[epoch].values() for one in ids)
         if len(used[epoch]) != steps:
             wrong.append(f"epoch {epoch + 1}: {len(used[epoch])} of {steps} steps are written down")
         twice = [one for one, count in counted.items() if count > 1]
-        missing = (images if isinstance(images, int) else images[epoch]) - len(counted)
+        missing = (images_per_epoch if isinstance(images_per_epoch, int) else images_per_epoch[epoch]) - len(counted)
         if twice or missing:
             wrong.append(f"epoch {epoch + 1}: {len(twice)} images twice or more, {missing} not at all")
     return wrong

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Key = tuple[str, int | None]  # split, copy
+IndexKey = tuple[str, int | None]  # split, copy
 
 
 @dataclass(frozen=True)
-class Work:
+class BatchRequest:
     """One batch to make. `shape` is (height, width) in pixels; `min_scale` None asks for the centre crop; `share` is
     how much each image counts in its step: 1, but for the fillers of a last step that is not full. Without `augment`
     crops have one size.
@@ -21,10 +21,10 @@ class Work:
     shape: tuple[int, int]
     epoch: int = 0
     min_scale: float | None = None
-    share: float = 1.0
+    sample_weight: float = 1.0
     augment: bool = True
 
     @property
-    def pixels(self) -> tuple[int, int, int, int]:
+    def batch_shape(self) -> tuple[int, int, int, int]:
         """The shape of its batch."""
         return len(self.ids), *self.shape, 3

@@ -27,27 +27,27 @@ import numpy.typing as npt
 import simplejpeg
 from PIL import Image, ImageDraw
 
-from train.tools.filesystem import locked, replace
+from train.tools.filesystem import locked, write_atomic
 
-Floats = npt.NDArray[np.floating]
+FloatArray = npt.NDArray[np.floating]
 Rng = np.random.Generator
-Job = tuple[int, str, int, Path]  # seed, split, number, where to write
+DrawTask = tuple[int, str, int, Path]  # seed, split, number, where to write
 
 CLASSES: tuple[str, ...] = (
     *("checkers", "crescent", "cross", "disc", "dots"),
     *("ring", "square", "star", "stripes", "triangle"),
 )
 SPLITS = ("train", "val")
-VERSION = 1  # raise it when draw() changes, so that an older set is not taken for a new one
+SAMPLE_VERSION = 1  # raise it when draw() changes, so that an older set is not taken for a new one
 
-_FRAMES = ((500, 375), (375, 500), (500, 333), (333, 500), (500, 500))
-_FRAME_SHARES = (0.42, 0.07, 0.20, 0.04, 0.07, 0.20)  # the last: any size and aspect
-_LUMA = np.array([0.299, 0.587, 0.114])
-_CONTRAST = 70.0  # least luma step, of 255, so that a grey image shows its object as well
-_CHUNK = 50  # images in one task of a worker, about a quarter of a second
+_COMMON_SIZES = ((500, 375), (375, 500), (500, 333), (333, 500), (500, 500))
+_SIZE_PROBABILITIES = (0.42, 0.07, 0.20, 0.04, 0.07, 0.20)  # the last: any size and aspect
+_LUMA_WEIGHTS = np.array([0.299, 0.587, 0.114])
+_MIN_LUMA_CONTRAST = 70.0  # least luma step, of 255, so that a grey image shows its object as well
+_IMAGES_PER_CHUNK = 50  # images in one task of a worker, about a quarter of a second
 
 
-def draw(seed: int, split: str, number: int) -> bytes:
+def draw_image(seed: int, split: str, number: int) -> bytes:
     """Return the JPEG bytes of image `number`, a pure function of the arguments.
 
     Its class is CLASSES[number % 10]. Bytes repeat under the same versions of the libraries.
@@ -56,16 +56,16 @@ def draw(seed: int, split: str, number: int) -> bytes:
     if split not in SPLITS:
         raise ValueError(f"split must be train or val, not {split!r}")
     rng = np.random.default_rng([seed, SPLITS.index(split), number])
-    size, ground = _size(rng), rng.uniform(20, 235, 3)
-    body = _contrasting(rng, ground)
-    ink = _contrasting(rng, body)
-    image = _cloth(rng, size, ground, 10)
-    _scatter(rng, image)
+    size, ground = _random_size(rng), rng.uniform(20, 235, 3)
+    body = _contrasting_colour(rng, ground)
+    ink = _contrasting_colour(rng, body)
+    image = _mottled_image(rng, size, ground, 10)
+    _draw_clutter(rng, image)
     _place_object(rng, image, CLASSES[number % len(CLASSES)], [body, ink])
-    return _encode(rng, image)
+    return _encode_with_grain(rng, image)
 
 
-def draw_set(
+def draw_sample_set(
     root: Path, *, seed: int = 0, train: int = 4000, val: int = 1000,
     workers: int | None = None, progress: Callable[[int, int], None] | None = None,
 ) -> int:  # fmt: skip
@@ -82,39 +82,41 @@ def draw_set(
     """
     if min(seed, train, val, 0 if workers is None else workers - 1) < 0:
         raise ValueError("seed, train and val must be at least 0, and workers at least 1")
-    mark = {"seed": seed, "train": train, "val": val, "version": VERSION}
+    mark = {"seed": seed, "train": train, "val": val, "version": SAMPLE_VERSION}
     if _is_complete(root, mark):
         return 0
     root.mkdir(parents=True, exist_ok=True)
     with locked(root / ".sample.lock"):
-        return 0 if _is_complete(root, mark) else _draw(root, mark, workers, progress)
+        return 0 if _is_complete(root, mark) else _draw_missing_images(root, mark, workers, progress)
 
 
-def _draw(root: Path, mark: dict[str, int], workers: int | None, progress: Callable[[int, int], None] | None) -> int:
-    _prepare(root)
+def _draw_missing_images(
+    root: Path, parameters: dict[str, int], workers: int | None, progress: Callable[[int, int], None] | None
+) -> int:
+    _prepare_folders(root)
     pending = root / ".sample.json"
-    pending.write_text(json.dumps(mark) + "\n", encoding="ascii")
-    jobs = [job for job in _jobs(root, mark) if not job[-1].exists()]
-    total, report = mark["train"] + mark["val"], progress or (lambda done, total: None)
-    _run(jobs, workers, lambda done: report(total - len(jobs) + done, total))
+    pending.write_text(json.dumps(parameters) + "\n", encoding="ascii")
+    jobs = [job for job in _draw_tasks(root, parameters) if not job[-1].exists()]
+    total, report = parameters["train"] + parameters["val"], progress or (lambda done, total: None)
+    _run_in_pool(jobs, workers, lambda done: report(total - len(jobs) + done, total))
     pending.replace(root / "sample.json")
     return len(jobs)
 
 
-def _is_complete(root: Path, mark: dict[str, int]) -> bool:
+def _is_complete(root: Path, parameters: dict[str, int]) -> bool:
     for name in ("sample.json", ".sample.json"):
         try:
             found = json.loads((root / name).read_text(encoding="ascii"))
         except (FileNotFoundError, ValueError):  # none, or one cut short by a kill
             continue
-        if found != mark:
-            raise ValueError(f"{root} holds a sample drawn with {found}, not {mark}")
+        if found != parameters:
+            raise ValueError(f"{root} holds a sample drawn with {found}, not {parameters}")
         if name == "sample.json":
             return True
     return False
 
 
-def _prepare(root: Path) -> None:
+def _prepare_folders(root: Path) -> None:
     """Make all class folders, however few the images, and clear what a killed run left."""
     for part in (root / split for split in SPLITS):
         for folder in (part / name for name in CLASSES):
@@ -126,21 +128,21 @@ def _prepare(root: Path) -> None:
             raise ValueError(f"{part} holds {min(others)!r}, which is not of the sample")
 
 
-def _jobs(root: Path, mark: dict[str, int]) -> Iterator[Job]:
+def _draw_tasks(root: Path, parameters: dict[str, int]) -> Iterator[DrawTask]:
     for split in SPLITS:
-        for number in range(mark[split]):
+        for number in range(parameters[split]):
             name = CLASSES[number % len(CLASSES)]
             path = root / split / name / f"{name}_{number:08d}.JPEG"
-            yield mark["seed"], split, number, path
+            yield parameters["seed"], split, number, path
 
 
-def _run(jobs: list[Job], workers: int | None, report: Callable[[int], object]) -> None:
+def _run_in_pool(tasks: list[DrawTask], workers: int | None, report: Callable[[int], object]) -> None:
     # A fork starts at once and, unlike a spawn, never imports the caller's __main__ again.
     fork, count = multiprocessing.get_context("fork"), len(os.sched_getaffinity(0))
-    pool = ProcessPoolExecutor(workers or count, fork, _start_worker, (os.getpid(),))
+    pool = ProcessPoolExecutor(workers or count, fork, _init_draw_worker, (os.getpid(),))
     try:
-        for done, _ in enumerate(pool.map(_write, jobs, chunksize=_CHUNK), 1):
-            if done % _CHUNK == 0 or done == len(jobs):
+        for done, _ in enumerate(pool.map(_write_image, tasks, chunksize=_IMAGES_PER_CHUNK), 1):
+            if done % _IMAGES_PER_CHUNK == 0 or done == len(tasks):
                 report(done)
     except BrokenProcessPool as error:
         raise ChildProcessError("a drawing process was killed; say it again: what is drawn stays") from error
@@ -148,34 +150,34 @@ def _run(jobs: list[Job], workers: int | None, report: Callable[[int], object]) 
         pool.shutdown(wait=True, cancel_futures=True)
 
 
-def _start_worker(parent: int) -> None:
+def _init_draw_worker(parent_pid: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent answers Ctrl-C for all
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # 1 is PR_SET_PDEATHSIG
-    if os.getppid() != parent:  # it died before the call above
+    if os.getppid() != parent_pid:  # it died before the call above
         os._exit(1)
 
 
-def _write(job: Job) -> None:
-    seed, split, number, path = job
-    replace(path, draw(seed, split, number), durable=False)
+def _write_image(task: DrawTask) -> None:
+    seed, split, number, path = task
+    write_atomic(path, draw_image(seed, split, number), durable=False)
 
 
-def _size(rng: Rng) -> tuple[int, int]:
-    kind = int(rng.choice(len(_FRAME_SHARES), p=_FRAME_SHARES))
-    if kind < len(_FRAMES):
-        return _FRAMES[kind]
+def _random_size(rng: Rng) -> tuple[int, int]:
+    kind = int(rng.choice(len(_SIZE_PROBABILITIES), p=_SIZE_PROBABILITIES))
+    if kind < len(_COMMON_SIZES):
+        return _COMMON_SIZES[kind]
     aspect, long = 2.0 ** rng.uniform(-1, 1), 500 * 2.0 ** rng.uniform(-1, 1)
     return round(long * min(1, aspect)), round(long * min(1, 1 / aspect))
 
 
-def _contrasting(rng: Rng, other: Floats) -> Floats:
+def _contrasting_colour(rng: Rng, other: FloatArray) -> FloatArray:
     """Return the first of 64 random colours that stands out from `other`, or the best."""
-    choices: list[Floats] = list(rng.uniform(20, 235, (64, 3)))
-    return max(choices, key=lambda one: min(_CONTRAST, abs((one - other) @ _LUMA)))
+    choices: list[FloatArray] = list(rng.uniform(20, 235, (64, 3)))
+    return max(choices, key=lambda one: min(_MIN_LUMA_CONTRAST, abs((one - other) @ _LUMA_WEIGHTS)))
 
 
-def _cloth(rng: Rng, size: tuple[int, int], colour: Floats, spread: float) -> Image.Image:
+def _mottled_image(rng: Rng, size: tuple[int, int], colour: FloatArray, spread: float) -> Image.Image:
     """Return a mottled image: a slope of colour, and noise drawn coarse and blown up."""
     columns, rows = (max(2, round(12 * side / min(size))) for side in size)
     slopes = rng.normal(0, 2 * spread, (2, 1, 1, 3))
@@ -185,7 +187,7 @@ def _cloth(rng: Rng, size: tuple[int, int], colour: Floats, spread: float) -> Im
     return Image.fromarray(field.astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)
 
 
-def _scatter(rng: Rng, image: Image.Image) -> None:
+def _draw_clutter(rng: Rng, image: Image.Image) -> None:
     pen, short = ImageDraw.Draw(image), min(image.size)
     for _ in range(rng.integers(3, 9)):  # all too small to pass for an object
         colour = tuple(rng.integers(20, 236, 3).tolist())
@@ -198,7 +200,7 @@ def _scatter(rng: Rng, image: Image.Image) -> None:
             pen.line((x, y, x + dx, y + dy), colour, round(short * rng.uniform(0.004, 0.015)))
 
 
-def _place_object(rng: Rng, image: Image.Image, name: str, colours: list[Floats]) -> None:
+def _place_object(rng: Rng, image: Image.Image, class_name: str, colours: list[FloatArray]) -> None:
     side = round(min(image.size) * rng.triangular(0.35, 0.65, 0.80))
     room = 0.48 * min(image.size) - side / 2
     left, top = (round((full - side) / 2 + rng.uniform(-room, room)) for full in image.size)
@@ -206,43 +208,43 @@ def _place_object(rng: Rng, image: Image.Image, name: str, colours: list[Floats]
     line = np.linspace(-1, 1, side, dtype=np.float32)
     across, down = math.cos(turn) * line, math.sin(turn) * line
     x, y = across - down[:, None], across[:, None] + down
-    for colour, depth in zip(colours, _depths(name, x, y, detail), strict=False):
+    for colour, depth in zip(colours, _shape_depths(class_name, x, y, detail), strict=False):
         soft = np.clip(depth * (side / 2) + 0.5, 0, 1) * 255  # one pixel of soft edge
         mask = Image.fromarray(soft.astype(np.uint8))
-        image.paste(_cloth(rng, (side, side), colour, 8), (left, top), mask)
+        image.paste(_mottled_image(rng, (side, side), colour, 8), (left, top), mask)
 
 
-def _depths(name: str, x: Floats, y: Floats, detail: float) -> list[Floats]:
+def _shape_depths(class_name: str, x: FloatArray, y: FloatArray, detail: float) -> list[FloatArray]:
     """Return how deep, in radii, each point lies in the body and (some classes) its ink."""
-    disc: Floats = 1 - np.hypot(x, y)
+    disc: FloatArray = 1 - np.hypot(x, y)
     plain = {"triangle": (3, 0), "square": (4, 0), "star": (5, 1)}
-    if name in plain:
-        return [_inside(x, y, *plain[name])]
-    if name == "disc":
+    if class_name in plain:
+        return [_polygon_depth(x, y, *plain[class_name])]
+    if class_name == "disc":
         return [disc]
-    if name == "ring":
+    if class_name == "ring":
         return [np.minimum(disc, 0.5 - 0.18 * detail - disc)]
-    if name == "crescent":
+    if class_name == "crescent":
         return [np.minimum(disc, np.hypot(x - 0.4 - 0.15 * detail, y) - 0.8)]
-    if name == "cross":
+    if class_name == "cross":
         near, far = np.sort(np.abs([x, y]), axis=0)
         return [np.minimum(0.2 + 0.1 * detail - near, 0.95 - far)]
-    body = disc if detail < 0.5 else _inside(x, y, 4, 0)
+    body = disc if detail < 0.5 else _polygon_depth(x, y, 4, 0)
     cell = 0.38 + 0.1 * (2 * detail % 1)
     wave, weft = np.sin(x * (math.pi / cell)), np.sin(y * (math.pi / cell))
-    ink = {"stripes": wave, "checkers": wave * weft, "dots": wave + weft - 1}[name]
+    ink = {"stripes": wave, "checkers": wave * weft, "dots": wave + weft - 1}[class_name]
     return [body, np.minimum(body, ink * (cell / math.pi))]
 
 
-def _inside(x: Floats, y: Floats, sides: int, spared: int) -> Floats:
+def _polygon_depth(x: FloatArray, y: FloatArray, sides: int, ignored_sides: int) -> FloatArray:
     """Return the depth in a regular polygon, or its star: all lines but `spared` hold."""
     angles = np.arange(sides) * (2 * math.pi / sides)
-    reach = math.cos(math.pi * (1 + spared) / sides)
+    reach = math.cos(math.pi * (1 + ignored_sides) / sides)
     lines = [reach - x * math.cos(angle) - y * math.sin(angle) for angle in angles]
-    return np.asarray(np.sort(np.stack(lines), axis=0)[spared])
+    return np.asarray(np.sort(np.stack(lines), axis=0)[ignored_sides])
 
 
-def _encode(rng: Rng, image: Image.Image) -> bytes:
+def _encode_with_grain(rng: Rng, image: Image.Image) -> bytes:
     """Add the grain of a photograph, without which the files would be far too small."""
     pixels = np.asarray(image).astype(np.int16)
     grain = int(rng.integers(3, 10))
@@ -250,6 +252,6 @@ def _encode(rng: Rng, image: Image.Image) -> bytes:
     noisy = np.clip(pixels, 0, 255).astype(np.uint8)
     kind = ("RGB", "420")
     if rng.random() < 0.015:
-        noisy, kind = (noisy @ _LUMA).astype(np.uint8)[:, :, None], ("GRAY", "Gray")
+        noisy, kind = (noisy @ _LUMA_WEIGHTS).astype(np.uint8)[:, :, None], ("GRAY", "Gray")
     data: bytes = simplejpeg.encode_jpeg(noisy, 90, *kind)
     return data

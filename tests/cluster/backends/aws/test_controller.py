@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from cluster.backends.aws.controller import Cloud
-from cluster.connectors.local import Machine
+from cluster.backends.aws.controller import AwsController
+from cluster.connectors.local import Connector
 from cluster.errors import SetupFailed
 from cluster.machines import checkpoint_files
 
@@ -21,7 +21,7 @@ class Fleet:
     """Machines without any agent at work; their shared folder is on this disk."""
 
     def __init__(self, shared: Any) -> None:
-        self.remotes = {name: Machine() for name in ("0", "1")}
+        self.remotes = {name: Connector() for name in ("0", "1")}
         self.machines = SimpleNamespace(job_folder=lambda name: str(shared))
         self.done: list[str] = []
 
@@ -41,8 +41,8 @@ def supervised(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
         wish=SimpleNamespace(max_dollars=None), journal=None, folders=run.folders, say=ended.append,
         release=lambda ids, why: ended.append((ids, why)), late=False, look=lambda: {},
     )  # fmt: skip
-    monkeypatch.setattr(sys.modules[Cloud.__module__], "Rented", lambda *_: rented)
-    found: Any = Cloud(run.spec, run.folders)
+    monkeypatch.setattr(sys.modules[AwsController.__module__], "Rented", lambda *_: rented)
+    found: Any = AwsController(run.spec, run.folders)
     found.fleet, found.looked, found.ended = Fleet(run.folders.run / "there"), time.monotonic(), ended
     addresses = {"0": "", "1": "198.51.100.7"}
     found.present = {name: SimpleNamespace(name=name, id=f"i-{name}", public=one) for name, one in addresses.items()}
@@ -69,7 +69,9 @@ def test_the_network_of_a_job_that_is_done_comes_home_through_the_machine_with_a
     (run.folders.shared / "checkpoints").rename(there / "checkpoints")
     run.shared("result.json", "{}")
     assert found.step() is False
-    assert checkpoint_files.newest_in(run.folders.shared) == saved and found.ended == [(["i-0"], "the job is done")]
+    assert checkpoint_files.newest_local_checkpoint(run.folders.shared) == saved and found.ended == [
+        (["i-0"], "the job is done")
+    ]
     assert "bringing the network home: 0 of 0 MB" in json.loads((run.folders.run / "cloud.json").read_text())["doing"]
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from cluster.backends.aws.instances import EndedElsewhere, Rented
-from cluster.backends.aws.rental_spec import BESIDE, Wish
+from cluster.backends.aws.instances import EndedExternally, JobInstances
+from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, RentalSpec
 from infra.aws.errors import CloudError
 from infra.aws.instances.request import Place
 
@@ -25,7 +25,7 @@ def place(price: float = 10.0, region: str = "us-east-1") -> Place:
 @pytest.fixture
 def rent(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make a job of so many machines with a journal: rent(machines, (what, facts), ...)."""
-    here = sys.modules[Rented.__module__]
+    here = sys.modules[JobInstances.__module__]
 
     class Account(SimpleNamespace):
         def at(self, region: str) -> "Account":
@@ -36,11 +36,13 @@ def rent(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(here, "Gang", lambda *_: gang)
 
     def make(machines: int, *lines: tuple[str, dict[str, Any]], **changes: Any) -> Any:
-        wish = Wish(**{"places": (place(),), "address": "192.0.2.1/32", "owner": "ann", **changes.pop("wish", {})})
+        wish = RentalSpec(
+            **{"places": (place(),), "address": "192.0.2.1/32", "owner": "ann", **changes.pop("wish", {})}
+        )
         run = hand_made(machines=machines, backend="aws", cloud=wish.to_json(), **changes)
         rows = [{"what": what, "time": NOW, **facts} for what, facts in lines]
         (run.folders.run / "cloud.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-        found: Any = Rented(run.spec, run.folders, lambda text: None)
+        found: Any = JobInstances(run.spec, run.folders, lambda text: None)
         found.bed = gang
         return found
 
@@ -75,7 +77,7 @@ def test_those_that_ended_last_tell_whether_others_are_wanted(ends: dict[str, An
     renewed: list[str] = []
     found._acquire = list
     if said:
-        with pytest.raises(EndedElsewhere, match=f"ended {said}.*imgnet-cluster resume job-1"):
+        with pytest.raises(EndedExternally, match=f"ended {said}.*imgnet-cluster resume job-1"):
             found.gather(lambda: renewed.append("anew"))
     else:
         assert found.gather(lambda: renewed.append("anew")) == {}
@@ -86,7 +88,7 @@ def test_nothing_is_rented_when_the_time_is_over(rent: Any) -> None:
     lines = [*came(1, NOW - 2 * HOUR, place(), "0"), gone("i-10", NOW - HOUR, SPOT)]
     found = rent(1, *lines, max_hours=1.0)
     assert found.late
-    with pytest.raises(EndedElsewhere, match="its time is over; go on: imgnet-cluster resume job-1"):
+    with pytest.raises(EndedExternally, match="its time is over; go on: imgnet-cluster resume job-1"):
         found.gather(lambda: pytest.fail("anew"))
     found.folders.spec.write_text(json.dumps({**json.loads(found.folders.spec.read_text()), "max_hours": 3.0}))
     assert not found.late, "it was extended"
@@ -97,10 +99,12 @@ def test_after_a_move_what_was_spent_before_counts_as_it_was(rent: Any) -> None:
     lines = [*came(1, NOW - HOUR, first, "0"), gone("i-10", NOW, SPOT), *came(2, NOW, second, "0")]
     found = rent(1, *lines, max_hours=100.0, wish={"max_dollars": 40.0})
     hours, late = found.limits(second)
-    assert hours + late / HOUR == pytest.approx(1 + 20 / (10 + BESIDE), abs=0.03)
+    assert hours + late / HOUR == pytest.approx(1 + 20 / (10 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.03)
     before = rent(1, *lines[:2], max_hours=100.0, wish={"max_dollars": 40.0}, name="job-2")
     hours, late = before.limits(first)
-    assert hours + late / HOUR == pytest.approx(40 / (20 + BESIDE), abs=0.02)  # a minute is billed at once
+    assert hours + late / HOUR == pytest.approx(
+        40 / (20 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.02
+    )  # a minute is billed at once
 
 
 def test_an_asking_without_an_answer_is_not_followed_by_one_in_another_region(
@@ -113,7 +117,7 @@ def test_an_asking_without_an_answer_is_not_followed_by_one_in_another_region(
         asked.append(places[0].region)
         raise CloudError("describe machines (ec2:DescribeInstances): throttled")
 
-    monkeypatch.setattr(sys.modules[Rented.__module__], "kinds", lambda account, types: dict.fromkeys(types))
+    monkeypatch.setattr(sys.modules[JobInstances.__module__], "kinds", lambda account, types: dict.fromkeys(types))
     found.bed.acquire = acquire
     found._stack_of = lambda account: SimpleNamespace(subnets=["us-east-1a", "us-west-2a"])
     with pytest.raises(CloudError):
@@ -128,7 +132,7 @@ def test_an_asking_without_an_answer_is_not_followed_by_one_in_another_region(
 def test_the_computer_that_looks_after_a_job_is_let_in_wherever_it_is_unless_another_was_said(
     rent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[Rented.__module__], "my_address", lambda: "198.51.100.9/32")
+    monkeypatch.setattr(sys.modules[JobInstances.__module__], "my_address", lambda: "198.51.100.9/32")
     moved, said = rent(1), rent(1, wish={"fixed": True}, name="job-2")
     assert (moved.let_in, moved.address(), moved.let_in) == ("192.0.2.1/32", "198.51.100.9/32", "198.51.100.9/32")
     assert said.address() == "192.0.2.1/32"
@@ -136,5 +140,5 @@ def test_the_computer_that_looks_after_a_job_is_let_in_wherever_it_is_unless_ano
     def nobody() -> str:
         raise CloudError("nobody says it")
 
-    monkeypatch.setattr(sys.modules[Rented.__module__], "my_address", nobody)
+    monkeypatch.setattr(sys.modules[JobInstances.__module__], "my_address", nobody)
     assert moved.address() == "198.51.100.9/32"

@@ -11,13 +11,13 @@ from support.packed_sets import content, make_set
 from support.simcloud.cloud import Sim
 from support.simcloud.http_server import Front, serve
 
-from cluster.backends.aws.s3_source import S3, put_set, unreadable
-from cluster.errors import ClusterError, NoAccount
+from cluster.backends.aws.s3_source import S3Source, upload_dataset, machine_role_problems
+from cluster.errors import ClusterError, AwsNotConfigured
 from infra.aws.client import Account
 from infra.aws.stack import efs as stack_efs
-from infra.aws.stack.resources import Work
+from infra.aws.stack.resources import StackContext
 from train.data.fetch import download
-from train.data.fetch.fetch import Fetched, Part, fetch
+from train.data.fetch.fetch import FetchResult, SetToFetch, fetch_sets
 from train.data.manifest import FetchError
 
 Fixture = Any
@@ -53,18 +53,20 @@ def front(served: tuple[Front, str], monkeypatch: pytest.MonkeyPatch) -> Front:
 def root(tmp_path: Path, front: Front) -> Path:
     """A set that was put there."""
     made = make_set(tmp_path / "set")
-    assert put_set(made, PLACE, lambda done, total: None) == (10, 0)
+    assert upload_dataset(made, PLACE, lambda done, total: None) == (10, 0)
     return made
 
 
-def bring(target: Path, patience: float = 20.0, place: str = PLACE) -> Fetched:
-    return fetch([Part(S3(place), target)], range_bytes=1000, patience=patience, say=lambda _: None)
+def bring(target: Path, patience: float = 20.0, place: str = PLACE) -> FetchResult:
+    return fetch_sets(
+        [SetToFetch(S3Source(place), target)], range_bytes=1000, stall_timeout=patience, log=lambda _: None
+    )
 
 
 def test_what_was_put_there_comes_back_and_is_not_put_twice(root: Path, front: Front, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     before = front.count("PutObject")
-    assert put_set(root, PLACE, lambda *both: told.append(both)) == (0, 10)
+    assert upload_dataset(root, PLACE, lambda *both: told.append(both)) == (0, 10)
     assert front.count("PutObject") == before and told[-1][0] == told[-1][1] > 0
     bring(tmp_path / "t")
     assert content(tmp_path / "t") == content(root)
@@ -73,7 +75,7 @@ def test_what_was_put_there_comes_back_and_is_not_put_twice(root: Path, front: F
 def test_manifests_are_put_last(tmp_path: Path, front: Front) -> None:
     front.fault(action="PutObject", code="AccessDenied", status=403, skip=8)
     with pytest.raises(ClusterError, match=r"not permitted; it takes s3:PutObject on imgnet-sets/data/set"):
-        put_set(make_set(tmp_path / "set"), PLACE, lambda done, total: None)
+        upload_dataset(make_set(tmp_path / "set"), PLACE, lambda done, total: None)
     there = [one["Key"] for one in boto3.client("s3").list_objects_v2(Bucket="imgnet-sets")["Contents"]]
     assert len(there) == 8 and not [key for key in there if "manifest" in key]
 
@@ -82,10 +84,10 @@ def test_a_set_that_is_not_whole_is_not_put_there(tmp_path: Path, front: Front) 
     made = make_set(tmp_path / "set")
     (made / "train/shard-00001.bin").unlink()
     with pytest.raises(ClusterError, match=r"shard-00001\.bin: is not whole; look: imgnet-cluster data verify"):
-        put_set(made, PLACE, lambda done, total: None)
+        upload_dataset(made, PLACE, lambda done, total: None)
     with pytest.raises(FetchError, match="has single files"):
         (tmp_path / "files/train/a").mkdir(parents=True)
-        put_set(tmp_path / "files", PLACE, lambda done, total: None)
+        upload_dataset(tmp_path / "files", PLACE, lambda done, total: None)
 
 
 def test_hiccups_of_all_kinds_pass(root: Path, front: Front, tmp_path: Path) -> None:
@@ -102,7 +104,7 @@ def test_what_does_not_pass_is_one_line_at_once_or_in_the_end(root: Path, front:
         bring(tmp_path / "t")
     front.faults.clear()
     front.fault(service="s3", code="ExpiredToken", status=400, times=99)
-    with pytest.raises(NoAccount, match="does not accept the credentials"):
+    with pytest.raises(AwsNotConfigured, match="does not accept the credentials"):
         bring(tmp_path / "t")
     front.faults.clear()
     front.fault(service="s3", code="SlowDown", message="Reduce your rate", status=503, skip=6, times=9999)
@@ -124,15 +126,16 @@ def test_what_is_not_there_says_how_to_put_it_there(front: Front, tmp_path: Path
 
 
 def test_it_says_so_when_the_machines_role_does_not_reach_a_place(front: Front) -> None:
-    (line,) = unreadable(PLACE, Account())
+    (line,) = machine_role_problems(PLACE, Account())
     assert "the machines' role reads no bucket yet" in line and f"check --iam --data {PLACE}" in line
     efs = boto3.client("efs", region_name="us-east-1")
     made = efs.create_file_system(
-        CreationToken=stack_efs._token(Work(Account())), Tags=[{"Key": "imgnet:stack", "Value": "imgnet"}]
+        CreationToken=stack_efs._creation_token(StackContext(Account())),
+        Tags=[{"Key": "imgnet:stack", "Value": "imgnet"}],
     )
     efs.tag_resource(ResourceId=made["FileSystemId"], Tags=[{"Key": "imgnet:bucket", "Value": "imgnet-sets"}])
-    assert unreadable(PLACE, Account()) == []
-    (line,) = unreadable("s3://imgnet-sets/database/x", Account())
+    assert machine_role_problems(PLACE, Account()) == []
+    (line,) = machine_role_problems("s3://imgnet-sets/database/x", Account())
     assert "reads s3://imgnet-sets/data;" in line
 
 

@@ -10,7 +10,7 @@ from support.simcloud.spot_market import IMAGES, PARAMETER, image_id
 from infra.aws.client import Account
 from infra.aws.errors import CloudError
 from infra.aws.instances import amis
-from infra.aws.market.instance_types import SHIPPED
+from infra.aws.market.instance_types import BUILTIN_TYPES
 
 TORCH = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.9 (Ubuntu 24.04) 20261113"
 PLAIN = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261113"
@@ -18,7 +18,7 @@ PLAIN = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261113"
 
 def refusal(*words: Any) -> str:
     with pytest.raises(CloudError) as caught:
-        amis.resolve(*words)
+        amis.resolve_image(*words)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -38,17 +38,17 @@ def tag(account: Account, id: str, **tags: str) -> None:
 
 
 def test_the_image_with_torch_is_preferred_and_says_where_its_python_is(front: Front) -> None:
-    found = amis.resolve(Account(), "sm_80")
+    found = amis.resolve_image(Account(), "sm_80")
     assert found == amis.Image(
         image_id("us-east-1", TORCH), "ubuntu", 22, 75, "/dev/sda1", TORCH, "/opt/pytorch/bin/python"
     )
-    assert amis.resolve(Account("eu-west-1"), "sm_90").id == image_id("eu-west-1", TORCH)
+    assert amis.resolve_image(Account("eu-west-1"), "sm_90").id == image_id("eu-west-1", TORCH)
 
 
 def test_without_it_the_plain_one_is_taken_whose_python_must_be_searched(front: Front) -> None:
-    amis.resolve(Account(), "sm_80")  # the region is there from now on
+    amis.resolve_image(Account(), "sm_80")  # the region is there from now on
     drop_parameters("oss-nvidia-driver-gpu-pytorch-2.9-ubuntu-24.04")
-    found = amis.resolve(Account(), "sm_89")
+    found = amis.resolve_image(Account(), "sm_89")
     assert (found.name, found.python) == (PLAIN, "")
 
 
@@ -60,33 +60,33 @@ def drop_parameters(*names: str) -> None:
 
 
 def test_a_region_without_images_is_told_to_pass_one(front: Front) -> None:
-    amis.resolve(Account(), "sm_80")
+    amis.resolve_image(Account(), "sm_80")
     drop_parameters(*IMAGES)
     assert refusal(Account(), "sm_80") == "AWS names no deep-learning image in us-east-1; pass one: --ami ami-..."
 
 
 def test_the_parameters_are_asked_for_in_one_call_that_aws_accepts(front: Front) -> None:
-    amis.resolve(Account(), "sm_80")
+    amis.resolve_image(Account(), "sm_80")
     assert front.calls == [("ssm", "GetParameters"), ("ec2", "DescribeImages")]
-    assert len(amis.PARAMETERS) <= 10 and len(set(amis.PARAMETERS)) == len(amis.PARAMETERS)
-    torch = ["-pytorch-" in name for name in amis.PARAMETERS]
+    assert len(amis.AMI_PARAMETERS) <= 10 and len(set(amis.AMI_PARAMETERS)) == len(amis.AMI_PARAMETERS)
+    torch = ["-pytorch-" in name for name in amis.AMI_PARAMETERS]
     assert torch == sorted(torch, reverse=True)
 
 
 def test_an_image_says_by_its_tags_how_to_log_in(front: Front) -> None:
     front.sim.login = ("somebody", 2222)
-    found = amis.resolve(Account(), "sm_80")
-    assert (found.user, found.port) == ("somebody", 2222)
+    found = amis.resolve_image(Account(), "sm_80")
+    assert (found.ssh_user, found.ssh_port) == ("somebody", 2222)
 
 
 def test_an_image_of_ones_own_is_taken_as_it_is(front: Front) -> None:
     account = Account()
     ami = own(account)
-    found = amis.resolve(account, "sm_80", ami)
-    assert (found.id, found.user, found.port, found.name, found.python) == (ami, "ubuntu", 22, "mine", "")
+    found = amis.resolve_image(account, "sm_80", ami)
+    assert (found.id, found.ssh_user, found.ssh_port, found.name, found.python) == (ami, "ubuntu", 22, "mine", "")
     tag(account, ami, user="me", port="2022")
-    found = amis.resolve(account, "sm_70", ami)  # whoever passes an image for such cards knows its driver
-    assert (found.user, found.port) == ("me", 2022)
+    found = amis.resolve_image(account, "sm_70", ami)  # whoever passes an image for such cards knows its driver
+    assert (found.ssh_user, found.ssh_port) == ("me", 2022)
     assert ("ssm", "GetParameters") not in front.calls
 
 
@@ -129,17 +129,17 @@ def test_the_root_disk_is_the_one_that_has_the_roots_name(front: Front) -> None:
         {"DeviceName": "/dev/sdc", "Ebs": {"VolumeSize": 7}},
         {"DeviceName": "/dev/xvda", "Ebs": {"VolumeSize": 120}},
     ]
-    found = amis.resolve(told({"RootDeviceName": "/dev/xvda", "BlockDeviceMappings": disks}), "sm_80", "ami-1")
-    assert (found.root, found.gigabytes) == ("/dev/xvda", 120)
-    found = amis.resolve(told({}), "sm_80", "ami-1")
-    assert (found.root, found.gigabytes, found.name) == ("/dev/sda1", 0, "")
+    found = amis.resolve_image(told({"RootDeviceName": "/dev/xvda", "BlockDeviceMappings": disks}), "sm_80", "ami-1")
+    assert (found.root_device, found.snapshot_gb) == ("/dev/xvda", 120)
+    found = amis.resolve_image(told({}), "sm_80", "ami-1")
+    assert (found.root_device, found.snapshot_gb, found.name) == ("/dev/sda1", 0, "")
 
 
 def test_a_v100_is_refused_without_an_image_of_ones_own_and_gets_a_torch_that_fits(front: Front) -> None:
-    said = refusal(Account(), SHIPPED["p3dn.24xlarge"].arch)
+    said = refusal(Account(), BUILTIN_TYPES["p3dn.24xlarge"].gpu_arch)
     assert "sm_70" in said and "proprietary driver" in said and "--ami ami-" in said and "cu126, < 2.15" in said
     assert not front.calls
-    assert amis.torch_index("sm_70") == "https://download.pytorch.org/whl/cu126"
+    assert amis.get_torch_index_url("sm_70") == "https://download.pytorch.org/whl/cu126"
 
 
 @pytest.mark.parametrize(("arch", "old"), [
@@ -147,4 +147,4 @@ def test_a_v100_is_refused_without_an_image_of_ones_own_and_gets_a_torch_that_fi
     ("sm_100", False), ("sm_120", False), ("", False), ("sm_x", False),
 ])  # fmt: skip
 def test_cards_before_turing_are_too_old_and_no_others(arch: str, old: bool) -> None:
-    assert amis.legacy(arch) is old and (amis.torch_index(arch) is not None) is old
+    assert amis.is_legacy_arch(arch) is old and (amis.get_torch_index_url(arch) is not None) is old

@@ -12,12 +12,12 @@ from support.aws_gang import ZONES, Bed, Crash, bed
 from support.simcloud.spot_market import offered
 
 from infra.aws import tags
-from infra.aws.errors import CloudError, Interrupted, NoCredentials, Reaction
+from infra.aws.errors import CloudError, Interrupted, NoCredentials, ErrorKind
 from infra.aws.instances import gang as gang_module
 from infra.aws.instances import instances
-from infra.aws.instances.gang import Refused
+from infra.aws.instances.gang import LaunchRefused
 from infra.aws.instances.instances import Instance
-from infra.aws.market.instance_types import SHIPPED
+from infra.aws.market.instance_types import BUILTIN_TYPES
 
 __all__ = ["bed"]
 
@@ -44,7 +44,7 @@ def test_all_machines_come_from_the_first_place_in_a_group_of_their_own(bed: Bed
     found = bed.acquire()
     shown = {one.id: one for one in bed.alive(A)}
     assert [one.name for one in found] == ["0", "1", "2"] and [shown[one.id].index for one in found] == [0, 1, 2]
-    assert {one.group for one in found} == {"imgnet-job-3-9073e811-1"} == set(bed.groups())
+    assert {one.placement_group for one in found} == {"imgnet-job-3-9073e811-1"} == set(bed.groups())
     assert bed.what() == ["ask", "granted"] and bed.front.count("RunInstances") == 1
     assert bed.clock.pauses == []
 
@@ -54,7 +54,7 @@ def test_f1_without_capacity_in_a_zone_the_next_is_asked_with_another_group_and_
     tokens = bed.tokens()
     found = bed.acquire()
     assert {one.zone for one in found} == {B} and len(bed.alive()) == 3
-    assert bed.groups() == [f"imgnet-{bed.uid}-2"] and {one.group for one in found} == set(bed.groups())
+    assert bed.groups() == [f"imgnet-{bed.uid}-2"] and {one.placement_group for one in found} == set(bed.groups())
     assert bed.what() == ["ask", "refused", "ask", "granted"] and len(set(tokens)) == 2
     assert bed.said == [
         f"{A}: InsufficientInstanceCapacity: We currently do not have sufficient g5.xlarge capacity in the Availability"
@@ -66,7 +66,7 @@ def test_f2_without_capacity_anywhere_it_is_asked_again_in_rounds_and_each_place
     bed.sim.capacity |= {(A, "g5.xlarge"): 0, (B, "g5.xlarge"): 0}
     begin = bed.sim.now()
     asked: list[float] = []
-    bed.hook(bed.account.once, "before-call.ec2.RunInstances", lambda **_: asked.append(bed.sim.now() - begin))
+    bed.hook(bed.account.ec2_no_retry, "before-call.ec2.RunInstances", lambda **_: asked.append(bed.sim.now() - begin))
 
     def perhaps() -> None:
         if len(asked) == 6:
@@ -76,7 +76,10 @@ def test_f2_without_capacity_anywhere_it_is_asked_again_in_rounds_and_each_place
     bed.clock.meanwhile.append(perhaps)
     found = bed.acquire()
     assert {one.zone for one in found} == {B} and len(bed.alive()) == 3 and len(asked) == 8
-    assert all(later - earlier >= gang_module.COOL_SECONDS for earlier, later in zip(asked, asked[2:], strict=False))
+    assert all(
+        later - earlier >= gang_module.CAPACITY_COOLDOWN_SECONDS
+        for earlier, later in zip(asked, asked[2:], strict=False)
+    )
     assert bed.clock.pauses[:5] == [15, 30, 60, 120, 120] and bed.groups() == [f"imgnet-{bed.uid}-8"]
 
 
@@ -107,7 +110,7 @@ def test_fewer_machines_than_asked_for_are_ended(bed: Bed) -> None:
     with pytest.raises(CloudError, match="2 of 3 machines came"):
         bed.acquire(bed.place(A), seconds=0)
     bed.unhook()
-    bed.gang().look()
+    bed.gang().list_instances()
     assert bed.alive() == [], "not even the one that EC2 did not tell of"
 
 
@@ -129,7 +132,7 @@ def test_f4_without_any_quota_it_stops_at_once_with_the_command_that_asks_for_mo
 
 def test_f6_what_is_not_permitted_stops_at_once_and_is_named(bed: Bed) -> None:
     bed.front.fault(action="RunInstances", code="UnauthorizedOperation", message="You are not authorized", times=9)
-    said = refusal(bed, error=Refused)
+    said = refusal(bed, error=LaunchRefused)
     assert "ec2:RunInstances" in said and "not permitted" in said and "check --iam" in said
     assert bed.front.count("RunInstances") == 1 and bed.groups() == [] and bed.clock.pauses == []
 
@@ -149,7 +152,7 @@ def test_f7_when_told_to_slow_down_the_same_is_asked_again_with_growing_pauses(b
 
 
 def test_f7_when_told_so_for_ever_the_next_place_is_asked_and_nobody_searches_for_machines(bed: Bed) -> None:
-    bed.front.fault(action="RunInstances", code="RequestLimitExceeded", times=gang_module.TRIES)
+    bed.front.fault(action="RunInstances", code="RequestLimitExceeded", times=gang_module.RUN_ATTEMPTS)
     assert {one.zone for one in bed.acquire()} == {B}
     assert sum(bed.clock.pauses) < 60 and "RequestLimitExceeded" in bed.said[0] and "came" not in bed.said[0]
 
@@ -172,11 +175,11 @@ def test_f8_when_nobody_ever_answers_the_machines_are_found_by_their_tag(bed: Be
     bed.front.fault(action="RunInstances", drop=True, after=True, times=99)
     bed.sim.visible_after = 70.0
     assert ids(bed.acquire()) == ids(bed.sim.instances()) and len(bed.alive(A)) == 3
-    assert bed.front.count("RunInstances") == gang_module.TRIES and bed.what()[-1] == "granted"
+    assert bed.front.count("RunInstances") == gang_module.RUN_ATTEMPTS and bed.what()[-1] == "granted"
 
 
 def test_f8_when_nothing_was_heard_either_way_the_next_place_is_asked(bed: Bed) -> None:
-    bed.front.fault(action="RunInstances", drop=True, times=gang_module.TRIES)
+    bed.front.fault(action="RunInstances", drop=True, times=gang_module.RUN_ATTEMPTS)
     assert {one.zone for one in bed.acquire()} == {B} and len(bed.sim.instances()) == 3
     assert "0 of 3 machines came" in bed.said[0] and bed.groups() == [f"imgnet-{bed.uid}-2"]
 
@@ -185,11 +188,11 @@ def test_machines_that_appear_after_their_asking_was_given_up_are_ended(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(gang_module, "EACH", 10.0)
-    bed.front.fault(action="RunInstances", drop=True, after=True, times=gang_module.TRIES)
+    bed.front.fault(action="RunInstances", drop=True, after=True, times=gang_module.RUN_ATTEMPTS)
     bed.sim.visible_after = 200.0
     found = bed.acquire()
     assert {one.zone for one in found} == {B} and len(bed.alive()) == 6
-    assert ids(list(instances.present(bed.gang().look()).values())) == ids(found) == ids(bed.alive())
+    assert ids(list(instances.live_by_name(bed.gang().list_instances()).values())) == ids(found) == ids(bed.alive())
 
 
 def test_f9_machines_that_are_not_seen_yet_are_waited_for(bed: Bed) -> None:
@@ -204,10 +207,10 @@ def test_answers_about_the_wrong_request_take_what_is_there(bed: Bed) -> None:
     (line,) = bed.journal.lines("ask")
     line["request"]["UserData"] += " "
     bed.journal.path.write_text(json.dumps(line) + "\n")  # edited, and the answer forgotten
-    assert ids(bed.gang().settle()) == ids(first) == ids(bed.alive())
+    assert ids(bed.gang().finish_open_requests()) == ids(first) == ids(bed.alive())
     bed.journal.path.write_text(json.dumps(line) + "\n")
     instances.terminate(bed.account, [first[0].id])
-    assert bed.gang().settle() == [] and bed.alive() == []
+    assert bed.gang().finish_open_requests() == [] and bed.alive() == []
     assert "IdempotentParameterMismatch" in bed.said[-1] and "2 of 3 machines came and were ended" in bed.said[-1]
 
 
@@ -269,19 +272,21 @@ def test_f13_all_interfaces_of_a_machine_with_many_are_in_the_subnet_of_its_zone
         assert [nic["Attachment"]["NetworkCardIndex"] for nic in nics] == [0, 1, 2, 3]
         assert {nic["SubnetId"] for nic in nics} == {bed.stack.subnets[other]}
         assert {nic["InterfaceType"] for nic in nics} == {"efa"} and not one.get("PublicIpAddress")
-    assert {one.nic for one in found} == {one["NetworkInterfaces"][0]["NetworkInterfaceId"] for one in said}
+    assert {one.primary_interface_id for one in found} == {
+        one["NetworkInterfaces"][0]["NetworkInterfaceId"] for one in said
+    }
 
 
 def test_f14_an_image_of_another_region_stops_at_once(bed: Bed) -> None:
     image = replace(bed.want(bed.place()).image, id=bed.image("us-west-2"))
-    said = refusal(bed, error=Refused, image=image)
+    said = refusal(bed, error=LaunchRefused, image=image)
     assert "InvalidAMIID.NotFound" in said and bed.front.count("RunInstances") == 1 and bed.groups() == []
 
 
 def test_a_key_that_is_never_seen_stops_it_after_a_while(bed: Bed) -> None:
     bed.stack = replace(bed.stack, key_name="nobody")
-    said = refusal(bed, error=Refused)
-    assert "InvalidKeyPair.NotFound" in said and bed.front.count("RunInstances") == gang_module.TRIES
+    said = refusal(bed, error=LaunchRefused)
+    assert "InvalidKeyPair.NotFound" in said and bed.front.count("RunInstances") == gang_module.RUN_ATTEMPTS
     assert sum(bed.clock.pauses) < 60
 
 
@@ -300,9 +305,15 @@ def test_a_replacement_joins_the_group_of_the_others(bed: Bed) -> None:
     first = bed.acquire()
     instances.terminate(bed.account, [first[1].id])
     place = bed.place(A)
-    (other,) = bed.gang().ask(place, ["1"], bed.want(place), SHIPPED["g5.xlarge"], first[0].group)
-    assert other.name == "1" and other.group == first[0].group and bed.groups() == [first[0].group]
-    assert ids(list(instances.present(bed.gang().look()).values())) == ids([first[0], first[2], other])
+    (other,) = bed.gang().request_instances(
+        place, ["1"], bed.want(place), BUILTIN_TYPES["g5.xlarge"], first[0].placement_group
+    )
+    assert (
+        other.name == "1"
+        and other.placement_group == first[0].placement_group
+        and bed.groups() == [first[0].placement_group]
+    )
+    assert ids(list(instances.live_by_name(bed.gang().list_instances()).values())) == ids([first[0], first[2], other])
     (gone,) = bed.journal.lines("gone")
     assert gone["id"] == first[1].id and gone["why"] == "Client.UserInitiatedShutdown"
 
@@ -329,12 +340,12 @@ def test_credentials_that_expire_in_between_leave_an_asking_that_is_finished_lat
 
 
 def test_a_crash_after_an_asking_that_was_heard_and_then_no_answer_for_ever_finds_the_machines(bed: Bed) -> None:
-    bed.hook(bed.account.once, "response-received.ec2.RunInstances", crash)
+    bed.hook(bed.account.ec2_no_retry, "response-received.ec2.RunInstances", crash)
     with pytest.raises(Crash):
         bed.acquire()
     bed.unhook()
     bed.front.fault(action="RunInstances", code="RequestLimitExceeded", times=99)
-    assert ids(bed.gang().settle()) == ids(bed.alive()) and len(bed.sim.instances()) == 3
+    assert ids(bed.gang().finish_open_requests()) == ids(bed.alive()) and len(bed.sim.instances()) == 3
 
 
 def test_who_is_told_to_stop_leaves_it_to_the_end_to_clean_up(bed: Bed) -> None:
@@ -347,18 +358,20 @@ def test_who_is_told_to_stop_leaves_it_to_the_end_to_clean_up(bed: Bed) -> None:
     with pytest.raises(Interrupted):
         bed.acquire()
     assert len(bed.alive()) == 3
-    assert bed.gang().end() == [] and bed.alive() == [] and bed.gang().open() == []
+    assert bed.gang().terminate_job() == [] and bed.alive() == [] and bed.gang().open_requests() == []
 
 
 def test_two_on_one_journal_do_not_rent_twice(bed: Bed) -> None:
     one, other = bed.gang(), bed.gang()
-    bed.hook(bed.account.once, "response-received.ec2.RunInstances", crash)
+    bed.hook(bed.account.ec2_no_retry, "response-received.ec2.RunInstances", crash)
     with pytest.raises(Crash):
         bed.acquire()
     bed.unhook()
-    assert ids(one.settle()) == ids(other.settle() or list(instances.present(other.look()).values()))
+    assert ids(one.finish_open_requests()) == ids(
+        other.finish_open_requests() or list(instances.live_by_name(other.list_instances()).values())
+    )
     assert ids(bed.gather()) == ids(bed.sim.instances()) and len(bed.alive()) == 3
-    assert one.ids == other.ids and len(one.ids) == 3
+    assert one.granted_ids == other.granted_ids and len(one.granted_ids) == 3
 
 
 def crash(**_: Any) -> None:
@@ -370,7 +383,7 @@ class Steps:
 
     def __init__(self, bed: Bed, monkeypatch: pytest.MonkeyPatch, at: int | None) -> None:
         self.at, self.count = at, 0
-        for client in (bed.account.ec2, bed.account.once):
+        for client in (bed.account.ec2, bed.account.ec2_no_retry):
             for event in ("before-send.ec2", "response-received.ec2"):
                 bed.hook(client, event, self)
         write = bed.journal.write
@@ -422,7 +435,7 @@ def test_killed_at_any_step_and_started_again_there_is_one_gang_or_nothing(bed: 
         interrupted(bed, bed.acquire, at)
         found = bed.gather()
         assert ids(found) == ids(bed.alive()) and len(found) == 3, at
-        assert sorted(bed.gang().ids) == ids(found), at
+        assert sorted(bed.gang().granted_ids) == ids(found), at
         assert {one.zone for one in found} == {B} and len(set(bed.groups())) == 1, at
         bed.nothing_left()
 
@@ -434,7 +447,7 @@ def test_killed_at_any_step_of_the_end_and_told_again_nothing_is_left(bed: Bed) 
         begin(bed)
         bed.sim.visible_after = bed.sim.boot_seconds = 0.0
         bed.acquire(bed.place(B), n=2)
-        steps = interrupted(bed, lambda: bed.gang().end(), at)
+        steps = interrupted(bed, lambda: bed.gang().terminate_job(), at)
         bed.nothing_left()
         assert bed.what()[-1] == "ended", at
         return steps
@@ -451,22 +464,22 @@ def test_killed_while_asking_and_ended_instead_nothing_is_left(bed: Bed, monkeyp
         begin(bed)
         interrupted(bed, bed.acquire, at)
         bed.nothing_left()
-        assert bed.gang().open() == []
+        assert bed.gang().open_requests() == []
 
 
 def test_what_was_asked_in_another_region_is_finished_and_ended_there(bed: Bed) -> None:
-    west = bed.account.at("us-west-2")
+    west = bed.account.in_region("us-west-2")
     bed.stack = bed.network("us-west-2", west.ec2, ["us-west-2a"])
     place = bed.place("us-west-2a")
-    bed.hook(west.once, "response-received.ec2.RunInstances", crash)
+    bed.hook(west.ec2_no_retry, "response-received.ec2.RunInstances", crash)
     with pytest.raises(Crash):
-        bed.gang(account=west).acquire([place], ["0", "1"], bed.want, dict(SHIPPED), 60)
+        bed.gang(account=west).acquire([place], ["0", "1"], bed.want, dict(BUILTIN_TYPES), 60)
     bed.unhook()
-    assert bed.gang().settle() == [] and bed.gang().end() == [], "here is nothing"
-    found = bed.gang(account=west).settle()
+    assert bed.gang().finish_open_requests() == [] and bed.gang().terminate_job() == [], "here is nothing"
+    found = bed.gang(account=west).finish_open_requests()
     assert ids(found) == ids(bed.sim.instances("us-west-2")) and len(found) == 2
     assert {one.region for one in found} == {"us-west-2"} and bed.sim.instances() == []
-    assert bed.gang(account=west).end() == [] and bed.sim.leaks() == []
+    assert bed.gang(account=west).terminate_job() == [] and bed.sim.leaks() == []
 
 
 def test_nothing_is_asked_while_the_disk_is_full(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -490,13 +503,13 @@ def test_a_full_disk_keeps_nobody_from_ending_machines(bed: Bed, monkeypatch: py
     bed.acquire()
     with monkeypatch.context() as patch:
         patch.setattr(bed.journal, "write", full)
-        bed.gang().look()
-        assert bed.gang().end() == [] and bed.alive() == []
+        bed.gang().list_instances()
+        assert bed.gang().terminate_job() == [] and bed.alive() == []
 
 
 def test_f48_ending_twice_is_ending(bed: Bed) -> None:
     bed.acquire()
-    assert bed.gang().end() == [] == bed.gang().end()
+    assert bed.gang().terminate_job() == [] == bed.gang().terminate_job()
     assert bed.groups() == [] and bed.what().count("ended") == 2
     assert len(bed.journal.lines("gone")) == 3
     assert bed.front.count("TerminateInstances") == 1
@@ -507,32 +520,36 @@ def test_what_ec2_tells_of_no_more_has_ended_by_its_limit_at_the_latest(bed: Bed
     for one in found:
         bed.sim.power_off(one.id)
     bed.sim.advance(90_000)
-    assert bed.gang().end() == []
+    assert bed.gang().terminate_job() == []
     gone = bed.journal.lines("gone")
     assert sorted(line["id"] for line in gone) == ids(found)
-    assert {line["ended"] for line in gone} == {tags.moment(found[0].tags[tags.EXPIRES])}
+    assert {line["ended"] for line in gone} == {tags.parse_time(found[0].tags[tags.EXPIRES])}
 
 
 def test_the_end_of_a_job_that_just_asked_waits_for_machines_that_nobody_sees_yet(bed: Bed) -> None:
     bed.sim.visible_after = 40.0
-    bed.hook(bed.account.once, "response-received.ec2.RunInstances", crash)
+    bed.hook(bed.account.ec2_no_retry, "response-received.ec2.RunInstances", crash)
     with pytest.raises(Crash):
         bed.acquire()
     bed.unhook()
-    assert bed.gang().end() == [] and bed.alive() == [] and bed.sim.leaks() == []
+    assert bed.gang().terminate_job() == [] and bed.alive() == [] and bed.sim.leaks() == []
     assert sum(bed.clock.pauses) >= 40
 
 
 def test_refusals_say_what_they_mean(bed: Bed) -> None:
     bed.sim.quota_vcpu[G5_SPOT] = 0
     place = bed.place()
-    with pytest.raises(Refused) as caught:
-        bed.gang().ask(place, ["0"], bed.want(place), SHIPPED["g5.xlarge"])
-    assert caught.value.reaction is Reaction.QUOTA and caught.value.code == "MaxSpotInstanceCountExceeded"
+    with pytest.raises(LaunchRefused) as caught:
+        bed.gang().request_instances(place, ["0"], bed.want(place), BUILTIN_TYPES["g5.xlarge"])
+    assert caught.value.error_kind is ErrorKind.QUOTA_EXCEEDED and caught.value.code == "MaxSpotInstanceCountExceeded"
     assert bed.journal.lines("refused")[0]["code"] == "MaxSpotInstanceCountExceeded"
 
 
 def test_instances_are_read_as_they_are(bed: Bed) -> None:
     (one,) = bed.acquire(n=1)
-    assert isinstance(one, Instance) and one.uid == bed.uid and one.bills and one.ended is None
-    assert one.request.startswith("sir-") and one.token == one.tags[tags.LAUNCH] and one.public == one.private
+    assert isinstance(one, Instance) and one.job_uid == bed.uid and one.is_billed and one.end_time is None
+    assert (
+        one.spot_request_id.startswith("sir-")
+        and one.launch_token == one.tags[tags.LAUNCH]
+        and one.public_ip == one.private_ip
+    )

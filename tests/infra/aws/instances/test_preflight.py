@@ -18,24 +18,24 @@ CHANGING = ("RunInstances", "CreatePlacementGroup", "CreateVpc", "CreateInternet
 
 def check(account: Account | None = None, **words: Any) -> list[Finding]:
     asked = {"types": ("p4d.24xlarge", "p5.48xlarge"), "machines": 16, "market": "spot", "stack_missing": []} | words
-    return preflight.check(account or Account(), **asked)
+    return preflight.run_preflight(account or Account(), **asked)
 
 
 def levels(found: list[Finding]) -> dict[str, list[str]]:
     """What was said, by level."""
-    return {level: [one.what for one in found if one.level == level] for level in (OK, WARNING, ERROR)}
+    return {level: [one.message for one in found if one.level == level] for level in (OK, WARNING, ERROR)}
 
 
 def one(found: list[Finding], word: str) -> Finding:
     """The only finding that says a word."""
-    (it,) = [it for it in found if word in it.what]
+    (it,) = [it for it in found if word in it.message]
     return it
 
 
 @pytest.fixture
 def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A PATH on which all that is needed lies."""
-    for name in preflight.TOOLS:
+    for name in preflight.TOOL_PACKAGES:
         (tmp_path / name).write_text("#!/bin/sh\n")
         (tmp_path / name).chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -44,12 +44,12 @@ def tools(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def subnet(account: Account, bits: int = 20, ours: bool = True) -> str:
     """A network of ours with one subnet."""
-    marked = tags.specifications(["vpc"], {tags.STACK: tags.OURS})
+    marked = tags.tag_specifications(["vpc"], {tags.STACK: tags.STACK_VALUE})
     vpc = account.ec2.create_vpc(CidrBlock="10.77.0.0/16", TagSpecifications=marked)["Vpc"]["VpcId"]
     made = account.ec2.create_subnet(VpcId=vpc, CidrBlock=f"10.77.0.0/{bits}", AvailabilityZone="us-east-1a")
     if ours:
         id = made["Subnet"]["SubnetId"]
-        account.ec2.create_tags(Resources=[id], Tags=tags.pairs({tags.STACK: tags.OURS}))
+        account.ec2.create_tags(Resources=[id], Tags=tags.to_aws_tags({tags.STACK: tags.STACK_VALUE}))
     return str(made["Subnet"]["SubnetId"])
 
 
@@ -58,7 +58,7 @@ def test_where_all_is_well_everything_is_listed_and_nothing_must_be_typed(front:
     subnet(account)
     found = check(account)
     said = levels(found)
-    assert not said[WARNING] and not said[ERROR] and not [it.type_next for it in found if it.type_next]
+    assert not said[WARNING] and not said[ERROR] and not [it.next_command for it in found if it.next_command]
     for word in (
         "credentials: arn:aws:", "region us-east-1", "p4d.24xlarge (8 A100): us-east-1a, us-east-1b",
         "p5.48xlarge (8 H100)", "image ami-", "1536 vCPU", "3072 vCPU", "512 addresses are free in us-east-1a",
@@ -82,24 +82,24 @@ def test_it_changes_nothing(front: Front, tools: Path) -> None:
 @pytest.mark.parametrize("missing", [[], ["network"]])
 def test_every_changing_call_is_a_dry_run(front: Front, tools: Path, missing: list[str]) -> None:
     account, asked = Account(), []
-    for client in (account.ec2, account.once):
+    for client in (account.ec2, account.ec2_no_retry):
         client.meta.events.register("provide-client-params.ec2.*", lambda params, model, **_: asked.append((model, params)))  # noqa: E501  # fmt: skip
     check(account, stack_missing=missing)
     changing = {model.name: params for model, params in asked if not model.name.startswith("Describe")}
     assert changing.keys() == set(CHANGING if missing else CHANGING[:2])
     for name, params in changing.items():
         assert params["DryRun"] is True, name
-        (marked,) = {tags.read(one)[tags.STACK] for one in params["TagSpecifications"]}
-        assert marked == tags.OURS
+        (marked,) = {tags.read_tags(one)[tags.STACK] for one in params["TagSpecifications"]}
+        assert marked == tags.STACK_VALUE
 
 
 def test_the_dry_run_of_a_machine_is_what_the_least_policy_wants_to_see(front: Front, tools: Path) -> None:
-    spot = preflight._machine("g5.xlarge", "ami-1", "subnet-1", spot=True)
+    spot = preflight._dry_run_request("g5.xlarge", "ami-1", "subnet-1", spot=True)
     assert spot["InstanceMarketOptions"] == {"MarketType": "spot"} and spot["SubnetId"] == "subnet-1"
     assert spot["MetadataOptions"] == {"HttpTokens": "required"}
     kinds = [one["ResourceType"] for one in spot["TagSpecifications"]]
     assert kinds == ["instance", "volume", "network-interface", "spot-instances-request"]
-    plain = preflight._machine("g5.xlarge", "ami-1", None, spot=False)
+    plain = preflight._dry_run_request("g5.xlarge", "ami-1", None, spot=False)
     assert "InstanceMarketOptions" not in plain and "SubnetId" not in plain and len(plain["TagSpecifications"]) == 3
 
 
@@ -112,14 +112,14 @@ def test_without_credentials_only_what_needs_none_is_looked_at(
     assert found[0] == Finding(
         ERROR, "AWS: no credentials", "aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
     )
-    assert found[1:] == preflight.tools() and len(found) == 4 and not front.calls
+    assert found[1:] == preflight.check_tools() and len(found) == 4 and not front.calls
 
 
 def test_credentials_that_aws_refuses_are_an_error_and_end_the_questions(front: Front, tools: Path) -> None:
     front.fault(action="GetCallerIdentity", code="InvalidClientTokenId", status=403, times=99)
     found = check()
-    assert (found[0].level, found[0].type_next) == (ERROR, "see: aws sts get-caller-identity")
-    assert "InvalidClientTokenId" in found[0].what and len(found) == 4
+    assert (found[0].level, found[0].next_command) == (ERROR, "see: aws sts get-caller-identity")
+    assert "InvalidClientTokenId" in found[0].message and len(found) == 4
 
 
 def test_a_region_that_does_not_exist_is_answered_with_the_nearest(front: Front, tools: Path) -> None:
@@ -180,7 +180,7 @@ def quotas(front: Front, market: str, **allowed: float) -> list[tuple[str, str]]
     """Level and text of what is said of quotas."""
     front.sim.quota_vcpu = {"L-" + code: value for code, value in allowed.items()}
     found = check(types=("p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge"), market=market)
-    return [(it.level, it.what) for it in found if "vCPU" in it.what]
+    return [(it.level, it.message) for it in found if "vCPU" in it.message]
 
 
 def test_a_quota_that_is_too_small_is_a_warning_while_another_is_enough(front: Front, tools: Path) -> None:
@@ -200,14 +200,14 @@ def test_the_market_says_which_quotas_are_looked_at(front: Front, tools: Path) -
 
 def test_a_quota_that_cannot_be_looked_up_is_a_warning_and_no_reason_to_stop(front: Front, tools: Path) -> None:
     front.fault(action="GetServiceQuota", code="AccessDeniedException", times=99)
-    found = [it for it in check() if "vCPU" in it.what]
-    assert [it.level for it in found] == [WARNING, WARNING] and "cannot be looked up" in found[0].what
-    assert found[0].type_next.startswith("aws service-quotas get-service-quota --region us-east-1")
+    found = [it for it in check() if "vCPU" in it.message]
+    assert [it.level for it in found] == [WARNING, WARNING] and "cannot be looked up" in found[0].message
+    assert found[0].next_command.startswith("aws service-quotas get-service-quota --region us-east-1")
 
 
 def test_a_type_whose_quota_is_not_known_is_a_warning(front: Front, tools: Path) -> None:
-    (it,) = [it for it in check(types=("inf2.xlarge",)) if "vCPU" in it.what]
-    assert (it.level, it.type_next) == (WARNING, "")
+    (it,) = [it for it in check(types=("inf2.xlarge",)) if "vCPU" in it.message]
+    assert (it.level, it.next_command) == (WARNING, "")
 
 
 # --- types, image, addresses, permissions --------------------------------------------------------------------------
@@ -218,16 +218,16 @@ def test_a_region_without_any_of_the_types_is_an_error_and_the_rest_is_still_loo
 ) -> None:
     found = check(types=("p3.16xlarge", "q9.large"))
     wrong = one(found, "p3.16xlarge")
-    assert wrong.level == ERROR and "imgnet-cluster offers" in wrong.type_next
+    assert wrong.level == ERROR and "imgnet-cluster offers" in wrong.next_command
     assert one(found, "ec2:CreatePlacementGroup").level == OK and one(found, "tmux").level == OK
 
 
 def test_a_type_without_an_image_is_a_warning_while_another_has_one(front: Front, tools: Path) -> None:
     found = check(types=("p3dn.24xlarge", "p4d.24xlarge"))
     wrong = one(found, "sm_70")
-    assert wrong.level == WARNING and "--type" in wrong.type_next and one(found, "image ami-").level == OK
+    assert wrong.level == WARNING and "--type" in wrong.next_command and one(found, "image ami-").level == OK
     found = check(types=("p3dn.24xlarge",))
-    assert one(found, "sm_70").level == ERROR and not [it for it in found if "RunInstances" in it.what]
+    assert one(found, "sm_70").level == ERROR and not [it for it in found if "RunInstances" in it.message]
 
 
 def test_an_image_of_ones_own_is_looked_at_instead(front: Front, tools: Path) -> None:
@@ -237,17 +237,17 @@ def test_an_image_of_ones_own_is_looked_at_instead(front: Front, tools: Path) ->
 def test_subnets_of_others_are_not_counted_and_none_is_no_error(front: Front, tools: Path) -> None:
     account = Account()
     subnet(account, ours=False)
-    assert not [it for it in check(account) if "addresses" in it.what]
+    assert not [it for it in check(account) if "addresses" in it.message]
 
 
 def test_a_full_subnet_is_a_warning_while_another_has_addresses(front: Front, tools: Path) -> None:
     account = Account()
     subnet(account, bits=28)
     subnet(account, bits=20)
-    found = [it for it in check(account) if "addresses" in it.what]
+    found = [it for it in check(account) if "addresses" in it.message]
     assert [it.level for it in found] == [WARNING, OK]
-    found = [it for it in check(account, types=("g5.xlarge",), machines=2) if "addresses" in it.what]
-    assert [(it.level, it.what) for it in found] == [(OK, "2 addresses are free in us-east-1a, us-east-1a")]
+    found = [it for it in check(account, types=("g5.xlarge",), machines=2) if "addresses" in it.message]
+    assert [(it.level, it.message) for it in found] == [(OK, "2 addresses are free in us-east-1a, us-east-1a")]
 
 
 @pytest.mark.parametrize(("code", "level"), [
@@ -259,13 +259,13 @@ def test_a_dry_run_is_read_by_the_code_of_its_answer(code: str, level: str) -> N
     def answer() -> None:
         raise CloudError("said", code)
 
-    found = preflight._permitted("RunInstances", answer)
-    assert found.level == level and "ec2:RunInstances" in found.what
-    assert bool(found.type_next) is (level != OK)
+    found = preflight._check_permission("RunInstances", answer)
+    assert found.level == level and "ec2:RunInstances" in found.message
+    assert bool(found.next_command) is (level != OK)
 
 
 def test_a_dry_run_that_does_something_is_no_permission() -> None:
-    assert preflight._permitted("RunInstances", lambda: None).level == WARNING
+    assert preflight._check_permission("RunInstances", lambda: None).level == WARNING
 
 
 def test_no_finding_is_longer_than_a_line_and_no_error_escapes(front: Front, tools: Path) -> None:
@@ -273,13 +273,15 @@ def test_no_finding_is_longer_than_a_line_and_no_error_escapes(front: Front, too
         front.fault(action=action, code="UnauthorizedOperation", times=99)
     found = check()
     assert len([it for it in found if it.level == ERROR]) == 2  # the types, and our subnets; without types no image
-    assert not [it for it in found if "\n" in it.what + it.type_next]
+    assert not [it for it in found if "\n" in it.message + it.next_command]
 
 
-@pytest.mark.parametrize("name", preflight.TOOLS)
+@pytest.mark.parametrize("name", preflight.TOOL_PACKAGES)
 def test_a_missing_tool_is_an_error_with_its_package(tools: Path, name: str) -> None:
-    assert {it.level for it in preflight.tools()} == {OK}
+    assert {it.level for it in preflight.check_tools()} == {OK}
     (tools / name).unlink()
-    (wrong,) = [it for it in preflight.tools() if it.level != OK]
-    assert wrong == Finding(ERROR, f"{name} is not installed here", f"sudo apt-get install {preflight.TOOLS[name]}")
+    (wrong,) = [it for it in preflight.check_tools() if it.level != OK]
+    assert wrong == Finding(
+        ERROR, f"{name} is not installed here", f"sudo apt-get install {preflight.TOOL_PACKAGES[name]}"
+    )
     assert shutil.which(name) is None

@@ -12,9 +12,9 @@ from support.aws_gang import ZONES, Bed, bed
 from infra.aws import tags
 from infra.aws.instances import request
 from infra.aws.instances.amis import Image
-from infra.aws.instances.request import Place, Want, run_request
-from infra.aws.instances.user_data import user_data
-from infra.aws.market.instance_types import SHIPPED
+from infra.aws.instances.request import Place, InstanceRequest, build_run_instances
+from infra.aws.instances.user_data import build_user_data
+from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.stack.stack import Stack
 
 __all__ = ["bed"]
@@ -23,21 +23,23 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 STACK = Stack(
     region="us-east-1", vpc="vpc-0a1", subnets={"us-east-1a": "subnet-0a1", "us-east-1b": "subnet-0b2"},
     security_group="sg-0c3", file_system="fs-0d4", key_name="imgnet-0123456789ab", key_file="/home/ann/key",
-    profile="imgnet-machine", bucket=None, access_point="fsap-0e5",
+    instance_profile="imgnet-machine", bucket=None, access_point="fsap-0e5",
 )  # fmt: skip
 IMAGE = Image("ami-0f6", "ubuntu", 22, 75, "/dev/sda1", "Deep Learning", "/opt/pytorch/bin/python")
-WANT = Want(
-    uid="job-3-9073e811", name="job-3", owner="ann", expires=1_795_298_400.0, image=IMAGE, stack=STACK,
-    user_data=user_data(
-        seconds=7200, private="(private half)", public="ssh-ed25519 AAAA", file_system="fs-0d4",
-        access_point="fsap-0e5", region="us-east-1", user="ubuntu", python=IMAGE.python,
+WANT = InstanceRequest(
+    job_uid="job-3-9073e811", job_name="job-3", owner="ann", expires=1_795_298_400.0, image=IMAGE, stack=STACK,
+    user_data=build_user_data(
+        poweroff_seconds=7200, private_key="(private half)", public_key="ssh-ed25519 AAAA", file_system="fs-0d4",
+        access_point="fsap-0e5", region="us-east-1", ssh_user="ubuntu", python=IMAGE.python,
     ), host_key="ssh-ed25519 AAAA",
 )  # fmt: skip
 
 
 def made(type: str = "g5.xlarge", market: str = "spot", n: int = 2, number: int = 1, **changes: Any) -> dict[str, Any]:
     place = Place(region="us-east-1", zone="us-east-1b", type=type, market=market, price=1.0)
-    return run_request(replace(WANT, **changes), SHIPPED[type], place, [str(one) for one in range(n)], number)
+    return build_run_instances(
+        replace(WANT, **changes), BUILTIN_TYPES[type], place, [str(one) for one in range(n)], number
+    )
 
 
 CASES = {"g5": ("g5.xlarge", "spot", 2), "p4d": ("p4d.24xlarge", "on-demand", 16), "p5": ("p5.48xlarge", "spot", 16)}
@@ -62,12 +64,12 @@ def test_a_machine_has_all_its_cards_and_a_public_address_only_with_one(case: st
     assert [one.get("AssociatePublicIpAddress", False) for one in nics] == [count == 1] * count
 
 
-@pytest.mark.parametrize("type", SHIPPED)
+@pytest.mark.parametrize("type", BUILTIN_TYPES)
 def test_every_type_has_no_more_interfaces_than_cards_and_one_at_least(type: str) -> None:
-    kind = SHIPPED[type]
-    nics = request.interfaces(kind, "subnet-1", "sg-1")
-    assert 1 <= len(nics) <= max(1, kind.efa) and len(nics) <= kind.cards
-    assert len(nics) == 1 or len(nics) == min(kind.efa, kind.cards)
+    kind = BUILTIN_TYPES[type]
+    nics = request.network_interfaces(kind, "subnet-1", "sg-1")
+    assert 1 <= len(nics) <= max(1, kind.efa_interfaces) and len(nics) <= kind.network_cards
+    assert len(nics) == 1 or len(nics) == min(kind.efa_interfaces, kind.network_cards)
 
 
 def test_all_or_none_and_no_machine_outlives_its_power() -> None:
@@ -107,7 +109,7 @@ def test_the_token_is_the_askings_own() -> None:
     assert made()["ClientToken"] == own and len(set(tokens)) == len(tokens)
     assert all(one.isascii() and len(one) <= 64 for one in tokens)
     elsewhere = Place(region="us-west-2", zone="us-east-1b", type="g5.xlarge", market="spot")
-    assert run_request(WANT, SHIPPED["g5.xlarge"], elsewhere, ["0", "1"], 1)["ClientToken"] not in tokens
+    assert build_run_instances(WANT, BUILTIN_TYPES["g5.xlarge"], elsewhere, ["0", "1"], 1)["ClientToken"] not in tokens
 
 
 def test_the_disk_holds_the_image_whatever_was_asked_for() -> None:
@@ -124,14 +126,14 @@ def test_without_a_group_none_is_named() -> None:
 
 @pytest.mark.parametrize("names", [["0"], ["3"], ["0", "1"], [str(one) for one in range(4, 16)]])
 def test_the_names_in_a_tag_are_read_back(names: list[str]) -> None:
-    text = request.span(names)
-    assert [request.unspan(text, index) for index in range(len(names))] == names
-    assert request.unspan(text, len(names)) == ""
+    text = request.format_machine_range(names)
+    assert [request.machine_name_in_range(text, index) for index in range(len(names))] == names
+    assert request.machine_name_in_range(text, len(names)) == ""
 
 
 def test_a_request_survives_the_journal(bed: Bed) -> None:
     place = bed.place(ZONES[0])
-    asked = run_request(bed.want(place), SHIPPED["g5.xlarge"], place, ["0"], 1)
+    asked = build_run_instances(bed.want(place), BUILTIN_TYPES["g5.xlarge"], place, ["0"], 1)
     bed.journal.write("look", request=asked)
     assert bed.journal.lines()[0]["request"] == asked
 
@@ -140,8 +142,8 @@ def test_a_request_survives_the_journal(bed: Bed) -> None:
 def test_ec2_takes_the_requests_and_shows_the_machines_as_asked(bed: Bed, type: str) -> None:
     (one,) = bed.acquire(bed.place(ZONES[0], type=type), n=1)
     (said,) = bed.account.ec2.describe_instances(InstanceIds=[one.id])["Reservations"][0]["Instances"]
-    assert len(said["NetworkInterfaces"]) == len(request.interfaces(SHIPPED[type], "", ""))
+    assert len(said["NetworkInterfaces"]) == len(request.network_interfaces(BUILTIN_TYPES[type], "", ""))
     assert said["MetadataOptions"]["HttpTokens"] == "required" and said["KeyName"] == "imgnet-key"
     (disk,) = bed.account.ec2.describe_volumes()["Volumes"]
     assert (disk["Size"], disk["VolumeType"], disk["Encrypted"]) == (150, "gp3", True)
-    assert tags.read(disk)[tags.JOB] == bed.uid and one.profile.endswith("/imgnet-machine")
+    assert tags.read_tags(disk)[tags.JOB] == bed.uid and one.instance_profile.endswith("/imgnet-machine")

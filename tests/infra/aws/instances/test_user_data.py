@@ -11,20 +11,20 @@ from typing import Any
 import pytest
 from support.aws_gang import public_key
 
-from infra.aws.instances.user_data import HOST_KEY, LIMIT, SET_UP, user_data
+from infra.aws.instances.user_data import HOST_KEY_SCRIPT, LIMIT_SCRIPT, SETUP_SCRIPT, build_user_data
 from infra.aws.stack import key_pairs
 
-SCRIPTS = {"limit": LIMIT, "host key": HOST_KEY, "set up": SET_UP}
+SCRIPTS = {"limit": LIMIT_SCRIPT, "host key": HOST_KEY_SCRIPT, "set up": SETUP_SCRIPT}
 PLAIN = ("imgnet-limit.timer", "imgnet-limit-77.timer")
 
 
 def made(**changes: Any) -> tuple[str, dict[str, Any]]:
-    private, public = key_pairs.new_pair()
+    private, public = key_pairs.generate_key_pair()
     words: dict[str, Any] = {
         "seconds": 7200, "private": private, "public": public, "file_system": "fs-0d4", "access_point": "fsap-0e5",
         "region": "us-east-1", "user": "ubuntu", "python": "/opt/pytorch/bin/python", **changes,
     }  # fmt: skip
-    text = user_data(**words)
+    text = build_user_data(**words)
     first, _, rest = text.partition("\n")
     assert first == "#cloud-config"
     return text, json.loads(rest)
@@ -68,7 +68,7 @@ def test_the_programs_for_root_are_where_the_agent_looks_for_them() -> None:
     assert all(one["content"].startswith("#!/bin/sh\n") for one in files.values())
     (run,) = config["runcmd"]
     assert run == [
-        "sh", "-c", SET_UP, "sh", "fs-0d4", "fsap-0e5", "us-east-1", "ubuntu", "/opt/pytorch/bin/python"
+        "sh", "-c", SETUP_SCRIPT, "sh", "fs-0d4", "fsap-0e5", "us-east-1", "ubuntu", "/opt/pytorch/bin/python"
     ]  # fmt: skip
 
 
@@ -122,7 +122,7 @@ def test_the_limit_runs_anew_before_the_old_ones_are_stopped(machine: Machine) -
     machine.fake("systemd-run")
     rows = "".join(f"{name} loaded active waiting x\\n" for name in PLAIN)
     machine.fake("systemctl", f'[ "$1" != list-units ] || printf "{rows}"')
-    ran = machine.run(LIMIT, "3600")
+    ran = machine.run(LIMIT_SCRIPT, "3600")
     assert ran.returncode == 0, ran.stderr
     first, *rest = machine.calls
     new = re.fullmatch(r"systemd-run --quiet --unit=(imgnet-limit-\d+) --on-active=3600 systemctl poweroff", first)
@@ -133,9 +133,9 @@ def test_the_limit_runs_anew_before_the_old_ones_are_stopped(machine: Machine) -
 def test_the_new_limit_does_not_stop_itself(machine: Machine) -> None:
     machine.fake("systemd-run", f'echo "${{2#--unit=}}.timer loaded" >>"{machine.path}/timers"')
     machine.fake("systemctl", f'[ "$1" != list-units ] || cat "{machine.path}/timers"')
-    assert machine.run(LIMIT, "60").returncode == 0
+    assert machine.run(LIMIT_SCRIPT, "60").returncode == 0
     assert not [one for one in machine.calls if " stop " in one]
-    assert machine.run(LIMIT, "90").returncode == 0
+    assert machine.run(LIMIT_SCRIPT, "90").returncode == 0
     first = (machine.path / "timers").read_text().split()[0]
     assert [one for one in machine.calls if " stop " in one] == [f"systemctl stop {first}"]
 
@@ -143,7 +143,7 @@ def test_the_new_limit_does_not_stop_itself(machine: Machine) -> None:
 def test_when_the_new_limit_cannot_be_armed_the_old_one_stays(machine: Machine) -> None:
     machine.fake("systemd-run", "exit 1")
     machine.fake("systemctl", f'[ "$1" != list-units ] || echo {PLAIN[0]}')
-    assert machine.run(LIMIT, "soon").returncode != 0
+    assert machine.run(LIMIT_SCRIPT, "soon").returncode != 0
     assert not [one for one in machine.calls if " stop " in one]
 
 
@@ -161,10 +161,10 @@ def booted(machine: Machine, *, reload: str = "") -> Path:
 
 def test_the_host_key_of_the_user_data_is_replaced_and_wiped(machine: Machine) -> None:
     etc = booted(machine)
-    ran = machine.run(HOST_KEY)
+    ran = machine.run(HOST_KEY_SCRIPT)
     assert ran.returncode == 0, ran.stderr
     assert re.fullmatch(r"ssh-ed25519 [A-Za-z0-9+/=]{60,}\n", ran.stdout) and ran.stdout.strip() != public_key()
-    assert key_pairs.public(etc / "imgnet_host_key") == ran.stdout.strip()
+    assert key_pairs.read_public_key(etc / "imgnet_host_key") == ran.stdout.strip()
     assert (etc / "imgnet_host_key").stat().st_mode & 0o777 == 0o600
     assert sorted(one.name for one in etc.iterdir()) == ["imgnet_host_key", "imgnet_host_key.pub", "sshd_config.d"]
     assert (etc / "sshd_config.d/00-imgnet.conf").read_text() == f"HostKey {etc}/imgnet_host_key\n"
@@ -175,7 +175,7 @@ def test_the_host_key_of_the_user_data_is_replaced_and_wiped(machine: Machine) -
 
 def test_asked_twice_it_tells_the_same_key(machine: Machine) -> None:
     booted(machine)
-    first, second = machine.run(HOST_KEY), machine.run(HOST_KEY)
+    first, second = machine.run(HOST_KEY_SCRIPT), machine.run(HOST_KEY_SCRIPT)
     assert first.returncode == second.returncode == 0 and first.stdout == second.stdout != ""
 
 
@@ -183,20 +183,20 @@ def test_killed_while_it_makes_the_key_and_asked_again_it_has_one(machine: Machi
     etc = booted(machine)
     (etc / "imgnet_new").write_text("half a k")
     (etc / "imgnet_host_key.pub").write_text("ssh-ed25519 OLD")
-    ran = machine.run(HOST_KEY)
-    assert ran.returncode == 0 and key_pairs.public(etc / "imgnet_host_key") == ran.stdout.strip()
+    ran = machine.run(HOST_KEY_SCRIPT)
+    assert ran.returncode == 0 and key_pairs.read_public_key(etc / "imgnet_host_key") == ran.stdout.strip()
 
 
 def test_where_the_daemon_has_another_name_that_one_is_told(machine: Machine) -> None:
     booted(machine, reload='[ "$2" = sshd ]')
-    assert machine.run(HOST_KEY).returncode == 0
+    assert machine.run(HOST_KEY_SCRIPT).returncode == 0
     assert machine.calls[-2:] == ["systemctl reload ssh", "systemctl reload sshd"]
 
 
 def test_with_a_configuration_that_sshd_refuses_the_old_key_stays(machine: Machine) -> None:
     etc = booted(machine)
     machine.fake("sshd", "exit 255")
-    ran = machine.run(HOST_KEY)
+    ran = machine.run(HOST_KEY_SCRIPT)
     assert ran.returncode != 0 and ran.stdout == ""
     assert (etc / "ssh_host_ed25519_key").exists() and not [one for one in machine.calls if "reload" in one]
 
@@ -207,7 +207,7 @@ def set_up(machine: Machine, python: str = "") -> tuple[Path, "subprocess.Comple
     machine.fake("getent", f'echo "me:x:1000:1000::{home}:/bin/sh"')
     for name in ("chown", "mkfs.ext4", "mdadm", "mount.efs", "tmux", "sleep"):
         machine.fake(name)
-    ran = machine.run(SET_UP, "fs-1", "fsap-1", "us-east-1", "me", python)
+    ran = machine.run(SETUP_SCRIPT, "fs-1", "fsap-1", "us-east-1", "me", python)
     return home / ".imgnet", ran
 
 

@@ -17,14 +17,14 @@ A, B, C = ZONES
 
 def near(bed: Bed) -> None:
     """The journal's dollars are the meter's, within 1 %, machine by machine and in all."""
-    said = billing.rows(bed.journal, bed.sim.now())
+    said = billing.machine_costs(bed.journal, bed.sim.now())
     meter = bed.sim.bill()
     assert {one.id for one in said} == set(meter["instances"])
     for one in said:
         assert one.dollars == pytest.approx(meter["instances"][one.id], rel=0.01)
-    assert billing.Meter(bed.journal).dollars(bed.sim.now()) == pytest.approx(meter["total"], rel=0.01)
-    assert sum(one.disk for one in said) == pytest.approx(meter["volumes"], rel=0.01, abs=0.001)
-    assert sum(one.address for one in said) == pytest.approx(meter["addresses"], rel=0.01, abs=0.001)
+    assert billing.CostMeter(bed.journal).total_dollars(bed.sim.now()) == pytest.approx(meter["total"], rel=0.01)
+    assert sum(one.disk_dollars for one in said) == pytest.approx(meter["volumes"], rel=0.01, abs=0.001)
+    assert sum(one.address_dollars for one in said) == pytest.approx(meter["addresses"], rel=0.01, abs=0.001)
 
 
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
@@ -33,25 +33,25 @@ def test_a_job_costs_what_the_meter_says_while_it_runs_and_afterwards(bed: Bed, 
     bed.sim.advance(1800)
     near(bed)
     bed.sim.advance(1800.5)
-    assert bed.gang().end() == []
+    assert bed.gang().terminate_job() == []
     near(bed)
     bed.sim.advance(90_000)
     near(bed)
-    assert all(one.ended == START + 3600 for one in billing.rows(bed.journal, bed.sim.now()))
+    assert all(one.ended == START + 3600 for one in billing.machine_costs(bed.journal, bed.sim.now()))
 
 
 def test_a_machine_that_was_replaced_costs_until_its_end_and_the_other_from_its_beginning(bed: Bed) -> None:
-    from infra.aws.market.instance_types import SHIPPED
+    from infra.aws.market.instance_types import BUILTIN_TYPES
 
     first = bed.acquire()
     bed.sim.advance(1000)
     bed.sim.interrupt(first[1].id, 0)
     place = bed.place(A)
-    bed.gang().look()
-    bed.gang().ask(place, ["1"], bed.want(place), SHIPPED["g5.xlarge"], first[0].group)
+    bed.gang().list_instances()
+    bed.gang().request_instances(place, ["1"], bed.want(place), BUILTIN_TYPES["g5.xlarge"], first[0].placement_group)
     bed.sim.advance(1000)
     near(bed)
-    said = billing.rows(bed.journal, bed.sim.now())
+    said = billing.machine_costs(bed.journal, bed.sim.now())
     assert [one.seconds for one in said] == [2000, 1000, 2000, 1000]
     assert [one.name for one in said] == ["0", "1", "2", "1"]
     assert [one.why for one in said] == ["", "Server.SpotInstanceTermination", "", ""]
@@ -62,9 +62,9 @@ def test_machines_that_were_ended_before_they_were_of_use_cost_a_minute_each(bed
     bed.clock.meanwhile.append(lambda: bed.sim.kill(bed.alive()[1].id, "Server.InternalError"))
     bed.acquire(n=2)
     bed.sim.advance(600)
-    bed.gang().look()
+    bed.gang().list_instances()
     near(bed)
-    said = billing.rows(bed.journal, bed.sim.now())
+    said = billing.machine_costs(bed.journal, bed.sim.now())
     assert [(one.zone, one.seconds) for one in said] == [(A, 60), (A, 60), (B, 604), (B, 604)]
 
 
@@ -78,7 +78,7 @@ def test_an_answer_that_two_have_heard_is_paid_once(bed: Bed) -> None:
 
 @pytest.mark.parametrize(("seconds", "billed"), [(0, 60), (59.2, 60), (60, 60), (60.1, 61), (3600, 3600)])
 def test_time_is_billed_by_the_second_and_a_minute_at_least(seconds: float, billed: float) -> None:
-    assert billing.billed(START, START + seconds) == billed
+    assert billing.billed_seconds(START, START + seconds) == billed
 
 
 def test_a_price_that_nobody_knew_stays_unknown_and_is_said(bed: Bed) -> None:
@@ -86,10 +86,10 @@ def test_a_price_that_nobody_knew_stays_unknown_and_is_said(bed: Bed) -> None:
 
     found = bed.acquire(replace(bed.place(A), price=None))
     bed.sim.advance(600)
-    said = billing.rows(bed.journal, bed.sim.now())
-    assert all(one.dollars is None and one.price is None and one.all > 0 for one in said)
-    assert sorted(billing.Meter(bed.journal).unknown(bed.sim.now())) == sorted(one.id for one in found)
-    assert billing.Meter(bed.journal).dollars(bed.sim.now()) < 0.05, "disks and addresses are known"
+    said = billing.machine_costs(bed.journal, bed.sim.now())
+    assert all(one.dollars is None and one.price is None and one.total_dollars > 0 for one in said)
+    assert sorted(billing.CostMeter(bed.journal).unpriced_machines(bed.sim.now())) == sorted(one.id for one in found)
+    assert billing.CostMeter(bed.journal).total_dollars(bed.sim.now()) < 0.05, "disks and addresses are known"
 
 
 HISTORY = [(START - 900, 1.0), (START + 1800, 2.0), (START + 7200, 9.0)]
@@ -100,7 +100,7 @@ HISTORY = [(START - 900, 1.0), (START + 1800, 2.0), (START + 7200, 9.0)]
     (0, 10800, 0.5 + 3.0 + 9.0), (-901, 0, None), (0, 0, 0.0),
 ])  # fmt: skip
 def test_a_spot_price_that_changes_is_paid_as_it_changed(begin: float, end: float, dollars: float | None) -> None:
-    found = billing.over(HISTORY, START + begin, START + end)
+    found = billing.integrate_price(HISTORY, START + begin, START + end)
     assert found == (None if dollars is None else pytest.approx(dollars))
 
 
@@ -120,11 +120,11 @@ def history(bed: Bed) -> None:
 def test_when_a_job_is_over_its_spot_machines_are_paid_at_the_prices_that_were(bed: Bed) -> None:
     bed.acquire(n=2)
     bed.sim.advance(3600)
-    bed.gang().end()
+    bed.gang().terminate_job()
     history(bed)
-    billing.settle(bed.account, bed.journal, bed.sim.now())
-    assert [one.dollars for one in billing.rows(bed.journal, bed.sim.now())] == pytest.approx([1.5, 1.5])
-    billing.settle(bed.account, bed.journal, bed.sim.now())
+    billing.record_spot_costs(bed.account, bed.journal, bed.sim.now())
+    assert [one.dollars for one in billing.machine_costs(bed.journal, bed.sim.now())] == pytest.approx([1.5, 1.5])
+    billing.record_spot_costs(bed.account, bed.journal, bed.sim.now())
     assert len(bed.journal.lines("price")) == 2 and bed.front.count("DescribeSpotPriceHistory") == 1
 
 
@@ -132,8 +132,8 @@ def test_the_history_that_ec2_tells_has_the_price_at_which_a_short_job_ran(bed: 
     bed.sim.set_price(A, "g5.xlarge", 0.77)
     bed.acquire()
     bed.sim.advance(500)
-    bed.gang().end()
-    billing.settle(bed.account, bed.journal, bed.sim.now())
+    bed.gang().terminate_job()
+    billing.record_spot_costs(bed.account, bed.journal, bed.sim.now())
     assert len(bed.journal.lines("price")) == 3
     near(bed)
 
@@ -141,22 +141,25 @@ def test_the_history_that_ec2_tells_has_the_price_at_which_a_short_job_ran(bed: 
 def test_machines_that_run_or_are_not_spot_keep_the_price_of_their_asking(bed: Bed) -> None:
     history(bed)
     bed.acquire(n=1)
-    billing.settle(bed.account, bed.journal, bed.sim.now())
-    bed.gang().end()
+    billing.record_spot_costs(bed.account, bed.journal, bed.sim.now())
+    bed.gang().terminate_job()
     bed.acquire(bed.place(A, "on-demand"), n=1)
-    bed.gang().end()
-    billing.settle(bed.account, bed.journal, bed.sim.now())
+    bed.gang().terminate_job()
+    billing.record_spot_costs(bed.account, bed.journal, bed.sim.now())
     assert len(bed.journal.lines("price")) == 1 == bed.front.count("DescribeSpotPriceHistory")
 
 
 def test_a_job_that_never_had_machines_costs_nothing(tmp_path: Path) -> None:
-    meter = billing.Meter(Journal(tmp_path / "cloud.jsonl"))
-    assert meter.dollars(START) == 0 and meter.unknown(START) == []
+    meter = billing.CostMeter(Journal(tmp_path / "cloud.jsonl"))
+    assert meter.total_dollars(START) == 0 and meter.unpriced_machines(START) == []
 
 
 def test_the_address_of_a_job_is_paid_while_the_job_has_it_and_not_between_two_launches(tmp_path: Path) -> None:
     said = [("address", 100), ("address", 150), ("ended", 200), ("address", 1000), ("ended", 2000), ("ended", 9000)]
     path = tmp_path / "cloud.jsonl"
     path.write_text("".join(json.dumps({"what": what, "time": time}) + "\n" for what, time in said))
-    hour = {now: billing.gate(Journal(path), now) / billing.ADDRESS_HOUR * 3600 for now in (50, 150, 500, 1500, 99_999)}
+    hour = {
+        now: billing.jump_host_address_dollars(Journal(path), now) / billing.ADDRESS_DOLLARS_PER_HOUR * 3600
+        for now in (50, 150, 500, 1500, 99_999)
+    }
     assert hour == pytest.approx({50: 0, 150: 50, 500: 100, 1500: 600, 99_999: 1100})

@@ -6,34 +6,61 @@ import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from infra.aws.market import offers
-from infra.aws.market.instance_types import ARCHITECTURES, DEFAULT_TYPES, ON_DEMAND, RETIRED, SHIPPED, family, shipped
+from infra.aws.market.instance_types import (
+    GPU_ARCHITECTURES,
+    DEFAULT_TYPES,
+    ON_DEMAND_PRICES,
+    RETIREMENT_REASONS,
+    BUILTIN_TYPES,
+    get_quota_family,
+    find_builtin_type,
+)
 
 
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", BUILTIN_TYPES)
 def test_the_shipped_table_says_what_ec2_describes(name: str) -> None:
-    assert SHIPPED[name] == offers._kind(INSTANCE_TYPES[name])
+    assert BUILTIN_TYPES[name] == offers._parse_instance_type(INSTANCE_TYPES[name])
 
 
 def test_it_has_the_figures_that_everything_else_counts_with() -> None:
-    p4d, p5, g5 = (shipped(name) for name in ("p4d.24xlarge", "p5.48xlarge", "g5.xlarge"))
+    p4d, p5, g5 = (find_builtin_type(name) for name in ("p4d.24xlarge", "p5.48xlarge", "g5.xlarge"))
     assert p4d and p5 and g5
-    assert (p4d.vcpus, p4d.gpus, p4d.gpu, p4d.gpu_gb, p4d.efa, p4d.cards, p4d.gbit) == (96, 8, "A100", 40, 4, 4, 400)
-    assert (p4d.arch, p4d.nvme_gb, p4d.memory_gb, p4d.family) == ("sm_80", 8000, 1152, "P")
-    assert (p5.vcpus, p5.efa, p5.arch, p5.family) == (192, 32, "sm_90", "P5")
-    assert (g5.gpus, g5.efa, g5.gbit, g5.family) == (1, 0, 2.5, "G")  # "up to 10": what it holds is 2.5
-    assert shipped("p3.16xlarge") is None and shipped("z9.large") is None
+    assert (p4d.vcpus, p4d.gpus, p4d.gpu, p4d.gpu_gb, p4d.efa_interfaces, p4d.network_cards, p4d.network_gbps) == (
+        96,
+        8,
+        "A100",
+        40,
+        4,
+        4,
+        400,
+    )
+    assert (p4d.gpu_arch, p4d.nvme_gb, p4d.memory_gb, p4d.quota_family) == ("sm_80", 8000, 1152, "P")
+    assert (p5.vcpus, p5.efa_interfaces, p5.gpu_arch, p5.quota_family) == (192, 32, "sm_90", "P5")
+    assert (g5.gpus, g5.efa_interfaces, g5.network_gbps, g5.quota_family) == (
+        1,
+        0,
+        2.5,
+        "G",
+    )  # "up to 10": what it holds is 2.5
+    assert find_builtin_type("p3.16xlarge") is None and find_builtin_type("z9.large") is None
 
 
 def test_prices_are_of_types_in_the_table_and_none_is_made_up() -> None:
-    assert ON_DEMAND.keys() < SHIPPED.keys()
-    assert (ON_DEMAND["p4d.24xlarge"], ON_DEMAND["p5.48xlarge"]) == (pytest.approx(21.96, abs=0.01), 55.04)
-    assert "p5e.48xlarge" not in ON_DEMAND
+    assert ON_DEMAND_PRICES.keys() < BUILTIN_TYPES.keys()
+    assert (ON_DEMAND_PRICES["p4d.24xlarge"], ON_DEMAND_PRICES["p5.48xlarge"]) == (
+        pytest.approx(21.96, abs=0.01),
+        55.04,
+    )
+    assert "p5e.48xlarge" not in ON_DEMAND_PRICES
 
 
 def test_retired_types_are_not_in_the_table_and_have_their_line() -> None:
-    assert set(RETIRED) == {"p3.2xlarge", "p3.8xlarge", "p3.16xlarge"} and not RETIRED.keys() & SHIPPED.keys()
-    assert RETIRED["p3.16xlarge"] == "AWS stopped listing p3.16xlarge in 2026"
-    assert set(DEFAULT_TYPES) <= SHIPPED.keys()
+    assert (
+        set(RETIREMENT_REASONS) == {"p3.2xlarge", "p3.8xlarge", "p3.16xlarge"}
+        and not RETIREMENT_REASONS.keys() & BUILTIN_TYPES.keys()
+    )
+    assert RETIREMENT_REASONS["p3.16xlarge"] == "AWS stopped listing p3.16xlarge in 2026"
+    assert set(DEFAULT_TYPES) <= BUILTIN_TYPES.keys()
 
 
 @pytest.mark.parametrize(("name", "expected"), [
@@ -44,10 +71,10 @@ def test_retired_types_are_not_in_the_table_and_have_their_line() -> None:
     ("mac1.metal", ""), ("dl1.24xlarge", ""), ("", ""),
 ])  # fmt: skip
 def test_a_type_belongs_to_one_family_of_quotas(name: str, expected: str) -> None:
-    assert family(name) == expected
+    assert get_quota_family(name) == expected
 
 
 def test_every_card_of_the_table_has_an_architecture_and_kinds_are_frozen() -> None:
-    assert {kind.arch for kind in SHIPPED.values() if kind.gpus} <= set(ARCHITECTURES.values())
+    assert {kind.gpu_arch for kind in BUILTIN_TYPES.values() if kind.gpus} <= set(GPU_ARCHITECTURES.values())
     with pytest.raises(FrozenInstanceError):
-        SHIPPED["p5.48xlarge"].gpus = 9  # type: ignore[misc]
+        BUILTIN_TYPES["p5.48xlarge"].gpus = 9  # type: ignore[misc]

@@ -17,7 +17,13 @@ from support.simcloud.http_server import Front
 from infra.aws.client import Account
 from infra.aws.errors import CloudError, NoCredentials
 from infra.aws.market import offers
-from infra.aws.market.instance_types import DEFAULT_TYPES, ON_DEMAND, RETIRED, SHIPPED, shipped
+from infra.aws.market.instance_types import (
+    DEFAULT_TYPES,
+    ON_DEMAND_PRICES,
+    RETIREMENT_REASONS,
+    BUILTIN_TYPES,
+    find_builtin_type,
+)
 
 EIGHTEEN = ("p3.16xlarge", "p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge")
 GONE = "p3.16xlarge is gone (AWS stopped listing it in 2026)"
@@ -26,41 +32,52 @@ GONE = "p3.16xlarge is gone (AWS stopped listing it in 2026)"
 def refusal(*words: Any, **more: Any) -> str:
     """The text of a `CloudError` of `settle`, which must be one line."""
     with pytest.raises(CloudError) as caught:
-        offers.settle(*words, **more)
+        offers.choose_types(*words, **more)
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
 
 def test_kinds_are_described_by_ec2_and_what_it_does_not_know_is_absent(front: Front) -> None:
     names = ["p5.48xlarge", "p3.16xlarge", "g5.xlarge", "q9.large"]
-    assert offers.kinds(Account(), names) == {name: shipped(name) for name in ("p5.48xlarge", "g5.xlarge")}
-    assert offers.kinds(Account(), []) == {} and offers.kinds(Account(), ["p3.16xlarge"]) == {}
+    assert offers.list_instance_types(Account(), names) == {
+        name: find_builtin_type(name) for name in ("p5.48xlarge", "g5.xlarge")
+    }
+    assert (
+        offers.list_instance_types(Account(), []) == {} and offers.list_instance_types(Account(), ["p3.16xlarge"]) == {}
+    )
 
 
 def test_ec2_is_never_asked_for_all_its_types(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     account, asked = Account(), []
     see = lambda params, **_: asked.append(params)  # noqa: E731
     account.ec2.meta.events.register("provide-client-params.ec2.DescribeInstanceTypes", see)
-    offers.kinds(account, ["p3.16xlarge"])
-    offers.kinds(account, [])
-    offers.offers(account)
+    offers.list_instance_types(account, ["p3.16xlarge"])
+    offers.list_instance_types(account, [])
+    offers.list_offers(account)
     assert asked and all(1 <= len(one["InstanceTypes"]) <= 100 for one in asked)
     monkeypatch.setattr(offers, "MOST_NAMES", 10)
     asked.clear()
-    assert list(offers.kinds(account, [*SHIPPED][:25])) == [*SHIPPED][:25]
+    assert list(offers.list_instance_types(account, [*BUILTIN_TYPES][:25])) == [*BUILTIN_TYPES][:25]
     assert [len(one["InstanceTypes"]) for one in asked[-3:]] == [10, 10, 5]
 
 
 def test_machines_that_our_images_do_not_run_on_are_left_out(front: Front) -> None:
-    assert offers.kinds(Account(), ["g5g.xlarge", "g5.xlarge"]).keys() == {"g5.xlarge"}  # arm64
+    assert offers.list_instance_types(Account(), ["g5g.xlarge", "g5.xlarge"]).keys() == {"g5.xlarge"}  # arm64
     other = json.loads(json.dumps(INSTANCE_TYPES["g5.xlarge"]))
     other["GpuInfo"]["Gpus"][0]["Manufacturer"] = "AMD"
-    assert offers._fits(INSTANCE_TYPES["g5.xlarge"]) and not offers._fits(other)
+    assert offers._is_supported(INSTANCE_TYPES["g5.xlarge"]) and not offers._is_supported(other)
 
 
 def test_a_type_without_gpus_is_of_processors(front: Front) -> None:
-    (kind,) = offers.kinds(Account(), ["c7i.4xlarge"]).values()
-    assert (kind.gpus, kind.gpu, kind.gpu_gb, kind.arch, kind.vcpus, kind.family) == (0, "CPU", 0, "", 16, "Standard")
+    (kind,) = offers.list_instance_types(Account(), ["c7i.4xlarge"]).values()
+    assert (kind.gpus, kind.gpu, kind.gpu_gb, kind.gpu_arch, kind.vcpus, kind.quota_family) == (
+        0,
+        "CPU",
+        0,
+        "",
+        16,
+        "Standard",
+    )
 
 
 @pytest.mark.parametrize(("said", "cards", "expected"), [
@@ -69,16 +86,19 @@ def test_a_type_without_gpus_is_of_processors(front: Front) -> None:
 ])  # fmt: skip
 def test_the_network_is_counted_by_what_it_always_holds(said: str, cards: list[float], expected: float) -> None:
     network = {"NetworkPerformance": said, "NetworkCards": [{"BaselineBandwidthInGbps": one} for one in cards]}
-    assert offers._gbit(network) == expected
+    assert offers._sustained_gbps(network) == expected
 
 
 def test_zones_are_those_where_ec2_has_the_type(front: Front) -> None:
-    found = offers.zones(Account(), ["p3dn.24xlarge", "p3.16xlarge", "p4d.24xlarge"])
+    found = offers.list_zones_by_type(Account(), ["p3dn.24xlarge", "p3.16xlarge", "p4d.24xlarge"])
     assert found == {
         "p3dn.24xlarge": ["us-east-1c", "us-east-1d"],
         "p4d.24xlarge": ["us-east-1a", "us-east-1b", "us-east-1c", "us-east-1d"],
     }
-    assert offers.zones(Account(), []) == {} and offers.zones(Account("eu-north-1"), ["p3dn.24xlarge"]) == {}
+    assert (
+        offers.list_zones_by_type(Account(), []) == {}
+        and offers.list_zones_by_type(Account("eu-north-1"), ["p3dn.24xlarge"]) == {}
+    )
 
 
 # --- prices -------------------------------------------------------------------------------------------------------
@@ -86,7 +106,7 @@ def test_zones_are_those_where_ec2_has_the_type(front: Front) -> None:
 
 def asked_prices(names: list[str], region: str = "us-east-1") -> dict[tuple[str, str, str], float]:
     account = Account(region)
-    return offers.prices(account, names, offers.zones(account, names))
+    return offers.look_up_prices(account, names, offers.list_zones_by_type(account, names))
 
 
 def test_prices_are_the_newest_of_each_zone_and_the_price_list_of_the_region(front: Front) -> None:
@@ -115,11 +135,11 @@ def test_the_order_of_the_history_does_not_matter(front: Front) -> None:
 
     account = Account()
     account.__dict__["ec2"] = type("Client", (), {"get_paginator": lambda self, name: Pages()})()
-    assert offers._spot(account, ["t"]) == {("a", "t", "spot"): 3.0}
+    assert offers._spot_prices(account, ["t"]) == {("a", "t", "spot"): 3.0}
 
 
 def test_on_demand_prices_are_asked_side_by_side_and_a_list_that_fails_is_asked_once(front: Front) -> None:
-    names = [name for name in ON_DEMAND if "4xlarge" in name]
+    names = [name for name in ON_DEMAND_PRICES if "4xlarge" in name]
     asked_prices(names)
     assert front.count("GetProducts") == len(names)
     before = len(front.calls)
@@ -137,26 +157,26 @@ def test_on_demand_prices_are_asked_side_by_side_and_a_list_that_fails_is_asked_
 ])  # fmt: skip
 def test_a_price_that_cannot_be_looked_up_is_unknown_and_stops_nothing(front: Front, fault: dict[str, Any]) -> None:
     account = Account()
-    account.__dict__["ec2"] = account.once  # not patient: this would be eight tries
+    account.__dict__["ec2"] = account.ec2_no_retry  # not patient: this would be eight tries
     for action in ("GetProducts", "DescribeSpotPriceHistory"):
         front.fault(action=action, times=99, **fault)
-    found = offers.offers(account, names=["p4d.24xlarge", "p5.48xlarge"])
-    assert len(found) == 4 + 6 and {one.spot for one in found} == {None}
-    assert {(one.on_demand, one.on_demand_shipped) for one in found} == {(21.957642, True), (55.04, True)}
+    found = offers.list_offers(account, names=["p4d.24xlarge", "p5.48xlarge"])
+    assert len(found) == 4 + 6 and {one.spot_price for one in found} == {None}
+    assert {(one.on_demand_price, one.is_builtin_price) for one in found} == {(21.957642, True), (55.04, True)}
 
 
 def test_prices_are_unknown_where_there_is_no_way_to_aws(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     account = Account()
-    account.__dict__["ec2"] = account.once
-    assert offers.prices(account, ["p4d.24xlarge"], {"p4d.24xlarge": ["us-east-1a"]}) == {}
+    account.__dict__["ec2"] = account.ec2_no_retry
+    assert offers.look_up_prices(account, ["p4d.24xlarge"], {"p4d.24xlarge": ["us-east-1a"]}) == {}
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{}", "null", '{"terms": {}}', '{"terms": 3}',
                                   '{"terms": {"OnDemand": {"x": {"priceDimensions": {"y": {"pricePerUnit": {"USD": "?"}}}}}}}'])  # noqa: E501  # fmt: skip
 def test_a_price_list_that_says_something_else_is_no_price(body: str) -> None:
     client = type("Client", (), {"get_products": lambda self, **_: {"PriceList": [body]}})()
-    assert offers._listed(client, "p4d.24xlarge", "us-east-1") is None
+    assert offers._list_price(client, "p4d.24xlarge", "us-east-1") is None
 
 
 def test_two_prices_for_one_machine_are_no_price() -> None:
@@ -166,7 +186,7 @@ def test_two_prices_for_one_machine_are_no_price() -> None:
 
     def listed(*texts: str) -> float | None:
         client = type("Client", (), {"get_products": lambda self, **_: {"PriceList": list(texts)}})()
-        return offers._listed(client, "p4d.24xlarge", "us-east-1")
+        return offers._list_price(client, "p4d.24xlarge", "us-east-1")
 
     assert listed(product("21.9"), product("0.0"), product("21.9"), product("700", "Quantity")) == 21.9
     assert listed(product("21.9"), product("22.9")) is None and listed() is None
@@ -177,73 +197,73 @@ def test_two_prices_for_one_machine_are_no_price() -> None:
 
 def test_offers_are_types_by_zone_with_both_prices(front: Front) -> None:
     front.sim.set_price("us-east-1d", "p4d.24xlarge", 7.0)
-    found = offers.offers(Account(), "a100")
+    found = offers.list_offers(Account(), "a100")
     assert [(one.type, one.zone[-1]) for one in found if one.type.startswith("p4d.")] == [
         ("p4d.24xlarge", zone) for zone in "abcd"
     ]
-    assert {one.kind.gpu for one in found} == {"A100"}
+    assert {one.instance_type.gpu for one in found} == {"A100"}
     last = [one for one in found if one.zone == "us-east-1d" and one.type == "p4d.24xlarge"]
-    assert last == [offers.Offer("p4d.24xlarge", "us-east-1d", SHIPPED["p4d.24xlarge"], 7.0, 21.96, False)]
+    assert last == [offers.Offer("p4d.24xlarge", "us-east-1d", BUILTIN_TYPES["p4d.24xlarge"], 7.0, 21.96, False)]
 
 
 def test_without_names_all_of_the_table_that_the_region_has(front: Front) -> None:
-    found = {one.type for one in offers.offers(Account())}
-    assert {"p4d.24xlarge", "g5.xlarge", "g4dn.xlarge"} <= found <= SHIPPED.keys()
-    assert not {one.type for one in offers.offers(Account("eu-north-1"), "V100")}
+    found = {one.type for one in offers.list_offers(Account())}
+    assert {"p4d.24xlarge", "g5.xlarge", "g4dn.xlarge"} <= found <= BUILTIN_TYPES.keys()
+    assert not {one.type for one in offers.list_offers(Account("eu-north-1"), "V100")}
 
 
 def test_a_named_type_that_the_table_lacks_is_looked_up_too(front: Front) -> None:
-    assert {one.type for one in offers.offers(Account(), "L4", ["gr6.4xlarge", "p4d.24xlarge"])} == {"gr6.4xlarge"}
-    assert offers.offers(Account(), "A100", ["gr6.4xlarge"]) == []
+    assert {one.type for one in offers.list_offers(Account(), "L4", ["gr6.4xlarge", "p4d.24xlarge"])} == {"gr6.4xlarge"}
+    assert offers.list_offers(Account(), "A100", ["gr6.4xlarge"]) == []
 
 
 def test_the_shipped_price_is_of_one_region_and_is_guessed_for_no_other(front: Front) -> None:
     front.fault(action="GetProducts", code="AccessDeniedException", times=99)
-    (one, *_) = offers.offers(Account("us-west-2"), names=["p4d.24xlarge"])
-    assert (one.on_demand, one.on_demand_shipped) == (None, False) and one.spot
-    (one, *_) = offers.offers(Account("us-west-2"), names=["p4d.24xlarge"], offline=True)
-    assert (one.zone, one.spot, one.on_demand, one.on_demand_shipped) == ("", None, None, False)
+    (one, *_) = offers.list_offers(Account("us-west-2"), names=["p4d.24xlarge"])
+    assert (one.on_demand_price, one.is_builtin_price) == (None, False) and one.spot_price
+    (one, *_) = offers.list_offers(Account("us-west-2"), names=["p4d.24xlarge"], offline=True)
+    assert (one.zone, one.spot_price, one.on_demand_price, one.is_builtin_price) == ("", None, None, False)
 
 
 def test_no_credentials_are_said_and_not_taken_for_no_price(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(NoCredentials):
-        offers.offers(Account())
+        offers.list_offers(Account())
     with pytest.raises(NoCredentials):
-        offers.prices(Account(), ["p4d.24xlarge"], {})
+        offers.look_up_prices(Account(), ["p4d.24xlarge"], {})
 
 
 # --- settle -------------------------------------------------------------------------------------------------------
 
 
 def test_the_preference_is_settled_by_what_is_offered_and_what_is_gone_is_said(front: Front) -> None:
-    types, lines = offers.settle(Account(), EIGHTEEN)
+    types, lines = offers.choose_types(Account(), EIGHTEEN)
     assert types == ["p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge"]
     assert lines == [f"{GONE}: p4d.24xlarge is taken instead"]
-    types, lines = offers.settle(Account("eu-west-1"), ("p3.16xlarge", "q9.large", "p3dn.24xlarge", "p3.8xlarge"))
+    types, lines = offers.choose_types(Account("eu-west-1"), ("p3.16xlarge", "q9.large", "p3dn.24xlarge", "p3.8xlarge"))
     assert types == ["p3dn.24xlarge"]
     assert lines == [
         f"{GONE}: p3dn.24xlarge is taken instead",
         "EC2 offers no q9.large with x86_64 in eu-west-1: p3dn.24xlarge is taken instead",
     ]
-    assert offers.settle(Account(), ("p5.48xlarge", "p3.16xlarge")) == (["p5.48xlarge"], [])
+    assert offers.choose_types(Account(), ("p5.48xlarge", "p3.16xlarge")) == (["p5.48xlarge"], [])
 
 
 def test_what_ec2_offers_counts_more_than_our_list_of_the_retired(
     front: Front, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(RETIRED, "p5.48xlarge", "AWS stopped listing p5.48xlarge in 2031")
-    assert offers.settle(Account(), ("p5.48xlarge",)) == (["p5.48xlarge"], [])
+    monkeypatch.setitem(RETIREMENT_REASONS, "p5.48xlarge", "AWS stopped listing p5.48xlarge in 2031")
+    assert offers.choose_types(Account(), ("p5.48xlarge",)) == (["p5.48xlarge"], [])
 
 
 def test_nothing_wanted_means_the_default_types(front: Front) -> None:
-    assert offers.settle(Account(), ()) == (list(DEFAULT_TYPES), [])
-    assert offers.settle(None, (), offline=True) == (list(DEFAULT_TYPES), [])
+    assert offers.choose_types(Account(), ()) == (list(DEFAULT_TYPES), [])
+    assert offers.choose_types(None, (), offline=True) == (list(DEFAULT_TYPES), [])
 
 
 def test_a_type_asked_for_by_name_is_taken_alone_or_refused_with_the_next_thing_to_type(front: Front) -> None:
-    assert offers.settle(Account(), EIGHTEEN, "g5.xlarge") == (["g5.xlarge"], [])
-    assert offers.settle(Account(), EIGHTEEN, "p5.48xlarge") == (["p5.48xlarge"], [])
+    assert offers.choose_types(Account(), EIGHTEEN, "g5.xlarge") == (["g5.xlarge"], [])
+    assert offers.choose_types(Account(), EIGHTEEN, "p5.48xlarge") == (["p5.48xlarge"], [])
     assert refusal(Account(), EIGHTEEN, "p3.16xlarge") == f"{GONE}; take another: --type p4d.24xlarge"
     said = refusal(Account("eu-north-1"), ("p3.8xlarge",), "p3dn.24xlarge")
     assert said == ("EC2 offers no p3dn.24xlarge with x86_64 in eu-north-1; see what there is: imgnet-cluster offers")
@@ -261,15 +281,15 @@ def test_an_ec2_that_does_not_answer_is_not_taken_for_one_that_offers_nothing(fr
 
 def test_offline_the_same_is_said_from_the_table() -> None:
     for more in ({}, {"offline": True}):
-        types, lines = offers.settle(None, EIGHTEEN, **more)
+        types, lines = offers.choose_types(None, EIGHTEEN, **more)
         assert (types, lines) == (list(EIGHTEEN[1:]), [f"{GONE}: p4d.24xlarge is taken instead"])
     assert refusal(None, EIGHTEEN, "p3.16xlarge") == f"{GONE}; take another: --type p4d.24xlarge"
     assert "q9.large is not in the shipped table" in refusal(None, ("p5.48xlarge",), "q9.large")
-    (one,) = offers.offers(None, names=["p4d.24xlarge", "p3.16xlarge"])
-    assert one == offers.Offer("p4d.24xlarge", "", SHIPPED["p4d.24xlarge"], None, 21.957642, True)
-    (one,) = offers.offers(None, names=["p5e.48xlarge"])
-    assert (one.on_demand, one.on_demand_shipped) == (None, False)
-    assert {one.kind.gpu for one in offers.offers(None, "h100")} == {"H100"}
+    (one,) = offers.list_offers(None, names=["p4d.24xlarge", "p3.16xlarge"])
+    assert one == offers.Offer("p4d.24xlarge", "", BUILTIN_TYPES["p4d.24xlarge"], None, 21.957642, True)
+    (one,) = offers.list_offers(None, names=["p5e.48xlarge"])
+    assert (one.on_demand_price, one.is_builtin_price) == (None, False)
+    assert {one.instance_type.gpu for one in offers.list_offers(None, "h100")} == {"H100"}
 
 
 def test_offline_nothing_is_asked_boto3_is_not_even_loaded_and_it_is_quick() -> None:

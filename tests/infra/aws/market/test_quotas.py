@@ -8,7 +8,7 @@ from support.simcloud.spot_market import quota_code
 
 from infra.aws.client import Account
 from infra.aws.market import quotas
-from infra.aws.market.instance_types import SHIPPED
+from infra.aws.market.instance_types import BUILTIN_TYPES
 
 
 @pytest.mark.parametrize(("family", "market", "expected"), [
@@ -18,31 +18,31 @@ from infra.aws.market.instance_types import SHIPPED
     ("", "spot", ""), ("P", "capacity-block", ""), ("Q", "on-demand", ""),
 ])  # fmt: skip
 def test_a_family_in_a_market_has_its_code(family: str, market: str, expected: str) -> None:
-    assert quotas.code(family, market) == expected
+    assert quotas.get_quota_code(family, market) == expected
 
 
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
-@pytest.mark.parametrize("name", SHIPPED)
+@pytest.mark.parametrize("name", BUILTIN_TYPES)
 def test_the_code_is_the_one_by_which_the_cloud_counts(name: str, market: str) -> None:
-    assert quotas.code(SHIPPED[name].family, market) == quota_code(name, market)
+    assert quotas.get_quota_code(BUILTIN_TYPES[name].quota_family, market) == quota_code(name, market)
 
 
 def test_a_quota_is_looked_up_in_the_region(front: Front) -> None:
     front.sim.quota_vcpu = {"L-417A185B": 96.0, "L-7212CCBC": 0.0}
-    assert quotas.value(Account(), "L-417A185B") == 96.0
-    assert quotas.value(Account(), "L-7212CCBC") == 0.0  # nothing allowed is not the same as unknown
+    assert quotas.look_up_quota(Account(), "L-417A185B") == 96.0
+    assert quotas.look_up_quota(Account(), "L-7212CCBC") == 0.0  # nothing allowed is not the same as unknown
 
 
 @pytest.mark.parametrize("fault", ["AccessDeniedException", "NoSuchResourceException", "UnrecognizedClientException"])
 def test_a_quota_that_cannot_be_looked_up_is_unknown(front: Front, fault: str) -> None:
     front.fault(action="GetServiceQuota", code=fault, times=99)
-    assert quotas.value(Account(), "L-417A185B") is None
+    assert quotas.look_up_quota(Account(), "L-417A185B") is None
     front.reset()
-    assert quotas.value(Account(), "L-00000000") is None
+    assert quotas.look_up_quota(Account(), "L-00000000") is None
 
 
 def test_the_command_asks_aws_for_so_many() -> None:
-    words = shlex.split(quotas.request_command("eu-west-1", "L-417A185B", 1536))
+    words = shlex.split(quotas.quota_increase_command("eu-west-1", "L-417A185B", 1536))
     assert words[:3] == ["aws", "service-quotas", "request-service-quota-increase"]
     options = dict(zip(words[3::2], words[4::2], strict=True))
     assert options == {

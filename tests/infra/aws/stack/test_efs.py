@@ -7,19 +7,19 @@ from support.aws_stack import HERE, Seen, account, aws, home, work
 
 from infra.aws.errors import CloudError
 from infra.aws.stack import buckets, efs, network, security_group, stack
-from infra.aws.stack.resources import Work
+from infra.aws.stack.resources import StackContext
 
 __all__ = ["account", "aws", "home", "work"]
 
 
 @pytest.fixture
-def place(work: Work) -> tuple[dict[str, str], str]:
+def place(work: StackContext) -> tuple[dict[str, str], str]:
     net = network.ensure(work)
-    return net.subnets, security_group.ensure_group(work, str(net.vpc))
+    return net.subnets, security_group.ensure_security_group(work, str(net.vpc))
 
 
 def test_the_file_system_is_encrypted_elastic_and_in_each_zone(
-    account: Seen, work: Work, place: tuple[dict[str, str], str]
+    account: Seen, work: StackContext, place: tuple[dict[str, str], str]
 ) -> None:
     files, served = efs.ensure(work, *place)
     (one,) = account.efs.describe_file_systems()["FileSystems"]
@@ -32,7 +32,7 @@ def test_the_file_system_is_encrypted_elastic_and_in_each_zone(
 
 
 def test_it_is_mounted_by_tls_and_a_role_and_everybody_acts_as_one_user(
-    account: Seen, work: Work, place: tuple[dict[str, str], str]
+    account: Seen, work: StackContext, place: tuple[dict[str, str], str]
 ) -> None:
     files, _ = efs.ensure(work, *place)
     said = json.loads(account.efs.describe_file_system_policy(FileSystemId=files.id)["Policy"])["Statement"]
@@ -45,7 +45,7 @@ def test_it_is_mounted_by_tls_and_a_role_and_everybody_acts_as_one_user(
 
 
 def test_it_waits_until_the_file_system_can_be_used(
-    account: Seen, work: Work, place: tuple[dict[str, str], str], monkeypatch: pytest.MonkeyPatch
+    account: Seen, work: StackContext, place: tuple[dict[str, str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shown = account.efs.get_paginator("describe_file_systems")
     states = ["creating"] * 4
@@ -65,7 +65,7 @@ def test_it_waits_until_the_file_system_can_be_used(
 
 
 def test_a_zone_that_the_file_system_does_not_serve_has_no_machines(
-    account: Seen, work: Work, place: tuple[dict[str, str], str], monkeypatch: pytest.MonkeyPatch
+    account: Seen, work: StackContext, place: tuple[dict[str, str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = account.efs.create_mount_target
 
@@ -76,18 +76,20 @@ def test_a_zone_that_the_file_system_does_not_serve_has_no_machines(
 
     monkeypatch.setattr(account.efs, "create_mount_target", create)
     assert list(stack.ensure(account, HERE).subnets) == ["us-west-1b"]
-    assert stack.missing(account) == []
+    assert stack.missing_parts(account) == []
     again = Seen()
     assert stack.ensure(again, HERE) == stack.find(account) and not again.changes()
 
 
-def test_parts_that_somebody_took_away_are_named(account: Seen, work: Work, place: tuple[dict[str, str], str]) -> None:
+def test_parts_that_somebody_took_away_are_named(
+    account: Seen, work: StackContext, place: tuple[dict[str, str], str]
+) -> None:
     files, _ = efs.ensure(work, *place)
     target = account.efs.describe_mount_targets(FileSystemId=files.id)["MountTargets"][0]
     account.efs.delete_mount_target(MountTargetId=target["MountTargetId"])
-    found = efs.look(work)
-    assert found and found.missing(place[0]) == [f"mount target in {target['AvailabilityZoneName']}"]
-    assert efs.ensure(work, *place)[0].missing(place[0]) == []
+    found = efs.find_file_system(work)
+    assert found and found.missing_parts(place[0]) == [f"mount target in {target['AvailabilityZoneName']}"]
+    assert efs.ensure(work, *place)[0].missing_parts(place[0]) == []
 
 
 # --- the bucket -----------------------------------------------------------------------------------------------------
@@ -118,7 +120,7 @@ def test_an_empty_bucket_goes_and_is_forgotten_while_the_file_system_stays(accou
 
 
 @pytest.mark.parametrize("tagged", [True, False])
-def test_a_bucket_of_somebody_else_is_refused_and_stays(account: Seen, work: Work, tagged: bool) -> None:
+def test_a_bucket_of_somebody_else_is_refused_and_stays(account: Seen, work: StackContext, tagged: bool) -> None:
     where = {"LocationConstraint": "us-west-1"}
     account.s3.create_bucket(Bucket="imgnet-data", CreateBucketConfiguration=where)
     if tagged:

@@ -4,12 +4,12 @@ import pytest
 from support.aws_stack import Seen, account, aws, counts, home, work
 
 from infra.aws.stack import network
-from infra.aws.stack.resources import Work
+from infra.aws.stack.resources import StackContext
 
 __all__ = ["account", "aws", "home", "work"]
 
 
-def test_each_zone_has_a_public_subnet_of_its_own_with_room(account: Seen, work: Work) -> None:
+def test_each_zone_has_a_public_subnet_of_its_own_with_room(account: Seen, work: StackContext) -> None:
     made = network.ensure(work)
     found = account.ec2.describe_subnets(SubnetIds=[*made.subnets.values()])["Subnets"]
     assert {one["AvailabilityZone"]: one["CidrBlock"] for one in found} == {
@@ -21,7 +21,7 @@ def test_each_zone_has_a_public_subnet_of_its_own_with_room(account: Seen, work:
     assert vpc["CidrBlock"] == "10.77.0.0/16"
 
 
-def test_every_subnet_has_a_way_out_and_s3_without_one(account: Seen, work: Work) -> None:
+def test_every_subnet_has_a_way_out_and_s3_without_one(account: Seen, work: StackContext) -> None:
     made = network.ensure(work)
     where = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
     (table,) = account.ec2.describe_route_tables(Filters=where)["RouteTables"]
@@ -35,7 +35,7 @@ def test_every_subnet_has_a_way_out_and_s3_without_one(account: Seen, work: Work
     assert endpoint["RouteTableIds"] == [table["RouteTableId"]]
 
 
-def test_names_of_file_systems_can_be_resolved(account: Seen, work: Work) -> None:
+def test_names_of_file_systems_can_be_resolved(account: Seen, work: StackContext) -> None:
     said = account.ec2.describe_vpc_attribute(VpcId=network.ensure(work).vpc, Attribute="enableDnsHostnames")
     assert said["EnableDnsHostnames"]["Value"] is True
 
@@ -46,7 +46,7 @@ def zone(name: str, **more: Any) -> dict[str, Any]:
 
 
 def test_zones_that_must_be_asked_for_or_are_elsewhere_are_passed_over(
-    work: Work, monkeypatch: pytest.MonkeyPatch
+    work: StackContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = [
         zone("us-west-1c"),
@@ -57,26 +57,26 @@ def test_zones_that_must_be_asked_for_or_are_elsewhere_are_passed_over(
         zone("us-west-1d", OptInStatus="not-opted-in"),
     ]
     monkeypatch.setattr(work.account.ec2, "describe_availability_zones", lambda: {"AvailabilityZones": found})
-    assert network.zones(work) == ["us-west-1a", "us-west-1c"]
+    assert network.list_zones(work) == ["us-west-1a", "us-west-1c"]
 
 
 def test_a_zones_subnet_has_the_same_addresses_whatever_other_zones_there_are(
-    account: Seen, work: Work, monkeypatch: pytest.MonkeyPatch
+    account: Seen, work: StackContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = account.ec2.describe_availability_zones
     one = [each for each in real()["AvailabilityZones"] if each["ZoneName"].endswith("b")]
     monkeypatch.setattr(account.ec2, "describe_availability_zones", lambda: {"AvailabilityZones": one})
     assert list(network.ensure(work).subnets) == ["us-west-1b"]
     monkeypatch.setattr(account.ec2, "describe_availability_zones", real)
-    assert network.look(work).missing == ("subnet in us-west-1a",)
+    assert network.inspect_network(work).missing_parts == ("subnet in us-west-1a",)
     assert list(network.ensure(work).subnets) == ["us-west-1a", "us-west-1b"]
 
 
-def test_a_zone_without_the_file_system_is_marked_for_all_and_left_out(account: Seen, work: Work) -> None:
+def test_a_zone_without_the_file_system_is_marked_for_all_and_left_out(account: Seen, work: StackContext) -> None:
     made = network.ensure(work)
-    network.without_files(work, "us-west-1a", made.subnets["us-west-1a"])
-    for found in (network.look(work), network.ensure(work)):
-        assert list(found.subnets) == ["us-west-1b"] and found.missing == ()
+    network.mark_without_efs(work, "us-west-1a", made.subnets["us-west-1a"])
+    for found in (network.inspect_network(work), network.ensure(work)):
+        assert list(found.subnets) == ["us-west-1b"] and found.missing_parts == ()
 
 
 @pytest.mark.parametrize(
@@ -89,7 +89,7 @@ def test_a_zone_without_the_file_system_is_marked_for_all_and_left_out(account: 
     ],
 )
 def test_a_part_that_somebody_took_away_is_named_and_made_again(
-    account: Seen, work: Work, part: str, said: str
+    account: Seen, work: StackContext, part: str, said: str
 ) -> None:
     made = network.ensure(work)
     where = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
@@ -103,19 +103,19 @@ def test_a_part_that_somebody_took_away_is_named_and_made_again(
         "disassociate_route_table": {"AssociationId": table["Associations"][0]["RouteTableAssociationId"]},
     }
     getattr(account.ec2, part)(**words[part])
-    assert said in network.look(work).missing
-    assert network.ensure(work) == made and network.look(work).missing == ()
+    assert said in network.inspect_network(work).missing_parts
+    assert network.ensure(work) == made and network.inspect_network(work).missing_parts == ()
 
 
-def test_of_two_networks_the_one_in_use_is_taken_and_an_idle_one_removed(account: Seen, work: Work) -> None:
+def test_of_two_networks_the_one_in_use_is_taken_and_an_idle_one_removed(account: Seen, work: StackContext) -> None:
     made = network.ensure(work)
     for _ in range(3):  # one of them comes first by its id
-        account.ec2.create_vpc(CidrBlock="10.77.0.0/16", TagSpecifications=work.specifications("vpc"))
-    assert network.look(work) == made and network.ensure(work) == made
+        account.ec2.create_vpc(CidrBlock="10.77.0.0/16", TagSpecifications=work.tag_specifications("vpc"))
+    assert network.inspect_network(work) == made and network.ensure(work) == made
     assert counts(account)["Vpcs"] == 1
 
 
-def test_a_route_to_a_gateway_that_is_gone_is_replaced(account: Seen, work: Work) -> None:
+def test_a_route_to_a_gateway_that_is_gone_is_replaced(account: Seen, work: StackContext) -> None:
     made = network.ensure(work)
     (gateway,) = account.ec2.describe_internet_gateways(Filters=[{"Name": "attachment.vpc-id", "Values": [made.vpc]}])[
         "InternetGateways"
@@ -123,4 +123,4 @@ def test_a_route_to_a_gateway_that_is_gone_is_replaced(account: Seen, work: Work
     id = gateway["InternetGatewayId"]
     account.ec2.detach_internet_gateway(InternetGatewayId=id, VpcId=made.vpc)
     account.ec2.delete_internet_gateway(InternetGatewayId=id)
-    assert network.ensure(work) == made and network.look(work).missing == ()
+    assert network.ensure(work) == made and network.inspect_network(work).missing_parts == ()

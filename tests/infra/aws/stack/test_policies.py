@@ -58,7 +58,7 @@ def test_this_test_sees_calls_of_each_kind() -> None:
 
 @pytest.mark.parametrize("path", sorted(INFRA.glob("*.py")), ids=lambda path: path.stem)
 def test_all_that_we_ask_of_aws_is_in_the_policy_of_a_person_or_is_an_admins(path: Path) -> None:
-    allowed = policies.actions(policies.for_user()) | {*policies.ADMIN.split()}
+    allowed = policies.allowed_actions(policies.user_policy()) | {*policies.ADMIN_ACTIONS.split()}
     lacking = [one for one in used(path.read_text()) if not any(fnmatch.fnmatchcase(one, each) for each in allowed)]
     assert not sorted(lacking), (
         f"add to infra/aws/stack/policies.py (LOOK, CREATE, CHANGE, ...): {' '.join(sorted(lacking))}"
@@ -67,20 +67,20 @@ def test_all_that_we_ask_of_aws_is_in_the_policy_of_a_person_or_is_an_admins(pat
 
 def test_the_policy_names_no_action_that_aws_does_not_have() -> None:
     known = {one for some in operations().values() for one in some} | {*OTHER_NAMES.values(), "iam:PassRole"}
-    named = policies.actions(policies.for_user()) | {*policies.ADMIN.split()}
+    named = policies.allowed_actions(policies.user_policy()) | {*policies.ADMIN_ACTIONS.split()}
     assert not [one for one in named if not fnmatch.filter(known, one)]
 
 
 def test_the_policy_of_a_person_is_as_written_down_and_fits_a_managed_policy() -> None:
-    whole = policies.for_user("123456789012", "us-east-1")
+    whole = policies.user_policy("123456789012", "us-east-1")
     assert whole == json.loads((GOLDEN / "cli_policy.json").read_text())
-    longest = policies.for_user("123456789012", "ap-southeast-2", "a" * 63)
-    assert len(json.dumps(longest, separators=(",", ":"))) <= policies.CHARACTERS
+    longest = policies.user_policy("123456789012", "ap-southeast-2", "a" * 63)
+    assert len(json.dumps(longest, separators=(",", ":"))) <= policies.MAX_POLICY_CHARACTERS
 
 
 def test_a_person_changes_only_what_bears_our_tag() -> None:
     """Each statement that allows a change has our tag in its condition, or names the one thing it is about."""
-    for one in policies.for_user()["Statement"]:
+    for one in policies.user_policy()["Statement"]:
         changing = [name for name in one["Action"] if not name.split(":")[1].startswith(("Describe", "Get", "List"))]
         if one["Effect"] == "Deny" or not changing or one["Sid"] in ("RunImage", "MountTargets"):
             continue
@@ -93,30 +93,32 @@ def test_a_person_changes_only_what_bears_our_tag() -> None:
 
 
 def test_a_person_has_no_power_over_rights_nor_machines_without_imdsv2() -> None:
-    whole = policies.for_user()
-    named = policies.actions(whole)
-    assert not [name for name in named if name in ("*", "iam:*", "ec2:*", "s3:*") or name in policies.ADMIN.split()]
+    whole = policies.user_policy()
+    named = policies.allowed_actions(whole)
+    assert not [
+        name for name in named if name in ("*", "iam:*", "ec2:*", "s3:*") or name in policies.ADMIN_ACTIONS.split()
+    ]
     (deny,) = [one for one in whole["Statement"] if one["Effect"] == "Deny"]
     assert deny["Action"] == ["ec2:RunInstances"]
     assert deny["Condition"] == {"StringNotEquals": {"ec2:MetadataHttpTokens": "required"}}
 
 
 def test_a_machine_mounts_one_file_system_and_reads_and_writes_its_prefixes() -> None:
-    whole = policies.for_machines("123456789012", "us-east-1", "fs-1", "my-imagenet")
+    whole = policies.machine_policy("123456789012", "us-east-1", "fs-1", "my-imagenet")
     files = "arn:aws:elasticfilesystem:us-east-1:123456789012:file-system/fs-1"
     assert {one["Resource"] for one in whole["Statement"] if "elasticfilesystem" in one["Action"][0]} == {files}
-    assert policies.actions(whole) == {
+    assert policies.allowed_actions(whole) == {
         "elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite", "elasticfilesystem:DescribeMountTargets",
         "s3:GetObject", "s3:PutObject", "s3:ListBucket",
     }  # fmt: skip
     where = {one["Action"][0]: one["Resource"] for one in whole["Statement"]}
     assert where["s3:GetObject"] == "arn:aws:s3:::my-imagenet/data/*"
     assert where["s3:PutObject"] == "arn:aws:s3:::my-imagenet/runs/*"
-    assert not [name for name in policies.actions(policies.for_machines()) if name.startswith("s3")]
+    assert not [name for name in policies.allowed_actions(policies.machine_policy()) if name.startswith("s3")]
 
 
 def test_who_reads_a_set_in_another_bucket_reads_nothing_else_there() -> None:
-    read, see = policies.for_data("theirs", "sets/imagenet")["Statement"]
+    read, see = policies.dataset_policy("theirs", "sets/imagenet")["Statement"]
     assert (read["Action"], read["Resource"]) == (["s3:GetObject"], "arn:aws:s3:::theirs/sets/imagenet*")
     assert (see["Action"], see["Resource"]) == (["s3:ListBucket"], "arn:aws:s3:::theirs")
     assert see["Condition"] == {"StringLike": {"s3:prefix": ["sets/imagenet*"]}}

@@ -5,7 +5,7 @@ from support.aws_stack import Seen, account, aws, home, work
 
 from infra.aws.errors import CloudError
 from infra.aws.stack import resources
-from infra.aws.stack.resources import Work
+from infra.aws.stack.resources import StackContext
 
 __all__ = ["account", "aws", "home", "work"]
 
@@ -15,17 +15,17 @@ def one(id: str, used: bool = False) -> dict[str, Any]:
 
 
 def agreed(
-    work: Work, there: list[dict[str, Any]], later: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    work: StackContext, there: list[dict[str, Any]], later: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
 ) -> str:
     """What is agreed on when others come while one waits."""
     monkeypatch.setattr(resources.time, "sleep", lambda _: there.extend(later))
-    found = work.agree(
+    found = work.ensure_single(
         "thing",
         lambda: list(there),
         lambda: there.append(one("5")),
         there.remove,
-        id="Id",
-        used=lambda one: one["used"],
+        id_key="Id",
+        is_used=lambda one: one["used"],
     )
     return str(found["Id"])
 
@@ -44,21 +44,21 @@ def agreed(
     ],
 )
 def test_all_who_look_take_the_one_in_use_else_the_first_by_its_id_and_idle_ones_go(
-    work: Work, monkeypatch: pytest.MonkeyPatch, there: list[Any], later: list[Any], taken: str, left: list[str]
+    work: StackContext, monkeypatch: pytest.MonkeyPatch, there: list[Any], later: list[Any], taken: str, left: list[str]
 ) -> None:
     there = list(there)
     assert agreed(work, there, later, monkeypatch) == taken
     assert [each["Id"] for each in there] == left
 
 
-def test_what_was_made_and_is_never_shown_is_said(work: Work, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_made_and_is_never_shown_is_said(work: StackContext, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(resources, "SEEN_SECONDS", 0.05)
     with pytest.raises(CloudError, match=r"thing was made, and AWS does not show it .*type it again"):
-        work.agree("thing", list, lambda: None, lambda _: None, id="Id", used=lambda _: False)
+        work.ensure_single("thing", list, lambda: None, lambda _: None, id_key="Id", is_used=lambda _: False)
 
 
-def test_what_stays_is_kept_as_a_line_and_what_is_gone_is_no_matter(account: Seen, work: Work) -> None:
-    assert work.drop("subnet", account.ec2.delete_subnet, SubnetId="subnet-12345678") and not work.left
+def test_what_stays_is_kept_as_a_line_and_what_is_gone_is_no_matter(account: Seen, work: StackContext) -> None:
+    assert work.delete("subnet", account.ec2.delete_subnet, SubnetId="subnet-12345678") and not work.leftovers
     account.deny = {"DeleteSubnet": "UnauthorizedOperation"}
-    assert not work.drop("subnet", account.ec2.delete_subnet, SubnetId="subnet-12345678")
-    assert work.left == ["subnet stays: not permitted (no); the least policy: imgnet-cluster check --iam"]
+    assert not work.delete("subnet", account.ec2.delete_subnet, SubnetId="subnet-12345678")
+    assert work.leftovers == ["subnet stays: not permitted (no); the least policy: imgnet-cluster check --iam"]

@@ -18,7 +18,7 @@ TAG = [{"Key": "Name", "Value": "imgnet"}]
 
 
 def missing_words(account: Seen) -> str:
-    return " | ".join(stack.missing(account))
+    return " | ".join(stack.missing_parts(account))
 
 
 def test_before_the_first_launch_all_is_missing_and_to_say_so_changes_nothing(account: Seen, aws: Path) -> None:
@@ -32,7 +32,7 @@ def test_it_is_made_once_and_is_then_whole(account: Seen) -> None:
     said: list[str] = []
     made = stack.ensure(account, HERE, said.append)
     assert counts(account) == WHOLE and len(said) > 5
-    assert stack.missing(account) == [] and stack.find(account) == made
+    assert stack.missing_parts(account) == [] and stack.find(account) == made
     account.calls.clear()
     assert stack.ensure(account, HERE, said.append) == made
     assert not account.changes() and len(account.calls) < 30
@@ -41,7 +41,7 @@ def test_it_is_made_once_and_is_then_whole(account: Seen) -> None:
 def test_what_is_told_of_it_is_what_a_launch_needs(account: Seen, aws: Path) -> None:
     one = stack.ensure(account, HERE)
     assert list(one.subnets) == ["us-west-1a", "us-west-1b"] and one.region == REGION and one.bucket is None
-    assert one.key_file == str(aws / ".imgnet/aws/id_ed25519") and one.profile == "imgnet-machine"
+    assert one.key_file == str(aws / ".imgnet/aws/id_ed25519") and one.instance_profile == "imgnet-machine"
     assert one.access_point.startswith("fsap-") and one.file_system.startswith("fs-")
 
 
@@ -93,7 +93,11 @@ def test_it_is_not_removed_under_machines_that_run_and_waits_for_those_that_end(
     image = account.ssm.get_parameter(Name=IMAGE)["Parameter"]["Value"]
     tags = [{"ResourceType": "instance", "Tags": [{"Key": "imgnet:job", "Value": "job-3-9073e811"}]}]
     network = {"DeviceIndex": 0, "SubnetId": one.subnets["us-west-1a"], "Groups": [one.security_group]}
-    words = {"InstanceType": "m5.large", "IamInstanceProfile": {"Name": one.profile}, "NetworkInterfaces": [network]}
+    words = {
+        "InstanceType": "m5.large",
+        "IamInstanceProfile": {"Name": one.instance_profile},
+        "NetworkInterfaces": [network],
+    }
     (machine,) = account.ec2.run_instances(
         ImageId=image, MinCount=1, MaxCount=1, KeyName=one.key_name, TagSpecifications=tags, **words
     )["Instances"]
@@ -143,7 +147,7 @@ def until_done(account: Seen, verb: Callable[[], Any]) -> list[str]:
 
 def test_killed_after_each_change_and_typed_again_it_is_made_once_and_then_removed(account: Seen) -> None:
     died = until_done(account, lambda: stack.ensure(account, HERE, bucket="imgnet-data"))
-    assert counts(account) == WHOLE and stack.missing(account) == []
+    assert counts(account) == WHOLE and stack.missing_parts(account) == []
     assert len(died) > 25 and {"CreateVpc", "PutRolePolicy", "PutBucketTagging"} <= {*died}
     died = until_done(account, lambda: stack.remove(account, True))
     assert counts(account) == NOTHING and not account.s3.list_buckets()["Buckets"]
@@ -216,7 +220,7 @@ def test_an_intent_is_written_before_each_call_that_changes(account: Seen, aws: 
     assert json.loads(line)["what"] == "make role"
     account.die = None
     stack.ensure(account, HERE)
-    assert len(stack.journal(REGION).lines()) >= len(account.changes())
+    assert len(stack.stack_journal(REGION).lines()) >= len(account.changes())
 
 
 # --- what is not ours -----------------------------------------------------------------------------------------------
@@ -251,7 +255,12 @@ def test_things_of_others_with_our_name_are_as_they_were_after_all(account: Seen
 
 def test_a_file_system_with_our_token_and_not_our_tag_is_refused(account: Seen) -> None:
     account.efs.create_file_system(CreationToken=f"imgnet-{REGION}")
-    for verb in (stack.find, stack.missing, lambda one: stack.ensure(one, HERE), lambda one: stack.remove(one, True)):
+    for verb in (
+        stack.find,
+        stack.missing_parts,
+        lambda one: stack.ensure(one, HERE),
+        lambda one: stack.remove(one, True),
+    ):
         with pytest.raises(CloudError, match=r"file system fs-.* is not ours: it has no tag imgnet:stack; remove it"):
             verb(account)
 
@@ -263,7 +272,7 @@ def test_without_a_right_to_look_at_roles_the_rest_is_told_and_made(account: See
     stack.ensure(account, HERE)
     may_not = Seen()
     may_not.deny = {name: "AccessDenied" for name in ("GetInstanceProfile", "GetRole", "ListRole", "PutRole")}
-    assert stack.missing(may_not) == ["role: cannot be looked at"]
+    assert stack.missing_parts(may_not) == ["role: cannot be looked at"]
     said: list[str] = []
     assert stack.find(may_not) == stack.ensure(may_not, HERE, said.append) == stack.find(account)
     assert said == ["role: cannot be looked at, taken as there"]
@@ -285,4 +294,4 @@ def test_ssh_is_let_in_from_one_address_only_and_nothing_is_made_for_another(acc
 def test_an_expired_token_says_so(account: Seen) -> None:
     account.deny = {"Describe": "ExpiredToken", "Get": "ExpiredToken"}
     with pytest.raises(CloudError, match="does not accept the credentials"):
-        stack.missing(account)
+        stack.missing_parts(account)

@@ -18,17 +18,17 @@ from support.packed_sets import content, make_set, make_split
 
 from train.data.fetch import download
 from train.data.fetch import fetch as fetching
-from train.data.fetch.fetch import Fetched, Part, fetch, size
-from train.data.fetch.resume import gaps, missing
-from train.data.fetch.sources import Folder
+from train.data.fetch.fetch import FetchResult, SetToFetch, fetch_sets, format_bytes
+from train.data.fetch.resume import missing_ranges, missing_bytes
+from train.data.fetch.sources import FolderSource
 from train.data.manifest import FetchError
-from train.tools.filesystem import replace
+from train.tools.filesystem import write_atomic
 
 ROOT = Path(__file__).resolve().parents[4]
 Words = Any
 
 
-class Watched(Folder):
+class Watched(FolderSource):
     """A folder that tells what is read of it, and fails where told."""
 
     def __init__(self, root: Path) -> None:
@@ -42,7 +42,7 @@ class Watched(Folder):
     def small(self, path: str) -> bytes | None:
         if self.fail.get(path) and (error := self.fail[path].pop(0)):
             raise error
-        return super().small(path)
+        return super().read_small_file(path)
 
     def pieces(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
         with self.lock:
@@ -53,7 +53,7 @@ class Watched(Folder):
             self.cut -= cut
         if error:
             raise error
-        for piece in super().pieces(path, offset, length, size):
+        for piece in super().read_range(path, offset, length, size):
             piece = bytes([piece[0] ^ 1]) + piece[1:] if bad else piece
             yield piece[:1] if cut else piece
             bad = False
@@ -79,9 +79,10 @@ def no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(download, "LONGEST_PAUSE", 0.02)
 
 
-def bring(source: Folder, target: Path, index_only: bool = False, **words: Words) -> Fetched:
-    return fetch(
-        [Part(source, target, index_only)], **{"range_bytes": 1000, "patience": 0.3, "say": lambda _: None, **words}
+def bring(source: FolderSource, target: Path, index_only: bool = False, **words: Words) -> FetchResult:
+    return fetch_sets(
+        [SetToFetch(source, target, index_only)],
+        **{"range_bytes": 1000, "patience": 0.3, "say": lambda _: None, **words},
     )
 
 
@@ -103,12 +104,17 @@ def bring(source: Folder, target: Path, index_only: bool = False, **words: Words
     ],
 )
 def test_what_is_missing_of_a_file(size: int, came: list[tuple[int, int]], step: int, found: Any) -> None:
-    assert list(gaps(size, came, step)) == found
-    assert missing(size, came) == sum(end - begin for begin, end in found)
+    assert list(missing_ranges(size, came, step)) == found
+    assert missing_bytes(size, came) == sum(end - begin for begin, end in found)
 
 
 def test_bytes_are_said_as_a_person_reads_them() -> None:
-    assert [size(n) for n in (7, 1200, 256_000_000, 140_400_000_000)] == ["7 bytes", "1.2 kB", "256 MB", "140 GB"]
+    assert [format_bytes(n) for n in (7, 1200, 256_000_000, 140_400_000_000)] == [
+        "7 bytes",
+        "1.2 kB",
+        "256 MB",
+        "140 GB",
+    ]
 
 
 @pytest.mark.parametrize("step, at_once", [(1, 3), (7, 8), (1000, 1), (4999, 8), (1 << 26, 8)])
@@ -116,10 +122,10 @@ def test_a_set_comes_over_byte_by_byte_in_ranges_of_any_size(tmp_path: Path, ste
     root = make_set(tmp_path / "source", images=6, each=100, shard=250)
     seen: list[tuple[int, int]] = []
     done = bring(
-        Folder(root), tmp_path / "t", range_bytes=step, at_once=at_once, progress=lambda *both: seen.append(both)
+        FolderSource(root), tmp_path / "t", range_bytes=step, at_once=at_once, progress=lambda *both: seen.append(both)
     )
     whole = sum(len(one) for path, one in content(root).items() if not path.endswith("manifest.json"))
-    assert content(tmp_path / "t") == content(root) and (done.came, done.there) == (whole, 0)
+    assert content(tmp_path / "t") == content(root) and (done.fetched_bytes, done.existing_bytes) == (whole, 0)
     assert seen == sorted(seen) and seen[-1] == (whole, whole)
     assert not list((tmp_path / "t").rglob("*.part")) + list((tmp_path / "t").rglob(".fetch.jsonl"))
 
@@ -145,8 +151,8 @@ def test_so_many_ranges_are_in_flight_and_no_more(tmp_path: Path, source: Watche
 
 def test_the_manifest_comes_last(tmp_path: Path, source: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
-    whole = download.Partial.finish
-    monkeypatch.setattr(download.Partial, "finish", lambda one: (seen.append(content(tmp_path / "t")), whole(one)))
+    whole = download.PartialSplit.write_manifest
+    monkeypatch.setattr(download.PartialSplit, "finish", lambda one: (seen.append(content(tmp_path / "t")), whole(one)))
     bring(source, tmp_path / "t")
     assert [name for one in seen for name in one if "manifest" in name] == ["train/manifest.json"]  # when val has come
     assert "train/names.txt" in seen[0] and "val/names.txt" in seen[1]
@@ -161,7 +167,7 @@ def test_a_complete_target_takes_a_look_and_a_line(tmp_path: Path, source: Watch
     done = bring(source, tmp_path / "t", say=said.append)
     (line,) = said
     assert line.startswith(f"{tmp_path / 't'}: is there already, by its sizes; nothing") and source.bytes == before
-    assert done.came == 0 and done.there > 0
+    assert done.fetched_bytes == 0 and done.existing_bytes > 0
 
 
 def test_what_is_lost_of_a_complete_target_comes_again_and_nothing_else(tmp_path: Path, source: Watched) -> None:
@@ -210,7 +216,7 @@ def test_a_fetch_that_is_killed_goes_on_where_it_stopped(tmp_path: Path, source:
     whole = sum(len(one) for path, one in content(source.root).items() if not path.endswith("manifest.json"))
     done = bring(source, target)
     assert content(target) == {**content(source.root), "stuck": b""}
-    assert done.came == source.bytes == whole - done.there and done.there >= noted
+    assert done.fetched_bytes == source.bytes == whole - done.existing_bytes and done.existing_bytes >= noted
     assert noted > 0 or after == 0, "what had come was not written down"
 
 
@@ -236,7 +242,7 @@ def test_ranges_of_a_file_that_is_gone_count_for_nothing(tmp_path: Path, source:
         part.unlink()
     source.fail.clear()
     source.read.clear()
-    assert bring(source, target).came == source.bytes
+    assert bring(source, target).fetched_bytes == source.bytes
     assert content(target) == content(source.root)
 
 
@@ -318,7 +324,7 @@ def test_a_manifest_that_changes_in_the_middle_is_one_line(tmp_path: Path, sourc
     class Changing(Watched):
         def pieces(self, path: str, *words: Any) -> Iterator[bytes]:
             yield from super().pieces(path, *words)
-            replace(source.root / "train/manifest.json", later)
+            write_atomic(source.root / "train/manifest.json", later)
 
     with pytest.raises(FetchError, match=r"source/train: was changed while it was fetched; .*, fetch again") as said:
         bring(Changing(source.root), tmp_path / "t")
@@ -413,7 +419,7 @@ def test_a_disk_that_fills_up_in_the_middle_is_one_line_and_what_came_stays(
         bring(source, tmp_path / "t", at_once=1)
     monkeypatch.undo()
     done = bring(source, tmp_path / "t")
-    assert done.there >= 5000 and content(tmp_path / "t") == content(source.root)
+    assert done.existing_bytes >= 5000 and content(tmp_path / "t") == content(source.root)
 
 
 def test_writes_that_take_only_a_part_are_continued(
@@ -446,7 +452,7 @@ def test_of_two_at_once_one_fetches_and_the_other_finds_it_there(tmp_path: Path,
             go.wait(30)
             yield from super().pieces(*words)
 
-    target, done = tmp_path / "t", list[Fetched]()
+    target, done = tmp_path / "t", list[FetchResult]()
     first = threading.Thread(target=lambda: done.append(bring(Held(source.root), target)))
     first.start()
     assert begun.wait(10)
@@ -458,7 +464,7 @@ def test_of_two_at_once_one_fetches_and_the_other_finds_it_there(tmp_path: Path,
         go.set()
         said = second.stdout.read().splitlines()
     first.join(30)
-    assert said[0].startswith(f"{target}: is there already") and said[1:] == ["0"] and done[0].came > 0
+    assert said[0].startswith(f"{target}: is there already") and said[1:] == ["0"] and done[0].fetched_bytes > 0
     assert content(target) == content(source.root)
 
 
@@ -495,9 +501,9 @@ def test_the_images_of_another_state_are_not_taken_for_those_of_the_index(tmp_pa
     before = content(source.root)
     make_split(source.root / "train", seed=5)
     assert {n: len(d) for n, d in content(source.root).items()}.keys() == before.keys()
-    bring(Folder(source.root), target, index_only=True)
+    bring(FolderSource(source.root), target, index_only=True)
     assert not list((target / "train").glob("*.bin"))
-    bring(Folder(source.root), target)
+    bring(FolderSource(source.root), target)
     assert content(target) == content(source.root)
 
 
@@ -538,10 +544,10 @@ def test_the_reader_opens_an_index_without_images(tmp_path: Path, source: Watche
 def test_what_cannot_be_fetched_says_what_it_is_and_makes_nothing(tmp_path: Path, source: Watched) -> None:
     target = tmp_path / "t"
     with pytest.raises(FetchError, match=r"nowhere: there is no such folder"):
-        bring(Folder(tmp_path / "nowhere"), target)
+        bring(FolderSource(tmp_path / "nowhere"), target)
     (tmp_path / "files/train/a").mkdir(parents=True)
     with pytest.raises(FetchError, match=r"files: has single files, .* imgnet-cluster data pack \S+files \S+files-pac"):
-        bring(Folder(tmp_path / "files"), target)
+        bring(FolderSource(tmp_path / "files"), target)
     (source.root / "val/manifest.json").unlink()
     with pytest.raises(FetchError, match=r"source/val/manifest\.json: is not there: no packed set, or one that is not"):
         bring(source, target)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from train.data.index.open import DataError, Index, check_layout, class_names, load, same_images
-from train.data.packing.synthetic import draw
-from train.tools.filesystem import unseal
+from train.data.index.open import DataError, Index, check_layout, class_names, load_index, check_same_images
+from train.data.packing.synthetic import draw_image
+from train.tools.filesystem import read_with_checksum
 
 
 def jpeg(number: int, mode: str = "RGB", size: tuple[int, int] = (40, 30), kind: str = "JPEG") -> bytes:
@@ -50,16 +50,16 @@ def error_of(function: Callable[..., object], *how: object, **more: object) -> s
 def looks(root: Path, split: str = "train", **how: bool) -> tuple[Index, bool]:
     """The index, and whether the files were looked at for it."""
     seen: list[tuple[int, int]] = []
-    return load(root, split, progress=lambda *step: seen.append(step), **how), bool(seen)
+    return load_index(root, split, progress=lambda *step: seen.append(step), **how), bool(seen)
 
 
 def test_images_are_sorted_by_class_and_name_with_their_sizes(root: Path) -> None:
-    index = load(root, "train")
+    index = load_index(root, "train")
     assert index.folder == root / "train" and index.classes == ("cat", "dog")
     assert index.paths.tolist() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
     assert index.labels.tolist() == [0, 0, 1]
     assert index.widths.tolist() == [50, 40, 60] and index.heights.tolist() == [30, 30, 30]
-    assert len(index) == 3 and index.bad == ()
+    assert len(index) == 3 and index.skipped_files == ()
     assert index.read(2) == (root / "train/dog/c.JPEG").read_bytes()
 
 
@@ -126,13 +126,13 @@ def test_a_changed_byte_in_the_index_is_never_a_crash(root: Path) -> None:
     whole, rng = cache.read_bytes(), np.random.default_rng(0)
     for place in rng.choice(len(whole), 60, replace=False):
         cache.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
-        assert load(root, "train").paths.tolist() == before.paths.tolist(), place
+        assert load_index(root, "train").paths.tolist() == before.paths.tolist(), place
 
 
 def test_the_stored_index_is_arrays_without_pickle(root: Path) -> None:
-    load(root, "train")
+    load_index(root, "train")
     (cache,) = root.glob(".train.*.npz")
-    with np.load(io.BytesIO(unseal(cache)), allow_pickle=False) as stored:
+    with np.load(io.BytesIO(read_with_checksum(cache)), allow_pickle=False) as stored:
         assert all(stored[name].dtype != object for name in stored.files)
 
 
@@ -140,20 +140,20 @@ def test_names_with_a_dot_are_not_looked_at(root: Path) -> None:
     write(root / "train/cat/.hidden.JPEG", b"no image")
     write(root / "train/.cache/x.JPEG", b"no image")
     write(root / "train/dog/.folder/x.JPEG", b"no image")
-    assert len(load(root, "train")) == 3
-    assert load(root, "train").classes == ("cat", "dog")
+    assert len(load_index(root, "train")) == 3
+    assert load_index(root, "train").classes == ("cat", "dog")
 
 
 def test_names_of_any_letters_are_kept(root: Path) -> None:
     write(root / "train/dog/größer 犬 #1.JPEG", jpeg(11))
-    index = load(root, "train")
+    index = load_index(root, "train")
     assert index.paths[-1] == "dog/größer 犬 #1.JPEG" and index.read(3)
 
 
 BROKEN = {
     "empty": b"",
     "no image": b"hello, world" * 50,
-    "cut": draw(0, "train", 3)[:3000],
+    "cut": draw_image(0, "train", 3)[:3000],
 }
 
 
@@ -161,27 +161,27 @@ BROKEN = {
 def test_a_broken_file_is_named_and_counted_and_left_out_only_when_asked(kind: str, root: Path) -> None:
     write(root / "train/cat/aa.JPEG", BROKEN[kind])
     for _ in range(2):  # made, then read
-        said = error_of(load, root, "train")
+        said = error_of(load_index, root, "train")
         assert said.startswith(f"{root}/train/cat/aa.JPEG: ") and "1 of 4 files" in said and "--skip-bad" in said
-    index = load(root, "train", skip_bad=True)
+    index = load_index(root, "train", skip_bad=True)
     assert index.paths.tolist() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
-    ((path, why),) = index.bad
+    ((path, why),) = index.skipped_files
     assert path == "cat/aa.JPEG" and why
 
 
 def test_several_broken_files_are_counted(root: Path) -> None:
     for number, data in enumerate(BROKEN.values()):
         write(root / f"train/dog/x{number}.JPEG", data)
-    said = error_of(load, root, "train")
+    said = error_of(load_index, root, "train")
     assert "dog/x0.JPEG and 2 more" in said and "3 of 6 files" in said
-    assert len(load(root, "train", skip_bad=True).bad) == 3
+    assert len(load_index(root, "train", skip_bad=True).skipped_files) == 3
 
 
 def test_a_mended_file_is_accepted(root: Path) -> None:
     write(root / "train/cat/aa.JPEG", b"no image")
-    error_of(load, root, "train")
+    error_of(load_index, root, "train")
     write(root / "train/cat/aa.JPEG", jpeg(1))
-    assert len(load(root, "train")) == 4
+    assert len(load_index(root, "train")) == 4
 
 
 @pytest.mark.parametrize(
@@ -189,26 +189,26 @@ def test_a_mended_file_is_accepted(root: Path) -> None:
 )
 def test_odd_images_are_taken(odd: tuple[str, str], root: Path) -> None:
     write(root / "train/dog/odd.JPEG", jpeg(5, *odd[:1], size=(70, 50), kind=odd[1]))
-    index = load(root, "train")
+    index = load_index(root, "train")
     assert (index.paths[-1], index.widths[-1], index.heights[-1]) == ("dog/odd.JPEG", 70, 50)
 
 
 def test_a_class_without_images_stays_a_class(root: Path) -> None:
     (root / "train/bee").mkdir()
-    train = load(root, "train")
+    train = load_index(root, "train")
     assert train.classes == ("bee", "cat", "dog") and train.labels.tolist() == [1, 1, 2]
 
 
 def test_validation_has_the_labels_of_training_also_where_it_lacks_a_class(root: Path) -> None:
     shutil.rmtree(root / "val/cat")
-    val = load(root, "val", load(root, "train").classes)
+    val = load_index(root, "val", load_index(root, "train").classes)
     assert val.classes == ("cat", "dog") and val.labels.tolist() == [1]
 
 
 def test_a_class_that_training_lacks_is_named(root: Path) -> None:
     write(root / "val/eel/x.JPEG", jpeg(1))
     assert f"{root}/val/eel: " in error_of(check_layout, root)
-    assert f"{root}/val/eel: " in error_of(load, root, "val", ("cat", "dog"))
+    assert f"{root}/val/eel: " in error_of(load_index, root, "val", ("cat", "dog"))
 
 
 def empty(root: Path) -> None:
@@ -230,9 +230,9 @@ def test_a_folder_of_another_layout_is_named(gone: Callable[[Path], None], named
 def test_a_split_without_images_is_named(root: Path) -> None:
     empty(root)
     check_layout(root)
-    assert error_of(load, root, "train").startswith(f"{root}/train: has no images")
+    assert error_of(load_index, root, "train").startswith(f"{root}/train: has no images")
     write(root / "train/cat/x.JPEG", b"no image")
-    assert error_of(load, root, "train", skip_bad=True).startswith(f"{root}/train: has no images")
+    assert error_of(load_index, root, "train", skip_bad=True).startswith(f"{root}/train: has no images")
 
 
 def test_a_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
@@ -243,12 +243,12 @@ def test_a_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
 
 def test_progress_ends_with_the_number_of_files(root: Path) -> None:
     seen: list[tuple[int, int]] = []
-    load(root, "train", progress=lambda *step: seen.append(step))
+    load_index(root, "train", progress=lambda *step: seen.append(step))
     assert seen == [(3, 3)]
 
 
 def test_take_gives_these_images_in_this_order(root: Path) -> None:
-    part = load(root, "train").take(np.array([2, 0]))
+    part = load_index(root, "train").take(np.array([2, 0]))
     assert part.paths.tolist() == ["dog/c.JPEG", "cat/a.JPEG"]
     assert part.labels.tolist() == [1, 0] and part.widths.tolist() == [60, 50] and part.classes == ("cat", "dog")
 
@@ -256,13 +256,13 @@ def test_take_gives_these_images_in_this_order(root: Path) -> None:
 def test_a_copy_must_have_the_same_images_but_may_end_otherwise(root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "data-sz/64"
     shutil.copytree(root, copy)
-    same_images(load(root, "train"), load(copy, "train"))
+    check_same_images(load_index(root, "train"), load_index(copy, "train"))
     (copy / "train/cat/a.JPEG").rename(copy / "train/cat/a.jpg")
-    same_images(load(root, "train"), load(copy, "train"))
+    check_same_images(load_index(root, "train"), load_index(copy, "train"))
     (copy / "train/cat/a.jpg").unlink()
     write(copy / "train/dog/d.JPEG", jpeg(1))
     write(copy / "train/dog/e.JPEG", jpeg(1))
-    said = error_of(same_images, load(root, "train"), load(copy, "train"))
+    said = error_of(check_same_images, load_index(root, "train"), load_index(copy, "train"))
     assert "1 are missing, 2 too many" in said
     assert f"data resize {root} {tmp_path}/data-sz --sizes 64 --anew" in said
 
@@ -271,10 +271,10 @@ def test_what_lies_where_no_image_is_looked_for_is_told_and_not_passed_over(root
     (root / "train/cat/sub").mkdir()
     write(root / "train/cat/sub/a.JPEG", jpeg(1))
     (root / "train/dog/z.JPEG").symlink_to(tmp_path / "nothing")
-    assert "2 of 5 files" in error_of(load, root, "train")
-    index = load(root, "train", skip_bad=True)
+    assert "2 of 5 files" in error_of(load_index, root, "train")
+    index = load_index(root, "train", skip_bad=True)
     assert len(index) == 3
-    assert index.bad == (("cat/sub", "a folder in a class's folder"), ("dog/z.JPEG", "a link to nothing"))
+    assert index.skipped_files == (("cat/sub", "a folder in a class's folder"), ("dog/z.JPEG", "a link to nothing"))
     write(root / "val/loose.JPEG", jpeg(2))
     said = error_of(check_layout, root)
     assert said == f"{root}/val: 1 images lie beside the class folders, the first: loose.JPEG; " + (

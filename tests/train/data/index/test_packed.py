@@ -18,13 +18,13 @@ import pytest
 import simplejpeg
 
 from train.data.index import shards
-from train.data.index.base import names_crc, names_digest
-from train.data.index.open import DataError, Index, check_layout, class_names, load, same_images
-from train.data.index.packed import INDEX, MANIFEST, NAMES, ROW, Manifest, crc_of
-from train.data.order.rect_val import plan_rectangles
+from train.data.index.base import names_crc32, stems_sha256
+from train.data.index.open import DataError, Index, check_layout, class_names, load_index, check_same_images
+from train.data.index.packed import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, ROW_DTYPE, PackedManifest, file_crc32
+from train.data.order.rect_val import plan_rect_validation
 from train.data.order.rng import permutation
-from train.data.packing.pack import copies_in, pack_set
-from train.tools.filesystem import as_json, replace
+from train.data.packing.pack import copy_targets, pack_set
+from train.tools.filesystem import to_json_bytes, write_atomic
 
 COUNT = 24
 
@@ -41,7 +41,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(simplejpeg.encode_jpeg(pixels))
     pack_set(root / "data", {None: root / "full"}, shard_bytes=12_000)
-    pack_set(root / "data", copies_in(root / "data-sz", [32]), shard_bytes=8_000)
+    pack_set(root / "data", copy_targets(root / "data-sz", [32]), shard_bytes=8_000)
     return root
 
 
@@ -69,29 +69,29 @@ def read_all(index: Index) -> list[bytes]:
 
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_a_packed_set_is_the_folder_in_numbers_order_and_bytes(split: str, made: Path) -> None:
-    files, packed = load(made / "data", split), load(made / "full", split)
+    files, packed = load_index(made / "data", split), load_index(made / "full", split)
     assert len(files) == len(packed) and files.classes == packed.classes
     assert files.names() == packed.names() and read_all(files) == read_all(packed)
-    assert (files.fingerprint, files.source) == (packed.fingerprint, packed.source)
+    assert (files.names_checksum, files.stems_digest) == (packed.names_checksum, packed.stems_digest)
     ids = np.array([3, 0, 2])
     for name in ("labels", "widths", "heights"):
         one, other = getattr(files, name), getattr(packed, name)
         assert np.asarray(other).dtype == other[ids].dtype == np.int64
         assert np.asarray(one).tolist() == np.asarray(other).tolist() and one[ids].tolist() == other[ids].tolist()
     for rank in range(2):
-        plans = [plan_rectangles(one.widths, one.heights, 64, 3, rank, 2) for one in (files, packed)]
+        plans = [plan_rect_validation(one.widths, one.heights, 64, 3, rank, 2) for one in (files, packed)]
         assert [(s, i.tolist()) for s, i in plans[0]] == [(s, i.tolist()) for s, i in plans[1]]
 
 
 def test_take_gives_these_images_in_this_order_of_both_kinds_and_again(made: Path) -> None:
     for ids in (np.array([5, 1, 17, 0]), np.arange(COUNT)[::-1]):
-        files, packed = (load(made / of, "train").take(ids).take(np.array([2, 0])) for of in ("data", "full"))
-        assert packed.names() == files.names() == [load(made / "data", "train").names()[i] for i in ids[[2, 0]]]
+        files, packed = (load_index(made / of, "train").take(ids).take(np.array([2, 0])) for of in ("data", "full"))
+        assert packed.names() == files.names() == [load_index(made / "data", "train").names()[i] for i in ids[[2, 0]]]
         assert read_all(packed) == read_all(files)
         assert packed.labels[:].tolist() == files.labels[:].tolist()
         assert packed.widths[:].tolist() == files.widths[:].tolist() and len(packed) == 2
-        assert (packed.fingerprint, packed.source) == (files.fingerprint, files.source)
-        assert packed.name(1) == files.name(1) and f"(id {ids[0]}, {files.name(1)})" in packed.where(1)
+        assert (packed.names_checksum, packed.stems_digest) == (files.names_checksum, files.stems_digest)
+        assert packed.name(1) == files.name(1) and f"(id {ids[0]}, {files.name(1)})" in packed.location(1)
 
 
 def test_layout_and_classes_are_known_of_both_kinds(made: Path) -> None:
@@ -101,17 +101,17 @@ def test_layout_and_classes_are_known_of_both_kinds(made: Path) -> None:
 
 
 def test_labels_follow_the_classes_that_are_asked_for(made: Path) -> None:
-    plain = load(made / "full", "val")
-    index = load(made / "full", "val", ("0", "a", "b", "c"))
+    plain = load_index(made / "full", "val")
+    index = load_index(made / "full", "val", ("0", "a", "b", "c"))
     assert index.labels[:].tolist() == (np.asarray(plain.labels) + 1).tolist() and index.classes[0] == "0"
-    assert f"{made}/full/val/c: a class that train/ lacks" in error_of(load, made / "full", "val", ("a", "b"))
+    assert f"{made}/full/val/c: a class that train/ lacks" in error_of(load_index, made / "full", "val", ("a", "b"))
 
 
 @pytest.mark.parametrize("full_as", ["data", "full"])
 @pytest.mark.parametrize("copy_as", ["data-sz/32", "full", "data"])
 def test_every_mix_of_files_and_packed_sets_has_the_same_images(full_as: str, copy_as: str, made: Path) -> None:
     for split in ("train", "val"):
-        same_images(load(made / full_as, split), load(made / copy_as, split))
+        check_same_images(load_index(made / full_as, split), load_index(made / copy_as, split))
 
 
 @pytest.mark.parametrize("full_as", ["data", "full"])
@@ -120,25 +120,25 @@ def test_a_copy_of_other_images_is_refused_in_every_mix(full_as: str, made: Path
     (tmp_path / "data/train/a/00.JPEG").unlink()
     (tmp_path / "data/train/b/01.JPEG").rename(tmp_path / "data/train/b/y.JPEG")
     shutil.copy(tmp_path / "data/train/b/y.JPEG", tmp_path / "data/train/b/z.JPEG")
-    pack_set(tmp_path / "data", copies_in(tmp_path / "sz", [32]))
+    pack_set(tmp_path / "data", copy_targets(tmp_path / "sz", [32]))
     for copy in (tmp_path / "sz/32", tmp_path / "data"):
-        said = error_of(same_images, load(made / full_as, "train"), load(copy, "train"))
+        said = error_of(check_same_images, load_index(made / full_as, "train"), load_index(copy, "train"))
         assert said.startswith(f"{copy}/train: ") and "(2 are missing, 2 too many)" in said
         assert f"imgnet-cluster data resize {made / full_as} {copy.parent} --sizes {copy.name}" in said
 
 
 def test_the_same_images_in_another_order_are_not_the_same(made: Path) -> None:
-    index = load(made / "full", "train")
+    index = load_index(made / "full", "train")
     backwards = index.take(np.arange(COUNT)[::-1])
-    assert "(they are in another order)" in error_of(same_images, index, backwards)
+    assert "(they are in another order)" in error_of(check_same_images, index, backwards)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
 def test_changed_bytes_are_named_with_shard_number_id_and_name(full: Path) -> None:
-    index = load(full, "train")
-    rows = np.load(full / "train" / INDEX)
+    index = load_index(full, "train")
+    rows = np.load(full / "train" / INDEX_FILE)
     number = next(n for n in range(2, COUNT) if rows["shard"][n] == 1 and rows["offset"][n])
     path = full / "train/shard-00001.bin"
     with path.open("r+b") as file:
@@ -155,7 +155,7 @@ def test_changed_bytes_are_named_with_shard_number_id_and_name(full: Path) -> No
 
 @pytest.mark.parametrize("opened", [True, False])
 def test_a_shard_cut_short_during_the_run_is_named(opened: bool, full: Path) -> None:
-    index, last = load(full, "train"), COUNT - 1
+    index, last = load_index(full, "train"), COUNT - 1
     if opened:
         index.read(last)
     path = sorted((full / "train").glob("*.bin"))[-1]
@@ -165,7 +165,7 @@ def test_a_shard_cut_short_during_the_run_is_named(opened: bool, full: Path) -> 
 
 
 def test_a_shard_that_is_gone_is_named_and_an_open_one_is_read_to_the_end(full: Path) -> None:
-    index, other = load(full, "train"), load(full, "train")
+    index, other = load_index(full, "train"), load_index(full, "train")
     before = index.read(0)
     (full / "train/shard-00000.bin").unlink()
     assert index.read(0) == before
@@ -173,22 +173,22 @@ def test_a_shard_that_is_gone_is_named_and_an_open_one_is_read_to_the_end(full: 
 
 
 def test_a_shard_replaced_by_another_of_its_size_is_named(full: Path) -> None:
-    index, path = load(full, "train"), full / "train/shard-00000.bin"
+    index, path = load_index(full, "train"), full / "train/shard-00000.bin"
     before = index.read(0)
-    replace(path, bytes(path.stat().st_size))
+    write_atomic(path, bytes(path.stat().st_size))
     assert index.read(0) == before  # of the file that is open
-    assert "its bytes have changed (checksum)" in error_of(load(full, "train").read, 0)
-    replace(path, path.read_bytes() + b"more")
-    assert "the file was replaced: " in error_of(load, full, "train")
+    assert "its bytes have changed (checksum)" in error_of(load_index(full, "train").read, 0)
+    write_atomic(path, path.read_bytes() + b"more")
+    assert "the file was replaced: " in error_of(load_index, full, "train")
 
 
 def test_a_shard_written_over_and_replaced_is_told_apart(full: Path) -> None:
-    index, path = load(full, "train"), full / "train/shard-00000.bin"
+    index, path = load_index(full, "train"), full / "train/shard-00000.bin"
     index.read(0)
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.write(bytes(size))
-    replace(path, bytes(size))
+    write_atomic(path, bytes(size))
     assert "the file was replaced during the run (checksum)" in error_of(index.read, 0)
 
 
@@ -196,14 +196,14 @@ def test_a_shard_written_over_and_replaced_is_told_apart(full: Path) -> None:
 def test_a_shard_that_is_not_whole_is_named_before_the_training(how: str, full: Path) -> None:
     path = full / "train/shard-00001.bin"
     os.truncate(path, 100) if how == "cut" else path.unlink()
-    said = error_of(load, full, "train")
+    said = error_of(load_index, full, "train")
     assert said.startswith(f"{path}: ") and said.endswith(f"imgnet-cluster data verify {full}")
     assert ("cut short: 100 bytes instead of" if how == "cut" else "missing") in said
 
 
 @pytest.mark.parametrize("damage", ["bit", "cut", "empty", "gone", "other rows", "pickle"])
 def test_a_damaged_index_is_named(damage: str, full: Path) -> None:
-    path = full / "train" / INDEX
+    path = full / "train" / INDEX_FILE
     data = path.read_bytes()
     if damage == "gone":
         path.unlink()
@@ -213,7 +213,7 @@ def test_a_damaged_index_is_named(damage: str, full: Path) -> None:
         np.save(path, np.array([{}] * COUNT, object))
     else:
         path.write_bytes({"bit": data[:-9] + bytes([data[-9] ^ 4]) + data[-8:], "cut": data[:-1], "empty": b""}[damage])
-    said = error_of(load, full, "train")
+    said = error_of(load_index, full, "train")
     assert said.startswith(f"{path}: ") and said.endswith(f"imgnet-cluster data verify {full}")
 
 
@@ -226,47 +226,47 @@ def test_a_damaged_index_is_named(damage: str, full: Path) -> None:
     (None, "is damaged"),
 ])  # fmt: skip
 def test_a_manifest_that_is_damaged_or_of_another_version_is_named(change: Any, said: str, full: Path) -> None:
-    path = full / "train" / MANIFEST
+    path = full / "train" / MANIFEST_FILE
     text = path.read_text()
     path.write_text(text[:-20] if change is None else json.dumps({**json.loads(text), **change}))
-    for call in (load, class_names):
+    for call in (load_index, class_names):
         found = error_of(call, full, "train")
         assert found.startswith(f"{full}/train") and said in found
 
 
 def test_what_is_missing_in_the_manifest_is_damage(full: Path) -> None:
-    path = full / "train" / MANIFEST
+    path = full / "train" / MANIFEST_FILE
     whole = json.loads(path.read_text())
     for name in whole:
         path.write_text(json.dumps({key: value for key, value in whole.items() if key != name}))
-        assert str(path) in error_of(load, full, "train")
+        assert str(path) in error_of(load_index, full, "train")
 
 
 def test_names_that_are_damaged_are_no_silent_comparison_and_no_second_error(full: Path, made: Path) -> None:
-    path = full / "train" / NAMES
+    path = full / "train" / NAMES_FILE
     path.write_text("x\n" * 3)
-    index = load(full, "train")
+    index = load_index(full, "train")
     assert error_of(index.names).startswith(f"{path}: is damaged")
-    same_images(load(made / "data", "train"), index)  # by digests, which need no names
-    assert "(id 20, ?)" in index.where(20)
+    check_same_images(load_index(made / "data", "train"), index)  # by digests, which need no names
+    assert "(id 20, ?)" in index.location(20)
     path.unlink()
-    assert "(id 20, ?)" in index.where(20) and "No such file" in error_of(index.names)
+    assert "(id 20, ?)" in index.location(20) and "No such file" in error_of(index.names)
 
 
 def test_an_unfinished_set_says_so(full: Path) -> None:
-    (full / "train" / MANIFEST).unlink()
-    for call in (load, class_names):
+    (full / "train" / MANIFEST_FILE).unlink()
+    for call in (load_index, class_names):
         said = error_of(call, full, "train")
         assert said.startswith(f"{full}/train: ") and "not finished" in said and "goes on where it stopped" in said
 
 
 def test_of_an_index_fetched_alone_numbers_and_names_are_there_and_reading_is_an_error(full: Path) -> None:
-    path = full / "train" / MANIFEST
+    path = full / "train" / MANIFEST_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "fetched": "index"}))
     for shard in (full / "train").glob("*.bin"):
         shard.unlink()
-    index = load(full, "train")
-    assert len(index) == COUNT and index.names() and not index.has_bytes and load(full, "val").has_bytes
+    index = load_index(full, "train")
+    assert len(index) == COUNT and index.names() and not index.has_images and load_index(full, "val").has_images
     assert "image 0 in it (id 0, a/00.JPEG): No such file" in error_of(index.read, 0)
 
 
@@ -284,14 +284,14 @@ def handles(folder: Path) -> int:
 
 def test_handles_are_few_and_closed_with_the_index(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = len(list((full / "train").glob("*.bin")))
-    index = load(full, "train")
+    index = load_index(full, "train")
     before = handles(full)
     read_all(index)
     assert count > 3 and handles(full) == before + count
     del index
     assert handles(full) == 0
     monkeypatch.setattr(shards, "HANDLES", 2)
-    index = load(full, "train")
+    index = load_index(full, "train")
     expected = [(full.parent / "full/train").joinpath(f"shard-{n:05d}.bin").read_bytes() for n in range(count)]
     order = permutation(0, 0, COUNT).tolist()
     found = {number: index.read(number) for number in order}
@@ -301,7 +301,7 @@ def test_handles_are_few_and_closed_with_the_index(full: Path, monkeypatch: pyte
 
 def test_forked_processes_and_threads_read_the_same_bytes_at_once(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "HANDLES", 1)
-    index = load(full, "train")
+    index = load_index(full, "train")
     expected = [zlib.crc32(one) for one in read_all(index)]
     fork = multiprocessing.get_context("fork")
     line: Any = fork.Queue()
@@ -333,20 +333,26 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = root / "train"
     folder.mkdir()
     dice = np.random.default_rng(0)
-    rows = np.zeros(MILLION, ROW)
+    rows = np.zeros(MILLION, ROW_DTYPE)
     rows["label"] = np.sort(dice.integers(0, 1000, MILLION))
     rows["width"], rows["height"] = dice.integers(100, 1000, (2, MILLION))
-    np.save(folder / INDEX, rows)
+    np.save(folder / INDEX_FILE, rows)
     classes = [f"n{number:08d}" for number in range(1000)]
     names = [f"{classes[label]}/{number}.JPEG" for number, label in enumerate(rows["label"].tolist())]
-    (folder / NAMES).write_text("".join(f"{one}\n" for one in names))
-    files = {INDEX: {"bytes": (folder / INDEX).stat().st_size, "sha256": "", "crc32": crc_of(folder / INDEX)}}
-    files[NAMES] = {"bytes": (folder / NAMES).stat().st_size, "sha256": ""}
-    manifest = Manifest(
-        split="train", short=None, images=MILLION, classes=classes, source=names_digest(names),
-        names=names_crc(names), files=files, made={}, fetched="index",
+    (folder / NAMES_FILE).write_text("".join(f"{one}\n" for one in names))
+    files = {
+        INDEX_FILE: {
+            "bytes": (folder / INDEX_FILE).stat().st_size,
+            "sha256": "",
+            "crc32": file_crc32(folder / INDEX_FILE),
+        }
+    }
+    files[NAMES_FILE] = {"bytes": (folder / NAMES_FILE).stat().st_size, "sha256": ""}
+    manifest = PackedManifest(
+        split="train", short_side=None, images=MILLION, classes=classes, stems_digest=stems_sha256(names),
+        names_checksum=names_crc32(names), files=files, packing_info={}, fetched="index",
     )  # fmt: skip
-    replace(folder / MANIFEST, as_json(manifest.to_json()))
+    write_atomic(folder / MANIFEST_FILE, to_json_bytes(manifest.to_json()))
     return root
 
 
@@ -379,11 +385,11 @@ def private(function: Callable[[], Any]) -> tuple[int, float]:
 
 
 def test_an_index_of_a_million_images_opens_at_once_and_holds_nothing_of_its_own(million: Path) -> None:
-    memory, seconds = private(lambda: load(million, "train"))
+    memory, seconds = private(lambda: load_index(million, "train"))
     assert memory < 8e6 and seconds < 3.0  # benchmarks/index_million.py has the numbers: 50 ms
 
     def use() -> Any:
-        index = load(million, "train")
+        index = load_index(million, "train")
         order = permutation(0, 1, len(index))
         for start in range(0, 200_000, 256):
             assert index.labels[order[start : start + 256]].dtype == np.int64
@@ -394,21 +400,21 @@ def test_an_index_of_a_million_images_opens_at_once_and_holds_nothing_of_its_own
 
 
 def test_an_order_and_the_rectangles_of_a_million_images_make_no_object_for_each(million: Path) -> None:
-    index = load(million, "train")
+    index = load_index(million, "train")
     begun = time.perf_counter()
     permutation(0, 1, len(index))
     assert time.perf_counter() - begun < 3.0
     before = sys.getallocatedblocks()
-    memory, seconds = private(lambda: plan_rectangles(index.widths, index.heights, 288, 256, 0, 1))
+    memory, seconds = private(lambda: plan_rect_validation(index.widths, index.heights, 288, 256, 0, 1))
     assert memory < 100e6 and seconds < 5.0
-    plan = plan_rectangles(index.widths, index.heights, 288, 256, 0, 2)
+    plan = plan_rect_validation(index.widths, index.heights, 288, 256, 0, 2)
     assert sys.getallocatedblocks() - before < MILLION / 10
     assert abs(sum(len(ids) for _, ids in plan) - MILLION / 2) <= 1
 
 
 def test_a_name_is_found_among_a_million(million: Path) -> None:
-    index = load(million, "train")
-    assert index.name(MILLION - 1).endswith(f"/{MILLION - 1}.JPEG") and f"(id {MILLION - 1}, " in index.where(
+    index = load_index(million, "train")
+    assert index.name(MILLION - 1).endswith(f"/{MILLION - 1}.JPEG") and f"(id {MILLION - 1}, " in index.location(
         -1 % MILLION
     )
-    same_images(index, load(million, "train"))
+    check_same_images(index, load_index(million, "train"))

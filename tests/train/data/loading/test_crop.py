@@ -16,9 +16,9 @@ from torch.nn.functional import interpolate
 
 from train.data import decode
 from train.data.loading import crop
-from train.data.order.rect_val import MARGIN, rectangle
+from train.data.order.rect_val import RESIZE_TO_CROP_RATIO, rect_crop_shape
 from train.data.order.rng import random_boxes
-from train.data.packing.synthetic import draw
+from train.data.packing.synthetic import draw_image
 
 BOUND = 0.15  # of 255: the mean difference from PIL's antialiased bilinear crop
 COUNT = 8
@@ -33,7 +33,7 @@ PHOTOGRAPHS = Path(
 def sources(kind: str) -> list[bytes]:
     """Full-size JPEGs."""
     if kind == "drawn":
-        return [draw(0, "train", number) for number in range(COUNT)]
+        return [draw_image(0, "train", number) for number in range(COUNT)]
     with tarfile.open(PHOTOGRAPHS) as tar:
         members = [one for one in tar if one.isfile()]
         return [tar.extractfile(one).read() for one in members[:: len(members) // COUNT][:COUNT]]  # type: ignore[union-attr]
@@ -49,7 +49,7 @@ def copies(kind: str, short: int | None) -> list[bytes]:
         image = opened(data)
         factor = min(1, short / min(image.size))
         size = (round(image.width * factor), round(image.height * factor))
-        found.append(decode.encode(np.asarray(image.resize(size, Image.Resampling.BICUBIC)), 90))
+        found.append(decode.encode_jpeg(np.asarray(image.resize(size, Image.Resampling.BICUBIC)), 90))
     return found
 
 
@@ -69,22 +69,22 @@ def size_of(data: bytes) -> tuple[int, int]:
     return image.height, image.width
 
 
-def boxes_of(images: list[bytes]) -> Iterator[tuple[bytes, decode.Size, decode.Box, bool]]:
+def boxes_of(images: list[bytes]) -> Iterator[tuple[bytes, decode.ImageSize, decode.Box, bool]]:
     heights, widths = zip(*map(size_of, images), strict=True)
     boxes, mirrors = random_boxes(3, 0, np.arange(len(images)), widths, heights, 0.08)
     for data, height, width, box, mirror in zip(images, heights, widths, boxes.tolist(), mirrors, strict=True):
         yield data, (height, width), tuple(box), bool(mirror)
 
 
-def cropped(data: bytes, size: decode.Size, box: decode.Box, mirror: bool, shape: tuple[int, int]) -> Any:
+def cropped(data: bytes, size: decode.ImageSize, box: decode.Box, mirror: bool, shape: tuple[int, int]) -> Any:
     batch = torch.full((1, *shape, 3), 7, dtype=torch.uint8)
-    crop.crop(data, size, box, mirror, crop.rows(batch)[0])
+    crop.crop_and_resize(data, size, box, mirror, crop.image_views(batch)[0])
     return batch[0].numpy()
 
 
 def centred(data: bytes, shape: tuple[int, int]) -> Any:
     batch = torch.full((1, *shape, 3), 7, dtype=torch.uint8)
-    crop.centre(data, size_of(data), crop.rows(batch)[0])
+    crop.center_crop(data, size_of(data), crop.image_views(batch)[0])
     return batch[0].numpy()
 
 
@@ -98,7 +98,7 @@ def cropped_by_pil(data: bytes, box: decode.Box, mirror: bool, shape: tuple[int,
 @cache
 def centred_by_pil(data: bytes, shape: tuple[int, int]) -> Any:
     image = opened(data)
-    factor = round(min(shape) * MARGIN) / min(image.size)
+    factor = round(min(shape) * RESIZE_TO_CROP_RATIO) / min(image.size)
     image = image.resize((round(image.width * factor), round(image.height * factor)), Image.Resampling.BILINEAR)
     left, top = (image.width - shape[1]) // 2, (image.height - shape[0]) // 2
     return np.asarray(image.crop((left, top, left + shape[1], top + shape[0])))
@@ -124,7 +124,7 @@ def test_a_centre_crop_is_pil_s(short: int | None, size: int, rect: bool, kind: 
     found = []
     for data in copies(kind, short):
         height, width = size_of(data)
-        shape = rectangle(width, height, size) if rect else (size, size)
+        shape = rect_crop_shape(width, height, size) if rect else (size, size)
         found.append(difference(centred(data, shape), centred_by_pil(data, shape)))
     assert np.mean(found) <= BOUND and max(found) <= 2 * BOUND
 
@@ -147,7 +147,9 @@ def test_what_is_linear_and_not_antialiased_would_not_pass() -> None:
     """The bound tells aliasing from rounding."""
     found = []
     for data, _, (top, left, height, width), mirror in boxes_of(copies("drawn", 352)):
-        part = torch.from_numpy(decode.decode(data)).permute(2, 0, 1)[None, :, top : top + height, left : left + width]
+        part = torch.from_numpy(decode.decode_image(data)).permute(2, 0, 1)[
+            None, :, top : top + height, left : left + width
+        ]
         part = interpolate(part, (128, 128), mode="bilinear", antialias=False)[0].permute(1, 2, 0)
         part = part.flip(1) if mirror else part
         expected = cropped_by_pil(data, (top, left, height, width), mirror, (128, 128))
@@ -163,16 +165,16 @@ def test_a_mirrored_crop_is_the_crop_mirrored(route: str) -> None:
 
 def test_a_crop_of_the_target_s_size_is_the_pixels_themselves(route: str) -> None:
     data = copies("drawn", 160)[0]
-    pixels = decode.decode(data)
+    pixels = decode.decode_image(data)
     assert (cropped(data, size_of(data), (5, 9, 96, 128), False, (96, 128)) == pixels[5:101, 9:137]).all()
 
 
 def test_a_crop_fills_its_row_of_a_batch_and_no_other(route: str) -> None:
     data, batch = copies("drawn", 160)[0], torch.full((3, 64, 64, 3), 7, dtype=torch.uint8)
-    crop.crop(data, size_of(data), (0, 0, 100, 100), True, crop.rows(batch)[1])
+    crop.crop_and_resize(data, size_of(data), (0, 0, 100, 100), True, crop.image_views(batch)[1])
     assert (batch[0] == 7).all() and (batch[2] == 7).all()
     assert (batch[1].numpy() == cropped(data, size_of(data), (0, 0, 100, 100), True, (64, 64))).all()
-    crop.centre(data, size_of(data), crop.rows(batch)[1])
+    crop.center_crop(data, size_of(data), crop.image_views(batch)[1])
     assert (batch[0] == 7).all() and (batch[2] == 7).all() and (batch[1].numpy() == centred(data, (64, 64))).all()
 
 
@@ -185,8 +187,8 @@ def test_the_middle_is_that_of_the_whole_image_resized_bit_for_bit(monkeypatch: 
         pixels = dice.integers(0, 256, (height, width, 3), np.uint8)
         monkeypatch.setattr(crop, "decode_part", lambda data, size, box: part_of(data, box))
         target = torch.empty((1, *shape, 3), dtype=torch.uint8)
-        crop.centre(pixels, (height, width), crop.rows(target)[0])  # type: ignore[arg-type]
-        factor = max(round(min(shape) * MARGIN) / min(height, width), shape[0] / height, shape[1] / width)
+        crop.center_crop(pixels, (height, width), crop.image_views(target)[0])  # type: ignore[arg-type]
+        factor = max(round(min(shape) * RESIZE_TO_CROP_RATIO) / min(height, width), shape[0] / height, shape[1] / width)
         size = max(shape[0], round(height * factor)), max(shape[1], round(width * factor))
         whole = torch.from_numpy(pixels).permute(2, 0, 1)[None]
         if size != (height, width):
@@ -204,13 +206,13 @@ def part_of(pixels: Any, box: decode.Box) -> Any:
 def test_what_lies_below_and_right_of_the_middle_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def part(_: bytes, size: decode.Size, box: decode.Box) -> Any:
+    def part(_: bytes, size: decode.ImageSize, box: decode.Box) -> Any:
         asked.append(box)
         return np.zeros((*box[2:], 3), np.uint8)
 
     monkeypatch.setattr(crop, "decode_part", part)
     for size in ((352, 470), (470, 352)):
-        crop.centre(b"", size, torch.empty((1, 3, 224, 224), dtype=torch.uint8))
+        crop.center_crop(b"", size, torch.empty((1, 3, 224, 224), dtype=torch.uint8))
     assert asked == [(0, 0, 333, 393), (0, 0, 393, 333)]  # of 352 and 470, of which 309 are in the middle
 
 
@@ -219,8 +221,10 @@ def test_an_image_of_another_size_than_the_index_says_is_refused(route: str) -> 
     height, width = size_of(data)
     for size in ((height + 1, width), (width, height), (1, 1)):
         for fill in (
-            lambda size: crop.crop(data, size, (0, 0, 1, 1), False, torch.empty(1, 3, 8, 8, dtype=torch.uint8)),
-            lambda size: crop.centre(data, size, torch.empty(1, 3, 8, 8, dtype=torch.uint8)),
+            lambda size: crop.crop_and_resize(
+                data, size, (0, 0, 1, 1), False, torch.empty(1, 3, 8, 8, dtype=torch.uint8)
+            ),
+            lambda size: crop.center_crop(data, size, torch.empty(1, 3, 8, 8, dtype=torch.uint8)),
         ):
             with pytest.raises(decode.BadImage, match=f"has {width}x{height} pixels and not {size[1]}x{size[0]}"):
                 fill(size)
@@ -237,13 +241,13 @@ def test_of_a_strip_only_the_middle_is_enlarged(size: tuple[int, int], monkeypat
 
     batch = real((1, 64, 64, 3), dtype=torch.uint8)
     monkeypatch.setattr(torch, "empty", noted)
-    crop.centre(encode_exactly(pixels), size, crop.rows(batch)[0])
+    crop.center_crop(encode_exactly(pixels), size, crop.image_views(batch)[0])
     assert all(np.prod(shape) < 65 * 73 * 73 * 3 for shape in made) and made
     middle = (min(one, 64 * min(size)) for one in size)
     cut = tuple(slice((full - part) // 2, (full - part) // 2 + part) for full, part in zip(size, middle, strict=True))
     expected = real((1, 64, 64, 3), dtype=torch.uint8)
     kept = pixels[cut]
-    crop.centre(encode_exactly(kept), kept.shape[:2], crop.rows(expected)[0])
+    crop.center_crop(encode_exactly(kept), kept.shape[:2], crop.image_views(expected)[0])
     assert torch.equal(batch, expected)
 
 

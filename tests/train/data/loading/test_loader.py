@@ -19,16 +19,16 @@ import pytest
 import torch
 from PIL import Image
 
-from train.data.index.open import DataError, Index, load
+from train.data.index.open import DataError, Index, load_index
 from train.data.loading import loader
-from train.data.loading.batch_buffers import Ring
-from train.data.loading.loader import AHEAD_BYTES, Batch, Images, Sent, stream
-from train.data.order.rect_val import MARGIN, rectangle
-from train.data.order.rng import random_boxes, shifted_boxes
-from train.data.order.work import Work
+from train.data.loading.batch_buffers import BatchBuffers
+from train.data.loading.loader import PREFETCH_BYTES_PER_WORKER, Batch, BatchDecoder, WorkerBatch, stream_batches
+from train.data.order.rect_val import RESIZE_TO_CROP_RATIO, rect_crop_shape
+from train.data.order.rng import random_boxes, random_position_boxes
+from train.data.order.work import BatchRequest
 from train.recipe import Phase
 from train.tools import process
-from train.tools.errors import Lost
+from train.tools.errors import WorkerLost
 
 CPU = torch.device("cpu")
 LARGEST = 3 * 8 * 96 * 96
@@ -38,12 +38,12 @@ pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  #
 
 
 @pytest.fixture(scope="module")
-def images(tiny_data: Path) -> Images:
+def images(tiny_data: Path) -> BatchDecoder:
     """All images, and a "copy of 48 pixels" that is the training set backwards."""
-    train = load(tiny_data, "train")
-    val = load(tiny_data, "val", train.classes)
+    train = load_index(tiny_data, "train")
+    val = load_index(tiny_data, "val", train.classes)
     backwards = train.take(np.arange(len(train))[::-1])
-    return Images({("train", None): train, ("train", 48): backwards, ("val", None): val}, SEED)
+    return BatchDecoder({("train", None): train, ("train", 48): backwards, ("val", None): val}, SEED)
 
 
 @pytest.fixture(autouse=True)
@@ -52,22 +52,22 @@ def no_worker_is_left() -> Iterator[None]:
     assert multiprocessing.active_children() == []
 
 
-def works() -> list[Work]:
+def works() -> list[BatchRequest]:
     """Training and validation of all sizes, batches and epochs, mixed."""
     dice = np.random.default_rng(0)
     found = []
     for number in range(12):
         ids = dice.choice(20, dice.integers(1, 9), replace=False)
         if number % 3 == 2:
-            found.append(Work("val", None, ids, (64, 96) if number % 2 else (32, 32), number))
+            found.append(BatchRequest("val", None, ids, (64, 96) if number % 2 else (32, 32), number))
         else:
             size = int(dice.choice([32, 48, 96]))
-            found.append(Work("train", 48 if number % 2 else None, ids, (size, size), number, 0.2, number / 8))
+            found.append(BatchRequest("train", 48 if number % 2 else None, ids, (size, size), number, 0.2, number / 8))
     return found
 
 
-def run(images: Images, asked: list[Work], workers: int) -> list[Batch]:
-    return list(stream(images, iter(asked), workers, CPU, LARGEST))
+def run(images: BatchDecoder, asked: list[BatchRequest], workers: int) -> list[Batch]:
+    return list(stream_batches(images, iter(asked), workers, CPU, LARGEST))
 
 
 def opened(index: Index, number: int) -> Image.Image:
@@ -78,10 +78,10 @@ def assert_near(found: torch.Tensor, expected: Image.Image) -> None:
     assert (np.abs(found.numpy().astype(int) - np.asarray(expected, int))).max() <= 2
 
 
-def test_a_training_batch_is_what_pil_makes_of_the_drawn_boxes(images: Images) -> None:
+def test_a_training_batch_is_what_pil_makes_of_the_drawn_boxes(images: BatchDecoder) -> None:
     ids, flipped = np.array([3, 0, 19, 7, 42, 8]), set()
     for epoch, size, min_scale in ((0, 32, 0.08), (5, 64, 0.5), (6, 96, 0.9)):
-        batch = images.make(Work("train", None, ids, (size, size), epoch, min_scale))
+        batch = images.decode_batch(BatchRequest("train", None, ids, (size, size), epoch, min_scale))
         index = images.indexes["train", None]
         assert batch.images.shape == (6, size, size, 3) and batch.images.dtype == torch.uint8
         assert batch.labels.dtype == np.int64 and batch.labels.tolist() == index.labels[ids].tolist()
@@ -94,10 +94,10 @@ def test_a_training_batch_is_what_pil_makes_of_the_drawn_boxes(images: Images) -
     assert flipped == {True, False}
 
 
-def test_without_augmentation_a_training_batch_is_made_of_boxes_of_one_size(images: Images) -> None:
+def test_without_augmentation_a_training_batch_is_made_of_boxes_of_one_size(images: BatchDecoder) -> None:
     ids, index = np.array([3, 0, 19, 7]), images.indexes["train", None]
-    batch = images.make(Work("train", None, ids, (32, 32), 5, 0.08, augment=False))
-    boxes, flips = shifted_boxes(SEED, 5, ids, index.widths[ids], index.heights[ids])
+    batch = images.decode_batch(BatchRequest("train", None, ids, (32, 32), 5, 0.08, augment=False))
+    boxes, flips = random_position_boxes(SEED, 5, ids, index.widths[ids], index.heights[ids])
     for row, (top, left, height, width) in enumerate(boxes.tolist()):
         part = opened(index, ids[row]).crop((left, top, left + width, top + height))
         part = part.resize((32, 32), Image.Resampling.BILINEAR)
@@ -107,14 +107,14 @@ def test_without_augmentation_a_training_batch_is_made_of_boxes_of_one_size(imag
 @pytest.mark.parametrize("size", [32, 64, 96])
 @pytest.mark.parametrize("rect", [False, True])
 def test_a_validation_batch_is_the_middle_of_the_image_made_a_little_larger(
-    size: int, rect: bool, images: Images
+    size: int, rect: bool, images: BatchDecoder
 ) -> None:
     index = images.indexes["val", None]
     for number in range(len(index)):
-        shape = rectangle(int(index.widths[number]), int(index.heights[number]), size) if rect else (size, size)
-        (found,) = images.make(Work("val", None, np.array([number]), shape)).images
+        shape = rect_crop_shape(int(index.widths[number]), int(index.heights[number]), size) if rect else (size, size)
+        (found,) = images.decode_batch(BatchRequest("val", None, np.array([number]), shape)).images
         whole = opened(index, number)
-        factor = round(size * MARGIN) / min(whole.size)
+        factor = round(size * RESIZE_TO_CROP_RATIO) / min(whole.size)
         width, height = (round(side * factor) for side in whole.size)
         left, top = (width - shape[1]) // 2, (height - shape[0]) // 2
         whole = whole.resize((width, height), Image.Resampling.BILINEAR)
@@ -122,16 +122,16 @@ def test_a_validation_batch_is_the_middle_of_the_image_made_a_little_larger(
         assert_near(found, whole.crop((left, top, left + shape[1], top + shape[0])))
 
 
-def single(folder: Path, pixels: Any) -> Images:
+def single(folder: Path, pixels: Any) -> BatchDecoder:
     """One image, stored without loss."""
     (folder / "train" / "one").mkdir(parents=True)
     Image.fromarray(pixels).save(folder / "train" / "one" / "x.JPEG", "PNG")
-    return Images({("val", None): load(folder, "train")}, 0)
+    return BatchDecoder({("val", None): load_index(folder, "train")}, 0)
 
 
 def test_where_nothing_is_resized_the_centre_crop_is_exact(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (73, 101, 3), np.uint8)  # 73 = round(64 x 1.14)
-    (found,) = single(tmp_path, pixels).make(Work("val", None, np.array([0]), (64, 64))).images
+    (found,) = single(tmp_path, pixels).decode_batch(BatchRequest("val", None, np.array([0]), (64, 64))).images
     assert (found.numpy() == pixels[4:68, 18:82]).all()
 
 
@@ -141,49 +141,59 @@ def test_an_image_of_any_size_fills_any_shape(size: tuple[int, int], min_scale: 
     pixels = np.full((*size, 3), 77, np.uint8)
     for shape in ((32, 32), (64, 96), (96, 64)):
         (found,) = (
-            single(tmp_path / str(shape), pixels).make(Work("val", None, np.array([0]), shape, 0, min_scale)).images
+            single(tmp_path / str(shape), pixels)
+            .decode_batch(BatchRequest("val", None, np.array([0]), shape, 0, min_scale))
+            .images
         )
         assert found.shape == (*shape, 3) and (found == 77).all()
 
 
-def test_the_same_work_gives_the_same_pixels_and_another_epoch_or_seed_others(images: Images) -> None:
+def test_the_same_work_gives_the_same_pixels_and_another_epoch_or_seed_others(images: BatchDecoder) -> None:
     ids = np.arange(5)
 
     def pixels(epoch: int, seed: int = SEED) -> torch.Tensor:
-        return Images(images.indexes, seed).make(Work("train", None, ids, (32, 32), epoch, 0.08)).images
+        return (
+            BatchDecoder(images.indexes, seed)
+            .decode_batch(BatchRequest("train", None, ids, (32, 32), epoch, 0.08))
+            .images
+        )
 
     assert torch.equal(pixels(3), pixels(3))
     assert not torch.equal(pixels(3), pixels(4)) and not torch.equal(pixels(3), pixels(3, seed=8))
 
 
-def test_an_image_is_cropped_alike_in_whatever_batch_it_comes(images: Images) -> None:
-    together = images.make(Work("train", None, np.array([4, 9, 2]), (32, 32), 1, 0.08)).images
-    alone = images.make(Work("train", None, np.array([9]), (32, 32), 1, 0.08)).images
+def test_an_image_is_cropped_alike_in_whatever_batch_it_comes(images: BatchDecoder) -> None:
+    together = images.decode_batch(BatchRequest("train", None, np.array([4, 9, 2]), (32, 32), 1, 0.08)).images
+    alone = images.decode_batch(BatchRequest("train", None, np.array([9]), (32, 32), 1, 0.08)).images
     assert torch.equal(together[1], alone[0])
 
 
-def test_a_work_reads_the_copy_that_it_names(images: Images) -> None:
-    full, copy = (images.make(Work("train", key, np.array([1]), (32, 32), 0, 1.0)) for key in (None, 48))
+def test_a_work_reads_the_copy_that_it_names(images: BatchDecoder) -> None:
+    full, copy = (
+        images.decode_batch(BatchRequest("train", key, np.array([1]), (32, 32), 0, 1.0)) for key in (None, 48)
+    )
     assert copy.labels[0] == images.indexes["train", None].labels[-2]
     assert not torch.equal(full.images, copy.images)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_batches_come_in_order_and_the_same_from_any_number_of_workers(workers: int, images: Images) -> None:
+def test_batches_come_in_order_and_the_same_from_any_number_of_workers(workers: int, images: BatchDecoder) -> None:
     asked = works()
     got = run(images, asked, workers)
     assert len(got) == len(asked)
     for batch, work in zip(got, asked, strict=True):
-        direct = images.make(work)
+        direct = images.decode_batch(work)
         assert torch.equal(batch.images, direct.images) and (batch.labels == direct.labels).all()
-        assert (batch.work.split, batch.work.copy, batch.work.shape, batch.work.epoch, batch.work.share) == (
-            work.split, work.copy, work.shape, work.epoch, work.share,
+        assert (batch.request.split, batch.request.copy, batch.request.shape, batch.request.epoch, batch.request.sample_weight) == (
+            work.split, work.copy, work.shape, work.epoch, work.sample_weight,
         )  # fmt: skip
-        assert batch.work.ids.tolist() == work.ids.tolist()
+        assert batch.request.ids.tolist() == work.ids.tolist()
 
 
-def test_the_same_workers_serve_every_size_batch_and_epoch(images: Images) -> None:
-    batches = stream(images, itertools.cycle(works()), 2, CPU, LARGEST)  # also: an endless run is not read to its end
+def test_the_same_workers_serve_every_size_batch_and_epoch(images: BatchDecoder) -> None:
+    batches = stream_batches(
+        images, itertools.cycle(works()), 2, CPU, LARGEST
+    )  # also: an endless run is not read to its end
     shapes, workers = set(), set()
     for batch in itertools.islice(batches, 40):
         shapes.add(tuple(batch.images.shape))
@@ -192,10 +202,10 @@ def test_the_same_workers_serve_every_size_batch_and_epoch(images: Images) -> No
     del batches
 
 
-def test_batches_that_are_kept_stay_as_they_are(images: Images) -> None:
+def test_batches_that_are_kept_stay_as_they_are(images: BatchDecoder) -> None:
     """However many: what nobody holds is used again, and never what somebody does."""
-    asked = [Work("train", None, np.array([number % 50]), (32, 32), number, 0.2) for number in range(60)]
-    batches = stream(images, asked, 1, CPU, LARGEST)
+    asked = [BatchRequest("train", None, np.array([number % 50]), (32, 32), number, 0.2) for number in range(60)]
+    batches = stream_batches(images, asked, 1, CPU, LARGEST)
     kept, passed = [], 0
     for number, batch in enumerate(batches):
         if number % 2:
@@ -203,36 +213,36 @@ def test_batches_that_are_kept_stay_as_they_are(images: Images) -> None:
         passed += 1
     assert passed == 60
     for number, part in kept:
-        assert torch.equal(part, images.make(asked[number]).images[:, 3:, :5])
+        assert torch.equal(part, images.decode_batch(asked[number]).images[:, 3:, :5])
 
 
-def test_a_batch_larger_than_was_said_comes_all_the_same(images: Images) -> None:
-    work = Work("val", None, np.arange(20), (96, 128))
-    (batch,) = stream(images, [work], 1, CPU, largest=1000)
-    assert torch.equal(batch.images, images.make(work).images)
+def test_a_batch_larger_than_was_said_comes_all_the_same(images: BatchDecoder) -> None:
+    work = BatchRequest("val", None, np.arange(20), (96, 128))
+    (batch,) = stream_batches(images, [work], 1, CPU, largest_batch_bytes=1000)
+    assert torch.equal(batch.images, images.decode_batch(work).images)
 
 
 def test_a_batch_in_page_locked_memory_leaves_its_place_to_the_next(
-    images: Images, monkeypatch: pytest.MonkeyPatch
+    images: BatchDecoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)  # as where there is a GPU
-    work, shared = Work("val", None, np.arange(3), (32, 32)), Ring(1, LARGEST)
-    place = shared.take(work.pixels)
-    made = images.make(work, torch.from_numpy(shared.pixels(place or 0, work.pixels)))
-    batch = Sent(shared.number, place or 0, made.labels, work).pin_memory()
+    work, shared = BatchRequest("val", None, np.arange(3), (32, 32)), BatchBuffers(1, LARGEST)
+    place = shared.acquire(work.batch_shape)
+    made = images.decode_batch(work, torch.from_numpy(shared.slot_array(place or 0, work.batch_shape)))
+    batch = WorkerBatch(shared.buffers_id, place or 0, made.labels, work).pin_memory()
     assert torch.equal(batch.images, made.images) and batch.labels is made.labels
-    assert shared.take(work.pixels) == place
-    (alone,) = stream(images, [work], 0, torch.device("cuda"), LARGEST)
+    assert shared.acquire(work.batch_shape) == place
+    (alone,) = stream_batches(images, [work], 0, torch.device("cuda"), LARGEST)
     assert torch.equal(alone.images, made.images) and alone.images is not made.images
 
 
 class Counted:
     """Works that say how many of them were taken."""
 
-    def __init__(self, works: list[Work]) -> None:
+    def __init__(self, works: list[BatchRequest]) -> None:
         self.works, self.taken = works, 0
 
-    def __iter__(self) -> Iterator[Work]:
+    def __iter__(self) -> Iterator[BatchRequest]:
         for work in self.works:
             self.taken += 1
             yield work
@@ -241,23 +251,23 @@ class Counted:
 @pytest.mark.parametrize(("largest", "ahead"), [(1000, 16), (20e6, 6), (60e6, 2), (1e9, 2)])
 @pytest.mark.parametrize("workers", [1, 2])
 def test_works_are_begun_before_they_are_asked_for_and_no_more_than_memory_allows(
-    largest: float, ahead: int, workers: int, images: Images
+    largest: float, ahead: int, workers: int, images: BatchDecoder
 ) -> None:
     """The next epoch, size and validation too: to the loader they are one stream."""
-    asked = Counted([Work("train", None, np.array([number % 50]), (32, 32), 0, 0.2) for number in range(100)])
-    batches = stream(images, asked, workers, CPU, int(largest))
+    asked = Counted([BatchRequest("train", None, np.array([number % 50]), (32, 32), 0, 0.2) for number in range(100)])
+    batches = stream_batches(images, asked, workers, CPU, int(largest))
     assert asked.taken == ahead * workers
     for number in range(1, 20):
         next(batches)
         assert asked.taken == ahead * workers + number
-    assert ahead == 2 or ahead * largest <= AHEAD_BYTES
+    assert ahead == 2 or ahead * largest <= PREFETCH_BYTES_PER_WORKER
     del batches
 
 
-def test_validation_is_ready_when_the_last_training_batch_is_being_used(images: Images, until: Any) -> None:
-    train = [Work("train", None, np.arange(8), (32, 32), 0, 0.2) for _ in range(3)]
-    val = [Work("val", None, np.arange(8), (64, 64)) for _ in range(3)]
-    batches = stream(images, train + val, 1, CPU, LARGEST)
+def test_validation_is_ready_when_the_last_training_batch_is_being_used(images: BatchDecoder, until: Any) -> None:
+    train = [BatchRequest("train", None, np.arange(8), (32, 32), 0, 0.2) for _ in range(3)]
+    val = [BatchRequest("val", None, np.arange(8), (64, 64)) for _ in range(3)]
+    batches = stream_batches(images, train + val, 1, CPU, LARGEST)
     for _ in train:
         next(batches)
     (worker,) = multiprocessing.active_children()
@@ -282,7 +292,7 @@ def test_validation_is_ready_when_the_last_training_batch_is_being_used(images: 
     timer = threading.Timer(20, go_on)
     timer.start()
     try:
-        assert [next(batches).work.split for _ in val] == ["val"] * 3 and not late
+        assert [next(batches).request.split for _ in val] == ["val"] * 3 and not late
     finally:
         timer.cancel()
         os.kill(worker.pid or 0, signal.SIGCONT)
@@ -290,7 +300,7 @@ def test_validation_is_ready_when_the_last_training_batch_is_being_used(images: 
 
 
 def test_a_small_dev_shm_and_a_long_folder_for_temporary_files_do_not_matter(
-    images: Images, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_group: Any
+    images: BatchDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_group: Any
 ) -> None:
     """torch would hand tensors over in the one, by sockets in the other whose paths may have 107 characters."""
     long = tmp_path / ("t" * 120)
@@ -299,7 +309,7 @@ def test_a_small_dev_shm_and_a_long_folder_for_temporary_files_do_not_matter(
     monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", None)
 
     def work(_: object) -> int:
-        return len(list(stream(images, works(), 1, CPU, LARGEST)))
+        return len(list(stream_batches(images, works(), 1, CPU, LARGEST)))
 
     assert in_group(1, work) == [len(works())]
 
@@ -310,16 +320,16 @@ def test_a_file_that_broke_since_is_named_in_one_line(
 ) -> None:
     """In a process of its own: an error, the frames it passed and the stream in them hold each other, and workers."""
     shutil.copytree(tiny_data / "train", tmp_path / "train")
-    index = load(tmp_path, "train")
+    index = load_index(tmp_path, "train")
     (tmp_path / "train" / str(index.paths[2])).write_bytes(b"no image")
     (tmp_path / "train" / str(index.paths[3])).unlink()
-    broken = Images({("train", None): index}, 0)
+    broken = BatchDecoder({("train", None): index}, 0)
 
     def work(_: object) -> list[str]:
         found = []
         for number in (2, 3):
             with pytest.raises(DataError) as caught:
-                run(broken, [Work("train", None, np.array([0, number]), (32, 32), 0, 0.5)], workers)
+                run(broken, [BatchRequest("train", None, np.array([0, number]), (32, 32), 0, 0.5)], workers)
             found.append(str(caught.value))
         return found
 
@@ -330,39 +340,39 @@ def test_a_file_that_broke_since_is_named_in_one_line(
 
 def test_a_file_of_another_size_than_the_index_says_is_named(tiny_data: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_data / "train", tmp_path / "train")
-    index = load(tmp_path, "train")
-    Image.new("RGB", (33, 44)).save(index.where(5), "JPEG")
-    changed = Images({("train", None): index}, 0)
+    index = load_index(tmp_path, "train")
+    Image.new("RGB", (33, 44)).save(index.location(5), "JPEG")
+    changed = BatchDecoder({("train", None): index}, 0)
     for min_scale in (None, 0.5):
         with pytest.raises(DataError) as caught:
-            changed.make(Work("train", None, np.array([0, 5]), (32, 32), 0, min_scale))
-        assert str(caught.value).startswith(f"{index.where(5)}: has 33x44 pixels and not ")
+            changed.decode_batch(BatchRequest("train", None, np.array([0, 5]), (32, 32), 0, min_scale))
+        assert str(caught.value).startswith(f"{index.location(5)}: has 33x44 pixels and not ")
 
 
 def test_a_worker_whose_trainer_died_before_it_began_ends(in_group: Any) -> None:
     """The kernel kills it only when its parent dies after it asked for that; such a one would wait for ever."""
 
     def work(_: object) -> str:
-        loader._begin_worker(os.getppid(), 0)
+        loader._init_worker(os.getppid(), 0)
         return "goes on"
 
     assert in_group(1, work) == ["goes on"]
     if not (child := os.fork()):
-        loader._begin_worker(os.getpid(), 0)
+        loader._init_worker(os.getpid(), 0)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
-def test_a_worker_that_dies_is_an_error_and_not_a_wait_for_ever(images: Images, in_group: Any) -> None:
+def test_a_worker_that_dies_is_an_error_and_not_a_wait_for_ever(images: BatchDecoder, in_group: Any) -> None:
     """In a process of its own: torch raises the error wherever that is when the signal comes."""
 
     def work(_: object) -> str:
         try:
-            batches = stream(images, itertools.cycle(works()), 2, CPU, LARGEST)
+            batches = stream_batches(images, itertools.cycle(works()), 2, CPU, LARGEST)
             next(batches)
             os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
             return f"{len(list(itertools.islice(batches, 200)))} batches"
-        except Lost as error:
+        except WorkerLost as error:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return str(error)
 
@@ -371,19 +381,19 @@ def test_a_worker_that_dies_is_an_error_and_not_a_wait_for_ever(images: Images, 
 
 
 def test_where_no_signal_tells_of_a_worker_s_death_the_next_batch_does(
-    images: Images, in_group: Any, monkeypatch: pytest.MonkeyPatch
+    images: BatchDecoder, in_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patched = torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data
     monkeypatch.setattr(patched, "__defaults__", (0.1,))  # seconds between looks at the workers
 
     def work(_: object) -> str:
-        batches = stream(images, itertools.cycle(works()), 1, CPU, LARGEST)
+        batches = stream_batches(images, itertools.cycle(works()), 1, CPU, LARGEST)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         next(batches)
         os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
         try:
             return f"{len(list(itertools.islice(batches, 200)))} batches"
-        except Lost as error:
+        except WorkerLost as error:
             return str(error)
 
     (said,) = in_group(1, work)
@@ -407,7 +417,7 @@ def test_a_run_whose_loader_process_is_killed_ends_in_one_line(
         return path.exists() and json.loads(path.read_text())["state"] == "training"
 
     until(training)
-    os.kill(process.descendants(trainer.pid)[-1], signal.SIGKILL)
+    os.kill(process.descendant_pids(trainer.pid)[-1], signal.SIGKILL)
     said = runs.end(out, trainer, code=1)
     (line,) = (one for one in said.splitlines() if "error" in one.lower())
     assert line.startswith("error: a loader process ended (worker (pid") and "Traceback" not in said

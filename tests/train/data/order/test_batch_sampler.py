@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from train.data.index.folder import FolderIndex
-from train.data.order.batch_sampler import Feed
-from train.data.order.work import Work
+from train.data.order.batch_sampler import DistributedBatchSampler
+from train.data.order.work import BatchRequest
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
 
@@ -47,31 +47,31 @@ def index(images: int) -> FolderIndex:
     return FolderIndex(folder=where, classes=("one",), paths=paths, labels=zeros, widths=sides[0], heights=sides[1])
 
 
-def feeds(plan: Schedule, world: int, seed: int = 3) -> list[Feed]:
+def feeds(plan: Schedule, world: int, seed: int = 3) -> list[DistributedBatchSampler]:
     images = {("train", None): index(plan.images), ("val", None): index(23)}
-    return [Feed(plan, images, seed, rank, world) for rank in range(world)]
+    return [DistributedBatchSampler(plan, images, seed, rank, world) for rank in range(world)]
 
 
-def by_step(feed: Feed, epoch: Epoch) -> list[list[Work]]:
+def by_step(feed: DistributedBatchSampler, epoch: Epoch) -> list[list[BatchRequest]]:
     """The stream of one process, cut where `count` says that a step ends."""
-    stream = feed.train(epoch)
-    steps = [[next(stream) for _ in range(feed.count(epoch, step))] for step in range(epoch.steps)]
+    stream = feed.train_requests(epoch)
+    steps = [[next(stream) for _ in range(feed.chunk_count(epoch, step))] for step in range(epoch.steps)]
     assert list(stream) == [], "count() says less than there is"
     return steps
 
 
-def weights(works: list[Work]) -> Counter[int]:
+def weights(works: list[BatchRequest]) -> Counter[int]:
     """How much each image counts in all."""
     found: Counter[int] = Counter()
     for work in works:
         for number in work.ids.tolist():
-            found[number] += work.share  # type: ignore[assignment]
+            found[number] += work.sample_weight  # type: ignore[assignment]
     return found
 
 
-def same(one: list[Work], other: list[Work]) -> bool:
-    def plain(work: Work) -> tuple[Any, ...]:
-        return (work.split, work.copy, work.ids.tolist(), work.shape, work.epoch, work.min_scale, work.share)
+def same(one: list[BatchRequest], other: list[BatchRequest]) -> bool:
+    def plain(work: BatchRequest) -> tuple[Any, ...]:
+        return (work.split, work.copy, work.ids.tolist(), work.shape, work.epoch, work.min_scale, work.sample_weight)
 
     return [plain(work) for work in one] == [plain(work) for work in other]
 
@@ -82,7 +82,7 @@ def test_each_image_of_an_epoch_counts_exactly_once(case: tuple[int, int, int], 
     plan = schedule(*case, rect_train=rect_train)
     for epoch in plan.epochs:
         for world in WORLDS:
-            works = [work for feed in feeds(plan, world) for work in feed.train(epoch)]
+            works = [work for feed in feeds(plan, world) for work in feed.train_requests(epoch)]
             found = weights(works)
             assert sorted(found) == list(range(case[0]))
             assert set(found.values()) == {1.0}
@@ -104,7 +104,7 @@ def test_each_step_has_the_same_chunks_on_any_number_of_processes(case: tuple[in
     alone = chunks(1)
     assert all(chunks(world) == alone for world in WORLDS)
     for step, found in enumerate(alone):
-        assert len({number for chunk in found for number in chunk}) == epoch.images(step)
+        assert len({number for chunk in found for number in chunk}) == epoch.images_in_step(step)
         assert all(2 <= len(chunk) <= max(2, case[1]) for chunk in found)  # two: what batch norm needs at least
 
 
@@ -115,19 +115,19 @@ def test_every_process_takes_a_chunk_in_each_step_and_count_says_how_many(case: 
         for feed in feeds(plan, world):
             for works in by_step(feed, plan.epochs[0]):
                 assert works
-                assert all(work.share == 0 for work in works) or all(work.share > 0 for work in works)
+                assert all(work.sample_weight == 0 for work in works) or all(work.sample_weight > 0 for work in works)
 
 
 def test_a_process_without_a_chunk_repeats_one_that_does_not_count() -> None:
     plan = schedule(18, 8, 2)  # the last step has two images: one chunk for two processes
     first, second = (by_step(feed, plan.epochs[0])[-1] for feed in feeds(plan, 2))
-    assert [work.share for work in first + second] == [1.0, 0.0]
+    assert [work.sample_weight for work in first + second] == [1.0, 0.0]
     assert first[0].ids.tolist() == second[0].ids.tolist()
 
 
 def test_an_image_that_is_alone_is_taken_twice_with_half_a_share_each() -> None:
     (work,) = by_step(feeds(schedule(17, 8, 2), 1)[0], schedule(17, 8, 2).epochs[0])[-1]
-    assert len(work.ids) == 2 and len(set(work.ids.tolist())) == 1 and work.share == 0.5
+    assert len(work.ids) == 2 and len(set(work.ids.tolist())) == 1 and work.sample_weight == 0.5
 
 
 @pytest.mark.parametrize("rect_train", [False, True])
@@ -135,23 +135,23 @@ def test_an_image_that_is_alone_is_taken_twice_with_half_a_share_each() -> None:
 def test_a_stream_from_any_position_is_the_rest_of_the_whole_one(world: int, rect_train: bool) -> None:
     plan = schedule(50, 4, 3, epochs=3, rect_train=rect_train)
     for feed in feeds(plan, world):
-        whole = list(feed.works(0, 0))
+        whole = list(feed.all_requests(0, 0))
         for number, epoch in enumerate(plan.epochs):
             for step in (0, 1, epoch.steps - 1, epoch.steps):
-                rest = list(feed.works(number, step))
+                rest = list(feed.all_requests(number, step))
                 assert rest and same(rest, whole[-len(rest) :])
-                left = sum(feed.count(epoch, later) for later in range(step, epoch.steps))
+                left = sum(feed.chunk_count(epoch, later) for later in range(step, epoch.steps))
                 assert [work.split for work in rest].index("val") == left
-        assert list(feed.works(len(plan.epochs), 0)) == []
+        assert list(feed.all_requests(len(plan.epochs), 0)) == []
 
 
 def test_works_carry_what_their_phase_says() -> None:
     first, second = schedule(16, 8, 1).epochs
     feed = feeds(schedule(16, 8, 1), 1)[0]
-    assert {(w.split, w.copy, w.shape, w.epoch, w.min_scale) for w in feed.train(first)} == {
+    assert {(w.split, w.copy, w.shape, w.epoch, w.min_scale) for w in feed.train_requests(first)} == {
         ("train", 64, (32, 32), 0, 0.3)
     }
-    assert {(w.split, w.copy, w.shape, w.epoch, w.min_scale) for w in feed.train(second)} == {
+    assert {(w.split, w.copy, w.shape, w.epoch, w.min_scale) for w in feed.train_requests(second)} == {
         ("train", None, (64, 64), 1, 0.08)
     }
 
@@ -161,7 +161,7 @@ def test_works_say_whether_their_phase_augments(augment: bool) -> None:
     plan = schedule(16, 8, 1)
     phases = [replace(phase, augment=augment) for phase in plan.recipe.phases]
     other = replace(plan, recipe=replace(plan.recipe, phases=phases))
-    assert {work.augment for work in feeds(other, 1)[0].train(other.epochs[0])} == {augment}
+    assert {work.augment for work in feeds(other, 1)[0].train_requests(other.epochs[0])} == {augment}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -172,22 +172,24 @@ def test_rectangular_steps_have_one_shape_on_all_processes_and_it_was_said_befor
         ranks = feeds(plan, world)
         for step, works in enumerate(zip(*(by_step(feed, epoch) for feed in ranks), strict=True)):
             (shape,) = {work.shape for mine in works for work in mine}
-            assert shape in ranks[0].shapes(epoch, step)
+            assert shape in ranks[0].step_shapes(epoch, step)
             seen.add((step, shape))
     assert len(seen) == epoch.steps  # whatever the number of processes
-    assert {work.shape for work in feeds(plan, 1)[0].train(plan.epochs[0])} == {(32, 32)}
+    assert {work.shape for work in feeds(plan, 1)[0].train_requests(plan.epochs[0])} == {(32, 32)}
 
 
 def test_rectangular_steps_have_several_shapes_and_fill_as_many_images_as_square_ones() -> None:
     plans = [schedule(300, 8, 2, rect_train=one) for one in (True, False)]
-    rect, square = (list(feeds(plan, 1)[0].train(plan.epochs[1])) for plan in plans)
+    rect, square = (list(feeds(plan, 1)[0].train_requests(plan.epochs[1])) for plan in plans)
     assert len({work.shape for work in rect}) == 3 and {work.shape for work in square} == {(64, 64)}
     assert [len(work.ids) for work in rect] == [len(work.ids) for work in square]
 
 
 def test_another_epoch_and_another_seed_have_another_order() -> None:
     plan = schedule(200, 200, 1)
-    orders = [next(feeds(plan, 1, seed)[0].train(epoch)).ids.tolist() for seed in (0, 1) for epoch in plan.epochs]
+    orders = [
+        next(feeds(plan, 1, seed)[0].train_requests(epoch)).ids.tolist() for seed in (0, 1) for epoch in plan.epochs
+    ]
     assert len({tuple(order) for order in orders}) == 4
 
 
@@ -195,12 +197,14 @@ def test_another_epoch_and_another_seed_have_another_order() -> None:
 def test_every_view_validates_each_image_once_over_the_processes(world: int) -> None:
     plan = schedule(16, 8, 1)
     ranks = feeds(plan, world)
-    assert list(ranks[0].views(plan.epochs[0])) == ["square"]
-    assert list(ranks[0].views(plan.epochs[1])) == ["rect", "square"]
+    assert list(ranks[0].val_requests(plan.epochs[0])) == ["square"]
+    assert list(ranks[0].val_requests(plan.epochs[1])) == ["rect", "square"]
     for epoch in plan.epochs:
-        for view in ranks[0].views(epoch):
-            works = [work for feed in ranks for work in feed.views(epoch)[view]]
+        for view in ranks[0].val_requests(epoch):
+            works = [work for feed in ranks for work in feed.val_requests(epoch)[view]]
             assert sorted(number for work in works for number in work.ids.tolist()) == list(range(23))
-            assert {(work.split, work.copy, work.min_scale) for work in works} == {("val", epoch.row.phase.copy, None)}
-            assert all(len(work.ids) <= 8 and min(work.shape) == epoch.row.phase.size for work in works)
+            assert {(work.split, work.copy, work.min_scale) for work in works} == {
+                ("val", epoch.scheduled_phase.phase.copy, None)
+            }
+            assert all(len(work.ids) <= 8 and min(work.shape) == epoch.scheduled_phase.phase.size for work in works)
             assert view != "square" or all(work.shape[0] == work.shape[1] for work in works)

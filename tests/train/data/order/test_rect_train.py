@@ -10,13 +10,19 @@ import numpy as np
 import pytest
 import torch
 
-from train.data.index.open import load
-from train.data.loading.crop import crop, rows
-from train.data.loading.loader import RECTANGLE, Images
-from train.data.order.rect_train import EQUAL, lean, order, possible, shapes
-from train.data.order.rect_val import LONGEST
+from train.data.index.open import load_index
+from train.data.loading.crop import crop_and_resize, image_views
+from train.data.loading.loader import MAX_RECTANGLE_TO_SQUARE, BatchDecoder
+from train.data.order.rect_train import (
+    PIXEL_TOLERANCE,
+    encode_aspect_ratios,
+    rect_epoch_order,
+    possible_step_shapes,
+    rect_train_shapes,
+)
+from train.data.order.rect_val import MAX_ASPECT_RATIO
 from train.data.order.rng import permutation, random_boxes
-from train.data.order.work import Work
+from train.data.order.work import BatchRequest
 
 CASES = [(1, 1), (2, 5), (7, 7), (50, 16), (64, 16), (333, 20), (1000, 64)]  # images, batch
 
@@ -30,7 +36,7 @@ def some(images: int, seed: int = 0) -> tuple[Any, Any]:
 
 
 def some_leans(images: int) -> Any:
-    return lean(*some(images, images))
+    return encode_aspect_ratios(*some(images, images))
 
 
 def ratio(shape: tuple[int, int]) -> float:
@@ -42,36 +48,36 @@ def ratio(shape: tuple[int, int]) -> float:
 
 def test_shapes_are_the_square_and_few_rectangles_of_as_many_pixels_each_also_turned() -> None:
     for size in range(16, 400):
-        found = shapes(size)
+        found = rect_train_shapes(size)
         assert (size, size) in found and len(found) <= 9 and len(found) % 2 == 1
         assert {(width, height) for height, width in found} == set(found)
         assert [ratio(one) for one in found] == sorted({ratio(one) for one in found})
         for height, width in found:
-            assert abs(height * width / size**2 - 1) <= EQUAL
-            assert max(height, width) / min(height, width) <= LONGEST
+            assert abs(height * width / size**2 - 1) <= PIXEL_TOLERANCE
+            assert max(height, width) / min(height, width) <= MAX_ASPECT_RATIO
 
 
 @pytest.mark.parametrize(("size", "unit"), [(32, 4), (64, 8), (128, 16), (160, 32), (224, 32), (288, 32), (352, 32)])
 def test_sides_are_whole_32s_where_there_are_such_rectangles_and_else_as_large_parts_as_can_be(
     size: int, unit: int
 ) -> None:
-    rest = [one for one in shapes(size) if one != (size, size)]
+    rest = [one for one in rect_train_shapes(size) if one != (size, size)]
     assert rest and all(side % unit == 0 for one in rest for side in one)
 
 
 def test_some_shapes() -> None:
-    assert shapes(224) == ((256, 192), (224, 224), (192, 256))
-    assert shapes(128) == ((144, 112), (128, 128), (112, 144))
-    assert shapes(352) == ((416, 288), (384, 320), (352, 352), (320, 384), (288, 416))
-    assert shapes(16) == ((16, 16),)
+    assert rect_train_shapes(224) == ((256, 192), (224, 224), (192, 256))
+    assert rect_train_shapes(128) == ((144, 112), (128, 128), (112, 144))
+    assert rect_train_shapes(352) == ((416, 288), (384, 320), (352, 352), (320, 384), (288, 416))
+    assert rect_train_shapes(16) == ((16, 16),)
 
 
 @pytest.mark.parametrize("batch", [1, 8, 512])
 def test_a_batch_of_any_shape_fits_into_the_loader_s_ring(batch: int) -> None:
     """Which is made for the largest square batch; what does not fit would be sent through the queue."""
     for size in range(16, 600):
-        place = int(RECTANGLE * 3 * batch * size**2)
-        assert all(3 * batch * height * width <= place for height, width in shapes(size))
+        place = int(MAX_RECTANGLE_TO_SQUARE * 3 * batch * size**2)
+        assert all(3 * batch * height * width <= place for height, width in rect_train_shapes(size))
 
 
 # --- order --------------------------------------------------------------------------------------------------------
@@ -81,18 +87,24 @@ def test_a_batch_of_any_shape_fits_into_the_loader_s_ring(batch: int) -> None:
 def test_every_image_is_used_once_and_every_step_has_one_shape(images: int, batch: int) -> None:
     leans = some_leans(images)
     for epoch in range(3):
-        found, steps = order(1, epoch, leans, batch, 224)
+        found, steps = rect_epoch_order(1, epoch, leans, batch, 224)
         assert sorted(found.tolist()) == list(range(images))
-        assert len(steps) == -(-images // batch) and set(steps) <= set(shapes(224))
+        assert len(steps) == -(-images // batch) and set(steps) <= set(rect_train_shapes(224))
 
 
 def test_the_order_is_the_one_that_old_checkpoints_mean() -> None:
     """A change of this order would make a resumed run repeat some images and drop others."""
-    found, steps = order(1, 2, lean([4, 3, 3, 5, 2, 4, 9, 3], [3, 4, 3, 5, 3, 3, 1, 2]), 3, 224)
+    found, steps = rect_epoch_order(
+        1, 2, encode_aspect_ratios([4, 3, 3, 5, 2, 4, 9, 3], [3, 4, 3, 5, 3, 3, 1, 2]), 3, 224
+    )
     assert found.tolist() == [7, 0, 6, 5, 4, 2, 3, 1]
     assert steps == [(192, 256), (224, 224), (224, 224)]
     assert (
-        zlib.crc32(order(1, 2, lean(100 + np.arange(200) * 37 % 400, [300] * 200), 8, 224)[0].astype("<i8").tobytes())
+        zlib.crc32(
+            rect_epoch_order(1, 2, encode_aspect_ratios(100 + np.arange(200) * 37 % 400, [300] * 200), 8, 224)[0]
+            .astype("<i8")
+            .tobytes()
+        )
         == 4002009531
     )
 
@@ -100,28 +112,28 @@ def test_the_order_is_the_one_that_old_checkpoints_mean() -> None:
 def test_another_seed_or_epoch_is_another_order_and_the_same_the_same() -> None:
     leans = some_leans(200)
     keys = [(seed, epoch) for seed in range(4) for epoch in range(4)]
-    assert len({order(*key, leans, 16, 224)[0].tobytes() for key in keys}) == len(keys)
-    assert order(3, 1, leans, 16, 224)[0].tolist() == order(3, 1, leans, 16, 224)[0].tolist()
+    assert len({rect_epoch_order(*key, leans, 16, 224)[0].tobytes() for key in keys}) == len(keys)
+    assert rect_epoch_order(3, 1, leans, 16, 224)[0].tolist() == rect_epoch_order(3, 1, leans, 16, 224)[0].tolist()
 
 
 def batches(leans: Any, batch: int, epoch: int, size: int = 224) -> list[tuple[Any, tuple[int, int]]]:
     """The full steps of an epoch: image numbers and shape."""
-    found, steps = order(5, epoch, leans, batch, size)
+    found, steps = rect_epoch_order(5, epoch, leans, batch, size)
     count = len(leans) // batch
     return list(zip(found[: count * batch].reshape(count, batch), steps, strict=False))
 
 
 def test_a_step_s_images_are_of_nearly_one_ratio_and_its_shape_is_the_nearest_to_it() -> None:
     width, height = some(4000)
-    leans, known = lean(width, height), shapes(224)
+    leans, known = encode_aspect_ratios(width, height), rect_train_shapes(224)
     inside = []
     for ids, shape in batches(leans, 40, 0):
-        bounded = (width[ids] / height[ids]).clip(1 / LONGEST, LONGEST)
+        bounded = (width[ids] / height[ids]).clip(1 / MAX_ASPECT_RATIO, MAX_ASPECT_RATIO)
         inside.append(np.log(bounded).std())
         mean = float(np.log(bounded).mean())
         best = min(abs(np.log(ratio(one)) - mean) for one in known)
         assert abs(np.log(ratio(shape)) - mean) <= best + 0.02  # a mean of ratios is not that of their logarithms
-    overall = np.log((width / height).clip(1 / LONGEST, LONGEST)).std()
+    overall = np.log((width / height).clip(1 / MAX_ASPECT_RATIO, MAX_ASPECT_RATIO)).std()
     assert np.mean(inside) < 0.06 < 0.2 < overall
 
 
@@ -134,7 +146,7 @@ def test_steps_come_in_no_order_of_shapes_and_images_in_no_order_within_a_step()
 
 
 def test_images_of_one_ratio_meet_others_in_each_epoch() -> None:
-    leans = np.repeat(lean([400, 300, 500], [300, 400, 333]), 400)
+    leans = np.repeat(encode_aspect_ratios([400, 300, 500], [300, 400, 333]), 400)
     partners = [
         {number for ids, _ in batches(leans, 20, epoch) if 7 in ids for number in ids.tolist()} for epoch in range(6)
     ]
@@ -142,7 +154,7 @@ def test_images_of_one_ratio_meet_others_in_each_epoch() -> None:
 
 
 def test_neighbouring_ratios_mix_and_distant_ones_do_not() -> None:
-    leans = np.repeat(lean([400, 420, 300], [300, 300, 400]), 200)  # 1.33 and 1.4, and .75
+    leans = np.repeat(encode_aspect_ratios([400, 420, 300], [300, 300, 400]), 200)  # 1.33 and 1.4, and .75
     mixed = 0
     for ids, _ in batches(leans, 20, 0):
         kinds = Counter((ids // 200).tolist())
@@ -154,41 +166,45 @@ def test_neighbouring_ratios_mix_and_distant_ones_do_not() -> None:
 def test_the_last_step_takes_what_square_training_takes_in_the_shape_of_the_mean_of_all() -> None:
     leans = some_leans(330)
     for epoch in range(3):
-        found, steps = order(4, epoch, leans, 100, 128)
+        found, steps = rect_epoch_order(4, epoch, leans, 100, 128)
         assert found[300:].tolist() == permutation(4, epoch, 330)[300:].tolist()
-        assert [steps[3]] == possible(leans, 128, full=False)
+        assert [steps[3]] == possible_step_shapes(leans, 128, full=False)
 
 
 def test_the_shapes_that_are_warmed_are_all_that_come() -> None:
     for images, batch in CASES:
         leans = some_leans(images)
         for size in (64, 224, 352):
-            full, last = possible(leans, size, full=True), possible(leans, size, full=False)
+            full, last = possible_step_shapes(leans, size, full=True), possible_step_shapes(leans, size, full=False)
             assert len(last) == 1
             for epoch in range(4):
-                steps = order(0, epoch, leans, batch, size)[1]
+                steps = rect_epoch_order(0, epoch, leans, batch, size)[1]
                 assert set(steps[: images // batch]) <= set(full)
                 assert set(steps[images // batch :]) <= set(last)
 
 
 def test_photographs_that_are_all_square_are_trained_on_squares_only() -> None:
-    leans = lean([300] * 50, [300] * 50)
-    assert possible(leans, 224, full=True) == [(224, 224)] and set(order(0, 0, leans, 8, 224)[1]) == {(224, 224)}
+    leans = encode_aspect_ratios([300] * 50, [300] * 50)
+    assert possible_step_shapes(leans, 224, full=True) == [(224, 224)] and set(
+        rect_epoch_order(0, 0, leans, 8, 224)[1]
+    ) == {(224, 224)}
 
 
 def test_lean_turns_with_the_image_and_is_the_same_of_any_multiple_of_it() -> None:
     width, height = some(500)
-    found = lean(width, height)
-    assert (lean(3 * width, 3 * height) == found).all() and (abs(lean(height, width) + found) <= 1).all()
+    found = encode_aspect_ratios(width, height)
+    assert (encode_aspect_ratios(3 * width, 3 * height) == found).all() and (
+        abs(encode_aspect_ratios(height, width) + found) <= 1
+    ).all()
     assert (np.diff(found[np.argsort(width / height)]) >= 0).all()
 
 
 def test_a_million_images_are_ordered_at_once() -> None:
-    leans = lean(*some(1_000_000))
+    leans = encode_aspect_ratios(*some(1_000_000))
     least = np.inf
     for epoch in range(3):
         begun = time.perf_counter()
-        order(0, epoch, leans, 256, 224)
+        rect_epoch_order(0, epoch, leans, 256, 224)
         least = min(least, time.perf_counter() - begun)
     assert least < 0.4 * 3  # 0.15 s on a quiet computer
 
@@ -224,13 +240,13 @@ def test_where_no_box_fits_the_largest_of_these_ratios_is_taken_from_the_middle(
 
 
 def test_a_batch_s_boxes_have_the_ratio_of_its_shape(tiny_data: Path) -> None:
-    index, ids = load(tiny_data, "train"), np.arange(12)
-    made = Images({("train", None): index}, 3).make(Work("train", None, ids, (48, 64), 5, 0.3))
+    index, ids = load_index(tiny_data, "train"), np.arange(12)
+    made = BatchDecoder({("train", None): index}, 3).decode_batch(BatchRequest("train", None, ids, (48, 64), 5, 0.3))
     sizes = (index.widths[ids], index.heights[ids])
     boxes, mirrors = random_boxes(3, 5, ids, *sizes, 0.3, 64 / 48)
     expected = torch.empty_like(made.images)
-    for number, row in enumerate(rows(expected)):
+    for number, row in enumerate(image_views(expected)):
         width, height = (int(one[number]) for one in sizes)
         box = (int(boxes[number, 0]), int(boxes[number, 1]), int(boxes[number, 2]), int(boxes[number, 3]))
-        crop(index.read(number), (height, width), box, bool(mirrors[number]), row)
+        crop_and_resize(index.read(number), (height, width), box, bool(mirrors[number]), row)
     assert torch.equal(made.images, expected)

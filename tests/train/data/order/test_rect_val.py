@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from train.data.order.rect_val import plan_rectangles, plan_square, rectangle
+from train.data.order.rect_val import plan_rect_validation, plan_square_validation, rect_crop_shape
 
 WORLDS = [1, 2, 3, 5]
 
@@ -21,7 +21,7 @@ def some(images: int, seed: int = 0) -> tuple[Any, Any]:
 def test_a_shape_has_the_short_side_asked_for_and_a_long_one_of_whole_32s() -> None:
     for width, height in zip(*some(500), strict=True):
         for size in (64, 96, 288):
-            shape = rectangle(int(width), int(height), size)
+            shape = rect_crop_shape(int(width), int(height), size)
             assert min(shape) == size and max(shape) % 32 == 0
             assert max(shape) <= 1.5 * size
             assert (shape[1] >= shape[0]) == (width >= height) or shape[0] == shape[1]
@@ -29,7 +29,7 @@ def test_a_shape_has_the_short_side_asked_for_and_a_long_one_of_whole_32s() -> N
 
 def test_a_shape_is_as_long_as_the_image_allows() -> None:
     for width, height in zip(*some(500), strict=True):
-        long = max(rectangle(int(width), int(height), 288)) / 288
+        long = max(rect_crop_shape(int(width), int(height), 288)) / 288
         ratio = max(width, height) / min(width, height)
         assert long <= ratio + 1e-9
         assert long + 32 / 288 > min(ratio, 1.5) - 1e-9  # one step longer would not fit
@@ -44,18 +44,18 @@ def test_a_shape_is_as_long_as_the_image_allows() -> None:
     (500, 375, 100, (96, 128)),
 ])  # fmt: skip
 def test_some_shapes(width: int, height: int, size: int, shape: tuple[int, int]) -> None:
-    assert rectangle(width, height, size) == shape
+    assert rect_crop_shape(width, height, size) == shape
 
 
 def test_a_shape_depends_on_the_aspect_alone_and_turns_with_the_image() -> None:
     for width, height in zip(*(one.tolist() for one in some(300)), strict=True):
-        shape = rectangle(width, height, 128)
-        assert rectangle(3 * width, 3 * height, 128) == shape == rectangle(7 * width, 7 * height, 128)
-        assert rectangle(height, width, 128) == shape[::-1] or width == height
+        shape = rect_crop_shape(width, height, 128)
+        assert rect_crop_shape(3 * width, 3 * height, 128) == shape == rect_crop_shape(7 * width, 7 * height, 128)
+        assert rect_crop_shape(height, width, 128) == shape[::-1] or width == height
 
 
 def test_shapes_are_few() -> None:
-    shapes = {rectangle(int(w), int(h), 288) for w, h in zip(*some(5000), strict=True)}
+    shapes = {rect_crop_shape(int(w), int(h), 288) for w, h in zip(*some(5000), strict=True)}
     assert 5 <= len(shapes) <= 2 * 5 - 1  # 288, 320, 352, 384, 416 and each turned
 
 
@@ -67,12 +67,12 @@ def test_every_image_is_in_one_batch_of_one_rank_and_ranks_are_balanced(world: i
     counts, seen = [], []
     for rank in range(world):
         share = (64, 8, rank, world)
-        plan = plan_rectangles(widths, heights, *share) if rect else plan_square(images, *share)
+        plan = plan_rect_validation(widths, heights, *share) if rect else plan_square_validation(images, *share)
         assert all(1 <= len(ids) <= 8 for _, ids in plan)
         for shape, ids in plan:
             seen += ids.tolist()
             for number in ids:
-                assert shape == (rectangle(int(widths[number]), int(heights[number]), 64) if rect else (64, 64))
+                assert shape == (rect_crop_shape(int(widths[number]), int(heights[number]), 64) if rect else (64, 64))
         counts.append(sum(len(ids) for _, ids in plan))
     assert sorted(seen) == list(range(images))
     assert max(counts) - min(counts) <= 1
@@ -80,7 +80,7 @@ def test_every_image_is_in_one_batch_of_one_rank_and_ranks_are_balanced(world: i
 
 def test_batches_are_in_the_order_of_the_aspect_and_each_shape_has_one_run_of_them() -> None:
     widths, heights = some(300)
-    plan = plan_rectangles(widths, heights, 128, 16, 0, 1)
+    plan = plan_rect_validation(widths, heights, 128, 16, 0, 1)
     aspects = [float(widths[number] / heights[number]) for _, ids in plan for number in ids]
     assert aspects == sorted(aspects)
     changes = [shape for number, (shape, _) in enumerate(plan) if not number or plan[number - 1][0] != shape]

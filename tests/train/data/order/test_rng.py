@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from train.data.order.rng import permutation, random_boxes, shifted_boxes, subset, uniforms
+from train.data.order.rng import permutation, random_boxes, random_position_boxes, subset, uniforms
 
 IDS = np.arange(400)
 
@@ -126,7 +126,7 @@ def test_a_box_depends_on_seed_epoch_and_image_and_not_on_the_batch() -> None:
 def test_shifted_boxes_never_leave_the_image(aspect: float) -> None:
     for seed in range(5):
         widths, heights = sides(seed)
-        top, left, height, width = shifted_boxes(seed, 1, IDS, widths, heights, aspect)[0].T
+        top, left, height, width = random_position_boxes(seed, 1, IDS, widths, heights, aspect)[0].T
         assert (top >= 0).all() and (left >= 0).all() and (height >= 1).all() and (width >= 1).all()
         assert (top + height <= heights).all() and (left + width <= widths).all()
 
@@ -141,7 +141,7 @@ def test_shifted_boxes_never_leave_the_image(aspect: float) -> None:
 def test_shifted_boxes_have_one_size_the_one_of_validations_crop(
     width: int, height: int, aspect: float, box: tuple[int, int]
 ) -> None:
-    boxes, flips = shifted_boxes(0, 0, np.arange(3000), [width] * 3000, [height] * 3000, aspect)
+    boxes, flips = random_position_boxes(0, 0, np.arange(3000), [width] * 3000, [height] * 3000, aspect)
     assert {tuple(one) for one in boxes[:, 2:].tolist()} == {box}
     for place, room in ((boxes[:, 0], height - box[0]), (boxes[:, 1], width - box[1])):
         assert place.min() == 0 and place.max() == room and place.mean() == pytest.approx(room / 2, rel=0.05)
@@ -150,9 +150,9 @@ def test_shifted_boxes_have_one_size_the_one_of_validations_crop(
 
 def test_a_shifted_box_depends_on_seed_epoch_and_image_and_is_mirrored_as_a_random_one() -> None:
     widths, heights = np.full(400, 500), np.full(400, 375)
-    whole, flips = shifted_boxes(1, 2, IDS, widths, heights)
+    whole, flips = random_position_boxes(1, 2, IDS, widths, heights)
     part = np.array([7, 300, 21])
-    boxes, flipped = shifted_boxes(1, 2, part, widths[part], heights[part])
+    boxes, flipped = random_position_boxes(1, 2, part, widths[part], heights[part])
     assert (boxes == whole[part]).all() and (flipped == flips[part]).all()
     assert (flips == random_boxes(1, 2, IDS, widths, heights, 0.08)[1]).all()
-    assert (shifted_boxes(1, 3, IDS, widths, heights)[0] != whole).any(axis=1).mean() > 0.99
+    assert (random_position_boxes(1, 3, IDS, widths, heights)[0] != whole).any(axis=1).mean() > 0.99

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from train.data.order.usage_log import FOLDER, Ids, check
+from train.data.order.usage_log import USAGE_FOLDER, UsageLog, find_usage_errors
 
 EPOCHS, STEPS, BATCH = 2, 3, 4  # 12 images, by 4, on two processes
 
@@ -13,14 +13,14 @@ EPOCHS, STEPS, BATCH = 2, 3, 4  # 12 images, by 4, on two processes
 def write(folder: Path, attempt: int, steps: range, world: int = 2) -> None:
     """Let an attempt of so many processes have done these steps, counted over the run."""
     for rank in range(world):
-        notes = Ids(folder, attempt, rank)
+        notes = UsageLog(folder, attempt, rank)
         for step in steps:
             first = step % STEPS * BATCH
-            notes.note(step, step // STEPS, list(range(first, first + BATCH))[rank::world])
+            notes.record_step(step, step // STEPS, list(range(first, first + BATCH))[rank::world])
 
 
 def wrong(folder: Path, first_steps: dict[int, int]) -> list[str]:
-    return check(folder / FOLDER, first_steps, STEPS * BATCH, dict.fromkeys(range(EPOCHS), STEPS))
+    return find_usage_errors(folder / USAGE_FOLDER, first_steps, STEPS * BATCH, dict.fromkeys(range(EPOCHS), STEPS))
 
 
 def test_one_attempt_that_uses_each_image_once_is_right(tmp_path: Path) -> None:
@@ -43,7 +43,7 @@ def test_an_attempt_that_made_no_step_changes_nothing(tmp_path: Path) -> None:
 
 def test_half_a_line_at_the_end_of_a_killed_process_is_passed_over(tmp_path: Path) -> None:
     write(tmp_path, 1, range(6))
-    with (tmp_path / FOLDER / "000001-rank-0.jsonl").open("a") as file:
+    with (tmp_path / USAGE_FOLDER / "000001-rank-0.jsonl").open("a") as file:
         file.write('{"step": 6, "epo')
     assert wrong(tmp_path, {1: 0}) == []
 
@@ -52,7 +52,7 @@ def test_half_a_line_at_the_end_of_a_killed_process_is_passed_over(tmp_path: Pat
     ("harm", "said"),
     [
         (lambda folder: (folder / "000002-rank-1.jsonl").unlink(), ["epoch 2: 0 images twice or more, 6 not at all"]),
-        (lambda folder: Ids(folder.parent, 2, 7).note(4, 1, [5]), ["epoch 2: 1 images twice or more, 0 not at all"]),
+        (lambda folder: UsageLog(folder.parent, 2, 7).record_step(4, 1, [5]), ["epoch 2: 1 images twice or more, 0 not at all"]),
         (lambda folder: [path.unlink() for path in folder.glob("000002*")],
          ["epoch 2: 0 of 3 steps are written down", "epoch 2: 0 images twice or more, 12 not at all"]),
         (lambda folder: [path.unlink() for path in folder.glob("000001*")],
@@ -64,7 +64,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, harm: Callable[[Path], object], s
     write(tmp_path, 1, range(3))
     write(tmp_path, 2, range(3, 6))
     assert wrong(tmp_path, {1: 0, 2: 3}) == []
-    harm(tmp_path / FOLDER)
+    harm(tmp_path / USAGE_FOLDER)
     assert wrong(tmp_path, {1: 0, 2: 3}) == said
 
 
@@ -81,5 +81,5 @@ def test_a_resume_one_step_too_late_or_too_early_is_found(tmp_path: Path) -> Non
 def test_a_step_of_the_wrong_images_is_found(tmp_path: Path) -> None:
     write(tmp_path, 1, range(5))
     for rank in (0, 1):
-        Ids(tmp_path, 1, rank).note(5, 1, [0, 1, 2, 3][rank::2])
+        UsageLog(tmp_path, 1, rank).record_step(5, 1, [0, 1, 2, 3][rank::2])
     assert wrong(tmp_path, {1: 0}) == ["epoch 2: 4 images twice or more, 4 not at all"]

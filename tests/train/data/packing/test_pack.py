@@ -18,11 +18,11 @@ import pytest
 import simplejpeg
 from PIL import Image
 
-from train.data.decode import decode
-from train.data.index.open import DataError, Index, load, same_images
+from train.data.decode import decode_image
+from train.data.index.open import DataError, Index, load_index, check_same_images
 from train.data.index.packed import read_manifest
-from train.data.packing.pack import Packed, copies_in, pack_set, shrink
-from train.data.packing.synthetic import draw
+from train.data.packing.pack import PackResult, copy_targets, pack_set, shrink_to_short_side
+from train.data.packing.synthetic import draw_image
 
 SPLITS = {"train": 4, "val": 2}
 
@@ -31,9 +31,9 @@ SPLITS = {"train": 4, "val": 2}
 def source(tmp_path: Path) -> Path:
     """Six drawn images of two classes."""
     for number in range(4):
-        write(tmp_path / f"data/train/{'ab'[number % 2]}/{number}.JPEG", draw(0, "train", number))
+        write(tmp_path / f"data/train/{'ab'[number % 2]}/{number}.JPEG", draw_image(0, "train", number))
     for number in range(2):
-        write(tmp_path / f"data/val/{'ab'[number]}/v{number}.JPEG", draw(0, "val", number))
+        write(tmp_path / f"data/val/{'ab'[number]}/v{number}.JPEG", draw_image(0, "val", number))
     return tmp_path / "data"
 
 
@@ -47,8 +47,8 @@ def tree(root: Path) -> dict[str, tuple[bytes, int]]:
     return {str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
-def resize(source: Path, target: Path, sizes: list[int], **how: Any) -> Packed:
-    return pack_set(source, copies_in(target, sizes), **how)
+def resize(source: Path, target: Path, sizes: list[int], **how: Any) -> PackResult:
+    return pack_set(source, copy_targets(target, sizes), **how)
 
 
 def opened(index: Index, number: int) -> Image.Image:
@@ -57,7 +57,7 @@ def opened(index: Index, number: int) -> Image.Image:
 
 def stored(root: Path) -> dict[str, bytes]:
     """The training images by name."""
-    index = load(root, "train")
+    index = load_index(root, "train")
     return {name: index.read(number) for number, name in enumerate(index.names())}
 
 
@@ -76,12 +76,12 @@ def test_the_short_side_becomes_the_asked_one_the_aspect_stays_and_nothing_grows
     size: tuple[int, int], short: int, expected: tuple[int, int]
 ) -> None:
     pixels = np.zeros((size[1], size[0], 3), np.uint8)
-    assert shrink(pixels, short).shape == (expected[1], expected[0], 3)
+    assert shrink_to_short_side(pixels, short).shape == (expected[1], expected[0], 3)
 
 
 def test_a_small_image_stays_as_it_is() -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)
-    assert (shrink(pixels, 40) == pixels).all() and (shrink(pixels, 41) == pixels).all()
+    assert (shrink_to_short_side(pixels, 40) == pixels).all() and (shrink_to_short_side(pixels, 41) == pixels).all()
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 5_000, 10**9])
@@ -89,13 +89,13 @@ def test_copies_lie_by_size_in_the_order_of_the_folder_and_show_the_same_picture
     shard_bytes: int, source: Path, tmp_path: Path
 ) -> None:
     done = resize(source, tmp_path / "copies", [64, 96], shard_bytes=shard_bytes)
-    assert (done.written, done.kept, done.bad, done.said) == (12, 0, [], [])
+    assert (done.written, done.kept, done.skipped_files, done.messages) == (12, 0, [], [])
     for size in (64, 96):
         for split, count in SPLITS.items():
-            full, copy = load(source, split), load(tmp_path / f"copies/{size}", split)
-            same_images(full, copy)
+            full, copy = load_index(source, split), load_index(tmp_path / f"copies/{size}", split)
+            check_same_images(full, copy)
             assert len(copy) == count and copy.names() == full.names() and copy.classes == full.classes
-            assert copy.fingerprint == full.fingerprint
+            assert copy.names_checksum == full.names_checksum
             for number in range(count):
                 assert copy.labels[number] == full.labels[number]
                 with opened(copy, number) as small, opened(full, number) as original:
@@ -109,7 +109,7 @@ def test_copies_lie_by_size_in_the_order_of_the_folder_and_show_the_same_picture
 def test_shards_are_at_most_as_large_as_asked_and_hold_the_bytes_back_to_back(source: Path, tmp_path: Path) -> None:
     resize(source, tmp_path, [64], shard_bytes=5_000)
     folder = tmp_path / "64/train"
-    index = load(tmp_path / "64", "train")
+    index = load_index(tmp_path / "64", "train")
     shards = sorted(folder.glob("*.bin"))
     assert len(shards) > 1 and all(one.stat().st_size <= 5_000 for one in shards)
     joined = b"".join(index.read(number) for number in range(len(index)))
@@ -124,14 +124,14 @@ def test_full_size_images_keep_their_bytes_and_what_is_no_plain_jpeg_becomes_one
     plain = (source / "train/a/0.JPEG").read_bytes()
     write(source / "train/a/early.JPEG", plain[:-2] + b"junk" + plain[-2:])  # PIL takes it, a strict reader does not
     pack_set(source, {None: tmp_path / "full"})
-    index, files = load(tmp_path / "full", "train"), load(source, "train")
+    index, files = load_index(tmp_path / "full", "train"), load_index(source, "train")
     assert index.names() == files.names()
     assert index.widths[:].tolist() == files.widths[:].tolist()
     for number, name in enumerate(files.names()):
         if any(odd in name for odd in ("png", "early")):
             with opened(index, number) as stored:
                 assert (stored.format, stored.mode) == ("JPEG", "RGB")
-            there, before = decode(index.read(number)), decode(files.read(number))
+            there, before = decode_image(index.read(number)), decode_image(files.read(number))
             assert np.abs(there.astype(int) - before.astype(int)).mean() < 4
         else:
             assert index.read(number) == files.read(number)
@@ -143,7 +143,7 @@ def test_odd_images_become_plain_jpegs(source: Path, tmp_path: Path) -> None:
         image.convert("L").save(source / "train/a/grey.JPEG", "JPEG")
         image.convert("RGBA").save(source / "train/a/png.JPEG", "PNG")
     resize(source, tmp_path, [64])
-    index = load(tmp_path / "64", "train")
+    index = load_index(tmp_path / "64", "train")
     for number in range(len(index)):
         with opened(index, number) as copy:
             assert (copy.format, copy.mode, min(copy.size)) == ("JPEG", "RGB", 64)
@@ -169,7 +169,7 @@ def test_a_second_call_writes_nothing_and_decodes_nothing(
     before = tree(tmp_path / "copies")
     monkeypatch.setattr(simplejpeg, "decode_jpeg", None)
     done = resize(source, tmp_path / "copies", [64])
-    assert (done.written, done.kept, done.said) == (0, 6, [])
+    assert (done.written, done.kept, done.messages) == (0, 6, [])
     assert tree(tmp_path / "copies") == before
     assert {Path(name).name for name in before} == {"shard-00000.bin", "index.npy", "names.txt", "manifest.json"}
 
@@ -195,7 +195,7 @@ def test_each_image_is_decoded_once_for_all_sizes(
 
 
 def change(source: Path) -> None:
-    write(source / "train/a/0.JPEG", draw(0, "train", 20))
+    write(source / "train/a/0.JPEG", draw_image(0, "train", 20))
 
 
 def touch(source: Path) -> None:
@@ -203,7 +203,7 @@ def touch(source: Path) -> None:
 
 
 def add(source: Path) -> None:
-    write(source / "train/b/zz.JPEG", draw(0, "train", 21))
+    write(source / "train/b/zz.JPEG", draw_image(0, "train", 21))
 
 
 def rename(source: Path) -> None:
@@ -224,10 +224,10 @@ def test_when_the_sources_change_it_is_made_anew_if_asked_and_said(act: Any, sou
         resize(source, copies, [64])
     assert before == {path: path.read_bytes() for path in (copies / "64").rglob("*") if path.is_file()}
     done = resize(source, copies, [64], anew=True)
-    assert done.kept == 2 and done.written == len(load(source, "train"))  # val is as it was
-    (said,) = done.said
+    assert done.kept == 2 and done.written == len(load_index(source, "train"))  # val is as it was
+    (said,) = done.messages
     assert said.startswith(f"{copies}/64/train: ") and "made anew" in said
-    same_images(load(source, "train"), load(copies / "64", "train"))
+    check_same_images(load_index(source, "train"), load_index(copies / "64", "train"))
     resize(source, tmp_path / "fresh", [64])
     for name in ("shard-00000.bin", "index.npy", "names.txt"):
         assert (copies / "64/train" / name).read_bytes() == (tmp_path / "fresh/64/train" / name).read_bytes()
@@ -242,7 +242,7 @@ def test_what_was_lost_or_cut_since_is_made_anew(name: str, cut: bool, source: P
     path.write_bytes(before[:-7]) if cut else path.unlink()
     done = resize(source, tmp_path, [64], shard_bytes=5_000, anew=cut and name == "manifest.json")
     assert done.written == 4 and path.read_bytes() == before
-    assert bool(done.said) == (cut or name != "manifest.json")
+    assert bool(done.messages) == (cut or name != "manifest.json")
 
 
 # --- stops -----------------------------------------------------------------------------------------------------------
@@ -289,7 +289,7 @@ def test_after_kill_9_a_call_goes_on_behind_the_finished_shards(tmp_path: Path) 
             wait_for(lambda least=least: len(list((target / "36/train").glob(".rows-*.npz"))) >= least)
             child.send_signal(signal.SIGKILL)
         with pytest.raises(DataError, match="not finished; call the command that makes it again"):
-            load(target / "36", "train")
+            load_index(target / "36", "train")
     before = {name: one for name, one in tree(target).items() if name.endswith(".bin") and "/.shard" not in name}
     assert len(before) >= 4
     whole = [name for name in before if (target / name).with_name(f".rows-{name[-9:-4]}.npz").exists()]
@@ -312,12 +312,12 @@ def test_after_an_interrupt_all_that_was_packed_stays(source: Path, tmp_path: Pa
         resize(source, tmp_path / "copies", [64, 96], workers=1, progress=stop)
     for split in SPLITS:  # also the one that was not begun
         with pytest.raises(DataError, match=f"{split}: a packed set that is not finished"):
-            load(tmp_path / "copies/64", split)
+            load_index(tmp_path / "copies/64", split)
     done = resize(source, tmp_path / "copies", [64, 96])
     assert (done.written, done.kept) == (12 - 6, 6)
     for split, count in SPLITS.items():
-        copy = load(tmp_path / "copies/96", split)
-        assert len(copy) == count and [min(decode(copy.read(n)).shape[:2]) for n in range(count)] == [96] * count
+        copy = load_index(tmp_path / "copies/96", split)
+        assert len(copy) == count and [min(decode_image(copy.read(n)).shape[:2]) for n in range(count)] == [96] * count
 
 
 def test_a_shard_of_other_images_is_not_gone_on_from(tmp_path: Path) -> None:
@@ -350,12 +350,12 @@ def test_a_damaged_part_is_packed_again(damage: str, tmp_path: Path) -> None:
     path = target / "32/train" / {"rows": ".rows-00001.npz", "shard": "shard-00001.bin"}[damage]
     path.write_bytes(path.read_bytes()[:-50])
     done = resize(source, target, [32], shard_bytes=10_000)
-    index = load(target / "32", "train")
-    assert 0 < done.kept < 20 and [decode(index.read(n)).shape for n in range(60)]
+    index = load_index(target / "32", "train")
+    assert 0 < done.kept < 20 and [decode_image(index.read(n)).shape for n in range(60)]
 
 
 def test_two_calls_at_once_pack_everything_once(tmp_path: Path) -> None:
-    source, done = many(tmp_path / "data"), list[Packed]()
+    source, done = many(tmp_path / "data"), list[PackResult]()
     calls = [threading.Thread(target=lambda: done.append(resize(source, tmp_path / "c", [32, 36]))) for _ in range(2)]
     for one in calls:
         one.start()
@@ -393,12 +393,12 @@ def test_a_broken_file_ends_it_by_name_and_is_left_out_only_when_asked(source: P
     refused()
     for written in (10 - 2, 0):  # the two before it were packed already
         done = resize(source, target, [64, 96], skip_bad=True)
-        assert [path for path, _ in done.bad] == [str(broken)] and done.bad[0][1]
+        assert [path for path, _ in done.skipped_files] == [str(broken)] and done.skipped_files[0][1]
         assert (done.written, done.kept) == (written, 10 - written)
         refused()  # also when it was left out before
     for size in (64, 96):
-        assert load(target / str(size), "train").names() == ["a/0.JPEG", "a/2.JPEG", "b/3.JPEG"]
-    same_images(load(source, "train", skip_bad=True), load(target / "64", "train"))
+        assert load_index(target / str(size), "train").names() == ["a/0.JPEG", "a/2.JPEG", "b/3.JPEG"]
+    check_same_images(load_index(source, "train", skip_bad=True), load_index(target / "64", "train"))
 
 
 def test_a_mended_file_is_packed_and_those_before_it_stay(source: Path, tmp_path: Path) -> None:
@@ -423,7 +423,7 @@ def test_a_finished_set_of_other_images_is_left_alone_unless_asked(source: Path,
     before = {path: path.read_bytes() for path in (tmp_path / "full").rglob("*") if path.is_file()}
     other = tmp_path / "other"
     for split in ("train", "val"):
-        write(other / split / "c" / "0.JPEG", draw(0, "train", 30))
+        write(other / split / "c" / "0.JPEG", draw_image(0, "train", 30))
         write(other / split / "d" / "0.JPEG", b"no image")
     with pytest.raises(DataError, match="a packed set of other images"):
         pack_set(other, {None: tmp_path / "full"})
@@ -438,9 +438,9 @@ def test_a_finished_set_of_other_images_is_left_alone_unless_asked(source: Path,
 
 
 def test_nothing_is_packed_over_a_folder_of_images(source: Path, tmp_path: Path) -> None:
-    write(tmp_path / "mine/val/c/0.JPEG", draw(0, "val", 1))
+    write(tmp_path / "mine/val/c/0.JPEG", draw_image(0, "val", 1))
     with pytest.raises(DataError, match=r"mine/val/c: a folder of images is there"):
-        pack_set(source, {None: tmp_path / "mine"}, anew=True)
+        pack_set(source, {None: tmp_path / "mine"}, overwrite=True)
     assert [path.name for path in (tmp_path / "mine").rglob("*") if path.is_file()] == ["0.JPEG"]
 
 
@@ -470,7 +470,7 @@ def test_progress_counts_the_images_to_their_end(source: Path, tmp_path: Path) -
 @pytest.mark.parametrize("sizes", [[], [31], [160, 0]])
 def test_sizes_below_32_or_none_are_refused(sizes: list[int], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="sizes: must be 32 pixels or more"):
-        copies_in(tmp_path, sizes)
+        copy_targets(tmp_path, sizes)
 
 
 def gone(source: Path) -> None:
@@ -504,11 +504,11 @@ def test_nothing_is_packed_among_the_images(target: str, source: Path) -> None:
 
 def test_a_name_that_is_no_utf_8_is_kept_and_one_of_two_lines_is_refused(source: Path, tmp_path: Path) -> None:
     odd = os.fsdecode(b"gr\xfc\xdf.JPEG")
-    write(source / "train/a" / odd, draw(0, "train", 9))
+    write(source / "train/a" / odd, draw_image(0, "train", 9))
     pack_set(source, {None: tmp_path / "full"})
-    index = load(tmp_path / "full", "train")
-    assert index.names() == load(source, "train").names() and index.name(2) == f"a/{odd}"
-    write(source / "train/a/two\nlines.JPEG", draw(0, "train", 9))
+    index = load_index(tmp_path / "full", "train")
+    assert index.names() == load_index(source, "train").names() and index.name(2) == f"a/{odd}"
+    write(source / "train/a/two\nlines.JPEG", draw_image(0, "train", 9))
     with pytest.raises(DataError, match="a name with a line break") as caught:
         pack_set(source, {None: tmp_path / "other"})
     assert "\n" not in str(caught.value)
@@ -518,7 +518,7 @@ def test_the_manifest_says_what_there_is(source: Path, tmp_path: Path) -> None:
     resize(source, tmp_path, [64], shard_bytes=5_000)
     said = read_manifest(tmp_path / "64/train")
     folder = tmp_path / "64/train"
-    assert (said.split, said.short, said.images, said.classes) == ("train", 64, 4, ["a", "b"])
+    assert (said.split, said.short_side, said.images, said.classes) == ("train", 64, 4, ["a", "b"])
     assert {name: one["bytes"] for name, one in said.files.items()} == {
         path.name: path.stat().st_size for path in folder.iterdir() if path.name != "manifest.json"
     }

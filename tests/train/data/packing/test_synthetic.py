@@ -39,33 +39,33 @@ def opened(data: bytes) -> Image.Image:
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("sample")
-    assert synthetic.draw_set(root, train=130, val=20, workers=2) == 150
+    assert synthetic.draw_sample_set(root, train=130, val=20, workers=2) == 150
     return root
 
 
 def test_same_seed_gives_the_same_bytes() -> None:
-    assert synthetic.draw(3, "train", 17) == synthetic.draw(3, "train", 17)
+    assert synthetic.draw_image(3, "train", 17) == synthetic.draw_image(3, "train", 17)
 
 
 def test_seed_split_and_number_each_change_the_image() -> None:
     keys = [(0, "train", 5), (1, "train", 5), (0, "val", 5), (0, "train", 15)]
-    assert len({synthetic.draw(*key) for key in keys}) == len(keys)
+    assert len({synthetic.draw_image(*key) for key in keys}) == len(keys)
 
 
 def test_an_unknown_split_and_negative_numbers_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="split must be"):
-        synthetic.draw(0, "test", 0)
+        synthetic.draw_image(0, "test", 0)
     with pytest.raises(ValueError):
-        synthetic.draw(0, "train", -1)
+        synthetic.draw_image(0, "train", -1)
     wrongs: list[dict[str, Any]] = [{"train": -1}, {"val": -1}, {"seed": -1}, {"workers": 0}]
     for wrong in wrongs:
         with pytest.raises(ValueError, match="at least"):
-            synthetic.draw_set(tmp_path, **wrong)
+            synthetic.draw_sample_set(tmp_path, **wrong)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_images_have_the_sizes_and_kinds_of_imagenet() -> None:
-    images = [opened(synthetic.draw(7, "train", number)) for number in range(300)]
+    images = [opened(synthetic.draw_image(7, "train", number)) for number in range(300)]
     sizes = np.array([image.size for image in images])
     aspect = sizes[:, 0] / sizes[:, 1]
     assert sizes.mean(axis=0) == pytest.approx((476, 408), abs=25)
@@ -79,10 +79,10 @@ def test_images_have_the_sizes_and_kinds_of_imagenet() -> None:
 def test_the_set_has_the_layout_of_imagenet(drawn: Path) -> None:
     files = tree(drawn)
     assert json.loads(files.pop("sample.json")) == {
-        "seed": 0, "train": 130, "val": 20, "version": synthetic.VERSION
+        "seed": 0, "train": 130, "val": 20, "version": synthetic.SAMPLE_VERSION
     }  # fmt: skip
     name = synthetic.CLASSES[2]
-    assert files[f"train/{name}/{name}_00000012.JPEG"] == synthetic.draw(0, "train", 12)
+    assert files[f"train/{name}/{name}_00000012.JPEG"] == synthetic.draw_image(0, "train", 12)
     assert Counter(file.rsplit("/", 1)[0] for file in files) == {
         f"{split}/{name}": count for split, count in (("train", 13), ("val", 2)) for name in synthetic.CLASSES
     }
@@ -90,15 +90,15 @@ def test_the_set_has_the_layout_of_imagenet(drawn: Path) -> None:
 
 def test_progress_counts_up_to_the_total(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
-    synthetic.draw_set(tmp_path, train=110, val=10, progress=lambda *step: seen.append(step))
+    synthetic.draw_sample_set(tmp_path, train=110, val=10, progress=lambda *step: seen.append(step))
     assert seen == sorted(seen) and len(seen) == 3 and seen[-1] == (120, 120)
 
 
 def test_a_complete_set_is_left_alone_and_other_parameters_are_refused(drawn: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in drawn.rglob("*")}
-    assert synthetic.draw_set(drawn, train=130, val=20) == 0
+    assert synthetic.draw_sample_set(drawn, train=130, val=20) == 0
     with pytest.raises(ValueError, match="holds a sample drawn with") as caught:
-        synthetic.draw_set(drawn, seed=1, train=130, val=20)
+        synthetic.draw_sample_set(drawn, seed=1, train=130, val=20)
     assert "\n" not in str(caught.value)
     assert {path: path.stat().st_mtime_ns for path in drawn.rglob("*")} == before
 
@@ -106,7 +106,7 @@ def test_a_complete_set_is_left_alone_and_other_parameters_are_refused(drawn: Pa
 def test_a_folder_of_other_classes_is_refused(tmp_path: Path) -> None:
     (tmp_path / "train" / "n01440764").mkdir(parents=True)
     with pytest.raises(ValueError, match="n01440764"):
-        synthetic.draw_set(tmp_path, train=10, val=10)
+        synthetic.draw_sample_set(tmp_path, train=10, val=10)
     assert not list(tmp_path.rglob("*.JPEG"))
 
 
@@ -115,14 +115,14 @@ def test_an_interrupt_leaves_no_process_and_the_next_run_resumes(tmp_path: Path,
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        synthetic.draw_set(tmp_path, train=130, val=20, workers=1, progress=interrupt)
+        synthetic.draw_sample_set(tmp_path, train=130, val=20, workers=1, progress=interrupt)
     assert multiprocessing.active_children() == []
     assert not (tmp_path / "sample.json").exists()
     kept = len(list(tmp_path.rglob("*.JPEG")))
     with pytest.raises(ValueError, match="holds a sample drawn with"):
-        synthetic.draw_set(tmp_path, seed=1, train=130, val=20)
+        synthetic.draw_sample_set(tmp_path, seed=1, train=130, val=20)
     assert kept >= 50
-    assert synthetic.draw_set(tmp_path, train=130, val=20) == 150 - kept
+    assert synthetic.draw_sample_set(tmp_path, train=130, val=20) == 150 - kept
     assert tree(tmp_path) == tree(drawn)
 
 
@@ -132,7 +132,7 @@ def test_a_failed_write_is_raised_and_leaves_no_process_or_part_file(tmp_path: P
     def work(_: object) -> tuple[str, list[Any]]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         with pytest.raises(OSError) as caught:
-            synthetic.draw_set(tmp_path, train=100, val=10, workers=2)
+            synthetic.draw_sample_set(tmp_path, train=100, val=10, workers=2)
         return str(caught.value), [one.pid for one in multiprocessing.active_children()]
 
     ((said, left),) = in_group(1, work)
@@ -168,12 +168,12 @@ def test_workers_end_when_the_parent_is_killed_and_the_set_resumes(tmp_path: Pat
     assert wait_for(lambda: not any(map(alive, children)), 2)
     assert not (tmp_path / "sample.json").exists()
     (tmp_path / "val" / "disc" / ".disc_00000003.JPEG.tmp").write_bytes(b"cut short")
-    assert synthetic.draw_set(tmp_path, train=130, val=20) > 0
+    assert synthetic.draw_sample_set(tmp_path, train=130, val=20) > 0
     assert tree(tmp_path) == tree(drawn)
 
 
 def thumbnails(split: str, count: int) -> npt.NDArray[np.uint8]:
-    images = (opened(synthetic.draw(0, split, number)) for number in range(count))
+    images = (opened(synthetic.draw_image(0, split, number)) for number in range(count))
     small = [image.convert("RGB").resize((48, 48), Image.Resampling.NEAREST) for image in images]
     return np.stack([np.asarray(image) for image in small])
 
@@ -210,5 +210,5 @@ def test_colour_alone_does_not_give_the_class_away() -> None:
 
 def test_two_calls_at_once_draw_every_image_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
-        drawn = [pool.submit(synthetic.draw_set, tmp_path, train=20, val=10, workers=1) for _ in range(2)]
+        drawn = [pool.submit(synthetic.draw_sample_set, tmp_path, train=20, val=10, workers=1) for _ in range(2)]
         assert sorted(one.result(60) for one in drawn) == [0, 30]
