@@ -24,7 +24,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from measure import describe_machine, goal_verdict, median_with_range, write_section  # noqa: E402
+from measure import describe_machine, goal_verdict, median_with_range, write_section
 
 DEFAULT_DATA = HERE.parent / "data" / "cifar10"
 TARGET_TOP1, ROUNDS, GOAL_RATIO = 65.0, 5, 1.5

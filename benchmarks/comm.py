@@ -22,17 +22,17 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE), str(HERE.parent / "tests")]
 
-import torch  # noqa: E402
-import torch._dynamo  # noqa: E402
-import torch.distributed as dist  # noqa: E402
-from measure import describe_machine, ratios, median_with_range, write_section  # noqa: E402
-from support import network_namespaces as namespaces  # noqa: E402
+import torch
+import torch._dynamo
+import torch.distributed as dist
+from measure import describe_machine, median_with_range, ratios, write_section
+from support import network_namespaces as namespaces
 
 from train.distributed import ddp
-from train.distributed.process_group import ProcessGroup  # noqa: E402
-from train.forecast.model import bytes_between_machines  # noqa: E402
+from train.distributed.process_group import ProcessGroup
+from train.forecast.model import bytes_between_machines
 from train.models import registry
-from train.recipe import Comm, Model  # noqa: E402
+from train.recipe import Comm, Model
 
 COMM_CONFIGS = {
     "none": Comm(),

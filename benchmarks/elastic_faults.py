@@ -127,10 +127,10 @@ def serve_forks() -> None:
 
 
 def _preload_torch() -> None:
-    import libtmux  # noqa: F401
+    import libtmux
     import torch
 
-    import train.engine.run  # noqa: F401
+    import train.engine.run
 
     torch.optim.SGD([torch.zeros(1)], lr=0.0)  # imports torch._dynamo
 

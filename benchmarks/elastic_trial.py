@@ -24,7 +24,7 @@ from cluster.state.spec import JobSpec
 from train.data.order import usage_log
 from train.recipe.schedule import Schedule
 from train.tools import process
-from train.tools.filesystem import to_json_bytes, read_json, write_atomic
+from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 
 DEADLINE_SECONDS = 180.0  # a trial lasts a sixth of it
 BATCH_NORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")

@@ -21,9 +21,9 @@ HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE.parent))
 
 from cluster.jobs import store, submit
-from train.data.packing.synthetic import draw_sample_set  # noqa: E402
-from train.forecast import Constants  # noqa: E402
-from train.recipe import SAMPLE, Model, Optim, Phase, Recipe  # noqa: E402
+from train.data.packing.synthetic import draw_sample_set
+from train.forecast import Constants
+from train.recipe import SAMPLE, Model, Optim, Phase, Recipe
 
 MAX_ERROR = 0.15
 IMAGES = 2000  # of the built-in set, and 500 to validate

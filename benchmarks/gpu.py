@@ -26,7 +26,7 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from measure import RESULTS_PATH, core_count, describe_machine, goal_verdict, median_with_range, write_section  # noqa: E402
+from measure import RESULTS_PATH, core_count, describe_machine, goal_verdict, median_with_range, write_section
 
 SIZES, BATCH, MODEL, CLASSES = (128, 160, 224, 288), 256, "resnet50", 1000
 WARMUP_STEPS, TIMED_STEPS, ROUNDS = 3, 20, 3  # steps before the clock, steps timed together, and how often

@@ -63,7 +63,7 @@ def write_index(root: Path, images: int = IMAGES) -> None:
 
 def memory_mb() -> dict[str, float]:
     """This process's own memory, and what it maps of files that others have too, in MB."""
-    found = {line.split()[0]: int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if " kB" in line}  # noqa: PTH123, SIM115
+    found = {line.split()[0]: int(line.split()[1]) for line in open("/proc/self/smaps_rollup") if " kB" in line}
     return {"own": found["Anonymous:"] / 1e3, "mapped": (found["Rss:"] - found["Anonymous:"]) / 1e3}
 
 

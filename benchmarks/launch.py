@@ -27,7 +27,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 
-from benchmarks.launch_stub import RECIPE, StubDelays  # noqa: E402
+from benchmarks.launch_stub import RECIPE, StubDelays
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 MACHINE_COUNTS = (1, 4, 16, 64)

@@ -29,28 +29,28 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE.parent / "tests")]
 
-from support.simcloud.__main__ import environment  # noqa: E402
-from support.simcloud.cloud import Sim  # noqa: E402
-from support.simcloud.http_server import serve  # noqa: E402
-from support.simcloud.machines import Machines  # noqa: E402
+from support.simcloud.__main__ import environment
+from support.simcloud.cloud import Sim
+from support.simcloud.http_server import serve
+from support.simcloud.machines import Machines
 
 from benchmarks.launch import (
     COMMAND,
     LOGIN_SECONDS,
     SLOW_LOGIN_CONFIG,
     LaunchHost,
-    peak_memory_mb,
-    cpu_seconds,
-    supervisor_pids,
     are_all_training,
-)  # noqa: E402
-from benchmarks.launch import wait_for as wait  # noqa: E402
-from benchmarks.launch_stub import StubDelays  # noqa: E402
-from cluster.backends.aws import backend  # noqa: E402
-from cluster.machines.fleet import Fleet  # noqa: E402
+    cpu_seconds,
+    peak_memory_mb,
+    supervisor_pids,
+)
+from benchmarks.launch import wait_for as wait
+from benchmarks.launch_stub import StubDelays
+from cluster.backends.aws import backend
+from cluster.machines.fleet import Fleet
 from cluster.state.run_folder import RunFolder
-from cluster.state.spec import JobSpec  # noqa: E402
-from infra.aws.journal import Journal  # noqa: E402
+from cluster.state.spec import JobSpec
+from infra.aws.journal import Journal
 
 BEGIN_MARK, END_MARK = "<!-- launch_rented.py -->", "<!-- end of launch_rented.py -->"
 MACHINES, MANY_MACHINES, INSTANCE_TYPE = 16, 256, "c7i.2xlarge"

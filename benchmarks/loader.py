@@ -35,10 +35,10 @@ from measure import (
     core_count,
     describe_machine,
     goal_verdict,
-    ratios,
     median_with_range,
+    ratios,
     seconds_of,
-)  # noqa: E402
+)
 
 GOAL_BY_SIZES = {(160, 128): 1.2, (352, 224): 1.4}  # (copy, crop) and the goal beside FFCV
 PASS_IMAGES_PER_CORE = {128: 6000, 224: 2000}  # images of a pass for each core: some seconds

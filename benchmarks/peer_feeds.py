@@ -80,7 +80,7 @@ def write_beton(folder: Path) -> tuple[Path, int]:
     if not path.exists():
         RGBImageField.encode = encode
         fields = {"image": RGBImageField(write_mode="jpg"), "label": IntField()}
-        with open(os.devnull, "w") as nothing:  # noqa: PTH123
+        with open(os.devnull, "w") as nothing:
             kept, sys.stderr = sys.stderr, nothing  # its progress bar
             DatasetWriter(str(path), fields, num_workers=CORE_COUNT).from_indexed_dataset(rows)
             sys.stderr = kept
@@ -99,7 +99,7 @@ class PilDataset(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
         """Return the normalised floats [3, size, size] and a label."""
-        with open(self.paths[number], "rb") as file:  # noqa: PTH123
+        with open(self.paths[number], "rb") as file:
             image = Image.open(file).convert("RGB")
         left, top, width, height = random_box(*image.size)
         image = image.crop((left, top, left + width, top + height))

@@ -44,7 +44,7 @@ class ImageFolderDataset(Dataset[tuple[torch.Tensor, int]]):
     def __getitem__(self, number: int) -> tuple[torch.Tensor, int]:
         """Return normalised floats [3, 32, 32] and the label."""
         path, label = self.items[number]
-        with open(path, "rb") as file:  # noqa: PTH123
+        with open(path, "rb") as file:
             image = Image.open(file).convert("RGB")
         if self.augment:
             left, top = random.randint(0, 2 * PADDING), random.randint(0, 2 * PADDING)

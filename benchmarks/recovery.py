@@ -28,9 +28,9 @@ from uuid import uuid4
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from elastic import MACHINES, TorchrunElastic  # noqa: E402
-from elastic_local import RECIPE, SAVE_SECONDS, LocalJob  # noqa: E402
-from measure import write_section  # noqa: E402
+from elastic import MACHINES, TorchrunElastic
+from elastic_local import RECIPE, SAVE_SECONDS, LocalJob
+from measure import write_section
 
 MARK_VARIABLE = "IMGNET_BENCHMARK"
 ROUNDS, PEER_ROUNDS = 5, 3

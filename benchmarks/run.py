@@ -31,11 +31,11 @@ from measure import (
     NO_PEERS_MESSAGE,
     PEERS_PYTHON,
     RESULTS_PATH,
-    median_seconds_in_turn,
     describe_machine,
     goal_verdict,
+    median_seconds_in_turn,
     run_quietly,
-)  # noqa: E402
+)
 
 MAX_TOTAL_SECONDS = 15 * 60  # seconds for all
 MAX_LOAD_PER_CORE = 0.5  # load of a core before, above which the numbers are not of a quiet machine

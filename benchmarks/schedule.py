@@ -21,13 +21,13 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from measure import goal_verdict  # noqa: E402
+from measure import goal_verdict
 
-from recipes import resnet50_18min  # noqa: E402
-from train.data.packing.synthetic import draw_sample_set  # noqa: E402
-from train.metrics.text import PART_TITLES  # noqa: E402
-from train.recipe import Model, Recipe  # noqa: E402
-from train.tools.filesystem import to_json_bytes  # noqa: E402
+from recipes import resnet50_18min
+from train.data.packing.synthetic import draw_sample_set
+from train.metrics.text import PART_TITLES
+from train.recipe import Model, Recipe
+from train.tools.filesystem import to_json_bytes
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 GOODPUT_GOAL_PERCENT, GAP_GOAL_STEPS = 95.0, 1.0

@@ -26,22 +26,22 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as train/__main__.py
 
-import torch  # noqa: E402
-from measure import goal_verdict, median_with_range  # noqa: E402
-from torch.nn.functional import cross_entropy  # noqa: E402
+import torch
+from measure import goal_verdict, median_with_range
+from torch.nn.functional import cross_entropy
 
-from train.data.loading import loader  # noqa: E402
-from train.data.loading.dataset import Dataset, open_dataset  # noqa: E402
-from train.data.order.batch_sampler import DistributedBatchSampler  # noqa: E402
-from train.data.packing.synthetic import draw_sample_set  # noqa: E402
+from train.data.loading import loader
+from train.data.loading.dataset import Dataset, open_dataset
+from train.data.order.batch_sampler import DistributedBatchSampler
+from train.data.packing.synthetic import draw_sample_set
 from train.distributed import process_group
 from train.engine import trainer as engine_trainer
-from train.engine.agent_channel import AgentChannel  # noqa: E402
-from train.engine.options import parse_train_options  # noqa: E402
+from train.engine.agent_channel import AgentChannel
+from train.engine.options import parse_train_options
 from train.models import registry
 from train.optim import factory
-from train.recipe import Data, Model, Phase, Recipe  # noqa: E402
-from train.recipe.schedule import Epoch, Schedule  # noqa: E402
+from train.recipe import Data, Model, Phase, Recipe
+from train.recipe.schedule import Epoch, Schedule
 from train.tools import process
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
@@ -142,7 +142,7 @@ def markdown_rows(images: Path | None = None, model: str = MODEL) -> list[str]:
     loader.PREFETCH_BYTES_PER_WORKER = 0.0
     kind = "photographs" if images else "drawn images"
     lines = [f"| {model} | bare, ms a step | ours, ms a step | bare / ours | goal |", "|---|---|---|---|---|"]
-    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nothing:  # noqa: PTH123
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nothing:
         data, copies = prepare_images(Path(folder), images)
         for size, (_, batch, steps) in CASE_BY_SIZE.items():
             shown, sys.stdout = sys.stdout, nothing

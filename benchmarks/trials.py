@@ -26,9 +26,9 @@ __all__ = ["TrialBench", "TrialPlan", "checkpoint_differences", "run_trials", "t
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-from elastic_bench import TrialBench  # noqa: E402
-from elastic_plan import OTHER_FAULTS, EVENT_WEIGHTS, TrialOutcome, TrialPlan  # noqa: E402
-from elastic_trial import Trial, checkpoint_differences  # noqa: E402
+from elastic_bench import TrialBench
+from elastic_plan import EVENT_WEIGHTS, OTHER_FAULTS, TrialOutcome, TrialPlan
+from elastic_trial import Trial, checkpoint_differences
 
 
 def run_trials(

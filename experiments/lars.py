@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.arms import MARGIN_POINTS, Arm, Claim, Experiment, make_side
 from experiments.command import main
-from experiments.goyal import BASE_BATCH, EPOCHS, WARMUP_EPOCHS, BASE_RATE, make_recipe, make_phase
+from experiments.goyal import BASE_BATCH, BASE_RATE, EPOCHS, WARMUP_EPOCHS, make_phase, make_recipe
 from train.recipe import Recipe
 
 BATCH_FACTOR = 128

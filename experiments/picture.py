@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from cluster.plots.palette import SERIES_COLOURS, GRID_COLOUR, TEXT_COLOUR, BACKGROUND_COLOUR, load_font
+from cluster.plots.palette import BACKGROUND_COLOUR, GRID_COLOUR, SERIES_COLOURS, TEXT_COLOUR, load_font
 
 from .arms import Experiment
-from .evidence import RowsByArm, mean_with_deviation, accuracy, accuracies
+from .evidence import RowsByArm, accuracies, accuracy, mean_with_deviation
 
 WIDTH, LEFT_MARGIN, RIGHT_MARGIN, TOP_MARGIN = 960, 260, 170, 80
 ROW_HEIGHT, PANEL_GAP, CURVES_HEIGHT, FOOTER_HEIGHT = (

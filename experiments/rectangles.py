@@ -12,7 +12,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments.arms import Arm, Claim, Experiment, ClaimSide, ImageSources
+from experiments.arms import Arm, Claim, ClaimSide, Experiment, ImageSources
 from experiments.command import main
 from experiments.images import FOLDS, ImageSet, prepare_photographs
 from train.recipe import Data, Model, Optim, Phase, Recipe

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from train.recipe import Model, Optim, Phase, Recipe
-from train.tools.filesystem import to_json_bytes, json_roundtrip, read_json, write_atomic
+from train.tools.filesystem import json_roundtrip, read_json, to_json_bytes, write_atomic
 
 from .arms import Arm
 from .images import ImageSet

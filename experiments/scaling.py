@@ -10,7 +10,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from experiments.arms import MARGIN_POINTS, Arm, Claim, Experiment, make_side
 from experiments.command import main
-from experiments.goyal import BASE_ARM, LARGE_ARM, BASE_RATE, LARGE_BATCH_FACTOR, make_recipe
+from experiments.goyal import BASE_ARM, BASE_RATE, LARGE_ARM, LARGE_BATCH_FACTOR, make_recipe
 
 
 def rate_arms(gpus: int, name_prefix: str) -> tuple[Arm, ...]:

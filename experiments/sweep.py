@@ -18,10 +18,10 @@ from typing import Any
 
 from benchmarks.measure import core_count, cpu_name
 from train.tools import process as tools_process
-from train.tools.filesystem import to_json_bytes, read_json_lines, locked, read_json, write_atomic
+from train.tools.filesystem import locked, read_json, read_json_lines, to_json_bytes, write_atomic
 from train.tools.provenance import git_commit, package_versions
 
-from .runs import ResultRow, ExperimentRun, diverged_values, write_row, result_values, read_row
+from .runs import ExperimentRun, ResultRow, diverged_values, read_row, result_values, write_row
 
 ROOT = Path(__file__).resolve().parents[1]
 SAVE_TIMEOUT_SECONDS = 60.0  # seconds for a trainer to save when it is asked to end

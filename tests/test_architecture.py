@@ -260,7 +260,9 @@ def test_every_folder_with_modules_is_a_package() -> None:
 
 @pytest.mark.parametrize("package", sorted({package_of(name) for name in MODULES} - {"recipes"}))
 def test_a_package_has_at_most_twelve_modules(package: str) -> None:
-    modules = [name for name, path in MODULES.items() if path.name != "__init__.py" and name.rpartition(".")[0] == package]
+    modules = [
+        name for name, path in MODULES.items() if path.name != "__init__.py" and name.rpartition(".")[0] == package
+    ]
     assert len(modules) <= MAX_MODULES_PER_PACKAGE
 
 

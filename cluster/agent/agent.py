@@ -23,7 +23,7 @@ from uuid import uuid4
 
 from cluster.connectors import log_sync
 from cluster.state import attempts, membership
-from cluster.state.heartbeats import PeerStatuses, MachineStatus
+from cluster.state.heartbeats import MachineStatus, PeerStatuses
 from cluster.state.membership import ClusterView
 from cluster.state.run_folder import RunFolder, stop_reason
 from cluster.state.spec import JobSpec
@@ -276,10 +276,10 @@ class Agent:
             head = next((self.peers.statuses[one] for one in action.attempt.members), self.own_status())
             whole = replace(
                 action.attempt,
-                launch=self.launch_id,
-                by=self.id,
-                address=head.address,
-                port=head.port,
+                launch_id=self.launch_id,
+                proposer=self.id,
+                master_address=head.address,
+                master_port=head.port,
                 time=time.time(),
             )
             try:

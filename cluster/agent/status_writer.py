@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.state.heartbeats import MachineStatus
-from train.tools.filesystem import to_json_bytes, overwrite_in_place, read_json
+from train.tools.filesystem import overwrite_in_place, read_json, to_json_bytes
 
 from .host_metrics import HostSampler
 

@@ -16,7 +16,7 @@ from cluster.state.spec import JobSpec
 from train.data.index.open import DataError, check_layout
 from train.recipe.schema import Recipe
 from train.tools import filesystem
-from train.tools.filesystem import to_json_bytes, read_json
+from train.tools.filesystem import read_json, to_json_bytes
 
 DESCRIPTION = "this computer"
 IS_REMOTE = False

@@ -8,13 +8,13 @@ import click
 from cluster.errors import EXIT_ERROR, EXIT_OK, BadInput
 
 from .options import (
-    ProgressBar,
     CommandFunction,
     CommandGroup,
-    pluralize,
-    translate_data_errors,
+    ProgressBar,
     output_option,
+    pluralize,
     print_json,
+    translate_data_errors,
 )
 
 

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.errors import EXIT_INTERRUPTED, EXIT_OK, BadInput, ClusterError, AwsNotConfigured
+from cluster.errors import EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured, BadInput, ClusterError
 
 from .options import (
     RENTAL_OPTION_NAMES,

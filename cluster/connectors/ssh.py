@@ -18,19 +18,19 @@ from cluster.errors import ClusterError
 
 from . import ssh_scripts as sh
 from .hosts_file import Host
-from .local import CommandFailed, Connector, CommandResult
+from .local import CommandFailed, CommandResult, Connector
 from .ssh_channel import SSHChannel
 from .ssh_config import Route, resolve_route
 from .ssh_connection import CONNECT_SECONDS, SSHConnection, SSHRefused, Unreachable, connect
 from .ssh_scripts import NEW_BYTES_LIMIT, new_bytes_script, parse_new_bytes
 
-__all__ = ["SSHRefused", "SSHConnector", "Unreachable"]
+__all__ = ["SSHConnector", "SSHRefused", "Unreachable"]
 
 DEFAULT_RECONNECT_SECONDS = 30.0
 DEADLINE_GRACE_SECONDS = 10.0  # beyond a command's own deadline, which the machine keeps
 READ_LIMIT_BYTES = 1 << 24
 MAX_QUICK_DROPS = 5  # so many times in a row may a connection drop within a second
-ReturnType = TypeVar("One")
+ReturnType = TypeVar("ReturnType")
 
 
 class SSHConnector(Connector):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.errors import ClusterError
 
-from .known_hosts import fingerprint, known_host_keys, host_key_error_message
+from .known_hosts import fingerprint, host_key_error_message, known_host_keys
 from .ssh_config import Route
 
 if TYPE_CHECKING:

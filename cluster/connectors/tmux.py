@@ -101,7 +101,7 @@ def start_session(name: str, run_folder: Path, window: str, argv: Sequence[str])
         "-e",
         f"{OWNER_VARIABLE}={run_folder}",
     ]
-    here = os.getcwd().replace("#", "##")  # noqa: PTH109  (tmux expands formats in it)
+    here = os.getcwd().replace("#", "##")
     done = server.cmd("start-server", ";", *set_up, *_escape_semicolons([*words, "-c", here, *argv]))
     if done.stderr:
         raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(done.stderr)}")

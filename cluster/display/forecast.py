@@ -4,8 +4,8 @@ from collections.abc import Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
-from cluster.planning import candidates, choose
-from cluster.planning.candidates import Candidate
+from cluster.planning import choose
+from cluster.planning.candidates import Candidate, group_by_type
 
 from . import tables
 from .cloud import format_dollars
@@ -45,7 +45,7 @@ def show_candidates(candidates: Sequence[Candidate]) -> None:
             for one in candidates
         ],
     )  # fmt: skip
-    for name, some in candidates.group_by_type(candidates).items():
+    for name, some in group_by_type(candidates).items():
         if sentence := choose.diminishing_returns(some):
             print(f"{name}: {sentence}")
     if target:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from cluster.planning.plan import Plan
-from train.metrics.text import format_lr_range, describe_training
+from train.metrics.text import describe_training, format_lr_range
 
 from . import cloud
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from cluster.jobs import billing
 from cluster.jobs.job import Job
-from train.metrics.text import epoch_line, epoch_header, format_duration
+from train.metrics.text import epoch_header, epoch_line, format_duration
 from train.recipe.target import describe_outcome
 
 if TYPE_CHECKING:

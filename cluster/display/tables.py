@@ -4,7 +4,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from cluster.errors import EXIT_JOB_FAILED, EXIT_OK, EXIT_JOB_STOPPED
+from cluster.errors import EXIT_JOB_FAILED, EXIT_JOB_STOPPED, EXIT_OK
 
 if TYPE_CHECKING:
     from rich.console import Console

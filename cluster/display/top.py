@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from train.metrics.text import format_duration
 
-from .tables import STATE_COLOURS, STATE_EXIT_CODES, format_cell, console
+from .tables import STATE_COLOURS, STATE_EXIT_CODES, console, format_cell
 
 if TYPE_CHECKING:
     from rich.console import Group, RenderableType

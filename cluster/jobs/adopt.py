@@ -10,7 +10,7 @@ from cluster.connectors.ssh import SSHConnector
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
-from train.tools.filesystem import to_json_bytes, locked, read_json
+from train.tools.filesystem import locked, read_json, to_json_bytes
 from train.tools.filesystem import write_atomic as replace_file
 
 from . import store

@@ -22,7 +22,7 @@ from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from train.metrics.hparams import flat_settings
 from train.recipe.schedule import Schedule, scaled_image_count
-from train.tools.filesystem import to_json_bytes, locked, read_json, write_atomic
+from train.tools.filesystem import locked, read_json, to_json_bytes, write_atomic
 
 from . import queue_state
 
@@ -152,7 +152,7 @@ class Job:
 
     def _write_result(self) -> None:
         """Write the result of a job whose agent is gone, once nothing of it is left; who comes second does nothing."""
-        with contextlib.suppress(JobBusy), self.locked(seconds=5):
+        with contextlib.suppress(JobBusy), self.locked(timeout_seconds=5):
             if not self.has_ended and (self.is_supervisor or not self.is_alive):
                 silent = self.backend.terminate(self.spec, self.run_folder)
                 state_status_result.write_result(self.run_folder, self.spec, self.backend, silent)
@@ -160,7 +160,7 @@ class Job:
     def fail(self, reason: str) -> None:
         """End a job that cannot start, or was stopped before it did: nothing of it stays on its machines."""
         how = "stopped" if (self.run_folder.shared / "stop").exists() else "failed"
-        with self.locked(seconds=5):
+        with self.locked(timeout_seconds=5):
             silent = self.backend.terminate(self.spec, self.run_folder)
             state_status_result.write_result(self.run_folder, self.spec, self.backend, silent, reason, how)
 

@@ -22,7 +22,7 @@ from cluster.planning.plan import Plan
 from train.tools.filesystem import locked, one_line_error
 
 from . import queue_state, store, submit
-from .job import JobBusy, Job
+from .job import Job, JobBusy
 from .supervisor import log_message
 
 QUEUE_POLL_SECONDS, QUEUE_RETRY_SECONDS = 0.5, 5.0

@@ -19,7 +19,7 @@ from train.tools.provenance import git_commit
 
 from .job import Job
 from .queue_state import with_free_machines
-from .store import all_jobs, find, create_run_folder, runs_folder
+from .store import all_jobs, create_run_folder, find, runs_folder
 
 __all__ = ["Job", "Plan", "all_jobs", "find", "launch", "load_recipes", "plan", "runs_folder"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from cluster.connectors.local import Connector
-from train.tools.filesystem import newest_intact_file, write_atomic, read_with_checksum
+from train.tools.filesystem import newest_intact_file, read_with_checksum, write_atomic
 
 if TYPE_CHECKING:
     pass

@@ -59,4 +59,4 @@ def requirements_not_sent(recipe: Recipe, code_root: Path) -> list[str]:
 
 def _is_importable(name: str) -> bool:
     """Whether a trainer would find a top-level module here: it looks into the folder that it is started in, too."""
-    return PathFinder.find_spec(name, [os.getcwd(), *sys.path]) is not None  # noqa: PTH109
+    return PathFinder.find_spec(name, [os.getcwd(), *sys.path]) is not None

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from train.tools.filesystem import to_json_bytes, read_json, write_atomic
+from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 
 WRITE_DELAY_SECONDS = 0.2  # between two writes: 64 machines change it 30 times a second
 MACHINE_SETUP_STEPS = ("booting", "connected", "code", "environment", "checks", "network", "agent")

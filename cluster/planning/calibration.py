@@ -41,9 +41,9 @@ def constants_for_type(constants: Constants, job_type: MachineType, machine_type
     if job_type.on_demand_price == 0:  # a rented machine has to boot, whatever is said of its speed
         constants = replace(
             constants,
-            boot=DEFAULT_CONSTANTS.boot_seconds,
-            setup=DEFAULT_CONSTANTS.setup_seconds,
-            fetch=DEFAULT_CONSTANTS.fetch_bytes_per_second,
+            boot_seconds=DEFAULT_CONSTANTS.boot_seconds,
+            setup_seconds=DEFAULT_CONSTANTS.setup_seconds,
+            fetch_bytes_per_second=DEFAULT_CONSTANTS.fetch_bytes_per_second,
         )
     name = constants.source
     if job_type.gpu == machine_type.gpu:
@@ -59,6 +59,6 @@ def constants_for_type(constants: Constants, job_type: MachineType, machine_type
         )
     if not job_type.gpu:
         return constants, f"{name} ran on a GPU that is not known by name: {machine_type.gpu} is taken for its like"
-    preset = replace(DEFAULT_CONSTANTS, source=f"{name}, presets for {machine_type.gpu}", epoch=constants.epoch_seconds, switch=constants.switch_seconds,
-                     start=constants.startup_seconds, setup=constants.setup_seconds)  # fmt: skip
+    preset = replace(DEFAULT_CONSTANTS, source=f"{name}, presets for {machine_type.gpu}", epoch_seconds=constants.epoch_seconds, switch_seconds=constants.switch_seconds,
+                     startup_seconds=constants.startup_seconds, setup_seconds=constants.setup_seconds)  # fmt: skip
     return preset, f"{name} ran on {job_type.gpu}: the speed of {machine_type.gpu} is the preset's"

@@ -8,7 +8,7 @@ from typing import Any
 from cluster.backends import machine_types
 from cluster.backends.machine_types import MachineType
 from cluster.errors import BadInput
-from train.forecast import Constants, Forecast, scaling_efficiency, forecast
+from train.forecast import Constants, Forecast, forecast, scaling_efficiency
 from train.recipe.schema import Recipe
 
 from .plan import Plan
@@ -106,7 +106,7 @@ def make_candidates(
         ]
         told = [(one.machines, one.forecast) for one in mine if one.forecast]
         shares = iter(scaling_efficiency(told))
-        found += [replace(one, share=next(shares)) if one.forecast else one for one in mine]
+        found += [replace(one, scaling_efficiency=next(shares)) if one.forecast else one for one in mine]
     return found
 
 

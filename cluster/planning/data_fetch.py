@@ -16,17 +16,15 @@ from train.tools.filesystem import read_json
 if TYPE_CHECKING:
     pass
 
-import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Self
 
 from cluster.errors import BadInput, ClusterError
-from train.data.fetch.download import fetch_small_file, fetch_manifest
+from train.data.fetch.download import fetch_manifest, fetch_small_file
 from train.data.fetch.fetch import STALL_TIMEOUT_SECONDS, SetToFetch, format_bytes
 from train.data.fetch.sources import FolderSource, Source
-from train.data.manifest import MANIFEST_FILE, SPLITS, FetchError, SourceManifest
+from train.data.manifest import SPLITS, FetchError, SourceManifest
 from train.recipe.schema import FULL_SIZE, Recipe, reads_full_size
 
 S3_SCHEME = "s3://"

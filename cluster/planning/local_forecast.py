@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from cluster.connectors.local import visible_gpu_count
-from train.forecast import DEVICES, DEFAULT_CONSTANTS, Constants, Forecast, forecast
+from train.forecast import DEFAULT_CONSTANTS, DEVICES, Constants, Forecast, forecast
 
 if TYPE_CHECKING:
     pass
@@ -21,7 +21,14 @@ def forecast_local(plan: Plan, constants: Constants | None = None) -> Forecast |
         if visible_gpu_count():
             return None
         images = DEVICES["CPU"].images_per_second * (os.cpu_count() or 1) / plan.spec.processes_per_host / 2
-        constants = replace(DEFAULT_CONSTANTS, images=images, boot=0.0, setup=0.0, fetch=0.0, start=5.0)
+        constants = replace(
+            DEFAULT_CONSTANTS,
+            images_per_second=images,
+            boot_seconds=0.0,
+            setup_seconds=0.0,
+            fetch_bytes_per_second=0.0,
+            startup_seconds=5.0,
+        )
     return forecast(
         plan.schedule, gpus=plan.spec.procs, gpu="CPU", gbit=40.0, machines=plan.spec.machines, constants=constants,
         val_images=plan.val_images,

@@ -6,7 +6,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .palette import TEXT_COLOUR, BACKGROUND_COLOUR, load_font
+from .palette import BACKGROUND_COLOUR, TEXT_COLOUR, load_font
 
 if TYPE_CHECKING:
     from PIL.Image import Image

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from cluster.errors import BadInput
 
-from .palette import SERIES_COLOURS, GRID_COLOUR, TEXT_COLOUR, BACKGROUND_COLOUR, load_font
+from .palette import BACKGROUND_COLOUR, GRID_COLOUR, SERIES_COLOURS, TEXT_COLOUR, load_font
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw

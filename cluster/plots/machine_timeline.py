@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from . import svg
 from .curves import LINE_STYLES, Chart, JobFacts, LegendEntry, Points, time_unit
 from .palette import SERIES_COLOURS
-from .svg import PAGE_BACKGROUND_COLOUR, MUTED_COLOUR
+from .svg import MUTED_COLOUR, PAGE_BACKGROUND_COLOUR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from .palette import SERIES_COLOURS, GRID_COLOUR, TEXT_COLOUR
+from .palette import GRID_COLOUR, SERIES_COLOURS, TEXT_COLOUR
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

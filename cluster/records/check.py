@@ -11,7 +11,7 @@ from typing import Any
 from train.tools.filesystem import json_roundtrip
 
 from . import writers
-from .check_entry import INVALID_ACCURACIES_MESSAGE, CLOCK_TOLERANCE_SECONDS, ACCURACY_FIELD_PAIRS, check_entry
+from .check_entry import ACCURACY_FIELD_PAIRS, CLOCK_TOLERANCE_SECONDS, INVALID_ACCURACIES_MESSAGE, check_entry
 from .writers import JsonMapping
 
 SECONDS_TOLERANCE, PERCENT_TOLERANCE = 0.01, 1e-4  # seconds and percent by which a rounded number may differ

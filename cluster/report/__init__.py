@@ -21,7 +21,7 @@ def render_report(jobs: Sequence[Job]) -> str:
     from .page import render_page
 
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib
     except ImportError as error:
         raise ClusterError(
             f"a report is drawn by matplotlib, which is missing here ({error}): pip install matplotlib"

@@ -11,7 +11,7 @@ from cluster.jobs.job import Job
 from train.metrics import text
 from train.recipe.schedule import Schedule, scaled_image_count
 
-from .activity import WorkClock, machine_activity, machine_losses, extend_losses_to_job_end
+from .activity import WorkClock, extend_losses_to_job_end, machine_activity, machine_losses
 from .sample_images import sample_images
 
 MAX_CURVE_POINTS = 400  # of a curve: what a chart of a hand's breadth can show

@@ -6,7 +6,7 @@ from typing import Any
 from cluster.plots import curves, machine_timeline, svg
 from cluster.plots.curves import Chart, JobFacts
 from train.data.order.rect_val import MAX_ASPECT_RATIO
-from train.metrics.text import PART_TITLES, format_lr_range, format_duration
+from train.metrics.text import PART_TITLES, format_duration, format_lr_range
 
 from .html import Html, join, table, tag
 from .style import CSS

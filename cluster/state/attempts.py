@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from uuid import uuid4
 
-from train.tools.filesystem import to_json_bytes, newest_intact_file, create_once, read_json
+from train.tools.filesystem import create_once, newest_intact_file, read_json, to_json_bytes
 
 CHECKPOINT_PATTERN = "step-*.pt"
 PROPOSE_TRIES = 10

@@ -4,23 +4,23 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from train.data.order import usage_log
-from train.forecast import compare_with_run, calibrate
+from train.forecast import calibrate, compare_with_run
 from train.recipe import target
-from train.tools.filesystem import to_json_bytes, read_json_lines, read_json, write_atomic
+from train.tools.filesystem import read_json, read_json_lines, to_json_bytes, write_atomic
 
 from . import attempts, timeline
 from .run_folder import RunFolder
 from .spec import JobSpec
-from .status import infer_end_state, best_informed_status, read_metrics, machine_rows, seconds_by_state, add_job_times
+from .status import add_job_times, best_informed_status, infer_end_state, machine_rows, read_metrics, seconds_by_state
 
 
 class CostMeter(Protocol):
     """What a job has cost; every backend is one."""
 
-    def dollars(self, spec: JobSpec, folders: RunFolder) -> float:
+    def cost_dollars(self, spec: JobSpec, run_folder: RunFolder) -> float:
         """Return what the job has cost until now."""
 
-    def dollars_until(self, spec: JobSpec, folders: RunFolder, moment: float) -> float | None:
+    def cost_dollars_until(self, spec: JobSpec, run_folder: RunFolder, moment: float) -> float | None:
         """Return what the job had cost at `moment`; None when the price of a machine is unknown."""
 
 
@@ -77,7 +77,7 @@ def write_result(
             run_folder.shared, attempts.newest_attempt(run_folder.shared)
         ),
         "timeline": timeline.attempt_rows(run_folder.path, run_folder.shared),
-        "dollars": cost.dollars(spec, run_folder),
+        "dollars": cost.cost_dollars(spec, run_folder),
         "backend": spec.backend,
         "git_commit": spec.git_commit,
         "did_not_answer": list(unreachable),
@@ -99,7 +99,7 @@ def target_outcome(
     told = target.target_outcome(target.Target.from_options(spec.target, spec.recipe), epochs)
     if told and told["at"] is not None:
         told["seconds_all"] = told["at"] - first_launch_time(run_folder, spec)
-        told["dollars"] = cost.dollars_until(spec, run_folder, told["at"])
+        told["dollars"] = cost.cost_dollars_until(spec, run_folder, told["at"])
     return told
 
 

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from train.tools.filesystem import to_json_bytes, read_json
+from train.tools.filesystem import read_json, to_json_bytes
 from train.tools.filesystem import write_atomic as write
 
 from .spec import JobSpec

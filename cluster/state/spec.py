@@ -112,7 +112,7 @@ class JobSpec:
             if mount_of(shared.resolve())["network"]
             else (self.heartbeat_seconds, self.heartbeat_timeout_seconds)
         )
-        return replace(self, data=data, copies=copies, beat=beat, silence=silence)
+        return replace(self, data=data, copies=copies, heartbeat_seconds=beat, heartbeat_timeout_seconds=silence)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain data from which `from_json` makes an equal Spec."""

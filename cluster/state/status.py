@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from train.recipe import target
-from train.tools.filesystem import read_json_lines, read_json
+from train.tools.filesystem import read_json, read_json_lines
 
 from . import attempts, timeline
 from .run_folder import RunFolder

@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from train.tools.filesystem import read_json_lines, read_json
+from train.tools.filesystem import read_json, read_json_lines
 
 from . import attempts
 from .run_folder import RunFolder

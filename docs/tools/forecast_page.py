@@ -6,7 +6,7 @@ from pathlib import Path
 
 from published_runs import MAX_ERROR, PublishedRun, phases_until, published_runs
 
-from train.forecast.constants import IMAGENET18_CONSTANTS, DEFAULT_CONSTANTS, Constants
+from train.forecast.constants import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, Constants
 from train.forecast.model import Forecast, forecast
 from train.metrics.text import write_page
 from train.recipe.components import IMAGENET, Comm

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from paper_schedules import PAPER_SCHEDULES, PaperSchedule, PaperPhase
+from paper_schedules import PAPER_SCHEDULES, PaperPhase, PaperSchedule
 
 from train.forecast import Forecast, forecast
-from train.metrics.text import write_page, describe_training
+from train.metrics.text import describe_training, write_page
 from train.recipe.components import IMAGENET
 from train.recipe.files import read_recipes, select_recipes
-from train.recipe.schedule import ScheduledPhase, Schedule
+from train.recipe.schedule import Schedule, ScheduledPhase
 from train.recipe.schema import Recipe
 
 RECIPE_FOLDER = Path(__file__).resolve().parents[2] / "recipes"

@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 import boto3
 from botocore.config import Config
 
-from .errors import CloudError, NoCredentials, ErrorKind, explain_error, classify_error
+from .errors import CloudError, ErrorKind, NoCredentials, classify_error, explain_error
 
 PRICING_API_REGION = "us-east-1"  # the price list is served in three regions, this is one
 CHECK_IP_URL = "https://checkip.amazonaws.com"
 RETRY_CONFIG = Config(retries={"mode": "standard", "total_max_attempts": 8}, connect_timeout=10, read_timeout=60)
 NO_RETRY_CONFIG = Config(retries={"mode": "standard", "total_max_attempts": 1}, connect_timeout=10, read_timeout=130)
 CONSISTENCY_TIMEOUT_SECONDS, CONSISTENCY_POLL_SECONDS = 60.0, 2.0
-Response = TypeVar("Answer")
+Response = TypeVar("Response")
 _client_lock = threading.Lock()  # boto3 sessions are not safe to make clients in several threads at once
 
 

@@ -15,7 +15,7 @@ from botocore import exceptions as boto
 from botocore.config import Config
 
 from .client import Account
-from .errors import DENIED_CODES, CloudError, NoCredentials, ErrorKind, get_error_code, explain_error, classify_error
+from .errors import DENIED_CODES, CloudError, ErrorKind, NoCredentials, classify_error, explain_error, get_error_code
 
 S3_SCHEME = "s3://"
 FALLBACK_REGION = "us-east-1"

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from paper_schedules import PAPER_SCHEDULES, PaperSchedule, PaperPhase
+from paper_schedules import PAPER_SCHEDULES, PaperPhase, PaperSchedule
 from recipes_page import (
     MACHINE_TYPES,
-    format_number,
-    forecast_on_each_type,
     as_paper_phase,
-    our_schedule,
+    forecast_on_each_type,
+    format_number,
     load_recipe_file,
-    schedule_section,
+    our_schedule,
     render_page,
+    schedule_section,
 )
 
 from cluster.cli.app import cli

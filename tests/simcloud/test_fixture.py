@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.simcloud.__main__ import ask
-from support.simcloud.fixture import COMMAND, IMAGE, Simcloud, simcloud  # noqa: F401  # pytest finds the fixture by its name here
+from support.simcloud.fixture import COMMAND, IMAGE, Simcloud, simcloud  # pytest finds the fixture by its name here
 from support.simcloud.process_keeper import everything
 from support.ssh_machines import _new_key as new_key
 

@@ -25,7 +25,7 @@ from infra.aws.instances import instances
 from infra.aws.instances.amis import Image
 from infra.aws.instances.gang import Gang
 from infra.aws.instances.instances import Instance
-from infra.aws.instances.request import Place, InstanceRequest
+from infra.aws.instances.request import InstanceRequest, Place
 from infra.aws.instances.user_data import build_user_data
 from infra.aws.journal import Journal
 from infra.aws.market import billing

@@ -668,7 +668,7 @@ def attempt(tree: Path, one: Mutation) -> str:
 def main(names: list[str]) -> int:
     """Try those mutations whose names begin with one of these; all without names."""
     import torch._dynamo
-    import torch.utils.tensorboard  # noqa: F401
+    import torch.utils.tensorboard
 
     chosen = [one for one in MUTATIONS if not names or one.name.startswith(tuple(names))]
     with tempfile.TemporaryDirectory(prefix="imgnet-mutations-") as folder:

@@ -10,9 +10,9 @@ import signal
 import sys
 from typing import Any
 
-import torch._dynamo  # noqa: F401  torch's optimizers import it when they are first used, which takes a second
+import torch._dynamo
 
-import train.engine.run  # noqa: F401  what takes the other seconds
+import train.engine.run
 from train.engine.main import main
 from train.tools.process import die_with_parent
 

@@ -127,7 +127,7 @@ def _silence_stderr() -> Iterator[None]:
     sys.stderr.flush()
     kept = os.dup(2)
     try:
-        with open(os.devnull, "wb") as nowhere:  # noqa: PTH123
+        with open(os.devnull, "wb") as nowhere:
             os.dup2(nowhere.fileno(), 2)
         yield
     finally:

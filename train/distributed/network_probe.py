@@ -30,7 +30,7 @@ from torch._C._distributed_c10d import PrefixStore, Store, TCPStore
 
 from train.tools.filesystem import one_line_error
 
-from .network import has_efa, detect_transport, transport_warning
+from .network import detect_transport, has_efa, transport_warning
 
 
 class ProbeError(Exception):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from train.data.index.base import names_crc32
-from train.data.loading.dataset import Dataset, copies_root, open_dataset, data_root
+from train.data.loading.dataset import Dataset, copies_root, data_root, open_dataset
 from train.data.loading.loader import BatchDecoder
 from train.data.order.batch_sampler import DistributedBatchSampler
 from train.distributed import process_group

@@ -38,11 +38,11 @@ from train.tools.provenance import package_versions
 
 from . import resume_check
 from .agent_channel import AgentChannel
-from .inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, seed_dropout, normalization_of
+from .inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, normalization_of, seed_dropout
 from .options import TrainOptions
 from .progress import ProgressReporter
 from .validation import run_validation
-from .warmup import compile_per_shape, batch_shapes, image_sizes, warm_up
+from .warmup import batch_shapes, compile_per_shape, image_sizes, warm_up
 
 MAX_STEPS_BETWEEN_SYNCS = 50  # steps between two looks at the sums
 SYNC_SECONDS = 1.0

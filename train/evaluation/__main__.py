@@ -15,7 +15,7 @@ from train.engine.options import fraction_type, non_negative_int, positive_int
 from train.tools.errors import TrainingError, WorkerLost, is_peer_failure
 from train.tools.filesystem import one_line_error
 
-from .protocol import CROPS, EvalOptions, parse_crops, exit_with_error, parse_sizes
+from .protocol import CROPS, EvalOptions, exit_with_error, parse_crops, parse_sizes
 
 
 def parse_eval_options(argv: Sequence[str] | None = None) -> EvalOptions:

@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from train.data.index.open import Index
-from train.data.loading.crop import five_crop_corners, enlarged_size, five_crop, image_views
+from train.data.loading.crop import enlarged_size, five_crop, five_crop_corners, image_views
 from train.data.loading.loader import Batch, BatchDecoder, image_errors_as_data_errors
 from train.data.order.rect_val import plan_rect_validation, plan_square_validation, rect_crop_shape
 from train.data.order.work import BatchRequest

@@ -16,10 +16,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from train.data.index.open import DataError, Index
-from train.data.loading.dataset import copies_root, open_val_indexes, data_root
+from train.data.loading.dataset import copies_root, data_root, open_val_indexes
 from train.data.loading.loader import Batch, stream_batches
 from train.data.order.rect_val import RESIZE_TO_CROP_RATIO
-from train.data.order.work import IndexKey, BatchRequest
+from train.data.order.work import BatchRequest, IndexKey
 from train.distributed import batchnorm, process_group
 from train.distributed.process_group import ProcessGroup, sum_over_processes
 from train.engine.inputs import BatchPreprocessor, normalization_of
@@ -36,11 +36,11 @@ from .crops import (
     MULTI_CROP_MIRRORED,
     SQUARES_PER_IMAGE,
     MultiCropDecoder,
+    crop_boxes,
     mean_crop_scores,
     plan_eval_batches,
-    crop_boxes,
 )
-from .protocol import EvalOptions, emit_json_line, reserve_stdout, progress_printer
+from .protocol import EvalOptions, emit_json_line, progress_printer, reserve_stdout
 from .ratio_buckets import AspectRatioBuckets
 
 EXAMPLE_PIXELS = 300  # pixels of the longer side of an image that is shown
@@ -175,7 +175,7 @@ class Evaluation:
                     EvalPass(crop, size, copy, plan_eval_batches(crop, size, self.val_index, copy, pixels, *own))
                 )
         largest = 3 * max(pixels, SQUARES_PER_IMAGE * max(self.sizes) ** 2)
-        works = chain.from_iterable(one.works for one in passes)
+        works = chain.from_iterable(one.requests for one in passes)
         workers = process_group.loader_process_count(self.group, self.options.workers)
         batches = stream_batches(self.decoder, works, workers, self.group.device, largest)
         if first := [one for one in [next(batches, None)] if one]:  # the loader's start belongs to no pass

@@ -14,12 +14,28 @@ than all these; an epoch has its validation and a fixed cost that more machines 
 `published` holds it against runs of others (docs/forecast.md). No run of ours on GPUs stands behind `OURS` yet.
 """
 
-from .calibration import compare_with_run, calibrate
-from .constants import IMAGENET18_CONSTANTS, DEFAULT_CONSTANTS, TRAINER_CONSTANTS, Constants
+from .calibration import calibrate, compare_with_run
+from .constants import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, TRAINER_CONSTANTS, Constants
 from .hardware import DEVICES, EFA_NETWORK, MODEL_COSTS, TCP_NETWORK, DeviceSpec, NetworkSpec
-from .model import STEP_TERMS, TERMS, Forecast, MachineSpec, scaling_efficiency, forecast
+from .model import STEP_TERMS, TERMS, Forecast, MachineSpec, forecast, scaling_efficiency
 
 __all__ = [
-    "DEVICES", "EFA_NETWORK", "IMAGENET18_CONSTANTS", "MODEL_COSTS", "DEFAULT_CONSTANTS", "STEP_TERMS", "TCP_NETWORK", "TERMS", "TRAINER_CONSTANTS", "DeviceSpec", "Constants", "Forecast",
-    "MachineSpec", "NetworkSpec", "compare_with_run", "scaling_efficiency", "forecast", "calibrate",
+    "DEFAULT_CONSTANTS",
+    "DEVICES",
+    "EFA_NETWORK",
+    "IMAGENET18_CONSTANTS",
+    "MODEL_COSTS",
+    "STEP_TERMS",
+    "TCP_NETWORK",
+    "TERMS",
+    "TRAINER_CONSTANTS",
+    "Constants",
+    "DeviceSpec",
+    "Forecast",
+    "MachineSpec",
+    "NetworkSpec",
+    "calibrate",
+    "compare_with_run",
+    "forecast",
+    "scaling_efficiency",
 ]  # fmt: skip

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from .constants import SecondsBySize, Constants
+from .constants import Constants, SecondsBySize
 from .hardware import RECTANGLE_PIXEL_RATIO, NetworkSpec
 
 MIN_WAIT_SHARE = 0.05  # share of a phase's steps that must be waits, for the loader's speed to be known from it

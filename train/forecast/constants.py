@@ -118,5 +118,5 @@ DEFAULT_CONSTANTS = Constants(
 
 # 2018's machines had to boot too; its images came with them, ours do not.
 TRAINER_CONSTANTS = {
-    "ours": DEFAULT_CONSTANTS, "imagenet18": replace(IMAGENET18_CONSTANTS, boot=DEFAULT_CONSTANTS.boot_seconds, setup=DEFAULT_CONSTANTS.setup_seconds, fetch=DEFAULT_CONSTANTS.fetch_bytes_per_second),
+    "ours": DEFAULT_CONSTANTS, "imagenet18": replace(IMAGENET18_CONSTANTS, boot_seconds=DEFAULT_CONSTANTS.boot_seconds, setup_seconds=DEFAULT_CONSTANTS.setup_seconds, fetch_bytes_per_second=DEFAULT_CONSTANTS.fetch_bytes_per_second),
 }  # fmt: skip

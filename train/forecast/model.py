@@ -15,8 +15,8 @@ from . import hardware
 from .constants import DEFAULT_CONSTANTS, Constants, seconds_for_size
 from .hardware import (
     DEVICES,
-    EFA_NETWORK,
     EFA_MIN_GBIT,
+    EFA_NETWORK,
     MODEL_COSTS,
     NVLINK_GBIT,
     RECTANGLE_PIXEL_RATIO,

@@ -6,7 +6,7 @@ Only `begin` and `end` import torch.
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from train.recipe.schedule import ScheduledPhase, Schedule
+from train.recipe.schedule import Schedule, ScheduledPhase
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from .layerwise import LayerwiseOptimizer, TensorSequence, state_tensors, tensor_norms, scale_by_ratio
+from .layerwise import LayerwiseOptimizer, TensorSequence, scale_by_ratio, state_tensors, tensor_norms
 
 
 class Lars(LayerwiseOptimizer):

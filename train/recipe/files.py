@@ -40,7 +40,7 @@ def read_recipes(name: str) -> list[Recipe]:
 @contextlib.contextmanager
 def _isolate_stdout_and_cwd() -> Iterator[None]:
     """What a recipe prints goes to stderr, for stdout may be JSON; the folder it goes to is left again."""
-    here = os.getcwd()  # noqa: PTH109
+    here = os.getcwd()
     with contextlib.redirect_stdout(sys.stderr):
         try:
             yield

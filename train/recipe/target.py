@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
-from train.tools.filesystem import to_json_bytes, create_once, read_json
+from train.tools.filesystem import create_once, read_json, to_json_bytes
 from train.tools.filesystem import write_atomic as write
 
 from .schema import Recipe
@@ -44,7 +44,7 @@ class Target:
         """Return the target asked for ("": none), else the recipe's own, which is only told of; None without either."""
         if requested:
             return cls.parse(requested)
-        return None if recipe.target is None else cls("top5", recipe.target, stops=False)
+        return None if recipe.target is None else cls("top5", recipe.target, stops_training=False)
 
     def __str__(self) -> str:
         return f"{self.metric}={format_percent(self.goal)}"

@@ -128,7 +128,7 @@ def extend_time_limit(spec: JobSpec, run_folder: RunFolder, hours: float) -> Non
         except (ClusterError, KeyError) as error:
             silent.append(f"machine {name}: {error}")
     if not silent:  # for machines that come later
-        run_folder.write_spec(with_other(spec, max_hours=hours, late=late))
+        run_folder.write_spec(with_other(spec, max_hours=hours, poweroff_grace=late))
         name = spec.machine_names[0]
         here.connectors[name].write(f"{here.provisioner.job_folder(name)}/job.json", run_folder.spec_path.read_bytes())
     here.close()

@@ -9,7 +9,7 @@ from cluster.machines.fleet import Fleet
 from infra.aws.instances.instances import Instance
 
 from .instances import JobInstances
-from .ssh_access import REMOTE_FOLDER, find_jump_host, record_host_key, own_host_keys
+from .ssh_access import REMOTE_FOLDER, find_jump_host, own_host_keys, record_host_key
 
 BOOT_TIMEOUT_SECONDS = 900.0
 BOOT_POLL_SECONDS = 1.0

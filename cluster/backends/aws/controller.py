@@ -20,10 +20,10 @@ from cluster.state.spec import JobSpec
 from infra.aws import tags
 from infra.aws.client import get_public_address
 from infra.aws.errors import CloudError, Interrupted, NoCredentials
-from infra.aws.instances.gang import NoMachines, LaunchRefused
+from infra.aws.instances.gang import LaunchRefused, NoMachines
 from infra.aws.instances.instances import Instance
 from infra.aws.market import billing
-from train.tools.filesystem import to_json_bytes, read_json, write_atomic
+from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 
 from . import final_checkpoint, ssh_access
 from .boot import BootWaiter
@@ -143,7 +143,7 @@ class AwsController:
             asked = self.job_instances.max_hours
             shorter = wish.max_dollars is not None and (asked is None or hours < asked)
             what = f"the limit of {wish.max_dollars:g} dollars (--max-price-total)" if shorter else ""
-            self.spec = with_other(self.spec, max_hours=hours, late=late, limit=what)
+            self.spec = with_other(self.spec, max_hours=hours, poweroff_grace=late, limit_name=what)
             write_atomic(self.run_folder.shared / "job.json", to_json_bytes(self.spec.to_json()))
 
     def _wait_until_ready(self, name: str) -> None:

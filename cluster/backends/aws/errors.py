@@ -3,7 +3,7 @@
 import contextlib
 from collections.abc import Iterator
 
-from cluster.errors import ClusterError, AwsNotConfigured
+from cluster.errors import AwsNotConfigured, ClusterError
 from infra.aws.errors import CloudError, NoCredentials
 
 

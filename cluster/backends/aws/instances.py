@@ -18,16 +18,16 @@ from infra.aws import tags
 from infra.aws.client import Account, call, get_public_address
 from infra.aws.errors import KIND_BY_CODE, CloudError, Interrupted, NoCredentials
 from infra.aws.instances import amis, instances
-from infra.aws.instances.gang import Gang, NoMachines, LaunchRefused
+from infra.aws.instances.gang import Gang, LaunchRefused, NoMachines
 from infra.aws.instances.instances import Instance
-from infra.aws.instances.request import Place, InstanceRequest
+from infra.aws.instances.request import InstanceRequest, Place
 from infra.aws.instances.user_data import build_user_data
 from infra.aws.journal import Journal
 from infra.aws.market import billing
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.market.offers import list_instance_types
 from infra.aws.stack import key_pairs, security_group, stack
-from train.tools.filesystem import to_json_bytes, read_json, write_atomic
+from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 
 from .rental_spec import RentalSpec
 

@@ -13,7 +13,7 @@ from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import JobSpec
 from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis, preflight
-from infra.aws.instances.request import Place, InstanceRequest, build_run_instances
+from infra.aws.instances.request import InstanceRequest, Place, build_run_instances
 from infra.aws.instances.user_data import build_user_data
 from infra.aws.market import instance_types, offers
 from infra.aws.stack import security_group, stack
@@ -220,7 +220,7 @@ def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, 
 def with_rental(spec: JobSpec, rental_plan: RentalPlan) -> JobSpec:
     """Return the spec with what is to be rented, and machines that have no addresses yet."""
     return replace(
-        spec, cloud=rental_plan.rental_spec.to_json(), hosts={"shared": None, "machines": []}, metadata=METADATA_URL,
+        spec, cloud=rental_plan.rental_spec.to_json(), hosts={"shared": None, "machines": []}, metadata_address=METADATA_URL,
         forecast=rental_plan.forecast.to_json() if rental_plan.forecast else None,
     )  # fmt: skip
 

@@ -12,14 +12,14 @@ from typing import Any
 
 from infra.aws import tags
 from infra.aws.client import Account
-from infra.aws.errors import CloudError, ErrorKind, error_to_dict, get_error_code, explain_error, classify_error
+from infra.aws.errors import CloudError, ErrorKind, classify_error, error_to_dict, explain_error, get_error_code
 from infra.aws.journal import Journal
 from infra.aws.market import quotas
 from infra.aws.market.instance_types import InstanceType
 
 from . import instances
 from .instances import Instance
-from .request import Place, InstanceRequest, placement_group_name, build_run_instances
+from .request import InstanceRequest, Place, build_run_instances, placement_group_name
 
 RUN_ATTEMPTS, RUN_RETRY_SECONDS = 6, 180.0  # of the same asking, when nobody knows whether it was heard
 CAPACITY_COOLDOWN_SECONDS = 180.0  # a place without capacity is not asked again before that (Karpenter does the same)

@@ -13,7 +13,7 @@ from typing import Any
 
 from infra.aws import tags as aws_tags
 from infra.aws.client import Account, call, call_with_retry, paginate
-from infra.aws.errors import KIND_BY_CODE, CloudError, ErrorKind, explain_error, classify_error
+from infra.aws.errors import KIND_BY_CODE, CloudError, ErrorKind, classify_error, explain_error
 
 from .request import machine_name_in_range
 

@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any
 from infra.aws.errors import CloudError, NoCredentials, get_error_code
 
 from .instance_types import (
-    GPU_ARCHITECTURES,
-    DEFAULT_TYPES,
-    ON_DEMAND_PRICES,
-    ON_DEMAND_PRICE_REGION,
-    RETIREMENT_REASONS,
     BUILTIN_TYPES,
+    DEFAULT_TYPES,
+    GPU_ARCHITECTURES,
+    ON_DEMAND_PRICE_REGION,
+    ON_DEMAND_PRICES,
+    RETIREMENT_REASONS,
     InstanceType,
-    get_quota_family,
     find_builtin_type,
+    get_quota_family,
 )
 
 if TYPE_CHECKING:

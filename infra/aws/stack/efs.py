@@ -16,7 +16,7 @@ from infra.aws.client import paginate
 from infra.aws.errors import CloudError
 
 from . import network, policies
-from .resources import RESOURCE_NAME, Resource, StackContext, not_ours_error, call_if_permitted, wait_for
+from .resources import RESOURCE_NAME, Resource, StackContext, call_if_permitted, not_ours_error, wait_for
 
 BUCKET_TAG = "imgnet:bucket"  # the tag of the file system that names the stack's bucket
 EFS_DOLLARS_PER_GB_MONTH = 0.30  # EFS Standard, us-east-1

@@ -22,7 +22,7 @@ RESOURCE_VISIBILITY_SECONDS = 60.0  # how long AWS may take to show what it has 
 RESOURCE_IN_USE_SECONDS = 300.0  # how long something may stay in use that is to end
 RESOURCE_POLL_SECONDS = 2.0
 ALREADY_EXISTS_KINDS, NOT_FOUND_KINDS = (ErrorKind.ALREADY_EXISTS,), (ErrorKind.NOT_FOUND, ErrorKind.NOT_VISIBLE_YET)
-Response = TypeVar("Answer")
+Response = TypeVar("Response")
 Resource = dict[str, Any]
 
 

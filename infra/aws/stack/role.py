@@ -9,7 +9,7 @@ from infra.aws import tags
 from infra.aws.errors import DENIED_CODES, CloudError
 
 from . import policies as stack_policies
-from .resources import Resource, StackContext, not_ours_error, call_if_permitted, is_same_policy
+from .resources import Resource, StackContext, call_if_permitted, is_same_policy, not_ours_error
 
 ROLE_NAME = stack_policies.ROLE_NAME  # of the instance profile too
 ALL_REGIONS_POLICY = "imgnet"  # the name of a policy that an admin has made for all regions

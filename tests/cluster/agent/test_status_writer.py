@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.agent.status_writer import StatusWriter
-from cluster.state.heartbeats import PeerStatuses, MachineStatus
+from cluster.state.heartbeats import MachineStatus, PeerStatuses
 
 Fixture = Any
 WORD = MachineStatus(id="1.b", phase="running", attempt=2, last_step=8)

@@ -197,7 +197,7 @@ def test_asked_they_save_and_end(team: Fixture) -> None:
 @pytest.mark.parametrize(
     "text, ending",
     [
-        ("if rank == 3: os.kill(os.getpid(), 9)", TrainerExit("failed", "the trainer of rank 3 was killed by SIGKILL", "own")),  # noqa: E501
+        ("if rank == 3: os.kill(os.getpid(), 9)", TrainerExit("failed", "the trainer of rank 3 was killed by SIGKILL", "own")),
         ("if rank == 2: os.abort()", TrainerExit("failed", "the trainer of rank 2 was killed by SIGABRT", "")),
         ("if rank == 3: sys.exit(5)", TrainerExit("failed", "the trainer of rank 3 ended with code 5 and no result", "own")),
         ("sys.exit(0)", TrainerExit("failed", "the trainer of rank 2 ended with code 0 and no result", "own")),

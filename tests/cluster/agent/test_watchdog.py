@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from cluster.agent.watchdog import SAVE_GRACE_SECONDS, METADATA_POLL_SECONDS, SPOT_NOTICE_SECONDS, Watchdog
+from cluster.agent.watchdog import METADATA_POLL_SECONDS, SAVE_GRACE_SECONDS, SPOT_NOTICE_SECONDS, Watchdog
 from train.tools.filesystem import to_json_bytes, write_atomic
 
 Fixture = Any

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from cluster.connectors.local import CommandFailed, Connector, visible_gpu_count, module_command
+from cluster.connectors.local import CommandFailed, Connector, module_command, visible_gpu_count
 
 Fixture = Any
 HERE = Connector()

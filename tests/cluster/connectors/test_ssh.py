@@ -21,8 +21,8 @@ from cluster.connectors import ssh as module
 from cluster.connectors import ssh_scripts as sh
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.connectors.local import CommandFailed, Connector
-from cluster.connectors.ssh import SSHRefused, SSHConnector, Unreachable
-from cluster.connectors.ssh_config import write_ssh_config, openssh_argv
+from cluster.connectors.ssh import SSHConnector, SSHRefused, Unreachable
+from cluster.connectors.ssh_config import openssh_argv, write_ssh_config
 from cluster.errors import ClusterError
 
 __all__ = ["testbed"]  # the fixture

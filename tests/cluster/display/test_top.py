@@ -18,8 +18,8 @@ from rich.console import Console
 
 from cluster.display import top as display_top
 from cluster.display.top import (
-    TOP_COLUMNS,
     COLUMN_DROP_ORDER,
+    TOP_COLUMNS,
     StatusAgeTracker,
     fitting_columns,
     job_summary_line,

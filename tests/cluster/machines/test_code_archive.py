@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from cluster.connectors.local import Connector, CommandResult
+from cluster.connectors.local import CommandResult, Connector
 from cluster.errors import ClusterError
 from cluster.machines import code_archive
 

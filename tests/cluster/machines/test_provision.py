@@ -192,7 +192,7 @@ def test_a_spare_may_fail(rig: Callable[..., Rig]) -> None:
     assert (
         fleet.setup_progress.data["ready"] and "the shared folder is away" in fleet.setup_progress.failure_reasons["1"]
     )
-    one_call = lambda: one.calls("cluster.agent") == ["0"]  # noqa: E731
+    one_call = lambda: one.calls("cluster.agent") == ["0"]
     deadline = time.monotonic() + 20
     while not one_call():
         assert time.monotonic() < deadline

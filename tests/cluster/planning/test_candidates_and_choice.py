@@ -18,8 +18,8 @@ from cluster.plots import forecast as plots_forecast
 from cluster.plots import palette as plots_forecast_palette
 from cluster.state import result as state_result
 from cluster.state.result import write_result
-from infra.aws.market.instance_types import HISTORIC_TYPES, ON_DEMAND_PRICES, RETIREMENT_REASONS, BUILTIN_TYPES
-from train.forecast import IMAGENET18_CONSTANTS, DEFAULT_CONSTANTS, Constants, forecast
+from infra.aws.market.instance_types import BUILTIN_TYPES, HISTORIC_TYPES, ON_DEMAND_PRICES, RETIREMENT_REASONS
+from train.forecast import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, Constants, forecast
 
 Fixture = Any
 RECIPE = str(Path(__file__).resolve().parents[3] / "recipes/resnet50_18min.py")

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster.state.heartbeats import PeerStatuses, MachineStatus
+from cluster.state.heartbeats import MachineStatus, PeerStatuses
 
 
 class Folder:

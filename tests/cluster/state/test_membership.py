@@ -7,7 +7,7 @@ import pytest
 
 from cluster.state.attempts import Attempt
 from cluster.state.heartbeats import MachineStatus
-from cluster.state.membership import Action, MembershipRules, ClusterView, decide
+from cluster.state.membership import Action, ClusterView, MembershipRules, decide
 
 NAMES = ("0", "1", "2")
 RULES = MembershipRules(

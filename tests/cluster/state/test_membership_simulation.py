@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from cluster.state.attempts import Attempt
-from cluster.state.heartbeats import PeerStatuses, MachineStatus
-from cluster.state.membership import Action, MembershipRules, ClusterView, decide
+from cluster.state.heartbeats import MachineStatus, PeerStatuses
+from cluster.state.membership import Action, ClusterView, MembershipRules, decide
 
 TICK, BEAT = 0.25, 0.5
 TROUBLE, QUIET = 40.0, 150.0  # seconds with faults, and then without, in which all must have agreed

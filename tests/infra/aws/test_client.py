@@ -9,7 +9,7 @@ from support.simcloud.http_server import Front
 
 from infra.aws import client as aws_client
 from infra.aws.client import Account
-from infra.aws.errors import CloudError, NoCredentials, ErrorKind
+from infra.aws.errors import CloudError, ErrorKind, NoCredentials
 
 __all__ = ["bed"]
 

@@ -9,7 +9,7 @@ from support.simcloud.http_server import Front
 
 from infra.aws import errors
 from infra.aws.client import NO_RETRY_CONFIG, Account
-from infra.aws.errors import CloudError, NoCredentials, ErrorKind, explain_error, classify_error
+from infra.aws.errors import CloudError, ErrorKind, NoCredentials, classify_error, explain_error
 
 
 def client_error(code: str, status: int = 400, message: str = "Said so.") -> boto.ClientError:

@@ -46,7 +46,7 @@ def test_powersgd_goes_on_after_a_kill(plain: list[float], runs: Any, tiny: Any)
     """With what it left out lost: near, and not the same."""
     out, recipe = runs.folder / "comm-killed", runs.recipe(tiny(name="comm-killed", comm=WAYS["powersgd"]))
     argv, folder = (*OPTIONS, "--save-seconds", "0"), out / "checkpoints/000001"
-    reached = lambda: any(int(path.stem.removeprefix("step-")) >= 6 for path in folder.glob("step-*.pt"))  # noqa: E731
+    reached = lambda: any(int(path.stem.removeprefix("step-")) >= 6 for path in folder.glob("step-*.pt"))
     runs.kill_when(out, reached, *argv, world=2, recipe=recipe)
     said = runs.run(out, *argv, "--attempt", "2", world=2, recipe=recipe)
     assert "resumed from" in said and losses(out) == pytest.approx(plain, rel=0.1)

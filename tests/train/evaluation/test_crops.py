@@ -18,11 +18,11 @@ from train.data.order.work import BatchRequest
 from train.evaluation.crops import (
     MULTI_CROP_MIRRORED,
     SQUARES_PER_IMAGE,
-    MultiCropRequest,
     MultiCropDecoder,
+    MultiCropRequest,
+    crop_boxes,
     mean_crop_scores,
     plan_eval_batches,
-    crop_boxes,
 )
 from train.evaluation.protocol import CROPS
 

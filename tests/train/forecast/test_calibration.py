@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from train.forecast import IMAGENET18_CONSTANTS, DEFAULT_CONSTANTS, Constants, compare_with_run, forecast, calibrate
+from train.forecast import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, Constants, calibrate, compare_with_run, forecast
 from train.forecast.calibration import process_count
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Schedule

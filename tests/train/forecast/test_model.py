@@ -12,19 +12,19 @@ from infra.aws.market.instance_types import BUILTIN_TYPES
 from recipes.cifar10 import recipe as cifar10
 from recipes.resnet50_18min import recipe as resnet50
 from train.forecast import (
+    DEFAULT_CONSTANTS,
     DEVICES,
     IMAGENET18_CONSTANTS,
     MODEL_COSTS,
-    DEFAULT_CONSTANTS,
     TCP_NETWORK,
     Constants,
     Forecast,
     NetworkSpec,
-    scaling_efficiency,
     forecast,
+    scaling_efficiency,
 )
 from train.forecast.constants import seconds_for_size
-from train.forecast.hardware import DECODE_MICROSECONDS, VCPU_CORE_SHARE, loader_images_per_second, fetch_bytes
+from train.forecast.hardware import DECODE_MICROSECONDS, VCPU_CORE_SHARE, fetch_bytes, loader_images_per_second
 from train.recipe import IMAGENET, Comm, Data, Model, Phase, Recipe
 from train.recipe import MODELS as NAMES
 from train.recipe.schedule import Schedule

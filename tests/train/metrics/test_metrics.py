@@ -11,7 +11,7 @@ import torch
 
 from train.metrics.accuracy import count_correct
 from train.metrics.log_writer import MetricsLog
-from train.metrics.meters import StepMeter, NetworkMeter
+from train.metrics.meters import NetworkMeter, StepMeter
 
 CPU = torch.device("cpu")
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from train.metrics.accuracy import Accuracy
-from train.metrics.rows import StepTotals, epoch_row, run_summary, interval_scalars
+from train.metrics.rows import StepTotals, epoch_row, interval_scalars, run_summary
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
 

@@ -10,7 +10,7 @@ import pytest
 
 from train.forecast.calibration import compare_with_run, terms_until
 from train.recipe import Phase, Recipe
-from train.recipe.target import Target, start_clock, target_outcome, describe_outcome
+from train.recipe.target import Target, describe_outcome, start_clock, target_outcome
 from train.tools import checkpoint_io
 
 ROWS: list[dict[str, Any]] = [

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from train.data.decode import BadImage, decode_image
 from train.data.threads import map_in_threads
 from train.tools import filesystem
-from train.tools.filesystem import locked, with_checksum, read_with_checksum
+from train.tools.filesystem import locked, read_with_checksum, with_checksum
 
 from .base import DataError, ImageIds, Index, ProgressCallback, names_crc32, stems_sha256
 
@@ -38,7 +38,7 @@ class FolderIndex(Index):
     def take(self, ids: ImageIds) -> Self:
         """Return the index of these images only, in this order."""
         arrays = {name: getattr(self, name)[ids] for name in ("paths", "labels", "widths", "heights")}
-        return replace(self, **arrays, told=None)
+        return replace(self, **arrays, known_digests=None)
 
     def read(self, number: int) -> bytes:
         """Return the bytes of an image's file."""

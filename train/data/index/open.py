@@ -93,7 +93,7 @@ __all__ = [
     "Index",
     "ProgressCallback",
     "check_layout",
+    "check_same_images",
     "class_names",
     "load_index",
-    "check_same_images",
 ]

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from train.tools.filesystem import one_line_error, read_json
 
 from .base import DataError, ImageIds, Index, names_crc32, stems_sha256
-from .shards import ShardError, ShardReader, shard_name, describe_size_mismatch
+from .shards import ShardError, ShardReader, describe_size_mismatch, shard_name
 
 FORMAT, VERSION = "imgnet-cluster packed", 1
 MANIFEST_FILE, INDEX_FILE, NAMES_FILE = "manifest.json", "index.npy", "names.txt"

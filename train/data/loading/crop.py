@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from train.data.decode import Box, Pixels, ImageSize, decode_region
+from train.data.decode import Box, ImageSize, Pixels, decode_region
 from train.data.order.rect_val import RESIZE_TO_CROP_RATIO
 
 MAX_STRIP_RATIO = 64  # times as long as broad: what is enlarged of an image of which all would be

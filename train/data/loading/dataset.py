@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from train.data.index.open import DataError, Index, check_layout, class_names, load_index, check_same_images
+from train.data.index.open import DataError, Index, check_layout, check_same_images, class_names, load_index
 from train.data.order.rng import subset
 from train.data.order.work import IndexKey
 from train.recipe.components import Data
@@ -133,4 +133,4 @@ def _indexing_progress(folder: Path) -> Callable[[int, int], None]:
     return say
 
 
-__all__ = ["DataError", "Dataset", "copies_root", "open_dataset", "open_val_indexes", "data_root"]
+__all__ = ["DataError", "Dataset", "copies_root", "data_root", "open_dataset", "open_val_indexes"]

@@ -22,7 +22,7 @@ from train.recipe.validation_policy import should_validate
 from . import rect_train
 from .rect_val import CropShape, plan_rect_validation, plan_square_validation
 from .rng import permutation
-from .work import IndexKey, BatchRequest
+from .work import BatchRequest, IndexKey
 
 BatchPlan = list[tuple[CropShape, NDArray[np.int64]]]
 

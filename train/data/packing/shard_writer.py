@@ -26,14 +26,14 @@ from train.data.index.packed import (
     ROW_DTYPE,
     UNFINISHED_MARKER,
     VERSION,
-    PackedManifest,
     IndexRows,
+    PackedManifest,
     file_crc32,
     is_packed,
     read_manifest,
 )
 from train.data.index.shards import shard_name
-from train.tools.filesystem import to_json_bytes, write_atomic, with_checksum, read_with_checksum
+from train.tools.filesystem import read_with_checksum, to_json_bytes, with_checksum, write_atomic
 
 from .source_images import SourceImages
 

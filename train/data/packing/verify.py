@@ -10,7 +10,7 @@ from train.data.index import folder as index_folder
 from train.data.index import packed
 from train.data.index.base import SPLITS, DataError, ProgressCallback, stems_sha256
 from train.data.index.packed import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, PackedManifest
-from train.data.index.shards import shard_name, describe_size_mismatch
+from train.data.index.shards import describe_size_mismatch, shard_name
 from train.data.threads import map_in_threads
 
 READ_CHUNK_BYTES = 1 << 22  # bytes read at once

@@ -11,8 +11,8 @@ from support.packed_sets import content, make_set
 from support.simcloud.cloud import Sim
 from support.simcloud.http_server import Front, serve
 
-from cluster.backends.aws.s3_source import S3Source, upload_dataset, machine_role_problems
-from cluster.errors import ClusterError, AwsNotConfigured
+from cluster.backends.aws.s3_source import S3Source, machine_role_problems, upload_dataset
+from cluster.errors import AwsNotConfigured, ClusterError
 from infra.aws.client import Account
 from infra.aws.stack import efs as stack_efs
 from infra.aws.stack.resources import StackContext

@@ -12,7 +12,7 @@ from support.aws_gang import ZONES, Bed, Crash, bed
 from support.simcloud.spot_market import offered
 
 from infra.aws import tags
-from infra.aws.errors import CloudError, Interrupted, NoCredentials, ErrorKind
+from infra.aws.errors import CloudError, ErrorKind, Interrupted, NoCredentials
 from infra.aws.instances import gang as gang_module
 from infra.aws.instances import instances
 from infra.aws.instances.gang import LaunchRefused

@@ -83,7 +83,7 @@ def test_it_changes_nothing(front: Front, tools: Path) -> None:
 def test_every_changing_call_is_a_dry_run(front: Front, tools: Path, missing: list[str]) -> None:
     account, asked = Account(), []
     for client in (account.ec2, account.ec2_no_retry):
-        client.meta.events.register("provide-client-params.ec2.*", lambda params, model, **_: asked.append((model, params)))  # noqa: E501  # fmt: skip
+        client.meta.events.register("provide-client-params.ec2.*", lambda params, model, **_: asked.append((model, params)))  # fmt: skip
     check(account, stack_missing=missing)
     changing = {model.name: params for model, params in asked if not model.name.startswith("Describe")}
     assert changing.keys() == set(CHANGING if missing else CHANGING[:2])

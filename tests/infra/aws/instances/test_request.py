@@ -12,7 +12,7 @@ from support.aws_gang import ZONES, Bed, bed
 from infra.aws import tags
 from infra.aws.instances import request
 from infra.aws.instances.amis import Image
-from infra.aws.instances.request import Place, InstanceRequest, build_run_instances
+from infra.aws.instances.request import InstanceRequest, Place, build_run_instances
 from infra.aws.instances.user_data import build_user_data
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.stack.stack import Stack

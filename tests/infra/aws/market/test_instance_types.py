@@ -7,13 +7,13 @@ from moto.ec2.models.instance_types import INSTANCE_TYPES
 
 from infra.aws.market import offers
 from infra.aws.market.instance_types import (
-    GPU_ARCHITECTURES,
+    BUILTIN_TYPES,
     DEFAULT_TYPES,
+    GPU_ARCHITECTURES,
     ON_DEMAND_PRICES,
     RETIREMENT_REASONS,
-    BUILTIN_TYPES,
-    get_quota_family,
     find_builtin_type,
+    get_quota_family,
 )
 
 

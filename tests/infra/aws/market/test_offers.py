@@ -18,10 +18,10 @@ from infra.aws.client import Account
 from infra.aws.errors import CloudError, NoCredentials
 from infra.aws.market import offers
 from infra.aws.market.instance_types import (
+    BUILTIN_TYPES,
     DEFAULT_TYPES,
     ON_DEMAND_PRICES,
     RETIREMENT_REASONS,
-    BUILTIN_TYPES,
     find_builtin_type,
 )
 
@@ -49,7 +49,7 @@ def test_kinds_are_described_by_ec2_and_what_it_does_not_know_is_absent(front: F
 
 def test_ec2_is_never_asked_for_all_its_types(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     account, asked = Account(), []
-    see = lambda params, **_: asked.append(params)  # noqa: E731
+    see = lambda params, **_: asked.append(params)
     account.ec2.meta.events.register("provide-client-params.ec2.DescribeInstanceTypes", see)
     offers.list_instance_types(account, ["p3.16xlarge"])
     offers.list_instance_types(account, [])
@@ -173,7 +173,7 @@ def test_prices_are_unknown_where_there_is_no_way_to_aws(front: Front, monkeypat
 
 
 @pytest.mark.parametrize("body", ["", "[]", "{}", "null", '{"terms": {}}', '{"terms": 3}',
-                                  '{"terms": {"OnDemand": {"x": {"priceDimensions": {"y": {"pricePerUnit": {"USD": "?"}}}}}}}'])  # noqa: E501  # fmt: skip
+                                  '{"terms": {"OnDemand": {"x": {"priceDimensions": {"y": {"pricePerUnit": {"USD": "?"}}}}}}}'])  # fmt: skip
 def test_a_price_list_that_says_something_else_is_no_price(body: str) -> None:
     client = type("Client", (), {"get_products": lambda self, **_: {"PriceList": [body]}})()
     assert offers._list_price(client, "p4d.24xlarge", "us-east-1") is None

@@ -19,7 +19,7 @@ from support.packed_sets import content, make_set, make_split
 from train.data.fetch import download
 from train.data.fetch import fetch as fetching
 from train.data.fetch.fetch import FetchResult, SetToFetch, fetch_sets, format_bytes
-from train.data.fetch.resume import missing_ranges, missing_bytes
+from train.data.fetch.resume import missing_bytes, missing_ranges
 from train.data.fetch.sources import FolderSource
 from train.data.manifest import FetchError
 from train.tools.filesystem import write_atomic

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from train.data.index.open import DataError, Index, check_layout, class_names, load_index, check_same_images
+from train.data.index.open import DataError, Index, check_layout, check_same_images, class_names, load_index
 from train.data.packing.synthetic import draw_image
 from train.tools.filesystem import read_with_checksum
 

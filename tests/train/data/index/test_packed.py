@@ -19,7 +19,7 @@ import simplejpeg
 
 from train.data.index import shards
 from train.data.index.base import names_crc32, stems_sha256
-from train.data.index.open import DataError, Index, check_layout, class_names, load_index, check_same_images
+from train.data.index.open import DataError, Index, check_layout, check_same_images, class_names, load_index
 from train.data.index.packed import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, ROW_DTYPE, PackedManifest, file_crc32
 from train.data.order.rect_val import plan_rect_validation
 from train.data.order.rng import permutation
@@ -377,7 +377,7 @@ def private(function: Callable[[], Any]) -> tuple[int, float]:
         finally:
             os._exit(0)
     os.close(writer)
-    with open(reader) as file:  # noqa: PTH123
+    with open(reader) as file:
         said = file.read()
     os.waitpid(child, 0)
     memory, seconds = json.loads(said)

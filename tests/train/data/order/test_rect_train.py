@@ -16,8 +16,8 @@ from train.data.loading.loader import MAX_RECTANGLE_TO_SQUARE, BatchDecoder
 from train.data.order.rect_train import (
     PIXEL_TOLERANCE,
     encode_aspect_ratios,
-    rect_epoch_order,
     possible_step_shapes,
+    rect_epoch_order,
     rect_train_shapes,
 )
 from train.data.order.rect_val import MAX_ASPECT_RATIO

@@ -19,7 +19,7 @@ import simplejpeg
 from PIL import Image
 
 from train.data.decode import decode_image
-from train.data.index.open import DataError, Index, load_index, check_same_images
+from train.data.index.open import DataError, Index, check_same_images, load_index
 from train.data.index.packed import read_manifest
 from train.data.packing.pack import PackResult, copy_targets, pack_set, shrink_to_short_side
 from train.data.packing.synthetic import draw_image
@@ -269,7 +269,7 @@ pack_set(source, copies_in(target, [32, 36]), shard_bytes=10_000, progress=lambd
 
 def packing(source: Path, target: Path) -> "subprocess.Popen[bytes]":
     """A process that packs, slowly enough to be caught in the middle."""
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)  # noqa: PTH109
+    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     return subprocess.Popen(
         [sys.executable, "-c", SLOW, str(source), str(target)], env={**os.environ, "PYTHONPATH": path}
     )
