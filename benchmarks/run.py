@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-sys.path[:0] = [str(HERE.parent), str(HERE)]
+sys.path.insert(0, str(HERE.parent))
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 
-from measure import (
+from benchmarks.measure import (
     NO_PEERS_MESSAGE,
     PEERS_PYTHON,
     RESULTS_PATH,
@@ -60,12 +60,12 @@ def help_rows(_: BenchmarkImages) -> Iterator[str]:
 
 
 def rows_of_script(script: str, *arguments: object) -> Callable[[BenchmarkImages], Iterable[str]]:
-    """The rows of a script, with fixed words or, given "named" or "laid", the images."""
+    """The rows of a script, with fixed words or, given "given_path" or "laid", the images."""
 
     def rows(photos: BenchmarkImages) -> Iterable[str]:
-        module = importlib.import_module(script)
+        module = importlib.import_module(f"benchmarks.{script}")
         given = [getattr(photos, one) if isinstance(one, str) else one for one in arguments]
-        found: Iterable[str] = module.rows(*given)
+        found: Iterable[str] = module.markdown_rows(*given)
         return found
 
     return rows
@@ -73,12 +73,18 @@ def rows_of_script(script: str, *arguments: object) -> Callable[[BenchmarkImages
 
 PARTS: dict[str, tuple[str, Callable[[BenchmarkImages], Iterable[str]]]] = {
     "help": ("`--help` beside Python's own start", help_rows),
-    "loader": ("The whole feed, all cores, beside FFCV and the classic pipeline", rows_of_script("loader", "named")),
-    "pixels": ("Decode, crop and resize, one core", rows_of_script("pixels", "named")),
-    "index": ("An index of ImageNet's size", rows_of_script("index_million")),
-    "steps": ("Our steps beside a bare loop on data in memory", rows_of_script("steps", "laid")),
-    "schedule": ("Goodput: `make demo` and a cut-short 18-minute schedule", rows_of_script("schedule", "laid", 3)),
-    "forecast": ("A real run, forecast from a shorter one", rows_of_script("forecast_local")),
+    "loader": (
+        "The whole feed, all cores, beside FFCV and the classic pipeline",
+        rows_of_script("data.loader", "given_path"),
+    ),
+    "pixels": ("Decode, crop and resize, one core", rows_of_script("data.pixels", "given_path")),
+    "index": ("An index of ImageNet's size", rows_of_script("data.index_memory")),
+    "steps": ("Our steps beside a bare loop on data in memory", rows_of_script("training.steps", "class_folders")),
+    "schedule": (
+        "Goodput: `make demo` and a cut-short 18-minute schedule",
+        rows_of_script("training.schedule", "class_folders", 3),
+    ),
+    "forecast": ("A real run, forecast from a shorter one", rows_of_script("training.forecast")),
 }
 
 
@@ -86,7 +92,7 @@ def lay_out_images(given_path: Path | None, target_folder: Path) -> BenchmarkIma
     """Return the images, those of a .tar or a flat folder laid out by turns in ten classes, every tenth for val/."""
     if given_path is None or (given_path / "train").is_dir():
         return BenchmarkImages(given_path, given_path)
-    from loader import read_images
+    from benchmarks.data.loader import read_images
 
     for number, data in enumerate(read_images(given_path)):
         split = "val" if number % 10 == 9 else "train"
@@ -120,7 +126,7 @@ def sections_of_other_scripts(old_results: str) -> Iterator[str]:
     if "<!-- gpu.py -->" not in old_results:
         yield (
             "\n<!-- gpu.py -->\n## On a GPU\n\nNot measured: no machine with a GPU could be had yet. "
-            "`.venv/bin/python benchmarks/gpu.py` measures there and writes this part.\n<!-- end of gpu.py -->"
+            "`.venv/bin/python benchmarks/training/gpu.py` measures there and writes this part.\n<!-- end of gpu.py -->"
         )
 
 

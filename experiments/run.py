@@ -10,8 +10,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from experiments import lars, norm_decay, progressive, rectangles, scaling, warmup, zero_gamma
-from experiments.command import main
+from experiments.harness.cli import main
+from experiments.studies import lars, norm_decay, progressive, rectangles, scaling, warmup, zero_gamma
 
 EXPERIMENTS = [one.EXPERIMENT for one in (warmup, scaling, lars, zero_gamma, norm_decay, progressive, rectangles)]
 

@@ -1,4 +1,4 @@
-"""Twenty random schedules of losses (benchmarks/trials.py): each job comes out as if nothing had happened."""
+"""Twenty random schedules of losses (benchmarks/elastic/trials.py): each job comes out as if nothing had happened."""
 
 import importlib.util
 import sys
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 COUNT, SEED, PARALLEL = 20, 2000, 4
-PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "trials.py"
+PATH = Path(__file__).resolve().parents[2] / "benchmarks" / "elastic" / "trials.py"
 
 
 @pytest.fixture(scope="module")

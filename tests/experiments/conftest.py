@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments.arms import Arm
-from experiments.images import ImageSet
+from experiments.harness.claims import Arm
+from experiments.harness.images import ImageSet
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
 STUB = '''

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from experiments import images
-from experiments.images import ImageSourceError
+from experiments.harness import images
+from experiments.harness.images import ImageSourceError
 from train.data.index import open as index_open
 
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from experiments import runs
-from experiments.arms import Arm
-from experiments.images import ImageSet
-from experiments.runs import FIELDS_OF_FORMAT_1, ExperimentRun
+from experiments.harness import runs
+from experiments.harness.claims import Arm
+from experiments.harness.images import ImageSet
+from experiments.harness.runs import FIELDS_OF_FORMAT_1, ExperimentRun
 from train.recipe import Data, Model, Phase, Recipe
 
 IMAGES = ImageSet(Path("somewhere"), "abc", 10)

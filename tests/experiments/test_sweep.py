@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from experiments import runs, sweep
-from experiments.images import ImageSet
-from experiments.runs import ExperimentRun
-from experiments.sweep import RunFailed, SweepLocation
+from experiments.harness import runs, sweep
+from experiments.harness.images import ImageSet
+from experiments.harness.runs import ExperimentRun
+from experiments.harness.sweep import RunFailed, SweepLocation
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE = 120.0
@@ -94,7 +94,7 @@ def other(bed: Bed, *seeds: int) -> "subprocess.Popen[bytes]":
     """A sweep in a process of its own."""
     code = """
 import pickle, sys
-from experiments import sweep
+from experiments.harness import sweep
 runs, place = pickle.loads(sys.stdin.buffer.read())
 sweep.sweep(runs, place, 1)
 """

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 from support.ssh_machines import Testbed, command_line
 
-from benchmarks.launch_stub import StubDelays
+from benchmarks.launch.stub import StubDelays
 from cluster.connectors.hosts_file import read_hosts
 from cluster.connectors.ssh import Unreachable
 from cluster.machines import fleet as module

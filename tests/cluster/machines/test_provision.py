@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 from support.ssh_machines import Testbed
 
-from benchmarks.launch import supervisor_pids
-from benchmarks.launch_stub import RECIPE, StubDelays
+from benchmarks.launch.local import supervisor_pids
+from benchmarks.launch.stub import RECIPE, StubDelays
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.known_hosts import fingerprint
 from cluster.errors import SetupFailed

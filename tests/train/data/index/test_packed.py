@@ -386,7 +386,7 @@ def private(function: Callable[[], Any]) -> tuple[int, float]:
 
 def test_an_index_of_a_million_images_opens_at_once_and_holds_nothing_of_its_own(million: Path) -> None:
     memory, seconds = private(lambda: load_index(million, "train"))
-    assert memory < 8e6 and seconds < 3.0  # benchmarks/index_million.py has the numbers: 50 ms
+    assert memory < 8e6 and seconds < 3.0  # benchmarks/data/index_memory.py has the numbers: 50 ms
 
     def use() -> Any:
         index = load_index(million, "train")

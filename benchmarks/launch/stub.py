@@ -1,0 +1,132 @@
+"""A shell script that stands for Python on a machine: it waits as long as our modules would, and says what they would.
+
+For benchmarks/launch/local.py, and for tests of setting up that need no training.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+RECIPE = """\
+from train.recipe import Data, Model, Optim, Phase, Recipe
+
+recipe = Recipe(
+    name="nothing", data=Data(name="none", root="/nowhere", train=10**6, val=1), model=Model(name="resnet10_tiny"),
+    optim=Optim(nesterov=True), machines=1, gpus=1, phases=[Phase(epochs=(0, 2), size=32, batch=8, lr=0.01)],
+)
+"""
+
+# Called as Python is: -m MODULE ARGUMENTS, or -c CODE. Each call is noted in <stub>.log; <stub>.d/MODULE-MACHINE is
+# read first, and may change what follows. MACHINE is the number of the testbed's machine.
+STUB_SCRIPT = r"""#!/bin/sh
+[ "$1" = -c ] && { echo 40000; exit; }
+stub=$0 module=$2 me=${HOME%/home} steps={steps} free=100
+me=${me##*/}
+shift 2
+echo "$module $me" >>"$stub.log"
+[ ! -e "$stub.d/$module-$me" ] || . "$stub.d/$module-$me"
+
+probe() {
+  while [ $# -gt 0 ]; do
+    case $1 in
+      --shared) shared=$2;; --work) work=$2;; --token) token=$2;; --machine) name=$2;; --expect) expect=$2;;
+    esac
+    shift 2
+  done
+  sleep {probe}
+  if [ "$expect" ]; then
+    IFS=,
+    for one in $expect; do
+      [ -e "$shared/probe/$token-$one" ] && seen="$seen${seen:+, }\"$one\": true"
+    done
+    printf '{"shared": {"seen": {%s}}, "time": %s}\n' "$seen" "$(date +%s.%N)"
+    return
+  fi
+  mkdir -p "$shared/probe" && : >"$shared/probe/$token-$name"
+  printf '{"tmux": "3", "shm_bytes": 1000000000, "gpus": [], "nvidia": "missing", "free_gb": {"work": %s}, ' "$free"
+  printf '"work": {"path": "%s", "writable": true}, "shared": {"path": "%s", "link": true, ' "$work" "$shared"
+  printf '"type": "ext4", "options": "rw", "point": "/", "source": "none"}, "time": %s}\n' "$(date +%s.%N)"
+}
+
+say() {
+  printf '{"id": "%s.%s", "launch": "%s", "pid": %s, "attempt": %s, "phase": "%s", "state": "%s", "step": %s, %s}' \
+    "$name" "$$" "$launch" "$$" "$number" "$1" "$2" "$step" "${3:-\"steps\": $steps}" >"$shared/status/$name.json"
+  [ "$2" = "$said" ] || printf '{"time": %s, "attempt": %s, "state": "%s"}\n' "$(date +%s.%N)" "$number" "$2" \
+    >>"$shared/logs/agent-$name.jsonl"
+  said=$2
+}
+
+rest() {
+  sleep "$1" 9>&-
+  [ ! -e "$shared/stop" ] || { say ended stopped '"reason": "stopped by the user", "ended": true'; exit 0; }
+}
+
+propose() {
+  while set -- "$shared"/status/*.json && [ $# -lt {count} ]; do rest 0.2; done
+  members=
+  for one; do one=${one##*/}; members="$members${members:+, }\"${one%.json}.1\""; done
+  printf '{"number": %s, "launch": "%s", "members": [%s], "time": %s}' \
+    "$number" "$launch" "$members" "$(date +%s.%N)" >"$shared/.attempt"
+  mv "$shared/.attempt" "$attempt"
+}
+
+agent() {
+  shared=$1 work=$2 name=$3 step=0 number=1
+  mkdir -p "$work" "$shared/status" "$shared/logs" "$shared/attempts" "$shared/metrics"
+  exec 9>>"$work/agent.lock"
+  flock -w 2 9 || exit 1
+  read -r launch <"$shared/launch" || [ "$launch" ] || exit 1
+  say warming warming
+  rest {start}
+  attempt=$shared/attempts/000001.json
+  [ -e "$attempt" ] || [ "$name" != 0 ] || propose
+  until [ -e "$attempt" ]; do rest 0.2; done
+  while [ ! -e "$shared/result.json" ]; do
+    step=$((step + 1))
+    say running training
+    [ "$name" != 0 ] || printf '{"kind": "train", "step": %s, "images": %s, "time": 1}\n' "$step" "$step" \
+      >>"$shared/metrics/000001.jsonl"
+    [ "$name" != 0 ] || [ "$step" -lt "$steps" ] || finish
+    rest {beat}
+  done
+  say ended done '"ended": true'
+}
+
+finish() {
+  printf '{"epochs": [{"top1": 50.0, "top5": 90.0}], "top1": 50.0, "top5": 90.0, ' >"$work/end"
+  printf '"images_per_second": 1.0, "goodput": 1.0, "seconds": {"training": 1.0, "validation": 0.0}}' >>"$work/end"
+  mv "$work/end" "$shared/result.json"
+}
+
+case $module in
+cluster.machines.python_env)
+  sleep {environment}
+  printf '{"python": "%s", "made": false, "seconds": 0, "torch": "2", "why": ""}\n' "$stub";;
+cluster.machines.probe) probe "$@";;
+train.distributed.network_probe) sleep {network}; [ "$RANK" != 0 ] || echo '{"world": 1}';;
+cluster.agent) agent "$@";;
+esac
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StubDelays:
+    """Seconds that a machine takes for each part, as measured on EC2 instances with a warm image; `beat` of the agent.
+
+    `steps` are the trainer's, one a beat; machine 0 proposes the first attempt when `count` machines have spoken.
+    """
+
+    environment: float = 8.0
+    probe: float = 2.0
+    network: float = 3.0
+    start: float = 3.0
+    beat: float = 1.0
+    steps: int = 100_000
+    count: int = 1
+
+    def write_script(self, path: Path) -> Path:
+        """Write the script that stands for Python on every machine."""
+        text = re.sub(r"\{(\w+)\}", lambda found: str(vars(self)[found[1]]), STUB_SCRIPT)
+        path.write_text(text)
+        path.chmod(0o755)
+        return path

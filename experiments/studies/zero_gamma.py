@@ -1,0 +1,35 @@
+"""The last norm of each block starting at 0 against 1 (Goyal et al. 2017, table 2b).
+
+python experiments/studies/zero_gamma.py --data DIR
+"""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from experiments.harness.claims import Experiment
+from experiments.harness.cli import main
+from experiments.studies.goyal import better_claims, on_and_off_arms
+
+CHOICE_NAMES = ("gamma 0", "gamma 1")
+
+EXPERIMENT = Experiment(
+    name="zero_gamma",
+    title="4. Zero-gamma against ones",
+    description=(
+        "Goyal's rules in small (goyal.py) at both batches; only the first value of the last norm's weight in "
+        "each of the four blocks differs."
+    ),
+    arms=on_and_off_arms("zero_gamma", (True, False), CHOICE_NAMES),
+    claims=better_claims(
+        CHOICE_NAMES,
+        (
+            "top-1 error 23.60 ± 0.12 against 23.84 ± 0.18 % at 256 (table 2b)",
+            "23.74 ± 0.09 against 24.11 ± 0.07 % at 8192",
+        ),
+    ),
+)
+
+if __name__ == "__main__":
+    sys.exit(main([EXPERIMENT]))
