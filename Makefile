@@ -1,11 +1,13 @@
 # Three commands do everything on a fresh machine with Python and make:
-#   make demo      train the main path on a built-in data set, in a few minutes on two cores
-#   make test      ruff, mypy and the tests, but for
-#   make rehearse  whole jobs: started, killed, brought back, here, over ssh, on rented machines
-# Each makes .venv, installs once, and brings tmux and OpenSSH through apt where it may; the tests also a browser.
+#   make demo      train on a built-in data set; a few minutes on two cores
+#   make test      ruff, mypy and all tests except the rehearsals
+#   make rehearse  whole jobs that are started, killed and recovered: local, over ssh, on simulated EC2 machines
+# Each creates .venv and installs everything once, at the versions of constraints.txt. tmux and OpenSSH come from apt
+# where that is allowed; the tests also need a browser.
 
 PYTHON ?= python3
 BIN := .venv/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 
 .PHONY: demo test rehearse check format bench benchmarks peers experiments simcloud clean
 
@@ -27,7 +29,7 @@ format: .venv/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# IMAGES: photographs, a folder or a tar; without, images are drawn. The peers first: make peers.
+# IMAGES: photographs, a folder or a tar file; without it, images are generated. Run `make peers` first to compare with them.
 bench: .venv/.installed-dev
 	$(BIN)/python benchmarks/run.py $(if $(IMAGES),--images $(IMAGES))
 
@@ -36,21 +38,22 @@ benchmarks: bench
 peers:
 	PYTHON=$(PYTHON) sh benchmarks/peers.sh
 
-# DATA: CIFAR-10 as JPEG files, IMAGES: photographs; each a folder or a tar. About three hours; called again it goes on.
+# DATA: CIFAR-10 as JPEG files; IMAGES: photographs. Each is a folder or a tar file. About three hours; a second call continues.
 experiments: .venv/.installed-dev
 	$(BIN)/python experiments/run.py $(if $(DATA),--data $(DATA)) $(if $(IMAGES),--photographs $(IMAGES))
 
-# A simulated EC2 with machines behind it, for a person: prints what to export, until Ctrl-C.
+# A simulated EC2 with real sshd machines behind it, to try the tool without an account: prints what to export; ends with Ctrl-C.
 simcloud: .venv/.installed-dev
 	PYTHONPATH=.:tests $(BIN)/python -m support.simcloud
 
-.venv/.installed: pyproject.toml tools.sh
+.venv/.installed: pyproject.toml constraints.txt tools.sh
 	PYTHON=$(PYTHON) sh tools.sh
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable .
+	sh tools.sh torch
+	$(PIP) --editable .
 	touch $@
 
 .venv/.installed-dev: .venv/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable ".[dev]"
+	$(PIP) --editable ".[dev]"
 	sh tools.sh browser
 	touch $@
 

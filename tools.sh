@@ -1,7 +1,21 @@
 #!/bin/sh
-# Make .venv, and bring tmux and OpenSSH: through apt where we may (root, or sudo that asks nothing), else say what to install.
-# `tools.sh browser` brings chromium for the tests of reports, where that can be; they are skipped without one.
+# tools.sh          create .venv; install tmux and OpenSSH through apt (as root, or with sudo that needs no password),
+#                   or say what to install
+# tools.sh torch    install PyTorch into .venv: the CPU wheel where there is no NVIDIA driver, because the default wheel
+#                   for Linux brings gigabytes of CUDA libraries
+# tools.sh browser  install chromium for the tests of the report; these tests are skipped without a browser
 set -eu
+
+if [ "${1:-}" = torch ]; then
+    pin=$(grep '^torch==' constraints.txt)
+    .venv/bin/pip show --quiet torch 2>/dev/null && exit 0
+    # On macOS and Windows the default wheel is a CPU wheel.
+    [ "$(uname -s)" = Linux ] && [ ! -e /proc/driver/nvidia/version ] || exit 0
+    .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --retries 0 --timeout 15 \
+        --index-url https://download.pytorch.org/whl/cpu "$pin+cpu" 2>/dev/null && exit 0
+    echo "no CPU wheel of PyTorch could be fetched; pip takes the default wheel" >&2
+    exit 0
+fi
 
 if [ "${1:-}" = browser ]; then
     for name in chromium chromium-browser google-chrome google-chrome-stable; do
