@@ -20,7 +20,7 @@ URGENT_FIELDS = (
     "phase",
     "state",
     "attempt",
-    "leaving",
+    "leave_reason",
     "fault",
     "doing",
     "ended",

@@ -25,8 +25,8 @@ import sys
 if sys.orig_argv[1:4] == ["-P", "-m", "train"]:
     import json, os, signal, subprocess, time, traceback
     from pathlib import Path
-    from train.engine.agent_channel import Report
-    report, rank = Report(), int(os.environ["RANK"])
+    from train.engine.agent_channel import AgentChannel
+    report, rank = AgentChannel(), int(os.environ["RANK"])
     out = Path(sys.orig_argv[sys.orig_argv.index("--out") + 1])
     def until(condition):
         while not condition():
@@ -42,11 +42,11 @@ if sys.orig_argv[1:4] == ["-P", "-m", "train"]:
     os._exit(code)
 """
 PUBLISH = "(out / 'result.json').write_text('{\"epochs\": []}')\n"
-TRAIN = "report.listen(); report.say('training', step=8, steps=16)\n"
-SAVE_WHEN_ASKED = TRAIN + "until(report.asked); report.say('saved', step=9); sys.exit(3)"
+TRAIN = "report.install_signal_handlers(); report.report_state('training', step=8, steps=16)\n"
+SAVE_WHEN_ASKED = TRAIN + "until(report.stop_requested); report.report_state('saved', step=9); sys.exit(3)"
 FAIL_IN_TURN = """
 until(lambda: rank == 0 or (report.folder / 'failed-0.json').exists())
-report.fail(f'words of {rank}')
+report.report_failure(f'words of {rank}')
 sys.exit(1)
 """
 FOR_EVER = TRAIN + "until(lambda: False)"
@@ -64,7 +64,7 @@ class Agents:
     def start(self, run: Any, trainer: str = PUBLISH, machine: str = "0", *options: str) -> "subprocess.Popen[bytes]":
         path = f"{ROOT}{os.pathsep}{self.place.path / 'stand-in'}"
         with self.log.open("ab") as log:
-            here = [str(run.folders.shared), str(run.folders.work(machine)), machine]
+            here = [str(run.folders.shared), str(run.folders.work_folder(machine)), machine]
             words = [sys.executable, "-P", "-m", "cluster.agent", *here, *options]
             env = {**self.place.env, "PYTHONPATH": path, "TRAINER": trainer}
             one = subprocess.Popen(
@@ -126,15 +126,15 @@ def test_each_trainer_gets_the_variables_that_torchrun_would_set(agents: Fixture
         assert one["RANK"] == one["LOCAL_RANK"] == str(rank)
         assert one["WORLD_SIZE"] == one["LOCAL_WORLD_SIZE"] == "3"
         assert one["MASTER_ADDR"] == "127.0.0.1" and one["MASTER_PORT"] == told[0]["MASTER_PORT"]
-        assert one["IMGNET_WORK"] == str(run.folders.work() / "000001")
+        assert one["IMGNET_WORK"] == str(run.folders.work_folder() / "000001")
 
 
 def test_what_was_asked_of_the_job_reaches_the_trainers(agents: Fixture, hand_made: Fixture) -> None:
-    asked = {"max_steps": 7, "scale": 0.5, "workers": 0, "skip_bad": True, "gpus": 4, "save_seconds": 2.0}
+    asked = {"max_steps": 7, "scale": 0.5, "workers": 0, "skip_bad": True, "schedule_gpus": 4, "save_seconds": 2.0}
     run = hand_made(**asked, target="top5=93")
     assert agents.run(run, "(out / 'words').write_text(json.dumps(sys.orig_argv))\n" + PUBLISH) == 0
     words = json.loads((run.folders.shared / "words").read_text())[4:]
-    assert words[0] == str(run.folders.recipe) and "--skip-bad" in words
+    assert words[0] == str(run.folders.recipe_path) and "--skip-bad" in words
     for option in (
         f"--data {run.spec.data}", f"--copies {run.spec.copies}", f"--out {run.folders.shared}", "--max-steps 7",
         "--scale 0.5", "--workers 0", "--gpus 4", "--save-seconds 2.0", "--target top5=93", "--attempt 1",
@@ -149,7 +149,7 @@ def test_what_was_asked_of_the_job_reaches_the_trainers(agents: Fixture, hand_ma
         ("pass", "ended with code 0 and no result"),
         ("sys.exit(5)", "the trainer of rank 0 ended with code 5"),
         (f"if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n{FOR_EVER}", "rank 1 was killed by SIGKILL"),
-        (f"if rank: report.fail('the loss is nan at step 8'); sys.exit(1)\n{FOR_EVER}", "the loss is nan at step 8"),
+        (f"if rank: report.report_failure('the loss is nan at step 8'); sys.exit(1)\n{FOR_EVER}", "the loss is nan at step 8"),
         (FAIL_IN_TURN, "words of 0"),
     ],
     ids=["no result", "a code", "a signal", "last words", "the first of several"],
@@ -162,14 +162,14 @@ def test_one_trainer_that_fails_ends_the_others_and_is_named(
     state, said = agents.end(run)
     assert state == "failed" and reason in said and "\n" not in said
     # A trainer that fails before the other has said its step fails at another step, and is counted as its machine's.
-    assert said.endswith(("(3 times at step 8)", "(3 times)") if "say('training'" in trainer else "(3 times at step 0)")
+    assert said.endswith(("(3 times at step 8)", "(3 times)") if "report_state('training'" in trainer else "(3 times at step 0)")
     assert len(list((run.folders.shared / "attempts").iterdir())) == 4, "three tries, and the end"
     assert run.job.wait(5) == "failed" and run.job.result["reason"] == said
 
 
 def test_what_would_come_back_at_every_try_ends_the_job_at_once(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(procs=2)
-    words = f"if rank: report.fail('no such folder', 'final'); sys.exit(1)\n{FOR_EVER}"
+    words = f"if rank: report.report_failure('no such folder', 'final'); sys.exit(1)\n{FOR_EVER}"
     assert agents.run(run, words) == 1 and agents.end(run) == ("failed", "no such folder")
     assert agents.states(run).count("starting") == 1
 
@@ -189,25 +189,25 @@ def test_a_crash_is_tried_again_from_the_newest_checkpoint(agents: Fixture, hand
 
 
 def test_two_machines_are_one_run_and_when_one_dies_the_other_goes_on(agents: Fixture, hand_made: Fixture) -> None:
-    run = hand_made(machines=2, procs=2, lost_seconds=1.0, silence=1.0, beat=0.2)
+    run = hand_made(machines=2, procs=2, lost_seconds=1.0, heartbeat_timeout_seconds=1.0, heartbeat_seconds=0.2)
     tell = "(out / f'told-{rank}-{os.environ[\"WORLD_SIZE\"]}').write_text(json.dumps(dict(os.environ)))\n"
-    again = "if os.environ['WORLD_SIZE'] == '2': report.say('training', step=9); time.sleep(0.5)\n"
+    again = "if os.environ['WORLD_SIZE'] == '2': report.report_state('training', step=9); time.sleep(0.5)\n"
     end = "if os.environ['WORLD_SIZE'] == '2':\n    " + PUBLISH + "    sys.exit(0)\n"
     both = [agents.start(run, TRAIN + tell + again + end + "until(lambda: False)", name) for name in ("0", "1")]
     agents.place.wait_for(lambda: len(list(run.folders.shared.glob("told-*-4"))) == 4)
     told = [json.loads((run.folders.shared / f"told-{rank}-4").read_text()) for rank in range(4)]
     first = json.loads((run.folders.shared / "attempts/000001.json").read_text())
     assert [one["LOCAL_RANK"] for one in told] == ["0", "1", "0", "1"]
-    assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in told} == {(first["address"], str(first["port"]))}
-    assert [one["IMGNET_WORK"] for one in told[1:3]] == [str(run.folders.work(name) / "000001") for name in ("0", "1")]
+    assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in told} == {(first["master_address"], str(first["master_port"]))}
+    assert [one["IMGNET_WORK"] for one in told[1:3]] == [str(run.folders.work_folder(name) / "000001") for name in ("0", "1")]
     agents.wait_for_step(run)
     both[0].kill()  # the head
     assert both[1].wait(30) == 0 and not agents.trainers()
     second = json.loads((run.folders.shared / "attempts/000002.json").read_text())
     assert second["reason"] == "machine 0 lost" and second["members"] == first["members"][1:]
-    assert second["port"] != first["port"]
+    assert second["master_port"] != first["master_port"]
     assert json.loads((run.folders.shared / "told-0-2").read_text())["IMGNET_WORK"].startswith(
-        str(run.folders.work("1"))
+        str(run.folders.work_folder("1"))
     )
     assert run.job.wait(5) == "done"
 
@@ -248,8 +248,8 @@ def test_the_limit_in_hours_ends_a_job_with_a_save(agents: Fixture, hand_made: F
 
 def test_before_the_first_step_there_is_nothing_to_wait_for(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
-    one = agents.start(run, "report.say('joining'); until(lambda: False)")
-    agents.place.wait_for(lambda: "joining" in agents.states(run) if run.job.said else False)
+    one = agents.start(run, "report.report_state('joining'); until(lambda: False)")
+    agents.place.wait_for(lambda: "joining" in agents.states(run) if run.job.has_agent_status else False)
     start = time.monotonic()
     run.shared("stop", "{}")
     assert one.wait(30) == 0 and time.monotonic() - start < 10
@@ -260,11 +260,11 @@ def test_an_agent_that_is_killed_takes_its_trainers_along(agents: Fixture, hand_
     run = hand_made(procs=2)
     one = agents.start(run, FOR_EVER)
     agents.wait_for_step(run)
-    assert run.job.alive and len(agents.trainers()) == 2
+    assert run.job.is_alive and len(agents.trainers()) == 2
     one.kill()
     one.wait()
     agents.place.wait_for(lambda: not agents.trainers(), 5)
-    assert not run.job.alive and run.job.wait(5) == "failed"
+    assert not run.job.is_alive and run.job.wait(5) == "failed"
 
 
 def test_a_second_agent_leaves_the_folder_to_the_first(agents: Fixture, hand_made: Fixture) -> None:
@@ -287,10 +287,10 @@ def test_the_next_agent_resumes_from_the_newest_checkpoint_with_a_clean_table(
     run.shared("stop", "{}")
     assert one.wait(30) == 0
     saved = run.folders.shared / run.checkpoint(1, 9)
-    (run.folders.work() / "000001/failed-0.json").write_text('{"rank": 0, "reason": "long ago", "time": 1}')
+    (run.folders.work_folder() / "000001/failed-0.json").write_text('{"rank": 0, "reason": "long ago", "time": 1}')
     (run.folders.shared / "stop").unlink()
-    run.folders.launch.write_text("the next")
-    tell = "(out / 'words').write_text(json.dumps(sys.orig_argv))\nif report.asked(): sys.exit(7)\n"
+    run.folders.launch_path.write_text("the next")
+    tell = "(out / 'words').write_text(json.dumps(sys.orig_argv))\nif report.stop_requested(): sys.exit(7)\n"
     assert agents.run(run, tell + PUBLISH) == 0
     words = json.loads((run.folders.shared / "words").read_text())
     resumed = Path(words[words.index("--resume") + 1])
@@ -301,7 +301,7 @@ def test_the_next_agent_resumes_from_the_newest_checkpoint_with_a_clean_table(
 
 
 def test_a_set_up_that_fails_is_the_reason_and_no_trainer_starts(agents: Fixture, hand_made: Fixture) -> None:
-    run = hand_made(draw=True, data="/dev/null/sample")
+    run = hand_made(generate_data=True, data="/dev/null/sample")
     assert agents.run(run) == 1
     state, reason = agents.end(run)
     assert state == "failed" and "drawing the built-in set" in reason and "/dev/null" in reason
@@ -318,7 +318,7 @@ def test_trainers_that_end_on_a_full_disk_end_the_job_and_leave_nothing_running(
     agents: Fixture, hand_made: Fixture, small_disk: Path
 ) -> None:
     run = hand_made(str(small_disk / "job-1"))
-    assert agents.run(run, TRAIN + FILL + "report.fail('No space left on device', 'final')") == 1
+    assert agents.run(run, TRAIN + FILL + "report.report_failure('No space left on device', 'final')") == 1
     (run.folders.shared / "fill").unlink()
     assert run.job.wait(5) == "failed"
 
@@ -329,8 +329,8 @@ def test_a_disk_that_is_full_for_a_while_does_not_end_the_job(
     run = hand_made(str(small_disk / "job-1"))
     one = agents.start(run, TRAIN + FILL + "until(lambda: not (out / 'fill').exists())\n" + PUBLISH)
     agents.place.wait_for(lambda: shutil.disk_usage(small_disk).free == 0)
-    said = run.folders.status().read_text()
-    agents.place.wait_for(lambda: run.folders.status().read_text() != said, 10)
+    said = run.folders.status_path().read_text()
+    agents.place.wait_for(lambda: run.folders.status_path().read_text() != said, 10)
     assert one.poll() is None
     (run.folders.shared / "fill").unlink()
     assert one.wait(20) == 0 and run.job.wait(5) == "done"

@@ -305,7 +305,7 @@ def test_close_ends_it_and_another_sample_starts_none(smi: Smi) -> None:
 
 def test_it_dies_with_us_even_by_sigkill(smi: Smi) -> None:
     smi.shell("exec sleep 100")
-    ours = "import time; from cluster.agent.host_metrics import Sampler; s = Sampler(); s.sample(); time.sleep(100)"
+    ours = "import time; from cluster.agent.host_metrics import HostSampler; s = HostSampler(); s.sample(); time.sleep(100)"
     process = subprocess.Popen([sys.executable, "-c", ours], cwd=Path(host_metrics.__file__).parents[2])
     try:
         until(lambda: smi.starts)

@@ -18,7 +18,7 @@ WORD = MachineStatus(id="1.b", phase="running", attempt=2, last_step=8)
 @pytest.fixture
 def speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StatusWriter]:
     """Make a voice of machine 1 that has a beat of so many seconds, and measures nothing."""
-    monkeypatch.setattr("cluster.agent.status_writer.Sampler.sample", lambda _: {"cpu": 7})
+    monkeypatch.setattr("cluster.agent.status_writer.HostSampler.sample", lambda _: {"cpu": 7})
     made = []
 
     def make(beat: float = 3600.0) -> StatusWriter:
@@ -43,7 +43,7 @@ def test_the_status_has_the_word_the_numbers_and_the_use_of_the_machine(
     speak().write(WORD, "training", images_per_second=5.0)
     found = said(tmp_path)
     assert before <= found["time"] <= time.time()
-    assert (found["id"], found["phase"], found["attempt"], found["at"], found["launch"]) == (
+    assert (found["id"], found["phase"], found["attempt"], found["last_step"], found["launch"]) == (
         "1.b",
         "running",
         2,
@@ -58,8 +58,8 @@ def test_the_status_has_the_word_the_numbers_and_the_use_of_the_machine(
 
 @pytest.mark.parametrize(
     "news",
-    [{"phase": "failed"}, {"attempt": 3}, {"leaving": "a notice"}, {"fault": "own"}],
-    ids=["phase", "attempt", "leaving", "fault"],
+    [{"phase": "failed"}, {"attempt": 3}, {"leave_reason": "a notice"}, {"fault": "own"}],
+    ids=["phase", "attempt", "leave_reason", "fault"],
 )
 def test_news_are_told_at_once(tmp_path: Path, speak: Callable[..., StatusWriter], news: dict[str, Any]) -> None:
     voice = speak()
@@ -125,7 +125,7 @@ def test_a_shorter_status_leaves_nothing_of_a_longer_one(tmp_path: Path, speak: 
 def test_on_a_full_disk_the_status_in_place_is_still_rewritten(
     full_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.agent.status_writer.Sampler.sample", lambda _: {"cpu": 7})
+    monkeypatch.setattr("cluster.agent.status_writer.HostSampler.sample", lambda _: {"cpu": 7})
     (full_disk / "filling").unlink()
     voice = StatusWriter(full_disk, "1", "now", 0.0)
     voice.write(WORD, "training", step=8)

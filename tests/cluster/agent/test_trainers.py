@@ -19,7 +19,7 @@ Fixture = Any
 STAND_IN = """\
 import json, os, signal, sys, time
 from pathlib import Path
-from train.engine.agent_channel import Report
+from train.engine.agent_channel import AgentChannel
 argv = sys.argv[1:]
 log = None
 if sys.argv[0] == "standby":
@@ -30,7 +30,7 @@ if sys.argv[0] == "standby":
     asked = json.loads(line)
     os.environ.update(asked["environment"])
     argv, log = asked["argv"], asked["log"]
-rank, out, report = int(os.environ["RANK"]), Path(argv[argv.index("--out") + 1]), Report()
+rank, out, report = int(os.environ["RANK"]), Path(argv[argv.index("--out") + 1]), AgentChannel()
 def until(condition):
     while not condition():
         time.sleep(0.01)
@@ -48,7 +48,7 @@ def team(hand_made: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         code = f"import sys; sys.argv[0] = {module.rpartition('.')[2]!r}; exec(open({str(script)!r}).read())"
         return [sys.executable, "-c", code, *argv]
 
-    monkeypatch.setattr(trainers, "python", words)
+    monkeypatch.setattr(trainers, "module_command", words)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3]))
     made: list[Trainers] = []
 
@@ -56,7 +56,7 @@ def team(hand_made: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
         run = hand_made(**changes)
         run.shared("trainer.py", text)
         (tmp_path / "temp").mkdir(exist_ok=True)
-        made.append(Trainers(run.spec, run.folders.shared, run.folders.work(), tmp_path / "temp"))
+        made.append(Trainers(run.spec, run.folders.shared, run.folders.work_folder(), tmp_path / "temp"))
         return made[-1]
 
     process.adopt_orphans()  # as the agent does
@@ -68,7 +68,7 @@ def team(hand_made: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def attempt(number: int = 1, **more: Any) -> Attempt:
-    return Attempt(**{"number": number, "members": ("0.a", "1.b"), "port": 1234, **more})
+    return Attempt(**{"number": number, "members": ("0.a", "1.b"), "master_port": 1234, **more})
 
 
 def wait_for(condition: Callable[[], Any]) -> Any:
@@ -117,14 +117,14 @@ def test_ranks_follow_the_place_among_the_members(team: Fixture) -> None:
 
 def test_a_warm_standby_becomes_the_trainers_and_a_new_one_is_made_for_the_next(team: Fixture) -> None:
     one = team(TELL, procs=2, standby=True)
-    wait_for(one.warm)
-    pids = [child.pid for child in one.standby]
+    wait_for(one.ensure_standby)
+    pids = [child.pid for child in one.standby_processes]
     one.start(attempt(), 0)
-    assert [told(one, rank)[2] for rank in (0, 1)] == pids and one.standby == []
-    wait_for(one.warm)
-    assert [child.pid for child in one.standby] != pids and one.codes() == [None, None]
+    assert [told(one, rank)[2] for rank in (0, 1)] == pids and one.standby_processes == []
+    wait_for(one.ensure_standby)
+    assert [child.pid for child in one.standby_processes] != pids and one.exit_codes() == [None, None]
     (one.shared / "told-0").unlink()
-    after = [child.pid for child in one.standby]
+    after = [child.pid for child in one.standby_processes]
     one.stop()
     one.start(attempt(2), 0)
     assert told(one, 0)[2] == after[0] and told(one, 0)[1]["IMGNET_WORK"].endswith("/000002")
@@ -132,66 +132,66 @@ def test_a_warm_standby_becomes_the_trainers_and_a_new_one_is_made_for_the_next(
 
 def test_without_a_warm_standby_trainers_start_cold(team: Fixture) -> None:
     one = team(TELL, standby=False)
-    assert one.warm() and one.standby == [], "there is none, so all is ready"
+    assert one.ensure_standby() and one.standby_processes == [], "there is none, so all is ready"
     one.start(attempt(), 0)
     assert told(one, 0)[1]["RANK"] == "0"
 
 
 def test_a_standby_that_died_is_replaced_and_a_half_one_not_used(team: Fixture) -> None:
     one = team(TELL, procs=2, standby=True)
-    wait_for(one.warm)
-    victim, other = one.standby
+    wait_for(one.ensure_standby)
+    victim, other = one.standby_processes
     victim.kill()
     victim.wait()
-    assert not one.is_warm
+    assert not one.is_standby_ready
     one.start(attempt(), 0)
     assert {told(one, rank)[2] for rank in (0, 1)}.isdisjoint({victim.pid, other.pid})
     assert other.poll() is not None, "the half of a standby is ended"
-    wait_for(one.warm)
+    wait_for(one.ensure_standby)
 
 
 def test_a_standby_that_dies_while_it_waits_is_noticed(team: Fixture) -> None:
     one = team(TELL, standby=True)
-    wait_for(one.warm)
-    before = one.standby[0].pid
-    one.standby[0].kill()
-    one.standby[0].wait()
-    wait_for(lambda: one.warm() and one.standby[0].pid != before)
+    wait_for(one.ensure_standby)
+    before = one.standby_processes[0].pid
+    one.standby_processes[0].kill()
+    one.standby_processes[0].wait()
+    wait_for(lambda: one.ensure_standby() and one.standby_processes[0].pid != before)
 
 
 def test_no_standby_is_kept_where_memory_is_short(team: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainers, "_memory_gb", lambda: 1.5)
+    monkeypatch.setattr(trainers, "_available_memory_gb", lambda: 1.5)
     one = team(TELL, standby=True)
-    assert one.warm() and one.standby == []
+    assert one.ensure_standby() and one.standby_processes == []
 
 
 def test_stop_spares_the_standby_and_everything_does_not(team: Fixture) -> None:
     child = "import subprocess\nchild = subprocess.Popen(['sleep', '4321'], start_new_session=True).pid\n"
     one = team(child + "(out / 'child').write_text(str(child))\n" + TELL, standby=True)
-    wait_for(one.warm)
+    wait_for(one.ensure_standby)
     one.start(attempt(), 0)
     told(one, 0)
-    wait_for(one.warm)
-    (standby,) = one.standby
+    wait_for(one.ensure_standby)
+    (standby,) = one.standby_processes
     one.stop()
-    assert standby.poll() is None and one.running == [] and one.is_warm
+    assert standby.poll() is None and one.processes == [] and one.is_standby_ready
     wait_for(lambda: gone((one.shared / "child").read_text()))
-    one.stop(everything=True)
-    assert standby.poll() is not None and one.standby == []
+    one.stop(include_standby=True)
+    assert standby.poll() is not None and one.standby_processes == []
 
 
-SAVED = "report.listen(); until(report.asked); sys.exit(3)"
+SAVED = "report.install_signal_handlers(); until(report.stop_requested); sys.exit(3)"
 
 
 def test_asked_they_save_and_end(team: Fixture) -> None:
     one = team(SAVED, procs=2)
     one.start(attempt(), 0)
-    assert one.ending(one.codes()) is None
-    one.ask()
+    assert one.collect_exit(one.exit_codes()) is None
+    one.request_save_and_exit()
     assert end_of(one) == TrainerExit("saved")
     one.stop()
     one.start(attempt(2), 0)
-    assert not (one.folder / "ask").exists() and one.codes() == [None, None]
+    assert not (one.attempt_folder / "ask").exists() and one.exit_codes() == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -201,9 +201,9 @@ def test_asked_they_save_and_end(team: Fixture) -> None:
         ("if rank == 2: os.abort()", TrainerExit("failed", "the trainer of rank 2 was killed by SIGABRT", "")),
         ("if rank == 3: sys.exit(5)", TrainerExit("failed", "the trainer of rank 3 ended with code 5 and no result", "own")),
         ("sys.exit(0)", TrainerExit("failed", "the trainer of rank 2 ended with code 0 and no result", "own")),
-        ("if rank == 3: report.fail('a bug'); sys.exit(1)", TrainerExit("failed", "a bug", "own")),
-        ("if rank == 3: report.fail('no data', 'final'); sys.exit(1)", TrainerExit("failed", "no data", "final")),
-        ("if rank == 3: report.fail('gloo: closed', 'peer'); sys.exit(1)", TrainerExit("failed", "gloo: closed", "")),
+        ("if rank == 3: report.report_failure('a bug'); sys.exit(1)", TrainerExit("failed", "a bug", "own")),
+        ("if rank == 3: report.report_failure('no data', 'final'); sys.exit(1)", TrainerExit("failed", "no data", "final")),
+        ("if rank == 3: report.report_failure('gloo: closed', 'peer'); sys.exit(1)", TrainerExit("failed", "gloo: closed", "")),
     ],
     ids=["SIGKILL", "SIGABRT", "a code", "no result", "own", "final", "peer"],
 )  # fmt: skip
@@ -214,35 +214,35 @@ def test_an_end_tells_why_and_whose_fault_it_was(team: Fixture, text: str, endin
 
 
 def test_the_word_of_the_one_at_fault_counts_before_those_of_its_peers(team: Fixture) -> None:
-    late = "until((report.folder / 'failed-0.json').exists); report.fail('the reason', 'own'); sys.exit(1)"
-    one = team(f"if rank: {late}\nreport.fail('Connection closed by peer', 'peer'); sys.exit(1)", procs=2)
+    late = "until((report.folder / 'failed-0.json').exists); report.report_failure('the reason', 'own'); sys.exit(1)"
+    one = team(f"if rank: {late}\nreport.report_failure('Connection closed by peer', 'peer'); sys.exit(1)", procs=2)
     one.start(attempt(), 0)
     assert end_of(one) == TrainerExit("failed", "the reason", "own")
 
 
 def test_a_kill_counts_before_what_its_peers_say(team: Fixture) -> None:
-    text = "if rank: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(0.1); report.fail('a reset', 'own'); sys.exit(1)"
+    text = "if rank: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(0.1); report.report_failure('a reset', 'own'); sys.exit(1)"
     one = team(text, procs=2)
     one.start(attempt(), 0)
     assert end_of(one).reason == "the trainer of rank 1 was killed by SIGKILL"
 
 
 def test_what_an_earlier_attempt_said_is_not_heard(team: Fixture) -> None:
-    one = team("if not (out / 'again').exists(): report.fail('of attempt 1'); sys.exit(1)\nuntil(lambda: False)")
+    one = team("if not (out / 'again').exists(): report.report_failure('of attempt 1'); sys.exit(1)\nuntil(lambda: False)")
     one.start(attempt(), 0)
     assert end_of(one).reason == "of attempt 1"
     (one.shared / "again").touch()
     one.stop()
     one.start(attempt(2), 0)
-    assert one.progress() == {} and not (one.work / "000001").exists()
-    one.running[0].kill()
+    assert one.read_progress() == {} and not (one.work / "000001").exists()
+    one.processes[0].kill()
     assert end_of(one).reason == "the trainer of rank 0 was killed by SIGKILL"
 
 
 def test_they_write_their_stacks_when_asked(team: Fixture) -> None:
-    one = team("report.listen(); report.say('training')\ndef stuck():\n    until(lambda: False)\nstuck()")
+    one = team("report.install_signal_handlers(); report.report_state('training')\ndef stuck():\n    until(lambda: False)\nstuck()")
     log = one.start(attempt(), 0)
-    wait_for(lambda: one.progress().get("state") == "training")
-    one.stacks()
+    wait_for(lambda: one.read_progress().get("state") == "training")
+    one.dump_stacks()
     wait_for(lambda: "in stuck" in log.read_text())
-    assert one.codes() == [None]
+    assert one.exit_codes() == [None]

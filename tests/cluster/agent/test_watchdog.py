@@ -261,19 +261,19 @@ def test_without_a_limit_there_is_none(tmp_path: Path) -> None:
 HANGS = """
 import os, sys, time
 from pathlib import Path
-from cluster import guard
+from cluster.agent import watchdog
 work = Path(sys.argv[1])
-guard.GRACE, guard.METADATA_SECONDS = 0.2, 0.05
+watchdog.SAVE_GRACE_SECONDS, watchdog.METADATA_POLL_SECONDS = 0.2, 0.05
 def killed():
     (work / "killed").touch()
     os._exit(7)
 hours = float(sys.argv[2]) / 3600 if sys.argv[2] else None
-one = guard.Guard(work, hours, 0.0, sys.argv[3], killed, float(sys.argv[4]) if sys.argv[4] else None)
+one = watchdog.Watchdog(work, hours, 0.0, sys.argv[3], killed, float(sys.argv[4]) if sys.argv[4] else None)
 one.start()
 import threading
 def tell():
     while True:
-        for name in ("leaving", "limit"):
+        for name in ("leave_reason", "limit_reason"):
             if getattr(one, name) and not (work / name).exists():  # once: the end may come in the middle of a write
                 (work / name).write_text(getattr(one, name))
         time.sleep(0.01)
@@ -311,7 +311,7 @@ def test_a_signal_is_heard_while_the_main_thread_is_blocked(
 ) -> None:
     one = hanging()
     one.send_signal(number)
-    assert place.wait_for(lambda: read(tmp_path / "leaving"), 10) == f"the agent got {number.name}"
+    assert place.wait_for(lambda: read(tmp_path / "leave_reason"), 10) == f"the agent got {number.name}"
     assert one.poll() is None
 
 
@@ -319,19 +319,19 @@ def test_ctrl_c_in_an_attached_window_ends_no_rented_machine(tmp_path: Path, pla
     one = hanging(late="900")
     one.send_signal(signal.SIGINT)
     one.send_signal(signal.SIGTERM)
-    assert place.wait_for(lambda: read(tmp_path / "leaving"), 10) == "the agent got SIGTERM"
+    assert place.wait_for(lambda: read(tmp_path / "leave_reason"), 10) == "the agent got SIGTERM"
 
 
 def test_a_notice_is_heard_while_the_main_thread_is_blocked(tmp_path: Path, place: Fixture, hanging: Fixture) -> None:
     hanging()
     write_atomic(tmp_path / "notice", to_json_bytes({"reason": "a rehearsal"}))
-    assert place.wait_for(lambda: read(tmp_path / "leaving"), 10) == "a rehearsal"
+    assert place.wait_for(lambda: read(tmp_path / "leave_reason"), 10) == "a rehearsal"
 
 
 def test_the_limit_kills_an_agent_that_hangs(tmp_path: Path, hanging: Fixture) -> None:
     one = hanging(seconds="0.3")
     assert one.wait(20) == 7 and (tmp_path / "killed").exists()
-    assert "--max-hours" in read(tmp_path / "limit")
+    assert "--max-hours" in read(tmp_path / "limit_reason")
 
 
 @pytest.mark.parametrize("answer", ["[]", b"garbage\r\n\r\n"], ids=["a list", "no http"])
@@ -345,4 +345,4 @@ def test_a_strange_service_does_not_make_it_deaf(
     one = hanging(metadata=service.address)
     place.wait_for(lambda: len(service.asked) >= 1, 10)
     one.send_signal(signal.SIGTERM)
-    assert place.wait_for(lambda: read(tmp_path / "leaving"), 5) == "the agent got SIGTERM"
+    assert place.wait_for(lambda: read(tmp_path / "leave_reason"), 5) == "the agent got SIGTERM"

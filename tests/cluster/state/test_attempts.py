@@ -157,7 +157,7 @@ def test_a_checkpoint_that_vanishes_while_it_is_looked_at_is_no_end(
 
     def found(folder: Path, pattern: str) -> Path | None:
         path = real(folder, pattern)
-        monkeypatch.setattr(attempts, "newest_sealed", real)
+        monkeypatch.setattr(attempts, "newest_intact_file", real)
         if what.startswith("pruned"):
             assert path
             path.unlink()
@@ -166,7 +166,7 @@ def test_a_checkpoint_that_vanishes_while_it_is_looked_at_is_no_end(
             faster.extend([propose(shared, "1.b"), propose(shared, "2.c")])
         return path
 
-    monkeypatch.setattr(attempts, "newest_sealed", found)
+    monkeypatch.setattr(attempts, "newest_intact_file", found)
     stands = attempts.propose(shared, first, attempts.Attempt(launch_id="now", members=("0.a",)))
     if faster:
         assert stands in faster

@@ -36,7 +36,7 @@ def peers(folder: Folder) -> PeerStatuses:
 
 
 def test_a_word_is_what_the_others_must_know_and_nothing_else(folder: Folder, peers: PeerStatuses) -> None:
-    folder.says("1.b", phase="running", attempt=3, at=17, leaving="a notice", fault="own", address="10.0.0.7", port=9)
+    folder.says("1.b", phase="running", attempt=3, last_step=17, leave_reason="a notice", fault="own", address="10.0.0.7", port=9)
     peers.refresh(5.0)
     (word,) = peers.statuses.values()
     assert word == MachineStatus(id="1.b", phase="running", attempt=3, last_step=17, leave_reason="a notice", fault="own",
@@ -61,12 +61,12 @@ def test_an_age_is_the_time_since_the_reader_saw_a_change_whatever_the_writers_c
 def test_a_torn_or_strange_file_leaves_what_was_known_and_is_no_heartbeat(
     folder: Folder, peers: PeerStatuses, text: str
 ) -> None:
-    folder.says("1.b", at=5)
+    folder.says("1.b", last_step=5)
     peers.refresh(0.0)
     folder.text("1", text)
     peers.refresh(2.0)
     assert peers.statuses["1.b"].last_step == 5 and peers.ages(2.0) == {"1.b": 2.0}
-    folder.says("1.b", 1, at=6)
+    folder.says("1.b", 1, last_step=6)
     peers.refresh(3.0)
     assert peers.statuses["1.b"].last_step == 6 and peers.ages(3.0) == {"1.b": 0.0}
 

@@ -65,14 +65,14 @@ def test_the_start_waits_until_all_are_ready() -> None:
     assert decide(view(warming, attempt=None), RULES).kind == "nothing"
     silent = view(ready("0.a", "1.b", "2.c"), attempt=None, silent={"2.c": SILENT})
     assert decide(silent, RULES).kind == "nothing"
-    leaving = [*ready("0.a", "1.b"), replace(ready("2.c")[0], leaving="a notice")]
+    leaving = [*ready("0.a", "1.b"), replace(ready("2.c")[0], leave_reason="a notice")]
     assert decide(view(leaving, attempt=None), RULES).kind == "nothing"
     first = proposed(decide(view(ready("2.c", "0.a", "1.b"), attempt=None), RULES))
     assert (first.members, first.reason, first.end_state) == (("0.a", "1.b", "2.c"), "start", "")
 
 
 def test_ranks_are_in_the_order_of_the_numbers() -> None:
-    rules = replace(RULES, names=tuple(map(str, range(12))), want=3)
+    rules = replace(RULES, machine_names=tuple(map(str, range(12))), target_size=3)
     words = ready("10.x", "2.y", "9.z")
     assert proposed(decide(view(words, me="2.y", attempt=None), rules)).members == ("2.y", "9.z", "10.x")
 
@@ -81,9 +81,9 @@ def test_the_first_proposes_at_once_and_each_later_one_half_a_second_after_the_o
     words = ready("0.a", "1.b", "2.c")
     for place, me in enumerate(FIRST.members):
         early, late = max(0.0, 0.5 * place - 0.01), 0.5 * place
-        assert proposed(decide(view(words, me=me, attempt=None, down=late), RULES)).members == FIRST.members
+        assert proposed(decide(view(words, me=me, attempt=None, seconds_in_phase=late), RULES)).members == FIRST.members
         if place:
-            assert decide(view(words, me=me, attempt=None, down=early), RULES).kind == "nothing"
+            assert decide(view(words, me=me, attempt=None, seconds_in_phase=early), RULES).kind == "nothing"
 
 
 def ended(one: str, reason: str, state: str = "failed") -> MachineStatus:
@@ -99,7 +99,7 @@ def test_a_machine_that_failed_before_the_start_ends_the_job_with_its_reason() -
 
 
 def test_a_spare_covers_a_machine_that_failed_before_the_start() -> None:
-    rules = replace(RULES, want=2)
+    rules = replace(RULES, target_size=2)
     words = [*ready("0.a"), ended("1.b", "no such data folder")]
     assert decide(view(words, attempt=None), rules).kind == "nothing"
     words += ready("2.c")
@@ -122,9 +122,9 @@ def test_nobody_is_lost_while_steps_advance_however_silent(age: float, begun: bo
     words = all_of(at=8 if begun else -1)
     patience = 5.0 if begun else 15.0
     silent = {"1.b": age, "2.c": age}
-    assert decide(view(words, silent=silent, quiet=0.0), RULES).kind == "nothing"
-    assert decide(view(words, silent=silent, quiet=patience), RULES).kind == "nothing"
-    stuck = decide(view(words, silent=silent, quiet=patience + 0.1), RULES)
+    assert decide(view(words, silent=silent, seconds_without_progress=0.0), RULES).kind == "nothing"
+    assert decide(view(words, silent=silent, seconds_without_progress=patience), RULES).kind == "nothing"
+    stuck = decide(view(words, silent=silent, seconds_without_progress=patience + 0.1), RULES)
     assert stuck.kind == ("fail" if age > RULES.heartbeat_timeout else "nothing")
     if age > RULES.heartbeat_timeout:
         assert "machines 1, 2 silent" in stuck.reason
@@ -132,21 +132,21 @@ def test_nobody_is_lost_while_steps_advance_however_silent(age: float, begun: bo
 
 def test_a_stall_with_all_alive_needs_much_more_patience() -> None:
     for at, patience in ((8, 120.0), (-1, 300.0)):
-        assert decide(view(all_of(at=at), quiet=patience - 0.1), RULES).kind == "nothing"
-        stuck = decide(view(all_of(at=at), quiet=patience + 0.1), RULES)
+        assert decide(view(all_of(at=at), seconds_without_progress=patience - 0.1), RULES).kind == "nothing"
+        stuck = decide(view(all_of(at=at), seconds_without_progress=patience + 0.1), RULES)
         assert stuck.kind == "fail" and "nobody silent" in stuck.reason
 
 
 def test_a_job_of_long_steps_has_three_of_them_for_patience() -> None:
     silent = {"1.b": SILENT}
-    assert decide(view(all_of(), silent=silent, quiet=29.0, pace=10.0), RULES).kind == "nothing"
-    assert decide(view(all_of(), silent=silent, quiet=31.0, pace=10.0), RULES).kind == "fail"
+    assert decide(view(all_of(), silent=silent, seconds_without_progress=29.0, longest_progress_gap=10.0), RULES).kind == "nothing"
+    assert decide(view(all_of(), silent=silent, seconds_without_progress=31.0, longest_progress_gap=10.0), RULES).kind == "fail"
 
 
 def test_a_member_that_was_never_heard_of_is_silent() -> None:
     words = all_of(at=-1)[:2]
-    assert decide(view(words, quiet=14.9), RULES).kind == "nothing"
-    assert decide(view(words, quiet=15.1), RULES).kind == "fail"
+    assert decide(view(words, seconds_without_progress=14.9), RULES).kind == "nothing"
+    assert decide(view(words, seconds_without_progress=15.1), RULES).kind == "fail"
 
 
 @pytest.mark.parametrize("phase", ["failed", "ended"])
@@ -167,22 +167,22 @@ def test_one_that_has_started_anew_is_lost_at_once() -> None:
 
 def test_who_missed_the_save_of_the_others_follows_them() -> None:
     words = [*all_of()[:1], word("1.b", "saved"), word("2.c", "saved")]
-    assert decide(view(words, quiet=1.0), RULES).kind == "nothing"
-    assert decide(view(words, quiet=5.1), RULES).kind == "fail"
+    assert decide(view(words, seconds_without_progress=1.0), RULES).kind == "nothing"
+    assert decide(view(words, seconds_without_progress=5.1), RULES).kind == "fail"
 
 
 # --- planned changes ------------------------------------------------------------------------------------------------
 
 
 def test_who_has_to_leave_asks_for_a_save_when_all_could_start_again_at_once_or_time_is_short() -> None:
-    calm = [word("0.a", leaving="a notice"), *all_of()[1:]]
+    calm = [word("0.a", leave_reason="a notice"), *all_of()[1:]]
     assert decide(view(calm), RULES) == Action(kind="ask", reason="machine 0 leaving")
-    busy = [*calm[:2], word("2.c", warm=False)]
+    busy = [*calm[:2], word("2.c", is_standby_ready=False)]
     assert decide(view(busy), RULES).kind == "nothing"
-    assert decide(view(busy, hurry=True), RULES).kind == "ask"
-    early = [replace(one, at=-1) for one in calm]
+    assert decide(view(busy, is_deadline_near=True), RULES).kind == "ask"
+    early = [replace(one, last_step=-1) for one in calm]
     assert decide(view(early), RULES).kind == "nothing"
-    alone = view([word("0.a", leaving="a notice", warm=False)], attempt=replace(FIRST, members=("0.a",)))
+    alone = view([word("0.a", leave_reason="a notice", is_standby_ready=False)], attempt=replace(FIRST, members=("0.a",)))
     assert decide(alone, RULES).kind == "ask"
     assert decide(view(calm, me="1.b"), RULES).kind == "nothing", "that is for the one that leaves to say"
 
@@ -191,21 +191,21 @@ def test_a_machine_joins_only_when_all_are_warm_and_there_is_room() -> None:
     pair = Attempt(number=2, members=("0.a", "1.b"))
     words = [word("0.a", attempt=2), word("1.b", attempt=2), word("2.new", "spare", attempt=2)]
     assert decide(view(words, attempt=pair), RULES) == Action(kind="ask", reason="machine 2 joins")
-    cold = [words[0], replace(words[1], warm=False), words[2]]
+    cold = [words[0], replace(words[1], is_standby_ready=False), words[2]]
     assert decide(view(cold, attempt=pair), RULES).kind == "nothing"
-    assert decide(view([replace(one, at=-1) for one in words], attempt=pair), RULES).kind == "nothing"
+    assert decide(view([replace(one, last_step=-1) for one in words], attempt=pair), RULES).kind == "nothing"
     assert decide(view(words, attempt=pair, silent={"2.new": SILENT}), RULES).kind == "nothing"
-    assert decide(view(words, attempt=pair), replace(RULES, want=2)).kind == "nothing"
+    assert decide(view(words, attempt=pair), replace(RULES, target_size=2)).kind == "nothing"
     for phase in ("warming", "ended", "running"):
         assert decide(view([*words[:2], word("2.new", phase, attempt=2)], attempt=pair), RULES).kind == "nothing"
-    going = [*words[:2], replace(words[2], leaving="a notice")]
+    going = [*words[:2], replace(words[2], leave_reason="a notice")]
     assert decide(view(going, attempt=pair), RULES).kind == "nothing"
-    banned = replace(pair, faults={"2": 3})
+    banned = replace(pair, fault_counts={"2": 3})
     assert decide(view(words, attempt=banned), RULES).kind == "nothing"
 
 
 def test_after_the_save_the_newcomers_are_members_up_to_the_wanted_number() -> None:
-    rules = replace(RULES, names=("0", "1", "2", "3"), want=3)
+    rules = replace(RULES, machine_names=("0", "1", "2", "3"), target_size=3)
     pair = Attempt(number=2, members=("1.b", "2.c"), fault_counts={"1": 1}, crash_step=8, crash_count=2)
     words = [word("1.b", "saved", attempt=2), word("2.c", "saved", attempt=2), *ready("3.d", "0.a")]
     grown = proposed(decide(view(words, me="1.b", attempt=pair), rules))
@@ -214,17 +214,17 @@ def test_after_the_save_the_newcomers_are_members_up_to_the_wanted_number() -> N
 
 
 def test_who_leaves_is_replaced_by_a_spare_and_nobody_counts_as_lost() -> None:
-    rules = replace(RULES, names=("0", "1", "2", "3"))
-    words = [word("0.a", "saved", leaving="a notice"), word("1.b", "saved"), word("2.c", "saved"), *ready("3.d")]
+    rules = replace(RULES, machine_names=("0", "1", "2", "3"))
+    words = [word("0.a", "saved", leave_reason="a notice"), word("1.b", "saved"), word("2.c", "saved"), *ready("3.d")]
     following = proposed(decide(view(words, me="0.a"), rules))
     assert following.members == ("1.b", "2.c", "3.d") and following.reason == "machine 0 left; machine 3 joined"
 
 
 def test_when_all_leave_the_job_is_stopped_and_when_a_spare_is_there_it_goes_on() -> None:
-    words = [word(one, "saved", leaving=f"notice of {one}") for one in FIRST.members]
+    words = [word(one, "saved", leave_reason=f"notice of {one}") for one in FIRST.members]
     end = proposed(decide(view(words), RULES))
     assert (end.members, end.end_state, end.reason) == ((), "stopped", "notice of 0.a")
-    rules = replace(RULES, names=("0", "1", "2", "3"))
+    rules = replace(RULES, machine_names=("0", "1", "2", "3"))
     assert proposed(decide(view([*words, *ready("3.d")]), rules)).members == ("3.d",)
 
 
@@ -245,8 +245,8 @@ def test_the_head_may_be_lost_and_the_next_in_order_proposes_at_once() -> None:
     silent = {"0.a": SILENT}
     following = proposed(decide(view(words, me="1.b", silent=silent), RULES))
     assert following.members == ("1.b", "2.c") and following.reason == "machine 0 lost"
-    assert decide(view(words, me="2.c", silent=silent, down=0.4), RULES).kind == "nothing"
-    assert proposed(decide(view(words, me="2.c", silent=silent, down=0.5), RULES)).members == ("1.b", "2.c")
+    assert decide(view(words, me="2.c", silent=silent, seconds_in_phase=0.4), RULES).kind == "nothing"
+    assert proposed(decide(view(words, me="2.c", silent=silent, seconds_in_phase=0.5), RULES)).members == ("1.b", "2.c")
 
 
 def test_two_may_be_lost_at_once() -> None:
@@ -257,16 +257,16 @@ def test_two_may_be_lost_at_once() -> None:
 
 def test_a_loss_is_no_crash_and_no_fault() -> None:
     words = [word("0.a", "failed"), word("1.b", "failed"), word("2.c")]
-    before = replace(FIRST, crashes=2, step=8)
+    before = replace(FIRST, crash_count=2, crash_step=8)
     following = proposed(decide(view(words, attempt=before, silent={"2.c": SILENT}), RULES))
     assert (following.crash_count, following.fault_counts, following.end_state) == (0, {}, "")
 
 
 def test_too_few_wait_for_more() -> None:
-    rules = replace(RULES, least=2)
+    rules = replace(RULES, min_size=2)
     words = [word("0.a"), word("1.b"), word("2.c", "failed", fault="")]
     silent = {"0.a": SILENT, "1.b": SILENT}
-    assert decide(view(words, me="2.c", silent=silent, down=1000.0), rules).kind == "nothing"
+    assert decide(view(words, me="2.c", silent=silent, seconds_in_phase=1000.0), rules).kind == "nothing"
     more = view([words[2], *ready("1.new")], me="2.c", silent=silent)
     assert proposed(decide(more, rules)).members == ("2.c", "1.new")
 
@@ -305,7 +305,7 @@ def test_a_spare_takes_over_at_once_when_all_members_have_said_that_they_end() -
 def test_a_spare_alone_takes_over_only_when_it_is_enough_and_ready() -> None:
     members, silent = [word("0.a"), word("1.b")], {"0.a": 99.0, "1.b": 99.0}
     words = [*members, word("2.c", "spare")]
-    two = replace(RULES, least=2)
+    two = replace(RULES, min_size=2)
     assert decide(view(words, me="2.c", attempt=PAIR, silent=silent), two).kind == "nothing"
     cold = [*members, word("2.c", "warming")]
     assert decide(view(cold, me="2.c", attempt=PAIR, silent=silent), RULES).kind == "nothing"
@@ -351,7 +351,7 @@ def test_crashes_at_different_steps_are_no_reason_to_end() -> None:
 
 
 def test_a_machine_that_fails_again_and_again_by_itself_is_left_out() -> None:
-    attempt = replace(FIRST, faults={"1": 2}, step=3, crashes=1)
+    attempt = replace(FIRST, fault_counts={"1": 2}, crash_step=3, crash_count=1)
     left = proposed(decide(view(crashed("1.b"), attempt=attempt), RULES))
     assert left.members == ("0.a", "2.c") and left.fault_counts == {"1": 3} and left.end_state == ""
     later = [word("0.a", "saved", attempt=2), word("2.c", "saved", attempt=2), word("1.new", "spare")]
@@ -365,7 +365,7 @@ def test_what_would_come_back_at_every_try_ends_the_job_at_once() -> None:
 
 
 def test_a_job_of_one_machine_says_its_reason_without_a_number() -> None:
-    rules, alone = replace(RULES, names=("0",), want=1), replace(FIRST, members=("0.a",))
+    rules, alone = replace(RULES, machine_names=("0",), target_size=1), replace(FIRST, members=("0.a",))
     words = [word("0.a", "failed", fault="own", reason="killed")]
     attempt = alone
     for _ in range(2):
@@ -375,12 +375,12 @@ def test_a_job_of_one_machine_says_its_reason_without_a_number() -> None:
 
 
 def test_the_last_machine_that_fails_again_and_again_ends_the_job() -> None:
-    rules, alone = replace(RULES, names=("0",), want=1), replace(FIRST, members=("0.a",), faults={"0": 2}, step=3)
+    rules, alone = replace(RULES, machine_names=("0",), target_size=1), replace(FIRST, members=("0.a",), fault_counts={"0": 2}, crash_step=3)
     end = proposed(decide(view([word("0.a", "failed", fault="own", reason="killed")], attempt=alone), rules))
     assert (end.members, end.end_state, end.reason) == ((), "failed", "killed (3 times)")
 
 
 def test_three_stalls_at_the_same_step_end_the_job_with_the_reason() -> None:
     words = [word(one, "failed", reason="no progress for 120 s, nobody silent") for one in FIRST.members]
-    end = proposed(decide(view(words, attempt=replace(FIRST, step=8, crashes=2)), RULES))
+    end = proposed(decide(view(words, attempt=replace(FIRST, crash_step=8, crash_count=2)), RULES))
     assert end.end_state == "failed" and end.reason == "no progress for 120 s, nobody silent (3 times at step 8)"

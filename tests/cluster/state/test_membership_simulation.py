@@ -208,7 +208,7 @@ class World:
         number = newest.number + 1 if newest else 1
         assert number not in self.attempts
         self.judge(one, attempt)
-        self.attempts[number] = replace(attempt, number=number, by=one.id)
+        self.attempts[number] = replace(attempt, number=number, proposer=one.id)
 
     def judge(self, proposer: Agent, attempt: Attempt) -> None:
         """Every member spoke a moment ago, but for the time in which the proposer itself was frozen."""
@@ -394,7 +394,7 @@ def test_the_simulation_finds_broken_rules(broken: str, monkeypatch: pytest.Monk
 
     def wrong(view: ClusterView, rules: MembershipRules) -> Action:
         if broken == "nobody is ever lost":
-            return right(replace(view, quiet=0.0), rules)
+            return right(replace(view, seconds_without_progress=0.0), rules)
         if broken == "the silent are members":
             found = right(view, rules)
             if found.attempt and found.attempt.members and view.attempt:

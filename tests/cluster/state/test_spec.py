@@ -15,7 +15,7 @@ Fixture = Any
 
 def test_a_spec_comes_back_equal_from_json(hand_made: Fixture) -> None:
     full = replace(
-        hand_made().spec, draw=True, procs=3, gpus=8, max_steps=7, max_hours=0.5, scale=0.25, save_seconds=1.5,
+        hand_made().spec, generate_data=True, procs=3, schedule_gpus=8, max_steps=7, max_hours=0.5, scale=0.25, save_seconds=1.5,
         skip_bad=True, workers=0, git_commit="abc", created=1.25, target="top5=93",
     )  # fmt: skip
     assert JobSpec.from_json(json.loads(json.dumps(full.to_json()))) == full

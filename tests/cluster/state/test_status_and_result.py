@@ -37,14 +37,14 @@ def test_a_job_that_was_trained_to_its_end_has_the_trainers_result_and_its_own(h
     run.shared("attempts/000001.json", '{"number": 1, "members": ["0"], "resume": "", "reason": "", "time": 0}')
     job = run.job
     job.refresh()
-    assert job.ended and job.state == "done"
+    assert job.has_ended and job.state == "done"
     result = job.result
     assert (result["top1"], result["images_per_second"], result["goodput"]) == (50.0, 7.5, 0.9)
     assert (result["machines"], result["procs"], result["attempts"], result["dollars"]) == (1, 2, 1, 0)
     assert (result["job"], result["backend"], result["git_commit"]) == ("job-1", "local", "of the launch")
     # What the trainers measured is theirs: their training took 4 s of the 6 in which the agent saw them at it.
     assert result["seconds"] == {"training": 4.0, "total": 10.0, "setup": 1.0, "starting": 3.0}
-    assert (run.folders.run / "logs/agent-0.jsonl").exists(), "the logs did not come home"
+    assert (run.folders.path / "logs/agent-0.jsonl").exists(), "the logs did not come home"
 
 
 @pytest.mark.parametrize("state, reason", [("failed", "rank 1 was killed"), ("stopped", "stopped by the user")])
@@ -79,7 +79,7 @@ def test_a_result_of_the_trainers_counts_even_when_the_agent_was_killed_just_the
 def test_an_agent_that_never_spoke_has_failed_to_start_but_gets_its_time(hand_made: Fixture) -> None:
     young = hand_made("job-1", created=time.time())
     young.job.refresh()
-    assert not young.job.ended and young.job.state == "booting"
+    assert not young.job.has_ended and young.job.state == "booting"
     old = hand_made("job-2")
     old.job.refresh()
     assert old.job.state == "failed" and "before its first word" in old.job.result["reason"]
@@ -95,9 +95,9 @@ def test_first_words_that_come_while_the_agent_is_asked_for_say_that_it_lives(
         run.says("starting")
         return False
 
-    monkeypatch.setattr(run.job.backend, "step", step)
+    monkeypatch.setattr(run.job.backend, "poll", step)
     run.job.refresh()
-    assert not run.job.ended
+    assert not run.job.has_ended
     run.job.refresh()
     assert run.job.state == "failed"  # asked after its words, it was not there: killed
 
@@ -105,10 +105,10 @@ def test_first_words_that_come_while_the_agent_is_asked_for_say_that_it_lives(
 def test_a_resume_that_did_not_start_is_not_told_as_the_end_of_the_attempt_before(hand_made: Fixture) -> None:
     run = hand_made()
     run.says("stopped", reason="stopped by the user", ended=True, time=time.time() - 1800)
-    run.folders.launch.write_text("the next one")
+    run.folders.launch_path.write_text("the next one")
     run.job.refresh()
-    assert not run.job.ended, "its agent may still come"
-    os.utime(run.folders.launch, (time.time() - 600,) * 2)
+    assert not run.job.has_ended, "its agent may still come"
+    os.utime(run.folders.launch_path, (time.time() - 600,) * 2)
     run.job.refresh()
     assert run.job.state == "failed" and "before its first word" in run.job.result["reason"]
 
@@ -121,23 +121,23 @@ def test_while_the_agent_is_at_work_nothing_is_settled(hand_made: Fixture, said:
     run.says(said, step=8, steps=16)
     with run.agent_at_work():
         run.job.refresh()
-        assert not run.job.ended and run.job.alive
+        assert not run.job.has_ended and run.job.is_alive
         status = run.job.status()
         assert (status["state"], status["doing"], status["step"], status["steps"]) == (shown, said, 8, 16)
         with pytest.raises(ClusterError, match="job-1: not finished after 0 s"):
             run.job.wait(0)
     run.job.refresh()
-    assert run.job.ended and not run.job.alive
+    assert run.job.has_ended and not run.job.is_alive
 
 
 def test_the_result_is_written_once(hand_made: Fixture) -> None:
     run = hand_made()
     run.says("stopped", ended=True)
     run.job.refresh()
-    before = run.folders.result.read_bytes()
+    before = run.folders.result_path.read_bytes()
     run.says("failed", ended=True)
     run.job.refresh()
-    assert run.job.wait(0) == "stopped" and run.folders.result.read_bytes() == before
+    assert run.job.wait(0) == "stopped" and run.folders.result_path.read_bytes() == before
 
 
 def test_on_a_full_disk_that_is_the_reason(small_disk: Fixture, hand_made: Fixture) -> None:
@@ -154,8 +154,8 @@ def test_a_later_attempt_replaces_what_it_did_again(hand_made: Fixture) -> None:
     run.metrics(2, step(24), step(32), epoch(32, 21.0), step(40))
     run.metrics(3, tail='{"kind"')
     run.job.refresh()
-    assert [row["images"] for row in run.job.lines("train")] == [8, 16, 24, 32, 40]
-    assert [row["top1"] for row in run.job.lines("epoch")] == [10.0, 21.0]
+    assert [row["images"] for row in run.job.metric_rows("train")] == [8, 16, 24, 32, 40]
+    assert [row["top1"] for row in run.job.metric_rows("epoch")] == [10.0, 21.0]
     assert run.job.scalars("val/top1") == [(16, 10.0), (32, 21.0)]
     assert run.job.scalars("train/loss")[0] == (8, 0.125) and run.job.scalars("val/nothing") == []
 
@@ -221,10 +221,10 @@ def test_the_time_between_two_attempts_is_not_counted(hand_made: Fixture) -> Non
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"name": "job-1"}', '{"recipe": {}}', "\x00\xff"])
 def test_a_damaged_job_is_one_line_that_names_the_file(hand_made: Fixture, text: str) -> None:
     run = hand_made()
-    run.folders.spec.write_text(text)
+    run.folders.spec_path.write_text(text)
     with pytest.raises(ClusterError) as caught:
         run.job.status()
-    assert str(run.folders.spec) in str(caught.value) and "\n" not in str(caught.value)
+    assert str(run.folders.spec_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_an_agent_that_was_killed_counts_until_its_last_beat(hand_made: Fixture) -> None:
@@ -241,9 +241,9 @@ def test_an_agent_that_was_killed_counts_until_its_last_beat(hand_made: Fixture)
 def test_a_clock_that_was_set_back_does_not_keep_a_dead_job_alive(hand_made: Fixture) -> None:
     run = hand_made()
     run.says("training", step=8)
-    os.utime(run.folders.spec, (time.time() + 3600,) * 2)
-    run.folders.launch.write_text("")
-    os.utime(run.folders.launch, (time.time() + 3600,) * 2)
+    os.utime(run.folders.spec_path, (time.time() + 3600,) * 2)
+    run.folders.launch_path.write_text("")
+    os.utime(run.folders.launch_path, (time.time() + 3600,) * 2)
     run.job.refresh()
     assert run.job.state == "failed"
 
@@ -253,7 +253,7 @@ def test_a_damaged_result_is_one_line_and_not_the_end_of_the_list(
     hand_made: Fixture, place: Fixture, result: str
 ) -> None:
     run, _ = hand_made(), hand_made("job-2")
-    run.folders.result.write_text(result)
+    run.folders.result_path.write_text(result)
     with pytest.raises(ClusterError, match="damaged"):
         run.job.status()
     ran = place.cli("ls", "-o", "json")
@@ -267,12 +267,12 @@ def test_a_stray_byte_in_a_log_is_passed_over(hand_made: Fixture) -> None:
     with next((run.folders.shared / "metrics").iterdir()).open("ab") as file:
         file.write(b"\xff\n[1]\n{}\n")
     run.job.refresh()
-    assert run.job.ended and len(run.job.lines("epoch")) == 1
+    assert run.job.has_ended and len(run.job.metric_rows("epoch")) == 1
 
 
 def test_of_several_machines_the_one_that_is_furthest_tells_how_the_job_stands(hand_made: Fixture) -> None:
     run = hand_made(machines=3)
-    run.attempt(1, "0.a", "1.b", reason="start", launch="")
+    run.attempt(1, "0.a", "1.b", reason="start", launch_id="")
     run.says("waiting", "2", phase="spare", attempt=1)
     run.says("training", "1", phase="running", attempt=1, step=8)
     run.says("failed", "0", phase="failed", attempt=0, reason="of long ago")
@@ -280,7 +280,7 @@ def test_of_several_machines_the_one_that_is_furthest_tells_how_the_job_stands(h
         run.job.refresh()
         status = run.job.status()
         assert (status["state"], status["doing"], status["step"], status["machines"]) == ("running", "training", 8, 3)
-        run.attempt(2, "1.b", "2.c", reason="machine 0 lost", launch="")
+        run.attempt(2, "1.b", "2.c", reason="machine 0 lost", launch_id="")
         run.says("starting", "1", phase="running", attempt=2)
         status = run.job.status()
         assert (status["state"], status["attempt"], status["reason"]) == ("recovering", 2, "machine 0 lost")
@@ -293,18 +293,18 @@ def test_an_attempt_without_members_is_the_end_of_the_job_and_says_how(
     run = hand_made(machines=2)
     run.says("left", "0", ended=True, reason="a notice")
     run.says("training", "1")
-    run.attempt(1, "0.a", "1.b", reason="start", launch="")
-    run.attempt(2, state=state, reason=reason, launch="")
+    run.attempt(1, "0.a", "1.b", reason="start", launch_id="")
+    run.attempt(2, end_state=state, reason=reason, launch_id="")
     run.job.refresh()
     assert (run.job.state, run.job.result["reason"], run.job.result["attempts"]) == (state, reason, 1)
-    assert run.job.log().name == "rank-0.log" and run.job.log().parent.name == "000001"
+    assert run.job.log_path().name == "rank-0.log" and run.job.log_path().parent.name == "000001"
 
 
 def test_the_end_of_an_earlier_launch_is_not_the_end_of_this_one(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
-    run.attempt(1, state="stopped", reason="long ago", launch="the first")
-    run.folders.launch.write_text("the second")
-    os.utime(run.folders.launch, (time.time() - 600,) * 2)
+    run.attempt(1, end_state="stopped", reason="long ago", launch_id="the first")
+    run.folders.launch_path.write_text("the second")
+    os.utime(run.folders.launch_path, (time.time() - 600,) * 2)
     run.says("training", "1", launch="the second")
     run.job.refresh()
     assert run.job.state == "failed" and "was killed" in run.job.result["reason"]
@@ -337,9 +337,9 @@ def test_while_one_machine_lives_nothing_is_settled(hand_made: Fixture) -> None:
         run.says("training", name)
     with run.agent_at_work("2"):
         run.job.refresh()
-        assert not run.job.ended and run.job.alive and run.job.backend.dead(run.spec, run.folders) == ["0", "1"]
+        assert not run.job.has_ended and run.job.is_alive and run.job.backend.dead_machines(run.spec, run.folders) == ["0", "1"]
     run.job.refresh()
-    assert run.job.ended
+    assert run.job.has_ended
 
 
 def test_the_seconds_of_several_machines_count_once(hand_made: Fixture) -> None:
@@ -359,18 +359,18 @@ def test_the_seconds_of_several_machines_count_once(hand_made: Fixture) -> None:
 
 def test_agents_may_still_come_for_a_while_after_their_machines_were_set_up(hand_made: Fixture) -> None:
     run = hand_made()
-    write_atomic(run.folders.launch, b"mark")
-    os.utime(run.folders.launch, (1000.0, 1000.0))
+    write_atomic(run.folders.launch_path, b"mark")
+    os.utime(run.folders.launch_path, (1000.0, 1000.0))
     assert state_status.agents_start_time(run.folders, run.spec) == 1000.0
     for launch, since in (("mark", 5000.0), ("an earlier one", 1000.0)):
-        write_atomic(run.folders.run / "machines.json", to_json_bytes({"launch": launch, "finished": 5000.0}))
+        write_atomic(run.folders.path / "machines.json", to_json_bytes({"launch": launch, "finished": 5000.0}))
         assert state_status.agents_start_time(run.folders, run.spec) == since
 
 
 def test_the_start_is_the_slowest_machines_and_with_the_steps_it_makes_no_more_than_all(hand_made: Fixture) -> None:
     run = hand_made()
     run.history(("setup", 0.0), ("starting", 2.0), ("warming", 5.0), ("training", 9.0), ("done", 20.0))
-    home = run.folders.run / "logs/agent-0.jsonl"
+    home = run.folders.path / "logs/agent-0.jsonl"
     home.parent.mkdir(exist_ok=True)
     home.write_text((run.folders.shared / "logs/agent-0.jsonl").read_text())
     assert state_status.machine_rows(run.folders, run.spec)["0"]["seconds"] == {

@@ -15,7 +15,7 @@ def steps(run: Any, attempt: int, *pairs: tuple[int, float], tail: str = "") -> 
 def table(run: Any) -> list[dict[str, Any]]:
     run.says("failed", ended=True)
     run.job.refresh()
-    rows = timeline.attempt_rows(run.folders.run, run.folders.shared)
+    rows = timeline.attempt_rows(run.folders.path, run.folders.shared)
     assert rows == run.job.result["timeline"]
     return rows
 
@@ -63,7 +63,7 @@ def test_the_end_of_a_job_is_a_row_without_cost(hand_made: Fixture) -> None:
     run = hand_made()
     run.attempt(1, "0.a", reason="start")
     steps(run, 1, (8, 100.0))
-    run.attempt(2, state="failed", reason="killed (3 times at step 8)")
+    run.attempt(2, end_state="failed", reason="killed (3 times at step 8)")
     end = table(run)[1]
     assert (end["machines"], end["reason"], end["pause"], end["steps_lost"]) == (
         [],
@@ -84,14 +84,14 @@ def test_the_night_between_a_stop_and_a_resume_is_no_pause_also_when_its_first_a
     hand_made: Fixture,
 ) -> None:
     run = hand_made()
-    run.attempt(1, "0.a", reason="start", launch="evening")
+    run.attempt(1, "0.a", reason="start", launch_id="evening")
     steps(run, 1, (1, 100.0), (20, 119.0))
-    run.attempt(2, "0.b", reason="start", launch="morning", resume="checkpoints/000002/resume-00000016-abcd.pt")
-    run.attempt(3, "0.b", reason="killed", launch="morning", resume="checkpoints/000003/resume-00000016-ef01.pt")
+    run.attempt(2, "0.b", reason="start", launch_id="morning", resume="checkpoints/000002/resume-00000016-abcd.pt")
+    run.attempt(3, "0.b", reason="killed", launch_id="morning", resume="checkpoints/000003/resume-00000016-ef01.pt")
     steps(run, 3, (17, 30_000.0), (30, 30_013.0))
-    run.attempt(4, "0.b", reason="killed", launch="morning", resume="checkpoints/000004/resume-00000030-ef02.pt")
+    run.attempt(4, "0.b", reason="killed", launch_id="morning", resume="checkpoints/000004/resume-00000030-ef02.pt")
     steps(run, 4, (31, 30_016.0))
     assert [one["pause"] for one in table(run)] == [None, None, None, 3.0]
-    found = timeline.lost_intervals(run.folders.run, run.folders.shared)
+    found = timeline.lost_intervals(run.folders.path, run.folders.shared)
     assert found == [(100.0, 119.0), (30_013.0, 30_016.0)]  # steps 17 to 20 again, from the last that is known before
-    assert timeline.lost_seconds(run.folders.run, run.folders.shared) == 22.0
+    assert timeline.lost_seconds(run.folders.path, run.folders.shared) == 22.0
