@@ -272,7 +272,7 @@ def test_a_second_agent_leaves_the_folder_to_the_first(agents: Fixture, hand_mad
     first = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
     assert agents.start(run).wait(30) == 1
-    assert "another agent is at work here" in agents.log.read_text()
+    assert "another agent already uses this work folder" in agents.log.read_text()
     assert first.poll() is None and len(agents.trainers()) == 1 and not (run.folders.shared / "result.json").exists()
     run.shared("stop", "{}")
     assert first.wait(30) == 0
@@ -304,7 +304,7 @@ def test_a_set_up_that_fails_is_the_reason_and_no_trainer_starts(agents: Fixture
     run = hand_made(generate_data=True, data="/dev/null/sample")
     assert agents.run(run) == 1
     state, reason = agents.end(run)
-    assert state == "failed" and "drawing the built-in set" in reason and "/dev/null" in reason
+    assert state == "failed" and "generating the built-in set" in reason and "/dev/null" in reason
     assert not (run.folders.shared / "attempts").exists()
 
 

@@ -203,7 +203,7 @@ def test_a_notice_that_says_little_is_one_all_the_same(tmp_path: Path, text: str
     (tmp_path / "notice").write_text(text)
     look(one, one.start_time)
     assert (
-        one.leave_reason == "this machine will be taken away"
+        one.leave_reason == "this machine will be terminated"
         and SAVE_GRACE_SECONDS - 5 < one.seconds_left() <= SAVE_GRACE_SECONDS
     )
 

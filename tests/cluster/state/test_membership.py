@@ -134,7 +134,7 @@ def test_a_stall_with_all_alive_needs_much_more_patience() -> None:
     for at, patience in ((8, 120.0), (-1, 300.0)):
         assert decide(view(all_of(at=at), seconds_without_progress=patience - 0.1), RULES).kind == "nothing"
         stuck = decide(view(all_of(at=at), seconds_without_progress=patience + 0.1), RULES)
-        assert stuck.kind == "fail" and "nobody silent" in stuck.reason
+        assert stuck.kind == "fail" and "all machines respond" in stuck.reason
 
 
 def test_a_job_of_long_steps_has_three_of_them_for_patience() -> None:
@@ -162,7 +162,7 @@ def test_the_failure_of_another_attempt_is_no_failure_of_this_one() -> None:
 
 def test_one_that_has_started_anew_is_lost_at_once() -> None:
     words = [*all_of()[:2], word("2.new", "warming", attempt=0, at=-1)]
-    assert decide(view(words), RULES) == Action(kind="fail", reason="machine 2 started anew")
+    assert decide(view(words), RULES) == Action(kind="fail", reason="machine 2 restarted")
 
 
 def test_who_missed_the_save_of_the_others_follows_them() -> None:
@@ -381,6 +381,6 @@ def test_the_last_machine_that_fails_again_and_again_ends_the_job() -> None:
 
 
 def test_three_stalls_at_the_same_step_end_the_job_with_the_reason() -> None:
-    words = [word(one, "failed", reason="no progress for 120 s, nobody silent") for one in FIRST.members]
+    words = [word(one, "failed", reason="no progress for 120 s, all machines respond") for one in FIRST.members]
     end = proposed(decide(view(words, attempt=replace(FIRST, crash_step=8, crash_count=2)), RULES))
-    assert end.end_state == "failed" and end.reason == "no progress for 120 s, nobody silent (3 times at step 8)"
+    assert end.end_state == "failed" and end.reason == "no progress for 120 s, all machines respond (3 times at step 8)"

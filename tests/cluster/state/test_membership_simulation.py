@@ -258,7 +258,7 @@ class World:
         elif action.kind == "fail":
             assert one.attempt
             still = self.now - self.stepped.get(one.attempt.number, 0.0)
-            told = any(word in action.reason for word in ("failed", "started anew", "have saved"))
+            told = any(word in action.reason for word in ("failed", "restarted", "have saved"))
             assert told or still >= self.rules.loss_timeout, f"lost while steps advanced: {action.reason}"
             self.enter(one, "failed", "", action.reason)
         elif action.kind == "propose" and action.attempt and not one.proposing:

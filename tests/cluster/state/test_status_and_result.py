@@ -82,7 +82,7 @@ def test_an_agent_that_never_spoke_has_failed_to_start_but_gets_its_time(hand_ma
     assert not young.job.has_ended and young.job.state == "booting"
     old = hand_made("job-2")
     old.job.refresh()
-    assert old.job.state == "failed" and "before its first word" in old.job.result["reason"]
+    assert old.job.state == "failed" and "before it wrote its first status" in old.job.result["reason"]
 
 
 def test_first_words_that_come_while_the_agent_is_asked_for_say_that_it_lives(
@@ -110,7 +110,7 @@ def test_a_resume_that_did_not_start_is_not_told_as_the_end_of_the_attempt_befor
     assert not run.job.has_ended, "its agent may still come"
     os.utime(run.folders.launch_path, (time.time() - 600,) * 2)
     run.job.refresh()
-    assert run.job.state == "failed" and "before its first word" in run.job.result["reason"]
+    assert run.job.state == "failed" and "before it wrote its first status" in run.job.result["reason"]
 
 
 @pytest.mark.parametrize(
