@@ -109,7 +109,7 @@ def agents(place: Fixture) -> Iterator[Agents]:
         one.wait()
 
 
-def test_trainers_that_end_with_a_result_have_done_it(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_trainers_write_result_job_is_done(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
     assert agents.run(run, TRAIN + "time.sleep(0.3)\n" + PUBLISH) == 0
     assert agents.end(run) == ("done", "")
@@ -117,7 +117,7 @@ def test_trainers_that_end_with_a_result_have_done_it(agents: Fixture, hand_made
     assert run.job.wait(5) == "done" and run.job.status()["attempt"] == 1
 
 
-def test_each_trainer_gets_the_variables_that_torchrun_would_set(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_sets_torchrun_variables(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(procs=3)
     tell = "(out / f'told-{rank}').write_text(json.dumps(dict(os.environ)))\n"
     assert agents.run(run, tell + PUBLISH) == 0
@@ -129,7 +129,7 @@ def test_each_trainer_gets_the_variables_that_torchrun_would_set(agents: Fixture
         assert one["IMGNET_WORK"] == str(run.folders.work_folder() / "000001")
 
 
-def test_what_was_asked_of_the_job_reaches_the_trainers(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_passes_job_options_to_trainers(agents: Fixture, hand_made: Fixture) -> None:
     asked = {"max_steps": 7, "scale": 0.5, "workers": 0, "skip_bad": True, "schedule_gpus": 4, "save_seconds": 2.0}
     run = hand_made(**asked, target="top5=93")
     assert agents.run(run, "(out / 'words').write_text(json.dumps(sys.orig_argv))\n" + PUBLISH) == 0
@@ -154,7 +154,7 @@ def test_what_was_asked_of_the_job_reaches_the_trainers(agents: Fixture, hand_ma
     ],
     ids=["no result", "a code", "a signal", "last words", "the first of several"],
 )
-def test_one_trainer_that_fails_ends_the_others_and_is_named(
+def test_agent_failed_trainer_ends_job_with_its_reason(
     agents: Fixture, hand_made: Fixture, trainer: str, reason: str
 ) -> None:
     run = hand_made(procs=2)
@@ -167,14 +167,14 @@ def test_one_trainer_that_fails_ends_the_others_and_is_named(
     assert run.job.wait(5) == "failed" and run.job.result["reason"] == said
 
 
-def test_what_would_come_back_at_every_try_ends_the_job_at_once(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_final_failure_ends_job_at_once(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(procs=2)
     words = f"if rank: report.report_failure('no such folder', 'final'); sys.exit(1)\n{FOR_EVER}"
     assert agents.run(run, words) == 1 and agents.end(run) == ("failed", "no such folder")
     assert agents.states(run).count("starting") == 1
 
 
-def test_a_crash_is_tried_again_from_the_newest_checkpoint(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_crash_resumes_from_newest_checkpoint(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(procs=2)
     saved = run.checkpoint(1, 8)
     crash = "if rank == 1 and not (out / 'crashed').exists():\n    (out / 'crashed').touch()\n    os.abort()\n"
@@ -188,7 +188,7 @@ def test_a_crash_is_tried_again_from_the_newest_checkpoint(agents: Fixture, hand
     assert [one["reason"] for one in run.job.result["timeline"]] == reasons
 
 
-def test_two_machines_are_one_run_and_when_one_dies_the_other_goes_on(agents: Fixture, hand_made: Fixture) -> None:
+def test_agents_of_two_machines_survive_loss_of_the_first(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(machines=2, procs=2, lost_seconds=1.0, heartbeat_timeout_seconds=1.0, heartbeat_seconds=0.2)
     tell = "(out / f'told-{rank}-{os.environ[\"WORLD_SIZE\"]}').write_text(json.dumps(dict(os.environ)))\n"
     again = "if os.environ['WORLD_SIZE'] == '2': report.report_state('training', step=9); time.sleep(0.5)\n"
@@ -212,13 +212,13 @@ def test_two_machines_are_one_run_and_when_one_dies_the_other_goes_on(agents: Fi
     assert run.job.wait(5) == "done"
 
 
-def test_what_a_trainer_started_ends_with_it(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_kills_children_of_trainers(agents: Fixture, hand_made: Fixture) -> None:
     child = "subprocess.Popen(['sleep', '1234'])\n"
     assert agents.run(hand_made(procs=2), child + "if rank: sys.exit(1)\nuntil(lambda: False)") == 1
     assert not agents.place.pids("sleep 1234")
 
 
-def test_a_stop_request_is_heard_and_the_trainers_save(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_stop_request_saves_and_stops(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(procs=2)
     one = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
@@ -228,7 +228,7 @@ def test_a_stop_request_is_heard_and_the_trainers_save(agents: Fixture, hand_mad
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_asks_for_a_save_too(agents: Fixture, hand_made: Fixture, number: signal.Signals) -> None:
+def test_agent_signal_saves_and_stops(agents: Fixture, hand_made: Fixture, number: signal.Signals) -> None:
     run = hand_made()
     one = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
@@ -237,7 +237,7 @@ def test_a_signal_asks_for_a_save_too(agents: Fixture, hand_made: Fixture, numbe
     assert agents.end(run) == ("stopped", f"the agent got {number.name}")
 
 
-def test_the_limit_in_hours_ends_a_job_with_a_save(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_max_hours_saves_and_stops(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(max_hours=0.5 / 3600)
     start = time.monotonic()
     assert agents.run(run, SAVE_WHEN_ASKED) == 0
@@ -246,7 +246,7 @@ def test_the_limit_in_hours_ends_a_job_with_a_save(agents: Fixture, hand_made: F
     assert state == "stopped" and "--max-hours" in reason
 
 
-def test_before_the_first_step_there_is_nothing_to_wait_for(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_stop_before_first_step_ends_at_once(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
     one = agents.start(run, "report.report_state('joining'); until(lambda: False)")
     agents.place.wait_for(lambda: "joining" in agents.states(run) if run.job.has_agent_status else False)
@@ -256,7 +256,7 @@ def test_before_the_first_step_there_is_nothing_to_wait_for(agents: Fixture, han
     assert agents.end(run)[0] == "stopped" and not agents.trainers()
 
 
-def test_an_agent_that_is_killed_takes_its_trainers_along(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_killed_trainers_die_too(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(procs=2)
     one = agents.start(run, FOR_EVER)
     agents.wait_for_step(run)
@@ -267,7 +267,7 @@ def test_an_agent_that_is_killed_takes_its_trainers_along(agents: Fixture, hand_
     assert not run.job.is_alive and run.job.wait(5) == "failed"
 
 
-def test_a_second_agent_leaves_the_folder_to_the_first(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_second_in_same_work_folder_exits(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
     first = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
@@ -278,7 +278,7 @@ def test_a_second_agent_leaves_the_folder_to_the_first(agents: Fixture, hand_mad
     assert first.wait(30) == 0
 
 
-def test_the_next_agent_resumes_from_the_newest_checkpoint_with_a_clean_table(
+def test_agent_next_launch_resumes_in_clean_work_folder(
     agents: Fixture, hand_made: Fixture
 ) -> None:
     run = hand_made()
@@ -300,7 +300,7 @@ def test_the_next_agent_resumes_from_the_newest_checkpoint_with_a_clean_table(
     assert {path.name for path in (run.folders.shared / "logs").iterdir()} >= {"000001", "000002"}
 
 
-def test_a_set_up_that_fails_is_the_reason_and_no_trainer_starts(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_failed_data_preparation_starts_no_trainer(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(generate_data=True, data="/dev/null/sample")
     assert agents.run(run) == 1
     state, reason = agents.end(run)
@@ -314,7 +314,7 @@ FILL = (
 
 
 @pytest.mark.rehearsal
-def test_trainers_that_end_on_a_full_disk_end_the_job_and_leave_nothing_running(
+def test_agent_full_disk_fails_job_and_leaves_nothing_running(
     agents: Fixture, hand_made: Fixture, small_disk: Path
 ) -> None:
     run = hand_made(str(small_disk / "job-1"))
@@ -323,7 +323,7 @@ def test_trainers_that_end_on_a_full_disk_end_the_job_and_leave_nothing_running(
     assert run.job.wait(5) == "failed"
 
 
-def test_a_disk_that_is_full_for_a_while_does_not_end_the_job(
+def test_agent_disk_full_for_a_while_continues(
     agents: Fixture, hand_made: Fixture, small_disk: Path
 ) -> None:
     run = hand_made(str(small_disk / "job-1"))

@@ -67,7 +67,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Host:
 # --- /proc and /sys -----------------------------------------------------------------------------------------------
 
 
-def test_the_processors_use_is_of_all_cores_since_the_last_call_and_waiting_for_a_disk_is_none(host: Host) -> None:
+def test_sample_cpu_counts_busy_ticks_since_last_call(host: Host) -> None:
     host.stat(100, 0, 100, 1000, 50, 0, 0, 0, 70, 0)
     sampler = host.sampler()
     host.stat(130, 5, 110, 1040, 60, 2, 2, 1, 99, 0)  # 50 of 100 ticks; a guest's 29 are in the user's
@@ -77,12 +77,12 @@ def test_the_processors_use_is_of_all_cores_since_the_last_call_and_waiting_for_
     assert "cpu" not in sampler.sample()  # no tick has passed
 
 
-def test_used_memory_is_what_nobody_could_have_in_gb_of_1e9_bytes(host: Host) -> None:
+def test_sample_memory_is_total_minus_available_in_decimal_gb(host: Host) -> None:
     host.write("proc/meminfo", "MemTotal: 2000000 kB\nMemFree: 10 kB\nMemAvailable: 500000 kB\nBuffers: 1 kB\n")
     assert host.sampler().sample() == {"memory_gb": 1.54, "memory_total_gb": 2.05, "gpus": []}
 
 
-def test_the_network_is_the_real_cards_without_loopback_and_bridges(host: Host) -> None:
+def test_sample_network_counts_physical_interfaces_only(host: Host) -> None:
     host.card("eth0")
     host.card("eth1")
     host.net(lo=(0, 0), eth0=(10**9, 0), eth1=(0, 0), docker0=(0, 0))
@@ -95,7 +95,7 @@ def test_the_network_is_the_real_cards_without_loopback_and_bridges(host: Host) 
     assert sampler.sample()["net_in_gbit"] == 0.0
 
 
-def test_where_no_card_has_a_device_all_but_the_loopback_count(host: Host) -> None:
+def test_sample_network_without_devices_counts_all_but_loopback(host: Host) -> None:
     host.net(lo=(0, 0), veth=(0, 0))
     sampler = host.sampler()
     host.clock.now += 1
@@ -103,7 +103,7 @@ def test_where_no_card_has_a_device_all_but_the_loopback_count(host: Host) -> No
     assert sampler.sample()["net_in_gbit"] == 1.0
 
 
-def test_a_card_that_came_or_began_anew_makes_no_leap(host: Host) -> None:
+def test_sample_network_new_or_reset_interface_has_no_rate(host: Host) -> None:
     host.net(eth0=(10**9, 10**9))
     sampler = host.sampler()
     host.clock.now += 1
@@ -112,7 +112,7 @@ def test_a_card_that_came_or_began_anew_makes_no_leap(host: Host) -> None:
     assert (said["net_in_gbit"], said["net_out_gbit"]) == (0.0, 0.0)
 
 
-def test_what_goes_past_the_kernel_counts_too_in_bytes_for_efa_and_words_for_infiniband(host: Host) -> None:
+def test_sample_network_counts_efa_bytes_and_infiniband_words(host: Host) -> None:
     for name, kind in (("eth0", 1), ("ib0", 32)):
         host.card(name, kind)
     host.net(eth0=(0, 0), ib0=(0, 0))
@@ -127,7 +127,7 @@ def test_what_goes_past_the_kernel_counts_too_in_bytes_for_efa_and_words_for_inf
     assert (said["net_in_gbit"], said["net_out_gbit"]) == (1 + 8 + 32, 16 + 4)
 
 
-def test_a_host_that_tells_nothing_lacks_the_keys(host: Host) -> None:
+def test_sample_missing_sources_leave_out_keys(host: Host) -> None:
     host.write("proc/stat", "")
     host.write("proc/meminfo", "MemTotal: many kB\n")
     sampler = host.sampler()
@@ -135,7 +135,7 @@ def test_a_host_that_tells_nothing_lacks_the_keys(host: Host) -> None:
     assert sampler.sample() == {"gpus": []}
 
 
-def test_this_machine_is_sampled_within_a_few_milliseconds_of_its_processor(host: Host) -> None:
+def test_sample_real_machine_has_memory_and_network(host: Host) -> None:
     sampler = HostSampler()
     begun = time.process_time()
     for _ in range(100):
@@ -199,7 +199,7 @@ def smi(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Smi]:
     assert all(gone(pid) for pid in one.pids)
 
 
-def test_each_gpu_has_its_numbers_without_those_it_does_not_tell(smi: Smi) -> None:
+def test_gpu_sampler_leaves_out_unavailable_values(smi: Smi) -> None:
     sampler = smi.shell(f'echo "{ROW}"; echo "nonsense, 1"; echo "1, [N/A], 10, [Unknown Error], 70.1"; exec sleep 100')
     found = until(lambda: [gpus for gpus in [sampler.sample()["gpus"]] if len(gpus) == 2])[0]
     assert found[0] == {"use": 97.0, "memory_gb": pytest.approx(MEMORY, abs=0.01), "temperature": 64.0, "watts": 612.5}
@@ -210,7 +210,7 @@ def test_each_gpu_has_its_numbers_without_those_it_does_not_tell(smi: Smi) -> No
     ]
 
 
-def test_one_nvidia_smi_runs_on_and_its_newest_words_count(smi: Smi) -> None:
+def test_gpu_sampler_keeps_newest_line_of_one_process(smi: Smi) -> None:
     sampler = smi.shell(
         f'echo "{ROW}"; until [ -e {smi.folder}/go ]; do sleep 0.02; done; printf "0, 1, 2, "; sleep 0.1; '
         'printf "3, 4\\n"; exec sleep 100'
@@ -221,7 +221,7 @@ def test_one_nvidia_smi_runs_on_and_its_newest_words_count(smi: Smi) -> None:
     assert len(smi.starts) == 1
 
 
-def test_a_line_comes_at_once_from_a_program_that_keeps_lines_for_a_pipe(
+def test_gpu_sampler_reads_lines_of_buffering_program_at_once(
     smi: Smi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
@@ -229,7 +229,7 @@ def test_a_line_comes_at_once_from_a_program_that_keeps_lines_for_a_pipe(
     assert until(lambda: sampler.sample()["gpus"])[0]["use"] == 97.0
 
 
-def test_a_hung_nvidia_smi_holds_up_no_sample_and_is_replaced_after_a_while(smi: Smi) -> None:
+def test_gpu_sampler_hung_process_never_blocks_and_is_replaced(smi: Smi) -> None:
     sampler = smi.shell(
         f'[ -e {smi.folder}/once ] || {{ touch {smi.folder}/once; exec sleep 100; }}; echo "{ROW}"; sleep 100'
     )
@@ -247,7 +247,7 @@ def test_a_hung_nvidia_smi_holds_up_no_sample_and_is_replaced_after_a_while(smi:
     assert len(smi.starts) == 2
 
 
-def test_old_numbers_are_not_shown_for_new(smi: Smi) -> None:
+def test_gpu_sampler_hides_stale_values(smi: Smi) -> None:
     sampler = smi.shell(f'echo "{ROW}"; exec sleep 100')
     until(lambda: sampler.sample()["gpus"])
     smi.clock.now += host_metrics.STALE_SECONDS - 1
@@ -256,7 +256,7 @@ def test_old_numbers_are_not_shown_for_new(smi: Smi) -> None:
     assert not sampler.sample()["gpus"]
 
 
-def test_one_that_dies_is_started_again_after_longer_and_longer_pauses(smi: Smi) -> None:
+def test_gpu_sampler_restart_delay_doubles(smi: Smi) -> None:
     sampler = smi.shell("exit 9")
     begun, times = smi.clock.now, []
     while smi.clock.now < begun + 200:
@@ -271,7 +271,7 @@ def test_one_that_dies_is_started_again_after_longer_and_longer_pauses(smi: Smi)
     assert times == [0, 1, 3, 7, 15, 31, 63, 123, 183]
 
 
-def test_the_pause_is_short_again_after_a_long_life(smi: Smi) -> None:
+def test_gpu_sampler_restart_delay_resets_after_long_run(smi: Smi) -> None:
     sampler = smi.shell(f'echo "{ROW}"; exec sleep 100')
     sampler.gpus.restart_delay = 60.0
     until(lambda: sampler.sample()["gpus"])
@@ -283,7 +283,7 @@ def test_the_pause_is_short_again_after_a_long_life(smi: Smi) -> None:
 
 
 @pytest.mark.parametrize("content", ["not a program", "#!/nowhere/sh\n"])
-def test_an_nvidia_smi_that_cannot_be_started_is_as_none(smi: Smi, content: str) -> None:
+def test_gpu_sampler_program_cannot_start_returns_no_gpus(smi: Smi, content: str) -> None:
     sampler = smi.says("")
     (smi.folder / "nvidia-smi").write_text(content)
     open_files = len(list(Path("/proc/self/fd").iterdir()))
@@ -293,7 +293,7 @@ def test_an_nvidia_smi_that_cannot_be_started_is_as_none(smi: Smi, content: str)
     assert len(list(Path("/proc/self/fd").iterdir())) == open_files
 
 
-def test_close_ends_it_and_another_sample_starts_none(smi: Smi) -> None:
+def test_gpu_sampler_close_kills_process_for_good(smi: Smi) -> None:
     sampler = smi.shell("trap '' TERM HUP; while :; do sleep 0.1; done")
     until(lambda: sampler.sample() and smi.starts)
     sampler.close()
@@ -303,7 +303,7 @@ def test_close_ends_it_and_another_sample_starts_none(smi: Smi) -> None:
     assert sampler.sample()["gpus"] == [] and sampler.gpus.process is None
 
 
-def test_it_dies_with_us_even_by_sigkill(smi: Smi) -> None:
+def test_gpu_sampler_process_dies_with_killed_parent(smi: Smi) -> None:
     smi.shell("exec sleep 100")
     ours = "import time; from cluster.agent.host_metrics import HostSampler; s = HostSampler(); s.sample(); time.sleep(100)"
     process = subprocess.Popen([sys.executable, "-c", ours], cwd=Path(host_metrics.__file__).parents[2])

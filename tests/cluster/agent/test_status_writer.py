@@ -36,7 +36,7 @@ def log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "logs/agent-1.jsonl").read_text().splitlines()]
 
 
-def test_the_status_has_the_word_the_numbers_and_the_use_of_the_machine(
+def test_write_has_status_numbers_and_machine_load(
     tmp_path: Path, speak: Callable[..., StatusWriter]
 ) -> None:
     before = time.time()
@@ -61,7 +61,7 @@ def test_the_status_has_the_word_the_numbers_and_the_use_of_the_machine(
     [{"phase": "failed"}, {"attempt": 3}, {"leave_reason": "a notice"}, {"fault": "own"}],
     ids=["phase", "attempt", "leave_reason", "fault"],
 )
-def test_news_are_told_at_once(tmp_path: Path, speak: Callable[..., StatusWriter], news: dict[str, Any]) -> None:
+def test_write_urgent_change_is_written_at_once(tmp_path: Path, speak: Callable[..., StatusWriter], news: dict[str, Any]) -> None:
     voice = speak()
     voice.write(WORD, "training")
     changed = MachineStatus(**{**vars(WORD), **news})
@@ -69,7 +69,7 @@ def test_news_are_told_at_once(tmp_path: Path, speak: Callable[..., StatusWriter
     assert said(tmp_path).items() >= news.items()
 
 
-def test_numbers_come_with_the_beat(tmp_path: Path, speak: Callable[..., StatusWriter], place: Fixture) -> None:
+def test_write_numbers_wait_for_heartbeat(tmp_path: Path, speak: Callable[..., StatusWriter], place: Fixture) -> None:
     voice = speak()
     voice.write(WORD, "training", step=8)
     voice.write(WORD, "training", step=9)
@@ -78,7 +78,7 @@ def test_numbers_come_with_the_beat(tmp_path: Path, speak: Callable[..., StatusW
     place.wait_for(lambda: voice.write(WORD, "training", step=10) or said(tmp_path)["step"] == 10, 5)
 
 
-def test_what_was_said_stays_said_but_a_reason_belongs_to_its_state(
+def test_write_keeps_extra_fields_but_not_reason(
     tmp_path: Path, speak: Callable[..., StatusWriter]
 ) -> None:
     voice = speak(beat=0.0)
@@ -87,7 +87,7 @@ def test_what_was_said_stays_said_but_a_reason_belongs_to_its_state(
     assert (said(tmp_path)["pid"], said(tmp_path)["reason"], voice.state, voice.reason) == (7, "", "starting", "")
 
 
-def test_each_change_of_state_is_a_line_with_its_time(tmp_path: Path, speak: Callable[..., StatusWriter]) -> None:
+def test_write_logs_each_state_change_once(tmp_path: Path, speak: Callable[..., StatusWriter]) -> None:
     voice = speak(beat=0.0)
     for state, reason in (("setup", ""), ("training", ""), ("training", ""), ("failed", "why")):
         voice.write(WORD if state != "setup" else MachineStatus(id="1.b"), state, reason)
@@ -98,7 +98,7 @@ def test_each_change_of_state_is_a_line_with_its_time(tmp_path: Path, speak: Cal
     assert lines[0]["time"] <= lines[1]["time"] <= lines[2]["time"]
 
 
-def test_an_agent_that_could_not_say_so_is_noted_as_gone_since_its_last_beat(
+def test_status_writer_logs_killed_predecessor_as_gone(
     tmp_path: Path, speak: Callable[..., StatusWriter]
 ) -> None:
     voice = speak()
@@ -109,20 +109,20 @@ def test_an_agent_that_could_not_say_so_is_noted_as_gone_since_its_last_beat(
     assert log(tmp_path)[-1] == {"time": last, "attempt": 2, "state": "gone"}
 
 
-def test_one_that_said_its_end_is_not_noted_again(tmp_path: Path, speak: Callable[..., StatusWriter]) -> None:
+def test_status_writer_ended_predecessor_is_not_logged(tmp_path: Path, speak: Callable[..., StatusWriter]) -> None:
     speak().write(WORD, "done", ended=True)
     speak()
     assert [one["state"] for one in log(tmp_path)] == ["done"]
 
 
-def test_a_shorter_status_leaves_nothing_of_a_longer_one(tmp_path: Path, speak: Callable[..., StatusWriter]) -> None:
+def test_write_shorter_status_replaces_longer_one(tmp_path: Path, speak: Callable[..., StatusWriter]) -> None:
     voice = speak(beat=0.0)
     voice.write(WORD, "failed", reason="x" * 2000)
     voice.write(WORD, "starting")
     assert said(tmp_path)["state"] == "starting" and len((tmp_path / "status/1.json").read_text()) < 1000
 
 
-def test_on_a_full_disk_the_status_in_place_is_still_rewritten(
+def test_write_full_disk_rewrites_status_in_place(
     full_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("cluster.agent.status_writer.HostSampler.sample", lambda _: {"cpu": 7})

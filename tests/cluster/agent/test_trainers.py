@@ -101,7 +101,7 @@ def told(team: Trainers, rank: int) -> tuple[list[str], dict[str, str], int]:
     return argv, environment, pid
 
 
-def test_ranks_follow_the_place_among_the_members(team: Fixture) -> None:
+def test_start_ranks_follow_machine_rank(team: Fixture) -> None:
     one = team(TELL, procs=2)
     log = one.start(attempt(resume="checkpoints/000001/resume-00000008-ab.pt"), 1)
     assert log == one.work / "logs/000001/rank-2.log" and one.first_rank == 2
@@ -115,7 +115,7 @@ def test_ranks_follow_the_place_among_the_members(team: Fixture) -> None:
         assert f"--resume {one.shared}/checkpoints/000001/resume-00000008-ab.pt" in said and "--attempt 1" in said
 
 
-def test_a_warm_standby_becomes_the_trainers_and_a_new_one_is_made_for_the_next(team: Fixture) -> None:
+def test_start_uses_ready_standby_and_makes_new_one(team: Fixture) -> None:
     one = team(TELL, procs=2, standby=True)
     wait_for(one.ensure_standby)
     pids = [child.pid for child in one.standby_processes]
@@ -130,14 +130,14 @@ def test_a_warm_standby_becomes_the_trainers_and_a_new_one_is_made_for_the_next(
     assert told(one, 0)[2] == after[0] and told(one, 0)[1]["IMGNET_WORK"].endswith("/000002")
 
 
-def test_without_a_warm_standby_trainers_start_cold(team: Fixture) -> None:
+def test_start_without_standby_starts_new_processes(team: Fixture) -> None:
     one = team(TELL, standby=False)
     assert one.ensure_standby() and one.standby_processes == [], "there is none, so all is ready"
     one.start(attempt(), 0)
     assert told(one, 0)[1]["RANK"] == "0"
 
 
-def test_a_standby_that_died_is_replaced_and_a_half_one_not_used(team: Fixture) -> None:
+def test_start_incomplete_standby_is_not_used(team: Fixture) -> None:
     one = team(TELL, procs=2, standby=True)
     wait_for(one.ensure_standby)
     victim, other = one.standby_processes
@@ -150,7 +150,7 @@ def test_a_standby_that_died_is_replaced_and_a_half_one_not_used(team: Fixture) 
     wait_for(one.ensure_standby)
 
 
-def test_a_standby_that_dies_while_it_waits_is_noticed(team: Fixture) -> None:
+def test_ensure_standby_replaces_dead_process(team: Fixture) -> None:
     one = team(TELL, standby=True)
     wait_for(one.ensure_standby)
     before = one.standby_processes[0].pid
@@ -159,13 +159,13 @@ def test_a_standby_that_dies_while_it_waits_is_noticed(team: Fixture) -> None:
     wait_for(lambda: one.ensure_standby() and one.standby_processes[0].pid != before)
 
 
-def test_no_standby_is_kept_where_memory_is_short(team: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ensure_standby_low_memory_starts_none(team: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainers, "_available_memory_gb", lambda: 1.5)
     one = team(TELL, standby=True)
     assert one.ensure_standby() and one.standby_processes == []
 
 
-def test_stop_spares_the_standby_and_everything_does_not(team: Fixture) -> None:
+def test_stop_spares_standby_unless_included(team: Fixture) -> None:
     child = "import subprocess\nchild = subprocess.Popen(['sleep', '4321'], start_new_session=True).pid\n"
     one = team(child + "(out / 'child').write_text(str(child))\n" + TELL, standby=True)
     wait_for(one.ensure_standby)
@@ -183,7 +183,7 @@ def test_stop_spares_the_standby_and_everything_does_not(team: Fixture) -> None:
 SAVED = "report.install_signal_handlers(); until(report.stop_requested); sys.exit(3)"
 
 
-def test_asked_they_save_and_end(team: Fixture) -> None:
+def test_request_save_and_exit_ends_as_saved(team: Fixture) -> None:
     one = team(SAVED, procs=2)
     one.start(attempt(), 0)
     assert one.collect_exit(one.exit_codes()) is None
@@ -207,27 +207,27 @@ def test_asked_they_save_and_end(team: Fixture) -> None:
     ],
     ids=["SIGKILL", "SIGABRT", "a code", "no result", "own", "final", "peer"],
 )  # fmt: skip
-def test_an_end_tells_why_and_whose_fault_it_was(team: Fixture, text: str, ending: TrainerExit) -> None:
+def test_collect_exit_tells_reason_and_fault(team: Fixture, text: str, ending: TrainerExit) -> None:
     one = team(f"{text}\nuntil(lambda: False)", procs=2)
     one.start(attempt(), 1)
     assert end_of(one) == ending
 
 
-def test_the_word_of_the_one_at_fault_counts_before_those_of_its_peers(team: Fixture) -> None:
+def test_collect_exit_own_failure_wins_over_peer_failures(team: Fixture) -> None:
     late = "until((report.folder / 'failed-0.json').exists); report.report_failure('the reason', 'own'); sys.exit(1)"
     one = team(f"if rank: {late}\nreport.report_failure('Connection closed by peer', 'peer'); sys.exit(1)", procs=2)
     one.start(attempt(), 0)
     assert end_of(one) == TrainerExit("failed", "the reason", "own")
 
 
-def test_a_kill_counts_before_what_its_peers_say(team: Fixture) -> None:
+def test_collect_exit_kill_wins_over_reported_failures(team: Fixture) -> None:
     text = "if rank: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(0.1); report.report_failure('a reset', 'own'); sys.exit(1)"
     one = team(text, procs=2)
     one.start(attempt(), 0)
     assert end_of(one).reason == "the trainer of rank 1 was killed by SIGKILL"
 
 
-def test_what_an_earlier_attempt_said_is_not_heard(team: Fixture) -> None:
+def test_collect_exit_ignores_reports_of_earlier_attempt(team: Fixture) -> None:
     one = team("if not (out / 'again').exists(): report.report_failure('of attempt 1'); sys.exit(1)\nuntil(lambda: False)")
     one.start(attempt(), 0)
     assert end_of(one).reason == "of attempt 1"
@@ -239,7 +239,7 @@ def test_what_an_earlier_attempt_said_is_not_heard(team: Fixture) -> None:
     assert end_of(one).reason == "the trainer of rank 0 was killed by SIGKILL"
 
 
-def test_they_write_their_stacks_when_asked(team: Fixture) -> None:
+def test_dump_stacks_writes_stacks_to_log(team: Fixture) -> None:
     one = team("report.install_signal_handlers(); report.report_state('training')\ndef stuck():\n    until(lambda: False)\nstuck()")
     log = one.start(attempt(), 0)
     wait_for(lambda: one.read_progress().get("state") == "training")

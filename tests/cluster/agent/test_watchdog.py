@@ -89,7 +89,7 @@ def look(one: Watchdog, now: float) -> None:
 # --- the metadata service -------------------------------------------------------------------------------------------
 
 
-def test_while_the_service_knows_nothing_there_is_no_reason_to_leave(tmp_path: Path, service: Any) -> None:
+def test_poll_once_no_notice_gives_no_leave_reason(tmp_path: Path, service: Any) -> None:
     one = guard(tmp_path, metadata=service.address)
     one.poll_once(one.start_time)
     assert (one.leave_reason, one.limit_reason, one.is_deadline_near()) == (
@@ -100,7 +100,7 @@ def test_while_the_service_knows_nothing_there_is_no_reason_to_leave(tmp_path: P
     assert service.asked == [SPOT, REBALANCE] and len(service.tokens) == 1
 
 
-def test_a_spot_notice_is_two_minutes_ahead(tmp_path: Path, service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poll_once_spot_notice_sets_reason_and_deadline(tmp_path: Path, service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     service.says[SPOT] = json.dumps({"action": "terminate", "time": "2026-01-02T03:04:05Z"})
     one = guard(tmp_path, metadata=service.address)
     one.poll_once(one.start_time)
@@ -110,14 +110,14 @@ def test_a_spot_notice_is_two_minutes_ahead(tmp_path: Path, service: Any, monkey
     assert one.is_deadline_near()
 
 
-def test_a_rebalance_recommendation_is_a_notice_too(tmp_path: Path, service: Any) -> None:
+def test_poll_once_rebalance_recommendation_is_a_notice(tmp_path: Path, service: Any) -> None:
     service.says[REBALANCE] = json.dumps({"noticeTime": "2026-01-02T03:04:05Z"})
     one = guard(tmp_path, metadata=service.address)
     one.poll_once(one.start_time)
     assert one.leave_reason == "events/recommendations/rebalance: rebalance at 2026-01-02T03:04:05Z"
 
 
-def test_it_is_asked_every_two_seconds_and_not_after_a_notice(tmp_path: Path, service: Any) -> None:
+def test_poll_once_queries_metadata_every_two_seconds_until_notice(tmp_path: Path, service: Any) -> None:
     one = guard(tmp_path, metadata=service.address)
     for after in (0.0, 0.5, METADATA_POLL_SECONDS - 0.1, METADATA_POLL_SECONDS + 0.1, METADATA_POLL_SECONDS + 0.5):
         one.poll_once(one.start_time + after)
@@ -128,7 +128,7 @@ def test_it_is_asked_every_two_seconds_and_not_after_a_notice(tmp_path: Path, se
     assert service.asked == [*2 * [SPOT, REBALANCE], SPOT]
 
 
-def test_a_token_that_has_expired_is_asked_for_again(tmp_path: Path, service: Any) -> None:
+def test_poll_once_expired_token_is_renewed(tmp_path: Path, service: Any) -> None:
     one = guard(tmp_path, metadata=service.address)
     one.poll_once(one.start_time)
     service.tokens.append("of another time")
@@ -139,7 +139,7 @@ def test_a_token_that_has_expired_is_asked_for_again(tmp_path: Path, service: An
     assert one.leave_reason == "spot/instance-action: stop at now"
 
 
-def test_a_service_that_is_down_is_no_notice_and_is_asked_again(tmp_path: Path, service: Any) -> None:
+def test_poll_once_service_down_is_queried_again(tmp_path: Path, service: Any) -> None:
     one = guard(tmp_path, metadata="http://127.0.0.1:9")
     one.poll_once(one.start_time)
     assert one.leave_reason == ""
@@ -150,7 +150,7 @@ def test_a_service_that_is_down_is_no_notice_and_is_asked_again(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("text", ["<html>", "[]", "7", "null", '"soon"'])
-def test_an_answer_that_is_no_notice_is_none_and_ends_nothing(tmp_path: Path, service: Any, text: str) -> None:
+def test_poll_once_invalid_answer_is_no_notice(tmp_path: Path, service: Any, text: str) -> None:
     service.says[SPOT] = text
     one = guard(tmp_path, metadata=service.address)
     look(one, one.start_time)
@@ -160,14 +160,14 @@ def test_an_answer_that_is_no_notice_is_none_and_ends_nothing(tmp_path: Path, se
 @pytest.mark.parametrize(
     "raw", [b"garbage\r\n\r\n", b"HTTP/1.1 200 OK\r\nContent-Length: 100\r\n\r\nhalf", b"\xff" * 70000]
 )
-def test_a_service_that_does_not_speak_http_ends_nothing(tmp_path: Path, service: Any, raw: bytes) -> None:
+def test_poll_once_service_without_http_is_no_notice(tmp_path: Path, service: Any, raw: bytes) -> None:
     service.garbage = raw
     one = guard(tmp_path, metadata=service.address)
     look(one, one.start_time)
     assert one.leave_reason == ""
 
 
-def test_a_proxy_of_the_environment_is_not_asked(tmp_path: Path, service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poll_once_ignores_proxy_of_environment(tmp_path: Path, service: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     service.says[SPOT] = json.dumps({"action": "stop", "time": "now"})
     one = guard(tmp_path, metadata=service.address)
@@ -178,7 +178,7 @@ def test_a_proxy_of_the_environment_is_not_asked(tmp_path: Path, service: Any, m
 # --- the notice file ------------------------------------------------------------------------------------------------
 
 
-def test_a_notice_file_says_why_and_how_long(tmp_path: Path) -> None:
+def test_poll_once_notice_file_sets_reason_and_seconds(tmp_path: Path) -> None:
     one = guard(tmp_path)
     write_atomic(tmp_path / "notice", to_json_bytes({"reason": "a rehearsal", "seconds": 300}))
     one.poll_once(one.start_time)
@@ -188,7 +188,7 @@ def test_a_notice_file_says_why_and_how_long(tmp_path: Path) -> None:
     assert one.leave_reason == "a rehearsal", "the first one counts"
 
 
-def test_a_notice_for_whoever_was_here_before_is_forgotten(tmp_path: Path) -> None:
+def test_watchdog_deletes_notice_of_earlier_agent(tmp_path: Path) -> None:
     (tmp_path / "notice").write_text("{}")
     one = guard(tmp_path)
     one.poll_once(one.start_time)
@@ -198,7 +198,7 @@ def test_a_notice_for_whoever_was_here_before_is_forgotten(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "text", ["", "{", "{}", "[1]", "7", '{"seconds": "soon"}', '{"reason": null, "seconds": null}']
 )
-def test_a_notice_that_says_little_is_one_all_the_same(tmp_path: Path, text: str) -> None:
+def test_poll_once_incomplete_notice_file_has_defaults(tmp_path: Path, text: str) -> None:
     one = guard(tmp_path)
     (tmp_path / "notice").write_text(text)
     look(one, one.start_time)
@@ -211,7 +211,7 @@ def test_a_notice_that_says_little_is_one_all_the_same(tmp_path: Path, text: str
 # --- the limit ------------------------------------------------------------------------------------------------------
 
 
-def test_the_limit_is_told_first_and_kills_when_nobody_hears(tmp_path: Path) -> None:
+def test_poll_once_limit_sets_reason_then_hard_exits(tmp_path: Path) -> None:
     killed: list[int] = []
     one = guard(tmp_path, hours=1.0, kill=lambda: killed.append(1))
     one.poll_once(one.start_time + 3599)
@@ -224,7 +224,7 @@ def test_the_limit_is_told_first_and_kills_when_nobody_hears(tmp_path: Path) -> 
     assert killed == [1]
 
 
-def test_the_time_before_this_agent_counts_too(tmp_path: Path) -> None:
+def test_poll_once_limit_includes_elapsed_seconds(tmp_path: Path) -> None:
     one = guard(tmp_path, hours=1.0, elapsed=3000)
     now = time.monotonic()
     one.poll_once(now + 590)
@@ -233,7 +233,7 @@ def test_the_time_before_this_agent_counts_too(tmp_path: Path) -> None:
     assert one.limit_reason == "the limit of 1 hours (--max-hours) was reached"
 
 
-def test_a_strange_notice_or_service_does_not_disarm_the_limit(tmp_path: Path, service: Any) -> None:
+def test_poll_once_invalid_notice_does_not_disarm_limit(tmp_path: Path, service: Any) -> None:
     killed: list[int] = []
     service.says[SPOT] = "[]"
     one = guard(tmp_path, hours=1.0, metadata=service.address, kill=lambda: killed.append(1))
@@ -243,14 +243,14 @@ def test_a_strange_notice_or_service_does_not_disarm_the_limit(tmp_path: Path, s
     assert one.limit_reason and killed
 
 
-def test_an_agent_that_has_ended_in_time_is_not_killed(tmp_path: Path) -> None:
+def test_poll_once_stopped_watchdog_never_hard_exits(tmp_path: Path) -> None:
     one = guard(tmp_path, hours=1.0)
     one.poll_once(one.start_time + 3601)
     one.is_stopped = True
     one.poll_once(one.start_time + 9999)
 
 
-def test_without_a_limit_there_is_none(tmp_path: Path) -> None:
+def test_poll_once_without_limit_sets_no_limit_reason(tmp_path: Path) -> None:
     one = guard(tmp_path)
     one.poll_once(one.start_time + 1e9)
     assert one.limit_reason == ""
@@ -306,7 +306,7 @@ def read(path: Path) -> str:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_is_heard_while_the_main_thread_is_blocked(
+def test_watchdog_signal_is_noticed_while_main_thread_hangs(
     tmp_path: Path, place: Fixture, hanging: Fixture, number: signal.Signals
 ) -> None:
     one = hanging()
@@ -315,27 +315,27 @@ def test_a_signal_is_heard_while_the_main_thread_is_blocked(
     assert one.poll() is None
 
 
-def test_ctrl_c_in_an_attached_window_ends_no_rented_machine(tmp_path: Path, place: Fixture, hanging: Fixture) -> None:
+def test_watchdog_rented_machine_ignores_ctrl_c(tmp_path: Path, place: Fixture, hanging: Fixture) -> None:
     one = hanging(late="900")
     one.send_signal(signal.SIGINT)
     one.send_signal(signal.SIGTERM)
     assert place.wait_for(lambda: read(tmp_path / "leave_reason"), 10) == "the agent got SIGTERM"
 
 
-def test_a_notice_is_heard_while_the_main_thread_is_blocked(tmp_path: Path, place: Fixture, hanging: Fixture) -> None:
+def test_watchdog_notice_is_noticed_while_main_thread_hangs(tmp_path: Path, place: Fixture, hanging: Fixture) -> None:
     hanging()
     write_atomic(tmp_path / "notice", to_json_bytes({"reason": "a rehearsal"}))
     assert place.wait_for(lambda: read(tmp_path / "leave_reason"), 10) == "a rehearsal"
 
 
-def test_the_limit_kills_an_agent_that_hangs(tmp_path: Path, hanging: Fixture) -> None:
+def test_watchdog_limit_kills_hanging_agent(tmp_path: Path, hanging: Fixture) -> None:
     one = hanging(seconds="0.3")
     assert one.wait(20) == 7 and (tmp_path / "killed").exists()
     assert "--max-hours" in read(tmp_path / "limit_reason")
 
 
 @pytest.mark.parametrize("answer", ["[]", b"garbage\r\n\r\n"], ids=["a list", "no http"])
-def test_a_strange_service_does_not_make_it_deaf(
+def test_watchdog_invalid_service_does_not_block_signals(
     tmp_path: Path, place: Fixture, hanging: Fixture, service: Any, answer: str | bytes
 ) -> None:
     if isinstance(answer, bytes):

@@ -29,7 +29,7 @@ def content(run: Any, attempt: attempts.Attempt) -> bytes:
     return payload[: len(payload) // 100]
 
 
-def test_the_first_attempt_begins_at_the_beginning(tmp_path: Path) -> None:
+def test_propose_first_attempt_has_no_checkpoint(tmp_path: Path) -> None:
     assert attempts.newest_attempt(tmp_path) is None and attempts.history(tmp_path) == []
     first = propose(tmp_path, "0.a", "1.b")
     assert (first.number, first.resume, first.members, first.machine_names) == (1, "", ("0.a", "1.b"), ("0", "1"))
@@ -37,7 +37,7 @@ def test_the_first_attempt_begins_at_the_beginning(tmp_path: Path) -> None:
     assert attempts.newest_attempt(tmp_path) == first and attempts.history(tmp_path) == [first]
 
 
-def test_the_next_one_resumes_from_the_newest_checkpoint_of_the_one_before(hand_made: Fixture) -> None:
+def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(hand_made: Fixture) -> None:
     run = hand_made()
     propose(run.folders.shared)
     for step in (8, 16, 24):
@@ -62,7 +62,7 @@ def test_the_next_one_resumes_from_the_newest_checkpoint_of_the_one_before(hand_
     ],
     ids=["cut", "longer", "changed", "empty", "foreign", "never renamed", "a folder"],
 )
-def test_a_damaged_checkpoint_is_passed_over(hand_made: Fixture, damage: Callable[[Path], Any]) -> None:
+def test_propose_damaged_checkpoint_is_skipped(hand_made: Fixture, damage: Callable[[Path], Any]) -> None:
     run = hand_made()
     propose(run.folders.shared)
     whole = run.checkpoint(1, 8)
@@ -71,7 +71,7 @@ def test_a_damaged_checkpoint_is_passed_over(hand_made: Fixture, damage: Callabl
     assert content(run, second) == b"1 8" and (run.folders.shared / second.resume).samefile(run.folders.shared / whole)
 
 
-def test_an_attempt_that_saved_nothing_hands_on_what_it_began_with(hand_made: Fixture) -> None:
+def test_propose_previous_attempt_saved_nothing_keeps_its_checkpoint(hand_made: Fixture) -> None:
     run = hand_made()
     assert propose(run.folders.shared).resume == propose(run.folders.shared).resume == ""
     run.checkpoint(2, 8)
@@ -80,7 +80,7 @@ def test_an_attempt_that_saved_nothing_hands_on_what_it_began_with(hand_made: Fi
         assert (following.number, content(run, following)) == (number, b"2 8")
 
 
-def test_an_attempt_whose_own_checkpoints_are_all_damaged_hands_on_what_it_began_with(hand_made: Fixture) -> None:
+def test_propose_all_checkpoints_damaged_keeps_resume_checkpoint(hand_made: Fixture) -> None:
     run = hand_made()
     propose(run.folders.shared)
     run.checkpoint(1, 8)
@@ -89,7 +89,7 @@ def test_an_attempt_whose_own_checkpoints_are_all_damaged_hands_on_what_it_began
     assert content(run, propose(run.folders.shared)) == b"1 8"
 
 
-def test_what_an_older_attempt_writes_late_is_never_used(hand_made: Fixture) -> None:
+def test_propose_late_checkpoint_of_older_attempt_is_ignored(hand_made: Fixture) -> None:
     run = hand_made()
     propose(run.folders.shared)
     run.checkpoint(1, 8)
@@ -102,7 +102,7 @@ def test_what_an_older_attempt_writes_late_is_never_used(hand_made: Fixture) -> 
     assert content(run, propose(run.folders.shared)) == b"3 16"
 
 
-def test_what_an_older_attempt_prunes_late_is_not_missed(hand_made: Fixture) -> None:
+def test_propose_late_pruning_by_older_attempt_does_no_harm(hand_made: Fixture) -> None:
     """Its trainers may live on for a while, and keep two of their own checkpoints."""
     run = hand_made()
     propose(run.folders.shared)
@@ -115,7 +115,7 @@ def test_what_an_older_attempt_prunes_late_is_not_missed(hand_made: Fixture) -> 
     assert content(run, second) == content(run, propose(run.folders.shared)) == b"1 16"
 
 
-def test_the_checkpoints_of_two_attempts_ago_are_removed_and_nothing_that_is_wanted(hand_made: Fixture) -> None:
+def test_propose_deletes_only_checkpoints_of_older_attempts(hand_made: Fixture) -> None:
     run = hand_made()
     for number in range(1, 7):
         made = propose(run.folders.shared)
@@ -124,7 +124,7 @@ def test_the_checkpoints_of_two_attempts_ago_are_removed_and_nothing_that_is_wan
     assert kept == ["000005", "000006"] and content(run, made) == b"5 40"
 
 
-def test_who_does_not_know_the_newest_gets_it_instead_of_his_own(tmp_path: Path) -> None:
+def test_propose_stale_knowledge_returns_newest_attempt(tmp_path: Path) -> None:
     first = propose(tmp_path, "0.a", "1.b")
     second = propose(tmp_path, "1.b")
     late = attempts.Attempt(launch_id="now", members=("0.a",))
@@ -132,7 +132,7 @@ def test_who_does_not_know_the_newest_gets_it_instead_of_his_own(tmp_path: Path)
     assert attempts.history(tmp_path) == [first, second]
 
 
-def test_a_new_launch_goes_on_after_the_attempts_of_the_one_before(hand_made: Fixture) -> None:
+def test_propose_new_launch_continues_numbers_and_checkpoint(hand_made: Fixture) -> None:
     run = hand_made()
     propose(run.folders.shared)
     run.checkpoint(1, 8)
@@ -145,7 +145,7 @@ def test_a_new_launch_goes_on_after_the_attempts_of_the_one_before(hand_made: Fi
 
 
 @pytest.mark.parametrize("what", ["pruned by the old head", "removed by a faster proposer"])
-def test_a_checkpoint_that_vanishes_while_it_is_looked_at_is_no_end(
+def test_propose_checkpoint_vanishes_chooses_again(
     hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     run, real = hand_made(), attempts.newest_intact_file
@@ -188,7 +188,7 @@ def soon() -> Iterator[None]:
     signal.signal(signal.SIGALRM, before)
 
 
-def test_a_damaged_attempt_file_is_an_error_and_no_endless_search(tmp_path: Path, soon: Fixture) -> None:
+def test_propose_damaged_attempt_file_raises(tmp_path: Path, soon: Fixture) -> None:
     propose(tmp_path)
     for text in ("", "{", "[]", "7"):
         attempts.attempt_path(tmp_path, 2).write_text(text)
@@ -198,7 +198,7 @@ def test_a_damaged_attempt_file_is_an_error_and_no_endless_search(tmp_path: Path
         assert "hangs" not in str(caught.value)
 
 
-def test_when_somebody_has_removed_the_checkpoints_it_begins_again_or_says_so(
+def test_propose_checkpoints_deleted_restarts_or_raises(
     hand_made: Fixture, soon: Fixture
 ) -> None:
     run = hand_made()
@@ -212,7 +212,7 @@ def test_when_somebody_has_removed_the_checkpoints_it_begins_again_or_says_so(
         assert "resume-00000008" in str(error)
 
 
-def test_an_attempt_once_made_is_never_changed(tmp_path: Path) -> None:
+def test_propose_never_changes_published_attempts(tmp_path: Path) -> None:
     made = [propose(tmp_path, f"{number}.x") for number in range(12)]
     assert [one.number for one in made] == list(range(1, 13))
     files = sorted((tmp_path / "attempts").iterdir())
@@ -220,7 +220,7 @@ def test_an_attempt_once_made_is_never_changed(tmp_path: Path) -> None:
     assert attempts.newest_attempt(tmp_path) == made[-1]
 
 
-def test_of_many_who_propose_at_once_one_wins_and_all_obey(tmp_path: Path, crowd: Callable[..., list[Any]]) -> None:
+def test_propose_concurrently_has_one_winner(tmp_path: Path, crowd: Callable[..., list[Any]]) -> None:
     def one(number: int) -> list[attempts.Attempt]:
         return [propose(tmp_path, f"{number}.x") for _ in range(40)]
 

@@ -59,7 +59,7 @@ def ready(*ids: str) -> list[MachineStatus]:
 # --- the start ------------------------------------------------------------------------------------------------------
 
 
-def test_the_start_waits_until_all_are_ready() -> None:
+def test_decide_first_attempt_waits_for_all_machines() -> None:
     assert decide(view(ready("0.a", "1.b"), attempt=None), RULES).kind == "nothing"
     warming = [*ready("0.a", "1.b"), word("2.c", "warming", attempt=0, at=-1)]
     assert decide(view(warming, attempt=None), RULES).kind == "nothing"
@@ -71,13 +71,13 @@ def test_the_start_waits_until_all_are_ready() -> None:
     assert (first.members, first.reason, first.end_state) == (("0.a", "1.b", "2.c"), "start", "")
 
 
-def test_ranks_are_in_the_order_of_the_numbers() -> None:
+def test_decide_first_attempt_orders_ranks_by_machine_number() -> None:
     rules = replace(RULES, machine_names=tuple(map(str, range(12))), target_size=3)
     words = ready("10.x", "2.y", "9.z")
     assert proposed(decide(view(words, me="2.y", attempt=None), rules)).members == ("2.y", "9.z", "10.x")
 
 
-def test_the_first_proposes_at_once_and_each_later_one_half_a_second_after_the_one_before() -> None:
+def test_decide_staggers_proposals_by_half_a_second() -> None:
     words = ready("0.a", "1.b", "2.c")
     for place, me in enumerate(FIRST.members):
         early, late = max(0.0, 0.5 * place - 0.01), 0.5 * place
@@ -90,7 +90,7 @@ def ended(one: str, reason: str, state: str = "failed") -> MachineStatus:
     return word(one, "ended", attempt=0, at=-1, state=state, reason=reason)
 
 
-def test_a_machine_that_failed_before_the_start_ends_the_job_with_its_reason() -> None:
+def test_decide_machine_failed_before_start_ends_job() -> None:
     words = [*ready("0.a", "2.c"), ended("1.b", "no such data folder")]
     end = proposed(decide(view(words, attempt=None), RULES))
     assert (end.members, end.end_state, end.reason) == ((), "failed", "machine 1: no such data folder")
@@ -98,7 +98,7 @@ def test_a_machine_that_failed_before_the_start_ends_the_job_with_its_reason() -
     assert proposed(decide(view(both, attempt=None), RULES)).reason == "machine 1: one; machine 2: two"
 
 
-def test_a_spare_covers_a_machine_that_failed_before_the_start() -> None:
+def test_decide_spare_replaces_machine_failed_before_start() -> None:
     rules = replace(RULES, target_size=2)
     words = [*ready("0.a"), ended("1.b", "no such data folder")]
     assert decide(view(words, attempt=None), rules).kind == "nothing"
@@ -106,7 +106,7 @@ def test_a_spare_covers_a_machine_that_failed_before_the_start() -> None:
     assert proposed(decide(view(words, attempt=None), rules)).members == ("0.a", "2.c")
 
 
-def test_who_is_not_ready_himself_proposes_nothing() -> None:
+def test_decide_unready_machine_proposes_nothing() -> None:
     words = [word("0.a", "warming", attempt=0, at=-1), *ready("1.b", "2.c")]
     assert decide(view(words, attempt=None), RULES).kind == "nothing"
     dead = [word("0.a", "warming", attempt=0, at=-1), ended("1.b", "why")]
@@ -118,7 +118,7 @@ def test_who_is_not_ready_himself_proposes_nothing() -> None:
 
 @pytest.mark.parametrize("age", [0.0, 2.4, 2.6, 60.0, 1e6])
 @pytest.mark.parametrize("begun", [True, False])
-def test_nobody_is_lost_while_steps_advance_however_silent(age: float, begun: bool) -> None:
+def test_decide_silent_machine_is_kept_while_steps_advance(age: float, begun: bool) -> None:
     words = all_of(at=8 if begun else -1)
     patience = 5.0 if begun else 15.0
     silent = {"1.b": age, "2.c": age}
@@ -130,42 +130,42 @@ def test_nobody_is_lost_while_steps_advance_however_silent(age: float, begun: bo
         assert "machines 1, 2 silent" in stuck.reason
 
 
-def test_a_stall_with_all_alive_needs_much_more_patience() -> None:
+def test_decide_stall_with_all_responsive_waits_longer() -> None:
     for at, patience in ((8, 120.0), (-1, 300.0)):
         assert decide(view(all_of(at=at), seconds_without_progress=patience - 0.1), RULES).kind == "nothing"
         stuck = decide(view(all_of(at=at), seconds_without_progress=patience + 0.1), RULES)
         assert stuck.kind == "fail" and "all machines respond" in stuck.reason
 
 
-def test_a_job_of_long_steps_has_three_of_them_for_patience() -> None:
+def test_decide_long_steps_extend_timeout_to_three_gaps() -> None:
     silent = {"1.b": SILENT}
     assert decide(view(all_of(), silent=silent, seconds_without_progress=29.0, longest_progress_gap=10.0), RULES).kind == "nothing"
     assert decide(view(all_of(), silent=silent, seconds_without_progress=31.0, longest_progress_gap=10.0), RULES).kind == "fail"
 
 
-def test_a_member_that_was_never_heard_of_is_silent() -> None:
+def test_decide_member_without_status_counts_as_silent() -> None:
     words = all_of(at=-1)[:2]
     assert decide(view(words, seconds_without_progress=14.9), RULES).kind == "nothing"
     assert decide(view(words, seconds_without_progress=15.1), RULES).kind == "fail"
 
 
 @pytest.mark.parametrize("phase", ["failed", "ended"])
-def test_one_that_says_it_failed_ends_all_at_once(phase: str) -> None:
+def test_decide_failed_member_fails_attempt_at_once(phase: str) -> None:
     words = [*all_of()[:2], word("2.c", phase)]
     assert decide(view(words), RULES) == Action(kind="fail", reason="machine 2 failed")
 
 
-def test_the_failure_of_another_attempt_is_no_failure_of_this_one() -> None:
+def test_decide_failure_of_older_attempt_is_ignored() -> None:
     words = [*all_of()[:2], word("2.c", "failed", attempt=0)]
     assert decide(view(words), RULES).kind == "nothing"
 
 
-def test_one_that_has_started_anew_is_lost_at_once() -> None:
+def test_decide_restarted_member_fails_attempt_at_once() -> None:
     words = [*all_of()[:2], word("2.new", "warming", attempt=0, at=-1)]
     assert decide(view(words), RULES) == Action(kind="fail", reason="machine 2 restarted")
 
 
-def test_who_missed_the_save_of_the_others_follows_them() -> None:
+def test_decide_missed_save_fails_after_loss_timeout() -> None:
     words = [*all_of()[:1], word("1.b", "saved"), word("2.c", "saved")]
     assert decide(view(words, seconds_without_progress=1.0), RULES).kind == "nothing"
     assert decide(view(words, seconds_without_progress=5.1), RULES).kind == "fail"
@@ -174,7 +174,7 @@ def test_who_missed_the_save_of_the_others_follows_them() -> None:
 # --- planned changes ------------------------------------------------------------------------------------------------
 
 
-def test_who_has_to_leave_asks_for_a_save_when_all_could_start_again_at_once_or_time_is_short() -> None:
+def test_decide_leaving_machine_asks_for_save_when_ready_or_urgent() -> None:
     calm = [word("0.a", leave_reason="a notice"), *all_of()[1:]]
     assert decide(view(calm), RULES) == Action(kind="ask", reason="machine 0 leaving")
     busy = [*calm[:2], word("2.c", is_standby_ready=False)]
@@ -187,7 +187,7 @@ def test_who_has_to_leave_asks_for_a_save_when_all_could_start_again_at_once_or_
     assert decide(view(calm, me="1.b"), RULES).kind == "nothing", "that is for the one that leaves to say"
 
 
-def test_a_machine_joins_only_when_all_are_warm_and_there_is_room() -> None:
+def test_decide_spare_joins_only_with_standbys_and_room() -> None:
     pair = Attempt(number=2, members=("0.a", "1.b"))
     words = [word("0.a", attempt=2), word("1.b", attempt=2), word("2.new", "spare", attempt=2)]
     assert decide(view(words, attempt=pair), RULES) == Action(kind="ask", reason="machine 2 joins")
@@ -204,7 +204,7 @@ def test_a_machine_joins_only_when_all_are_warm_and_there_is_room() -> None:
     assert decide(view(words, attempt=banned), RULES).kind == "nothing"
 
 
-def test_after_the_save_the_newcomers_are_members_up_to_the_wanted_number() -> None:
+def test_decide_after_save_adds_spares_up_to_target_size() -> None:
     rules = replace(RULES, machine_names=("0", "1", "2", "3"), target_size=3)
     pair = Attempt(number=2, members=("1.b", "2.c"), fault_counts={"1": 1}, crash_step=8, crash_count=2)
     words = [word("1.b", "saved", attempt=2), word("2.c", "saved", attempt=2), *ready("3.d", "0.a")]
@@ -213,14 +213,14 @@ def test_after_the_save_the_newcomers_are_members_up_to_the_wanted_number() -> N
     assert grown.fault_counts == {"1": 1} and grown.crash_count == 0
 
 
-def test_who_leaves_is_replaced_by_a_spare_and_nobody_counts_as_lost() -> None:
+def test_decide_leaving_machine_is_replaced_by_spare() -> None:
     rules = replace(RULES, machine_names=("0", "1", "2", "3"))
     words = [word("0.a", "saved", leave_reason="a notice"), word("1.b", "saved"), word("2.c", "saved"), *ready("3.d")]
     following = proposed(decide(view(words, me="0.a"), rules))
     assert following.members == ("1.b", "2.c", "3.d") and following.reason == "machine 0 left; machine 3 joined"
 
 
-def test_when_all_leave_the_job_is_stopped_and_when_a_spare_is_there_it_goes_on() -> None:
+def test_decide_all_leave_stops_job_unless_spare_exists() -> None:
     words = [word(one, "saved", leave_reason=f"notice of {one}") for one in FIRST.members]
     end = proposed(decide(view(words), RULES))
     assert (end.members, end.end_state, end.reason) == ((), "stopped", "notice of 0.a")
@@ -231,7 +231,7 @@ def test_when_all_leave_the_job_is_stopped_and_when_a_spare_is_there_it_goes_on(
 # --- after a loss ---------------------------------------------------------------------------------------------------
 
 
-def test_all_that_speak_must_be_as_far_before_the_next_attempt() -> None:
+def test_decide_next_attempt_waits_for_all_responsive_members() -> None:
     for phase in ("running", "warming", "spare"):
         words = [word("0.a", "failed"), word("1.b", "failed"), word("2.c", phase)]
         assert decide(view(words), RULES).kind == "nothing"
@@ -240,7 +240,7 @@ def test_all_that_speak_must_be_as_far_before_the_next_attempt() -> None:
     assert decide(view(behind), RULES).kind == "nothing"
 
 
-def test_the_head_may_be_lost_and_the_next_in_order_proposes_at_once() -> None:
+def test_decide_first_member_lost_second_proposes_at_once() -> None:
     words = [word("0.a"), word("1.b", "failed"), word("2.c", "failed")]
     silent = {"0.a": SILENT}
     following = proposed(decide(view(words, me="1.b", silent=silent), RULES))
@@ -249,20 +249,20 @@ def test_the_head_may_be_lost_and_the_next_in_order_proposes_at_once() -> None:
     assert proposed(decide(view(words, me="2.c", silent=silent, seconds_in_phase=0.5), RULES)).members == ("1.b", "2.c")
 
 
-def test_two_may_be_lost_at_once() -> None:
+def test_decide_two_members_lost_at_once() -> None:
     words = [word("0.a"), word("1.b"), word("2.c", "failed")]
     following = proposed(decide(view(words, me="2.c", silent={"0.a": SILENT, "1.b": SILENT}), RULES))
     assert following.members == ("2.c",) and following.reason == "machines 0, 1 lost"
 
 
-def test_a_loss_is_no_crash_and_no_fault() -> None:
+def test_decide_loss_counts_neither_crash_nor_fault() -> None:
     words = [word("0.a", "failed"), word("1.b", "failed"), word("2.c")]
     before = replace(FIRST, crash_count=2, crash_step=8)
     following = proposed(decide(view(words, attempt=before, silent={"2.c": SILENT}), RULES))
     assert (following.crash_count, following.fault_counts, following.end_state) == (0, {}, "")
 
 
-def test_too_few_wait_for_more() -> None:
+def test_decide_below_min_size_waits_for_spares() -> None:
     rules = replace(RULES, min_size=2)
     words = [word("0.a"), word("1.b"), word("2.c", "failed", fault="")]
     silent = {"0.a": SILENT, "1.b": SILENT}
@@ -271,7 +271,7 @@ def test_too_few_wait_for_more() -> None:
     assert proposed(decide(more, rules)).members == ("2.c", "1.new")
 
 
-def test_a_machine_that_came_back_under_its_old_name_is_not_counted_as_lost_and_present() -> None:
+def test_decide_restarted_machine_is_lost_and_joins() -> None:
     words = [word("0.a", "failed"), word("1.b", "failed"), *ready("2.new")]
     following = proposed(decide(view(words), RULES))
     assert following.members == ("0.a", "1.b", "2.new") and following.reason == "machine 2 lost; machine 2 joined"
@@ -287,7 +287,7 @@ def outside(members: list[MachineStatus], silent: dict[str, float], **more: Any)
     return decide(view([*members, word("2.c", "spare")], me="2.c", attempt=PAIR, silent=silent, **more), RULES)
 
 
-def test_a_spare_takes_over_when_all_members_have_been_silent_for_long_and_not_earlier() -> None:
+def test_decide_spare_takes_over_after_orphan_timeout() -> None:
     members = [word("0.a"), word("1.b")]
     assert outside(members, {"0.a": 59.9, "1.b": 1000.0}).kind == "nothing"
     assert outside(members, {"0.a": 1000.0, "1.b": 0.1}).kind == "nothing"
@@ -295,14 +295,14 @@ def test_a_spare_takes_over_when_all_members_have_been_silent_for_long_and_not_e
     assert (taken.members, taken.reason, taken.fault_counts) == (("2.c",), "all members were lost", {"0": 1})
 
 
-def test_a_spare_takes_over_at_once_when_all_members_have_said_that_they_end() -> None:
+def test_decide_spare_takes_over_when_all_members_ended() -> None:
     gone = [word("0.a", "ended", state="left"), word("1.b", "ended", state="left")]
     assert proposed(outside(gone, {"0.a": 0.1, "1.b": 0.1})).members == ("2.c",)
     assert outside([gone[0], word("1.b")], {"0.a": 0.1, "1.b": 0.1}).kind == "nothing"
     assert outside([gone[0], word("1.b", "failed")], {"0.a": 0.1, "1.b": SILENT}).kind == "nothing"
 
 
-def test_a_spare_alone_takes_over_only_when_it_is_enough_and_ready() -> None:
+def test_decide_spare_takes_over_only_if_ready_and_enough() -> None:
     members, silent = [word("0.a"), word("1.b")], {"0.a": 99.0, "1.b": 99.0}
     words = [*members, word("2.c", "spare")]
     two = replace(RULES, min_size=2)
@@ -311,7 +311,7 @@ def test_a_spare_alone_takes_over_only_when_it_is_enough_and_ready() -> None:
     assert decide(view(cold, me="2.c", attempt=PAIR, silent=silent), RULES).kind == "nothing"
 
 
-def test_after_the_end_of_the_job_nobody_begins_again() -> None:
+def test_decide_after_job_end_does_nothing() -> None:
     over = Attempt(number=4, end_state="failed", reason="why")
     assert decide(view(ready("0.a", "1.b", "2.c"), attempt=over), RULES).kind == "nothing"
 
@@ -327,13 +327,13 @@ def crashed(one: str = "1.b", at: int = 8, fault: str = "own") -> list[MachineSt
     ]
 
 
-def test_a_crash_is_tried_again_by_the_same_members_and_counted() -> None:
+def test_decide_crash_retries_with_same_members() -> None:
     again = proposed(decide(view(crashed()), RULES))
     assert again.members == FIRST.members and again.reason == "machine 1: a bad step"
     assert (again.crash_step, again.crash_count, again.fault_counts) == (8, 1, {"1": 1})
 
 
-def test_the_third_crash_at_the_same_step_ends_the_job() -> None:
+def test_decide_third_crash_at_same_step_ends_job() -> None:
     attempt = FIRST
     for number, one in enumerate(("0.a", "1.b"), 1):
         attempt = replace(proposed(decide(view(crashed(one), attempt=attempt), RULES)), number=1)
@@ -342,7 +342,7 @@ def test_the_third_crash_at_the_same_step_ends_the_job() -> None:
     assert (end.members, end.end_state, end.reason) == ((), "failed", "machine 2: a bad step (3 times at step 8)")
 
 
-def test_crashes_at_different_steps_are_no_reason_to_end() -> None:
+def test_decide_crashes_at_different_steps_continue() -> None:
     attempt = FIRST
     for at, one in ((8, "0.a"), (9, "1.b"), (8, "2.c"), (12, "0.a"), (8, "1.b")):
         attempt = replace(proposed(decide(view(crashed(one, at=at), attempt=attempt), RULES)), number=1)
@@ -350,7 +350,7 @@ def test_crashes_at_different_steps_are_no_reason_to_end() -> None:
     assert attempt.fault_counts == {"0": 2, "1": 2, "2": 1}
 
 
-def test_a_machine_that_fails_again_and_again_by_itself_is_left_out() -> None:
+def test_decide_machine_with_three_faults_is_left_out() -> None:
     attempt = replace(FIRST, fault_counts={"1": 2}, crash_step=3, crash_count=1)
     left = proposed(decide(view(crashed("1.b"), attempt=attempt), RULES))
     assert left.members == ("0.a", "2.c") and left.fault_counts == {"1": 3} and left.end_state == ""
@@ -359,12 +359,12 @@ def test_a_machine_that_fails_again_and_again_by_itself_is_left_out() -> None:
     assert following.members == ("0.a", "2.c"), "a new start under the name of a machine that was left out"
 
 
-def test_what_would_come_back_at_every_try_ends_the_job_at_once() -> None:
+def test_decide_final_failure_ends_job_at_once() -> None:
     end = proposed(decide(view(crashed("2.c", fault="final")), RULES))
     assert (end.members, end.end_state, end.reason) == ((), "failed", "a bad step")
 
 
-def test_a_job_of_one_machine_says_its_reason_without_a_number() -> None:
+def test_decide_single_machine_reason_has_no_machine_name() -> None:
     rules, alone = replace(RULES, machine_names=("0",), target_size=1), replace(FIRST, members=("0.a",))
     words = [word("0.a", "failed", fault="own", reason="killed")]
     attempt = alone
@@ -374,13 +374,13 @@ def test_a_job_of_one_machine_says_its_reason_without_a_number() -> None:
     assert proposed(decide(view(words, attempt=attempt), rules)).reason == "killed (3 times at step 8)"
 
 
-def test_the_last_machine_that_fails_again_and_again_ends_the_job() -> None:
+def test_decide_last_machine_with_three_faults_ends_job() -> None:
     rules, alone = replace(RULES, machine_names=("0",), target_size=1), replace(FIRST, members=("0.a",), fault_counts={"0": 2}, crash_step=3)
     end = proposed(decide(view([word("0.a", "failed", fault="own", reason="killed")], attempt=alone), rules))
     assert (end.members, end.end_state, end.reason) == ((), "failed", "killed (3 times)")
 
 
-def test_three_stalls_at_the_same_step_end_the_job_with_the_reason() -> None:
+def test_decide_third_stall_at_same_step_ends_job() -> None:
     words = [word(one, "failed", reason="no progress for 120 s, all machines respond") for one in FIRST.members]
     end = proposed(decide(view(words, attempt=replace(FIRST, crash_step=8, crash_count=2)), RULES))
     assert end.end_state == "failed" and end.reason == "no progress for 120 s, all machines respond (3 times at step 8)"

@@ -366,7 +366,7 @@ class World:
 
 
 @pytest.mark.parametrize("group", range(10))
-def test_living_agents_agree_on_living_members_after_any_schedule(group: int) -> None:
+def test_simulated_agents_agree_on_living_members(group: int) -> None:
     ended = 0
     for seed in range(30 * group, 30 * group + 30):
         world = World(seed)
@@ -379,7 +379,7 @@ def test_living_agents_agree_on_living_members_after_any_schedule(group: int) ->
     assert ended < 15, "too many schedules end before they are worth anything"
 
 
-def test_a_world_without_trouble_has_one_attempt_of_all() -> None:
+def test_simulation_without_faults_has_one_attempt() -> None:
     world = World(1)
     world.trouble = lambda: None  # type: ignore[method-assign]
     world.run()
@@ -388,7 +388,7 @@ def test_a_world_without_trouble_has_one_attempt_of_all() -> None:
 
 
 @pytest.mark.parametrize("broken", ["nobody is ever lost", "the silent are members", "a silent one is lost at once"])
-def test_the_simulation_finds_broken_rules(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_simulation_detects_broken_rules(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What the tests above would say of other rules."""
     right = decide
 
@@ -406,4 +406,4 @@ def test_the_simulation_finds_broken_rules(broken: str, monkeypatch: pytest.Monk
     monkeypatch.setitem(globals(), "decide", wrong)
     with pytest.raises(AssertionError):
         for group in range(5):
-            test_living_agents_agree_on_living_members_after_any_schedule(group)
+            test_simulated_agents_agree_on_living_members(group)

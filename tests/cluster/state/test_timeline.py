@@ -20,11 +20,11 @@ def table(run: Any) -> list[dict[str, Any]]:
     return rows
 
 
-def test_a_job_without_attempts_has_no_rows(hand_made: Fixture) -> None:
+def test_attempt_rows_no_attempts_is_empty(hand_made: Fixture) -> None:
     assert table(hand_made()) == []
 
 
-def test_each_attempt_is_a_row_with_its_machines_and_its_cost(hand_made: Fixture) -> None:
+def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
     run.attempt(1, "0.a", "1.b", reason="start")
     steps(run, 1, (1, 100.0), (10, 109.0), (20, 119.0))
@@ -45,7 +45,7 @@ def test_each_attempt_is_a_row_with_its_machines_and_its_cost(hand_made: Fixture
     assert (third["machines"], third["pause"], third["steps_lost"]) == (["1", "0"], 1.0, 0)
 
 
-def test_an_attempt_that_made_no_step_has_no_pause_yet_and_the_next_counts_from_the_last_step(
+def test_attempt_rows_attempt_without_steps_has_no_pause(
     hand_made: Fixture,
 ) -> None:
     run = hand_made(machines=2)
@@ -59,7 +59,7 @@ def test_an_attempt_that_made_no_step_has_no_pause_yet_and_the_next_counts_from_
     assert (third["pause"], third["steps_lost"]) == (11.0, 4)
 
 
-def test_the_end_of_a_job_is_a_row_without_cost(hand_made: Fixture) -> None:
+def test_attempt_rows_job_end_has_no_cost(hand_made: Fixture) -> None:
     run = hand_made()
     run.attempt(1, "0.a", reason="start")
     steps(run, 1, (8, 100.0))
@@ -73,14 +73,14 @@ def test_the_end_of_a_job_is_a_row_without_cost(hand_made: Fixture) -> None:
     )
 
 
-def test_half_a_line_and_other_kinds_are_passed_over(hand_made: Fixture) -> None:
+def test_attempt_rows_ignore_partial_lines_and_other_kinds(hand_made: Fixture) -> None:
     run = hand_made()
     run.attempt(1, "0.a", reason="start")
     steps(run, 1, (8, 100.0), tail='{"kind": "epoch", "step": 99}\n[1]\n{"kind": "train"}\n{"kind": "train", "st')
     assert table(run)[0]["last_step"] == 8
 
 
-def test_the_night_between_a_stop_and_a_resume_is_no_pause_also_when_its_first_attempt_makes_no_step(
+def test_lost_intervals_exclude_time_between_launches(
     hand_made: Fixture,
 ) -> None:
     run = hand_made()
