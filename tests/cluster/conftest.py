@@ -31,7 +31,7 @@ TINY = Recipe(
 
 
 class HandMade:
-    """A run folder written by the test instead of a command. The job is an hour old, as if its machine had gone down."""
+    """A run folder written by a test, not by a command. The job is an hour old, as if its machine had gone down."""
 
     def __init__(self, run: Path, **changes: Any) -> None:
         self.folders = RunFolder(run)

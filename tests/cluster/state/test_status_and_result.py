@@ -1,4 +1,4 @@
-"""What a job's files say: the state while it runs, and for each way to end its result, from hand-made files."""
+"""Tests of a job's state while it runs, and of its result for each way to end, from hand-made files."""
 
 import json
 import os
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cluster.errors import ClusterError
-from cluster.state import result as state_status_result
-from cluster.state import status as state_status
+from cluster.state import result as job_result
+from cluster.state import status as job_status
 from train.tools.filesystem import to_json_bytes, write_atomic
 
 Fixture = Any
@@ -42,9 +42,9 @@ def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
     assert (result["top1"], result["images_per_second"], result["goodput"]) == (50.0, 7.5, 0.9)
     assert (result["machines"], result["procs"], result["attempts"], result["dollars"]) == (1, 2, 1, 0)
     assert (result["job"], result["backend"], result["git_commit"]) == ("job-1", "local", "of the launch")
-    # What the trainers measured is theirs: their training took 4 s of the 6 in which the agent saw them at it.
+    # The trainers measured 4 s of training, the agent saw 6 s: the trainers' figure counts.
     assert result["seconds"] == {"training": 4.0, "total": 10.0, "setup": 1.0, "starting": 3.0}
-    assert (run.folders.path / "logs/agent-0.jsonl").exists(), "the logs did not come home"
+    assert (run.folders.path / "logs/agent-0.jsonl").exists(), "the logs were not pulled"
 
 
 @pytest.mark.parametrize("state, reason", [("failed", "rank 1 was killed"), ("stopped", "stopped by the user")])
@@ -85,10 +85,8 @@ def test_refresh_agent_without_status_fails_after_start_time(hand_made: Fixture)
     assert old.job.state == "failed" and "before it wrote its first status" in old.job.result["reason"]
 
 
-def test_refresh_first_status_during_poll_keeps_job_alive(
-    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine had answered that none was at work there, just before it was."""
+def test_refresh_first_status_during_poll_keeps_job_alive(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine answered that no agent was alive there, just before one started."""
     run = hand_made("job-1", created=time.time())
 
     def step(*_: object) -> bool:
@@ -99,7 +97,7 @@ def test_refresh_first_status_during_poll_keeps_job_alive(
     run.job.refresh()
     assert not run.job.has_ended
     run.job.refresh()
-    assert run.job.state == "failed"  # asked after its words, it was not there: killed
+    assert run.job.state == "failed"  # it has a status but does not live: it was killed
 
 
 def test_refresh_failed_resume_ignores_status_of_earlier_launch(hand_made: Fixture) -> None:
@@ -107,23 +105,24 @@ def test_refresh_failed_resume_ignores_status_of_earlier_launch(hand_made: Fixtu
     run.says("stopped", reason="stopped by the user", ended=True, time=time.time() - 1800)
     run.folders.launch_path.write_text("the next one")
     run.job.refresh()
-    assert not run.job.has_ended, "its agent may still come"
+    assert not run.job.has_ended, "its agent may still start"
     os.utime(run.folders.launch_path, (time.time() - 600,) * 2)
     run.job.refresh()
     assert run.job.state == "failed" and "before it wrote its first status" in run.job.result["reason"]
 
 
 @pytest.mark.parametrize(
-    "said, shown", [("setup", "setup"), ("indexing", "running"), ("training", "running"), ("done", "running")]
+    "agent_state, job_state",
+    [("setup", "setup"), ("indexing", "running"), ("training", "running"), ("done", "running")],
 )
-def test_refresh_living_agent_writes_no_result(hand_made: Fixture, said: str, shown: str) -> None:
+def test_refresh_living_agent_writes_no_result(hand_made: Fixture, agent_state: str, job_state: str) -> None:
     run = hand_made()
-    run.says(said, step=8, steps=16)
+    run.says(agent_state, step=8, steps=16)
     with run.agent_at_work():
         run.job.refresh()
         assert not run.job.has_ended and run.job.is_alive
         status = run.job.status()
-        assert (status["state"], status["doing"], status["step"], status["steps"]) == (shown, said, 8, 16)
+        assert (status["state"], status["doing"], status["step"], status["steps"]) == (job_state, agent_state, 8, 16)
         with pytest.raises(ClusterError, match="job-1: not finished after 0 s"):
             run.job.wait(0)
     run.job.refresh()
@@ -180,13 +179,11 @@ def test_write_result_epoch_without_validation_has_no_accuracy(hand_made: Fixtur
     other.metrics(1, without)
     other.job.refresh()
     assert other.job.result["top1"] is None
-    for words in (("ls",), ("status", "job-2")):
-        assert place.cli(*words).code == 0
+    for arguments in (("ls",), ("status", "job-2")):
+        assert place.cli(*arguments).code == 0
 
 
-def test_add_job_times_shows_pauses_in_status_and_result(
-    hand_made: Fixture, place: Fixture
-) -> None:
+def test_add_job_times_shows_pauses_in_status_and_result(hand_made: Fixture, place: Fixture) -> None:
     run = hand_made()
     assert run.job.status()["where"] is None
     run.attempt(1, "0.a", reason="start")
@@ -197,9 +194,9 @@ def test_add_job_times_shows_pauses_in_status_and_result(
     with run.agent_at_work():
         run.job.refresh()
         assert run.job.status()["where"] == {**WHERE, "pauses": 12.5}
-        shown = place.cli("status").out
-    assert "where the time went" in shown and "pauses of losses" in shown and "epoch 2: 6.00 s" in shown
-    assert "first step to last       62.50" in shown and "{" not in shown
+        output = place.cli("status").out
+    assert "where the time went" in output and "pauses of losses" in output and "epoch 2: 6.00 s" in output
+    assert "first step to last       62.50" in output and "{" not in output
     run.shared("result.json", TRAINED.replace("{", '{"where": ' + json.dumps({**WHERE, "slower": 2.0}) + ", ", 1))
     run.job.refresh()
     assert run.job.result["where"] == {**WHERE, "slower": 2.0, "pauses": 12.5}
@@ -249,9 +246,7 @@ def test_refresh_launch_time_in_future_still_fails(hand_made: Fixture) -> None:
 
 
 @pytest.mark.parametrize("result", ["[1]", "{}", '{"top1": 1}', "7"])
-def test_status_damaged_result_raises_and_ls_warns(
-    hand_made: Fixture, place: Fixture, result: str
-) -> None:
+def test_status_damaged_result_raises_and_ls_warns(hand_made: Fixture, place: Fixture, result: str) -> None:
     run, _ = hand_made(), hand_made("job-2")
     run.folders.result_path.write_text(result)
     with pytest.raises(ClusterError, match="damaged"):
@@ -275,7 +270,7 @@ def test_job_status_uses_best_informed_machine(hand_made: Fixture) -> None:
     run.attempt(1, "0.a", "1.b", reason="start", launch_id="")
     run.says("waiting", "2", phase="spare", attempt=1)
     run.says("training", "1", phase="running", attempt=1, step=8)
-    run.says("failed", "0", phase="failed", attempt=0, reason="of long ago")
+    run.says("failed", "0", phase="failed", attempt=0, reason="an old failure")
     with run.agent_at_work("2"):
         run.job.refresh()
         status = run.job.status()
@@ -287,9 +282,7 @@ def test_job_status_uses_best_informed_machine(hand_made: Fixture) -> None:
 
 
 @pytest.mark.parametrize("state, reason", [("failed", "machine 1: the loss is nan"), ("stopped", "taken away")])
-def test_infer_end_state_agreed_end_wins(
-    hand_made: Fixture, state: str, reason: str
-) -> None:
+def test_infer_end_state_agreed_end_wins(hand_made: Fixture, state: str, reason: str) -> None:
     run = hand_made(machines=2)
     run.says("left", "0", ended=True, reason="a notice")
     run.says("training", "1")
@@ -337,7 +330,11 @@ def test_refresh_one_living_machine_writes_no_result(hand_made: Fixture) -> None
         run.says("training", name)
     with run.agent_at_work("2"):
         run.job.refresh()
-        assert not run.job.has_ended and run.job.is_alive and run.job.backend.dead_machines(run.spec, run.folders) == ["0", "1"]
+        assert (
+            not run.job.has_ended
+            and run.job.is_alive
+            and run.job.backend.dead_machines(run.spec, run.folders) == ["0", "1"]
+        )
     run.job.refresh()
     assert run.job.has_ended
 
@@ -361,34 +358,32 @@ def test_agents_start_time_is_after_setup_of_this_launch(hand_made: Fixture) -> 
     run = hand_made()
     write_atomic(run.folders.launch_path, b"mark")
     os.utime(run.folders.launch_path, (1000.0, 1000.0))
-    assert state_status.agents_start_time(run.folders, run.spec) == 1000.0
-    for launch, since in (("mark", 5000.0), ("an earlier one", 1000.0)):
-        write_atomic(run.folders.path / "machines.json", to_json_bytes({"launch": launch, "finished": 5000.0}))
-        assert state_status.agents_start_time(run.folders, run.spec) == since
+    assert job_status.agents_start_time(run.folders, run.spec) == 1000.0
+    for launch_id, start_time in (("mark", 5000.0), ("an earlier one", 1000.0)):
+        write_atomic(run.folders.path / "machines.json", to_json_bytes({"launch": launch_id, "finished": 5000.0}))
+        assert job_status.agents_start_time(run.folders, run.spec) == start_time
 
 
 def test_add_job_times_start_fits_into_total_seconds(hand_made: Fixture) -> None:
     run = hand_made()
     run.history(("setup", 0.0), ("starting", 2.0), ("warming", 5.0), ("training", 9.0), ("done", 20.0))
-    home = run.folders.path / "logs/agent-0.jsonl"
-    home.parent.mkdir(exist_ok=True)
-    home.write_text((run.folders.shared / "logs/agent-0.jsonl").read_text())
-    assert state_status.machine_rows(run.folders, run.spec)["0"]["seconds"] == {
+    state_log = run.folders.path / "logs/agent-0.jsonl"
+    state_log.parent.mkdir(exist_ok=True)
+    state_log.write_text((run.folders.shared / "logs/agent-0.jsonl").read_text())
+    assert job_status.machine_rows(run.folders, run.spec)["0"]["seconds"] == {
         "data": 2.0,
         "rendezvous": 3.0,
         "first step": 4.0,
     }
     where = {**WHERE, "wall": 12.0, "start": {"starting": 1.0}}
-    told = state_status.add_job_times(run.folders, run.spec, where)
-    assert told and told["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
-    ended = state_status.add_job_times(run.folders, run.spec, where, total_seconds=20.0)
+    breakdown = job_status.add_job_times(run.folders, run.spec, where)
+    assert breakdown and breakdown["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
+    ended = job_status.add_job_times(run.folders, run.spec, where, total_seconds=20.0)
     assert ended and ended["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 3.0}
 
 
 def test_write_result_trained_job_is_done_despite_end_reason(hand_made: Fixture) -> None:
     run = hand_made()
     run.shared("result.json", TRAINED)
-    state_status_result.write_result(
-        run.folders, run.spec, run.job.backend, end_reason="ended by the user", end_state="stopped"
-    )
+    job_result.write_result(run.folders, run.spec, run.job.backend, end_reason="ended by the user", end_state="stopped")
     assert (run.job.state, run.job.result["reason"], run.job.result["top1"]) == ("done", "", 50.0)

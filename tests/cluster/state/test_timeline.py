@@ -1,4 +1,4 @@
-"""What happened to a job, as a table: who, when, why, and what each change cost."""
+"""Tests of the timeline of a job: one row per attempt, with its members, reason and cost."""
 
 from typing import Any
 
@@ -7,12 +7,14 @@ from cluster.state import timeline
 Fixture = Any
 
 
-def steps(run: Any, attempt: int, *pairs: tuple[int, float], tail: str = "") -> None:
-    rows = [{"kind": "train", "step": step, "time": at, "images": step} for step, at in pairs]
+def write_steps(run: Any, attempt: int, *pairs: tuple[int, float], tail: str = "") -> None:
+    """Write the metrics of an attempt from (step, time) pairs."""
+    rows = [{"kind": "train", "step": step, "time": time, "images": step} for step, time in pairs]
     run.metrics(attempt, *rows, tail=tail)
 
 
-def table(run: Any) -> list[dict[str, Any]]:
+def timeline_rows(run: Any) -> list[dict[str, Any]]:
+    """End the job and return its timeline, which must be part of the result."""
     run.says("failed", ended=True)
     run.job.refresh()
     rows = timeline.attempt_rows(run.folders.path, run.folders.shared)
@@ -21,18 +23,18 @@ def table(run: Any) -> list[dict[str, Any]]:
 
 
 def test_attempt_rows_no_attempts_is_empty(hand_made: Fixture) -> None:
-    assert table(hand_made()) == []
+    assert timeline_rows(hand_made()) == []
 
 
 def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
     run.attempt(1, "0.a", "1.b", reason="start")
-    steps(run, 1, (1, 100.0), (10, 109.0), (20, 119.0))
+    write_steps(run, 1, (1, 100.0), (10, 109.0), (20, 119.0))
     run.attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
-    steps(run, 2, (17, 122.5), (40, 145.0))
+    write_steps(run, 2, (17, 122.5), (40, 145.0))
     run.attempt(3, "1.b", "0.c", reason="machine 0 joined", resume="checkpoints/000003/resume-00000040-ef01.pt")
-    steps(run, 3, (41, 146.0))
-    first, second, third = table(run)
+    write_steps(run, 3, (41, 146.0))
+    first, second, third = timeline_rows(run)
     assert (first["machines"], first["reason"], first["pause"], first["steps_lost"]) == (
         ["0", "1"],
         "start",
@@ -50,11 +52,11 @@ def test_attempt_rows_attempt_without_steps_has_no_pause(
 ) -> None:
     run = hand_made(machines=2)
     run.attempt(1, "0.a", "1.b", reason="start")
-    steps(run, 1, (1, 100.0), (20, 119.0))
+    write_steps(run, 1, (1, 100.0), (20, 119.0))
     run.attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
     run.attempt(3, "1.b", reason="machine 1: killed", resume="checkpoints/000003/resume-00000016-ef01.pt")
-    steps(run, 3, (17, 130.0))
-    _, second, third = table(run)
+    write_steps(run, 3, (17, 130.0))
+    _, second, third = timeline_rows(run)
     assert (second["last_step"], second["pause"], second["steps_lost"]) == (None, None, 4)
     assert (third["pause"], third["steps_lost"]) == (11.0, 4)
 
@@ -62,9 +64,9 @@ def test_attempt_rows_attempt_without_steps_has_no_pause(
 def test_attempt_rows_job_end_has_no_cost(hand_made: Fixture) -> None:
     run = hand_made()
     run.attempt(1, "0.a", reason="start")
-    steps(run, 1, (8, 100.0))
+    write_steps(run, 1, (8, 100.0))
     run.attempt(2, end_state="failed", reason="killed (3 times at step 8)")
-    end = table(run)[1]
+    end = timeline_rows(run)[1]
     assert (end["machines"], end["reason"], end["pause"], end["steps_lost"]) == (
         [],
         "killed (3 times at step 8)",
@@ -76,8 +78,8 @@ def test_attempt_rows_job_end_has_no_cost(hand_made: Fixture) -> None:
 def test_attempt_rows_ignore_partial_lines_and_other_kinds(hand_made: Fixture) -> None:
     run = hand_made()
     run.attempt(1, "0.a", reason="start")
-    steps(run, 1, (8, 100.0), tail='{"kind": "epoch", "step": 99}\n[1]\n{"kind": "train"}\n{"kind": "train", "st')
-    assert table(run)[0]["last_step"] == 8
+    write_steps(run, 1, (8, 100.0), tail='{"kind": "epoch", "step": 99}\n[1]\n{"kind": "train"}\n{"kind": "train", "st')
+    assert timeline_rows(run)[0]["last_step"] == 8
 
 
 def test_lost_intervals_exclude_time_between_launches(
@@ -85,13 +87,16 @@ def test_lost_intervals_exclude_time_between_launches(
 ) -> None:
     run = hand_made()
     run.attempt(1, "0.a", reason="start", launch_id="evening")
-    steps(run, 1, (1, 100.0), (20, 119.0))
+    write_steps(run, 1, (1, 100.0), (20, 119.0))
     run.attempt(2, "0.b", reason="start", launch_id="morning", resume="checkpoints/000002/resume-00000016-abcd.pt")
     run.attempt(3, "0.b", reason="killed", launch_id="morning", resume="checkpoints/000003/resume-00000016-ef01.pt")
-    steps(run, 3, (17, 30_000.0), (30, 30_013.0))
+    write_steps(run, 3, (17, 30_000.0), (30, 30_013.0))
     run.attempt(4, "0.b", reason="killed", launch_id="morning", resume="checkpoints/000004/resume-00000030-ef02.pt")
-    steps(run, 4, (31, 30_016.0))
-    assert [one["pause"] for one in table(run)] == [None, None, None, 3.0]
-    found = timeline.lost_intervals(run.folders.path, run.folders.shared)
-    assert found == [(100.0, 119.0), (30_013.0, 30_016.0)]  # steps 17 to 20 again, from the last that is known before
+    write_steps(run, 4, (31, 30_016.0))
+    assert [row["pause"] for row in timeline_rows(run)] == [None, None, None, 3.0]
+    intervals = timeline.lost_intervals(run.folders.path, run.folders.shared)
+    assert intervals == [
+        (100.0, 119.0),
+        (30_013.0, 30_016.0),
+    ]  # steps 17 to 20 were done again; the first known time before them is that of step 1
     assert timeline.lost_seconds(run.folders.path, run.folders.shared) == 22.0
