@@ -215,7 +215,7 @@ class Trainers:
             reason = f"the trainer of rank {rank} was killed by {signal.Signals(-code).name}"
         else:
             reason = f"the trainer of rank {rank} ended with code {code} and no result"
-        # NCCL's watchdog aborts ranks that wait for a rank which is gone: those are not at fault.
+        # NCCL aborts ranks that wait for a rank which is gone; they are not at fault.
         fault = "" if code == -signal.SIGABRT else "own"
         return TrainerExit("failed", reason, fault)
 
