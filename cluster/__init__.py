@@ -1,4 +1,4 @@
-"""The command line and the life of a job. From Python: `from cluster import launch, jobs`.
+"""The command line of imgnet-cluster, and the life of a job. From Python: `from cluster import launch, jobs`.
 
 job = launch("recipes/quickstart.py")
 job.wait()
@@ -15,7 +15,7 @@ __all__ = ["jobs", "launch"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use: `imgnet-cluster --help` must not wait for it."""
+    """Import `jobs` at its first use, so that `imgnet-cluster --help` does not wait for it."""
     if name in __all__:
         from importlib import import_module
 

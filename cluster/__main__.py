@@ -1,4 +1,4 @@
-"""`python -m cluster` is `imgnet-cluster`."""
+"""Runs `imgnet-cluster` as `python -m cluster`."""
 
 from cluster.cli.app import main
 

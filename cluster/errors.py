@@ -1,38 +1,36 @@
-"""What can go wrong, as one line for a person and an exit code for a script (README, "Exit codes")."""
+"""Exit codes of the command, and the errors that it prints as one line. The exit codes are listed in README.md."""
 
-(
-    EXIT_OK,
-    EXIT_ERROR,
-    EXIT_USAGE,
-    EXIT_JOB_FAILED,
-    EXIT_UNFINISHED,
-    EXIT_NO_SUCH_JOB,
-    EXIT_JOB_STOPPED,
-    EXIT_INTERRUPTED,
-) = 0, 1, 2, 100, 101, 102, 103, 130
+EXIT_OK = 0
+EXIT_ERROR = 1
+EXIT_USAGE = 2
+EXIT_JOB_FAILED = 100
+EXIT_UNFINISHED = 101
+EXIT_NO_SUCH_JOB = 102
+EXIT_JOB_STOPPED = 103
+EXIT_INTERRUPTED = 130
 
 
 class ClusterError(Exception):
-    """Something the user can mend; the text says what, where, and what to type next."""
+    """An error that the user can correct. Its text says what is wrong, where, and what to type next."""
 
     exit_code = EXIT_ERROR
 
 
 class BadInput(ClusterError):
-    """The command was asked for something that cannot be: a recipe that is not there, a number out of range."""
+    """The user asked for something impossible: a recipe file that does not exist, a number out of range."""
 
     exit_code = EXIT_USAGE
 
 
 class SetupFailed(ClusterError):
-    """Machines that a job needs cannot be used; names them and says why."""
+    """Machines that a job needs cannot be used. The text names them and says why."""
 
 
 class AwsNotConfigured(ClusterError):
-    """AWS does not know us: no keys, no region."""
+    """AWS cannot be used from here: there are no credentials, or no region is set."""
 
 
 class NoSuchJob(ClusterError):
-    """No run folder has this name."""
+    """No run folder has the name that was given."""
 
     exit_code = EXIT_NO_SUCH_JOB

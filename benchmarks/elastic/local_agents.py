@@ -98,7 +98,10 @@ class LocalJob:
         newest = self.newest_attempt()
         said = [self.machine_status(name) for name in newest.machine_names]
         said = [one for one in said if one.get("id") in newest.members]  # not the last words of one who was lost
-        fit = [one.get("warm") and one.get("attempt") == newest.number and one.get("at", -1) >= 0 for one in said]
+        fit = [
+            one.get("is_standby_ready") and one.get("attempt") == newest.number and one.get("last_step", -1) >= 0
+            for one in said
+        ]
         return len(fit) == MACHINES and all(fit)
 
     def is_mid_epoch(self) -> bool:

@@ -102,7 +102,7 @@ class Trial:
         """Whether the newest attempt has made a step."""
         head = (self.members() or ["0"])[0]
         said, newest = self.machine_status(head), attempts.newest_attempt(self.folders.shared)
-        return bool(newest and said.get("attempt") == newest.number and said.get("at", -1) >= 0)
+        return bool(newest and said.get("attempt") == newest.number and said.get("last_step", -1) >= 0)
 
     # --- what we do --------------------------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ propose() {
   while set -- "$shared"/status/*.json && [ $# -lt {count} ]; do rest 0.2; done
   members=
   for one; do one=${one##*/}; members="$members${members:+, }\"${one%.json}.1\""; done
-  printf '{"number": %s, "launch": "%s", "members": [%s], "time": %s}' \
+  printf '{"number": %s, "launch_id": "%s", "members": [%s], "time": %s}' \
     "$number" "$launch" "$members" "$(date +%s.%N)" >"$shared/.attempt"
   mv "$shared/.attempt" "$attempt"
 }

@@ -1,4 +1,4 @@
-"""`python -m cluster.agent SHARED WORK MACHINE`: run the agent of one machine."""
+"""Runs the agent of one machine: `python -m cluster.agent SHARED WORK MACHINE`."""
 
 import argparse
 import sys
@@ -9,22 +9,24 @@ from train.tools.filesystem import locked
 
 from .agent import Agent
 
+LOCK_TIMEOUT_SECONDS = 2.0  # another process may hold the lock for a moment, to see whether an agent lives
+
 
 def main() -> int:
-    """Run the agent of a machine. Returns its exit code; 1 at once when another agent has the work folder."""
+    """Run the agent of a machine and return its exit code; 1 when another agent uses the same work folder."""
     parser = argparse.ArgumentParser(prog="python -m cluster.agent", description=__doc__)
-    parser.add_argument("shared", type=Path, help="the job's folder that all its machines see")
+    parser.add_argument("shared", type=Path, help="the job's folder that all its machines share")
     parser.add_argument("work", type=Path, help="a folder of this machine alone")
-    parser.add_argument("machine", help="its number")
-    parser.add_argument("--address", default="127.0.0.1", help="what the other machines reach it by")
+    parser.add_argument("machine", help="this machine's number")
+    parser.add_argument("--address", default="127.0.0.1", help="address at which the other machines reach this one")
     parser.add_argument("--elapsed", type=float, default=0.0, help="seconds since the launch, for the time limit")
-    asked = parser.parse_args()
-    asked.work.mkdir(parents=True, exist_ok=True)
+    options = parser.parse_args()
+    options.work.mkdir(parents=True, exist_ok=True)
     try:
-        with locked(asked.work / AGENT_LOCK, 2.0):  # someone may just be asking whether we live
-            return Agent(asked.shared, asked.work, asked.machine, asked.address, asked.elapsed).run()
+        with locked(options.work / AGENT_LOCK, LOCK_TIMEOUT_SECONDS):
+            return Agent(options.shared, options.work, options.machine, options.address, options.elapsed).run()
     except BlockingIOError:
-        print(f"{asked.work}: another agent is at work here", file=sys.stderr)
+        print(f"{options.work}: another agent already uses this work folder; end it first", file=sys.stderr)
         return 1
 
 

@@ -1,9 +1,10 @@
-"""The trainers of one machine: those of the current attempt, and a warm standby for the next.
+"""The trainer processes of one machine: those of the current attempt, and a standby for the next.
 
     <work>/000007/          of attempt 7: progress.json, failed-3.json, ask (train/engine/agent_channel.py)
     <work>/logs/000007/     rank-3.log
 
-A standby has loaded torch and waits on its stdin (train/engine/standby.py): after a loss nobody waits for imports.
+A standby process has loaded torch and waits on its stdin (train/engine/standby.py), so that after a loss no machine
+waits for imports.
 """
 
 import contextlib
@@ -25,15 +26,22 @@ from train.distributed import network
 from train.tools import process
 from train.tools.filesystem import read_json
 
-EXIT_SAVED = 3  # a trainer's exit code after it was asked to end
-EXIT_WAIT_SECONDS = 10.0  # for the other trainers to follow the first that ended well
+EXIT_SAVED = 3  # exit code of a trainer that was asked to save and exit
+EXIT_WAIT_SECONDS = 10.0  # for the other trainers to follow the first one that ended well
+FAILURE_REPORT_SECONDS = 0.2  # for the trainer that failed first to write its reason
+STACK_DUMP_SECONDS = 0.3
 KILL_TIMEOUT_SECONDS = 20.0
-STANDBY_GB_PER_PROCESS = 0.6  # of memory for each process, and 1 GB that must stay free
+STANDBY_GB_PER_PROCESS = 0.6  # memory of a standby process
+RESERVED_MEMORY_GB = 1.0  # memory that must stay free beside the standby
 
 
 @dataclass(frozen=True)
 class TrainerExit:
-    """How an attempt's trainers ended here: "saved" or "failed", why, and whose fault it was ("own", "final", "")."""
+    """How an attempt's trainers ended on this machine.
+
+    `phase` is "saved" or "failed". `fault` is "own" when they failed by themselves, "final" when they would fail in the
+    same way at every try, "" when another machine was the cause.
+    """
 
     phase: str
     reason: str = ""
@@ -41,192 +49,243 @@ class TrainerExit:
 
 
 def make_temp_folder() -> Path:
-    """Make a folder for what trainers keep for a while; short, for the loaders' sockets lie in it.
+    """Make a folder for the trainers' temporary files. Its path is short, because the loaders' sockets lie in it.
 
-    What the agents of this computer that were killed have left is removed.
+    Folders of killed agents on this computer are removed.
     """
-    for old in Path("/tmp").glob("imgnet-[0-9]*-*"):
-        if not Path(f"/proc/{old.name.split('-')[1]}").exists():
-            shutil.rmtree(old, ignore_errors=True)
+    for folder in Path("/tmp").glob("imgnet-[0-9]*-*"):
+        agent_pid = folder.name.split("-")[1]
+        if not Path(f"/proc/{agent_pid}").exists():
+            shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"imgnet-{os.getpid()}-", dir="/tmp"))
 
 
 class Trainers:
-    """Starts, watches and ends a machine's trainers."""
+    """Starts, watches and stops the trainers of one machine."""
 
     def __init__(self, spec: JobSpec, shared: Path, work: Path, temp_folder: Path) -> None:
-        self.spec, self.shared, self.work = spec, shared, work
+        self.spec = spec
+        self.shared = shared
+        self.work = work
         self.environment = {"TMPDIR": str(temp_folder)}
-        self.attempt_folder, self.first_rank, self.is_save_requested = work / "000000", 0, False
+        self.attempt_folder = work / "000000"
+        self.first_rank = 0
+        self.is_save_requested = False
         self.processes: list[subprocess.Popen[bytes]] = []
         self.standby_processes: list[subprocess.Popen[bytes]] = []
 
-    # --- standing by ---------------------------------------------------------------------------------------------
+    # --- standby -------------------------------------------------------------------------------------------------
 
     def ensure_standby(self) -> bool:
-        """Keep a set of processes that have loaded torch. True when they have, or when there is to be none."""
-        if not self.spec.standby or not (
-            self.standby_processes or _available_memory_gb() > 1 + STANDBY_GB_PER_PROCESS * self.spec.procs
-        ):
+        """Keep one standby process per trainer running. Returns whether they are ready.
+
+        Returns True also when there is to be no standby: the job wants none, or memory is short.
+        """
+        if not self.spec.standby:
             return True
-        if not self.standby_processes or any(one.poll() is not None for one in self.standby_processes):
+        needed_gb = RESERVED_MEMORY_GB + STANDBY_GB_PER_PROCESS * self.spec.procs
+        if not self.standby_processes and _available_memory_gb() <= needed_gb:
+            return True
+        if not self.standby_processes or any(child.poll() is not None for child in self.standby_processes):
             process.kill_process_groups(self.standby_processes)
-            self.standby_processes = [self._start_standby(number) for number in range(self.spec.procs)]
+            self.standby_processes = [self._start_standby(local_rank) for local_rank in range(self.spec.procs)]
         return self.is_standby_ready
 
     @property
     def is_standby_ready(self) -> bool:
-        """Whether the whole standby is ready."""
-        alive = [one for one in self.standby_processes if one.poll() is None]
-        return len(alive) == self.spec.procs and all(self._ready_marker(one).exists() for one in range(self.spec.procs))
+        """Whether all standby processes live and are ready."""
+        alive_count = sum(child.poll() is None for child in self.standby_processes)
+        local_ranks = range(self.spec.procs)
+        return alive_count == self.spec.procs and all(self._ready_marker(rank).exists() for rank in local_ranks)
 
     def _ready_marker(self, local_rank: int) -> Path:
         return self.work / f"ready-{local_rank}"
 
     def _start_standby(self, local_rank: int) -> "subprocess.Popen[bytes]":
-        self._ready_marker(local_rank).unlink(missing_ok=True)
-        words = module_command("train.engine.standby", str(self._ready_marker(local_rank)), *self.job_arguments())
-        return process.start_process(words, self.work / "standby.log", self.environment, stdin=subprocess.PIPE)
+        ready_marker = self._ready_marker(local_rank)
+        ready_marker.unlink(missing_ok=True)
+        argv = module_command("train.engine.standby", str(ready_marker), *self.job_arguments())
+        return process.start_process(argv, self.work / "standby.log", self.environment, stdin=subprocess.PIPE)
 
     # --- an attempt ----------------------------------------------------------------------------------------------
 
     def start(self, attempt: Attempt, machine_rank: int) -> Path:
-        """Start the trainers of an attempt of which this machine is number `place`. Returns the first one's log."""
-        procs, logs = self.spec.procs, self.work / "logs" / f"{attempt.number:06d}"
-        for old in self.work.glob("[0-9]*"):
-            shutil.rmtree(old, ignore_errors=True)
-        self.attempt_folder, self.first_rank = self.work / f"{attempt.number:06d}", machine_rank * procs
-        self.is_save_requested = False
+        """Start the trainers of an attempt, and return the log of this machine's first rank.
+
+        `machine_rank` is this machine's index among the members. A ready standby becomes the trainers.
+        """
+        for old_folder in self.work.glob("[0-9]*"):
+            shutil.rmtree(old_folder, ignore_errors=True)
+        self.attempt_folder = self.work / f"{attempt.number:06d}"
         self.attempt_folder.mkdir()
-        logs.mkdir(parents=True, exist_ok=True)
+        log_folder = self.work / "logs" / f"{attempt.number:06d}"
+        log_folder.mkdir(parents=True, exist_ok=True)
+        self.first_rank = machine_rank * self.spec.procs
+        self.is_save_requested = False
         argv = self.job_arguments() + self.attempt_arguments(attempt)
-        common = {
+        shared_environment = {
             **self.environment,
             "IMGNET_WORK": str(self.attempt_folder),
             **network.interface_variables(attempt.master_address),
         }
-        world = procs * len(attempt.members)
-        each = process.rank_environments(procs, self.first_rank, world, attempt.master_address, attempt.master_port)
-        warm, waiting, self.standby_processes = self.is_standby_ready, self.standby_processes, []
-        for number, variables in enumerate(each):
-            log, environment = logs / f"rank-{variables['RANK']}.log", {**common, **variables}
-            if warm and _assign_standby(waiting[number], {"argv": argv, "environment": environment, "log": str(log)}):
-                self.processes.append(waiting[number])
+        world_size = self.spec.procs * len(attempt.members)
+        rank_environments = process.rank_environments(
+            self.spec.procs, self.first_rank, world_size, attempt.master_address, attempt.master_port
+        )
+        use_standby = self.is_standby_ready
+        standby_processes = self.standby_processes
+        self.standby_processes = []
+        for local_rank, rank_environment in enumerate(rank_environments):
+            log_path = log_folder / f"rank-{rank_environment['RANK']}.log"
+            environment = {**shared_environment, **rank_environment}
+            assignment = {"argv": argv, "environment": environment, "log": str(log_path)}
+            if use_standby and _assign_standby(standby_processes[local_rank], assignment):
+                self.processes.append(standby_processes[local_rank])
             else:
-                self.processes.append(process.start_process(module_command("train", *argv), log, environment))
-        process.kill_process_groups([one for one in waiting if one not in self.processes])
-        return logs / f"rank-{self.first_rank}.log"
+                self.processes.append(process.start_process(module_command("train", *argv), log_path, environment))
+        process.kill_process_groups([child for child in standby_processes if child not in self.processes])
+        return log_folder / f"rank-{self.first_rank}.log"
 
     def attempt_arguments(self, attempt: Attempt) -> list[str]:
-        """Return the trainers' words that only an attempt knows."""
+        """Return the arguments of a trainer that depend on the attempt."""
         resume = str(self.shared / attempt.resume) if attempt.resume else "none"
         return ["--attempt", str(attempt.number), "--resume", resume]
 
     def job_arguments(self) -> list[str]:
-        """Return the trainers' other words after `python -m train`."""
+        """Return the arguments of a trainer that are the same in all attempts."""
         spec = self.spec
-        valued: dict[str, Any] = {
-            "--data": spec.data, "--copies": spec.copies, "--out": self.shared, "--local": self.work,
-            "--gpus": spec.schedule_gpus, "--scale": spec.scale, "--save-seconds": spec.save_seconds,
-            "--max-steps": spec.max_steps, "--workers": spec.loader_workers, "--threads": spec.threads_per_process,
+        options: dict[str, Any] = {
+            "--data": spec.data,
+            "--copies": spec.copies,
+            "--out": self.shared,
+            "--local": self.work,
+            "--gpus": spec.schedule_gpus,
+            "--scale": spec.scale,
+            "--save-seconds": spec.save_seconds,
+            "--max-steps": spec.max_steps,
+            "--workers": spec.loader_workers,
+            "--threads": spec.threads_per_process,
             "--target": spec.target or None,
-        }  # fmt: skip
+        }
         flags = {"--skip-bad": spec.skip_bad, "--log-ids": spec.log_ids, "--exact": spec.exact}
-        words = [str(word) for name, value in valued.items() if value is not None for word in (name, value)]
-        return [str(self.shared / "recipe.json"), *words, *(name for name, wanted in flags.items() if wanted)]
+        arguments = [str(self.shared / "recipe.json")]
+        for option, value in options.items():
+            if value is not None:
+                arguments += [option, str(value)]
+        return arguments + [flag for flag, is_set in flags.items() if is_set]
 
     def request_save_and_exit(self) -> None:
-        """Ask them to save at a step that all agree on, and to end."""
+        """Ask the trainers to save at a step that all ranks agree on, and to exit."""
         if not self.is_save_requested:
             (self.attempt_folder / "ask").touch()
             self.is_save_requested = True
 
     def read_progress(self) -> dict[str, Any]:
-        """Return what the first of them said last, {} before its first word."""
-        said = read_json(self.attempt_folder / "progress.json")
-        return said if isinstance(said, dict) else {}
+        """Return the last report of this machine's first rank, {} before its first."""
+        progress = read_json(self.attempt_folder / "progress.json")
+        return progress if isinstance(progress, dict) else {}
 
     def exit_codes(self) -> list[int | None]:
-        """Return the exit codes, None for those that run."""
-        return [one.poll() for one in self.processes]
+        """Return the trainers' exit codes, None for those that run."""
+        return [child.poll() for child in self.processes]
 
     def collect_exit(self, exit_codes: list[int | None]) -> TrainerExit | None:
-        """Return how they ended, None while all run. Blocks for a moment when some have ended and some not."""
+        """Return how the trainers ended, None while all run. Blocks for a moment when only some have ended."""
         if all(code is None for code in exit_codes):
             return None
         if EXIT_SAVED in exit_codes:
             self.wait_for_exit(EXIT_WAIT_SECONDS)
             return TrainerExit("saved")
         if any(exit_codes):
-            time.sleep(0.2)  # the one that failed first may still be writing why
+            time.sleep(FAILURE_REPORT_SECONDS)
         elif None in exit_codes:
             self.wait_for_exit(EXIT_WAIT_SECONDS)
-        exit_codes = self.exit_codes()
-        for rank, code in enumerate(
-            exit_codes, self.first_rank
-        ):  # killed from outside; the others' words are about that
+        codes_by_rank = dict(enumerate(self.exit_codes(), self.first_rank))
+        # A trainer killed from outside explains the failures that the other ranks report.
+        for rank, code in codes_by_rank.items():
             if code in (-signal.SIGKILL, -signal.SIGSEGV, -signal.SIGBUS):
                 name = signal.Signals(-code).name
                 return TrainerExit("failed", f"the trainer of rank {rank} was killed by {name}", "own")
-        words = [read_json(path) for path in self.attempt_folder.glob("failed-*.json")]
-        told = sorted((one for one in words if one), key=lambda one: float(one["time"]))
-        for kind in ("final", "own", "peer"):
-            for one in told:
-                if one.get("fault", "own") == kind:
-                    return TrainerExit("failed", one["reason"], "" if kind == "peer" else kind)
-        rank, code = next(((i, c) for i, c in enumerate(exit_codes, self.first_rank) if c), (self.first_rank, 0))
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code} and no result"
-        # NCCL's watchdog aborts those who wait for somebody that is gone: no fault of theirs.
+        reported = self._first_reported_failure()
+        if reported:
+            return reported
+        failed = ((rank, code) for rank, code in codes_by_rank.items() if code)
+        rank, code = next(failed, (self.first_rank, 0))
+        if code < 0:
+            reason = f"the trainer of rank {rank} was killed by {signal.Signals(-code).name}"
+        else:
+            reason = f"the trainer of rank {rank} ended with code {code} and no result"
+        # NCCL aborts ranks that wait for a rank which is gone; they are not at fault.
         fault = "" if code == -signal.SIGABRT else "own"
-        return TrainerExit("failed", f"the trainer of rank {rank} {how}", fault)
+        return TrainerExit("failed", reason, fault)
+
+    def _first_reported_failure(self) -> TrainerExit | None:
+        """Return the earliest failure that a rank reported, own failures before those blamed on peers; else None."""
+        reports = [read_json(path) for path in self.attempt_folder.glob("failed-*.json")]
+        sorted_reports = sorted((report for report in reports if report), key=lambda report: float(report["time"]))
+        for fault in ("final", "own", "peer"):
+            for report in sorted_reports:
+                if report.get("fault", "own") == fault:
+                    return TrainerExit("failed", report["reason"], "" if fault == "peer" else fault)
+        return None
 
     def wait_for_exit(self, seconds: float) -> None:
-        """Give them a moment to end by themselves."""
+        """Wait until all trainers have ended by themselves, at most this long."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and None in self.exit_codes():
             time.sleep(0.02)
 
     def dump_stacks(self) -> None:
-        """Let each write the stacks of its threads into its log."""
-        for one in self.processes:
-            if (self.attempt_folder / "progress.json").exists() and one.poll() is None:  # by then it listens
-                one.send_signal(signal.SIGUSR1)
-        time.sleep(0.3)
+        """Make each trainer write the stacks of its threads to its log."""
+        # A trainer handles the signal only after its first report; before that the signal would kill it.
+        if (self.attempt_folder / "progress.json").exists():
+            for child in self.processes:
+                if child.poll() is None:
+                    child.send_signal(signal.SIGUSR1)
+        time.sleep(STACK_DUMP_SECONDS)
 
     def kill(self) -> None:
-        """Kill them without waiting. The kernel does it for us only when the thread that started them has ended."""
-        for one in self.processes:
+        """Kill the trainers without waiting for their end.
+
+        Needed where this process exits in another thread than the one that started them: the kernel kills them only
+        when that thread has ended.
+        """
+        for child in self.processes:
             with contextlib.suppress(OSError):
-                os.killpg(one.pid, signal.SIGKILL)
+                os.killpg(child.pid, signal.SIGKILL)
 
     def stop(self, include_standby: bool = False) -> None:
-        """End the trainers and all that they started, and with `everything` the standby.
+        """Kill the trainers and all processes that they started; with `include_standby` the standby too.
 
-        Raises `subprocess.TimeoutExpired` when one does not die: stuck in a driver or on a file system.
+        Raises `subprocess.TimeoutExpired` when a process cannot be killed, because it hangs in a driver or on a file
+        system.
         """
-        doomed, spared = self.processes, [] if include_standby else self.standby_processes
+        killed = self.processes
+        spared = self.standby_processes
         if include_standby:
-            doomed = [*doomed, *self.standby_processes]
+            killed = [*killed, *self.standby_processes]
+            spared = []
             self.standby_processes = []
         self.processes = []
-        process.kill_process_groups(doomed, KILL_TIMEOUT_SECONDS)
-        kept = {pid for one in spared for pid in (one.pid, *process.descendant_pids(one.pid))}
-        for pid in set(process.descendant_pids(os.getpid())) - kept:  # what a trainer left behind: it has come to us
-            with contextlib.suppress(OSError):  # ChildProcessError is one: not ours, or gone
+        process.kill_process_groups(killed, KILL_TIMEOUT_SECONDS)
+        spared_pids = {pid for child in spared for pid in (child.pid, *process.descendant_pids(child.pid))}
+        # Processes that a trainer left behind are children of this process now (adopt_orphans).
+        for pid in set(process.descendant_pids(os.getpid())) - spared_pids:
+            with contextlib.suppress(OSError):  # also ChildProcessError: the process is not our child, or is gone
                 if _has_variable(pid, f"TMPDIR={self.environment['TMPDIR']}"):
                     os.kill(pid, signal.SIGKILL)
-                os.waitpid(pid, os.WNOHANG)  # what has died, and an earlier call has killed
+                os.waitpid(pid, os.WNOHANG)  # also reaps processes that an earlier call has killed
 
 
 def _has_variable(pid: int, variable: str) -> bool:
-    """Whether a process was started with a variable."""
+    """Return whether a process was started with an environment variable, given as NAME=value."""
     with contextlib.suppress(OSError):
         return variable.encode() in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     return False
 
 
 def _assign_standby(process: "subprocess.Popen[bytes]", assignment: dict[str, Any]) -> bool:
-    """Tell a standby who to be; False when it is gone."""
+    """Turn a standby process into a trainer with this argv, environment and log. Returns False when it has died."""
     assert process.stdin is not None
     try:
         process.stdin.write(json.dumps(assignment).encode() + b"\n")
@@ -237,7 +296,7 @@ def _assign_standby(process: "subprocess.Popen[bytes]", assignment: dict[str, An
 
 
 def _available_memory_gb() -> float:
-    """Memory in GB that can still be had."""
+    """Return the memory in GB (1e9 bytes) that this machine can still give to processes."""
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable"):
             return int(line.split()[1]) / 1e6

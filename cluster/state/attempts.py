@@ -1,11 +1,12 @@
-"""Attempt files: who trains next and from where. Made once, by an exclusive link; the newest is obeyed.
+"""Attempt files: who trains next, and from which checkpoint. Each is created once, by an exclusive link.
 
-    <shared>/attempts/000002.json       members, head, resume checkpoint, reason
-    <shared>/checkpoints/000002/        what attempt 2 saved, and what it began with
+    <shared>/attempts/000002.json       members, rendezvous address, resume checkpoint, reason
+    <shared>/checkpoints/000002/        what attempt 2 saved, and the checkpoint it began with
 
-Whoever proposes first wins, and everyone obeys; there is no leader and nothing that can die. An attempt's number is the
-fence: the proposer of attempt 3 looks only into the folder of attempt 2, and puts a link to its choice into the folder
-of attempt 3. What an older attempt still writes, or removes, is never looked at again.
+The first proposer of an attempt wins, and every agent follows the newest attempt. There is no leader, and no store that
+could fail. The attempt's number fences off older attempts: the proposer of attempt 3 reads only the folder of attempt 2
+and links the checkpoint it chose into the folder of attempt 3. What an older attempt still writes or removes is never
+read again.
 """
 
 import contextlib
@@ -21,14 +22,17 @@ from train.tools.filesystem import create_once, newest_intact_file, read_json, t
 
 CHECKPOINT_PATTERN = "step-*.pt"
 PROPOSE_TRIES = 10
+PROPOSE_RETRY_SECONDS = 0.05
 
 
 @dataclass(frozen=True, kw_only=True)
 class Attempt:
-    """One gathering of machines, in the order of their ranks. Without members it is the end of the job, as `state`.
+    """One fixed membership of a job, its members in the order of their ranks.
 
-    `resume` is a checkpoint relative to the shared folder, "" for the beginning. `crashes` failures of these very
-    members came at step `step`; `faults` counts each machine's own.
+    An attempt without members ends the job in the state `end_state`. `resume` is a checkpoint relative to the shared
+    folder, "" for the beginning. The same members have failed `crash_count` times at step `crash_step`. `fault_counts`
+    counts each machine's own failures. `proposer` is the id of the machine that proposed it, and `time` is by the wall
+    clock of that machine (seconds since 1970).
     """
 
     number: int = 0
@@ -47,125 +51,134 @@ class Attempt:
 
     @property
     def machine_names(self) -> tuple[str, ...]:
-        """The members' machine names: an id is a name and a word that is new with every start of its agent."""
-        return tuple(one.partition(".")[0] for one in self.members)
+        """The members' machine names: their ids without the random part that is new at each start of an agent."""
+        return tuple(member.partition(".")[0] for member in self.members)
 
     @property
     def first_step(self) -> int:
-        """The step it goes on from."""
+        """The step of the checkpoint that the attempt resumes from, 0 for the beginning."""
         return int(self.resume.rpartition("/")[2].split("-")[1]) if self.resume else 0
 
 
+def attempt_path(shared: Path, number: int) -> Path:
+    """Return the path of an attempt's file."""
+    return shared / "attempts" / f"{number:06d}.json"
+
+
 def read_attempt(shared: Path, number: int) -> Attempt | None:
-    """Return an attempt by number, None when there is none."""
-    said = read_json(attempt_path(shared, number))
-    if not isinstance(said, dict):
+    """Return an attempt by number; None when it does not exist or its file is damaged."""
+    value = read_json(attempt_path(shared, number))
+    if not isinstance(value, dict):
         return None
-    known = {one.name for one in fields(Attempt)}
-    values = {key: one for key, one in said.items() if key in known}
-    return Attempt(**{**values, "members": tuple(said["members"])})
+    names = {attempt_field.name for attempt_field in fields(Attempt)}
+    known = {key: entry for key, entry in value.items() if key in names}
+    return Attempt(**{**known, "members": tuple(value["members"])})
 
 
 def newest_attempt(shared: Path, known_attempt: Attempt | None = None) -> Attempt | None:
-    """Return the newest attempt, None before the first; `known` saves looking from the start.
+    """Return the newest attempt, None before the first. The search begins after `known_attempt`.
 
-    Found by opening: on NFS neither a listing nor a stat must be fresh, an open is.
+    Attempts are found by opening their files one after another: on NFS a listing or a stat may be stale, an open not.
     """
     while following := read_attempt(shared, known_attempt.number + 1 if known_attempt else 1):
         known_attempt = following
     return known_attempt
 
 
-def agreed_end(shared: Path, launch_id: str) -> Attempt | None:
-    """Return the attempt by which the agents of a launch agreed that the job is over, None while they have not.
+def history(shared: Path) -> list[Attempt]:
+    """Return all attempts in order."""
+    past_attempts: list[Attempt] = []
+    while attempt := read_attempt(shared, len(past_attempts) + 1):
+        past_attempts.append(attempt)
+    return past_attempts
 
-    That all have left their rented machines is no such end: others take their place.
+
+def agreed_end(shared: Path, launch_id: str) -> Attempt | None:
+    """Return the attempt by which the agents of a launch agreed that the job has ended, None while they have not.
+
+    When all agents have left their rented machines, the job has not ended: new machines take their place.
     """
-    last = newest_attempt(shared)
-    return last if last and last.launch_id == launch_id and not last.members and last.end_state != "left" else None
+    newest = newest_attempt(shared)
+    if newest and newest.launch_id == launch_id and not newest.members and newest.end_state != "left":
+        return newest
+    return None
 
 
 def is_finished(shared: Path, launch_id: str) -> bool:
-    """Whether a job has its result, or the agents of a launch agreed on its end."""
+    """Return whether a job has its result, or the agents of a launch agreed on its end."""
     return (shared / "result.json").exists() or agreed_end(shared, launch_id) is not None
 
 
-def history(shared: Path) -> list[Attempt]:
-    """Return all attempts in order."""
-    found: list[Attempt] = []
-    while one := read_attempt(shared, len(found) + 1):
-        found.append(one)
-    return found
-
-
 def last_training_attempt_number(shared: Path, last_attempt: Attempt | None) -> int:
-    """Return the number of the last attempt up to this one that machines made, and not an agreement on an end; or 0."""
+    """Return the number of the last attempt that has members, up to `last_attempt`; 0 when there is none."""
     while last_attempt and not last_attempt.members:
         last_attempt = read_attempt(shared, last_attempt.number - 1)
     return last_attempt.number if last_attempt else 0
 
 
-def propose(shared: Path, known_attempt: Attempt | None, attempt: Attempt) -> Attempt:
-    """Publish an attempt after the newest, which must be `known` or of an earlier launch: else somebody was faster.
-
-    It gets its number and the newest whole checkpoint before it. Returns the attempt that is in force afterwards.
-    Raises `OSError` when the shared folder cannot be written.
-    """
-    before = newest_attempt(shared, known_attempt)
-    if before and before != known_attempt and before.launch_id == attempt.launch_id:
-        return before
-    if before and has_newer_launch(shared, attempt.launch_id):
-        return before
-    number = before.number + 1 if before else 1
-    (shared / "attempts").mkdir(parents=True, exist_ok=True)
-    for again in range(PROPOSE_TRIES):
-        if stands := read_attempt(shared, number):
-            return stands
-        try:
-            whole = replace(attempt, number=number, resume=_link_resume_checkpoint(shared, number))
-            if create_once(attempt_path(shared, number), to_json_bytes(asdict(whole))):
-                _delete_checkpoints_before(shared, number - 1)
-        except FileNotFoundError:  # the checkpoint was pruned under our eyes: look again
-            if again == PROPOSE_TRIES - 1:
-                raise
-            time.sleep(0.05)
-    raise OSError(errno.EIO, "is damaged; remove it, then imgnet-cluster resume", str(attempt_path(shared, number)))
-
-
 def has_newer_launch(shared: Path, launch_id: str) -> bool:
-    """Whether a later launch has begun: a machine that stood still meanwhile has no say in it."""
+    """Return whether a later launch of the job has begun. An agent that was suspended meanwhile must not take part."""
     try:
         return (shared / "launch").read_text() != launch_id
-    except OSError:  # not there, or away for a moment
+    except OSError:  # the file does not exist, or the shared folder cannot be reached for a moment
         return False
 
 
+def propose(shared: Path, known_attempt: Attempt | None, attempt: Attempt) -> Attempt:
+    """Publish an attempt after the newest one, and return the attempt that is in force afterwards.
+
+    The new attempt gets the next number and the newest intact checkpoint of the attempt before it. It is published only
+    if the newest attempt is `known_attempt` or belongs to an earlier launch; else another agent was faster, and that
+    agent's attempt is returned. Raises `OSError` when the shared folder cannot be written, or the attempt file is
+    damaged.
+    """
+    newest = newest_attempt(shared, known_attempt)
+    if newest and newest != known_attempt and newest.launch_id == attempt.launch_id:
+        return newest
+    if newest and has_newer_launch(shared, attempt.launch_id):
+        return newest
+    number = newest.number + 1 if newest else 1
+    (shared / "attempts").mkdir(parents=True, exist_ok=True)
+    for trial in range(PROPOSE_TRIES):
+        if published := read_attempt(shared, number):
+            return published
+        try:
+            complete = replace(attempt, number=number, resume=_link_resume_checkpoint(shared, number))
+            if create_once(attempt_path(shared, number), to_json_bytes(asdict(complete))):
+                _delete_checkpoints_before(shared, number - 1)
+        except FileNotFoundError:  # the checkpoint was pruned after it had been chosen: choose again
+            if trial == PROPOSE_TRIES - 1:
+                raise
+            time.sleep(PROPOSE_RETRY_SECONDS)
+    message = "is damaged; remove it, then type imgnet-cluster resume"
+    raise OSError(errno.EIO, message, str(attempt_path(shared, number)))
+
+
 def _link_resume_checkpoint(shared: Path, number: int) -> str:
-    """Give attempt `number` a checkpoint of its own to begin with: the newest whole one of the attempt before it."""
+    """Link the newest intact checkpoint of the attempt before `number` into the folder of attempt `number`.
+
+    When that attempt saved nothing, its own resume checkpoint is linked. Returns the link's path relative to the shared
+    folder, "" when there is no checkpoint. Raises `FileNotFoundError` when the checkpoint vanishes meanwhile.
+    """
     if number == 1:
         return ""
-    folders = [shared / "checkpoints" / f"{one:06d}" for one in (number - 1, number)]
-    before = read_attempt(shared, number - 1)
-    saved = newest_intact_file(folders[0], CHECKPOINT_PATTERN) or (
-        shared / before.resume if before and before.resume else None
-    )
-    if saved is None:
+    previous_folder = shared / "checkpoints" / f"{number - 1:06d}"
+    own_folder = shared / "checkpoints" / f"{number:06d}"
+    previous = read_attempt(shared, number - 1)
+    resumed = shared / previous.resume if previous and previous.resume else None
+    checkpoint = newest_intact_file(previous_folder, CHECKPOINT_PATTERN) or resumed
+    if checkpoint is None:
         return ""
-    folders[1].mkdir(parents=True, exist_ok=True)
-    step = saved.stem.split("-")[1]
-    mine = folders[1] / f"resume-{step}-{uuid4().hex[:8]}.pt"
-    os.link(saved, mine)
-    return str(mine.relative_to(shared))
+    own_folder.mkdir(parents=True, exist_ok=True)
+    step = checkpoint.stem.split("-")[1]
+    link = own_folder / f"resume-{step}-{uuid4().hex[:8]}.pt"
+    os.link(checkpoint, link)
+    return str(link.relative_to(shared))
 
 
 def _delete_checkpoints_before(shared: Path, number: int) -> None:
-    """Remove the checkpoints before attempt `number`: a newer attempt has a link to what was still wanted."""
+    """Delete the checkpoints of attempts before `number`. A newer attempt has a link to the one still needed."""
     for folder in (shared / "checkpoints").glob("[0-9]*"):
         if int(folder.name) < number:
             with contextlib.suppress(OSError):
                 shutil.rmtree(folder)
-
-
-def attempt_path(shared: Path, number: int) -> Path:
-    """Return the file of an attempt."""
-    return shared / "attempts" / f"{number:06d}.json"

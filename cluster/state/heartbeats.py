@@ -1,8 +1,9 @@
-"""What the agents of a job say: one small file each, rewritten about once a beat. Its change is the heartbeat.
+"""Status files of a job's agents. Each agent rewrites its own about once a heartbeat; the change is the heartbeat.
 
     <shared>/status/2.json      machine 2: id, launch, attempt, phase, step, ... and numbers for people
 
-Ages are by the reader's own clock, since it last saw a change: clocks of two machines are never compared.
+The age of a status is measured by the reader's own clock, from the moment when the reader last saw it change. Clocks of
+two machines are never compared.
 """
 
 import contextlib
@@ -13,17 +14,19 @@ from pathlib import Path
 from typing import Any
 
 # warming: getting ready; spare: ready; running: its trainers are at work; failed, saved: they have ended, and the next
-# attempt is due; ended: the agent is gone, and said so.
+# attempt is due; ended: the agent has said that it ends.
 AGENT_PHASES = ("warming", "spare", "running", "failed", "saved", "ended")
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineStatus:
-    """What the others must know of a machine to agree on who trains next.
+    """Status published by one agent and read by its peers, who agree by it on the members of the next attempt.
 
-    `warm`: it could start again at once. `at` is the last step that this attempt has made, -1 before its first.
-    `fault`: its own trainers failed by themselves ("own"), in a way that would come back at every try ("final"), or
-    because of somebody else ("").
+    `id` is the machine's name with a random part that is new at each start of its agent. `is_standby_ready` says
+    whether the machine could start new trainers at once. `last_step` is the last step that the current attempt has
+    made, -1 before its first. `leave_reason` is why the machine has to leave, "" when it does not. `fault` says who
+    caused a failure: "own" when this machine's trainers failed by themselves, "final" when they failed in a way that
+    would come back at every try, "" when another machine was the cause.
     """
 
     id: str
@@ -45,45 +48,52 @@ class MachineStatus:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> "MachineStatus":
-        """Return the word in a status file's value. Raises `KeyError` for one that has no id."""
+        """Return the status that a status file holds; unknown keys are ignored. Raises `KeyError` without an id."""
         known = {key: value[key] for key in cls.__dataclass_fields__ if key in value}
         return cls(**{**known, "id": value["id"]})
 
 
 class PeerStatuses:
-    """The status files of a launch, and when each was last seen to change."""
+    """The statuses of all machines of a launch, and when each was last seen to change."""
 
     def __init__(self, shared: Path, machine_names: Iterable[str], launch_id: str) -> None:
-        self.status_folder, self.machine_names, self.launch_id = shared / "status", tuple(machine_names), launch_id
+        self.status_folder = shared / "status"
+        self.machine_names = tuple(machine_names)
+        self.launch_id = launch_id
         self.last_texts: dict[str, str] = {}
-        self.statuses: dict[str, MachineStatus] = {}  # by id; one of each name
+        self.statuses: dict[str, MachineStatus] = {}  # by id; at most one for each machine name
         self.changed_at: dict[str, float] = {}
-        self.seen_changing: set[str] = (
-            set()
-        )  # seen to change: a file found for the first time may be of a machine long dead
+        # Ids whose status changed while we watched. A file that was only found may be of a machine that died long ago.
+        self.seen_changing: set[str] = set()
 
     def refresh(self, now: float) -> None:
-        """Read all files. One that is torn, gone for a moment, or of another launch leaves what was known."""
+        """Read all status files again.
+
+        A file that is half-written, missing or of another launch is ignored; the last good status is kept.
+        """
         for name in self.machine_names:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
                 text = (self.status_folder / f"{name}.json").read_text()
                 if text == self.last_texts.get(name):
                     continue
-                said = json.loads(text)
+                value = json.loads(text)
                 self.last_texts[name] = text
-                if not isinstance(said, dict) or said.get("launch") != self.launch_id:
+                if not isinstance(value, dict) or value.get("launch") != self.launch_id:
                     continue
-                word = MachineStatus.from_json(said)
-                if word.id in self.statuses:
-                    self.seen_changing.add(word.id)
-                for old in [one for one in self.statuses if one.partition(".")[0] == name and one != word.id]:
-                    del self.statuses[old], self.changed_at[old]  # a new start under an old name: the old one is lost
-                self.statuses[word.id], self.changed_at[word.id] = word, now
+                status = MachineStatus.from_json(value)
+                if status.id in self.statuses:
+                    self.seen_changing.add(status.id)
+                # An agent that was started again has a new id: the machine with the old id is lost.
+                replaced_ids = [old for old in self.statuses if old.partition(".")[0] == name and old != status.id]
+                for replaced_id in replaced_ids:
+                    del self.statuses[replaced_id], self.changed_at[replaced_id]
+                self.statuses[status.id] = status
+                self.changed_at[status.id] = now
 
     def discount_pause(self, pause_seconds: float) -> None:
-        """We were frozen for so long, not they: their silence in that time does not count."""
-        self.changed_at = {one: seen + pause_seconds for one, seen in self.changed_at.items()}
+        """Do not count a time in which this process was suspended as silence of the peers."""
+        self.changed_at = {machine_id: seen + pause_seconds for machine_id, seen in self.changed_at.items()}
 
     def ages(self, now: float) -> dict[str, float]:
-        """Return the seconds since each word changed."""
-        return {one: now - seen for one, seen in self.changed_at.items()}
+        """Return the seconds since each status last changed, by machine id."""
+        return {machine_id: now - seen for machine_id, seen in self.changed_at.items()}

@@ -1,41 +1,51 @@
-"""Who trains next: pure decisions from what one agent knows. No files, no clock, no processes.
+"""Membership protocol: decides, from one agent's view, who takes part in the next attempt. Pure functions.
 
-While steps advance nobody is lost: training is synchronous, so progress is everyone's heartbeat. Silence counts only
-when trainers have failed or stand still; then the members that still speak make the next attempt, the first of them at
-once, each later one half a second after the one before it, in case those are dead.
+There is no access to files, clocks or processes here. While steps advance no machine is lost: training is synchronous,
+so progress is a heartbeat of every machine. Silence counts only when trainers have failed or stand still. Then the
+members that still respond make the next attempt. The first of them proposes it at once; each later one waits half a
+second longer than the one before it, in case all before it are dead.
 """
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 from .attempts import Attempt
 from .heartbeats import MachineStatus
 
 MAX_CRASHES = 3  # by the same members at the same step, or by one machine's own fault
+# A pause is no stall until it is this many times the longest pause after which the attempt went on by itself.
+STALL_GAP_FACTOR = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class MembershipRules:
-    """What was asked of the job; seconds. `want` machines to start with and to grow back to, `least` to go on with."""
+    """The sizes and timeouts of a job. Times are in seconds.
+
+    The job starts with `target_size` machines and grows back to that number after losses. It goes on with at least
+    `min_size` machines, and waits below that.
+    """
 
     machine_names: tuple[str, ...]
     target_size: int
     min_size: int = 1
-    heartbeat_timeout: float = 2.5  # without a new word from a machine
-    loss_timeout: float = 5.0  # without progress, and some member is silent
+    heartbeat_timeout: float = 2.5  # a machine is silent after this time without a new status
+    loss_timeout: float = 5.0  # longest time without progress when a member is silent
     startup_loss_timeout: float = 15.0  # the same, before the first step of an attempt
-    stall_timeout: float = 120.0  # without progress, though all speak
+    stall_timeout: float = 120.0  # longest time without progress when all members respond
     startup_stall_timeout: float = 300.0  # the same, before the first step
-    orphan_timeout: float = 60.0  # all members silent, a spare alone: they may only have lost the shared folder
-    proposal_delay: float = 0.5
-    is_rented: bool = False  # who leaves is replaced by others, also when all leave at once
+    orphan_timeout: float = 60.0  # silence of all members until a spare takes over: they may only have lost the folder
+    proposal_delay: float = 0.5  # delay between the proposals of two machines
+    is_rented: bool = False  # machines that leave are replaced by new ones, also when all leave at once
 
 
 @dataclass(frozen=True, kw_only=True)
 class ClusterView:
-    """What one agent knows. Ages and `quiet`, `down` in seconds; `pace` is the longest it ever was quiet in this
-    attempt and went on; `hurry`: this machine has been told to leave, and has no time to wait for a better moment.
-    `moving`: whose words we saw change; None: all. A word that was found once may be of a machine that is long dead.
+    """What one agent knows about the job at one moment. Ages and durations are in seconds.
+
+    `statuses` and `status_ages` are by machine id. `longest_progress_gap` is the longest pause after which this attempt
+    went on by itself. `is_deadline_near`: this machine will be terminated soon and cannot wait for a better moment.
+    `seen_changing` holds the machines whose status changed while this agent watched (None: all); a status that was only
+    found may be of a machine that died long ago.
     """
 
     own_id: str
@@ -52,15 +62,16 @@ class ClusterView:
 
 @dataclass(frozen=True, kw_only=True)
 class Action:
-    """What to do: "nothing", "ask" the trainers to save and end, "fail" them, or "propose" an attempt.
+    """What an agent has to do.
 
-    `stacks`: they stand still, and should write down where.
+    `kind` is "nothing", "ask" (ask the trainers to save and exit), "fail" (kill the trainers) or "propose" (propose
+    `attempt`). With `dump_stacks` the trainers stand still and first write the stacks of their threads to their logs.
     """
 
     kind: str = "nothing"
     reason: str = ""
     dump_stacks: bool = False
-    attempt: Attempt | None = field(default=None)
+    attempt: Attempt | None = None
 
 
 NO_ACTION = Action()
@@ -81,21 +92,30 @@ def decide(view: ClusterView, rules: MembershipRules) -> Action:
 
 
 def is_responsive(view: ClusterView, rules: MembershipRules, machine_id: str) -> bool:
-    """Whether a machine speaks."""
-    heard = machine_id in view.status_ages and (view.seen_changing is None or machine_id in view.seen_changing)
-    return machine_id == view.own_id or (heard and view.status_ages[machine_id] < rules.heartbeat_timeout)
+    """Return whether a machine's status changed within the heartbeat timeout. This agent itself always responds."""
+    if machine_id == view.own_id:
+        return True
+    was_seen = machine_id in view.status_ages and (view.seen_changing is None or machine_id in view.seen_changing)
+    return was_seen and view.status_ages[machine_id] < rules.heartbeat_timeout
 
 
 def ready_spares(view: ClusterView, rules: MembershipRules) -> list[str]:
-    """Return the machines that are ready and in no attempt, by number; none that failed by itself again and again."""
+    """Return the ids of machines that are ready and not in the attempt, by machine number.
+
+    Machines that have to leave, or that failed by their own fault too often, are left out.
+    """
     members = view.attempt.members if view.attempt else ()
-    faults = view.attempt.fault_counts if view.attempt else {}
-    found = [
-        one
-        for one, word in view.statuses.items()
-        if word.phase == "spare" and not word.leave_reason and one not in members and is_responsive(view, rules, one)
+    spare_ids = [
+        machine_id
+        for machine_id, status in view.statuses.items()
+        if status.phase == "spare"
+        and not status.leave_reason
+        and machine_id not in members
+        and is_responsive(view, rules, machine_id)
     ]
-    return sorted((one for one in found if faults.get(_machine_name(one), 0) < MAX_CRASHES), key=_sort_key)
+    fault_counts = view.attempt.fault_counts if view.attempt else {}
+    reliable_ids = [spare for spare in spare_ids if fault_counts.get(_machine_name(spare), 0) < MAX_CRASHES]
+    return sorted(reliable_ids, key=_sort_key)
 
 
 def _machine_name(machine_id: str) -> str:
@@ -107,153 +127,196 @@ def _sort_key(machine_id: str) -> tuple[int, str]:
 
 
 def _decide_first_attempt(view: ClusterView, rules: MembershipRules) -> Action:
-    """Before the first attempt: wait until all are ready, or cannot be."""
-    ready = ready_spares(view, rules)
-    if view.own_id not in ready:
+    """Before the first attempt: wait until enough machines are ready, or until that has become impossible."""
+    ready_ids = ready_spares(view, rules)
+    if view.own_id not in ready_ids:
         return NO_ACTION
-    dead = [word for word in view.statuses.values() if word.phase == "ended" and word.state == "failed"]
-    if len(rules.machine_names) - len(dead) < rules.target_size:
-        why = "; ".join(
-            f"machine {word.machine_name}: {word.reason}" if rules.target_size > 1 else word.reason for word in dead
+    failed = [status for status in view.statuses.values() if status.phase == "ended" and status.state == "failed"]
+    if len(rules.machine_names) - len(failed) < rules.target_size:
+        return _propose_on_turn(
+            view, ready_ids, Attempt(end_state="failed", reason=_describe_failures(failed, rules)), rules
         )
-        return _propose_on_turn(view, ready, Attempt(end_state="failed", reason=why), rules)
-    if len(ready) < rules.target_size and not _can_start_smaller(view, rules, ready):
+    if len(ready_ids) < rules.target_size and not _can_start_smaller(view, rules, ready_ids):
         return NO_ACTION
-    return _propose_on_turn(view, ready, Attempt(members=tuple(ready[: rules.target_size]), reason="start"), rules)
+    first_attempt = Attempt(members=tuple(ready_ids[: rules.target_size]), reason="start")
+    return _propose_on_turn(view, ready_ids, first_attempt, rules)
 
 
 def _can_start_smaller(view: ClusterView, rules: MembershipRules, ready_ids: list[str]) -> bool:
-    """Whether to begin with fewer: they have waited for long, and nobody else is on the way."""
-    coming = [
-        one
-        for one, word in view.statuses.items()
-        if one not in ready_ids and word.phase != "ended" and is_responsive(view, rules, one)
+    """Return whether to start with fewer machines: the ready ones waited long, and no other machine is coming."""
+    coming_ids = [
+        machine_id
+        for machine_id, status in view.statuses.items()
+        if machine_id not in ready_ids and status.phase != "ended" and is_responsive(view, rules, machine_id)
     ]
-    return len(ready_ids) >= rules.min_size and not coming and view.seconds_in_phase > rules.orphan_timeout
+    return len(ready_ids) >= rules.min_size and not coming_ids and view.seconds_in_phase > rules.orphan_timeout
 
 
 def _decide_as_spare(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action:
-    """A spare: it takes over only when the members have all been silent for long."""
-    ready = ready_spares(view, rules)
-    if view.own_id not in ready or not attempt.members:
+    """This machine is not a member: take over only when all members have ended, or were silent for long."""
+    ready_ids = ready_spares(view, rules)
+    if view.own_id not in ready_ids or not attempt.members:
         return NO_ACTION
-    silent = min(view.status_ages.get(one, rules.orphan_timeout) for one in attempt.members)
-    ended = all(one in view.statuses and view.statuses[one].phase == "ended" for one in attempt.members)
-    if (silent < rules.orphan_timeout and not ended) or len(ready) < rules.min_size:
+    shortest_silence = min(view.status_ages.get(member, rules.orphan_timeout) for member in attempt.members)
+    have_all_ended = all(
+        member in view.statuses and view.statuses[member].phase == "ended" for member in attempt.members
+    )
+    are_members_alive = shortest_silence < rules.orphan_timeout and not have_all_ended
+    if are_members_alive or len(ready_ids) < rules.min_size:
         return NO_ACTION
-    following = Attempt(
-        members=tuple(ready[: rules.target_size]), reason="all members were lost",
+    takeover = Attempt(
+        members=tuple(ready_ids[: rules.target_size]),
+        reason="all members were lost",
         fault_counts=attempt.fault_counts,
-    )  # fmt: skip
-    return _propose_on_turn(view, ready, following, rules)
+    )
+    return _propose_on_turn(view, ready_ids, takeover, rules)
 
 
 def _decide_while_training(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action:
-    """Our trainers are at work: do they have to end?"""
-    peers = {one: view.statuses[one] for one in attempt.members if one in view.statuses and one != view.own_id}
-    phases = {one: word.phase for one, word in peers.items() if word.attempt == attempt.number}
-    gone = [one for one in attempt.members if one != view.own_id and one not in peers]
-    down = [one for one, phase in phases.items() if phase in ("failed", "ended")]
-    if down:
-        return Action(
-            kind="fail",
-            reason=f"{_describe_machines(down)} failed",
-            dump_stacks=view.seconds_without_progress > rules.loss_timeout,
-        )
-    if gone and any(_machine_name(one) in map(_machine_name, view.statuses) for one in gone):
-        return Action(kind="fail", reason=f"{_describe_machines(gone)} started anew")
-    if "saved" in phases.values() and view.seconds_without_progress > rules.loss_timeout:
-        return Action(kind="fail", reason="the others have saved and ended")
-    silent = [one for one in attempt.members if not is_responsive(view, rules, one)]
-    me = view.statuses.get(view.own_id)
-    begun = me is not None and me.last_step >= 0
-    patience = (
-        (rules.loss_timeout if begun else rules.startup_loss_timeout)
-        if silent
-        else (rules.stall_timeout if begun else rules.startup_stall_timeout)
+    """This machine's trainers are at work: decide whether they must stop."""
+    own_status = view.statuses.get(view.own_id)
+    has_made_steps = own_status is not None and own_status.last_step >= 0
+    silent_ids = [member for member in attempt.members if not is_responsive(view, rules, member)]
+    failure = _find_peer_failure(view, rules, attempt) or _find_stall(view, rules, silent_ids, has_made_steps)
+    if failure:
+        return failure
+    can_restart_quickly = has_made_steps and all(
+        member in view.statuses and view.statuses[member].is_standby_ready for member in attempt.members
     )
-    if view.seconds_without_progress > max(patience, 3 * view.longest_progress_gap):
-        why = f"{_describe_machines(silent)} silent" if silent else "nobody silent"
-        return Action(
-            kind="fail", reason=f"no progress for {view.seconds_without_progress:.0f} s, {why}", dump_stacks=not silent
-        )
-    calm = begun and all(one in view.statuses and view.statuses[one].is_standby_ready for one in attempt.members)
-    if me and me.leave_reason and (calm or view.is_deadline_near or len(attempt.members) == 1):
+    can_leave = can_restart_quickly or view.is_deadline_near or len(attempt.members) == 1
+    if own_status and own_status.leave_reason and can_leave:
         return Action(kind="ask", reason=f"{_describe_machines([view.own_id])} leaving")
-    joining = ready_spares(view, rules) if calm and len(attempt.members) < rules.target_size else []
-    if joining:
-        return Action(kind="ask", reason=f"{_describe_machines(joining)} joins")
+    if can_restart_quickly and len(attempt.members) < rules.target_size:
+        joining_ids = ready_spares(view, rules)
+        if joining_ids:
+            return Action(kind="ask", reason=f"{_describe_machines(joining_ids)} joins")
     return NO_ACTION
 
 
+def _find_peer_failure(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action | None:
+    """Return a "fail" action when another member failed, was started again, or has saved and ended; else None."""
+    peers = {
+        member: view.statuses[member] for member in attempt.members if member in view.statuses and member != view.own_id
+    }
+    phases = {peer: status.phase for peer, status in peers.items() if status.attempt == attempt.number}
+    is_standing_still = view.seconds_without_progress > rules.loss_timeout
+    failed_ids = [peer for peer, phase in phases.items() if phase in ("failed", "ended")]
+    if failed_ids:
+        return Action(kind="fail", reason=f"{_describe_machines(failed_ids)} failed", dump_stacks=is_standing_still)
+    missing_ids = [member for member in attempt.members if member != view.own_id and member not in peers]
+    present_names = {_machine_name(machine_id) for machine_id in view.statuses}
+    if any(_machine_name(missing) in present_names for missing in missing_ids):
+        return Action(kind="fail", reason=f"{_describe_machines(missing_ids)} restarted")
+    if "saved" in phases.values() and is_standing_still:
+        return Action(kind="fail", reason="the other machines have saved and ended")
+    return None
+
+
+def _find_stall(
+    view: ClusterView, rules: MembershipRules, silent_ids: list[str], has_made_steps: bool
+) -> Action | None:
+    """Return a "fail" action when there was no progress for too long, else None."""
+    if silent_ids:
+        timeout = rules.loss_timeout if has_made_steps else rules.startup_loss_timeout
+    else:
+        timeout = rules.stall_timeout if has_made_steps else rules.startup_stall_timeout
+    if view.seconds_without_progress <= max(timeout, STALL_GAP_FACTOR * view.longest_progress_gap):
+        return None
+    who = f"{_describe_machines(silent_ids)} silent" if silent_ids else "all machines respond"
+    reason = f"no progress for {view.seconds_without_progress:.0f} s, {who}"
+    return Action(kind="fail", reason=reason, dump_stacks=not silent_ids)
+
+
 def _propose_next(view: ClusterView, rules: MembershipRules, attempt: Attempt) -> Action:
-    """Our trainers have ended: propose the next attempt once all that speak are as far."""
-    here = [one for one in attempt.members if one in view.statuses and is_responsive(view, rules, one)]
-    said = {one: view.statuses[one] for one in here}
-    for one, word in said.items():
-        if word.attempt != attempt.number or (one != view.own_id and word.phase in ("warming", "spare", "running")):
+    """This machine's trainers have ended: propose the next attempt once those of all responsive members have too."""
+    responsive_ids = [
+        member for member in attempt.members if member in view.statuses and is_responsive(view, rules, member)
+    ]
+    for member in responsive_ids:
+        status = view.statuses[member]
+        is_busy = member != view.own_id and status.phase in ("warming", "spare", "running")
+        if status.attempt != attempt.number or is_busy:
             return NO_ACTION
-    here = [one for one in here if said[one].phase in ("failed", "saved")]
-    return _propose_on_turn(view, here, next_attempt(view, rules, attempt, here), rules)
+    waiting_ids = [member for member in responsive_ids if view.statuses[member].phase in ("failed", "saved")]
+    return _propose_on_turn(view, waiting_ids, next_attempt(view, rules, attempt, waiting_ids), rules)
 
 
 def next_attempt(
     view: ClusterView, rules: MembershipRules, attempt: Attempt, responsive_ids: list[str]
 ) -> Attempt | None:
-    """Return the attempt after this one, without members when the job must end; None while there are too few."""
-    said = {one: view.statuses[one] for one in responsive_ids}
-    final = [word for word in said.values() if word.fault == "final"]
-    if final:
-        return Attempt(end_state="failed", reason=final[0].reason)
-    own = [word for word in said.values() if word.fault == "own"]
-    faults = dict(attempt.fault_counts)
-    for word in own:
-        faults[word.machine_name] = faults.get(word.machine_name, 0) + 1
-    step = max((word.last_step for word in said.values()), default=-1)
-    crashes = 0
-    if len(responsive_ids) == len(attempt.members) and any(word.phase == "failed" for word in said.values()):
-        crashes = 1 + (attempt.crash_count if attempt.crash_step == step else 0)
-    why = "; ".join(
-        f"machine {word.machine_name}: {word.reason}" if rules.target_size > 1 else word.reason for word in own
-    )
-    if crashes >= MAX_CRASHES:
-        why = why or next((word.reason for word in said.values() if word.phase == "failed"), "")
-        return Attempt(end_state="failed", reason=f"{why} ({MAX_CRASHES} times at step {max(step, 0)})")
-    leaving = [word for word in said.values() if word.leave_reason]
-    banned = {name for name, count in faults.items() if count >= MAX_CRASHES}
-    stay = [one for one in responsive_ids if not said[one].leave_reason and _machine_name(one) not in banned]
-    joining = [one for one in ready_spares(view, rules) if one not in stay][: max(0, rules.target_size - len(stay))]
-    members = tuple(stay + joining)
-    lost = [one for one in attempt.members if one not in responsive_ids]
+    """Return the attempt after this one; without members when the job must end, None while machines are too few."""
+    statuses = {machine_id: view.statuses[machine_id] for machine_id in responsive_ids}
+    final_failures = [status for status in statuses.values() if status.fault == "final"]
+    if final_failures:
+        return Attempt(end_state="failed", reason=final_failures[0].reason)
+    own_failures = [status for status in statuses.values() if status.fault == "own"]
+    first_failure_reason = next((status.reason for status in statuses.values() if status.phase == "failed"), "")
+    failure_reason = _describe_failures(own_failures, rules)
+    fault_counts = dict(attempt.fault_counts)
+    for status in own_failures:
+        fault_counts[status.machine_name] = fault_counts.get(status.machine_name, 0) + 1
+    step = max((status.last_step for status in statuses.values()), default=-1)
+    crash_count = 0
+    if len(responsive_ids) == len(attempt.members) and any(status.phase == "failed" for status in statuses.values()):
+        crash_count = 1 + (attempt.crash_count if attempt.crash_step == step else 0)
+    if crash_count >= MAX_CRASHES:
+        reason = failure_reason or first_failure_reason
+        return Attempt(end_state="failed", reason=f"{reason} ({MAX_CRASHES} times at step {max(step, 0)})")
+
+    leaving = [status for status in statuses.values() if status.leave_reason]
+    banned_names = {name for name, count in fault_counts.items() if count >= MAX_CRASHES}
+    staying_ids = [
+        machine_id
+        for machine_id, status in statuses.items()
+        if not status.leave_reason and status.machine_name not in banned_names
+    ]
+    vacancies = max(0, rules.target_size - len(staying_ids))
+    joining_ids = [spare for spare in ready_spares(view, rules) if spare not in staying_ids][:vacancies]
+    members = tuple(staying_ids + joining_ids)
     if not members:
-        if leaving and not banned:
+        if leaving and not banned_names:
             return Attempt(end_state="left" if rules.is_rented else "stopped", reason=leaving[0].leave_reason)
-        return Attempt(end_state="failed", reason=f"{why} ({MAX_CRASHES} times)")
+        return Attempt(end_state="failed", reason=f"{failure_reason} ({MAX_CRASHES} times)")
     if len(members) < rules.min_size:
         return None
-    parts = [why] if why else []
-    parts += [f"{_describe_machines(lost)} lost"] if lost else []
-    parts += [f"{_describe_machines([one.id for one in leaving])} left"] if leaving else []
-    parts += [f"{_describe_machines(joining)} joined"] if joining else []
-    first = next((word.reason for word in said.values() if word.phase == "failed"), "")
-    reason = "; ".join(parts) or first
-    return Attempt(members=members, reason=reason, crash_step=step, crash_count=crashes, fault_counts=faults)
+    lost_ids = [member for member in attempt.members if member not in responsive_ids]
+    reasons = [failure_reason] if failure_reason else []
+    for machine_ids, verb in (
+        (lost_ids, "lost"),
+        ([status.id for status in leaving], "left"),
+        (joining_ids, "joined"),
+    ):
+        if machine_ids:
+            reasons.append(f"{_describe_machines(machine_ids)} {verb}")
+    return Attempt(
+        members=members,
+        reason="; ".join(reasons) or first_failure_reason,
+        crash_step=step,
+        crash_count=crash_count,
+        fault_counts=fault_counts,
+    )
 
 
 def _propose_on_turn(
     view: ClusterView, proposer_ids: list[str], attempt: Attempt | None, rules: MembershipRules
 ) -> Action:
-    """Propose when it is our turn; those before us may be faster."""
-    if (
-        attempt is None
-        or view.own_id not in proposer_ids
-        or view.seconds_in_phase < rules.proposal_delay * proposer_ids.index(view.own_id)
-    ):
+    """Propose an attempt when it is this machine's turn; the machines before it in `proposer_ids` propose earlier."""
+    if attempt is None or view.own_id not in proposer_ids:
+        return NO_ACTION
+    if view.seconds_in_phase < rules.proposal_delay * proposer_ids.index(view.own_id):
         return NO_ACTION
     return Action(kind="propose", attempt=attempt)
 
 
+def _describe_failures(failed: Iterable[MachineStatus], rules: MembershipRules) -> str:
+    """Return the reasons of failed machines, with the machine's name in jobs of several machines."""
+    return "; ".join(
+        f"machine {status.machine_name}: {status.reason}" if rules.target_size > 1 else status.reason
+        for status in failed
+    )
+
+
 def _describe_machines(machine_ids: list[str]) -> str:
     """Return "machine 2" or "machines 1, 2"."""
-    names = [_machine_name(one) for one in sorted(machine_ids, key=_sort_key)]
+    names = [_machine_name(machine_id) for machine_id in sorted(machine_ids, key=_sort_key)]
     return f"machine{'s' * (len(names) > 1)} {', '.join(names)}"

@@ -1,4 +1,4 @@
-"""Which file system holds a path, and whether it is a network file system."""
+"""Finds the file system that holds a path, and whether it is a network file system."""
 
 import re
 from pathlib import Path
@@ -21,14 +21,24 @@ NETWORK_FILE_SYSTEMS = (
 
 
 def mount_of(path: Path, mountinfo: str = "") -> dict[str, Any]:
-    """Return file system type, options, source and mount point of a path, from /proc/self/mountinfo (proc(5))."""
-    best: dict[str, Any] = {"type": "", "options": "", "network": False, "source": "", "point": ""}
+    """Return the mount that holds a path, from the text of /proc/self/mountinfo (its format: proc(5)).
+
+    The keys are type, options, source, point (the mount point) and network, which says whether it is a network file
+    system.
+    """
+    mount: dict[str, Any] = {"type": "", "options": "", "network": False, "source": "", "point": ""}
     for line in (mountinfo or Path("/proc/self/mountinfo").read_text()).splitlines():
         left, _, right = line.partition(" - ")
-        point = Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), left.split()[4]))
-        if path.is_relative_to(point) and len(str(point)) >= len(best["point"]):  # a later mount hides an earlier one
-            kind, source, options = right.split(" ")[:3]
-            network = kind.removeprefix("fuse.") in NETWORK_FILE_SYSTEMS or ":" in source
-            best = {"type": kind, "options": f"{left.split()[5]},{options}", "network": network}
-            best |= {"source": source, "point": str(point)}
-    return best
+        mount_fields = left.split()
+        point = Path(re.sub(r"\\(\d{3})", lambda octal: chr(int(octal[1], 8)), mount_fields[4]))
+        # Of two mounts at the same point the later one hides the earlier.
+        if path.is_relative_to(point) and len(str(point)) >= len(mount["point"]):
+            fs_type, source, options = right.split(" ")[:3]
+            mount = {
+                "type": fs_type,
+                "options": f"{mount_fields[5]},{options}",
+                "network": fs_type.removeprefix("fuse.") in NETWORK_FILE_SYSTEMS or ":" in source,
+                "source": source,
+                "point": str(point),
+            }
+    return mount

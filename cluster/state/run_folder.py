@@ -3,47 +3,46 @@
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from train.tools.filesystem import read_json, to_json_bytes
-from train.tools.filesystem import write_atomic as write
+from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 
 from .spec import JobSpec
 
 
 def stop_reason(shared: Path) -> str:
-    """Return why a job is to stop, as <shared>/stop says it, "" while it is not to."""
+    """Return why the job was asked to stop, as <shared>/stop says, or "" when it was not asked."""
     if not (shared / "stop").exists():
         return ""
-    said = read_json(shared / "stop")
-    return str((said.get("reason") if isinstance(said, dict) else "") or "stopped by the user")
+    request = read_json(shared / "stop")
+    return str((request.get("reason") if isinstance(request, dict) else "") or "stopped by the user")
 
 
 @dataclass(frozen=True)
 class RunFolder:
-    """Where things lie. `run` is what stays: the home of logs, metrics, events, result.
+    """The paths of one job. `path` is the run folder, which keeps its logs, metrics, event files and result.
 
-    `shared` is the folder that all machines of the job see, or, for machines elsewhere, a picture of its small files
-    at home. `work` belongs to one machine.
+    `shared` is the folder that all machines of the job see. For machines elsewhere it is a local mirror of the small
+    files of their shared folder. `work_folder` belongs to one machine of this computer.
     """
 
     path: Path
 
     @property
     def spec_path(self) -> Path:
-        """What was asked."""
+        """The job's specification."""
         return self.path / "job.json"
 
     @property
     def started_marker(self) -> Path:
-        """There is one as soon as the job was started: it waits no longer in its queue."""
+        """A file that exists once the job was started and no longer waits in its queue."""
         return self.path / ".begun"
 
     @property
     def shared(self) -> Path:
-        """Attempts, status, checkpoints, result of the trainers."""
+        """The shared folder: attempts, machine statuses, checkpoints, and the result of the trainers."""
         return self.path / "machine" / "shared"
 
     def work_folder(self, machine: str = "0") -> Path:
-        """What trainers and agent of one machine of this computer tell each other."""
+        """Return the folder through which trainers and agent of one machine of this computer communicate."""
         return self.path / "machine" / "work" / machine
 
     @property
@@ -52,32 +51,40 @@ class RunFolder:
         return self.shared / "recipe.json"
 
     def write_spec(self, spec: JobSpec) -> None:
-        """Write down what is asked, job.json last; the machines need not know of queues."""
-        write(self.recipe_path, to_json_bytes(spec.recipe.to_json()))
-        write(self.shared / "job.json", to_json_bytes(replace(spec, queue="").to_json()))
-        write(self.spec_path, to_json_bytes(spec.to_json()))
+        """Write the specification and its recipe.
+
+        The run folder's job.json comes last: a job whose writing was interrupted has none. The copy for the machines
+        leaves out the queue, of which they need not know.
+        """
+        write_atomic(self.recipe_path, to_json_bytes(spec.recipe.to_json()))
+        write_atomic(self.shared / "job.json", to_json_bytes(replace(spec, queue="").to_json()))
+        write_atomic(self.spec_path, to_json_bytes(spec.to_json()))
 
     @property
     def launch_path(self) -> Path:
-        """A new text with every launch, which the agents repeat: whose words are whose needs no clock."""
+        """The file that holds the random ID of the last launch.
+
+        Agents copy the ID into their status files, so that a status of an earlier launch is recognized without
+        comparing clocks.
+        """
         return self.shared / "launch"
 
     @property
     def launch_id(self) -> str:
-        """The text of the last launch, "" before the first."""
+        """The ID of the last launch, "" before the first."""
         return self.read_launch_id(self.shared)
 
     @staticmethod
     def read_launch_id(shared: Path) -> str:
-        """The same, of a shared folder."""
-        launch = shared / "launch"
-        return launch.read_text() if launch.exists() else ""
+        """Return the ID of the last launch from a shared folder, "" before the first."""
+        path = shared / "launch"
+        return path.read_text() if path.exists() else ""
 
     def status_path(self, machine: str = "0") -> Path:
-        """What the agent of a machine said last."""
+        """Return the status file of a machine's agent."""
         return self.shared / "status" / f"{machine}.json"
 
     @property
     def result_path(self) -> Path:
-        """The job's result; there is one when the job has ended, whichever way."""
+        """The job's result. It exists once the job has ended, in whatever state."""
         return self.path / "result.json"

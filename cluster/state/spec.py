@@ -1,4 +1,4 @@
-"""What was asked of a job: plain data, written once as job.json, and the folders of a run."""
+"""The specification of a job: what the user asked for, as plain data, written once as job.json."""
 
 import os
 import time
@@ -12,23 +12,32 @@ from train.recipe.schema import Recipe
 from .membership import MembershipRules
 from .mounts import mount_of
 
+# On a network file system a change by another machine is seen up to a second late (nfs(5), acregmin), and each read
+# asks a server: heartbeats are slower there, and silence is tolerated for longer.
+NETWORK_HEARTBEAT_SECONDS = 1.0
+NETWORK_HEARTBEAT_TIMEOUT_SECONDS = 5.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class JobSpec:
-    """One recipe on one set of machines. Paths are absolute; `gpus` is the number the schedule is computed for."""
+    """One recipe on one set of machines. Paths are absolute.
+
+    `procs` is the number of trainer processes of each machine. `schedule_gpus` is the number of GPUs that the schedule
+    is computed for. Names that end with `seconds` are in seconds.
+    """
 
     name: str
     recipe: Recipe
     recipe_file: str
     data: str
     copies: str
-    data_source: str = ""  # whence each machine fetches its images to `data` and `copies` first, "": they are there
-    copies_source: str = ""  # the same of the copies, when they are not beside it
+    data_source: str = ""  # where each machine fetches its images from, into `data` and `copies`; "": they are there
+    copies_source: str = ""  # the same for the resized copies, when they do not lie beside the images
     generate_data: bool = False
     backend: str = "local"
     uid: str = ""
     hosts: dict[str, Any] | None = None
-    cloud: dict[str, Any] | None = None  # what is rented where, as cluster/backends/aws/rental_spec.py has it
+    cloud: dict[str, Any] | None = None  # the rented machines, as cluster/backends/aws/rental_spec.py describes them
     machines: int = 1
     spares: int = 0
     min_machines: int = 1
@@ -36,8 +45,8 @@ class JobSpec:
     schedule_gpus: int = 1
     max_steps: int | None = None
     max_hours: float | None = None
-    limit_name: str = ""  # what to call that limit, when it comes of another
-    poweroff_grace: float | None = None  # seconds after it until a rented machine cuts its power
+    limit_name: str = ""  # how messages call the limit in hours, when it follows from another limit (dollars)
+    poweroff_grace: float | None = None  # seconds after the limit until a rented machine cuts its own power
     scale: float = 1.0
     target: str = ""  # such as top5=93: training ends when a validation has reached it
     save_seconds: float = 30.0
@@ -50,77 +59,89 @@ class JobSpec:
     probe: bool = True
     skip_bad: bool = False
     workers: int | None = None
-    queue: str = ""  # whose turn it waits for, and how many of that queue run at once
-    parallel: int = 1
+    queue: str = ""  # the queue in which the job waits for its turn; "": none
+    parallel: int = 1  # the number of jobs of that queue that run at once
     log_ids: bool = False
     exact: bool = False
-    forecast: dict[str, Any] | None = None  # of its launch, as train/forecast has it
+    forecast: dict[str, Any] | None = None  # the forecast made at the launch, as train/forecast describes it
     git_commit: str | None = None
     created: float = field(default_factory=time.time)
 
     @property
     def machine_names(self) -> tuple[str, ...]:
-        """The machines' names: "0" to the last spare."""
+        """The machines' names, spares included: "0", "1", ..."""
         return tuple(map(str, range(self.machines + self.spares)))
 
     @property
     def poweroff_settings(self) -> tuple[float | None, str]:
-        """What comes after the limit, as `Guard` wants it: seconds until the power goes, the limit's name."""
+        """The last arguments of `Watchdog`: seconds from the limit until the power is cut, and the limit's name."""
         return self.poweroff_grace, self.limit_name
 
     @property
     def tmux_session(self) -> str:
-        """The job's tmux session on its machines. On other people's machines job-3 may be anybody's."""
+        """The job's tmux session on its machines. On hosts of others a session "job-3" may belong to anybody."""
         return self.uid if self.hosts else self.name
 
     @property
     def membership_rules(self) -> MembershipRules:
-        """The rules by which its machines agree."""
+        """The rules by which the job's machines agree on the members of an attempt."""
         return MembershipRules(
-            machine_names=self.machine_names, target_size=self.machines, min_size=self.min_machines, heartbeat_timeout=self.heartbeat_timeout_seconds,
-            loss_timeout=self.lost_seconds, startup_loss_timeout=max(self.lost_seconds, MembershipRules.startup_loss_timeout), stall_timeout=self.stall_seconds,
-            startup_stall_timeout=max(self.stall_seconds, MembershipRules.startup_stall_timeout), is_rented=bool(self.cloud),
-        )  # fmt: skip
+            machine_names=self.machine_names,
+            target_size=self.machines,
+            min_size=self.min_machines,
+            heartbeat_timeout=self.heartbeat_timeout_seconds,
+            loss_timeout=self.lost_seconds,
+            startup_loss_timeout=max(self.lost_seconds, MembershipRules.startup_loss_timeout),
+            stall_timeout=self.stall_seconds,
+            startup_stall_timeout=max(self.stall_seconds, MembershipRules.startup_stall_timeout),
+            is_rented=bool(self.cloud),
+        )
 
     @property
     def processes_per_host(self) -> int:
-        """How many trainers share a computer's processors."""
+        """The number of trainers that share one computer's processors."""
         return self.procs * (1 if self.hosts else len(self.machine_names) * self.parallel)
 
     @property
     def threads_per_process(self) -> int | None:
-        """Threads of a trainer on a CPU; None: its machine is its own."""
-        return (
-            max(1, (os.cpu_count() or 1) // self.processes_per_host) if self.processes_per_host > self.procs else None
-        )
+        """CPU threads of a trainer; None when its machine is not shared, so that torch decides."""
+        if self.processes_per_host == self.procs:
+            return None
+        return max(1, (os.cpu_count() or 1) // self.processes_per_host)
 
     @property
     def loader_workers(self) -> int | None:
-        """Loader processes of a trainer; None lets it count the processors of its machine."""
+        """Loader processes of a trainer; None lets the trainer count the processors of its machine."""
         if self.workers is not None or self.processes_per_host == self.procs:
             return self.workers
         return min(16, (os.cpu_count() or 1) // self.processes_per_host)
 
     def resolved_on_machine(self, shared: Path) -> Self:
-        """Return it as one of its machines means it: paths, and slower beats when `shared` is on a network.
+        """Return the specification as one of the job's machines applies it.
 
-        There what another machine wrote is seen up to a second late (nfs(5), acregmin), and each look asks a server.
+        "~" in paths becomes that machine's home. When `shared` is on a network file system, heartbeats are slower.
         """
-        data, copies = (str(Path(one).expanduser()) for one in (self.data, self.copies))
-        beat, silence = (
-            (1.0, 5.0)
-            if mount_of(shared.resolve())["network"]
-            else (self.heartbeat_seconds, self.heartbeat_timeout_seconds)
+        is_network = mount_of(shared.resolve())["network"]
+        return replace(
+            self,
+            data=str(Path(self.data).expanduser()),
+            copies=str(Path(self.copies).expanduser()),
+            heartbeat_seconds=NETWORK_HEARTBEAT_SECONDS if is_network else self.heartbeat_seconds,
+            heartbeat_timeout_seconds=(
+                NETWORK_HEARTBEAT_TIMEOUT_SECONDS if is_network else self.heartbeat_timeout_seconds
+            ),
         )
-        return replace(self, data=data, copies=copies, heartbeat_seconds=beat, heartbeat_timeout_seconds=silence)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data from which `from_json` makes an equal Spec."""
-        return {**asdict(self), "recipe": self.recipe.to_json()}  # hosts is plain data already
+        """Return plain data from which `from_json` makes an equal JobSpec."""
+        return {**asdict(self), "recipe": self.recipe.to_json()}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return what `to_json` described; keys of a later version are left out."""
-        known = {one.name for one in fields(cls)}
-        values = {key: one for key, one in value.items() if key in known}
-        return cls(**{**values, "recipe": Recipe.from_json(value["recipe"])})
+        """Return the JobSpec that `to_json` described; keys of a later version are ignored.
+
+        Raises `KeyError`, `TypeError` or `ValueError` when required fields are missing or the recipe is not valid.
+        """
+        names = {spec_field.name for spec_field in fields(cls)}
+        known = {key: entry for key, entry in value.items() if key in names}
+        return cls(**{**known, "recipe": Recipe.from_json(value["recipe"])})

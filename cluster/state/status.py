@@ -1,4 +1,4 @@
-"""What a job's files say: its state while it runs, and the result when it has ended. Reads; writes result.json only."""
+"""Derives the state of a job from its files. Only reads; result.py writes the result when the job has ended."""
 
 import shutil
 from collections import Counter
@@ -14,56 +14,69 @@ from . import attempts, timeline
 from .run_folder import RunFolder
 from .spec import JobSpec
 
-INACTIVE_STATES = ("setup", "failed", "stopped")  # of a machine: the job is not under way, or not any more
-STATES_BY_PROGRESS = (  # of the states of a machine, from the one that tells least of a job
-    *("setup", "fetching", "warming", "waiting", "failed", "saved", "starting", "indexing", "joining", "stopping"),
-    *("validating", "training"),
-)
-PHASES_BEST_INFORMED_FIRST = (
-    "running",
-    "saved",
-    "failed",
-    "spare",
+# States of a machine in which the job does not run: not yet, or not any more.
+INACTIVE_STATES = ("setup", "failed", "stopped")
+# States of a machine. A job counts as being in the last of its machines' states in this order.
+STATES_BY_PROGRESS = (
+    "setup",
+    "fetching",
     "warming",
-    "ended",
-)  # the ones that know most first
+    "waiting",
+    "failed",
+    "saved",
+    "starting",
+    "indexing",
+    "joining",
+    "stopping",
+    "validating",
+    "training",
+)
+# Phases of an agent. A machine in an earlier phase of this tuple knows better how the job stands.
+PHASES_BEST_INFORMED_FIRST = ("running", "saved", "failed", "spare", "warming", "ended")
+FULL_DISK_BYTES = 1e6  # a disk with less free space than this is full
 
 
 def read_agent_status(run_folder: RunFolder, machine: str = "0") -> dict[str, Any]:
-    """Return what a machine's agent of the last launch said last, {} before its first word."""
-    said = read_json(run_folder.status_path(machine))
-    return said if isinstance(said, dict) and said.get("launch", "") == run_folder.launch_id else {}
+    """Return the last status of a machine's agent in the last launch, {} before its first."""
+    status = read_json(run_folder.status_path(machine))
+    return status if isinstance(status, dict) and status.get("launch", "") == run_folder.launch_id else {}
 
 
 def agents_start_time(run_folder: RunFolder, spec: JobSpec) -> float:
-    """Return when the agents of the last launch were started: at the launch, or after machines were set up for it."""
-    launch, board = run_folder.launch_path, read_json(run_folder.path / "machines.json") or {}
-    since = launch.stat().st_mtime if launch.exists() else spec.created
-    return max(since, board.get("finished", 0.0) if board.get("launch") == run_folder.launch_id else 0.0)
+    """Return when the agents of the last launch were started: at the launch, or when their machines were set up."""
+    launch_path = run_folder.launch_path
+    launch_time = launch_path.stat().st_mtime if launch_path.exists() else spec.created
+    setup_progress = read_json(run_folder.path / "machines.json") or {}
+    is_of_this_launch = setup_progress.get("launch") == run_folder.launch_id
+    return max(launch_time, setup_progress.get("finished", 0.0) if is_of_this_launch else 0.0)
 
 
 def machine_statuses(run_folder: RunFolder, spec: JobSpec) -> dict[str, dict[str, Any]]:
-    """Return what each machine of the last launch said last, for those that have spoken."""
-    found = {name: read_agent_status(run_folder, name) for name in spec.machine_names}
-    return {name: said for name, said in found.items() if said}
+    """Return the last status of each machine in the last launch, without machines that have not written one."""
+    statuses = {name: read_agent_status(run_folder, name) for name in spec.machine_names}
+    return {name: status for name, status in statuses.items() if status}
 
 
 def best_informed_status(run_folder: RunFolder, spec: JobSpec) -> dict[str, Any]:
-    """Return the word of the machine that knows best how the job stands, {} before anybody has spoken."""
+    """Return the status of the machine that knows best how the job stands, {} before the first status.
 
-    def rank(said: Mapping[str, Any]) -> tuple[bool, int, int]:
-        place = (
-            PHASES_BEST_INFORMED_FIRST.index(said["phase"]) if said.get("phase") in PHASES_BEST_INFORMED_FIRST else 0
-        )
-        return said.get("state") != "done", -int(said.get("attempt", 0)), place
+    A machine that is done comes first, then the machine of the newest attempt, then the most telling phase.
+    """
 
-    return min(machine_statuses(run_folder, spec).values(), key=rank, default={})
+    def sort_key(status: Mapping[str, Any]) -> tuple[bool, int, int]:
+        phase = status.get("phase")
+        phase_rank = PHASES_BEST_INFORMED_FIRST.index(phase) if phase in PHASES_BEST_INFORMED_FIRST else 0
+        return status.get("state") != "done", -int(status.get("attempt", 0)), phase_rank
+
+    return min(machine_statuses(run_folder, spec).values(), key=sort_key, default={})
 
 
 def job_status(run_folder: RunFolder, spec: JobSpec, result: dict[str, Any] | None) -> dict[str, Any]:
-    """Return the job's state and numbers as plain data."""
-    said, newest = best_informed_status(run_folder, spec), attempts.newest_attempt(run_folder.shared)
-    known = {
+    """Return the job's state and numbers as plain data. `result` is its result, None while it has not ended."""
+    agent_status = best_informed_status(run_folder, spec)
+    newest = attempts.newest_attempt(run_folder.shared)
+    progress_keys = ("step", "steps", "epoch", "epochs", "images_per_second", "lr", "top1", "top5")
+    status = {
         "job": spec.name,
         "recipe": spec.recipe.name,
         "backend": spec.backend,
@@ -71,144 +84,174 @@ def job_status(run_folder: RunFolder, spec: JobSpec, result: dict[str, Any] | No
         "procs": spec.procs,
         "created": spec.created,
         "state": "booting",
-        "doing": said.get("doing") or said.get("state", ""),
-        "reason": said.get("reason", ""),
+        "doing": agent_status.get("doing") or agent_status.get("state", ""),
+        "reason": agent_status.get("reason", ""),
         "attempt": attempts.last_training_attempt_number(run_folder.shared, newest),
-        "progress": said.get("progress", ""),
-        **{
-            name: said.get(name)
-            for name in ("step", "steps", "epoch", "epochs", "images_per_second", "lr", "top1", "top5")
-        },
-        "where": add_job_times(run_folder, spec, said.get("where")),
+        "progress": agent_status.get("progress", ""),
+        **{key: agent_status.get(key) for key in progress_keys},
+        "where": add_job_times(run_folder, spec, agent_status.get("where")),
         "target": spec.target or None,
         "run": str(run_folder.path),
     }
     if result is not None:
-        same = ("top1", "top5", "state", "reason", "images_per_second", "goodput", "where")
-        own = {name: result.get(name) for name in same}
-        told = result.get("target")
-        own["target"] = target.describe_outcome(told) if told else None
-        if result["state"] == "done":
-            own |= dict.fromkeys(("step", "steps"), result.get("steps"))
-            own |= dict.fromkeys(("epoch", "epochs"), len(result["epochs"]))
-        return {**known, **own, "doing": "", "attempt": result["attempts"], "seconds": result["seconds"]["total"]}
-    if not said and spec.cloud and (renting := read_json(run_folder.path / "cloud.json")) and renting["doing"]:
-        known |= {"state": "acquiring", "doing": renting["doing"]}
-    elif not said and (board := read_json(run_folder.path / "machines.json")):
-        steps = Counter(one["step"] for one in board["machines"].values() if one["step"])
-        known["doing"] = "setting up: " + ", ".join(f"{step} on {count}" for step, count in steps.items())
-        known["state"] = "setup"
-    if said:
-        state = "setup" if said["state"] == "fetching" else said["state"]
-        known["state"] = state if state in INACTIVE_STATES and said.get("phase") != "failed" else "running"
-        before = newest.number > 1 and newest.launch_id == run_folder.launch_id if newest else False
-        if known["state"] == "running" and before and said["state"] not in ("training", "validating", "done"):
-            known["state"] = "recovering"
-        last = newest.reason if before and newest else ""
-        known["reason"] = known["reason"] or last
-    return {**known, "seconds": seconds_by_state(run_folder, spec)["total"]}
+        return {**status, **_ended_job_status(result)}
+    if agent_status:
+        status |= _running_job_status(run_folder, agent_status, newest)
+    else:
+        status |= _starting_job_status(run_folder, spec)
+    return {**status, "seconds": seconds_by_state(run_folder, spec)["total"]}
+
+
+def _ended_job_status(result: dict[str, Any]) -> dict[str, Any]:
+    """Return the part of a job's status that its result tells."""
+    shared_keys = ("top1", "top5", "state", "reason", "images_per_second", "goodput", "where")
+    status = {key: result.get(key) for key in shared_keys}
+    outcome = result.get("target")
+    status["target"] = target.describe_outcome(outcome) if outcome else None
+    if result["state"] == "done":
+        status["step"] = status["steps"] = result.get("steps")
+        status["epoch"] = status["epochs"] = len(result["epochs"])
+    return {**status, "doing": "", "attempt": result["attempts"], "seconds": result["seconds"]["total"]}
+
+
+def _starting_job_status(run_folder: RunFolder, spec: JobSpec) -> dict[str, Any]:
+    """Return the state of a job whose agents have not written a status: machines are rented or set up."""
+    rental = read_json(run_folder.path / "cloud.json") if spec.cloud else None
+    if rental and rental["doing"]:
+        return {"state": "acquiring", "doing": rental["doing"]}
+    setup_progress = read_json(run_folder.path / "machines.json")
+    if setup_progress:
+        step_counts = Counter(row["step"] for row in setup_progress["machines"].values() if row["step"])
+        steps = ", ".join(f"{step} on {count}" for step, count in step_counts.items())
+        return {"state": "setup", "doing": f"setting up: {steps}"}
+    return {}
+
+
+def _running_job_status(
+    run_folder: RunFolder, agent_status: dict[str, Any], newest: attempts.Attempt | None
+) -> dict[str, Any]:
+    """Return state and reason of a job whose agents have written statuses."""
+    state = "setup" if agent_status["state"] == "fetching" else agent_status["state"]
+    if state not in INACTIVE_STATES or agent_status.get("phase") == "failed":
+        state = "running"
+    reason = agent_status.get("reason", "")
+    if newest and newest.number > 1 and newest.launch_id == run_folder.launch_id:
+        if state == "running" and agent_status["state"] not in ("training", "validating", "done"):
+            state = "recovering"
+        reason = reason or newest.reason
+    return {"state": state, "reason": reason}
 
 
 def machine_rows(run_folder: RunFolder, spec: JobSpec) -> dict[str, dict[str, Any]]:
-    """Return a row for each machine: host, what it is at, its own last words, and the seconds of each step so far.
+    """Return a row for each machine: host, state, its agent's last status, notes, and the seconds of each step so far.
 
-    The supervisor notes those of setting up, the agent those from its start to the first training step.
+    The supervisor measures the steps of setting up, the agent those from its start to the first training step.
     """
-    said, board = (
-        machine_statuses(run_folder, spec),
-        (read_json(run_folder.path / "machines.json") or {}).get("machines", {}),
-    )
+    statuses = machine_statuses(run_folder, spec)
+    setup_rows = (read_json(run_folder.path / "machines.json") or {}).get("machines", {})
     newest = attempts.newest_attempt(run_folder.shared)
-    found = {}
+    rows = {}
     for name in spec.machine_names:
-        row = board.get(name, {})
-        seconds = {**row.get("seconds", {}), **timeline.startup_seconds(run_folder.path, name)}
-        word = said.get(name, {})
-        own = {"host": row.get("host", ""), "state": row.get("step", ""), "reason": row.get("reason", ""), **word}
-        behind = newest and word.get("phase") == "running" and word.get("attempt", 0) < newest.number
-        if word and not word.get("ended") and (behind or run_folder.result_path.exists()):
-            own["state"] = "lost"
-        found[name] = {**own, "notes": row.get("notes", []), "seconds": seconds}
-    return found
+        setup_row = setup_rows.get(name, {})
+        status = statuses.get(name, {})
+        row = {
+            "host": setup_row.get("host", ""),
+            "state": setup_row.get("step", ""),
+            "reason": setup_row.get("reason", ""),
+            **status,
+        }
+        is_behind = newest and status.get("phase") == "running" and status.get("attempt", 0) < newest.number
+        if status and not status.get("ended") and (is_behind or run_folder.result_path.exists()):
+            row["state"] = "lost"
+        row["notes"] = setup_row.get("notes", [])
+        row["seconds"] = {**setup_row.get("seconds", {}), **timeline.startup_seconds(run_folder.path, name)}
+        rows[name] = row
+    return rows
 
 
 def read_metrics(run_path: Path, kind: str) -> list[dict[str, Any]]:
-    """Return the metrics' lines of one kind in order; a later attempt replaces what it did again."""
-    found: list[dict[str, Any]] = []
+    """Return the metrics rows of one kind in order. Rows of a later attempt replace those of steps it did again."""
+    rows: list[dict[str, Any]] = []
     for path in sorted((run_path / "metrics").glob("*.jsonl")):
-        rows = [row for row in read_json_lines(path, "kind", "images") if row["kind"] == kind]
-        first = rows[0]["images"] if rows else 0
-        found = [row for row in found if row["images"] < first or not rows] + rows
-    return found
+        attempt_rows = [row for row in read_json_lines(path, "kind", "images") if row["kind"] == kind]
+        if attempt_rows:
+            first_images = attempt_rows[0]["images"]
+            rows = [row for row in rows if row["images"] < first_images] + attempt_rows
+    return rows
 
 
 def seconds_by_state(run_folder: RunFolder, spec: JobSpec) -> dict[str, float]:
-    """Return the seconds of each state over all launches, "total" without the time between them.
+    """Return the seconds of each state over all launches, and "total", without the time between launches.
 
-    At each moment the job is in the state of the machine that is furthest: one that waits or has gone does not count
-    while another trains. An agent that was killed counts until its last beat: its follower notes that as "gone",
-    before it the status tells.
+    At each moment the job is in the state of the machine that is furthest (STATES_BY_PROGRESS): a machine that waits or
+    has gone does not count while another trains. The time of an agent that was killed counts until its last heartbeat.
     """
     spans: list[tuple[float, float, str]] = []
     for name in spec.machine_names:
-        for (state, begin), (following, end) in pairwise(timeline.state_changes(run_folder, name)):
-            anew = following == "setup"  # by another agent
-            if state not in timeline.FINAL_AGENT_STATES and not anew and end > begin:
+        for (state, begin), (next_state, end) in pairwise(timeline.state_changes(run_folder, name)):
+            is_new_agent = next_state == "setup"  # until then no agent was alive
+            if state not in timeline.FINAL_AGENT_STATES and not is_new_agent and end > begin:
                 spans.append((begin, end, state))
-    parts: dict[str, float] = {}
+
+    def progress(state: str) -> int:
+        return STATES_BY_PROGRESS.index(state) if state in STATES_BY_PROGRESS else len(STATES_BY_PROGRESS)
+
+    seconds: dict[str, float] = {}
     edges = sorted({edge for begin, end, _ in spans for edge in (begin, end)})
     for begin, end in pairwise(edges):
-        states = [state for first, last, state in spans if first <= begin and last >= end]
+        states = [state for span_begin, span_end, state in spans if span_begin <= begin and span_end >= end]
         if states:
-            state = max(
-                states,
-                key=lambda one: STATES_BY_PROGRESS.index(one) if one in STATES_BY_PROGRESS else len(STATES_BY_PROGRESS),
-            )
-            name = "validation" if state == "validating" else state
-            parts[name] = parts.get(name, 0.0) + end - begin
-    return {"total": sum(parts.values()), **parts}
+            state = max(states, key=progress)
+            part = "validation" if state == "validating" else state
+            seconds[part] = seconds.get(part, 0.0) + end - begin
+    return {"total": sum(seconds.values()), **seconds}
 
 
 def add_job_times(
     run_folder: RunFolder, spec: JobSpec, time_breakdown: dict[str, Any] | None, total_seconds: float | None = None
 ) -> dict[str, Any] | None:
-    """Return the trainers' table of where the time went with what they do not know: the seconds that losses cost, and
-    all that came before their start, on the slowest machine. None while there is none.
+    """Return the trainers' breakdown of the wall time with the times that they do not know; None without a breakdown.
 
-    An agent hears of the first step a moment late: with the `total` of a job that has ended, that moment is left out.
+    `pauses` are the seconds that changes of attempt cost. `start` holds the seconds of each step before the first
+    training step, on the slowest machine. An agent sees the first step a moment late: when `total_seconds` of an ended
+    job are given, that moment is subtracted, so that all parts add up to the total.
     """
     if not time_breakdown:
         return None
     pauses = timeline.lost_seconds(run_folder.path, run_folder.shared)
-    begun = [dict[str, float](one["seconds"]) for one in machine_rows(run_folder, spec).values()]
-    slowest = max(begun, key=lambda one: sum(one.values())) or time_breakdown["start"]
+    start_seconds = [dict[str, float](row["seconds"]) for row in machine_rows(run_folder, spec).values()]
+    slowest = max(start_seconds, key=lambda seconds: sum(seconds.values())) or time_breakdown["start"]
     if total_seconds is not None and "first step" in slowest:
-        own = sum(slowest.get(name, 0.0) for name in {*timeline.STARTUP_STEP_BY_STATE.values(), "indexing", "standby"})
-        late = max(0.0, own - max(0.0, total_seconds - time_breakdown["wall"] - pauses))
-        slowest["first step"] = max(0.0, slowest["first step"] - late)
+        agent_steps = {*timeline.STARTUP_STEP_BY_STATE.values(), "indexing", "standby"}
+        agent_seconds = sum(slowest.get(step, 0.0) for step in agent_steps)
+        delay = max(0.0, agent_seconds - max(0.0, total_seconds - time_breakdown["wall"] - pauses))
+        slowest["first step"] = max(0.0, slowest["first step"] - delay)
     return {**time_breakdown, "start": slowest, "pauses": pauses}
 
 
 def infer_end_state(run_folder: RunFolder, spec: JobSpec) -> tuple[str, str]:
-    """Return the state and reason of a job that has no result and no living agent."""
+    """Return state and reason of a job that has neither a result nor a living agent."""
     if agreed := attempts.agreed_end(run_folder.shared, run_folder.launch_id):
         return agreed.end_state, agreed.reason
-    said = machine_statuses(run_folder, spec)
-    for state in ("stopped", "failed"):  # who was asked to end says so; else the first machine that says why it did
-        for one in said.values():
-            if one.get("ended") and one["state"] == state:
-                return state, one.get("reason", "")
-    left = [one for one in said.values() if one.get("ended")]
-    if left and len(left) == len(said):
-        return "stopped", left[0].get("reason", "")
-    return "failed", explain_missing_agent(run_folder, bool(said))
+    statuses = list(machine_statuses(run_folder, spec).values())
+    final_statuses = [status for status in statuses if status.get("ended")]
+    for state in ("stopped", "failed"):  # a stop on request explains the end best, then a failure with its reason
+        for status in final_statuses:
+            if status["state"] == state:
+                return state, status.get("reason", "")
+    if final_statuses and len(final_statuses) == len(statuses):
+        return "stopped", final_statuses[0].get("reason", "")
+    return "failed", explain_missing_agent(run_folder, bool(statuses))
 
 
 def explain_missing_agent(run_folder: RunFolder, has_status: bool = True) -> str:
-    """Return why an agent may be gone without a last word."""
-    if shutil.disk_usage(run_folder.path).free < 1e6:
-        return f"no space left on the disk of {run_folder.path}; free some, then imgnet-cluster resume {run_folder.path.name}"
+    """Return the probable reason why an agent ended without writing a final status, and what to type next."""
+    resume_command = f"imgnet-cluster resume {run_folder.path.name}"
+    if shutil.disk_usage(run_folder.path).free < FULL_DISK_BYTES:
+        return f"no space left on the disk of {run_folder.path}; free some, then type {resume_command}"
     if not has_status:
-        again = f"once more: imgnet-cluster resume {run_folder.path.name}"
-        return f"the agent ended before its first word: it was killed, or its Python does not work; {again}"
-    return f"the agent was killed or the machine went down; imgnet-cluster resume {run_folder.path.name}"
+        return (
+            "the agent ended before it wrote its first status: it was killed, or its Python does not work; "
+            f"try again: {resume_command}"
+        )
+    return f"the agent was killed or the machine went down; try again: {resume_command}"

@@ -1,4 +1,4 @@
-"""What the tests of `cluster` share: hand-made run folders, a disk that is full, a terminal, a crowd of processes."""
+"""Fixtures of the tests of `cluster`: hand-made run folders, a full disk, a terminal, several processes at once."""
 
 import contextlib
 import errno
@@ -31,7 +31,7 @@ TINY = Recipe(
 
 
 class HandMade:
-    """A run folder that no command made: an hour old, as if its machine had gone down."""
+    """A run folder written by a test, not by a command. The job is an hour old, as if its machine had gone down."""
 
     def __init__(self, run: Path, **changes: Any) -> None:
         self.folders = RunFolder(run)
@@ -46,42 +46,43 @@ class HandMade:
 
     @property
     def job(self) -> Any:
+        """The job, read anew from its files."""
         from cluster.jobs.submit import Job
 
         return Job(self.folders.path)
 
     def shared(self, path: str, content: str | bytes) -> Path:
-        """Write a file of the shared folder."""
+        """Write a file of the shared folder and return its path."""
         file = self.folders.shared / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
         return file
 
     def says(self, state: str, machine: str = "0", **more: Any) -> None:
-        """Let the agent of a machine have spoken."""
-        said = {"state": state, "time": time.time(), **more}
-        self.shared(f"status/{machine}.json", json.dumps(said))
+        """Write the status of a machine's agent."""
+        status = {"state": state, "time": time.time(), **more}
+        self.shared(f"status/{machine}.json", json.dumps(status))
 
     def history(self, *states: tuple[str, float], machine: str = "0") -> None:
-        """Let the log of a machine's agent tell these states at these times."""
-        lines = [json.dumps({"time": at, "attempt": 1, "state": state}) for state, at in states]
+        """Write the state log of a machine's agent from (state, time) pairs."""
+        lines = [json.dumps({"time": begin, "attempt": 1, "state": state}) for state, begin in states]
         self.shared(f"logs/agent-{machine}.jsonl", "".join(line + "\n" for line in lines))
 
     def attempt(self, number: int, *members: str, **more: Any) -> None:
-        """Let this attempt have been agreed on."""
+        """Write an attempt file."""
         text = json.dumps({"number": number, "members": members, "time": time.time(), **more})
         self.shared(f"attempts/{number:06d}.json", text)
 
     def metrics(self, attempt: int, *rows: dict[str, Any], tail: str = "") -> None:
-        """Let an attempt have written these rows."""
+        """Write the metrics of an attempt; `tail` is added as it is, such as half a line."""
         text = "".join(json.dumps(row) + "\n" for row in rows)
         self.shared(f"metrics/{attempt:06d}.jsonl", text + tail)
 
     def checkpoint(self, attempt: int, step: int, whole: bool = True) -> str:
-        """Leave a checkpoint; returns its path below the shared folder."""
+        """Write a checkpoint, damaged unless `whole`; return its path relative to the shared folder."""
         name = f"checkpoints/{attempt:06d}/step-{step:08d}.pt"
-        sealed = with_checksum(f"{attempt} {step}".encode() * 100)
-        self.shared(name, sealed if whole else sealed[:-1])
+        content = with_checksum(f"{attempt} {step}".encode() * 100)
+        self.shared(name, content if whole else content[:-1])
         return name
 
     @contextlib.contextmanager
@@ -94,12 +95,12 @@ class HandMade:
 
 @pytest.fixture
 def hand_made(place: Any) -> Callable[..., HandMade]:
-    """Make a run folder of this place, whose commands and tmux server are the place's: hand_made("job-1", procs=2)."""
+    """Make a run folder in this test's place, with its commands and tmux server: hand_made("job-1", procs=2)."""
     return lambda name="job-1", **changes: HandMade(place.path / "runs" / name, **changes)
 
 
 def fill(disk: Path) -> None:
-    """Write until nothing more fits."""
+    """Write to a disk until it is full."""
     with contextlib.suppress(OSError), (disk / "filling").open("wb", buffering=0) as file:
         while file.write(bytes(4096)):
             pass
@@ -107,61 +108,66 @@ def fill(disk: Path) -> None:
 
 @pytest.fixture
 def full_disk(small_disk: Path) -> Path:
-    """A disk without any room."""
+    """A disk without free space."""
     fill(small_disk)
     return small_disk
 
 
 @pytest.fixture
 def on_terminal(place: Any) -> Callable[..., tuple[int, str]]:
-    """Run the command on a terminal of its own, with these keys typed: (exit code, all that the terminal showed)."""
+    """Run a command on a terminal of its own with these keys typed. Returns (exit code, all text on the terminal)."""
 
     def run(*words: str, typed: bytes = b"", cwd: Path | None = None, **env: str) -> tuple[int, str]:
-        mine, its = pty.openpty()
-        both = {**place.env, "COLUMNS": "200", **env}
-        one = subprocess.Popen(
-            [place.command, *words], stdin=its, stdout=its, stderr=its, cwd=cwd or place.path, env=both,
+        own_fd, command_fd = pty.openpty()
+        command = subprocess.Popen(
+            [place.command, *words],
+            stdin=command_fd,
+            stdout=command_fd,
+            stderr=command_fd,
+            cwd=cwd or place.path,
+            env={**place.env, "COLUMNS": "200", **env},
             start_new_session=True,
-        )  # fmt: skip
-        os.close(its)
+        )
+        os.close(command_fd)
         if typed:
-            os.write(mine, typed)
-        shown, deadline = b"", time.monotonic() + 60
+            os.write(own_fd, typed)
+        output, deadline = b"", time.monotonic() + 60
         try:
-            while time.monotonic() < deadline and select.select([mine], [], [], 60)[0]:
-                shown += os.read(mine, 1 << 16)
-        except OSError as error:  # how Linux says that the other end is closed
+            while time.monotonic() < deadline and select.select([own_fd], [], [], 60)[0]:
+                output += os.read(own_fd, 1 << 16)
+        except OSError as error:  # Linux reports in this way that the command has closed the terminal
             assert error.errno == errno.EIO
         finally:
-            os.close(mine)
-        return one.wait(60), shown.decode(errors="replace").replace("\r\n", "\n")
+            os.close(own_fd)
+        return command.wait(60), output.decode(errors="replace").replace("\r\n", "\n")
 
     return run
 
 
 @pytest.fixture
 def crowd() -> Callable[..., list[Any]]:
-    """Let so many processes call a function with their number at the same moment; return what each gave."""
+    """Call a function in several processes at the same moment, with the number of each; return all results."""
 
     def call(count: int, function: Callable[[int], Any]) -> list[Any]:
         fork = multiprocessing.get_context("fork")
-        gate, answers = fork.Barrier(count), fork.SimpleQueue()
+        barrier, queue = fork.Barrier(count), fork.SimpleQueue()
 
-        def one(number: int) -> None:
+        def run_child(number: int) -> None:
             try:
-                gate.wait(30)
-                answers.put((True, function(number)))
+                barrier.wait(30)
+                queue.put((True, function(number)))
             except BaseException as error:
-                answers.put((False, repr(error)))
+                queue.put((False, repr(error)))
             os._exit(0)
 
-        group = [fork.Process(target=one, args=(number,)) for number in range(count)]
-        for process in group:
-            process.start()
-        found = [answers.get() for _ in group]
-        for process in group:
-            process.join()
-        assert all(good for good, _ in found), [what for good, what in found if not good]
-        return [what for _, what in found]
+        children = [fork.Process(target=run_child, args=(number,)) for number in range(count)]
+        for child in children:
+            child.start()
+        outcomes = [queue.get() for _ in children]
+        for child in children:
+            child.join()
+        errors = [result for succeeded, result in outcomes if not succeeded]
+        assert not errors, errors
+        return [result for _, result in outcomes]
 
     return call

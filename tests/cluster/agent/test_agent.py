@@ -1,7 +1,7 @@
-"""The agent alone, on a hand-made run folder, with trainers that are real processes but do not train.
+"""Tests of the agent process on a hand-made run folder, with trainers that are real processes but do not train.
 
-What a trainer does is Python text, run by a sitecustomize module in its place: at the start, with `report`, `out`
-and `rank` at hand. So an end of any kind takes a tenth of a second.
+What a trainer does is Python text, which a sitecustomize module runs in place of the trainer, with `report`, `out` and
+`rank` defined. So a trainer ends in any way within a tenth of a second.
 """
 
 import json
@@ -17,6 +17,8 @@ from typing import Any
 
 import pytest
 
+from cluster.agent.watchdog import SAVE_GRACE_SECONDS
+
 Fixture = Any
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -25,8 +27,8 @@ import sys
 if sys.orig_argv[1:4] == ["-P", "-m", "train"]:
     import json, os, signal, subprocess, time, traceback
     from pathlib import Path
-    from train.engine.agent_channel import Report
-    report, rank = Report(), int(os.environ["RANK"])
+    from train.engine.agent_channel import AgentChannel
+    report, rank = AgentChannel(), int(os.environ["RANK"])
     out = Path(sys.orig_argv[sys.orig_argv.index("--out") + 1])
     def until(condition):
         while not condition():
@@ -42,18 +44,18 @@ if sys.orig_argv[1:4] == ["-P", "-m", "train"]:
     os._exit(code)
 """
 PUBLISH = "(out / 'result.json').write_text('{\"epochs\": []}')\n"
-TRAIN = "report.listen(); report.say('training', step=8, steps=16)\n"
-SAVE_WHEN_ASKED = TRAIN + "until(report.asked); report.say('saved', step=9); sys.exit(3)"
+TRAIN = "report.install_signal_handlers(); report.report_state('training', step=8, steps=16)\n"
+SAVE_WHEN_ASKED = TRAIN + "until(report.stop_requested); report.report_state('saved', step=9); sys.exit(3)"
 FAIL_IN_TURN = """
 until(lambda: rank == 0 or (report.folder / 'failed-0.json').exists())
-report.fail(f'words of {rank}')
+report.report_failure(f'failure of {rank}')
 sys.exit(1)
 """
 FOR_EVER = TRAIN + "until(lambda: False)"
 
 
 class Agents:
-    """Starts agents on run folders, and reads what they said."""
+    """Starts agents on run folders, and reads their statuses and logs."""
 
     def __init__(self, place: Any) -> None:
         self.place = place
@@ -64,17 +66,20 @@ class Agents:
     def start(self, run: Any, trainer: str = PUBLISH, machine: str = "0", *options: str) -> "subprocess.Popen[bytes]":
         path = f"{ROOT}{os.pathsep}{self.place.path / 'stand-in'}"
         with self.log.open("ab") as log:
-            here = [str(run.folders.shared), str(run.folders.work(machine)), machine]
-            words = [sys.executable, "-P", "-m", "cluster.agent", *here, *options]
-            env = {**self.place.env, "PYTHONPATH": path, "TRAINER": trainer}
-            one = subprocess.Popen(
-                words, stdin=subprocess.DEVNULL, stdout=log, stderr=log, cwd=self.place.path, env=env
+            arguments = [str(run.folders.shared), str(run.folders.work_folder(machine)), machine, *options]
+            agent = subprocess.Popen(
+                [sys.executable, "-P", "-m", "cluster.agent", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.place.path,
+                env={**self.place.env, "PYTHONPATH": path, "TRAINER": trainer},
             )
-        self.started.append(one)
-        return one
+        self.started.append(agent)
+        return agent
 
     def run(self, run: Any, trainer: str = PUBLISH) -> int:
-        """The exit code of an agent that ends by itself; nothing it started may be left."""
+        """Run an agent until it ends by itself, and return its exit code. No trainer may be left."""
         code = self.start(run, trainer).wait(60)
         assert not self.trainers(), self.log.read_text()
         return code
@@ -90,10 +95,10 @@ class Agents:
         self.place.wait_for(lambda: (run.job.status()["step"] or 0) >= 8)
 
     def end(self, run: Any) -> tuple[str, str]:
-        """The agent's last words: state and reason."""
-        said = json.loads((run.folders.shared / "status/0.json").read_text())
-        assert said["ended"]
-        return said["state"], said["reason"]
+        """Return state and reason of the agent's final status."""
+        status = json.loads((run.folders.shared / "status/0.json").read_text())
+        assert status["ended"]
+        return status["state"], status["reason"]
 
     def states(self, run: Any) -> list[str]:
         lines = (run.folders.shared / "logs/agent-0.jsonl").read_text().splitlines()
@@ -102,14 +107,14 @@ class Agents:
 
 @pytest.fixture
 def agents(place: Fixture) -> Iterator[Agents]:
-    made = Agents(place)
-    yield made
-    for one in made.started:
-        one.kill()
-        one.wait()
+    agents = Agents(place)
+    yield agents
+    for agent in agents.started:
+        agent.kill()
+        agent.wait()
 
 
-def test_trainers_that_end_with_a_result_have_done_it(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_trainers_write_result_job_is_done(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
     assert agents.run(run, TRAIN + "time.sleep(0.3)\n" + PUBLISH) == 0
     assert agents.end(run) == ("done", "")
@@ -117,30 +122,31 @@ def test_trainers_that_end_with_a_result_have_done_it(agents: Fixture, hand_made
     assert run.job.wait(5) == "done" and run.job.status()["attempt"] == 1
 
 
-def test_each_trainer_gets_the_variables_that_torchrun_would_set(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_sets_torchrun_variables(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(procs=3)
-    tell = "(out / f'told-{rank}').write_text(json.dumps(dict(os.environ)))\n"
-    assert agents.run(run, tell + PUBLISH) == 0
-    told = [json.loads((run.folders.shared / f"told-{rank}").read_text()) for rank in range(3)]
-    for rank, one in enumerate(told):
-        assert one["RANK"] == one["LOCAL_RANK"] == str(rank)
-        assert one["WORLD_SIZE"] == one["LOCAL_WORLD_SIZE"] == "3"
-        assert one["MASTER_ADDR"] == "127.0.0.1" and one["MASTER_PORT"] == told[0]["MASTER_PORT"]
-        assert one["IMGNET_WORK"] == str(run.folders.work() / "000001")
+    write_environment = "(out / f'environment-{rank}').write_text(json.dumps(dict(os.environ)))\n"
+    assert agents.run(run, write_environment + PUBLISH) == 0
+    environments = [json.loads((run.folders.shared / f"environment-{rank}").read_text()) for rank in range(3)]
+    for rank, environment in enumerate(environments):
+        assert environment["RANK"] == environment["LOCAL_RANK"] == str(rank)
+        assert environment["WORLD_SIZE"] == environment["LOCAL_WORLD_SIZE"] == "3"
+        assert environment["MASTER_ADDR"] == "127.0.0.1"
+        assert environment["MASTER_PORT"] == environments[0]["MASTER_PORT"]
+        assert environment["IMGNET_WORK"] == str(run.folders.work_folder() / "000001")
 
 
-def test_what_was_asked_of_the_job_reaches_the_trainers(agents: Fixture, hand_made: Fixture) -> None:
-    asked = {"max_steps": 7, "scale": 0.5, "workers": 0, "skip_bad": True, "gpus": 4, "save_seconds": 2.0}
-    run = hand_made(**asked, target="top5=93")
-    assert agents.run(run, "(out / 'words').write_text(json.dumps(sys.orig_argv))\n" + PUBLISH) == 0
-    words = json.loads((run.folders.shared / "words").read_text())[4:]
-    assert words[0] == str(run.folders.recipe) and "--skip-bad" in words
+def test_agent_passes_job_options_to_trainers(agents: Fixture, hand_made: Fixture) -> None:
+    options = {"max_steps": 7, "scale": 0.5, "workers": 0, "skip_bad": True, "schedule_gpus": 4, "save_seconds": 2.0}
+    run = hand_made(**options, target="top5=93")
+    assert agents.run(run, "(out / 'argv').write_text(json.dumps(sys.orig_argv))\n" + PUBLISH) == 0
+    arguments = json.loads((run.folders.shared / "argv").read_text())[4:]
+    assert arguments[0] == str(run.folders.recipe_path) and "--skip-bad" in arguments
     for option in (
         f"--data {run.spec.data}", f"--copies {run.spec.copies}", f"--out {run.folders.shared}", "--max-steps 7",
         "--scale 0.5", "--workers 0", "--gpus 4", "--save-seconds 2.0", "--target top5=93", "--attempt 1",
         "--resume none",
     ):  # fmt: skip
-        assert option in " ".join(words)
+        assert option in " ".join(arguments)
 
 
 @pytest.mark.parametrize(
@@ -149,162 +155,172 @@ def test_what_was_asked_of_the_job_reaches_the_trainers(agents: Fixture, hand_ma
         ("pass", "ended with code 0 and no result"),
         ("sys.exit(5)", "the trainer of rank 0 ended with code 5"),
         (f"if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\n{FOR_EVER}", "rank 1 was killed by SIGKILL"),
-        (f"if rank: report.fail('the loss is nan at step 8'); sys.exit(1)\n{FOR_EVER}", "the loss is nan at step 8"),
-        (FAIL_IN_TURN, "words of 0"),
+        (
+            f"if rank: report.report_failure('the loss is nan at step 8'); sys.exit(1)\n{FOR_EVER}",
+            "the loss is nan at step 8",
+        ),
+        (FAIL_IN_TURN, "failure of 0"),
     ],
-    ids=["no result", "a code", "a signal", "last words", "the first of several"],
+    ids=["no result", "a code", "a signal", "reported failure", "the first of several"],
 )
-def test_one_trainer_that_fails_ends_the_others_and_is_named(
+def test_agent_failed_trainer_ends_job_with_its_reason(
     agents: Fixture, hand_made: Fixture, trainer: str, reason: str
 ) -> None:
     run = hand_made(procs=2)
     assert agents.run(run, trainer) == 1
-    state, said = agents.end(run)
-    assert state == "failed" and reason in said and "\n" not in said
-    # A trainer that fails before the other has said its step fails at another step, and is counted as its machine's.
-    assert said.endswith(("(3 times at step 8)", "(3 times)") if "say('training'" in trainer else "(3 times at step 0)")
-    assert len(list((run.folders.shared / "attempts").iterdir())) == 4, "three tries, and the end"
-    assert run.job.wait(5) == "failed" and run.job.result["reason"] == said
+    state, end_reason = agents.end(run)
+    assert state == "failed" and reason in end_reason and "\n" not in end_reason
+    # When a trainer fails before the other has reported its step, that crash counts for another step. Then the job ends
+    # by the third fault of the machine instead of the third crash at one step.
+    if "report_state('training'" in trainer:
+        assert end_reason.endswith(("(3 times at step 8)", "(3 times)"))
+    else:
+        assert end_reason.endswith("(3 times at step 0)")
+    assert len(list((run.folders.shared / "attempts").iterdir())) == 4, "three tries and the end"
+    assert run.job.wait(5) == "failed" and run.job.result["reason"] == end_reason
 
 
-def test_what_would_come_back_at_every_try_ends_the_job_at_once(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_final_failure_ends_job_at_once(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(procs=2)
-    words = f"if rank: report.fail('no such folder', 'final'); sys.exit(1)\n{FOR_EVER}"
-    assert agents.run(run, words) == 1 and agents.end(run) == ("failed", "no such folder")
+    trainer = f"if rank: report.report_failure('no such folder', 'final'); sys.exit(1)\n{FOR_EVER}"
+    assert agents.run(run, trainer) == 1 and agents.end(run) == ("failed", "no such folder")
     assert agents.states(run).count("starting") == 1
 
 
-def test_a_crash_is_tried_again_from_the_newest_checkpoint(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_crash_resumes_from_newest_checkpoint(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(procs=2)
     saved = run.checkpoint(1, 8)
     crash = "if rank == 1 and not (out / 'crashed').exists():\n    (out / 'crashed').touch()\n    os.abort()\n"
-    tell = "(out / f'words-{rank}').write_text(json.dumps(sys.orig_argv))\nuntil((out / 'words-1').exists)\n"
-    assert agents.run(run, TRAIN + crash + "until((out / 'crashed').exists)\ntime.sleep(0.3)\n" + tell + PUBLISH) == 0
-    words = json.loads((run.folders.shared / "words-1").read_text())
-    assert Path(words[words.index("--resume") + 1]).samefile(run.folders.shared / saved)
+    wait_for_crash = "until((out / 'crashed').exists)\ntime.sleep(0.3)\n"
+    write_argv = "(out / f'argv-{rank}').write_text(json.dumps(sys.orig_argv))\nuntil((out / 'argv-1').exists)\n"
+    assert agents.run(run, TRAIN + crash + wait_for_crash + write_argv + PUBLISH) == 0
+    argv = json.loads((run.folders.shared / "argv-1").read_text())
+    assert Path(argv[argv.index("--resume") + 1]).samefile(run.folders.shared / saved)
     reasons = [json.loads(path.read_text())["reason"] for path in sorted((run.folders.shared / "attempts").iterdir())]
     assert reasons == ["start", "the trainer of rank 1 was killed by SIGABRT"]
     assert run.job.wait(5) == "done" and run.job.result["attempts"] == 2
-    assert [one["reason"] for one in run.job.result["timeline"]] == reasons
+    assert [row["reason"] for row in run.job.result["timeline"]] == reasons
 
 
-def test_two_machines_are_one_run_and_when_one_dies_the_other_goes_on(agents: Fixture, hand_made: Fixture) -> None:
-    run = hand_made(machines=2, procs=2, lost_seconds=1.0, silence=1.0, beat=0.2)
-    tell = "(out / f'told-{rank}-{os.environ[\"WORLD_SIZE\"]}').write_text(json.dumps(dict(os.environ)))\n"
-    again = "if os.environ['WORLD_SIZE'] == '2': report.say('training', step=9); time.sleep(0.5)\n"
+def test_agents_of_two_machines_survive_loss_of_the_first(agents: Fixture, hand_made: Fixture) -> None:
+    run = hand_made(machines=2, procs=2, lost_seconds=1.0, heartbeat_timeout_seconds=1.0, heartbeat_seconds=0.2)
+    path = "out / f'environment-{rank}-{os.environ[\"WORLD_SIZE\"]}'"
+    write_environment = f"({path}).write_text(json.dumps(dict(os.environ)))\n"
+    next_step = "if os.environ['WORLD_SIZE'] == '2': report.report_state('training', step=9); time.sleep(0.5)\n"
     end = "if os.environ['WORLD_SIZE'] == '2':\n    " + PUBLISH + "    sys.exit(0)\n"
-    both = [agents.start(run, TRAIN + tell + again + end + "until(lambda: False)", name) for name in ("0", "1")]
-    agents.place.wait_for(lambda: len(list(run.folders.shared.glob("told-*-4"))) == 4)
-    told = [json.loads((run.folders.shared / f"told-{rank}-4").read_text()) for rank in range(4)]
+    trainer = TRAIN + write_environment + next_step + end + "until(lambda: False)"
+    first_agent, second_agent = (agents.start(run, trainer, name) for name in ("0", "1"))
+    agents.place.wait_for(lambda: len(list(run.folders.shared.glob("environment-*-4"))) == 4)
+    environments = [json.loads((run.folders.shared / f"environment-{rank}-4").read_text()) for rank in range(4)]
     first = json.loads((run.folders.shared / "attempts/000001.json").read_text())
-    assert [one["LOCAL_RANK"] for one in told] == ["0", "1", "0", "1"]
-    assert {(one["MASTER_ADDR"], one["MASTER_PORT"]) for one in told} == {(first["address"], str(first["port"]))}
-    assert [one["IMGNET_WORK"] for one in told[1:3]] == [str(run.folders.work(name) / "000001") for name in ("0", "1")]
+    assert [environment["LOCAL_RANK"] for environment in environments] == ["0", "1", "0", "1"]
+    masters = {(environment["MASTER_ADDR"], environment["MASTER_PORT"]) for environment in environments}
+    assert masters == {(first["master_address"], str(first["master_port"]))}
+    assert [environment["IMGNET_WORK"] for environment in environments[1:3]] == [
+        str(run.folders.work_folder(name) / "000001") for name in ("0", "1")
+    ]
     agents.wait_for_step(run)
-    both[0].kill()  # the head
-    assert both[1].wait(30) == 0 and not agents.trainers()
+    first_agent.kill()  # the machine of rank 0
+    assert second_agent.wait(30) == 0 and not agents.trainers()
     second = json.loads((run.folders.shared / "attempts/000002.json").read_text())
     assert second["reason"] == "machine 0 lost" and second["members"] == first["members"][1:]
-    assert second["port"] != first["port"]
-    assert json.loads((run.folders.shared / "told-0-2").read_text())["IMGNET_WORK"].startswith(
-        str(run.folders.work("1"))
+    assert second["master_port"] != first["master_port"]
+    assert json.loads((run.folders.shared / "environment-0-2").read_text())["IMGNET_WORK"].startswith(
+        str(run.folders.work_folder("1"))
     )
     assert run.job.wait(5) == "done"
 
 
-def test_what_a_trainer_started_ends_with_it(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_kills_children_of_trainers(agents: Fixture, hand_made: Fixture) -> None:
     child = "subprocess.Popen(['sleep', '1234'])\n"
     assert agents.run(hand_made(procs=2), child + "if rank: sys.exit(1)\nuntil(lambda: False)") == 1
     assert not agents.place.pids("sleep 1234")
 
 
-def test_a_stop_request_is_heard_and_the_trainers_save(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_stop_request_saves_and_stops(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(procs=2)
-    one = agents.start(run, SAVE_WHEN_ASKED)
+    agent = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
     run.shared("stop", "{}")
-    assert one.wait(30) == 0 and not agents.trainers()
+    assert agent.wait(30) == 0 and not agents.trainers()
     assert agents.end(run) == ("stopped", "stopped by the user")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
-def test_a_signal_asks_for_a_save_too(agents: Fixture, hand_made: Fixture, number: signal.Signals) -> None:
+@pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_agent_signal_saves_and_stops(agents: Fixture, hand_made: Fixture, stop_signal: signal.Signals) -> None:
     run = hand_made()
-    one = agents.start(run, SAVE_WHEN_ASKED)
+    agent = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
-    one.send_signal(number)
-    assert one.wait(30) == 0 and not agents.trainers()
-    assert agents.end(run) == ("stopped", f"the agent got {number.name}")
+    agent.send_signal(stop_signal)
+    assert agent.wait(30) == 0 and not agents.trainers()
+    assert agents.end(run) == ("stopped", f"the agent got {stop_signal.name}")
 
 
-def test_the_limit_in_hours_ends_a_job_with_a_save(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_max_hours_saves_and_stops(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(max_hours=0.5 / 3600)
-    start = time.monotonic()
+    start_time = time.monotonic()
     assert agents.run(run, SAVE_WHEN_ASKED) == 0
-    assert time.monotonic() - start > 0.5
+    assert time.monotonic() - start_time > 0.5
     state, reason = agents.end(run)
     assert state == "stopped" and "--max-hours" in reason
 
 
-def test_before_the_first_step_there_is_nothing_to_wait_for(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_stop_before_first_step_ends_at_once(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
-    one = agents.start(run, "report.say('joining'); until(lambda: False)")
-    agents.place.wait_for(lambda: "joining" in agents.states(run) if run.job.said else False)
-    start = time.monotonic()
+    agent = agents.start(run, "report.report_state('joining'); until(lambda: False)")
+    agents.place.wait_for(lambda: "joining" in agents.states(run) if run.job.has_agent_status else False)
     run.shared("stop", "{}")
-    assert one.wait(30) == 0 and time.monotonic() - start < 10
+    assert agent.wait(SAVE_GRACE_SECONDS - 10) == 0, "the agent waited for a save"
     assert agents.end(run)[0] == "stopped" and not agents.trainers()
 
 
-def test_an_agent_that_is_killed_takes_its_trainers_along(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_killed_trainers_die_too(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(procs=2)
-    one = agents.start(run, FOR_EVER)
+    agent = agents.start(run, FOR_EVER)
     agents.wait_for_step(run)
-    assert run.job.alive and len(agents.trainers()) == 2
-    one.kill()
-    one.wait()
+    assert run.job.is_alive and len(agents.trainers()) == 2
+    agent.kill()
+    agent.wait()
     agents.place.wait_for(lambda: not agents.trainers(), 5)
-    assert not run.job.alive and run.job.wait(5) == "failed"
+    assert not run.job.is_alive and run.job.wait(5) == "failed"
 
 
-def test_a_second_agent_leaves_the_folder_to_the_first(agents: Fixture, hand_made: Fixture) -> None:
+def test_agent_second_in_same_work_folder_exits(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
     first = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
     assert agents.start(run).wait(30) == 1
-    assert "another agent is at work here" in agents.log.read_text()
+    assert "another agent already uses this work folder" in agents.log.read_text()
     assert first.poll() is None and len(agents.trainers()) == 1 and not (run.folders.shared / "result.json").exists()
     run.shared("stop", "{}")
     assert first.wait(30) == 0
 
 
-def test_the_next_agent_resumes_from_the_newest_checkpoint_with_a_clean_table(
-    agents: Fixture, hand_made: Fixture
-) -> None:
+def test_agent_next_launch_resumes_in_clean_work_folder(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
-    one = agents.start(run, SAVE_WHEN_ASKED)
+    agent = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
     run.shared("stop", "{}")
-    assert one.wait(30) == 0
+    assert agent.wait(30) == 0
     saved = run.folders.shared / run.checkpoint(1, 9)
-    (run.folders.work() / "000001/failed-0.json").write_text('{"rank": 0, "reason": "long ago", "time": 1}')
+    (run.folders.work_folder() / "000001/failed-0.json").write_text('{"rank": 0, "reason": "long ago", "time": 1}')
     (run.folders.shared / "stop").unlink()
-    run.folders.launch.write_text("the next")
-    tell = "(out / 'words').write_text(json.dumps(sys.orig_argv))\nif report.asked(): sys.exit(7)\n"
-    assert agents.run(run, tell + PUBLISH) == 0
-    words = json.loads((run.folders.shared / "words").read_text())
-    resumed = Path(words[words.index("--resume") + 1])
+    run.folders.launch_path.write_text("the next")
+    write_argv = "(out / 'argv').write_text(json.dumps(sys.orig_argv))\nif report.stop_requested(): sys.exit(7)\n"
+    assert agents.run(run, write_argv + PUBLISH) == 0
+    argv = json.loads((run.folders.shared / "argv").read_text())
+    resumed = Path(argv[argv.index("--resume") + 1])
     assert resumed.parent == run.folders.shared / "checkpoints/000002" and resumed.name.startswith("resume-00000009-")
-    assert resumed.samefile(saved) and words[words.index("--attempt") + 1] == "2"
+    assert resumed.samefile(saved) and argv[argv.index("--attempt") + 1] == "2"
     assert agents.end(run) == ("done", "")
     assert {path.name for path in (run.folders.shared / "logs").iterdir()} >= {"000001", "000002"}
 
 
-def test_a_set_up_that_fails_is_the_reason_and_no_trainer_starts(agents: Fixture, hand_made: Fixture) -> None:
-    run = hand_made(draw=True, data="/dev/null/sample")
+def test_agent_failed_data_preparation_starts_no_trainer(agents: Fixture, hand_made: Fixture) -> None:
+    run = hand_made(generate_data=True, data="/dev/null/sample")
     assert agents.run(run) == 1
     state, reason = agents.end(run)
-    assert state == "failed" and "drawing the built-in set" in reason and "/dev/null" in reason
+    assert state == "failed" and "generating the built-in set" in reason and "/dev/null" in reason
     assert not (run.folders.shared / "attempts").exists()
 
 
@@ -314,23 +330,21 @@ FILL = (
 
 
 @pytest.mark.rehearsal
-def test_trainers_that_end_on_a_full_disk_end_the_job_and_leave_nothing_running(
+def test_agent_full_disk_fails_job_and_leaves_nothing_running(
     agents: Fixture, hand_made: Fixture, small_disk: Path
 ) -> None:
     run = hand_made(str(small_disk / "job-1"))
-    assert agents.run(run, TRAIN + FILL + "report.fail('No space left on device', 'final')") == 1
+    assert agents.run(run, TRAIN + FILL + "report.report_failure('No space left on device', 'final')") == 1
     (run.folders.shared / "fill").unlink()
     assert run.job.wait(5) == "failed"
 
 
-def test_a_disk_that_is_full_for_a_while_does_not_end_the_job(
-    agents: Fixture, hand_made: Fixture, small_disk: Path
-) -> None:
+def test_agent_disk_full_for_a_while_continues(agents: Fixture, hand_made: Fixture, small_disk: Path) -> None:
     run = hand_made(str(small_disk / "job-1"))
-    one = agents.start(run, TRAIN + FILL + "until(lambda: not (out / 'fill').exists())\n" + PUBLISH)
+    agent = agents.start(run, TRAIN + FILL + "until(lambda: not (out / 'fill').exists())\n" + PUBLISH)
     agents.place.wait_for(lambda: shutil.disk_usage(small_disk).free == 0)
-    said = run.folders.status().read_text()
-    agents.place.wait_for(lambda: run.folders.status().read_text() != said, 10)
-    assert one.poll() is None
+    status_text = run.folders.status_path().read_text()
+    agents.place.wait_for(lambda: run.folders.status_path().read_text() != status_text, 10)
+    assert agent.poll() is None
     (run.folders.shared / "fill").unlink()
-    assert one.wait(20) == 0 and run.job.wait(5) == "done"
+    assert agent.wait(20) == 0 and run.job.wait(5) == "done"

@@ -1,4 +1,4 @@
-"""What an agent says: news at once, all else with the beat, and a line in its log for each change of state."""
+"""Tests of StatusWriter: urgent changes at once, all else with the heartbeat, and a log of state changes."""
 
 import json
 import time
@@ -12,125 +12,130 @@ from cluster.agent.status_writer import StatusWriter
 from cluster.state.heartbeats import MachineStatus, PeerStatuses
 
 Fixture = Any
-WORD = MachineStatus(id="1.b", phase="running", attempt=2, last_step=8)
+STATUS = MachineStatus(id="1.b", phase="running", attempt=2, last_step=8)
 
 
 @pytest.fixture
-def speak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StatusWriter]:
-    """Make a voice of machine 1 that has a beat of so many seconds, and measures nothing."""
-    monkeypatch.setattr("cluster.agent.status_writer.Sampler.sample", lambda _: {"cpu": 7})
-    made = []
+def make_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., StatusWriter]:
+    """Make a writer of machine 1 with this heartbeat in seconds, which does not measure the machine."""
+    monkeypatch.setattr("cluster.agent.status_writer.HostSampler.sample", lambda _: {"cpu": 7})
+    writers = []
 
-    def make(beat: float = 3600.0) -> StatusWriter:
-        made.append(StatusWriter(tmp_path, "1", "now", beat))
-        return made[-1]
+    def make(heartbeat_seconds: float = 3600.0) -> StatusWriter:
+        writers.append(StatusWriter(tmp_path, "1", "now", heartbeat_seconds))
+        return writers[-1]
 
     return make
 
 
-def said(folder: Path) -> Any:
+def read_status(folder: Path) -> Any:
     return json.loads((folder / "status/1.json").read_text())
 
 
-def log(folder: Path) -> list[dict[str, Any]]:
+def read_log(folder: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (folder / "logs/agent-1.jsonl").read_text().splitlines()]
 
 
-def test_the_status_has_the_word_the_numbers_and_the_use_of_the_machine(
-    tmp_path: Path, speak: Callable[..., StatusWriter]
-) -> None:
+def test_write_has_status_numbers_and_machine_load(tmp_path: Path, make_writer: Callable[..., StatusWriter]) -> None:
     before = time.time()
-    speak().write(WORD, "training", images_per_second=5.0)
-    found = said(tmp_path)
-    assert before <= found["time"] <= time.time()
-    assert (found["id"], found["phase"], found["attempt"], found["at"], found["launch"]) == (
+    make_writer().write(STATUS, "training", images_per_second=5.0)
+    status = read_status(tmp_path)
+    assert before <= status["time"] <= time.time()
+    assert (status["id"], status["phase"], status["attempt"], status["last_step"], status["launch"]) == (
         "1.b",
         "running",
         2,
         8,
         "now",
     )
-    assert (found["state"], found["images_per_second"], found["use"]) == ("training", 5.0, {"cpu": 7})
+    assert (status["state"], status["images_per_second"], status["use"]) == ("training", 5.0, {"cpu": 7})
     peers = PeerStatuses(tmp_path, ["1"], "now")
     peers.refresh(0.0)
     assert peers.statuses["1.b"].state == "training" and peers.statuses["1.b"].last_step == 8
 
 
 @pytest.mark.parametrize(
-    "news",
-    [{"phase": "failed"}, {"attempt": 3}, {"leaving": "a notice"}, {"fault": "own"}],
-    ids=["phase", "attempt", "leaving", "fault"],
+    "change",
+    [{"phase": "failed"}, {"attempt": 3}, {"leave_reason": "a notice"}, {"fault": "own"}],
+    ids=["phase", "attempt", "leave_reason", "fault"],
 )
-def test_news_are_told_at_once(tmp_path: Path, speak: Callable[..., StatusWriter], news: dict[str, Any]) -> None:
-    voice = speak()
-    voice.write(WORD, "training")
-    changed = MachineStatus(**{**vars(WORD), **news})
-    voice.write(changed, "training")
-    assert said(tmp_path).items() >= news.items()
-
-
-def test_numbers_come_with_the_beat(tmp_path: Path, speak: Callable[..., StatusWriter], place: Fixture) -> None:
-    voice = speak()
-    voice.write(WORD, "training", step=8)
-    voice.write(WORD, "training", step=9)
-    assert said(tmp_path)["step"] == 8
-    voice.heartbeat_seconds = 0.05
-    place.wait_for(lambda: voice.write(WORD, "training", step=10) or said(tmp_path)["step"] == 10, 5)
-
-
-def test_what_was_said_stays_said_but_a_reason_belongs_to_its_state(
-    tmp_path: Path, speak: Callable[..., StatusWriter]
+def test_write_urgent_change_is_written_at_once(
+    tmp_path: Path, make_writer: Callable[..., StatusWriter], change: dict[str, Any]
 ) -> None:
-    voice = speak(beat=0.0)
-    voice.write(WORD, "failed", reason="why", pid=7)
-    voice.write(WORD, "starting")
-    assert (said(tmp_path)["pid"], said(tmp_path)["reason"], voice.state, voice.reason) == (7, "", "starting", "")
+    writer = make_writer()
+    writer.write(STATUS, "training")
+    changed = MachineStatus(**{**vars(STATUS), **change})
+    writer.write(changed, "training")
+    assert read_status(tmp_path).items() >= change.items()
 
 
-def test_each_change_of_state_is_a_line_with_its_time(tmp_path: Path, speak: Callable[..., StatusWriter]) -> None:
-    voice = speak(beat=0.0)
+def test_write_numbers_wait_for_heartbeat(
+    tmp_path: Path, make_writer: Callable[..., StatusWriter], place: Fixture
+) -> None:
+    writer = make_writer()
+    writer.write(STATUS, "training", step=8)
+    writer.write(STATUS, "training", step=9)
+    assert read_status(tmp_path)["step"] == 8
+    writer.heartbeat_seconds = 0.05
+    place.wait_for(lambda: writer.write(STATUS, "training", step=10) or read_status(tmp_path)["step"] == 10, 5)
+
+
+def test_write_keeps_extra_fields_but_not_reason(tmp_path: Path, make_writer: Callable[..., StatusWriter]) -> None:
+    writer = make_writer(heartbeat_seconds=0.0)
+    writer.write(STATUS, "failed", reason="why", pid=7)
+    writer.write(STATUS, "starting")
+    assert (read_status(tmp_path)["pid"], read_status(tmp_path)["reason"], writer.state, writer.reason) == (
+        7,
+        "",
+        "starting",
+        "",
+    )
+
+
+def test_write_logs_each_state_change_once(tmp_path: Path, make_writer: Callable[..., StatusWriter]) -> None:
+    writer = make_writer(heartbeat_seconds=0.0)
     for state, reason in (("setup", ""), ("training", ""), ("training", ""), ("failed", "why")):
-        voice.write(WORD if state != "setup" else MachineStatus(id="1.b"), state, reason)
-    lines = log(tmp_path)
-    assert [one["state"] for one in lines] == ["setup", "training", "failed"]
-    assert [one.get("reason") for one in lines] == [None, None, "why"]
-    assert [one.get("step") for one in lines] == [None, 8, 8] and [one["attempt"] for one in lines] == [0, 2, 2]
+        writer.write(STATUS if state != "setup" else MachineStatus(id="1.b"), state, reason)
+    lines = read_log(tmp_path)
+    assert [entry["state"] for entry in lines] == ["setup", "training", "failed"]
+    assert [entry.get("reason") for entry in lines] == [None, None, "why"]
+    assert [entry.get("step") for entry in lines] == [None, 8, 8] and [entry["attempt"] for entry in lines] == [0, 2, 2]
     assert lines[0]["time"] <= lines[1]["time"] <= lines[2]["time"]
 
 
-def test_an_agent_that_could_not_say_so_is_noted_as_gone_since_its_last_beat(
-    tmp_path: Path, speak: Callable[..., StatusWriter]
+def test_status_writer_logs_killed_predecessor_as_gone(
+    tmp_path: Path, make_writer: Callable[..., StatusWriter]
 ) -> None:
-    voice = speak()
+    writer = make_writer()
     assert not (tmp_path / "logs/agent-1.jsonl").exists()
-    voice.write(WORD, "training")
-    last = said(tmp_path)["time"]
-    speak()
-    assert log(tmp_path)[-1] == {"time": last, "attempt": 2, "state": "gone"}
+    writer.write(STATUS, "training")
+    last = read_status(tmp_path)["time"]
+    make_writer()
+    assert read_log(tmp_path)[-1] == {"time": last, "attempt": 2, "state": "gone"}
 
 
-def test_one_that_said_its_end_is_not_noted_again(tmp_path: Path, speak: Callable[..., StatusWriter]) -> None:
-    speak().write(WORD, "done", ended=True)
-    speak()
-    assert [one["state"] for one in log(tmp_path)] == ["done"]
-
-
-def test_a_shorter_status_leaves_nothing_of_a_longer_one(tmp_path: Path, speak: Callable[..., StatusWriter]) -> None:
-    voice = speak(beat=0.0)
-    voice.write(WORD, "failed", reason="x" * 2000)
-    voice.write(WORD, "starting")
-    assert said(tmp_path)["state"] == "starting" and len((tmp_path / "status/1.json").read_text()) < 1000
-
-
-def test_on_a_full_disk_the_status_in_place_is_still_rewritten(
-    full_disk: Path, monkeypatch: pytest.MonkeyPatch
+def test_status_writer_ended_predecessor_is_not_logged(
+    tmp_path: Path, make_writer: Callable[..., StatusWriter]
 ) -> None:
-    monkeypatch.setattr("cluster.agent.status_writer.Sampler.sample", lambda _: {"cpu": 7})
+    make_writer().write(STATUS, "done", ended=True)
+    make_writer()
+    assert [entry["state"] for entry in read_log(tmp_path)] == ["done"]
+
+
+def test_write_shorter_status_replaces_longer_one(tmp_path: Path, make_writer: Callable[..., StatusWriter]) -> None:
+    writer = make_writer(heartbeat_seconds=0.0)
+    writer.write(STATUS, "failed", reason="x" * 2000)
+    writer.write(STATUS, "starting")
+    assert read_status(tmp_path)["state"] == "starting" and len((tmp_path / "status/1.json").read_text()) < 1000
+
+
+def test_write_full_disk_rewrites_status_in_place(full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("cluster.agent.status_writer.HostSampler.sample", lambda _: {"cpu": 7})
     (full_disk / "filling").unlink()
-    voice = StatusWriter(full_disk, "1", "now", 0.0)
-    voice.write(WORD, "training", step=8)
+    writer = StatusWriter(full_disk, "1", "now", 0.0)
+    writer.write(STATUS, "training", step=8)
     with (full_disk / "filling").open("wb", 0) as file, pytest.raises(OSError):
         while file.write(bytes(4096)):
             pass
-    voice.write(WORD, "training", step=9)
-    assert said(full_disk)["step"] == 9
+    writer.write(STATUS, "training", step=9)
+    assert read_status(full_disk)["step"] == 9

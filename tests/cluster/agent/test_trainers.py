@@ -1,15 +1,15 @@
-"""The trainers of one machine, as stand-ins: how they are started, told who to be, and how their end is understood."""
+"""Tests of Trainers with stand-in processes: how trainers are started, turned from a standby, stopped, and judged."""
 
 import json
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import wait_for
 
-from cluster.agent import trainers
+from cluster.agent import trainers as trainers_module
 from cluster.agent.trainers import TrainerExit, Trainers
 from cluster.state.attempts import Attempt
 from train.tools import process
@@ -19,7 +19,7 @@ Fixture = Any
 STAND_IN = """\
 import json, os, signal, sys, time
 from pathlib import Path
-from train.engine.agent_channel import Report
+from train.engine.agent_channel import AgentChannel
 argv = sys.argv[1:]
 log = None
 if sys.argv[0] == "standby":
@@ -27,10 +27,10 @@ if sys.argv[0] == "standby":
     line = sys.stdin.readline()
     if not line:
         sys.exit(0)
-    asked = json.loads(line)
-    os.environ.update(asked["environment"])
-    argv, log = asked["argv"], asked["log"]
-rank, out, report = int(os.environ["RANK"]), Path(argv[argv.index("--out") + 1]), Report()
+    assignment = json.loads(line)
+    os.environ.update(assignment["environment"])
+    argv, log = assignment["argv"], assignment["log"]
+rank, out, report = int(os.environ["RANK"]), Path(argv[argv.index("--out") + 1]), AgentChannel()
 def until(condition):
     while not condition():
         time.sleep(0.01)
@@ -39,210 +39,221 @@ exec((out / "trainer.py").read_text())
 
 
 @pytest.fixture
-def team(hand_made: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Trainers]]:
-    """Make the trainers of machine 0 of a job, which run this Python text; nothing of them may be left."""
+def make_trainers(
+    hand_made: Fixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., Trainers]]:
+    """Make the trainers of machine 0 of a job, which run this Python text. No process of theirs may be left."""
     script = tmp_path / "stand_in.py"
     script.write_text(STAND_IN)
 
-    def words(module: str, *argv: str) -> list[str]:
+    def stand_in_command(module: str, *argv: str) -> list[str]:
         code = f"import sys; sys.argv[0] = {module.rpartition('.')[2]!r}; exec(open({str(script)!r}).read())"
         return [sys.executable, "-c", code, *argv]
 
-    monkeypatch.setattr(trainers, "python", words)
+    monkeypatch.setattr(trainers_module, "module_command", stand_in_command)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).resolve().parents[3]))
-    made: list[Trainers] = []
+    started: list[Trainers] = []
 
     def make(text: str = "until(lambda: False)", **changes: Any) -> Trainers:
         run = hand_made(**changes)
         run.shared("trainer.py", text)
         (tmp_path / "temp").mkdir(exist_ok=True)
-        made.append(Trainers(run.spec, run.folders.shared, run.folders.work(), tmp_path / "temp"))
-        return made[-1]
+        started.append(Trainers(run.spec, run.folders.shared, run.folders.work_folder(), tmp_path / "temp"))
+        return started[-1]
 
     process.adopt_orphans()  # as the agent does
     yield make
     process._LIBC.prctl(process._PR_SET_CHILD_SUBREAPER, 0)
-    for one in made:
-        one.stop(include_standby=True)
-        assert all(child.poll() is not None for child in (*one.processes, *one.standby_processes))
+    for trainers in started:
+        trainers.stop(include_standby=True)
+        assert all(child.poll() is not None for child in (*trainers.processes, *trainers.standby_processes))
 
 
 def attempt(number: int = 1, **more: Any) -> Attempt:
-    return Attempt(**{"number": number, "members": ("0.a", "1.b"), "port": 1234, **more})
+    return Attempt(**{"number": number, "members": ("0.a", "1.b"), "master_port": 1234, **more})
 
 
-def wait_for(condition: Callable[[], Any]) -> Any:
-    deadline = time.monotonic() + 20
-    while not (found := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    return found
-
-
-def gone(pid: str) -> bool:
-    """Whether a process has ended; it may still be a zombie of ours."""
+def has_ended(pid: str) -> bool:
+    """Return whether a process has ended; it may still be a zombie of ours."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
 
 
-def end_of(team: Trainers) -> TrainerExit:
-    return wait_for(lambda: team.collect_exit(team.exit_codes()))
+def wait_for_exit(trainers: Trainers) -> TrainerExit:
+    """Wait until trainers have ended, and return how."""
+    return wait_for(lambda: trainers.collect_exit(trainers.exit_codes()))
 
 
-TELL = "(out / f'told-{rank}').write_text(json.dumps([argv, dict(os.environ), os.getpid()])); until(lambda: False)"
+WRITE_ASSIGNMENT = (
+    "(out / f'assignment-{rank}').write_text(json.dumps([argv, dict(os.environ), os.getpid()])); until(lambda: False)"
+)
 
 
-def told(team: Trainers, rank: int) -> tuple[list[str], dict[str, str], int]:
-    path = team.shared / f"told-{rank}"
+def read_assignment(trainers: Trainers, rank: int) -> tuple[list[str], dict[str, str], int]:
+    """Wait until a rank has started; return its arguments, environment and process id."""
+    path = trainers.shared / f"assignment-{rank}"
     wait_for(lambda: path.exists() and path.read_text())
     argv, environment, pid = json.loads(path.read_text())
     return argv, environment, pid
 
 
-def test_ranks_follow_the_place_among_the_members(team: Fixture) -> None:
-    one = team(TELL, procs=2)
-    log = one.start(attempt(resume="checkpoints/000001/resume-00000008-ab.pt"), 1)
-    assert log == one.work / "logs/000001/rank-2.log" and one.first_rank == 2
+def test_start_ranks_follow_machine_rank(make_trainers: Fixture) -> None:
+    trainers = make_trainers(WRITE_ASSIGNMENT, procs=2)
+    log = trainers.start(attempt(resume="checkpoints/000001/resume-00000008-ab.pt"), 1)
+    assert log == trainers.work / "logs/000001/rank-2.log" and trainers.first_rank == 2
     for rank in (2, 3):
-        argv, environment, _ = told(one, rank)
+        argv, environment, _ = read_assignment(trainers, rank)
         assert (environment["RANK"], environment["LOCAL_RANK"]) == (str(rank), str(rank - 2))
         assert (environment["WORLD_SIZE"], environment["LOCAL_WORLD_SIZE"]) == ("4", "2")
         assert (environment["MASTER_ADDR"], environment["MASTER_PORT"]) == ("127.0.0.1", "1234")
-        assert environment["IMGNET_WORK"] == str(one.work / "000001")
-        said = " ".join(argv)
-        assert f"--resume {one.shared}/checkpoints/000001/resume-00000008-ab.pt" in said and "--attempt 1" in said
+        assert environment["IMGNET_WORK"] == str(trainers.work / "000001")
+        command_line = " ".join(argv)
+        assert f"--resume {trainers.shared}/checkpoints/000001/resume-00000008-ab.pt" in command_line
+        assert "--attempt 1" in command_line
 
 
-def test_a_warm_standby_becomes_the_trainers_and_a_new_one_is_made_for_the_next(team: Fixture) -> None:
-    one = team(TELL, procs=2, standby=True)
-    wait_for(one.warm)
-    pids = [child.pid for child in one.standby]
-    one.start(attempt(), 0)
-    assert [told(one, rank)[2] for rank in (0, 1)] == pids and one.standby == []
-    wait_for(one.warm)
-    assert [child.pid for child in one.standby] != pids and one.codes() == [None, None]
-    (one.shared / "told-0").unlink()
-    after = [child.pid for child in one.standby]
-    one.stop()
-    one.start(attempt(2), 0)
-    assert told(one, 0)[2] == after[0] and told(one, 0)[1]["IMGNET_WORK"].endswith("/000002")
+def test_start_uses_ready_standby_and_makes_new_one(make_trainers: Fixture) -> None:
+    trainers = make_trainers(WRITE_ASSIGNMENT, procs=2, standby=True)
+    wait_for(trainers.ensure_standby)
+    pids = [child.pid for child in trainers.standby_processes]
+    trainers.start(attempt(), 0)
+    assert [read_assignment(trainers, rank)[2] for rank in (0, 1)] == pids and trainers.standby_processes == []
+    wait_for(trainers.ensure_standby)
+    assert [child.pid for child in trainers.standby_processes] != pids and trainers.exit_codes() == [
+        None,
+        None,
+    ]
+    (trainers.shared / "assignment-0").unlink()
+    next_pids = [child.pid for child in trainers.standby_processes]
+    trainers.stop()
+    trainers.start(attempt(2), 0)
+    assert read_assignment(trainers, 0)[2] == next_pids[0] and read_assignment(trainers, 0)[1]["IMGNET_WORK"].endswith(
+        "/000002"
+    )
 
 
-def test_without_a_warm_standby_trainers_start_cold(team: Fixture) -> None:
-    one = team(TELL, standby=False)
-    assert one.warm() and one.standby == [], "there is none, so all is ready"
-    one.start(attempt(), 0)
-    assert told(one, 0)[1]["RANK"] == "0"
+def test_start_without_standby_starts_new_processes(make_trainers: Fixture) -> None:
+    trainers = make_trainers(WRITE_ASSIGNMENT, standby=False)
+    assert trainers.ensure_standby() and trainers.standby_processes == [], (
+        "the job wants no standby, so the machine is ready"
+    )
+    trainers.start(attempt(), 0)
+    assert read_assignment(trainers, 0)[1]["RANK"] == "0"
 
 
-def test_a_standby_that_died_is_replaced_and_a_half_one_not_used(team: Fixture) -> None:
-    one = team(TELL, procs=2, standby=True)
-    wait_for(one.warm)
-    victim, other = one.standby
+def test_start_incomplete_standby_is_not_used(make_trainers: Fixture) -> None:
+    trainers = make_trainers(WRITE_ASSIGNMENT, procs=2, standby=True)
+    wait_for(trainers.ensure_standby)
+    victim, other = trainers.standby_processes
     victim.kill()
     victim.wait()
-    assert not one.is_warm
-    one.start(attempt(), 0)
-    assert {told(one, rank)[2] for rank in (0, 1)}.isdisjoint({victim.pid, other.pid})
-    assert other.poll() is not None, "the half of a standby is ended"
-    wait_for(one.warm)
+    assert not trainers.is_standby_ready
+    trainers.start(attempt(), 0)
+    assert {read_assignment(trainers, rank)[2] for rank in (0, 1)}.isdisjoint({victim.pid, other.pid})
+    assert other.poll() is not None, "an incomplete standby is killed"
+    wait_for(trainers.ensure_standby)
 
 
-def test_a_standby_that_dies_while_it_waits_is_noticed(team: Fixture) -> None:
-    one = team(TELL, standby=True)
-    wait_for(one.warm)
-    before = one.standby[0].pid
-    one.standby[0].kill()
-    one.standby[0].wait()
-    wait_for(lambda: one.warm() and one.standby[0].pid != before)
+def test_ensure_standby_replaces_dead_process(make_trainers: Fixture) -> None:
+    trainers = make_trainers(WRITE_ASSIGNMENT, standby=True)
+    wait_for(trainers.ensure_standby)
+    dead_pid = trainers.standby_processes[0].pid
+    trainers.standby_processes[0].kill()
+    trainers.standby_processes[0].wait()
+    wait_for(lambda: trainers.ensure_standby() and trainers.standby_processes[0].pid != dead_pid)
 
 
-def test_no_standby_is_kept_where_memory_is_short(team: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainers, "_memory_gb", lambda: 1.5)
-    one = team(TELL, standby=True)
-    assert one.warm() and one.standby == []
+def test_ensure_standby_low_memory_starts_none(make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainers_module, "_available_memory_gb", lambda: 1.5)
+    trainers = make_trainers(WRITE_ASSIGNMENT, standby=True)
+    assert trainers.ensure_standby() and trainers.standby_processes == []
 
 
-def test_stop_spares_the_standby_and_everything_does_not(team: Fixture) -> None:
+def test_stop_spares_standby_unless_included(make_trainers: Fixture) -> None:
     child = "import subprocess\nchild = subprocess.Popen(['sleep', '4321'], start_new_session=True).pid\n"
-    one = team(child + "(out / 'child').write_text(str(child))\n" + TELL, standby=True)
-    wait_for(one.warm)
-    one.start(attempt(), 0)
-    told(one, 0)
-    wait_for(one.warm)
-    (standby,) = one.standby
-    one.stop()
-    assert standby.poll() is None and one.running == [] and one.is_warm
-    wait_for(lambda: gone((one.shared / "child").read_text()))
-    one.stop(everything=True)
-    assert standby.poll() is not None and one.standby == []
+    trainers = make_trainers(child + "(out / 'child').write_text(str(child))\n" + WRITE_ASSIGNMENT, standby=True)
+    wait_for(trainers.ensure_standby)
+    trainers.start(attempt(), 0)
+    read_assignment(trainers, 0)
+    wait_for(trainers.ensure_standby)
+    (standby,) = trainers.standby_processes
+    trainers.stop()
+    assert standby.poll() is None and trainers.processes == [] and trainers.is_standby_ready
+    wait_for(lambda: has_ended((trainers.shared / "child").read_text()))
+    trainers.stop(include_standby=True)
+    assert standby.poll() is not None and trainers.standby_processes == []
 
 
-SAVED = "report.listen(); until(report.asked); sys.exit(3)"
+EXIT_WHEN_ASKED = "report.install_signal_handlers(); until(report.stop_requested); sys.exit(3)"
 
 
-def test_asked_they_save_and_end(team: Fixture) -> None:
-    one = team(SAVED, procs=2)
-    one.start(attempt(), 0)
-    assert one.ending(one.codes()) is None
-    one.ask()
-    assert end_of(one) == TrainerExit("saved")
-    one.stop()
-    one.start(attempt(2), 0)
-    assert not (one.folder / "ask").exists() and one.codes() == [None, None]
+def test_request_save_and_exit_ends_as_saved(make_trainers: Fixture) -> None:
+    trainers = make_trainers(EXIT_WHEN_ASKED, procs=2)
+    trainers.start(attempt(), 0)
+    assert trainers.collect_exit(trainers.exit_codes()) is None
+    trainers.request_save_and_exit()
+    assert wait_for_exit(trainers) == TrainerExit("saved")
+    trainers.stop()
+    trainers.start(attempt(2), 0)
+    assert not (trainers.attempt_folder / "ask").exists() and trainers.exit_codes() == [None, None]
 
 
 @pytest.mark.parametrize(
-    "text, ending",
+    "text, reason, fault",
     [
-        ("if rank == 3: os.kill(os.getpid(), 9)", TrainerExit("failed", "the trainer of rank 3 was killed by SIGKILL", "own")),
-        ("if rank == 2: os.abort()", TrainerExit("failed", "the trainer of rank 2 was killed by SIGABRT", "")),
-        ("if rank == 3: sys.exit(5)", TrainerExit("failed", "the trainer of rank 3 ended with code 5 and no result", "own")),
-        ("sys.exit(0)", TrainerExit("failed", "the trainer of rank 2 ended with code 0 and no result", "own")),
-        ("if rank == 3: report.fail('a bug'); sys.exit(1)", TrainerExit("failed", "a bug", "own")),
-        ("if rank == 3: report.fail('no data', 'final'); sys.exit(1)", TrainerExit("failed", "no data", "final")),
-        ("if rank == 3: report.fail('gloo: closed', 'peer'); sys.exit(1)", TrainerExit("failed", "gloo: closed", "")),
+        ("if rank == 3: os.kill(os.getpid(), 9)", "the trainer of rank 3 was killed by SIGKILL", "own"),
+        ("if rank == 2: os.abort()", "the trainer of rank 2 was killed by SIGABRT", ""),
+        ("if rank == 3: sys.exit(5)", "the trainer of rank 3 ended with code 5 and no result", "own"),
+        ("sys.exit(0)", "the trainer of rank 2 ended with code 0 and no result", "own"),
+        ("if rank == 3: report.report_failure('a bug'); sys.exit(1)", "a bug", "own"),
+        ("if rank == 3: report.report_failure('no data', 'final'); sys.exit(1)", "no data", "final"),
+        ("if rank == 3: report.report_failure('gloo: closed', 'peer'); sys.exit(1)", "gloo: closed", ""),
     ],
     ids=["SIGKILL", "SIGABRT", "a code", "no result", "own", "final", "peer"],
-)  # fmt: skip
-def test_an_end_tells_why_and_whose_fault_it_was(team: Fixture, text: str, ending: TrainerExit) -> None:
-    one = team(f"{text}\nuntil(lambda: False)", procs=2)
-    one.start(attempt(), 1)
-    assert end_of(one) == ending
+)
+def test_collect_exit_tells_reason_and_fault(make_trainers: Fixture, text: str, reason: str, fault: str) -> None:
+    trainers = make_trainers(f"{text}\nuntil(lambda: False)", procs=2)
+    trainers.start(attempt(), 1)
+    assert wait_for_exit(trainers) == TrainerExit("failed", reason, fault)
 
 
-def test_the_word_of_the_one_at_fault_counts_before_those_of_its_peers(team: Fixture) -> None:
-    late = "until((report.folder / 'failed-0.json').exists); report.fail('the reason', 'own'); sys.exit(1)"
-    one = team(f"if rank: {late}\nreport.fail('Connection closed by peer', 'peer'); sys.exit(1)", procs=2)
-    one.start(attempt(), 0)
-    assert end_of(one) == TrainerExit("failed", "the reason", "own")
+def test_collect_exit_own_failure_wins_over_peer_failures(make_trainers: Fixture) -> None:
+    late = "until((report.folder / 'failed-0.json').exists); report.report_failure('the reason', 'own'); sys.exit(1)"
+    trainers = make_trainers(
+        f"if rank: {late}\nreport.report_failure('Connection closed by peer', 'peer'); sys.exit(1)", procs=2
+    )
+    trainers.start(attempt(), 0)
+    assert wait_for_exit(trainers) == TrainerExit("failed", "the reason", "own")
 
 
-def test_a_kill_counts_before_what_its_peers_say(team: Fixture) -> None:
-    text = "if rank: os.kill(os.getpid(), signal.SIGKILL)\ntime.sleep(0.1); report.fail('a reset', 'own'); sys.exit(1)"
-    one = team(text, procs=2)
-    one.start(attempt(), 0)
-    assert end_of(one).reason == "the trainer of rank 1 was killed by SIGKILL"
+def test_collect_exit_kill_wins_over_reported_failures(make_trainers: Fixture) -> None:
+    kill = "if rank: os.kill(os.getpid(), signal.SIGKILL)\n"
+    report_later = "time.sleep(0.1); report.report_failure('a reset', 'own'); sys.exit(1)"
+    trainers = make_trainers(kill + report_later, procs=2)
+    trainers.start(attempt(), 0)
+    assert wait_for_exit(trainers).reason == "the trainer of rank 1 was killed by SIGKILL"
 
 
-def test_what_an_earlier_attempt_said_is_not_heard(team: Fixture) -> None:
-    one = team("if not (out / 'again').exists(): report.fail('of attempt 1'); sys.exit(1)\nuntil(lambda: False)")
-    one.start(attempt(), 0)
-    assert end_of(one).reason == "of attempt 1"
-    (one.shared / "again").touch()
-    one.stop()
-    one.start(attempt(2), 0)
-    assert one.progress() == {} and not (one.work / "000001").exists()
-    one.running[0].kill()
-    assert end_of(one).reason == "the trainer of rank 0 was killed by SIGKILL"
+def test_collect_exit_ignores_reports_of_earlier_attempt(make_trainers: Fixture) -> None:
+    fail_once = "if not (out / 'again').exists(): report.report_failure('of attempt 1'); sys.exit(1)\n"
+    trainers = make_trainers(fail_once + "until(lambda: False)")
+    trainers.start(attempt(), 0)
+    assert wait_for_exit(trainers).reason == "of attempt 1"
+    (trainers.shared / "again").touch()
+    trainers.stop()
+    trainers.start(attempt(2), 0)
+    assert trainers.read_progress() == {} and not (trainers.work / "000001").exists()
+    trainers.processes[0].kill()
+    assert wait_for_exit(trainers).reason == "the trainer of rank 0 was killed by SIGKILL"
 
 
-def test_they_write_their_stacks_when_asked(team: Fixture) -> None:
-    one = team("report.listen(); report.say('training')\ndef stuck():\n    until(lambda: False)\nstuck()")
-    log = one.start(attempt(), 0)
-    wait_for(lambda: one.progress().get("state") == "training")
-    one.stacks()
+def test_dump_stacks_writes_stacks_to_log(make_trainers: Fixture) -> None:
+    train = "report.install_signal_handlers(); report.report_state('training')\n"
+    trainers = make_trainers(train + "def stuck():\n    until(lambda: False)\nstuck()")
+    log = trainers.start(attempt(), 0)
+    wait_for(lambda: trainers.read_progress().get("state") == "training")
+    trainers.dump_stacks()
     wait_for(lambda: "in stuck" in log.read_text())
-    assert one.codes() == [None]
+    assert trainers.exit_codes() == [None]

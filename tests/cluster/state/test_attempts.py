@@ -1,4 +1,4 @@
-"""Attempt files: one winner, the newest whole checkpoint, and a fence against those who write late."""
+"""Tests of attempt files: one proposer wins, the newest intact checkpoint is used, late writers do no harm."""
 
 import json
 import shutil
@@ -16,20 +16,23 @@ Fixture = Any
 
 
 def propose(folder: Path, *members: str) -> attempts.Attempt:
-    """Propose as one who knows the newest."""
+    """Propose an attempt as an agent that knows the newest one."""
     attempt = attempts.Attempt(launch_id="now", members=members or ("0.a",), reason="test")
     return attempts.propose(folder, attempts.newest_attempt(folder), attempt)
 
 
-def content(run: Any, attempt: attempts.Attempt) -> bytes:
-    """What an attempt begins with: "1 16", attempt 1's checkpoint of step 16; its file is its own, and named by it."""
+def resume_content(run: Any, attempt: attempts.Attempt) -> bytes:
+    """Return what an attempt resumes from: b"1 16" is attempt 1's checkpoint of step 16.
+
+    The checkpoint must be a link in the attempt's own folder, named after its step.
+    """
     path = run.folders.shared / attempt.resume
     assert path.parent.name == f"{attempt.number:06d}" and path.name.startswith(f"resume-{attempt.first_step:08d}-")
     payload = read_with_checksum(path)
     return payload[: len(payload) // 100]
 
 
-def test_the_first_attempt_begins_at_the_beginning(tmp_path: Path) -> None:
+def test_propose_first_attempt_has_no_checkpoint(tmp_path: Path) -> None:
     assert attempts.newest_attempt(tmp_path) is None and attempts.history(tmp_path) == []
     first = propose(tmp_path, "0.a", "1.b")
     assert (first.number, first.resume, first.members, first.machine_names) == (1, "", ("0.a", "1.b"), ("0", "1"))
@@ -37,16 +40,16 @@ def test_the_first_attempt_begins_at_the_beginning(tmp_path: Path) -> None:
     assert attempts.newest_attempt(tmp_path) == first and attempts.history(tmp_path) == [first]
 
 
-def test_the_next_one_resumes_from_the_newest_checkpoint_of_the_one_before(hand_made: Fixture) -> None:
+def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(hand_made: Fixture) -> None:
     run = hand_made()
     propose(run.folders.shared)
     for step in (8, 16, 24):
         run.checkpoint(1, step)
     second = propose(run.folders.shared)
-    assert (second.number, second.first_step, content(run, second)) == (2, 24, b"1 24")
+    assert (second.number, second.first_step, resume_content(run, second)) == (2, 24, b"1 24")
     run.checkpoint(2, 32)
     third = propose(run.folders.shared)
-    assert (third.first_step, content(run, third)) == (32, b"2 32")
+    assert (third.first_step, resume_content(run, third)) == (32, b"2 32")
 
 
 @pytest.mark.parametrize(
@@ -62,48 +65,50 @@ def test_the_next_one_resumes_from_the_newest_checkpoint_of_the_one_before(hand_
     ],
     ids=["cut", "longer", "changed", "empty", "foreign", "never renamed", "a folder"],
 )
-def test_a_damaged_checkpoint_is_passed_over(hand_made: Fixture, damage: Callable[[Path], Any]) -> None:
+def test_propose_damaged_checkpoint_is_skipped(hand_made: Fixture, damage: Callable[[Path], Any]) -> None:
     run = hand_made()
     propose(run.folders.shared)
     whole = run.checkpoint(1, 8)
     damage(run.folders.shared / run.checkpoint(1, 16))
     second = propose(run.folders.shared)
-    assert content(run, second) == b"1 8" and (run.folders.shared / second.resume).samefile(run.folders.shared / whole)
+    assert resume_content(run, second) == b"1 8" and (run.folders.shared / second.resume).samefile(
+        run.folders.shared / whole
+    )
 
 
-def test_an_attempt_that_saved_nothing_hands_on_what_it_began_with(hand_made: Fixture) -> None:
+def test_propose_previous_attempt_saved_nothing_keeps_its_checkpoint(hand_made: Fixture) -> None:
     run = hand_made()
     assert propose(run.folders.shared).resume == propose(run.folders.shared).resume == ""
     run.checkpoint(2, 8)
     for number in (3, 4, 5):
         following = propose(run.folders.shared)
-        assert (following.number, content(run, following)) == (number, b"2 8")
+        assert (following.number, resume_content(run, following)) == (number, b"2 8")
 
 
-def test_an_attempt_whose_own_checkpoints_are_all_damaged_hands_on_what_it_began_with(hand_made: Fixture) -> None:
+def test_propose_all_checkpoints_damaged_keeps_resume_checkpoint(hand_made: Fixture) -> None:
     run = hand_made()
     propose(run.folders.shared)
     run.checkpoint(1, 8)
     propose(run.folders.shared)
     run.checkpoint(2, 16, whole=False)
-    assert content(run, propose(run.folders.shared)) == b"1 8"
+    assert resume_content(run, propose(run.folders.shared)) == b"1 8"
 
 
-def test_what_an_older_attempt_writes_late_is_never_used(hand_made: Fixture) -> None:
+def test_propose_late_checkpoint_of_older_attempt_is_ignored(hand_made: Fixture) -> None:
     run = hand_made()
     propose(run.folders.shared)
     run.checkpoint(1, 8)
-    assert content(run, propose(run.folders.shared)) == b"1 8"
+    assert resume_content(run, propose(run.folders.shared)) == b"1 8"
     run.checkpoint(1, 999)
-    assert content(run, propose(run.folders.shared)) == b"1 8"
+    assert resume_content(run, propose(run.folders.shared)) == b"1 8"
     run.checkpoint(3, 16)
     run.checkpoint(2, 999)
     run.checkpoint(1, 1000)
-    assert content(run, propose(run.folders.shared)) == b"3 16"
+    assert resume_content(run, propose(run.folders.shared)) == b"3 16"
 
 
-def test_what_an_older_attempt_prunes_late_is_not_missed(hand_made: Fixture) -> None:
-    """Its trainers may live on for a while, and keep two of their own checkpoints."""
+def test_propose_late_pruning_by_older_attempt_does_no_harm(hand_made: Fixture) -> None:
+    """Trainers of an older attempt may live on for a while, and keep two of their own checkpoints."""
     run = hand_made()
     propose(run.folders.shared)
     for step in (8, 16):
@@ -112,53 +117,53 @@ def test_what_an_older_attempt_prunes_late_is_not_missed(hand_made: Fixture) -> 
     for path in (run.folders.shared / "checkpoints/000001").iterdir():
         path.unlink()
     run.checkpoint(1, 24)
-    assert content(run, second) == content(run, propose(run.folders.shared)) == b"1 16"
+    assert resume_content(run, second) == resume_content(run, propose(run.folders.shared)) == b"1 16"
 
 
-def test_the_checkpoints_of_two_attempts_ago_are_removed_and_nothing_that_is_wanted(hand_made: Fixture) -> None:
+def test_propose_deletes_only_checkpoints_of_older_attempts(hand_made: Fixture) -> None:
     run = hand_made()
     for number in range(1, 7):
-        made = propose(run.folders.shared)
+        newest = propose(run.folders.shared)
         run.checkpoint(number, 8 * number)
-    kept = sorted(path.name for path in (run.folders.shared / "checkpoints").iterdir())
-    assert kept == ["000005", "000006"] and content(run, made) == b"5 40"
+    folders = sorted(path.name for path in (run.folders.shared / "checkpoints").iterdir())
+    assert folders == ["000005", "000006"] and resume_content(run, newest) == b"5 40"
 
 
-def test_who_does_not_know_the_newest_gets_it_instead_of_his_own(tmp_path: Path) -> None:
+def test_propose_stale_knowledge_returns_newest_attempt(tmp_path: Path) -> None:
     first = propose(tmp_path, "0.a", "1.b")
     second = propose(tmp_path, "1.b")
-    late = attempts.Attempt(launch_id="now", members=("0.a",))
-    assert attempts.propose(tmp_path, first, late) == attempts.propose(tmp_path, None, late) == second
+    outdated = attempts.Attempt(launch_id="now", members=("0.a",))
+    assert attempts.propose(tmp_path, first, outdated) == attempts.propose(tmp_path, None, outdated) == second
     assert attempts.history(tmp_path) == [first, second]
 
 
-def test_a_new_launch_goes_on_after_the_attempts_of_the_one_before(hand_made: Fixture) -> None:
+def test_propose_new_launch_continues_numbers_and_checkpoint(hand_made: Fixture) -> None:
     run = hand_made()
     propose(run.folders.shared)
     run.checkpoint(1, 8)
     end = attempts.Attempt(launch_id="now", end_state="stopped")
     attempts.propose(run.folders.shared, attempts.newest_attempt(run.folders.shared), end)
     new = attempts.propose(run.folders.shared, None, attempts.Attempt(launch_id="next", members=("0.new",)))
-    assert (new.number, new.launch_id, content(run, new)) == (3, "next", b"1 8")
+    assert (new.number, new.launch_id, resume_content(run, new)) == (3, "next", b"1 8")
     again = attempts.Attempt(launch_id="next", members=("1.new",))
-    assert attempts.propose(run.folders.shared, None, again) == new, "both knew of nothing: the first has won"
+    assert attempts.propose(run.folders.shared, None, again) == new, "neither knew an attempt: the first one wins"
 
 
-@pytest.mark.parametrize("what", ["pruned by the old head", "removed by a faster proposer"])
-def test_a_checkpoint_that_vanishes_while_it_is_looked_at_is_no_end(
-    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, what: str
+@pytest.mark.parametrize("cause", ["pruned by the old rank 0", "deleted by a faster proposer"])
+def test_propose_checkpoint_vanishes_chooses_again(
+    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
-    run, real = hand_made(), attempts.newest_intact_file
+    run, newest_intact_file = hand_made(), attempts.newest_intact_file
     shared = run.folders.shared
     first = propose(shared)
     for step in (8, 16):
         run.checkpoint(1, step)
     faster: list[attempts.Attempt] = []
 
-    def found(folder: Path, pattern: str) -> Path | None:
-        path = real(folder, pattern)
-        monkeypatch.setattr(attempts, "newest_sealed", real)
-        if what.startswith("pruned"):
+    def choose_then_delete(folder: Path, pattern: str) -> Path | None:
+        path = newest_intact_file(folder, pattern)
+        monkeypatch.setattr(attempts, "newest_intact_file", newest_intact_file)
+        if cause.startswith("pruned"):
             assert path
             path.unlink()
             run.checkpoint(1, 24)
@@ -166,29 +171,29 @@ def test_a_checkpoint_that_vanishes_while_it_is_looked_at_is_no_end(
             faster.extend([propose(shared, "1.b"), propose(shared, "2.c")])
         return path
 
-    monkeypatch.setattr(attempts, "newest_sealed", found)
-    stands = attempts.propose(shared, first, attempts.Attempt(launch_id="now", members=("0.a",)))
+    monkeypatch.setattr(attempts, "newest_intact_file", choose_then_delete)
+    published = attempts.propose(shared, first, attempts.Attempt(launch_id="now", members=("0.a",)))
     if faster:
-        assert stands in faster
+        assert published in faster
     else:
-        assert (stands.members, content(run, stands)) == (("0.a",), b"1 24")
+        assert (published.members, resume_content(run, published)) == (("0.a",), b"1 24")
 
 
 @pytest.fixture
-def soon() -> Iterator[None]:
-    """What hangs for five seconds fails."""
+def hang_alarm() -> Iterator[None]:
+    """Fail a test that hangs for five seconds."""
 
-    def late(*_: object) -> None:
+    def fail(*_: object) -> None:
         raise AssertionError("it hangs")
 
-    before = signal.signal(signal.SIGALRM, late)
+    before = signal.signal(signal.SIGALRM, fail)
     signal.alarm(5)
     yield
     signal.alarm(0)
     signal.signal(signal.SIGALRM, before)
 
 
-def test_a_damaged_attempt_file_is_an_error_and_no_endless_search(tmp_path: Path, soon: Fixture) -> None:
+def test_propose_damaged_attempt_file_raises(tmp_path: Path, hang_alarm: Fixture) -> None:
     propose(tmp_path)
     for text in ("", "{", "[]", "7"):
         attempts.attempt_path(tmp_path, 2).write_text(text)
@@ -198,9 +203,7 @@ def test_a_damaged_attempt_file_is_an_error_and_no_endless_search(tmp_path: Path
         assert "hangs" not in str(caught.value)
 
 
-def test_when_somebody_has_removed_the_checkpoints_it_begins_again_or_says_so(
-    hand_made: Fixture, soon: Fixture
-) -> None:
+def test_propose_checkpoints_deleted_restarts_or_raises(hand_made: Fixture, hang_alarm: Fixture) -> None:
     run = hand_made()
     propose(run.folders.shared)
     run.checkpoint(1, 8)
@@ -212,21 +215,23 @@ def test_when_somebody_has_removed_the_checkpoints_it_begins_again_or_says_so(
         assert "resume-00000008" in str(error)
 
 
-def test_an_attempt_once_made_is_never_changed(tmp_path: Path) -> None:
-    made = [propose(tmp_path, f"{number}.x") for number in range(12)]
-    assert [one.number for one in made] == list(range(1, 13))
+def test_propose_never_changes_published_attempts(tmp_path: Path) -> None:
+    published = [propose(tmp_path, f"{number}.x") for number in range(12)]
+    assert [attempt.number for attempt in published] == list(range(1, 13))
     files = sorted((tmp_path / "attempts").iterdir())
-    assert [json.loads(one.read_text())["members"] for one in files] == [list(one.members) for one in made]
-    assert attempts.newest_attempt(tmp_path) == made[-1]
+    assert [json.loads(file.read_text())["members"] for file in files] == [
+        list(attempt.members) for attempt in published
+    ]
+    assert attempts.newest_attempt(tmp_path) == published[-1]
 
 
-def test_of_many_who_propose_at_once_one_wins_and_all_obey(tmp_path: Path, crowd: Callable[..., list[Any]]) -> None:
-    def one(number: int) -> list[attempts.Attempt]:
+def test_propose_concurrently_has_one_winner(tmp_path: Path, crowd: Callable[..., list[Any]]) -> None:
+    def propose_40_times(number: int) -> list[attempts.Attempt]:
         return [propose(tmp_path, f"{number}.x") for _ in range(40)]
 
-    said = [attempt for many in crowd(4, one) for attempt in many]
+    returned = [attempt for process_attempts in crowd(4, propose_40_times) for attempt in process_attempts]
     files = sorted((tmp_path / "attempts").iterdir())
-    made = {int(path.stem): json.loads(path.read_text())["members"] for path in files}
-    assert sorted(made) == list(range(1, len(made) + 1))
-    assert all(list(attempt.members) == made[attempt.number] for attempt in said)
+    members_by_number = {int(path.stem): json.loads(path.read_text())["members"] for path in files}
+    assert sorted(members_by_number) == list(range(1, len(members_by_number) + 1))
+    assert all(list(attempt.members) == members_by_number[attempt.number] for attempt in returned)
     assert not [path for path in tmp_path.rglob(".*")], "a temporary file was left"

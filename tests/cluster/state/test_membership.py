@@ -1,4 +1,4 @@
-"""Who trains next, as tables: what one agent knows, and what it has to do. No files, no clock, no processes."""
+"""Tests of the membership protocol: what one agent knows, and what it has to do. No files, clocks or processes."""
 
 from dataclasses import replace
 from typing import Any
@@ -24,92 +24,102 @@ FIRST = Attempt(number=1, members=("0.a", "1.b", "2.c"), reason="start")
 SILENT = 3.0
 
 
-def word(one: str, phase: str = "running", attempt: int = 1, at: int = 8, **more: Any) -> MachineStatus:
-    return MachineStatus(id=one, phase=phase, attempt=attempt, last_step=at, **more)
+def status(machine_id: str, phase: str = "running", attempt: int = 1, last_step: int = 8, **more: Any) -> MachineStatus:
+    """Return the status of a machine that trains in attempt 1 and has made step 8, unless told otherwise."""
+    return MachineStatus(id=machine_id, phase=phase, attempt=attempt, last_step=last_step, **more)
 
 
 def view(
-    words: list[MachineStatus],
-    me: str = "0.a",
+    statuses: list[MachineStatus],
+    own_id: str = "0.a",
     attempt: Attempt | None = FIRST,
     silent: dict[str, float] | None = None,
     **more: Any,
 ) -> ClusterView:
-    """What `me` knows when all spoke just now but those in `silent`, which gives their ages in seconds."""
-    phase = next(one.phase for one in words if one.id == me)
-    ages = {one.id: 0.1 for one in words} | (silent or {})
+    """Return the view of machine `own_id`. Statuses are fresh but those in `silent`, which gives ages in seconds."""
+    statuses_by_id = {status.id: status for status in statuses}
     return ClusterView(
-        own_id=me, phase=phase, attempt=attempt, statuses={one.id: one for one in words}, status_ages=ages, **more
+        own_id=own_id,
+        phase=statuses_by_id[own_id].phase,
+        attempt=attempt,
+        statuses=statuses_by_id,
+        status_ages=dict.fromkeys(statuses_by_id, 0.1) | (silent or {}),
+        **more,
     )
 
 
 def all_of(phase: str = "running", **more: Any) -> list[MachineStatus]:
-    return [word(one, phase, **more) for one in FIRST.members]
+    """Return the statuses of all members of the first attempt."""
+    return [status(member, phase, **more) for member in FIRST.members]
 
 
 def proposed(action: Action) -> Attempt:
+    """Return the attempt that an action proposes; fail when it proposes none."""
     assert action.kind == "propose" and action.attempt is not None, action
     return action.attempt
 
 
 def ready(*ids: str) -> list[MachineStatus]:
-    return [word(one, "spare", attempt=0, at=-1) for one in ids]
+    """Return the statuses of machines that are ready and in no attempt."""
+    return [status(machine_id, "spare", attempt=0, last_step=-1) for machine_id in ids]
 
 
 # --- the start ------------------------------------------------------------------------------------------------------
 
 
-def test_the_start_waits_until_all_are_ready() -> None:
+def test_decide_first_attempt_waits_for_all_machines() -> None:
     assert decide(view(ready("0.a", "1.b"), attempt=None), RULES).kind == "nothing"
-    warming = [*ready("0.a", "1.b"), word("2.c", "warming", attempt=0, at=-1)]
+    warming = [*ready("0.a", "1.b"), status("2.c", "warming", attempt=0, last_step=-1)]
     assert decide(view(warming, attempt=None), RULES).kind == "nothing"
     silent = view(ready("0.a", "1.b", "2.c"), attempt=None, silent={"2.c": SILENT})
     assert decide(silent, RULES).kind == "nothing"
-    leaving = [*ready("0.a", "1.b"), replace(ready("2.c")[0], leaving="a notice")]
+    leaving = [*ready("0.a", "1.b"), replace(ready("2.c")[0], leave_reason="a notice")]
     assert decide(view(leaving, attempt=None), RULES).kind == "nothing"
     first = proposed(decide(view(ready("2.c", "0.a", "1.b"), attempt=None), RULES))
     assert (first.members, first.reason, first.end_state) == (("0.a", "1.b", "2.c"), "start", "")
 
 
-def test_ranks_are_in_the_order_of_the_numbers() -> None:
-    rules = replace(RULES, names=tuple(map(str, range(12))), want=3)
-    words = ready("10.x", "2.y", "9.z")
-    assert proposed(decide(view(words, me="2.y", attempt=None), rules)).members == ("2.y", "9.z", "10.x")
+def test_decide_first_attempt_orders_ranks_by_machine_number() -> None:
+    rules = replace(RULES, machine_names=tuple(map(str, range(12))), target_size=3)
+    statuses = ready("10.x", "2.y", "9.z")
+    assert proposed(decide(view(statuses, own_id="2.y", attempt=None), rules)).members == ("2.y", "9.z", "10.x")
 
 
-def test_the_first_proposes_at_once_and_each_later_one_half_a_second_after_the_one_before() -> None:
-    words = ready("0.a", "1.b", "2.c")
-    for place, me in enumerate(FIRST.members):
-        early, late = max(0.0, 0.5 * place - 0.01), 0.5 * place
-        assert proposed(decide(view(words, me=me, attempt=None, down=late), RULES)).members == FIRST.members
-        if place:
-            assert decide(view(words, me=me, attempt=None, down=early), RULES).kind == "nothing"
+def test_decide_staggers_proposals_by_half_a_second() -> None:
+    statuses = ready("0.a", "1.b", "2.c")
+    for index, own_id in enumerate(FIRST.members):
+        turn = 0.5 * index
+        on_turn = view(statuses, own_id=own_id, attempt=None, seconds_in_phase=turn)
+        assert proposed(decide(on_turn, RULES)).members == FIRST.members
+        if index:
+            too_early = view(statuses, own_id=own_id, attempt=None, seconds_in_phase=turn - 0.01)
+            assert decide(too_early, RULES).kind == "nothing"
 
 
-def ended(one: str, reason: str, state: str = "failed") -> MachineStatus:
-    return word(one, "ended", attempt=0, at=-1, state=state, reason=reason)
+def ended(machine_id: str, reason: str, state: str = "failed") -> MachineStatus:
+    return status(machine_id, "ended", attempt=0, last_step=-1, state=state, reason=reason)
 
 
-def test_a_machine_that_failed_before_the_start_ends_the_job_with_its_reason() -> None:
-    words = [*ready("0.a", "2.c"), ended("1.b", "no such data folder")]
-    end = proposed(decide(view(words, attempt=None), RULES))
+def test_decide_machine_failed_before_start_ends_job() -> None:
+    statuses = [*ready("0.a", "2.c"), ended("1.b", "no such data folder")]
+    end = proposed(decide(view(statuses, attempt=None), RULES))
     assert (end.members, end.end_state, end.reason) == ((), "failed", "machine 1: no such data folder")
     both = [*ready("0.a"), ended("1.b", "one"), ended("2.c", "two")]
     assert proposed(decide(view(both, attempt=None), RULES)).reason == "machine 1: one; machine 2: two"
 
 
-def test_a_spare_covers_a_machine_that_failed_before_the_start() -> None:
-    rules = replace(RULES, want=2)
-    words = [*ready("0.a"), ended("1.b", "no such data folder")]
-    assert decide(view(words, attempt=None), rules).kind == "nothing"
-    words += ready("2.c")
-    assert proposed(decide(view(words, attempt=None), rules)).members == ("0.a", "2.c")
+def test_decide_spare_replaces_machine_failed_before_start() -> None:
+    rules = replace(RULES, target_size=2)
+    statuses = [*ready("0.a"), ended("1.b", "no such data folder")]
+    assert decide(view(statuses, attempt=None), rules).kind == "nothing"
+    statuses += ready("2.c")
+    assert proposed(decide(view(statuses, attempt=None), rules)).members == ("0.a", "2.c")
 
 
-def test_who_is_not_ready_himself_proposes_nothing() -> None:
-    words = [word("0.a", "warming", attempt=0, at=-1), *ready("1.b", "2.c")]
-    assert decide(view(words, attempt=None), RULES).kind == "nothing"
-    dead = [word("0.a", "warming", attempt=0, at=-1), ended("1.b", "why")]
+def test_decide_unready_machine_proposes_nothing() -> None:
+    statuses = [status("0.a", "warming", attempt=0, last_step=-1), *ready("1.b", "2.c")]
+    assert decide(view(statuses, attempt=None), RULES).kind == "nothing"
+    dead = [status("0.a", "warming", attempt=0, last_step=-1), ended("1.b", "why")]
     assert decide(view(dead, attempt=None), RULES).kind == "nothing"
 
 
@@ -117,201 +127,218 @@ def test_who_is_not_ready_himself_proposes_nothing() -> None:
 
 
 @pytest.mark.parametrize("age", [0.0, 2.4, 2.6, 60.0, 1e6])
-@pytest.mark.parametrize("begun", [True, False])
-def test_nobody_is_lost_while_steps_advance_however_silent(age: float, begun: bool) -> None:
-    words = all_of(at=8 if begun else -1)
-    patience = 5.0 if begun else 15.0
+@pytest.mark.parametrize("has_made_steps", [True, False])
+def test_decide_silent_machine_is_kept_while_steps_advance(age: float, has_made_steps: bool) -> None:
+    statuses = all_of(last_step=8 if has_made_steps else -1)
+    timeout = 5.0 if has_made_steps else 15.0
     silent = {"1.b": age, "2.c": age}
-    assert decide(view(words, silent=silent, quiet=0.0), RULES).kind == "nothing"
-    assert decide(view(words, silent=silent, quiet=patience), RULES).kind == "nothing"
-    stuck = decide(view(words, silent=silent, quiet=patience + 0.1), RULES)
+    assert decide(view(statuses, silent=silent, seconds_without_progress=0.0), RULES).kind == "nothing"
+    assert decide(view(statuses, silent=silent, seconds_without_progress=timeout), RULES).kind == "nothing"
+    stuck = decide(view(statuses, silent=silent, seconds_without_progress=timeout + 0.1), RULES)
     assert stuck.kind == ("fail" if age > RULES.heartbeat_timeout else "nothing")
     if age > RULES.heartbeat_timeout:
         assert "machines 1, 2 silent" in stuck.reason
 
 
-def test_a_stall_with_all_alive_needs_much_more_patience() -> None:
-    for at, patience in ((8, 120.0), (-1, 300.0)):
-        assert decide(view(all_of(at=at), quiet=patience - 0.1), RULES).kind == "nothing"
-        stuck = decide(view(all_of(at=at), quiet=patience + 0.1), RULES)
-        assert stuck.kind == "fail" and "nobody silent" in stuck.reason
+def test_decide_stall_with_all_responsive_waits_longer() -> None:
+    for step, timeout in ((8, 120.0), (-1, 300.0)):
+        statuses = all_of(last_step=step)
+        assert decide(view(statuses, seconds_without_progress=timeout - 0.1), RULES).kind == "nothing"
+        stuck = decide(view(statuses, seconds_without_progress=timeout + 0.1), RULES)
+        assert stuck.kind == "fail" and "all machines respond" in stuck.reason
 
 
-def test_a_job_of_long_steps_has_three_of_them_for_patience() -> None:
+def test_decide_long_steps_extend_timeout_to_three_gaps() -> None:
     silent = {"1.b": SILENT}
-    assert decide(view(all_of(), silent=silent, quiet=29.0, pace=10.0), RULES).kind == "nothing"
-    assert decide(view(all_of(), silent=silent, quiet=31.0, pace=10.0), RULES).kind == "fail"
+    assert (
+        decide(view(all_of(), silent=silent, seconds_without_progress=29.0, longest_progress_gap=10.0), RULES).kind
+        == "nothing"
+    )
+    assert (
+        decide(view(all_of(), silent=silent, seconds_without_progress=31.0, longest_progress_gap=10.0), RULES).kind
+        == "fail"
+    )
 
 
-def test_a_member_that_was_never_heard_of_is_silent() -> None:
-    words = all_of(at=-1)[:2]
-    assert decide(view(words, quiet=14.9), RULES).kind == "nothing"
-    assert decide(view(words, quiet=15.1), RULES).kind == "fail"
+def test_decide_member_without_status_counts_as_silent() -> None:
+    statuses = all_of(last_step=-1)[:2]
+    assert decide(view(statuses, seconds_without_progress=14.9), RULES).kind == "nothing"
+    assert decide(view(statuses, seconds_without_progress=15.1), RULES).kind == "fail"
 
 
 @pytest.mark.parametrize("phase", ["failed", "ended"])
-def test_one_that_says_it_failed_ends_all_at_once(phase: str) -> None:
-    words = [*all_of()[:2], word("2.c", phase)]
-    assert decide(view(words), RULES) == Action(kind="fail", reason="machine 2 failed")
+def test_decide_failed_member_fails_attempt_at_once(phase: str) -> None:
+    statuses = [*all_of()[:2], status("2.c", phase)]
+    assert decide(view(statuses), RULES) == Action(kind="fail", reason="machine 2 failed")
 
 
-def test_the_failure_of_another_attempt_is_no_failure_of_this_one() -> None:
-    words = [*all_of()[:2], word("2.c", "failed", attempt=0)]
-    assert decide(view(words), RULES).kind == "nothing"
+def test_decide_failure_of_older_attempt_is_ignored() -> None:
+    statuses = [*all_of()[:2], status("2.c", "failed", attempt=0)]
+    assert decide(view(statuses), RULES).kind == "nothing"
 
 
-def test_one_that_has_started_anew_is_lost_at_once() -> None:
-    words = [*all_of()[:2], word("2.new", "warming", attempt=0, at=-1)]
-    assert decide(view(words), RULES) == Action(kind="fail", reason="machine 2 started anew")
+def test_decide_restarted_member_fails_attempt_at_once() -> None:
+    statuses = [*all_of()[:2], status("2.new", "warming", attempt=0, last_step=-1)]
+    assert decide(view(statuses), RULES) == Action(kind="fail", reason="machine 2 restarted")
 
 
-def test_who_missed_the_save_of_the_others_follows_them() -> None:
-    words = [*all_of()[:1], word("1.b", "saved"), word("2.c", "saved")]
-    assert decide(view(words, quiet=1.0), RULES).kind == "nothing"
-    assert decide(view(words, quiet=5.1), RULES).kind == "fail"
+def test_decide_missed_save_fails_after_loss_timeout() -> None:
+    statuses = [*all_of()[:1], status("1.b", "saved"), status("2.c", "saved")]
+    assert decide(view(statuses, seconds_without_progress=1.0), RULES).kind == "nothing"
+    assert decide(view(statuses, seconds_without_progress=5.1), RULES).kind == "fail"
 
 
 # --- planned changes ------------------------------------------------------------------------------------------------
 
 
-def test_who_has_to_leave_asks_for_a_save_when_all_could_start_again_at_once_or_time_is_short() -> None:
-    calm = [word("0.a", leaving="a notice"), *all_of()[1:]]
+def test_decide_leaving_machine_asks_for_save_when_ready_or_urgent() -> None:
+    calm = [status("0.a", leave_reason="a notice"), *all_of()[1:]]
     assert decide(view(calm), RULES) == Action(kind="ask", reason="machine 0 leaving")
-    busy = [*calm[:2], word("2.c", warm=False)]
+    busy = [*calm[:2], status("2.c", is_standby_ready=False)]
     assert decide(view(busy), RULES).kind == "nothing"
-    assert decide(view(busy, hurry=True), RULES).kind == "ask"
-    early = [replace(one, at=-1) for one in calm]
+    assert decide(view(busy, is_deadline_near=True), RULES).kind == "ask"
+    early = [replace(status, last_step=-1) for status in calm]
     assert decide(view(early), RULES).kind == "nothing"
-    alone = view([word("0.a", leaving="a notice", warm=False)], attempt=replace(FIRST, members=("0.a",)))
+    alone = view(
+        [status("0.a", leave_reason="a notice", is_standby_ready=False)], attempt=replace(FIRST, members=("0.a",))
+    )
     assert decide(alone, RULES).kind == "ask"
-    assert decide(view(calm, me="1.b"), RULES).kind == "nothing", "that is for the one that leaves to say"
+    assert decide(view(calm, own_id="1.b"), RULES).kind == "nothing", "only the machine that leaves asks"
 
 
-def test_a_machine_joins_only_when_all_are_warm_and_there_is_room() -> None:
+def test_decide_spare_joins_only_with_standbys_and_room() -> None:
     pair = Attempt(number=2, members=("0.a", "1.b"))
-    words = [word("0.a", attempt=2), word("1.b", attempt=2), word("2.new", "spare", attempt=2)]
-    assert decide(view(words, attempt=pair), RULES) == Action(kind="ask", reason="machine 2 joins")
-    cold = [words[0], replace(words[1], warm=False), words[2]]
+    statuses = [status("0.a", attempt=2), status("1.b", attempt=2), status("2.new", "spare", attempt=2)]
+    assert decide(view(statuses, attempt=pair), RULES) == Action(kind="ask", reason="machine 2 joins")
+    cold = [statuses[0], replace(statuses[1], is_standby_ready=False), statuses[2]]
     assert decide(view(cold, attempt=pair), RULES).kind == "nothing"
-    assert decide(view([replace(one, at=-1) for one in words], attempt=pair), RULES).kind == "nothing"
-    assert decide(view(words, attempt=pair, silent={"2.new": SILENT}), RULES).kind == "nothing"
-    assert decide(view(words, attempt=pair), replace(RULES, want=2)).kind == "nothing"
+    assert decide(view([replace(status, last_step=-1) for status in statuses], attempt=pair), RULES).kind == "nothing"
+    assert decide(view(statuses, attempt=pair, silent={"2.new": SILENT}), RULES).kind == "nothing"
+    assert decide(view(statuses, attempt=pair), replace(RULES, target_size=2)).kind == "nothing"
     for phase in ("warming", "ended", "running"):
-        assert decide(view([*words[:2], word("2.new", phase, attempt=2)], attempt=pair), RULES).kind == "nothing"
-    going = [*words[:2], replace(words[2], leaving="a notice")]
+        assert decide(view([*statuses[:2], status("2.new", phase, attempt=2)], attempt=pair), RULES).kind == "nothing"
+    going = [*statuses[:2], replace(statuses[2], leave_reason="a notice")]
     assert decide(view(going, attempt=pair), RULES).kind == "nothing"
-    banned = replace(pair, faults={"2": 3})
-    assert decide(view(words, attempt=banned), RULES).kind == "nothing"
+    banned = replace(pair, fault_counts={"2": 3})
+    assert decide(view(statuses, attempt=banned), RULES).kind == "nothing"
 
 
-def test_after_the_save_the_newcomers_are_members_up_to_the_wanted_number() -> None:
-    rules = replace(RULES, names=("0", "1", "2", "3"), want=3)
+def test_decide_after_save_adds_spares_up_to_target_size() -> None:
+    rules = replace(RULES, machine_names=("0", "1", "2", "3"), target_size=3)
     pair = Attempt(number=2, members=("1.b", "2.c"), fault_counts={"1": 1}, crash_step=8, crash_count=2)
-    words = [word("1.b", "saved", attempt=2), word("2.c", "saved", attempt=2), *ready("3.d", "0.a")]
-    grown = proposed(decide(view(words, me="1.b", attempt=pair), rules))
+    statuses = [status("1.b", "saved", attempt=2), status("2.c", "saved", attempt=2), *ready("3.d", "0.a")]
+    grown = proposed(decide(view(statuses, own_id="1.b", attempt=pair), rules))
     assert grown.members == ("1.b", "2.c", "0.a") and grown.reason == "machine 0 joined"
     assert grown.fault_counts == {"1": 1} and grown.crash_count == 0
 
 
-def test_who_leaves_is_replaced_by_a_spare_and_nobody_counts_as_lost() -> None:
-    rules = replace(RULES, names=("0", "1", "2", "3"))
-    words = [word("0.a", "saved", leaving="a notice"), word("1.b", "saved"), word("2.c", "saved"), *ready("3.d")]
-    following = proposed(decide(view(words, me="0.a"), rules))
-    assert following.members == ("1.b", "2.c", "3.d") and following.reason == "machine 0 left; machine 3 joined"
+def test_decide_leaving_machine_is_replaced_by_spare() -> None:
+    rules = replace(RULES, machine_names=("0", "1", "2", "3"))
+    statuses = [
+        status("0.a", "saved", leave_reason="a notice"),
+        status("1.b", "saved"),
+        status("2.c", "saved"),
+        *ready("3.d"),
+    ]
+    next_attempt = proposed(decide(view(statuses, own_id="0.a"), rules))
+    assert next_attempt.members == ("1.b", "2.c", "3.d") and next_attempt.reason == "machine 0 left; machine 3 joined"
 
 
-def test_when_all_leave_the_job_is_stopped_and_when_a_spare_is_there_it_goes_on() -> None:
-    words = [word(one, "saved", leaving=f"notice of {one}") for one in FIRST.members]
-    end = proposed(decide(view(words), RULES))
+def test_decide_all_leave_stops_job_unless_spare_exists() -> None:
+    statuses = [status(member, "saved", leave_reason=f"notice of {member}") for member in FIRST.members]
+    end = proposed(decide(view(statuses), RULES))
     assert (end.members, end.end_state, end.reason) == ((), "stopped", "notice of 0.a")
-    rules = replace(RULES, names=("0", "1", "2", "3"))
-    assert proposed(decide(view([*words, *ready("3.d")]), rules)).members == ("3.d",)
+    rules = replace(RULES, machine_names=("0", "1", "2", "3"))
+    assert proposed(decide(view([*statuses, *ready("3.d")]), rules)).members == ("3.d",)
 
 
 # --- after a loss ---------------------------------------------------------------------------------------------------
 
 
-def test_all_that_speak_must_be_as_far_before_the_next_attempt() -> None:
+def test_decide_next_attempt_waits_for_all_responsive_members() -> None:
     for phase in ("running", "warming", "spare"):
-        words = [word("0.a", "failed"), word("1.b", "failed"), word("2.c", phase)]
-        assert decide(view(words), RULES).kind == "nothing"
-        assert proposed(decide(view(words, silent={"2.c": SILENT}), RULES)).members == ("0.a", "1.b")
-    behind = [word("0.a", "failed"), word("1.b", "failed"), word("2.c", "failed", attempt=0)]
+        statuses = [status("0.a", "failed"), status("1.b", "failed"), status("2.c", phase)]
+        assert decide(view(statuses), RULES).kind == "nothing"
+        assert proposed(decide(view(statuses, silent={"2.c": SILENT}), RULES)).members == ("0.a", "1.b")
+    behind = [status("0.a", "failed"), status("1.b", "failed"), status("2.c", "failed", attempt=0)]
     assert decide(view(behind), RULES).kind == "nothing"
 
 
-def test_the_head_may_be_lost_and_the_next_in_order_proposes_at_once() -> None:
-    words = [word("0.a"), word("1.b", "failed"), word("2.c", "failed")]
+def test_decide_first_member_lost_second_proposes_at_once() -> None:
+    statuses = [status("0.a"), status("1.b", "failed"), status("2.c", "failed")]
     silent = {"0.a": SILENT}
-    following = proposed(decide(view(words, me="1.b", silent=silent), RULES))
-    assert following.members == ("1.b", "2.c") and following.reason == "machine 0 lost"
-    assert decide(view(words, me="2.c", silent=silent, down=0.4), RULES).kind == "nothing"
-    assert proposed(decide(view(words, me="2.c", silent=silent, down=0.5), RULES)).members == ("1.b", "2.c")
+    next_attempt = proposed(decide(view(statuses, own_id="1.b", silent=silent), RULES))
+    assert next_attempt.members == ("1.b", "2.c") and next_attempt.reason == "machine 0 lost"
+    assert decide(view(statuses, own_id="2.c", silent=silent, seconds_in_phase=0.4), RULES).kind == "nothing"
+    assert proposed(decide(view(statuses, own_id="2.c", silent=silent, seconds_in_phase=0.5), RULES)).members == (
+        "1.b",
+        "2.c",
+    )
 
 
-def test_two_may_be_lost_at_once() -> None:
-    words = [word("0.a"), word("1.b"), word("2.c", "failed")]
-    following = proposed(decide(view(words, me="2.c", silent={"0.a": SILENT, "1.b": SILENT}), RULES))
-    assert following.members == ("2.c",) and following.reason == "machines 0, 1 lost"
+def test_decide_two_members_lost_at_once() -> None:
+    statuses = [status("0.a"), status("1.b"), status("2.c", "failed")]
+    next_attempt = proposed(decide(view(statuses, own_id="2.c", silent={"0.a": SILENT, "1.b": SILENT}), RULES))
+    assert next_attempt.members == ("2.c",) and next_attempt.reason == "machines 0, 1 lost"
 
 
-def test_a_loss_is_no_crash_and_no_fault() -> None:
-    words = [word("0.a", "failed"), word("1.b", "failed"), word("2.c")]
-    before = replace(FIRST, crashes=2, step=8)
-    following = proposed(decide(view(words, attempt=before, silent={"2.c": SILENT}), RULES))
-    assert (following.crash_count, following.fault_counts, following.end_state) == (0, {}, "")
+def test_decide_loss_counts_neither_crash_nor_fault() -> None:
+    statuses = [status("0.a", "failed"), status("1.b", "failed"), status("2.c")]
+    before = replace(FIRST, crash_count=2, crash_step=8)
+    next_attempt = proposed(decide(view(statuses, attempt=before, silent={"2.c": SILENT}), RULES))
+    assert (next_attempt.crash_count, next_attempt.fault_counts, next_attempt.end_state) == (0, {}, "")
 
 
-def test_too_few_wait_for_more() -> None:
-    rules = replace(RULES, least=2)
-    words = [word("0.a"), word("1.b"), word("2.c", "failed", fault="")]
+def test_decide_below_min_size_waits_for_spares() -> None:
+    rules = replace(RULES, min_size=2)
+    statuses = [status("0.a"), status("1.b"), status("2.c", "failed", fault="")]
     silent = {"0.a": SILENT, "1.b": SILENT}
-    assert decide(view(words, me="2.c", silent=silent, down=1000.0), rules).kind == "nothing"
-    more = view([words[2], *ready("1.new")], me="2.c", silent=silent)
-    assert proposed(decide(more, rules)).members == ("2.c", "1.new")
+    assert decide(view(statuses, own_id="2.c", silent=silent, seconds_in_phase=1000.0), rules).kind == "nothing"
+    with_spare = view([statuses[2], *ready("1.new")], own_id="2.c", silent=silent)
+    assert proposed(decide(with_spare, rules)).members == ("2.c", "1.new")
 
 
-def test_a_machine_that_came_back_under_its_old_name_is_not_counted_as_lost_and_present() -> None:
-    words = [word("0.a", "failed"), word("1.b", "failed"), *ready("2.new")]
-    following = proposed(decide(view(words), RULES))
-    assert following.members == ("0.a", "1.b", "2.new") and following.reason == "machine 2 lost; machine 2 joined"
+def test_decide_restarted_machine_is_lost_and_joins() -> None:
+    statuses = [status("0.a", "failed"), status("1.b", "failed"), *ready("2.new")]
+    next_attempt = proposed(decide(view(statuses), RULES))
+    assert next_attempt.members == ("0.a", "1.b", "2.new") and next_attempt.reason == "machine 2 lost; machine 2 joined"
 
 
-# --- a spare, or one that was left out ------------------------------------------------------------------------------
+# --- a machine that is not a member ---------------------------------------------------------------------------------
 
 
 PAIR = Attempt(number=1, members=("0.a", "1.b"), fault_counts={"0": 1})
 
 
-def outside(members: list[MachineStatus], silent: dict[str, float], **more: Any) -> Action:
-    return decide(view([*members, word("2.c", "spare")], me="2.c", attempt=PAIR, silent=silent, **more), RULES)
+def decide_of_spare(members: list[MachineStatus], silent: dict[str, float], **more: Any) -> Action:
+    return decide(view([*members, status("2.c", "spare")], own_id="2.c", attempt=PAIR, silent=silent, **more), RULES)
 
 
-def test_a_spare_takes_over_when_all_members_have_been_silent_for_long_and_not_earlier() -> None:
-    members = [word("0.a"), word("1.b")]
-    assert outside(members, {"0.a": 59.9, "1.b": 1000.0}).kind == "nothing"
-    assert outside(members, {"0.a": 1000.0, "1.b": 0.1}).kind == "nothing"
-    taken = proposed(outside(members, {"0.a": 60.0, "1.b": 61.0}))
-    assert (taken.members, taken.reason, taken.fault_counts) == (("2.c",), "all members were lost", {"0": 1})
+def test_decide_spare_takes_over_after_orphan_timeout() -> None:
+    members = [status("0.a"), status("1.b")]
+    assert decide_of_spare(members, {"0.a": 59.9, "1.b": 1000.0}).kind == "nothing"
+    assert decide_of_spare(members, {"0.a": 1000.0, "1.b": 0.1}).kind == "nothing"
+    takeover = proposed(decide_of_spare(members, {"0.a": 60.0, "1.b": 61.0}))
+    assert (takeover.members, takeover.reason, takeover.fault_counts) == (("2.c",), "all members were lost", {"0": 1})
 
 
-def test_a_spare_takes_over_at_once_when_all_members_have_said_that_they_end() -> None:
-    gone = [word("0.a", "ended", state="left"), word("1.b", "ended", state="left")]
-    assert proposed(outside(gone, {"0.a": 0.1, "1.b": 0.1})).members == ("2.c",)
-    assert outside([gone[0], word("1.b")], {"0.a": 0.1, "1.b": 0.1}).kind == "nothing"
-    assert outside([gone[0], word("1.b", "failed")], {"0.a": 0.1, "1.b": SILENT}).kind == "nothing"
+def test_decide_spare_takes_over_when_all_members_ended() -> None:
+    gone = [status("0.a", "ended", state="left"), status("1.b", "ended", state="left")]
+    assert proposed(decide_of_spare(gone, {"0.a": 0.1, "1.b": 0.1})).members == ("2.c",)
+    assert decide_of_spare([gone[0], status("1.b")], {"0.a": 0.1, "1.b": 0.1}).kind == "nothing"
+    assert decide_of_spare([gone[0], status("1.b", "failed")], {"0.a": 0.1, "1.b": SILENT}).kind == "nothing"
 
 
-def test_a_spare_alone_takes_over_only_when_it_is_enough_and_ready() -> None:
-    members, silent = [word("0.a"), word("1.b")], {"0.a": 99.0, "1.b": 99.0}
-    words = [*members, word("2.c", "spare")]
-    two = replace(RULES, least=2)
-    assert decide(view(words, me="2.c", attempt=PAIR, silent=silent), two).kind == "nothing"
-    cold = [*members, word("2.c", "warming")]
-    assert decide(view(cold, me="2.c", attempt=PAIR, silent=silent), RULES).kind == "nothing"
+def test_decide_spare_takes_over_only_if_ready_and_enough() -> None:
+    members, silent = [status("0.a"), status("1.b")], {"0.a": 99.0, "1.b": 99.0}
+    statuses = [*members, status("2.c", "spare")]
+    two_needed = replace(RULES, min_size=2)
+    assert decide(view(statuses, own_id="2.c", attempt=PAIR, silent=silent), two_needed).kind == "nothing"
+    cold = [*members, status("2.c", "warming")]
+    assert decide(view(cold, own_id="2.c", attempt=PAIR, silent=silent), RULES).kind == "nothing"
 
 
-def test_after_the_end_of_the_job_nobody_begins_again() -> None:
+def test_decide_after_job_end_does_nothing() -> None:
     over = Attempt(number=4, end_state="failed", reason="why")
     assert decide(view(ready("0.a", "1.b", "2.c"), attempt=over), RULES).kind == "nothing"
 
@@ -319,68 +346,78 @@ def test_after_the_end_of_the_job_nobody_begins_again() -> None:
 # --- crashes --------------------------------------------------------------------------------------------------------
 
 
-def crashed(one: str = "1.b", at: int = 8, fault: str = "own") -> list[MachineStatus]:
-    """All have failed: one by its own fault, the others because of it."""
+def crashed(culprit: str = "1.b", last_step: int = 8, fault: str = "own") -> list[MachineStatus]:
+    """Return the statuses after a failure of all members: the culprit by its own fault, the others because of it."""
     return [
-        word(other, "failed", at=at, fault=fault if other == one else "", reason="a bad step" if other == one else "")
-        for other in FIRST.members
+        status(member, "failed", last_step=last_step, fault=fault, reason="a bad step")
+        if member == culprit
+        else status(member, "failed", last_step=last_step)
+        for member in FIRST.members
     ]
 
 
-def test_a_crash_is_tried_again_by_the_same_members_and_counted() -> None:
+def test_decide_crash_retries_with_same_members() -> None:
     again = proposed(decide(view(crashed()), RULES))
     assert again.members == FIRST.members and again.reason == "machine 1: a bad step"
     assert (again.crash_step, again.crash_count, again.fault_counts) == (8, 1, {"1": 1})
 
 
-def test_the_third_crash_at_the_same_step_ends_the_job() -> None:
+def test_decide_third_crash_at_same_step_ends_job() -> None:
     attempt = FIRST
-    for number, one in enumerate(("0.a", "1.b"), 1):
-        attempt = replace(proposed(decide(view(crashed(one), attempt=attempt), RULES)), number=1)
-        assert attempt.crash_count == number and attempt.members == FIRST.members
+    for crash_count, culprit in enumerate(("0.a", "1.b"), 1):
+        attempt = replace(proposed(decide(view(crashed(culprit), attempt=attempt), RULES)), number=1)
+        assert attempt.crash_count == crash_count and attempt.members == FIRST.members
     end = proposed(decide(view(crashed("2.c"), attempt=attempt), RULES))
     assert (end.members, end.end_state, end.reason) == ((), "failed", "machine 2: a bad step (3 times at step 8)")
 
 
-def test_crashes_at_different_steps_are_no_reason_to_end() -> None:
+def test_decide_crashes_at_different_steps_continue() -> None:
     attempt = FIRST
-    for at, one in ((8, "0.a"), (9, "1.b"), (8, "2.c"), (12, "0.a"), (8, "1.b")):
-        attempt = replace(proposed(decide(view(crashed(one, at=at), attempt=attempt), RULES)), number=1)
-        assert (attempt.members, attempt.crash_step, attempt.crash_count) == (FIRST.members, at, 1)
+    for step, culprit in ((8, "0.a"), (9, "1.b"), (8, "2.c"), (12, "0.a"), (8, "1.b")):
+        statuses = crashed(culprit, last_step=step)
+        attempt = replace(proposed(decide(view(statuses, attempt=attempt), RULES)), number=1)
+        assert (attempt.members, attempt.crash_step, attempt.crash_count) == (FIRST.members, step, 1)
     assert attempt.fault_counts == {"0": 2, "1": 2, "2": 1}
 
 
-def test_a_machine_that_fails_again_and_again_by_itself_is_left_out() -> None:
-    attempt = replace(FIRST, faults={"1": 2}, step=3, crashes=1)
+def test_decide_machine_with_three_faults_is_left_out() -> None:
+    attempt = replace(FIRST, fault_counts={"1": 2}, crash_step=3, crash_count=1)
     left = proposed(decide(view(crashed("1.b"), attempt=attempt), RULES))
     assert left.members == ("0.a", "2.c") and left.fault_counts == {"1": 3} and left.end_state == ""
-    later = [word("0.a", "saved", attempt=2), word("2.c", "saved", attempt=2), word("1.new", "spare")]
-    following = proposed(decide(view(later, attempt=replace(left, number=2)), RULES))
-    assert following.members == ("0.a", "2.c"), "a new start under the name of a machine that was left out"
+    later = [status("0.a", "saved", attempt=2), status("2.c", "saved", attempt=2), status("1.new", "spare")]
+    next_attempt = proposed(decide(view(later, attempt=replace(left, number=2)), RULES))
+    assert next_attempt.members == ("0.a", "2.c"), (
+        "machine 1 was left out; starting its agent again does not change that"
+    )
 
 
-def test_what_would_come_back_at_every_try_ends_the_job_at_once() -> None:
+def test_decide_final_failure_ends_job_at_once() -> None:
     end = proposed(decide(view(crashed("2.c", fault="final")), RULES))
     assert (end.members, end.end_state, end.reason) == ((), "failed", "a bad step")
 
 
-def test_a_job_of_one_machine_says_its_reason_without_a_number() -> None:
-    rules, alone = replace(RULES, names=("0",), want=1), replace(FIRST, members=("0.a",))
-    words = [word("0.a", "failed", fault="own", reason="killed")]
+def test_decide_single_machine_reason_has_no_machine_name() -> None:
+    rules, alone = replace(RULES, machine_names=("0",), target_size=1), replace(FIRST, members=("0.a",))
+    statuses = [status("0.a", "failed", fault="own", reason="killed")]
     attempt = alone
     for _ in range(2):
-        attempt = replace(proposed(decide(view(words, attempt=attempt), rules)), number=1)
+        attempt = replace(proposed(decide(view(statuses, attempt=attempt), rules)), number=1)
         assert attempt.members == ("0.a",) and attempt.reason == "killed"
-    assert proposed(decide(view(words, attempt=attempt), rules)).reason == "killed (3 times at step 8)"
+    assert proposed(decide(view(statuses, attempt=attempt), rules)).reason == "killed (3 times at step 8)"
 
 
-def test_the_last_machine_that_fails_again_and_again_ends_the_job() -> None:
-    rules, alone = replace(RULES, names=("0",), want=1), replace(FIRST, members=("0.a",), faults={"0": 2}, step=3)
-    end = proposed(decide(view([word("0.a", "failed", fault="own", reason="killed")], attempt=alone), rules))
+def test_decide_last_machine_with_three_faults_ends_job() -> None:
+    rules, alone = (
+        replace(RULES, machine_names=("0",), target_size=1),
+        replace(FIRST, members=("0.a",), fault_counts={"0": 2}, crash_step=3),
+    )
+    end = proposed(decide(view([status("0.a", "failed", fault="own", reason="killed")], attempt=alone), rules))
     assert (end.members, end.end_state, end.reason) == ((), "failed", "killed (3 times)")
 
 
-def test_three_stalls_at_the_same_step_end_the_job_with_the_reason() -> None:
-    words = [word(one, "failed", reason="no progress for 120 s, nobody silent") for one in FIRST.members]
-    end = proposed(decide(view(words, attempt=replace(FIRST, step=8, crashes=2)), RULES))
-    assert end.end_state == "failed" and end.reason == "no progress for 120 s, nobody silent (3 times at step 8)"
+def test_decide_third_stall_at_same_step_ends_job() -> None:
+    statuses = [
+        status(member, "failed", reason="no progress for 120 s, all machines respond") for member in FIRST.members
+    ]
+    end = proposed(decide(view(statuses, attempt=replace(FIRST, crash_step=8, crash_count=2)), RULES))
+    assert end.end_state == "failed" and end.reason == "no progress for 120 s, all machines respond (3 times at step 8)"

@@ -1,7 +1,7 @@
-"""Hundreds of random schedules of kills, freezes, notices and crashes, in simulated time: the agents must agree.
+"""Simulates hundreds of random schedules of kills, freezes, notices and crashes: the agents must always agree.
 
-Agents as agent.py has them, but for files and processes: statuses arrive late, attempts are exclusive by number, the
-trainers of an attempt advance while all its members run them.
+The simulated agents follow cluster/agent/agent.py, without files and processes. Statuses arrive late, attempts are
+exclusive by number, and the trainers of an attempt advance while all its members run them. Time is simulated.
 """
 
 import json
@@ -16,75 +16,75 @@ from cluster.state.attempts import Attempt
 from cluster.state.heartbeats import MachineStatus, PeerStatuses
 from cluster.state.membership import Action, ClusterView, MembershipRules, decide
 
-TICK, BEAT = 0.25, 0.5
-TROUBLE, QUIET = 40.0, 150.0  # seconds with faults, and then without, in which all must have agreed
-WARM = 1.0  # seconds to get ready, or for trainers to make their first step
-LAUNCH = "this one"
+TICK_SECONDS = 0.25
+HEARTBEAT_SECONDS = 0.5
+FAULT_SECONDS = 40.0  # time in which faults happen
+AGREEMENT_SECONDS = 150.0  # time without faults after that, in which all must agree
+START_SECONDS = 1.0  # for a standby to get ready, or for trainers to make their first step
+LAUNCH_ID = "this launch"
 
 
-class Texts:
-    """The status folder: each file's texts and when they were written. A reader sees what is old enough."""
+class StatusFiles:
+    """The status folder: each file's texts, and when they were written. A reader sees the newest that is old enough."""
 
     def __init__(self) -> None:
         self.files: dict[str, list[tuple[float, str]]] = {}
-        self.seen = 0.0
 
-    def write(self, name: str, at: float, text: str) -> None:
-        self.files.setdefault(f"{name}.json", []).append((at, text))
+    def write(self, name: str, time: float, text: str) -> None:
+        self.files.setdefault(f"{name}.json", []).append((time, text))
 
     def read(self, name: str, until: float) -> str:
-        for at, text in reversed(self.files.get(name, [])):
-            if at <= until:
+        for time, text in reversed(self.files.get(name, [])):
+            if time <= until:
                 return text
         raise FileNotFoundError(name)
 
 
 class Reader:
-    """The same folder as one agent sees it, so many seconds late; stands in for a path."""
+    """The status folder as one agent sees it, `delay` seconds late. Takes the place of a path."""
 
-    def __init__(self, texts: Texts, delay: float) -> None:
-        self.texts, self.delay, self.now = texts, delay, 0.0
+    def __init__(self, files: StatusFiles, delay: float) -> None:
+        self.files, self.delay, self.now = files, delay, 0.0
 
     def __truediv__(self, name: str) -> Any:
         reader = self
 
         class File:
             def read_text(self) -> str:
-                return reader.texts.read(name, reader.now - reader.delay)
+                return reader.files.read(name, reader.now - reader.delay)
 
         return File()
 
 
 @dataclass
 class Agent:
-    """One start of a machine's agent."""
+    """One life of a machine's agent, from its start to its end."""
 
     id: str
     peers: PeerStatuses
     reader: Reader
-    begun_at: float
     phase: str = "warming"
-    since: float = 0.0
+    phase_since: float = 0.0
     attempt: Attempt | None = None
-    at: int = -1
-    warm: bool = False
+    last_step: int = -1
+    is_standby_ready: bool = False
     fault: str = ""
     reason: str = ""
-    leaving: str = ""
-    told: float = 0.0
-    trained_at: float = 0.0
-    pace: float = 0.0
-    progressed: float = 0.0
-    ticked: float = 0.0
-    heard: float = -9.0
-    beaten: float = -9.0
-    said: Any = None
+    leave_reason: str = ""
+    notice_time: float = 0.0
+    last_step_time: float = 0.0
+    longest_progress_gap: float = 0.0
+    last_progress_time: float = 0.0
+    last_tick_time: float = 0.0
+    last_peer_poll_time: float = -9.0
+    last_written: float = -9.0
+    last_urgent_fields: Any = None
     frozen_until: float = 0.0
-    frozen: float = 0.0  # seconds in all
-    asked: bool = False
-    exit: str = ""  # how its trainers have ended: "", "saved", "own", "peer"
-    proposing: tuple[float, Attempt | None, Attempt] | None = None
-    alive: bool = True
+    frozen_seconds: float = 0.0  # in all
+    is_save_requested: bool = False
+    trainer_exit: str = ""  # how its trainers have ended: "", "saved", "own", "peer"
+    proposal: tuple[float, Attempt | None, Attempt] | None = None  # when it arrives, known attempt, new attempt
+    is_alive: bool = True
 
     @property
     def name(self) -> str:
@@ -92,8 +92,8 @@ class Agent:
 
 
 @dataclass
-class World:
-    """All machines, the shared folder and the schedule of one seed."""
+class Simulation:
+    """All machines, the shared folder and the faults of one seed."""
 
     seed: int
     rng: random.Random = field(init=False)
@@ -104,306 +104,356 @@ class World:
         machines, spares = rng.randint(2, 4), rng.choice([0, 0, 1])
         names = tuple(map(str, range(machines + spares)))
         self.rules = MembershipRules(
-            machine_names=names, target_size=machines, min_size=rng.choice([1, 1, 2]), heartbeat_timeout=2.5 if rng.random() < 0.7 else 1.5,
-            loss_timeout=3.0, startup_loss_timeout=6.0, stall_timeout=20.0, startup_stall_timeout=30.0, orphan_timeout=20.0,
-        )  # fmt: skip
+            machine_names=names,
+            target_size=machines,
+            min_size=rng.choice([1, 1, 2]),
+            heartbeat_timeout=2.5 if rng.random() < 0.7 else 1.5,
+            loss_timeout=3.0,
+            startup_loss_timeout=6.0,
+            stall_timeout=20.0,
+            startup_stall_timeout=30.0,
+            orphan_timeout=20.0,
+        )
         self.delays = {name: rng.choice([0.0, 0.0, 0.25, 0.75]) for name in names}
-        self.texts, self.attempts = Texts(), dict[int, Attempt]()
+        self.files, self.attempts = StatusFiles(), dict[int, Attempt]()
         self.agents = {name: self.boot(name) for name in names}
         self.steps: dict[int, int] = {}
-        self.events = 0
+        self.fault_count = 0
         self.crashes: dict[str, int] = {}
-        self.back: dict[str, float] = {}
-        self.gone: set[str] = set()  # for good
-        self.stepped: dict[int, float] = {}  # when each attempt made its last step
-        self.lives: list[Agent] = list(self.agents.values())
+        self.return_times: dict[str, float] = {}  # when dead machines come back
+        self.gone_names: set[str] = set()  # machines that never come back
+        self.last_step_times: dict[int, float] = {}  # when each attempt made its last step
+        self.all_agents: list[Agent] = list(self.agents.values())  # the dead included
 
     def boot(self, name: str) -> Agent:
-        reader = Reader(self.texts, self.delays[name])
-        peers = PeerStatuses(Path("/nowhere"), self.rules.machine_names, LAUNCH)
+        reader = Reader(self.files, self.delays[name])
+        peers = PeerStatuses(Path("/nowhere"), self.rules.machine_names, LAUNCH_ID)
         peers.status_folder = reader  # type: ignore[assignment]
-        made = Agent(f"{name}.{self.rng.randrange(1 << 24):06x}", peers, reader, self.now)
-        made.ticked = made.progressed = made.since = self.now
-        return made
+        agent = Agent(f"{name}.{self.rng.randrange(1 << 24):06x}", peers, reader)
+        agent.last_tick_time = agent.last_progress_time = agent.phase_since = self.now
+        return agent
 
-    # --- what happens to the machines ----------------------------------------------------------------------------
+    # --- faults and training -------------------------------------------------------------------------------------
 
-    def trouble(self) -> None:
-        """Perhaps a kill, a freeze, a notice or a crash; the dead come back after a while."""
-        for name, at in list(self.back.items()):
-            if self.now >= at:
-                del self.back[name]
+    def inject_faults(self) -> None:
+        """Let a kill, a freeze, a notice or a crash happen now and then; dead machines come back after a while."""
+        for name, return_time in list(self.return_times.items()):
+            if self.now >= return_time:
+                del self.return_times[name]
                 self.agents[name] = self.boot(name)
-                self.lives.append(self.agents[name])
-        for name, one in self.agents.items():
-            if not one.alive and name not in self.back and name not in self.gone:
-                enough = len(self.rules.machine_names) - len(self.gone) > self.rules.min_size
-                if self.attempts and enough and self.rng.random() < 0.2:
-                    self.gone.add(name)
+                self.all_agents.append(self.agents[name])
+        for name, agent in self.agents.items():
+            if not agent.is_alive and name not in self.return_times and name not in self.gone_names:
+                can_spare_one = len(self.rules.machine_names) - len(self.gone_names) > self.rules.min_size
+                if self.attempts and can_spare_one and self.rng.random() < 0.2:
+                    self.gone_names.add(name)
                 else:
-                    self.back[name] = self.now + self.rng.uniform(0.5, 12.0)
-        if self.now > TROUBLE or self.rng.random() > TICK / 5:
+                    self.return_times[name] = self.now + self.rng.uniform(0.5, 12.0)
+        if self.now > FAULT_SECONDS or self.rng.random() > TICK_SECONDS / 5:
             return
-        self.events += 1
+        self.fault_count += 1
         for _ in range(self.rng.choice([1, 1, 1, 2])):
-            one = self.rng.choice([one for one in self.agents.values()])
+            agent = self.rng.choice(list(self.agents.values()))
             kind = self.rng.choice(["kill", "kill", "freeze", "notice", "crash", "peer"])
             if kind == "kill":
-                one.alive = False
+                agent.is_alive = False
             elif kind == "freeze":
                 seconds = self.rng.uniform(0.5, 15.0)
-                one.frozen_until, one.frozen = self.now + seconds, one.frozen + seconds
-            elif kind == "notice" and not one.leaving:
-                one.leaving, one.told = "a notice", self.now
-            elif kind == "crash" and one.phase == "running" and self.crashes.get(one.name, 0) < 2:
-                self.crashes[one.name] = self.crashes.get(one.name, 0) + 1
-                one.exit = "own"
-            elif kind == "peer" and one.phase == "running":
-                one.exit = "peer"
+                agent.frozen_until = self.now + seconds
+                agent.frozen_seconds += seconds
+            elif kind == "notice" and not agent.leave_reason:
+                agent.leave_reason = "a notice"
+                agent.notice_time = self.now
+            elif kind == "crash" and agent.phase == "running" and self.crashes.get(agent.name, 0) < 2:
+                self.crashes[agent.name] = self.crashes.get(agent.name, 0) + 1
+                agent.trainer_exit = "own"
+            elif kind == "peer" and agent.phase == "running":
+                agent.trainer_exit = "peer"
 
     def train(self) -> None:
-        """Let the trainers of each attempt make a step, where all its members run them."""
+        """Let the trainers of each attempt make a step, if all its members run them."""
         for number, attempt in self.attempts.items():
-            team = [one for one in self.lives if one.id in attempt.members]
-            if len(team) < len(attempt.members) or not attempt.members:
+            members = [agent for agent in self.all_agents if agent.id in attempt.members]
+            if len(members) < len(attempt.members) or not attempt.members:
                 continue
-            at_work = [one for one in team if one.alive and one.phase == "running" and one.frozen_until <= self.now]
-            at_work = [one for one in at_work if one.attempt == attempt and not one.exit]
-            if len(at_work) < len(team) or any(self.now - one.since < WARM for one in team):
+            at_work = [
+                agent
+                for agent in members
+                if agent.is_alive and agent.phase == "running" and agent.frozen_until <= self.now
+            ]
+            at_work = [agent for agent in at_work if agent.attempt == attempt and not agent.trainer_exit]
+            if len(at_work) < len(members) or any(self.now - agent.phase_since < START_SECONDS for agent in members):
                 continue
-            self.steps[number], self.stepped[number] = self.steps.get(number, attempt.crash_step) + 1, self.now
-            if any(one.asked for one in team):
-                for one in team:
-                    one.exit = "saved"
-            for one in team:
-                one.trained_at, one.at = self.now, self.steps[number]
+            self.steps[number] = self.steps.get(number, attempt.crash_step) + 1
+            self.last_step_times[number] = self.now
+            if any(agent.is_save_requested for agent in members):
+                for agent in members:
+                    agent.trainer_exit = "saved"
+            for agent in members:
+                agent.last_step_time = self.now
+                agent.last_step = self.steps[number]
 
     # --- an agent ------------------------------------------------------------------------------------------------
 
-    def enter(self, one: Agent, phase: str, fault: str = "", reason: str = "") -> None:
-        one.phase, one.fault, one.reason, one.since = phase, fault, reason, self.now
+    def enter_phase(self, agent: Agent, phase: str, fault: str = "", reason: str = "") -> None:
+        agent.phase = phase
+        agent.fault = fault
+        agent.reason = reason
+        agent.phase_since = self.now
 
-    def word(self, one: Agent) -> MachineStatus:
+    def own_status(self, agent: Agent) -> MachineStatus:
         return MachineStatus(
-            id=one.id, attempt=one.attempt.number if one.attempt else 0, phase=one.phase, last_step=one.at, is_standby_ready=one.warm,
-            leave_reason=one.leaving, fault=one.fault, reason=one.reason,
-        )  # fmt: skip
+            id=agent.id,
+            attempt=agent.attempt.number if agent.attempt else 0,
+            phase=agent.phase,
+            last_step=agent.last_step,
+            is_standby_ready=agent.is_standby_ready,
+            leave_reason=agent.leave_reason,
+            fault=agent.fault,
+            reason=agent.reason,
+        )
 
-    def say(self, one: Agent) -> None:
-        word = self.word(one)
-        news = (word.phase, word.attempt, word.leave_reason, word.fault)
-        if news == one.said and self.now - one.beaten < BEAT:
+    def write_status(self, agent: Agent) -> None:
+        status = self.own_status(agent)
+        urgent_fields = (status.phase, status.attempt, status.leave_reason, status.fault)
+        if urgent_fields == agent.last_urgent_fields and self.now - agent.last_written < HEARTBEAT_SECONDS:
             return
-        one.said, one.beaten = news, self.now
-        self.texts.write(one.name, self.now, json.dumps({**asdict(word), "launch": LAUNCH, "time": self.now}))
+        agent.last_urgent_fields = urgent_fields
+        agent.last_written = self.now
+        self.files.write(agent.name, self.now, json.dumps({**asdict(status), "launch": LAUNCH_ID, "time": self.now}))
 
-    def newest(self) -> Attempt | None:
+    def newest_attempt(self) -> Attempt | None:
         return self.attempts[max(self.attempts)] if self.attempts else None
 
-    def publish(self, one: Agent, known: Attempt | None, attempt: Attempt) -> None:
-        """As attempts.propose: nothing when somebody was faster."""
-        newest = self.newest()
+    def publish(self, agent: Agent, known: Attempt | None, attempt: Attempt) -> None:
+        """Publish an attempt as attempts.propose does: nothing happens when another agent was faster."""
+        newest = self.newest_attempt()
         if newest != known:
             return
         number = newest.number + 1 if newest else 1
         assert number not in self.attempts
-        self.judge(one, attempt)
-        self.attempts[number] = replace(attempt, number=number, by=one.id)
+        self.check_attempt(agent, attempt)
+        self.attempts[number] = replace(attempt, number=number, proposer=agent.id)
 
-    def judge(self, proposer: Agent, attempt: Attempt) -> None:
-        """Every member spoke a moment ago, but for the time in which the proposer itself was frozen."""
-        recent = self.rules.heartbeat_timeout + max(self.delays.values()) + 4 * TICK + 0.5 + proposer.frozen
+    def check_attempt(self, proposer: Agent, attempt: Attempt) -> None:
+        """Every member must have written a status a moment ago, not counting time in which the proposer was frozen."""
+        longest_silence = (
+            self.rules.heartbeat_timeout + max(self.delays.values()) + 4 * TICK_SECONDS + 0.5 + proposer.frozen_seconds
+        )
         for member in attempt.members:
-            (life,) = [one for one in self.lives if one.id == member]
-            last = max(at for at, text in self.texts.files[f"{life.name}.json"] if member in text)
-            assert self.now - last <= recent, f"{member} was silent for {self.now - last} s"
+            (member_agent,) = [agent for agent in self.all_agents if agent.id == member]
+            last = max(time for time, text in self.files.files[f"{member_agent.name}.json"] if member in text)
+            assert self.now - last <= longest_silence, f"{member} was silent for {self.now - last} s"
         if attempt.end_state == "failed":
-            healthy = [one for one in self.agents.values() if one.alive and not one.leaving]
+            healthy = [agent for agent in self.agents.values() if agent.is_alive and not agent.leave_reason]
             assert self.crashes or len(healthy) < self.rules.min_size, f"ended: {attempt.reason}"
         if attempt.end_state == "stopped":
-            assert proposer.leaving
+            assert proposer.leave_reason
 
-    def live(self, one: Agent) -> None:
-        """One turn of Agent.live."""
-        gap, one.ticked = self.now - one.ticked, self.now
+    def tick(self, agent: Agent) -> None:
+        """Run one turn of the agent's main loop."""
+        gap = self.now - agent.last_tick_time
+        agent.last_tick_time = self.now
         if gap > 1.0:
-            one.peers.discount_pause(gap)
-            one.progressed += gap
-        one.reader.now = self.now
-        if one.phase in ("failed", "saved") or self.now - one.heard > BEAT / 2:
-            one.heard = self.now
-            one.peers.refresh(self.now)
-        if one.proposing and self.now >= one.proposing[0]:
-            self.publish(one, *one.proposing[1:])
-            one.proposing = None
-        self.obey(one)
-        if one.alive:
-            self.attend(one)
-            self.leave(one)
-        if not one.alive:
+            agent.peers.discount_pause(gap)
+            agent.last_progress_time += gap
+        agent.reader.now = self.now
+        if agent.phase in ("failed", "saved") or self.now - agent.last_peer_poll_time > HEARTBEAT_SECONDS / 2:
+            agent.last_peer_poll_time = self.now
+            agent.peers.refresh(self.now)
+        if agent.proposal and self.now >= agent.proposal[0]:
+            self.publish(agent, *agent.proposal[1:])
+            agent.proposal = None
+        self.follow_latest_attempt(agent)
+        if agent.is_alive:
+            self.check_trainers(agent)
+            self.leave_when_safe(agent)
+        if not agent.is_alive:
             return
-        one.peers.statuses[one.id], one.peers.changed_at[one.id] = self.word(one), self.now
-        told = one.leaving and self.now - one.told > 7.5
+        agent.peers.statuses[agent.id], agent.peers.changed_at[agent.id] = self.own_status(agent), self.now
         view = ClusterView(
-            own_id=one.id, phase=one.phase, attempt=one.attempt, statuses=one.peers.statuses, status_ages=one.peers.ages(self.now),
-            seen_changing=one.peers.seen_changing, seconds_without_progress=self.now - one.progressed,
-            seconds_in_phase=self.now - one.since, longest_progress_gap=one.pace, is_deadline_near=bool(told),
-        )  # fmt: skip
-        self.act(one, decide(view, self.rules))
-        self.say(one)
-
-    def act(self, one: Agent, action: Action) -> None:
-        if action.kind == "ask":
-            one.asked = True
-        elif action.kind == "fail":
-            assert one.attempt
-            still = self.now - self.stepped.get(one.attempt.number, 0.0)
-            told = any(word in action.reason for word in ("failed", "started anew", "have saved"))
-            assert told or still >= self.rules.loss_timeout, f"lost while steps advanced: {action.reason}"
-            self.enter(one, "failed", "", action.reason)
-        elif action.kind == "propose" and action.attempt and not one.proposing:
-            one.proposing = (self.now + self.rng.choice([0.0, 0.0, TICK, 2 * TICK]), one.attempt, action.attempt)
-
-    def obey(self, one: Agent) -> None:
-        newest = self.newest()
-        if newest is None or newest == one.attempt:
-            return
-        one.attempt, one.at, one.pace, one.warm, one.asked, one.exit, one.proposing = (
-            newest,
-            -1,
-            0.0,
-            False,
-            False,
-            "",
-            None,
+            own_id=agent.id,
+            phase=agent.phase,
+            attempt=agent.attempt,
+            statuses=agent.peers.statuses,
+            status_ages=agent.peers.ages(self.now),
+            seen_changing=agent.peers.seen_changing,
+            seconds_without_progress=self.now - agent.last_progress_time,
+            seconds_in_phase=self.now - agent.phase_since,
+            longest_progress_gap=agent.longest_progress_gap,
+            is_deadline_near=bool(agent.leave_reason) and self.now - agent.notice_time > 7.5,
         )
-        one.trained_at = 0.0
-        if not newest.members:
-            self.end(one)
-        elif one.id in newest.members:
-            one.progressed = self.now
-            self.enter(one, "running")
-        elif one.leaving:
-            self.end(one)
-        else:
-            self.enter(one, "warming")
+        self.execute(agent, decide(view, self.rules))
+        self.write_status(agent)
 
-    def end(self, one: Agent) -> None:
-        self.enter(one, "ended")
-        self.say(one)
-        one.alive = False
-
-    def attend(self, one: Agent) -> None:
-        if one.phase == "warming" and self.now - one.since >= WARM:
-            self.enter(one, "spare")
-        if one.phase != "running":
-            return
-        if one.trained_at > one.progressed:
-            one.pace = max(one.pace, one.trained_at - one.progressed) if one.at >= 0 and one.warm else 0.0
-            one.progressed = one.trained_at
-        if one.at >= 0:
-            one.warm = one.warm or self.now - one.since > 2 * WARM
-        if one.exit:
-            self.enter(
-                one, "saved" if one.exit == "saved" else "failed", one.exit if one.exit == "own" else "", one.exit
+    def execute(self, agent: Agent, action: Action) -> None:
+        if action.kind == "ask":
+            agent.is_save_requested = True
+        elif action.kind == "fail":
+            assert agent.attempt
+            standstill = self.now - self.last_step_times.get(agent.attempt.number, 0.0)
+            was_told = any(word in action.reason for word in ("failed", "restarted", "have saved"))
+            assert was_told or standstill >= self.rules.loss_timeout, f"lost while steps advanced: {action.reason}"
+            self.enter_phase(agent, "failed", "", action.reason)
+        elif action.kind == "propose" and action.attempt and not agent.proposal:
+            agent.proposal = (
+                self.now + self.rng.choice([0.0, 0.0, TICK_SECONDS, 2 * TICK_SECONDS]),
+                agent.attempt,
+                action.attempt,
             )
 
-    def leave(self, one: Agent) -> None:
-        if one.leaving:
-            waiting = one.phase in ("failed", "saved") or (one.phase == "running" and one.at >= 0)
-            if not waiting or self.now - one.told > 30.0:
-                self.end(one)
+    def follow_latest_attempt(self, agent: Agent) -> None:
+        newest = self.newest_attempt()
+        if newest is None or newest == agent.attempt:
+            return
+        agent.attempt = newest
+        agent.last_step = -1
+        agent.longest_progress_gap = 0.0
+        agent.is_standby_ready = False
+        agent.is_save_requested = False
+        agent.trainer_exit = ""
+        agent.proposal = None
+        agent.last_step_time = 0.0
+        if not newest.members:
+            self.end(agent)
+        elif agent.id in newest.members:
+            agent.last_progress_time = self.now
+            self.enter_phase(agent, "running")
+        elif agent.leave_reason:
+            self.end(agent)
+        else:
+            self.enter_phase(agent, "warming")
 
-    # --- the whole -----------------------------------------------------------------------------------------------
+    def end(self, agent: Agent) -> None:
+        self.enter_phase(agent, "ended")
+        self.write_status(agent)
+        agent.is_alive = False
 
-    def over(self) -> bool:
-        newest = self.newest()
+    def check_trainers(self, agent: Agent) -> None:
+        if agent.phase == "warming" and self.now - agent.phase_since >= START_SECONDS:
+            self.enter_phase(agent, "spare")
+        if agent.phase != "running":
+            return
+        if agent.last_step_time > agent.last_progress_time:
+            agent.longest_progress_gap = (
+                max(agent.longest_progress_gap, agent.last_step_time - agent.last_progress_time)
+                if agent.last_step >= 0 and agent.is_standby_ready
+                else 0.0
+            )
+            agent.last_progress_time = agent.last_step_time
+        if agent.last_step >= 0:
+            agent.is_standby_ready = agent.is_standby_ready or self.now - agent.phase_since > 2 * START_SECONDS
+        if agent.trainer_exit:
+            self.enter_phase(
+                agent,
+                "saved" if agent.trainer_exit == "saved" else "failed",
+                agent.trainer_exit if agent.trainer_exit == "own" else "",
+                agent.trainer_exit,
+            )
+
+    def leave_when_safe(self, agent: Agent) -> None:
+        if agent.leave_reason:
+            must_wait = agent.phase in ("failed", "saved") or (agent.phase == "running" and agent.last_step >= 0)
+            if not must_wait or self.now - agent.notice_time > 30.0:
+                self.end(agent)
+
+    # --- the whole job -------------------------------------------------------------------------------------------
+
+    def is_over(self) -> bool:
+        newest = self.newest_attempt()
         return newest is not None and not newest.members
 
-    def settled(self) -> bool:
-        """All living agents train in one attempt of living machines, as many as there may be, or wait beside it."""
-        newest, living = self.newest(), [one for name, one in self.agents.items() if name not in self.gone]
-        if newest is None or not all(one.alive and one.frozen_until <= self.now for one in living):
+    def has_agreed(self) -> bool:
+        """Return whether all living agents train in one attempt that is as large as possible, or are its spares."""
+        newest = self.newest_attempt()
+        living = [agent for name, agent in self.agents.items() if name not in self.gone_names]
+        if newest is None or not all(agent.is_alive and agent.frozen_until <= self.now for agent in living):
             return False
         banned = {name for name, count in newest.fault_counts.items() if count >= 3}
-        able = [one for one in living if one.name not in banned]
-        team = [one for one in living if one.id in newest.members]
-        rest = [one for one in living if one.id not in newest.members]
+        able = [agent for agent in living if agent.name not in banned]
+        members = [agent for agent in living if agent.id in newest.members]
+        rest = [agent for agent in living if agent.id not in newest.members]
         return (
-            len(team) == len(newest.members) == min(self.rules.target_size, len(able))
-            and all(one.attempt == newest for one in living)
-            and all(one.phase == "running" and one.at >= 0 for one in team)
-            and all(one.phase in ("spare", "warming") for one in rest)
+            len(members) == len(newest.members) == min(self.rules.target_size, len(able))
+            and all(agent.attempt == newest for agent in living)
+            and all(agent.phase == "running" and agent.last_step >= 0 for agent in members)
+            and all(agent.phase in ("spare", "warming") for agent in rest)
         )
 
     def run(self) -> None:
-        calm_since: float | None = None
-        while self.now < TROUBLE + QUIET and not self.over():
-            self.now = round(self.now + TICK, 6)
-            self.trouble()
+        agreed_since: float | None = None
+        while self.now < FAULT_SECONDS + AGREEMENT_SECONDS and not self.is_over():
+            self.now = round(self.now + TICK_SECONDS, 6)
+            self.inject_faults()
             self.train()
-            for one in self.rng.sample(list(self.agents.values()), len(self.agents)):
-                if one.alive and one.frozen_until <= self.now:
-                    self.live(one)
-            if self.now > TROUBLE:
-                calm_since = (calm_since or self.now) if self.settled() else None
-                if calm_since and self.now - calm_since > 10.0:
+            for agent in self.rng.sample(list(self.agents.values()), len(self.agents)):
+                if agent.is_alive and agent.frozen_until <= self.now:
+                    self.tick(agent)
+            if self.now > FAULT_SECONDS:
+                agreed_since = (agreed_since or self.now) if self.has_agreed() else None
+                if agreed_since and self.now - agreed_since > 10.0:
                     return
-        assert self.over(), self.picture()
+        assert self.is_over(), self.describe()
 
-    def picture(self) -> str:
-        lines = [f"seed {self.seed}, {self.now:g} s, want {self.rules.target_size}, least {self.rules.min_size}"]
+    def describe(self) -> str:
+        lines = [f"seed {self.seed}, {self.now:g} s, target size {self.rules.target_size}, min {self.rules.min_size}"]
         lines += [
-            f"  attempt {one.number} by {one.proposer}: {one.members} {one.end_state} {one.reason}"
-            for one in self.attempts.values()
+            f"  attempt {attempt.number} by {attempt.proposer}: {attempt.members} {attempt.end_state} {attempt.reason}"
+            for attempt in self.attempts.values()
         ]
-        for one in self.agents.values():
-            number = one.attempt.number if one.attempt else 0
+        for agent in self.agents.values():
+            number = agent.attempt.number if agent.attempt else 0
             lines.append(
-                f"  {one.id}: alive {one.alive}, {one.phase} of {number}, at {one.at}, {one.reason} {one.leaving}"
+                f"  {agent.id}: alive {agent.is_alive}, {agent.phase} of {number}, step {agent.last_step}, "
+                f"{agent.reason} {agent.leave_reason}"
             )
         return "\n".join(lines)
 
 
 @pytest.mark.parametrize("group", range(10))
-def test_living_agents_agree_on_living_members_after_any_schedule(group: int) -> None:
+def test_simulated_agents_agree_on_living_members(group: int) -> None:
     ended = 0
     for seed in range(30 * group, 30 * group + 30):
-        world = World(seed)
+        simulation = Simulation(seed)
         try:
-            world.run()
+            simulation.run()
         except AssertionError as error:
-            raise AssertionError(f"{error}\n{world.picture()}") from None
-        assert len(world.attempts) <= 4 * world.events + len(world.rules.machine_names) + 4, world.picture()
-        ended += world.over()
-    assert ended < 15, "too many schedules end before they are worth anything"
+            raise AssertionError(f"{error}\n{simulation.describe()}") from None
+        assert len(simulation.attempts) <= 4 * simulation.fault_count + len(simulation.rules.machine_names) + 4, (
+            simulation.describe()
+        )
+        ended += simulation.is_over()
+    assert ended < 15, "too many jobs end before their schedule has tested anything"
 
 
-def test_a_world_without_trouble_has_one_attempt_of_all() -> None:
-    world = World(1)
-    world.trouble = lambda: None  # type: ignore[method-assign]
-    world.run()
-    assert len(world.attempts) == 1 and world.settled()
-    assert len(world.attempts[1].members) == world.rules.target_size
+def test_simulation_without_faults_has_one_attempt() -> None:
+    simulation = Simulation(1)
+    simulation.inject_faults = lambda: None  # type: ignore[method-assign]
+    simulation.run()
+    assert len(simulation.attempts) == 1 and simulation.has_agreed()
+    assert len(simulation.attempts[1].members) == simulation.rules.target_size
 
 
-@pytest.mark.parametrize("broken", ["nobody is ever lost", "the silent are members", "a silent one is lost at once"])
-def test_the_simulation_finds_broken_rules(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the tests above would say of other rules."""
+@pytest.mark.parametrize(
+    "broken", ["no machine is ever lost", "silent machines are members", "a silent machine is lost at once"]
+)
+def test_simulation_detects_broken_rules(broken: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The simulation must fail with rules that are wrong."""
     right = decide
 
     def wrong(view: ClusterView, rules: MembershipRules) -> Action:
-        if broken == "nobody is ever lost":
-            return right(replace(view, quiet=0.0), rules)
-        if broken == "the silent are members":
-            found = right(view, rules)
-            if found.attempt and found.attempt.members and view.attempt:
-                return replace(found, attempt=replace(found.attempt, members=view.attempt.members))
-            return found
-        silent = [one for one in (view.attempt.members if view.attempt else ()) if view.status_ages.get(one, 9) > 1.0]
+        if broken == "no machine is ever lost":
+            return right(replace(view, seconds_without_progress=0.0), rules)
+        if broken == "silent machines are members":
+            action = right(view, rules)
+            if action.attempt and action.attempt.members and view.attempt:
+                return replace(action, attempt=replace(action.attempt, members=view.attempt.members))
+            return action
+        members = view.attempt.members if view.attempt else ()
+        silent = [member for member in members if view.status_ages.get(member, 9) > 1.0]
         return Action(kind="fail") if silent and view.phase == "running" else right(view, rules)
 
     monkeypatch.setitem(globals(), "decide", wrong)
     with pytest.raises(AssertionError):
         for group in range(5):
-            test_living_agents_agree_on_living_members_after_any_schedule(group)
+            test_simulated_agents_agree_on_living_members(group)

@@ -1,4 +1,4 @@
-"""What was asked of a job, as plain data that a later version can read."""
+"""Tests of the job specification as JSON, and of the paths in a run folder."""
 
 import json
 from dataclasses import replace
@@ -13,32 +13,32 @@ from cluster.state.spec import JobSpec
 Fixture = Any
 
 
-def test_a_spec_comes_back_equal_from_json(hand_made: Fixture) -> None:
+def test_job_spec_json_round_trip_is_equal(hand_made: Fixture) -> None:
     full = replace(
-        hand_made().spec, draw=True, procs=3, gpus=8, max_steps=7, max_hours=0.5, scale=0.25, save_seconds=1.5,
-        skip_bad=True, workers=0, git_commit="abc", created=1.25, target="top5=93",
+        hand_made().spec, generate_data=True, procs=3, schedule_gpus=8, max_steps=7, max_hours=0.5, scale=0.25,
+        save_seconds=1.5, skip_bad=True, workers=0, git_commit="abc", created=1.25, target="top5=93",
     )  # fmt: skip
     assert JobSpec.from_json(json.loads(json.dumps(full.to_json()))) == full
 
 
-def test_a_key_of_a_later_version_is_left_out_and_a_missing_one_has_its_default(hand_made: Fixture) -> None:
+def test_job_spec_from_json_ignores_unknown_and_defaults_missing_keys(hand_made: Fixture) -> None:
     spec = hand_made().spec
-    text = {**spec.to_json(), "of a later version": 1}
-    del text["workers"], text["scale"]
-    assert JobSpec.from_json(text) == spec
+    value = {**spec.to_json(), "of a later version": 1}
+    del value["workers"], value["scale"]
+    assert JobSpec.from_json(value) == spec
 
 
 @pytest.mark.parametrize("key", ["name", "recipe", "data"])
-def test_a_spec_that_lacks_what_is_needed_is_refused(hand_made: Fixture, key: str) -> None:
-    text = hand_made().spec.to_json()
-    del text[key]
+def test_job_spec_from_json_missing_required_key_raises(hand_made: Fixture, key: str) -> None:
+    value = hand_made().spec.to_json()
+    del value[key]
     with pytest.raises((KeyError, TypeError, ValueError)):
-        JobSpec.from_json(text)
+        JobSpec.from_json(value)
 
 
-def test_all_of_a_job_lies_in_its_run_folder(tmp_path: Path) -> None:
+def test_run_folder_paths_lie_below_it_and_differ(tmp_path: Path) -> None:
     folders = RunFolder(tmp_path / "job-1")
-    found = [
+    paths = [
         folders.spec_path,
         folders.recipe_path,
         folders.shared,
@@ -46,5 +46,5 @@ def test_all_of_a_job_lies_in_its_run_folder(tmp_path: Path) -> None:
         folders.work_folder("1"),
         folders.result_path,
     ]
-    assert all(path.is_relative_to(folders.path) for path in found) and len(set(found)) == 6
+    assert all(path.is_relative_to(folders.path) for path in paths) and len(set(paths)) == 6
     assert not list(tmp_path.iterdir())

@@ -1,4 +1,4 @@
-"""What a job's files say: the state while it runs, and for each way to end its result, from hand-made files."""
+"""Tests of a job's state while it runs, and of its result for each way to end, from hand-made files."""
 
 import json
 import os
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from cluster.errors import ClusterError
-from cluster.state import result as state_status_result
-from cluster.state import status as state_status
+from cluster.state import result as job_result
+from cluster.state import status as job_status
 from train.tools.filesystem import to_json_bytes, write_atomic
 
 Fixture = Any
@@ -29,7 +29,7 @@ def step(images: int) -> dict[str, Any]:
     return {"kind": "train", "images": images, "train/loss": 1.0 / images}
 
 
-def test_a_job_that_was_trained_to_its_end_has_the_trainers_result_and_its_own(hand_made: Fixture) -> None:
+def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
     run = hand_made(procs=2, git_commit="of the launch")
     run.says("done", ended=True, attempt=1)
     run.history(("setup", NOW), ("starting", NOW + 1), ("training", NOW + 4), ("done", NOW + 10))
@@ -37,18 +37,18 @@ def test_a_job_that_was_trained_to_its_end_has_the_trainers_result_and_its_own(h
     run.shared("attempts/000001.json", '{"number": 1, "members": ["0"], "resume": "", "reason": "", "time": 0}')
     job = run.job
     job.refresh()
-    assert job.ended and job.state == "done"
+    assert job.has_ended and job.state == "done"
     result = job.result
     assert (result["top1"], result["images_per_second"], result["goodput"]) == (50.0, 7.5, 0.9)
     assert (result["machines"], result["procs"], result["attempts"], result["dollars"]) == (1, 2, 1, 0)
     assert (result["job"], result["backend"], result["git_commit"]) == ("job-1", "local", "of the launch")
-    # What the trainers measured is theirs: their training took 4 s of the 6 in which the agent saw them at it.
+    # The trainers measured 4 s of training, the agent saw 6 s: the trainers' figure counts.
     assert result["seconds"] == {"training": 4.0, "total": 10.0, "setup": 1.0, "starting": 3.0}
-    assert (run.folders.run / "logs/agent-0.jsonl").exists(), "the logs did not come home"
+    assert (run.folders.path / "logs/agent-0.jsonl").exists(), "the logs were not pulled"
 
 
 @pytest.mark.parametrize("state, reason", [("failed", "rank 1 was killed"), ("stopped", "stopped by the user")])
-def test_how_the_agent_says_that_it_ended_is_the_result(hand_made: Fixture, state: str, reason: str) -> None:
+def test_write_result_uses_agents_final_status(hand_made: Fixture, state: str, reason: str) -> None:
     run = hand_made()
     run.says(state, reason=reason, ended=True)
     job = run.job
@@ -57,7 +57,7 @@ def test_how_the_agent_says_that_it_ended_is_the_result(hand_made: Fixture, stat
     assert job.result["top1"] is None and job.result["epochs"] == [] and job.result["attempts"] == 0
 
 
-def test_an_agent_that_went_without_a_word_is_a_failure_that_can_be_resumed(hand_made: Fixture) -> None:
+def test_write_result_agent_killed_is_failed_and_resumable(hand_made: Fixture) -> None:
     run = hand_made()
     run.says("training", step=8)
     run.metrics(1, epoch(60, 25.0), epoch(120, 30.0))
@@ -68,7 +68,7 @@ def test_an_agent_that_went_without_a_word_is_a_failure_that_can_be_resumed(hand
     assert (job.result["top1"], len(job.result["epochs"])) == (30.0, 2)
 
 
-def test_a_result_of_the_trainers_counts_even_when_the_agent_was_killed_just_then(hand_made: Fixture) -> None:
+def test_write_result_agent_killed_after_training_is_done(hand_made: Fixture) -> None:
     run = hand_made()
     run.says("training")
     run.shared("result.json", TRAINED)
@@ -76,86 +76,85 @@ def test_a_result_of_the_trainers_counts_even_when_the_agent_was_killed_just_the
     assert (run.job.state, run.job.result["reason"], run.job.result["top1"]) == ("done", "", 50.0)
 
 
-def test_an_agent_that_never_spoke_has_failed_to_start_but_gets_its_time(hand_made: Fixture) -> None:
+def test_refresh_agent_without_status_fails_after_start_time(hand_made: Fixture) -> None:
     young = hand_made("job-1", created=time.time())
     young.job.refresh()
-    assert not young.job.ended and young.job.state == "booting"
+    assert not young.job.has_ended and young.job.state == "booting"
     old = hand_made("job-2")
     old.job.refresh()
-    assert old.job.state == "failed" and "before its first word" in old.job.result["reason"]
+    assert old.job.state == "failed" and "before it wrote its first status" in old.job.result["reason"]
 
 
-def test_first_words_that_come_while_the_agent_is_asked_for_say_that_it_lives(
-    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A machine had answered that none was at work there, just before it was."""
+def test_refresh_first_status_during_poll_keeps_job_alive(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine answered that no agent was alive there, just before one started."""
     run = hand_made("job-1", created=time.time())
 
     def step(*_: object) -> bool:
         run.says("starting")
         return False
 
-    monkeypatch.setattr(run.job.backend, "step", step)
+    monkeypatch.setattr(run.job.backend, "poll", step)
     run.job.refresh()
-    assert not run.job.ended
+    assert not run.job.has_ended
     run.job.refresh()
-    assert run.job.state == "failed"  # asked after its words, it was not there: killed
+    assert run.job.state == "failed"  # it has a status but does not live: it was killed
 
 
-def test_a_resume_that_did_not_start_is_not_told_as_the_end_of_the_attempt_before(hand_made: Fixture) -> None:
+def test_refresh_failed_resume_ignores_status_of_earlier_launch(hand_made: Fixture) -> None:
     run = hand_made()
     run.says("stopped", reason="stopped by the user", ended=True, time=time.time() - 1800)
-    run.folders.launch.write_text("the next one")
+    run.folders.launch_path.write_text("the next one")
     run.job.refresh()
-    assert not run.job.ended, "its agent may still come"
-    os.utime(run.folders.launch, (time.time() - 600,) * 2)
+    assert not run.job.has_ended, "its agent may still start"
+    os.utime(run.folders.launch_path, (time.time() - 600,) * 2)
     run.job.refresh()
-    assert run.job.state == "failed" and "before its first word" in run.job.result["reason"]
+    assert run.job.state == "failed" and "before it wrote its first status" in run.job.result["reason"]
 
 
 @pytest.mark.parametrize(
-    "said, shown", [("setup", "setup"), ("indexing", "running"), ("training", "running"), ("done", "running")]
+    "agent_state, job_state",
+    [("setup", "setup"), ("indexing", "running"), ("training", "running"), ("done", "running")],
 )
-def test_while_the_agent_is_at_work_nothing_is_settled(hand_made: Fixture, said: str, shown: str) -> None:
+def test_refresh_living_agent_writes_no_result(hand_made: Fixture, agent_state: str, job_state: str) -> None:
     run = hand_made()
-    run.says(said, step=8, steps=16)
+    run.says(agent_state, step=8, steps=16)
     with run.agent_at_work():
         run.job.refresh()
-        assert not run.job.ended and run.job.alive
+        assert not run.job.has_ended and run.job.is_alive
         status = run.job.status()
-        assert (status["state"], status["doing"], status["step"], status["steps"]) == (shown, said, 8, 16)
+        assert (status["state"], status["doing"], status["step"], status["steps"]) == (job_state, agent_state, 8, 16)
         with pytest.raises(ClusterError, match="job-1: not finished after 0 s"):
             run.job.wait(0)
     run.job.refresh()
-    assert run.job.ended and not run.job.alive
+    assert run.job.has_ended and not run.job.is_alive
 
 
-def test_the_result_is_written_once(hand_made: Fixture) -> None:
+def test_refresh_writes_result_once(hand_made: Fixture) -> None:
     run = hand_made()
     run.says("stopped", ended=True)
     run.job.refresh()
-    before = run.folders.result.read_bytes()
+    before = run.folders.result_path.read_bytes()
     run.says("failed", ended=True)
     run.job.refresh()
-    assert run.job.wait(0) == "stopped" and run.folders.result.read_bytes() == before
+    assert run.job.wait(0) == "stopped" and run.folders.result_path.read_bytes() == before
 
 
-def test_on_a_full_disk_that_is_the_reason(small_disk: Fixture, hand_made: Fixture) -> None:
+def test_write_result_full_disk_is_the_reason(small_disk: Fixture, hand_made: Fixture) -> None:
     run = hand_made(str(small_disk / "job-1"))
     run.says("training")
     run.job.refresh()
     assert run.job.state == "failed" and "no space left on the disk" in run.job.result["reason"]
 
 
-def test_a_later_attempt_replaces_what_it_did_again(hand_made: Fixture) -> None:
+def test_read_metrics_later_attempt_replaces_repeated_steps(hand_made: Fixture) -> None:
     run = hand_made()
     run.says("failed", ended=True)
     run.metrics(1, step(8), step(16), epoch(16, 10.0), step(24), step(32), epoch(32, 20.0), tail='{"kind": "tra')
     run.metrics(2, step(24), step(32), epoch(32, 21.0), step(40))
     run.metrics(3, tail='{"kind"')
     run.job.refresh()
-    assert [row["images"] for row in run.job.lines("train")] == [8, 16, 24, 32, 40]
-    assert [row["top1"] for row in run.job.lines("epoch")] == [10.0, 21.0]
+    assert [row["images"] for row in run.job.metric_rows("train")] == [8, 16, 24, 32, 40]
+    assert [row["top1"] for row in run.job.metric_rows("epoch")] == [10.0, 21.0]
     assert run.job.scalars("val/top1") == [(16, 10.0), (32, 21.0)]
     assert run.job.scalars("train/loss")[0] == (8, 0.125) and run.job.scalars("val/nothing") == []
 
@@ -167,7 +166,7 @@ WHERE = {
 }  # fmt: skip
 
 
-def test_an_epoch_without_validation_is_a_row_without_accuracies(hand_made: Fixture, place: Fixture) -> None:
+def test_write_result_epoch_without_validation_has_no_accuracy(hand_made: Fixture, place: Fixture) -> None:
     run = hand_made()
     run.says("failed", ended=True)
     without = {**epoch(120, 0.0), "top1": None, "top5": None}
@@ -180,13 +179,11 @@ def test_an_epoch_without_validation_is_a_row_without_accuracies(hand_made: Fixt
     other.metrics(1, without)
     other.job.refresh()
     assert other.job.result["top1"] is None
-    for words in (("ls",), ("status", "job-2")):
-        assert place.cli(*words).code == 0
+    for arguments in (("ls",), ("status", "job-2")):
+        assert place.cli(*arguments).code == 0
 
 
-def test_where_the_time_went_is_told_while_it_trains_and_in_the_result_with_the_pauses_of_losses(
-    hand_made: Fixture, place: Fixture
-) -> None:
+def test_add_job_times_shows_pauses_in_status_and_result(hand_made: Fixture, place: Fixture) -> None:
     run = hand_made()
     assert run.job.status()["where"] is None
     run.attempt(1, "0.a", reason="start")
@@ -197,16 +194,16 @@ def test_where_the_time_went_is_told_while_it_trains_and_in_the_result_with_the_
     with run.agent_at_work():
         run.job.refresh()
         assert run.job.status()["where"] == {**WHERE, "pauses": 12.5}
-        shown = place.cli("status").out
-    assert "where the time went" in shown and "pauses of losses" in shown and "epoch 2: 6.00 s" in shown
-    assert "first step to last       62.50" in shown and "{" not in shown
+        output = place.cli("status").out
+    assert "where the time went" in output and "pauses of losses" in output and "epoch 2: 6.00 s" in output
+    assert "first step to last       62.50" in output and "{" not in output
     run.shared("result.json", TRAINED.replace("{", '{"where": ' + json.dumps({**WHERE, "slower": 2.0}) + ", ", 1))
     run.job.refresh()
     assert run.job.result["where"] == {**WHERE, "slower": 2.0, "pauses": 12.5}
     assert "goodput 90.0%" in place.cli("status").out
 
 
-def test_the_time_between_two_attempts_is_not_counted(hand_made: Fixture) -> None:
+def test_seconds_by_state_excludes_time_between_launches(hand_made: Fixture) -> None:
     run = hand_made()
     run.says("done", ended=True)
     stopped = (("setup", NOW), ("starting", NOW + 1), ("training", NOW + 3), ("stopped", NOW + 10))
@@ -219,15 +216,15 @@ def test_the_time_between_two_attempts_is_not_counted(hand_made: Fixture) -> Non
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"name": "job-1"}', '{"recipe": {}}', "\x00\xff"])
-def test_a_damaged_job_is_one_line_that_names_the_file(hand_made: Fixture, text: str) -> None:
+def test_status_damaged_spec_raises_one_line_with_path(hand_made: Fixture, text: str) -> None:
     run = hand_made()
-    run.folders.spec.write_text(text)
+    run.folders.spec_path.write_text(text)
     with pytest.raises(ClusterError) as caught:
         run.job.status()
-    assert str(run.folders.spec) in str(caught.value) and "\n" not in str(caught.value)
+    assert str(run.folders.spec_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_an_agent_that_was_killed_counts_until_its_last_beat(hand_made: Fixture) -> None:
+def test_seconds_by_state_killed_agent_counts_until_last_heartbeat(hand_made: Fixture) -> None:
     run = hand_made()
     run.history(
         ("setup", NOW), ("training", NOW + 2), ("gone", NOW + 60), ("setup", NOW + 500), ("training", NOW + 501)
@@ -238,73 +235,69 @@ def test_an_agent_that_was_killed_counts_until_its_last_beat(hand_made: Fixture)
     assert run.job.result["seconds"] == {"total": 91.0, "setup": 3.0, "training": 88.0}
 
 
-def test_a_clock_that_was_set_back_does_not_keep_a_dead_job_alive(hand_made: Fixture) -> None:
+def test_refresh_launch_time_in_future_still_fails(hand_made: Fixture) -> None:
     run = hand_made()
     run.says("training", step=8)
-    os.utime(run.folders.spec, (time.time() + 3600,) * 2)
-    run.folders.launch.write_text("")
-    os.utime(run.folders.launch, (time.time() + 3600,) * 2)
+    os.utime(run.folders.spec_path, (time.time() + 3600,) * 2)
+    run.folders.launch_path.write_text("")
+    os.utime(run.folders.launch_path, (time.time() + 3600,) * 2)
     run.job.refresh()
     assert run.job.state == "failed"
 
 
 @pytest.mark.parametrize("result", ["[1]", "{}", '{"top1": 1}', "7"])
-def test_a_damaged_result_is_one_line_and_not_the_end_of_the_list(
-    hand_made: Fixture, place: Fixture, result: str
-) -> None:
+def test_status_damaged_result_raises_and_ls_warns(hand_made: Fixture, place: Fixture, result: str) -> None:
     run, _ = hand_made(), hand_made("job-2")
-    run.folders.result.write_text(result)
+    run.folders.result_path.write_text(result)
     with pytest.raises(ClusterError, match="damaged"):
         run.job.status()
     ran = place.cli("ls", "-o", "json")
     assert ran.code == 0 and ran.err.count("warning: ") == 1 and '"job-2"' in ran.out
 
 
-def test_a_stray_byte_in_a_log_is_passed_over(hand_made: Fixture) -> None:
+def test_read_metrics_invalid_lines_are_skipped(hand_made: Fixture) -> None:
     run = hand_made()
     run.says("done", ended=True)
     run.metrics(1, epoch(60, 25.0))
     with next((run.folders.shared / "metrics").iterdir()).open("ab") as file:
         file.write(b"\xff\n[1]\n{}\n")
     run.job.refresh()
-    assert run.job.ended and len(run.job.lines("epoch")) == 1
+    assert run.job.has_ended and len(run.job.metric_rows("epoch")) == 1
 
 
-def test_of_several_machines_the_one_that_is_furthest_tells_how_the_job_stands(hand_made: Fixture) -> None:
+def test_job_status_uses_best_informed_machine(hand_made: Fixture) -> None:
     run = hand_made(machines=3)
-    run.attempt(1, "0.a", "1.b", reason="start", launch="")
+    run.attempt(1, "0.a", "1.b", reason="start", launch_id="")
     run.says("waiting", "2", phase="spare", attempt=1)
     run.says("training", "1", phase="running", attempt=1, step=8)
-    run.says("failed", "0", phase="failed", attempt=0, reason="of long ago")
+    run.says("failed", "0", phase="failed", attempt=0, reason="an old failure")
     with run.agent_at_work("2"):
         run.job.refresh()
         status = run.job.status()
         assert (status["state"], status["doing"], status["step"], status["machines"]) == ("running", "training", 8, 3)
-        run.attempt(2, "1.b", "2.c", reason="machine 0 lost", launch="")
+        run.attempt(2, "1.b", "2.c", reason="machine 0 lost", launch_id="")
         run.says("starting", "1", phase="running", attempt=2)
         status = run.job.status()
         assert (status["state"], status["attempt"], status["reason"]) == ("recovering", 2, "machine 0 lost")
 
 
 @pytest.mark.parametrize("state, reason", [("failed", "machine 1: the loss is nan"), ("stopped", "taken away")])
-def test_an_attempt_without_members_is_the_end_of_the_job_and_says_how(
-    hand_made: Fixture, state: str, reason: str
-) -> None:
+def test_infer_end_state_agreed_end_wins(hand_made: Fixture, state: str, reason: str) -> None:
     run = hand_made(machines=2)
     run.says("left", "0", ended=True, reason="a notice")
     run.says("training", "1")
-    run.attempt(1, "0.a", "1.b", reason="start", launch="")
-    run.attempt(2, state=state, reason=reason, launch="")
+    run.attempt(1, "0.a", "1.b", reason="start", launch_id="")
+    run.attempt(2, end_state=state, reason=reason, launch_id="")
     run.job.refresh()
     assert (run.job.state, run.job.result["reason"], run.job.result["attempts"]) == (state, reason, 1)
-    assert run.job.log().name == "rank-0.log" and run.job.log().parent.name == "000001"
+    assert run.job.log_path().name == "rank-0.log" and run.job.log_path().parent.name == "000001"
 
 
-def test_the_end_of_an_earlier_launch_is_not_the_end_of_this_one(hand_made: Fixture) -> None:
+def test_infer_end_state_ignores_end_of_earlier_launch(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
-    run.attempt(1, state="stopped", reason="long ago", launch="the first")
-    run.folders.launch.write_text("the second")
-    os.utime(run.folders.launch, (time.time() - 600,) * 2)
+    run.attempt(1, end_state="stopped", reason="long ago", launch_id="the first")
+    run.folders.launch_path.write_text("the second")
+    os.utime(run.folders.launch_path, (time.time() - 600,) * 2)
     run.says("training", "1", launch="the second")
     run.job.refresh()
     assert run.job.state == "failed" and "was killed" in run.job.result["reason"]
@@ -320,7 +313,7 @@ def test_the_end_of_an_earlier_launch_is_not_the_end_of_this_one(hand_made: Fixt
         ((None, None), "failed", "was killed"),
     ],
 )
-def test_several_last_words_make_one_end(hand_made: Fixture, ends: Any, state: str, reason: str) -> None:
+def test_infer_end_state_combines_final_statuses(hand_made: Fixture, ends: Any, state: str, reason: str) -> None:
     run = hand_made(machines=2)
     for name, end in enumerate(ends):
         if end:
@@ -331,18 +324,22 @@ def test_several_last_words_make_one_end(hand_made: Fixture, ends: Any, state: s
     assert run.job.state == state and reason in run.job.result["reason"]
 
 
-def test_while_one_machine_lives_nothing_is_settled(hand_made: Fixture) -> None:
+def test_refresh_one_living_machine_writes_no_result(hand_made: Fixture) -> None:
     run = hand_made(machines=3)
     for name in "012":
         run.says("training", name)
     with run.agent_at_work("2"):
         run.job.refresh()
-        assert not run.job.ended and run.job.alive and run.job.backend.dead(run.spec, run.folders) == ["0", "1"]
+        assert (
+            not run.job.has_ended
+            and run.job.is_alive
+            and run.job.backend.dead_machines(run.spec, run.folders) == ["0", "1"]
+        )
     run.job.refresh()
-    assert run.job.ended
+    assert run.job.has_ended
 
 
-def test_the_seconds_of_several_machines_count_once(hand_made: Fixture) -> None:
+def test_seconds_by_state_overlapping_machines_count_once(hand_made: Fixture) -> None:
     run = hand_made(machines=3)
     run.history(("setup", NOW), ("training", NOW + 2), ("gone", NOW + 10), ("setup", NOW + 12), ("training", NOW + 14),
                 ("done", NOW + 20))  # fmt: skip
@@ -357,38 +354,36 @@ def test_the_seconds_of_several_machines_count_once(hand_made: Fixture) -> None:
     assert seconds == {"total": 21.0, "setup": 1.0, "waiting": 2.0, "training": 15.0, "failed": 2.0, "starting": 1.0}
 
 
-def test_agents_may_still_come_for_a_while_after_their_machines_were_set_up(hand_made: Fixture) -> None:
+def test_agents_start_time_is_after_setup_of_this_launch(hand_made: Fixture) -> None:
     run = hand_made()
-    write_atomic(run.folders.launch, b"mark")
-    os.utime(run.folders.launch, (1000.0, 1000.0))
-    assert state_status.agents_start_time(run.folders, run.spec) == 1000.0
-    for launch, since in (("mark", 5000.0), ("an earlier one", 1000.0)):
-        write_atomic(run.folders.run / "machines.json", to_json_bytes({"launch": launch, "finished": 5000.0}))
-        assert state_status.agents_start_time(run.folders, run.spec) == since
+    write_atomic(run.folders.launch_path, b"mark")
+    os.utime(run.folders.launch_path, (1000.0, 1000.0))
+    assert job_status.agents_start_time(run.folders, run.spec) == 1000.0
+    for launch_id, start_time in (("mark", 5000.0), ("an earlier one", 1000.0)):
+        write_atomic(run.folders.path / "machines.json", to_json_bytes({"launch": launch_id, "finished": 5000.0}))
+        assert job_status.agents_start_time(run.folders, run.spec) == start_time
 
 
-def test_the_start_is_the_slowest_machines_and_with_the_steps_it_makes_no_more_than_all(hand_made: Fixture) -> None:
+def test_add_job_times_start_fits_into_total_seconds(hand_made: Fixture) -> None:
     run = hand_made()
     run.history(("setup", 0.0), ("starting", 2.0), ("warming", 5.0), ("training", 9.0), ("done", 20.0))
-    home = run.folders.run / "logs/agent-0.jsonl"
-    home.parent.mkdir(exist_ok=True)
-    home.write_text((run.folders.shared / "logs/agent-0.jsonl").read_text())
-    assert state_status.machine_rows(run.folders, run.spec)["0"]["seconds"] == {
+    state_log = run.folders.path / "logs/agent-0.jsonl"
+    state_log.parent.mkdir(exist_ok=True)
+    state_log.write_text((run.folders.shared / "logs/agent-0.jsonl").read_text())
+    assert job_status.machine_rows(run.folders, run.spec)["0"]["seconds"] == {
         "data": 2.0,
         "rendezvous": 3.0,
         "first step": 4.0,
     }
     where = {**WHERE, "wall": 12.0, "start": {"starting": 1.0}}
-    told = state_status.add_job_times(run.folders, run.spec, where)
-    assert told and told["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
-    ended = state_status.add_job_times(run.folders, run.spec, where, total_seconds=20.0)
+    breakdown = job_status.add_job_times(run.folders, run.spec, where)
+    assert breakdown and breakdown["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
+    ended = job_status.add_job_times(run.folders, run.spec, where, total_seconds=20.0)
     assert ended and ended["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 3.0}
 
 
-def test_a_job_that_had_trained_to_its_end_is_done_whoever_ends_it(hand_made: Fixture) -> None:
+def test_write_result_trained_job_is_done_despite_end_reason(hand_made: Fixture) -> None:
     run = hand_made()
     run.shared("result.json", TRAINED)
-    state_status_result.write_result(
-        run.folders, run.spec, run.job.backend, end_reason="ended by the user", end_state="stopped"
-    )
+    job_result.write_result(run.folders, run.spec, run.job.backend, end_reason="ended by the user", end_state="stopped")
     assert (run.job.state, run.job.result["reason"], run.job.result["top1"]) == ("done", "", 50.0)

@@ -1,4 +1,4 @@
-"""What happened to a job, as a table: who, when, why, and what each change cost."""
+"""Tests of the timeline of a job: one row per attempt, with its members, reason and cost."""
 
 from typing import Any
 
@@ -7,32 +7,34 @@ from cluster.state import timeline
 Fixture = Any
 
 
-def steps(run: Any, attempt: int, *pairs: tuple[int, float], tail: str = "") -> None:
-    rows = [{"kind": "train", "step": step, "time": at, "images": step} for step, at in pairs]
+def write_steps(run: Any, attempt: int, *pairs: tuple[int, float], tail: str = "") -> None:
+    """Write the metrics of an attempt from (step, time) pairs."""
+    rows = [{"kind": "train", "step": step, "time": time, "images": step} for step, time in pairs]
     run.metrics(attempt, *rows, tail=tail)
 
 
-def table(run: Any) -> list[dict[str, Any]]:
+def timeline_rows(run: Any) -> list[dict[str, Any]]:
+    """End the job and return its timeline, which must be part of the result."""
     run.says("failed", ended=True)
     run.job.refresh()
-    rows = timeline.attempt_rows(run.folders.run, run.folders.shared)
+    rows = timeline.attempt_rows(run.folders.path, run.folders.shared)
     assert rows == run.job.result["timeline"]
     return rows
 
 
-def test_a_job_without_attempts_has_no_rows(hand_made: Fixture) -> None:
-    assert table(hand_made()) == []
+def test_attempt_rows_no_attempts_is_empty(hand_made: Fixture) -> None:
+    assert timeline_rows(hand_made()) == []
 
 
-def test_each_attempt_is_a_row_with_its_machines_and_its_cost(hand_made: Fixture) -> None:
+def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
     run.attempt(1, "0.a", "1.b", reason="start")
-    steps(run, 1, (1, 100.0), (10, 109.0), (20, 119.0))
+    write_steps(run, 1, (1, 100.0), (10, 109.0), (20, 119.0))
     run.attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
-    steps(run, 2, (17, 122.5), (40, 145.0))
+    write_steps(run, 2, (17, 122.5), (40, 145.0))
     run.attempt(3, "1.b", "0.c", reason="machine 0 joined", resume="checkpoints/000003/resume-00000040-ef01.pt")
-    steps(run, 3, (41, 146.0))
-    first, second, third = table(run)
+    write_steps(run, 3, (41, 146.0))
+    first, second, third = timeline_rows(run)
     assert (first["machines"], first["reason"], first["pause"], first["steps_lost"]) == (
         ["0", "1"],
         "start",
@@ -45,26 +47,26 @@ def test_each_attempt_is_a_row_with_its_machines_and_its_cost(hand_made: Fixture
     assert (third["machines"], third["pause"], third["steps_lost"]) == (["1", "0"], 1.0, 0)
 
 
-def test_an_attempt_that_made_no_step_has_no_pause_yet_and_the_next_counts_from_the_last_step(
+def test_attempt_rows_attempt_without_steps_has_no_pause(
     hand_made: Fixture,
 ) -> None:
     run = hand_made(machines=2)
     run.attempt(1, "0.a", "1.b", reason="start")
-    steps(run, 1, (1, 100.0), (20, 119.0))
+    write_steps(run, 1, (1, 100.0), (20, 119.0))
     run.attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
     run.attempt(3, "1.b", reason="machine 1: killed", resume="checkpoints/000003/resume-00000016-ef01.pt")
-    steps(run, 3, (17, 130.0))
-    _, second, third = table(run)
+    write_steps(run, 3, (17, 130.0))
+    _, second, third = timeline_rows(run)
     assert (second["last_step"], second["pause"], second["steps_lost"]) == (None, None, 4)
     assert (third["pause"], third["steps_lost"]) == (11.0, 4)
 
 
-def test_the_end_of_a_job_is_a_row_without_cost(hand_made: Fixture) -> None:
+def test_attempt_rows_job_end_has_no_cost(hand_made: Fixture) -> None:
     run = hand_made()
     run.attempt(1, "0.a", reason="start")
-    steps(run, 1, (8, 100.0))
-    run.attempt(2, state="failed", reason="killed (3 times at step 8)")
-    end = table(run)[1]
+    write_steps(run, 1, (8, 100.0))
+    run.attempt(2, end_state="failed", reason="killed (3 times at step 8)")
+    end = timeline_rows(run)[1]
     assert (end["machines"], end["reason"], end["pause"], end["steps_lost"]) == (
         [],
         "killed (3 times at step 8)",
@@ -73,25 +75,28 @@ def test_the_end_of_a_job_is_a_row_without_cost(hand_made: Fixture) -> None:
     )
 
 
-def test_half_a_line_and_other_kinds_are_passed_over(hand_made: Fixture) -> None:
+def test_attempt_rows_ignore_partial_lines_and_other_kinds(hand_made: Fixture) -> None:
     run = hand_made()
     run.attempt(1, "0.a", reason="start")
-    steps(run, 1, (8, 100.0), tail='{"kind": "epoch", "step": 99}\n[1]\n{"kind": "train"}\n{"kind": "train", "st')
-    assert table(run)[0]["last_step"] == 8
+    write_steps(run, 1, (8, 100.0), tail='{"kind": "epoch", "step": 99}\n[1]\n{"kind": "train"}\n{"kind": "train", "st')
+    assert timeline_rows(run)[0]["last_step"] == 8
 
 
-def test_the_night_between_a_stop_and_a_resume_is_no_pause_also_when_its_first_attempt_makes_no_step(
+def test_lost_intervals_exclude_time_between_launches(
     hand_made: Fixture,
 ) -> None:
     run = hand_made()
-    run.attempt(1, "0.a", reason="start", launch="evening")
-    steps(run, 1, (1, 100.0), (20, 119.0))
-    run.attempt(2, "0.b", reason="start", launch="morning", resume="checkpoints/000002/resume-00000016-abcd.pt")
-    run.attempt(3, "0.b", reason="killed", launch="morning", resume="checkpoints/000003/resume-00000016-ef01.pt")
-    steps(run, 3, (17, 30_000.0), (30, 30_013.0))
-    run.attempt(4, "0.b", reason="killed", launch="morning", resume="checkpoints/000004/resume-00000030-ef02.pt")
-    steps(run, 4, (31, 30_016.0))
-    assert [one["pause"] for one in table(run)] == [None, None, None, 3.0]
-    found = timeline.lost_intervals(run.folders.run, run.folders.shared)
-    assert found == [(100.0, 119.0), (30_013.0, 30_016.0)]  # steps 17 to 20 again, from the last that is known before
-    assert timeline.lost_seconds(run.folders.run, run.folders.shared) == 22.0
+    run.attempt(1, "0.a", reason="start", launch_id="evening")
+    write_steps(run, 1, (1, 100.0), (20, 119.0))
+    run.attempt(2, "0.b", reason="start", launch_id="morning", resume="checkpoints/000002/resume-00000016-abcd.pt")
+    run.attempt(3, "0.b", reason="killed", launch_id="morning", resume="checkpoints/000003/resume-00000016-ef01.pt")
+    write_steps(run, 3, (17, 30_000.0), (30, 30_013.0))
+    run.attempt(4, "0.b", reason="killed", launch_id="morning", resume="checkpoints/000004/resume-00000030-ef02.pt")
+    write_steps(run, 4, (31, 30_016.0))
+    assert [row["pause"] for row in timeline_rows(run)] == [None, None, None, 3.0]
+    intervals = timeline.lost_intervals(run.folders.path, run.folders.shared)
+    assert intervals == [
+        (100.0, 119.0),
+        (30_013.0, 30_016.0),
+    ]  # steps 17 to 20 were done again; the first known time before them is that of step 1
+    assert timeline.lost_seconds(run.folders.path, run.folders.shared) == 22.0
