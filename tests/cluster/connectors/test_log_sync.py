@@ -105,15 +105,15 @@ def test_several_followers_of_a_file_that_grows_bring_each_line_once(
 SLOW = """
 import sys, time
 from pathlib import Path
-from cluster.connectors.log_sync import bring_home
-from cluster.connectors.local import Machine
+from cluster.connectors.log_sync import pull_logs
+from cluster.connectors.local import Connector
 
-class Slow(Machine):
+class Slow(Connector):
     def read_from(self, path, offset, limit=0):
         time.sleep(0.0005)
         return super().read_from(path, offset, 3000)
 
-bring_home(Slow(), sys.argv[1], Path(sys.argv[2]))
+pull_logs(Slow(), sys.argv[1], Path(sys.argv[2]))
 """
 
 

@@ -360,7 +360,7 @@ def test_a_frozen_machine_does_not_answer_at_the_deadline(
     own: tuple[Any, SSHConnector], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bed, one = own
-    monkeypatch.setattr(module, "GRACE", 0.5)
+    monkeypatch.setattr(module, "DEADLINE_GRACE_SECONDS", 0.5)
     threading.Thread(target=lambda: (wait_for(lambda: (bed.home / "ran").exists()), bed.freeze())).start()
     with pytest.raises(Unreachable, match=r"does not answer: .* s of silence; is it frozen\?; sh may run there"):
         one.run(["sh", "-c", "touch ran; exec sleep 4325"], timeout=1)
@@ -374,8 +374,8 @@ def test_a_frozen_machine_is_noticed_by_its_silence(
     from cluster.connectors import ssh_connection
 
     bed, one = own
-    monkeypatch.setattr(ssh_connection, "SILENCE_SECONDS", 0.5)
-    monkeypatch.setattr(ssh_connection, "PULSE_SECONDS", 0.2)
+    monkeypatch.setattr(ssh_connection, "KEEPALIVE_TIMEOUT_SECONDS", 0.5)
+    monkeypatch.setattr(ssh_connection, "KEEPALIVE_SECONDS", 0.2)
     one.reconnect_seconds = 0.5
     threading.Thread(target=lambda: (wait_for(lambda: (bed.home / "ran").exists()), bed.freeze())).start()
     with pytest.raises(Unreachable, match="cannot be reached"):
@@ -489,7 +489,7 @@ def test_what_is_new_in_a_folder_comes_at_once(machine: SSHConnector, tmp_path: 
 def test_what_is_new_is_bounded_and_the_rest_comes_next(
     machine: SSHConnector, tmp_path: Path, far: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CHANGES_BYTES", 1000)
+    monkeypatch.setattr(module, "NEW_BYTES_LIMIT", 1000)
     (tmp_path / "f/logs").mkdir(parents=True)
     content = {f"logs/{name}": os.urandom(700) for name in "abc"}
     got: dict[str, bytes] = {}

@@ -136,7 +136,7 @@ def test_the_folder_of_a_session_may_have_any_name(
 def test_a_server_that_does_not_answer_is_one_line_and_no_wait_for_ever(
     place: Fixture, told: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tmux, "ANSWER_SECONDS", 0.3)
+    monkeypatch.setattr(tmux, "SERVER_TIMEOUT_SECONDS", 0.3)
     told("job-1", place.path, [])
     server = int(place.tmux("display-message", "-p", "#{pid}"))
     os.kill(server, signal.SIGSTOP)

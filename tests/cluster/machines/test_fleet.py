@@ -49,9 +49,9 @@ class Running:
         """Look after the job from a run folder; `board` is what is known of it there."""
         values = {"machines": len(self.bed.machines), "backend": "ssh", "hosts": self.hosts, "uid": self.uid}
         made = self.hand_made(name, **values)
-        made.folders.launch.write_text("first")
+        made.folders.launch_path.write_text("first")
         if board:
-            (made.folders.run / "machines.json").write_text(json.dumps({"launch": "first", "machines": {}, **board}))
+            (made.folders.path / "machines.json").write_text(json.dumps({"launch": "first", "machines": {}, **board}))
         self.fleets.append(Fleet(made.spec, made.folders, reconnect_seconds=2))
         return self.fleets[-1]
 
@@ -164,7 +164,7 @@ def test_what_a_full_disk_took_a_part_of_is_brought_from_there_on(
         raise OSError(28, "No space left on device", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_append", half)
+        patch.setattr(module, "_append_bytes", half)
         with pytest.raises(OSError, match="No space"):
             running.fleet.pull_files()
     running.fleet.pull_files()
@@ -217,8 +217,8 @@ def test_a_request_to_stop_goes_to_the_machines_and_the_end_comes_home(running: 
 
 
 def test_one_that_cannot_be_reached_is_not_dead(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SILENT_SECONDS", 0.5)
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(module, "STATUS_STALE_SECONDS", 0.5)
+    monkeypatch.setattr(module, "LIVENESS_QUERY_SECONDS", 0.1)
     fleet, machine = running.fleet, running.bed.machines[1]
     machine.unplug()
     asked: list[Any] = []
@@ -241,8 +241,8 @@ def test_one_that_cannot_be_reached_is_not_dead(running: Running, monkeypatch: p
 
 
 def test_nobody_is_dead_when_nobody_can_be_reached(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.1)
+    monkeypatch.setattr(module, "STATUS_STALE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "LIVENESS_QUERY_SECONDS", 0.1)
     for one in running.bed.machines:
         one.unplug()
     with pytest.raises(Unreachable):
@@ -312,8 +312,8 @@ def test_files_are_brought_when_no_machine_has_been_set_up_by_us(hand_made: Call
 def test_a_job_of_which_a_machine_stopped_at_its_limit_waits_for_none_that_is_silent(said: Any, over: bool) -> None:
     long_ago = time.monotonic() - 60
     some = SimpleNamespace(
-        folders=SimpleNamespace(mark="now"), texts={"status/0.json": (json.dumps(said).encode(), long_ago)}
+        folders=SimpleNamespace(launch_id="now"), last_status={"status/0.json": (json.dumps(said).encode(), long_ago)}
     )
     assert Fleet._has_stopped_by_itself(some) is over  # type: ignore[arg-type]
-    some.texts["status/0.json"] = (json.dumps(said).encode(), time.monotonic())
+    some.last_status["status/0.json"] = (json.dumps(said).encode(), time.monotonic())
     assert Fleet._has_stopped_by_itself(some) is False  # type: ignore[arg-type]

@@ -94,7 +94,7 @@ def test_three_machines_are_asked_twice_and_see_each_other(tmp_path: Path) -> No
 def test_machines_with_folders_of_their_own_under_one_name_are_found_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(probe, "SEE_SECONDS", 0.2)
+    monkeypatch.setattr(probe, "MARKER_TIMEOUT_SECONDS", 0.2)
     answers: dict[str, Any] = {}
     folders = {"a": tmp_path / "one", "b": tmp_path / "one", "c": tmp_path / "other"}
     for name, folder in folders.items():
@@ -119,7 +119,7 @@ def test_a_file_that_comes_late_is_seen(tmp_path: Path) -> None:
 
 
 def test_another_probings_file_is_not_taken_for_this_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "SEE_SECONDS", 0.05)
+    monkeypatch.setattr(probe, "MARKER_TIMEOUT_SECONDS", 0.05)
     (tmp_path / "t-b").write_text("")
     assert probe.find_markers(tmp_path, {"b": "t-b"}) == {"b": False}
 
@@ -219,7 +219,7 @@ def test_a_file_server_that_does_not_answer_is_not_waited_for(tmp_path: Path, mo
         return {}
 
     monkeypatch.setattr(probe, "folder_facts", hang)
-    monkeypatch.setattr(probe, "FOLDER_SECONDS", 0.2)
+    monkeypatch.setattr(probe, "FOLDER_TIMEOUT_SECONDS", 0.2)
     facts = probe.gather_facts(tmp_path, tmp_path, tmp_path / "probe/t-a")
     assert f"error: {tmp_path}: no answer in 0.2 s" in whats(checks.find_problems(facts, 0, 0))
 
@@ -278,7 +278,7 @@ def test_a_driver_that_does_not_run_is_said_in_its_own_words(nvidia_smi: Any) ->
 
 
 def test_an_nvidia_smi_that_hangs_is_ended_and_said(nvidia_smi: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(probe, "NVIDIA_SECONDS", 0.3)
+    monkeypatch.setattr(probe, "NVIDIA_SMI_TIMEOUT_SECONDS", 0.3)
     nvidia_smi(f"sleep 600 & echo $! > {os.environ['PATH'].split(':')[0]}/pid; wait")
     start = time.monotonic()
     assert probe.query_gpus() == ([], "hangs")

@@ -50,7 +50,7 @@ class Rig:
         """The job's machines as a supervisor sees them."""
         values = {"machines": len(self.hosts.machines), "backend": "ssh", "hosts": self.hosts.to_json()}
         one = self.make(uid=f"job-1-{time.monotonic_ns()}", **{**values, **self.spec})
-        one.folders.launch.write_text("first")
+        one.folders.launch_path.write_text("first")
         self.fleets.append(Fleet(one.spec, one.folders, reconnect_seconds=3))
         return self.fleets[-1]
 

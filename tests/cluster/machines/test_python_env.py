@@ -190,7 +190,7 @@ def test_a_requirement_is_held_against_what_is_installed(
         raise ImportError
 
     if not pip_is_there:
-        monkeypatch.setattr(python_env, "_packaging", refuse)
+        monkeypatch.setattr(python_env, "_import_packaging", refuse)
     assert python_env.is_installed(need) is expected
 
 
@@ -346,7 +346,7 @@ def test_the_package_that_debian_lacks_is_named_for_this_python(tmp_path: Path) 
 
 
 def test_a_full_disk_is_found_also_when_nobody_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(python_env, "FULL", 1 << 62)
+    monkeypatch.setattr(python_env, "MIN_FREE_BYTES", 1 << 62)
     with pytest.raises(ClusterError, match=r"false: the disk is full"):
         python_env._run_command(["false"], tmp_path)
 

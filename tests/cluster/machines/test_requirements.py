@@ -36,7 +36,7 @@ def test_of_ours_nothing_is_missing_anywhere(tiny: Recipe) -> None:
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
 def test_a_library_that_is_not_installed_is_named(library: str, tiny: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = named(tiny, f"{library}:resnet18")
-    monkeypatch.setattr(requirements, "_found", lambda name: False)
+    monkeypatch.setattr(requirements, "_is_importable", lambda name: False)
     assert (
         requirements.model_library(recipe) == library and requirements.requirements_not_sent(recipe, PROJECT_ROOT) == []
     )  # the machines install it

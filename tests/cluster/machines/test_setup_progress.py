@@ -30,7 +30,7 @@ def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
         found.append(content)
         real(path, content, durable)
 
-    monkeypatch.setattr(module, "replace", replace)
+    monkeypatch.setattr(module, "write_atomic", replace)
     return found
 
 
@@ -99,7 +99,7 @@ def test_the_rest_is_written_in_a_moment(board: SetupProgress) -> None:
 def test_many_changes_are_few_writes(
     board: SetupProgress, writes: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "WRITE_SECONDS", 60.0)
+    monkeypatch.setattr(module, "WRITE_DELAY_SECONDS", 60.0)
     waiting = set()
     for number in range(500):
         board.set_step("0", "code", number)
