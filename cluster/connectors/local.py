@@ -42,7 +42,7 @@ class CommandFailed(ClusterError):
 
 
 class Connector:
-    """Runs commands and moves files on this computer. Commands are lists of arguments and never pass through a shell."""
+    """Runs commands and moves files on this computer. Commands are argument lists and never pass through a shell."""
 
     name = "here"
 

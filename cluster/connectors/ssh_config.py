@@ -162,7 +162,10 @@ def _expand_tokens(text: str, values: dict[str, str]) -> str:
 
 
 def write_ssh_config(hosts: Hosts, path: Path) -> None:
-    """Write an OpenSSH configuration with the hosts machine-0, machine-1, ... and the pinned host keys in a file beside it."""
+    """Write an OpenSSH configuration with the hosts machine-0, machine-1, ...
+
+    The pinned host keys go to a known_hosts file beside it.
+    """
     path = path.absolute()
     pinned_keys_file = path.with_name(f"{path.name}.known_hosts")
     config_lines: list[str] = []

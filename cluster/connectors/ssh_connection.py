@@ -204,7 +204,7 @@ def _verify_host_key(transport: "paramiko.Transport", route: Route, machine_labe
 
 
 def _log_in(transport: "paramiko.Transport", route: Route, machine_label: str) -> None:
-    """Offer the login keys one by one, first the files, then those of ssh-agent. Raises `SSHRefused` if none is taken."""
+    """Offer the login keys one by one, first the files, then those of ssh-agent. Raises `SSHRefused`."""
     import paramiko
 
     passphrase_key_paths: list[str] = []
