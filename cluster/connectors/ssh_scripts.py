@@ -1,4 +1,4 @@
-"""Shell scripts that run on a machine over ssh. They need POSIX sh, the coreutils and GNU find. Paths may start with ~/.
+"""Shell scripts that run on a machine over ssh. They need POSIX sh, coreutils and GNU find. Paths may start with ~/.
 
 A command runs once, however often the connection drops. sshd starts the script in a session of its own, so it outlives
 its connection. The script makes a folder commands/<id>. Only the first call with an id succeeds in making it and runs

@@ -1,4 +1,4 @@
-"""Judges the facts that `cluster.machines.probe` reports: what prevents or hampers a job, one line each. Pure functions.
+"""Judges the facts that `cluster.machines.probe` reports: what prevents or hampers a job, one line each. All pure.
 
 A finding is {"level": "error" or "warning", "what": what is wrong, where, and what to do}.
 """
