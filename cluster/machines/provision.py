@@ -130,7 +130,7 @@ class Provisioner:
             self._record_findings(name, findings, facts)
         usable = [name for name in facts_by_machine if name not in self.setup_progress.failure_reasons]
         answers = self._probe_machines(usable, "--expect", "all")
-        # One machine removes all marker files at the end. If each removed its own, others could still be looking for it.
+        # One machine removes all markers at the end. If each removed its own, another might still be looking for it.
         for name in list(facts_by_machine)[:1]:
             marker_prefix = f"{self.shared_folder(name)}/probe/{self.spec.uid}"
             self.connectors[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", marker_prefix])

@@ -47,7 +47,7 @@ class SetupProgress:
         self._write_soon()
 
     def update(self, name: str, **values: Any) -> None:
-        """Set further values of a machine's row: reason, notes, python, code, folder, address. Writes a reason at once."""
+        """Set values of a machine's row, such as notes, python, code, folder, address. Writes a reason at once."""
         with self.lock:
             self.rows[name].update(values)
         if "reason" in values:

@@ -255,7 +255,7 @@ def test_a_machine_whose_login_runs_no_commands_is_one_line(own: tuple[Any, SSHC
     bed, one = own
     bed.configure("ForceCommand echo This account is closed. >&2; exit 1\n")
     with pytest.raises(
-        ClusterError, match=r"^machine 0 \(own\): its shell runs no commands: This account is closed\.$"
+        ClusterError, match=r"^machine 0 \(own\): its login shell runs no commands: This account is closed\.$"
     ):
         one.run(["true"])
 
@@ -349,7 +349,7 @@ def test_a_machine_that_stays_away_is_unreachable_and_the_command_may_still_run(
     one.reconnect_seconds = 0.3
     threading.Thread(target=lambda: (wait_for(lambda: (bed.home / "ran").exists()), bed.unplug())).start()
     with pytest.raises(
-        Unreachable, match=r"machine 0 \(own\): cannot be reached at 127.1.0.1 port.*; sh may run there"
+        Unreachable, match=r"machine 0 \(own\): cannot be reached at 127.1.0.1 port.*; sh may still run there"
     ):
         one.run(["sh", "-c", "touch ran; exec sleep 4324"])
     (pid,) = wait_for(lambda: bed.processes("sleep 4324"))
@@ -362,7 +362,7 @@ def test_a_frozen_machine_does_not_answer_at_the_deadline(
     bed, one = own
     monkeypatch.setattr(module, "DEADLINE_GRACE_SECONDS", 0.5)
     threading.Thread(target=lambda: (wait_for(lambda: (bed.home / "ran").exists()), bed.freeze())).start()
-    with pytest.raises(Unreachable, match=r"does not answer: .* s of silence; is it frozen\?; sh may run there"):
+    with pytest.raises(Unreachable, match=r"does not answer: .* s of silence; is it frozen\?; sh may still run there"):
         one.run(["sh", "-c", "touch ran; exec sleep 4325"], timeout=1)
     bed.thaw()
     wait_for(lambda: not bed.processes("sleep 4325"))  # the machine keeps the deadline by itself
@@ -564,7 +564,7 @@ def test_a_key_that_is_not_let_in_is_refused_with_what_to_do(beds: Testbed) -> N
 
 
 def test_a_key_that_is_not_there_is_refused(beds: Testbed) -> None:
-    assert "the key /no/key is not there; make it: ssh-keygen -f /no/key" in no(host(beds, key="/no/key"))
+    assert "the key /no/key does not exist; make it: ssh-keygen -f /no/key" in no(host(beds, key="/no/key"))
 
 
 def test_without_any_key_it_says_so(beds: Testbed) -> None:
@@ -574,7 +574,7 @@ def test_without_any_key_it_says_so(beds: Testbed) -> None:
 def test_a_key_with_a_passphrase_wants_an_agent(beds: Testbed, monkeypatch: pytest.MonkeyPatch) -> None:
     key = beds.new_key("locked", "secret")
     beds.authorize(key)
-    assert f"the key {key} has a passphrase; give it to your agent: ssh-add {key}" in no(host(beds, key=str(key)))
+    assert f"the key {key} has a passphrase; give it to ssh-agent: ssh-add {key}" in no(host(beds, key=str(key)))
     said = subprocess.run(["ssh-agent", "-s"], capture_output=True, text=True, check=True).stdout
     values = dict(line.split(";")[0].split("=") for line in said.splitlines() if "=" in line)
     try:

@@ -191,7 +191,7 @@ def test_a_shared_folder_that_cannot_be_used_is_one_error(
         (folder / "probe").write_text("")
     facts = probe.call_with_timeout(10, lambda: probe.folder_facts(folder, folder / "probe/t-a"))
     said = judged(shared={"path": str(folder), **(facts or {})})
-    words = {"missing": "is not there on this machine", "file": "is not a folder", "not writable": "Permission denied"}
+    words = {"missing": "does not exist on this machine", "file": "is not a folder", "not writable": "Permission denied"}
     assert said.startswith(f"error: {folder}") and words.get(fault, "probe") in said
 
 
@@ -300,8 +300,8 @@ def test_all_is_well_is_nothing_to_say() -> None:
     "changes, said",
     [
         ({"tmux": None}, "error: tmux is missing; install it"),
-        ({"shm_bytes": 64 << 20}, "warning: /dev/shm has 67 MB and loader workers"),
-        ({"shm_bytes": 0}, "warning: /dev/shm has 0 MB"),
+        ({"shm_bytes": 64 << 20}, "warning: /dev/shm has only 67 MB, and loader workers"),
+        ({"shm_bytes": 0}, "warning: /dev/shm has only 0 MB"),
         ({"work": {"path": "/mnt/fast", "writable": False}}, "error: /mnt/fast: cannot be written"),
         ({"free_gb": {"work": 9.5}}, "error: /mnt/fast: 9.5 GB free, 10 GB are needed"),
         ({"shared": {"error": "/s: no answer in 20 s"}}, "error: /s: no answer"),

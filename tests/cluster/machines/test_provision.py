@@ -138,7 +138,7 @@ def cut_network(rig: Rig) -> None:
         (break_probe, "the shared folder is away"),
         (take_space, "1 GB free, 2 GB are needed"),
         (break_python, "no pip"),
-        (garble_python, "no environment for Python was found or made: Segmentation fault"),
+        (garble_python, "no Python environment was found or made: Segmentation fault"),
         (cut_network, "no route to machine 0"),
     ],
 )
@@ -255,7 +255,7 @@ class Launched:
         return len(inodes & held)
 
     def states(self) -> list[str]:
-        return [one["state"] for one in self.job.machines().values()]
+        return [one["state"] for one in self.job.machine_details().values()]
 
 
 @pytest.fixture
@@ -277,14 +277,14 @@ def test_a_supervisor_that_is_killed_is_followed_by_one_that_finishes(
     place: Any, bed: Testbed, launched: Callable[[str], Launched], part: str
 ) -> None:
     one = launched(part)
-    (pid,) = supervisor_pids(one.job.run)
+    (pid,) = supervisor_pids(one.job.path)
     os.kill(pid, signal.SIGKILL)
-    place.wait_for(lambda: not supervisor_pids(one.job.run) and "job-1" not in place.tmux("ls"), 20)
+    place.wait_for(lambda: not supervisor_pids(one.job.path) and "job-1" not in place.tmux("ls"), 20)
     one.hold.unlink()
     one.job.refresh()  # as any command that looks
     place.wait_for(lambda: one.states() == ["training", "training"], 30)
-    assert one.agents() == 2 and len(supervisor_pids(one.job.run)) == 1
-    assert [path.name for path in one.job.folders.shared.glob("attempts/*")] == ["000001.json"]
+    assert one.agents() == 2 and len(supervisor_pids(one.job.path)) == 1
+    assert [path.name for path in one.job.run_folder.shared.glob("attempts/*")] == ["000001.json"]
     assert place.cli("stop", "job-1").code == 0
     assert one.job.state == "stopped" and one.agents() == 0
     place.wait_for(lambda: not bed.leaks(), 20)
@@ -299,9 +299,9 @@ def test_a_job_is_stopped_while_it_is_set_up(
     ran = place.cli("stop", "job-1")
     one.hold.unlink()
     assert ran.code == 0 and time.monotonic() - start < 30
-    assert one.job.ended and "stopped by the user" in one.job.result["reason"]
+    assert one.job.has_ended and "stopped by the user" in one.job.result["reason"]
     assert "cluster.agent" not in one.log.read_text()
-    place.wait_for(lambda: not (bed.leaks() or supervisor_pids(one.job.run)), 20)
+    place.wait_for(lambda: not (bed.leaks() or supervisor_pids(one.job.path)), 20)
 
 
 def test_a_launch_that_fails_says_why_and_leaves_nothing(place: Any, bed: Testbed) -> None:
@@ -313,4 +313,4 @@ def test_a_launch_that_fails_says_why_and_leaves_nothing(place: Any, bed: Testbe
     ran = place.cli("launch", "--hosts", str(hosts), "-y", "recipe.py")
     assert ran.code == 100 and "machine 1 (127.1.0.2)" in ran.out and "1 GB free, 2 GB are needed" in ran.out, ran
     assert "failed" in place.cli("ls").out
-    place.wait_for(lambda: not (bed.leaks() or supervisor_pids(place.job().run)), 20)
+    place.wait_for(lambda: not (bed.leaks() or supervisor_pids(place.job().path)), 20)

@@ -132,7 +132,7 @@ def test_no_requirements_is_one_line_that_names_the_file(tmp_path: Path, text: s
     path = tmp_path / "pyproject.toml"
     if text is not None:
         path.write_text(text)
-    with pytest.raises(ClusterError, match=r"pyproject.toml does not say what is needed") as raised:
+    with pytest.raises(ClusterError, match=r"pyproject.toml does not list the dependencies") as raised:
         python_env.project_requirements(path)
     assert "\n" not in str(raised.value)
 
@@ -369,8 +369,8 @@ def test_the_caller_reads_the_last_line() -> None:
     assert python_env.parse_output(good, "box-1")["python"] == "/p"
     for out, said in {
         b'{"python": null, "why": "the disk is full"}\n': "box-1: the disk is full",
-        b"": "box-1: no environment for Python was found or made: it said nothing",
-        b"sh: python3: not found\n": "box-1: no environment for Python was found or made: sh: python3: not found",
+        b"": "box-1: no Python environment was found or made: the command printed nothing",
+        b"sh: python3: not found\n": "box-1: no Python environment was found or made: sh: python3: not found",
     }.items():
         with pytest.raises(ClusterError) as raised:
             python_env.parse_output(out, "box-1")
@@ -378,8 +378,8 @@ def test_the_caller_reads_the_last_line() -> None:
 
 
 def test_an_older_python_can_read_it_and_says_what_is_needed(tmp_path: Path) -> None:
-    for name in ("__init__", "environment"):
-        ast.parse((ROOT / "cluster" / f"{name}.py").read_text(), feature_version=(3, 7))
+    for name in ("cluster/__init__", "cluster/machines/__init__", "cluster/machines/python_env"):
+        ast.parse((ROOT / f"{name}.py").read_text(), feature_version=(3, 7))
     lines = (ROOT / "cluster/machines/python_env.py").read_text().split("import argparse")[0]
     (tmp_path / "old.py").write_text(lines.replace("0x030B0000", "0x7F0B0000"))
     ran = subprocess.run([sys.executable, str(tmp_path / "old.py")], capture_output=True, text=True)

@@ -73,7 +73,7 @@ def test_a_file_of_weights_is_named_whole(tiny: Recipe, tmp_path: Path, monkeypa
     assert requirements.missing_requirements(recipe) == [
         f"model, weights: {tmp_path / 'own.pt'}: there is no such file"
     ]
-    assert "say the whole path" in requirements.requirements_not_sent(recipe, PROJECT_ROOT)[0]
+    assert "give the whole path" in requirements.requirements_not_sent(recipe, PROJECT_ROOT)[0]
     (tmp_path / "own.pt").write_bytes(b"")
     assert (
         requirements.missing_requirements(recipe) == []
