@@ -106,7 +106,7 @@ TWO = 'machines = ["a", "b"]\n'
         "user = 3\nmachines = ['a']": 'user: is 3; write a name, such as user = "ubuntu"',
         'user = "a\\nb"\nmachines = ["a"]': "user: is 'a\\nb'; write",
         "folder = 'imgnet'\nmachines = ['a']": "folder: is 'imgnet'; write a path that begins with / or ~/",
-        "[[machines]]\nhost = 'a'\nhost_key = 'AAAA'": "machines[0].host_key: is 'AAAA'; write a type and a key",
+        "[[machines]]\nhost = 'a'\nhost_key = 'AAAA'": "machines[0].host_key: is 'AAAA'; write a key type and a key",
         "machines = [": "Invalid value (at end of document)",
     }.items(),
 )
