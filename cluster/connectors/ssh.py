@@ -67,7 +67,7 @@ class SSHConnector(Connector):
                 self._connection.close()
             self._connection = None
 
-    # --- commands --------------------------------------------------------------------------------------------------
+    # --- commands -------------------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -158,7 +158,7 @@ class SSHConnector(Connector):
                 for _ in channel.receive(5.0):
                     pass
 
-    # --- files -----------------------------------------------------------------------------------------------------
+    # --- files ----------------------------------------------------------------------------------------------------
 
     def put(self, source: Path, target: str) -> None:
         """Copy a file of this computer to the machine atomically. Creates its folder."""
@@ -238,7 +238,7 @@ class SSHConnector(Connector):
             raise ClusterError(f"{self.name}: {path}: {_last_line(stderr) or f'code {code}'}")
         return bytes(stdout)
 
-    # --- the connection --------------------------------------------------------------------------------------------
+    # --- the connection -------------------------------------------------------------------------------------------
 
     def _retry_on_reconnect(self, operation: Callable[[SSHConnection], ReturnType]) -> ReturnType:
         """Call an operation with the connection; repeat it on a new connection each time the connection drops."""

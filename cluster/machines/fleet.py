@@ -95,7 +95,7 @@ class Fleet:
         self.setup_progress.update(name, host=host.host, reason="")
         write_ssh_config(Hosts(None, tuple(self.hosts.values())), self.folders.path / "ssh_config")
 
-    # --- setting up --------------------------------------------------------------------------------------------------
+    # --- setting up -----------------------------------------------------------------------------------------------
 
     def set_up_machines(self) -> None:
         """Set up all machines for the run folder's launch and start their agents, unless that is done already.
@@ -147,7 +147,7 @@ class Fleet:
             reasons = self.setup_progress.failure_reasons.items()
             raise SetupFailed("; ".join(f"{self.connectors[name].name}: {reason}" for name, reason in reasons))
 
-    # --- mirroring files ---------------------------------------------------------------------------------------------
+    # --- mirroring files ------------------------------------------------------------------------------------------
 
     def pull_files(self) -> None:
         """Copy what is new in the shared folder to the run folder.
@@ -226,7 +226,7 @@ class Fleet:
             )
             self.stop_request_sent = True
 
-    # --- liveness ----------------------------------------------------------------------------------------------------
+    # --- liveness -------------------------------------------------------------------------------------------------
 
     def agents_alive(self) -> bool:
         """Whether any agent runs or may run: False only when every machine has said that it has none.
@@ -330,7 +330,7 @@ class Fleet:
         kill_agent = 'grep -qs cluster.agent "/proc/$1/cmdline" && kill -9 "$1"'
         connector.run(["sh", "-c", kill_agent, "sh", str(status["pid"])])
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    # --- the end --------------------------------------------------------------------------------------------------
 
     def terminate(self) -> list[str]:
         """End the job's tmux session on every machine that answers. Returns the names of those that do not answer."""

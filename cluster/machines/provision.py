@@ -62,7 +62,7 @@ class Provisioner:
         self.setup_progress = setup_progress
         self.stop_path = stop_path  # this file exists when the job is to stop
 
-    # --- one machine -------------------------------------------------------------------------------------------------
+    # --- one machine ----------------------------------------------------------------------------------------------
 
     def prepare(self, name: str, archive_bytes: bytes, code_hash: str) -> None:
         """Bring code and environment to a machine and open the job's session there. Raises `ClusterError`."""
@@ -113,7 +113,7 @@ class Provisioner:
         text, _, code = result.out.decode(errors="replace").rpartition("exit code ")
         return int(code), text.strip()
 
-    # --- all machines ------------------------------------------------------------------------------------------------
+    # --- all machines ---------------------------------------------------------------------------------------------
 
     def check_machines(self, names: Sequence[str]) -> None:
         """Check each machine, whether all of them mount one shared folder, and their clocks.
