@@ -311,8 +311,8 @@ def test_find_problems_healthy_machine_is_empty() -> None:
         ({"shared": {"error": "/s: no answer in 20 s"}}, "error: /s: no answer"),
     ],
 )
-def test_find_problems_each_fault_is_one_line(changes: dict[str, Any], text: str) -> None:
-    assert problems_text(want_gb=10, **changes).startswith(text)
+def test_find_problems_each_fault_is_one_line(changes: dict[str, Any], message: str) -> None:
+    assert problems_text(want_gb=10, **changes).startswith(message)
 
 
 def test_main_reports_several_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -136,7 +136,7 @@ def break_network(job: SetupJob) -> None:
 
 
 @pytest.mark.parametrize(
-    ("harm", "reason"),
+    ("break_machine", "reason"),
     [
         (use_unauthorized_key, "does not let"),
         (swap_host_key, "its host key has CHANGED"),
