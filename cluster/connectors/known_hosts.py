@@ -1,6 +1,6 @@
-"""Host keys that are believed: the pin of hosts.toml, else the lines of known_hosts(5), hashed names and all.
+"""Accepted host keys: the one pinned in hosts.toml, otherwise those in known_hosts files, hashed names included.
 
-OpenSSH's file format: sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT".
+The file format is OpenSSH's: sshd(8), section "SSH_KNOWN_HOSTS FILE FORMAT".
 """
 
 import base64
@@ -16,7 +16,7 @@ from .ssh_config import Route
 
 @dataclass(frozen=True)
 class KnownHostKey:
-    """A host key: its type, its base64 text, where it stands, and whether it must never be believed again."""
+    """One host key with the place where it was read. A revoked key (@revoked) must never be accepted."""
 
     key_type: str
     key_base64: str
@@ -25,49 +25,55 @@ class KnownHostKey:
 
 
 def known_host_keys(route: Route) -> list[KnownHostKey]:
-    """Return the keys that a machine may have. A pin stands alone."""
+    """Return the keys known for a machine, revoked ones included. A pinned key replaces the known_hosts files."""
     if route.pinned_host_key:
-        kind, text = route.pinned_host_key.split()[:2]
-        return [KnownHostKey(kind, text, "hosts.toml")]
+        key_type, key_base64 = route.pinned_host_key.split()[:2]
+        return [KnownHostKey(key_type, key_base64, "hosts.toml")]
     return [key for path in route.known_hosts_files for key in _read_known_hosts_file(path, route.known_hosts_name)]
 
 
 def _read_known_hosts_file(path: Path, host_name: str) -> list[KnownHostKey]:
+    """Return the keys of one host in a known_hosts file; an empty list when the file cannot be read."""
     try:
         lines = path.read_text(errors="replace").splitlines()
     except OSError:
         return []
-    found = []
-    for number, line in enumerate(lines, 1):
-        words = line.split()
-        marker = words.pop(0) if words and words[0].startswith("@") else ""
-        if len(words) < 3 or words[0].startswith("#") or marker not in ("", "@revoked"):
+    keys = []
+    for line_number, line in enumerate(lines, 1):
+        columns = line.split()
+        marker = columns.pop(0) if columns and columns[0].startswith("@") else ""
+        if len(columns) < 3 or columns[0].startswith("#") or marker not in ("", "@revoked"):
             continue
-        if _host_patterns_match(words[0], host_name):
-            found.append(KnownHostKey(words[1], words[2], f"{path} line {number}", marker == "@revoked"))
-    return found
+        host_patterns, key_type, key_base64 = columns[:3]
+        if _host_patterns_match(host_patterns, host_name):
+            keys.append(KnownHostKey(key_type, key_base64, f"{path} line {line_number}", marker == "@revoked"))
+    return keys
 
 
 def _host_patterns_match(patterns: str, host_name: str) -> bool:
-    """Whether a line's first word means this name: a hash of it, or patterns, of which !one takes a name out again."""
+    """Whether the first column of a known_hosts line matches a name.
+
+    The column is either a hash of the name (|1|salt|digest) or a list of patterns; a match of a pattern with ! before
+    it excludes the name.
+    """
     if patterns.startswith("|1|"):
         try:
-            salt, digest = (base64.b64decode(one, validate=True) for one in patterns[3:].split("|"))
+            salt, digest = (base64.b64decode(part, validate=True) for part in patterns[3:].split("|"))
         except (binascii.Error, ValueError):
             return False
         return hmac.compare_digest(hmac.new(salt, host_name.encode(), hashlib.sha1).digest(), digest)
-    fits = False
-    for one in patterns.lower().split(","):
-        plain = one.removeprefix("!").replace("[", "[[]")
-        if fnmatch.fnmatchcase(host_name.lower(), plain):
-            if one.startswith("!"):
+    matches = False
+    for pattern in patterns.lower().split(","):
+        glob = pattern.removeprefix("!").replace("[", "[[]")  # [host]:port is literal, not a character class
+        if fnmatch.fnmatchcase(host_name.lower(), glob):
+            if pattern.startswith("!"):
                 return False
-            fits = True
-    return fits
+            matches = True
+    return matches
 
 
 def fingerprint(key_base64: str) -> str:
-    """Return a key's fingerprint as OpenSSH shows it."""
+    """Return a key's SHA-256 fingerprint in the form that OpenSSH shows."""
     try:
         digest = hashlib.sha256(base64.b64decode(key_base64)).digest()
     except binascii.Error:
@@ -78,24 +84,28 @@ def fingerprint(key_base64: str) -> str:
 def host_key_error_message(
     route: Route, machine_label: str, key_type: str, key_base64: str, accepted_keys: list[KnownHostKey]
 ) -> str:
-    """Return the one line for a host key that is not among the known ones."""
+    """Return the error line for an offered host key that is not among the accepted ones, with what to type next."""
     offered = f"{fingerprint(key_base64)} ({key_type})"
-    line = f'host_key = "{key_type} {key_base64}"'
-    check = "compare it with ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub on the machine"
+    hosts_toml_line = f'host_key = "{key_type} {key_base64}"'
     if not accepted_keys:
-        scan = (
+        add_key = (
             f"ssh-keyscan -p {route.port} {route.host} >> {route.known_hosts_files[0]}"
             if route.known_hosts_files
-            else line
+            else hosts_toml_line
         )
-        return f"{machine_label}: its host key is not known: it offers {offered}; {check}, then: {scan}, or hosts.toml: {line}"
-    first = accepted_keys[0]
-    mend = (
-        f"write {line}"
+        return (
+            f"{machine_label}: its host key is not known: it offers {offered}; compare it with the output of "
+            f"ssh-keygen -lf /etc/ssh/ssh_host_*_key.pub on the machine, then accept it: {add_key}, "
+            f"or in hosts.toml: {hosts_toml_line}"
+        )
+    accepted = accepted_keys[0]
+    replace_key = (
+        f"write {hosts_toml_line}"
         if route.pinned_host_key
-        else f"ssh-keygen -f {first.source.rpartition(' line ')[0]} -R '{route.known_hosts_name}'"
+        else f"ssh-keygen -f {accepted.source.rpartition(' line ')[0]} -R '{route.known_hosts_name}'"
     )
     return (
-        f"{machine_label}: its host key has CHANGED: it offers {offered}, {first.source} has {fingerprint(first.key_base64)}; "
-        f"somebody may be in between; if the machine was made anew: {mend}"
+        f"{machine_label}: its host key has CHANGED: it offers {offered}, {accepted.source} has "
+        f"{fingerprint(accepted.key_base64)}; someone may be intercepting the connection; "
+        f"if the machine was reinstalled: {replace_key}"
     )

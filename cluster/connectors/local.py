@@ -1,4 +1,7 @@
-"""One machine: run a command, move bytes, read a file from an offset. Here: this computer."""
+"""The connector interface: run a command on a machine, copy files, read a file from an offset. Here for this computer.
+
+`cluster.connectors.ssh` implements the same interface for a machine over ssh.
+"""
 
 import contextlib
 import os
@@ -20,7 +23,7 @@ PROJECT_ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class CommandResult:
-    """What a command did: its words, exit code (negative: killed by that signal), output bytes, and seconds."""
+    """The outcome of a command: its arguments, exit code (negative: killed by that signal), output and seconds."""
 
     argv: tuple[str, ...]
     code: int
@@ -30,7 +33,7 @@ class CommandResult:
 
 
 class CommandFailed(ClusterError):
-    """A command ended with another code than 0; carries the Result and shows the last ten lines."""
+    """A command ended with a non-zero exit code. Carries its `CommandResult`; the text shows its last ten lines."""
 
     def __init__(self, result: CommandResult, machine_name: str) -> None:
         lines = (result.out + result.err).decode(errors="replace").strip().splitlines()[-10:]
@@ -39,7 +42,7 @@ class CommandFailed(ClusterError):
 
 
 class Connector:
-    """This computer. Commands are lists of words and never pass through a shell."""
+    """Runs commands and moves files on this computer. Commands are argument lists and never pass through a shell."""
 
     name = "here"
 
@@ -52,25 +55,31 @@ class Connector:
         input: bytes = b"",
         env: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command to its end. Raises `CommandFailed` when it fails and `check`, or at `timeout` seconds."""
+        """Run a command to its end, with `env` added to the environment.
+
+        Raises `CommandFailed` if it fails and `check` is true, and always if it is not over after `timeout` seconds.
+        Then, or at Ctrl-C, the command is killed with every process that it started.
+        """
         start = time.monotonic()
         try:
             with subprocess.Popen(
                 argv, stdin=PIPE, stdout=PIPE, stderr=PIPE, env={**os.environ, **(env or {})}, start_new_session=True
             ) as process:
                 try:
-                    out, err = process.communicate(input, timeout)
-                except BaseException as error:  # late, or Ctrl-C: with everything that it started
+                    stdout, stderr = process.communicate(input, timeout)
+                except BaseException as error:
                     with contextlib.suppress(ProcessLookupError):
                         os.killpg(process.pid, signal.SIGKILL)
                     if not isinstance(error, subprocess.TimeoutExpired):
                         raise
-                    out, err = process.communicate()
-                    err, check = err + f"not over in {timeout} s".encode(), True
+                    stdout, stderr = process.communicate()
+                    stderr += f"not over in {timeout} s".encode()
+                    check = True
             code = process.returncode
-        except OSError as error:  # not there, or nothing that can be run: the shell's two codes
-            code, out, err = 127 if isinstance(error, FileNotFoundError) else 126, b"", str(error).encode()
-        result = CommandResult(tuple(argv), code, out, err, time.monotonic() - start)
+        except OSError as error:  # there is no such program, or it cannot be executed: the exit codes of a shell
+            code = 127 if isinstance(error, FileNotFoundError) else 126
+            stdout, stderr = b"", str(error).encode()
+        result = CommandResult(tuple(argv), code, stdout, stderr, time.monotonic() - start)
         if check and code:
             raise CommandFailed(result, self.name)
         return result
@@ -85,12 +94,12 @@ class Connector:
         shutil.copyfile(source, target)
 
     def write(self, path: str, content: bytes) -> None:
-        """Replace a file of the machine, whole or not at all; its folder is made."""
+        """Replace a file of the machine atomically. Creates its folder."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         write_atomic(Path(path), content)
 
     def read_from(self, path: str, offset: int, limit: int = 1 << 24) -> bytes:
-        """Return at most `limit` bytes of a file from an offset; nothing when it is not that long, or not there."""
+        """Return at most `limit` bytes of a file from an offset; b"" if the file is shorter or does not exist."""
         try:
             with Path(path).open("rb") as file:
                 file.seek(offset)
@@ -99,25 +108,31 @@ class Connector:
             return b""
 
     def list_files(self, folder: str) -> dict[str, int]:
-        """Return the files below a folder by relative path, with their sizes, but for hidden ones."""
-        found = {}
-        for here, _, names in os.walk(folder):  # passes over folders that vanish
-            for path in (Path(here, name) for name in names if not name.startswith(".")):
-                with contextlib.suppress(FileNotFoundError):  # renamed or removed under our eyes
-                    found[str(path.relative_to(folder))] = path.stat().st_size
-        return found
+        """Return the size in bytes of every file below a folder, by relative path. Hidden files are left out."""
+        sizes = {}
+        for parent, _, names in os.walk(folder):  # ignores folders that vanish meanwhile
+            for path in (Path(parent, name) for name in names if not name.startswith(".")):
+                with contextlib.suppress(FileNotFoundError):  # renamed or removed since it was listed
+                    sizes[str(path.relative_to(folder))] = path.stat().st_size
+        return sizes
 
 
 def module_command(module: str, *arguments: str) -> list[str]:
-    """Return the command that runs a module of this project, from any folder, whatever lies there under our names."""
+    """Return the command that runs a module of this project from any folder.
+
+    A package in the current folder that has the name of one of ours is not imported instead (python -P).
+    """
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")]))
     return ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-m", module, *arguments]
 
 
 def visible_gpu_count() -> int:
-    """Return how many NVIDIA GPUs this machine shows to a process, by the driver's files: no torch needed."""
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is not None:
-        return len([one for one in visible.split(",") if one.strip() not in ("", "-1")])
+    """Return how many NVIDIA GPUs a process on this computer can see.
+
+    Reads CUDA_VISIBLE_DEVICES or else the driver's files in /proc, because importing torch takes seconds.
+    """
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible_devices is not None:
+        return len([device for device in visible_devices.split(",") if device.strip() not in ("", "-1")])
     gpus = Path("/proc/driver/nvidia/gpus")
     return len(list(gpus.iterdir())) if gpus.is_dir() else 0

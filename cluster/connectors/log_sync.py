@@ -1,8 +1,9 @@
-"""A job's files on their way home: followed by offset, each byte once, at any number of restarts.
+"""Copies files that only grow, such as logs and metrics, from the machines to the run folder, each byte exactly once.
 
-A machine's agent brings what its trainers write on its own disk to the shared folder (`Courier`); whoever looks at the
-job brings it from there home (`bring_home`). The length of what has arrived is the offset, so there is no state to
-lose; at home a lock, which the kernel takes back from the dead, keeps two followers from appending the same bytes.
+A machine's agent copies what its trainers write on the local disk to the shared folder (`LogShipper`). Whoever looks at
+the job copies it from there to the run folder (`pull_logs`). The length of the copy is the offset to continue from, so
+there is no further state to lose at a restart. In the run folder a lock keeps two processes from appending the same
+bytes; the kernel releases it when its holder dies.
 """
 
 from pathlib import Path
@@ -11,58 +12,63 @@ from train.tools.filesystem import locked
 
 from .local import Connector
 
-SYNCED_FOLDERS = ("events", "metrics", "logs", "ids")  # they only grow
+SYNCED_FOLDERS = ("events", "metrics", "logs", "ids")  # their files only grow
 
 
 class LogShipper:
-    """Appends what is new in a machine's work folder to the shared one. No other machine writes the same files."""
+    """Appends new bytes of a machine's work folder to the shared folder. No other machine writes the same files."""
 
     def __init__(self, work_folder: Path, shared_folder: Path) -> None:
-        self.work_folder, self.shared_folder = work_folder, shared_folder
+        self.work_folder = work_folder
+        self.shared_folder = shared_folder
         self.sent_offsets: dict[Path, int] = {}
 
     def ship_new_bytes(self) -> int:
-        """Return the number of bytes that were new. Raises `OSError`; the next call goes on where this one stopped."""
-        brought = 0
+        """Append what is new and return the number of bytes. Raises `OSError`; the next call continues from there."""
+        shipped_bytes = 0
         for folder in SYNCED_FOLDERS:
             for source in (self.work_folder / folder).rglob("*"):
                 if not source.is_file() or source.name.startswith("."):
                     continue
                 target = self.shared_folder / source.relative_to(self.work_folder)
-                offset = self.sent_offsets.get(source)
-                if offset is None or source.stat().st_size > offset:
-                    brought += self._append_new_bytes(source, target)
-        return brought
+                sent_offset = self.sent_offsets.get(source)
+                if sent_offset is None or source.stat().st_size > sent_offset:
+                    shipped_bytes += self._append_new_bytes(source, target)
+        return shipped_bytes
 
     def _append_new_bytes(self, source: Path, target: Path) -> int:
         target.parent.mkdir(parents=True, exist_ok=True)
-        self.sent_offsets.pop(source, None)  # until the write has gone well: a full disk takes a part
-        with source.open("rb") as file, target.open("ab") as out:
-            offset = out.seek(0, 2)
-            file.seek(offset)
-            data = file.read()
-            out.write(data)
+        # A full disk may take a part of the write. Forget the offset until all is written.
+        self.sent_offsets.pop(source, None)
+        with source.open("rb") as source_file, target.open("ab") as target_file:
+            offset = target_file.seek(0, 2)
+            source_file.seek(offset)
+            data = source_file.read()
+            target_file.write(data)
         self.sent_offsets[source] = offset + len(data)
         return len(data)
 
 
 def pull_logs(machine: Connector, shared_folder: str, run_folder: Path) -> int:
-    """Append what is new in the followed folders of `shared` to those of `home`. Returns the number of bytes.
+    """Append what is new in the shared folder's logs to the run folder's. Returns the number of new bytes.
 
-    Raises `OSError` when the disk at home is full; the next call goes on where this one stopped.
+    Raises `OSError` when the disk of the run folder is full; the next call continues from there.
     """
-    brought = 0
+    pulled_bytes = 0
     with locked(run_folder / ".home.lock"):
         for folder in SYNCED_FOLDERS:
             for name, size in machine.list_files(f"{shared_folder}/{folder}").items():
-                brought += _pull_file(machine, f"{shared_folder}/{folder}/{name}", run_folder / folder / name, size)
-    return brought
+                source = f"{shared_folder}/{folder}/{name}"
+                pulled_bytes += _pull_file(machine, source, run_folder / folder / name, size)
+    return pulled_bytes
 
 
 def _pull_file(machine: Connector, source: str, target: Path, size: int) -> int:
-    start = offset = target.stat().st_size if target.exists() else 0
-    if offset >= size and target.exists():
+    """Append a file's bytes from the end of the local copy up to `size`; creates the copy of an empty file too."""
+    start = target.stat().st_size if target.exists() else 0
+    if start >= size and target.exists():
         return 0
+    offset = start
     target.parent.mkdir(parents=True, exist_ok=True)
     with target.open("ab") as file:
         while offset < size and (data := machine.read_from(source, offset)):

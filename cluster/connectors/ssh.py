@@ -1,7 +1,8 @@
-"""A machine over ssh: the same doors as `Machine`, on one kept connection that is made again when it drops.
+"""A connector for a machine over ssh, on one persistent connection that is made again when it drops.
 
-A command runs once, also when the connection drops under it (see ssh_command). What only reads, or writes the same
-bytes, is simply done again. A machine that cannot be reached for `patience` seconds is `Unreachable`, never gone.
+A command runs exactly once, even if the connection drops meanwhile (see `ssh_scripts`). Reading a file, or writing the
+same bytes again, is simply repeated. A machine that cannot be reached for `reconnect_seconds` raises `Unreachable`,
+which does not mean that it is gone.
 """
 
 import contextlib
@@ -16,35 +17,41 @@ from typing import BinaryIO, Self, TypeVar
 
 from cluster.errors import ClusterError
 
-from . import ssh_scripts as sh
+from . import ssh_scripts
 from .hosts_file import Host
 from .local import CommandFailed, CommandResult, Connector
 from .ssh_channel import SSHChannel
 from .ssh_config import Route, resolve_route
 from .ssh_connection import CONNECT_SECONDS, SSHConnection, SSHRefused, Unreachable, connect
-from .ssh_scripts import NEW_BYTES_LIMIT, new_bytes_script, parse_new_bytes
+from .ssh_scripts import NEW_BYTES_LIMIT
 
 __all__ = ["SSHConnector", "SSHRefused", "Unreachable"]
 
 DEFAULT_RECONNECT_SECONDS = 30.0
-DEADLINE_GRACE_SECONDS = 10.0  # beyond a command's own deadline, which the machine keeps
+DEADLINE_GRACE_SECONDS = 10.0  # how long to wait beyond a command's own deadline, which the machine enforces
 READ_LIMIT_BYTES = 1 << 24
-MAX_QUICK_DROPS = 5  # so many times in a row may a connection drop within a second
+MAX_QUICK_DROPS = 5  # how often in a row a connection may drop within a second of being used
 ReturnType = TypeVar("ReturnType")
 
 
 class SSHConnector(Connector):
-    """A machine behind ssh. `name` stands before its errors; connects when first used; any thread may use it."""
+    """Runs commands and moves files on a machine over ssh.
+
+    Connects at the first use. May be used from several threads, which share the connection. `name` precedes the text of
+    its errors. Paths on the machine may begin with ~/.
+    """
 
     def __init__(self, host: Host, name: str = "", reconnect_seconds: float = DEFAULT_RECONNECT_SECONDS) -> None:
-        self.host, self.name, self.reconnect_seconds = host, name or host.host, reconnect_seconds
+        self.host = host
+        self.name = name or host.host
+        self.reconnect_seconds = reconnect_seconds
         self._lock = threading.Lock()
         self._connection: SSHConnection | None = None
         self._has_swept = False
 
     @cached_property
     def route(self) -> Route:
-        """The way there, as hosts.toml and ~/.ssh/config say; asked once. Raises `ClusterError`."""
+        """How to reach the machine, from hosts.toml and ~/.ssh/config; resolved once. Raises `ClusterError`."""
         return resolve_route(self.host)
 
     def __enter__(self) -> Self:
@@ -54,13 +61,13 @@ class SSHConnector(Connector):
         self.close()
 
     def close(self) -> None:
-        """End the connection; the next call makes a new one."""
+        """Close the connection; the next call makes a new one."""
         with self._lock:
             if self._connection:
                 self._connection.close()
             self._connection = None
 
-    # --- commands --------------------------------------------------------------------------------------------------
+    # --- commands -------------------------------------------------------------------------------------------------
 
     def run(
         self,
@@ -71,93 +78,110 @@ class SSHConnector(Connector):
         input: bytes = b"",
         env: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command once, to its end. What it leaves running does not hold it up.
+        """Run a command once, to its end. Background processes that it leaves running do not delay the return.
 
-        Raises `CommandFailed` as `Machine.run`; `Unreachable` when the connection is lost for `patience` seconds, and
-        then the command may still run there.
+        Raises `CommandFailed` as `Connector.run` does, and `Unreachable` if the connection is lost for
+        `reconnect_seconds`; the command may then still run on the machine.
         """
-        task, start, again, begun = uuid.uuid4().hex, time.monotonic(), False, False
+        command_id = uuid.uuid4().hex
+        start = time.monotonic()
+        was_sent = False
+        silence_timeout = None if timeout is None else timeout + DEADLINE_GRACE_SECONDS
 
-        def attempt(link: SSHConnection) -> tuple[sh.CommandExit, bytes]:
-            nonlocal again, begun
-            sweep, self._has_swept = not self._has_swept, True
-            words = {"size": len(input), "timeout": timeout, "env": env, "again": again, "sweep": sweep}
-            script = sh.run_script(task, self.host.folder, argv, **words)  # type: ignore[arg-type]
-            again = begun = True
-            return self._wait_for_command(
-                link, task, script, input, None if timeout is None else timeout + DEADLINE_GRACE_SECONDS
+        def attempt(connection: SSHConnection) -> tuple[ssh_scripts.CommandExit, bytes]:
+            nonlocal was_sent
+            sweep = not self._has_swept
+            self._has_swept = True
+            script = ssh_scripts.run_script(
+                command_id,
+                self.host.folder,
+                argv,
+                input_bytes=len(input),
+                timeout=timeout,
+                env=env,
+                is_retry=was_sent,
+                sweep=sweep,
             )
+            was_sent = True
+            return self._wait_for_command(connection, command_id, script, input, silence_timeout)
 
         try:
-            ended, said = self._retry_on_reconnect(attempt)
+            command_exit, output = self._retry_on_reconnect(attempt)
         except Unreachable as error:
-            raise Unreachable(f"{error}; {argv[0]} may run there") if begun else error from None
+            raise Unreachable(f"{error}; {argv[0]} may still run there") if was_sent else error from None
         except (KeyboardInterrupt, SystemExit):
-            self._kill_command(task)
+            self._kill_command(command_id)
             raise
-        out, err, seconds = said[: ended.stdout_bytes], said[ended.stdout_bytes :], time.monotonic() - start
-        if timeout is not None and ended.code == -9 and seconds >= timeout:
-            err, check = err + f"not over in {timeout} s".encode(), True
-        result = CommandResult(tuple(argv), ended.code, out, err, seconds)
-        if check and ended.code:
+        stdout, stderr = output[: command_exit.stdout_bytes], output[command_exit.stdout_bytes :]
+        seconds = time.monotonic() - start
+        if timeout is not None and command_exit.code == -9 and seconds >= timeout:
+            stderr += f"not over in {timeout} s".encode()
+            check = True
+        result = CommandResult(tuple(argv), command_exit.code, stdout, stderr, seconds)
+        if check and command_exit.code:
             raise CommandFailed(result, self.name)
         return result
 
     def _wait_for_command(
         self, connection: SSHConnection, command_id: str, script: bytes, input: bytes, silence_timeout: float | None
-    ) -> tuple[sh.CommandExit, bytes]:
-        """Start or find a command, and return how it ended and both its outputs, when all of it has come."""
-        said, found = bytearray(), None
-        with SSHChannel(connection, script) as talk:
-            with contextlib.suppress(BrokenPipeError):  # it has ended already, and will say why
-                talk.send(input)
-            for data in talk.receive(silence_timeout):
-                said += data
-                found = found or sh.parse_exit(command_id, said)
-                if found and len(said) >= found[1] + found[0].stdout_bytes + found[0].stderr_bytes:
-                    ended, begin = found
-                    talk.send(b"\n")
-                    return ended, bytes(said[begin : begin + ended.stdout_bytes + ended.stderr_bytes])
-            code, err = talk.wait_for_exit()
-        if code == sh.EXIT_INPUT_TRUNCATED:
+    ) -> tuple[ssh_scripts.CommandExit, bytes]:
+        """Start a command, or find the one already started. Returns how it ended, and its stdout followed by stderr."""
+        received = bytearray()
+        parsed_exit = None
+        with SSHChannel(connection, script) as channel:
+            with contextlib.suppress(BrokenPipeError):  # the script has ended already; its exit code says why
+                channel.send(input)
+            for data in channel.receive(silence_timeout):
+                received += data
+                parsed_exit = parsed_exit or ssh_scripts.parse_exit(command_id, received)
+                if parsed_exit:
+                    command_exit, begin = parsed_exit
+                    end = begin + command_exit.stdout_bytes + command_exit.stderr_bytes
+                    if len(received) >= end:
+                        channel.send(b"\n")  # the machine may remove the command's files
+                        return command_exit, bytes(received[begin:end])
+            code, stderr = channel.wait_for_exit()
+        if code == ssh_scripts.EXIT_INPUT_TRUNCATED:
             raise EOFError("the input did not arrive")
-        what = (
-            f"{self.host.folder}/commands cannot be used" if code == sh.EXIT_NO_FOLDER else "its shell runs no commands"
+        problem = (
+            f"{self.host.folder}/commands cannot be used"
+            if code == ssh_scripts.EXIT_NO_FOLDER
+            else "its login shell runs no commands"
         )
-        raise ClusterError(f"{self.name}: {what}: {_last_line(err) or f'code {code}'}")
+        raise ClusterError(f"{self.name}: {problem}: {_last_line(stderr) or f'code {code}'}")
 
     def _kill_command(self, command_id: str) -> None:
-        """End a command that nobody waits for any more, if the machine can be reached at once."""
+        """Kill a command whose result nobody wants any more, if the machine can be reached within 5 s."""
         with contextlib.suppress(Exception):
-            link = self._connect(5.0)
-            with SSHChannel(link, sh.kill_script(command_id, self.host.folder)) as talk:
-                for _ in talk.receive(5.0):
+            connection = self._connect(5.0)
+            with SSHChannel(connection, ssh_scripts.kill_script(command_id, self.host.folder)) as channel:
+                for _ in channel.receive(5.0):
                     pass
 
-    # --- files -----------------------------------------------------------------------------------------------------
+    # --- files ----------------------------------------------------------------------------------------------------
 
     def put(self, source: Path, target: str) -> None:
-        """Copy a file of this computer to the machine, whole or not at all; its folder is made."""
+        """Copy a file of this computer to the machine atomically. Creates its folder."""
         with source.open("rb") as file:
             self._write_file(target, file, os.fstat(file.fileno()).st_size)
 
     def write(self, path: str, content: bytes) -> None:
-        """Replace a file of the machine, whole or not at all; its folder is made."""
+        """Replace a file of the machine atomically. Creates its folder."""
         self._write_file(path, content, len(content))
 
     def _write_file(self, path: str, content: bytes | BinaryIO, size: int) -> None:
-        def attempt(link: SSHConnection) -> None:
-            self._run_script(link, sh.write_script(path, size, uuid.uuid4().hex), path, content)
+        def attempt(connection: SSHConnection) -> None:
+            self._run_script(connection, ssh_scripts.write_script(path, size, uuid.uuid4().hex), path, content)
 
         self._retry_on_reconnect(attempt)
 
     def get(self, source: str, target: Path) -> None:
-        """Copy a file of the machine to this computer, whole or not at all."""
+        """Copy a file of the machine to this computer atomically."""
         temp = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
 
-        def attempt(link: SSHConnection) -> None:
+        def attempt(connection: SSHConnection) -> None:
             with temp.open("wb") as file:
-                self._run_script(link, sh.cat_script(source), source, sink=file.write)
+                self._run_script(connection, ssh_scripts.cat_script(source), source, sink=file.write)
 
         try:
             self._retry_on_reconnect(attempt)
@@ -166,26 +190,29 @@ class SSHConnector(Connector):
             temp.unlink(missing_ok=True)
 
     def read_from(self, path: str, offset: int, limit: int = READ_LIMIT_BYTES) -> bytes:
-        """Return at most `limit` bytes of a file from an offset; nothing when it is not that long, or not there."""
-        return self._retry_on_reconnect(lambda link: self._run_script(link, sh.read_script(path, offset, limit), path))
+        """Return at most `limit` bytes of a file from an offset; b"" if the file is shorter or does not exist."""
+        script = ssh_scripts.read_script(path, offset, limit)
+        return self._retry_on_reconnect(lambda connection: self._run_script(connection, script, path))
 
     def list_files(self, folder: str) -> dict[str, int]:
-        """Return the files below a folder by relative path, with their sizes, but for hidden ones."""
-        said = self._retry_on_reconnect(lambda link: self._run_script(link, sh.list_files_script(folder), folder))
-        pairs = (os.fsdecode(line).split(" ", 1) for line in said.split(b"\0") if line)
-        return {str(PurePosixPath(path)): int(size) for size, path in pairs}
+        """Return the size in bytes of every file below a folder, by relative path. Hidden files are left out."""
+        script = ssh_scripts.list_files_script(folder)
+        stdout = self._retry_on_reconnect(lambda connection: self._run_script(connection, script, folder))
+        entries = (os.fsdecode(entry).split(" ", 1) for entry in stdout.split(b"\0") if entry)
+        return {str(PurePosixPath(path)): int(size) for size, path in entries}
 
     def read_new_bytes(
         self, folder: str, subfolders: Sequence[str], known_sizes: Mapping[str, int]
     ) -> dict[str, bytes]:
-        """Return what is new in the files below the sub-folders `names`, beyond the offsets in `have`: one round trip.
+        """Return the bytes that files below the subfolders have gained beyond their known sizes, in one round trip.
 
-        A new empty file is there too, with no bytes. At most 16 MB in all; the next call brings the rest.
+        Paths are relative to `folder`, in `known_sizes` and in the result. A new empty file is included, with no bytes.
+        At most 16 MiB in all; the next call brings the rest.
         """
-        mark = uuid.uuid4().hex
-        script = new_bytes_script(folder, subfolders, known_sizes, mark, NEW_BYTES_LIMIT)
-        said = self._retry_on_reconnect(lambda link: self._run_script(link, script, folder))
-        return parse_new_bytes(said, mark)
+        delimiter = uuid.uuid4().hex
+        script = ssh_scripts.new_bytes_script(folder, subfolders, known_sizes, delimiter, NEW_BYTES_LIMIT)
+        stdout = self._retry_on_reconnect(lambda connection: self._run_script(connection, script, folder))
+        return ssh_scripts.parse_new_bytes(stdout, delimiter)
 
     def _run_script(
         self,
@@ -195,42 +222,49 @@ class SSHConnector(Connector):
         content: bytes | BinaryIO = b"",
         sink: Callable[[bytes], object] | None = None,
     ) -> bytes:
-        """Let a script run to its end and return what it printed. Raises `ClusterError` when it says what is wrong."""
-        said = bytearray()
-        with SSHChannel(connection, script) as talk:
-            with contextlib.suppress(BrokenPipeError):  # it has ended already, and will say why
-                talk.send(content)
-                talk.paramiko_channel.shutdown_write()
-            for data in talk.receive(None):
-                (sink or said.extend)(data)
-            code, err = talk.wait_for_exit()
-        if code:
-            raise ClusterError(f"{self.name}: {path}: {_last_line(err) or f'code {code}'}")
-        return bytes(said)
+        """Run a script to its end, with `content` as its input, and return its stdout unless a `sink` takes it.
 
-    # --- the connection --------------------------------------------------------------------------------------------
+        Raises `ClusterError` with the path and the last line of stderr if the script fails.
+        """
+        stdout = bytearray()
+        with SSHChannel(connection, script) as channel:
+            with contextlib.suppress(BrokenPipeError):  # the script has ended already; its exit code says why
+                channel.send(content)
+                channel.paramiko_channel.shutdown_write()
+            for data in channel.receive(None):
+                (sink or stdout.extend)(data)
+            code, stderr = channel.wait_for_exit()
+        if code:
+            raise ClusterError(f"{self.name}: {path}: {_last_line(stderr) or f'code {code}'}")
+        return bytes(stdout)
+
+    # --- the connection -------------------------------------------------------------------------------------------
 
     def _retry_on_reconnect(self, operation: Callable[[SSHConnection], ReturnType]) -> ReturnType:
-        """Do something on the connection, again on a new one whenever it drops, until it is done."""
-        quick = 0
+        """Call an operation with the connection; repeat it on a new connection each time the connection drops."""
+        quick_drops = 0
         while True:
-            link = self._connect()
+            connection = self._connect()
             start = time.monotonic()
             try:
-                return operation(link)
+                return operation(connection)
             except EOFError as error:
-                self._discard_connection(link)
-                quick = quick + 1 if time.monotonic() - start < 1 else 0
-                if quick > MAX_QUICK_DROPS:
-                    raise Unreachable(f"{self.name}: hangs up again and again: {error}") from None
+                self._discard_connection(connection)
+                quick_drops = quick_drops + 1 if time.monotonic() - start < 1 else 0
+                if quick_drops > MAX_QUICK_DROPS:
+                    raise Unreachable(f"{self.name}: the connection drops again and again: {error}") from None
             except TimeoutError as error:
-                self._discard_connection(link)
+                self._discard_connection(connection)
                 raise Unreachable(f"{self.name}: does not answer: {error}; is it frozen?") from None
 
     def _connect(self, reconnect_seconds: float | None = None) -> SSHConnection:
-        """The connection, made anew when there is none. Raises `Unreachable` when patience ends, `Refused` at once."""
+        """Return the connection, made anew if there is none.
+
+        Raises `Unreachable` if that fails for `reconnect_seconds`, and `SSHRefused` at the first refusal.
+        """
         reconnect_seconds = self.reconnect_seconds if reconnect_seconds is None else reconnect_seconds
-        deadline, pause = time.monotonic() + reconnect_seconds, 0.1
+        deadline = time.monotonic() + reconnect_seconds
+        pause = 0.1
         with self._lock:
             while not (self._connection and self._connection.is_alive):
                 try:

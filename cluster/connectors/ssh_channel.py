@@ -1,7 +1,7 @@
-"""One script on one channel of a connection: what goes in, what comes out, and how it ended.
+"""Runs one script on one channel of an ssh connection: sends its input, receives its output and exit code.
 
-paramiko waits for ever where a window is full or a peer is silent (its issues 448, 1778, 2463), so every wait here is a
-short one, after which the connection is looked at.
+paramiko can wait forever when a window is full or a peer is silent (its issues 448, 1778, 2463). So every wait here is
+short, and after it the connection is checked.
 """
 
 import contextlib
@@ -13,20 +13,21 @@ from .ssh_connection import PACKET_BYTES, SSHConnection
 
 
 class SSHChannel:
-    """One script on one channel. Every wait ends when the connection does, with `EOFError`."""
+    """One script that runs on one channel, as a context. Every wait raises `EOFError` when the connection ends."""
 
     def __init__(self, connection: SSHConnection, script: bytes) -> None:
-        self.connection, self.script = connection, script
+        self.connection = connection
+        self.script = script
         self.exit_stack = contextlib.ExitStack()
 
     def __enter__(self) -> Self:
-        import paramiko
+        import paramiko  # takes 0.1 s and more, which `imgnet-cluster --help` need not wait for
 
         with self.exit_stack:
             self.paramiko_channel = self.exit_stack.enter_context(self.connection.open_session())
             self.paramiko_channel.settimeout(0.5)
             try:
-                # The script goes in on stdin, so that neither its length nor the login shell matters.
+                # The script is sent on stdin, so that neither its length nor the kind of login shell matters.
                 self.paramiko_channel.exec_command(f"exec sh -c 'eval \"$(head -c {len(self.script)})\"'")
             except (OSError, EOFError, paramiko.SSHException) as error:
                 raise EOFError(str(error)) from None
@@ -39,7 +40,7 @@ class SSHChannel:
         self.exit_stack.close()
 
     def send(self, content: bytes | BinaryIO) -> None:
-        """Send it all. Raises `BrokenPipeError` when the script has ended."""
+        """Send all of the content to the script's stdin. Raises `BrokenPipeError` if the script has ended."""
         if isinstance(content, bytes):
             parts: Iterable[bytes] = (
                 content[start : start + PACKET_BYTES] for start in range(0, len(content), PACKET_BYTES)
@@ -48,9 +49,10 @@ class SSHChannel:
             content.seek(0)
             parts = iter(lambda: content.read(PACKET_BYTES), b"")
         for part in parts:
-            while part:
+            unsent = part
+            while unsent:
                 try:
-                    part = part[self.paramiko_channel.send(part) :]
+                    unsent = unsent[self.paramiko_channel.send(unsent) :]
                 except TimeoutError:
                     self._require_connection()
                 except OSError:
@@ -58,7 +60,10 @@ class SSHChannel:
                     raise BrokenPipeError from None
 
     def receive(self, silence_timeout: float | None) -> Iterator[bytes]:
-        """Give what the script prints until it closes its output. Raises `TimeoutError` after `seconds` of silence."""
+        """Yield what the script prints until it closes its stdout.
+
+        Raises `TimeoutError` after `silence_timeout` seconds without output (None: never).
+        """
         deadline = None if silence_timeout is None else time.monotonic() + silence_timeout
         while True:
             try:
@@ -75,7 +80,7 @@ class SSHChannel:
             yield data
 
     def wait_for_exit(self) -> tuple[int, bytes]:
-        """Return the script's exit code and what it said on stderr. Raises `EOFError` when they have been lost."""
+        """Return the script's exit code and its stderr. Raises `EOFError` if the connection was lost before them."""
         code = self.paramiko_channel.recv_exit_status()
         self._drain_stderr()
         if code < 0:

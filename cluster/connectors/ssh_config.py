@@ -1,6 +1,6 @@
-"""How to reach a machine over ssh: hosts.toml first, then what OpenSSH itself makes of ~/.ssh/config (`ssh -G`).
+"""Resolves how to reach a machine over ssh: hosts.toml first, then OpenSSH's own reading of ~/.ssh/config (`ssh -G`).
 
-And back again: the job's own ssh_config, with which a person's `ssh -F FILE machine-2` goes the same way.
+Also writes the job's own ssh_config, with which `ssh -F FILE machine-2` on a terminal takes the same route.
 """
 
 import os
@@ -17,18 +17,20 @@ from train.tools.filesystem import write_atomic
 from .hosts_file import Host, Hosts
 
 MAX_JUMP_HOSTS = 8
-SERVER_ALIVE_SECONDS, SERVER_ALIVE_COUNT = 5, 3  # a dead machine is noticed within 15 s
+# OpenSSH notices a dead machine within 5 s x 3 = 15 s.
+SERVER_ALIVE_SECONDS = 5
+SERVER_ALIVE_COUNT = 3
 
 
 @dataclass(frozen=True, kw_only=True)
 class Route:
-    """Where a machine's sshd listens, who logs in with which keys, whose host key is believed, and by way of what."""
+    """How to reach a machine's sshd: address, user, keys to log in with, accepted host keys, proxy or jump host."""
 
     host: str
     port: int
     user: str
     key_files: tuple[Path, ...]
-    requires_keys: bool  # for these keys, by name: their absence is an error
+    requires_keys: bool  # hosts.toml names the key file, so it is an error if the file is missing
     uses_ssh_agent: bool
     host_key_alias: str | None
     known_hosts_files: tuple[Path, ...]
@@ -38,81 +40,99 @@ class Route:
 
     @property
     def known_hosts_name(self) -> str:
-        """The name in known_hosts: [host]:port unless the port is 22."""
+        """The machine's name in known_hosts: [host]:port unless the port is 22."""
         return self.host_key_alias or (self.host if self.port == 22 else f"[{self.host}]:{self.port}")
 
 
 def resolve_route(host: Host, jump_depth: int = 0) -> Route:
-    """Return the way to a machine. Raises `ClusterError` when OpenSSH cannot read its configuration."""
+    """Return the route to a machine. Raises `ClusterError` when OpenSSH cannot read its configuration.
+
+    `jump_depth` is the number of jump hosts that are resolved already.
+    """
     if jump_depth > MAX_JUMP_HOSTS:
-        raise ClusterError(f"{host.host}: more than {MAX_JUMP_HOSTS} jump hosts one behind the other; see ProxyJump")
-    said = _openssh_options(host)
-    names = [host.key] if host.key else said.get("identityfile", [])
-    proxy = _first_value(said, "proxycommand") if not host.jump else None
-    jump = host.jump or (_first_value(said, "proxyjump") if not proxy else None)
-    name, port, user = said["hostname"][0], int(said["port"][0]), said["user"][0]
+        raise ClusterError(
+            f"{host.host}: a chain of more than {MAX_JUMP_HOSTS} jump hosts; look for a loop in ProxyJump"
+        )
+    options = _openssh_options(host)
+    key_files = [host.key] if host.key else options.get("identityfile", [])
+    proxy_command = _first_value(options, "proxycommand") if not host.jump else None
+    jump_hosts = host.jump or (_first_value(options, "proxyjump") if not proxy_command else None)
+    host_name, port, user = options["hostname"][0], int(options["port"][0]), options["user"][0]
+    tokens = {"h": host_name, "p": str(port), "r": user, "n": host.host}
     return Route(
-        host=name,
+        host=host_name,
         port=port,
         user=user,
-        key_files=tuple(_expand_path(one) for one in names),
+        key_files=tuple(_expand_path(path) for path in key_files),
         requires_keys=bool(host.key),
-        uses_ssh_agent=_first_value(said, "identityagent") is None
-        and (bool(host.key) or _first_value(said, "identitiesonly") != "yes"),
-        host_key_alias=_first_value(said, "hostkeyalias"),
+        uses_ssh_agent=_first_value(options, "identityagent") is None
+        and (bool(host.key) or _first_value(options, "identitiesonly") != "yes"),
+        host_key_alias=_first_value(options, "hostkeyalias"),
         known_hosts_files=tuple(
-            _expand_path(one) for key in ("user", "global") for one in _split_value(said, f"{key}knownhostsfile")
+            _expand_path(path)
+            for scope in ("user", "global")
+            for path in _split_value(options, f"{scope}knownhostsfile")
         ),
         pinned_host_key=host.host_key,
-        proxy_command=_expand_tokens(proxy, {"h": name, "p": str(port), "r": user, "n": host.host}) if proxy else None,
-        jump_route=_resolve_jump_host(jump, host.key, host.jump_host_key, jump_depth) if jump else None,
+        proxy_command=_expand_tokens(proxy_command, tokens) if proxy_command else None,
+        jump_route=_resolve_jump_host(jump_hosts, host.key, host.jump_host_key, jump_depth) if jump_hosts else None,
     )
 
 
 def _resolve_jump_host(jump_hosts: str, key_file: str | None, pinned_host_key: str | None, jump_depth: int) -> Route:
-    """The way to the last of the jump hosts in `[user@]host[:port],...`; the key of hosts.toml may open it as well."""
-    before, _, last = jump_hosts.rpartition(",")
-    user, _, place = last.removeprefix("ssh://").rpartition("@")
-    name, port = place, ""
-    if place.startswith("["):  # [::1]:22
-        name, _, rest = place[1:].partition("]")
-        port = rest.removeprefix(":")
-    elif place.count(":") == 1:
-        name, _, port = place.partition(":")
-    if not name or name.startswith("-") or (port and not port.isdigit()):
-        raise ClusterError(f'jump host {last!r}: write jump = "[user@]host[:port]"')
-    gate = Host(
-        host=name, user=user or None, port=int(port) if port else None, jump=before or None, host_key=pinned_host_key
+    """Return the route to the last jump host of `[user@]host[:port],...`. Offers the machine's key file there too."""
+    previous_hosts, _, last_host = jump_hosts.rpartition(",")
+    user, _, address = last_host.removeprefix("ssh://").rpartition("@")
+    host_name, port = address, ""
+    if address.startswith("["):  # IPv6, such as [::1]:22
+        host_name, _, after_bracket = address[1:].partition("]")
+        port = after_bracket.removeprefix(":")
+    elif address.count(":") == 1:
+        host_name, _, port = address.partition(":")
+    if not host_name or host_name.startswith("-") or (port and not port.isdigit()):
+        raise ClusterError(f'jump host {last_host!r} cannot be understood; write jump = "[user@]host[:port]"')
+    jump_host = Host(
+        host=host_name,
+        user=user or None,
+        port=int(port) if port else None,
+        jump=previous_hosts or None,
+        host_key=pinned_host_key,
     )
-    route = resolve_route(gate, jump_depth + 1)
-    return Route(**{**vars(route), "keys": (*route.key_files, *([_expand_path(key_file)] if key_file else []))})
+    route = resolve_route(jump_host, jump_depth + 1)
+    extra_key_files = [_expand_path(key_file)] if key_file else []
+    return Route(**{**vars(route), "key_files": (*route.key_files, *extra_key_files)})
 
 
 def _openssh_options(host: Host) -> dict[str, list[str]]:
-    """Every option that OpenSSH has for a host, by its name in small letters."""
-    words = ["ssh", "-G", *_user_config_argv()]
-    words += ["-p", str(host.port)] if host.port else []
-    words += ["-l", host.user] if host.user else []
+    """Return the options that `ssh -G` prints for a host: lower-case name -> values, in their order."""
+    argv = ["ssh", "-G", *_user_config_argv()]
+    argv += ["-p", str(host.port)] if host.port else []
+    argv += ["-l", host.user] if host.user else []
     try:
-        done = subprocess.run([*words, "--", host.host], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        completed = subprocess.run([*argv, "--", host.host], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except FileNotFoundError:
         raise ClusterError("ssh is missing; install it: sudo apt-get install openssh-client (Debian, Ubuntu)") from None
-    if done.returncode:
-        said = (done.stderr.strip().splitlines() or [f"code {done.returncode}"])[0]
-        raise ClusterError(f"ssh cannot say how to reach {host.host}: {said}; see: ssh -G {shlex.quote(host.host)}")
+    if completed.returncode:
+        first_line = (completed.stderr.strip().splitlines() or [f"code {completed.returncode}"])[0]
+        raise ClusterError(
+            f"ssh cannot read its configuration for {host.host}: {first_line}; try: ssh -G {shlex.quote(host.host)}"
+        )
     options: dict[str, list[str]] = {}
-    for line in done.stdout.splitlines():
+    for line in completed.stdout.splitlines():
         name, _, value = line.partition(" ")
         options.setdefault(name, []).append(value)
     return options
 
 
 def _user_config_argv() -> list[str]:
-    """OpenSSH looks for its files in the home of the password file; we, as everybody else does, in $HOME."""
-    own = Path("~/.ssh/config").expanduser()
+    """Return the -F option that makes OpenSSH read $HOME/.ssh/config.
+
+    OpenSSH takes the home of the password database instead of $HOME. The option is only needed where they differ.
+    """
+    config = Path("~/.ssh/config").expanduser()
     if str(Path.home()) == pwd.getpwuid(os.getuid()).pw_dir:
         return []
-    return ["-F", str(own) if own.exists() else "none"]
+    return ["-F", str(config) if config.exists() else "none"]
 
 
 def _expand_path(text: str) -> Path:
@@ -132,6 +152,7 @@ def _split_value(options: dict[str, list[str]], name: str) -> list[str]:
 
 
 def _expand_tokens(text: str, values: dict[str, str]) -> str:
+    """Replace tokens such as %h; ssh_config(5), section TOKENS."""
     for letter, value in values.items():
         text = text.replace(f"%{letter}", value)
     return text.replace("%%", "%")
@@ -141,54 +162,56 @@ def _expand_tokens(text: str, values: dict[str, str]) -> str:
 
 
 def write_ssh_config(hosts: Hosts, path: Path) -> None:
-    """Write an OpenSSH configuration with machine-0, machine-1, ..., and the pinned host keys in a file beside it."""
+    """Write an OpenSSH configuration with the hosts machine-0, machine-1, ...
+
+    The pinned host keys go to a known_hosts file beside it.
+    """
     path = path.absolute()
-    pins = path.with_name(f"{path.name}.known_hosts")
-    blocks, lines = [], []
+    pinned_keys_file = path.with_name(f"{path.name}.known_hosts")
+    config_lines: list[str] = []
+    key_lines: list[str] = []
     for rank, host in enumerate(hosts.machines):
         route = resolve_route(host)
-        blocks += _config_lines(f"machine-{rank}", route, path, pins)
-        lines += _pinned_key_lines(f"machine-{rank}", route)
+        config_lines += _config_lines(f"machine-{rank}", route, path, pinned_keys_file)
+        key_lines += _pinned_key_lines(f"machine-{rank}", route)
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(pins, "".join(lines).encode())
-    write_atomic(path, "\n".join(blocks).encode())
+    write_atomic(pinned_keys_file, "".join(key_lines).encode())
+    write_atomic(path, "\n".join(config_lines).encode())
 
 
 def _pinned_key_lines(name: str, route: Route) -> list[str]:
-    """The known_hosts lines of a machine and its jump hosts, as far as we know their keys."""
-    before = _pinned_key_lines(f"{name}-jump", route.jump_route) if route.jump_route else []
-    return before + ([f"{name} {' '.join(route.pinned_host_key.split()[:2])}\n"] if route.pinned_host_key else [])
+    """Return the known_hosts lines of a machine and its jump hosts, where their keys are pinned."""
+    jump_lines = _pinned_key_lines(f"{name}-jump", route.jump_route) if route.jump_route else []
+    own_lines = [f"{name} {' '.join(route.pinned_host_key.split()[:2])}\n"] if route.pinned_host_key else []
+    return jump_lines + own_lines
 
 
 def _config_lines(name: str, route: Route, config: Path, pinned_keys_file: Path) -> list[str]:
-    """The block of one machine, after those of its jump hosts."""
-    known = (
-        [pinned_keys_file]
-        if route.pinned_host_key
-        else [one for one in route.known_hosts_files if one.exists()] or [pinned_keys_file]
-    )
-    alias = name if route.pinned_host_key else route.host_key_alias
+    """Return the Host block of one machine, preceded by those of its jump hosts."""
+    known_hosts_files = [pinned_keys_file]
+    if not route.pinned_host_key:
+        known_hosts_files = [path for path in route.known_hosts_files if path.exists()] or [pinned_keys_file]
     options = {
         "HostName": _quote_value(route.host),
         "Port": route.port,
         "User": route.user,
         "IdentitiesOnly": "yes" if route.requires_keys else None,
-        "HostKeyAlias": alias,
-        "UserKnownHostsFile": " ".join(_quote_value(one) for one in known),
+        "HostKeyAlias": name if route.pinned_host_key else route.host_key_alias,
+        "UserKnownHostsFile": " ".join(_quote_value(path) for path in known_hosts_files),
         "StrictHostKeyChecking": "yes",
         "ServerAliveInterval": SERVER_ALIVE_SECONDS,
         "ServerAliveCountMax": SERVER_ALIVE_COUNT,
         "ConnectTimeout": 10,
         "ProxyCommand": _proxy_command(name, route, config),
     }
-    keys = [f"    IdentityFile {_quote_value(one)}" for one in route.key_files if one.exists()]
-    lines = [f"    {key} {value}" for key, value in options.items() if value is not None]
-    before = _config_lines(f"{name}-jump", route.jump_route, config, pinned_keys_file) if route.jump_route else []
-    return [*before, f"Host {name}", *lines, *keys, ""]
+    key_lines = [f"    IdentityFile {_quote_value(path)}" for path in route.key_files if path.exists()]
+    option_lines = [f"    {key} {value}" for key, value in options.items() if value is not None]
+    jump_lines = _config_lines(f"{name}-jump", route.jump_route, config, pinned_keys_file) if route.jump_route else []
+    return [*jump_lines, f"Host {name}", *option_lines, *key_lines, ""]
 
 
 def _proxy_command(name: str, route: Route, config: Path) -> str | None:
-    """What the connection runs on. Not ProxyJump, which quotes no spaces in -F."""
+    """Return the value of ProxyCommand. Not ProxyJump, which does not quote spaces in the path after -F."""
     if route.jump_route:
         return f"ssh -F {shlex.quote(str(config))}".replace("%", "%%") + f" -W [%h]:%p {name}-jump"
     return route.proxy_command.replace("%", "%%") if route.proxy_command else None
@@ -200,12 +223,7 @@ def _quote_value(value: object) -> str:
 
 
 def openssh_argv(config: Path, machine: int, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
-    """Return the command line that gives a person a terminal on a machine, or runs a command there."""
-    return [
-        "ssh",
-        "-F",
-        str(config),
-        *(["-t"] if tty else []),
-        f"machine-{machine}",
-        *([shlex.join(argv)] if argv else []),
-    ]
+    """Return the ssh command line that opens a terminal on a machine, or runs a command there."""
+    tty_option = ["-t"] if tty else []
+    remote_command = [shlex.join(argv)] if argv else []
+    return ["ssh", "-F", str(config), *tty_option, f"machine-{machine}", *remote_command]

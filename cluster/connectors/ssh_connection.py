@@ -1,6 +1,7 @@
-"""One ssh connection that is kept: pinned host key, key authentication, jump host, and a pulse that notices the dead.
+"""One persistent ssh connection: pinned host key, public-key login, jump host, and a keep-alive that detects its end.
 
-Two classes of error, because what cannot be reached is not gone: `Unreachable` may pass by itself, `Refused` may not.
+There are two classes of errors, because a machine that cannot be reached is not gone: `Unreachable` may pass by itself,
+`SSHRefused` needs a change by the user.
 """
 
 import contextlib
@@ -20,50 +21,56 @@ if TYPE_CHECKING:
     import paramiko
 
 CONNECT_SECONDS = 10.0
-KEEPALIVE_SECONDS = 5.0  # between two questions to the other side
-SOCKET_POLL_SECONDS = 1.0  # between two looks of paramiko's thread at its socket; by itself it wakes ten times a second
-KEEPALIVE_TIMEOUT_SECONDS = 10.0  # without an answer: it is dead, or cut off
+KEEPALIVE_SECONDS = 5.0  # between two keep-alive requests
+KEEPALIVE_TIMEOUT_SECONDS = 10.0  # without an answer to one, the other side is dead or cut off
+SOCKET_POLL_SECONDS = 1.0  # how often paramiko's thread wakes up; by default ten times a second
 SESSION_WAIT_SECONDS = 60.0
-MAX_SESSIONS = 8  # sshd's MaxSessions is 10, and a person may have one too
+MAX_SESSIONS = 8  # sshd's MaxSessions is 10 by default, and the user may have a session as well
 PACKET_BYTES = 1 << 15
 WINDOW_BYTES = 1 << 23
+# The names of the signature algorithms that an RSA host key may have in the negotiation.
+RSA_SIGNATURE_TYPES = {"rsa-sha2-512": "ssh-rsa", "rsa-sha2-256": "ssh-rsa"}
 
 
 class Unreachable(ClusterError):
-    """There is no way to the machine now: no answer, refused, cut. What runs there may go on."""
+    """The machine cannot be reached now: no answer, connection refused or cut. Its processes may still run."""
 
 
 class SSHRefused(ClusterError):
-    """The machine answers and one side will not have the other: host key, user, key."""
+    """The machine answers, but one side rejects the other: host key, user or login key."""
 
 
 class SSHConnection:
-    """A connection to one machine; `connect` makes it. Channels of several threads share it."""
+    """An authenticated connection to one machine; `connect` makes it. Several threads may share its channels."""
 
     def __init__(self, transport: "paramiko.Transport", jump_connection: "SSHConnection | None") -> None:
-        self.transport, self.jump_connection = transport, jump_connection
+        self.transport = transport
+        self.jump_connection = jump_connection
         self.session_slots = threading.BoundedSemaphore(MAX_SESSIONS)
-        threading.Thread(target=self._keepalive, name="ssh-pulse", daemon=True).start()
+        threading.Thread(target=self._keepalive, name="ssh-keepalive", daemon=True).start()
 
     @property
     def is_alive(self) -> bool:
-        """Whether the connection stands, as far as is known."""
+        """Whether the connection is open, as far as this side knows."""
         return self.transport.is_active()
 
     def _keepalive(self) -> None:
-        """Ask the other side again and again, close when it is silent: TCP takes a frozen sshd for an idle one."""
+        """Send keep-alive requests; close the connection when one is not answered.
+
+        TCP alone does not notice a frozen sshd: to TCP it looks idle.
+        """
         while self.is_alive:
-            watch = threading.Timer(KEEPALIVE_TIMEOUT_SECONDS, self.close)
-            watch.daemon = True
-            watch.start()
-            with contextlib.suppress(Exception):  # closed under our feet
+            close_timer = threading.Timer(KEEPALIVE_TIMEOUT_SECONDS, self.close)
+            close_timer.daemon = True
+            close_timer.start()
+            with contextlib.suppress(Exception):  # closed meanwhile
                 self.transport.global_request("keepalive@openssh.com", wait=True)
-            watch.cancel()
+            close_timer.cancel()
             self.transport.join(KEEPALIVE_SECONDS)  # returns at once when the connection ends
 
     @contextlib.contextmanager
     def open_session(self) -> "Iterator[paramiko.Channel]":
-        """Give a channel for one command, closed at the end. Raises `EOFError` when the connection is lost."""
+        """Open a channel for one command and close it at the end. Raises `EOFError` when the connection is lost."""
         while not self.session_slots.acquire(timeout=0.5):
             if not self.is_alive:
                 raise EOFError("the connection was cut")
@@ -74,7 +81,10 @@ class SSHConnection:
             self.session_slots.release()
 
     def _open_channel(self) -> "paramiko.Channel":
-        """A new channel. sshd counts one that we have closed until its process has ended, so a full house may pass."""
+        """Open a channel, retrying while sshd has no free session.
+
+        sshd counts a channel that we have closed until the process in it has ended, so a refusal may pass by itself.
+        """
         import paramiko
 
         deadline = time.monotonic() + SESSION_WAIT_SECONDS
@@ -82,15 +92,15 @@ class SSHConnection:
             try:
                 return self.transport.open_channel("session", window_size=WINDOW_BYTES, timeout=CONNECT_SECONDS)
             except (OSError, EOFError, paramiko.SSHException) as error:
-                # Which thread gets the ChannelException is chance: a transport keeps one error for all of them.
+                # A transport keeps one error for all its threads, so any thread may get another's ChannelException.
                 if not self.is_alive or not isinstance(error, paramiko.SSHException) or "Timeout" in str(error):
                     raise EOFError(str(error)) from None
                 if time.monotonic() > deadline:
-                    raise SSHRefused(f"sshd gives no more sessions ({error}); raise MaxSessions there") from None
+                    raise SSHRefused(f"sshd opens no more sessions ({error}); raise MaxSessions there") from None
                 time.sleep(0.02)
 
     def close(self) -> None:
-        """End the connection and that to the jump host; whoever waits on it is told."""
+        """Close the connection and that to the jump host. Threads that wait for a channel get an error."""
         with contextlib.suppress(Exception):
             self.transport.close()
         if self.jump_connection:
@@ -98,51 +108,51 @@ class SSHConnection:
 
 
 def connect(route: Route, machine_label: str, timeout_seconds: float = CONNECT_SECONDS) -> SSHConnection:
-    """Connect and log in. Raises `Unreachable` or `Refused`, in one line."""
+    """Connect and log in. Raises `Unreachable` or `SSHRefused`, each with one line."""
     import paramiko
 
-    logging.getLogger("paramiko").addHandler(logging.NullHandler())  # what is wrong is said by our errors
-    gate = (
+    logging.getLogger("paramiko").addHandler(logging.NullHandler())  # our own errors say what is wrong
+    jump_connection = (
         connect(route.jump_route, f"the jump host {route.jump_route.host} of {machine_label}", timeout_seconds)
         if route.jump_route
         else None
     )
-    place = f"{route.host} port {route.port}"
     transport = None
     try:
-        transport = paramiko.Transport(
-            _open_transport_stream(route, gate, timeout_seconds), default_window_size=WINDOW_BYTES
-        )
+        stream = _open_transport_stream(route, jump_connection, timeout_seconds)
+        transport = paramiko.Transport(stream, default_window_size=WINDOW_BYTES)
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = timeout_seconds
         _verify_host_key(transport, route, machine_label, timeout_seconds)
         _log_in(transport, route, machine_label)
         if isinstance(transport.sock, socket.socket):
             transport.sock.settimeout(SOCKET_POLL_SECONDS)
     except BaseException as error:
-        for one in (transport, gate):
+        for connection in (transport, jump_connection):
             with contextlib.suppress(Exception):
-                if one:
-                    one.close()
+                if connection:
+                    connection.close()
         if isinstance(error, ClusterError) or not isinstance(error, OSError | EOFError | paramiko.SSHException):
             raise
-        reason = _failure_reason(error)
         raise Unreachable(
-            f"{machine_label}: cannot be reached at {place}: {reason}; is it up, does ssh get there?"
+            f"{machine_label}: cannot be reached at {route.host} port {route.port}: {_failure_reason(error)}; "
+            "is it running, and does ssh reach it from here?"
         ) from None
-    return SSHConnection(transport, gate)
+    return SSHConnection(transport, jump_connection)
 
 
 def _failure_reason(error: Exception) -> str:
     if isinstance(error, TimeoutError):
         return "no answer in time"
     if isinstance(error, EOFError):
-        return "it hung up"
+        return "it closed the connection"
     text = str(getattr(error, "strerror", None) or error)
-    return "no word of ssh from there" if "banner" in text else " ".join(text.split()) or type(error).__name__
+    if "banner" in text:
+        return "no ssh server answers there"
+    return " ".join(text.split()) or type(error).__name__
 
 
 def _open_transport_stream(route: Route, jump_connection: SSHConnection | None, timeout_seconds: float) -> Any:
-    """What the connection runs on: a socket, a channel of the jump host, or a program's pipes."""
+    """Return the byte stream below the connection: a socket, a channel of the jump host, or a program's pipes."""
     if jump_connection:
         return jump_connection.transport.open_channel(
             "direct-tcpip", (route.host, route.port), ("127.0.0.1", 0), timeout=timeout_seconds
@@ -151,88 +161,97 @@ def _open_transport_stream(route: Route, jump_connection: SSHConnection | None, 
         import paramiko
 
         return paramiko.ProxyCommand(route.proxy_command)
-    one = socket.create_connection((route.host, route.port), timeout_seconds)
-    one.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    sock = socket.create_connection((route.host, route.port), timeout_seconds)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 3), ("TCP_KEEPCNT", 3), ("TCP_USER_TIMEOUT", 15_000)):
         if hasattr(socket, name):
-            one.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return one
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return sock
 
 
 def _verify_host_key(transport: "paramiko.Transport", route: Route, machine_label: str, timeout_seconds: float) -> None:
-    """Agree on keys, and go on only if the host key is one that is known. Known types are asked for first."""
+    """Do the key exchange, and raise `SSHRefused` unless the machine's host key is a known one.
+
+    The key types that are known for this machine are asked for first, because sshd offers only one of its keys.
+    """
     import paramiko
 
-    known = known_host_keys(route)
-    kinds = {"rsa-sha2-512": "ssh-rsa", "rsa-sha2-256": "ssh-rsa"}
-    options = transport.get_security_options()
-    types = list(options.key_types)
-    options.key_types = sorted(types, key=lambda one: kinds.get(one, one) not in {key.key_type for key in known})
+    known_keys = known_host_keys(route)
+    known_types = {key.key_type for key in known_keys}
+    security_options = transport.get_security_options()
+    security_options.key_types = sorted(
+        list(security_options.key_types), key=lambda name: RSA_SIGNATURE_TYPES.get(name, name) not in known_types
+    )
     try:
         transport.start_client(timeout=timeout_seconds)
     except paramiko.ssh_exception.IncompatiblePeer as error:
         raise SSHRefused(
-            f"{machine_label}: speaks an ssh that is too old or too new: {error}; see: ssh -vv {route.host}"
+            f"{machine_label}: its ssh version is too old or too new: {error}; see: ssh -vv {route.host}"
         ) from None
-    if not transport.initial_kex_done:  # at its deadline start_client only returns
+    if not transport.initial_kex_done:  # at its deadline start_client returns without an error
         raise TimeoutError
-    offered = transport.get_remote_server_key()
-    name, text = offered.get_name(), offered.get_base64()
-    if any(key.is_revoked and key.key_base64 == text for key in known):
-        raise SSHRefused(f"{machine_label}: its host key {fingerprint(text)} is marked as revoked in known_hosts")
-    if not any((key.key_type, key.key_base64) == (name, text) for key in known if not key.is_revoked):
+    offered_key = transport.get_remote_server_key()
+    key_type, key_base64 = offered_key.get_name(), offered_key.get_base64()
+    if any(key.is_revoked and key.key_base64 == key_base64 for key in known_keys):
         raise SSHRefused(
-            host_key_error_message(route, machine_label, name, text, [key for key in known if not key.is_revoked])
+            f"{machine_label}: its host key {fingerprint(key_base64)} is marked as revoked in known_hosts; "
+            "give the machine a new one"
         )
+    accepted_keys = [key for key in known_keys if not key.is_revoked]
+    if not any((key.key_type, key.key_base64) == (key_type, key_base64) for key in accepted_keys):
+        raise SSHRefused(host_key_error_message(route, machine_label, key_type, key_base64, accepted_keys))
 
 
 def _log_in(transport: "paramiko.Transport", route: Route, machine_label: str) -> None:
-    """Offer the keys one after the other: those of the file, then the agent's."""
+    """Offer the login keys one by one, first the files, then those of ssh-agent. Raises `SSHRefused`."""
     import paramiko
 
-    locked: list[str] = []
-    tried = 0
-    for key in _loadable_keys(route, machine_label, locked):
-        tried += 1
+    passphrase_key_paths: list[str] = []
+    tried_keys = 0
+    for key in _loadable_keys(route, machine_label, passphrase_key_paths):
+        tried_keys += 1
         try:
             if not transport.auth_publickey(route.user, key):
                 return
             raise SSHRefused(
-                f"{machine_label}: lets {route.user} in only with more than a key; allow a key alone in its sshd_config"
+                f"{machine_label}: wants more than a key from {route.user}; allow a key alone in its sshd_config"
             )
         except paramiko.BadAuthenticationType as error:
-            ways = ", ".join(error.allowed_types)
+            allowed_types = ", ".join(error.allowed_types)
             raise SSHRefused(
-                f"{machine_label}: takes no keys from {route.user}, only {ways}; see its sshd_config"
+                f"{machine_label}: takes no keys from {route.user}, only {allowed_types}; change its sshd_config"
             ) from None
         except paramiko.AuthenticationException as error:
             if not transport.is_active() or "timeout" in str(error).lower():
-                raise EOFError("it hung up while we logged in") from None
-    place = f"-p {route.port} {route.user}@{route.host}"
-    if locked:
+                raise EOFError("it closed the connection during the login") from None
+    destination = f"-p {route.port} {route.user}@{route.host}"
+    if passphrase_key_paths:
+        key_path = passphrase_key_paths[0]
         raise SSHRefused(
-            f"{machine_label}: the key {locked[0]} has a passphrase; give it to your agent: ssh-add {locked[0]}"
+            f"{machine_label}: the key {key_path} has a passphrase; give it to ssh-agent: ssh-add {key_path}"
         )
-    if not tried:
+    if not tried_keys:
         raise SSHRefused(
-            f"{machine_label}: there is no key to log in with; make one and bring it there: ssh-keygen; ssh-copy-id {place}"
+            f"{machine_label}: there is no key to log in with; make one and copy it there: "
+            f"ssh-keygen; ssh-copy-id {destination}"
         )
-    files = " and ".join(str(one) for one in route.key_files if one.exists()) or "the agent's keys"
+    tried_files = " and ".join(str(path) for path in route.key_files if path.exists()) or "the keys of ssh-agent"
     raise SSHRefused(
-        f"{machine_label}: does not let {route.user} in with {files}; try: ssh-copy-id {place}, or set user and key"
+        f"{machine_label}: does not let {route.user} in with {tried_files}; "
+        f"try: ssh-copy-id {destination}, or set user and key"
     )
 
 
 def _loadable_keys(route: Route, machine_label: str, passphrase_key_paths: list[str]) -> "Iterator[paramiko.PKey]":
-    """The keys to offer; the names of those that only the agent could open go to `locked`."""
+    """Yield the keys to offer. Appends to `passphrase_key_paths` the files that need a passphrase."""
     import paramiko
 
     for path in route.key_files:
         if not path.exists():
             if route.requires_keys and path == route.key_files[0]:
                 raise SSHRefused(
-                    f"{machine_label}: the key {path} is not there; make it: ssh-keygen -f {path}, or set another key"
+                    f"{machine_label}: the key {path} does not exist; make it: ssh-keygen -f {path}, or set another key"
                 )
             continue
         try:
@@ -241,7 +260,7 @@ def _loadable_keys(route: Route, machine_label: str, passphrase_key_paths: list[
             passphrase_key_paths.append(str(path))
         except (OSError, ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
             if route.requires_keys:
-                raise SSHRefused(f"{machine_label}: the key {path} cannot be used: {error}") from None
+                raise SSHRefused(f"{machine_label}: the key {path} cannot be used: {error}; set another key") from None
     if route.uses_ssh_agent:
         with contextlib.closing(paramiko.Agent()) as agent:
             yield from agent.get_keys()

@@ -1,8 +1,9 @@
-"""What the machine's sh is told: POSIX sh, the coreutils, GNU find. Words are quoted; paths may begin with ~/.
+"""Shell scripts that run on a machine over ssh. They need POSIX sh, coreutils and GNU find. Paths may start with ~/.
 
-A command runs once, however often the connection drops. sshd starts it in a session of its own, so it outlives its
-connection. It belongs to a folder, commands/<id>, which only the first to come can make; what it says and its code
-are files in there. Whoever comes again with the same id waits for these. The folder goes when the caller has it all.
+A command runs once, however often the connection drops. sshd starts the script in a session of its own, so it outlives
+its connection. The script makes a folder commands/<id>. Only the first call with an id succeeds in making it and runs
+the command, whose outputs and exit code become files in the folder. A later call with the same id waits for these
+files. The folder is removed when the caller has received everything.
 """
 
 import os
@@ -11,12 +12,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 COMMAND_KEPT_MINUTES = 24 * 60
-HIGHEST_SIGNAL = 31  # a shell says 128 + n for the n-th signal, and so do programs that mean it
-EXIT_NO_FOLDER = 71  # the exit code when the machine has no room for the command's folder; sysexits.h: EX_OSERR
-EXIT_INPUT_TRUNCATED = 75  # when not all input has come; EX_TEMPFAIL
+HIGHEST_SIGNAL = 31  # a shell reports signal n as exit code 128 + n
+# Exit codes of RUN_SCRIPT itself, from sysexits.h.
+EXIT_NO_FOLDER = 71  # the command's folder cannot be made, for example on a full disk; EX_OSERR
+EXIT_INPUT_TRUNCATED = 75  # not all of the input arrived; EX_TEMPFAIL
 
-# $n: bytes of input that come on stdin; $k: "" or "again"; "$@": the command. `b` tells this boot from others, whose
-# process numbers mean nothing. The redirections stand at exec: dash forgets those of a subshell before it.
+# $n: bytes of input on stdin; $k: "" or "again" for a retry; "$@": the command. $b is the ID of the machine's current
+# boot: a process ID written during an earlier boot means nothing. A retry keeps the folder with the exit code, because
+# the first call may still arrive later and must not run the command again. The redirections are at exec because dash
+# drops those of a subshell before it.
 RUN_SCRIPT = r"""
 read -r b </proc/sys/kernel/random/boot_id
 [ -d "$d" ] || mkdir -p "$d" || exit 71
@@ -57,7 +61,7 @@ read -r got || exit 0
 if [ -n "$k" ]; then rm -f "$d/in" "$d/out" "$d/err" "$d/pid"; else rm -rf "$d"; fi
 """
 
-# What nobody fetched, and the folders that keep a command from running again when its first call comes late.
+# Removes outputs that were never fetched, and folders that were kept after a retry, unless their command still runs.
 SWEEP_SCRIPT = r"""
 find "$d" -mindepth 1 -maxdepth 1 -mmin +{minutes} 2>/dev/null | while read -r one; do
   if [ ! -e "$one/code" ] && {{ read -r p q <"$one/pid"; }} 2>/dev/null && kill -0 "$p" 2>/dev/null; then continue; fi
@@ -65,7 +69,7 @@ find "$d" -mindepth 1 -maxdepth 1 -mmin +{minutes} 2>/dev/null | while read -r o
 done >/dev/null 2>&1 &
 """
 
-# Every process of the command's session, whatever group it is in, then its folder.
+# Kills every process of the command's session, whatever its process group, then removes the command's folder.
 KILL_SCRIPT = r"""
 read -r p q <"$d/pid" || exit 0
 again=1
@@ -81,7 +85,7 @@ done
 rm -rf "$d"
 """
 
-# $n bytes of stdin become the file, when all of them have come.
+# Replaces the file by $n bytes of stdin, if all of them arrive.
 WRITE_SCRIPT = r"""
 [ ! -d "$p" ] || { echo "is a folder" >&2; exit 1; }
 mkdir -p "$f" || exit 1
@@ -99,7 +103,7 @@ find . \( -type f -o -type l -xtype f \) ! -name '.*' -print0 | xargs -0r stat -
 exit 0
 """
 
-# $o: where to begin, from 1 on.
+# $o: the first byte to print, counted from 1.
 READ_SCRIPT = r"""
 [ -e "$p" ] || exit 0
 exec 3<"$p" || exit 1
@@ -109,7 +113,7 @@ tail -c "+$o" <&3 | head -c "$n"
 
 @dataclass(frozen=True)
 class CommandExit:
-    """How a command ended: its code, negative for a signal, and the sizes of its two outputs, which follow."""
+    """How a command ended: exit code (negative: the signal that killed it) and the sizes of its two outputs."""
 
     code: int
     stdout_bytes: int
@@ -117,16 +121,16 @@ class CommandExit:
 
 
 def quote_path(path: str) -> str:
-    """Return a path as a word of sh; ~/ is the machine's home."""
+    """Return a path quoted for sh; ~/ becomes the home folder on the machine."""
     if path == "~" or path.startswith("~/"):
         return '"$HOME"' + (shlex.quote(path[1:]) if path[1:] else "")
     return shlex.quote(f"./{path}" if path.startswith("-") else path)
 
 
 def build_script(body: str, **variables: str) -> bytes:
-    """A script with its variables set before it, run in the machine's home."""
-    head = " ".join(f"{name}={value}" for name, value in variables.items())
-    return os.fsencode(f"cd || cd /\n{head}\n{body}")
+    """Return a script that sets variables (quoted already) and runs in the home folder on the machine."""
+    assignments = " ".join(f"{name}={value}" for name, value in variables.items())
+    return os.fsencode(f"cd || cd /\n{assignments}\n{body}")
 
 
 def run_script(
@@ -140,40 +144,49 @@ def run_script(
     is_retry: bool = False,
     sweep: bool = False,
 ) -> bytes:
-    """Return the script that runs a command once by this id, with `size` bytes of input, or picks up what it said."""
-    words = list(argv)
+    """Return the script that runs a command once under this ID, or fetches its outcome if it was started before.
+
+    `input_bytes` is the length of the input that follows the script on stdin. `timeout` is in seconds; the machine
+    itself kills the command then. `is_retry` says that the command may have been started by an earlier call. `sweep`
+    also removes what commands of more than a day ago left behind.
+    """
+    full_argv = list(argv)
     if env:
-        words = ["env", *(f"{name}={value}" for name, value in env.items()), *words]
+        full_argv = ["env", *(f"{name}={value}" for name, value in env.items()), *full_argv]
     if timeout is not None:
-        words = ["timeout", "-s", "KILL", f"{max(timeout, 0.001):.3f}", *words]
-    body = (
-        f"{SWEEP_SCRIPT.format(minutes=COMMAND_KEPT_MINUTES) if sweep else ''}set -- {shlex.join(words)}\n{RUN_SCRIPT}"
-    )
+        full_argv = ["timeout", "-s", "KILL", f"{max(timeout, 0.001):.3f}", *full_argv]
+    sweep_script = SWEEP_SCRIPT.format(minutes=COMMAND_KEPT_MINUTES) if sweep else ""
     return build_script(
-        body, d=quote_path(f"{folder}/commands"), i=command_id, n=str(input_bytes), k="again" if is_retry else ""
+        f"{sweep_script}set -- {shlex.join(full_argv)}\n{RUN_SCRIPT}",
+        d=quote_path(f"{folder}/commands"),
+        i=command_id,
+        n=str(input_bytes),
+        k="again" if is_retry else "",
     )
 
 
 def kill_script(command_id: str, folder: str) -> bytes:
-    """Return the script that kills a command with everything that it started, and forgets it."""
+    """Return the script that kills a command with every process that it started, and removes its folder."""
     return build_script(KILL_SCRIPT, d=quote_path(f"{folder}/commands/{command_id}"))
 
 
 def parse_exit(command_id: str, output: bytearray) -> tuple[CommandExit, int] | None:
-    """Return how a command ended and where its output begins; None while its line has not come.
+    """Return how a command ended and the offset where its output begins; None if that line has not arrived yet.
 
-    What a talkative login shell said before is passed over.
+    Skips what the login shell's start-up files may have printed before.
     """
     start = output.find(b"\n%s " % command_id.encode())
-    stop = output.find(b"\n", start + 1)
-    if start < 0 or stop < 0:
+    end = output.find(b"\n", start + 1)
+    if start < 0 or end < 0:
         return None
-    code, out, err = (int(word) for word in output[start + 1 : stop].split()[1:])
-    return CommandExit(128 - code if 128 < code <= 128 + HIGHEST_SIGNAL else code, out, err), stop + 1
+    code, stdout_bytes, stderr_bytes = (int(column) for column in output[start + 1 : end].split()[1:])
+    if 128 < code <= 128 + HIGHEST_SIGNAL:
+        code = 128 - code
+    return CommandExit(code, stdout_bytes, stderr_bytes), end + 1
 
 
 def write_script(path: str, content_bytes: int, unique_suffix: str) -> bytes:
-    """Return the script that replaces a file by `size` bytes of stdin, whole or not at all."""
+    """Return the script that replaces a file atomically by `content_bytes` bytes of stdin."""
     folder, _, name = path.rpartition("/")
     folder = folder or ("/" if path.startswith("/") else ".")
     temp = quote_path(f"{folder}/.{name[:200]}.{unique_suffix}")
@@ -181,7 +194,7 @@ def write_script(path: str, content_bytes: int, unique_suffix: str) -> bytes:
 
 
 def read_script(path: str, offset: int, limit: int) -> bytes:
-    """Return the script that prints at most `limit` bytes of a file from an offset, nothing when it is not there."""
+    """Return the script that prints at most `limit` bytes of a file from an offset; nothing if it does not exist."""
     return build_script(READ_SCRIPT, p=quote_path(path), o=str(offset + 1), n=str(limit))
 
 
@@ -191,14 +204,16 @@ def cat_script(path: str) -> bytes:
 
 
 def list_files_script(folder: str) -> bytes:
-    """Return the script that prints size, space, ./path and NUL of each file below a folder, but for hidden ones."""
+    """Return the script that prints size, space, ./path and NUL for each file below a folder, hidden files left out."""
     return build_script(LIST_FILES_SCRIPT, f=quote_path(folder))
 
 
+# --- new bytes of growing files -----------------------------------------------------------------------------------
+
 NEW_BYTES_LIMIT = 1 << 24
 
-
-# One dd for each file that has grown costs less than a Python that starts, up to about 15 of them.
+# One dd per grown file costs less than starting a Python, up to about 15 files. $m: delimiter; $r: bytes that may still
+# be printed; $s: size of the file; $o: its known size, -1 for a new file; $c: bytes to print.
 NEW_BYTES_SCRIPT = r"""
 cd "$f" 2>/dev/null || exit 0
 find {names} -type f ! -name '.*' ! -path '*
@@ -222,18 +237,20 @@ exit 0
 def new_bytes_script(
     folder: str, subfolders: Sequence[str], known_sizes: Mapping[str, int], delimiter: str, limit_bytes: int
 ) -> bytes:
-    """Return the script that prints mark, path and new bytes of each file that has grown."""
-    known = "\n".join(f"    {shlex.quote(path)}) o={size};;" for path, size in known_sizes.items())
-    body = NEW_BYTES_SCRIPT.replace("{names}", " ".join(quote_path(one) for one in subfolders)).replace(
-        "{known}", known
-    )
+    """Return the script that prints delimiter, path and new bytes of each file that has grown.
+
+    Paths in `known_sizes` are relative to `folder`. Prints at most `limit_bytes` of content in all.
+    """
+    names = " ".join(quote_path(name) for name in subfolders)
+    cases = "\n".join(f"    {shlex.quote(path)}) o={size};;" for path, size in known_sizes.items())
+    body = NEW_BYTES_SCRIPT.replace("{names}", names).replace("{known}", cases)
     return build_script(body, f=quote_path(folder), m=delimiter, r=str(limit_bytes))
 
 
 def parse_new_bytes(stdout: bytes, delimiter: str) -> dict[str, bytes]:
-    """Return the new bytes of each file by its path."""
-    found = {}
+    """Return the new bytes of each file by its path, from the output of `new_bytes_script`."""
+    new_bytes = {}
     for part in stdout.split(f"{delimiter}\n".encode())[1:]:
         path, _, content = part.partition(b"\n")
-        found[os.fsdecode(path)] = content
-    return found
+        new_bytes[os.fsdecode(path)] = content
+    return new_bytes

@@ -1,7 +1,7 @@
-"""tmux sessions of the machine this runs on, through libtmux: one private server, one session per job.
+"""tmux sessions on this computer, through libtmux: one private tmux server, one session per job.
 
-Windows start their command as the window's process; nothing is typed into a shell. The user's own ~/.tmux.conf holds,
-so that attaching feels like home.
+A window runs its command as its process; nothing is typed into a shell. The user's ~/.tmux.conf applies, so that an
+attached session behaves as usual. `new_session_argv` and `new_window_argv` are commands for other machines.
 """
 
 import os
@@ -18,9 +18,11 @@ if TYPE_CHECKING:
 
 SOCKET_NAME = "imgnet"
 SERVER_TIMEOUT_SECONDS = 10.0
-# Over what a user's own configuration may say: sessions live unseen, and end with their commands.
+# These override the user's configuration: a session lives while nobody is attached, and ends with its commands.
 SESSION_OPTIONS = {"destroy-unattached": "off", "exit-unattached": "off", "remain-on-exit": "off"}
-OWNER_VARIABLE = "IMGNET_RUN"  # in the session's environment: whose job it is, for other folders have a job-1 too
+# Set in a session's environment to the run folder of its job, because another folder may have a job-1 too.
+OWNER_VARIABLE = "IMGNET_RUN"
+DETACHED_SIZE = ("-x", "200", "-y", "50")  # columns and rows until a terminal attaches
 
 
 def require_tmux() -> None:
@@ -32,8 +34,8 @@ def require_tmux() -> None:
 
 
 def _server() -> "Server":
-    """The private server, which answers. Raises `ClusterError` when it does not: libtmux would wait for ever."""
-    import libtmux  # 0.1 s that --help need not wait for
+    """Return the private tmux server. Raises `ClusterError` if it does not answer; libtmux would wait forever."""
+    import libtmux  # takes 0.1 s, which `imgnet-cluster --help` need not wait for
 
     require_tmux()
     try:
@@ -42,18 +44,19 @@ def _server() -> "Server":
         )
     except subprocess.TimeoutExpired:
         raise ClusterError(
-            f"the tmux server does not answer; wake it up, or end it and all its jobs: tmux -L {SOCKET_NAME} kill-server"
+            f"the tmux server {SOCKET_NAME} does not answer; resume its process, or end it and all jobs of this "
+            f"computer: tmux -L {SOCKET_NAME} kill-server"
         ) from None
     return libtmux.Server(socket_name=SOCKET_NAME)
 
 
 def session_names() -> set[str]:
-    """Return the names of the sessions that are alive, of whatever folder."""
+    """Return the names of all living sessions, also those of other run folders."""
     return {session.session_name or "" for session in _server().sessions}
 
 
 def find_session(name: str) -> "Session | None":
-    """Return the session of exactly this name, None when there is none."""
+    """Return the session of exactly this name, None if there is none."""
     for session in _server().sessions:
         if session.session_name == name:
             return session
@@ -61,88 +64,86 @@ def find_session(name: str) -> "Session | None":
 
 
 def session_owner(name: str) -> str | None:
-    """Return the run folder that a session belongs to, None when there is no such session."""
+    """Return the run folder that a session belongs to, None if there is no such session."""
     session = find_session(name)
     return str(session.show_environment().get(OWNER_VARIABLE) or "") if session else None
 
 
 def is_owned_by(name: str, run_folder: Path) -> bool:
-    """Whether the session of this name is alive and belongs to this run folder."""
+    """Whether there is a session of this name that belongs to this run folder."""
     return session_owner(name) == str(run_folder)
 
 
 def start_session(name: str, run_folder: Path, window: str, argv: Sequence[str]) -> None:
-    """Start a session with one window. Raises `ClusterError` when the name is taken.
+    """Start a session with one window. Raises `ClusterError` if another run folder has a session of this name.
 
-    The session gets this process's environment, and nothing of the server's, where an earlier job's may be.
+    The session gets this process's environment and none of the server's, which may be that of an earlier job.
     """
-    other = session_owner(name)
-    if other == str(run_folder):  # of an earlier launch of this very job: its agent is gone, a window may have stayed
+    owner = session_owner(name)
+    if owner == str(run_folder):  # left by an earlier launch of this job: a window may have outlived its agent
         kill_session(name, run_folder)
-    elif other is not None:
-        raise ClusterError(f"the tmux session {name} belongs to {other}; end that job first, or wait for it")
-    # By name: a pattern such as * brings only the first variable that fits it (tmux 3.3). One that is named here but
-    # not in our environment, because an earlier job brought it, is taken out of the session.
+    elif owner is not None:
+        raise ClusterError(f"the tmux session {name} belongs to {owner}; end that job first, or wait for it")
+    # The variables are listed by name, because a pattern such as * copies only the first match (tmux 3.3). A variable
+    # that is listed but not in our environment, because it came from an earlier job, is removed from the session.
     server = _server()
-    held = [line.partition("=")[0].lstrip("-") for line in server.cmd("show-environment", "-g").stdout]
-    settings = {"update-environment": " ".join(sorted({*os.environ, *held})), **SESSION_OPTIONS}
-    set_up = [word for name, value in settings.items() for word in ("set-option", "-g", name, value, ";")]
-    words = [
+    global_variables = [line.partition("=")[0].lstrip("-") for line in server.cmd("show-environment", "-g").stdout]
+    options = {"update-environment": " ".join(sorted({*os.environ, *global_variables})), **SESSION_OPTIONS}
+    new_session = [
         "new-session",
         "-d",
         "-s",
         name,
         "-n",
         window,
-        "-x",
-        "200",
-        "-y",
-        "50",
+        *DETACHED_SIZE,
         "-e",
         f"{OWNER_VARIABLE}={run_folder}",
     ]
-    here = os.getcwd().replace("#", "##")
-    done = server.cmd("start-server", ";", *set_up, *_escape_semicolons([*words, "-c", here, *argv]))
-    if done.stderr:
-        raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(done.stderr)}")
+    folder = str(Path.cwd()).replace("#", "##")
+    completed = server.cmd(
+        "start-server", ";", *_set_options(options), *_escape_semicolons([*new_session, "-c", folder, *argv])
+    )
+    if completed.stderr:
+        raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(completed.stderr)}")
 
 
 def add_window(name: str, window: str, argv: Sequence[str], in_front: bool = False) -> None:
-    """Add a window to a session, in front when `show`. Raises `ClusterError` when that fails."""
-    words = ["new-window", "-t", f"={name}:", "-n", window, *([] if in_front else ["-d"])]
-    done = _server().cmd(*_escape_semicolons([*words, *argv]))
-    if done.stderr:
-        raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(done.stderr)}")
+    """Add a window to a session, and select it if `in_front`. Raises `ClusterError` when that fails."""
+    new_window = ["new-window", "-t", f"={name}:", "-n", window, *([] if in_front else ["-d"])]
+    completed = _server().cmd(*_escape_semicolons([*new_window, *argv]))
+    if completed.stderr:
+        raise ClusterError(f"tmux -L {SOCKET_NAME}: {' '.join(completed.stderr)}")
+
+
+def _set_options(options: dict[str, str]) -> list[str]:
+    return [word for name, value in options.items() for word in ("set-option", "-g", name, value, ";")]
 
 
 def _escape_semicolons(argv: Sequence[str]) -> list[str]:
-    """Words that tmux takes as they are: one that ends in a semicolon would end its command."""
+    """Return arguments that tmux takes literally. To tmux, a semicolon at the end of an argument ends the command."""
     return [word[:-1] + r"\;" if word.endswith(";") else word for word in argv]
 
 
 def new_session_argv(name: str, window: str, argv: Sequence[str]) -> list[str]:
     """Return the command that starts a session with one window on another machine."""
-    set_up = [word for option, value in SESSION_OPTIONS.items() for word in ("set-option", "-g", option, value, ";")]
-    new = ["new-session", "-d", "-s", name, "-n", window, "-x", "200", "-y", "50"]
-    return ["tmux", "-L", SOCKET_NAME, "start-server", ";", *set_up, *_escape_semicolons([*new, *argv])]
+    new_session = ["new-session", "-d", "-s", name, "-n", window, *DETACHED_SIZE]
+    set_options = _set_options(SESSION_OPTIONS)
+    return ["tmux", "-L", SOCKET_NAME, "start-server", ";", *set_options, *_escape_semicolons([*new_session, *argv])]
 
 
 def new_window_argv(name: str, window: str, argv: Sequence[str]) -> list[str]:
     """Return the command that adds a window to a session on another machine."""
-    return [
-        "tmux",
-        "-L",
-        SOCKET_NAME,
-        *_escape_semicolons(["new-window", "-d", "-t", f"={name}:", "-n", window, *argv]),
-    ]
+    new_window = ["new-window", "-d", "-t", f"={name}:", "-n", window]
+    return ["tmux", "-L", SOCKET_NAME, *_escape_semicolons([*new_window, *argv])]
 
 
 def kill_session(name: str, run_folder: Path) -> None:
-    """End a session of this run folder with all its windows; nothing when there is none."""
+    """End the session of this name with all its windows, if it exists and belongs to this run folder."""
     if shutil.which("tmux") and is_owned_by(name, run_folder):
         _server().cmd("kill-session", "-t", f"={name}")
 
 
 def attach_argv(name: str, window: str = "") -> list[str]:
-    """Return the command that shows a session, or a window of it, on this terminal."""
+    """Return the command that attaches this terminal to a session, or to a window of it."""
     return ["tmux", "-L", SOCKET_NAME, "attach-session", "-t", f"={name}:{window}" if window else f"={name}"]

@@ -1,67 +1,63 @@
-"""Checkpoint files of a job on one machine: find the newest and copy it home."""
+"""Finds a job's newest checkpoint on one machine and copies it to the run folder."""
 
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cluster.connectors.local import Connector
 from train.tools.filesystem import newest_intact_file, read_with_checksum, write_atomic
 
-if TYPE_CHECKING:
-    pass
-
-
-CHECKPOINT_PATTERNS = ("step-*.pt", "resume-*.pt")  # what an attempt saved, and what it began with
-
-
+# Below <shared>/checkpoints/<attempt>/: what the attempt saved, and what it resumed from.
+CHECKPOINT_PATTERNS = ("step-*.pt", "resume-*.pt")
 CHECKPOINT_NAME = re.compile(r"(\d+)/(step|resume)-(\d+)[\w-]*\.pt")
 
-
+# Called with the bytes received so far and the size of the file.
 DownloadProgress = Callable[[int, int], None]
 
 
 def newest_local_checkpoint(shared: Path) -> Path | None:
-    """Return the newest whole checkpoint in a shared folder: the last attempt's that has any."""
-    for attempt in sorted((shared / "checkpoints").glob("[0-9]*"), reverse=True):
+    """Return the newest intact checkpoint in a shared folder, from the last attempt that has one."""
+    for attempt_folder in sorted((shared / "checkpoints").glob("[0-9]*"), reverse=True):
         for pattern in CHECKPOINT_PATTERNS:
-            if found := newest_intact_file(attempt, pattern):
-                return found
+            if checkpoint := newest_intact_file(attempt_folder, pattern):
+                return checkpoint
     return None
 
 
 def download_checkpoint(
     machine: Connector | Any, remote_shared: str, local_shared: Path, progress: DownloadProgress
 ) -> Path | None:
-    """Bring the newest whole checkpoint of a machine's `shared` folder to that at `home`; None: there is none.
+    """Copy the newest intact checkpoint of a machine's shared folder to the local one; None if there is none.
 
-    Raises `ClusterError` when the machine does not answer, `OSError` when the disk here is full.
+    Raises `ClusterError` when the machine does not answer, `OSError` when the local disk is full.
     """
-    there = {
+    sizes = {
         name: size
         for name, size in machine.list_files(f"{remote_shared}/checkpoints").items()
         if CHECKPOINT_NAME.fullmatch(name)
     }
-    for name in sorted(there, key=_recency, reverse=True):
-        target, data = local_shared / "checkpoints" / name, bytearray()
+    for name in sorted(sizes, key=_recency, reverse=True):
+        source = f"{remote_shared}/checkpoints/{name}"
+        target = local_shared / "checkpoints" / name
         if not target.exists():
-            while len(data) < there[name] and (
-                part := machine.read_from(f"{remote_shared}/checkpoints/{name}", len(data))
-            ):
+            data = bytearray()
+            while len(data) < sizes[name] and (part := machine.read_from(source, len(data))):
                 data += part
-                progress(len(data), there[name])
+                progress(len(data), sizes[name])
             target.parent.mkdir(parents=True, exist_ok=True)
             write_atomic(target, bytes(data))
         try:
             read_with_checksum(target)
             return target
-        except ValueError:  # damaged, or replaced by a newer one meanwhile
+        except ValueError:  # damaged, or replaced by a newer checkpoint during the download
             target.unlink()
     return None
 
 
 def _recency(name: str) -> tuple[int, bool, int]:
-    """The later, the larger: what an attempt saved is newer than what it began with."""
-    found = CHECKPOINT_NAME.fullmatch(name)
-    assert found
-    return int(found[1]), found[2] == "step", int(found[3])
+    """Return a sort key that grows with time. What an attempt saved is newer than what it resumed from."""
+    match = CHECKPOINT_NAME.fullmatch(name)
+    assert match
+    attempt, kind, step = match.groups()
+    return int(attempt), kind == "step", int(step)

@@ -1,9 +1,9 @@
-"""Setting machines up over ssh, before any training starts: code, environment, checks, agent. Safe to do again.
+"""Sets machines up over ssh before training: code, environment, checks, agent. Repeating a step does no harm.
 
-    <folder>/code/<key>         the working tree            <folder>/jobs/<uid>/    the agent's work folder
+    <folder>/code/<hash>        the working tree            <folder>/jobs/<uid>/    the agent's work folder
     <folder>/venv/<key>         the environment             <shared>/<uid>/         the job's shared folder
 
-Everything that runs there for long runs in the job's tmux session; its "setup" window shows what is being done.
+Long-running programs run in the job's tmux session on the machine. Its window "setup" shows the log of the set-up.
 """
 
 import json
@@ -25,26 +25,28 @@ from train.distributed.network import slow_pairs
 from . import checks, code_archive, python_env, requirements
 from .setup_progress import SetupProgress, timed_step
 
-ENVIRONMENT_TIMEOUT_SECONDS = 1800.0  # a torch for GPUs is 3 GB to download
+ENVIRONMENT_TIMEOUT_SECONDS = 1800.0  # torch for GPUs is a download of 3 GB
 PROBE_TIMEOUT_SECONDS = 90.0
 NETWORK_TIMEOUT_SECONDS = 120.0
-STOP_POLL_SECONDS = 0.5  # to hear that the job is to stop
+STOP_POLL_SECONDS = 0.5  # between two looks for a stop request
 MIN_FREE_GB = 2.0
-MANY_MACHINES = 16  # machines: beyond that a pair gets one small message, for there are thousands of pairs
+MANY_MACHINES = 16  # with more machines there are hundreds of pairs, so each pair exchanges one small message only
 SHORT_TEST_ARGUMENTS = ["--bytes", str(1 << 20), "--rounds", "1"]
-# Words: the log, the session, and the command that makes it unless it is there.
+# $1: the log; $2: the session; the rest: the command that makes the session, unless it exists.
 OPEN_SESSION_SCRIPT = rf"""
 log=$1 session=$2
 shift 2
 mkdir -p "${{log%/*}}" && : >>"$log" || exit 1
 tmux -L {tmux.SOCKET_NAME} has-session -t "=$session" 2>/dev/null || "$@" || exit
 """
-# Both outputs to the log that the window shows and to us, and the exit code, which a pipe would lose.
+# Writes stdout and stderr both to the log, which the setup window shows, and to us. The exit code is printed, because
+# the exit code of a pipe is that of tee.
 LOGGED_COMMAND_SCRIPT = r'log=$1; shift; mkdir -p "${log%/*}"; { "$@" 2>&1; echo "exit code $?"; } | tee -a "$log"'
+FREE_PORT_PROGRAM = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 
 
 class Provisioner:
-    """The machines of a job while they are set up: Remotes by name, and what is known of each."""
+    """Sets up the machines of one job. Works through their connectors and records progress and failures by machine."""
 
     def __init__(
         self,
@@ -54,223 +56,223 @@ class Provisioner:
         setup_progress: SetupProgress,
         stop_path: Path,
     ) -> None:
-        self.spec, self.hosts, self.connectors, self.setup_progress = spec, hosts, connectors, setup_progress
-        self.stop_path = stop_path  # there is one when the job is to stop
+        self.spec = spec
+        self.hosts = hosts
+        self.connectors = connectors
+        self.setup_progress = setup_progress
+        self.stop_path = stop_path  # this file exists when the job is to stop
 
-    # --- one machine -------------------------------------------------------------------------------------------------
+    # --- one machine ----------------------------------------------------------------------------------------------
 
     def prepare(self, name: str, archive_bytes: bytes, code_hash: str) -> None:
-        """Bring code and environment to a machine, and open the job's session there. Raises `ClusterError`."""
-        remote, host, board = self.connectors[name], self.hosts[name], self.setup_progress
-        with timed_step(board, name, "connected"):
-            home = remote.run(["sh", "-c", 'printf %s "$HOME"'], timeout=60).out.decode()
+        """Bring code and environment to a machine and open the job's session there. Raises `ClusterError`."""
+        connector, host, progress = self.connectors[name], self.hosts[name], self.setup_progress
+        with timed_step(progress, name, "connected"):
+            home = connector.run(["sh", "-c", 'printf %s "$HOME"'], timeout=60).out.decode()
         folder = host.folder.replace("~", home, 1) if host.folder.startswith("~") else host.folder
-        board.update(name, folder=folder, work=f"{folder}/jobs/{self.spec.uid}")
-        with timed_step(board, name, "code"):
-            code, _ = code_archive.upload_code(remote, folder, archive_bytes, code_hash)
-            board.update(name, code=code)
-        with timed_step(board, name, "environment"):
+        progress.update(name, folder=folder, work=f"{folder}/jobs/{self.spec.uid}")
+        with timed_step(progress, name, "code"):
+            code_folder, _ = code_archive.upload_code(connector, folder, archive_bytes, code_hash)
+            progress.update(name, code=code_folder)
+        with timed_step(progress, name, "environment"):
             self.open_session(name)
             python = host.python.replace("~", home, 1) if host.python.startswith("~/") else host.python
-            words = [
-                python,
-                "-m",
-                "cluster.machines.python_env",
-                folder,
-                *filter(None, [requirements.model_library(self.spec.recipe)]),
-            ]
-            index = (self.spec.cloud or {}).get("index")  # a torch for cards that the usual one has left behind
-            more = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
-            _, said = self.run_logged(name, words, ENVIRONMENT_TIMEOUT_SECONDS, **more)
-            found = python_env.parse_output(said.encode(), remote.name)
-            board.update(name, python=found["python"])
+            library = requirements.model_library(self.spec.recipe)
+            argv = [python, "-m", "cluster.machines.python_env", folder, *([library] if library else [])]
+            index = (self.spec.cloud or {}).get("index")  # has a torch for GPUs that the default build dropped
+            variables = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
+            _, stdout = self.run_logged(name, argv, ENVIRONMENT_TIMEOUT_SECONDS, **variables)
+            environment = python_env.parse_output(stdout.encode(), connector.name)
+            progress.update(name, python=environment["python"])
 
     def open_session(self, name: str, shell_line: str = ":") -> None:
-        """Make the job's tmux session on a machine, with a window that shows the setting up, unless it is there.
+        """Make the job's tmux session on a machine unless it exists, with a window that shows the set-up log.
 
-        `then` is a line of sh that comes after it. All in one go: each takes three round trips.
+        `shell_line` is a line of sh that runs afterwards. Both go in one command, since each takes three round trips.
+        Raises `SetupFailed`.
         """
-        remote, session, log = (
-            self.connectors[name],
-            self.spec.tmux_session,
-            f"{self.setup_progress.rows[name]['work']}/setup.log",
-        )
-        words = tmux.new_session_argv(session, "setup", ["tail", "-n", "+1", "-F", log])
-        made = remote.run(["sh", "-c", f"{OPEN_SESSION_SCRIPT}{shell_line}", "sh", log, session, *words], check=False)
-        if made.code:
-            why = (
-                "tmux is missing; install it: sudo apt-get install tmux"
-                if made.code == 127
-                else _decode_stderr(made.err)
-            )
-            raise SetupFailed(f"{remote.name}: {why}")
+        connector, session = self.connectors[name], self.spec.tmux_session
+        log = f"{self.setup_progress.rows[name]['work']}/setup.log"
+        new_session = tmux.new_session_argv(session, "setup", ["tail", "-n", "+1", "-F", log])
+        argv = ["sh", "-c", f"{OPEN_SESSION_SCRIPT}{shell_line}", "sh", log, session, *new_session]
+        result = connector.run(argv, check=False)
+        if result.code == 127:
+            raise SetupFailed(f"{connector.name}: tmux is missing; install it: sudo apt-get install tmux")
+        if result.code:
+            raise SetupFailed(f"{connector.name}: {_decode_stderr(result.err)}")
 
     def run_logged(self, name: str, argv: Sequence[str], timeout_seconds: float, **variables: str) -> tuple[int, str]:
-        """Run one of our modules on a machine, in sight of its setup window. Returns exit code and output."""
+        """Run one of our modules on a machine, with its output in the setup window. Returns exit code and output.
+
+        `variables` are added to the module's environment.
+        """
         row = self.setup_progress.rows[name]
         env = {"PYTHONPATH": row["code"], "PYTHONSAFEPATH": "1", **variables}
-        words = ["sh", "-c", LOGGED_COMMAND_SCRIPT, "sh", f"{row['work']}/setup.log", *argv]
-        said = self.connectors[name].run(words, env=env, timeout=timeout_seconds).out.decode(errors="replace")
-        text, _, code = said.rpartition("exit code ")
+        logged_argv = ["sh", "-c", LOGGED_COMMAND_SCRIPT, "sh", f"{row['work']}/setup.log", *argv]
+        result = self.connectors[name].run(logged_argv, env=env, timeout=timeout_seconds)
+        text, _, code = result.out.decode(errors="replace").rpartition("exit code ")
         return int(code), text.strip()
 
-    # --- all machines ------------------------------------------------------------------------------------------------
+    # --- all machines ---------------------------------------------------------------------------------------------
 
     def check_machines(self, names: Sequence[str]) -> None:
-        """Look at each machine, whether all see one shared folder, and whether their clocks agree.
+        """Check each machine, whether all of them mount one shared folder, and their clocks.
 
-        What is wrong with a machine goes to the board; a warning is noted there.
+        An error becomes the machine's failure reason, a warning one of its notes.
         """
-        answers = self._probe_machines(names, "--want-gb", str(MIN_FREE_GB))
-        gpus = max((len(one["gpus"]) for one in answers.values()), default=0)
-        for name, said in answers.items():
-            wanted = self.spec.procs if gpus or (self.spec.cloud or {}).get("gpus") else 0
-            found = checks.find_problems(said, wanted, MIN_FREE_GB) + checks.check_clock(*said["skew"])
-            if not wanted:
-                found.append({"level": "warning", "what": "no GPU: training on the processors"})
-            self._record_findings(name, found, said)
-        seen = self._probe_machines(
-            [name for name in answers if name not in self.setup_progress.failure_reasons], "--expect", "all"
-        )
-        for name in list(answers)[:1]:  # not each its own, as it ends: others may still be looking
-            probe = f"{self.shared_folder(name)}/probe/{self.spec.uid}"
-            self.connectors[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", probe])
-        for one, other in checks.pairs_without_common_folder(seen):
-            shared = self.shared_folder(one)
-            what = f"machines {one} and {other} do not see the same {shared}; mount one file system there on both"
-            self.setup_progress.update(other, reason=what)
+        facts_by_machine = self._probe_machines(names, "--want-gb", str(MIN_FREE_GB))
+        max_gpus = max((len(facts["gpus"]) for facts in facts_by_machine.values()), default=0)
+        for name, facts in facts_by_machine.items():
+            required_gpus = self.spec.procs if max_gpus or (self.spec.cloud or {}).get("gpus") else 0
+            findings = checks.find_problems(facts, required_gpus, MIN_FREE_GB) + checks.check_clock(*facts["skew"])
+            if not required_gpus:
+                findings.append({"level": "warning", "what": "no GPU: trains on the CPU"})
+            self._record_findings(name, findings, facts)
+        usable = [name for name in facts_by_machine if name not in self.setup_progress.failure_reasons]
+        answers = self._probe_machines(usable, "--expect", "all")
+        # One machine removes all markers at the end. If each removed its own, another might still be looking for it.
+        for name in list(facts_by_machine)[:1]:
+            marker_prefix = f"{self.shared_folder(name)}/probe/{self.spec.uid}"
+            self.connectors[name].run(["sh", "-c", 'rm -f "$1"-*', "sh", marker_prefix])
+        for first, second in checks.pairs_without_common_folder(answers):
+            shared = self.shared_folder(first)
+            reason = f"machines {first} and {second} do not see the same {shared}; mount one file system there on both"
+            self.setup_progress.update(second, reason=reason)
 
     def shared_folder(self, name: str) -> str:
-        """The folder that all machines see, as this one names it."""
+        """Return the path of the folder that all machines mount; for a single machine, a folder of its own."""
         assert self.spec.hosts
         return str(self.spec.hosts["shared"] or f"{self.setup_progress.rows[name]['folder']}/shared")
 
     def job_folder(self, name: str) -> str:
-        """The job's own part of it."""
+        """Return the path of the job's folder in the shared folder."""
         return f"{self.shared_folder(name)}/{self.spec.uid}"
 
     def _probe_machines(self, names: Sequence[str], *arguments: str) -> dict[str, dict[str, Any]]:
-        """Ask cluster.machines.probe on all machines at once; who does not answer goes to the board."""
-        more = [",".join(names) if word == "all" else word for word in arguments]
+        """Run `cluster.machines.probe` on all machines at once and return the answers by machine.
 
-        def one(name: str) -> dict[str, Any]:
+        The argument "all" stands for the names of all these machines. A machine that gives no answer gets a failure
+        reason.
+        """
+        probe_arguments = [",".join(names) if argument == "all" else argument for argument in arguments]
+
+        def probe(name: str) -> dict[str, Any]:
             with timed_step(self.setup_progress, name, "checks"):
-                sent = time.time()
                 row = self.setup_progress.rows[name]
-                argv = [
-                    row["python"],
-                    "-m",
-                    "cluster.machines.probe",
-                    "--shared",
-                    self.shared_folder(name),
-                    "--work",
-                    row["work"],
-                ]
-                code, text = self.run_logged(
-                    name, [*argv, "--token", self.spec.uid, "--machine", name, *more], PROBE_TIMEOUT_SECONDS
-                )
+                argv = [row["python"], "-m", "cluster.machines.probe"]
+                argv += ["--shared", self.shared_folder(name), "--work", row["work"]]
+                argv += ["--token", self.spec.uid, "--machine", name, *probe_arguments]
+                sent_at = time.time()
+                code, text = self.run_logged(name, argv, PROBE_TIMEOUT_SECONDS)
                 if code:
-                    raise SetupFailed(f"{self.connectors[name].name}: {(text or 'no words').splitlines()[-1]}")
-                said: dict[str, Any] = json.loads(text.splitlines()[-1])
-                said["skew"] = checks.clock_skew(sent, time.time(), said["time"])
-                return said
+                    raise SetupFailed(f"{self.connectors[name].name}: {(text or 'no output').splitlines()[-1]}")
+                facts: dict[str, Any] = json.loads(text.splitlines()[-1])
+                facts["skew"] = checks.clock_skew(sent_at, time.time(), facts["time"])
+                return facts
 
-        return self.run_on_each(names, one)
+        return self.run_on_each(names, probe)
 
     def run_on_each(self, names: Sequence[str], function: Callable[[str], Any]) -> dict[str, Any]:
-        """Do something for all at once. An error takes the machine out, with its reason.
+        """Call a function for all machines at once, each in a thread, and return what succeeded, by machine.
 
-        Raises `SetupFailed` as soon as the job is to stop; what has begun is left to itself.
+        An error becomes the machine's failure reason. Raises `SetupFailed` as soon as the job is to stop; calls that
+        have begun are abandoned.
         """
-        found: dict[str, Any] = {}
+        results: dict[str, Any] = {}
 
-        def one(name: str) -> None:
+        def run_one(name: str) -> None:
             try:
-                found[name] = function(name)
+                results[name] = function(name)
             except Exception as error:
                 self.setup_progress.update(name, reason=_error_line(error, self.connectors[name].name))
 
-        threads = [threading.Thread(target=one, args=(name,), daemon=True) for name in names]
+        threads = [threading.Thread(target=run_one, args=(name,), daemon=True) for name in names]
         for thread in threads:
             thread.start()
         for thread in threads:
             while thread.is_alive():
                 thread.join(STOP_POLL_SECONDS)
-                if why := stop_reason(self.stop_path.parent):
-                    raise SetupFailed(why)
-        return {name: found[name] for name in names if name in found}
+                if reason := stop_reason(self.stop_path.parent):
+                    raise SetupFailed(reason)
+        return {name: results[name] for name in names if name in results}
 
     def _record_findings(self, name: str, machine_findings: Sequence[checks.Finding], facts: Mapping[str, Any]) -> None:
-        errors = [one["what"] for one in machine_findings if one["level"] == "error"]
-        warnings = [one["what"] for one in machine_findings if one["level"] == "warning"]
-        self.setup_progress.update(name, notes=warnings, gpus=[one["name"] for one in facts["gpus"]])
+        errors = [finding["what"] for finding in machine_findings if finding["level"] == "error"]
+        warnings = [finding["what"] for finding in machine_findings if finding["level"] == "warning"]
+        self.setup_progress.update(name, notes=warnings, gpus=[gpu["name"] for gpu in facts["gpus"]])
         if errors:
             self.setup_progress.update(name, reason="; ".join(errors))
 
     def measure_network(self, names: Sequence[str]) -> None:
-        """Measure the network between all pairs, and an all-reduce, with the library that will train.
+        """Measure the network between all pairs of machines, and an all-reduce, with the library that will train.
 
-        A slow pair and a wrong transport are noted; machines that cannot talk to each other are named, and a card that
-        this torch has no code for.
+        A slow pair and a wrong transport become notes. A machine that cannot reach the others, or whose GPU this torch
+        has no kernels for, gets a failure reason.
         """
-        head = self.setup_progress.rows[names[0]]
-        port = self.connectors[names[0]].run([head["python"], "-c", FREE_PORT_PROGRAM]).out.decode().strip()
+        rank0 = names[0]
+        rank0_row = self.setup_progress.rows[rank0]
+        port = self.connectors[rank0].run([rank0_row["python"], "-c", FREE_PORT_PROGRAM]).out.decode().strip()
+        arguments = ["--timeout", f"{NETWORK_TIMEOUT_SECONDS - 20:.0f}"]
+        if len(names) > MANY_MACHINES:
+            arguments += SHORT_TEST_ARGUMENTS
 
-        def one(name: str) -> str:
+        def measure(name: str) -> str:
             with timed_step(self.setup_progress, name, "network"):
                 variables = {
-                    "RANK": str(names.index(name)), "LOCAL_RANK": "0", "WORLD_SIZE": str(len(names)),
-                    "LOCAL_WORLD_SIZE": "1", "MASTER_ADDR": self.setup_progress.rows[names[0]]["address"], "MASTER_PORT": port,
-                }  # fmt: skip
-                argv = [self.setup_progress.rows[name]["python"], "-m", "train.distributed.network_probe"]
-                argv += [
-                    "--timeout",
-                    f"{NETWORK_TIMEOUT_SECONDS - 20:.0f}",
-                    *(SHORT_TEST_ARGUMENTS if len(names) > MANY_MACHINES else []),
-                ]
+                    "RANK": str(names.index(name)),
+                    "LOCAL_RANK": "0",
+                    "WORLD_SIZE": str(len(names)),
+                    "LOCAL_WORLD_SIZE": "1",
+                    "MASTER_ADDR": rank0_row["address"],
+                    "MASTER_PORT": port,
+                }
+                argv = [self.setup_progress.rows[name]["python"], "-m", "train.distributed.network_probe", *arguments]
                 code, text = self.run_logged(name, argv, NETWORK_TIMEOUT_SECONDS, **variables)
                 if code:
-                    raise SetupFailed((text or "no words").splitlines()[-1])
+                    raise SetupFailed((text or "no output").splitlines()[-1])
                 return (text.splitlines() or [""])[-1]
 
-        said = self.run_on_each(names, one)
-        if names[0] not in said:
+        last_lines = self.run_on_each(names, measure)
+        if rank0 not in last_lines:
             return
-        found = self.setup_progress.data["network"] = json.loads(said[names[0]])
-        for name in names if found.get("warning") else []:
-            self._add_warning(name, found["warning"])
-        for slow in slow_pairs(found.get("pairs", {})):  # "0-2" by rank, or "2" for all of one machine's
-            ends = [names[int(rank)] for rank in slow.split("-")]
-            for name in ends:
-                others = " and ".join(one for one in ends if one != name) or "all others"
-                self._add_warning(name, f"slow network to {others}")
+        measurement = json.loads(last_lines[rank0])
+        self.setup_progress.data["network"] = measurement
+        if measurement.get("warning"):
+            for name in names:
+                self._add_warning(name, measurement["warning"])
+        # "0-2" is a slow pair of ranks; "2" means that all connections of rank 2 are slow.
+        for slow_pair in slow_pairs(measurement.get("pairs", {})):
+            slow_names = [names[int(rank)] for rank in slow_pair.split("-")]
+            for name in slow_names:
+                peers = " and ".join(peer for peer in slow_names if peer != name) or "all others"
+                self._add_warning(name, f"slow network to {peers}")
 
     def _add_warning(self, name: str, warning: str) -> None:
         self.setup_progress.update(name, notes=[*self.setup_progress.rows[name]["notes"], warning])
 
     def write_job_files(self, name: str, local_shared: Path) -> None:
-        """Write what was asked of the job, and the mark of this launch, into the shared folder, by one machine."""
-        remote, folder = self.connectors[name], self.job_folder(name)
-        for file in ("job.json", "recipe.json"):
-            remote.write(f"{folder}/{file}", (local_shared / file).read_bytes())
-        remote.run(["rm", "-f", f"{folder}/stop"])
-        remote.write(f"{folder}/launch", (local_shared / "launch").read_bytes())
+        """Write the job's spec, its recipe and the ID of this launch into the shared folder, through one machine."""
+        connector, folder = self.connectors[name], self.job_folder(name)
+        for file_name in ("job.json", "recipe.json"):
+            connector.write(f"{folder}/{file_name}", (local_shared / file_name).read_bytes())
+        connector.run(["rm", "-f", f"{folder}/stop"])
+        connector.write(f"{folder}/launch", (local_shared / "launch").read_bytes())
 
     def start_agent(self, name: str, elapsed_seconds: float) -> None:
-        """Start a machine's agent in the job's session; one that is at work lets no second in."""
+        """Start a machine's agent in the job's session. If an agent runs there already, the second one ends itself.
+
+        `elapsed_seconds` is how much of the job's time limit has passed.
+        """
         with timed_step(self.setup_progress, name, "agent"):
             row, session = self.setup_progress.rows[name], self.spec.tmux_session
             argv = ["env", f"PYTHONPATH={row['code']}", "PYTHONSAFEPATH=1", row["python"], "-m", "cluster.agent"]
             argv += [self.job_folder(name), row["work"], name, "--address", row["address"]]
-            log = f"{row['work']}/agent.out"  # a word that was said when no one had the terminal
-            line = shlex.join([*argv, "--elapsed", f"{elapsed_seconds:.0f}"])
-            words = ["sh", "-c", f"{line} 2>&1 | tee -a {shlex.quote(log)}"]
-            window = shlex.join(tmux.new_window_argv(session, "agent", words))
-            close = shlex.join(["tmux", "-L", tmux.SOCKET_NAME, "kill-window", "-t", f"={session}:setup"])
-            self.open_session(name, f"{window} || exit\n{close} 2>/dev/null; :")
-
-
-FREE_PORT_PROGRAM = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
+            agent_line = shlex.join([*argv, "--elapsed", f"{elapsed_seconds:.0f}"])
+            log = f"{row['work']}/agent.out"  # keeps what the agent prints while nobody is attached
+            window_argv = ["sh", "-c", f"{agent_line} 2>&1 | tee -a {shlex.quote(log)}"]
+            open_window = shlex.join(tmux.new_window_argv(session, "agent", window_argv))
+            close_setup = shlex.join(["tmux", "-L", tmux.SOCKET_NAME, "kill-window", "-t", f"={session}:setup"])
+            self.open_session(name, f"{open_window} || exit\n{close_setup} 2>/dev/null; :")
 
 
 def _decode_stderr(stderr: bytes) -> str:
@@ -278,6 +280,6 @@ def _decode_stderr(stderr: bytes) -> str:
 
 
 def _error_line(error: Exception, machine_name: str) -> str:
-    """An error in one line, without the machine's name, which stands before it anyway."""
+    """Return an error as one line without the machine's name, which is shown before it anyway."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text.removeprefix(f"{machine_name}: ")

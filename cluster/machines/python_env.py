@@ -1,14 +1,18 @@
-"""A Python on this machine that has what the project needs: `python3 -m cluster.machines.python_env FOLDER [PACKAGE...]`.
+"""Finds or makes a Python environment with the project's requirements on this machine.
 
-Runs on the machine, with whatever python3 is there. That one is used as it is when it has everything. Otherwise
-FOLDER/venv/<key> is made, once, and kept between jobs. A torch that came with the machine is used if its version fits:
-images for deep learning ship one built for their GPUs. Prints what it does, and one line of JSON at the end.
+    python3 -m cluster.machines.python_env FOLDER [PACKAGE...]
+
+Runs on the machine with any python3. If that Python has every package, it is used as it is. Otherwise the virtual
+environment FOLDER/venv/<key> is made once and kept for later jobs. A torch that came with the machine is used if its
+version matches, because deep-learning images ship one built for their GPUs. Prints its progress, and one line of JSON
+at the end.
 """
 
 import json
 import sys
 
-# Before anything that an older Python cannot read; not as a comparison of tuples, which ruff takes for outdated.
+# This comes before imports that an older Python lacks, such as tomllib. The whole file has to parse on Python 3.7.
+# Not a comparison with sys.version_info: ruff would remove that as outdated.
 if sys.hexversion < 0x030B0000:
     _TOO_OLD_MESSAGE = (
         "{} is Python {}, and 3.11 or newer is needed: sudo apt-get install python3.11 python3.11-venv".format(
@@ -39,14 +43,14 @@ from train.tools.filesystem import locked, one_line_error, write_atomic
 from train.tools.process import die_with_parent
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
-COMPLETE_MARKER = ".complete"  # written last: a venv without it is half made
-NOT_ON_MACHINES = ("matplotlib",)  # draws reports: no machine needs it
-MIN_FREE_BYTES = 50_000_000  # bytes: with less free than that it is the disk
-# What the words of pip, uv and venv mean, the first that fits.
+COMPLETE_MARKER = ".complete"  # written last: a venv without this file is incomplete
+NOT_ON_MACHINES = ("matplotlib",)  # draws the reports, which no machine does
+MIN_FREE_BYTES = 50_000_000  # with less free space, a failed installation is blamed on the disk
+# (pattern in the output of pip, uv or venv, explanation); the first match counts.
 ERROR_EXPLANATIONS = (
     (
         r"No space left|Disk quota exceeded",
-        "the disk is full (a torch for GPUs takes 8 GB); free some of it, or name another folder",
+        "the disk is full (torch for GPUs takes 8 GB); free some space, or set another folder",
     ),
     (
         r"ensurepip is not\s+available|No module named '?(venv|ensurepip)",
@@ -55,131 +59,152 @@ ERROR_EXPLANATIONS = (
     (
         r"name resolution|service not known|resolve host|dns error|unreachable|connection (refused|reset|aborted)|"
         r"NewConnectionError|timed out|ProxyError|error sending request|could not connect|SSLError",
-        "no way from here to the package index; give the machine one (HTTPS_PROXY, or a mirror: PIP_INDEX_URL, "
-        "UV_DEFAULT_INDEX), or install the packages for {python}",
+        "no way from here to the package index; set HTTPS_PROXY or a mirror (PIP_INDEX_URL, UV_DEFAULT_INDEX) "
+        "on the machine, or install the packages for {python}",
     ),
 )
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Find or make the environment; print {"python", "made", "seconds", "torch", "why"}. 1 when there is none."""
+    """Find or make the environment and print {"python", "made", "seconds", "torch", "why"}. Returns 1 on failure."""
     parser = argparse.ArgumentParser(
-        prog="python3 -m cluster.machines.python_env", description="An environment for trainers."
+        prog="python3 -m cluster.machines.python_env", description="Find or make a Python environment for trainers."
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="holds venv/<key>")
-    parser.add_argument("more", nargs="*", metavar="PACKAGE", help="what a recipe needs besides, such as timm")
-    start, found = time.monotonic(), dict[str, Any](python=None, made=False, torch=None)
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder in which venv/<key> is made")
+    parser.add_argument(
+        "packages", nargs="*", metavar="PACKAGE", help="further packages that a recipe needs, such as timm"
+    )
+    start = time.monotonic()
+    environment: dict[str, Any] = {"python": None, "made": False, "torch": None}
     try:
-        asked = parser.parse_args(argv)
-        found = ensure_environment(asked.folder, project_requirements() + asked.more)
+        args = parser.parse_args(argv)
+        environment = ensure_environment(args.folder, project_requirements() + args.packages)
     except ClusterError as error:
-        found["why"] = str(error)
+        environment["why"] = str(error)
     except OSError as error:
-        found["why"] = "; ".join(filter(None, [one_line_error(error), _explain_error([one_line_error(error)])]))
-    print(json.dumps({**found, "seconds": round(time.monotonic() - start, 1)}), flush=True)
-    return 0 if found["python"] else 1
+        message = one_line_error(error)
+        environment["why"] = "; ".join(filter(None, [message, _explain_error([message])]))
+    print(json.dumps({**environment, "seconds": round(time.monotonic() - start, 1)}), flush=True)
+    return 0 if environment["python"] else 1
 
 
 def parse_output(stdout: bytes, machine_name: str) -> dict[str, Any]:
-    """Return what `main` printed last. Raises `ClusterError` that begins with `where` when that is no environment."""
-    last = (stdout.decode(errors="replace").strip().splitlines() or [""])[-1]
+    """Return the environment in the last line that `main` printed. Raises `ClusterError` if there is none."""
+    last_line = (stdout.decode(errors="replace").strip().splitlines() or [""])[-1]
     try:
-        found: dict[str, Any] = json.loads(last)
-        why = found["why"]
+        environment: dict[str, Any] = json.loads(last_line)
+        reason = environment["why"]
     except (ValueError, KeyError, TypeError):
         raise ClusterError(
-            f"{machine_name}: no environment for Python was found or made: {last or 'it said nothing'}"
+            f"{machine_name}: no Python environment was found or made: {last_line or 'the command printed nothing'}"
         ) from None
-    if not found.get("python"):
-        raise ClusterError(f"{machine_name}: {why}")
-    return found
+    if not environment.get("python"):
+        raise ClusterError(f"{machine_name}: {reason}")
+    return environment
 
 
 def project_requirements(pyproject: Path = PYPROJECT) -> list[str]:
-    """Return what a machine needs to run the project, as pyproject.toml says it. Raises `ClusterError` when that is not
-    there.
+    """Return the packages that a machine needs to run the project, from pyproject.toml.
+
+    Raises `ClusterError` when the file is missing or has no dependencies.
     """
     try:
-        needs = tomllib.loads(pyproject.read_text())["project"]["dependencies"]
+        dependencies = tomllib.loads(pyproject.read_text())["project"]["dependencies"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ClusterError(f"{pyproject} does not say what is needed: {one_line_error(error)}") from None
-    return [str(one) for one in needs if package_name(str(one)) not in NOT_ON_MACHINES]
+        raise ClusterError(f"{pyproject} does not list the dependencies: {one_line_error(error)}") from None
+    requirements = [str(dependency) for dependency in dependencies]
+    return [requirement for requirement in requirements if package_name(requirement) not in NOT_ON_MACHINES]
 
 
 def ensure_environment(folder: Path, required_packages: Sequence[str]) -> dict[str, Any]:
-    """Return a Python that has all of `needs`, made if need be. Raises `ClusterError` or `OSError` when that fails."""
-    missing = [one for one in required_packages if not is_installed(one)]
+    """Return an environment that has all required packages, and make it if needed.
+
+    The result has the keys python, made, torch and why. Raises `ClusterError` or `OSError` when it cannot be made.
+    """
+    missing = [requirement for requirement in required_packages if not is_installed(requirement)]
     if not missing:
-        return _describe_environment(sys.executable, False, "this Python has all that is needed")
+        return _describe_environment(sys.executable, False, "this Python has all required packages")
     print(f"{sys.executable} ({platform.python_version()}) lacks {', '.join(missing)}", flush=True)
-    kept = [
-        f"{package_name(one)}=={_installed_version(package_name(one))}"
-        for one in required_packages
-        if one not in missing
-    ]
-    torch = next((one for one in kept if package_name(one) == "torch"), "")
+    present_names = [package_name(requirement) for requirement in required_packages if requirement not in missing]
+    pinned_packages = [f"{name}=={_installed_version(name)}" for name in present_names]
+    torch = next((package for package in pinned_packages if package_name(package) == "torch"), "")
     venv = folder.resolve() / "venv" / venv_key(required_packages, torch)
     venv.parent.mkdir(parents=True, exist_ok=True)
     with _venv_lock(venv):
         if (venv / COMPLETE_MARKER).exists() and _python_runs(_venv_python(venv)):
             return _describe_environment(_venv_python(venv), False, "made by an earlier job")
         if venv.exists():
-            print(f"{venv} is not whole: made once more", flush=True)
+            print(f"{venv} is incomplete: making it again", flush=True)
             shutil.rmtree(venv)
         if torch:
-            make_venv(venv, missing, kept, with_system_packages=True)
+            make_venv(venv, missing, pinned_packages, with_system_packages=True)
         else:
             make_venv(venv, required_packages)
-        return _describe_environment(
-            _venv_python(venv), True, f"made, with this machine's own {torch}" if torch else "made"
-        )
+        why = f"made, with this machine's own {torch}" if torch else "made"
+        return _describe_environment(_venv_python(venv), True, why)
 
 
 def is_installed(requirement: str) -> bool:
-    """Whether this Python has a package of a fitting version, as "torch>=2.13,<2.14" says it."""
+    """Whether this Python has the package and version of a requirement such as "torch>=2.13,<2.14".
+
+    A requirement whose marker excludes this system counts as installed.
+    """
     version = _installed_version(package_name(requirement))
     with contextlib.suppress(ImportError):
-        asked = _import_packaging().Requirement(requirement)
-        if asked.marker and not asked.marker.evaluate():
+        parsed = _import_packaging().Requirement(requirement)
+        if parsed.marker and not parsed.marker.evaluate():
             return True
-        return version is not None and bool(asked.specifier.contains(version, prereleases=True))
-    specifiers = requirement.partition(";")[0][len(package_name(requirement)) :].partition("]")
-    return version is not None and version_matches(version, specifiers[2] or specifiers[0])
+        return version is not None and bool(parsed.specifier.contains(version, prereleases=True))
+    after_name = requirement.partition(";")[0][len(package_name(requirement)) :]
+    before_bracket, _, after_extras = after_name.partition("]")
+    return version is not None and version_matches(version, after_extras or before_bracket)
 
 
 def version_matches(version: str, specifiers: str) -> bool:
-    """Whether a version fits; of PEP 440 what pyproject.toml may need, for a Python without pip. Unknown: it does not.
+    """Whether a version satisfies comma-separated version specifiers.
 
-    A pre-release comes before its release, and what follows "+" does not count.
+    Implements the part of PEP 440 that pyproject.toml may need, for a Python without pip. An unknown specifier matches
+    no version. A pre-release sorts before its release; a local part after "+" is ignored.
     """
-    return all(_matches_specifier(version, one.strip()) for one in specifiers.split(",") if one.strip())
+    return all(_matches_specifier(version, item.strip()) for item in specifiers.split(",") if item.strip())
 
 
 def _matches_specifier(version: str, specifier: str) -> bool:
     parts = re.fullmatch(r"(~=|===?|!=|<=?|>=?)\s*v?(\d[\w.+]*?)(\.\*)?", specifier)
     if not parts:
         return False
-    sign, text, star = parts.groups()
-    mine, theirs = _version_sort_key(version), _version_sort_key(text)
-    count = len(text.split(".")) - (sign == "~=")
-    alike = _version_sort_key(".".join(text.split(".")[:count]))[0][:count] == mine[0][:count]
-    same = alike if star else mine == theirs
-    answers = {"==": same, "===": same, "!=": not same, "<": mine < theirs, "<=": mine <= theirs, ">": mine > theirs}
-    return {**answers, ">=": mine >= theirs, "~=": mine >= theirs and alike}[sign]
+    operator, bound_text, star = parts.groups()
+    installed, bound = _version_sort_key(version), _version_sort_key(bound_text)
+    # ~=1.4.2 means >=1.4.2 and ==1.4.*, so its prefix is one number shorter.
+    prefix_length = len(bound_text.split(".")) - (operator == "~=")
+    prefix = _version_sort_key(".".join(bound_text.split(".")[:prefix_length]))[0][:prefix_length]
+    has_prefix = prefix == installed[0][:prefix_length]
+    is_equal = has_prefix if star else installed == bound
+    return {
+        "==": is_equal,
+        "===": is_equal,
+        "!=": not is_equal,
+        "<": installed < bound,
+        "<=": installed <= bound,
+        ">": installed > bound,
+        ">=": installed >= bound,
+        "~=": installed >= bound and has_prefix,
+    }[operator]
 
 
 def _version_sort_key(version: str) -> tuple[tuple[int, ...], bool]:
-    """A version as something that can be compared: eight numbers, and whether it is a release."""
-    plain = version.partition("+")[0]
-    release = re.match(r"v?(\d+(?:\.\d+)*)", plain)
-    numbers = [int(one) for one in release[1].split(".")] if release else []
-    return tuple((numbers + [0] * 8)[:8]), not re.search(r"\d[._-]?(a|b|rc|alpha|beta|pre|dev)", plain)
+    """Return a comparable form of a version: its first eight numbers, and whether it is a full release."""
+    public_version = version.partition("+")[0]
+    release = re.match(r"v?(\d+(?:\.\d+)*)", public_version)
+    numbers = [int(number) for number in release[1].split(".")] if release else []
+    is_release = not re.search(r"\d[._-]?(a|b|rc|alpha|beta|pre|dev)", public_version)
+    return tuple((numbers + [0] * 8)[:8]), is_release
 
 
 def package_name(requirement: str) -> str:
-    """Return the name in a requirement, "torch" in "torch>=2.13,<2.14"."""
-    found = re.match(r"[\w.-]*\w", requirement)
-    return found[0] if found else requirement
+    """Return the package name of a requirement, such as "torch" for "torch>=2.13,<2.14"."""
+    name = re.match(r"[\w.-]*\w", requirement)
+    return name[0] if name else requirement
 
 
 def _installed_version(name: str) -> str | None:
@@ -190,7 +215,7 @@ def _installed_version(name: str) -> str | None:
 
 
 def _import_packaging() -> Any:
-    """The module that knows requirements, pip's own if need be. Raises ImportError where there is neither."""
+    """Return `packaging.requirements`, or pip's own copy of it. Raises `ImportError` if there is neither."""
     try:
         return importlib.import_module("packaging.requirements")
     except ImportError:
@@ -198,7 +223,10 @@ def _import_packaging() -> Any:
 
 
 def venv_key(required_packages: Sequence[str], torch: str) -> str:
-    """Return the name of the venv for these needs, this Python, and this torch of the machine ("" for none)."""
+    """Return the folder name of the venv for these packages and this Python.
+
+    `torch` is the machine's own torch that the venv uses, such as "torch==2.13.0", or "".
+    """
     parts = [*sorted(required_packages), platform.python_version(), sys.prefix, torch]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -206,52 +234,56 @@ def venv_key(required_packages: Sequence[str], torch: str) -> str:
 def make_venv(
     venv: Path, packages: Sequence[str], pinned_packages: Sequence[str] = (), with_system_packages: bool = False
 ) -> None:
-    """Make a venv that has `needs`. With `system` it sees this Python's packages, and `kept` ("torch==2.13.0") stay.
+    """Make a venv and install packages into it, with uv if that is on PATH, otherwise with venv and pip.
 
-    With uv where that is on PATH, else with venv and pip. Raises `ClusterError` when that fails.
+    `with_system_packages` makes this Python's packages visible in it; the installation must not replace the versions of
+    `pinned_packages`, such as "torch==2.13.0". Raises `ClusterError` when a command fails.
     """
-    temp = venv.with_name(f".{venv.name}.tmp")  # /tmp may be small
+    temp = venv.with_name(f".{venv.name}.tmp")  # not in /tmp, which may be small
     shutil.rmtree(temp, ignore_errors=True)
     temp.mkdir()
-    child = sys.prefix != sys.base_prefix  # a venv itself: the new one would see only the base of both
+    # If this Python is a venv itself, --system-site-packages would only show the packages of the Python below it.
+    is_venv = sys.prefix != sys.base_prefix
+    flags = ["--system-site-packages"] if with_system_packages and not is_venv else []
     try:
-        install = _make_empty_venv(venv, temp, ["--system-site-packages"] if with_system_packages and not child else [])
-        if with_system_packages and child:
+        install_argv = _make_empty_venv(venv, temp, flags)
+        if with_system_packages and is_venv:
             _add_site_folders(venv, [path for path in sys.path if path.endswith("-packages")])
         if pinned_packages:
-            (temp / "constraints").write_text("".join(f"{one}\n" for one in pinned_packages))
-            install += ["-c", str(temp / "constraints")]
+            constraints = temp / "constraints"
+            constraints.write_text("".join(f"{package}\n" for package in pinned_packages))
+            install_argv += ["-c", str(constraints)]
         if packages:
-            _run_command([*install, *packages], temp)
+            _run_command([*install_argv, *packages], temp)
         write_atomic(venv / COMPLETE_MARKER, b"")
     finally:
         shutil.rmtree(temp, ignore_errors=True)
 
 
 def _make_empty_venv(venv: Path, temp: Path, flags: Sequence[str]) -> list[str]:
-    """Make a venv with nothing in it; return the words that install into it."""
+    """Make a venv without packages and return the command that installs into it, less the packages."""
     uv = shutil.which("uv")
     if uv:
         _run_command([uv, "venv", "--python", sys.executable, *flags, str(venv)], temp)
         return [uv, "pip", "install", "--python", _venv_python(venv)]
     _run_command([sys.executable, "-m", "venv", *flags, str(venv)], temp)
-    quiet = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
-    return [_venv_python(venv), "-m", "pip", "install", *quiet]
+    quiet_flags = ["--disable-pip-version-check", "--no-input", "--progress-bar", "off"]
+    return [_venv_python(venv), "-m", "pip", "install", *quiet_flags]
 
 
 def _add_site_folders(venv: Path, folders: Sequence[str]) -> None:
-    """Let a venv see packages of other folders, after its own."""
+    """Make the packages of other folders visible in a venv, after its own packages."""
     lines = [f"import site; site.addsitedir({folder!r})\n" for folder in folders]
-    for packages in venv.glob("lib/python3*/site-packages"):
-        (packages / "_machine.pth").write_text("".join(lines))
+    for site_packages in venv.glob("lib/python3*/site-packages"):
+        (site_packages / "_machine.pth").write_text("".join(lines))
 
 
 def _run_command(argv: Sequence[str], temp: Path) -> None:
-    """Run a command, its output to ours as it comes. Raises `ClusterError` with what it means when it fails."""
+    """Run a command and pass on its output as it comes. Raises `ClusterError` with an explanation when it fails."""
     print(f"$ {' '.join(argv)}", flush=True)
-    hidden = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # our own folders are not for pip to see
-    env = {name: text for name, text in os.environ.items() if name not in hidden}
-    said = []
+    hidden_variables = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")  # would make pip see our own packages
+    env = {name: value for name, value in os.environ.items() if name not in hidden_variables}
+    lines = []
     with subprocess.Popen(
         argv,
         stdin=subprocess.DEVNULL,
@@ -260,32 +292,32 @@ def _run_command(argv: Sequence[str], temp: Path) -> None:
         text=True,
         errors="replace",
         env={**env, "TMPDIR": str(temp), "PYTHONUNBUFFERED": "1"},
-        preexec_fn=die_with_parent,  # the lock dies with us, so must who writes under it
+        preexec_fn=die_with_parent,  # our death releases the lock, so the installer must end too
     ) as process:
         assert process.stdout
         for line in process.stdout:
             print(line, end="", flush=True)
-            said.append(line.strip())
+            lines.append(line.strip())
     if process.returncode:
-        if shutil.disk_usage(temp).free < MIN_FREE_BYTES:  # ensurepip keeps the reason to itself
-            said.append("No space left on device")
-        raise ClusterError(
-            f"{' '.join(argv[:3])}: {_explain_error(said) or _first_error_line(said, process.returncode)}"
-        )
+        if shutil.disk_usage(temp).free < MIN_FREE_BYTES:  # ensurepip does not print this reason
+            lines.append("No space left on device")
+        explanation = _explain_error(lines) or _first_error_line(lines, process.returncode)
+        raise ClusterError(f"{' '.join(argv[:3])}: {explanation}")
 
 
 def _explain_error(lines: Sequence[str]) -> str:
-    """What these words of other programs mean, "" when they are none that we know."""
-    text, package = "\n".join(lines), f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
-    for pattern, meaning in ERROR_EXPLANATIONS:
+    """Return our explanation of another program's error output, "" if it is not a known error."""
+    text = "\n".join(lines)
+    package = f"python{sys.version_info[0]}.{sys.version_info[1]}-venv"
+    for pattern, explanation in ERROR_EXPLANATIONS:
         if re.search(pattern, text, re.IGNORECASE):
-            return meaning.format(package=package, python=sys.executable)
+            return explanation.format(package=package, python=sys.executable)
     return ""
 
 
 def _first_error_line(lines: Sequence[str], exit_code: int) -> str:
-    """What a program said from its first error on, in one line."""
-    first = next((n for n, line in enumerate(lines) if re.match(r"error|\u00d7", line, re.IGNORECASE)), -1)
+    """Return a program's output from its first error on, as one line. uv marks an error with a multiplication sign."""
+    first = next((index for index, line in enumerate(lines) if re.match(r"error|\u00d7", line, re.IGNORECASE)), -1)
     return f"ended with code {exit_code}: {' '.join(' '.join(lines[first:]).split())[:400]}"
 
 
@@ -294,29 +326,29 @@ def _venv_python(venv: Path) -> str:
 
 
 def _python_runs(python: str) -> bool:
-    """Whether it does: the Python that a venv was made of may be gone."""
+    """Whether a venv's Python still runs: the Python from which it was made may be gone."""
     with contextlib.suppress(OSError):
         return subprocess.run([python, "-c", ""], capture_output=True).returncode == 0
     return False
 
 
 def _describe_environment(python: str, was_made: bool, why: str) -> dict[str, Any]:
-    """The answer, with the version of the torch that this Python would import."""
-    ask = "from importlib.metadata import version; print(version('torch'))"
-    torch = subprocess.run([python, "-c", ask], capture_output=True, text=True).stdout.strip()
-    return {"python": python, "made": was_made, "torch": torch or None, "why": why}
+    """Return the result of `ensure_environment`, with the version of torch that this Python would import."""
+    print_version = "from importlib.metadata import version; print(version('torch'))"
+    completed = subprocess.run([python, "-c", print_version], capture_output=True, text=True)
+    return {"python": python, "made": was_made, "torch": completed.stdout.strip() or None, "why": why}
 
 
 @contextlib.contextmanager
 def _venv_lock(venv: Path) -> Iterator[None]:
-    """Hold the lock of one venv, and say so when that means to wait. The kernel takes it back from the dead."""
-    lock = venv.with_name(f".{venv.name}.lock")
-    with contextlib.ExitStack() as held:
+    """Hold the lock of one venv; print a line if another job holds it. The kernel releases it when its holder dies."""
+    lock_path = venv.with_name(f".{venv.name}.lock")
+    with contextlib.ExitStack() as exit_stack:
         try:
-            held.enter_context(locked(lock, 0))
+            exit_stack.enter_context(locked(lock_path, 0))
         except BlockingIOError:
             print(f"another job is making {venv}: waiting for it", flush=True)
-            held.enter_context(locked(lock))
+            exit_stack.enter_context(locked(lock_path))
         yield
 
 

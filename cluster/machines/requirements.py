@@ -1,9 +1,8 @@
-"""What a recipe needs besides the project: a library, somebody's module, a file of weights. Looked at before a launch.
+"""What a recipe needs beside this project: a model library, the user's own modules, a file of weights.
 
-Only the trainer imports them; here it is asked whether they are there, without running any of them.
+Checked before a launch. Only the trainer imports the modules; here they are located without running their code.
 """
 
-import os
 import sys
 from collections.abc import Iterator
 from importlib.machinery import PathFinder
@@ -14,49 +13,61 @@ from train.recipe.validators import MODEL_LIBRARIES
 
 
 def model_library(recipe: Recipe) -> str:
-    """Return the library that the model comes from, "" when it needs none."""
+    """Return the library that the recipe's model comes from, such as "timm"; "" if it needs none."""
     name, colon, _ = recipe.model.name.partition(":")
     return name if colon and name in MODEL_LIBRARIES else ""
 
 
 def user_modules(recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Yield the field and the module of each function that the recipe names as package.module:function."""
-    for field, name in (
-        ("model, name", recipe.model.name), ("optim, name", recipe.optim.name), ("optim, loss", recipe.optim.loss),
-    ):  # fmt: skip
-        module, colon, _ = name.partition(":")
+    """Yield (recipe field, module) for each function that the recipe names as package.module:function."""
+    functions_by_field = {
+        "model, name": recipe.model.name,
+        "optim, name": recipe.optim.name,
+        "optim, loss": recipe.optim.loss,
+    }
+    for field, function in functions_by_field.items():
+        module, colon, _ = function.partition(":")
         if colon and module not in MODEL_LIBRARIES:
             yield field, module
 
 
 def missing_requirements(recipe: Recipe) -> list[str]:
-    """Return a line for each thing that is not on this computer."""
+    """Return one line for each requirement that is missing on this computer."""
     lines = []
-    if (name := model_library(recipe)) and not _is_importable(name):
-        lines.append(f"model, name: {recipe.model.name} needs {name}, which is not installed here; pip install {name}")
+    if (library := model_library(recipe)) and not _is_importable(library):
+        lines.append(
+            f"model, name: {recipe.model.name} needs {library}, which is not installed here; pip install {library}"
+        )
     for field, module in user_modules(recipe):
         if not _is_importable(module.partition(".")[0]):
-            where = f"it is neither in {Path.cwd()} nor in PYTHONPATH, nor installed"
-            lines.append(f"{field}: there is no module {module} here: {where}")
-    if recipe.model.weights and not (path := Path(recipe.model.weights).expanduser().absolute()).is_file():
-        lines.append(f"model, weights: {path}: there is no such file")
+            lines.append(
+                f"{field}: there is no module {module} here: "
+                f"it is neither in {Path.cwd()} nor in PYTHONPATH, nor installed"
+            )
+    if recipe.model.weights:
+        path = Path(recipe.model.weights).expanduser().absolute()
+        if not path.is_file():
+            lines.append(f"model, weights: {path}: there is no such file")
     return lines
 
 
 def requirements_not_sent(recipe: Recipe, code_root: Path) -> list[str]:
-    """Return a line for each thing that other machines must have and that is not sent there with the code of `root`."""
+    """Return one line for each requirement that is not sent to the machines with the code of `code_root`.
+
+    The user has to bring these to the machines.
+    """
     lines = [
         f"{field}: {module} must be installed on the machines; only files in {code_root} are sent there"
         for field, module in user_modules(recipe)
         if not PathFinder.find_spec(module.partition(".")[0], [str(code_root)])
     ]
     if weights := recipe.model.weights:
-        whole = weights.startswith(("/", "~"))
-        more = "" if whole else "; say the whole path, such as ~/.imgnet/shared/" + Path(weights).name
-        lines.append(f"model, weights: {weights} must lie on each machine{more}")
+        is_absolute = weights.startswith(("/", "~"))
+        hint = "" if is_absolute else f"; give the whole path, such as ~/.imgnet/shared/{Path(weights).name}"
+        lines.append(f"model, weights: {weights} must exist on each machine{hint}")
     return lines
 
 
 def _is_importable(name: str) -> bool:
-    """Whether a trainer would find a top-level module here: it looks into the folder that it is started in, too."""
-    return PathFinder.find_spec(name, [os.getcwd(), *sys.path]) is not None
+    """Whether a trainer would find a top-level module here. It also looks in the folder in which it is started."""
+    return PathFinder.find_spec(name, [str(Path.cwd()), *sys.path]) is not None

@@ -1,4 +1,4 @@
-"""The progress of machines that are being set up: one row each, kept in <run>/machines.json for whoever looks."""
+"""Set-up progress of a job's machines: one row per machine, kept in <run folder>/machines.json for other commands."""
 
 import contextlib
 import threading
@@ -8,31 +8,37 @@ from typing import Any
 
 from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 
-WRITE_DELAY_SECONDS = 0.2  # between two writes: 64 machines change it 30 times a second
+WRITE_DELAY_SECONDS = 0.2  # collects changes between two writes: 64 machines make 30 changes a second
 MACHINE_SETUP_STEPS = ("booting", "connected", "code", "environment", "checks", "network", "agent")
 
 
 class SetupProgress:
-    """Rows by machine name: host, step, reason, notes, seconds of each step, and where code and Python are there."""
+    """The content of machines.json. May be changed from several threads.
+
+    A row, by machine name, has: host, current step, reason of a failure ("" for none), notes, seconds of each step, and
+    the paths of code and Python on the machine.
+    """
 
     def __init__(self, path: Path) -> None:
-        self.path, self.lock = path, threading.Lock()
+        self.path = path
+        self.lock = threading.Lock()
         self.pending_write: threading.Timer | None = None
-        said = read_json(path)
-        self.data: dict[str, Any] = said if isinstance(said, dict) else {}
+        content = read_json(path)
+        self.data: dict[str, Any] = content if isinstance(content, dict) else {}
         self.data.setdefault("launch", "")
         self.rows: dict[str, dict[str, Any]] = self.data.setdefault("machines", {})
 
     def start_launch(self, launch_id: str, hosts: dict[str, str]) -> None:
-        """Start anew for a launch."""
+        """Start all rows anew for a launch. `hosts` are host names by machine."""
         with self.lock:
-            self.data["launch"], self.data["ready"] = launch_id, False
+            self.data["launch"] = launch_id
+            self.data["ready"] = False
             for name, host in hosts.items():
                 self.rows[name] = {"host": host, "step": "", "reason": "", "notes": [], "seconds": {}}
         self._write()
 
     def set_step(self, name: str, step: str, seconds: float | None = None) -> None:
-        """Say what a machine is at, or with `seconds` how long that took."""
+        """Record that a machine is at a step, or, with `seconds`, how long the step took."""
         with self.lock:
             row = self.rows[name]
             row["step"] = step
@@ -41,7 +47,7 @@ class SetupProgress:
         self._write_soon()
 
     def update(self, name: str, **values: Any) -> None:
-        """Keep more about a machine: reason, notes, python, code, folder, address."""
+        """Set values of a machine's row, such as notes, python, code, folder, address. Writes a reason at once."""
         with self.lock:
             self.rows[name].update(values)
         if "reason" in values:
@@ -50,17 +56,20 @@ class SetupProgress:
             self._write_soon()
 
     def mark_ready(self) -> None:
-        """All machines that can be are set up, and their agents at work."""
+        """Record that all usable machines are set up and their agents started. Raises `OSError` if the disk is full."""
         self.data |= {"ready": True, "finished": time.time()}
         self._write()
 
     @property
     def failure_reasons(self) -> dict[str, str]:
-        """The machines that cannot be used, with the reason."""
+        """The reason of the failure of each machine that cannot be used."""
         return {name: str(row["reason"]) for name, row in self.rows.items() if row["reason"]}
 
     def _write_soon(self) -> None:
-        """Write what has changed within a moment. A supervisor that is killed before that sets up again anyway."""
+        """Write all changes within `WRITE_DELAY_SECONDS`.
+
+        A supervisor that is killed before that loses nothing: the next one sets the machines up again anyway.
+        """
         with self.lock:
             if not self.pending_write:
                 self.pending_write = threading.Timer(WRITE_DELAY_SECONDS, self._write_now)
@@ -68,7 +77,7 @@ class SetupProgress:
                 self.pending_write.start()
 
     def _write_now(self) -> None:
-        with contextlib.suppress(OSError):  # the disk is full: who calls `finish` is told
+        with contextlib.suppress(OSError):  # the disk is full: `mark_ready` will raise that
             self._write()
 
     def _write(self) -> None:
@@ -80,15 +89,17 @@ class SetupProgress:
 
 
 class timed_step:
-    """A step of a machine, as a context: begins it, and notes its seconds when it went well."""
+    """A context in which a machine is at a set-up step. Records the seconds if the step succeeds."""
 
     def __init__(self, setup_progress: SetupProgress, machine_name: str, step: str) -> None:
-        self.setup_progress, self.machine_name, self.step = setup_progress, machine_name, step
+        self.setup_progress = setup_progress
+        self.machine_name = machine_name
+        self.step = step
 
     def __enter__(self) -> None:
         self.started = time.monotonic()
         self.setup_progress.set_step(self.machine_name, self.step)
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
+    def __exit__(self, error_type: object, *_: object) -> None:
+        if error_type is None:
             self.setup_progress.set_step(self.machine_name, self.step, time.monotonic() - self.started)

@@ -1,4 +1,4 @@
-"""hosts.toml: what is read from it, and the one line for whatever is wrong with it."""
+"""Reading hosts.toml: the resulting hosts, and the one-line error for each kind of mistake."""
 
 import json
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 from cluster.connectors.hosts_file import Host, Hosts, read_hosts
 from cluster.errors import EXIT_USAGE, BadInput
 
-WHOLE = """\
+COMPLETE_FILE = """\
 shared = "/mnt/shared/imgnet"
 user = "ubuntu"
 port = 2222
@@ -28,77 +28,80 @@ folder = "/scratch/imgnet"
 """
 
 
-def read(tmp_path: Path, text: str) -> Hosts:
+def parse_text(tmp_path: Path, text: str) -> Hosts:
     path = tmp_path / "hosts.toml"
     path.write_text(text)
     return read_hosts(path)
 
 
-def test_a_machine_has_what_stands_at_the_top_and_what_it_says_itself(tmp_path: Path) -> None:
-    common = {"key": "~/.ssh/id_ed25519", "jump": "me@gate.example.com:22", "python": "python3.11"}
-    first = {
+def test_read_hosts_table_keys_override_top_level_keys(tmp_path: Path) -> None:
+    inherited = {"key": "~/.ssh/id_ed25519", "jump": "me@gate.example.com:22", "python": "python3.11"}
+    own_values = {
         "port": 2222,
         "user": "ubuntu",
         "folder": "~/work",
         "address": "10.0.0.11",
         "host_key": "ssh-ed25519 AAAAC3",
     }
-    assert read(tmp_path, WHOLE) == Hosts(
+    assert parse_text(tmp_path, COMPLETE_FILE) == Hosts(
         "/mnt/shared/imgnet",
         (
-            Host(host="gpu1", **common, **first),  # type: ignore[arg-type]
-            Host(host="gpu2", **common, port=22, user="other", folder="/scratch/imgnet"),  # type: ignore[arg-type]
+            Host(host="gpu1", **inherited, **own_values),  # type: ignore[arg-type]
+            Host(host="gpu2", **inherited, port=22, user="other", folder="/scratch/imgnet"),  # type: ignore[arg-type]
         ),
     )
 
 
-def test_names_are_enough_and_leave_the_rest_to_ssh(tmp_path: Path) -> None:
-    hosts = read(tmp_path, 'shared = "/mnt/a"\nmachines = ["gpu1", "gpu2"]\n')
+def test_read_hosts_names_only_leaves_defaults(tmp_path: Path) -> None:
+    hosts = parse_text(tmp_path, 'shared = "/mnt/a"\nmachines = ["gpu1", "gpu2"]\n')
     assert hosts.machines == (Host(host="gpu1"), Host(host="gpu2"))
-    one = hosts.machines[0]
-    assert (one.port, one.user, one.key, one.jump, one.address, one.host_key) == (None,) * 6
-    assert (one.python, one.folder) == ("python3", "~/.imgnet")
+    machine = hosts.machines[0]
+    assert (machine.port, machine.user, machine.key, machine.jump, machine.address, machine.host_key) == (None,) * 6
+    assert (machine.python, machine.folder) == ("python3", "~/.imgnet")
 
 
-def test_one_machine_needs_no_shared_folder(tmp_path: Path) -> None:
-    assert read(tmp_path, 'machines = ["gpu1"]').shared is None
+def test_read_hosts_single_machine_needs_no_shared_folder(tmp_path: Path) -> None:
+    assert parse_text(tmp_path, 'machines = ["gpu1"]').shared is None
 
 
-def test_one_address_may_have_several_ports(tmp_path: Path) -> None:
+def test_read_hosts_same_host_with_two_ports_is_allowed(tmp_path: Path) -> None:
     text = 'shared = "/a"\n[[machines]]\nhost = "a"\nport = 22\n[[machines]]\nhost = "a"\nport = 23\n'
-    assert [one.port for one in read(tmp_path, text).machines] == [22, 23]
+    assert [machine.port for machine in parse_text(tmp_path, text).machines] == [22, 23]
 
 
-def test_hosts_go_through_json_unchanged(tmp_path: Path) -> None:
-    hosts = read(tmp_path, WHOLE)
+def test_hosts_json_round_trip(tmp_path: Path) -> None:
+    hosts = parse_text(tmp_path, COMPLETE_FILE)
     value = json.loads(json.dumps(hosts.to_json()))
     assert Hosts.from_json(value) == hosts
-    value["machines"][0]["of a later version"] = 1
+    value["machines"][0]["key of a later version"] = 1
     assert Hosts.from_json({**value, "later": 2}) == hosts
 
 
-TWO = 'machines = ["a", "b"]\n'
+TWO_MACHINES = 'machines = ["a", "b"]\n'
 
 
 @pytest.mark.parametrize(
-    "text, said",
+    "text, message",
     {
-        "": "machines: there are none; write machines = ",
-        "machines = []": "machines: there are none",
-        'machines = "gpu1"': "machines: there are none",
-        TWO: 'shared: is missing; write the folder that all machines see: shared = "/mnt',
-        'shared = "relative"\n' + TWO: "shared: is 'relative'; write an absolute path",
-        'shared = "~/a"\n' + TWO: "shared: is '~/a'; write an absolute path",
-        "shared = 3\n" + TWO: "shared: is 3; write an absolute path",
-        'usr = "me"\n' + TWO: "usr: is no key of the top; it knows shared, machines, port, user",
-        'host_key = "ssh-rsa AAAA"\n' + TWO: "host_key: is no key of the top",
-        'shared = "/a"\n[[machines]]\nhots = "a"': "machines[0].hots: is no key of a machine; it knows host, address",
+        "": "machines: lists no machine; write machines = ",
+        "machines = []": "machines: lists no machine",
+        'machines = "gpu1"': "machines: lists no machine",
+        TWO_MACHINES: 'shared: is missing; write the folder that all machines mount: shared = "/mnt',
+        'shared = "relative"\n' + TWO_MACHINES: "shared: is 'relative'; write an absolute path",
+        'shared = "~/a"\n' + TWO_MACHINES: "shared: is '~/a'; write an absolute path",
+        "shared = 3\n" + TWO_MACHINES: "shared: is 3; write an absolute path",
+        'usr = "me"\n'
+        + TWO_MACHINES: "usr: is not a known key at the top level; known are shared, machines, port, user",
+        'host_key = "ssh-rsa AAAA"\n' + TWO_MACHINES: "host_key: is not a known key at the top level",
+        'shared = "/a"\n[[machines]]\nhots = "a"': (
+            "machines[0].hots: is not a known key in a [[machines]] table; known are host, address"
+        ),
         'shared = "/a"\n[[machines]]\nuser = "a"': "machines[0].host: is missing; write host = ",
         'shared = "/a"\nmachines = ["a", 3]': "machines[1]: is 3; write a name",
         'shared = "/a"\nmachines = ["a", ""]': "machines[1].host: is ''; write a name or an address, such as host",
         'shared = "/a"\nmachines = ["-oProxyCommand=x"]': "machines[0].host: is '-oProxyCommand=x'; write",
         'shared = "/a"\nmachines = ["a b"]': "machines[0].host: is 'a b'; write",
-        'shared = "/a"\nmachines = ["a", "b", "A"]': "machines[2].host: A is machines[0] already",
+        'shared = "/a"\nmachines = ["a", "b", "A"]': "machines[2].host: A is already machines[0]; remove one",
         'port = "22"\nmachines = ["a"]': "port: is '22'; write a number from 1 to 65535",
         "port = 0\nmachines = ['a']": "port: is 0; write a number",
         "port = 65536\nmachines = ['a']": "port: is 65536; write a number",
@@ -106,22 +109,19 @@ TWO = 'machines = ["a", "b"]\n'
         "user = 3\nmachines = ['a']": 'user: is 3; write a name, such as user = "ubuntu"',
         'user = "a\\nb"\nmachines = ["a"]': "user: is 'a\\nb'; write",
         "folder = 'imgnet'\nmachines = ['a']": "folder: is 'imgnet'; write a path that begins with / or ~/",
-        "[[machines]]\nhost = 'a'\nhost_key = 'AAAA'": "machines[0].host_key: is 'AAAA'; write a type and a key",
+        "[[machines]]\nhost = 'a'\nhost_key = 'AAAA'": "machines[0].host_key: is 'AAAA'; write a key type and a key",
         "machines = [": "Invalid value (at end of document)",
     }.items(),
 )
-def test_what_is_wrong_is_one_line_with_the_file_the_key_and_what_to_write(
-    tmp_path: Path, text: str, said: str
-) -> None:
+def test_read_hosts_invalid_file_raises_one_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(BadInput) as caught:
-        read(tmp_path, text)
+        parse_text(tmp_path, text)
     line = str(caught.value)
-    assert (
-        line.startswith(f"{tmp_path}/hosts.toml: {said}") and "\n" not in line and caught.value.exit_code == EXIT_USAGE
-    )
+    assert line.startswith(f"{tmp_path}/hosts.toml: {message}")
+    assert "\n" not in line and caught.value.exit_code == EXIT_USAGE
 
 
-def test_a_file_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+def test_read_hosts_unreadable_file_raises_one_line(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"none\.toml: no such file; write one with at least: machines ="):
         read_hosts(tmp_path / "none.toml")
     with pytest.raises(BadInput, match=f"^{tmp_path}: Is a directory$"):

@@ -1,4 +1,4 @@
-"""Sessions on the private server, by the real tmux: words arrive, and nobody else's session is touched."""
+"""Sessions on the private tmux server, with the real tmux: arguments arrive, other sessions are not touched."""
 
 import json
 import os
@@ -13,12 +13,12 @@ from cluster.connectors import tmux
 from cluster.errors import ClusterError
 
 Fixture = Any
-TELL = (
+DUMP_PROCESS = (
     "import json, os, sys, time; from pathlib import Path; to = Path(sys.argv[1]); "
     "text = json.dumps({'argv': sys.argv[2:], 'environ': dict(os.environ), 'cwd': os.getcwd()}); "
     "Path(str(to) + '.part').write_text(text); Path(str(to) + '.part').rename(to); time.sleep(1000)"
 )
-WORDS = [
+ARGUMENTS = [
     *("", " ", "a b", "'", '"', 'it\'s "both"', "\\", "\\n", "$HOME", "${HOME}", "`id`", "$(id)", "*", "~", "!"),
     *(";", "\\;", "a;", "; kill-server", "|", "&", "#", "#{pane_id}", "#S", "#(id)", "%", "%1", "100%", "{", "}"),
     *("\n", "two\nlines", "\t", "-d", "--", "ä", "="),
@@ -26,118 +26,128 @@ WORDS = [
 
 
 @pytest.fixture
-def told(place: Fixture) -> Any:
-    """Start something in a session or a window that tells what it got, and return that."""
+def dump_process(place: Fixture) -> Any:
+    """Start a process in a session or window that writes down its arguments, environment and folder; return these."""
 
-    def ask(name: str, run: Path, words: list[str], window: str = "first", more: bool = False) -> Any:
-        to = place.path / f"told-{name}-{window}"
-        argv = [sys.executable, "-c", TELL, str(to), *words]
-        tmux.add_window(name, window, argv) if more else tmux.start_session(name, run, window, argv)
-        place.wait_for(to.exists)
-        return json.loads(to.read_text())
+    def start_and_dump(
+        name: str, run_folder: Path, arguments: list[str], window: str = "first", as_window: bool = False
+    ) -> Any:
+        dump_path = place.path / f"dump-{name}-{window}"
+        argv = [sys.executable, "-c", DUMP_PROCESS, str(dump_path), *arguments]
+        tmux.add_window(name, window, argv) if as_window else tmux.start_session(name, run_folder, window, argv)
+        place.wait_for(dump_path.exists)
+        return json.loads(dump_path.read_text())
 
-    return ask
+    return start_and_dump
 
 
-def test_every_word_arrives_as_it_is_in_a_session_and_in_a_window(place: Fixture, told: Fixture) -> None:
-    run = place.path / "runs/job-1"
-    assert told("job-1", run, WORDS)["argv"] == WORDS
-    assert told("job-1", run, WORDS, window="second", more=True)["argv"] == WORDS
+def test_start_session_and_add_window_pass_arguments_unchanged(place: Fixture, dump_process: Fixture) -> None:
+    run_folder = place.path / "runs/job-1"
+    assert dump_process("job-1", run_folder, ARGUMENTS)["argv"] == ARGUMENTS
+    assert dump_process("job-1", run_folder, ARGUMENTS, window="second", as_window=True)["argv"] == ARGUMENTS
     assert place.tmux("list-windows", "-t", "=job-1", "-F", "#W").split() == ["first", "second"]
 
 
 @pytest.mark.parametrize("word", ["", "a;", ";", "'", "#S"])
-def test_the_last_word_arrives_too(place: Fixture, told: Fixture, word: str) -> None:
-    assert told("job-1", place.path, ["first", word])["argv"] == ["first", word]
+def test_start_session_passes_last_argument_unchanged(place: Fixture, dump_process: Fixture, word: str) -> None:
+    assert dump_process("job-1", place.path, ["first", word])["argv"] == ["first", word]
 
 
-def test_a_session_is_found_by_its_whole_name_and_its_folder(place: Fixture, told: Fixture) -> None:
-    run = place.path / "runs/job-1"
-    told("job-1", run, [])
-    assert tmux.is_owned_by("job-1", run)
-    for name, folder in (("job-1", run.parent), ("job-", run), ("job", run), ("job-11", run), ("*", run)):
+def test_is_owned_by_matches_exact_name_and_run_folder(place: Fixture, dump_process: Fixture) -> None:
+    run_folder = place.path / "runs/job-1"
+    dump_process("job-1", run_folder, [])
+    assert tmux.is_owned_by("job-1", run_folder)
+    for name, folder in (
+        ("job-1", run_folder.parent),
+        ("job-", run_folder),
+        ("job", run_folder),
+        ("job-11", run_folder),
+        ("*", run_folder),
+    ):
         assert not tmux.is_owned_by(name, folder)
         tmux.kill_session(name, folder)
-    assert tmux.is_owned_by("job-1", run)
-    told("job-11", run.with_name("job-11"), [])
-    tmux.kill_session("job-1", run)
-    assert not tmux.is_owned_by("job-1", run) and tmux.is_owned_by("job-11", run.with_name("job-11"))
+    assert tmux.is_owned_by("job-1", run_folder)
+    dump_process("job-11", run_folder.with_name("job-11"), [])
+    tmux.kill_session("job-1", run_folder)
+    assert not tmux.is_owned_by("job-1", run_folder) and tmux.is_owned_by("job-11", run_folder.with_name("job-11"))
     place.wait_for(lambda: len(place.at_work()) == 1)
 
 
-def test_a_session_of_the_same_name_in_another_folder_is_not_taken_and_not_ended(place: Fixture, told: Fixture) -> None:
-    run, other = place.path / "runs/job-1", place.path / "elsewhere/runs/job-1"
-    told("job-1", run, [])
+def test_start_session_leaves_session_of_other_run_folder_alone(place: Fixture, dump_process: Fixture) -> None:
+    run_folder, other = place.path / "runs/job-1", place.path / "elsewhere/runs/job-1"
+    dump_process("job-1", run_folder, [])
     before = place.at_work()
     with pytest.raises(ClusterError, match="job-1") as caught:
         tmux.start_session("job-1", other, "first", ["sleep", "1000"])
     assert "\n" not in str(caught.value)
     tmux.kill_session("job-1", other)
-    assert tmux.is_owned_by("job-1", run) and place.at_work() == before
+    assert tmux.is_owned_by("job-1", run_folder) and place.at_work() == before
 
 
-def test_nothing_is_ended_where_there_is_nothing(place: Fixture) -> None:
+def test_kill_session_without_server_does_nothing(place: Fixture) -> None:
     tmux.kill_session("job-1", place.path)
     assert not tmux.is_owned_by("job-1", place.path)
-    assert not place.pids("tmux"), "asking started a server"
+    assert not place.pids("tmux"), "the question started a server"
 
 
-def test_a_window_of_no_session_is_refused_in_one_line(place: Fixture, told: Fixture) -> None:
-    told("job-1", place.path, [])
+def test_add_window_unknown_session_raises_one_line(place: Fixture, dump_process: Fixture) -> None:
+    dump_process("job-1", place.path, [])
     for name in ("job-2", "job"):
         with pytest.raises(ClusterError) as caught:
             tmux.add_window(name, "more", ["sleep", "1000"])
         assert "\n" not in str(caught.value)
 
 
-def test_a_session_has_the_environment_and_the_folder_of_who_started_it(
-    place: Fixture, told: Fixture, monkeypatch: pytest.MonkeyPatch
+def test_start_session_inherits_caller_environment_and_folder(
+    place: Fixture, dump_process: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOTH", "of the first; $HOME #{x}")
     monkeypatch.setenv("OF_THE_FIRST", "1")
-    first = told("job-1", place.path / "1", [])
+    first = dump_process("job-1", place.path / "1", [])
     monkeypatch.delenv("OF_THE_FIRST")
     monkeypatch.setenv("BOTH", "of the second")
     monkeypatch.setenv("OF_THE_SECOND", "2")
     (place.path / "second").mkdir()
     monkeypatch.chdir(place.path / "second")
-    second = told("job-2", place.path / "2", [])
-    window = told("job-1", place.path / "1", [], window="later", more=True)
-    for one in (first, window):
-        assert one["environ"]["BOTH"] == "of the first; $HOME #{x}" and one["environ"]["OF_THE_FIRST"] == "1"
-        assert "OF_THE_SECOND" not in one["environ"]
+    second = dump_process("job-2", place.path / "2", [])
+    window = dump_process("job-1", place.path / "1", [], window="later", as_window=True)
+    for process in (first, window):
+        assert process["environ"]["BOTH"] == "of the first; $HOME #{x}" and process["environ"]["OF_THE_FIRST"] == "1"
+        assert "OF_THE_SECOND" not in process["environ"]
     assert second["environ"]["BOTH"] == "of the second" and second["environ"]["OF_THE_SECOND"] == "2"
     assert "OF_THE_FIRST" not in second["environ"]
     assert (first["cwd"], second["cwd"]) == (str(place.path), str(place.path / "second"))
 
 
-def test_a_command_that_ends_at_once_is_no_error(place: Fixture) -> None:
+def test_start_session_command_may_end_at_once(place: Fixture) -> None:
     tmux.start_session("job-1", place.path, "first", ["true"])
     place.wait_for(lambda: not tmux.is_owned_by("job-1", place.path))
 
 
-def test_a_configuration_of_the_user_ends_nothing(place: Fixture, told: Fixture) -> None:
+def test_start_session_overrides_user_tmux_conf(place: Fixture, dump_process: Fixture) -> None:
     lines = ["default-shell /bin/false", "destroy-unattached on", "exit-unattached on", "remain-on-exit on"]
-    (Path(place.env["HOME"]) / ".tmux.conf").write_text("".join(f"set -g {one}\n" for one in [*lines, "base-index 1"]))
-    assert told("job-1", place.path, ["a"])["argv"] == ["a"]
-    assert told("job-1", place.path, ["b"], "second", more=True)["argv"] == ["b"]
+    (Path(place.env["HOME"]) / ".tmux.conf").write_text(
+        "".join(f"set -g {line}\n" for line in [*lines, "base-index 1"])
+    )
+    assert dump_process("job-1", place.path, ["a"])["argv"] == ["a"]
+    assert dump_process("job-1", place.path, ["b"], "second", as_window=True)["argv"] == ["b"]
     assert tmux.is_owned_by("job-1", place.path)
 
 
 @pytest.mark.parametrize("name", ["a;", "#{pane_id}", "#S", "it's", "ä b"])
-def test_the_folder_of_a_session_may_have_any_name(
-    place: Fixture, told: Fixture, name: str, monkeypatch: pytest.MonkeyPatch
+def test_start_session_in_folder_with_special_characters(
+    place: Fixture, dump_process: Fixture, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place.path / name).mkdir()
     monkeypatch.chdir(place.path / name)
-    assert told("job-1", place.path, [])["cwd"] == str(place.path / name)
+    assert dump_process("job-1", place.path, [])["cwd"] == str(place.path / name)
 
 
-def test_a_server_that_does_not_answer_is_one_line_and_no_wait_for_ever(
-    place: Fixture, told: Fixture, monkeypatch: pytest.MonkeyPatch
+def test_kill_session_frozen_server_raises_one_line(
+    place: Fixture, dump_process: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(tmux, "ANSWER_SECONDS", 0.3)
-    told("job-1", place.path, [])
+    monkeypatch.setattr(tmux, "SERVER_TIMEOUT_SECONDS", 0.3)
+    dump_process("job-1", place.path, [])
     server = int(place.tmux("display-message", "-p", "#{pid}"))
     os.kill(server, signal.SIGSTOP)
     try:
@@ -148,18 +158,18 @@ def test_a_server_that_does_not_answer_is_one_line_and_no_wait_for_ever(
     assert tmux.is_owned_by("job-1", place.path)
 
 
-def test_another_server_of_the_user_is_left_alone(place: Fixture, told: Fixture) -> None:
-    told("job-1", place.path, [])
+def test_start_session_uses_private_socket(place: Fixture, dump_process: Fixture) -> None:
+    dump_process("job-1", place.path, [])
     assert place.tmux("list-sessions").startswith("job-1:")
     assert [path.name for path in Path(place.tmux_folder).rglob("*") if path.is_socket()] == ["imgnet"]
 
 
-def test_attach_shows_exactly_this_session(place: Fixture, told: Fixture) -> None:
-    words = tmux.attach_argv("job-1")
-    assert words[:3] == ["tmux", "-L", "imgnet"] and words[-1].startswith("=job-1")
+def test_attach_argv_targets_exact_session(place: Fixture, dump_process: Fixture) -> None:
+    argv = tmux.attach_argv("job-1")
+    assert argv[:3] == ["tmux", "-L", "imgnet"] and argv[-1].startswith("=job-1")
 
 
-def test_without_tmux_one_line_says_what_to_install(place: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_require_tmux_missing_raises_install_hint(place: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(place.path))
     for call in (tmux.require_tmux, lambda: tmux.start_session("job-1", place.path, "first", ["true"])):
         with pytest.raises(ClusterError, match="tmux is missing; install it") as caught:

@@ -1,5 +1,6 @@
-"""The machines of a running job over the real sshd of the testbed: files home, each byte once; who is alive and who is
-dead; who is replaced, and how often. A shell script stands for Python on the machines.
+"""The machines of a running job over the real sshd of the testbed: mirrored files, liveness, restarts of agents.
+
+A shell script stands for Python on the machines.
 """
 
 import json
@@ -15,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from conftest import wait_for
 from support.ssh_machines import Testbed, command_line
 
 from benchmarks.launch.stub import StubDelays
@@ -23,55 +25,55 @@ from cluster.connectors.ssh import Unreachable
 from cluster.machines import fleet as module
 from cluster.machines.fleet import Fleet
 
-QUICK = StubDelays(environment=0, probe=0, network=0, start=0, beat=0.2)
+NO_DELAYS = StubDelays(environment=0, probe=0, network=0, start=0, beat=0.2)
 
 
 @pytest.fixture(scope="module")
 def bed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Testbed]:
-    with Testbed(tmp_path_factory.mktemp("testbed") / "bed", 2) as one:
-        yield one
+    with Testbed(tmp_path_factory.mktemp("testbed") / "bed", 2) as bed:
+        yield bed
 
 
-class Running:
-    """A job at work on all machines of the testbed, without a supervisor: the test is that."""
+class RunningJob:
+    """A job whose agents run on all machines of the testbed. The test takes the part of the supervisor."""
 
     def __init__(self, hand_made: Callable[..., Any], bed: Testbed, path: Path) -> None:
-        self.bed, self.hand_made = bed, hand_made
-        self.stub = replace(QUICK, count=len(bed.machines)).write_script(path / "python")
+        self.bed, self.make_run_folder = bed, hand_made
+        self.stub = replace(NO_DELAYS, count=len(bed.machines)).write_script(path / "python")
         self.hosts = read_hosts(bed.write_hosts_toml(path / "hosts.toml", python=str(self.stub))).to_json()
         self.uid = f"job-1-{time.monotonic_ns()}"
         self.fleets: list[Fleet] = []
-        self.fleet = self.watch("job-1")
+        self.fleet = self.new_fleet("job-1")
         self.fleet.set_up_machines()
         self.shared = bed.shared / self.uid
 
-    def watch(self, name: str, **board: Any) -> Fleet:
-        """Look after the job from a run folder; `board` is what is known of it there."""
+    def new_fleet(self, name: str, **progress: Any) -> Fleet:
+        """Make a fleet for the job with a run folder of its own; `progress` goes into its machines.json."""
         values = {"machines": len(self.bed.machines), "backend": "ssh", "hosts": self.hosts, "uid": self.uid}
-        made = self.hand_made(name, **values)
-        made.folders.launch.write_text("first")
-        if board:
-            (made.folders.run / "machines.json").write_text(json.dumps({"launch": "first", "machines": {}, **board}))
-        self.fleets.append(Fleet(made.spec, made.folders, reconnect_seconds=2))
+        run = self.make_run_folder(name, **values)
+        run.folders.launch_path.write_text("first")
+        if progress:
+            (run.folders.path / "machines.json").write_text(json.dumps({"launch": "first", "machines": {}, **progress}))
+        self.fleets.append(Fleet(run.spec, run.folders, reconnect_seconds=2))
         return self.fleets[-1]
 
     def agents(self, machine: str) -> list[int]:
-        """The agents of a machine, at work or about to find that another is; for a moment also their children."""
-        found = self.bed.machines[int(machine)].processes("cluster.agent", self.uid)
-        return [pid for pid in found if command_line(pid).startswith(f"/bin/sh {self.stub} ")]
+        """The agents on a machine, also one that is about to end because another runs; briefly also their children."""
+        pids = self.bed.machines[int(machine)].processes("cluster.agent", self.uid)
+        return [pid for pid in pids if command_line(pid).startswith(f"/bin/sh {self.stub} ")]
 
-    def calls(self, machine: str) -> int:
+    def agent_starts(self, machine: str) -> int:
         """How often an agent was started on a machine."""
         return self.stub.with_name("python.log").read_text().count(f"cluster.agent {machine}\n")
 
-    def said(self, machine: str) -> dict[str, Any]:
-        """What a machine said last, as it is known at home."""
+    def status(self, machine: str) -> dict[str, Any]:
+        """A machine's status in the local mirror, {} if there is none yet."""
         path = self.fleet.folders.status_path(machine)
-        found: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
-        return found
+        status: dict[str, Any] = json.loads(path.read_text()) if path.exists() else {}
+        return status
 
-    def bring_until(self, condition: Callable[[], Any], seconds: float = 30, fleet: Fleet | None = None) -> None:
-        """Bring files home until this is true."""
+    def pull_until(self, condition: Callable[[], Any], seconds: float = 30, fleet: Fleet | None = None) -> None:
+        """Pull files until a condition is true."""
         deadline = time.monotonic() + seconds
         while not condition():
             assert time.monotonic() < deadline, "not in time"
@@ -79,47 +81,40 @@ class Running:
             time.sleep(0.02)
 
     def close(self) -> None:
-        for one in self.bed.machines:
-            one.thaw()
-            one.plug()
+        for machine in self.bed.machines:
+            machine.thaw()
+            machine.plug()
         (self.shared / "stop").touch()
         for fleet in self.fleets:
             fleet.terminate()
             fleet.close()
-        for one in self.bed.machines:
-            if one.left():
-                one.power_off()
-                one.boot()
+        for machine in self.bed.machines:
+            if machine.left():
+                machine.power_off()
+                machine.boot()
 
 
 @pytest.fixture
-def running(hand_made: Callable[..., Any], bed: Testbed, tmp_path: Path, place: Any) -> Iterator[Running]:
-    for one in bed.machines:
-        shutil.rmtree(one.home / ".imgnet", ignore_errors=True)
-    one = Running(hand_made, bed, tmp_path)
+def job(hand_made: Callable[..., Any], bed: Testbed, tmp_path: Path, place: Any) -> Iterator[RunningJob]:
+    for machine in bed.machines:
+        shutil.rmtree(machine.home / ".imgnet", ignore_errors=True)
+    job = RunningJob(hand_made, bed, tmp_path)
     try:
-        one.bring_until(lambda: all(one.said(name).get("state") == "training" for name in ("0", "1")))
-        yield one
+        job.pull_until(lambda: all(job.status(name).get("state") == "training" for name in ("0", "1")))
+        yield job
     finally:
-        one.close()
+        job.close()
 
 
-def until(condition: Callable[[], Any], seconds: float = 30) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.02)
+# --- mirroring files ----------------------------------------------------------------------------------------------
 
 
-# --- home ----------------------------------------------------------------------------------------------------------
-
-
-def test_each_byte_comes_home_once_over_cut_connections(running: Running) -> None:
-    there, home = running.shared / "logs" / "long.log", running.fleet.folders.path / "logs" / "long.log"
+def test_pull_files_copies_each_byte_once_over_cut_connections(job: RunningJob) -> None:
+    source, copy = job.shared / "logs" / "long.log", job.fleet.folders.path / "logs" / "long.log"
     over = threading.Event()
 
     def write() -> None:
-        with there.open("w") as file:
+        with source.open("w") as file:
             for number in range(4000):
                 file.write(f"line {number}\n")
                 if number % 100 == 0:
@@ -129,191 +124,193 @@ def test_each_byte_comes_home_once_over_cut_connections(running: Running) -> Non
 
     def cut() -> None:
         while not over.wait(0.15):
-            for one in running.bed.machines:
-                one.cut()
+            for machine in job.bed.machines:
+                machine.cut()
 
-    threads = [threading.Thread(target=one) for one in (write, cut)]
-    for one in threads:
-        one.start()
-    running.bring_until(lambda: over.is_set() and home.exists() and home.stat().st_size == there.stat().st_size)
-    for one in threads:
-        one.join()
-    assert home.read_bytes() == there.read_bytes()
+    threads = [threading.Thread(target=target) for target in (write, cut)]
+    for thread in threads:
+        thread.start()
+    job.pull_until(lambda: over.is_set() and copy.exists() and copy.stat().st_size == source.stat().st_size)
+    for thread in threads:
+        thread.join()
+    assert copy.read_bytes() == source.read_bytes()
 
 
-def test_another_run_of_the_supervisor_goes_on_where_the_files_at_home_end(running: Running) -> None:
-    there, home = running.shared / "logs" / "a.log", running.fleet.folders.path / "logs" / "a.log"
-    there.write_text("one\n")
-    running.fleet.pull_files()
-    there.write_text("one\ntwo\n")
-    again = Fleet(running.fleet.spec, running.fleet.folders, reconnect_seconds=2)
-    running.fleets.append(again)
+def test_pull_files_new_fleet_continues_at_local_sizes(job: RunningJob) -> None:
+    source, copy = job.shared / "logs" / "a.log", job.fleet.folders.path / "logs" / "a.log"
+    source.write_text("one\n")
+    job.fleet.pull_files()
+    source.write_text("one\ntwo\n")
+    again = Fleet(job.fleet.spec, job.fleet.folders, reconnect_seconds=2)
+    job.fleets.append(again)
     again.pull_files()
-    assert home.read_text() == "one\ntwo\n"
+    assert copy.read_text() == "one\ntwo\n"
 
 
-def test_what_a_full_disk_took_a_part_of_is_brought_from_there_on(
-    running: Running, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    home = running.fleet.folders.path / "logs" / "a.log"
-    running.fleet.pull_files()
-    (running.shared / "logs" / "a.log").write_text("one\ntwo\n")
+def test_pull_files_continues_after_partial_write(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    copy = job.fleet.folders.path / "logs" / "a.log"
+    job.fleet.pull_files()
+    (job.shared / "logs" / "a.log").write_text("one\ntwo\n")
 
-    def half(path: Path, data: bytes) -> int:
-        home.write_bytes(data[:3])
+    def write_part(path: Path, data: bytes) -> int:
+        copy.write_bytes(data[:3])
         raise OSError(28, "No space left on device", str(path))
 
     with monkeypatch.context() as patch:
-        patch.setattr(module, "_append", half)
+        patch.setattr(module, "_append_bytes", write_part)
         with pytest.raises(OSError, match="No space"):
-            running.fleet.pull_files()
-    running.fleet.pull_files()
-    assert home.read_text() == "one\ntwo\n"
+            job.fleet.pull_files()
+    job.fleet.pull_files()
+    assert copy.read_text() == "one\ntwo\n"
 
 
-def test_the_other_machine_is_asked_when_one_is_unplugged_or_frozen(running: Running) -> None:
-    home = running.fleet.folders.path / "logs" / "a.log"
-    first, second = running.bed.machines
+def test_pull_files_asks_next_machine_if_one_is_silent(job: RunningJob) -> None:
+    copy = job.fleet.folders.path / "logs" / "a.log"
+    first, second = job.bed.machines
     first.unplug()
-    (running.shared / "logs" / "a.log").write_text("one\n")
-    running.fleet.pull_files()
-    assert home.read_text() == "one\n" and running.fleet.last_responder == "1"
+    (job.shared / "logs" / "a.log").write_text("one\n")
+    job.fleet.pull_files()
+    assert copy.read_text() == "one\n" and job.fleet.last_responder == "1"
     first.plug()
     second.freeze()
-    (running.shared / "logs" / "a.log").write_text("one\ntwo\n")
-    running.bring_until(lambda: home.read_text() == "one\ntwo\n")
-    asked: list[str] = []
-    running.fleet._query_any(asked.append)
-    assert asked == ["0"], "who answered last is asked first: the frozen one delays nobody"
+    (job.shared / "logs" / "a.log").write_text("one\ntwo\n")
+    job.pull_until(lambda: copy.read_text() == "one\ntwo\n")
+    queried_machines: list[str] = []
+    job.fleet._query_any(queried_machines.append)
+    assert queried_machines == ["0"], "the machine that answered last is asked first, so the frozen one causes no delay"
 
 
-def test_a_line_is_home_with_the_next_look(running: Running) -> None:
+def test_pull_files_copies_new_line_with_next_call(job: RunningJob) -> None:
     for number in range(5):
-        with (running.shared / "logs" / "a.log").open("a") as file:
+        with (job.shared / "logs" / "a.log").open("a") as file:
             file.write(f"{number}\n")
-        running.fleet.pull_files()
-        assert (running.fleet.folders.path / "logs" / "a.log").read_text().endswith(f"{number}\n")
+        job.fleet.pull_files()
+        assert (job.fleet.folders.path / "logs" / "a.log").read_text().endswith(f"{number}\n")
 
 
-def test_a_status_that_is_torn_does_not_replace_a_whole_one(running: Running) -> None:
-    os.kill(running.said("1")["pid"], signal.SIGKILL)
-    path = running.shared / "status" / "1.json"
-    running.bring_until(lambda: running.said("1") == json.loads(path.read_text()))
-    whole = running.said("1")
+def test_pull_files_ignores_torn_status(job: RunningJob) -> None:
+    os.kill(job.status("1")["pid"], signal.SIGKILL)
+    path = job.shared / "status" / "1.json"
+    job.pull_until(lambda: job.status("1") == json.loads(path.read_text()))
+    whole = job.status("1")
     path.write_text(json.dumps(whole)[:-9])
-    running.fleet.pull_files()
-    assert running.said("1") == whole
+    job.fleet.pull_files()
+    assert job.status("1") == whole
 
 
-def test_a_request_to_stop_goes_to_the_machines_and_the_end_comes_home(running: Running) -> None:
-    (running.fleet.folders.shared / "stop").write_text("{}")
-    running.fleet.push_stop_request()
-    running.bring_until(lambda: all(running.said(name).get("ended") for name in ("0", "1")))
-    until(lambda: not running.fleet.agents_alive())
-    assert running.fleet.dead_machines() == ["0", "1"]
+def test_push_stop_request_ends_agents(job: RunningJob) -> None:
+    (job.fleet.folders.shared / "stop").write_text("{}")
+    job.fleet.push_stop_request()
+    job.pull_until(lambda: all(job.status(name).get("ended") for name in ("0", "1")))
+    wait_for(lambda: not job.fleet.agents_alive())
+    assert job.fleet.dead_machines() == ["0", "1"]
 
 
-# --- who is alive --------------------------------------------------------------------------------------------------
+# --- liveness --------------------------------------------------------------------------------------------------
 
 
-def test_one_that_cannot_be_reached_is_not_dead(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SILENT_SECONDS", 0.5)
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.1)
-    fleet, machine = running.fleet, running.bed.machines[1]
+def test_dead_machines_excludes_unreachable_machine(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STATUS_STALE_SECONDS", 0.5)
+    monkeypatch.setattr(module, "LIVENESS_QUERY_SECONDS", 0.1)
+    fleet, machine = job.fleet, job.bed.machines[1]
     machine.unplug()
-    asked: list[Any] = []
+    failed_queries: list[Any] = []
 
     def has_agent(name: str) -> bool:
         try:
             return Fleet._has_agent(fleet, name)
         except Unreachable as error:
-            asked.append(error)
+            failed_queries.append(error)
             raise
 
     monkeypatch.setattr(fleet, "_has_agent", has_agent)
-    os.kill(running.said("1")["pid"], signal.SIGKILL)  # it is dead, but who knows
-    while len(asked) < 2:
+    os.kill(job.status("1")["pid"], signal.SIGKILL)  # dead, but nobody can know
+    while len(failed_queries) < 2:
         fleet.pull_files()
         assert fleet.agents_alive() and fleet.dead_machines() == []
     machine.plug()
-    until(lambda: fleet.dead_machines() == ["1"])
-    assert fleet.agents_alive(), "the other one is at work"
+    wait_for(lambda: fleet.dead_machines() == ["1"])
+    assert fleet.agents_alive(), "the other agent still runs"
 
 
-def test_nobody_is_dead_when_nobody_can_be_reached(running: Running, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SILENT_SECONDS", 0.2)
-    monkeypatch.setattr(module, "ASK_SECONDS", 0.1)
-    for one in running.bed.machines:
-        one.unplug()
+def test_dead_machines_is_empty_if_all_are_unreachable(job: RunningJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "STATUS_STALE_SECONDS", 0.2)
+    monkeypatch.setattr(module, "LIVENESS_QUERY_SECONDS", 0.1)
+    for machine in job.bed.machines:
+        machine.unplug()
     with pytest.raises(Unreachable):
-        running.fleet.pull_files()
+        job.fleet.pull_files()
     for _ in range(20):
-        assert running.fleet.agents_alive() and running.fleet.dead_machines() == []
+        assert job.fleet.agents_alive() and job.fleet.dead_machines() == []
         time.sleep(0.02)
 
 
-def test_an_agent_that_was_killed_is_dead_and_replaced_once(running: Running) -> None:
-    fleet, before = running.fleet, running.said("1")["pid"]
+def test_restart_agent_replaces_killed_agent_once(job: RunningJob) -> None:
+    fleet, before = job.fleet, job.status("1")["pid"]
     fleet.kill_machine("1", None)
-    until(lambda: fleet.dead_machines() == ["1"])
+    wait_for(lambda: fleet.dead_machines() == ["1"])
     for _ in range(3):
         fleet.restart_agent("1")
-        assert fleet.dead_machines() == [], "one that is being started is not dead"
-    running.bring_until(lambda: running.said("1")["pid"] != before and running.said("1")["state"] == "training")
-    until(lambda: fleet.dead_machines() == [] and not fleet.restarting)
-    assert running.calls("1") == 2 and running.calls("0") == 1
-    until(lambda: running.agents("1") == [running.said("1")["pid"]])
+        assert fleet.dead_machines() == [], "a machine that is being restarted is not dead"
+    job.pull_until(lambda: job.status("1")["pid"] != before and job.status("1")["state"] == "training")
+    wait_for(lambda: fleet.dead_machines() == [] and not fleet.restarting)
+    assert job.agent_starts("1") == 2 and job.agent_starts("0") == 1
+    wait_for(lambda: job.agents("1") == [job.status("1")["pid"]])
 
 
-def test_two_supervisors_replace_one_machine_once(running: Running) -> None:
-    first, second = running.fleet, running.watch("job-2", adopted=True)
+def test_restart_agent_by_two_fleets_leaves_one_agent(job: RunningJob) -> None:
+    first, second = job.fleet, job.new_fleet("job-2", adopted=True)
     second.set_up_machines()
-    assert (running.calls("0"), running.calls("1")) == (1, 1), "who takes over starts nobody who is at work"
+    assert (job.agent_starts("0"), job.agent_starts("1")) == (1, 1), (
+        "an adopted job's running agents are not started again"
+    )
     assert second.setup_progress.data["ready"] and second.setup_progress.failure_reasons == {}
-    before = running.said("1")["pid"]
+    before = job.status("1")["pid"]
     first.kill_machine("1", None)
-    until(lambda: first.dead_machines() == ["1"] and second.dead_machines() == ["1"])
+    wait_for(lambda: first.dead_machines() == ["1"] and second.dead_machines() == ["1"])
     first.restart_agent("1")
     second.restart_agent("1")
-    running.bring_until(lambda: running.said("1")["pid"] != before and running.said("1")["state"] == "training")
-    until(lambda: first.dead_machines() == [] == second.dead_machines() and not (first.restarting or second.restarting))
-    until(lambda: running.agents("1") == [running.said("1")["pid"]])
-    assert running.calls("0") == 1
+    job.pull_until(lambda: job.status("1")["pid"] != before and job.status("1")["state"] == "training")
+    wait_for(
+        lambda: first.dead_machines() == [] == second.dead_machines() and not (first.restarting or second.restarting)
+    )
+    wait_for(lambda: job.agents("1") == [job.status("1")["pid"]])
+    assert job.agent_starts("0") == 1
 
 
-def test_a_machine_that_was_lost_with_notice_is_told(running: Running) -> None:
-    running.fleet.kill_machine("1", 30)
-    notice = running.bed.machines[1].home / ".imgnet" / "jobs" / running.uid / "notice"
+def test_kill_machine_with_notice_writes_notice_file(job: RunningJob) -> None:
+    job.fleet.kill_machine("1", 30)
+    notice = job.bed.machines[1].home / ".imgnet" / "jobs" / job.uid / "notice"
     assert json.loads(notice.read_text())["seconds"] == 30
 
 
-def test_terminate_names_the_machine_that_does_not_answer(running: Running) -> None:
-    running.bed.machines[1].unplug()
-    assert running.fleet.terminate() == ["1"]
-    until(lambda: not running.agents("0"))
-    assert running.said("1")["pid"] in running.agents("1")
+def test_terminate_returns_silent_machines(job: RunningJob) -> None:
+    job.bed.machines[1].unplug()
+    assert job.fleet.terminate() == ["1"]
+    wait_for(lambda: not job.agents("0"))
+    assert job.status("1")["pid"] in job.agents("1")
 
 
-def test_files_are_brought_when_no_machine_has_been_set_up_by_us(hand_made: Callable[..., Any]) -> None:
-    made = hand_made("job-1", hosts={"shared": "/nowhere", "machines": [{"host": "127.1.0.9", "port": 1}]}, uid="x")
-    fleet = Fleet(made.spec, made.folders, reconnect_seconds=0.1)
+def test_pull_files_without_setup_raises_unreachable(hand_made: Callable[..., Any]) -> None:
+    run = hand_made("job-1", hosts={"shared": "/nowhere", "machines": [{"host": "127.1.0.9", "port": 1}]}, uid="x")
+    fleet = Fleet(run.spec, run.folders, reconnect_seconds=0.1)
     fleet.setup_progress.rows["0"] = SimpleNamespace().__dict__
     with pytest.raises(Unreachable, match=r"machine 0 \(127.1.0.9\)"):
         fleet.pull_files()
     fleet.close()
 
 
-@pytest.mark.parametrize("said, over", [
+@pytest.mark.parametrize("status, is_over", [
     ({"state": "stopped", "ended": True, "launch": "now"}, True),
     ({"state": "stopped", "ended": True, "launch": "before"}, False),
     ({"state": "stopped", "launch": "now"}, False),
     ({"state": "failed", "ended": True, "launch": "now", "reason": "stopped"}, False),
 ])  # fmt: skip
-def test_a_job_of_which_a_machine_stopped_at_its_limit_waits_for_none_that_is_silent(said: Any, over: bool) -> None:
+def test_has_stopped_by_itself_needs_old_status_of_this_launch(status: Any, is_over: bool) -> None:
     long_ago = time.monotonic() - 60
-    some = SimpleNamespace(
-        folders=SimpleNamespace(mark="now"), texts={"status/0.json": (json.dumps(said).encode(), long_ago)}
+    fleet = SimpleNamespace(
+        folders=SimpleNamespace(launch_id="now"), last_status={"status/0.json": (json.dumps(status).encode(), long_ago)}
     )
-    assert Fleet._has_stopped_by_itself(some) is over  # type: ignore[arg-type]
-    some.texts["status/0.json"] = (json.dumps(said).encode(), time.monotonic())
-    assert Fleet._has_stopped_by_itself(some) is False  # type: ignore[arg-type]
+    assert Fleet._has_stopped_by_itself(fleet) is is_over  # type: ignore[arg-type]
+    fleet.last_status["status/0.json"] = (json.dumps(status).encode(), time.monotonic())
+    assert Fleet._has_stopped_by_itself(fleet) is False  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What a recipe needs besides the project is asked for before anything is launched."""
+"""Requirements of a recipe beyond this project: found missing before anything is launched."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -23,78 +23,71 @@ def tiny() -> Recipe:
     )
 
 
-def named(recipe: Recipe, model: str = "resnet10_tiny", weights: str | None = None, **optim: str) -> Recipe:
+def with_names(recipe: Recipe, model: str = "resnet10_tiny", weights: str | None = None, **optim: str) -> Recipe:
     return replace(recipe, model=Model(name=model, weights=weights), optim=Optim(**optim))  # type: ignore[arg-type]
 
 
-def test_of_ours_nothing_is_missing_anywhere(tiny: Recipe) -> None:
-    assert requirements.model_library(tiny) == "" and requirements.missing_requirements(
-        tiny
-    ) == [] == requirements.requirements_not_sent(tiny, PROJECT_ROOT)
+def test_missing_requirements_own_model_needs_nothing(tiny: Recipe) -> None:
+    assert requirements.model_library(tiny) == ""
+    assert requirements.missing_requirements(tiny) == []
+    assert requirements.requirements_not_sent(tiny, PROJECT_ROOT) == []
 
 
 @pytest.mark.parametrize("library", ["timm", "torchvision"])
-def test_a_library_that_is_not_installed_is_named(library: str, tiny: Recipe, monkeypatch: pytest.MonkeyPatch) -> None:
-    recipe = named(tiny, f"{library}:resnet18")
-    monkeypatch.setattr(requirements, "_found", lambda name: False)
-    assert (
-        requirements.model_library(recipe) == library and requirements.requirements_not_sent(recipe, PROJECT_ROOT) == []
-    )  # the machines install it
+def test_missing_requirements_names_missing_library(
+    library: str, tiny: Recipe, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = with_names(tiny, f"{library}:resnet18")
+    monkeypatch.setattr(requirements, "_is_importable", lambda name: False)
+    assert requirements.model_library(recipe) == library
+    assert requirements.requirements_not_sent(recipe, PROJECT_ROOT) == []  # the machines install it themselves
     assert requirements.missing_requirements(recipe) == [
         f"model, name: {library}:resnet18 needs {library}, which is not installed here; pip install {library}"
     ]
 
 
-def test_somebodys_module_is_looked_for_where_the_trainer_looks(
+def test_missing_requirements_looks_in_current_folder(
     tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe = named(tiny, "nets.small:tiny", name="nets.opt:make", loss="nets:loss")
-    assert [line.partition(":")[0] for line in requirements.missing_requirements(recipe)] == [
-        "model, name",
-        "optim, name",
-        "optim, loss",
-    ]
-    assert (
-        "no module nets.small here" in requirements.missing_requirements(recipe)[0]
-        and str(tmp_path) in requirements.missing_requirements(recipe)[0]
-    )
-    assert (
-        len(requirements.requirements_not_sent(recipe, PROJECT_ROOT)) == 3
-        and requirements.requirements_not_sent(named(tiny, "recipes:x"), PROJECT_ROOT) == []
-    )
-    (tmp_path / "nets.py").write_text("raise SystemExit('run by somebody who only asks whether it is there')")
+    recipe = with_names(tiny, "nets.small:tiny", name="nets.opt:make", loss="nets:loss")
+    lines = requirements.missing_requirements(recipe)
+    assert [line.partition(":")[0] for line in lines] == ["model, name", "optim, name", "optim, loss"]
+    assert "no module nets.small here" in lines[0] and str(tmp_path) in lines[0]
+    assert len(requirements.requirements_not_sent(recipe, PROJECT_ROOT)) == 3
+    assert requirements.requirements_not_sent(with_names(tiny, "recipes:x"), PROJECT_ROOT) == []
+    (tmp_path / "nets.py").write_text("raise SystemExit('imported by a check that must not run it')")
     assert requirements.missing_requirements(recipe) == [] == requirements.requirements_not_sent(recipe, tmp_path)
 
 
-def test_a_file_of_weights_is_named_whole(tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_requirements_names_weights_file(tiny: Recipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    recipe = named(tiny, weights="own.pt")
+    recipe = with_names(tiny, weights="own.pt")
     assert requirements.missing_requirements(recipe) == [
         f"model, weights: {tmp_path / 'own.pt'}: there is no such file"
     ]
-    assert "say the whole path" in requirements.requirements_not_sent(recipe, PROJECT_ROOT)[0]
+    assert "give the whole path" in requirements.requirements_not_sent(recipe, PROJECT_ROOT)[0]
     (tmp_path / "own.pt").write_bytes(b"")
-    assert (
-        requirements.missing_requirements(recipe) == []
-        and len(requirements.requirements_not_sent(named(tiny, weights="~/own.pt"), PROJECT_ROOT)) == 1
-    )
+    assert requirements.missing_requirements(recipe) == []
+    assert len(requirements.requirements_not_sent(with_names(tiny, weights="~/own.pt"), PROJECT_ROOT)) == 1
 
 
-def test_a_launch_here_is_refused_and_a_plan_tells(place: Fixture) -> None:
+def test_launch_with_missing_module_is_refused_and_plan_notes_it(place: Fixture) -> None:
     recipe = place.recipe(1)
     text = Path(recipe).read_text()
     Path(recipe).write_text(text.replace("resnet10_tiny", "nowhere:net"))
-    ran = place.cli("launch", "--local", "-y", recipe)
-    assert ran.code == 2 and "no module nowhere here" in ran.err and ran.err.count("\n") == 1, ran
+    completed = place.cli("launch", "--local", "-y", recipe)
+    assert completed.code == 2 and "no module nowhere here" in completed.err and completed.err.count("\n") == 1, (
+        completed
+    )
     assert place.cli("ls").out.strip() == "" or "job-1" not in place.cli("ls").out
-    ran = place.cli("plan", recipe)
-    assert ran.code == 0 and "note: model, name: there is no module nowhere here" in ran.out
+    completed = place.cli("plan", recipe)
+    assert completed.code == 0 and "note: model, name: there is no module nowhere here" in completed.out
 
 
-def test_exact_sums_want_plain_ones(place: Fixture) -> None:
+def test_launch_exact_with_fp16_comm_is_refused(place: Fixture) -> None:
     recipe = place.recipe(1)
     text = Path(recipe).read_text()
     Path(recipe).write_text(text.replace("recipe = Recipe(", 'recipe = Recipe(comm="fp16", ', 1))
-    ran = place.cli("launch", "--local", "-y", "--exact", recipe)
-    assert ran.code == 2 and "comm fp16 rounds" in ran.err and ran.err.count("\n") == 1, ran
+    completed = place.cli("launch", "--local", "-y", "--exact", recipe)
+    assert completed.code == 2 and "comm fp16 rounds" in completed.err and completed.err.count("\n") == 1, completed

@@ -1,130 +1,124 @@
-"""The progress of machines that are being set up: what is kept, when it is written, and that many may write at once."""
+"""Set-up progress: what is recorded, when it is written, and changes from many threads."""
 
 import json
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from conftest import wait_for
 
 from cluster.machines import setup_progress as module
 from cluster.machines.setup_progress import SetupProgress, timed_step
 
 
 @pytest.fixture
-def board(tmp_path: Path) -> SetupProgress:
-    one = SetupProgress(tmp_path / "machines.json")
-    one.start_launch("first", {"0": "gpu1", "1": "gpu2"})
-    return one
+def progress(tmp_path: Path) -> SetupProgress:
+    progress = SetupProgress(tmp_path / "machines.json")
+    progress.start_launch("first", {"0": "gpu1", "1": "gpu2"})
+    return progress
 
 
 @pytest.fixture
 def writes(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """What is written from now on."""
-    found: list[bytes] = []
-    real = module.write_atomic
+    """The contents that are written from now on."""
+    contents: list[bytes] = []
+    real_write = module.write_atomic
 
-    def replace(path: Path, content: bytes, durable: bool = True) -> None:
-        found.append(content)
-        real(path, content, durable)
+    def record_write(path: Path, content: bytes, durable: bool = True) -> None:
+        contents.append(content)
+        real_write(path, content, durable)
 
-    monkeypatch.setattr(module, "replace", replace)
-    return found
-
-
-def kept(board: SetupProgress) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(board.path.read_text())
-    return found
+    monkeypatch.setattr(module, "write_atomic", record_write)
+    return contents
 
 
-def until(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)
+def written_data(progress: SetupProgress) -> dict[str, Any]:
+    data: dict[str, Any] = json.loads(progress.path.read_text())
+    return data
 
 
-def test_it_begins_anew_with_each_launch(board: SetupProgress) -> None:
-    board.update("0", reason="no way", python="/usr/bin/python3")
-    board.mark_ready()
-    board.start_launch("second", {"0": "gpu3"})
-    said = kept(board)
-    assert said["launch"] == "second" and said["ready"] is False and board.failure_reasons == {}
-    assert said["machines"]["0"] == {"host": "gpu3", "step": "", "reason": "", "notes": [], "seconds": {}}
+def test_start_launch_resets_rows(progress: SetupProgress) -> None:
+    progress.update("0", reason="no way", python="/usr/bin/python3")
+    progress.mark_ready()
+    progress.start_launch("second", {"0": "gpu3"})
+    data = written_data(progress)
+    assert data["launch"] == "second" and data["ready"] is False and progress.failure_reasons == {}
+    assert data["machines"]["0"] == {"host": "gpu3", "step": "", "reason": "", "notes": [], "seconds": {}}
 
 
-def test_another_process_reads_what_was_written(board: SetupProgress) -> None:
-    board.update("1", code="/code/abc")
-    board.mark_ready()
-    assert SetupProgress(board.path).data["ready"] and SetupProgress(board.path).rows["1"]["code"] == "/code/abc"
+def test_setup_progress_reads_file_of_another_process(progress: SetupProgress) -> None:
+    progress.update("1", code="/code/abc")
+    progress.mark_ready()
+    assert SetupProgress(progress.path).data["ready"] and SetupProgress(progress.path).rows["1"]["code"] == "/code/abc"
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{"])
-def test_a_damaged_file_is_as_none(tmp_path: Path, text: str) -> None:
+def test_setup_progress_ignores_damaged_file(tmp_path: Path, text: str) -> None:
     path = tmp_path / "machines.json"
     path.write_text(text)
     assert SetupProgress(path).data == {"launch": "", "machines": {}}
 
 
-def test_a_step_that_went_well_has_its_seconds_and_again_adds_to_them(board: SetupProgress) -> None:
+def test_timed_step_repeated_adds_seconds(progress: SetupProgress) -> None:
     for _ in range(2):
-        with timed_step(board, "0", "code"):
-            assert board.rows["0"]["step"] == "code"
-    seconds = board.rows["0"]["seconds"]["code"]
-    board.set_step("0", "code", 1.5)
-    assert board.rows["0"]["seconds"]["code"] == pytest.approx(seconds + 1.5)
+        with timed_step(progress, "0", "code"):
+            assert progress.rows["0"]["step"] == "code"
+    seconds = progress.rows["0"]["seconds"]["code"]
+    progress.set_step("0", "code", 1.5)
+    assert progress.rows["0"]["seconds"]["code"] == pytest.approx(seconds + 1.5)
 
 
-def test_a_step_that_failed_has_none(board: SetupProgress) -> None:
-    with pytest.raises(OSError), timed_step(board, "0", "code"):
+def test_timed_step_failed_records_no_seconds(progress: SetupProgress) -> None:
+    with pytest.raises(OSError), timed_step(progress, "0", "code"):
         raise OSError
-    assert board.rows["0"]["step"] == "code" and board.rows["0"]["seconds"] == {}
+    assert progress.rows["0"]["step"] == "code" and progress.rows["0"]["seconds"] == {}
 
 
-def test_a_reason_is_written_at_once(board: SetupProgress) -> None:
-    board.update("1", reason="its key has changed")
-    assert kept(board)["machines"]["1"]["reason"] == "its key has changed"
-    assert board.failure_reasons == {"1": "its key has changed"}
+def test_update_writes_reason_at_once(progress: SetupProgress) -> None:
+    progress.update("1", reason="its key has changed")
+    assert written_data(progress)["machines"]["1"]["reason"] == "its key has changed"
+    assert progress.failure_reasons == {"1": "its key has changed"}
 
 
-def test_the_rest_is_written_in_a_moment(board: SetupProgress) -> None:
-    board.set_step("0", "environment")
-    until(lambda: kept(board)["machines"]["0"]["step"] == "environment")
-    board.set_step("0", "checks")
-    until(lambda: kept(board)["machines"]["0"]["step"] == "checks")
+def test_set_step_is_written_after_delay(progress: SetupProgress) -> None:
+    progress.set_step("0", "environment")
+    wait_for(lambda: written_data(progress)["machines"]["0"]["step"] == "environment")
+    progress.set_step("0", "checks")
+    wait_for(lambda: written_data(progress)["machines"]["0"]["step"] == "checks")
 
 
-def test_many_changes_are_few_writes(
-    board: SetupProgress, writes: list[bytes], monkeypatch: pytest.MonkeyPatch
+def test_set_step_many_changes_are_written_once(
+    progress: SetupProgress, writes: list[bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "WRITE_SECONDS", 60.0)
-    waiting = set()
+    monkeypatch.setattr(module, "WRITE_DELAY_SECONDS", 60.0)
+    timers = set()
     for number in range(500):
-        board.set_step("0", "code", number)
-        waiting.add(board.pending_write)
-    board.mark_ready()
-    assert len(waiting) == 1 and len(writes) == 1 and board.pending_write is None
-    assert kept(board)["machines"]["0"]["seconds"]["code"] == sum(range(500))
+        progress.set_step("0", "code", number)
+        timers.add(progress.pending_write)
+    progress.mark_ready()
+    assert len(timers) == 1 and len(writes) == 1 and progress.pending_write is None
+    assert written_data(progress)["machines"]["0"]["seconds"]["code"] == sum(range(500))
 
 
-def test_machines_write_at_the_same_time(tmp_path: Path) -> None:
-    board = SetupProgress(tmp_path / "machines.json")
+def test_setup_progress_concurrent_changes_are_all_kept(tmp_path: Path) -> None:
+    progress = SetupProgress(tmp_path / "machines.json")
     names = [str(number) for number in range(16)]
-    board.start_launch("first", dict.fromkeys(names, "gpu"))
+    progress.start_launch("first", dict.fromkeys(names, "gpu"))
 
     def set_up(name: str) -> None:
         for number in range(30):
-            board.set_step(name, "checks", 1.0)
-            board.update(name, **{f"value{number}": number})
-        board.update(name, reason=f"reason {name}")
+            progress.set_step(name, "checks", 1.0)
+            progress.update(name, **{f"value{number}": number})
+        progress.update(name, reason=f"reason {name}")
 
     threads = [threading.Thread(target=set_up, args=(name,)) for name in names]
-    for one in threads:
-        one.start()
-    while any(one.is_alive() for one in threads):
-        assert kept(board)["launch"] == "first"
-    board.mark_ready()
-    assert kept(board)["machines"] == board.rows and board.failure_reasons == {name: f"reason {name}" for name in names}
-    assert all(row["seconds"]["checks"] == 30 and row["value29"] == 29 for row in board.rows.values())
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        assert written_data(progress)["launch"] == "first"
+    progress.mark_ready()
+    assert written_data(progress)["machines"] == progress.rows and progress.failure_reasons == {
+        name: f"reason {name}" for name in names
+    }
+    assert all(row["seconds"]["checks"] == 30 and row["value29"] == 29 for row in progress.rows.values())
