@@ -142,7 +142,7 @@ def test_cli_bad_option_is_named_in_one_line(refused: Fixture, argv: list[str], 
 
 
 def test_launch_without_aws_names_the_other_backends(place: Fixture, refused: Fixture) -> None:
-    refused(["launch", place.recipe()], 1, "region", "--local (this computer)", "--hosts FILE")
+    refused(["launch", place.recipe()], 1, "no region", "--local (this computer)", "--hosts FILE")
     refused(["launch", "--local", "--hosts", "x", place.recipe()], 2, "mutually exclusive")
 
 
