@@ -194,8 +194,8 @@ def _down_all(region: str | None, dry_run: bool, assume_yes: bool) -> None:
 def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
     """Remove leftover AWS resources that have our tags.
 
-    Leftover means: the job has ended, or the resource is past its expiry time. Without --yes the resources are only
-    listed.
+    A resource is left over when no unfinished job owns it, or when it is past its expiry time. Without --yes the
+    resources are only listed.
     """
     from cluster.backends.aws import admin
 

@@ -81,7 +81,7 @@ def packing_options(command: CommandFunction) -> CommandFunction:
 def resize(source: Path, target: Path, sizes: str, skip_bad: bool, anew: bool, shard_mb: int) -> None:
     """Pack smaller copies of the images of SOURCE.
 
-    Each size is written to TARGET/<short side>. The command can be interrupted and run again.
+    Each size is written to a folder named by its short side, such as TARGET/160. The command can be interrupted and run again.
     """
     from train.data.packing.pack import copy_targets
 
@@ -101,9 +101,9 @@ def resize(source: Path, target: Path, sizes: str, skip_bad: bool, anew: bool, s
 @packing_options
 @translate_data_errors
 def pack(source: Path, target: Path, skip_bad: bool, anew: bool, shard_mb: int) -> None:
-    """Pack the full-size images of SOURCE into large files in TARGET.
+    """Pack the images of SOURCE into large files in TARGET.
 
-    The command can be interrupted and run again.
+    The images keep their full size. The command can be interrupted and run again.
     """
     _pack("packing", source, target, {None: target}, skip_bad, anew, shard_mb)
 

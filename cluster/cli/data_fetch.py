@@ -38,7 +38,7 @@ def _parse_sizes(text: str | None) -> list[int | None] | None:
 @click.option(
     "--index-only",
     is_flag=True,
-    help="Copy only the index and the names of the full-size images: no phase reads the images themselves.",
+    help="Copy only the index and names of the full-size images. Sufficient when no phase reads full-size images.",
 )
 @click.option(
     "--copies", default="", metavar="PLACE", help="Where the resized copies are.  [default: SOURCE's name with -sz]"

@@ -58,8 +58,8 @@ detach_option = grouped_option(
     "Data",
     "--fetch",
     metavar="DIR",
-    help="Copy the packed data set to this folder on each machine's own disk before training.  [default: for s3:// on "
-    "rented machines ~/.imgnet/data, else no copy]",
+    help="Copy the packed data set to this folder on each machine's own disk before training.  [default: no copy; for "
+    "s3:// on rented machines: ~/.imgnet/data]",
 )
 @grouped_option(
     "Data", "--copies", metavar="DIR", help="Folder of the resized copies.  [default: the data folder's name with -sz]"

@@ -167,8 +167,8 @@ machines_option = grouped_option(
     "--machines",
     metavar="N",
     type=click.IntRange(1),
-    help="Number of machines. The recipe may have phases of its own for it.  [default: as the recipe says; with "
-    "--local: 1]",
+    help="Number of machines. The recipe may have phases of its own for it.  [default: as the recipe says; --local: "
+    "1; --hosts: all that the file lists, without --spares]",
 )
 
 
