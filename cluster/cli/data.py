@@ -81,7 +81,8 @@ def packing_options(command: CommandFunction) -> CommandFunction:
 def resize(source: Path, target: Path, sizes: str, skip_bad: bool, anew: bool, shard_mb: int) -> None:
     """Pack smaller copies of the images of SOURCE.
 
-    Each size is written to a folder named by its short side, such as TARGET/160. The command can be interrupted and run again.
+    Each size is written to a folder named by its short side, such as TARGET/160. The command can be interrupted and
+    run again.
     """
     from train.data.packing.pack import copy_targets
 

@@ -17,8 +17,8 @@ from .job import Job
 
 # Prints the folders in the shared folder $1 that have a job.json and no result.json.
 LIST_UNFINISHED_SCRIPT = (
-    'cd "$1" 2>/dev/null && for one in */job.json; do d=${one%/*}; '
-    '[ -e "$one" ] && [ ! -e "$d/result.json" ] && echo "$d"; done; :'
+    'cd "$1" 2>/dev/null && for spec in */job.json; do uid=${spec%/*}; '
+    '[ -e "$spec" ] && [ ! -e "$uid/result.json" ] && echo "$uid"; done; :'
 )
 
 
