@@ -10,12 +10,15 @@ if TYPE_CHECKING:
     from .store import runs_folder as runs_folder
     from .submit import launch as launch
 
-MODULES = {"Job": "job", "all_jobs": "store", "find": "store", "launch": "submit", "runs": "store"}
+MODULE_BY_NAME = {"Job": "job", "all_jobs": "store", "find": "store", "launch": "submit", "runs_folder": "store"}
 __all__ = ["Job", "all_jobs", "find", "launch", "runs_folder"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import on first use, so that a submodule run by `python -m` is not imported twice."""
-    if name in MODULES:
-        return getattr(import_module(f".{MODULES[name]}", __name__), name)
+    """Import a public name on first use.
+
+    `python -m cluster.jobs.supervisor` imports this package first; it must not import the submodule a second time.
+    """
+    if name in MODULE_BY_NAME:
+        return getattr(import_module(f".{MODULE_BY_NAME[name]}", __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""Taking over a job that another computer launched: the machines know all there is to know."""
+"""Adoption: supervise a job that another computer launched. Its machines have everything that is needed to know."""
 
 import json
 from dataclasses import replace
@@ -10,73 +10,78 @@ from cluster.connectors.ssh import SSHConnector
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
-from train.tools.filesystem import locked, read_json, to_json_bytes
-from train.tools.filesystem import write_atomic as replace_file
+from train.tools.filesystem import locked, read_json, to_json_bytes, write_atomic
 
 from . import store
 from .job import Job
 
-# The jobs in a shared folder that have no result.
+# Prints the folders in the shared folder $1 that have a job.json and no result.json.
 LIST_UNFINISHED_SCRIPT = (
-    'cd "$1" 2>/dev/null && for one in */job.json; do d=${one%/*}; '
-    '[ -e "$one" ] && [ ! -e "$d/result.json" ] && echo "$d"; done; :'
+    'cd "$1" 2>/dev/null && for spec in */job.json; do uid=${spec%/*}; '
+    '[ -e "$spec" ] && [ ! -e "$uid/result.json" ] && echo "$uid"; done; :'
 )
 
 
 def adopt(hosts_file: str | Path, uid: str | None = None) -> Job:
-    """Make a run folder for a job of these machines, and start a supervisor here. The other one may go on or not.
+    """Create a run folder for a job of the machines in `hosts_file`, and start a supervisor on this computer.
 
-    Raises `NoSuchJob`, `BadInput` when there are several and none is named, `ClusterError`, `Unreachable`.
+    The supervisor of the computer that launched the job may still be running: two supervisors do no harm.
+
+    Raises `NoSuchJob` when there is no such job, `BadInput` when several are unfinished and no uid is given,
+    `ClusterError` when its description is damaged or the job is here already, `Unreachable`.
     """
     hosts = read_hosts(Path(hosts_file).expanduser())
     if not hosts.shared:
-        raise BadInput(f"{hosts_file}: names no shared folder; the job is described there")
-    remote = SSHConnector(hosts.machines[0])
+        raise BadInput(f"{hosts_file}: names no shared folder, where the jobs are described; add: shared = DIR")
+    connector = SSHConnector(hosts.machines[0])
     try:
-        uid = uid or _find_only_unfinished(remote, hosts.shared)
-        described, mark = (remote.read_from(f"{hosts.shared}/{uid}/{name}", 0) for name in ("job.json", "launch"))
+        uid = uid or _find_only_unfinished(connector, hosts.shared)
+        spec_json = connector.read_from(f"{hosts.shared}/{uid}/job.json", 0)
+        launch_id = connector.read_from(f"{hosts.shared}/{uid}/launch", 0)
     finally:
-        remote.close()
-    if not described:
+        connector.close()
+    if not spec_json:
         raise NoSuchJob(
-            f"{uid}: there is no such job in {hosts.shared}; names are such as job-3-9073e811: ls {hosts.shared}"
+            f"{uid}: no such job in {hosts.shared}; names look like job-3-9073e811; to see them: ls {hosts.shared}"
         )
     try:
-        spec = JobSpec.from_json(json.loads(described))
+        spec = JobSpec.from_json(json.loads(spec_json))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ClusterError(f"{hosts.shared}/{uid}/job.json is damaged ({type(error).__name__}: {error})") from None
     store.runs_folder().mkdir(parents=True, exist_ok=True)
     with locked(store.runs_folder() / ".adopt.lock"):
         for job in store.all_jobs():
-            said = read_json(job.run_folder.spec_path)
-            if isinstance(said, dict) and said.get("uid") == uid:
+            local_spec = read_json(job.run_folder.spec_path)
+            if isinstance(local_spec, dict) and local_spec.get("uid") == uid:
                 raise ClusterError(f"{uid} is here already, as {job.name}; imgnet-cluster status {job.name}")
-        return _create_run_folder(spec, hosts, mark)
+        return _create_run_folder(spec, hosts, launch_id)
 
 
-def _find_only_unfinished(remote: SSHConnector, shared: str) -> str:
-    """Return the one job that is not finished."""
-    found = remote.run(["sh", "-c", LIST_UNFINISHED_SCRIPT, "sh", shared]).out.decode().split()
-    if not found:
+def _find_only_unfinished(connector: SSHConnector, shared: str) -> str:
+    """Return the uid of the only unfinished job in a shared folder. Raises `NoSuchJob`, `BadInput`."""
+    uids = connector.run(["sh", "-c", LIST_UNFINISHED_SCRIPT, "sh", shared]).out.decode().split()
+    if not uids:
         raise NoSuchJob(f"there is no unfinished job in {shared}")
-    if len(found) > 1:
-        raise BadInput(f"there are several jobs in {shared}; name one of {', '.join(found)}")
-    return found[0]
+    if len(uids) > 1:
+        raise BadInput(f"there are several unfinished jobs in {shared}; name one of {', '.join(uids)}")
+    return uids[0]
 
 
 def _create_run_folder(spec: JobSpec, hosts: Hosts, launch_id: bytes) -> Job:
+    """Create the local run folder of an adopted job and start its supervisor. Raises `BadInput`, `ClusterError`."""
     machines = hosts.machines[: len(spec.machine_names)]
     if len(machines) < len(spec.machine_names):
-        raise BadInput(f"{spec.uid} has {len(spec.machine_names)} machines, the hosts file names {len(machines)}")
-    run = store.create_run_folder(registry.get_backend("ssh").reserved_names())
-    folders = RunFolder(run)
-    folders.shared.mkdir(parents=True)
-    mine = replace(spec, name=run.name, hosts=Hosts(hosts.shared, machines).to_json())
-    replace_file(folders.recipe_path, to_json_bytes(spec.recipe.to_json()))
-    replace_file(folders.shared / "job.json", to_json_bytes(mine.to_json()))
-    replace_file(folders.launch_path, launch_id)
-    replace_file(run / "machines.json", to_json_bytes({"launch": launch_id.decode(), "adopted": True, "machines": {}}))
-    replace_file(folders.spec_path, to_json_bytes(mine.to_json()))
-    job = Job(run)
+        raise BadInput(f"{spec.uid} has {len(spec.machine_names)} machines, the hosts file lists {len(machines)}")
+    path = store.create_run_folder(registry.get_backend("ssh").reserved_names())
+    run_folder = RunFolder(path)
+    run_folder.shared.mkdir(parents=True)
+    local_spec = replace(spec, name=path.name, hosts=Hosts(hosts.shared, machines).to_json())
+    machines_file = {"launch": launch_id.decode(), "adopted": True, "machines": {}}
+    write_atomic(run_folder.recipe_path, to_json_bytes(spec.recipe.to_json()))
+    write_atomic(run_folder.shared / "job.json", to_json_bytes(local_spec.to_json()))
+    write_atomic(run_folder.launch_path, launch_id)
+    write_atomic(path / "machines.json", to_json_bytes(machines_file))
+    write_atomic(run_folder.spec_path, to_json_bytes(local_spec.to_json()))  # last: it makes the folder a job
+    job = Job(path)
     job.refresh()
     return job

@@ -1,4 +1,4 @@
-"""A job's newest whole checkpoint, on this computer: brought home first where it lies on machines elsewhere."""
+"""The newest complete checkpoint of a job on this computer, downloaded from the machines of the job where necessary."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,34 +13,39 @@ if TYPE_CHECKING:
 
 
 def newest_checkpoint(job: Job, progress: DownloadProgress = lambda done, total: None) -> Path:
-    """Return the newest whole checkpoint of a job. Raises `ClusterError`: there is none, or its machines are away.
+    """Return the path of the newest complete checkpoint of a job.
 
-    `progress` is told the bytes that have come from another machine, and of how many.
+    `progress` is called with the bytes that have been downloaded from another machine, and with their total.
+
+    Raises `ClusterError` when the job has not saved one yet, or when its machines cannot be reached and none is here.
     """
-    found, why = newest_local_checkpoint(job.run_folder.shared), ""
-    if job.backend.IS_REMOTE and not (found and job.has_ended):
+    path = newest_local_checkpoint(job.run_folder.shared)
+    failure = ""
+    if job.backend.IS_REMOTE and not (path and job.has_ended):
         try:
-            found = _download_from_machines(job, progress) or found
+            path = _download_from_machines(job, progress) or path
         except ClusterError as error:
-            why = str(error)
-    if found:
-        return found
-    if why:
-        raise ClusterError(f"{job.name}: its checkpoints stay on its machines, and these do not give one: {why}")
+            failure = str(error)
+    if path:
+        return path
+    if failure:
+        raise ClusterError(f"{job.name}: its checkpoints are on its machines, and no machine sent one: {failure}")
     raise ClusterError(f"{job.name} is {job.state} and has saved nothing yet; imgnet-cluster status {job.name}")
 
 
 def _download_from_machines(job: Job, progress: DownloadProgress) -> Path | None:
-    """Bring it from the first machine that answers. Raises `ClusterError` when none does."""
-    here, last = _job_fleet(job), ClusterError("none is known yet")
-    for name, remote in here.connectors.items():
+    """Download the newest checkpoint from the first machine that answers. Raises `ClusterError` when none does."""
+    fleet = _job_fleet(job)
+    last_error = ClusterError("no machine is known yet")
+    for name, connector in fleet.connectors.items():
         try:
-            return download_checkpoint(remote, here.provisioner.job_folder(name), job.run_folder.shared, progress)
-        except KeyError:  # which was never set up
+            remote_folder = fleet.provisioner.job_folder(name)
+            return download_checkpoint(connector, remote_folder, job.run_folder.shared, progress)
+        except KeyError:  # the machine was never set up
             continue
         except ClusterError as error:
-            last = error
-    raise last
+            last_error = error
+    raise last_error
 
 
 def _job_fleet(job: Job) -> "Fleet":

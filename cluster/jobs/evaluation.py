@@ -1,4 +1,4 @@
-"""A saved network examined by several crops and sizes: `train.evaluation.__main__`, which knows torch, in a process of its own."""
+"""Runs `train.evaluation`, which needs torch, in a process of its own, and reads its messages."""
 
 import json
 import subprocess
@@ -8,66 +8,80 @@ from typing import Any
 
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError
-from cluster.machines import checkpoint_files
+from cluster.machines.checkpoint_files import DownloadProgress
 from train.tools.process import die_with_parent, kill_process_groups
 
 from . import checkpoints
 from .job import Job
 
+EVALUATION_MODULE = "train.evaluation.__main__"
 
-def job_evaluation_options(
-    job: Job, progress: checkpoint_files.DownloadProgress = lambda done, total: None
-) -> dict[str, Any]:
-    """Return what a job's own examination takes from it: its newest checkpoint, data, and part of the images.
 
-    Raises `ClusterError` as `checkpoints.newest` does.
+def job_evaluation_options(job: Job, progress: DownloadProgress = lambda done, total: None) -> dict[str, Any]:
+    """Return the options by which a job's own validation is repeated: newest checkpoint, data set, fraction of images.
+
+    Raises `ClusterError` as `checkpoints.newest_checkpoint` does.
     """
     spec = job.spec
     return {
-        "checkpoint": checkpoints.newest_checkpoint(job, progress), "data": spec.data, "copies": spec.copies, "scale": spec.scale,
+        "checkpoint": checkpoints.newest_checkpoint(job, progress),
+        "data": spec.data,
+        "copies": spec.copies,
+        "scale": spec.scale,
         "skip_bad": spec.skip_bad,
-    }  # fmt: skip
+    }
 
 
 def evaluation_command(checkpoint: Path, *, skip_bad: bool = False, **options: Any) -> list[str]:
-    """Return the command that examines a checkpoint; `given` are its options by name, None left out."""
-    words = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    return module_command("train.evaluation.__main__", *words, *["--skip-bad"] * skip_bad, "--", str(checkpoint))
+    """Return the command that evaluates a checkpoint. `options` are its options by name; None leaves one out."""
+    argv = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    if skip_bad:
+        argv.append("--skip-bad")
+    return module_command(EVALUATION_MODULE, *argv, "--", str(checkpoint))
 
 
 def run_evaluation(argv: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Run such a command and yield what it tells, as it comes; how far it is goes to stderr.
+    """Run an evaluation command and yield its messages as they come. Its progress goes to stderr.
 
-    Raises `ClusterError` with its line when it fails. Nothing of it runs any more when the caller stops asking.
+    When the caller closes the iterator, the process and its children are killed. Raises `ClusterError` with the error
+    message of the process when it fails.
     """
-    child = subprocess.Popen(
+    process = subprocess.Popen(
         argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, preexec_fn=die_with_parent
     )
-    assert child.stdout
+    assert process.stdout
     try:
-        for line in child.stdout:
-            said = json.loads(line)
-            if said["kind"] == "error":
-                raise ClusterError(said["error"])
-            yield said
-        if code := child.wait():
-            raise ClusterError(f"train.evaluation.__main__ ended with code {code}; its last words stand above")
+        for line in process.stdout:
+            message = json.loads(line)
+            if message["kind"] == "error":
+                raise ClusterError(message["error"])
+            yield message
+        if code := process.wait():
+            raise ClusterError(f"the evaluation ended with code {code}; its last lines are above")
     finally:
-        kill_process_groups([child])
-        child.stdout.close()
+        kill_process_groups([process])
+        process.stdout.close()
 
 
 def rect_gains(rows: Sequence[Mapping[str, Any]], buckets: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return by how many points rectangles are better than the square centre, at each size that has both, by bucket."""
-    found = []
-    for rect in rows:
-        centres = [one for one in rows if (one["crop"], one["size"]) == ("center", rect["size"])]
-        if rect["crop"] != "rect" or not centres:
+    """Return by how many percentage points rectangular crops are better than square center crops.
+
+    One dict for each size that has both: "size", "top1", "top5", and "buckets" with the gains by aspect ratio.
+    """
+    gains = []
+    for rect_row in rows:
+        center_row = next((row for row in rows if (row["crop"], row["size"]) == ("center", rect_row["size"])), None)
+        if rect_row["crop"] != "rect" or center_row is None:
             continue
-        pairs = zip(buckets, centres[0]["buckets"], rect["buckets"], strict=True)
-        parts = [
-            {**bucket, **{top: mine[top] - square[top] for top in ("top1", "top5")}} for bucket, square, mine in pairs
+        bucket_gains = [
+            {**bucket, **_accuracy_difference(rect_bucket, center_bucket)}
+            for bucket, center_bucket, rect_bucket in zip(
+                buckets, center_row["buckets"], rect_row["buckets"], strict=True
+            )
         ]
-        whole = {top: rect[top] - centres[0][top] for top in ("top1", "top5")}
-        found.append({"size": rect["size"], **whole, "buckets": parts})
-    return found
+        gains.append({"size": rect_row["size"], **_accuracy_difference(rect_row, center_row), "buckets": bucket_gains})
+    return gains
+
+
+def _accuracy_difference(row: Mapping[str, Any], reference_row: Mapping[str, Any]) -> dict[str, float]:
+    return {metric: row[metric] - reference_row[metric] for metric in ("top1", "top5")}

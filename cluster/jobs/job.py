@@ -1,4 +1,4 @@
-"""One job: a run folder, and what can be asked of it and done to it."""
+"""A job: a run folder, with the operations that read or change it."""
 
 import contextlib
 import json
@@ -13,9 +13,10 @@ from uuid import uuid4
 from cluster.backends import registry
 from cluster.backends.base import Backend
 from cluster.connectors import tmux
+from cluster.connectors.ssh_config import openssh_argv
 from cluster.errors import BadInput, ClusterError
 from cluster.state import attempts
-from cluster.state import result as state_status_result
+from cluster.state import result as state_result
 from cluster.state import status as state_status
 from cluster.state import timeline as state_timeline
 from cluster.state.run_folder import RunFolder
@@ -26,8 +27,12 @@ from train.tools.filesystem import locked, read_json, to_json_bytes, write_atomi
 
 from . import queue_state
 
-AGENT_START_SECONDS = 20.0  # for an agent to say its first word
+AGENT_START_SECONDS = 20.0  # for an agent to write its first status
 JOB_STOP_TIMEOUT_SECONDS = 45.0
+WRITE_RESULT_LOCK_SECONDS = 5.0
+WAIT_POLL_SECONDS = 0.2
+STOP_POLL_SECONDS = 0.1
+START_POLL_SECONDS = 0.05
 
 
 class JobBusy(ClusterError):
@@ -35,97 +40,110 @@ class JobBusy(ClusterError):
 
 
 class Job:
-    """A run folder and what is known of its job. Cheap to make; everything is read when asked for."""
+    """A job in its run folder. Cheap to create: every property reads the files again.
+
+    Only the supervisor (`is_supervisor`) talks to machines other than this computer. All other processes read the files
+    that it copies into the run folder.
+    """
 
     def __init__(self, path: Path, is_supervisor: bool = False) -> None:
-        self.path, self.name, self.run_folder = path, path.name, RunFolder(path)
-        self.is_supervisor = is_supervisor  # only this one talks to machines that are not this computer
+        self.path = path
+        self.name = path.name
+        self.run_folder = RunFolder(path)
+        self.is_supervisor = is_supervisor
 
     @cached_property
     def spec(self) -> JobSpec:
-        """What was asked. Raises `ClusterError` when job.json is not there or damaged."""
+        """The job's specification. Raises `ClusterError` when job.json is missing or damaged."""
         try:
             return JobSpec.from_json(json.loads(self.run_folder.spec_path.read_text()))
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
-            raise ClusterError(f"{self.run_folder.spec_path}: {error}; remove the folder to forget the job") from error
+            raise ClusterError(f"{self.run_folder.spec_path}: {error}; delete the folder to forget the job") from error
 
     @property
     def backend(self) -> Backend:
-        """Where its machines come from."""
+        """The backend that provides the machines."""
         return registry.get_backend(self.spec.backend)
 
     @property
     def is_alive(self) -> bool:
-        """Whether an agent is at work on it."""
+        """Whether an agent is at work on the job."""
         return self.backend.agents_alive(self.spec, self.run_folder)
 
     @property
     def result(self) -> dict[str, Any] | None:
-        """The result, None until the job has ended."""
-        found: dict[str, Any] | None = read_json(self.run_folder.result_path)
-        return found
+        """The content of result.json, None until the job has ended."""
+        result: dict[str, Any] | None = read_json(self.run_folder.result_path)
+        return result
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job has ended, whichever way."""
+        """Whether the job is done, failed or stopped."""
         return self.run_folder.result_path.exists()
 
     @property
     def is_waiting(self) -> bool:
-        """Whether it stands in a queue, and nobody has started it yet."""
+        """Whether the job is in a queue and has not been started yet."""
         return not queue_state.has_left_queue(self.run_folder, self.spec)
 
     @property
     def hparams(self) -> dict[str, int | float | str]:
-        """Its settings in short, as TensorBoard shows them beside those of others."""
+        """The hyperparameters, as TensorBoard shows them to compare jobs."""
         images = scaled_image_count(self.spec.recipe.data.train, self.spec.scale)
-        return flat_settings(
-            Schedule(self.spec.recipe, images, self.spec.schedule_gpus), self.spec.machines * self.spec.procs
-        )
+        schedule = Schedule(self.spec.recipe, images, self.spec.schedule_gpus)
+        return flat_settings(schedule, self.spec.machines * self.spec.procs)
 
     @property
     def state(self) -> str:
-        """waiting, booting, setup, running, done, failed or stopped."""
+        """The state: waiting, booting, setup, running, done, failed or stopped."""
         return str(self.status()["state"])
 
     def status(self) -> dict[str, Any]:
-        """Return what is known now: state, reason, attempt, step and steps, epoch, accuracies, speed."""
+        """Return what is known now: state, reason, attempt, step and steps, epoch, accuracies, speed.
+
+        Raises `ClusterError` when a file of the run folder is damaged.
+        """
         with self._report_damaged_files():
             return self._read_status()
 
     def _read_status(self) -> dict[str, Any]:
-        known = state_status.job_status(self.run_folder, self.spec, self.result)
+        job_status = state_status.job_status(self.run_folder, self.spec, self.result)
         if self.is_waiting:
-            return {**known, "state": "waiting", "doing": queue_state.describe_wait(self.run_folder, self.spec)}
-        gone = (
-            not self.backend.IS_REMOTE and not self.has_ended and not self.is_alive
-        )  # first: a dead agent's word is final
-        if gone and self.has_agent_status and not self.is_booting:  # which could not be settled yet
-            trained = (self.run_folder.shared / "result.json").exists()
+            wait = queue_state.describe_wait(self.run_folder, self.spec)
+            return {**job_status, "state": "waiting", "doing": wait}
+        # Liveness is read before the agents' statuses: the last status of a dead agent is final.
+        is_gone = not self.backend.IS_REMOTE and not self.has_ended and not self.is_alive
+        if is_gone and self.has_agent_status and not self.is_booting:  # result.json could not be written yet
+            has_training_result = (self.run_folder.shared / "result.json").exists()
             state, reason = state_status.infer_end_state(self.run_folder, self.spec)
-            known |= {} if trained else {"state": state, "reason": reason}
-        return known
+            if not has_training_result:
+                job_status |= {"state": state, "reason": reason}
+        return job_status
 
     def refresh(self) -> None:
-        """Bring files home and, when the job has ended or its agent is gone, write the result.
+        """Copy new files into the run folder; if the agents are gone, write the result.
 
-        Raises `ClusterError` when that cannot be written here: the disk is full, the folder is read-only.
+        A waiting job gets its queue process, and a job on other machines its supervisor, if they have died.
+
+        Raises `ClusterError` when the run folder cannot be written (disk full or read-only) or has a damaged file.
         """
         try:
             with self._report_damaged_files():
                 if not self.has_ended:
                     self._advance()
         except OSError as error:
-            why = error.strerror or error
-            raise ClusterError(f"{self.path}: {why}; what the job writes cannot come here until then") from error
+            reason = error.strerror or error
+            raise ClusterError(
+                f"{self.path}: {reason}; until then the files of the job cannot be copied here"
+            ) from error
 
     @contextlib.contextmanager
     def _report_damaged_files(self) -> Iterator[None]:
-        """Turn what a damaged file brings about into a `ClusterError`."""
+        """Turn the errors that a damaged file causes into `ClusterError`, except in the supervisor, which logs them."""
         try:
             yield
         except (AttributeError, KeyError, TypeError, ValueError) as error:
-            if self.is_supervisor:  # which writes down where it was
+            if self.is_supervisor:  # its log keeps the traceback
                 raise
             raise ClusterError(f"{self.path}: a file in it is damaged ({type(error).__name__}: {error})") from error
 
@@ -134,49 +152,50 @@ class Job:
             return queue_state.ensure_queue_process(self.path.parent, self.spec.queue)
         if self.backend.IS_REMOTE and not self.is_supervisor:
             return self._ensure_supervisor()
-        over = (
-            self.has_agent_status or not self.is_booting
-        )  # before anybody is asked: first words that come meanwhile say it lives
-        if not self.backend.poll(self.spec, self.run_folder) and over:
+        # Read before the backend is asked: a first status that arrives meanwhile means that the job is alive.
+        may_have_ended = self.has_agent_status or not self.is_booting
+        if not self.backend.poll(self.spec, self.run_folder) and may_have_ended:
             self._write_result()
 
     def _ensure_supervisor(self) -> None:
-        """Start the supervisor when none is at work: the computer was off, or somebody killed it."""
-        last = self.path / ".supervised"
+        """Start the supervisor when none is running, for example after a reboot."""
+        start_marker = self.path / ".supervised"
         with contextlib.suppress(JobBusy), self.locked():
-            if not self.is_alive and not (
-                last.exists() and 0 <= time.time() - last.stat().st_mtime < AGENT_START_SECONDS
-            ):
-                last.touch()
+            # A supervisor that was started a moment ago may not have taken its lock yet.
+            was_just_started = (
+                start_marker.exists() and 0 <= time.time() - start_marker.stat().st_mtime < AGENT_START_SECONDS
+            )
+            if not self.is_alive and not was_just_started:
+                start_marker.touch()
                 self.backend.launch(self.spec, self.run_folder)
 
     def _write_result(self) -> None:
-        """Write the result of a job whose agent is gone, once nothing of it is left; who comes second does nothing."""
-        with contextlib.suppress(JobBusy), self.locked(timeout_seconds=5):
+        """Write the result of a job whose agents are gone, once all its processes are gone. Idempotent."""
+        with contextlib.suppress(JobBusy), self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
             if not self.has_ended and (self.is_supervisor or not self.is_alive):
-                silent = self.backend.terminate(self.spec, self.run_folder)
-                state_status_result.write_result(self.run_folder, self.spec, self.backend, silent)
+                silent_machines = self.backend.terminate(self.spec, self.run_folder)
+                state_result.write_result(self.run_folder, self.spec, self.backend, silent_machines)
 
     def fail(self, reason: str) -> None:
-        """End a job that cannot start, or was stopped before it did: nothing of it stays on its machines."""
-        how = "stopped" if (self.run_folder.shared / "stop").exists() else "failed"
-        with self.locked(timeout_seconds=5):
-            silent = self.backend.terminate(self.spec, self.run_folder)
-            state_status_result.write_result(self.run_folder, self.spec, self.backend, silent, reason, how)
+        """End a job that cannot start, or was stopped before it started. Nothing of it stays on its machines."""
+        end_state = "stopped" if (self.run_folder.shared / "stop").exists() else "failed"
+        with self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
+            silent_machines = self.backend.terminate(self.spec, self.run_folder)
+            state_result.write_result(self.run_folder, self.spec, self.backend, silent_machines, reason, end_state)
 
     @property
     def has_agent_status(self) -> bool:
-        """Whether an agent of the last launch has said anything yet."""
+        """Whether an agent of the last launch has written a status."""
         return bool(state_status.machine_statuses(self.run_folder, self.spec))
 
     @property
     def is_booting(self) -> bool:
-        """Whether the agents of the last launch were started so lately that they may still come."""
-        since = state_status.agents_start_time(self.run_folder, self.spec)
-        return 0 <= time.time() - since < AGENT_START_SECONDS  # a clock that was set back says no
+        """Whether the agents of the last launch were started so recently that their first status may still come."""
+        start = state_status.agents_start_time(self.run_folder, self.spec)
+        return 0 <= time.time() - start < AGENT_START_SECONDS  # False when the clock was set back
 
     def wait(self, timeout_seconds: float | None = None) -> str:
-        """Return the final state when the job has ended. Raises `ClusterError` when it has not in so many seconds."""
+        """Wait until the job has ended and return its final state. Raises `ClusterError` after the timeout."""
         deadline = None if timeout_seconds is None else time.monotonic() + timeout_seconds
         while True:
             self.refresh()
@@ -186,22 +205,22 @@ class Job:
                 raise ClusterError(
                     f"{self.name}: not finished after {timeout_seconds:g} s; imgnet-cluster status {self.name}"
                 )
-            time.sleep(0.2)
+            time.sleep(WAIT_POLL_SECONDS)
 
     def metric_rows(self, kind: str) -> list[dict[str, Any]]:
-        """Return the metrics' lines of one kind, "train" or "epoch"; a later attempt replaces what it did again."""
+        """Return the metrics of one kind, "train" or "epoch". Steps repeated by a later attempt appear once."""
         return state_status.read_metrics(self.path, kind)
 
     def scalars(self, name: str) -> list[tuple[int, float]]:
         """Return (images seen, value) of a scalar such as "val/top1" or "train/loss", as TensorBoard shows it."""
-        short = name.removeprefix("val/") if "top" in name else name.replace("/", "_")
-        kind, key = ("epoch", short) if name.startswith("val/") else ("train", name)
+        short_name = name.removeprefix("val/") if "top" in name else name.replace("/", "_")
+        kind, key = ("epoch", short_name) if name.startswith("val/") else ("train", name)
         return [(row["images"], row[key]) for row in self.metric_rows(kind) if row.get(key) is not None]
 
     def log_path(self, rank: int | None = 0, attempt: int | None = None, machine: str = "0") -> Path:
-        """Return the file that a rank of an attempt (default: the last) writes its output to; None: a machine's agent.
+        """Return the log file of a rank in an attempt (default: the last one); for rank None, of the machine's agent.
 
-        Before the first attempt it is the set-up's.
+        Before the first attempt it is the log of the machine's set-up.
         """
         if rank is None:
             return self.path / "logs" / f"agent-{machine}.jsonl"
@@ -210,21 +229,21 @@ class Job:
         return self.path / "logs" / name
 
     def timeline(self) -> list[dict[str, Any]]:
-        """Return a row for each attempt: who, when, why, and what it cost in seconds and steps."""
+        """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
         return state_timeline.attempt_rows(self.path, self.run_folder.shared)
 
     def machine_details(self) -> dict[str, dict[str, Any]]:
-        """Return what each machine said last, with the seconds of its way to the first step."""
+        """Return the last status of each machine, with the seconds of each stage up to its first step."""
         return state_status.machine_rows(self.run_folder, self.spec)
 
     @property
     def rank0_machine(self) -> str:
-        """The machine of rank 0."""
+        """The name of the machine of rank 0."""
         newest = attempts.newest_attempt(self.run_folder.shared)
         return newest.machine_names[0] if newest and newest.members else "0"
 
     def attach_command(self, machine: int | None = None) -> list[str]:
-        """Return the command that shows the session of a machine on this terminal. Raises `ClusterError`."""
+        """Return the command that shows a machine's tmux session on this terminal. Raises `ClusterError`."""
         name = self._resolve_machine(machine)
         if self.backend.IS_REMOTE:
             return self.ssh_command(int(name), tmux.attach_argv(self.spec.tmux_session), tty=True)
@@ -233,15 +252,14 @@ class Job:
         return tmux.attach_argv(self.name, f"train-{name}" if len(self.spec.machine_names) > 1 else "")
 
     def ssh_command(self, machine: int | None, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
-        """Return OpenSSH's command for a machine, with the job's own configuration. Raises `ClusterError`."""
-        from cluster.connectors.ssh_config import openssh_argv
-
+        """Return the OpenSSH command for a machine, with the job's own configuration file. Raises `ClusterError`."""
         config = self.path / "ssh_config"
         if not config.exists():
             raise ClusterError(f"{self.name} runs on this computer; there is nothing to log in to")
         return openssh_argv(config, int(self._resolve_machine(machine)), argv, tty)
 
     def _resolve_machine(self, machine: int | None) -> str:
+        """Return the name of a machine, by default that of rank 0. Raises `BadInput` when there is no such machine."""
         name = self.rank0_machine if machine is None else str(machine)
         if name not in self.spec.machine_names:
             raise BadInput(
@@ -250,51 +268,57 @@ class Job:
         return name
 
     def start(self) -> None:
-        """Let the backend start it. Raises `ClusterError`; a job that had ended then still has its result."""
+        """Start the job. Raises `ClusterError`; a job that had ended before then keeps its result."""
         with self.locked():
             self.claim_machines()
             self.start_locked()
 
     def claim_machines(self) -> None:
-        """Of a hosts file that a queue shares, take those that are free. Raises `ClusterError`: there are too few."""
-        chosen = queue_state.with_free_machines(self.run_folder, self.spec)
-        if chosen != self.spec:
-            self.run_folder.write_spec(chosen)
-            self.spec = chosen
+        """Take free machines of the hosts file that the jobs of a queue share.
+
+        Raises `ClusterError` when too few are free.
+        """
+        spec = queue_state.with_free_machines(self.run_folder, self.spec)
+        if spec != self.spec:
+            self.run_folder.write_spec(spec)
+            self.spec = spec
 
     def start_locked(self) -> None:
-        """Start it, by one who holds its lock."""
+        """Start the job. The caller holds its lock. Raises `ClusterError`."""
         if self.is_alive:
             raise ClusterError(f"{self.name} is running; imgnet-cluster attach {self.name}")
         (self.run_folder.shared / "stop").unlink(missing_ok=True)
         for name in self.spec.machine_names:
             self._disabled_marker(name).unlink(missing_ok=True)
-        before = self.run_folder.result_path.read_bytes() if self.has_ended else b""
+        previous_result = self.run_folder.result_path.read_bytes() if self.has_ended else b""
         self.run_folder.result_path.unlink(missing_ok=True)
         try:
             write_atomic(self.run_folder.launch_path, uuid4().hex.encode())
             self.backend.launch(self.spec, self.run_folder)
         except (ClusterError, OSError):
-            if before:
-                write_atomic(self.run_folder.result_path, before)
+            if previous_result:
+                write_atomic(self.run_folder.result_path, previous_result)
             raise
         self.run_folder.started_marker.touch()
         deadline = time.monotonic() + (0 if self.backend.IS_REMOTE else AGENT_START_SECONDS)
         while not self.has_agent_status and time.monotonic() < deadline:
-            time.sleep(0.05)
+            time.sleep(START_POLL_SECONDS)
 
     @contextlib.contextmanager
     def locked(self, timeout_seconds: float = 0) -> Iterator[None]:
-        """Hold the job for a change. Raises `Busy` when another command still holds it after so many seconds."""
-        with contextlib.ExitStack() as held:
+        """Hold the job's lock. Raises `JobBusy` when another command still holds it after the timeout."""
+        with contextlib.ExitStack() as stack:
             try:
-                held.enter_context(locked(self.path / ".lock", timeout_seconds))
+                stack.enter_context(locked(self.path / ".lock", timeout_seconds))
             except BlockingIOError:
-                raise JobBusy(f"{self.name}: another command is changing it just now") from None
+                raise JobBusy(f"{self.name}: another command is changing the job; try again in a moment") from None
             yield
 
     def stop(self) -> None:
-        """Save, end, and return when nothing of it runs any more. Raises `ClusterError` when it has ended already."""
+        """Save a checkpoint, stop the job, and return when all its processes are gone.
+
+        A waiting job leaves its queue. Raises `ClusterError` when the job has ended already.
+        """
         if self.is_waiting and self._leave_queue():
             return
         self.refresh()
@@ -303,45 +327,50 @@ class Job:
         write_atomic(self.run_folder.shared / "stop", to_json_bytes({"time": time.time(), "pid": os.getpid()}))
         deadline = time.monotonic() + JOB_STOP_TIMEOUT_SECONDS
         while not self.has_ended and time.monotonic() < deadline:
-            time.sleep(0.1)
+            time.sleep(STOP_POLL_SECONDS)
             self.refresh()
         self.backend.terminate(self.spec, self.run_folder)
         self.wait(10)
 
     def _leave_queue(self) -> bool:
-        """Leave the queue for good. False when it was started meanwhile."""
+        """Leave the queue for good. Returns False when the job was started meanwhile."""
         with self.locked(AGENT_START_SECONDS):
             if not self.is_waiting:
                 return False
-            if self.run_folder.launch_path.exists():  # somebody was killed while starting it
+            if self.run_folder.launch_path.exists():  # the queue process was killed while it started the job
                 self.backend.terminate(self.spec, self.run_folder)
-            state_status_result.write_result(
+            state_result.write_result(
                 self.run_folder, self.spec, self.backend, end_reason="stopped while it waited", end_state="stopped"
             )
             return True
 
     def kill_machine(self, machine: str, notice_seconds: float | None = None, is_permanent: bool = False) -> None:
-        """Take a machine away, for rehearsal: at once, as if its power was cut, or with so many seconds of notice.
+        """Kill a machine to rehearse a recovery: at once, as in a power cut, or after a notice of `notice_seconds`.
 
-        The supervisor starts it again, unless `for_good`. Raises `ClusterError` when there is no such machine at work.
+        The supervisor replaces the machine, unless `is_permanent`. Raises `ClusterError` when the job has no such
+        machine at work.
         """
         self.refresh()
         if self.has_ended or self.is_waiting:
             raise ClusterError(f"{self.name} is {self.state}; it has no machine that could be lost")
-        machine = self._resolve_machine(int(machine))
+        name = self._resolve_machine(int(machine))
         if is_permanent:
-            self._disabled_marker(machine).touch()
-        self.backend.kill_machine(self.spec, self.run_folder, machine, notice_seconds)
+            self._disabled_marker(name).touch()
+        self.backend.kill_machine(self.spec, self.run_folder, name, notice_seconds)
 
     def _disabled_marker(self, machine: str) -> Path:
+        """Return the file that exists when a machine must not be replaced."""
         return self.path / f".away-{machine}"
 
     def is_disabled(self, machine: str) -> bool:
-        """Whether a machine was lost for good."""
+        """Whether a machine was killed for good, and must not be replaced."""
         return self._disabled_marker(machine).exists()
 
     def resume(self) -> None:
-        """Go on from the newest whole checkpoint. Raises `ClusterError` when it runs, or is done."""
+        """Start a stopped or failed job again, from its newest complete checkpoint.
+
+        Raises `ClusterError` when the job is running or done, or cannot start.
+        """
         self.refresh()
         if not self.has_ended:
             raise ClusterError(f"{self.name} is running; imgnet-cluster attach {self.name}")

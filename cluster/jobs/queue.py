@@ -1,8 +1,10 @@
-"""The queue of a sweep: its jobs start one after the other, so many at once. `python -m cluster.jobs.queue RUNS QUEUE`.
+"""The queue of a sweep: starts its jobs one after the other, a given number of them at a time.
 
-The run folders are the queue; nothing else is remembered. The process may be killed at any time: whoever looks at a
-waiting job starts it again (`waiting.ensure`). A lock lets no second one in, and each job's own lock and its note that
-it has begun see to it that no job is started twice.
+`python -m cluster.jobs.queue RUNS QUEUE_ID`.
+
+The run folders are the queue; there is no other state. The process may be killed at any time: every command that looks
+at a waiting job starts it again (`queue_state.ensure_queue_process`). A lock allows one process per queue. The lock of
+each job and its started marker make sure that no job is started twice.
 """
 
 import contextlib
@@ -25,61 +27,67 @@ from . import queue_state, store, submit
 from .job import Job, JobBusy
 from .supervisor import log_message
 
-QUEUE_POLL_SECONDS, QUEUE_RETRY_SECONDS = 0.5, 5.0
+QUEUE_POLL_SECONDS = 0.5
+QUEUE_RETRY_SECONDS = 5.0
+LOCK_TIMEOUT_SECONDS = 2.0
+START_POLL_SECONDS = 0.05
 
 
 def resolve_parallel(plans: Sequence[Plan], parallel: int | None = None) -> int:
-    """Return how many of these jobs run at once: as asked, else 1 here, and what the hosts file has machines for.
+    """Return how many of these jobs run at a time.
 
-    Raises `BadInput` when there is no room for so many.
+    Without `parallel`, one on this computer, and as many as there are machines for in the hosts file. Raises `BadInput`
+    when there are too few machines for `parallel` jobs, or when they would share GPUs.
     """
-    widest = max((one.spec for one in plans), key=lambda spec: len(spec.machine_names))
+    largest_spec = max((plan.spec for plan in plans), key=lambda spec: len(spec.machine_names))
     if parallel is None:
-        there = len((widest.hosts or {}).get("machines", []))
-        return max(1, min(len(plans), there // len(widest.machine_names)))
+        listed_count = len((largest_spec.hosts or {}).get("machines", []))
+        return max(1, min(len(plans), listed_count // len(largest_spec.machine_names)))
     if parallel < 1:
         raise BadInput(f"--parallel: must be at least 1, not {parallel}")
-    queue_state.check_enough_machines(widest, parallel)
-    gpus = visible_gpu_count() if widest.backend == "local" and parallel > 1 else 0
-    if gpus:  # the trainers of each job begin at the first GPU
+    queue_state.check_enough_machines(largest_spec, parallel)
+    # The trainers of every local job start at the first GPU.
+    gpus = visible_gpu_count() if largest_spec.backend == "local" and parallel > 1 else 0
+    if gpus:
         raise BadInput(f"--parallel {parallel}: the jobs would share this computer's GPUs ({gpus}); leave it out")
     return parallel
 
 
 def enqueue(plans: Sequence[Plan], parallel: int | None = None) -> list[Job]:
-    """Make a job of each plan and run `parallel` of them at a time (None: as `places` says), in this order.
+    """Create a job for each plan and run them in this order, `parallel` at a time (None: as `resolve_parallel` says).
 
-    Returns when the first has begun. Raises `BadInput`, `ClusterError`; then there is none of them.
+    Returns when the first job has started. Raises `BadInput`, `ClusterError`; then no job is left behind.
     """
     if not plans:
-        raise BadInput("no recipes: there is nothing to queue")
-    parallel, queue = resolve_parallel(plans, parallel), uuid4().hex[:8]
-    for one in plans:
-        registry.get_backend(one.spec.backend).check(one.spec, store.runs_folder())
-    made: list[Job] = []
+        raise BadInput("there are no recipes to queue")
+    parallel = resolve_parallel(plans, parallel)
+    queue_id = uuid4().hex[:8]
+    for plan in plans:
+        registry.get_backend(plan.spec.backend).check(plan.spec, store.runs_folder())
+    jobs: list[Job] = []
     try:
-        for one in plans:
-            made.append(submit.create_job(replace(one.spec, queue=queue, parallel=parallel)))
-        queue_state.ensure_queue_process(store.runs_folder(), queue)
+        for plan in plans:
+            jobs.append(submit.create_job(replace(plan.spec, queue=queue_id, parallel=parallel)))
+        queue_state.ensure_queue_process(store.runs_folder(), queue_id)
     except BaseException:
-        for job in made:
+        for job in jobs:
             shutil.rmtree(job.path, ignore_errors=True)
         raise
     deadline = time.monotonic() + queue_state.QUEUE_START_SECONDS
-    while made[0].is_waiting and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return made
+    while jobs[0].is_waiting and time.monotonic() < deadline:
+        time.sleep(START_POLL_SECONDS)
+    return jobs
 
 
 def start_queued_job(job: Job) -> None:
-    """Start a job whose turn has come, unless it waits no longer. One that cannot start has failed, with the reason."""
+    """Start a job whose turn has come, if it is still waiting. A job that cannot start fails, with the reason."""
     try:
         with job.locked():
             if not job.is_waiting:
                 return
             job.claim_machines()
             job.backend.check(job.spec, job.path.parent)
-            if job.is_alive:  # started by one that was killed before it could note it
+            if job.is_alive:  # a queue process started it, and was killed before it could set the marker
                 job.run_folder.started_marker.touch()
             else:
                 job.start_locked()
@@ -90,58 +98,66 @@ def start_queued_job(job: Job) -> None:
 
 
 def advance_queue(runs_folder: Path, queue_id: str) -> bool:
-    """Look after the jobs that run, and start as many as there is room for. Returns whether any has not ended."""
-    left = [job for job in _queue_jobs(runs_folder, queue_id) if not job.has_ended]
-    running = [job for job in left if not job.is_waiting]
-    for job in running:
+    """Refresh the running jobs, and start as many waiting ones as may run. Returns whether a job is unfinished."""
+    unfinished_jobs = [job for job in _queue_jobs(runs_folder, queue_id) if not job.has_ended]
+    running_jobs = [job for job in unfinished_jobs if not job.is_waiting]
+    for job in running_jobs:
         with _log_errors(job):
             job.refresh()
-    busy = sum(not job.has_ended for job in running)
-    for job in [one for one in left if one.is_waiting]:
-        if busy < job.spec.parallel:
+    running_count = sum(not job.has_ended for job in running_jobs)
+    # Looked up only now: a job may have been stopped while the running ones were refreshed.
+    waiting_jobs = [job for job in unfinished_jobs if job.is_waiting]
+    for job in waiting_jobs:
+        if running_count < job.spec.parallel:
             with _log_errors(job):
                 start_queued_job(job)
-            busy += not (job.is_waiting or job.has_ended)
-    return bool(left)
+            if not (job.is_waiting or job.has_ended):
+                running_count += 1
+    return bool(unfinished_jobs)
 
 
 def _queue_jobs(runs_folder: Path, queue_id: str) -> list[Job]:
-    found = [Job(folders.path) for folders in queue_state.queue_run_folders(runs_folder, queue_id)]
-    whole = []
-    for job in found:
-        with contextlib.suppress(ClusterError):  # a damaged one is not ours to mend, and stops nobody
-            whole += [job] if job.spec.queue == queue_id else []
-    return whole
+    """Return the jobs of a queue in order. Damaged ones are left out, so that they do not block the rest."""
+    jobs = []
+    for run_folder in queue_state.queue_run_folders(runs_folder, queue_id):
+        job = Job(run_folder.path)
+        with contextlib.suppress(ClusterError):
+            if job.spec.queue == queue_id:
+                jobs.append(job)
+    return jobs
 
 
 @contextlib.contextmanager
 def _log_errors(job: Job) -> Iterator[None]:
-    """Write down in the job's folder what goes wrong with it; the others go on."""
+    """Log the errors of one job into its run folder, so that the other jobs continue."""
     try:
         yield
     except ClusterError as error:
         log_message(job, str(error))
-    except Exception:  # of ours, or of a library
+    except Exception:  # a bug, here or in a library
         log_message(job, traceback.format_exc())
 
 
 def main() -> int:
-    """Run a queue to its end. Returns 0, also when another process is at it."""
-    runs, queue = Path(sys.argv[1]), sys.argv[2]
+    """Run a queue until all its jobs have ended. Returns 0, also when another process runs it already."""
+    runs_folder = Path(sys.argv[1])
+    queue_id = sys.argv[2]
     try:
-        with locked(queue_state.queue_lock_path(runs, queue), 2.0):  # someone may just be asking whether we live
-            while _advance_or_retry(runs, queue):
+        # With a timeout: a command may hold the lock for a moment, to see whether the process is alive.
+        with locked(queue_state.queue_lock_path(runs_folder, queue_id), LOCK_TIMEOUT_SECONDS):
+            while _advance_or_retry(runs_folder, queue_id):
                 time.sleep(QUEUE_POLL_SECONDS)
-            queue_state.remove_queue_files(runs, queue)
+            queue_state.remove_queue_files(runs_folder, queue_id)
     except BlockingIOError:
-        print(f"queue {queue}: another process is at work", file=sys.stderr)
+        print(f"queue {queue_id}: another process is at work", file=sys.stderr)
     return 0
 
 
 def _advance_or_retry(runs_folder: Path, queue_id: str) -> bool:
+    """Advance the queue. After an unexpected error, such as a full disk, wait and return True to try again."""
     try:
         return advance_queue(runs_folder, queue_id)
-    except Exception:  # a disk that is full, a folder that vanished under our eyes: tried again
+    except Exception:
         print(traceback.format_exc(), flush=True)
         time.sleep(QUEUE_RETRY_SECONDS)
         return True

@@ -1,6 +1,6 @@
-"""Jobs that wait for their turn: whom they wait for, whose machines are free, and whether somebody sees to the queue.
+"""Queued jobs: what each one waits for, which hosts are free, and whether the queue's process is alive.
 
-A job waits as long as its job.json names a queue and there is neither a result nor a note that it has begun.
+A job is waiting while its job.json names a queue, and there is neither a result nor a marker that it was started.
 """
 
 import contextlib
@@ -17,111 +17,122 @@ from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from train.tools.filesystem import locked, read_json
 
-QUEUE_START_SECONDS = 20.0  # for a queue's process to take its lock
+QUEUE_START_SECONDS = 20.0  # for the process of a queue to take its lock
 MAX_JOBS_LISTED = 3
+DEFAULT_SSH_PORT = 22
 
 
 def queue_lock_path(runs_folder: Path, queue_id: str) -> Path:
-    """Return the file that a queue's process holds as long as it lives."""
+    """Return the lock file that a queue's process holds while it lives."""
     return runs_folder / f".queue-{queue_id}.lock"
 
 
 def queue_start_marker(runs_folder: Path, queue_id: str) -> Path:
-    """Return the file whose time is that of the last start of the queue's process."""
+    """Return the file whose modification time is the last start of the queue's process."""
     return runs_folder / f".queue-{queue_id}.asked"
 
 
 def has_left_queue(run_folder: RunFolder, spec: JobSpec) -> bool:
-    """Whether the job waits no longer: it was started, it has ended, or it never stood in a queue."""
+    """Whether the job is not waiting: it was started, it has ended, or it never belonged to a queue."""
     return not spec.queue or run_folder.started_marker.exists() or run_folder.result_path.exists()
 
 
 def queue_run_folders(runs_folder: Path, queue_id: str) -> list[RunFolder]:
-    """Return the run folders of a queue, in the order of their numbers; damaged ones are left out."""
-    found = []
-    for path in runs_folder.glob("job-*/job.json"):
-        said = read_json(path) if path.parent.name[4:].isdecimal() else None
-        if isinstance(said, dict) and said.get("queue") == queue_id:
-            found.append(RunFolder(path.parent))
-    return sorted(found, key=lambda one: int(one.path.name[4:]))
+    """Return the run folders of a queue, ordered by job number. Damaged ones are left out."""
+    run_folders = []
+    for spec_path in runs_folder.glob("job-*/job.json"):
+        if not spec_path.parent.name.removeprefix("job-").isdecimal():
+            continue
+        spec_json = read_json(spec_path)
+        if isinstance(spec_json, dict) and spec_json.get("queue") == queue_id:
+            run_folders.append(RunFolder(spec_path.parent))
+    return sorted(run_folders, key=_job_number)
+
+
+def _job_number(run_folder: RunFolder) -> int:
+    return int(run_folder.path.name.removeprefix("job-"))
 
 
 def describe_wait(run_folder: RunFolder, spec: JobSpec) -> str:
-    """Return whom a waiting job waits for: those of its queue that come before it and have not ended."""
-    mine = int(run_folder.path.name[4:])
-    ahead = [
-        one.path.name
-        for one in queue_run_folders(run_folder.path.parent, spec.queue)
-        if int(one.path.name[4:]) < mine and not one.result_path.exists()
+    """Return what a waiting job waits for: the unfinished jobs before it in its queue."""
+    own_number = _job_number(run_folder)
+    names = [
+        other.path.name
+        for other in queue_run_folders(run_folder.path.parent, spec.queue)
+        if _job_number(other) < own_number and not other.result_path.exists()
     ]
-    if len(ahead) > MAX_JOBS_LISTED:
-        ahead = [*ahead[: MAX_JOBS_LISTED - 1], f"{len(ahead) - MAX_JOBS_LISTED + 1} more"]
-    return f"waiting for {', '.join(ahead)}" if ahead else "waiting for its turn"
+    if len(names) > MAX_JOBS_LISTED:
+        names = [*names[: MAX_JOBS_LISTED - 1], f"{len(names) - MAX_JOBS_LISTED + 1} more"]
+    return f"waiting for {', '.join(names)}" if names else "waiting for its turn"
 
 
 def ensure_queue_process(runs_folder: Path, queue_id: str) -> None:
-    """Start a queue's process when none is at work: the computer was off, or somebody killed it.
+    """Start a queue's process when none is running, for example after a reboot. Raises `ClusterError`.
 
-    Whoever asks holds its lock meanwhile, so that of many who look at once one starts it. Raises `ClusterError`.
+    The caller holds the queue's lock during the start, so that only one of several simultaneous callers starts it.
     """
-    last = queue_start_marker(runs_folder, queue_id)
+    start_marker = queue_start_marker(runs_folder, queue_id)
     with contextlib.suppress(BlockingIOError), locked(queue_lock_path(runs_folder, queue_id), 0):
-        if not (last.exists() and 0 <= time.time() - last.stat().st_mtime < QUEUE_START_SECONDS):
-            tmux.start_session(
-                f"queue-{queue_id}",
-                runs_folder,
-                "queue",
-                module_command("cluster.jobs.queue", str(runs_folder), queue_id),
-            )
-            last.touch()
+        # A process that was started a moment ago may not have taken its lock yet.
+        if not (start_marker.exists() and 0 <= time.time() - start_marker.stat().st_mtime < QUEUE_START_SECONDS):
+            argv = module_command("cluster.jobs.queue", str(runs_folder), queue_id)
+            tmux.start_session(f"queue-{queue_id}", runs_folder, "queue", argv)
+            start_marker.touch()
 
 
 def remove_queue_files(runs_folder: Path, queue_id: str) -> None:
-    """Remove the files of a queue that is empty. Called by who holds the lock: nobody will ask for it again."""
+    """Remove the files of an empty queue. The caller holds its lock; no process will need the queue again."""
     for path in (queue_start_marker(runs_folder, queue_id), queue_lock_path(runs_folder, queue_id)):
         path.unlink(missing_ok=True)
 
 
 def running_specs(runs_folder: Path, queue_id: str) -> list[JobSpec]:
-    """Return what was asked of those jobs of a queue that have begun and not ended."""
-    found = []
-    for one in queue_run_folders(runs_folder, queue_id):
-        if one.launch_path.exists() and not one.result_path.exists():
+    """Return the specs of a queue's jobs that have started and not ended."""
+    specs = []
+    for run_folder in queue_run_folders(runs_folder, queue_id):
+        if run_folder.launch_path.exists() and not run_folder.result_path.exists():
             with contextlib.suppress(AttributeError, KeyError, TypeError, ValueError):
-                found.append(JobSpec.from_json(read_json(one.spec_path) or {}))
-    return found
+                specs.append(JobSpec.from_json(read_json(run_folder.spec_path) or {}))
+    return specs
 
 
 def with_free_machines(run_folder: RunFolder, spec: JobSpec) -> JobSpec:
-    """Return the spec with machines of its hosts file that no other job of its queue is at work on, but no more.
+    """Return the spec with as many machines of its hosts file as it needs, none of them used by its queue's other jobs.
 
-    One that has its machines keeps them. Raises `ClusterError` when too few are free.
+    A job that has its machines already keeps them. Raises `ClusterError` when too few are free.
     """
-    wanted, machines = len(spec.machine_names), (spec.hosts or {}).get("machines", [])
-    if len(machines) <= wanted:
+    needed_count = len(spec.machine_names)
+    machines = (spec.hosts or {}).get("machines", [])
+    if len(machines) <= needed_count:
         return spec
-    others = (
-        [one for one in running_specs(run_folder.path.parent, spec.queue) if one.name != spec.name]
-        if spec.queue
-        else []
-    )
-    taken = {_host_address(host) for one in others for host in (one.hosts or {}).get("machines", [])}
-    free = [host for host in machines if _host_address(host) not in taken]
-    if len(free) < wanted:
-        names = ", ".join(one.name for one in others)
-        raise ClusterError(f"{spec.name} wants {wanted} machines, {len(free)} are free; wait for {names}, or stop one")
-    return replace(spec, hosts={**(spec.hosts or {}), "machines": free[:wanted]})
+    other_specs: list[JobSpec] = []
+    if spec.queue:
+        running = running_specs(run_folder.path.parent, spec.queue)
+        other_specs = [other_spec for other_spec in running if other_spec.name != spec.name]
+    used_addresses = {
+        _host_address(host) for other_spec in other_specs for host in (other_spec.hosts or {}).get("machines", [])
+    }
+    free_machines = [host for host in machines if _host_address(host) not in used_addresses]
+    if len(free_machines) < needed_count:
+        names = ", ".join(other_spec.name for other_spec in other_specs)
+        verb = "is" if len(free_machines) == 1 else "are"
+        raise ClusterError(
+            f"{spec.name} needs {needed_count} machines, {len(free_machines)} {verb} free; "
+            f"wait for {names}, or stop one"
+        )
+    return replace(spec, hosts={**(spec.hosts or {}), "machines": free_machines[:needed_count]})
 
 
 def _host_address(host: Mapping[str, Any]) -> tuple[str, int]:
-    return str(host["host"]).lower(), host.get("port") or 22
+    return str(host["host"]).lower(), host.get("port") or DEFAULT_SSH_PORT
 
 
 def check_enough_machines(spec: JobSpec, parallel: int) -> None:
-    """Raise `BadInput` when so many jobs at once want more machines than the hosts file names."""
-    wanted, there = parallel * len(spec.machine_names), len((spec.hosts or {}).get("machines", []))
-    if spec.hosts and not spec.cloud and wanted > there:
+    """Raise `BadInput` when `parallel` jobs need more machines than the hosts file lists."""
+    needed_count = parallel * len(spec.machine_names)
+    listed_count = len((spec.hosts or {}).get("machines", []))
+    if spec.hosts and not spec.cloud and needed_count > listed_count:
         raise BadInput(
-            f"--parallel {parallel} with {len(spec.machine_names)} machines each wants {wanted}; the hosts file names {there}; "
-            "lower --parallel or --machines"
+            f"--parallel {parallel} with {len(spec.machine_names)} machines per job needs {needed_count} machines; "
+            f"the hosts file lists {listed_count}; lower --parallel or --machines"
         )

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 from cluster.errors import NoSuchJob
@@ -10,6 +11,7 @@ from cluster.errors import NoSuchJob
 from .job import Job
 
 RUNS_ENV_VAR = "IMGNET_RUNS"
+MAX_JOBS_LISTED = 5  # in an error message
 
 
 def runs_folder() -> Path:
@@ -18,41 +20,55 @@ def runs_folder() -> Path:
 
 
 def all_jobs() -> list[Job]:
-    """Return the jobs of this folder, oldest first. A folder without job.json is of a launch that was killed."""
-    found = [
-        path.parent
-        for path in runs_folder().glob("job-*/job.json")
-        if re.fullmatch("job-[1-9][0-9]*", path.parent.name)
+    """Return the jobs of this folder, oldest first.
+
+    A folder without job.json belongs to a launch that was killed, and is left out.
+    """
+    paths = [
+        spec_path.parent
+        for spec_path in runs_folder().glob("job-*/job.json")
+        if re.fullmatch("job-[1-9][0-9]*", spec_path.parent.name)
     ]
-    return [Job(path) for path in sorted(found, key=lambda path: int(path.name[4:]))]
+    return [Job(path) for path in sorted(paths, key=lambda path: _job_number(path.name))]
+
+
+def _job_number(name: str) -> int:
+    """Return 3 for "job-3"."""
+    return int(name.removeprefix("job-"))
 
 
 def find(name: str | None = None) -> Job:
-    """Return the job called "job-3" or "3", without a name the newest. Raises `NoSuchJob`."""
+    """Return the job called "job-3" or "3"; without a name the newest job. Raises `NoSuchJob`."""
     jobs = all_jobs()
     if name is None and jobs:
         return jobs[-1]
     for job in jobs:
         if name in (job.name, job.name.removeprefix("job-")):
             return job
-    known = (
-        f"there are {', '.join(job.name for job in jobs)}"
-        if 1 < len(jobs) < 6
-        else f"there are {jobs[0].name} to {jobs[-1].name}"
-        if len(jobs) > 1
-        else f"there is {jobs[0].name}"
-        if jobs
-        else "there are none"
-    )
     raise NoSuchJob(
-        f"{name or 'no job'}: no such job in {runs_folder()} ({known}); what is rented: imgnet-cluster ls --cloud"
+        f"{name or 'no job'}: no such job in {runs_folder()} ({_describe_existing(jobs)}); "
+        "to list what is rented: imgnet-cluster ls --cloud"
     )
+
+
+def _describe_existing(jobs: Sequence[Job]) -> str:
+    """Return which jobs exist, in a few words."""
+    if not jobs:
+        return "there are none"
+    if len(jobs) == 1:
+        return f"there is {jobs[0].name}"
+    if len(jobs) <= MAX_JOBS_LISTED:
+        return f"there are {', '.join(job.name for job in jobs)}"
+    return f"there are {jobs[0].name} to {jobs[-1].name}"
 
 
 def create_run_folder(reserved_names: set[str]) -> Path:
-    """Claim the next free number. mkdir fails for the second of two that start at once, who takes the one after."""
+    """Create the run folder with the next free number, and return its path.
+
+    Two launches may do so at the same time: mkdir fails for the second one, which takes the next number.
+    """
     runs_folder().mkdir(parents=True, exist_ok=True)
-    number = max((int(job.name[4:]) for job in all_jobs()), default=0) + 1
+    number = max((_job_number(job.name) for job in all_jobs()), default=0) + 1
     while True:
         path = runs_folder() / f"job-{number}"
         with contextlib.suppress(FileExistsError):

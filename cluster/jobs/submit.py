@@ -1,4 +1,4 @@
-"""The verbs over jobs: launch, find, list. What the command line does is a function here first."""
+"""Launches jobs: creates the run folder and starts the backend. `imgnet-cluster launch` calls these functions."""
 
 import contextlib
 import shutil
@@ -23,64 +23,71 @@ from .store import all_jobs, create_run_folder, find, runs_folder
 
 __all__ = ["Job", "Plan", "all_jobs", "find", "launch", "load_recipes", "plan", "runs_folder"]
 
+# The fields of a spec that differ between two launches of the same command.
+FIELDS_NEW_WITH_EACH_LAUNCH = ("name", "uid", "created", "git_commit", "cloud", "hosts", "forecast")
+
 
 def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
     """Start a job and return it as soon as its agent is at work. `options` are those of `plan`.
 
-    Raises `BadInput`, `ClusterError`; a job that could not start leaves a state that `ls` shows, and nothing that runs.
+    Raises `BadInput`, `ClusterError`. A job that could not start leaves a state that `ls` shows, and no process.
     """
     if isinstance(recipe, str | Path):
-        found = load_recipes(str(recipe))
-        if len(found) > 1:
-            raise BadInput(f"{recipe}: has {len(found)} recipes; launch them one by one")
-        recipe = plan(found[0], recipe_file=str(recipe), **options)
+        recipes = load_recipes(str(recipe))
+        if len(recipes) > 1:
+            raise BadInput(f"{recipe}: has {len(recipes)} recipes; launch one at a time")
+        job_plan = plan(recipes[0], recipe_file=str(recipe), **options)
     elif isinstance(recipe, Recipe):
-        recipe = plan(recipe, **options)
-    backend = registry.get_backend(recipe.spec.backend)
-    if job := find_interrupted_duplicate(recipe.spec):
-        return job
-    backend.check(recipe.spec, runs_folder())
-    job = create_job(recipe.spec)
+        job_plan = plan(recipe, **options)
+    else:
+        job_plan = recipe
+    backend = registry.get_backend(job_plan.spec.backend)
+    if interrupted_job := find_interrupted_duplicate(job_plan.spec):
+        return interrupted_job
+    backend.check(job_plan.spec, runs_folder())
+    job = create_job(job_plan.spec)
     job.start()
     return job
 
 
 def find_interrupted_duplicate(spec: JobSpec) -> Job | None:
-    """Bring jobs on rented machines back that have no supervisor. Returns the one that is just like this, if any.
+    """Restart the supervisors of all jobs on rented machines that lack one; return the job with the same request.
 
-    Somebody killed its launch, and types it again: a second one would rent everything twice.
+    When a launch was killed and is typed again, a second job would rent every machine twice. None when no such job is
+    like this one.
     """
-    found = None
+    duplicate = None
     for job in all_jobs() if spec.cloud else []:
         with contextlib.suppress(ClusterError):
             if job.spec.cloud and not (job.has_ended or job.is_waiting or job.is_alive):
                 job.refresh()
-                found = job if request_fingerprint(job.spec) == request_fingerprint(spec) else found
-    return found
+                if request_fingerprint(job.spec) == request_fingerprint(spec):
+                    duplicate = job
+    return duplicate
 
 
 def request_fingerprint(spec: JobSpec) -> dict[str, Any]:
-    """What somebody asked for, without what is new with each launch: names, times, prices."""
-    new = ("name", "uid", "created", "git_commit", "cloud", "hosts", "forecast")
-    cloud = dict(spec.cloud or {})
-    places = {(one["region"], one["zone"], one["type"], one["market"]) for one in cloud.pop("places", [])}
-    return {key: value for key, value in spec.to_json().items() if key not in new} | {"cloud": cloud, "places": places}
+    """Return what the user asked for, without the fields that are new with each launch: names, times, prices."""
+    rental = dict(spec.cloud or {})
+    places = {(place["region"], place["zone"], place["type"], place["market"]) for place in rental.pop("places", [])}
+    request = {key: value for key, value in spec.to_json().items() if key not in FIELDS_NEW_WITH_EACH_LAUNCH}
+    return {**request, "cloud": rental, "places": places}
 
 
 def create_job(spec: JobSpec) -> Job:
-    """Make the run folder with what was asked. Raises `ClusterError` when the disk is full or read-only."""
-    run = None
+    """Create the run folder of a job with its spec. Raises `ClusterError` when the disk is full or read-only."""
+    path = None
     try:
-        run = create_run_folder(registry.get_backend(spec.backend).reserved_names())
-        uid = f"{run.name}-{uuid4().hex[:8]}"
-        spec = replace(spec, name=run.name, uid=uid, git_commit=git_commit(), created=time.time())
-        folders = RunFolder(run)
-        folders.shared.mkdir(parents=True)
-        folders.write_spec(spec if spec.queue else with_free_machines(folders, spec))
+        path = create_run_folder(registry.get_backend(spec.backend).reserved_names())
+        uid = f"{path.name}-{uuid4().hex[:8]}"
+        spec = replace(spec, name=path.name, uid=uid, git_commit=git_commit(), created=time.time())
+        run_folder = RunFolder(path)
+        run_folder.shared.mkdir(parents=True)
+        run_folder.write_spec(spec if spec.queue else with_free_machines(run_folder, spec))
     except OSError as error:
-        if run:
-            shutil.rmtree(run, ignore_errors=True)
+        if path:
+            shutil.rmtree(path, ignore_errors=True)
         raise ClusterError(
             f"{error.filename or runs_folder()}: {error.strerror or error}; nothing was started"
         ) from error
-    return Job(run)
+    return Job(path)

@@ -1,9 +1,10 @@
-"""Beside a job: brings its files home, replaces lost machines, writes its result and its report.
+"""The supervisor of a job: copies its files home, replaces lost machines, writes its result and its report.
 
 `python -m cluster.jobs.supervisor RUN`.
 
-It may be killed and started again at any time, and two of them do no harm: every command that looks at the job does the
-same step once, and an agent that is at work lets no second one in. The job needs it for neither progress nor recovery.
+The process may be killed and started again at any time, and two of them do no harm: every command that looks at the job
+does the same step once, and a running agent admits no second one. The job needs the supervisor neither for progress nor
+for recovery of its remaining machines.
 """
 
 import contextlib
@@ -22,17 +23,18 @@ from train.tools.process import kill_process_groups, start_process
 
 from .job import Job
 
-SUPERVISOR_POLL_SECONDS, SUPERVISOR_RETRY_SECONDS = 1.0, 5.0
-REPORT_TIMEOUT_SECONDS = 90.0  # for a report, of which a job never depends
-REPEATED_ERROR_LOG_SECONDS = 60.0  # between two times that the same is said
-FIRST_REPLACEMENT_DELAY_SECONDS = (
-    1.0  # seconds from the loss of a machine to its replacement, doubled for each loss of the same one
-)
+SUPERVISOR_POLL_SECONDS = 1.0
+SUPERVISOR_RETRY_SECONDS = 5.0
+LOCK_TIMEOUT_SECONDS = 2.0
+REPORT_TIMEOUT_SECONDS = 90.0  # the report is a convenience; it must not delay anything
+REPEATED_ERROR_LOG_SECONDS = 60.0  # an error that repeats is logged once in this time
+# From the loss of a machine to its replacement. Doubled with each loss of the same machine, up to the maximum.
+FIRST_REPLACEMENT_DELAY_SECONDS = 1.0
 MAX_REPLACEMENT_DELAY_SECONDS = 60.0
 
 
 class MachineReplacer:
-    """Starts lost machines again while others go on: soon, but one that keeps dying ever later."""
+    """Replaces lost machines while the others continue, each time later for a machine that is lost repeatedly."""
 
     def __init__(self, job: Job) -> None:
         self.job = job
@@ -40,89 +42,103 @@ class MachineReplacer:
         self.replacement_times: dict[str, float] = {}
 
     def replace_due_machines(self, now: float) -> list[str]:
-        """Replace whom it is time for. Returns their names."""
-        job, replaced = self.job, []
+        """Replace the machines whose delay is over. Returns their names. `now` is in seconds of a monotonic clock."""
+        replaced = []
         for name in self.machines_to_replace():
             if name not in self.replacement_times:
-                wait = min(
-                    MAX_REPLACEMENT_DELAY_SECONDS, FIRST_REPLACEMENT_DELAY_SECONDS * 2 ** self.loss_counts.get(name, 0)
-                )
-                self.replacement_times[name], self.loss_counts[name] = now + wait, self.loss_counts.get(name, 0) + 1
+                loss_count = self.loss_counts.get(name, 0)
+                delay = min(MAX_REPLACEMENT_DELAY_SECONDS, FIRST_REPLACEMENT_DELAY_SECONDS * 2**loss_count)
+                self.replacement_times[name] = now + delay
+                self.loss_counts[name] = loss_count + 1
             elif now >= self.replacement_times[name]:
                 del self.replacement_times[name]
-                job.backend.replace(job.spec, job.run_folder, name)
+                self.job.backend.replace(self.job.spec, self.job.run_folder, name)
                 replaced.append(name)
         return replaced
 
     def machines_to_replace(self) -> list[str]:
-        """Return the machines that are dead and should not be."""
-        job = self.job
-        spec, folders = job.spec, job.run_folder
-        if len(spec.machine_names) == 1 or (folders.shared / "stop").exists():
+        """Return the machines that are dead and should be replaced.
+
+        None when the job is ending, when all machines are dead, or when it has one machine only. Machines that failed,
+        were removed for good or are still booting are not among them.
+        """
+        spec = self.job.spec
+        run_folder = self.job.run_folder
+        if len(spec.machine_names) == 1 or (run_folder.shared / "stop").exists():
             return []
-        words = status.machine_statuses(folders, spec)
-        if attempts.is_finished(folders.shared, folders.launch_id) or any(
-            one.get("ended") and one["state"] in ("done", "stopped") for one in words.values()
-        ):
+        statuses = status.machine_statuses(run_folder, spec)
+        has_job_ended = attempts.is_finished(run_folder.shared, run_folder.launch_id) or any(
+            machine_status.get("ended") and machine_status["state"] in ("done", "stopped")
+            for machine_status in statuses.values()
+        )
+        if has_job_ended:
             return []
-        failed = [name for name, one in words.items() if one.get("ended") and one["state"] == "failed"]
-        dead = job.backend.dead_machines(spec, folders)
-        if len(dead) == len(spec.machine_names):
+        failed_machines = {
+            name
+            for name, machine_status in statuses.items()
+            if machine_status.get("ended") and machine_status["state"] == "failed"
+        }
+        dead_machines = self.job.backend.dead_machines(spec, run_folder)
+        if len(dead_machines) == len(spec.machine_names):
             return []
-        begun = [
-            one for one in dead if one in words or not job.is_booting
-        ]  # one that has not spoken yet may only be slow
-        return [one for one in begun if one not in failed and not job.is_disabled(one)]
+        # While the job boots, a machine without a status may only be slow.
+        started_machines = [name for name in dead_machines if name in statuses or not self.job.is_booting]
+        return [name for name in started_machines if name not in failed_machines and not self.job.is_disabled(name)]
 
 
 def main() -> int:
-    """Follow the run folder's job to its end. Returns 0, or 1 when the folder cannot be written."""
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the session may end before the result is written
-    run = Path(sys.argv[1])
+    """Follow the job of the run folder in argv to its end. Returns 0, or 1 when the folder cannot be written."""
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the tmux session may end before the result is written
+    path = Path(sys.argv[1])
     try:
-        with locked(run / locks.SUPERVISOR_LOCK, 2.0):  # someone may just be asking whether we live
-            code = supervise(Job(run, is_supervisor=True))
+        # With a timeout: a command may hold the lock for a moment, to see whether the supervisor is alive.
+        with locked(path / locks.SUPERVISOR_LOCK, LOCK_TIMEOUT_SECONDS):
+            exit_code = supervise(Job(path, is_supervisor=True))
     except BlockingIOError:
-        print(f"{run.name}: another supervisor is at work", file=sys.stderr)
+        print(f"{path.name}: another supervisor is at work", file=sys.stderr)
         return 0
-    if code == 0:  # without the lock: the job may be resumed meanwhile
-        write_job_report(Job(run))
-    return code
+    if exit_code == 0:  # without the lock, so that the job can be resumed meanwhile
+        write_job_report(Job(path))
+    return exit_code
 
 
 def write_job_report(job: Job) -> None:
-    """Write the job's report into its run folder. What goes wrong with it is written down, and passed over."""
+    """Write the job's report into its run folder, in a process of its own. Errors are logged there, and ignored."""
     with contextlib.suppress(OSError):
-        one = start_process(module_command("cluster.report", str(job.path)), job.path / "supervisor.log")
+        process = start_process(module_command("cluster.report", str(job.path)), job.path / "supervisor.log")
         try:
-            one.wait(REPORT_TIMEOUT_SECONDS)
+            process.wait(REPORT_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
-            kill_process_groups([one])
+            kill_process_groups([process])
             log_message(
                 job,
-                f"the report took longer than {REPORT_TIMEOUT_SECONDS:.0f} s; later: imgnet-cluster report {job.name}",
+                f"the report took longer than {REPORT_TIMEOUT_SECONDS:.0f} s and was given up; to write it: "
+                f"imgnet-cluster report {job.name}",
             )
 
 
 def supervise(job: Job) -> int:
-    """Follow a job to its end. Returns 0, or 1 when that cannot be done here any more."""
-    replacer, said, at = MachineReplacer(job), "", 0.0
+    """Follow a job to its end. Returns 0, or 1 when this computer cannot follow it any longer."""
+    replacer = MachineReplacer(job)
+    last_error = ""
+    last_error_time = 0.0
     while True:
         try:
             _supervise_once(job, replacer)
-            said = ""
+            last_error = ""
         except ClusterError as error:
-            if str(error) != said or time.monotonic() - at > REPEATED_ERROR_LOG_SECONDS:
-                said, at = str(error), time.monotonic()
-                log_message(job, said)
+            if str(error) != last_error or time.monotonic() - last_error_time > REPEATED_ERROR_LOG_SECONDS:
+                last_error = str(error)
+                last_error_time = time.monotonic()
+                log_message(job, last_error)
             if not job.backend.IS_REMOTE and not job.is_alive:
                 return 1
-        except Exception:  # of ours, or of a library: written down, and tried again
+        except Exception:  # a bug, here or in a library: log it and try again
             log_message(job, traceback.format_exc())
             time.sleep(SUPERVISOR_RETRY_SECONDS)
         if job.has_ended:
             return 0
-        if not job.run_folder.spec_path.exists():  # somebody removed the run folder; its machines end by themselves
+        if not job.run_folder.spec_path.exists():  # the user deleted the run folder; the machines obey their limits
             return 1
         time.sleep(SUPERVISOR_POLL_SECONDS)
 
@@ -133,11 +149,11 @@ def _supervise_once(job: Job, replacer: MachineReplacer) -> None:
     except SetupFailed as error:
         return job.fail(str(error))
     for name in [] if job.has_ended else replacer.replace_due_machines(time.monotonic()):
-        log_message(job, f"machine {name} was lost, and is started again")
+        log_message(job, f"machine {name} was lost; a replacement was started")
 
 
 def log_message(job: Job, text: str) -> None:
-    """Say something in the window, and keep it in <run>/supervisor.log."""
+    """Print a message in the supervisor's window, and append it to supervisor.log in the run folder."""
     line = f"{time.strftime('%H:%M:%S')} {text.rstrip()}"
     print(line, flush=True)
     with contextlib.suppress(OSError), (job.path / "supervisor.log").open("a") as file:

@@ -49,7 +49,7 @@ def test_ctrl_c_while_machines_are_looked_for_leaves_the_job_and_stop_and_down_e
         os.killpg(launch.pid, signal.SIGINT)
         assert launch.wait(20) == 130
         said = renter.place.said(number - 1)
-        assert f"detached; job-{number} goes on" in said and "Traceback" not in said, said
+        assert f"detached; job-{number} keeps running" in said and "Traceback" not in said, said
         assert job.status()["state"] == "acquiring" and renter.supervisor()
         began = time.monotonic()
         renter.ok(command, job.name)

@@ -79,7 +79,7 @@ def test_ctrl_c_on_a_launch_only_detaches_and_the_job_goes_on_to_its_end(place: 
     place.wait_for_step(job, 4)
     launched.send_signal(signal.SIGINT)
     assert launched.wait(10) == 130
-    assert "detached; job-1 goes on" in place.said() and "Traceback" not in place.said()
+    assert "detached; job-1 keeps running" in place.said() and "Traceback" not in place.said()
     place.wait_for(lambda: job.ended)  # by its supervisor: nobody else looks
     assert job.state == "done" and len(job.lines("epoch")) == 30
 

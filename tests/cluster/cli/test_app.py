@@ -1,7 +1,6 @@
-"""The manners of the command line, by the installed command: bad input is one line, an exit code, and nothing else."""
+"""The installed command: bad input gives one line and an exit code, creates no file and starts no process."""
 
 import json
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,43 +11,43 @@ Fixture = Any
 HEAD = "from train.recipe import Data, Model, Phase, Recipe\n"
 
 
-def row(start: int = 0, end: int = 1, size: int = 32, lr: str = "0.1") -> str:
+def phase(start: int = 0, end: int = 1, size: int = 32, lr: str = "0.1") -> str:
     """The text of one phase."""
     return f"Phase(epochs=({start}, {end}), size={size}, batch=8, lr={lr})"
 
 
-def recipe(name: str, *rows: str, root: str = "/nowhere") -> str:
+def recipe(name: str, *phases: str, root: str = "/nowhere") -> str:
     """The text of one recipe."""
     return (
         f"Recipe(name={name!r}, data=Data(name='d', root={root!r}, train=60, val=20), "
-        f"model=Model(name='resnet10_tiny'), gpus=1, phases=[{', '.join(rows or [row()])}])"
+        f"model=Model(name='resnet10_tiny'), gpus=1, phases=[{', '.join(phases or [phase()])}])"
     )
 
 
 def tree(folder: Path) -> set[str]:
-    """All that is in a folder, but for what Python and tmux leave."""
-    found = (str(path.relative_to(folder)) for path in folder.rglob("*"))
-    return {one for one in found if "__pycache__" not in one and not one.startswith("home")}
+    """The paths in a folder, except for what Python and tmux leave behind."""
+    paths = (str(path.relative_to(folder)) for path in folder.rglob("*"))
+    return {path for path in paths if "__pycache__" not in path and not path.startswith("home")}
 
 
-def is_refused(ran: Any, code: int, *words: str) -> None:
-    """One line on stderr, with these words in it, and the exit code."""
+def assert_refused(ran: Any, code: int, *messages: str) -> None:
+    """Check the exit code, and that stderr is one line that contains these messages."""
     assert ran.code == code, ran
     assert ran.err.startswith("error: ") and ran.err.count("\n") == 1, ran.err
-    missing = [word for word in words if word not in ran.err]
+    missing = [message for message in messages if message not in ran.err]
     assert not missing, f"{ran.err!r} lacks {missing}"
 
 
 @pytest.fixture
 def refused(place: Fixture) -> Callable[..., None]:
-    """Check that a command is refused, that it makes no file, and that nothing of it runs."""
+    """Check that a command is refused, creates no file and leaves no process."""
 
-    def check(words: list[str], code: int, *said: str, env: dict[str, str] | None = None) -> None:
+    def check(argv: list[str], code: int, *messages: str, env: dict[str, str] | None = None) -> None:
         before = tree(place.path)
-        ran = place.cli(*words, env=env)
-        is_refused(ran, code, *said)
+        ran = place.cli(*argv, env=env)
+        assert_refused(ran, code, *messages)
         assert tree(place.path) == before
-        assert not place.pids(), "something runs"
+        assert not place.pids(), "a process is left"
 
     return check
 
@@ -65,11 +64,11 @@ BAD_RECIPES = {
     "none.py": ("def recipes():\n    return []", "at least one"),
     "twins.py": (f"{HEAD}def recipes():\n    return [{recipe('a')}, {recipe('a')}]", "two recipes named 'a'"),
     "gap.py": (
-        f"{HEAD}recipe = {recipe('a', row(1, 2))}",
+        f"{HEAD}recipe = {recipe('a', phase(1, 2))}",
         "line 2: ValueError: recipe 'a', row 1, epochs: starts at 1",
     ),
-    "rate.py": (f"{HEAD}recipe = {recipe('a', row(lr=NAN))}", "phase 0-1, lr: must be a finite number"),
-    "size.py": (f"{HEAD}recipe = {recipe('a', row(size=15))}", "phase 0-1, size: must be a whole number"),
+    "rate.py": (f"{HEAD}recipe = {recipe('a', phase(lr=NAN))}", "phase 0-1, lr: must be a finite number"),
+    "size.py": (f"{HEAD}recipe = {recipe('a', phase(size=15))}", "phase 0-1, size: must be a whole number"),
     "recipe.txt": (f"{HEAD}recipe = {recipe('a')}", "ends in .py"),
     "torn.json": ('{"name": ', "torn.json"),
     "folder": ("a folder", "is a folder"),
@@ -77,17 +76,15 @@ BAD_RECIPES = {
 
 
 @pytest.mark.parametrize("name", BAD_RECIPES)
-def test_a_recipe_that_cannot_be_used_is_named_with_the_place_and_the_reason(
-    place: Fixture, refused: Fixture, name: str
-) -> None:
-    text, said = BAD_RECIPES[name]
+def test_launch_bad_recipe_is_named_with_line_and_reason(place: Fixture, refused: Fixture, name: str) -> None:
+    text, message = BAD_RECIPES[name]
     if text == "a folder":
         (place.path / name).mkdir()
     elif text is not None:
         (place.path / name).write_text(text)
-    refused(["launch", "--local", name], 2, name, said)
+    refused(["launch", "--local", name], 2, name, message)
     if name in ("nowhere.py", "twins.py"):
-        refused(["plan", name], 2, name, said)
+        refused(["plan", name], 2, name, message)
 
 
 BAD_FOLDERS = {
@@ -101,22 +98,20 @@ BAD_FOLDERS = {
 
 
 @pytest.mark.parametrize("kind", BAD_FOLDERS)
-def test_a_data_folder_that_cannot_be_used_is_named_before_anything_starts(
-    place: Fixture, refused: Fixture, kind: str
-) -> None:
-    folders, said = BAD_FOLDERS[kind]
+def test_launch_bad_data_folder_is_refused_before_start(place: Fixture, refused: Fixture, kind: str) -> None:
+    folders, message = BAD_FOLDERS[kind]
     for folder in folders:
         (place.path / "images" / folder).mkdir(parents=True)
-    refused(["launch", "--local", "--data", "images", place.recipe()], 1, str(place.path / "images"), said)
+    refused(["launch", "--local", "--data", "images", place.recipe()], 1, str(place.path / "images"), message)
 
 
-def test_the_data_folder_of_the_recipe_is_checked_too(place: Fixture, refused: Fixture) -> None:
+def test_launch_checks_the_data_folder_of_the_recipe(place: Fixture, refused: Fixture) -> None:
     (place.path / "one.py").write_text(f"{HEAD}recipe = {recipe('a', root='/no/such/images')}")
     refused(["launch", "--local", "one.py"], 1, "/no/such/images: there is no such data folder", "--data")
 
 
 @pytest.mark.parametrize(
-    "words, said",
+    "argv, message",
     [
         (["launch"], "RECIPE"),
         (["launch", "--local", "--procs", "0", "x.py"], "--procs"),
@@ -142,22 +137,22 @@ def test_the_data_folder_of_the_recipe_is_checked_too(place: Fixture, refused: F
         (["train"], "train"),
     ],
 )
-def test_a_wrong_option_or_word_is_named_in_one_line(refused: Fixture, words: list[str], said: str) -> None:
-    refused(words, 2, said)
+def test_cli_bad_option_is_named_in_one_line(refused: Fixture, argv: list[str], message: str) -> None:
+    refused(argv, 2, message)
 
 
-def test_launch_without_a_backend_says_which_there_are(place: Fixture, refused: Fixture) -> None:
-    refused(["launch", place.recipe()], 1, "no region", "--local (here)", "--hosts FILE")
-    refused(["launch", "--local", "--hosts", "x", place.recipe()], 2, "two places")
+def test_launch_without_aws_names_the_other_backends(place: Fixture, refused: Fixture) -> None:
+    refused(["launch", place.recipe()], 1, "no region", "--local (this computer)", "--hosts FILE")
+    refused(["launch", "--local", "--hosts", "x", place.recipe()], 2, "mutually exclusive")
 
 
-def test_a_job_cannot_need_more_machines_than_it_has(place: Fixture, refused: Fixture) -> None:
-    words = ["launch", "--local", "--machines", "3", "--min-machines", "4", place.recipe()]
-    refused(words, 2, "--min-machines 4 is more than the 3 machines of the job")
+def test_launch_min_machines_above_machines_assert_refused(place: Fixture, refused: Fixture) -> None:
+    argv = ["launch", "--local", "--machines", "3", "--min-machines", "4", place.recipe()]
+    refused(argv, 2, "--min-machines 4 is more than the 3 machines of the job")
     assert not (place.path / "runs").exists()
 
 
-def test_only_a_machine_of_a_running_job_can_be_lost(hand_made: Fixture, refused: Fixture) -> None:
+def test_lose_needs_a_machine_of_a_running_job(hand_made: Fixture, refused: Fixture) -> None:
     run = hand_made(machines=2)
     run.says("training")
     with run.agent_at_work("1"):
@@ -169,44 +164,44 @@ def test_only_a_machine_of_a_running_job_can_be_lost(hand_made: Fixture, refused
     refused(["lose", "job-1", "--machine", "0"], 1, "no machine that could be lost")
 
 
-def test_several_recipes_are_planned_one_by_one_and_launched_as_a_sweep(place: Fixture, refused: Fixture) -> None:
+def test_plan_several_recipes_and_only(place: Fixture, refused: Fixture) -> None:
     (place.path / "two.py").write_text(f"{HEAD}def recipes():\n    return [{recipe('a')}, {recipe('b')}]")
     refused(["launch", "--local", "--parallel", "0", "two.py"], 2, "--parallel")
     refused(["plan", "--only", "c", "two.py"], 2, "'c'", "a, b")
-    shown = json.loads(place.cli("plan", "-o", "json", "two.py").out)
-    assert [one["recipe"] for one in shown] == ["a", "b"]
+    plans = json.loads(place.cli("plan", "-o", "json", "two.py").out)
+    assert [plan["recipe"] for plan in plans] == ["a", "b"]
     assert json.loads(place.cli("plan", "-o", "json", "--only", "b", "two.py").out)["recipe"] == "b"
 
 
-def test_every_phase_wants_a_step(place: Fixture, refused: Fixture) -> None:
-    (place.path / "rows.py").write_text(f"{HEAD}recipe = {recipe('a', row(0, 1), row(1, 2))}")
+def test_plan_max_steps_below_phases_assert_refused(place: Fixture, refused: Fixture) -> None:
+    (place.path / "rows.py").write_text(f"{HEAD}recipe = {recipe('a', phase(0, 1), phase(1, 2))}")
     refused(["plan", "--max-steps", "1", "rows.py"], 2, "1 is too few", "2 phases")
 
 
 @pytest.mark.parametrize("command", ["status", "logs", "attach", "tensorboard", "stop", "resume"])
 @pytest.mark.parametrize("name", ["job-7", None])
-def test_a_job_that_is_not_there_is_exit_code_102(refused: Fixture, command: str, name: str | None) -> None:
+def test_cli_unknown_job_exits_with_102(refused: Fixture, command: str, name: str | None) -> None:
     if name:
         refused([command, name], 102, "job-7", "there are none")
     elif command not in ("stop", "resume"):
         refused([command], 102, "there are none")
 
 
-def test_without_tmux_the_launch_says_how_to_install_it(place: Fixture, refused: Fixture) -> None:
+def test_launch_without_tmux_says_how_to_install_it(place: Fixture, refused: Fixture) -> None:
     refused(["launch", "--local", place.recipe()], 1, "tmux is missing", "install", env={"PATH": str(place.path)})
 
 
-def test_a_full_disk_is_named_before_anything_starts(place: Fixture, refused: Fixture, full_disk: Path) -> None:
+def test_launch_on_full_disk_is_refused_before_start(place: Fixture, refused: Fixture, full_disk: Path) -> None:
     refused(["launch", "--local", place.recipe()], 1, str(full_disk), env={"IMGNET_RUNS": str(full_disk / "runs")})
     assert tree(full_disk) == {"filling"}
 
 
-def test_a_place_for_runs_that_cannot_be_made_is_named(place: Fixture, refused: Fixture) -> None:
+def test_launch_unusable_runs_folder_is_named(place: Fixture, refused: Fixture) -> None:
     refused(["launch", "--local", place.recipe()], 1, "/dev/null", env={"IMGNET_RUNS": "/dev/null/runs"})
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--dryrun"])
-def test_a_dry_run_shows_the_plan_and_starts_nothing(place: Fixture, option: str) -> None:
+def test_launch_dry_run_shows_plan_and_starts_nothing(place: Fixture, option: str) -> None:
     path = place.recipe()
     before = tree(place.path)
     ran = place.cli("launch", "--local", option, path)
@@ -215,34 +210,34 @@ def test_a_dry_run_shows_the_plan_and_starts_nothing(place: Fixture, option: str
     assert tree(place.path) == before and not place.pids()
 
 
-def test_on_a_terminal_a_launch_asks_first(place: Fixture, on_terminal: Fixture) -> None:
-    code, shown = on_terminal("launch", "--local", place.recipe(), typed=b"n\n")
-    assert code == 1 and "launch? [y/N]" in shown and "error: nothing was started" in shown
+def test_launch_on_terminal_asks_for_confirmation(place: Fixture, on_terminal: Fixture) -> None:
+    code, screen = on_terminal("launch", "--local", place.recipe(), typed=b"n\n")
+    assert code == 1 and "launch? [y/N]" in screen and "error: nothing was started" in screen
     assert not (place.path / "runs").exists() and not place.pids()
 
 
 @pytest.mark.parametrize(
-    "words, code, said",
+    "argv, code, message",
     [
         (["attach", "job-1"], 1, "job-1 is done"),
         (["stop", "job-1"], 1, "job-1 is done"),
         (["resume", "1"], 1, "job-1 is done"),
-        (["logs", "--rank", "2"], 1, "job-1 has 2 trainers"),
+        (["logs", "--rank", "2"], 1, "job-1 has 2 training processes"),
         (["status", "job-2"], 102, "there is job-1"),
         (["status", "job-01"], 102, "job-01"),
     ],
 )
-def test_of_a_job_that_is_done_nothing_can_be_ended_or_gone_on_with(
-    finished: Fixture, words: list[str], code: int, said: str
+def test_cli_finished_job_refuses_stop_resume_attach(
+    finished: Fixture, argv: list[str], code: int, message: str
 ) -> None:
-    is_refused(finished.cli(*words), code, said)
+    assert_refused(finished.cli(*argv), code, message)
 
 
 # --- data ---------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "sizes, said",
+    "sizes, message",
     [
         ("big", "'big'"),
         ("", "--sizes"),
@@ -252,11 +247,11 @@ def test_of_a_job_that_is_done_nothing_can_be_ended_or_gone_on_with(
         ("-160", "-160"),
     ],
 )
-def test_sizes_that_are_none_are_refused(place: Fixture, refused: Fixture, sizes: str, said: str) -> None:
-    refused(["data", "resize", str(place.data), "copies", f"--sizes={sizes}"], 2, said)
+def test_data_resize_bad_sizes_are_refused(place: Fixture, refused: Fixture, sizes: str, message: str) -> None:
+    refused(["data", "resize", str(place.data), "copies", f"--sizes={sizes}"], 2, message)
 
 
-def test_folders_of_images_that_are_none_are_refused(place: Fixture, refused: Fixture) -> None:
+def test_data_commands_refuse_bad_folders(place: Fixture, refused: Fixture) -> None:
     (place.path / "file").write_text("")
     refused(["data", "resize", "nowhere", "copies"], 1, "nowhere: there is no such data folder")
     refused(["data", "check", "nowhere"], 1, "nowhere: there is no such data folder")
@@ -264,7 +259,7 @@ def test_folders_of_images_that_are_none_are_refused(place: Fixture, refused: Fi
 
 
 @pytest.mark.parametrize("target", ["train", "train/copies", "val/disc"])
-def test_copies_do_not_go_where_the_images_are(place: Fixture, refused: Fixture, target: str) -> None:
+def test_data_resize_target_among_the_images_assert_refused(place: Fixture, refused: Fixture, target: str) -> None:
     for split in ("train", "val"):
         (place.path / "set" / split / "disc").mkdir(parents=True)
         image = next((place.data / split / "disc").iterdir())
@@ -272,38 +267,42 @@ def test_copies_do_not_go_where_the_images_are(place: Fixture, refused: Fixture,
     refused(["data", "resize", "set", f"set/{target}", "--sizes", "64"], 1, target.split("/")[0])
 
 
-def test_a_sample_is_not_drawn_over_another_one(place: Fixture, refused: Fixture) -> None:
-    few = ["data", "sample", "--train", "10", "--val", "10", "drawn"]
-    assert place.cli(*few).code == 0
-    refused([*few, "--seed", "1"], 1, "drawn")
-    assert "0 drawn now" in place.cli(*few).out
+def test_data_sample_does_not_replace_another_sample(place: Fixture, refused: Fixture) -> None:
+    argv = ["data", "sample", "--train", "10", "--val", "10", "drawn"]
+    assert place.cli(*argv).code == 0
+    refused([*argv, "--seed", "1"], 1, "drawn")
+    assert "0 drawn now" in place.cli(*argv).out
 
 
-def test_the_help_of_the_command_comes_at_once(place: Fixture) -> None:
-    def seconds() -> float:
-        start = time.monotonic()
-        assert place.cli("--help").code == 0
-        return time.monotonic() - start
-
-    assert min(seconds() for _ in range(5)) < 1.0  # 0.1 s here; a machine at its limit takes longer
-
-
-@pytest.mark.parametrize(("words", "said"), [
-    (("--type", "p4d.24xlarge"), "--type: for machines rented from AWS, not for --local"),
-    (("--on-demand",), "--on-demand or "), (("--copies", "/nowhere"), "/nowhere: there is no such folder"),
-])  # fmt: skip
-def test_what_would_be_passed_over_here_is_refused(place: Fixture, refused: Fixture, words: Any, said: str) -> None:
-    refused(["launch", "--local", "--dry-run", "--data", str(place.data), *words, place.recipe()], 2, said)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--type", "p4d.24xlarge"), "--type: only for machines rented from AWS, not for --local"),
+        (("--on-demand",), "--on-demand or "),
+        (("--copies", "/nowhere"), "/nowhere: there is no such folder"),
+    ],
+)
+def test_launch_local_refuses_options_without_effect(
+    place: Fixture, refused: Fixture, options: Any, message: str
+) -> None:
+    argv = ["launch", "--local", "--dry-run", "--data", str(place.data), *options, place.recipe()]
+    refused(argv, 2, message)
 
 
-def test_the_log_of_a_machine_is_that_of_its_first_trainer(place: Fixture, hand_made: Fixture) -> None:
+def test_launch_hosts_refuses_aws_options_by_name(place: Fixture, refused: Fixture) -> None:
+    refused(["launch", "--hosts", "x.toml", "--no-group", place.recipe()], 2, "--no-group: only for", "not for --hosts")
+
+
+def test_logs_of_a_machine_is_that_of_its_first_process(place: Fixture, hand_made: Fixture) -> None:
     run = hand_made(machines=2, procs=2)
     run.attempt(1, "1.b", "0.a", reason="start")
     for machine in "01":
         run.says("failed", machine=machine, ended=True)
     for rank in range(4):
         run.shared(f"logs/000001/rank-{rank}.log", f"rank {rank}\n")
-    for words, rank in (((), 0), (("--machine", "0"), 2), (("--machine", "1"), 0), (("--rank", "3"), 3)):
-        assert place.cli("logs", *words).out == f"rank {rank}\n"
-    is_refused(place.cli("logs", "--machine", "2"), 2, "machine 2 trains nothing in attempt 1 of job-1: 1, 0 do")
-    is_refused(place.cli("logs", "--machine", "1", "--rank", "1"), 2, "--rank counts over all machines")
+    for options, rank in (((), 0), (("--machine", "0"), 2), (("--machine", "1"), 0), (("--rank", "3"), 3)):
+        assert place.cli("logs", *options).out == f"rank {rank}\n"
+    assert_refused(
+        place.cli("logs", "--machine", "2"), 2, "machine 2 takes no part in attempt 1 of job-1; the machines are 1, 0"
+    )
+    assert_refused(place.cli("logs", "--machine", "1", "--rank", "1"), 2, "--rank counts over all machines")

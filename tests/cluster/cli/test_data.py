@@ -1,6 +1,7 @@
-"""`imgnet-cluster data` on packed sets, as it is typed: results, what goes where, exit codes."""
+"""`imgnet-cluster data` on packed data sets: results, what goes to stdout and stderr, exit codes."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,24 +11,24 @@ Fixture = Any
 
 
 @pytest.fixture(scope="session")
-def few(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Ten and ten drawn images. Not to be changed."""
+def small_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data set of ten training and ten validation images. Tests must not change it."""
     from train.data.packing.synthetic import draw_sample_set
 
-    folder = tmp_path_factory.mktemp("few") / "set"
+    folder = tmp_path_factory.mktemp("small") / "set"
     draw_sample_set(folder, train=10, val=10)
     return folder
 
 
-def test_a_set_is_packed_resized_listed_verified_and_checked(place: Fixture, few: Path) -> None:
-    packed = place.cli("data", "pack", str(few), "full")
+def test_data_pack_resize_ls_verify_check_in_sequence(place: Fixture, small_set: Path) -> None:
+    packed = place.cli("data", "pack", str(small_set), "full")
     assert packed.code == 0 and packed.out == "full: 20 images packed, 0 were there, 0 files left out\n"
     resized = place.cli("data", "resize", "full", "sz", "--sizes", "64,96", "--shard-mb", "1")
     assert resized.code == 0 and resized.out == "sz: 40 images packed, 0 were there, 0 files left out\n"
     again = place.cli("data", "resize", "full", "sz", "--sizes", "96,64")
     assert again.code == 0 and again.out == "sz: 0 images packed, 40 were there, 0 files left out\n"
     listed = json.loads(place.cli("data", "ls", "sz", "-o", "json").out)
-    assert [(one["root"], one["split"], one["copy"], one["images"]) for one in listed] == [
+    assert [(split["root"], split["split"], split["copy"], split["images"]) for split in listed] == [
         (f"sz/{size}", split, size, 10) for size in (64, 96) for split in ("train", "val")
     ]
     table = place.cli("data", "ls", ".").out.splitlines()
@@ -41,40 +42,38 @@ def test_a_set_is_packed_resized_listed_verified_and_checked(place: Fixture, few
     assert (checked["train"], checked["val"], checked["bad"]) == (10, 10, {})
 
 
-def test_every_fault_is_named_and_the_exit_code_says_so(place: Fixture, few: Path) -> None:
-    assert place.cli("data", "pack", str(few), "full").code == 0
+def test_data_verify_names_each_fault_and_exits_with_1(place: Fixture, small_set: Path) -> None:
+    assert place.cli("data", "pack", str(small_set), "full").code == 0
     shard = place.path / "full/train/shard-00000.bin"
     data = bytearray(shard.read_bytes())
     data[1000] ^= 1
     shard.write_bytes(data)
-    talked = place.cli("data", "verify", "full")
-    assert talked.code == 1 and talked.out.endswith("2 faults\n")
-    damaged = [line for line in talked.err.splitlines() if line.startswith("damaged: ")]
+    ran = place.cli("data", "verify", "full")
+    assert ran.code == 1 and ran.out.endswith("2 faults\n")
+    damaged = [line for line in ran.err.splitlines() if line.startswith("damaged: ")]
     assert damaged[0].startswith("damaged: full/train/shard-00000.bin: ")
     assert damaged[1].startswith("damaged: full/train/shard-00000.bin, image 0 in it (id 0, checkers/")
-    told = place.cli("data", "verify", "full", "-o", "json")
-    assert told.code == 1 and len(json.loads(told.out)["faults"]) == 2
+    as_json = place.cli("data", "verify", "full", "-o", "json")
+    assert as_json.code == 1 and len(json.loads(as_json.out)["faults"]) == 2
     assert place.cli("data", "check", "full").code == 1
 
 
-def test_a_file_that_is_no_image_ends_packing_in_one_line(place: Fixture, few: Path) -> None:
-    import shutil
-
-    shutil.copytree(few, place.path / "set")
+def test_data_pack_broken_image_fails_or_is_skipped(place: Fixture, small_set: Path) -> None:
+    shutil.copytree(small_set, place.path / "set")
     broken = next((place.path / "set/train/disc").iterdir())
     broken.write_bytes(b"no image")
     ran = place.cli("data", "pack", "set", "full")
-    last = ran.err.splitlines()[-1]
-    assert ran.code == 1 and last.startswith(f"error: {broken.relative_to(place.path)}: not an image") and not ran.out
+    last_line = ran.err.splitlines()[-1]
+    assert (
+        ran.code == 1 and last_line.startswith(f"error: {broken.relative_to(place.path)}: not an image") and not ran.out
+    )
     skipped = place.cli("data", "pack", "set", "full", "--skip-bad")
     assert skipped.code == 0 and skipped.out.endswith("1 file left out\n")
     assert f"left out: {broken.relative_to(place.path)}: not an image" in skipped.err
 
 
-def test_changed_sources_are_told(place: Fixture, few: Path) -> None:
-    import shutil
-
-    shutil.copytree(few, place.path / "set")
+def test_data_pack_changed_sources_need_anew(place: Fixture, small_set: Path) -> None:
+    shutil.copytree(small_set, place.path / "set")
     assert place.cli("data", "pack", "set", "full").code == 0
     next((place.path / "set/train/disc").iterdir()).unlink()
     ran = place.cli("data", "pack", "set", "full")
@@ -84,17 +83,22 @@ def test_changed_sources_are_told(place: Fixture, few: Path) -> None:
     assert ran.out == "full: 9 images packed, 10 were there, 0 files left out\n"
 
 
-@pytest.mark.parametrize("words, code, said", [
-    (["pack", "nowhere", "full"], 1, "nowhere: there is no such data folder"),
-    (["pack", "SET", "SET"], 1, "among the images"),
-    (["pack", "SET"], 2, "TARGET"),
-    (["pack", "SET", "full", "--shard-mb", "0"], 2, "--shard-mb"),
-    (["verify", "nowhere"], 1, "nowhere: there is no such folder"),
-    (["verify", "SET"], 1, "imgnet-cluster data check"),
-    (["verify", "."], 1, "has no sets of images"),
-    (["ls", "nowhere"], 1, "nowhere: there is no such folder"),
-    (["ls"], 2, "FOLDER"),
-])  # fmt: skip
-def test_what_cannot_be_done_is_one_line(place: Fixture, few: Path, words: list[str], code: int, said: str) -> None:
-    ran = place.cli("data", *[str(few) if one == "SET" else one for one in words])
-    assert ran.code == code and said in ran.err and not ran.out and "Traceback" not in ran.err
+@pytest.mark.parametrize(
+    "arguments, code, message",
+    [
+        (["pack", "nowhere", "full"], 1, "nowhere: there is no such data folder"),
+        (["pack", "SET", "SET"], 1, "among the images"),
+        (["pack", "SET"], 2, "TARGET"),
+        (["pack", "SET", "full", "--shard-mb", "0"], 2, "--shard-mb"),
+        (["verify", "nowhere"], 1, "nowhere: there is no such folder"),
+        (["verify", "SET"], 1, "imgnet-cluster data check"),
+        (["verify", "."], 1, "has no sets of images"),
+        (["ls", "nowhere"], 1, "nowhere: there is no such folder"),
+        (["ls"], 2, "FOLDER"),
+    ],
+)
+def test_data_bad_input_is_refused_in_one_line(
+    place: Fixture, small_set: Path, arguments: list[str], code: int, message: str
+) -> None:
+    ran = place.cli("data", *[str(small_set) if argument == "SET" else argument for argument in arguments])
+    assert ran.code == code and message in ran.err and not ran.out and "Traceback" not in ran.err

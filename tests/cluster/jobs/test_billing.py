@@ -1,4 +1,4 @@
-"""What a job has cost, from hand-made journals: what of it was for losses, and that it is asked for first."""
+"""The cost of a job, from hand-made journals: totals, what was spent on losses, and that the job is refreshed first."""
 
 import json
 from types import SimpleNamespace
@@ -11,11 +11,11 @@ from cluster.errors import ClusterError
 from cluster.jobs import billing, store
 
 Fixture = Any
-SECOND = 3600.0  # dollars an hour: one a second
+DOLLAR_PER_SECOND = 3600.0  # as a price per hour
 
 
-def rent(run: Any, *machines: tuple[str, float, float], price: float | None = SECOND) -> None:
-    """Let these machines have been there from then till then."""
+def write_journal(run: Any, *machines: tuple[str, float, float], price: float | None = DOLLAR_PER_SECOND) -> None:
+    """Write the journal of machines given as (instance ID, launch time, end time)."""
     place = {"type": "p5.48xlarge", "market": "on-demand", "zone": "us-east-1a", "price": price}
     request: dict[str, Any] = {"BlockDeviceMappings": [], "NetworkInterfaces": []}
     lines: list[dict[str, Any]] = []
@@ -25,47 +25,52 @@ def rent(run: Any, *machines: tuple[str, float, float], price: float | None = SE
             {"what": "granted", "number": number, "machines": [{"id": id, "name": "0", "launched": launched}]},
             {"what": "gone", "id": id, "name": "0", "ended": ended, "why": "Client.UserInitiatedShutdown"},
         ]
-    (run.folders.run / "cloud.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
+    (run.folders.path / "cloud.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
-def trained(run: Any, attempt: int, *steps: tuple[int, float], epoch: float) -> None:
-    rows = [{"kind": "train", "step": step, "images": step, "time": at} for step, at in steps]
+def write_metrics(run: Any, attempt: int, *steps: tuple[int, float], epoch: float) -> None:
+    """Write the metrics of an attempt: (step, time) of each step, and the time of the epoch's end."""
+    rows = [{"kind": "train", "step": step, "images": step, "time": time} for step, time in steps]
     rows.append({"kind": "epoch", "step": steps[-1][0], "images": steps[-1][0], "time": epoch, "top5": 50.0})
-    path = run.folders.run / "metrics" / f"{attempt:06d}.jsonl"
+    path = run.folders.path / "metrics" / f"{attempt:06d}.jsonl"
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-def test_losses_cost_what_was_spent_in_them_whatever_was_in_between(hand_made: Fixture) -> None:
+def test_cost_report_counts_losses_and_no_time_between_launches(hand_made: Fixture) -> None:
     run = hand_made(backend="aws", cloud={})
-    run.attempt(1, "0.a", reason="start", launch="evening")
-    trained(run, 1, (1, 100.0), (20, 500.0), epoch=500.0)
-    run.attempt(2, "0.b", reason="lost", launch="evening", resume="checkpoints/000002/resume-00000016-abcd.pt")
-    trained(run, 2, (17, 560.0), (30, 900.0), epoch=900.0)
-    run.attempt(3, "0.c", reason="start", launch="morning", resume="checkpoints/000003/resume-00000030-abcd.pt")
-    trained(run, 3, (31, 90_100.0), (40, 90_500.0), epoch=90_500.0)
-    rent(run, ("i-1", 0.0, 1000.0), ("i-2", 90_000.0, 91_000.0))
-    found = billing.cost_report(run.job)
-    assert found["dollars"] == pytest.approx(2000.0)
-    assert (found["wasted"], found["wasted_seconds"]) == (pytest.approx(460.0), 460.0)
-    assert found["per_epoch"] == pytest.approx((900.0 + 500.0) / 3)  # nights bill nothing
+    run.attempt(1, "0.a", reason="start", launch_id="evening")
+    write_metrics(run, 1, (1, 100.0), (20, 500.0), epoch=500.0)
+    run.attempt(2, "0.b", reason="lost", launch_id="evening", resume="checkpoints/000002/resume-00000016-abcd.pt")
+    write_metrics(run, 2, (17, 560.0), (30, 900.0), epoch=900.0)
+    run.attempt(3, "0.c", reason="start", launch_id="morning", resume="checkpoints/000003/resume-00000030-abcd.pt")
+    write_metrics(run, 3, (31, 90_100.0), (40, 90_500.0), epoch=90_500.0)
+    write_journal(run, ("i-1", 0.0, 1000.0), ("i-2", 90_000.0, 91_000.0))
+    report = billing.cost_report(run.job)
+    assert report["dollars"] == pytest.approx(2000.0)
+    assert (report["wasted"], report["wasted_seconds"]) == (pytest.approx(460.0), 460.0)
+    assert report["per_epoch"] == pytest.approx((900.0 + 500.0) / 3)  # no machine was billed between the launches
     assert billing.last_rented_type(run.job) == "p5.48xlarge" and billing.machines_without_price(run.job) == []
 
 
-def test_machines_without_a_price_are_named(hand_made: Fixture) -> None:
+def test_machines_without_price_are_listed(hand_made: Fixture) -> None:
     run = hand_made(backend="aws", cloud={})
-    rent(run, ("i-1", 0.0, 1000.0), price=None)
+    write_journal(run, ("i-1", 0.0, 1000.0), price=None)
     assert billing.machines_without_price(run.job) == ["i-1"]
-    here = hand_made("job-2")
-    assert billing.machines_without_price(here.job) == [] and billing.last_rented_type(here.job) == ""
+    local_run = hand_made("job-2")
+    assert billing.machines_without_price(local_run.job) == [] and billing.last_rented_type(local_run.job) == ""
 
 
-def test_what_a_job_costs_is_asked_for_before_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its machines may have gone while nobody looked after it: they would bill for ever."""
-    asked: list[str] = []
-    job = SimpleNamespace(spec=SimpleNamespace(backend="local"), refresh=lambda: asked.append("refresh"), name="job-1",
-                          backend=SimpleNamespace(DESCRIPTION="this computer"))  # fmt: skip
+def test_cost_command_refreshes_the_job_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise machines that were terminated while nothing here was watching would be billed for ever."""
+    calls: list[str] = []
+    job = SimpleNamespace(
+        spec=SimpleNamespace(backend="local"),
+        refresh=lambda: calls.append("refresh"),
+        name="job-1",
+        backend=SimpleNamespace(DESCRIPTION="this computer"),
+    )
     monkeypatch.setattr(store, "find", lambda name: job)
-    with pytest.raises(ClusterError, match="job-1 ran on this computer"):
+    with pytest.raises(ClusterError, match="job-1 did not run on rented machines but on this computer"):
         cloud.cost.callback("job-1", None, "table")  # type: ignore[misc]
-    assert asked == ["refresh"]
+    assert calls == ["refresh"]

@@ -1,4 +1,4 @@
-"""`eval`: which checkpoint of a job, what the command says, and its picture."""
+"""`imgnet-cluster eval`: which checkpoint of a job is taken, what the command prints, and its picture."""
 
 import base64
 import io
@@ -22,128 +22,138 @@ from cluster.plots import crops
 Fixture = Any
 
 
-# --- which checkpoint ---------------------------------------------------------------------------------------------
+# --- which checkpoint is taken --------------------------------------------------------------------------------------
 
 
-def test_the_newest_whole_checkpoint_of_the_last_attempt_that_has_one_is_taken(hand_made: Any) -> None:
-    made = hand_made()
-    for attempt, step, whole in ((1, 5, True), (2, 8, True), (2, 9, False)):
-        made.checkpoint(attempt, step, whole)
-    (made.folders.shared / "checkpoints" / "000003").mkdir()
-    found = checkpoints.newest_checkpoint(made.job)
-    assert found == made.folders.shared / "checkpoints/000002/step-00000008.pt"
+def test_newest_checkpoint_takes_last_attempt_with_a_complete_file(hand_made: Any) -> None:
+    run = hand_made()
+    for attempt, step, is_complete in ((1, 5, True), (2, 8, True), (2, 9, False)):
+        run.checkpoint(attempt, step, is_complete)
+    (run.folders.shared / "checkpoints" / "000003").mkdir()
+    path = checkpoints.newest_checkpoint(run.job)
+    assert path == run.folders.shared / "checkpoints/000002/step-00000008.pt"
 
 
-def test_an_attempt_that_has_not_saved_yet_has_what_it_began_with(hand_made: Any) -> None:
-    made = hand_made()
-    path = made.folders.shared / made.checkpoint(2, 8)
+def test_newest_checkpoint_of_attempt_without_save_is_its_start(hand_made: Any) -> None:
+    run = hand_made()
+    path = run.folders.shared / run.checkpoint(2, 8)
     path.rename(path.with_name("resume-00000008-abc.pt"))
-    assert checkpoints.newest_checkpoint(made.job).name == "resume-00000008-abc.pt"
+    assert checkpoints.newest_checkpoint(run.job).name == "resume-00000008-abc.pt"
 
 
-def test_a_job_that_has_saved_nothing_says_so(hand_made: Any) -> None:
+def test_newest_checkpoint_without_any_raises(hand_made: Any) -> None:
     with pytest.raises(ClusterError, match=r"job-1 is \w+ and has saved nothing yet; imgnet-cluster status job-1"):
         checkpoints.newest_checkpoint(hand_made().job)
 
 
-class Elsewhere(Connector):
-    """A machine that gives a file in pieces of 40 bytes; what was asked of it."""
+class SlowConnector(Connector):
+    """A machine that sends a file in pieces of 40 bytes, and records the reads."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[str, int]] = []
+        self.reads: list[tuple[str, int]] = []
 
     def read_from(self, path: str, offset: int, limit: int = 40) -> bytes:
-        self.asked.append((path.rpartition("/")[2], offset))
+        self.reads.append((path.rpartition("/")[2], offset))
         return super().read_from(path, offset, 40)
 
 
 @pytest.fixture
-def there(hand_made: Any) -> Any:
-    """The shared folder of another machine: two attempts, the newest file of the second damaged."""
-    made = hand_made("job-9")
-    for attempt, step, whole in ((1, 50, True), (2, 7, True), (2, 8, True), (2, 9, False)):
-        made.checkpoint(attempt, step, whole)
-    made.shared("checkpoints/000002/resume-00000050-abc.pt", "x")
-    made.shared("checkpoints/000002/notes.txt", "x")
-    return made.folders.shared
+def remote_shared(hand_made: Any) -> Any:
+    """The shared folder of another machine: two attempts, the newest file of the second one damaged."""
+    run = hand_made("job-9")
+    for attempt, step, is_complete in ((1, 50, True), (2, 7, True), (2, 8, True), (2, 9, False)):
+        run.checkpoint(attempt, step, is_complete)
+    run.shared("checkpoints/000002/resume-00000050-abc.pt", "x")
+    run.shared("checkpoints/000002/notes.txt", "x")
+    return run.folders.shared
 
 
-def test_the_newest_whole_one_is_brought_home_once(there: Path, tmp_path: Path) -> None:
-    machine, told, home = Elsewhere(), [], tmp_path / "home"
+def test_download_checkpoint_newest_complete_file_once(remote_shared: Path, tmp_path: Path) -> None:
+    connector = SlowConnector()
+    progress: list[tuple[int, int]] = []
+    local_shared = tmp_path / "home"
     for _ in range(2):
-        found = checkpoint_files.download_checkpoint(machine, str(there), home, lambda *how: told.append(how))
-        assert found == home / "checkpoints/000002/step-00000008.pt"
-        assert found.read_bytes() == (there / "checkpoints/000002/step-00000008.pt").read_bytes()
-    size = found.stat().st_size
-    assert (size, size) in told and len([one for one in machine.asked if one == ("step-00000008.pt", 40)]) == 1
-    assert [path.name for path in home.rglob("*.pt")] == ["step-00000008.pt"]
+        path = checkpoint_files.download_checkpoint(
+            connector, str(remote_shared), local_shared, lambda done, total: progress.append((done, total))
+        )
+        assert path == local_shared / "checkpoints/000002/step-00000008.pt"
+        assert path.read_bytes() == (remote_shared / "checkpoints/000002/step-00000008.pt").read_bytes()
+    size = path.stat().st_size
+    assert (size, size) in progress and connector.reads.count(("step-00000008.pt", 40)) == 1
+    assert [path.name for path in local_shared.rglob("*.pt")] == ["step-00000008.pt"]
 
 
-def test_from_a_machine_without_any_none_is_brought(tmp_path: Path) -> None:
-    assert (
-        checkpoint_files.download_checkpoint(Elsewhere(), str(tmp_path / "nowhere"), tmp_path, lambda *_: None) is None
-    )
+def test_download_checkpoint_without_any_returns_none(tmp_path: Path) -> None:
+    missing = str(tmp_path / "nowhere")
+    assert checkpoint_files.download_checkpoint(SlowConnector(), missing, tmp_path, lambda *_: None) is None
 
 
-def test_of_a_job_elsewhere_that_runs_the_machines_are_asked_and_home_will_do_when_they_are_silent(
-    hand_made: Any, there: Path, monkeypatch: pytest.MonkeyPatch
+def test_newest_checkpoint_remote_job_falls_back_to_local_copy(
+    hand_made: Any, remote_shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Fleet:
-        """Machine 0 is silent, machine 1 was never set up, machine 2 answers."""
+        """Machine 0 does not answer, machine 1 was never set up, machine 2 answers until `is_silent`."""
 
-        remotes, machines = dict.fromkeys("012", Elsewhere()), None
+        connectors = dict.fromkeys("012", SlowConnector())
+        is_silent = False
+
+        @property
+        def provisioner(self) -> "Fleet":
+            return self
 
         def job_folder(self, name: str) -> str:
-            if name == "0" or silent:
+            if name == "0" or self.is_silent:
                 raise ClusterError(f"machine {name}: does not answer")
-            return {"2": str(there)}[name]
+            return {"2": str(remote_shared)}[name]
 
-    fleet, silent = Fleet(), False
-    fleet.machines = fleet  # type: ignore[assignment]
-    monkeypatch.setattr(checkpoints, "_fleet", lambda job: fleet)
-    made = hand_made(backend="ssh")
-    home = made.folders.shared / "checkpoints/000002/step-00000008.pt"
-    assert checkpoints.newest_checkpoint(made.job) == home
-    silent = True
-    assert checkpoints.newest_checkpoint(made.job) == home
-    home.unlink()
-    with pytest.raises(
-        ClusterError, match="its checkpoints stay on its machines, and these do not give one: machine 2"
-    ):
-        checkpoints.newest_checkpoint(made.job)
+    fleet = Fleet()
+    monkeypatch.setattr(checkpoints, "_job_fleet", lambda job: fleet)
+    run = hand_made(backend="ssh")
+    local_path = run.folders.shared / "checkpoints/000002/step-00000008.pt"
+    assert checkpoints.newest_checkpoint(run.job) == local_path
+    fleet.is_silent = True
+    assert checkpoints.newest_checkpoint(run.job) == local_path
+    local_path.unlink()
+    with pytest.raises(ClusterError, match="its checkpoints are on its machines, and no machine sent one: machine 2"):
+        checkpoints.newest_checkpoint(run.job)
 
 
-# --- what is told -------------------------------------------------------------------------------------------------
+# --- the process of the evaluation ----------------------------------------------------------------------------------
 
 
-def script(text: str) -> list[str]:
-    return [sys.executable, "-c", text]
+def python(program: str) -> list[str]:
+    """The command that runs a Python program."""
+    return [sys.executable, "-c", program]
 
 
-def test_lines_come_as_they_are_told_and_an_error_is_the_command_s(place: Fixture) -> None:
-    told = 'print(\'{"kind": "row", "n": 1}\', flush=True)'
-    rows = evaluation.run_evaluation(script(f"{told}; import time; time.sleep(60)"))
-    assert next(rows) == {"kind": "row", "n": 1}
-    rows.close()  # what runs is ended
+def test_run_evaluation_yields_messages_and_raises_errors(place: Fixture) -> None:
+    row = 'print(\'{"kind": "row", "n": 1}\', flush=True)'
+    messages = evaluation.run_evaluation(python(f"{row}; import time; time.sleep(60)"))
+    assert next(messages) == {"kind": "row", "n": 1}
+    messages.close()  # kills the process; the fixture checks that
+    error = 'print(\'{"kind": "error", "error": "too small"}\'); raise SystemExit(1)'
     with pytest.raises(ClusterError, match=r"^too small$"):
-        list(
-            evaluation.run_evaluation(script('print(\'{"kind": "error", "error": "too small"}\'); raise SystemExit(1)'))
-        )
+        list(evaluation.run_evaluation(python(error)))
     with pytest.raises(ClusterError, match="ended with code 7"):
-        list(evaluation.run_evaluation(script("raise SystemExit(7)")))
+        list(evaluation.run_evaluation(python("raise SystemExit(7)")))
 
 
-def rows() -> list[dict[str, Any]]:
-    def row(crop: str, size: int, *tops: float) -> dict[str, Any]:
-        buckets = [{"top1": top, "top5": top + 1} for top in tops]
-        return {"crop": crop, "size": size, "top1": sum(tops) / 2, "top5": sum(tops) / 2 + 1, "buckets": buckets}
+def make_row(crop: str, size: int, *bucket_top1: float) -> dict[str, Any]:
+    """A row of the evaluation with these accuracies of its buckets."""
+    buckets = [{"top1": top1, "top5": top1 + 1} for top1 in bucket_top1]
+    mean = sum(bucket_top1) / 2
+    return {"crop": crop, "size": size, "top1": mean, "top5": mean + 1, "buckets": buckets}
 
-    return [row("center", 224, 40, 60), row("rect", 288, 1, 2), row("rect", 224, 44, 59), row("five", 224, 9, 9)]
 
-
-def test_the_gain_is_that_of_rectangles_above_the_centre_of_the_same_size_by_bucket() -> None:
+def test_rect_gains_compare_with_center_of_the_same_size() -> None:
     buckets = [{"ratio": 0.7, "images": 10}, {"ratio": 1.3, "images": 10}]
-    assert evaluation.rect_gains(rows(), buckets) == [
+    rows = [
+        make_row("center", 224, 40, 60),
+        make_row("rect", 288, 1, 2),
+        make_row("rect", 224, 44, 59),
+        make_row("five", 224, 9, 9),
+    ]
+    assert evaluation.rect_gains(rows, buckets) == [
         {
             "size": 224,
             "top1": 1.5,
@@ -162,83 +172,85 @@ def test_the_gain_is_that_of_rectangles_above_the_centre_of_the_same_size_by_buc
 @pytest.fixture(scope="module")
 def evaluated(finished: Fixture) -> Any:
     """All crops of the finished job's network, as JSON, with a picture."""
-    words = ("--crops", "center,rect,five,tta", "--sizes", "32,48", "--workers", "0", "-o", "json")
-    return finished.cli("eval", "job-1", *words, "--plot", "crops.png")
+    options = ("--crops", "center,rect,five,tta", "--sizes", "32,48", "--workers", "0", "-o", "json")
+    return finished.cli("eval", "job-1", *options, "--plot", "crops.png")
 
 
-def test_a_job_s_numbers_are_those_of_its_own_result(finished: Fixture, evaluated: Any) -> None:
+def test_eval_numbers_are_those_of_the_job_result(finished: Fixture, evaluated: Any) -> None:
     assert evaluated.code == 0, evaluated
-    said, result = json.loads(evaluated.out), finished.job().result
-    assert [(one["crop"], one["size"]) for one in said["rows"]][:3] == [("center", 32), ("center", 48), ("rect", 32)]
-    assert (said["rows"][0]["top1"], said["rows"][0]["top5"]) == (result["top1"], result["top5"])
-    assert (said["epoch"], said["images"], said["procs"]) == (3, 20, 1)
-    assert said["step"] == int(Path(said["checkpoint"]).stem.rpartition("-")[2]) > 3
-    for gain in said["gains"]:
-        told = [(one["from"], one["to"], one["images"]) for one in gain["buckets"]]
-        assert told == [(one["from"], one["to"], one["images"]) for one in said["buckets"]]
-    assert [one["size"] for one in said["gains"]] == [32, 48]
-    assert said["checkpoint"].endswith(".pt") and said["plot"] == "crops.png"
+    report = json.loads(evaluated.out)
+    result = finished.job().result
+    rows = report["rows"]
+    assert [(row["crop"], row["size"]) for row in rows][:3] == [("center", 32), ("center", 48), ("rect", 32)]
+    assert (rows[0]["top1"], rows[0]["top5"]) == (result["top1"], result["top5"])
+    assert (report["epoch"], report["images"], report["procs"]) == (3, 20, 1)
+    assert report["step"] == int(Path(report["checkpoint"]).stem.rpartition("-")[2]) > 3
+    expected_buckets = [(bucket["from"], bucket["to"], bucket["images"]) for bucket in report["buckets"]]
+    for gain in report["gains"]:
+        assert [(bucket["from"], bucket["to"], bucket["images"]) for bucket in gain["buckets"]] == expected_buckets
+    assert [gain["size"] for gain in report["gains"]] == [32, 48]
+    assert report["checkpoint"].endswith(".pt") and report["plot"] == "crops.png"
     assert not finished.at_work()
 
 
-def test_the_picture_has_a_column_for_each_crop_and_rows_without_white_between(
-    finished: Fixture, evaluated: Any
-) -> None:
-    image = Image.open(finished.path / "crops.png").convert("L")
-    assert image.width == crops.LEFT_MARGIN + 4 * (crops.CELL_PIXELS + crops.CELL_GAP)
-    assert bands(image) == 6 and white(image) <= crops.CELL_GAP + crops.ANSWER_HEIGHT
+def test_eval_plot_has_a_column_per_crop_and_tight_rows(finished: Fixture, evaluated: Any) -> None:
+    page = Image.open(finished.path / "crops.png").convert("L")
+    assert page.width == crops.LEFT_MARGIN + 4 * (crops.CELL_PIXELS + crops.CELL_GAP)
+    assert count_image_rows(page) == 6 and highest_white_band(page) <= crops.CELL_GAP + crops.ANSWER_HEIGHT
 
 
-def test_a_picture_that_cannot_be_written_costs_no_numbers(finished: Fixture, evaluated: Any, tmp_path: Path) -> None:
-    path = json.loads(evaluated.out)["checkpoint"]
-    words = ("--data", finished.data, "--crops", "center", "--sizes", "32", "--workers", "0")
-    ran = finished.cli("eval", path, *words, "--plot", tmp_path / "no/x.png")
+def test_eval_unwritable_plot_still_prints_the_numbers(finished: Fixture, evaluated: Any, tmp_path: Path) -> None:
+    checkpoint = json.loads(evaluated.out)["checkpoint"]
+    options = ("--data", finished.data, "--crops", "center", "--sizes", "32", "--workers", "0")
+    ran = finished.cli("eval", checkpoint, *options, "--plot", tmp_path / "no/x.png")
     assert ran.code == 2 and ran.err == f"error: --plot {tmp_path / 'no/x.png'}: there is no folder {tmp_path / 'no'}\n"
     (tmp_path / "x.png").mkdir()
-    ran = finished.cli("eval", path, *words, "--plot", tmp_path / "x.png")
+    ran = finished.cli("eval", checkpoint, *options, "--plot", tmp_path / "x.png")
     assert ran.code == 1 and "top-1" in ran.out and f"--plot {tmp_path / 'x.png'}: " in ran.err, ran
 
 
-def test_a_job_is_found_from_the_folder_of_the_runs_too(finished: Fixture, evaluated: Any) -> None:
-    words = ("--crops", "center", "--sizes", "32", "--workers", "0", "-o", "json")
-    ran = finished.cli(
-        "eval", "job-1", *words, cwd=finished.path / "runs", env={"IMGNET_RUNS": str(finished.path / "runs")}
-    )
+def test_eval_finds_the_job_from_the_runs_folder(finished: Fixture, evaluated: Any) -> None:
+    options = ("--crops", "center", "--sizes", "32", "--workers", "0", "-o", "json")
+    runs_folder = finished.path / "runs"
+    ran = finished.cli("eval", "job-1", *options, cwd=runs_folder, env={"IMGNET_RUNS": str(runs_folder)})
     assert ran.code == 0 and json.loads(ran.out)["rows"][0]["top1"] == json.loads(evaluated.out)["rows"][0]["top1"], ran
 
 
-def bands(page: Any) -> int:
-    """How many images are below each other on a page: what is not white and higher than words."""
-    lines = [min(page.crop((0, y, page.width, y + 1)).tobytes()) < 255 for y in range(crops.HEADER_HEIGHT, page.height)]
-    return sum(len(list(part)) > crops.ANSWER_HEIGHT for dark, part in groupby(lines) if dark)
+def row_darkness(page: Any) -> list[bool]:
+    """For each line of pixels below the header, whether it has a pixel that is not white."""
+    return [min(page.crop((0, y, page.width, y + 1)).tobytes()) < 255 for y in range(crops.HEADER_HEIGHT, page.height)]
 
 
-def white(page: Any) -> int:
-    """The height of the highest white band below the page's head."""
-    lines = [min(page.crop((0, y, page.width, y + 1)).tobytes()) < 255 for y in range(crops.HEADER_HEIGHT, page.height)]
-    return max(len(list(part)) for dark, part in groupby(lines) if not dark)
+def count_image_rows(page: Any) -> int:
+    """The number of images below each other: bands that are not white and higher than a line of text."""
+    return sum(len(list(band)) > crops.ANSWER_HEIGHT for is_dark, band in groupby(row_darkness(page)) if is_dark)
 
 
-def test_a_checkpoint_by_its_name_and_as_a_table(finished: Fixture, evaluated: Any, tmp_path: Path) -> None:
-    shutil.copy(json.loads(evaluated.out)["checkpoint"], tmp_path / "kept.pt")
+def highest_white_band(page: Any) -> int:
+    """The height of the highest white band below the header, in pixels."""
+    return max(len(list(band)) for is_dark, band in groupby(row_darkness(page)) if not is_dark)
+
+
+def test_eval_of_a_checkpoint_file_prints_a_table(finished: Fixture, evaluated: Any, tmp_path: Path) -> None:
+    report = json.loads(evaluated.out)
+    shutil.copy(report["checkpoint"], tmp_path / "kept.pt")
     ran = finished.cli("eval", tmp_path / "kept.pt", "--data", finished.data, "--sizes", "32", "--workers", "0")
     assert ran.code == 0, ran
-    top1 = f"{json.loads(evaluated.out)['rows'][0]['top1']:.3f}"
-    lines = [line.split() for line in ran.out.splitlines()]
-    assert ["center", "32", "1", top1] in [one[:4] for one in lines]
-    assert f"3 epochs done, step {json.loads(evaluated.out)['step']}; 20 images" in ran.out
+    cells = [line.split() for line in ran.out.splitlines()]
+    assert ["center", "32", "1", f"{report['rows'][0]['top1']:.3f}"] in [line_cells[:4] for line_cells in cells]
+    assert f"3 epochs done, step {report['step']}; 20 images" in ran.out
     assert "rect at 32 above center, in points, by width / height:" in ran.out
-    assert lines[-1][:2] == ["all", "20"]
+    assert cells[-1][:2] == ["all", "20"]
 
 
-def test_the_gains_stand_beside_each_group_s_ratios_with_one_decimal(capsys: Any) -> None:
-    begin = dict.fromkeys(("recipe", "model", "classes", "data", "checkpoint", "device", "precision", "procs"), "x")
-    parts = [
+def test_print_results_gains_have_ratio_ranges_and_one_decimal(capsys: Any) -> None:
+    run_info = dict.fromkeys(("recipe", "model", "classes", "data", "checkpoint", "device", "precision", "procs"), "x")
+    buckets = [
         {"ratio": 0.77, "from": 0.7512, "to": 0.8, "images": 10, "top1": 12.345, "top5": -0.04},
         {"ratio": 4 / 3, "from": 4 / 3, "to": 4 / 3, "images": 2, "top1": -100.0, "top5": 0.06},
     ]
-    gain = {"size": 64, "top1": -1.26, "top5": 0.0, "buckets": parts}
-    evaluate._print_results({**begin, "epoch": 3, "step": 691, "images": 12}, [], [gain])
+    gain = {"size": 64, "top1": -1.26, "top5": 0.0, "buckets": buckets}
+    evaluate._print_results({**run_info, "epoch": 3, "step": 691, "images": 12}, [], [gain])
     out = capsys.readouterr().out
     assert "3 epochs done, step 691;" in out
     assert [line.split() for line in out.splitlines()[-3:]] == [
@@ -248,13 +260,13 @@ def test_the_gains_stand_beside_each_group_s_ratios_with_one_decimal(capsys: Any
     ]
 
 
-def test_the_help_promises_no_whole_image(place: Fixture) -> None:
-    told = " ".join(place.cli("eval", "--help").out.split())
-    assert "in steps of 32 pixels, but at most 1.5 times its short side" in told and "whole" not in told
+def test_eval_help_states_the_limits_of_rect(place: Fixture) -> None:
+    text = " ".join(place.cli("eval", "--help").out.split())
+    assert "in steps of 32 pixels, but at most 1.5 times its short side" in text and "whole" not in text
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("arguments", "code", "message"),
     [
         (("job-7",), 102, "no such job"),
         (("nowhere.pt",), 2, "is neither a job nor a checkpoint"),
@@ -267,75 +279,76 @@ def test_the_help_promises_no_whole_image(place: Fixture) -> None:
         ((), 2, "JOB|CHECKPOINT"),
     ],
 )
-def test_what_cannot_be_is_one_line(words: tuple[str, ...], code: int, said: str, place: Fixture) -> None:
-    ran = place.cli("eval", *words)
-    assert ran.code == code and said in ran.err and ran.err.count("\n") == 1 and not ran.out, ran
+def test_eval_bad_input_is_refused_in_one_line(
+    place: Fixture, arguments: tuple[str, ...], code: int, message: str
+) -> None:
+    ran = place.cli("eval", *arguments)
+    assert ran.code == code and message in ran.err and ran.err.count("\n") == 1 and not ran.out, ran
 
 
 # --- the picture --------------------------------------------------------------------------------------------------
 
 
-def test_what_is_not_seen_is_dimmed_and_what_is_seen_is_as_it_was() -> None:
-    found = crops.dim_outside_boxes(Image.new("RGB", (100, 50), "#204060"), [[0.2, 0.1, 0.6, 0.5]])
-    assert found.getpixel((30, 25)) == (0x20, 0x40, 0x60)
-    assert min(found.getpixel((80, 25))) > 0x20 + 100  # type: ignore[type-var]
-    assert found.getpixel((10, 10)) == (0xFF, 0xCC, 0x00) == found.getpixel((59, 39))
+def test_dim_outside_boxes_keeps_the_inside() -> None:
+    image = crops.dim_outside_boxes(Image.new("RGB", (100, 50), "#204060"), [[0.2, 0.1, 0.6, 0.5]])
+    assert image.getpixel((30, 25)) == (0x20, 0x40, 0x60)
+    assert min(image.getpixel((80, 25))) > 0x20 + 100  # type: ignore[type-var]
+    assert image.getpixel((10, 10)) == (0xFF, 0xCC, 0x00) == image.getpixel((59, 39))
 
 
-def grey(width: int, height: int) -> str:
+def gray_jpeg(width: int, height: int) -> str:
+    """A gray image as base64 text of a JPEG file."""
     stream = io.BytesIO()
     Image.new("RGB", (width, height), "#808080").save(stream, "JPEG")
     return base64.b64encode(stream.getvalue()).decode()
 
 
-@pytest.mark.parametrize("several", [False, True])
-def test_the_head_says_at_which_size_and_what_the_colours_mean_and_fits(
-    several: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("has_several_sizes", [False, True])
+def test_draw_crops_header_explains_colors_and_fits(
+    has_several_sizes: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[str] = []
-    monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda pen, place, words, *_, **how: told.append(words))
-    crops.draw_crops(tmp_path / "x.png", "a long name of a recipe " * 4, 96, [], several)
-    head = " ".join("".join(told).split())
-    assert "Drawn at 96 pixels" in head and ("the first of --sizes" in head) == several
-    assert "its probability; green: right, red: wrong" in head and "Yellow frame: what the network sees" in head
+    texts: list[str] = []
+    monkeypatch.setattr(ImageDraw.ImageDraw, "text", lambda pen, xy, text, *_, **options: texts.append(text))
+    crops.draw_crops(tmp_path / "x.png", "a long name of a recipe " * 4, 96, [], has_several_sizes)
+    header = " ".join("".join(texts).split())
+    assert "Drawn at 96 pixels" in header and ("the first of --sizes" in header) == has_several_sizes
+    assert "its probability; green: right, red: wrong" in header and "Yellow frame: what the network sees" in header
     monkeypatch.undo()
-    crops.draw_crops(tmp_path / "y.png", "a long name of a recipe " * 4, 96, [], several)
+    crops.draw_crops(tmp_path / "y.png", "a long name of a recipe " * 4, 96, [], has_several_sizes)
     page = Image.open(tmp_path / "y.png").convert("L")
     assert min(page.crop((page.width - 8, 0, page.width, page.height)).tobytes()) == 255
 
 
-def test_each_row_is_as_high_as_its_image_which_fills_its_cell(tmp_path: Path) -> None:
+def test_draw_crops_row_height_follows_the_image(tmp_path: Path) -> None:
     answers = [{"crop": "center", "boxes": [[0, 0, 1, 1]], "class": "cat", "percent": 50.0, "right": True}]
-    shown = [{"class": "cat", "jpeg": grey(*size), "answers": answers} for size in ((60, 20), (400, 100), (30, 60))]
-    crops.draw_crops(tmp_path / "x.png", "title", 96, shown)
+    samples = [
+        {"class": "cat", "jpeg": gray_jpeg(*size), "answers": answers} for size in ((60, 20), (400, 100), (30, 60))
+    ]
+    crops.draw_crops(tmp_path / "x.png", "title", 96, samples)
     page = Image.open(tmp_path / "x.png").convert("L")
     below = 3 * (crops.ANSWER_HEIGHT + crops.CELL_GAP)
     assert (
         page.height
         == crops.HEADER_HEIGHT + round(crops.CELL_PIXELS / 3) + crops.CELL_PIXELS // 4 + crops.CELL_PIXELS + below
     )
-    assert bands(page) == 3 and white(page) <= crops.CELL_GAP + crops.ANSWER_HEIGHT
+    assert count_image_rows(page) == 3 and highest_white_band(page) <= crops.CELL_GAP + crops.ANSWER_HEIGHT
 
 
-def test_a_right_answer_and_a_wrong_one_have_their_colours(tmp_path: Path) -> None:
+def test_draw_crops_right_and_wrong_answers_have_colors(tmp_path: Path) -> None:
     answers = [
         {"crop": crop, "boxes": [[0, 0, 1, 1]], "class": name, "percent": 50.0, "right": name == "cat"}
         for crop, name in (("center", "dog"), ("rect", "cat"))
     ]
-    one = {
-        "name": "cat/1.JPEG",
-        "class": "cat",
-        "jpeg": grey(40, 40),
-        "answers": answers,
-    }
-    crops.draw_crops(tmp_path / "x.png", "title", 96, [one])
+    sample = {"name": "cat/1.JPEG", "class": "cat", "jpeg": gray_jpeg(40, 40), "answers": answers}
+    crops.draw_crops(tmp_path / "x.png", "title", 96, [sample])
     page = Image.open(tmp_path / "x.png").convert("RGB")
-    words = crops.HEADER_HEIGHT + crops.CELL_PIXELS
-    middle = crops.LEFT_MARGIN + crops.CELL_PIXELS + crops.CELL_GAP // 2
-    left, right = (page.crop((x, words, x + crops.CELL_PIXELS, page.height)) for x in (crops.LEFT_MARGIN, middle))
+    top = crops.HEADER_HEIGHT + crops.CELL_PIXELS
+    second_column = crops.LEFT_MARGIN + crops.CELL_PIXELS + crops.CELL_GAP // 2
+    left, right = (page.crop((x, top, x + crops.CELL_PIXELS, page.height)) for x in (crops.LEFT_MARGIN, second_column))
 
-    def colours(part: Any) -> set[Any]:
-        return {colour for _, colour in part.getcolors(1 << 16)}
+    def colors(part: Any) -> set[Any]:
+        return {color for _, color in part.getcolors(1 << 16)}
 
-    assert (0xD1, 0x49, 0x5B) in colours(left) and (0x2A, 0x9D, 0x5C) in colours(right)
-    assert (0x2A, 0x9D, 0x5C) not in colours(left) and (0xD1, 0x49, 0x5B) not in colours(right)
+    red, green = (0xD1, 0x49, 0x5B), (0x2A, 0x9D, 0x5C)
+    assert red in colors(left) and green in colors(right)
+    assert green not in colors(left) and red not in colors(right)

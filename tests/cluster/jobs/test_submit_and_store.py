@@ -1,4 +1,4 @@
-"""Jobs of a folder: numbers, names, order, and what is damaged or does not fit on the disk."""
+"""Jobs of a folder: numbers, names and order; damaged folders and a full disk; what cannot be launched."""
 
 import json
 from collections.abc import Callable
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cluster import launch
+from cluster import jobs, launch
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.jobs import store, submit
 from cluster.jobs.job import Job
@@ -17,41 +17,50 @@ Fixture = Any
 
 @pytest.fixture
 def spec(place: Fixture) -> Any:
-    """What is asked of a tiny job."""
+    """The spec of a tiny job."""
     return submit.plan(submit.load_recipes(place.recipe())[0], data=place.data).spec
 
 
-def test_many_who_begin_a_job_at_once_get_a_number_each(
+@pytest.mark.parametrize("name", jobs.__all__)
+def test_jobs_package_exports_each_public_name(name: str) -> None:
+    assert getattr(jobs, name) is (getattr(store, name, None) or getattr(submit, name))
+
+
+def test_create_job_concurrent_calls_get_distinct_numbers(
     place: Fixture, spec: Any, crowd: Callable[..., list[Any]]
 ) -> None:
-    names = crowd(6, lambda _: [submit.create_job(spec).name for _ in range(2)])
-    assert sorted(name for many in names for name in many) == sorted(f"job-{number}" for number in range(1, 13))
+    names_by_process = crowd(6, lambda _: [submit.create_job(spec).name for _ in range(2)])
+    names = [name for process_names in names_by_process for name in process_names]
+    assert sorted(names) == sorted(f"job-{number}" for number in range(1, 13))
     assert [job.name for job in store.all_jobs()] == [f"job-{number}" for number in range(1, 13)]
     for job in store.all_jobs():
         assert job.spec.name == job.name and job.spec.recipe == spec.recipe
         assert json.loads(job.run_folder.recipe_path.read_text())["name"] == "tiny"
 
 
-def test_a_number_is_claimed_by_one_only(place: Fixture, crowd: Callable[..., list[Any]]) -> None:
-    names = crowd(4, lambda _: [store.create_run_folder(set()).name for _ in range(60)])
-    assert sorted(name for many in names for name in many) == sorted(f"job-{number}" for number in range(1, 241))
+def test_create_run_folder_concurrent_calls_get_distinct_numbers(
+    place: Fixture, crowd: Callable[..., list[Any]]
+) -> None:
+    names_by_process = crowd(4, lambda _: [store.create_run_folder(set()).name for _ in range(60)])
+    names = [name for process_names in names_by_process for name in process_names]
+    assert sorted(names) == sorted(f"job-{number}" for number in range(1, 241))
 
 
-def test_a_number_is_not_given_again_while_its_folder_is_there(place: Fixture, spec: Any) -> None:
+def test_create_job_does_not_reuse_number_of_existing_path(place: Fixture, spec: Any) -> None:
     assert [submit.create_job(spec).name for _ in range(3)] == ["job-1", "job-2", "job-3"]
     (place.path / "runs/job-2").rename(place.path / "runs/kept")
     (place.path / "runs/job-4").touch()
     assert submit.create_job(spec).name == "job-5"
 
 
-def test_jobs_are_in_the_order_of_their_numbers(hand_made: Fixture) -> None:
+def test_all_jobs_are_ordered_by_number(hand_made: Fixture) -> None:
     for number in (10, 9, 1, 100):
         hand_made(f"job-{number}")
     assert [job.name for job in store.all_jobs()] == ["job-1", "job-9", "job-10", "job-100"]
     assert store.find().name == "job-100"
 
 
-def test_only_run_folders_are_jobs(place: Fixture, hand_made: Fixture) -> None:
+def test_all_jobs_ignores_other_folders(place: Fixture, hand_made: Fixture) -> None:
     hand_made("job-3")
     for name in ("job-", "job-x", "job-1.old", "job--1", "job-²", "other", ".job-5"):
         (place.path / "runs" / name).mkdir()
@@ -59,39 +68,35 @@ def test_only_run_folders_are_jobs(place: Fixture, hand_made: Fixture) -> None:
     assert [job.name for job in store.all_jobs()] == ["job-3"]
 
 
-@pytest.mark.parametrize("name, found", [("3", "job-3"), ("job-3", "job-3"), ("12", "job-12"), (None, "job-12")])
-def test_a_job_is_found_by_its_number_its_name_or_as_the_newest(
-    hand_made: Fixture, name: str | None, found: str
-) -> None:
-    for one in ("job-3", "job-12"):
-        hand_made(one)
-    assert store.find(name).name == found
+@pytest.mark.parametrize("name, expected", [("3", "job-3"), ("job-3", "job-3"), ("12", "job-12"), (None, "job-12")])
+def test_find_by_number_by_name_or_newest(hand_made: Fixture, name: str | None, expected: str) -> None:
+    for job_name in ("job-3", "job-12"):
+        hand_made(job_name)
+    assert store.find(name).name == expected
 
 
 @pytest.mark.parametrize("name", ["1", "job-1", "job-", "", "job-3/", "../runs/job-3", "-3", "03", "job"])
-def test_a_job_that_is_not_there_is_an_error_that_says_which_are(hand_made: Fixture, name: str) -> None:
-    for one in ("job-3", "job-12"):
-        hand_made(one)
+def test_find_unknown_name_lists_existing_jobs(hand_made: Fixture, name: str) -> None:
+    for job_name in ("job-3", "job-12"):
+        hand_made(job_name)
     with pytest.raises(NoSuchJob, match="there are job-3, job-12") as caught:
         store.find(name)
     assert caught.value.exit_code == 102 and "\n" not in str(caught.value)
 
 
-def test_no_job_at_all_is_an_error_too(place: Fixture) -> None:
+def test_find_without_any_job_raises(place: Fixture) -> None:
     with pytest.raises(NoSuchJob, match="there are none"):
         store.find()
 
 
-def test_another_place_for_the_runs_is_taken_from_the_environment(
-    place: Fixture, spec: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_runs_folder_is_taken_from_the_environment(place: Fixture, spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMGNET_RUNS", "some/where")
     assert submit.create_job(spec).path == place.path / "some/where/job-1"
     monkeypatch.delenv("IMGNET_RUNS")
     assert store.all_jobs() == [] and store.runs_folder() == place.path / "runs"
 
 
-def test_a_full_disk_leaves_no_half_job(spec: Any, full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_create_job_on_full_disk_leaves_no_job(spec: Any, full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("IMGNET_RUNS", str(full_disk / "runs"))
     with pytest.raises(ClusterError, match="No space left on device; nothing was started") as caught:
         submit.create_job(spec)
@@ -99,7 +104,7 @@ def test_a_full_disk_leaves_no_half_job(spec: Any, full_disk: Path, monkeypatch:
     assert store.all_jobs() == []
 
 
-def test_what_cannot_be_launched_is_refused_before_it_has_a_folder(place: Fixture) -> None:
+def test_launch_refuses_bad_input_before_creating_a_folder(place: Fixture) -> None:
     (place.path / "two.py").write_text(
         "from dataclasses import replace\nfrom tiny_2 import recipe\n"
         "def recipes():\n    return [recipe, replace(recipe, name='other')]\n"
@@ -110,12 +115,12 @@ def test_what_cannot_be_launched_is_refused_before_it_has_a_folder(place: Fixtur
         launch("nowhere.py")
     with pytest.raises(ClusterError, match="there is no such data folder"):
         launch(place.recipe(), data=place.path / "nowhere")
-    with pytest.raises(BadInput, match="there is no backend 'cloud'; there are"):
+    with pytest.raises(BadInput, match="no backend 'cloud'; the backends are"):
         launch(place.recipe(), backend="cloud")
     assert not (place.path / "runs").exists() and not place.pids()
 
 
-def test_from_python_a_finished_job_tells_what_it_measured(finished: Fixture) -> None:
+def test_job_scalars_of_finished_job(finished: Fixture) -> None:
     job = Job(finished.path / "runs/job-1")
     assert job.has_ended and job.state == job.wait(0) == "done" and not job.is_alive
     top1 = job.scalars("val/top1")

@@ -1,4 +1,4 @@
-"""The supervisor alone, beside a hand-made run folder: files come home, and the result when the agent is gone."""
+"""The supervisor beside a hand-made run folder: it copies files home, replaces machines and writes the result."""
 
 import signal
 import subprocess
@@ -14,83 +14,85 @@ Fixture = Any
 
 
 @pytest.fixture
-def supervise(place: Fixture) -> Any:
-    """Start a supervisor of a run folder, as another process of this place."""
-    started = []
+def start_supervisor(place: Fixture) -> Any:
+    """Start a supervisor of a run folder as another process of this place."""
+    processes = []
 
     def start(run: Any) -> "subprocess.Popen[bytes]":
+        argv = [sys.executable, "-m", "cluster.jobs.supervisor", str(run.folders.path)]
         with (place.path / "supervisor.log").open("ab") as log:
-            words = [sys.executable, "-m", "cluster.jobs.supervisor", str(run.folders.run)]
-            started.append(subprocess.Popen(words, stdout=log, stderr=log, cwd=place.path, env=place.env))
-        return started[-1]
+            processes.append(subprocess.Popen(argv, stdout=log, stderr=log, cwd=place.path, env=place.env))
+        return processes[-1]
 
     yield start
-    for one in started:
-        one.kill()
-        one.wait()
+    for process in processes:
+        process.kill()
+        process.wait()
 
 
 LOG = "logs/000001/rank-0.log"
 
 
-def grow(run: Any, text: str) -> None:
+def append_log(run: Any, text: str) -> None:
+    """Append to the trainer's log in the shared folder."""
     path = run.folders.shared / LOG
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(text)
 
 
-def at_home(run: Any) -> str:
-    path = run.folders.run / LOG
+def local_log(run: Any) -> str:
+    """The copy of the trainer's log in the run folder, "" when there is none."""
+    path = run.folders.path / LOG
     return path.read_text() if path.exists() else ""
 
 
-def test_a_second_supervisor_leaves_the_job_to_the_first_and_the_next_goes_on_where_a_killed_one_was(
-    place: Fixture, hand_made: Fixture, supervise: Fixture
+def test_supervisor_second_one_exits_and_next_continues_after_kill(
+    place: Fixture, hand_made: Fixture, start_supervisor: Fixture
 ) -> None:
     run = hand_made()
     run.says("training")
     with run.agent_at_work():
-        grow(run, "one\n")
-        first = supervise(run)
-        place.wait_for(lambda: at_home(run) == "one\n")
-        assert supervise(run).wait(20) == 0 and first.poll() is None
+        append_log(run, "one\n")
+        first = start_supervisor(run)
+        place.wait_for(lambda: local_log(run) == "one\n")
+        assert start_supervisor(run).wait(20) == 0 and first.poll() is None
         assert "another supervisor is at work" in (place.path / "supervisor.log").read_text()
         first.kill()
         first.wait()
-        grow(run, "two\n")
-        third = supervise(run)
-        place.wait_for(lambda: at_home(run) == "one\ntwo\n")
+        append_log(run, "two\n")
+        third = start_supervisor(run)
+        place.wait_for(lambda: local_log(run) == "one\ntwo\n")
         third.send_signal(signal.SIGHUP)
-        grow(run, "three\n")
-        place.wait_for(lambda: at_home(run) == "one\ntwo\nthree\n")
-        assert third.poll() is None and not run.job.ended
+        append_log(run, "three\n")
+        place.wait_for(lambda: local_log(run) == "one\ntwo\nthree\n")
+        assert third.poll() is None and not run.job.has_ended
         run.says("stopped", reason="stopped by the user", ended=True)
     assert third.wait(20) == 0
-    assert run.job.state == "stopped" and at_home(run) == "one\ntwo\nthree\n"
+    assert run.job.state == "stopped" and local_log(run) == "one\ntwo\nthree\n"
     assert "Traceback" not in (place.path / "supervisor.log").read_text()
 
 
-def test_a_supervisor_of_a_job_that_has_ended_has_nothing_to_do(hand_made: Fixture, supervise: Fixture) -> None:
+def test_supervisor_of_ended_job_exits_and_keeps_result(hand_made: Fixture, start_supervisor: Fixture) -> None:
     run = hand_made()
     run.says("failed", reason="long ago", ended=True)
     run.job.refresh()
-    before = run.folders.result.read_bytes()
-    assert supervise(run).wait(20) == 0 and run.folders.result.read_bytes() == before
+    before = run.folders.result_path.read_bytes()
+    assert start_supervisor(run).wait(20) == 0 and run.folders.result_path.read_bytes() == before
 
 
-def test_on_a_full_disk_it_goes_on_while_the_agent_lives_and_then_says_so(
-    place: Fixture, hand_made: Fixture, supervise: Fixture, small_disk: Path
+def test_supervisor_on_full_disk_stays_until_agent_is_gone(
+    place: Fixture, hand_made: Fixture, start_supervisor: Fixture, small_disk: Path
 ) -> None:
     run = hand_made(str(small_disk / "job-1"))
     run.says("training")
     with run.agent_at_work():
         run.shared(LOG, bytes(150_000))
-        one = supervise(run)
+        supervisor = start_supervisor(run)
         log = place.path / "supervisor.log"
         place.wait_for(lambda: "No space left" in log.read_text())
-        assert one.poll() is None
-    assert one.wait(20) == 1 and "Traceback" not in log.read_text()
+        assert supervisor.poll() is None
+    assert supervisor.wait(20) == 1 and "Traceback" not in log.read_text()
 
 
 # --- lost machines --------------------------------------------------------------------------------------------------
@@ -98,18 +100,24 @@ def test_on_a_full_disk_it_goes_on_while_the_agent_lives_and_then_says_so(
 
 @pytest.fixture
 def job(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A job of three machines an hour after its launch; `job.dead` have no agent, `job.replaced` were started again."""
+    """A job of three machines an hour after its launch.
+
+    The test sets `job.dead`, the machines without an agent; `job.replaced` lists those that were replaced.
+    """
     run = hand_made(machines=3)
-    made = run.job
-    made.run_, made.dead, made.replaced = run, [], []
-    for name in made.spec.names:
+    running_job = run.job
+    running_job.run_ = run
+    running_job.dead = []
+    running_job.replaced = []
+    for name in running_job.spec.machine_names:
         run.says("training", name)
-    monkeypatch.setattr(made.backend, "dead", lambda spec, folders: list(made.dead))
-    monkeypatch.setattr(made.backend, "replace", lambda spec, folders, name: made.replaced.append(name))
-    return made
+    backend = running_job.backend
+    monkeypatch.setattr(backend, "dead_machines", lambda spec, run_folder: list(running_job.dead))
+    monkeypatch.setattr(backend, "replace", lambda spec, run_folder, name: running_job.replaced.append(name))
+    return running_job
 
 
-def test_a_lost_machine_is_started_again_a_moment_later(job: Any) -> None:
+def test_replacer_lost_machine_replaced_after_a_second(job: Any) -> None:
     replacer = MachineReplacer(job)
     assert replacer.replace_due_machines(0.0) == []
     job.dead = ["1"]
@@ -117,39 +125,39 @@ def test_a_lost_machine_is_started_again_a_moment_later(job: Any) -> None:
     assert replacer.replace_due_machines(11.0) == ["1"] and job.replaced == ["1"]
 
 
-def test_a_machine_that_keeps_dying_is_started_ever_later_but_at_least_each_minute(job: Any) -> None:
-    replacer, now, waits = MachineReplacer(job), 0.0, []
+def test_replacer_delay_doubles_up_to_a_minute_per_machine(job: Any) -> None:
+    replacer = MachineReplacer(job)
+    now = 0.0
+    delays = []
     job.dead = ["1"]
     for _ in range(10):
-        begun = now
+        start = now
         while not replacer.replace_due_machines(now):
             now += 0.5
-        waits.append(now - begun)
-    assert (
-        waits == sorted(waits)
-        and waits[:5] == [1.0, 2.0, 4.0, 8.0, 16.0]
-        and waits[-1] == MAX_REPLACEMENT_DELAY_SECONDS
-    )
+        delays.append(now - start)
+    assert delays == sorted(delays)
+    assert delays[:5] == [1.0, 2.0, 4.0, 8.0, 16.0] and delays[-1] == MAX_REPLACEMENT_DELAY_SECONDS
     job.dead = ["1", "2"]
-    begun = now
+    start = now
     while "2" not in replacer.replace_due_machines(now):
         now += 0.5
-    assert now - begun == 1.0, "the others pay nothing for it"
+    assert now - start == 1.0, "the delay of one machine must not delay another one"
 
 
 @pytest.mark.parametrize(
-    "why", ["all are dead", "one machine only", "for good", "it failed", "a stop", "a result", "the end", "booting"]
+    "reason", ["all are dead", "one machine only", "for good", "it failed", "a stop", "a result", "the end", "booting"]
 )
-def test_nobody_is_started_again(job: Any, hand_made: Fixture, why: str) -> None:
-    run, job.dead = job.run_, ["1"]
-    match why:
+def test_replacer_replaces_nothing_when_pointless(job: Any, hand_made: Fixture, reason: str) -> None:
+    run = job.run_
+    job.dead = ["1"]
+    match reason:
         case "all are dead":
             job.dead = ["0", "1", "2"]
         case "one machine only":
             job = hand_made("job-2").job
             job.replaced = []
         case "for good":
-            job._away("1").touch()
+            job._disabled_marker("1").touch()
         case "it failed":
             run.says("failed", "1", ended=True)
         case "a stop":
@@ -157,15 +165,16 @@ def test_nobody_is_started_again(job: Any, hand_made: Fixture, why: str) -> None
         case "a result":
             run.shared("result.json", "{}")
         case "the end":
-            run.attempt(1, state="failed", reason="why", launch="")
+            run.attempt(1, end_state="failed", reason="why", launch_id="")
         case "booting":
-            run.folders.launch.write_text("")  # just now, and machine 1 has not spoken yet
-            run.folders.status("1").unlink()
+            run.folders.launch_path.write_text("")  # launched just now, and machine 1 has no status yet
+            run.folders.status_path("1").unlink()
     replacer = MachineReplacer(job)
     assert [replacer.replace_due_machines(float(now)) for now in range(0, 200, 5)] == [[]] * 40 and job.replaced == []
 
 
-def test_a_machine_that_left_is_started_again(job: Any) -> None:
+def test_replacer_machine_that_left_is_replaced(job: Any) -> None:
     job.run_.says("left", "1", ended=True, reason="a notice")
-    job.dead, replacer = ["1"], MachineReplacer(job)
+    job.dead = ["1"]
+    replacer = MachineReplacer(job)
     assert replacer.replace_due_machines(0.0) == [] and replacer.replace_due_machines(1.0) == ["1"]

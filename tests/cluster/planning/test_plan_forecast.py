@@ -94,7 +94,7 @@ def test_a_row_is_chosen_and_its_launch_can_be_typed(place: Fixture) -> None:
 
 def test_a_picture_is_drawn(place: Fixture) -> None:
     ran = place.cli("plan", "--machines", "1,2", "--type", "p4d.24xlarge", "--plot", "out.png", RECIPE)
-    assert ran.code == 0 and "drawn: out.png" in ran.out
+    assert ran.code == 0 and "plot: out.png" in ran.out
     assert (place.path / "out.png").read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
@@ -102,14 +102,14 @@ def test_a_picture_is_drawn(place: Fixture) -> None:
     (["--machines", "0"], 2, "--machines"), (["--machines", "1,x"], 2, "such as 1,2,4,8"),
     (["--machines", ""], 2, "--machines"), (["--type", "q9.large"], 2, "q9.large: is not in the shipped table"),
     (["--epochs", "0"], 2, "--epochs"), (["--type", "p4d.24xlarge", "--epochs", "99"], 2, "has 50 on 16 machines"),
-    (["--within", "soon"], 2, "30min, 2h or 40$"), (["--cheapest", "--within", "1h"], 2, "all choose"),
+    (["--within", "soon"], 2, "30min, 2h or 40$"), (["--cheapest", "--within", "1h"], 2, "mutually exclusive"),
     (["--plot", "x.jpg"], 2, "ends in .png"), (["--plot", "x.png", "--type", "p6-b200.48xlarge"], 2, "no forecast"),
     (["--trainer", "nobody"], 2, "--trainer"), (["--from", "job-9"], 102, "job-9: no such job"),
-    (["--from", "job-9", "--trainer", "imagenet18"], 2, "both say whose"),
-    (["--epochs", "5", "--within", "40$"], 2, "--epochs forecasts a part"),
-    (["--trainer", "imagenet18", "--fastest"], 2, "is not what a launch would train"),
+    (["--from", "job-9", "--trainer", "imagenet18"], 2, "mutually exclusive"),
+    (["--epochs", "5", "--within", "40$"], 2, "--epochs cannot be combined with --within"),
+    (["--trainer", "imagenet18", "--fastest"], 2, "--trainer cannot be combined with --fastest"),
     (["--within", "1min"], 1, "no row is within"), (["--cheapest"], 2, "there is one row"),
-    (["--cheapest", "--fastest"], 2, "all choose"),
+    (["--cheapest", "--fastest"], 2, "mutually exclusive"),
     (["--plot", "nowhere/x.png"], 1, "nowhere"),
 ])  # fmt: skip
 def test_what_cannot_be_is_refused_in_one_line(place: Fixture, words: list[str], code: int, said: str) -> None:
@@ -121,7 +121,7 @@ def test_what_cannot_be_is_refused_in_one_line(place: Fixture, words: list[str],
 
 def test_a_recipe_without_types_is_asked_for_one(place: Fixture) -> None:
     ran = place.cli("plan", "--machines", "1,2", place.recipe(2))
-    assert ran.code == 2 and "say one: --type p4d.24xlarge" in ran.err
+    assert ran.code == 2 and "pass one, such as --type p4d.24xlarge" in ran.err
 
 
 def test_the_constants_of_a_job_are_used_and_its_forecast_stands_in_status(finished: Fixture) -> None:
@@ -137,13 +137,13 @@ def test_the_constants_of_a_job_are_used_and_its_forecast_stands_in_status(finis
     said = json.loads(ran.out)
     assert said["type"] == "as job-1's" and said["forecast"]["source"] == "job-1"
     assert said["forecast"]["dollars"]["on_demand"] == 0
-    assert "that others send more between them is left out" not in finished.cli("plan", "--from", "job-1", own).out
+    assert "slower communication among more machines is not included" not in finished.cli("plan", "--from", "job-1", own).out
     several = finished.cli("plan", "--machines", "1,2", "--from", "job-1", own)
-    assert "job-1 ran on 1: that others send more between them is left out" in several.out, several
+    assert "job-1 ran on 1 machine; slower communication among more machines is not included" in several.out, several
     other = finished.path / "other.py"
     other.write_text(Path(finished.path / own).read_text().replace("resnet10_tiny", "resnet18"))
     refused = finished.cli("plan", "--from", "job-1", str(other))
-    assert refused.code == 2 and "it trained resnet10_tiny, whose seconds say nothing of resnet18" in refused.err
+    assert refused.code == 2 and "it trained resnet10_tiny, so its measured speeds do not hold for resnet18" in refused.err
     (size, batch, seconds) = result["constants"]["chunks"][0]
     steps = sum(row["steps"] for row in said["phases"])
     assert (size, batch) == (32, 8) and said["forecast"]["terms"]["compute"] == pytest.approx(steps * seconds, rel=0.2)

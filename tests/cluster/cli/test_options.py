@@ -1,0 +1,66 @@
+"""The named groups of options in `--help`, and number types that refuse NaN."""
+
+import click
+import pytest
+
+from cluster.cli import cloud, evaluate, launch, plan
+from cluster.cli.options import OPTION_GROUPS, FiniteFloatRange, GroupedCommand, GroupedOption, grouped_option
+
+GROUPED_COMMANDS = [launch.launch, launch.resume, plan.plan, evaluate.evaluate, cloud.check]
+
+
+def help_text(command: click.Command) -> str:
+    return command.get_help(click.Context(command, info_name=command.name, max_content_width=100))
+
+
+@pytest.mark.parametrize("command", GROUPED_COMMANDS, ids=lambda command: command.name)
+def test_every_option_of_a_grouped_command_names_its_group(command: click.Command) -> None:
+    assert isinstance(command, GroupedCommand)
+    options = [param for param in command.params if isinstance(param, click.Option)]
+    assert options and not [option.opts for option in options if not isinstance(option, GroupedOption)]
+
+
+@pytest.mark.parametrize("command", GROUPED_COMMANDS, ids=lambda command: command.name)
+def test_help_shows_each_option_once_below_its_group(command: GroupedCommand) -> None:
+    lines = help_text(command).splitlines()
+    groups = command.options_by_group(click.Context(command))
+    headings = [line.removesuffix(":") for line in lines if line.removesuffix(":") in OPTION_GROUPS]
+    assert headings == list(groups) and "Options:" not in lines
+    for group, options in groups.items():
+        start = lines.index(f"{group}:")
+        end = lines.index("", start) if "" in lines[start:] else len(lines)
+        shown = [line.split()[0].rstrip(",") for line in lines[start:end] if line.startswith("  -")]
+        assert shown == [option.opts[0] for option in options]
+
+
+def test_launch_help_has_all_groups_of_a_launch_with_common_options_first() -> None:
+    groups = launch.launch.options_by_group(click.Context(launch.launch))  # type: ignore[attr-defined]
+    assert list(groups) == ["Machines", "AWS", "Data", "Training", "Recovery", "Limits", "Output"]
+    first_options = {group: options[0].opts[0] for group, options in groups.items()}
+    assert first_options == {
+        "Machines": "--machines",
+        "AWS": "--type",
+        "Data": "--data",
+        "Training": "--target",
+        "Recovery": "--spares",
+        "Limits": "--max-hours",
+        "Output": "-d",
+    }
+
+
+def test_grouped_option_unknown_group_raises() -> None:
+    with pytest.raises(ValueError, match="'Other' is not a group of options; the groups are Machines, AWS"):
+        grouped_option("Other", "--x")(lambda: None)
+
+
+def test_commands_with_many_options_are_grouped() -> None:
+    from cluster.cli.app import cli
+
+    many = {name for name, command in cli.commands.items() if len(command.params) > 10}
+    assert many == {"launch", "plan"} and all(isinstance(cli.commands[name], GroupedCommand) for name in many)
+
+
+@pytest.mark.parametrize("text", ["nan", "inf", "-inf"])
+def test_finite_float_range_refuses_nan_and_infinity(text: str) -> None:
+    with pytest.raises(click.BadParameter):
+        FiniteFloatRange(0).convert(text, None, None)
