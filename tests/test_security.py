@@ -34,7 +34,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Any:
         words = {"ENDPOINT_URL": url, "ACCESS_KEY_ID": "us", "SECRET_ACCESS_KEY": SECRET, "REGION": "us-east-1"}
         for name, value in {**words, "EC2_METADATA_DISABLED": "true"}.items():
             patch.setenv(f"AWS_{name}", value)
-        patch.setattr("infra.aws.stack.resources.SETTLE", 0.01)
+        patch.setattr("infra.aws.stack.resources.SETTLE_SECONDS", 0.01)
         account = Account()
         yield server.front, account, stack.ensure(account, HERE)
     server.shutdown()
@@ -55,7 +55,7 @@ def run(recipe: str, **words: Any) -> dict[str, Any]:
 
 
 def test_the_table_has_the_lines_that_are_tested_here() -> None:
-    table = re.search(r"\| open \| to whom.*?\n\n", (ROOT / "README.md").read_text(), re.DOTALL)
+    table = re.search(r"\| open \| to whom.*?\n\n", (ROOT / "docs/aws.md").read_text(), re.DOTALL)
     assert table
     lines = [row.split("|")[1].strip() for row in table[0].strip().splitlines()[2:]]
     assert lines == [
@@ -90,7 +90,7 @@ def test_the_first_login_knows_the_host_key_and_the_boot_key_is_worthless_after_
 
 def test_a_machine_may_mount_one_file_system_and_nothing_of_ec2(cloud: Any) -> None:
     _, account, own = cloud
-    name = account.iam.get_instance_profile(InstanceProfileName=own.profile)["InstanceProfile"]["Roles"][0]["RoleName"]
+    name = account.iam.get_instance_profile(InstanceProfileName=own.instance_profile)["InstanceProfile"]["Roles"][0]["RoleName"]
     assert not account.iam.list_attached_role_policies(RoleName=name)["AttachedPolicies"]
     documents = [
         account.iam.get_role_policy(RoleName=name, PolicyName=one)["PolicyDocument"]

@@ -61,8 +61,8 @@ class StackContext:
             call_with_retry,
             label,
             function,
-            on=again,
-            seconds=RESOURCE_VISIBILITY_SECONDS,
+            retry_on=again,
+            timeout_seconds=RESOURCE_VISIBILITY_SECONDS,
             **params,
         )
 
@@ -75,8 +75,8 @@ class StackContext:
                 call_with_retry,
                 label,
                 function,
-                on=(ErrorKind.IN_USE,),
-                seconds=RESOURCE_IN_USE_SECONDS,
+                retry_on=(ErrorKind.IN_USE,),
+                timeout_seconds=RESOURCE_IN_USE_SECONDS,
                 **params,
             )
         except CloudError as error:

@@ -43,7 +43,7 @@ def test_without_keys_it_says_how_to_get_some(front: Front, monkeypatch: pytest.
 
 
 @pytest.mark.parametrize(("client", "code", "calls"), [
-    ("once", "InternalError", 1), ("once", "InsufficientInstanceCapacity", 1), ("once", "RequestLimitExceeded", 1),
+    ("ec2_no_retry", "InternalError", 1), ("ec2_no_retry", "InsufficientInstanceCapacity", 1), ("ec2_no_retry", "RequestLimitExceeded", 1),
     ("ec2", "InternalError", 3),
 ])  # fmt: skip
 def test_what_costs_money_is_asked_once_and_all_else_patiently(bed: Bed, client: str, code: str, calls: int) -> None:
@@ -53,7 +53,7 @@ def test_what_costs_money_is_asked_once_and_all_else_patiently(bed: Bed, client:
         aws_client.call("look", getattr(bed.account, client).describe_vpcs)
         assert client == "ec2"
     except CloudError as error:
-        assert client == "once" and error.code == code
+        assert client == "ec2_no_retry" and error.code == code
     assert bed.front.count("DescribeVpcs") - before == calls
 
 
@@ -107,4 +107,4 @@ def test_this_computers_address_is_the_one_that_the_endpoint_sees(
 def test_clients_are_made_when_they_are_used(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account()
     monkeypatch.setattr(boto3.session.Session, "client", lambda *_, **__: pytest.fail("made too early"))
-    assert not {"ec2", "once", "iam"} & vars(account).keys()
+    assert not {"ec2", "ec2_no_retry", "iam"} & vars(account).keys()

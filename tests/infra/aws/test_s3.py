@@ -57,7 +57,7 @@ def test_any_range_can_be_read(place: S3Prefix, offset: int, length: int) -> Non
 
 
 def test_large_ranges_come_in_pieces(place: S3Prefix, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(aws_s3, "PIECE", 1000)
+    monkeypatch.setattr(aws_s3, "READ_CHUNK_BYTES", 1000)
     assert [len(one) for one in place.read_range("train/a.bin", 0, 5120, 5120)] == [1000] * 5 + [120]
 
 
@@ -171,7 +171,7 @@ def test_a_connection_that_is_cut_in_the_middle_keeps_what_has_come(
         return status, headers, body[:2500] if cuts[0] >= 0 else body
 
     monkeypatch.setattr(front, "do", cut)
-    monkeypatch.setattr(aws_s3, "PIECE", 1000)
+    monkeypatch.setattr(aws_s3, "READ_CHUNK_BYTES", 1000)
     came = b""
     with pytest.raises(TransientError):
         for piece in place.read_range("train/a.bin", 0, 5120, 5120):
@@ -193,7 +193,7 @@ def test_a_dead_network_may_come_back(place: S3Prefix, monkeypatch: pytest.Monke
 
 @pytest.fixture
 def parts_of_5_mb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(aws_s3, "PART", 5 << 20)
+    monkeypatch.setattr(aws_s3, "UPLOAD_PART_BYTES", 5 << 20)
     yield
 
 

@@ -187,7 +187,7 @@ def test_f8_when_nothing_was_heard_either_way_the_next_place_is_asked(bed: Bed) 
 def test_machines_that_appear_after_their_asking_was_given_up_are_ended(
     bed: Bed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gang_module, "EACH", 10.0)
+    monkeypatch.setattr(gang_module, "GANG_POLL_SECONDS", 10.0)
     bed.front.fault(action="RunInstances", drop=True, after=True, times=gang_module.RUN_ATTEMPTS)
     bed.sim.visible_after = 200.0
     found = bed.acquire()
@@ -227,7 +227,7 @@ def test_f10_when_one_ends_before_it_runs_all_are_ended_and_the_next_place_is_as
 
 
 def test_machines_that_never_start_are_given_up(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gang_module, "PENDING_SECONDS", 20.0)
+    monkeypatch.setattr(gang_module, "START_TIMEOUT_SECONDS", 20.0)
     bed.sim.boot_seconds = 1e6
     assert "did not start in 20 s" in refusal(bed, bed.place(A), seconds=0)
     assert bed.alive() == [] and sum(bed.clock.pauses) < 60
@@ -459,7 +459,7 @@ def test_killed_at_any_step_of_the_end_and_told_again_nothing_is_left(bed: Bed) 
 
 
 def test_killed_while_asking_and_ended_instead_nothing_is_left(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(instances, "EACH", 10.0)  # it looks for a minute, lest one appear
+    monkeypatch.setattr(instances, "INSTANCE_POLL_SECONDS", 10.0)  # it looks for a minute, lest one appear
     for at in range(1, 24, 2):
         begin(bed)
         interrupted(bed, bed.acquire, at)

@@ -135,7 +135,7 @@ def test_a_region_that_is_not_switched_on_is_told_from_bad_credentials(
     account, home = Account("af-south-1"), Account("us-east-1")
     answer = {"Regions": [{"RegionName": "af-south-1", "OptInStatus": "not-opted-in"}]}
     home.__dict__["ec2"] = type("Client", (), {"describe_regions": lambda self, **_: answer})()
-    monkeypatch.setattr(account, "at", lambda region: home)
+    monkeypatch.setattr(account, "in_region", lambda region: home)
     if refused:  # as AWS does: such a region knows nobody
         front.fault(action="GetCallerIdentity", code="InvalidClientTokenId", status=403, times=99)
     found = check(account)

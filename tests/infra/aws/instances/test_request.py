@@ -101,9 +101,9 @@ def test_what_comes_with_a_machine_bears_the_same_tags() -> None:
 def test_the_token_is_the_askings_own() -> None:
     own = made()["ClientToken"]
     others = [
-        made(number=2), made(n=3), made(market="on-demand"), made(type="g5.2xlarge"), made(uid="job-4"),
-        made(expires=WANT.expires + 1), made(owner="bob"), made(user_data="#cloud-config\n{}"), made(group=False),
-        made(group=False, number=2),
+        made(number=2), made(n=3), made(market="on-demand"), made(type="g5.2xlarge"), made(job_uid="job-4"),
+        made(expires=WANT.expires + 1), made(owner="bob"), made(user_data="#cloud-config\n{}"), made(use_placement_group=False),
+        made(use_placement_group=False, number=2),
     ]  # fmt: skip
     tokens = [own, *[one["ClientToken"] for one in others]]
     assert made()["ClientToken"] == own and len(set(tokens)) == len(tokens)
@@ -120,7 +120,7 @@ def test_the_disk_holds_the_image_whatever_was_asked_for() -> None:
 
 
 def test_without_a_group_none_is_named() -> None:
-    assert "Placement" not in made(group=False)
+    assert "Placement" not in made(use_placement_group=False)
     assert made(number=7)["Placement"] == {"GroupName": "imgnet-job-3-9073e811-7"}
 
 

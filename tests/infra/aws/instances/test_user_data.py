@@ -21,8 +21,8 @@ PLAIN = ("imgnet-limit.timer", "imgnet-limit-77.timer")
 def made(**changes: Any) -> tuple[str, dict[str, Any]]:
     private, public = key_pairs.generate_key_pair()
     words: dict[str, Any] = {
-        "seconds": 7200, "private": private, "public": public, "file_system": "fs-0d4", "access_point": "fsap-0e5",
-        "region": "us-east-1", "user": "ubuntu", "python": "/opt/pytorch/bin/python", **changes,
+        "poweroff_seconds": 7200, "private_key": private, "public_key": public, "file_system": "fs-0d4", "access_point": "fsap-0e5",
+        "region": "us-east-1", "ssh_user": "ubuntu", "python": "/opt/pytorch/bin/python", **changes,
     }  # fmt: skip
     text = build_user_data(**words)
     first, _, rest = text.partition("\n")
@@ -37,7 +37,7 @@ def test_it_is_json_after_the_first_line_and_small_enough_for_ec2() -> None:
 
 
 def test_the_limit_is_armed_before_anything_else() -> None:
-    _, config = made(seconds=4321)
+    _, config = made(poweroff_seconds=4321)
     assert next(iter(config)) == "bootcmd"
     (words,) = config["bootcmd"]
     assert [words[0], *words[3:]] == [

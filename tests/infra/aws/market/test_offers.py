@@ -55,7 +55,7 @@ def test_ec2_is_never_asked_for_all_its_types(front: Front, monkeypatch: pytest.
     offers.list_instance_types(account, [])
     offers.list_offers(account)
     assert asked and all(1 <= len(one["InstanceTypes"]) <= 100 for one in asked)
-    monkeypatch.setattr(offers, "MOST_NAMES", 10)
+    monkeypatch.setattr(offers, "MAX_NAMES_PER_CALL", 10)
     asked.clear()
     assert list(offers.list_instance_types(account, [*BUILTIN_TYPES][:25])) == [*BUILTIN_TYPES][:25]
     assert [len(one["InstanceTypes"]) for one in asked[-3:]] == [10, 10, 5]
@@ -294,8 +294,8 @@ def test_offline_the_same_is_said_from_the_table() -> None:
 
 def test_offline_nothing_is_asked_boto3_is_not_even_loaded_and_it_is_quick() -> None:
     code = (
-        "import sys; from infra import offers\n"
-        f"offers.settle(None, {EIGHTEEN!r}); offers.offers(None)\n"
+        "import sys; from infra.aws.market import offers\n"
+        f"offers.choose_types(None, {EIGHTEEN!r}); offers.list_offers(None)\n"
         "print(sorted({'boto3', 'torch', 'numpy'} & sys.modules.keys()))"
     )
     root = Path(__file__).resolve().parents[4]

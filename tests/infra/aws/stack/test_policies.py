@@ -13,7 +13,7 @@ from infra.aws.stack import policies
 GOLDEN = Path(__file__).parents[2] / "golden"
 INFRA = Path(policies.__file__).parents[2]
 SERVICES = {
-    "ec2": "ec2", "once": "ec2", "efs": "elasticfilesystem", "iam": "iam", "ssm": "ssm", "s3": "s3",
+    "ec2": "ec2", "ec2_no_retry": "ec2", "efs": "elasticfilesystem", "iam": "iam", "ssm": "ssm", "s3": "s3",
     "quotas": "servicequotas", "pricing": "pricing",
 }  # fmt: skip
 BOTO = {"servicequotas": "service-quotas", "elasticfilesystem": "efs"}
@@ -56,7 +56,7 @@ def test_this_test_sees_calls_of_each_kind() -> None:
     assert used(text) == {"ec2:CreateVpc", "ec2:DeleteVpc", "elasticfilesystem:DescribeFileSystems"}
 
 
-@pytest.mark.parametrize("path", sorted(INFRA.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(INFRA.rglob("*.py")), ids=lambda path: path.stem)
 def test_all_that_we_ask_of_aws_is_in_the_policy_of_a_person_or_is_an_admins(path: Path) -> None:
     allowed = policies.allowed_actions(policies.user_policy()) | {*policies.ADMIN_ACTIONS.split()}
     lacking = [one for one in used(path.read_text()) if not any(fnmatch.fnmatchcase(one, each) for each in allowed)]

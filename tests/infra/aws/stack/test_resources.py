@@ -52,7 +52,7 @@ def test_all_who_look_take_the_one_in_use_else_the_first_by_its_id_and_idle_ones
 
 
 def test_what_was_made_and_is_never_shown_is_said(work: StackContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "SEEN_SECONDS", 0.05)
+    monkeypatch.setattr(resources, "RESOURCE_VISIBILITY_SECONDS", 0.05)
     with pytest.raises(CloudError, match=r"thing was made, and AWS does not show it .*type it again"):
         work.ensure_single("thing", list, lambda: None, lambda _: None, id_key="Id", is_used=lambda _: False)
 

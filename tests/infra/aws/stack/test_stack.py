@@ -87,7 +87,7 @@ def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sim]:
 def test_it_is_not_removed_under_machines_that_run_and_waits_for_those_that_end(
     cloud: Sim, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resources, "BUSY_SECONDS", 30.0)
+    monkeypatch.setattr(resources, "RESOURCE_IN_USE_SECONDS", 30.0)
     account = Seen()
     one = stack.ensure(account, HERE)
     image = account.ssm.get_parameter(Name=IMAGE)["Parameter"]["Value"]
@@ -163,7 +163,7 @@ def test_what_a_killed_one_has_left_is_removed_too(account: Seen) -> None:
 
 
 def test_two_at_once_make_one(aws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resources, "SETTLE", 0.4)
+    monkeypatch.setattr(resources, "SETTLE_SECONDS", 0.4)
     found: list[Any] = []
     start = threading.Barrier(2)
 
