@@ -1,1 +1,1 @@
-"""AWS through boto3, and nothing else imports boto3: regions, machines, prices. Knows nothing of jobs and training."""
+"""AWS through boto3. No other package imports boto3, and this package knows nothing of jobs or training."""

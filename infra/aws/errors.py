@@ -1,7 +1,7 @@
-"""What AWS answers when it does not do what was asked, and what that means for us.
+"""Errors of AWS: what each error code means for us, and how an error reads in one line.
 
-Matched on the code of the error, never on its text (botocore appends to that). Sources: AWS, "Error codes for the
-Amazon EC2 API"; what SkyPilot, ParallelCluster and Karpenter do with them.
+Decisions go by the error's code, never by its text, to which botocore appends. Sources: AWS, "Error codes for the
+Amazon EC2 API"; the code of SkyPilot, ParallelCluster and Karpenter.
 """
 
 from enum import Enum
@@ -12,7 +12,7 @@ from botocore.parsers import ResponseParserError
 
 
 class CloudError(Exception):
-    """Something at AWS that a person can mend, in one line; `code` is AWS's own word for it, "" when it has none."""
+    """An AWS error that a person can fix, in one line. `code` is AWS's error code, "" when there is none."""
 
     def __init__(self, text: str, code: str = "") -> None:
         super().__init__(text)
@@ -20,27 +20,27 @@ class CloudError(Exception):
 
 
 class NoCredentials(CloudError):
-    """There are no keys, or no region, or AWS does not accept the keys (any more)."""
+    """No credentials or no region is set, or AWS does not accept the credentials."""
 
 
 class Interrupted(CloudError):
-    """The job is to stop: whoever waits for machines gives up."""
+    """The job must stop, so waiting for machines was given up."""
 
 
 class ErrorKind(Enum):
-    """What to do after an error."""
+    """What an error code means, and what to do next."""
 
-    NO_CAPACITY = "there are not enough machines there now: the next place"
-    QUOTA_EXCEEDED = "the account may not have so many: skip all places of this quota"
-    PRICE_TOO_LOW = "the price is above what was offered: the next place"
-    THROTTLED = "too many calls: the same again, later"
-    OUTCOME_UNKNOWN = "nobody knows whether it was done: the same again, with the same token"
-    NOT_VISIBLE_YET = "something just made is not seen yet: the same again, soon"
-    IN_USE = "something else must end first: the same again, later"
-    ALREADY_EXISTS = "it is there already: look whose it is"
-    NOT_FOUND = "it is not there"
-    NO_FREE_ADDRESSES = "no free addresses: the next subnet"
-    PERMANENT = "it would go wrong again: say so"
+    NO_CAPACITY = "the place has too few free machines: try the next place"
+    QUOTA_EXCEEDED = "the account's quota is too small: skip all places of this quota"
+    PRICE_TOO_LOW = "the spot price is above the offered price: try the next place"
+    THROTTLED = "too many calls: repeat the call later"
+    OUTCOME_UNKNOWN = "the call may have been executed: repeat it with the same client token"
+    NOT_VISIBLE_YET = "a resource that was just created is not visible yet: repeat the call soon"
+    IN_USE = "another resource must end first: repeat the call later"
+    ALREADY_EXISTS = "the resource exists: check whether it is ours"
+    NOT_FOUND = "the resource does not exist"
+    NO_FREE_ADDRESSES = "the subnet has no free addresses: try the next subnet"
+    PERMANENT = "a repeated call would fail again: report the error"
 
 
 _CODES_BY_KIND = {
@@ -58,7 +58,9 @@ _CODES_BY_KIND = {
         "RequestLimitExceeded EC2ThrottledException Throttling ThrottlingException ThrottledException "
         "TooManyRequestsException SlowDown"
     ),
-    ErrorKind.OUTCOME_UNKNOWN: "InternalError InternalFailure Unavailable ServiceUnavailable InternalServerError 500 503",
+    ErrorKind.OUTCOME_UNKNOWN: (
+        "InternalError InternalFailure Unavailable ServiceUnavailable InternalServerError 500 503"
+    ),
     ErrorKind.NOT_VISIBLE_YET: (
         "InvalidInstanceID.NotFound InvalidGroup.NotFound InvalidSubnetID.NotFound InvalidKeyPair.NotFound "
         "InvalidPlacementGroup.Unknown InvalidSpotInstanceRequestID.NotFound InvalidAllocationID.NotFound"
@@ -82,71 +84,88 @@ _CODES_BY_KIND = {
     ),
     ErrorKind.NO_FREE_ADDRESSES: "InsufficientFreeAddressesInSubnet NoFreeAddressesInSubnet",
 }
-KIND_BY_CODE = {code: reaction for reaction, codes in _CODES_BY_KIND.items() for code in codes.split()}
+KIND_BY_CODE = {code: kind for kind, codes in _CODES_BY_KIND.items() for code in codes.split()}
 AUTHENTICATION_CODES = (
-    "AuthFailure", "InvalidClientTokenId", "SignatureDoesNotMatch", "ExpiredToken", "RequestExpired",
-    "ExpiredTokenException", "UnrecognizedClientException", "InvalidAccessKeyId", "OptInRequired", "Blocked",
+    "AuthFailure",
+    "InvalidClientTokenId",
+    "SignatureDoesNotMatch",
+    "ExpiredToken",
+    "RequestExpired",
+    "ExpiredTokenException",
+    "UnrecognizedClientException",
+    "InvalidAccessKeyId",
+    "OptInRequired",
+    "Blocked",
     "PendingVerification",
-)  # fmt: skip
+)
 DENIED_CODES = ("UnauthorizedOperation", "AccessDenied", "AccessDeniedException", "UnauthorizedAccess")
 MISSING_SPOT_ROLE_CODE = "ServiceLinkedRoleCreationNotPermitted"
 
 
 def get_error_code(error: Exception) -> str:
-    """Return AWS's code of an error, "" when it came from elsewhere."""
+    """Return AWS's code of an error, "" when the error does not come from AWS."""
     if isinstance(error, CloudError):
         return error.code
     return str(error.response.get("Error", {}).get("Code", "")) if isinstance(error, boto.ClientError) else ""
 
 
 def classify_error(error: Exception) -> ErrorKind:
-    """Return what to do after an error of boto3. A lost answer means that nobody knows whether it was done."""
+    """Return what an error of boto3 means. When the response was lost, the outcome of the call is unknown."""
     if isinstance(error, boto.ClientError):
         status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
-        unknown = ErrorKind.OUTCOME_UNKNOWN if status >= 500 else ErrorKind.PERMANENT
-        return KIND_BY_CODE.get(get_error_code(error), unknown)
-    lost = (boto.ConnectionError, boto.HTTPClientError, ResponseParserError)
-    return ErrorKind.OUTCOME_UNKNOWN if isinstance(error, lost) else ErrorKind.PERMANENT
+        default_kind = ErrorKind.OUTCOME_UNKNOWN if status >= 500 else ErrorKind.PERMANENT
+        return KIND_BY_CODE.get(get_error_code(error), default_kind)
+    lost_response = (boto.ConnectionError, boto.HTTPClientError, ResponseParserError)
+    return ErrorKind.OUTCOME_UNKNOWN if isinstance(error, lost_response) else ErrorKind.PERMANENT
 
 
 def explain_error(error: Exception, action: str) -> CloudError:
-    """Return an error of boto3 as one line: what could not be done, why, what to type next."""
+    """Return an error of boto3 as one line: what could not be done, why, and what to type next."""
     if isinstance(error, CloudError):
         return error
-    code, said = get_error_code(error), " ".join(str(error).split())
+    code = get_error_code(error)
+    message = " ".join(str(error).split())
     if isinstance(error, boto.NoCredentialsError | boto.PartialCredentialsError | boto.CredentialRetrievalError):
         return NoCredentials(
             "AWS: no credentials; type: aws configure, or set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
         )
     if isinstance(error, boto.ProfileNotFound | boto.ConfigParseError):
-        return NoCredentials(f"AWS: {said}; see: aws configure list")
+        return NoCredentials(f"AWS: {message}; see: aws configure list")
     if isinstance(error, boto.NoRegionError):
-        return NoCredentials("AWS: no region; say one: --region us-east-1, or set AWS_REGION")
+        return NoCredentials("AWS: no region is set; pass --region us-east-1, or set AWS_REGION")
     if isinstance(error, boto.ClientError):
-        said = " ".join(str(error.response["Error"].get("Message", "")).split())
+        message = " ".join(str(error.response["Error"].get("Message", "")).split())
     if MISSING_SPOT_ROLE_CODE in code:
         return CloudError(
-            f"{action}: the account has no role for spot machines yet; "
+            f"{action}: the account has no service role for spot instances yet; "
             "type: aws iam create-service-linked-role --aws-service-name spot.amazonaws.com",
             code,
         )
     if code in AUTHENTICATION_CODES:
-        return NoCredentials(f"AWS does not accept the credentials ({code}: {said}); see: aws sts get-caller-identity")
+        return NoCredentials(
+            f"AWS does not accept the credentials ({code}: {message}); see: aws sts get-caller-identity"
+        )
     if code in DENIED_CODES:
         return CloudError(
-            f"{action}: not permitted ({_shorten(said)}); the least policy: imgnet-cluster check --iam", code
+            f"{action}: not permitted ({_shorten(message)}); print the policy you need: imgnet-cluster check --iam",
+            code,
         )
     if isinstance(error, boto.EndpointConnectionError | boto.ConnectTimeoutError):
-        return CloudError(f"{action}: AWS cannot be reached ({_shorten(said)}); is the region right, the network up?")
-    return CloudError(f"{action}: {f'{code}: ' if code else ''}{_shorten(said) or type(error).__name__}", code)
+        return CloudError(
+            f"{action}: AWS cannot be reached ({_shorten(message)}); check the region's name and your network"
+        )
+    return CloudError(f"{action}: {f'{code}: ' if code else ''}{_shorten(message) or type(error).__name__}", code)
 
 
 def _shorten(text: str) -> str:
-    """Without the encoded message that AWS appends to a denial: 1500 letters that only AWS can read."""
+    """Return at most 300 characters of a message, without the encoded text that AWS appends to a denial.
+
+    That text has 1,500 characters, and only AWS can decode it.
+    """
     text = text.partition(" Encoded authorization failure message")[0]
     return text if len(text) < 300 else text[:297] + "..."
 
 
 def error_to_dict(error: Exception) -> dict[str, Any]:
-    """Return an error as plain data for a journal."""
+    """Return an error's code and short text as plain data for a journal."""
     return {"code": get_error_code(error), "said": _shorten(" ".join(str(error).split()))}

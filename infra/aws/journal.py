@@ -1,4 +1,4 @@
-"""What was about to be asked of AWS, a line of JSON each, written and synced before the call."""
+"""Journal of intents: one JSON line for each mutating AWS call, synced to disk before the call is made."""
 
 import contextlib
 import json
@@ -10,43 +10,46 @@ from typing import Any
 
 
 class Journal:
-    """The lines of one file. Whoever comes after a crash reads what may have been done, and looks."""
+    """An append-only file of JSON lines. After a crash it tells which calls may have been made."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def write(self, what: str, **fields: Any) -> None:
-        """Add a line, and return when it is on the disk. Raises `OSError`: then nothing must be asked of AWS."""
+        """Append a line of kind `what`, and return when it is on disk.
+
+        Raises `OSError`. The caller must then not make the AWS call.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         line = json.dumps({"time": time.time(), "what": what, **fields}, default=str)
-        torn = self.path.exists() and self.path.stat().st_size and not self._ends_with_newline()
+        is_torn = self.path.exists() and self.path.stat().st_size and not self._ends_with_newline()
         with open(self.path, "a", opener=_open_private) as file:
-            file.write(("\n" if torn else "") + line + "\n")
+            file.write(("\n" if is_torn else "") + line + "\n")
             file.flush()
             os.fsync(file.fileno())
         folder = os.open(self.path.parent, os.O_RDONLY)
-        with contextlib.suppress(OSError):  # not every file system syncs folders
+        with contextlib.suppress(OSError):  # some file systems cannot sync a folder
             os.fsync(folder)
         os.close(folder)
 
     def _ends_with_newline(self) -> bool:
-        """Whether the last line was written to its end; a full disk, or a kill, leaves a part of it."""
+        """Whether the last line is complete. A full disk or a kill leaves a part of a line."""
         with self.path.open("rb") as file:
             file.seek(-1, os.SEEK_END)
             return file.read(1) == b"\n"
 
     def lines(self, *what: str) -> list[dict[str, Any]]:
-        """Return the whole lines in order, those of some kinds when they are named."""
-        found: list[dict[str, Any]] = []
+        """Return the complete lines in order: all of them, or those of the given kinds."""
+        lines: list[dict[str, Any]] = []
         if self.path.exists():
             for text in self.path.read_text(errors="replace").splitlines():
                 with contextlib.suppress(ValueError):
-                    one = json.loads(text)
-                    if isinstance(one, Mapping) and (not what or one.get("what") in what):
-                        found.append(dict(one))
-        return found
+                    line = json.loads(text)
+                    if isinstance(line, Mapping) and (not what or line.get("what") in what):
+                        lines.append(dict(line))
+        return lines
 
 
 def _open_private(path: str, flags: int) -> int:
-    """Open for us alone: a frozen request holds the host key with which a machine boots."""
+    """Open a file that only this user may read: a recorded request holds the boot host key of its machines."""
     return os.open(path, flags, 0o600)

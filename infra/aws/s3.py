@@ -1,7 +1,7 @@
-"""What lies in S3 below s3://bucket/prefix: small files, ranges of large ones, and files put there.
+"""Objects in S3 below s3://bucket/prefix: reads small objects and ranges of large ones, and uploads files.
 
-What is read is asked for once, without botocore's own repeats: who fetches knows better how long to be patient. What
-may pass is a `Passing`. The region need not be known: S3 says where a bucket is, and botocore goes there.
+Reads are sent once, without botocore's retries: the caller decides how long to retry. Transient errors raise
+`TransientError`. The bucket's region need not be known: S3 names it in its answer, and botocore follows.
 """
 
 import hashlib
@@ -23,76 +23,82 @@ READ_CONFIG = Config(
     retries={"mode": "standard", "total_max_attempts": 1}, connect_timeout=10, read_timeout=20, max_pool_connections=32
 )
 READ_CHUNK_BYTES = 1 << 20
-UPLOAD_PART_BYTES = 64 << 20  # of an upload
-SHA256_METADATA_KEY = "sha256"  # in the metadata of what `put` has put
-TRANSIENT_CODES = ("RequestTimeout", "IncompleteBody", "BadDigest")  # beside what `reaction` knows
+UPLOAD_PART_BYTES = 64 << 20
+SHA256_METADATA_KEY = "sha256"  # in the metadata of uploaded objects
+TRANSIENT_CODES = ("RequestTimeout", "IncompleteBody", "BadDigest")  # besides those that `classify_error` knows
 
 
 class TransientError(CloudError):
-    """An error that may pass: the same again, later."""
+    """An S3 error that may go away: the same call can succeed later."""
 
 
 class ObjectNotFound(CloudError):
-    """An object is not there."""
+    """An S3 object does not exist."""
 
 
 def parse_s3_url(url: str) -> tuple[str, str]:
-    """Return bucket and prefix of s3://bucket/prefix. Raises `CloudError` when that is no such name."""
+    """Return bucket and prefix of s3://bucket/prefix. Raises `CloudError` when `url` has another form."""
     bucket, _, prefix = url.removeprefix(S3_SCHEME).partition("/")
     if not url.startswith(S3_SCHEME) or not bucket:
-        raise CloudError(f"{url}: is no place in S3; one looks like s3://my-bucket/data/imagenet")
+        raise CloudError(f"{url}: not an S3 address; write it like s3://my-bucket/data/imagenet")
     return bucket, prefix.strip("/")
 
 
 class S3Prefix:
-    """All below one s3://bucket/prefix. Raises `CloudError` when that is no such name, or there are no keys."""
+    """The objects below one s3://bucket/prefix.
+
+    Raises `CloudError` when the address has another form, `NoCredentials` when there are no credentials.
+    """
 
     def __init__(self, url: str) -> None:
         self.bucket, self.prefix = parse_s3_url(url)
         self.name = f"{S3_SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
         try:
             self.account = Account()
-        except NoCredentials:  # no region is named
+        except NoCredentials:  # no region is set
             self.account = Account(FALLBACK_REGION)
         self.s3 = self.account.client("s3", READ_CONFIG)
         self._etags: dict[str, str] = {}
 
     def read(self, path: str) -> bytes:
-        """Return a small object. Raises `Gone`, `Passing`, `CloudError`."""
+        """Return a small object. Raises `ObjectNotFound`, `TransientError`, `CloudError`."""
         try:
             return bytes(self.s3.get_object(**self._object_params(path))["Body"].read())
         except Exception as error:
             raise self._explain(error, path) from error
 
     def read_range(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
-        """Yield a range of an object piece by piece.
+        """Yield `length` bytes of an object from `offset`, in chunks of 1 MiB at most.
 
-        Raises `Passing`, and `CloudError` when it has not `size` bytes or was replaced since it was first read.
+        Raises `TransientError`; `CloudError` when the object does not have `size` bytes, or was replaced since its
+        first range was read.
         """
-        words = self._object_params(path)
-        if (tag := self._etags.get(path)) is not None:
-            words["IfMatch"] = tag
+        params = self._object_params(path)
+        if (etag := self._etags.get(path)) is not None:
+            params["IfMatch"] = etag
         if not length:
             return
         try:
-            said = self.s3.get_object(**words, Range=f"bytes={offset}-{offset + length - 1}")
-            if (whole := str(said.get("ContentRange", "")).rpartition("/")[2]) != str(size):
-                raise CloudError(f"{self.name}/{path}: has {whole} bytes, its manifest says {size}")
-            self._etags.setdefault(path, said["ETag"])
-            with closing(said["Body"]) as body:
+            response = self.s3.get_object(**params, Range=f"bytes={offset}-{offset + length - 1}")
+            if (object_size := str(response.get("ContentRange", "")).rpartition("/")[2]) != str(size):
+                raise CloudError(f"{self.name}/{path}: has {object_size} bytes, its manifest says {size}")
+            self._etags.setdefault(path, response["ETag"])
+            with closing(response["Body"]) as body:
                 yield from body.iter_chunks(READ_CHUNK_BYTES)
         except Exception as error:
             raise self._explain(error, path) from error
 
     def upload(self, file: Path, path: str, sha256: str = "") -> bool:
-        """Put a file there, False when the same is there already. Raises `CloudError`, `OSError`.
+        """Upload a file, and return True; return False when the bucket has the same file already.
 
-        `sha256` is known of large files; small ones are hashed here.
+        `sha256` is the file's hash where the caller knows it, as for large files; else it is computed here.
+        Raises `CloudError`, `OSError`.
         """
         sha256 = sha256 or hashlib.sha256(file.read_bytes()).hexdigest()
         try:
-            there = self.account.s3.head_object(**self._object_params(path))
-            if (there["ContentLength"], there["Metadata"].get(SHA256_METADATA_KEY)) == (file.stat().st_size, sha256):
+            existing = self.account.s3.head_object(**self._object_params(path))
+            existing_version = (existing["ContentLength"], existing["Metadata"].get(SHA256_METADATA_KEY))
+            if existing_version == (file.stat().st_size, sha256):
                 return False
         except boto.ClientError as error:
             if get_error_code(error) not in ("404", "NoSuchKey"):
@@ -100,11 +106,13 @@ class S3Prefix:
         except boto.BotoCoreError as error:
             raise self._explain(error, path) from error
         try:
-            more = {
-                "ExtraArgs": {"Metadata": {SHA256_METADATA_KEY: sha256}},
-                "Config": TransferConfig(multipart_chunksize=UPLOAD_PART_BYTES),
-            }
-            self.account.s3.upload_file(str(file), self.bucket, self._key(path), **more)
+            self.account.s3.upload_file(
+                str(file),
+                self.bucket,
+                self._key(path),
+                ExtraArgs={"Metadata": {SHA256_METADATA_KEY: sha256}},
+                Config=TransferConfig(multipart_chunksize=UPLOAD_PART_BYTES),
+            )
         except (S3UploadFailedError, boto.ClientError, boto.BotoCoreError) as error:
             cause = error.__context__ if isinstance(error, S3UploadFailedError) else error
             raise self._explain(cause if isinstance(cause, Exception) else error, path, "s3:PutObject") from error
@@ -117,28 +125,32 @@ class S3Prefix:
         return {"Bucket": self.bucket, "Key": self._key(path)}
 
     def _explain(self, error: Exception, path: str, permission: str = "s3:GetObject") -> CloudError:
-        """Return what went wrong as one line, of the class that says whether it may pass."""
+        """Return an error as one line; as a `TransientError` when the same call can succeed later."""
         if isinstance(error, CloudError):
             return error
-        code, where = get_error_code(error), f"{self.name}/{path}"
+        code = get_error_code(error)
+        url = f"{self.name}/{path}"
         if code in ("NoSuchKey", "404"):
-            return ObjectNotFound(f"{where}: is not there", code)
+            return ObjectNotFound(f"{url}: does not exist", code)
         if code == "NoSuchBucket":
-            return CloudError(f"{where}: there is no bucket {self.bucket}; what there is: aws s3 ls", code)
+            return CloudError(f"{url}: there is no bucket {self.bucket}; list your buckets: aws s3 ls", code)
         if code in ("PreconditionFailed", "412"):
-            return CloudError(f"{where}: was replaced while it was fetched; when it is finished, fetch again", code)
-        if code in ("InvalidRange", "416"):
-            return CloudError(f"{where}: is shorter than its manifest says", code)
-        if code in (*DENIED_CODES, "403", "AllAccessDisabled"):
-            rights = f"{permission} on {self.bucket}/{self.prefix}*, and s3:ListBucket"
             return CloudError(
-                f"{where}: not permitted; it takes {rights}: imgnet-cluster check --iam --data {self.name}", code
+                f"{url}: was replaced while it was fetched; when the upload has finished, fetch again", code
             )
-        told = explain_error(error, where)
-        if isinstance(told, NoCredentials):
-            return told
-        lost = isinstance(error, boto.IncompleteReadError | boto.ResponseStreamingError | boto.ReadTimeoutError)
-        passes = (
-            lost or code in TRANSIENT_CODES or classify_error(error) in (ErrorKind.THROTTLED, ErrorKind.OUTCOME_UNKNOWN)
+        if code in ("InvalidRange", "416"):
+            return CloudError(f"{url}: is shorter than its manifest says", code)
+        if code in (*DENIED_CODES, "403", "AllAccessDisabled"):
+            permissions = f"{permission} on {self.bucket}/{self.prefix}*, and s3:ListBucket"
+            return CloudError(
+                f"{url}: not permitted; it takes {permissions}: imgnet-cluster check --iam --data {self.name}", code
+            )
+        explained = explain_error(error, url)
+        if isinstance(explained, NoCredentials):
+            return explained
+        is_transient = (
+            isinstance(error, boto.IncompleteReadError | boto.ResponseStreamingError | boto.ReadTimeoutError)
+            or code in TRANSIENT_CODES
+            or classify_error(error) in (ErrorKind.THROTTLED, ErrorKind.OUTCOME_UNKNOWN)
         )
-        return TransientError(str(told), code) if passes else told
+        return TransientError(str(explained), code) if is_transient else explained

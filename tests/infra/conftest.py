@@ -1,4 +1,4 @@
-"""A simulated EC2 in this process, for tests that ask it and rent nothing."""
+"""Fixtures with a simulated EC2 in this process."""
 
 from collections.abc import Iterator
 from functools import cache
@@ -11,19 +11,20 @@ from support.simcloud.http_server import Front, serve
 
 @pytest.fixture(scope="session")
 def front_of_session() -> Iterator[tuple[Front, str]]:
+    """The server of the simulated EC2, and its URL."""
     server, url = serve(sim=Sim())
     yield server.front, url
     server.shutdown()
     server.server_close()
 
 
-ONE_LOADER = cache(botocore.loaders.create_loader)  # else each session reads EC2's description anew: 0.3 s
+SHARED_LOADER = cache(botocore.loaders.create_loader)  # else each session reads EC2's service model again: 0.3 s
 
 
 @pytest.fixture
 def front(front_of_session: tuple[Front, str], monkeypatch: pytest.MonkeyPatch) -> Front:
-    """An empty cloud, to which boto3 in this process goes: its faults, its calls, `front.sim`."""
-    found, url = front_of_session
+    """An empty simulated EC2 that boto3 in this process talks to. `front.sim` is the cloud behind it."""
+    front, url = front_of_session
     for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     for name, value in {
@@ -36,6 +37,6 @@ def front(front_of_session: tuple[Front, str], monkeypatch: pytest.MonkeyPatch) 
         "AWS_SHARED_CREDENTIALS_FILE": "/dev/null",
     }.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("botocore.session.create_loader", ONE_LOADER)
-    found.reset()
-    return found
+    monkeypatch.setattr("botocore.session.create_loader", SHARED_LOADER)
+    front.reset()
+    return front

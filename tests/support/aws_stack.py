@@ -74,8 +74,9 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name, text in {**fake, "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}.items():
         monkeypatch.setenv(name, text)
     for module, name, seconds in (
-        (resources, "SETTLE", 0.02), (resources, "EACH", 0.01), (resources, "BUSY_SECONDS", 0.5), (resources, "SEEN_SECONDS", 0.5),
-        (aws_client, "LATER_EACH", 0.01),
+        (resources, "SETTLE_SECONDS", 0.02), (resources, "RESOURCE_POLL_SECONDS", 0.01),
+        (resources, "RESOURCE_IN_USE_SECONDS", 0.5), (resources, "RESOURCE_VISIBILITY_SECONDS", 0.5),
+        (aws_client, "CONSISTENCY_POLL_SECONDS", 0.01),
     ):  # fmt: skip
         monkeypatch.setattr(module, name, seconds)
     monkeypatch.setattr(os, "fsync", lambda _: None)  # no test here cuts the power

@@ -1,7 +1,7 @@
-"""Machine images: which one to start, how to log in to it, and which torch its cards need.
+"""Machine images (AMIs): which one to launch, how to log in to it, and which PyTorch build its GPUs need.
 
-The names are parameters that AWS keeps up to date (Systems Manager). They are resolved once for a job: another image in
-a repeated request would make it another request.
+AWS publishes the IDs of its newest images as Systems Manager parameters. They are resolved once for a job, because
+another image in a repeated request would make it a different request.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ from infra.aws.errors import CloudError
 if TYPE_CHECKING:
     from infra.aws.client import Account
 
-# The newest torch first; the plain ones have a driver and no torch.
+# In order of preference: the newest PyTorch first. The base images have a driver and no PyTorch.
 AMI_PARAMETERS = tuple(
     f"/aws/service/deeplearning/ami/x86_64/{name}/latest/ami-id"
     for name in (
@@ -23,93 +23,105 @@ AMI_PARAMETERS = tuple(
         "base-oss-nvidia-driver-gpu-ubuntu-22.04",
     )
 )
-USER_TAG, PORT_TAG = "imgnet:user", "imgnet:port"  # how an image of one's own says how to log in to it
-MIN_COMPUTE_CAPABILITY = 75  # compute capability 7.5, Turing: NVIDIA's open driver and CUDA 13 begin there
-LEGACY_TORCH_INDEX_URL = "https://download.pytorch.org/whl/cu126"  # has the last builds of torch, below 2.15, for Volta
+USER_TAG = "imgnet:user"  # tag of a user's own image: the login name
+PORT_TAG = "imgnet:port"  # tag of a user's own image: the port of sshd
+MIN_COMPUTE_CAPABILITY = 75  # 7.5, Turing: the first that NVIDIA's open driver and CUDA 13 support
+LEGACY_TORCH_INDEX_URL = "https://download.pytorch.org/whl/cu126"  # the last builds for Volta, PyTorch below 2.15
 
 
 @dataclass(frozen=True)
 class Image:
-    """An image: `user` and `port` of its ssh, its `root` device with a snapshot of `gigabytes`, and the `python` that
-    has torch, "" when that must be searched for.
-    """
+    """A machine image."""
 
     id: str
     ssh_user: str
     ssh_port: int
-    snapshot_gb: int
+    snapshot_gb: int  # size of the root device's snapshot, 0 when unknown
     root_device: str
     name: str
-    python: str
+    python: str  # path of the Python that has PyTorch, "" when unknown
 
 
 def resolve_image(account: "Account", gpu_arch: str, ami: str | None = None) -> Image:
-    """Return AWS's newest image for cards of an architecture ("sm_80"), or the one of the id `ami`.
+    """Return AWS's newest image for GPUs of an architecture ("sm_80"), or the image with the ID `ami`.
 
-    Raises `CloudError` when there is none, or when no image of AWS drives such cards.
+    Raises `CloudError` when there is none, or when no image of AWS supports such GPUs.
     """
     if ami:
         return _describe_image(account, ami, "")
     if is_legacy_arch(gpu_arch):
         raise CloudError(
-            f"AWS's deep-learning images do not drive cards as old as {gpu_arch} (V100), which need NVIDIA's proprietary "
-            "driver, R580 or older; make an image of your own with it and pass it: --ami ami-..., a torch that fits "
-            "(cu126, < 2.15) is then installed; or take newer cards: --type p4d.24xlarge"
+            f"AWS's deep-learning images do not support GPUs as old as {gpu_arch} (V100), which need NVIDIA's "
+            "proprietary driver, R580 or older; make an image of your own with it and pass it: --ami ami-..., a "
+            "PyTorch build that fits (cu126, < 2.15) is then installed; or take newer GPUs: --type p4d.24xlarge"
         )
     name, ami = _find_newest_image(account)
     return _describe_image(account, ami, "/opt/pytorch/bin/python" if "-pytorch-" in name else "")
 
 
 def get_torch_index_url(gpu_arch: str) -> str | None:
-    """Return the package index whose torch has code for such cards, None when the usual torch has it."""
+    """Return the package index whose PyTorch supports such GPUs, None when the default build does."""
     return LEGACY_TORCH_INDEX_URL if is_legacy_arch(gpu_arch) else None
 
 
 def is_legacy_arch(gpu_arch: str) -> bool:
-    """Whether cards are too old for AWS's images and for the usual torch."""
+    """Whether GPUs are too old for AWS's images and for the default PyTorch build."""
     number = gpu_arch.removeprefix("sm_")
     return number.isdecimal() and int(number) < MIN_COMPUTE_CAPABILITY
 
 
 def _find_newest_image(account: "Account") -> tuple[str, str]:
-    """Return the first parameter that exists, and the id of its image. Raises `CloudError`."""
-    from infra.aws.client import call
+    """Return the first of `AMI_PARAMETERS` that exists, and its image ID. Raises `CloudError`."""
+    from infra.aws.client import call  # loads boto3, which offline planning does without
 
-    said = call("look up the deep-learning images", account.ssm.get_parameters, Names=list(AMI_PARAMETERS))
-    found = {one["Name"]: one["Value"].strip() for one in said.get("Parameters", [])}
+    response = call("look up the deep-learning images", account.ssm.get_parameters, Names=list(AMI_PARAMETERS))
+    image_ids = {parameter["Name"]: parameter["Value"].strip() for parameter in response.get("Parameters", [])}
     for name in AMI_PARAMETERS:
-        if found.get(name):
-            return name, found[name]
-    raise CloudError(f"AWS names no deep-learning image in {account.region}; pass one: --ami ami-...")
+        if image_ids.get(name):
+            return name, image_ids[name]
+    raise CloudError(f"AWS has no deep-learning image in {account.region}; pass one: --ami ami-...")
 
 
 def _describe_image(account: "Account", ami: str, python: str) -> Image:
+    """Return an image. Raises `CloudError` when it does not exist, or cannot be launched on our machines."""
     from infra.aws.client import call
 
-    said = call(f"look at image {ami}", account.ec2.describe_images, ImageIds=[ami])
-    if not said.get("Images"):
+    response = call(f"look up image {ami}", account.ec2.describe_images, ImageIds=[ami])
+    if not response.get("Images"):
         raise CloudError(f"there is no image {ami} in {account.region}; images belong to a region: pass another --ami")
-    image = said["Images"][0]
+    image = response["Images"][0]
     if image.get("State", "available") != "available":
         raise CloudError(f"image {ami} is {image['State']}; wait for it, or pass another --ami")
     if image.get("Architecture", "x86_64") != "x86_64":
-        raise CloudError(f"image {ami} is for {image['Architecture']}, and the machines are x86_64; pass another --ami")
+        raise CloudError(f"image {ami} is for {image['Architecture']}, but the machines are x86_64; pass another --ami")
     user, port = _ssh_login(ami, tags.read_tags(image))
-    root = image.get("RootDeviceName") or "/dev/sda1"
-    return Image(ami, user, port, _root_snapshot_gb(image, root), root, image.get("Name", ""), python)
+    root_device = image.get("RootDeviceName") or "/dev/sda1"
+    return Image(
+        id=ami,
+        ssh_user=user,
+        ssh_port=port,
+        snapshot_gb=_root_snapshot_gb(image, root_device),
+        root_device=root_device,
+        name=image.get("Name", ""),
+        python=python,
+    )
 
 
 def _ssh_login(ami: str, image_tags: dict[str, str]) -> tuple[str, int]:
-    user, port = image_tags.get(USER_TAG) or "ubuntu", image_tags.get(PORT_TAG) or "22"
+    """Return user and port from an image's tags; ubuntu and 22 without them. Raises `CloudError`."""
+    user = image_tags.get(USER_TAG) or "ubuntu"
+    port = image_tags.get(PORT_TAG) or "22"
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise CloudError(
-            f"image {ami}: its tag {PORT_TAG} is {port!r}, which is no port; "
+            f"image {ami}: its tag {PORT_TAG} is {port!r}, which is not a port; "
             f"aws ec2 create-tags --resources {ami} --tags Key={PORT_TAG},Value=22"
         )
     return user, int(port)
 
 
 def _root_snapshot_gb(image: dict[str, Any], root_device: str) -> int:
-    sizes = [one.get("Ebs", {}).get("VolumeSize", 0) for one in image.get("BlockDeviceMappings", [])
-             if one.get("DeviceName") == root_device]  # fmt: skip
-    return int(sizes[0]) if sizes else 0
+    """Return the size of the root device's snapshot in GB, 0 when the image does not say it."""
+    for mapping in image.get("BlockDeviceMappings", []):
+        if mapping.get("DeviceName") == root_device:
+            return int(mapping.get("Ebs", {}).get("VolumeSize", 0))
+    return 0

@@ -1,8 +1,8 @@
-"""Renting the machines of a job: all of them in one zone and one fresh placement group, or none.
+"""Gang launch: rents all machines of a job in one zone and one new placement group, or none.
 
-Each asking is written down before it is made, with its frozen request and its own client token, so that whoever comes
-after a crash, or after an answer that was lost, sends the very same again and gets the same machines. Reactions go by
-the code of the error (infra/aws/errors.py). Sources: AWS, "Ensuring idempotency", "Cluster placement groups".
+Each request is recorded in the journal before it is sent, complete and with its own client token. After a crash or a
+lost response the same request is sent again and returns the same machines. What to do after an error follows from its
+code (infra/aws/errors.py). Sources: AWS, "Ensuring idempotency", "Cluster placement groups".
 """
 
 import contextlib
@@ -21,28 +21,38 @@ from . import instances
 from .instances import Instance
 from .request import InstanceRequest, Place, build_run_instances, placement_group_name
 
-RUN_ATTEMPTS, RUN_RETRY_SECONDS = 6, 180.0  # of the same asking, when nobody knows whether it was heard
-CAPACITY_COOLDOWN_SECONDS = 180.0  # a place without capacity is not asked again before that (Karpenter does the same)
+RUN_ATTEMPTS = 6  # how often a request is sent while its outcome is unknown
+RUN_RETRY_SECONDS = 180.0  # how long it is sent again
+CAPACITY_COOLDOWN_SECONDS = 180.0  # before a place without capacity is tried again (as in Karpenter)
 START_TIMEOUT_SECONDS = 900.0
-FIRST_ROUND_PAUSE_SECONDS, MAX_ROUND_PAUSE_SECONDS = 15.0, 120.0
+FIRST_ROUND_PAUSE_SECONDS = 15.0  # between two rounds over all places; doubles with each round
+MAX_ROUND_PAUSE_SECONDS = 120.0
 GANG_POLL_SECONDS = 2.0
+RENT_ACTION = "rent machines (ec2:RunInstances)"
 BuildInstanceRequest = Callable[[Place], InstanceRequest]
 
 
 class LaunchRefused(CloudError):
-    """EC2 gives no machines at a place; `reaction` says what that means for the next, `came` who had to be ended."""
+    """EC2 did not launch the machines of a request.
+
+    `error_kind` says what that means for the next request; `launched` are machines that had to be terminated.
+    """
 
     def __init__(self, text: str, code: str, error_kind: ErrorKind, launched: Sequence[Instance] = ()) -> None:
         super().__init__(text, code)
-        self.error_kind, self.launched = error_kind, launched
+        self.error_kind = error_kind
+        self.launched = launched
 
 
 class NoMachines(CloudError):
-    """No place has the machines, and everything was tried."""
+    """No place has the machines, and the time to look for them is over."""
 
 
 class Gang:
-    """The machines of one job in one region. `pause` waits, and raises `Interrupted` when the job is to stop."""
+    """The machines of one job in one region.
+
+    `pause` sleeps, and raises `Interrupted` when the job must stop.
+    """
 
     def __init__(
         self,
@@ -52,86 +62,106 @@ class Gang:
         log: Callable[[str], None] = print,
         pause: Callable[[float], None] = time.sleep,
     ) -> None:
-        self.account, self.job_uid, self.journal, self.log, self.pause = account, job_uid, journal, log, pause
+        self.account = account
+        self.job_uid = job_uid
+        self.journal = journal
+        self.log = log
+        self.pause = pause
 
-    # --- what was asked before ---------------------------------------------------------------------------------------
+    # --- earlier requests, from the journal --------------------------------------------------------------------------
 
     def launch_requests(self) -> list[dict[str, Any]]:
-        """Return all askings in order, each with how it ended: "granted", "refused", or "" while nobody knows."""
-        found: dict[int, dict[str, Any]] = {}
+        """Return all recorded requests in order.
+
+        Each has its outcome under "end": "granted", "refused", or "" while it is unknown; its machines' IDs are "ids".
+        """
+        requests: dict[int, dict[str, Any]] = {}
         for line in self.journal.lines("ask", "granted", "refused"):
             if line["what"] == "ask":
-                found[line["number"]] = {**line, "end": "", "ids": []}
-            elif line["number"] in found:
-                ids = [one["id"] for one in line.get("machines", [])]
-                found[line["number"]] |= {"end": line["what"], "ids": ids, "capacity": line.get("capacity")}
-        return list(found.values())
+                requests[line["number"]] = {**line, "end": "", "ids": []}
+            elif line["number"] in requests:
+                ids = [machine["id"] for machine in line.get("machines", [])]
+                requests[line["number"]] |= {"end": line["what"], "ids": ids, "capacity": line.get("capacity")}
+        return list(requests.values())
 
     @property
     def granted_ids(self) -> list[str]:
-        """All machines that were ever granted."""
-        return [one for asking in self.launch_requests() if asking["end"] == "granted" for one in asking["ids"]]
+        """The IDs of all machines that were ever granted."""
+        return [
+            instance_id
+            for request in self.launch_requests()
+            if request["end"] == "granted"
+            for instance_id in request["ids"]
+        ]
 
     @property
     def alive_ids(self) -> list[str]:
-        """Those of them of which EC2 has not said that they are gone."""
-        gone = {one["id"] for one in self.journal.lines("gone")}
-        return [one for one in self.granted_ids if one not in gone]
+        """The IDs of granted machines whose end the journal does not record."""
+        gone_ids = {line["id"] for line in self.journal.lines("gone")}
+        return [instance_id for instance_id in self.granted_ids if instance_id not in gone_ids]
 
     @property
     def last_pending_request_time(self) -> float:
-        """When machines were asked for that may yet appear; 0 when all that was asked for has been seen, or refused."""
-        waits = [
-            one
-            for one in self.open_requests()
-            if len(self._instances_of(one["request"]["ClientToken"])) < len(one["names"])
+        """The time of the last request whose machines may yet become visible; 0 when there is none."""
+        pending_times = [
+            request["time"]
+            for request in self.open_requests()
+            if len(self._instances_of(request["request"]["ClientToken"])) < len(request["names"])
         ]
-        return max((one["time"] for one in waits), default=0.0)
+        return max(pending_times, default=0.0)
 
     def _instances_of(self, token: str) -> list[Instance]:
         return instances.describe(self.account, {tags.LAUNCH: token})
 
     def open_requests(self) -> list[dict[str, Any]]:
-        """Return askings of this region whose answer nobody has written down."""
-        return [one for one in self._requests_in_region() if not one["end"]]
+        """Return this region's requests whose outcome is not recorded."""
+        return [request for request in self._requests_in_region() if not request["end"]]
 
     def _requests_in_region(self) -> list[dict[str, Any]]:
-        return [one for one in self.launch_requests() if one["place"]["region"] == self.account.region]
+        return [request for request in self.launch_requests() if request["place"]["region"] == self.account.region]
 
     def list_instances(self) -> list[Instance]:
-        """Return all machines of the job that EC2 shows, and note those that have ended. Raises `CloudError`.
+        """Return all machines of the job that EC2 shows, and record those that have ended. Raises `CloudError`.
 
-        A machine that appears after its asking was given up is ended, for others have its place.
+        A machine that becomes visible after its request was given up is terminated, because others have its place.
         """
-        found = instances.describe_all(self.account, {tags.JOB: self.job_uid}, self.alive_ids)
-        noted = {one["id"] for one in self.journal.lines("gone")}
-        for one in found:
-            if one.end_time is not None and one.id not in noted:
-                self._record("gone", id=one.id, name=one.name, ended=one.end_time, why=one.end_reason)
-        refused = {one["request"]["ClientToken"] for one in self.launch_requests() if one["end"] == "refused"}
-        stray = [one.id for one in found if one.is_billed and one.launch_token in refused]
-        if stray:
-            self.log(f"{len(stray)} machines came after they were given up; they are ended")
-            instances.terminate(self.account, stray)
-        return [one for one in found if one.id not in stray]
+        found_instances = instances.describe_all(self.account, {tags.JOB: self.job_uid}, self.alive_ids)
+        recorded_ids = {line["id"] for line in self.journal.lines("gone")}
+        for instance in found_instances:
+            if instance.end_time is not None and instance.id not in recorded_ids:
+                self._record(
+                    "gone", id=instance.id, name=instance.name, ended=instance.end_time, why=instance.end_reason
+                )
+        refused_tokens = {
+            request["request"]["ClientToken"] for request in self.launch_requests() if request["end"] == "refused"
+        }
+        stray_ids = [
+            instance.id
+            for instance in found_instances
+            if instance.is_billed and instance.launch_token in refused_tokens
+        ]
+        if stray_ids:
+            self.log(f"terminating {len(stray_ids)} machines that appeared after their request was given up")
+            instances.terminate(self.account, stray_ids)
+        return [instance for instance in found_instances if instance.id not in stray_ids]
 
     def _record(self, what: str, **fields: Any) -> None:
-        """Write down what is over. A full disk keeps nobody from ending machines."""
+        """Write an event to the journal. A full disk must not prevent termination, so errors are ignored."""
         with contextlib.suppress(OSError):
             self.journal.write(what, **fields)
 
-    # --- asking ------------------------------------------------------------------------------------------------------
+    # --- requests ----------------------------------------------------------------------------------------------------
 
     def finish_open_requests(self) -> list[Instance]:
-        """Finish askings that a crash left open: the same again, with the same token. Returns whom that brought."""
-        found: list[Instance] = []
-        for one in self.open_requests():
-            self.log(f"asking {one['number']} was not finished; the same again")
+        """Send requests that a crash left open again, with the same token. Return the machines that they bring."""
+        granted_instances: list[Instance] = []
+        for request in self.open_requests():
+            self.log(f"request {request['number']} has no recorded outcome; sending it again")
             try:
-                found += self._send_request(one, is_retry=True)
-            except LaunchRefused as refused:
-                self.log(str(refused))
-        return found
+                granted_instances += self._send_request(request, is_retry=True)
+            except LaunchRefused as refusal:
+                self.log(str(refusal))
+        return granted_instances
 
     def acquire(
         self,
@@ -141,45 +171,52 @@ class Gang:
         instance_types: dict[str, InstanceType],
         timeout_seconds: float,
     ) -> list[Instance]:
-        """Return all these machines, from the first place that has them; asked in order, and again until `seconds`.
+        """Rent all named machines in the first place that has them, and return them.
 
-        Raises `CloudError` with what each place said when none has them, `Interrupted`.
+        The places are tried in order, in rounds until `timeout_seconds`. Raises `NoMachines` with each place's
+        refusal, `LaunchRefused`, `CloudError`, `Interrupted`.
         """
-        deadline, round = time.monotonic() + timeout_seconds, FIRST_ROUND_PAUSE_SECONDS
-        said, skip, why_not = dict[str, str](), set[str](), dict[str, ErrorKind]()
+        deadline = time.monotonic() + timeout_seconds
+        round_pause = FIRST_ROUND_PAUSE_SECONDS
+        refusals = dict[str, str]()
+        refusal_kinds = dict[str, ErrorKind]()
+        exhausted_quotas = set[tuple[str, str]]()  # code and region
         while True:
             for place in places:
-                kind, where = instance_types[place.type], f"{place.type} {place.market} in {place.zone}"
-                code = quotas.get_quota_code(kind.quota_family, place.market)
-                if code + place.region in skip:
+                instance_type = instance_types[place.type]
+                label = f"{place.type} {place.market} in {place.zone}"
+                quota_code = quotas.get_quota_code(instance_type.quota_family, place.market)
+                if (quota_code, place.region) in exhausted_quotas:
                     continue
                 if self._recently_failed(place):
-                    said.setdefault(where, "had none when it was asked a moment ago")
-                    why_not[where] = ErrorKind.NO_CAPACITY
+                    refusals.setdefault(label, "had no capacity a moment ago")
+                    refusal_kinds[label] = ErrorKind.NO_CAPACITY
                     continue
                 try:
-                    return self.request_instances(place, names, build_request(place), kind)
-                except LaunchRefused as refused:
-                    said[where], why_not[where] = str(refused), refused.error_kind
-                    if refused.error_kind is ErrorKind.QUOTA_EXCEEDED:
-                        skip.add(code + place.region)
-                        said[where] += f"; {quotas.quota_increase_command(place.region, code, len(names) * kind.vcpus)}"
-                    self.log(f"{place.zone}: {said[where]}")
-                    if refused.error_kind is ErrorKind.PERMANENT:
+                    return self.request_instances(place, names, build_request(place), instance_type)
+                except LaunchRefused as refusal:
+                    refusals[label] = str(refusal)
+                    refusal_kinds[label] = refusal.error_kind
+                    if refusal.error_kind is ErrorKind.QUOTA_EXCEEDED:
+                        exhausted_quotas.add((quota_code, place.region))
+                        vcpus = len(names) * instance_type.vcpus
+                        refusals[label] += f"; {quotas.quota_increase_command(place.region, quota_code, vcpus)}"
+                    self.log(f"{place.zone}: {refusals[label]}")
+                    if refusal.error_kind is ErrorKind.PERMANENT:
                         raise
-            hopeless = set(why_not.values()) <= {ErrorKind.QUOTA_EXCEEDED, ErrorKind.NO_FREE_ADDRESSES}
-            if hopeless or time.monotonic() + round > deadline:
-                why = "; ".join(f"{place}: {text}" for place, text in said.items())
-                raise NoMachines(f"EC2 has no {len(names)} machines for this job: {why}; see imgnet-cluster offers")
-            self.log(f"no place has {len(names)} machines now; again in {round:.0f} s")
-            self.pause(round)
-            round = min(MAX_ROUND_PAUSE_SECONDS, 2 * round)
+            is_hopeless = set(refusal_kinds.values()) <= {ErrorKind.QUOTA_EXCEEDED, ErrorKind.NO_FREE_ADDRESSES}
+            if is_hopeless or time.monotonic() + round_pause > deadline:
+                reasons = "; ".join(f"{label}: {text}" for label, text in refusals.items())
+                raise NoMachines(f"EC2 has no {len(names)} machines for this job: {reasons}; see imgnet-cluster offers")
+            self.log(f"no place has {len(names)} machines now; trying again in {round_pause:.0f} s")
+            self.pause(round_pause)
+            round_pause = min(MAX_ROUND_PAUSE_SECONDS, 2 * round_pause)
 
     def _recently_failed(self, place: Place) -> bool:
-        """Whether this place had no capacity a moment ago, as another asking of this job found."""
-        for one in reversed(self.launch_requests()):
-            if all(one["place"][key] == getattr(place, key) for key in ("zone", "type", "market")):
-                return bool(one.get("capacity")) and time.time() - one["time"] < CAPACITY_COOLDOWN_SECONDS
+        """Whether this job's last request at a place failed for lack of capacity, less than the cooldown ago."""
+        for request in reversed(self.launch_requests()):
+            if all(request["place"][key] == getattr(place, key) for key in ("zone", "type", "market")):
+                return bool(request.get("capacity")) and time.time() - request["time"] < CAPACITY_COOLDOWN_SECONDS
         return False
 
     def request_instances(
@@ -190,52 +227,63 @@ class Gang:
         instance_type: InstanceType,
         placement_group: str = "",
     ) -> list[Instance]:
-        """Ask once at a place for these machines, in the placement group of an earlier asking if it is named.
+        """Send one request for the named machines at a place, and return them when all run as requested.
 
-        Returns them when all are there and as asked. Raises `Refused`, `CloudError`, `Interrupted`.
+        `placement_group` is the group of an earlier request that they join; else they get a new one.
+        Raises `LaunchRefused`, `CloudError`, `Interrupted`.
         """
-        number = 1 + max((one["number"] for one in self.launch_requests()), default=0)
+        number = 1 + max((request["number"] for request in self.launch_requests()), default=0)
         request = build_run_instances(instance_request, instance_type, place, names, number)
+        new_group = ""
         if placement_group:
             request["Placement"] = {"GroupName": placement_group}
-        mine = (
-            placement_group_name(self.job_uid, number)
-            if instance_request.use_placement_group and not placement_group
-            else ""
-        )
+        elif instance_request.use_placement_group:
+            new_group = placement_group_name(self.job_uid, number)
         login = {
             "image": instance_request.image.id,
             "user": instance_request.image.ssh_user,
             "port": instance_request.image.ssh_port,
             "host_key": instance_request.host_key,
         }
-        asking = {"number": number, "place": vars(place), "names": list(names), "request": request, "group": mine}
-        self.journal.write("ask", **asking, login=login)
-        return self._send_request(asking)
+        launch_request = {
+            "number": number,
+            "place": vars(place),
+            "names": list(names),
+            "request": request,
+            "group": new_group,
+        }
+        self.journal.write("ask", **launch_request, login=login)
+        return self._send_request(launch_request)
 
     def _send_request(self, launch_request: dict[str, Any], is_retry: bool = False) -> list[Instance]:
+        """Send a recorded request, wait until its machines run, and record the outcome.
+
+        Raises `LaunchRefused`, `CloudError`, `Interrupted`.
+        """
         number = launch_request["number"]
         self.pause(0)
         try:
             if launch_request["group"]:
-                self._create_placement_group(
-                    launch_request["group"], tags.read_tags(launch_request["request"]["TagSpecifications"][0])
-                )
+                own_tags = tags.read_tags(launch_request["request"]["TagSpecifications"][0])
+                self._create_placement_group(launch_request["group"], own_tags)
             ids = self._run_instances(launch_request, is_retry)
-            found = self._wait_until_running(launch_request, ids)
-        except LaunchRefused as refused:
-            facts = {
-                "code": refused.code,
-                "said": str(refused),
-                "capacity": refused.error_kind is ErrorKind.NO_CAPACITY,
-            }
+            running_instances = self._wait_until_running(launch_request, ids)
+        except LaunchRefused as refusal:
             self._remove_placement_group(launch_request["group"])
-            self.journal.write("refused", number=number, **facts, machines=_instance_records(refused.launched))
+            self.journal.write(
+                "refused",
+                number=number,
+                code=refusal.code,
+                said=str(refusal),
+                capacity=refusal.error_kind is ErrorKind.NO_CAPACITY,
+                machines=_instance_records(refusal.launched),
+            )
             raise
-        self.journal.write("granted", number=number, machines=_instance_records(found))
-        return found
+        self.journal.write("granted", number=number, machines=_instance_records(running_instances))
+        return running_instances
 
     def _create_placement_group(self, name: str, own_tags: tags.Tags) -> None:
+        """Create a cluster placement group, unless the job has it. Raises `CloudError`."""
         specifications = tags.tag_specifications(["placement-group"], {**own_tags, tags.NAME: name})
         try:
             self.account.ec2.create_placement_group(
@@ -243,13 +291,15 @@ class Gang:
             )
         except Exception as error:
             if classify_error(error) is not ErrorKind.ALREADY_EXISTS:
-                raise explain_error(error, "make a placement group (ec2:CreatePlacementGroup)") from error
-            mine = instances.placement_groups(self.account, {tags.STACK: tags.STACK_VALUE, tags.JOB: self.job_uid})
-            if name not in [one["GroupName"] for one in mine]:
-                raise CloudError(f"placement group {name} is there and is not ours; remove it, or rename it") from error
+                raise explain_error(error, "create a placement group (ec2:CreatePlacementGroup)") from error
+            own_groups = instances.placement_groups(
+                self.account, {tags.STACK: tags.STACK_VALUE, tags.JOB: self.job_uid}
+            )
+            if name not in [group["GroupName"] for group in own_groups]:
+                raise CloudError(f"placement group {name} exists and is not ours; remove it, or rename it") from error
 
     def _remove_placement_group(self, name: str) -> None:
-        """Remove the group of an asking that brought nothing. What is still in it keeps it, and `end` removes it."""
+        """Delete the group of a refused request. A group in use stays until `terminate_job`."""
         if name:
             try:
                 self.account.ec2.delete_placement_group(GroupName=name)
@@ -258,100 +308,115 @@ class Gang:
                     self.log(str(explain_error(error, f"remove placement group {name}")))
 
     def _run_instances(self, launch_request: dict[str, Any], may_have_run: bool) -> list[str]:
-        """Send RunInstances until there is an answer; `doubt` whether it has been heard already.
+        """Send RunInstances until there is a response, and return the machines' IDs.
 
-        Returns the machines' ids. Raises `Refused`, `CloudError`.
+        `may_have_run`: EC2 may have executed this request before. Raises `LaunchRefused`, `CloudError`.
         """
-        begun, wait = time.monotonic(), 1.0
-        for number in range(1, RUN_ATTEMPTS + 1):
+        start = time.monotonic()
+        retry_pause = 1.0
+        for attempt in range(1, RUN_ATTEMPTS + 1):
             try:
-                said = self.account.ec2_no_retry.run_instances(**launch_request["request"])
-                return [one["InstanceId"] for one in said["Instances"]]
+                response = self.account.ec2_no_retry.run_instances(**launch_request["request"])
+                return [description["InstanceId"] for description in response["Instances"]]
             except Exception as error:
-                react = self._classify_run_error(error)
+                kind = self._classify_run_error(error)
                 if get_error_code(error) == "IdempotentParameterMismatch":
-                    return self._recover_by_tag(
-                        launch_request, explain_error(error, "rent machines (ec2:RunInstances)")
-                    )
-                if react not in (ErrorKind.OUTCOME_UNKNOWN, ErrorKind.THROTTLED, ErrorKind.NOT_VISIBLE_YET):
-                    raise self._to_refusal(error, react) from error
-                last, late = error, time.monotonic() - begun > RUN_RETRY_SECONDS
-                may_have_run = may_have_run or react is ErrorKind.OUTCOME_UNKNOWN
+                    return self._recover_by_tag(launch_request, explain_error(error, RENT_ACTION))
+                if kind not in (ErrorKind.OUTCOME_UNKNOWN, ErrorKind.THROTTLED, ErrorKind.NOT_VISIBLE_YET):
+                    raise self._to_refusal(error, kind) from error
+                last_error = error
+                is_late = time.monotonic() - start > RUN_RETRY_SECONDS
+                may_have_run = may_have_run or kind is ErrorKind.OUTCOME_UNKNOWN
                 self.journal.write("unanswered", number=launch_request["number"], **error_to_dict(error))
-                if late or number == RUN_ATTEMPTS:
+                if is_late or attempt == RUN_ATTEMPTS:
                     break
-            self.pause(wait)
-            wait *= 2
-        failed = explain_error(last, "rent machines (ec2:RunInstances)")
+            self.pause(retry_pause)
+            retry_pause *= 2
+        failure = explain_error(last_error, RENT_ACTION)
         if may_have_run:
-            return self._recover_by_tag(launch_request, failed)
-        raise LaunchRefused(
-            str(failed), failed.code, ErrorKind.PERMANENT if react is ErrorKind.NOT_VISIBLE_YET else react
-        )
+            return self._recover_by_tag(launch_request, failure)
+        refusal_kind = ErrorKind.PERMANENT if kind is ErrorKind.NOT_VISIBLE_YET else kind
+        raise LaunchRefused(str(failure), failure.code, refusal_kind)
 
     @staticmethod
     def _classify_run_error(error: Exception) -> ErrorKind:
-        """A role that was just made is unknown for some seconds, and EC2 calls that a wrong value."""
-        if (
-            get_error_code(error) == "InvalidParameterValue"
-            and "iaminstanceprofile" in str(error).replace(" ", "").lower()
-        ):
+        """Return what an error of RunInstances means."""
+        code = get_error_code(error)
+        if code == "InvalidParameterValue" and "iaminstanceprofile" in str(error).replace(" ", "").lower():
+            # EC2 does not know a new role for some seconds, and reports an invalid value.
             return ErrorKind.NOT_VISIBLE_YET
-        if get_error_code(error) == "Unsupported" and "zone" not in str(error).lower():
-            return ErrorKind.PERMANENT  # an architecture or a boot mode that no zone will take
+        if code == "Unsupported" and "zone" not in str(error).lower():
+            # An architecture or a boot mode that every zone will refuse.
+            return ErrorKind.PERMANENT
         return classify_error(error)
 
     def _to_refusal(self, error: Exception, error_kind: ErrorKind) -> CloudError:
-        failed = explain_error(error, "rent machines (ec2:RunInstances)")
+        """Return an error that has a code as a `LaunchRefused`, any other (no response) as a `CloudError`."""
+        failure = explain_error(error, RENT_ACTION)
         if error_kind in (
             ErrorKind.NO_CAPACITY,
             ErrorKind.PRICE_TOO_LOW,
             ErrorKind.QUOTA_EXCEEDED,
             ErrorKind.NO_FREE_ADDRESSES,
         ):
-            return LaunchRefused(
-                str(failed).removeprefix("rent machines (ec2:RunInstances): "), failed.code, error_kind
-            )
-        return failed if not failed.code else LaunchRefused(str(failed), failed.code, ErrorKind.PERMANENT)
+            return LaunchRefused(str(failure).removeprefix(f"{RENT_ACTION}: "), failure.code, error_kind)
+        return failure if not failure.code else LaunchRefused(str(failure), failure.code, ErrorKind.PERMANENT)
 
     def _recover_by_tag(self, launch_request: dict[str, Any], cause: CloudError) -> list[str]:
-        """Nobody answered: look for the machines by their tag for a minute. All are taken, some are ended."""
-        deadline, found = time.monotonic() + instances.INSTANCE_VISIBILITY_SECONDS, list[Instance]()
-        while time.monotonic() < deadline and len(found) < len(launch_request["names"]):
-            found = [one for one in self._instances_of(launch_request["request"]["ClientToken"]) if one.is_billed]
-            if len(found) < len(launch_request["names"]):
-                self.pause(GANG_POLL_SECONDS)
-        if len(found) == len(launch_request["names"]):
-            return [one.id for one in found]
-        instances.terminate(self.account, [one.id for one in found])
-        said = f"{cause}; {len(found)} of {len(launch_request['names'])} machines came and were ended"
-        raise LaunchRefused(said, cause.code, ErrorKind.OUTCOME_UNKNOWN, found)
+        """Look for the machines of a request without response by their tag, for a minute, and return their IDs.
 
-    # --- what came ---------------------------------------------------------------------------------------------------
+        When only some are found, they are terminated. Raises `LaunchRefused`.
+        """
+        deadline = time.monotonic() + instances.INSTANCE_VISIBILITY_SECONDS
+        count = len(launch_request["names"])
+        found_instances = list[Instance]()
+        while time.monotonic() < deadline and len(found_instances) < count:
+            tagged_instances = self._instances_of(launch_request["request"]["ClientToken"])
+            found_instances = [instance for instance in tagged_instances if instance.is_billed]
+            if len(found_instances) < count:
+                self.pause(GANG_POLL_SECONDS)
+        found_ids = [instance.id for instance in found_instances]
+        if len(found_ids) == count:
+            return found_ids
+        instances.terminate(self.account, found_ids)
+        text = f"{cause}; {len(found_ids)} of {count} machines appeared and were terminated"
+        raise LaunchRefused(text, cause.code, ErrorKind.OUTCOME_UNKNOWN, found_instances)
+
+    # --- the launched machines ---------------------------------------------------------------------------------------
 
     def _wait_until_running(self, launch_request: dict[str, Any], ids: Sequence[str]) -> list[Instance]:
-        """Wait until all run, and see that they are what was asked for; else none of them stays. Raises `Refused`."""
+        """Wait until all machines of a request run, and return them by name.
+
+        When one of them is not as requested, all are terminated. Raises `LaunchRefused`.
+        """
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
+        count = len(launch_request["names"])
         while True:
-            found = [one for one in instances.describe(self.account, {tags.JOB: self.job_uid}, ids) if one.id in ids]
-            wrong = instances.validation_error(found, launch_request["request"], launch_request["place"]["zone"])
-            if len(ids) != len(launch_request["names"]):
-                wrong = f"{len(ids)} of {len(launch_request['names'])} machines came"
-            if not wrong and time.monotonic() > deadline:
-                wrong = f"machines did not start in {START_TIMEOUT_SECONDS:.0f} s"
-            if wrong:
+            job_instances = instances.describe(self.account, {tags.JOB: self.job_uid}, ids)
+            found_instances = [instance for instance in job_instances if instance.id in ids]
+            problem = instances.validation_error(
+                found_instances, launch_request["request"], launch_request["place"]["zone"]
+            )
+            if len(ids) != count:
+                problem = f"EC2 launched {len(ids)} of {count} machines"
+            if not problem and time.monotonic() > deadline:
+                problem = f"machines did not start in {START_TIMEOUT_SECONDS:.0f} s"
+            if problem:
                 instances.terminate(self.account, list(ids))
-                raise LaunchRefused(wrong, "", ErrorKind.NO_CAPACITY, found)
-            if len(found) == len(ids) and all(one.state == "running" for one in found):
-                return sorted(found, key=lambda one: int(one.name))
+                raise LaunchRefused(problem, "", ErrorKind.NO_CAPACITY, found_instances)
+            if len(found_instances) == len(ids) and all(instance.state == "running" for instance in found_instances):
+                return sorted(found_instances, key=lambda instance: int(instance.name))
             self.pause(GANG_POLL_SECONDS)
 
-    # --- the end -----------------------------------------------------------------------------------------------------
+    # --- termination -------------------------------------------------------------------------------------------------
 
     def terminate_job(self, timeout_seconds: float = instances.TERMINATE_TIMEOUT_SECONDS) -> list[str]:
-        """End all machines of the job, and what they leave. Returns a line for each thing that is not gone."""
+        """Terminate all machines of the job, and remove what they leave. Return a line for each thing that stays.
+
+        Raises `CloudError`.
+        """
         self._record("end", ids=self.granted_ids)
-        left = instances.terminate_and_wait(
+        remaining = instances.terminate_and_wait(
             self.account,
             self.job_uid,
             self.alive_ids,
@@ -360,27 +425,40 @@ class Gang:
             timeout_seconds,
             self.last_pending_request_time,
         )
-        found = self.list_instances()
-        self._record_forgotten(found)
-        for one in self.open_requests():  # what came all the same is on the bill
-            came = _instance_records([it for it in found if it.launch_token == one["request"]["ClientToken"]])
-            self._record("refused", number=one["number"], code="", said="the job ended", capacity=False, machines=came)
-        busy = 0.0 if left else min(timeout_seconds, instances.LEFTOVER_IN_USE_SECONDS)
-        lines = [f"machine {one.id} in {one.region}: {one.state}" for one in left]
-        lines += instances.remove_leftovers(self.account, {tags.JOB: self.job_uid}, self.pause, busy)
+        found_instances = self.list_instances()
+        self._record_forgotten(found_instances)
+        for request in self.open_requests():  # machines that it launched all the same are on the bill
+            token = request["request"]["ClientToken"]
+            launched = [instance for instance in found_instances if instance.launch_token == token]
+            self._record(
+                "refused",
+                number=request["number"],
+                code="",
+                said="the job ended",
+                capacity=False,
+                machines=_instance_records(launched),
+            )
+        in_use_seconds = 0.0 if remaining else min(timeout_seconds, instances.LEFTOVER_IN_USE_SECONDS)
+        lines = [f"machine {instance.id} in {instance.region}: {instance.state}" for instance in remaining]
+        lines += instances.remove_leftovers(self.account, {tags.JOB: self.job_uid}, self.pause, in_use_seconds)
         if not lines:
             self._record("ended")
         return lines
 
     def _record_forgotten(self, visible: Sequence[Instance]) -> None:
-        """Note machines that EC2 tells of no more: they ended long ago, by their limit at the latest."""
-        known = {one["id"] for one in self.journal.lines("gone")} | {one.id for one in visible}
-        for asking in self._requests_in_region():
-            own = tags.read_tags(asking["request"]["TagSpecifications"][0])
-            ended = min(time.time(), tags.parse_time(own.get(tags.EXPIRES, "")) or time.time())
-            for id in [one for one in asking["ids"] if one not in known]:
-                self._record("gone", id=id, name="", ended=ended, why="EC2 tells of it no more")
+        """Record the end of machines that EC2 no longer shows.
+
+        They ended long ago. Their time limit is the latest possible end.
+        """
+        known_ids = {line["id"] for line in self.journal.lines("gone")} | {instance.id for instance in visible}
+        for request in self._requests_in_region():
+            own_tags = tags.read_tags(request["request"]["TagSpecifications"][0])
+            end_time = min(time.time(), tags.parse_time(own_tags.get(tags.EXPIRES, "")) or time.time())
+            for instance_id in request["ids"]:
+                if instance_id not in known_ids:
+                    self._record("gone", id=instance_id, name="", ended=end_time, why="EC2 no longer shows it")
 
 
 def _instance_records(launched: Sequence[Instance]) -> list[dict[str, Any]]:
-    return [{"id": one.id, "name": one.name, "launched": one.launch_time} for one in launched]
+    """Return what the journal keeps of launched machines."""
+    return [{"id": instance.id, "name": instance.name, "launched": instance.launch_time} for instance in launched]

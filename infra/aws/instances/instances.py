@@ -1,7 +1,7 @@
-"""The machines of a job as EC2 describes them, found by their tags; how they end; what is left.
+"""EC2 instances of a job: found by tag, terminated, and what they leave behind removed.
 
-One DescribeInstances tells of all machines of a job, however many. A machine that EC2 does not show is not gone: what
-was just rented is seen late (AWS, "Eventual consistency"). Gone is what EC2 calls terminated.
+One DescribeInstances call returns all machines of a job. A machine that EC2 does not show is not gone: a new one
+becomes visible late (AWS, "Eventual consistency"). Only a machine that EC2 calls terminated is gone.
 """
 
 import re
@@ -17,21 +17,23 @@ from infra.aws.errors import KIND_BY_CODE, CloudError, ErrorKind, classify_error
 
 from .request import machine_name_in_range
 
-NOT_BILLED_STATES = ("shutting-down", "terminated", "stopping", "stopped")  # of these none trains, and none comes back
-TERMINATING_STATES = ("shutting-down", "terminated")  # the disk of a stopped machine still costs
-INSTANCE_VISIBILITY_SECONDS = 60.0  # until a machine that was asked for must be visible by its tags
+NOT_BILLED_STATES = ("shutting-down", "terminated", "stopping", "stopped")  # such a machine trains no more
+TERMINATING_STATES = ("shutting-down", "terminated")  # a stopped machine is not among them: its disk is billed
+INSTANCE_VISIBILITY_SECONDS = 60.0  # within which a requested machine must become visible by its tags
 TERMINATE_TIMEOUT_SECONDS = 600.0
-LEFTOVER_IN_USE_SECONDS = 30.0  # that EC2 may take to see that what has ended uses nothing more
+LEFTOVER_IN_USE_SECONDS = 30.0  # within which EC2 must see that a terminated machine uses nothing any more
 INSTANCE_POLL_SECONDS = 2.0
+DESCRIBE_BATCH = 200  # instance IDs in one filter of DescribeInstances
+TERMINATE_BATCH = 100  # instance IDs in one TerminateInstances call
 
 
 @dataclass(frozen=True, kw_only=True)
 class Instance:
-    """One machine. Times in seconds since 1970, `ended` None while it bills; `name` is its number in the job."""
+    """One machine, as EC2 describes it. Times are in seconds since 1970. Unknown strings are ""."""
 
     id: str
     job_uid: str
-    name: str
+    name: str  # the machine's number in its job
     state: str
     region: str
     zone: str
@@ -40,7 +42,7 @@ class Instance:
     private_ip: str
     public_ip: str
     launch_time: float
-    end_time: float | None
+    end_time: float | None  # None while the machine is billed
     end_reason: str
     launch_token: str
     placement_group: str
@@ -51,122 +53,141 @@ class Instance:
 
     @property
     def is_billed(self) -> bool:
-        """Whether it costs money now."""
+        """Whether the machine costs money now."""
         return self.state not in NOT_BILLED_STATES
 
 
 def parse_instance(description: dict[str, Any], region: str) -> Instance:
-    """Return an instance of DescribeInstances."""
-    own, place = aws_tags.read_tags(description), description.get("Placement", {})
-    nics = description.get("NetworkInterfaces") or [{}]
+    """Return the instance of a DescribeInstances entry."""
+    own_tags = aws_tags.read_tags(description)
+    placement = description.get("Placement", {})
+    interfaces = description.get("NetworkInterfaces") or [{}]
     state = description["State"]["Name"]
+    has_ended = state in NOT_BILLED_STATES
     reason = description.get("StateReason", {}).get("Code", "") or description.get("StateTransitionReason", "")
-    launched = description["LaunchTime"].timestamp()
+    launch_time = description["LaunchTime"].timestamp()
     return Instance(
-        id=description["InstanceId"], job_uid=own.get(aws_tags.JOB, ""), state=state, region=region,
-        zone=place.get("AvailabilityZone", ""), type=description["InstanceType"],
-        name=machine_name_in_range(own.get(aws_tags.MACHINE, ""), int(description.get("AmiLaunchIndex", 0))),
-        market=description.get("InstanceLifecycle", "on-demand"), private_ip=description.get("PrivateIpAddress", ""),
-        public_ip=description.get("PublicIpAddress", ""), launch_time=launched,
-        end_time=_parse_end_time(description, launched) if state in NOT_BILLED_STATES else None, end_reason=reason if state in NOT_BILLED_STATES else "",
-        launch_token=own.get(aws_tags.LAUNCH, ""), placement_group=place.get("GroupName", ""), spot_request_id=description.get("SpotInstanceRequestId", ""),
-        instance_profile=description.get("IamInstanceProfile", {}).get("Arn", ""), tags=own,
-        primary_interface_id=next((one.get("NetworkInterfaceId", "") for one in nics if _is_primary(one)), ""),
-    )  # fmt: skip
+        id=description["InstanceId"],
+        job_uid=own_tags.get(aws_tags.JOB, ""),
+        name=machine_name_in_range(own_tags.get(aws_tags.MACHINE, ""), int(description.get("AmiLaunchIndex", 0))),
+        state=state,
+        region=region,
+        zone=placement.get("AvailabilityZone", ""),
+        type=description["InstanceType"],
+        market=description.get("InstanceLifecycle", "on-demand"),
+        private_ip=description.get("PrivateIpAddress", ""),
+        public_ip=description.get("PublicIpAddress", ""),
+        launch_time=launch_time,
+        end_time=_parse_end_time(description, launch_time) if has_ended else None,
+        end_reason=reason if has_ended else "",
+        launch_token=own_tags.get(aws_tags.LAUNCH, ""),
+        placement_group=placement.get("GroupName", ""),
+        spot_request_id=description.get("SpotInstanceRequestId", ""),
+        instance_profile=description.get("IamInstanceProfile", {}).get("Arn", ""),
+        primary_interface_id=next((nic.get("NetworkInterfaceId", "") for nic in interfaces if _is_primary(nic)), ""),
+        tags=own_tags,
+    )
 
 
 def _is_primary(nic: dict[str, Any]) -> bool:
-    attached = nic.get("Attachment", {})
-    return not attached.get("DeviceIndex") and not attached.get("NetworkCardIndex")
+    attachment = nic.get("Attachment", {})
+    return not attachment.get("DeviceIndex") and not attachment.get("NetworkCardIndex")
 
 
 def _parse_end_time(description: dict[str, Any], launch_time: float) -> float:
-    """When it ended, as EC2 notes it in brackets; else now, for it has just been seen to have ended."""
-    found = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", description.get("StateTransitionReason", ""))
-    if not found:
+    """Return when a machine ended: the time that EC2 writes in brackets, else now."""
+    reason = description.get("StateTransitionReason", "")
+    match = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", reason)
+    if not match:
         return max(launch_time, time.time())
-    return datetime.strptime(found[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
+    return datetime.strptime(match[1], "%Y-%m-%d %H:%M:%S").replace(tzinfo=UTC).timestamp()
 
 
 def describe(account: Account, required_tags: aws_tags.Tags, ids: Sequence[str] = ()) -> list[Instance]:
-    """Return what bears these tags, and these machines, those that ended a while ago too. Raises `CloudError`.
+    """Return the machines that have these tags and those with these IDs, also ones that ended recently.
 
-    Machines of `ids` that are not seen yet are left out.
+    IDs that EC2 does not show yet are left out. Raises `CloudError`.
     """
-    found = {
-        one.id: one
-        for one in _describe(
-            account, Filters=aws_tags.make_filters({aws_tags.STACK: aws_tags.STACK_VALUE, **required_tags})
-        )
-    }
-    missing = [one for one in ids if one not in found]
-    for chunk in [missing[at : at + 200] for at in range(0, len(missing), 200)]:
-        found |= {one.id: one for one in _describe(account, Filters=aws_tags.make_filters({}, instance_id=chunk))}
-    return sorted(found.values(), key=lambda one: (one.launch_time, int(one.name or 0), one.id))
+    filters = aws_tags.make_filters({aws_tags.STACK: aws_tags.STACK_VALUE, **required_tags})
+    instances_by_id = {instance.id: instance for instance in _describe(account, Filters=filters)}
+    missing_ids = [instance_id for instance_id in ids if instance_id not in instances_by_id]
+    for start in range(0, len(missing_ids), DESCRIBE_BATCH):
+        filters = aws_tags.make_filters({}, instance_id=missing_ids[start : start + DESCRIBE_BATCH])
+        instances_by_id |= {instance.id: instance for instance in _describe(account, Filters=filters)}
+    return sorted(
+        instances_by_id.values(), key=lambda instance: (instance.launch_time, int(instance.name or 0), instance.id)
+    )
 
 
 def describe_all(account: Account, required_tags: aws_tags.Tags, ids: Sequence[str]) -> list[Instance]:
-    """Return what bears these tags, and these machines, but for those of which EC2 says that it does not know them.
+    """Return the machines that have these tags and those with these IDs, except IDs that EC2 says it does not know.
 
-    An answer that is silent about a machine says nothing at all: it is not taken for its end. Raises `CloudError`.
+    Raises `CloudError`, also when a response leaves out an ID without an error: that does not prove its end.
     """
-    found = describe(account, required_tags)
-    for id in set(ids) - {one.id for one in found}:
+    instances = describe(account, required_tags)
+    for instance_id in set(ids) - {instance.id for instance in instances}:
         try:
-            one = _describe(account, InstanceIds=[id])
+            described = _describe(account, InstanceIds=[instance_id])
         except CloudError as error:
             if KIND_BY_CODE.get(error.code) is not ErrorKind.NOT_VISIBLE_YET:
                 raise
         else:
-            if not one:
-                raise CloudError(f"EC2 tells nothing of {id}; it is asked again")
-            found += one
-    return found
+            if not described:
+                raise CloudError(f"EC2's response leaves out {instance_id}; it will be asked again")
+            instances += described
+    return instances
 
 
 def _describe(account: Account, **params: Any) -> list[Instance]:
-    found = paginate(
-        "see the machines (ec2:DescribeInstances)", account.ec2, "describe_instances", "Reservations", **params
+    reservations = paginate(
+        "list machines (ec2:DescribeInstances)", account.ec2, "describe_instances", "Reservations", **params
     )
-    return [parse_instance(one, account.region) for reservation in found for one in reservation["Instances"]]
+    return [
+        parse_instance(description, account.region)
+        for reservation in reservations
+        for description in reservation["Instances"]
+    ]
 
 
 def live_by_name(found_instances: Iterable[Instance]) -> dict[str, Instance]:
-    """Return the machines that are there, by name: of several the one that was launched last."""
-    return {one.name: one for one in found_instances if one.is_billed and one.name}
+    """Return the billed machines by name. Of several with one name, the last of the iterable (latest launch) counts."""
+    return {instance.name: instance for instance in found_instances if instance.is_billed and instance.name}
 
 
 def validation_error(found_instances: Sequence[Instance], request: dict[str, Any], zone: str) -> str:
-    """Return what about these machines is not as RunInstances was asked for, "" when all is well so far."""
-    ended = [one for one in found_instances if not one.is_billed]
-    if ended:
-        return f"{ended[0].id} ended before it began: {ended[0].end_reason or ended[0].state}"
-    running = [one for one in found_instances if one.state == "running"]
-    if any(one.zone != zone for one in running):
-        return f"machines came in other zones than {zone}"
-    if any(one.placement_group != request.get("Placement", {}).get("GroupName", "") for one in running):
-        return "machines came outside their placement group"
-    if any(not one.instance_profile for one in running):
-        return "machines came without their role"
-    if len({one.private_ip for one in running}) != len(running):
-        return "machines came with the same address"
+    """Return how the machines differ from their RunInstances request, "" when they do not."""
+    ended_instances = [instance for instance in found_instances if not instance.is_billed]
+    if ended_instances:
+        instance = ended_instances[0]
+        return f"{instance.id} ended before it was running: {instance.end_reason or instance.state}"
+    running_instances = [instance for instance in found_instances if instance.state == "running"]
+    placement_group = request.get("Placement", {}).get("GroupName", "")
+    if any(instance.zone != zone for instance in running_instances):
+        return f"EC2 launched machines in other zones than {zone}"
+    if any(instance.placement_group != placement_group for instance in running_instances):
+        return "EC2 launched machines outside their placement group"
+    if any(not instance.instance_profile for instance in running_instances):
+        return "EC2 launched machines without their role"
+    if len({instance.private_ip for instance in running_instances}) != len(running_instances):
+        return "EC2 launched machines with the same address"
     return ""
 
 
-# --- the end ------------------------------------------------------------------------------------------------------
+# --- termination ----------------------------------------------------------------------------------------------------
 
 
 def terminate(account: Account, ids: Sequence[str]) -> None:
-    """Ask for the end of machines; no error on one that is not there. Raises `CloudError`."""
-    for chunk in [list(ids[at : at + 100]) for at in range(0, len(ids), 100)]:
+    """Ask EC2 to terminate machines. An unknown ID is no error. Raises `CloudError`."""
+    for start in range(0, len(ids), TERMINATE_BATCH):
+        batch = list(ids[start : start + TERMINATE_BATCH])
         try:
-            account.ec2.terminate_instances(InstanceIds=chunk)
+            account.ec2.terminate_instances(InstanceIds=batch)
         except Exception as error:
             if classify_error(error) is not ErrorKind.NOT_VISIBLE_YET:
-                raise explain_error(error, "end machines (ec2:TerminateInstances)") from error
-            if len(chunk) > 1:  # one unknown id, and EC2 ends none of them
-                for one in chunk:
-                    terminate(account, [one])
+                raise explain_error(error, "terminate machines (ec2:TerminateInstances)") from error
+            if len(batch) > 1:  # EC2 terminates none of a batch with an unknown ID
+                for instance_id in batch:
+                    terminate(account, [instance_id])
 
 
 def terminate_and_wait(
@@ -178,28 +199,35 @@ def terminate_and_wait(
     timeout_seconds: float = TERMINATE_TIMEOUT_SECONDS,
     last_request_time: float = 0.0,
 ) -> list[Instance]:
-    """End all machines of a job, those named and those that bear its tag, and return when EC2 says so.
+    """Terminate the machines with these IDs and those with the job's tag, and wait until EC2 calls them terminated.
 
-    `since` is when the last machine was asked for: until a minute after that, one may still appear. Returns those that
-    are not gone after so many seconds, [] when all are. Raises `CloudError`.
+    A machine may become visible up to a minute after `last_request_time`, so the wait lasts that long at least.
+    Returns the machines that are not terminated after `timeout_seconds`. Raises `CloudError`.
     """
-    deadline, asked, told = time.monotonic() + timeout_seconds, set[str](), -1
+    deadline = time.monotonic() + timeout_seconds
+    requested_ids = set[str]()
+    logged_count = -1
     while True:
-        found = describe_all(account, {aws_tags.JOB: job_uid}, ids)
-        alive = [one for one in found if one.state not in TERMINATING_STATES and one.id not in asked]
-        if alive:
-            terminate(account, [one.id for one in alive])
-            asked |= {one.id for one in alive}
-        left = [one for one in found if one.state != "terminated"]
-        unseen = time.time() - last_request_time < INSTANCE_VISIBILITY_SECONDS
-        if not left and not unseen:
+        instances = describe_all(account, {aws_tags.JOB: job_uid}, ids)
+        new_ids = [
+            instance.id
+            for instance in instances
+            if instance.state not in TERMINATING_STATES and instance.id not in requested_ids
+        ]
+        if new_ids:
+            terminate(account, new_ids)
+            requested_ids |= set(new_ids)
+        remaining = [instance for instance in instances if instance.state != "terminated"]
+        may_appear = time.time() - last_request_time < INSTANCE_VISIBILITY_SECONDS
+        if not remaining and not may_appear:
             return []
         if time.monotonic() > deadline:
-            return left
-        if len(left) != told and left:
-            log(f"waiting until EC2 says that {len(left)} of {len(found)} machines are gone")
-            told = len(left)
-        asked -= {one.id for one in left if one.state not in TERMINATING_STATES}  # accepted, and not done: asked again
+            return remaining
+        if len(remaining) != logged_count and remaining:
+            log(f"waiting until {len(remaining)} of {len(instances)} machines are terminated")
+            logged_count = len(remaining)
+        # EC2 accepted these requests without carrying them out: send them again.
+        requested_ids -= {instance.id for instance in remaining if instance.state not in TERMINATING_STATES}
         pause(INSTANCE_POLL_SECONDS)
 
 
@@ -209,49 +237,54 @@ def remove_leftovers(
     pause: Callable[[float], None] = time.sleep,
     timeout_seconds: float = LEFTOVER_IN_USE_SECONDS,
 ) -> list[str]:
-    """Remove what machines leave behind and costs, or clutters: spot requests, addresses, disks, placement groups.
+    """Remove what terminated machines leave behind: spot requests, addresses, disks, placement groups.
 
-    Only what bears our tag and `wanted`; what is still in use is tried again for so many seconds. Returns a line for
-    each thing that is still there. Raises `CloudError`.
+    Only resources with our tag and `required_tags` are removed. Those in use are tried again until `timeout_seconds`.
+    Returns a line for each resource that stays. Raises `CloudError`.
     """
     deadline = time.monotonic() + timeout_seconds
     while True:
-        left, busy = _remove_leftovers_once(account, {aws_tags.STACK: aws_tags.STACK_VALUE, **required_tags})
-        if not busy or time.monotonic() >= deadline:
-            return left + busy
+        failed, in_use = _remove_leftovers_once(account, {aws_tags.STACK: aws_tags.STACK_VALUE, **required_tags})
+        if not in_use or time.monotonic() >= deadline:
+            return failed + in_use
         pause(INSTANCE_POLL_SECONDS)
 
 
 def _remove_leftovers_once(account: Account, own_tags: aws_tags.Tags) -> tuple[list[str], list[str]]:
-    """Once; returns a line for each thing that may not be removed, and for each that is still in use."""
-    left = list[str](), list[str]()
-    for one in spot_requests(account, own_tags):
-        id = one["SpotInstanceRequestId"]
-        _try_remove(left, f"spot request {id}", account.ec2.cancel_spot_instance_requests, SpotInstanceRequestIds=[id])
-    for one in elastic_ips(account, own_tags):
-        _try_remove(left, f"address {one['PublicIp']}", _release_elastic_ip, account=account, address=one)
-    for volume in detached_volumes(account, own_tags):
+    """Try once. Return a line for each resource that could not be removed, and for each that is still in use."""
+    remaining = list[str](), list[str]()
+    for request in spot_requests(account, own_tags):
+        request_id = request["SpotInstanceRequestId"]
         _try_remove(
-            left, f"disk {volume['VolumeId']} of {volume['Size']} GB", _delete_volume, account=account, volume=volume
+            remaining,
+            f"spot request {request_id}",
+            account.ec2.cancel_spot_instance_requests,
+            SpotInstanceRequestIds=[request_id],
         )
+    for address in elastic_ips(account, own_tags):
+        _try_remove(remaining, f"address {address['PublicIp']}", _release_elastic_ip, account=account, address=address)
+    for volume in detached_volumes(account, own_tags):
+        label = f"disk {volume['VolumeId']} of {volume['Size']} GB"
+        _try_remove(remaining, label, _delete_volume, account=account, volume=volume)
     for group in placement_groups(account, own_tags):
         name = group["GroupName"]
-        _try_remove(left, f"placement group {name}", account.ec2.delete_placement_group, GroupName=name)
-    return left
+        _try_remove(remaining, f"placement group {name}", account.ec2.delete_placement_group, GroupName=name)
+    return remaining
 
 
 def _try_remove(
     remaining: tuple[list[str], list[str]], label: str, function: Callable[..., Any], **params: Any
 ) -> None:
+    """Call a deleting function. On failure add a line to `remaining` (failed, in use); a missing resource is fine."""
+    failed, in_use = remaining
     try:
         function(**params)
     except Exception as error:
-        react = classify_error(error)
-        if react is ErrorKind.IN_USE:
-            remaining[1].append(f"{label}: still in use")
-        elif react not in (ErrorKind.NOT_VISIBLE_YET, ErrorKind.NOT_FOUND):
-            failed = explain_error(error, f"remove {label}")
-            remaining[0].append(str(failed))
+        kind = classify_error(error)
+        if kind is ErrorKind.IN_USE:
+            in_use.append(f"{label}: still in use")
+        elif kind not in (ErrorKind.NOT_VISIBLE_YET, ErrorKind.NOT_FOUND):
+            failed.append(str(explain_error(error, f"remove {label}")))
 
 
 def _release_elastic_ip(account: Account, address: dict[str, Any]) -> None:
@@ -266,56 +299,67 @@ def _delete_volume(account: Account, volume: dict[str, Any]) -> None:
 
 
 def spot_requests(account: Account, own_tags: aws_tags.Tags) -> list[dict[str, Any]]:
-    """Return spot requests that could still bring a machine, as EC2 describes them."""
-    what, words = (
-        "see spot requests (ec2:DescribeSpotInstanceRequests)",
-        aws_tags.make_filters(own_tags, state=["open"]),
+    """Return open spot requests, which could still launch a machine, as EC2 describes them. Raises `CloudError`."""
+    return paginate(
+        "list spot requests (ec2:DescribeSpotInstanceRequests)",
+        account.ec2,
+        "describe_spot_instance_requests",
+        "SpotInstanceRequests",
+        Filters=aws_tags.make_filters(own_tags, state=["open"]),
     )
-    return paginate(what, account.ec2, "describe_spot_instance_requests", "SpotInstanceRequests", Filters=words)
 
 
 def elastic_ips(account: Account, own_tags: aws_tags.Tags) -> list[dict[str, Any]]:
-    """Return public addresses of ours, as EC2 describes them."""
-    said = call(
-        "see addresses (ec2:DescribeAddresses)", account.ec2.describe_addresses, Filters=aws_tags.make_filters(own_tags)
+    """Return our public addresses (Elastic IPs), as EC2 describes them. Raises `CloudError`."""
+    response = call(
+        "list addresses (ec2:DescribeAddresses)",
+        account.ec2.describe_addresses,
+        Filters=aws_tags.make_filters(own_tags),
     )
-    return list(said["Addresses"])
+    return list(response["Addresses"])
 
 
 def attach_elastic_ip(account: Account, instance: Instance, own_tags: aws_tags.Tags) -> None:
-    """Give a machine with several network cards a public address, the only one of its job. Safe to do again.
+    """Give a machine with several network cards a public address, the only one of its job. Idempotent.
 
     An address that the job has already moves to this machine. Raises `CloudError`.
     """
-    found = elastic_ips(account, {aws_tags.STACK: aws_tags.STACK_VALUE, aws_tags.JOB: own_tags[aws_tags.JOB]})
-    if found:
-        allocation = found[0]["AllocationId"]
+    addresses = elastic_ips(account, {aws_tags.STACK: aws_tags.STACK_VALUE, aws_tags.JOB: own_tags[aws_tags.JOB]})
+    if addresses:
+        allocation_id = addresses[0]["AllocationId"]
     else:
-        words = {"Domain": "vpc", "TagSpecifications": aws_tags.tag_specifications(["elastic-ip"], own_tags)}
-        said = call("get an address (ec2:AllocateAddress)", account.ec2.allocate_address, **words)
-        allocation = said["AllocationId"]
+        response = call(
+            "allocate an address (ec2:AllocateAddress)",
+            account.ec2.allocate_address,
+            Domain="vpc",
+            TagSpecifications=aws_tags.tag_specifications(["elastic-ip"], own_tags),
+        )
+        allocation_id = response["AllocationId"]
     call_with_retry(
-        "give a machine its address (ec2:AssociateAddress)", account.ec2.associate_address,
-        AllocationId=allocation, NetworkInterfaceId=instance.primary_interface_id, AllowReassociation=True,
-    )  # fmt: skip
+        "attach an address to a machine (ec2:AssociateAddress)",
+        account.ec2.associate_address,
+        AllocationId=allocation_id,
+        NetworkInterfaceId=instance.primary_interface_id,
+        AllowReassociation=True,
+    )
 
 
 def detached_volumes(account: Account, own_tags: aws_tags.Tags) -> list[dict[str, Any]]:
-    """Return disks of ours that belong to no machine any more, as EC2 describes them."""
-    words = aws_tags.make_filters(own_tags, status=["available", "error"])
-    return paginate("see disks (ec2:DescribeVolumes)", account.ec2, "describe_volumes", "Volumes", Filters=words)
+    """Return our disks that no machine uses, as EC2 describes them. Raises `CloudError`."""
+    filters = aws_tags.make_filters(own_tags, status=["available", "error"])
+    return paginate("list disks (ec2:DescribeVolumes)", account.ec2, "describe_volumes", "Volumes", Filters=filters)
 
 
 def placement_groups(account: Account, own_tags: aws_tags.Tags) -> list[dict[str, Any]]:
-    """Return placement groups of ours, as EC2 describes them."""
-    said = call(
-        "see placement groups (ec2:DescribePlacementGroups)",
+    """Return our placement groups, as EC2 describes them. Raises `CloudError`."""
+    response = call(
+        "list placement groups (ec2:DescribePlacementGroups)",
         account.ec2.describe_placement_groups,
         Filters=aws_tags.make_filters(own_tags),
     )
-    return list(said["PlacementGroups"])
+    return list(response["PlacementGroups"])
 
 
 def describe_region(account: Account) -> list[Instance]:
-    """Return all machines in a region that bear our tag, of all jobs. Raises `CloudError`."""
+    """Return all machines of a region that have our tag, of all jobs. Raises `CloudError`."""
     return describe(account, {})

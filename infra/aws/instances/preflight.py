@@ -1,6 +1,7 @@
-"""What stands in the way of a launch, all of it at once: credentials, permissions, quotas, places, image, tools here.
+"""Checks before a launch, all at once: credentials, permissions, quotas, zones, image, and the tools on this computer.
 
-Changes nothing: permissions are asked for by DryRun, which EC2 answers with DryRunOperation where all was well.
+Changes nothing. Permissions are checked with DryRun calls, which EC2 answers with the error DryRunOperation when the
+call would succeed. Functions here import boto3 late, because offline planning imports this module and must not load it.
 """
 
 import shutil
@@ -18,24 +19,31 @@ from . import amis
 if TYPE_CHECKING:
     from infra.aws.client import Account
 
-OK, WARNING, ERROR = "ok", "warning", "error"
-TOOL_PACKAGES = {
-    "tmux": "tmux",
-    "ssh": "openssh-client",
-    "ssh-keygen": "openssh-client",
-}  # and the packages that have them
-ALWAYS_ENABLED_REGION = "us-east-1"  # of every account, whatever regions it has switched on
+OK = "ok"
+WARNING = "warning"
+ERROR = "error"
+TOOL_PACKAGES = {"tmux": "tmux", "ssh": "openssh-client", "ssh-keygen": "openssh-client"}  # Ubuntu package by program
+ALWAYS_ENABLED_REGION = "us-east-1"  # every account has it, whatever other regions it has enabled
 POLICY_COMMAND = "imgnet-cluster check --iam"
 DRY_RUN_GROUP_NAME = "imgnet-dry-run"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing looked at: how it is ("ok", "warning", "error"), what it is, what to type next ("" nothing)."""
+    """The result of one check."""
 
-    level: str
+    level: str  # "ok", "warning" or "error"
     message: str
-    next_command: str = ""
+    next_command: str = ""  # what to type next, "" for nothing
+
+
+@dataclass(frozen=True)
+class _QuotaRequirement:
+    """The vCPUs that a launch needs of one quota. `code` is "" when the quota is unknown."""
+
+    code: str
+    market: str
+    vcpus: int
 
 
 def run_preflight(
@@ -47,22 +55,24 @@ def run_preflight(
     stack_missing: Sequence[str] = (),
     ami: str | None = None,
 ) -> list[Finding]:
-    """Look at everything that `machines` machines of the first of `types` that will do need; `market` is "spot",
-    "on-demand" or "spot-then-on-demand"; `stack_missing` what a first launch would make. Raises nothing of AWS's.
+    """Check everything that a launch of `machines` machines needs. Errors of AWS become findings.
+
+    `types` are the instance types in order of preference; `market` is "spot", "on-demand" or "spot-then-on-demand";
+    `stack_missing` are the parts of the stack that the launch would create.
     """
-    found = _check_identity(account)
-    if all(one.level == OK for one in found):
-        kinds, lines = _check_types(account, types)
-        found += lines
-        image, lines = _check_image(account, kinds, ami)
-        found += lines + _check_quotas(account, kinds, machines, market)
-        subnets, lines = _check_subnets(account, kinds, machines, stack_missing)
-        found += lines + _check_permissions(account, kinds, market, image, subnets, bool(stack_missing))
-    return found + check_tools()
+    findings = _check_identity(account)
+    if all(finding.level == OK for finding in findings):
+        instance_types, type_findings = _check_types(account, types)
+        image, image_findings = _check_image(account, instance_types, ami)
+        quota_findings = _check_quotas(account, instance_types, machines, market)
+        subnets, subnet_findings = _check_subnets(account, instance_types, machines, stack_missing)
+        permission_findings = _check_permissions(account, instance_types, market, image, subnets, bool(stack_missing))
+        findings += type_findings + image_findings + quota_findings + subnet_findings + permission_findings
+    return findings + check_tools()
 
 
 def check_tools() -> list[Finding]:
-    """Look for the programs that are needed here."""
+    """Check that the programs that a launch needs are installed on this computer."""
     return [
         Finding(OK, f"{name}: {path}")
         if (path := shutil.which(name))
@@ -72,41 +82,41 @@ def check_tools() -> list[Finding]:
 
 
 def _finding_from_error(error: CloudError, level: str = ERROR) -> Finding:
-    """Return an error as a finding; our errors say what to type after the last semicolon."""
-    what, _, further = str(error).rpartition("; ")
-    return Finding(level, what or further, further.removeprefix("type: ") if what else "")
+    """Return an error as a finding. Our errors say what to type next after their last semicolon."""
+    message, _, next_step = str(error).rpartition("; ")
+    return Finding(level, message or next_step, next_step.removeprefix("type: ") if message else "")
 
 
 def check_region(name: str) -> None:
-    """Raise `CloudError` when there is no region of this name; asks nobody."""
-    known = _list_known_regions()
-    if known and name not in known:
-        near = _closest_region(name, known)
-        raise CloudError(f"boto3 knows no region {name}; --region {near}, or pip install -U boto3")
+    """Raise `CloudError` when boto3 knows no region of this name. Makes no AWS call."""
+    known_regions = _list_known_regions()
+    if known_regions and name not in known_regions:
+        closest_region = _closest_region(name, known_regions)
+        raise CloudError(f"boto3 knows no region {name}; --region {closest_region}, or pip install -U boto3")
 
 
-# --- who, and where -----------------------------------------------------------------------------------------------
+# --- identity and region ------------------------------------------------------------------------------------------
 
 
 def _check_identity(account: "Account") -> list[Finding]:
-    """Whether AWS knows us, and the region is one of ours."""
+    """Check that the region exists and is enabled, and that AWS accepts the credentials."""
     try:
         check_region(account.region)
     except CloudError as error:
         return [_finding_from_error(error)]
     try:
         number, arn = account.identity
-        found = [Finding(OK, f"credentials: {arn} in account {number}")]
     except NoCredentials as error:
-        off = account.region != ALWAYS_ENABLED_REGION and _is_region_disabled(account)
-        return [_disabled_region_finding(account.region)] if off else [_finding_from_error(error)]
+        # A disabled region refuses all credentials.
+        if account.region != ALWAYS_ENABLED_REGION and _is_region_disabled(account):
+            return [_disabled_region_finding(account.region)]
+        return [_finding_from_error(error)]
     except CloudError as error:
         return [_finding_from_error(error)]
+    is_disabled = _is_region_disabled(account)
     return [
-        *found,
-        _disabled_region_finding(account.region)
-        if _is_region_disabled(account)
-        else Finding(OK, f"region {account.region}"),
+        Finding(OK, f"credentials: {arn} in account {number}"),
+        _disabled_region_finding(account.region) if is_disabled else Finding(OK, f"region {account.region}"),
     ]
 
 
@@ -114,7 +124,11 @@ def _list_known_regions() -> list[str]:
     from boto3.session import Session
 
     session = Session()
-    return [one for part in session.get_available_partitions() for one in session.get_available_regions("ec2", part)]
+    return [
+        region
+        for partition in session.get_available_partitions()
+        for region in session.get_available_regions("ec2", partition)
+    ]
 
 
 def _closest_region(region: str, known_regions: list[str]) -> str:
@@ -124,111 +138,136 @@ def _closest_region(region: str, known_regions: list[str]) -> str:
 
 
 def _is_region_disabled(account: "Account") -> bool:
-    """Whether the account has not opted in to its region. One that is off refuses all keys, so another one is asked."""
+    """Whether the account has not enabled its region. Asked in another region, because a disabled one refuses calls."""
     from infra.aws.client import call
 
     if not account.region.startswith(("af-", "ap-", "ca-", "eu-", "il-", "me-", "mx-", "sa-", "us-")):
         return False
     try:
         ec2 = account.in_region(ALWAYS_ENABLED_REGION).ec2
-        said = call("look up regions", ec2.describe_regions, RegionNames=[account.region], AllRegions=True)
+        response = call("look up regions", ec2.describe_regions, RegionNames=[account.region], AllRegions=True)
     except CloudError:
         return False
-    return any(one.get("OptInStatus") == "not-opted-in" for one in said["Regions"])
+    return any(region.get("OptInStatus") == "not-opted-in" for region in response["Regions"])
 
 
 def _disabled_region_finding(region: str) -> Finding:
     command = f"aws account enable-region --region-name {region}"
-    return Finding(ERROR, f"region {region} is not switched on for this account (it takes minutes)", command)
+    return Finding(ERROR, f"region {region} is not enabled for this account (enabling takes minutes)", command)
 
 
 # --- types, image, quotas, addresses ------------------------------------------------------------------------------
 
 
 def _check_types(account: "Account", types: Sequence[str]) -> tuple[list[InstanceType], list[Finding]]:
-    """Return the types that are offered, and where."""
+    """Check which types the region offers. Return them, and findings with their zones."""
     try:
-        names, lines = offers.choose_types(account, types)
-        where = offers.list_zones_by_type(account, names)
-        kinds = list(offers.list_instance_types(account, names).values())
+        names, notes = offers.choose_types(account, types)
+        zones_by_type = offers.list_zones_by_type(account, names)
+        instance_types = list(offers.list_instance_types(account, names).values())
     except CloudError as error:
         return [], [_finding_from_error(error)]
-    found = [Finding(WARNING, line) for line in lines]
-    places = [Finding(OK, f"{one.name} ({one.gpus} {one.gpu}): {', '.join(where.get(one.name, []))}") for one in kinds]
-    return kinds, found + places
+    findings = [Finding(WARNING, note) for note in notes]
+    for instance_type in instance_types:
+        zones = ", ".join(zones_by_type.get(instance_type.name, []))
+        findings.append(Finding(OK, f"{instance_type.name} ({instance_type.gpus} {instance_type.gpu}): {zones}"))
+    return instance_types, findings
 
 
 def _check_image(
     account: "Account", instance_types: Sequence[InstanceType], ami: str | None
 ) -> tuple[amis.Image | None, list[Finding]]:
-    """Return the image of the first type that has one. A type that has none is an error only if all are so."""
-    image, found, failed = None, [], []
-    for arch in dict.fromkeys(one.gpu_arch for one in instance_types):
+    """Return the image of the first type that has one. A type without one is an error only when no type has one."""
+    first_image = None
+    findings: list[Finding] = []
+    errors: list[CloudError] = []
+    for arch in dict.fromkeys(instance_type.gpu_arch for instance_type in instance_types):
         try:
-            one = amis.resolve_image(account, arch, ami)
-            image = image or one
-            found.append(Finding(OK, f"image {one.id} for {arch or 'machines without GPUs'}: {one.name or 'no name'}"))
+            image = amis.resolve_image(account, arch, ami)
         except CloudError as error:
-            failed.append(error)
-    return image, list(
-        dict.fromkeys([*found, *(_finding_from_error(one, WARNING if image else ERROR) for one in failed)])
-    )
+            errors.append(error)
+            continue
+        first_image = first_image or image
+        label = arch or "machines without GPUs"
+        findings.append(Finding(OK, f"image {image.id} for {label}: {image.name or 'no name'}"))
+    level = WARNING if first_image else ERROR
+    findings += [_finding_from_error(error, level) for error in errors]
+    return first_image, list(dict.fromkeys(findings))
 
 
 def _check_quotas(
     account: "Account", instance_types: Sequence[InstanceType], machines: int, market: str
 ) -> list[Finding]:
-    """Compare each quota with what types need of it. Too little of one is an error only if no other is enough."""
-    needs: dict[tuple[str, str, int], list[str]] = {}
-    for which in market.split("-then-"):
-        for kind in instance_types:
-            asked = quotas.get_quota_code(kind.quota_family, which), which, machines * kind.vcpus
-            needs.setdefault(asked, []).append(kind.name)
-    allowed = {code: quotas.look_up_quota(account, code) if code else None for code in {code for code, _, _ in needs}}
-    short = {asked for asked in needs if (have := allowed[asked[0]]) is not None and have < asked[2]}
-    level = WARNING if len(short) < len(needs) else ERROR
-    return [_quota_finding(account.region, asked, names, allowed[asked[0]], level) for asked, names in needs.items()]
+    """Compare each quota with the vCPUs that a launch needs of it.
+
+    A quota that is too small is an error only when no other type or market has enough.
+    """
+    type_names_by_requirement: dict[_QuotaRequirement, list[str]] = {}
+    for single_market in market.split("-then-"):
+        for instance_type in instance_types:
+            code = quotas.get_quota_code(instance_type.quota_family, single_market)
+            requirement = _QuotaRequirement(code, single_market, machines * instance_type.vcpus)
+            type_names_by_requirement.setdefault(requirement, []).append(instance_type.name)
+    codes = {requirement.code for requirement in type_names_by_requirement}
+    allowed_vcpus = {code: quotas.look_up_quota(account, code) if code else None for code in codes}
+    too_small = [
+        requirement
+        for requirement in type_names_by_requirement
+        if (allowed := allowed_vcpus[requirement.code]) is not None and allowed < requirement.vcpus
+    ]
+    level = WARNING if len(too_small) < len(type_names_by_requirement) else ERROR
+    return [
+        _quota_finding(account.region, requirement, names, allowed_vcpus[requirement.code], level)
+        for requirement, names in type_names_by_requirement.items()
+    ]
 
 
 def _quota_finding(
-    region: str, requirement: tuple[str, str, int], names: Sequence[str], allowed_vcpus: float | None, level: str
+    region: str, requirement: _QuotaRequirement, names: Sequence[str], allowed_vcpus: float | None, level: str
 ) -> Finding:
-    code, market, need = requirement
-    what = f"{', '.join(names)}, {market}: {need} vCPU"
+    """Return the finding on one quota. `level` is used when the quota is too small."""
+    code = requirement.code
+    label = f"{', '.join(names)}, {requirement.market}: {requirement.vcpus} vCPU"
     if allowed_vcpus is None:
         command = f"aws service-quotas get-service-quota --region {region} --service-code ec2 --quota-code {code}"
-        return Finding(WARNING, f"{what}, and the quota {code} cannot be looked up", command if code else "")
-    if allowed_vcpus >= need:
-        return Finding(OK, f"{what} of {allowed_vcpus:g} that quota {code} allows")
-    return Finding(
-        level, f"{what}, and quota {code} allows {allowed_vcpus:g}", quotas.quota_increase_command(region, code, need)
-    )
+        return Finding(
+            WARNING, f"{label}, but quota {code or '(unknown)'} cannot be looked up", command if code else ""
+        )
+    if allowed_vcpus >= requirement.vcpus:
+        return Finding(OK, f"{label} of {allowed_vcpus:g} that quota {code} allows")
+    command = quotas.quota_increase_command(region, code, requirement.vcpus)
+    return Finding(level, f"{label}, but quota {code} allows {allowed_vcpus:g}", command)
 
 
 def _check_subnets(
     account: "Account", instance_types: Sequence[InstanceType], machines: int, missing: Sequence[str]
 ) -> tuple[list[str], list[Finding]]:
-    """Return our subnets that have addresses enough; every network interface takes one."""
+    """Return our subnets that have enough free addresses. Every network interface takes one."""
     from infra.aws.client import paginate
 
-    need = machines * max((max(1, kind.efa_interfaces) for kind in instance_types), default=1)
+    interfaces = max((max(1, instance_type.efa_interfaces) for instance_type in instance_types), default=1)
+    needed = machines * interfaces
     try:
-        said = paginate("look at our subnets", account.ec2, "describe_subnets", "Subnets",
-                     Filters=tags.make_filters({tags.STACK: tags.STACK_VALUE}))  # fmt: skip
+        subnets = paginate(
+            "look up our subnets",
+            account.ec2,
+            "describe_subnets",
+            "Subnets",
+            Filters=tags.make_filters({tags.STACK: tags.STACK_VALUE}),
+        )
     except CloudError as error:
         return [], [_finding_from_error(error)]
-    made = [Finding(OK, f"the first launch makes {', '.join(missing)}")] if missing else []
-    full = [one for one in said if one["AvailableIpAddressCount"] < need]
-    level = WARNING if len(full) < len(said) else ERROR
-    lines = [
-        Finding(level, f"{one['AvailabilityZone']}: {one['AvailableIpAddressCount']} of {need} addresses are free",
-                "imgnet-cluster gc")
-        for one in full
-    ]  # fmt: skip
-    free = [one for one in said if one not in full]
-    if free:
-        lines.append(Finding(OK, f"{need} addresses are free in {', '.join(one['AvailabilityZone'] for one in free)}"))
-    return [one["SubnetId"] for one in free], made + lines
+    findings = [Finding(OK, f"the first launch creates {', '.join(missing)}")] if missing else []
+    full_subnets = [subnet for subnet in subnets if subnet["AvailableIpAddressCount"] < needed]
+    free_subnets = [subnet for subnet in subnets if subnet not in full_subnets]
+    level = WARNING if free_subnets else ERROR
+    for subnet in full_subnets:
+        message = f"{subnet['AvailabilityZone']}: {subnet['AvailableIpAddressCount']} of {needed} addresses are free"
+        findings.append(Finding(level, message, "imgnet-cluster gc"))
+    if free_subnets:
+        zones = ", ".join(subnet["AvailabilityZone"] for subnet in free_subnets)
+        findings.append(Finding(OK, f"{needed} addresses are free in {zones}"))
+    return [subnet["SubnetId"] for subnet in free_subnets], findings
 
 
 # --- permissions --------------------------------------------------------------------------------------------------
@@ -242,63 +281,75 @@ def _check_permissions(
     subnets: Sequence[str],
     creates_stack: bool,
 ) -> list[Finding]:
-    """Ask EC2 whether it would do what a launch does."""
-    found = [_check_permission(action, call) for action, call in _dry_run_calls(account, creates_stack)]
+    """Ask EC2 by DryRun whether each call of a launch is permitted."""
+    findings: list[Finding] = []
     if image and instance_types:
         subnet = subnets[0] if subnets else None
-        words = _dry_run_request(instance_types[0].name, image.id, subnet, spot=market.startswith("spot"))
-        found.insert(
-            0, _check_permission("RunInstances", lambda: account.ec2_no_retry.run_instances(DryRun=True, **words))
-        )
-    return found
+        request = _dry_run_request(instance_types[0].name, image.id, subnet, spot=market.startswith("spot"))
+        run_instances = account.ec2_no_retry.run_instances
+        findings.append(_check_permission("RunInstances", lambda: run_instances(DryRun=True, **request)))
+    return findings + [_check_permission(action, call) for action, call in _dry_run_calls(account, creates_stack)]
 
 
 def _dry_run_request(name: str, image: str, subnet: str | None, spot: bool) -> dict[str, Any]:
-    """One machine as a launch would ask for it, as far as permissions look: type, tags, metadata service, market."""
-    kinds = ["instance", "volume", "network-interface", *(["spot-instances-request"] if spot else [])]
-    words: dict[str, Any] = {
-        "MinCount": 1, "MaxCount": 1, "InstanceType": name, "ImageId": image,
+    """Return RunInstances parameters for one machine, with all that policies look at.
+
+    That is type, tags, metadata service and market.
+    """
+    resource_types = ["instance", "volume", "network-interface", *(["spot-instances-request"] if spot else [])]
+    request: dict[str, Any] = {
+        "MinCount": 1,
+        "MaxCount": 1,
+        "InstanceType": name,
+        "ImageId": image,
         "MetadataOptions": {"HttpTokens": "required"},
-        "TagSpecifications": tags.tag_specifications(kinds, {tags.STACK: tags.STACK_VALUE}),
-    }  # fmt: skip
-    words |= {"SubnetId": subnet} if subnet else {}
-    return words | ({"InstanceMarketOptions": {"MarketType": "spot"}} if spot else {})
+        "TagSpecifications": tags.tag_specifications(resource_types, {tags.STACK: tags.STACK_VALUE}),
+    }
+    if subnet:
+        request["SubnetId"] = subnet
+    if spot:
+        request["InstanceMarketOptions"] = {"MarketType": "spot"}
+    return request
 
 
 def _dry_run_calls(account: "Account", creates_stack: bool) -> Iterator[tuple[str, Callable[[], object]]]:
-    """The other calls of a launch that EC2 can try, each with the tag that the least policy wants to see."""
+    """Yield the other calls of a launch that support DryRun, with the tag that the least policy requires."""
 
-    def tagged(kind: str) -> list[dict[str, Any]]:
-        return tags.tag_specifications([kind], {tags.STACK: tags.STACK_VALUE})
+    def specifications(resource_type: str) -> list[dict[str, Any]]:
+        return tags.tag_specifications([resource_type], {tags.STACK: tags.STACK_VALUE})
 
     ec2 = account.ec2
     yield (
         "CreatePlacementGroup",
         lambda: ec2.create_placement_group(
-            DryRun=True, GroupName=DRY_RUN_GROUP_NAME, Strategy="cluster", TagSpecifications=tagged("placement-group")
+            DryRun=True,
+            GroupName=DRY_RUN_GROUP_NAME,
+            Strategy="cluster",
+            TagSpecifications=specifications("placement-group"),
         ),
     )
     if creates_stack:
         yield (
             "CreateVpc",
-            lambda: ec2.create_vpc(DryRun=True, CidrBlock="10.77.0.0/16", TagSpecifications=tagged("vpc")),
+            lambda: ec2.create_vpc(DryRun=True, CidrBlock="10.77.0.0/16", TagSpecifications=specifications("vpc")),
         )
         yield (
             "CreateInternetGateway",
-            lambda: ec2.create_internet_gateway(DryRun=True, TagSpecifications=tagged("internet-gateway")),
+            lambda: ec2.create_internet_gateway(DryRun=True, TagSpecifications=specifications("internet-gateway")),
         )
 
 
 def _check_permission(action: str, dry_run: Callable[[], object]) -> Finding:
-    """Whether EC2 would do it: it says so by an error of its own."""
+    """Return whether EC2 would carry out a call. A DryRun always ends in an error; its code is the answer."""
     from infra.aws.client import call
 
     try:
         call(f"ec2:{action}", dry_run)
     except CloudError as error:
-        if get_error_code(error) == "DryRunOperation":
+        code = get_error_code(error)
+        if code == "DryRunOperation":
             return Finding(OK, f"ec2:{action} is permitted")
-        if get_error_code(error) in DENIED_CODES:
+        if code in DENIED_CODES:
             return Finding(ERROR, f"ec2:{action} is not permitted", POLICY_COMMAND)
-        return Finding(WARNING, f"whether ec2:{action} is permitted is not known ({error})", POLICY_COMMAND)
-    return Finding(WARNING, f"ec2:{action} did not understand DryRun", "")
+        return Finding(WARNING, f"cannot find out whether ec2:{action} is permitted ({error})", POLICY_COMMAND)
+    return Finding(WARNING, f"cannot find out whether ec2:{action} is permitted: DryRun was ignored", "")

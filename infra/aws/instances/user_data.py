@@ -1,32 +1,33 @@
-"""What a machine does when it boots, before anybody can log in: cloud-init's user data.
+"""Cloud-init user data: what a machine does when it boots, before anybody can log in.
 
-The power-off is armed first, so that a machine whose set-up hangs, or whom nobody comes for, ends by itself. Everything
-of ours is in ~/.imgnet: the fast local disks as one volume, the file system of the stack below it as `shared`, and
-`ready`, written last (or `failed` with the reason). The bootstrap host key makes the first login safe; it is the only
-secret here, and worth nothing once `imgnet-hostkey` has replaced it.
+The power-off timer is armed first, so that a machine whose setup hangs, or that nobody logs in to, ends by itself. All
+our files are in ~/.imgnet: the fast local disks are mounted there as one volume, the stack's file system below it at
+`shared`. The file `ready` is written last, or `failed` with the reason. The boot host key makes the first login safe.
+It is the only secret here, and is worthless once `imgnet-hostkey` has replaced it.
 
-Sources: cloud-init "cc_ssh", "cc_bootcmd"; AWS, "Mounting EFS file systems"; nfs(5) for the options of facts that are
-seen within a second. Never run on AWS itself yet.
+Sources: cloud-init "cc_ssh", "cc_bootcmd"; AWS, "Mounting EFS file systems"; nfs(5) for mount options with which a new
+file is visible within a second. Not yet run on AWS itself.
 """
 
 import json
 
 LIMIT_SCRIPT = """#!/bin/sh
-# imgnet-limit SECONDS: cut the power that many seconds from now. The new timer runs before the old ones end.
+# imgnet-limit SECONDS: power off that many seconds from now. The new timer is started before old ones are stopped.
 set -e
 new=imgnet-limit-$$
 systemd-run --quiet --unit="$new" --on-active="$1" systemctl poweroff
-for one in $(systemctl list-units --plain --no-legend 'imgnet-limit*.timer' | cut -d' ' -f1); do
-    [ "$one" = "$new.timer" ] || systemctl stop "$one"
+for timer in $(systemctl list-units --plain --no-legend 'imgnet-limit*.timer' | cut -d' ' -f1); do
+    [ "$timer" = "$new.timer" ] || systemctl stop "$timer"
 done
 """
 
-# bootcmd runs in a unit before sysinit.target, for which timers wait, and systemd-run for the timer: the boot would
-# hang (systemd.timer, "Default Dependencies"; cloud-init.service of Ubuntu has Before=sysinit.target).
+# bootcmd runs in a unit that comes before sysinit.target (Ubuntu's cloud-init.service). Timers wait for that target by
+# default (systemd.timer, "Default Dependencies"), and systemd-run waits for its timer: without these options the boot
+# would hang.
 ARM_TIMER_COMMAND = ("systemd-run", "--no-block", "--timer-property=DefaultDependencies=no")
 
 HOST_KEY_SCRIPT = """#!/bin/sh
-# imgnet-hostkey: give this machine a host key of its own, and print it. The key of the user data opens nothing more.
+# imgnet-hostkey: generate this machine's own host key and print it. The key in the user data is then worthless.
 set -e
 cd /etc/ssh
 if [ ! -e imgnet_host_key ]; then
@@ -62,7 +63,8 @@ else
     disks=$(lsblk -dpno NAME,MODEL | awk '/Instance Storage/ {print $1}')
     count=$(echo "$disks" | wc -w)
     if [ "$count" -gt 1 ]; then
-        mdadm --create /dev/md0 --run --force --level=0 --raid-devices="$count" $disks || fail "the fast disks: mdadm"
+        mdadm --create /dev/md0 --run --force --level=0 --raid-devices="$count" $disks ||
+            fail "mdadm cannot join the fast disks"
         disks=/dev/md0
     fi
     if [ "$count" -gt 0 ]; then
@@ -80,9 +82,9 @@ until mount -t efs -o "$options,accesspoint=$access" "$efs:/" "$folder/shared"; 
     [ $tries -lt 12 ] || fail "the file system $efs cannot be mounted; see /var/log/amazon/efs/mount.log"
     sleep 5
 done
-for one in "$python" /opt/pytorch/bin/python /usr/bin/python3; do
-    if [ -x "$one" ]; then  # a link to the Python of a virtual environment would find none of its packages
-        printf '#!/bin/sh\nexec %s "$@"\n' "$one" >"$folder/python"
+for candidate in "$python" /opt/pytorch/bin/python /usr/bin/python3; do
+    if [ -x "$candidate" ]; then  # no link: through one, Python would not find its virtual environment's packages
+        printf '#!/bin/sh\nexec %s "$@"\n' "$candidate" >"$folder/python"
         chmod 755 "$folder/python"
         break
     fi
@@ -108,8 +110,11 @@ def build_user_data(
     ssh_user: str,
     python: str,
 ) -> str:
-    """Return the user data: power off in so many `seconds`; `private` and `public` are the bootstrap host key."""
-    files = {"imgnet-limit": LIMIT_SCRIPT, "imgnet-hostkey": HOST_KEY_SCRIPT}
+    """Return the user data of a machine that powers off after `poweroff_seconds`.
+
+    `private_key` and `public_key` are the boot host key; `python` is a path, "" when it must be searched for.
+    """
+    scripts = {"imgnet-limit": LIMIT_SCRIPT, "imgnet-hostkey": HOST_KEY_SCRIPT}
     config = {
         "bootcmd": [
             [*ARM_TIMER_COMMAND, "--unit=imgnet-limit", f"--on-active={poweroff_seconds}", "systemctl", "poweroff"],
@@ -117,7 +122,8 @@ def build_user_data(
         "ssh_deletekeys": True,
         "ssh_keys": {"ed25519_private": private_key, "ed25519_public": public_key},
         "write_files": [
-            {"path": f"/usr/local/sbin/{name}", "permissions": "0755", "content": text} for name, text in files.items()
+            {"path": f"/usr/local/sbin/{name}", "permissions": "0755", "content": script}
+            for name, script in scripts.items()
         ],
         "runcmd": [["sh", "-c", SETUP_SCRIPT, "sh", file_system, access_point, region, ssh_user, python]],
     }

@@ -1,41 +1,48 @@
-"""The machine types worth renting, as shipped: what is shown and planned with where EC2 cannot be asked.
+"""Built-in table of EC2 instance types worth renting, used for display and planning where EC2 cannot be asked.
 
 Shapes: EC2's DescribeInstanceTypes of October 2026. Prices: AWS's price list of 2026 for us-east-1, Linux, on demand
-(P and the largest G of July, the others of January).
+(P types and the largest G types as of July, all others as of January).
 """
 
 import re
 from dataclasses import dataclass
 
-ON_DEMAND_PRICE_REGION = "us-east-1"  # the region whose prices ON_DEMAND has, and no other
+ON_DEMAND_PRICE_REGION = "us-east-1"  # the only region whose prices ON_DEMAND_PRICES has
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstanceType:
-    """A type of machine. `gpus` of the name `gpu` (EC2's word; "CPU" when there are none) with `gpu_gb` GiB each;
-    `efa` interfaces of Elastic Fabric Adapter; `cards` network cards; `gbit` Gbit/s that the network holds all the
-    time; `arch` what a program is compiled for ("sm_80", "" unknown); `family` whose quota it is of ("P5", "P", "G").
-    """
+    """A type of EC2 instance."""
 
     name: str
     vcpus: int
     gpus: int
-    gpu: str
-    gpu_gb: int
-    efa_interfaces: int
+    gpu: str  # GPU name as EC2 writes it; "CPU" for a type without GPUs
+    gpu_gb: int  # memory of each GPU in GiB
+    efa_interfaces: int  # Elastic Fabric Adapter interfaces
     network_cards: int
-    network_gbps: float
-    gpu_arch: str
-    nvme_gb: int
-    memory_gb: int
-    quota_family: str
+    network_gbps: float  # sustained network bandwidth in Gbit/s
+    gpu_arch: str  # architecture that CUDA programs are compiled for: "sm_80"; "" when unknown
+    nvme_gb: int  # local NVMe disks in all
+    memory_gb: int  # RAM in GiB
+    quota_family: str  # whose quota the type counts to: "P5", "P", "G", "Standard"; "" when unknown
 
 
 GPU_ARCHITECTURES = {
-    "P100": "sm_60", "V100": "sm_70", "T4": "sm_75", "A100": "sm_80", "A10G": "sm_86", "L4": "sm_89", "L40S": "sm_89",
-    "H100": "sm_90", "H200": "sm_90", "B200": "sm_100", "B300": "sm_103", "RTX PRO 4500": "sm_120",
+    "P100": "sm_60",
+    "V100": "sm_70",
+    "T4": "sm_75",
+    "A100": "sm_80",
+    "A10G": "sm_86",
+    "L4": "sm_89",
+    "L40S": "sm_89",
+    "H100": "sm_90",
+    "H200": "sm_90",
+    "B200": "sm_100",
+    "B300": "sm_103",
+    "RTX PRO 4500": "sm_120",
     "RTX PRO Server 6000": "sm_120",
-}  # fmt: skip
+}
 
 _TableRow = tuple[str, int, int, str, int, int, int, float, int, int, float | None]
 # fmt: off
@@ -84,43 +91,67 @@ _BUILTIN_ROWS: list[_TableRow] = [
 ]
 # fmt: on
 
-# The price list and botocore still know them: only DescribeInstanceTypes tells.
+# The price list and botocore still have these types. Only DescribeInstanceTypes shows that they are gone.
 RETIREMENT_REASONS = {
     name: f"AWS stopped listing {name} in 2026" for name in ("p3.2xlarge", "p3.8xlarge", "p3.16xlarge")
 }
-# What the machines of published runs were, for forecasts beside them; nobody can rent them. EC2's page of 2018.
+# Machines of published runs, for forecasts to compare with. Nobody can rent them. Source: EC2's page of 2018.
 HISTORIC_TYPES = {
     "p3.16xlarge": InstanceType(
-        name="p3.16xlarge", vcpus=64, gpus=8, gpu="V100", gpu_gb=16, efa_interfaces=0, network_cards=1, network_gbps=25.0, gpu_arch="sm_70",
-        nvme_gb=0, memory_gb=488, quota_family="P",
+        name="p3.16xlarge",
+        vcpus=64,
+        gpus=8,
+        gpu="V100",
+        gpu_gb=16,
+        efa_interfaces=0,
+        network_cards=1,
+        network_gbps=25.0,
+        gpu_arch="sm_70",
+        nvme_gb=0,
+        memory_gb=488,
+        quota_family="P",
     )
-}  # fmt: skip
+}
 HISTORIC_PRICES = {"p3.16xlarge": 24.48}  # dollars an hour on demand, us-east-1
-DEFAULT_TYPES = ("p4d.24xlarge", "g6e.48xlarge", "g5.48xlarge", "p5.48xlarge")  # for a recipe that names none
+DEFAULT_TYPES = ("p4d.24xlarge", "g6e.48xlarge", "g5.48xlarge", "p5.48xlarge")  # for a recipe that names no type
 
 
 def get_quota_family(name: str) -> str:
-    """Return whose quota a type is of: "P5" (spot counts P5 and later apart), "P", "G", "Standard", "" unknown."""
-    word = name.partition(".")[0]
-    if re.match(r"p[5-9]", word):
+    """Return the quota family of a type: "P5", "P", "G", "Standard", "" when unknown.
+
+    "P5" is P5 and later, which have a spot quota of their own.
+    """
+    series = name.partition(".")[0]
+    if re.match(r"p[5-9]", series):
         return "P5"
-    if re.match(r"(p[1-4]|g[1-9]|gr\d|vt\d)", word):
-        return "P" if word[0] == "p" else "G"
-    return "Standard" if re.match(r"[acdhimrtz]\d", word) else ""
+    if re.match(r"(p[1-4]|g[1-9]|gr\d|vt\d)", series):
+        return "P" if series[0] == "p" else "G"
+    return "Standard" if re.match(r"[acdhimrtz]\d", series) else ""
 
 
 def _make_instance_type(row: _TableRow) -> InstanceType:
-    name, vcpus, gpus, gpu, gpu_gb, efa, cards, gbit, nvme_gb, memory_gb, _ = row
+    name, vcpus, gpus, gpu, gpu_gb, efa_interfaces, network_cards, network_gbps, nvme_gb, memory_gb, _ = row
     return InstanceType(
-        name=name, vcpus=vcpus, gpus=gpus, gpu=gpu, gpu_gb=gpu_gb, efa_interfaces=efa, network_cards=cards, network_gbps=gbit,
-        gpu_arch=GPU_ARCHITECTURES.get(gpu, ""), nvme_gb=nvme_gb, memory_gb=memory_gb, quota_family=get_quota_family(name),
-    )  # fmt: skip
+        name=name,
+        vcpus=vcpus,
+        gpus=gpus,
+        gpu=gpu,
+        gpu_gb=gpu_gb,
+        efa_interfaces=efa_interfaces,
+        network_cards=network_cards,
+        network_gbps=network_gbps,
+        gpu_arch=GPU_ARCHITECTURES.get(gpu, ""),
+        nvme_gb=nvme_gb,
+        memory_gb=memory_gb,
+        quota_family=get_quota_family(name),
+    )
 
 
 BUILTIN_TYPES = {row[0]: _make_instance_type(row) for row in _BUILTIN_ROWS}
-ON_DEMAND_PRICES = {row[0]: row[-1] for row in _BUILTIN_ROWS if row[-1] is not None}  # dollars an hour in PRICED_IN
+# Dollars an hour in ON_DEMAND_PRICE_REGION.
+ON_DEMAND_PRICES = {row[0]: row[-1] for row in _BUILTIN_ROWS if row[-1] is not None}
 
 
 def find_builtin_type(name: str) -> InstanceType | None:
-    """Return a type as the shipped table knows it, None when it does not."""
+    """Return a type of the built-in table, None when the table does not have it."""
     return BUILTIN_TYPES.get(name)

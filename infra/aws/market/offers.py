@@ -1,5 +1,6 @@
-"""What EC2 offers today: types, the zones that have them, prices. What cannot be looked up is unknown, never guessed.
+"""What EC2 offers now: instance types, the zones that have them, and prices. An unknown price is never guessed.
 
+Functions here import boto3 late: offline planning works from the built-in table and must not load it.
 Sources: AWS, DescribeInstanceTypes, DescribeInstanceTypeOfferings, DescribeSpotPriceHistory, GetProducts.
 """
 
@@ -28,71 +29,81 @@ from .instance_types import (
 if TYPE_CHECKING:
     from infra.aws.client import Account
 
-MAX_NAMES_PER_CALL = 100  # in one DescribeInstanceTypes
+MAX_NAMES_PER_CALL = 100  # type names in one DescribeInstanceTypes call
 PRODUCT_DESCRIPTION = "Linux/UNIX"
-SPOT_PRICE_WINDOW = timedelta(hours=3)  # of spot prices; AWS also tells the one that held when this began
+SPOT_PRICE_WINDOW = timedelta(hours=3)  # AWS also returns the price in force when the window begins
 PRICE_LIST_FILTERS = {
-    "operatingSystem": "Linux", "tenancy": "Shared", "capacitystatus": "Used", "preInstalledSw": "NA",
-    "licenseModel": "No License required", "marketoption": "OnDemand",
-}  # fmt: skip
+    "operatingSystem": "Linux",
+    "tenancy": "Shared",
+    "capacitystatus": "Used",
+    "preInstalledSw": "NA",
+    "licenseModel": "No License required",
+    "marketoption": "OnDemand",
+}
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A type in a zone ("" offline), dollars an hour in both markets; None is an unknown price. `on_demand_shipped`:
-    the price is the shipped table's, of 2026.
-    """
+    """An instance type in a zone, with its prices in dollars an hour (None: unknown)."""
 
     type: str
-    zone: str
+    zone: str  # "" offline
     instance_type: InstanceType
     spot_price: float | None
     on_demand_price: float | None
-    is_builtin_price: bool
+    is_builtin_price: bool  # whether the on-demand price is the built-in table's, of 2026
 
 
 def list_instance_types(
     account: "Account | None", names: Sequence[str], *, offline: bool = False
 ) -> dict[str, InstanceType]:
-    """Return the types among `names` that EC2 describes here, in their order, x86_64 only. Raises `CloudError`.
+    """Return those of the named types that EC2 has in this region, in the same order. x86_64 with NVIDIA GPUs only.
 
-    Without an account, or `offline`, what the shipped table has.
+    Without an account, or `offline`, return those of the built-in table. Raises `CloudError`.
     """
     if account is None or offline:
         return {name: BUILTIN_TYPES[name] for name in names if name in BUILTIN_TYPES}
     try:
-        described = _describe_types(account, names)
-    except CloudError as error:  # one unknown name spoils the call; a filter on offerings takes any
+        descriptions = _describe_types(account, names)
+    except CloudError as error:
+        # One unknown name fails the whole call. The filter of DescribeInstanceTypeOfferings accepts any name.
         if get_error_code(error) not in ("InvalidInstanceType", "InvalidParameterValue"):
             raise
-        described = _describe_types(account, list(list_zones_by_type(account, names)))
-    found = {one["InstanceType"]: _parse_instance_type(one) for one in described if _is_supported(one)}
-    return {name: found[name] for name in names if name in found}
+        descriptions = _describe_types(account, list(list_zones_by_type(account, names)))
+    types = {
+        description["InstanceType"]: _parse_instance_type(description)
+        for description in descriptions
+        if _is_supported(description)
+    }
+    return {name: types[name] for name in names if name in types}
 
 
 def list_zones_by_type(account: "Account", names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the zones of the region that have each of the types; what has none is absent. Raises `CloudError`."""
+    """Return the region's zones that have each type, sorted. A type that no zone has is absent. Raises `CloudError`."""
     from infra.aws.client import paginate
 
     if not names:
         return {}
-    found = paginate(
-        "look up where machine types are offered", account.ec2, "describe_instance_type_offerings",
-        "InstanceTypeOfferings", LocationType="availability-zone",
+    offerings = paginate(
+        "look up where instance types are offered",
+        account.ec2,
+        "describe_instance_type_offerings",
+        "InstanceTypeOfferings",
+        LocationType="availability-zone",
         Filters=[{"Name": "instance-type", "Values": list(names)}],
-    )  # fmt: skip
-    where: dict[str, list[str]] = {}
-    for one in found:
-        where.setdefault(one["InstanceType"], []).append(one["Location"])
-    return {name: sorted(where[name]) for name in names if name in where}
+    )
+    zones: dict[str, list[str]] = {}
+    for offering in offerings:
+        zones.setdefault(offering["InstanceType"], []).append(offering["Location"])
+    return {name: sorted(zones[name]) for name in names if name in zones}
 
 
 def look_up_prices(
     account: "Account", names: Sequence[str], zones_by_type: Mapping[str, Sequence[str]]
 ) -> dict[tuple[str, str, str], float]:
-    """Return dollars an hour by (zone, type, "spot" or "on-demand"), as AWS says them; what it does not say is absent.
+    """Return dollars an hour by (zone, type, "spot" or "on-demand"). A price that AWS does not give is absent.
 
-    A price that cannot be looked up stops nobody. Raises `NoCredentials`.
+    Raises `NoCredentials`. Other errors only make prices unknown.
     """
     return _spot_prices(account, names) | {
         (zone, name, "on-demand"): price
@@ -104,22 +115,34 @@ def look_up_prices(
 def list_offers(
     account: "Account | None", gpu: str | None = None, names: Sequence[str] | None = None, *, offline: bool = False
 ) -> list[Offer]:
-    """Return what is offered of `names` (default: all that the table has) with such GPUs ("A100"; None: any), by name
-    and zone. Without an account, or `offline`: the shipped table, each type once. Raises `CloudError`.
+    """Return the offers of the named types (default: all of the built-in table), by name and zone.
+
+    `gpu` ("A100") selects types with such GPUs. Without an account, or `offline`, the offers come from the built-in
+    table, one for each type. Raises `CloudError`.
     """
     names = list(BUILTIN_TYPES) if names is None else list(dict.fromkeys(names))
-    names = [one for one in names if (table := find_builtin_type(one)) is None or _matches_gpu(table, gpu)]
+    names = [
+        name for name in names if (builtin_type := find_builtin_type(name)) is None or _matches_gpu(builtin_type, gpu)
+    ]
     region = account.region if account else ON_DEMAND_PRICE_REGION
     if account is None or offline:
         return [
-            _build_offer(region, kind, "", {})
-            for kind in list_instance_types(None, names).values()
-            if _matches_gpu(kind, gpu)
+            _build_offer(region, instance_type, "", {})
+            for instance_type in list_instance_types(None, names).values()
+            if _matches_gpu(instance_type, gpu)
         ]
-    where = list_zones_by_type(account, names)
-    found = {one: kind for one, kind in list_instance_types(account, list(where)).items() if _matches_gpu(kind, gpu)}
-    known = look_up_prices(account, list(found), where)
-    return [_build_offer(region, kind, zone, known) for one, kind in found.items() for zone in where[one]]
+    zones_by_type = list_zones_by_type(account, names)
+    types = {
+        name: instance_type
+        for name, instance_type in list_instance_types(account, list(zones_by_type)).items()
+        if _matches_gpu(instance_type, gpu)
+    }
+    prices = look_up_prices(account, list(types), zones_by_type)
+    return [
+        _build_offer(region, instance_type, zone, prices)
+        for name, instance_type in types.items()
+        for zone in zones_by_type[name]
+    ]
 
 
 def choose_types(
@@ -129,33 +152,43 @@ def choose_types(
     *,
     offline: bool = False,
 ) -> tuple[list[str], list[str]]:
-    """Return the types of an order of preference that are offered in this region, and lines that say what is gone and
-    what is taken instead; a type `asked` for by name is taken alone. Nothing wanted means `DEFAULT_TYPES`. Raises
-    `CloudError` when nothing is left, with what to type.
+    """Return the types to launch that this region offers, most preferred first, and notes on types that it lacks.
+
+    A `requested_type` is used alone. Without `preferred_types`, `DEFAULT_TYPES` are used. Raises `CloudError`, with
+    what to type next, when the region offers none of them.
     """
-    asking = None if offline else account
+    queried_account = None if offline else account
     preferred_types = list(dict.fromkeys(preferred_types)) or list(DEFAULT_TYPES)
     names = list(dict.fromkeys([*([requested_type] if requested_type else []), *preferred_types]))
-    found = list_instance_types(asking, list(list_zones_by_type(asking, names)) if asking else names)
-    left = [one for one in preferred_types if one in found]
-    if requested_type and requested_type in found:
+    if queried_account:
+        names = list(list_zones_by_type(queried_account, names))
+    offered_types = list_instance_types(queried_account, names)
+    available_types = [name for name in preferred_types if name in offered_types]
+    if requested_type and requested_type in offered_types:
         return [requested_type], []
     if requested_type:
-        instead = f"take another: --type {left[0]}" if left else "see what there is: imgnet-cluster offers"
-        raise CloudError(f"{_unavailable_reason(requested_type, asking)}; {instead}")
-    if not left:
-        gone = ", ".join(_unavailable_reason(one, asking) for one in preferred_types)
-        raise CloudError(f"{gone}; see what there is: imgnet-cluster offers, and take one: --type")
-    return left, [
-        f"{_unavailable_reason(one, asking)}: {left[0]} is taken instead"
-        for one in preferred_types[: preferred_types.index(left[0])]
-    ]
+        next_step = (
+            f"take another: --type {available_types[0]}"
+            if available_types
+            else "list the types on offer: imgnet-cluster offers"
+        )
+        raise CloudError(f"{_unavailable_reason(requested_type, queried_account)}; {next_step}")
+    if not available_types:
+        reasons = ", ".join(_unavailable_reason(name, queried_account) for name in preferred_types)
+        raise CloudError(f"{reasons}; list the types on offer: imgnet-cluster offers, and take one: --type")
+    first_type = available_types[0]
+    skipped_types = preferred_types[: preferred_types.index(first_type)]
+    notes = [f"{_unavailable_reason(name, queried_account)}: {first_type} is used instead" for name in skipped_types]
+    return available_types, notes
 
 
 def _unavailable_reason(name: str, account: "Account | None") -> str:
+    """Return why a type cannot be launched. Without an account the type is only missing from the built-in table."""
     if name in RETIREMENT_REASONS:
         return f"{name} is gone ({RETIREMENT_REASONS[name].replace(name, 'it')})"
-    return f"EC2 offers no {name} with x86_64 in {account.region}" if account else f"{name} is not in the shipped table"
+    if account:
+        return f"EC2 offers no {name} with x86_64 in {account.region}"
+    return f"{name} is not in the built-in table"
 
 
 def _matches_gpu(instance_type: InstanceType, gpu: str | None) -> bool:
@@ -165,44 +198,59 @@ def _matches_gpu(instance_type: InstanceType, gpu: str | None) -> bool:
 def _build_offer(
     region: str, instance_type: InstanceType, zone: str, known_prices: Mapping[tuple[str, str, str], float]
 ) -> Offer:
-    asked = known_prices.get((zone, instance_type.name, "on-demand"))
-    table = ON_DEMAND_PRICES.get(instance_type.name) if asked is None and region == ON_DEMAND_PRICE_REGION else None
-    spot = known_prices.get((zone, instance_type.name, "spot"))
-    return Offer(instance_type.name, zone, instance_type, spot, table if asked is None else asked, table is not None)
+    """Return the offer of a type in a zone. The built-in on-demand price fills in for its own region only."""
+    name = instance_type.name
+    on_demand_price = known_prices.get((zone, name, "on-demand"))
+    builtin_price = None
+    if on_demand_price is None and region == ON_DEMAND_PRICE_REGION:
+        builtin_price = ON_DEMAND_PRICES.get(name)
+    return Offer(
+        type=name,
+        zone=zone,
+        instance_type=instance_type,
+        spot_price=known_prices.get((zone, name, "spot")),
+        on_demand_price=builtin_price if on_demand_price is None else on_demand_price,
+        is_builtin_price=builtin_price is not None,
+    )
 
 
 # --- what EC2 describes -------------------------------------------------------------------------------------------
 
 
 def _describe_types(account: "Account", names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return EC2's descriptions of the named types. Without names there is no call: it would describe all 1,400."""
     from infra.aws.client import paginate
 
-    found: list[dict[str, Any]] = []
-    for start in range(0, len(names), MAX_NAMES_PER_CALL):  # never without names: that would describe all 1,400 types
-        part = list(names[start : start + MAX_NAMES_PER_CALL])
-        found += paginate(
-            "look up machine types", account.ec2, "describe_instance_types", "InstanceTypes", InstanceTypes=part
+    descriptions: list[dict[str, Any]] = []
+    for start in range(0, len(names), MAX_NAMES_PER_CALL):
+        descriptions += paginate(
+            "look up instance types",
+            account.ec2,
+            "describe_instance_types",
+            "InstanceTypes",
+            InstanceTypes=list(names[start : start + MAX_NAMES_PER_CALL]),
         )
-    return found
+    return descriptions
 
 
 def _is_supported(description: Mapping[str, Any]) -> bool:
-    cards = description.get("GpuInfo", {}).get("Gpus", [])
-    return "x86_64" in description.get("ProcessorInfo", {}).get("SupportedArchitectures", ["x86_64"]) and all(
-        one.get("Manufacturer", "NVIDIA") == "NVIDIA" for one in cards
-    )
+    """Whether our images run on a type: x86_64, and its GPUs, if any, are NVIDIA's."""
+    gpus = description.get("GpuInfo", {}).get("Gpus", [])
+    architectures = description.get("ProcessorInfo", {}).get("SupportedArchitectures", ["x86_64"])
+    return "x86_64" in architectures and all(gpu.get("Manufacturer", "NVIDIA") == "NVIDIA" for gpu in gpus)
 
 
 def _parse_instance_type(description: Mapping[str, Any]) -> InstanceType:
-    name, network = description["InstanceType"], description.get("NetworkInfo", {})
-    card = (description.get("GpuInfo", {}).get("Gpus") or [{}])[0]
-    gpu = card.get("Name", "CPU")
+    name = description["InstanceType"]
+    network = description.get("NetworkInfo", {})
+    gpu_info = (description.get("GpuInfo", {}).get("Gpus") or [{}])[0]
+    gpu = gpu_info.get("Name", "CPU")
     return InstanceType(
         name=name,
         vcpus=description["VCpuInfo"]["DefaultVCpus"],
-        gpus=card.get("Count") or card.get("LogicalGpuCount") or 0,
+        gpus=gpu_info.get("Count") or gpu_info.get("LogicalGpuCount") or 0,
         gpu=gpu,
-        gpu_gb=round(card.get("MemoryInfo", {}).get("SizeInMiB", 0) / 1024),
+        gpu_gb=round(gpu_info.get("MemoryInfo", {}).get("SizeInMiB", 0) / 1024),
         efa_interfaces=network.get("EfaInfo", {}).get("MaximumEfaInterfaces", 0) if network.get("EfaSupported") else 0,
         network_cards=network.get("MaximumNetworkCards", 1),
         network_gbps=_sustained_gbps(network),
@@ -214,30 +262,43 @@ def _parse_instance_type(description: Mapping[str, Any]) -> InstanceType:
 
 
 def _sustained_gbps(network: Mapping[str, Any]) -> float:
-    """Return what the network holds all the time: "4x 100 Gigabit" is 400, "Up to 10 Gigabit" the cards' base."""
-    said = str(network.get("NetworkPerformance", ""))
-    exact = re.fullmatch(r"(?:(\d+)x )?(\d+(?:\.\d+)?) Gigabit", said)
+    """Return the sustained network bandwidth in Gbit/s.
+
+    "4x 100 Gigabit" means 400. "Up to 10 Gigabit" is a burst: then the baseline of all network cards counts.
+    """
+    performance = str(network.get("NetworkPerformance", ""))
+    exact = re.fullmatch(r"(?:(\d+)x )?(\d+(?:\.\d+)?) Gigabit", performance)
     if exact:
         return float(exact[1] or 1) * float(exact[2])
-    return float(sum(one.get("BaselineBandwidthInGbps", 0.0) for one in network.get("NetworkCards", [])))
+    return float(sum(card.get("BaselineBandwidthInGbps", 0.0) for card in network.get("NetworkCards", [])))
 
 
 # --- prices -------------------------------------------------------------------------------------------------------
 
 
 def _spot_prices(account: "Account", names: Sequence[str]) -> dict[tuple[str, str, str], float]:
-    """Return the newest spot price of each zone."""
+    """Return the newest spot price of each type and zone, nothing when they cannot be looked up.
+
+    Raises `NoCredentials`.
+    """
     from infra.aws.client import paginate
 
     if not names:
         return {}
     try:
-        said = paginate(
-            "look up spot prices", account.ec2, "describe_spot_price_history", "SpotPriceHistory",
-            InstanceTypes=list(names), ProductDescriptions=[PRODUCT_DESCRIPTION], StartTime=datetime.now(UTC) - SPOT_PRICE_WINDOW,
-        )  # fmt: skip
-        said.sort(key=lambda one: one["Timestamp"])
-        return {(one["AvailabilityZone"], one["InstanceType"], "spot"): float(one["SpotPrice"]) for one in said}
+        entries = paginate(
+            "look up spot prices",
+            account.ec2,
+            "describe_spot_price_history",
+            "SpotPriceHistory",
+            InstanceTypes=list(names),
+            ProductDescriptions=[PRODUCT_DESCRIPTION],
+            StartTime=datetime.now(UTC) - SPOT_PRICE_WINDOW,
+        )
+        entries.sort(key=lambda entry: entry["Timestamp"])
+        return {
+            (entry["AvailabilityZone"], entry["InstanceType"], "spot"): float(entry["SpotPrice"]) for entry in entries
+        }
     except NoCredentials:
         raise
     except (CloudError, OSError, KeyError, TypeError, ValueError):
@@ -245,8 +306,10 @@ def _spot_prices(account: "Account", names: Sequence[str]) -> dict[tuple[str, st
 
 
 def _on_demand_prices(account: "Account", names: Sequence[str]) -> dict[str, float]:
-    """Return the price list's dollars an hour. It answers one type a call, so they are asked side by side; where the
-    first gets no answer, the others are not asked.
+    """Return the price list's dollars an hour of each type, nothing when the list cannot be reached.
+
+    The list answers for one type a call, so the calls run in parallel. The first one runs alone: when it fails, the
+    others are not sent.
     """
     from botocore.config import Config
 
@@ -254,34 +317,42 @@ def _on_demand_prices(account: "Account", names: Sequence[str]) -> dict[str, flo
 
     if not names:
         return {}
-    quick = Config(retries={"mode": "standard", "total_max_attempts": 2}, connect_timeout=3, read_timeout=10)
+    config = Config(retries={"mode": "standard", "total_max_attempts": 2}, connect_timeout=3, read_timeout=10)
     try:
-        client = account.client("pricing", quick, PRICING_API_REGION)
-        first = _list_price(client, names[0], account.region)
+        client = account.client("pricing", config, PRICING_API_REGION)
+        first_price = _list_price(client, names[0], account.region)
         with ThreadPoolExecutor(8) as pool:
-            others = list(pool.map(lambda name: _list_price(client, name, account.region), names[1:]))
+            other_prices = list(pool.map(lambda name: _list_price(client, name, account.region), names[1:]))
     except (CloudError, OSError):
         return {}
-    return {name: price for name, price in zip(names, [first, *others], strict=True) if price is not None}
+    prices = [first_price, *other_prices]
+    return {name: price for name, price in zip(names, prices, strict=True) if price is not None}
 
 
 def _list_price(client: Any, name: str, region: str) -> float | None:
+    """Return the price list's dollars an hour of a type; None when it has none, or several different ones.
+
+    Raises `CloudError`.
+    """
     from infra.aws.client import call
 
-    asked = PRICE_LIST_FILTERS | {"instanceType": name, "regionCode": region}
-    said = call(
-        "look up prices", client.get_products, ServiceCode="AmazonEC2", MaxResults=100,
-        Filters=[{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in asked.items()],
-    )  # fmt: skip
+    filters = PRICE_LIST_FILTERS | {"instanceType": name, "regionCode": region}
+    response = call(
+        "look up prices",
+        client.get_products,
+        ServiceCode="AmazonEC2",
+        MaxResults=100,
+        Filters=[{"Type": "TERM_MATCH", "Field": field, "Value": value} for field, value in filters.items()],
+    )
     try:
-        found = {price for one in said["PriceList"] for price in _hourly_prices(json.loads(one))}
+        prices = {price for product in response["PriceList"] for price in _hourly_prices(json.loads(product))}
     except (AttributeError, KeyError, TypeError, ValueError):
         return None
-    return found.pop() if len(found) == 1 else None  # two different prices: nobody knows which
+    return prices.pop() if len(prices) == 1 else None
 
 
 def _hourly_prices(product: Mapping[str, Any]) -> Iterable[float]:
-    """The prices above 0 of a product of the list, in dollars an hour."""
+    """Yield the on-demand prices above 0 of a price list product, in dollars an hour."""
     for term in product["terms"].get("OnDemand", {}).values():
         for dimension in term["priceDimensions"].values():
             price = float(dimension["pricePerUnit"].get("USD", 0))

@@ -1,6 +1,6 @@
-"""How many vCPUs of a family an account may have at once in a region: AWS counts neither machines nor GPUs.
+"""EC2 quotas: how many vCPUs of a family an account may use at once in a region. AWS counts neither machines nor GPUs.
 
-Sources: AWS, "Amazon EC2 endpoints and quotas", "Spot Instance quotas". For P and G the default of spot is 0.
+Sources: AWS, "Amazon EC2 endpoints and quotas", "Spot Instance quotas". The default spot quota for P and G is 0.
 """
 
 from typing import TYPE_CHECKING
@@ -10,13 +10,14 @@ from infra.aws.errors import CloudError
 if TYPE_CHECKING:
     from infra.aws.client import Account
 
-SPOT, ON_DEMAND = "spot", "on-demand"
+SPOT = "spot"
+ON_DEMAND = "on-demand"
 QUOTA_CODES = {
     ("P5", SPOT): "L-C4BD4855",
     ("P", SPOT): "L-7212CCBC",
     ("G", SPOT): "L-3819A6DF",
     ("Standard", SPOT): "L-34B43A08",
-    ("P5", ON_DEMAND): "L-417A185B",  # on demand all P are of one quota
+    ("P5", ON_DEMAND): "L-417A185B",  # on demand, one quota covers all P types
     ("P", ON_DEMAND): "L-417A185B",
     ("G", ON_DEMAND): "L-DB2E81BA",
     ("Standard", ON_DEMAND): "L-1216C47A",
@@ -24,23 +25,23 @@ QUOTA_CODES = {
 
 
 def get_quota_code(family: str, market: str) -> str:
-    """Return the code of the quota for a family ("P5", "P", "G") and a market ("spot", "on-demand"), "" unknown."""
+    """Return the quota code of a family ("P5", "P", "G") in a market ("spot", "on-demand"), "" when unknown."""
     return QUOTA_CODES.get((family, market), "")
 
 
 def look_up_quota(account: "Account", code: str) -> float | None:
-    """Return how many vCPUs the account may have, None when that cannot be looked up."""
-    from infra.aws.client import call
+    """Return the vCPUs that a quota allows, None when it cannot be looked up. Raises nothing."""
+    from infra.aws.client import call  # loads boto3, which offline planning does without
 
     try:
-        said = call("look up a quota", account.quotas.get_service_quota, ServiceCode="ec2", QuotaCode=code)
-        return float(said["Quota"]["Value"])
+        response = call("look up a quota", account.quotas.get_service_quota, ServiceCode="ec2", QuotaCode=code)
+        return float(response["Quota"]["Value"])
     except (CloudError, KeyError, TypeError, ValueError):
         return None
 
 
 def quota_increase_command(region: str, code: str, vcpus: int) -> str:
-    """Return the command by which a person asks AWS for more."""
+    """Return the shell command that requests a quota of this many vCPUs."""
     return (
         f"aws service-quotas request-service-quota-increase --region {region} --service-code ec2 --quota-code {code} "
         f"--desired-value {vcpus}"

@@ -1,7 +1,7 @@
-"""The bucket of a stack, for who wants one: data in data/, what jobs leave in runs/. Encrypted, shut, tagged last.
+"""The stack's optional S3 bucket: data below data/, the files of jobs below runs/. Encrypted, without public access.
 
-The tag says that it is whole. A bucket without tags is taken for ours only when our own journal says that we were about
-to make it.
+The bucket is tagged last, so a tagged bucket is complete. A bucket without tags counts as ours only when our own
+journal says that we were about to create it.
 """
 
 from typing import Any
@@ -15,79 +15,97 @@ from .resources import StackContext, not_ours_error
 
 S3_DOLLARS_PER_GB_MONTH = 0.023  # S3 Standard, us-east-1
 NO_TAGS_CODE = "NoSuchTagSet"
-CREATE_BUCKET_INTENT = "make bucket"
+CREATE_BUCKET_INTENT = "make bucket"  # the journal line that `StackContext.create("bucket", ...)` writes
 DELETE_BATCH_OBJECTS = 1000  # objects that S3 deletes in one call
 
 
 def ensure(context: StackContext, name: str, file_system: str) -> None:
-    """Make the bucket, and let the file system's tag name it. Raises `CloudError`."""
-    s3, words = context.account.s3, {"Bucket": name}
+    """Create the bucket if missing, and name it in a tag of the file system. Raises `CloudError`."""
+    s3 = context.account.s3
+    region = context.account.region
     if not is_ours(context, name):
-        context.log(f"making bucket {name}")
-        place = {"LocationConstraint": context.account.region}
-        more = {} if context.account.region == "us-east-1" else {"CreateBucketConfiguration": place}
-        context.create("bucket", s3.create_bucket, **words, **more)
-        shut = dict.fromkeys(
+        context.log(f"creating bucket {name}")
+        location = {} if region == "us-east-1" else {"CreateBucketConfiguration": {"LocationConstraint": region}}
+        context.create("bucket", s3.create_bucket, Bucket=name, **location)
+        no_public_access = dict.fromkeys(
             ("BlockPublicAcls", "IgnorePublicAcls", "BlockPublicPolicy", "RestrictPublicBuckets"), True
         )
-        call(f"bucket {name}", s3.put_public_access_block, **words, PublicAccessBlockConfiguration=shut)
-        rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
-        call(f"bucket {name}", s3.put_bucket_encryption, **words, ServerSideEncryptionConfiguration={"Rules": [rule]})
         call(
             f"bucket {name}",
-            s3.put_bucket_tagging,
-            **words,
-            Tagging={"TagSet": tags.to_aws_tags(context.resource_tags())},
+            s3.put_public_access_block,
+            Bucket=name,
+            PublicAccessBlockConfiguration=no_public_access,
         )
-    mark = tags.to_aws_tags({stack_efs.BUCKET_TAG: name})
-    context.create("name of the bucket", context.account.efs.tag_resource, ResourceId=file_system, Tags=mark)
+        encryption_rule = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "AES256"}}
+        call(
+            f"bucket {name}",
+            s3.put_bucket_encryption,
+            Bucket=name,
+            ServerSideEncryptionConfiguration={"Rules": [encryption_rule]},
+        )
+        bucket_tags = tags.to_aws_tags(context.resource_tags())
+        call(f"bucket {name}", s3.put_bucket_tagging, Bucket=name, Tagging={"TagSet": bucket_tags})
+    context.create(
+        "bucket tag of the file system",
+        context.account.efs.tag_resource,
+        ResourceId=file_system,
+        Tags=tags.to_aws_tags({stack_efs.BUCKET_TAG: name}),
+    )
 
 
 def is_ours(context: StackContext, name: str) -> bool:
-    """Whether a bucket is there and whole. Raises `CloudError` when it is somebody else's."""
+    """Whether a bucket exists and is complete. Raises `CloudError` when it belongs to somebody else."""
     try:
-        said = call(f"bucket {name}", context.account.s3.get_bucket_tagging, Bucket=name)
+        response = call(f"bucket {name}", context.account.s3.get_bucket_tagging, Bucket=name)
     except CloudError as error:
         if error.code == "NoSuchBucket" or (error.code == NO_TAGS_CODE and _was_intended(context, name)):
             return False
         if error.code != NO_TAGS_CODE:
             raise
-        said = {}
-    if not tags.is_ours(said):
+        response = {}
+    if not tags.is_ours(response):
         raise not_ours_error(f"bucket {name}", "take another name, or give it this tag with the value imgnet")
     return True
 
 
 def remove(context: StackContext, name: str, file_system: str, delete_data: bool) -> None:
-    """Remove the bucket, when told to with all that is in it; what stays is in `work.left`."""
+    """Delete the bucket if it is empty, or with all its data when `delete_data` is set.
+
+    A bucket that is kept is named in `context.leftovers`. Raises `CloudError`.
+    """
     s3 = context.account.s3
     if not is_ours(context, name):
-        context.delete(
-            "name of the bucket",
-            context.account.efs.untag_resource,
-            ResourceId=file_system,
-            TagKeys=[stack_efs.BUCKET_TAG],
-        )
+        _untag_file_system(context, file_system)
         return
     objects = paginate(f"bucket {name}", s3, "list_objects_v2", "Contents", Bucket=name)
     if objects and not delete_data:
-        size = sum(one["Size"] for one in objects) / 1e9
-        price = f"{size:.1f} GB, about {size * S3_DOLLARS_PER_GB_MONTH:.2f} $ a month"
+        size_gb = sum(entry["Size"] for entry in objects) / 1e9
+        price = f"{size_gb:.1f} GB, about {size_gb * S3_DOLLARS_PER_GB_MONTH:.2f} $ a month"
         context.leftovers.append(
-            f"bucket {name} stays with its data ({price}): imgnet-cluster down --stack --delete-data"
+            f"bucket {name} stays with its data ({price}); to delete it: imgnet-cluster down --stack --delete-data"
         )
         return
     for start in range(0, len(objects), DELETE_BATCH_OBJECTS):
-        keys: list[dict[str, Any]] = [{"Key": one["Key"]} for one in objects[start : start + DELETE_BATCH_OBJECTS]]
+        batch = objects[start : start + DELETE_BATCH_OBJECTS]
+        keys: list[dict[str, Any]] = [{"Key": entry["Key"]} for entry in batch]
         context.delete(
             f"objects of bucket {name}", s3.delete_objects, Bucket=name, Delete={"Objects": keys, "Quiet": True}
         )
     if context.delete(f"bucket {name}", s3.delete_bucket, Bucket=name):
-        efs, key = context.account.efs, stack_efs.BUCKET_TAG
-        context.delete("name of the bucket", efs.untag_resource, ResourceId=file_system, TagKeys=[key])
+        _untag_file_system(context, file_system)
+
+
+def _untag_file_system(context: StackContext, file_system: str) -> None:
+    context.delete(
+        "bucket tag of the file system",
+        context.account.efs.untag_resource,
+        ResourceId=file_system,
+        TagKeys=[stack_efs.BUCKET_TAG],
+    )
 
 
 def _was_intended(context: StackContext, name: str) -> bool:
+    """Whether this computer's journal has the intent to create this bucket."""
     return context.journal is not None and any(
-        one.get("Bucket") == name for one in context.journal.lines(CREATE_BUCKET_INTENT)
+        line.get("Bucket") == name for line in context.journal.lines(CREATE_BUCKET_INTENT)
     )

@@ -1,8 +1,9 @@
-"""The file system that all machines of a region see (EFS), and a bucket for those who want one.
+"""The EFS file system that all machines of a region mount.
 
-Encrypted, mounted over TLS only and only by who has a role that may (a file system policy replaces the rule that lets
-anybody in). The root of a new file system belongs to root, whom EFS does not trust without a further right; so machines
-come in by an access point, which makes its folder for user 1000 and lets everybody act as that one.
+It is encrypted. Its policy allows mounts over TLS only, and only with a role that has the right; without a policy,
+EFS lets every client of the network in. The root folder of a new file system belongs to root, and EFS does not let
+clients act as root without a further right. Machines therefore mount an access point: it creates its folder for user
+1000, and every client acts as that user.
 
 Sources: AWS, "Using IAM to control access to file systems", "Working with access points", "Creating mount targets".
 """
@@ -27,102 +28,133 @@ EFS_ROOT_FOLDER = "/imgnet"
 
 @dataclass(frozen=True)
 class FileSystem:
-    """The file system, as AWS describes it. `targets` are the states of its mount targets, by subnet."""
+    """The stack's file system, as AWS describes it. `access_point` is an ID, "" while there is none."""
 
     id: str
     state: str
     size_gb: float
     bucket: str | None
-    mount_target_states: dict[str, str]
+    mount_target_states: dict[str, str]  # by subnet
     access_point: str
-    has_policy: bool  # has the policy
+    has_policy: bool
 
     def missing_parts(self, subnets: Mapping[str, str]) -> list[str]:
-        """Return what is missing of it, a short line each; `subnets` by zone."""
+        """Return one short line for each missing part. `subnets` are the stack's, by zone."""
         lines = [
             f"mount target in {zone}"
-            for zone, one in subnets.items()
-            if self.mount_target_states.get(one) != "available"
+            for zone, subnet in subnets.items()
+            if self.mount_target_states.get(subnet) != "available"
         ]
-        lines += [] if self.access_point else ["access point of the file system"]
-        lines += [] if self.has_policy else ["policy of the file system"]
+        if not self.access_point:
+            lines.append("access point of the file system")
+        if not self.has_policy:
+            lines.append("policy of the file system")
         return lines if self.state == "available" else ["file system to be available", *lines]
 
 
 def find_file_system(context: StackContext) -> FileSystem | None:
-    """Describe the file system. Raises `CloudError` when there is one with our token that is not ours."""
-    found = _describe_own(context)
-    if not found or _is_deleting(found):
+    """Return the stack's file system, None when there is none or it is being deleted.
+
+    Raises `CloudError` when a file system with our creation token is not ours.
+    """
+    description = _describe_own(context)
+    if not description or _is_deleting(description):
         return None
-    id = str(found["FileSystemId"])
-    said = call_if_permitted(
-        "policy of the file system", context.account.efs.describe_file_system_policy, FileSystemId=id
+    file_system_id = str(description["FileSystemId"])
+    response = call_if_permitted(
+        "policy of the file system", context.account.efs.describe_file_system_policy, FileSystemId=file_system_id
     )
+    targets = _mount_targets(context, file_system_id)
+    access_points = _access_points(context, file_system_id)
     return FileSystem(
-        id=id,
-        state=found["LifeCycleState"],
-        size_gb=found["SizeInBytes"]["Value"] / 1e9,
-        bucket=tags.read_tags(found).get(BUCKET_TAG),
-        mount_target_states={one["SubnetId"]: one["LifeCycleState"] for one in _mount_targets(context, id)},
-        access_point=next((one["AccessPointId"] for one in _access_points(context, id)), ""),
-        has_policy=bool(said) and all(f'"{name}"' in said["Policy"] for name in policies.FILE_SYSTEM_STATEMENTS),
+        id=file_system_id,
+        state=description["LifeCycleState"],
+        size_gb=description["SizeInBytes"]["Value"] / 1e9,
+        bucket=tags.read_tags(description).get(BUCKET_TAG),
+        mount_target_states={target["SubnetId"]: target["LifeCycleState"] for target in targets},
+        access_point=access_points[0]["AccessPointId"] if access_points else "",
+        has_policy=bool(response)
+        and all(f'"{statement}"' in response["Policy"] for statement in policies.FILE_SYSTEM_STATEMENTS),
     )
 
 
 def ensure(context: StackContext, subnets: Mapping[str, str], security_group: str) -> tuple[FileSystem, dict[str, str]]:
-    """Make what is missing, wait for it, and return it with the subnets that it serves. Raises `CloudError`."""
-    efs, files = context.account.efs, find_file_system(context) or _create(context)
-    if files.state != "available":
-        files = wait_for(
-            lambda: _find_available(context), f"file system {files.id} is not available", EFS_READY_TIMEOUT_SECONDS
+    """Create what is missing, wait until it is ready, and return the file system with the subnets that it serves.
+
+    Raises `CloudError`.
+    """
+    efs = context.account.efs
+    file_system = find_file_system(context) or _create(context)
+    if file_system.state != "available":
+        file_system = wait_for(
+            lambda: _find_available(context),
+            f"file system {file_system.id} is not available",
+            EFS_READY_TIMEOUT_SECONDS,
         )
-    if not files.has_policy:
-        words = {"FileSystemId": files.id, "Policy": json.dumps(_expected_policy(context, files.id))}
-        context.create("policy of the file system", efs.put_file_system_policy, **words)
-    if not files.access_point:
-        owner = {"OwnerUid": EFS_USER_ID, "OwnerGid": EFS_USER_ID, "Permissions": "0755"}
+    if not file_system.has_policy:
         context.create(
-            "access point", efs.create_access_point, ClientToken=f"{RESOURCE_NAME}-{files.id}", FileSystemId=files.id,
-            PosixUser={"Uid": EFS_USER_ID, "Gid": EFS_USER_ID}, RootDirectory={"Path": EFS_ROOT_FOLDER, "CreationInfo": owner},
+            "policy of the file system",
+            efs.put_file_system_policy,
+            FileSystemId=file_system.id,
+            Policy=json.dumps(_expected_policy(context, file_system.id)),
+        )
+    if not file_system.access_point:
+        folder_owner = {"OwnerUid": EFS_USER_ID, "OwnerGid": EFS_USER_ID, "Permissions": "0755"}
+        context.create(
+            "access point",
+            efs.create_access_point,
+            ClientToken=f"{RESOURCE_NAME}-{file_system.id}",
+            FileSystemId=file_system.id,
+            PosixUser={"Uid": EFS_USER_ID, "Gid": EFS_USER_ID},
+            RootDirectory={"Path": EFS_ROOT_FOLDER, "CreationInfo": folder_owner},
             Tags=tags.to_aws_tags(context.resource_tags()),
-        )  # fmt: skip
-    served = {
-        zone: one
-        for zone, one in subnets.items()
-        if one in files.mount_target_states or _create_mount_target(context, files, zone, one, security_group)
+        )
+    served_subnets = {
+        zone: subnet
+        for zone, subnet in subnets.items()
+        if subnet in file_system.mount_target_states
+        or _create_mount_target(context, file_system, zone, subnet, security_group)
     }
-    return wait_for(
-        lambda: _find_ready(context, served), f"file system {files.id} cannot be reached yet", EFS_READY_TIMEOUT_SECONDS
-    ), served
+    file_system = wait_for(
+        lambda: _find_ready(context, served_subnets),
+        f"file system {file_system.id} cannot be mounted yet",
+        EFS_READY_TIMEOUT_SECONDS,
+    )
+    return file_system, served_subnets
 
 
 def remove(context: StackContext, delete_data: bool) -> None:
-    """Remove the mount targets, and the file system with all that is in it only when told to."""
-    efs, files = context.account.efs, find_file_system(context)
-    if not files:
+    """Delete the mount targets, and with `delete_data` also the file system and all its files.
+
+    A file system that is kept is named in `context.leftovers`. Raises `CloudError`.
+    """
+    efs = context.account.efs
+    file_system = find_file_system(context)
+    if not file_system:
         return
-    for target in _mount_targets(context, files.id):
-        context.delete(
-            f"mount target {target['MountTargetId']}", efs.delete_mount_target, MountTargetId=target["MountTargetId"]
-        )
-    wait_for(lambda: not _mount_targets(context, files.id), f"file system {files.id} still has mount targets")
+    for target in _mount_targets(context, file_system.id):
+        target_id = target["MountTargetId"]
+        context.delete(f"mount target {target_id}", efs.delete_mount_target, MountTargetId=target_id)
+    wait_for(lambda: not _mount_targets(context, file_system.id), f"file system {file_system.id} has mount targets")
     if not delete_data:
-        size = f"{files.size_gb:.1f} GB, about {files.size_gb * EFS_DOLLARS_PER_GB_MONTH:.2f} $ a month"
+        dollars = file_system.size_gb * EFS_DOLLARS_PER_GB_MONTH
         context.leftovers.append(
-            f"file system {files.id} stays with its data ({size}): imgnet-cluster down --stack --delete-data"
+            f"file system {file_system.id} stays with its data ({file_system.size_gb:.1f} GB, about {dollars:.2f} $ "
+            "a month); to delete it: imgnet-cluster down --stack --delete-data"
         )
         return
-    for point in _access_points(context, files.id):
+    for point in _access_points(context, file_system.id):
         context.delete("access point", efs.delete_access_point, AccessPointId=point["AccessPointId"])
-    context.log(f"removing file system {files.id} and its {files.size_gb:.1f} GB")
-    if context.delete(f"file system {files.id}", efs.delete_file_system, FileSystemId=files.id):
-        wait_for(lambda: not _describe_own(context), f"file system {files.id} is not gone yet")
+    context.log(f"deleting file system {file_system.id} and its {file_system.size_gb:.1f} GB")
+    if context.delete(f"file system {file_system.id}", efs.delete_file_system, FileSystemId=file_system.id):
+        wait_for(lambda: not _describe_own(context), f"file system {file_system.id} is still being deleted")
 
 
 # --- the parts -------------------------------------------------------------------------------------------------------
 
 
 def _creation_token(context: StackContext) -> str:
+    """Return the client token with which AWS creates at most one file system for each region."""
     return f"{RESOURCE_NAME}-{context.account.region}"
 
 
@@ -131,12 +163,20 @@ def _expected_policy(context: StackContext, file_system_id: str) -> Resource:
 
 
 def _describe_own(context: StackContext) -> Resource | None:
-    words = {"CreationToken": _creation_token(context)}
-    for one in paginate("file systems", context.account.efs, "describe_file_systems", "FileSystems", **words):
-        if not tags.is_ours(one):
-            what = f"file system {one['FileSystemId']} with the creation token {_creation_token(context)}"
-            raise not_ours_error(what, "remove it, or give it this tag with the value imgnet")
-        return one
+    """Return AWS's description of our file system, also while it is being deleted.
+
+    Raises `CloudError` when the file system with our token is not ours.
+    """
+    token = _creation_token(context)
+    for description in paginate(
+        "file systems", context.account.efs, "describe_file_systems", "FileSystems", CreationToken=token
+    ):
+        if not tags.is_ours(description):
+            raise not_ours_error(
+                f"file system {description['FileSystemId']} with the creation token {token}",
+                "remove it, or give it this tag with the value imgnet",
+            )
+        return description
     return None
 
 
@@ -145,41 +185,61 @@ def _is_deleting(description: Resource | None) -> bool:
 
 
 def _mount_targets(context: StackContext, file_system_id: str) -> list[Resource]:
-    found = call_if_permitted("mount targets", context.account.efs.describe_mount_targets, FileSystemId=file_system_id)
-    return [one for one in (found or {}).get("MountTargets", []) if one["LifeCycleState"] != "deleted"]
+    response = call_if_permitted(
+        "mount targets", context.account.efs.describe_mount_targets, FileSystemId=file_system_id
+    )
+    targets = (response or {}).get("MountTargets", [])
+    return [target for target in targets if target["LifeCycleState"] != "deleted"]
 
 
 def _access_points(context: StackContext, file_system_id: str) -> list[Resource]:
-    found = call_if_permitted("access points", context.account.efs.describe_access_points, FileSystemId=file_system_id)
-    all = (found or {}).get("AccessPoints", [])
-    mine = [one for one in all if tags.is_ours(one) and not one.get("LifeCycleState", "").startswith("delet")]
-    return sorted(mine, key=lambda one: str(one["AccessPointId"]))
+    """Return our access points that are not being deleted, sorted by ID so that everybody takes the same one."""
+    response = call_if_permitted(
+        "access points", context.account.efs.describe_access_points, FileSystemId=file_system_id
+    )
+    own_points = [
+        point
+        for point in (response or {}).get("AccessPoints", [])
+        if tags.is_ours(point) and not point.get("LifeCycleState", "").startswith("delet")
+    ]
+    return sorted(own_points, key=lambda point: str(point["AccessPointId"]))
 
 
 def _create(context: StackContext) -> FileSystem:
-    """Make it, after the one that is just being deleted, if there is one. The token lets only one be made."""
-    wait_for(lambda: not _is_deleting(_describe_own(context)), "the file system that is being deleted is still there")
-    context.log("making a file system (EFS, encrypted)")
+    """Create the file system, after a former one has been deleted. Its token allows one only."""
+    wait_for(lambda: not _is_deleting(_describe_own(context)), "the former file system is still being deleted")
+    context.log("creating a file system (EFS, encrypted)")
     context.create(
-        "file system", context.account.efs.create_file_system, CreationToken=_creation_token(context), Encrypted=True, Backup=False,
-        PerformanceMode="generalPurpose", ThroughputMode="elastic", Tags=tags.to_aws_tags(context.resource_tags()),
-    )  # fmt: skip
-    return wait_for(lambda: find_file_system(context), "the file system was made, and AWS does not show it")
+        "file system",
+        context.account.efs.create_file_system,
+        CreationToken=_creation_token(context),
+        Encrypted=True,
+        Backup=False,
+        PerformanceMode="generalPurpose",
+        ThroughputMode="elastic",
+        Tags=tags.to_aws_tags(context.resource_tags()),
+    )
+    return wait_for(lambda: find_file_system(context), "the file system was created, but AWS does not show it")
 
 
 def _find_available(context: StackContext) -> FileSystem | None:
-    files = find_file_system(context)
-    return files if files and files.state == "available" else None
+    file_system = find_file_system(context)
+    return file_system if file_system and file_system.state == "available" else None
 
 
 def _create_mount_target(
     context: StackContext, file_system: FileSystem, zone: str, subnet: str, security_group: str
 ) -> bool:
-    """Make a mount target; False where EFS does not serve the zone."""
-    words = {"FileSystemId": file_system.id, "SubnetId": subnet, "SecurityGroups": [security_group]}
+    """Create a mount target in a subnet. Return False, and mark the subnet, when EFS does not serve its zone."""
     try:
-        context.log(f"making a mount target in {zone}")
-        context.create(f"mount target in {zone}", context.account.efs.create_mount_target, **words)
+        context.log(f"creating a mount target in {zone}")
+        context.create(
+            f"mount target in {zone}",
+            context.account.efs.create_mount_target,
+            FileSystemId=file_system.id,
+            SubnetId=subnet,
+            SecurityGroups=[security_group],
+        )
     except CloudError as error:
         if error.code != "UnsupportedAvailabilityZone":
             raise
@@ -189,5 +249,5 @@ def _create_mount_target(
 
 
 def _find_ready(context: StackContext, subnets: Mapping[str, str]) -> FileSystem | None:
-    files = find_file_system(context)
-    return files if files and not files.missing_parts(subnets) else None
+    file_system = find_file_system(context)
+    return file_system if file_system and not file_system.missing_parts(subnets) else None

@@ -1,4 +1,4 @@
-"""Keys for ssh: a person's own pair, made once on this computer, and pairs that live for one launch."""
+"""SSH key pairs: a person's own, generated once on this computer, and host keys that live for one launch."""
 
 import base64
 import hashlib
@@ -13,37 +13,37 @@ KEY_PATH = Path("~/.imgnet/aws/id_ed25519")
 
 
 def ensure_own_key() -> Path:
-    """Return the path of this person's private key; made if it is not there. Raises `CloudError`.
+    """Return the path of this person's private key, generated on first use. Raises `CloudError`.
 
-    It is linked whole under its name, so that two who make it at once agree on one.
+    The complete key is linked to its name, so that two processes that generate one at the same time agree on one.
     """
     path = KEY_PATH.expanduser()
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with tempfile.TemporaryDirectory(prefix=".key-", dir=path.parent) as folder:
-            new = _generate_key(Path(folder))
+            new_key = _generate_key(Path(folder))
             try:
-                os.link(new, path)
+                os.link(new_key, path)
             except FileExistsError:
                 return path
-            new.with_suffix(".pub").replace(path.with_suffix(".pub"))
+            new_key.with_suffix(".pub").replace(path.with_suffix(".pub"))
     return path
 
 
 def read_public_key(path: Path) -> str:
-    """Return the public half of a private key: "ssh-ed25519 AAAA...". Raises `CloudError`."""
+    """Return the public half of a private key file: "ssh-ed25519 AAAA...". Raises `CloudError`."""
     return " ".join(_run_ssh_keygen("-y", "-P", "", "-f", str(path)).split()[:2])
 
 
 def generate_key_pair() -> tuple[str, str]:
-    """Return a new pair: the private half as OpenSSH text, and "ssh-ed25519 AAAA...". Raises `CloudError`."""
+    """Return a new private key as OpenSSH text, and its public half "ssh-ed25519 AAAA...". Raises `CloudError`."""
     with tempfile.TemporaryDirectory(prefix="imgnet-key-") as folder:
         path = _generate_key(Path(folder))
         return path.read_text(), read_public_key(path)
 
 
 def key_pair_name(public_key: str) -> str:
-    """Return the name of the EC2 key pair of a public key: each person has one of their own."""
+    """Return the name of the EC2 key pair for a public key. It holds the key's hash, so each person has their own."""
     blob = base64.b64decode(public_key.split()[1])
     return f"imgnet-{hashlib.sha256(blob).hexdigest()[:12]}"
 
@@ -55,10 +55,13 @@ def _generate_key(folder: Path) -> Path:
 
 
 def _run_ssh_keygen(*arguments: str) -> str:
+    """Return the stdout of ssh-keygen. Raises `CloudError`. The last argument is the key file, named in errors."""
     try:
-        ran = subprocess.run(["ssh-keygen", *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+        completed = subprocess.run(["ssh-keygen", *arguments], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     except OSError as error:
-        raise CloudError(f"ssh-keygen cannot be run ({error.strerror}); install OpenSSH's client") from error
-    if ran.returncode:
-        raise CloudError(f"{arguments[-1]}: {' '.join(ran.stderr.split()) or 'ssh-keygen failed'}")
-    return ran.stdout
+        raise CloudError(
+            f"ssh-keygen cannot be run ({error.strerror}); install OpenSSH: sudo apt-get install openssh-client"
+        ) from error
+    if completed.returncode:
+        raise CloudError(f"{arguments[-1]}: {' '.join(completed.stderr.split()) or 'ssh-keygen failed'}")
+    return completed.stdout

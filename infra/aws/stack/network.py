@@ -1,6 +1,7 @@
-"""The network of a stack: one VPC, a public subnet in each zone, a way out, and S3 without one.
+"""The stack's network: one VPC, a public subnet in each zone, an internet gateway, and an S3 gateway endpoint.
 
-Source: AWS, "VPC with public subnets", "Gateway endpoints for Amazon S3". Names of EFS need DNS host names switched on.
+The endpoint keeps S3 traffic off the internet and is free. EFS host names resolve only with DNS host names enabled.
+Source: AWS, "VPC with public subnets", "Gateway endpoints for Amazon S3".
 """
 
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from infra.aws.errors import CloudError
 from .resources import RESOURCE_VISIBILITY_SECONDS, Resource, StackContext, wait_for
 
 VPC_CIDR = IPv4Network("10.77.0.0/16")
-SUBNET_CIDRS = [str(one) for one in VPC_CIDR.subnets(new_prefix=20)]  # 16 zones of 4091 addresses
+SUBNET_CIDRS = [str(subnet) for subnet in VPC_CIDR.subnets(new_prefix=20)]  # 16 zones of 4,091 addresses
 ANY_IPV4 = "0.0.0.0/0"
 NO_EFS_TAG = "imgnet:no-files"  # the tag of a subnet in a zone that EFS does not serve
 RAISE_VPC_QUOTA_COMMAND = "aws service-quotas request-service-quota-increase --service-code vpc --quota-code L-F678F1CE"
@@ -21,7 +22,7 @@ RAISE_VPC_QUOTA_COMMAND = "aws service-quotas request-service-quota-increase --s
 
 @dataclass(frozen=True)
 class StackNetwork:
-    """What is there of it: ids, subnets by zone, and one short line for each part that is not."""
+    """The existing network: VPC, usable subnets by zone, and one short line for each missing part."""
 
     vpc: str | None
     subnets: dict[str, str]
@@ -29,51 +30,58 @@ class StackNetwork:
 
 
 def inspect_network(context: StackContext) -> StackNetwork:
-    """Describe the network. Raises `CloudError`."""
-    ours = sorted(list_vpc_ids(context), key=lambda one: (not _has_subnets(context, one), one))
-    if not ours:
+    """Return the network as it is, without a change. Raises `CloudError`."""
+    vpc_ids = sorted(list_vpc_ids(context), key=lambda vpc_id: (not _has_subnets(context, vpc_id), vpc_id))
+    if not vpc_ids:
         return StackNetwork(None, {}, (f"network {VPC_CIDR} with a public subnet in each zone (VPC)",))
-    vpc = ours[0]
+    vpc = vpc_ids[0]
     subnets = _list_subnets(context, vpc)
-    gateways = [one["InternetGatewayId"] for one in _list_gateways(context, vpc) if one["Attachments"]]
+    gateway_ids = [gateway["InternetGatewayId"] for gateway in _list_gateways(context, vpc) if gateway["Attachments"]]
     tables = _list_route_tables(context, vpc)
-    parts = {
-        "host names in the network": _has_dns_hostnames(context, vpc),
-        "internet gateway": bool(gateways),
+    part_exists = {
+        "DNS host names of the network": _has_dns_hostnames(context, vpc),
+        "internet gateway": bool(gateway_ids),
         "route table": bool(tables)
-        and _has_internet_route(tables[0], gateways)
-        and _associated_subnets(tables[0]) >= {one["SubnetId"] for one in subnets},
+        and _has_internet_route(tables[0], gateway_ids)
+        and _associated_subnets(tables[0]) >= {subnet["SubnetId"] for subnet in subnets},
         "S3 gateway endpoint (free)": bool(_list_s3_endpoints(context, vpc)),
         **{f"subnet in {zone}": zone in _subnets_by_zone(subnets) for zone in list_zones(context)},
     }
-    return StackNetwork(
-        vpc, _subnets_by_zone(subnets, only_with_efs=True), tuple(name for name, there in parts.items() if not there)
-    )
+    missing_parts = tuple(part for part, exists in part_exists.items() if not exists)
+    return StackNetwork(vpc, _subnets_by_zone(subnets, only_with_efs=True), missing_parts)
 
 
 def ensure(context: StackContext) -> StackNetwork:
-    """Make what is missing of the network. Raises `CloudError`."""
+    """Create what is missing of the network, and return it. Raises `CloudError`."""
     vpc = _ensure_vpc(context)
     if not _has_dns_hostnames(context, vpc):
-        words = {"VpcId": vpc, "EnableDnsHostnames": {"Value": True}}
-        context.create("host names in the network", context.account.ec2.modify_vpc_attribute, **words)
+        context.create(
+            "DNS host names of the network",
+            context.account.ec2.modify_vpc_attribute,
+            VpcId=vpc,
+            EnableDnsHostnames={"Value": True},
+        )
     subnets = _ensure_subnets(context, vpc)
     gateway = _ensure_gateway(context, vpc)
     table = _ensure_route_table(context, vpc)
-    _ensure_routes(context, table, gateway, [one["SubnetId"] for one in subnets])
+    _ensure_routes(context, table, gateway, [subnet["SubnetId"] for subnet in subnets])
     _ensure_s3_endpoint(context, vpc, table["RouteTableId"])
     return StackNetwork(vpc, _subnets_by_zone(subnets, only_with_efs=True), ())
 
 
 def mark_without_efs(context: StackContext, zone: str, subnet: str) -> None:
-    """Mark a subnet: EFS does not serve its zone, so no machines go there."""
-    context.log(f"{zone} has no EFS: no machines there")
-    words = {"Resources": [subnet], "Tags": tags.to_aws_tags({NO_EFS_TAG: "yes"})}
-    context.create(f"mark of {zone}", context.account.ec2.create_tags, **words)
+    """Tag a subnet in a zone that EFS does not serve, so that no machines are launched there."""
+    context.log(f"EFS does not serve {zone}: no machines will be launched there")
+    context.create(
+        f"no-EFS tag of the subnet in {zone}",
+        context.account.ec2.create_tags,
+        Resources=[subnet],
+        Tags=tags.to_aws_tags({NO_EFS_TAG: "yes"}),
+    )
 
 
 def remove(context: StackContext) -> None:
-    """Remove every network of ours, in order; what stays is in `work.left`."""
+    """Delete every network of ours, in the order that AWS requires. What stays is named in `context.leftovers`."""
     ec2 = context.account.ec2
     for vpc in list_vpc_ids(context):
         for endpoint in _list_s3_endpoints(context, vpc):
@@ -81,9 +89,9 @@ def remove(context: StackContext) -> None:
         for subnet in _list_subnets(context, vpc):
             context.delete(f"subnet {subnet['SubnetId']}", ec2.delete_subnet, SubnetId=subnet["SubnetId"])
         for table in _list_route_tables(context, vpc):
-            for one in table["Associations"]:
-                id = one["RouteTableAssociationId"]
-                context.delete("route of a subnet", ec2.disassociate_route_table, AssociationId=id)
+            for association in table["Associations"]:
+                association_id = association["RouteTableAssociationId"]
+                context.delete("route table association", ec2.disassociate_route_table, AssociationId=association_id)
             context.delete("route table", ec2.delete_route_table, RouteTableId=table["RouteTableId"])
         for gateway in _list_gateways(context, vpc):
             _delete_gateway(context, gateway)
@@ -93,49 +101,53 @@ def remove(context: StackContext) -> None:
 
 
 def list_zones(context: StackContext) -> list[str]:
-    """Return the zones of the region where every account has its machines: no local zones, none to opt into."""
-    found = call("zones", context.account.ec2.describe_availability_zones)["AvailabilityZones"]
+    """Return the region's availability zones that every account can use: no local zones, no zones to opt into."""
+    response = call("zones", context.account.ec2.describe_availability_zones)
     return sorted(
-        one["ZoneName"]
-        for one in found
-        if one.get("ZoneType", "availability-zone") == "availability-zone"
-        and one.get("OptInStatus", "opt-in-not-required") == "opt-in-not-required"
-        and one.get("State", "available") == "available"
-        and _zone_index(one["ZoneName"]) < len(SUBNET_CIDRS)
+        zone["ZoneName"]
+        for zone in response["AvailabilityZones"]
+        if zone.get("ZoneType", "availability-zone") == "availability-zone"
+        and zone.get("OptInStatus", "opt-in-not-required") == "opt-in-not-required"
+        and zone.get("State", "available") == "available"
+        and _zone_index(zone["ZoneName"]) < len(SUBNET_CIDRS)
     )
 
 
 def list_vpc_ids(context: StackContext) -> list[str]:
-    """Return the ids of our networks: one, but for what a crash has left."""
-    return [one["VpcId"] for one in _list_vpcs(context)]
+    """Return the IDs of our VPCs: one, unless a crash has left another."""
+    return [vpc["VpcId"] for vpc in _list_vpcs(context)]
 
 
 def list_machines(context: StackContext) -> list[Resource]:
-    """Return the machines in our networks that are not about to be gone."""
-    ours = list_vpc_ids(context)
-    if not ours:
+    """Return the instances in our VPCs that are not terminating, as EC2 describes them."""
+    vpc_ids = list_vpc_ids(context)
+    if not vpc_ids:
         return []
-    alive = ["pending", "running", "stopping", "stopped"]
-    where = tags.make_filters({}, vpc_id=ours, instance_state_name=alive)
-    found = paginate(
-        "machines in the network", context.account.ec2, "describe_instances", "Reservations", Filters=where
+    states = ["pending", "running", "stopping", "stopped"]
+    filters = tags.make_filters({}, vpc_id=vpc_ids, instance_state_name=states)
+    reservations = paginate(
+        "machines in the network", context.account.ec2, "describe_instances", "Reservations", Filters=filters
     )
-    return [machine for one in found for machine in one["Instances"]]
+    return [machine for reservation in reservations for machine in reservation["Instances"]]
 
 
 # --- the parts -----------------------------------------------------------------------------------------------------
 
 
 def _zone_index(zone: str) -> int:
-    """The place of a zone's subnet, by its letter: whoever makes it, whatever others there are, it is the same."""
+    """Return the index of a zone's address range, from the zone's letter.
+
+    It depends on nothing else, so that two processes create the same subnet, whatever other zones they see.
+    """
     return ord(zone[-1]) - ord("a")
 
 
 def _list_own(
     context: StackContext, label: str, operation: str, result_key: str, vpc: str | None = None
 ) -> list[Resource]:
-    where = {"vpc_id": [vpc]} if vpc else {}
-    filters = tags.make_filters({tags.STACK: tags.STACK_VALUE}, **where)
+    """Return the resources of a kind that have our tag, all or those of a VPC."""
+    vpc_filter = {"vpc_id": [vpc]} if vpc else {}
+    filters = tags.make_filters({tags.STACK: tags.STACK_VALUE}, **vpc_filter)
     return paginate(label, context.account.ec2, operation, result_key, Filters=filters)
 
 
@@ -148,43 +160,51 @@ def _list_subnets(context: StackContext, vpc: str) -> list[Resource]:
 
 
 def _list_gateways(context: StackContext, vpc: str | None) -> list[Resource]:
-    """Ours at this network, and those at none."""
-    found = _list_own(context, "internet gateways", "describe_internet_gateways", "InternetGateways")
-    return [one for one in found if [at["VpcId"] for at in one["Attachments"]] in ([vpc], [])]
+    """Return our internet gateways that are attached to this VPC, and those that are attached to none."""
+    gateways = _list_own(context, "internet gateways", "describe_internet_gateways", "InternetGateways")
+    return [
+        gateway for gateway in gateways if [attachment["VpcId"] for attachment in gateway["Attachments"]] in ([vpc], [])
+    ]
 
 
 def _list_route_tables(context: StackContext, vpc: str) -> list[Resource]:
-    found = _list_own(context, "route tables", "describe_route_tables", "RouteTables", vpc)
-    return sorted(found, key=lambda one: (not _associated_subnets(one), one["RouteTableId"]))
+    """Return our route tables of a VPC, those in use first."""
+    tables = _list_own(context, "route tables", "describe_route_tables", "RouteTables", vpc)
+    return sorted(tables, key=lambda table: (not _associated_subnets(table), table["RouteTableId"]))
 
 
 def _list_s3_endpoints(context: StackContext, vpc: str) -> list[Resource]:
-    found = _list_own(context, "endpoints", "describe_vpc_endpoints", "VpcEndpoints", vpc)
-    return [one for one in found if not one.get("State", "").lower().startswith("delet")]
+    endpoints = _list_own(context, "endpoints", "describe_vpc_endpoints", "VpcEndpoints", vpc)
+    return [endpoint for endpoint in endpoints if not endpoint.get("State", "").lower().startswith("delet")]
 
 
 def _subnets_by_zone(subnets: list[Resource], only_with_efs: bool = False) -> dict[str, str]:
-    """By zone; only those with the file system if `shared`."""
+    """Return subnet IDs by zone, sorted by zone: all, or only those in zones that EFS serves."""
     return {
-        one["AvailabilityZone"]: str(one["SubnetId"])
-        for one in sorted(subnets, key=lambda one: str(one["AvailabilityZone"]))
-        if not only_with_efs or tags.read_tags(one).get(NO_EFS_TAG) is None
+        subnet["AvailabilityZone"]: str(subnet["SubnetId"])
+        for subnet in sorted(subnets, key=lambda subnet: str(subnet["AvailabilityZone"]))
+        if not only_with_efs or tags.read_tags(subnet).get(NO_EFS_TAG) is None
     }
 
 
 def _has_dns_hostnames(context: StackContext, vpc: str) -> bool:
-    words = {"VpcId": vpc, "Attribute": "enableDnsHostnames"}
-    said = call("host names in the network", context.account.ec2.describe_vpc_attribute, **words)
-    return bool(said["EnableDnsHostnames"]["Value"])
+    response = call(
+        "DNS host names of the network",
+        context.account.ec2.describe_vpc_attribute,
+        VpcId=vpc,
+        Attribute="enableDnsHostnames",
+    )
+    return bool(response["EnableDnsHostnames"]["Value"])
 
 
 def _associated_subnets(table: Resource) -> set[str]:
-    return {one["SubnetId"] for one in table["Associations"] if one.get("SubnetId")}
+    return {association["SubnetId"] for association in table["Associations"] if association.get("SubnetId")}
 
 
 def _has_internet_route(table: Resource, gateways: list[str]) -> bool:
     return any(
-        one.get("DestinationCidrBlock") == ANY_IPV4 and one.get("GatewayId") in gateways for one in table["Routes"]
+        route.get("DestinationCidrBlock") == ANY_IPV4 and route.get("GatewayId") in gateways
+        for route in table["Routes"]
     )
 
 
@@ -195,7 +215,7 @@ def _has_subnets(context: StackContext, vpc: str) -> bool:
 def _ensure_vpc(context: StackContext) -> str:
     ec2 = context.account.ec2
 
-    def make() -> None:
+    def create_vpc() -> None:
         try:
             context.create(
                 "network (VPC)",
@@ -206,91 +226,133 @@ def _ensure_vpc(context: StackContext) -> str:
         except CloudError as error:
             if error.code != "VpcLimitExceeded":
                 raise
-            more = f"{RAISE_VPC_QUOTA_COMMAND} --desired-value 10 --region {context.account.region}"
-            raise CloudError(f"the region has as many networks (VPC) as it may; type: {more}", error.code) from error
+            command = f"{RAISE_VPC_QUOTA_COMMAND} --desired-value 10 --region {context.account.region}"
+            raise CloudError(
+                f"the region has as many networks (VPC) as its quota allows; type: {command}", error.code
+            ) from error
 
-    found = context.ensure_single(
-        f"network {VPC_CIDR}", lambda: _list_vpcs(context), make,
-        lambda one: context.delete("network", ec2.delete_vpc, VpcId=one["VpcId"]),
-        id_key="VpcId", is_used=lambda one: _has_subnets(context, one["VpcId"]),
-    )  # fmt: skip
-    return str(found["VpcId"])
+    vpc = context.ensure_single(
+        f"network {VPC_CIDR}",
+        lambda: _list_vpcs(context),
+        create_vpc,
+        lambda vpc: context.delete("network", ec2.delete_vpc, VpcId=vpc["VpcId"]),
+        id_key="VpcId",
+        is_used=lambda vpc: _has_subnets(context, vpc["VpcId"]),
+    )
+    return str(vpc["VpcId"])
 
 
 def _ensure_subnets(context: StackContext, vpc: str) -> list[Resource]:
-    there = _list_subnets(context, vpc)
-    new = [zone for zone in list_zones(context) if zone not in _subnets_by_zone(there)]
-    if not new:
-        return there
-    context.log(f"making a subnet in each of {' '.join(new)}")
-    for zone in new:
-        words = {"VpcId": vpc, "AvailabilityZone": zone, "CidrBlock": SUBNET_CIDRS[_zone_index(zone)]}
-        specifications = context.tag_specifications("subnet")
+    existing_subnets = _list_subnets(context, vpc)
+    new_zones = [zone for zone in list_zones(context) if zone not in _subnets_by_zone(existing_subnets)]
+    if not new_zones:
+        return existing_subnets
+    context.log(f"creating a subnet in each of {' '.join(new_zones)}")
+    for zone in new_zones:
         context.create(
-            f"subnet in {zone}", context.account.ec2.create_subnet, TagSpecifications=specifications, **words
+            f"subnet in {zone}",
+            context.account.ec2.create_subnet,
+            TagSpecifications=context.tag_specifications("subnet"),
+            VpcId=vpc,
+            AvailabilityZone=zone,
+            CidrBlock=SUBNET_CIDRS[_zone_index(zone)],
         )
 
-    def all_seen() -> list[Resource]:
-        found = _list_subnets(context, vpc)
-        return found if _subnets_by_zone(found).keys() >= {*new} else []
+    def list_when_all_visible() -> list[Resource]:
+        subnets = _list_subnets(context, vpc)
+        return subnets if _subnets_by_zone(subnets).keys() >= {*new_zones} else []
 
     return wait_for(
-        all_seen, f"subnets of {vpc} were made, and AWS does not show them with our tag", RESOURCE_VISIBILITY_SECONDS
+        list_when_all_visible,
+        f"subnets of {vpc} were created, but AWS does not show them with our tag",
+        RESOURCE_VISIBILITY_SECONDS,
     )
 
 
 def _ensure_gateway(context: StackContext, vpc: str) -> str:
     ec2 = context.account.ec2
-    words = {"TagSpecifications": context.tag_specifications("internet-gateway")}
-    found = context.ensure_single(
-        "internet gateway", lambda: _list_gateways(context, vpc),
-        lambda: context.create("internet gateway", ec2.create_internet_gateway, **words),
-        lambda one: context.delete(
-            "internet gateway", ec2.delete_internet_gateway, InternetGatewayId=one["InternetGatewayId"]
+    gateway = context.ensure_single(
+        "internet gateway",
+        lambda: _list_gateways(context, vpc),
+        lambda: context.create(
+            "internet gateway",
+            ec2.create_internet_gateway,
+            TagSpecifications=context.tag_specifications("internet-gateway"),
         ),
-        id_key="InternetGatewayId", is_used=lambda one: bool(one["Attachments"]),
-    )  # fmt: skip
-    gateway = str(found["InternetGatewayId"])
-    if not found["Attachments"]:
-        context.create("way out", ec2.attach_internet_gateway, InternetGatewayId=gateway, VpcId=vpc)
-    return gateway
+        lambda gateway: context.delete(
+            "internet gateway", ec2.delete_internet_gateway, InternetGatewayId=gateway["InternetGatewayId"]
+        ),
+        id_key="InternetGatewayId",
+        is_used=lambda gateway: bool(gateway["Attachments"]),
+    )
+    gateway_id = str(gateway["InternetGatewayId"])
+    if not gateway["Attachments"]:
+        context.create(
+            "attachment of the internet gateway",
+            ec2.attach_internet_gateway,
+            InternetGatewayId=gateway_id,
+            VpcId=vpc,
+        )
+    return gateway_id
 
 
 def _delete_gateway(context: StackContext, gateway: Resource) -> None:
-    ec2, id = context.account.ec2, gateway["InternetGatewayId"]
-    for at in gateway["Attachments"]:
-        context.delete("way out", ec2.detach_internet_gateway, InternetGatewayId=id, VpcId=at["VpcId"])
-    context.delete("internet gateway", ec2.delete_internet_gateway, InternetGatewayId=id)
+    ec2 = context.account.ec2
+    gateway_id = gateway["InternetGatewayId"]
+    for attachment in gateway["Attachments"]:
+        context.delete(
+            "attachment of the internet gateway",
+            ec2.detach_internet_gateway,
+            InternetGatewayId=gateway_id,
+            VpcId=attachment["VpcId"],
+        )
+    context.delete("internet gateway", ec2.delete_internet_gateway, InternetGatewayId=gateway_id)
 
 
 def _ensure_route_table(context: StackContext, vpc: str) -> Resource:
     ec2 = context.account.ec2
-    words = {"VpcId": vpc, "TagSpecifications": context.tag_specifications("route-table")}
     return context.ensure_single(
-        "route table", lambda: _list_route_tables(context, vpc),
-        lambda: context.create("route table", ec2.create_route_table, **words),
-        lambda one: context.delete("route table", ec2.delete_route_table, RouteTableId=one["RouteTableId"]),
-        id_key="RouteTableId", is_used=lambda one: bool(_associated_subnets(one)),
-    )  # fmt: skip
+        "route table",
+        lambda: _list_route_tables(context, vpc),
+        lambda: context.create(
+            "route table",
+            ec2.create_route_table,
+            VpcId=vpc,
+            TagSpecifications=context.tag_specifications("route-table"),
+        ),
+        lambda table: context.delete("route table", ec2.delete_route_table, RouteTableId=table["RouteTableId"]),
+        id_key="RouteTableId",
+        is_used=lambda table: bool(_associated_subnets(table)),
+    )
 
 
 def _ensure_routes(context: StackContext, table: Resource, gateway: str, subnets: list[str]) -> None:
-    ec2, id = context.account.ec2, table["RouteTableId"]
+    """Route a table's internet traffic to the gateway, and associate the subnets with the table."""
+    ec2 = context.account.ec2
+    table_id = table["RouteTableId"]
     if not _has_internet_route(table, [gateway]):
-        stale = any(one.get("DestinationCidrBlock") == ANY_IPV4 for one in table["Routes"])  # to a gateway that is gone
-        function = ec2.replace_route if stale else ec2.create_route
-        context.create("route", function, RouteTableId=id, DestinationCidrBlock=ANY_IPV4, GatewayId=gateway)
+        # A route to a gateway that was deleted stays in the table and must be replaced.
+        has_stale_route = any(route.get("DestinationCidrBlock") == ANY_IPV4 for route in table["Routes"])
+        function = ec2.replace_route if has_stale_route else ec2.create_route
+        context.create("route", function, RouteTableId=table_id, DestinationCidrBlock=ANY_IPV4, GatewayId=gateway)
     for subnet in subnets:
         if subnet not in _associated_subnets(table):
-            context.create(f"route of {subnet}", ec2.associate_route_table, RouteTableId=id, SubnetId=subnet)
+            context.create(f"route of {subnet}", ec2.associate_route_table, RouteTableId=table_id, SubnetId=subnet)
 
 
 def _ensure_s3_endpoint(context: StackContext, vpc: str, table: str) -> None:
-    ec2, service = context.account.ec2, f"com.amazonaws.{context.account.region}.s3"
+    """Create the S3 gateway endpoint if missing, and delete spare ones that a crash or a race has left."""
+    ec2 = context.account.ec2
     if not _list_s3_endpoints(context, vpc):
         context.create(
-            "S3 gateway endpoint", ec2.create_vpc_endpoint, VpcId=vpc, VpcEndpointType="Gateway", ServiceName=service,
-            RouteTableIds=[table], TagSpecifications=context.tag_specifications("vpc-endpoint"),
-        )  # fmt: skip
-    for spare in sorted(one["VpcEndpointId"] for one in _list_s3_endpoints(context, vpc))[1:]:
-        context.delete("spare S3 endpoint", ec2.delete_vpc_endpoints, VpcEndpointIds=[spare])
+            "S3 gateway endpoint",
+            ec2.create_vpc_endpoint,
+            VpcId=vpc,
+            VpcEndpointType="Gateway",
+            ServiceName=f"com.amazonaws.{context.account.region}.s3",
+            RouteTableIds=[table],
+            TagSpecifications=context.tag_specifications("vpc-endpoint"),
+        )
+    endpoint_ids = sorted(endpoint["VpcEndpointId"] for endpoint in _list_s3_endpoints(context, vpc))
+    for spare_id in endpoint_ids[1:]:
+        context.delete("spare S3 endpoint", ec2.delete_vpc_endpoints, VpcEndpointIds=[spare_id])

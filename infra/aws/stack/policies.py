@@ -1,10 +1,11 @@
-"""The least that a person needs to launch, and that a machine needs to run, as IAM policies in plain data.
+"""IAM policies as plain data: the least that a person needs to launch, and that a machine needs to run.
 
-A person may look at all, make only what bears our tag in the very call that makes it, and change or end only what bears
-it. A test holds `for_user` against every call in infra/. What only an admin does, once, is in `ADMIN`.
+A person may describe everything, create only resources that get our tag in the creating call, and change or delete
+only resources that have our tag. A test compares `user_policy` with every AWS call in infra/. `ADMIN_ACTIONS` are what
+only an admin does, once.
 
 Sources: AWS, "Actions, resources, and condition keys" for EC2, EFS, S3 and IAM; "Controlling access during launch";
-"Using IAM to control access to file systems" (which keys of a condition hold for a mount).
+"Using IAM to control access to file systems" (which condition keys apply to a mount).
 """
 
 from typing import Any
@@ -13,10 +14,11 @@ from infra.aws import tags
 
 Policy = dict[str, Any]
 ROLE_NAME = "imgnet-machine"
-DATA_PREFIX, RUNS_PREFIX = "data", "runs"  # the prefixes of a bucket that machines read and write
-FILE_SYSTEM_STATEMENTS = ("OnlyTLS", "ByMountTarget")  # the statements of the file system's policy
+DATA_PREFIX = "data"  # machines read objects of the bucket below this prefix
+RUNS_PREFIX = "runs"  # machines write objects of the bucket below this prefix
+FILE_SYSTEM_STATEMENTS = ("OnlyTLS", "ByMountTarget")  # statement IDs of the file system's policy
 BUCKET_PATTERN = "imgnet-*"
-MAX_POLICY_CHARACTERS = 6144  # the size of a managed policy, without white space
+MAX_POLICY_CHARACTERS = 6144  # AWS's limit for a managed policy, without white space
 
 READ_ACTIONS = """
 ec2:DescribeAddresses ec2:DescribeAvailabilityZones ec2:DescribeImages ec2:DescribeInstanceTypeOfferings
@@ -54,39 +56,50 @@ iam:TagInstanceProfile iam:AddRoleToInstanceProfile iam:RemoveRoleFromInstancePr
 
 
 def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATTERN) -> Policy:
-    """Return the least policy of a person who launches, in an account (its number), a region, with buckets so named."""
+    """Return the least policy of a person who launches.
+
+    `account` (its number), `region` and `bucket` (a name or pattern) limit the policy; "*" allows all.
+    """
     ec2 = f"arn:aws:ec2:{region}:{account}:"
-    asked = {"StringEquals": {f"aws:RequestTag/{tags.STACK}": tags.STACK_VALUE}}
-    ours = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": tags.STACK_VALUE}}
-    parameters = [f"arn:aws:ssm:{region}::parameter/aws/service/{name}/*" for name in ("deeplearning", "canonical")]
-    new = ("instance", "volume", "network-interface", "spot-instances-request")
-    old = ("key-pair", "subnet", "security-group", "placement-group")
-    no_v2 = {"StringNotEquals": {"ec2:MetadataHttpTokens": "required"}}
+    our_tag_in_request = {"StringEquals": {f"aws:RequestTag/{tags.STACK}": tags.STACK_VALUE}}
+    our_tag_on_resource = {"StringEquals": {f"aws:ResourceTag/{tags.STACK}": tags.STACK_VALUE}}
+    image_parameters = [
+        f"arn:aws:ssm:{region}::parameter/aws/service/{name}/*" for name in ("deeplearning", "canonical")
+    ]
+    launched_types = ("instance", "volume", "network-interface", "spot-instances-request")
+    existing_types = ("key-pair", "subnet", "security-group", "placement-group")
     roles = [f"arn:aws:iam::{account}:{kind}/{ROLE_NAME}" for kind in ("role", "instance-profile")]
-    spot = f"arn:aws:iam::{account}:role/aws-service-role/spot.amazonaws.com/*"
-    efs = f"arn:aws:iam::{account}:role/aws-service-role/elasticfilesystem.amazonaws.com/*"
-    linked = {"StringEquals": {"iam:AWSServiceName": ["spot.amazonaws.com", "elasticfilesystem.amazonaws.com"]}}
+    spot_role = f"arn:aws:iam::{account}:role/aws-service-role/spot.amazonaws.com/*"
+    efs_role = f"arn:aws:iam::{account}:role/aws-service-role/elasticfilesystem.amazonaws.com/*"
+    linked_services = {
+        "StringEquals": {"iam:AWSServiceName": ["spot.amazonaws.com", "elasticfilesystem.amazonaws.com"]}
+    }
     return _make_policy(
         _allow("Look", READ_ACTIONS, "*"),
-        _allow("Images", "ssm:GetParameter ssm:GetParameters", parameters),
-        _allow("MakeWithTag", CREATE_ACTIONS, "*", asked),
-        _allow("MakeInOurs", CREATE_IN_VPC_ACTIONS, [f"{ec2}vpc/*", f"{ec2}route-table/*"], ours),
-        _allow("Run", "ec2:RunInstances", [f"{ec2}{kind}/*" for kind in new], asked),
-        _allow("RunInOurs", "ec2:RunInstances", [f"{ec2}{kind}/*" for kind in old], ours),
+        _allow("Images", "ssm:GetParameter ssm:GetParameters", image_parameters),
+        _allow("MakeWithTag", CREATE_ACTIONS, "*", our_tag_in_request),
+        _allow("MakeInOurs", CREATE_IN_VPC_ACTIONS, [f"{ec2}vpc/*", f"{ec2}route-table/*"], our_tag_on_resource),
+        _allow("Run", "ec2:RunInstances", [f"{ec2}{kind}/*" for kind in launched_types], our_tag_in_request),
+        _allow("RunInOurs", "ec2:RunInstances", [f"{ec2}{kind}/*" for kind in existing_types], our_tag_on_resource),
         _allow("RunImage", "ec2:RunInstances", f"arn:aws:ec2:{region}::image/*"),
-        _deny("OnlyIMDSv2", "ec2:RunInstances", f"{ec2}instance/*", no_v2),
-        _allow("TagNew", "ec2:CreateTags", f"{ec2}*/*", {**asked, "Null": {"ec2:CreateAction": "false"}}),
+        _deny(
+            "OnlyIMDSv2",
+            "ec2:RunInstances",
+            f"{ec2}instance/*",
+            {"StringNotEquals": {"ec2:MetadataHttpTokens": "required"}},
+        ),
+        _allow("TagNew", "ec2:CreateTags", f"{ec2}*/*", {**our_tag_in_request, "Null": {"ec2:CreateAction": "false"}}),
         _allow(
             "TagNewFiles",
             "elasticfilesystem:TagResource",
             "*",
             {"StringEquals": {"elasticfilesystem:CreateAction": "CreateFileSystem"}},
         ),
-        _allow("ChangeOurs", CHANGE_ACTIONS, "*", ours),
+        _allow("ChangeOurs", CHANGE_ACTIONS, "*", our_tag_on_resource),
         _allow("MountTargets", "ec2:CreateNetworkInterface ec2:DeleteNetworkInterface", "*"),
         _allow("Roles", READ_ROLE_ACTIONS, roles),
         _allow("PassRole", "iam:PassRole", roles[0], {"StringEquals": {"iam:PassedToService": "ec2.amazonaws.com"}}),
-        _allow("SpotAndFiles", "iam:CreateServiceLinkedRole", [spot, efs], linked),
+        _allow("SpotAndFiles", "iam:CreateServiceLinkedRole", [spot_role, efs_role], linked_services),
         _allow("Bucket", BUCKET_ACTIONS, [f"arn:aws:s3:::{bucket}", f"arn:aws:s3:::{bucket}/*"]),
     )
 
@@ -94,60 +107,73 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
 def machine_policy(
     account: str = "*", region: str = "*", file_system: str = "*", bucket: str | None = None, role: str = ROLE_NAME
 ) -> Policy:
-    """Return the least policy of the machines: the file system, the bucket's data to read, its runs to write."""
-    files = f"arn:aws:elasticfilesystem:{region}:{account}:file-system/{file_system}"
-    parts = [
-        _allow("Mount", "elasticfilesystem:ClientMount elasticfilesystem:ClientWrite", files),
-        _allow("FindMountTarget", "elasticfilesystem:DescribeMountTargets", files),
+    """Return the least policy of the machines.
+
+    They mount the file system, read the bucket's data/ and write its runs/. Without `bucket` they may not use S3.
+    """
+    file_system_arn = f"arn:aws:elasticfilesystem:{region}:{account}:file-system/{file_system}"
+    statements = [
+        _allow("Mount", "elasticfilesystem:ClientMount elasticfilesystem:ClientWrite", file_system_arn),
+        _allow("FindMountTarget", "elasticfilesystem:DescribeMountTargets", file_system_arn),
     ]
     if bucket:
-        place = f"arn:aws:s3:::{bucket}"
-        ours = {"StringLike": {"s3:prefix": [f"{DATA_PREFIX}/*", f"{RUNS_PREFIX}/*"]}}
-        parts += [
-            _allow("ReadData", "s3:GetObject", f"{place}/{DATA_PREFIX}/*"),
-            _allow("WriteRuns", "s3:PutObject", f"{place}/{RUNS_PREFIX}/*"),
-            _allow("List", "s3:ListBucket", place, ours),
+        bucket_arn = f"arn:aws:s3:::{bucket}"
+        own_prefixes = {"StringLike": {"s3:prefix": [f"{DATA_PREFIX}/*", f"{RUNS_PREFIX}/*"]}}
+        statements += [
+            _allow("ReadData", "s3:GetObject", f"{bucket_arn}/{DATA_PREFIX}/*"),
+            _allow("WriteRuns", "s3:PutObject", f"{bucket_arn}/{RUNS_PREFIX}/*"),
+            _allow("List", "s3:ListBucket", bucket_arn, own_prefixes),
         ]
-    return _make_policy(*parts)
+    return _make_policy(*statements)
 
 
 def dataset_policy(bucket: str, prefix: str) -> Policy:
-    """Return what it takes to read a packed set and its copies in another bucket, for the machines or a person."""
-    place = f"arn:aws:s3:::{bucket}"
-    below = {"StringLike": {"s3:prefix": [f"{prefix}*"]}}
+    """Return the policy that allows reading a packed data set and its smaller copies in another bucket.
+
+    It can be attached to the machines' role or to a person.
+    """
+    bucket_arn = f"arn:aws:s3:::{bucket}"
+    below_prefix = {"StringLike": {"s3:prefix": [f"{prefix}*"]}}
     return _make_policy(
-        _allow("ReadSet", "s3:GetObject", f"{place}/{prefix}*"), _allow("ListSet", "s3:ListBucket", place, below)
+        _allow("ReadSet", "s3:GetObject", f"{bucket_arn}/{prefix}*"),
+        _allow("ListSet", "s3:ListBucket", bucket_arn, below_prefix),
     )
 
 
 def trust_policy() -> Policy:
-    """Return who may take the machines' role: EC2, for its machines."""
-    who = {"Service": "ec2.amazonaws.com"}
-    return _make_policy({"Effect": "Allow", "Principal": who, "Action": "sts:AssumeRole"})
+    """Return the trust policy of the machines' role: EC2 may assume it for its instances."""
+    service = {"Service": "ec2.amazonaws.com"}
+    return _make_policy({"Effect": "Allow", "Principal": service, "Action": "sts:AssumeRole"})
 
 
 def file_system_policy(account: str, region: str, file_system: str) -> Policy:
-    """Return the file system's own policy: by TLS, a mount target and a role of this account, or not at all."""
-    place = f"arn:aws:elasticfilesystem:{region}:{account}:file-system/{file_system}"
-    mount = ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"]
-    anyone = {"AWS": "*"}
-    by_target = {"Bool": {"elasticfilesystem:AccessedViaMountTarget": "true"}}
+    """Return the file system's own policy: access over TLS, through a mount target, by a role of this account only."""
+    file_system_arn = f"arn:aws:elasticfilesystem:{region}:{account}:file-system/{file_system}"
+    only_tls, by_mount_target = FILE_SYSTEM_STATEMENTS
     return _make_policy(
         {
-            "Sid": FILE_SYSTEM_STATEMENTS[0], "Effect": "Deny", "Principal": anyone, "Action": "*", "Resource": place,
+            "Sid": only_tls,
+            "Effect": "Deny",
+            "Principal": {"AWS": "*"},
+            "Action": "*",
+            "Resource": file_system_arn,
             "Condition": {"Bool": {"aws:SecureTransport": "false"}},
         },
         {
-            "Sid": FILE_SYSTEM_STATEMENTS[1], "Effect": "Allow", "Principal": {"AWS": f"arn:aws:iam::{account}:root"},
-            "Action": mount, "Resource": place, "Condition": by_target,
+            "Sid": by_mount_target,
+            "Effect": "Allow",
+            "Principal": {"AWS": f"arn:aws:iam::{account}:root"},
+            "Action": ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"],
+            "Resource": file_system_arn,
+            "Condition": {"Bool": {"elasticfilesystem:AccessedViaMountTarget": "true"}},
         },
-    )  # fmt: skip
+    )
 
 
 def allowed_actions(policy: Policy) -> set[str]:
-    """Return the names of the actions that a policy allows; they may end in *."""
-    allowed = [one["Action"] for one in policy["Statement"] if one["Effect"] == "Allow"]
-    return {name for one in allowed for name in ([one] if isinstance(one, str) else one)}
+    """Return the names of the actions that a policy allows. A name may end in *."""
+    action_fields = [statement["Action"] for statement in policy["Statement"] if statement["Effect"] == "Allow"]
+    return {name for actions in action_fields for name in ([actions] if isinstance(actions, str) else actions)}
 
 
 def _make_policy(*statements: dict[str, Any]) -> Policy:
@@ -157,8 +183,8 @@ def _make_policy(*statements: dict[str, Any]) -> Policy:
 def _allow(
     statement_id: str, action_names: str, resource: str | list[str], condition: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    found = {"Sid": statement_id, "Effect": "Allow", "Action": sorted(action_names.split()), "Resource": resource}
-    return {**found, "Condition": condition} if condition else found
+    statement = {"Sid": statement_id, "Effect": "Allow", "Action": sorted(action_names.split()), "Resource": resource}
+    return {**statement, "Condition": condition} if condition else statement
 
 
 def _deny(statement_id: str, action_names: str, resource: str, condition: dict[str, Any]) -> dict[str, Any]:

@@ -1,8 +1,10 @@
-"""To make and to end what belongs to a stack, so that a second person, a lost answer or a crash does no harm.
+"""Idempotent create and delete helpers for the resources of a stack.
 
-Most of it cannot be made with a client token. What has a name of its own is made and, when AWS says that it is there,
-looked at. What has none (a network, a gateway, a route table) is agreed on: whoever has made one, or sees one that is
-not in use, waits a little and looks again; then all see the same ones, take the same, and remove the rest.
+They are safe against a second person who does the same at the same time, a lost response, and a crash. Most stack
+resources cannot be created with a client token. For those with a unique name, AWS reports a duplicate, and the caller
+checks whose resource it is. Resources without a name (VPC, internet gateway, route table) are agreed on: a process
+that created one, or that sees only unused ones, waits `SETTLE_SECONDS` and lists them again. Then all processes see
+the same list, choose the same resource, and delete the unused others.
 """
 
 import json
@@ -16,31 +18,32 @@ from infra.aws.client import Account, call, call_with_retry
 from infra.aws.errors import DENIED_CODES, KIND_BY_CODE, CloudError, ErrorKind
 from infra.aws.journal import Journal
 
-RESOURCE_NAME = "imgnet"  # of all that has a name
-SETTLE_SECONDS = 3.0  # seconds; longer than any two who both saw nothing need to make theirs
-RESOURCE_VISIBILITY_SECONDS = 60.0  # how long AWS may take to show what it has made
-RESOURCE_IN_USE_SECONDS = 300.0  # how long something may stay in use that is to end
+RESOURCE_NAME = "imgnet"  # of every resource that has a name
+SETTLE_SECONDS = 3.0  # longer than two processes that both saw no resource need to create theirs
+RESOURCE_VISIBILITY_SECONDS = 60.0  # how long AWS may take to show a new resource
+RESOURCE_IN_USE_SECONDS = 300.0  # how long a resource that is to be deleted may stay in use
 RESOURCE_POLL_SECONDS = 2.0
-ALREADY_EXISTS_KINDS, NOT_FOUND_KINDS = (ErrorKind.ALREADY_EXISTS,), (ErrorKind.NOT_FOUND, ErrorKind.NOT_VISIBLE_YET)
+ALREADY_EXISTS_KINDS = (ErrorKind.ALREADY_EXISTS,)
+NOT_FOUND_KINDS = (ErrorKind.NOT_FOUND, ErrorKind.NOT_VISIBLE_YET)
 Response = TypeVar("Response")
 Resource = dict[str, Any]
 
 
 def discard(line: str) -> None:
-    """Tell nobody."""
+    """Log function that drops its line."""
 
 
 @dataclass(frozen=True)
 class StackContext:
-    """What all steps on a stack share: the account, who is told, where intents are written."""
+    """What all operations on a stack share: account, log function, journal of intents, list of leftovers."""
 
     account: Account
     log: Callable[[str], None] = discard
     journal: Journal | None = None
-    leftovers: list[str] = field(default_factory=list)  # what could not be ended, a line each
+    leftovers: list[str] = field(default_factory=list)  # a line for each resource that could not be deleted
 
     def resource_tags(self, **extra_tags: str) -> dict[str, str]:
-        """Return the tags of what is made now."""
+        """Return the tags of a new resource."""
         return {
             aws_tags.STACK: aws_tags.STACK_VALUE,
             aws_tags.OWNER: self.account.owner,
@@ -49,25 +52,27 @@ class StackContext:
         }
 
     def tag_specifications(self, resource_type: str) -> list[Resource]:
-        """Return the TagSpecifications of a call that makes one thing."""
+        """Return the TagSpecifications of a call that creates one resource."""
         return aws_tags.tag_specifications([resource_type], self.resource_tags())
 
     def create(self, label: str, function: Callable[..., Response], /, **params: Any) -> Response | None:
-        """Make or change something; None when it is there already. Raises `CloudError`, `OSError` of the journal."""
+        """Create or change a resource; return None when it exists already.
+
+        Raises `CloudError`; `OSError` when the journal cannot be written.
+        """
         self._record_intent(f"make {label}", params)
-        again = (ErrorKind.NOT_VISIBLE_YET, ErrorKind.NOT_FOUND)  # what it stands in was made just now
         return ignore_errors(
             ALREADY_EXISTS_KINDS,
             call_with_retry,
             label,
             function,
-            on=again,
-            seconds=RESOURCE_VISIBILITY_SECONDS,
+            retry_on=NOT_FOUND_KINDS,  # the resource that contains this one was created just now
+            timeout_seconds=RESOURCE_VISIBILITY_SECONDS,
             **params,
         )
 
     def delete(self, label: str, function: Callable[..., Any], /, **params: Any) -> bool:
-        """End something, waiting while it is in use. False: it stays, and a line in `left` says why."""
+        """Delete a resource, waiting while it is in use. On failure add a line to `leftovers` and return False."""
         self._record_intent(f"remove {label}", params)
         try:
             ignore_errors(
@@ -75,8 +80,8 @@ class StackContext:
                 call_with_retry,
                 label,
                 function,
-                on=(ErrorKind.IN_USE,),
-                seconds=RESOURCE_IN_USE_SECONDS,
+                retry_on=(ErrorKind.IN_USE,),
+                timeout_seconds=RESOURCE_IN_USE_SECONDS,
                 **params,
             )
         except CloudError as error:
@@ -94,33 +99,39 @@ class StackContext:
         id_key: str,
         is_used: Callable[[Resource], bool],
     ) -> Resource:
-        """Return the one thing of a kind that all take: the one in use, else the first by id. Removes idle others."""
+        """Return the one resource of a kind that all processes use, and delete unused others.
 
-        def sorted_look() -> list[Resource]:
-            return sorted(list_existing(), key=lambda one: (not is_used(one), one[id_key]))
+        Used resources come first, then the order of IDs decides. Creates a resource when there is none.
+        Raises `CloudError` when AWS does not show the new resource.
+        """
 
-        found = sorted_look()
-        if not found:
-            self.log(f"making {label}")
+        def list_sorted() -> list[Resource]:
+            return sorted(list_existing(), key=lambda resource: (not is_used(resource), resource[id_key]))
+
+        resources = list_sorted()
+        if not resources:
+            self.log(f"creating {label}")
             create()
-        if not found or not is_used(found[0]):
+        if not resources or not is_used(resources[0]):
             time.sleep(SETTLE_SECONDS)
-            found = wait_for(sorted_look, f"{label} was made, and AWS does not show it", RESOURCE_VISIBILITY_SECONDS)
-        for spare in found[1:]:
+            resources = wait_for(
+                list_sorted, f"{label} was created, but AWS does not show it", RESOURCE_VISIBILITY_SECONDS
+            )
+        for spare in resources[1:]:
             if not is_used(spare):
                 delete(spare)
-        return found[0]
+        return resources[0]
 
     def _record_intent(self, intent: str, params: Mapping[str, Any]) -> None:
         if self.journal:
-            facts = {name: value for name, value in params.items() if name.endswith(("Id", "Name", "Token", "Bucket"))}
-            self.journal.write(intent, region=self.account.region, **facts)
+            names = {name: value for name, value in params.items() if name.endswith(("Id", "Name", "Token", "Bucket"))}
+            self.journal.write(intent, region=self.account.region, **names)
 
 
 def ignore_errors(
     ignored_kinds: tuple[ErrorKind, ...], function: Callable[..., Response], *args: Any, **params: Any
 ) -> Response | None:
-    """Call, and return None when AWS answers with one of these. Raises `CloudError` otherwise."""
+    """Call a function, and return None on an error of the ignored kinds. Raises `CloudError` for all others."""
     try:
         return function(*args, **params)
     except CloudError as error:
@@ -130,7 +141,10 @@ def ignore_errors(
 
 
 def call_if_permitted(action: str, function: Callable[..., Any], **params: Any) -> Any:
-    """Call to look at something: its answer, None when it is not there, False when looking is not permitted."""
+    """Call a describing function: return its response, None when the resource does not exist, False when not permitted.
+
+    Raises `CloudError` for all other errors.
+    """
     try:
         return ignore_errors(NOT_FOUND_KINDS, call, action, function, **params)
     except CloudError as error:
@@ -142,17 +156,17 @@ def call_if_permitted(action: str, function: Callable[..., Any], **params: Any) 
 def wait_for(
     condition: Callable[[], Response | None], timeout_message: str, timeout_seconds: float = RESOURCE_IN_USE_SECONDS
 ) -> Response:
-    """Return what the condition gives as soon as it is true. Raises `CloudError` (`late`) after so many seconds."""
+    """Return the value of `condition` as soon as it is true. Raises `CloudError` after `timeout_seconds`."""
     deadline = time.monotonic() + timeout_seconds
-    while not (found := condition()):
+    while not (value := condition()):
         if time.monotonic() > deadline:
-            raise CloudError(f"{timeout_message} (after {timeout_seconds:g} s); type it again to go on")
+            raise CloudError(f"{timeout_message} (after {timeout_seconds:g} s); run the same command again to go on")
         time.sleep(RESOURCE_POLL_SECONDS)
-    return found
+    return value
 
 
 def is_same_policy(policy: str | Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two policies say the same, one of them perhaps as text."""
+    """Whether two policies are equal. The first may be JSON text."""
     try:
         return bool((json.loads(policy) if isinstance(policy, str) else policy) == other)
     except ValueError:
@@ -160,5 +174,5 @@ def is_same_policy(policy: str | Mapping[str, Any], other: Mapping[str, Any]) ->
 
 
 def not_ours_error(label: str, next_step: str) -> CloudError:
-    """Return the refusal to touch what has our name and not our tag."""
+    """Return the error for a resource that has our name but not our tag. Such a resource is never touched."""
     return CloudError(f"{label} is not ours: it has no tag {aws_tags.STACK}; {next_step}")

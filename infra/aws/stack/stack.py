@@ -1,6 +1,7 @@
-"""The stack of a region: the long-lived things that jobs stand in. Free but for what the file system holds.
+"""The stack of a region: the long-lived AWS resources that its jobs share. Free, except for the data it stores.
 
-Found by its tags, made by whoever needs it first, and never taken from anybody who has something of the same name.
+The stack is found by its tags and created by the first launch that needs it. A resource of the same name that is not
+ours is never touched.
 """
 
 from collections.abc import Callable
@@ -19,22 +20,22 @@ from .resources import Resource, StackContext, discard
 
 @dataclass(frozen=True)
 class Stack:
-    """What a launch needs to know. `subnets` by zone; `key_file` is on this computer; `access_point` is the EFS's."""
+    """The parts of a stack that a launch needs."""
 
     region: str
     vpc: str
-    subnets: dict[str, str]
+    subnets: dict[str, str]  # by zone
     security_group: str
     file_system: str
     key_name: str
-    key_file: str
+    key_file: str  # path on this computer
     instance_profile: str
     bucket: str | None = None
-    access_point: str = ""
+    access_point: str = ""  # of the file system
 
 
 def stack_journal(region: str) -> Journal:
-    """Return the journal of this computer about a region's stack."""
+    """Return this computer's journal of changes to a region's stack."""
     return Journal(Path(f"~/.imgnet/aws/{region}.jsonl").expanduser())
 
 
@@ -44,65 +45,68 @@ def find(account: Account) -> Stack | None:
 
 
 def missing_parts(account: Account) -> list[str]:
-    """Return what `ensure` would make, one short line each; nothing when all is there. Changes nothing."""
+    """Return one short line for each part that `ensure` would create. Changes nothing. Raises `CloudError`."""
     return _inspect(account)[0]
 
 
 def ensure(account: Account, address: str, log: Callable[[str], None] = discard, bucket: str | None = None) -> Stack:
-    """Make what is missing, let `address` log in, and return the stack. Safe to call again, by two, and after a crash.
+    """Create what is missing, allow ssh from `address`, and return the stack.
 
-    Raises `CloudError` when something bears our name and not our tag, or may not be made; `OSError` of the journal.
+    Idempotent: safe to call again after a crash, and by two processes at once. Raises `CloudError` when a resource has
+    our name but not our tag, or when you may not create it; `OSError` when the journal cannot be written.
     """
     stack_security_group.parse_single_address(address)
-    work, path = StackContext(account, log, stack_journal(account.region)), key_pairs.ensure_own_key()
-    public = key_pairs.read_public_key(path)
-    name = key_pairs.key_pair_name(public)
-    role.ensure(work)
-    net = network.ensure(work)
-    group = stack_security_group.ensure_security_group(work, str(net.vpc))
-    stack_security_group.allow_ssh_from(account, group, address, account.owner, log=log, journal=work.journal)
-    stack_security_group.ensure_key_pair(work, name, public)
-    files, subnets = efs.ensure(work, net.subnets, group)
-    store = bucket or files.bucket
-    if store:
-        buckets.ensure(work, store, files.id)
-    role.grant_access(work, files.id, store)
+    context = StackContext(account, log, stack_journal(account.region))
+    key_file = key_pairs.ensure_own_key()
+    public_key = key_pairs.read_public_key(key_file)
+    key_name = key_pairs.key_pair_name(public_key)
+    role.ensure(context)
+    stack_network = network.ensure(context)
+    vpc = str(stack_network.vpc)
+    group = stack_security_group.ensure_security_group(context, vpc)
+    stack_security_group.allow_ssh_from(account, group, address, account.owner, log=log, journal=context.journal)
+    stack_security_group.ensure_key_pair(context, key_name, public_key)
+    file_system, subnets = efs.ensure(context, stack_network.subnets, group)
+    bucket = bucket or file_system.bucket
+    if bucket:
+        buckets.ensure(context, bucket, file_system.id)
+    role.grant_access(context, file_system.id, bucket)
     return Stack(
-        account.region,
-        str(net.vpc),
-        subnets,
-        group,
-        files.id,
-        name,
-        str(path),
-        role.ROLE_NAME,
-        store,
-        files.access_point,
+        region=account.region,
+        vpc=vpc,
+        subnets=subnets,
+        security_group=group,
+        file_system=file_system.id,
+        key_name=key_name,
+        key_file=str(key_file),
+        instance_profile=role.ROLE_NAME,
+        bucket=bucket,
+        access_point=file_system.access_point,
     )
 
 
 def remove(account: Account, delete_data: bool, log: Callable[[str], None] = discard) -> list[str]:
-    """Remove the stack, the data only when told to. Returns a line for each thing that is left.
+    """Delete the stack, its data only with `delete_data`. Return a line for each resource that stays.
 
-    Raises `CloudError`, with nothing done, while machines run in it.
+    Raises `CloudError`, without a change, while machines run in the stack.
     """
-    work = StackContext(account, log, stack_journal(account.region))
-    machines = network.list_machines(work)
+    context = StackContext(account, log, stack_journal(account.region))
+    machines = network.list_machines(context)
     if machines:
-        names = ", ".join(map(_machine_label, machines))
+        labels = ", ".join(map(_machine_label, machines))
         raise CloudError(
-            f"machines still run in the stack of {account.region}: {names}; type: imgnet-cluster down --all"
+            f"machines still run in the stack of {account.region}: {labels}; type: imgnet-cluster down --all"
         )
-    files = efs.find_file_system(work)
-    if files and files.bucket:
-        buckets.remove(work, files.bucket, files.id, delete_data)
-    efs.remove(work, delete_data)
-    role.remove(work)
-    stack_security_group.remove_key_pairs(work)
-    for vpc in network.list_vpc_ids(work):
-        stack_security_group.remove_security_groups(work, vpc)
-    network.remove(work)
-    return work.leftovers
+    file_system = efs.find_file_system(context)
+    if file_system and file_system.bucket:
+        buckets.remove(context, file_system.bucket, file_system.id, delete_data)
+    efs.remove(context, delete_data)
+    role.remove(context)
+    stack_security_group.remove_key_pairs(context)
+    for vpc in network.list_vpc_ids(context):
+        stack_security_group.remove_security_groups(context, vpc)
+    network.remove(context)
+    return context.leftovers
 
 
 def _machine_label(machine: Resource) -> str:
@@ -111,19 +115,38 @@ def _machine_label(machine: Resource) -> str:
 
 
 def _inspect(account: Account) -> tuple[list[str], Stack | None]:
-    """What is missing, and the stack when nothing is that can be seen."""
-    work, path = StackContext(account), key_pairs.KEY_PATH.expanduser()
-    net, files = network.inspect_network(work), efs.find_file_system(work)
-    group = stack_security_group.find_security_group(work, net.vpc) if net.vpc else None
-    lines = list(net.missing_parts)
+    """Return a line for each missing part, and the stack when all parts that we may read exist."""
+    context = StackContext(account)
+    key_file = key_pairs.KEY_PATH.expanduser()
+    stack_network = network.inspect_network(context)
+    file_system = efs.find_file_system(context)
+    vpc = stack_network.vpc
+    group = stack_security_group.find_security_group(context, vpc) if vpc else None
+    lines = list(stack_network.missing_parts)
     if not group or not stack_security_group.is_complete(group):
-        lines.append("security group imgnet: ssh from your address alone")
-    lines += files.missing_parts(net.subnets) if files else ["file system (EFS, encrypted; empty it costs nothing)"]
-    name = key_pairs.key_pair_name(key_pairs.read_public_key(path)) if path.exists() else ""
-    if not name or not stack_security_group.has_key_pair(work, name):
-        lines.append(f"key pair {name}".rstrip() + ("" if name else " (made on this computer)"))
-    lines += role.missing_parts(work, files.id if files else None, files.bucket if files else None)
-    if not net.vpc or not group or not files or [one for one in lines if one != role.ROLE_UNREADABLE]:
+        lines.append("security group imgnet: ssh from your address only")
+    if file_system:
+        lines += file_system.missing_parts(stack_network.subnets)
+    else:
+        lines.append("file system (EFS, encrypted; costs nothing while it is empty)")
+    key_name = key_pairs.key_pair_name(key_pairs.read_public_key(key_file)) if key_file.exists() else ""
+    if not key_name:
+        lines.append("key pair (generated on this computer)")
+    elif not stack_security_group.has_key_pair(context, key_name):
+        lines.append(f"key pair {key_name}")
+    file_system_id = file_system.id if file_system else None
+    lines += role.missing_parts(context, file_system_id, file_system.bucket if file_system else None)
+    if not vpc or not group or not file_system or any(line != role.ROLE_UNREADABLE for line in lines):
         return lines, None
-    store = (files.id, name, str(path), role.ROLE_NAME, files.bucket, files.access_point)
-    return lines, Stack(account.region, net.vpc, net.subnets, group["GroupId"], *store)
+    return lines, Stack(
+        region=account.region,
+        vpc=vpc,
+        subnets=stack_network.subnets,
+        security_group=group["GroupId"],
+        file_system=file_system.id,
+        key_name=key_name,
+        key_file=str(key_file),
+        instance_profile=role.ROLE_NAME,
+        bucket=file_system.bucket,
+        access_point=file_system.access_point,
+    )

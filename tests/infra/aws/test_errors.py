@@ -1,4 +1,4 @@
-"""What an answer of AWS means, by its code alone."""
+"""Classification of AWS errors by code, and their one-line explanations."""
 
 from typing import Any
 
@@ -13,59 +13,96 @@ from infra.aws.errors import CloudError, ErrorKind, NoCredentials, classify_erro
 
 
 def client_error(code: str, status: int = 400, message: str = "Said so.") -> boto.ClientError:
-    said: Any = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
-    return boto.ClientError(said, "RunInstances")
+    response: Any = {"Error": {"Code": code, "Message": message}, "ResponseMetadata": {"HTTPStatusCode": status}}
+    return boto.ClientError(response, "RunInstances")
 
 
-@pytest.mark.parametrize(("code", "status", "meaning"), [
-    ("InsufficientInstanceCapacity", 500, ErrorKind.NO_CAPACITY), ("UnfulfillableCapacity", 400, ErrorKind.NO_CAPACITY),
-    ("InsufficientHostCapacity", 500, ErrorKind.NO_CAPACITY), ("ReservationCapacityExceeded", 400, ErrorKind.NO_CAPACITY),
-    ("SpotMaxPriceTooLow", 400, ErrorKind.PRICE_TOO_LOW),
-    ("MaxSpotInstanceCountExceeded", 400, ErrorKind.QUOTA_EXCEEDED), ("VcpuLimitExceeded", 400, ErrorKind.QUOTA_EXCEEDED),
-    ("InstanceLimitExceeded", 400, ErrorKind.QUOTA_EXCEEDED), ("MaxFleetCountExceeded", 400, ErrorKind.QUOTA_EXCEEDED),
-    ("RequestLimitExceeded", 503, ErrorKind.THROTTLED), ("EC2ThrottledException", 400, ErrorKind.THROTTLED),
-    ("ThrottlingException", 400, ErrorKind.THROTTLED), ("TooManyRequestsException", 429, ErrorKind.THROTTLED),
-    ("InternalError", 500, ErrorKind.OUTCOME_UNKNOWN), ("Unavailable", 503, ErrorKind.OUTCOME_UNKNOWN),
-    ("SomethingNew", 502, ErrorKind.OUTCOME_UNKNOWN), ("SomethingNew", 400, ErrorKind.PERMANENT),
-    ("InvalidInstanceID.NotFound", 400, ErrorKind.NOT_VISIBLE_YET), ("InvalidPlacementGroup.Unknown", 400, ErrorKind.NOT_VISIBLE_YET),
-    ("InvalidPlacementGroup.InUse", 400, ErrorKind.IN_USE), ("DependencyViolation", 400, ErrorKind.IN_USE),
-    ("InvalidPlacementGroup.Duplicate", 400, ErrorKind.ALREADY_EXISTS), ("InvalidVolume.NotFound", 400, ErrorKind.NOT_FOUND),
-    ("InsufficientFreeAddressesInSubnet", 400, ErrorKind.NO_FREE_ADDRESSES),
-    ("UnauthorizedOperation", 403, ErrorKind.PERMANENT), ("ExpiredToken", 400, ErrorKind.PERMANENT),
-    ("InvalidAMIID.NotFound", 400, ErrorKind.PERMANENT), ("AddressLimitExceeded", 400, ErrorKind.PERMANENT),
-    ("VolumeLimitExceeded", 400, ErrorKind.PERMANENT), ("OperationNotPermitted", 400, ErrorKind.PERMANENT),
-    ("IdempotentParameterMismatch", 400, ErrorKind.PERMANENT),
-])  # fmt: skip
-def test_a_code_has_one_meaning(code: str, status: int, meaning: ErrorKind) -> None:
+@pytest.mark.parametrize(
+    ("code", "status", "meaning"),
+    [
+        ("InsufficientInstanceCapacity", 500, ErrorKind.NO_CAPACITY),
+        ("UnfulfillableCapacity", 400, ErrorKind.NO_CAPACITY),
+        ("InsufficientHostCapacity", 500, ErrorKind.NO_CAPACITY),
+        ("ReservationCapacityExceeded", 400, ErrorKind.NO_CAPACITY),
+        ("SpotMaxPriceTooLow", 400, ErrorKind.PRICE_TOO_LOW),
+        ("MaxSpotInstanceCountExceeded", 400, ErrorKind.QUOTA_EXCEEDED),
+        ("VcpuLimitExceeded", 400, ErrorKind.QUOTA_EXCEEDED),
+        ("InstanceLimitExceeded", 400, ErrorKind.QUOTA_EXCEEDED),
+        ("MaxFleetCountExceeded", 400, ErrorKind.QUOTA_EXCEEDED),
+        ("RequestLimitExceeded", 503, ErrorKind.THROTTLED),
+        ("EC2ThrottledException", 400, ErrorKind.THROTTLED),
+        ("ThrottlingException", 400, ErrorKind.THROTTLED),
+        ("TooManyRequestsException", 429, ErrorKind.THROTTLED),
+        ("InternalError", 500, ErrorKind.OUTCOME_UNKNOWN),
+        ("Unavailable", 503, ErrorKind.OUTCOME_UNKNOWN),
+        ("SomethingNew", 502, ErrorKind.OUTCOME_UNKNOWN),
+        ("SomethingNew", 400, ErrorKind.PERMANENT),
+        ("InvalidInstanceID.NotFound", 400, ErrorKind.NOT_VISIBLE_YET),
+        ("InvalidPlacementGroup.Unknown", 400, ErrorKind.NOT_VISIBLE_YET),
+        ("InvalidPlacementGroup.InUse", 400, ErrorKind.IN_USE),
+        ("DependencyViolation", 400, ErrorKind.IN_USE),
+        ("InvalidPlacementGroup.Duplicate", 400, ErrorKind.ALREADY_EXISTS),
+        ("InvalidVolume.NotFound", 400, ErrorKind.NOT_FOUND),
+        ("InsufficientFreeAddressesInSubnet", 400, ErrorKind.NO_FREE_ADDRESSES),
+        ("UnauthorizedOperation", 403, ErrorKind.PERMANENT),
+        ("ExpiredToken", 400, ErrorKind.PERMANENT),
+        ("InvalidAMIID.NotFound", 400, ErrorKind.PERMANENT),
+        ("AddressLimitExceeded", 400, ErrorKind.PERMANENT),
+        ("VolumeLimitExceeded", 400, ErrorKind.PERMANENT),
+        ("OperationNotPermitted", 400, ErrorKind.PERMANENT),
+        ("IdempotentParameterMismatch", 400, ErrorKind.PERMANENT),
+    ],
+)
+def test_classify_error_goes_by_the_code_alone(code: str, status: int, meaning: ErrorKind) -> None:
     assert classify_error(client_error(code, status)) is meaning
     assert classify_error(client_error(code, status, "Insufficient capacity; RequestLimitExceeded")) is meaning
 
 
-def test_no_code_has_two_meanings() -> None:
-    codes = [code for words in errors._CODES_BY_KIND.values() for code in words.split()]
+def test_kind_by_code_has_each_code_once() -> None:
+    codes = [code for code_list in errors._CODES_BY_KIND.values() for code in code_list.split()]
     assert len(codes) == len(set(codes)) == len(errors.KIND_BY_CODE)
     assert not set(codes) & {*errors.AUTHENTICATION_CODES, *errors.DENIED_CODES}
 
 
-@pytest.mark.parametrize("error", [
-    boto.ConnectionClosedError(endpoint_url="u"), boto.ReadTimeoutError(endpoint_url="u"),
-    boto.ConnectTimeoutError(endpoint_url="u"), boto.EndpointConnectionError(endpoint_url="u", error="e"),
-    boto.ResponseStreamingError(error="e"), boto.SSLError(endpoint_url="u", error="e"), ResponseParserError("html"),
-])  # fmt: skip
-def test_after_a_lost_answer_nobody_knows(error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        boto.ConnectionClosedError(endpoint_url="u"),
+        boto.ReadTimeoutError(endpoint_url="u"),
+        boto.ConnectTimeoutError(endpoint_url="u"),
+        boto.EndpointConnectionError(endpoint_url="u", error="e"),
+        boto.ResponseStreamingError(error="e"),
+        boto.SSLError(endpoint_url="u", error="e"),
+        ResponseParserError("html"),
+    ],
+)
+def test_classify_error_lost_response_is_outcome_unknown(error: Exception) -> None:
     assert classify_error(error) is ErrorKind.OUTCOME_UNKNOWN
 
 
-@pytest.mark.parametrize("error", [boto.NoCredentialsError(), boto.ParamValidationError(report="r"), ValueError("x"),
-                                   CloudError("said", "InsufficientInstanceCapacity")])  # fmt: skip
-def test_what_never_reached_aws_goes_wrong_again(error: Exception) -> None:
+@pytest.mark.parametrize(
+    "error",
+    [
+        boto.NoCredentialsError(),
+        boto.ParamValidationError(report="r"),
+        ValueError("x"),
+        CloudError("message", "InsufficientInstanceCapacity"),
+    ],
+)
+def test_classify_error_local_error_is_permanent(error: Exception) -> None:
     assert classify_error(error) is ErrorKind.PERMANENT
 
 
-@pytest.mark.parametrize("fault", [
-    {"drop": True}, {"drop": True, "after": True}, {"code": "InternalError"}, {"code": "ServiceUnavailable"},
-])  # fmt: skip
-def test_answers_are_lost_for_real(front: Front, fault: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "fault",
+    [
+        {"drop": True},
+        {"drop": True, "after": True},
+        {"code": "InternalError"},
+        {"code": "ServiceUnavailable"},
+    ],
+)
+def test_classify_error_of_a_dropped_connection_is_outcome_unknown(front: Front, fault: dict[str, Any]) -> None:
     front.fault(action="DescribeVpcs", times=9, **fault)
     with pytest.raises((boto.ClientError, boto.BotoCoreError)) as caught:
         Account().client("ec2", NO_RETRY_CONFIG).describe_vpcs()
@@ -73,29 +110,40 @@ def test_answers_are_lost_for_real(front: Front, fault: dict[str, Any]) -> None:
     assert "\n" not in str(explain_error(caught.value, "look"))
 
 
-@pytest.mark.parametrize(("error", "kind", "parts"), [
-    (client_error("UnauthorizedOperation", 403, "You may not. Encoded authorization failure message: " + "x" * 900),
-     CloudError, ["rent (ec2:RunInstances): not permitted (You may not.)", "imgnet-cluster check --iam"]),
-    (client_error("ExpiredToken"), NoCredentials, ["ExpiredToken", "aws sts get-caller-identity"]),
-    (client_error("AuthFailure", 401), NoCredentials, ["does not accept the credentials"]),
-    (client_error("AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403), CloudError,
-     ["aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"]),
-    (client_error("Odd", 400, "two\nlines  here"), CloudError, ["rent (ec2:RunInstances): Odd: two lines here"]),
-    (boto.NoCredentialsError(), NoCredentials, ["aws configure"]),
-    (boto.ProfileNotFound(profile="p"), NoCredentials, ["aws configure list", "p"]),
-    (boto.NoRegionError(), NoCredentials, ["--region us-east-1"]),
-    (boto.EndpointConnectionError(endpoint_url="u", error="e"), CloudError, ["cannot be reached"]),
-    (ValueError(""), CloudError, ["rent (ec2:RunInstances): ValueError"]),
-])  # fmt: skip
-def test_an_error_is_one_line_that_says_what_to_type(error: Exception, kind: type, parts: list[str]) -> None:
-    said = explain_error(error, "rent (ec2:RunInstances)")
-    assert type(said) is kind and "\n" not in str(said) and len(str(said)) < 500
+@pytest.mark.parametrize(
+    ("error", "kind", "parts"),
+    [
+        (
+            client_error(
+                "UnauthorizedOperation", 403, "You may not. Encoded authorization failure message: " + "x" * 900
+            ),
+            CloudError,
+            ["rent (ec2:RunInstances): not permitted (You may not.)", "imgnet-cluster check --iam"],
+        ),
+        (client_error("ExpiredToken"), NoCredentials, ["ExpiredToken", "aws sts get-caller-identity"]),
+        (client_error("AuthFailure", 401), NoCredentials, ["does not accept the credentials"]),
+        (
+            client_error("AuthFailure.ServiceLinkedRoleCreationNotPermitted", 403),
+            CloudError,
+            ["aws iam create-service-linked-role --aws-service-name spot.amazonaws.com"],
+        ),
+        (client_error("Odd", 400, "two\nlines  here"), CloudError, ["rent (ec2:RunInstances): Odd: two lines here"]),
+        (boto.NoCredentialsError(), NoCredentials, ["aws configure"]),
+        (boto.ProfileNotFound(profile="p"), NoCredentials, ["aws configure list", "p"]),
+        (boto.NoRegionError(), NoCredentials, ["--region us-east-1"]),
+        (boto.EndpointConnectionError(endpoint_url="u", error="e"), CloudError, ["cannot be reached"]),
+        (ValueError(""), CloudError, ["rent (ec2:RunInstances): ValueError"]),
+    ],
+)
+def test_explain_error_is_one_line_with_the_next_command(error: Exception, kind: type, parts: list[str]) -> None:
+    explained = explain_error(error, "rent (ec2:RunInstances)")
+    assert type(explained) is kind and "\n" not in str(explained) and len(str(explained)) < 500
     for part in parts:
-        assert part in str(said)
+        assert part in str(explained)
 
 
-def test_an_error_that_is_one_line_already_stays_so() -> None:
-    once = CloudError("said", "Code")
-    assert explain_error(once, "again") is once and errors.get_error_code(once) == "Code"
+def test_explain_error_keeps_a_cloud_error() -> None:
+    error = CloudError("message", "Code")
+    assert explain_error(error, "again") is error and errors.get_error_code(error) == "Code"
     assert errors.error_to_dict(client_error("Odd", 400, "y" * 999))["code"] == "Odd"
     assert len(errors.error_to_dict(client_error("Odd", 400, "y" * 999))["said"]) <= 300

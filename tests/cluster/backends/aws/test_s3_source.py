@@ -144,4 +144,4 @@ def test_the_rights_to_read_another_bucket_are_printed(place: Fixture) -> None:
     assert [one["Action"] for one in said["data"]["Statement"]] == [["s3:GetObject"], ["s3:ListBucket"]]
     assert "data" not in json.loads(place.cli("check", "--iam").out)
     bad = place.cli("check", "--iam", "--data", "/x")
-    assert bad.code == 1 and "is no place in S3" in bad.err
+    assert bad.code == 1 and "not an S3 address" in bad.err

@@ -1,4 +1,4 @@
-"""Quotas: which one counts a type, and what it allows."""
+"""Quota codes of instance types, and quota values."""
 
 import shlex
 
@@ -11,40 +11,50 @@ from infra.aws.market import quotas
 from infra.aws.market.instance_types import BUILTIN_TYPES
 
 
-@pytest.mark.parametrize(("family", "market", "expected"), [
-    ("G", "spot", "L-3819A6DF"), ("P", "spot", "L-7212CCBC"), ("P5", "spot", "L-C4BD4855"),
-    ("G", "on-demand", "L-DB2E81BA"), ("P", "on-demand", "L-417A185B"), ("P5", "on-demand", "L-417A185B"),
-    ("Standard", "spot", "L-34B43A08"), ("Standard", "on-demand", "L-1216C47A"),
-    ("", "spot", ""), ("P", "capacity-block", ""), ("Q", "on-demand", ""),
-])  # fmt: skip
-def test_a_family_in_a_market_has_its_code(family: str, market: str, expected: str) -> None:
+@pytest.mark.parametrize(
+    ("family", "market", "expected"),
+    [
+        ("G", "spot", "L-3819A6DF"),
+        ("P", "spot", "L-7212CCBC"),
+        ("P5", "spot", "L-C4BD4855"),
+        ("G", "on-demand", "L-DB2E81BA"),
+        ("P", "on-demand", "L-417A185B"),
+        ("P5", "on-demand", "L-417A185B"),
+        ("Standard", "spot", "L-34B43A08"),
+        ("Standard", "on-demand", "L-1216C47A"),
+        ("", "spot", ""),
+        ("P", "capacity-block", ""),
+        ("Q", "on-demand", ""),
+    ],
+)
+def test_get_quota_code_of_family_and_market(family: str, market: str, expected: str) -> None:
     assert quotas.get_quota_code(family, market) == expected
 
 
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
 @pytest.mark.parametrize("name", BUILTIN_TYPES)
-def test_the_code_is_the_one_by_which_the_cloud_counts(name: str, market: str) -> None:
+def test_get_quota_code_agrees_with_the_simulated_cloud(name: str, market: str) -> None:
     assert quotas.get_quota_code(BUILTIN_TYPES[name].quota_family, market) == quota_code(name, market)
 
 
-def test_a_quota_is_looked_up_in_the_region(front: Front) -> None:
+def test_look_up_quota_returns_the_regions_value(front: Front) -> None:
     front.sim.quota_vcpu = {"L-417A185B": 96.0, "L-7212CCBC": 0.0}
     assert quotas.look_up_quota(Account(), "L-417A185B") == 96.0
     assert quotas.look_up_quota(Account(), "L-7212CCBC") == 0.0  # nothing allowed is not the same as unknown
 
 
 @pytest.mark.parametrize("fault", ["AccessDeniedException", "NoSuchResourceException", "UnrecognizedClientException"])
-def test_a_quota_that_cannot_be_looked_up_is_unknown(front: Front, fault: str) -> None:
+def test_look_up_quota_on_errors_returns_none(front: Front, fault: str) -> None:
     front.fault(action="GetServiceQuota", code=fault, times=99)
     assert quotas.look_up_quota(Account(), "L-417A185B") is None
     front.reset()
     assert quotas.look_up_quota(Account(), "L-00000000") is None
 
 
-def test_the_command_asks_aws_for_so_many() -> None:
-    words = shlex.split(quotas.quota_increase_command("eu-west-1", "L-417A185B", 1536))
-    assert words[:3] == ["aws", "service-quotas", "request-service-quota-increase"]
-    options = dict(zip(words[3::2], words[4::2], strict=True))
+def test_quota_increase_command_requests_the_vcpus() -> None:
+    argv = shlex.split(quotas.quota_increase_command("eu-west-1", "L-417A185B", 1536))
+    assert argv[:3] == ["aws", "service-quotas", "request-service-quota-increase"]
+    options = dict(zip(argv[3::2], argv[4::2], strict=True))
     assert options == {
         "--region": "eu-west-1",
         "--service-code": "ec2",

@@ -1,3 +1,5 @@
+"""The stack's file system and its bucket."""
+
 import json
 from typing import Any
 
@@ -13,116 +15,123 @@ __all__ = ["account", "aws", "home", "work"]
 
 
 @pytest.fixture
-def place(work: StackContext) -> tuple[dict[str, str], str]:
-    net = network.ensure(work)
-    return net.subnets, security_group.ensure_security_group(work, str(net.vpc))
+def subnets_and_group(work: StackContext) -> tuple[dict[str, str], str]:
+    """The subnets by zone, and the security group."""
+    stack_network = network.ensure(work)
+    return stack_network.subnets, security_group.ensure_security_group(work, str(stack_network.vpc))
 
 
-def test_the_file_system_is_encrypted_elastic_and_in_each_zone(
-    account: Seen, work: StackContext, place: tuple[dict[str, str], str]
+def test_ensure_creates_an_encrypted_file_system_in_each_zone(
+    account: Seen, work: StackContext, subnets_and_group: tuple[dict[str, str], str]
 ) -> None:
-    files, served = efs.ensure(work, *place)
-    (one,) = account.efs.describe_file_systems()["FileSystems"]
-    assert one["Encrypted"] and one["ThroughputMode"] == "elastic" and one["PerformanceMode"] == "generalPurpose"
-    targets = account.efs.describe_mount_targets(FileSystemId=files.id)["MountTargets"]
-    assert {target["SubnetId"] for target in targets} == {*served.values()} == {*place[0].values()}
+    file_system, served = efs.ensure(work, *subnets_and_group)
+    (description,) = account.efs.describe_file_systems()["FileSystems"]
+    assert (
+        description["Encrypted"]
+        and description["ThroughputMode"] == "elastic"
+        and description["PerformanceMode"] == "generalPurpose"
+    )
+    targets = account.efs.describe_mount_targets(FileSystemId=file_system.id)["MountTargets"]
+    assert {target["SubnetId"] for target in targets} == {*served.values()} == {*subnets_and_group[0].values()}
     for target in targets:
-        said = account.efs.describe_mount_target_security_groups(MountTargetId=target["MountTargetId"])
-        assert said["SecurityGroups"] == [place[1]]
+        response = account.efs.describe_mount_target_security_groups(MountTargetId=target["MountTargetId"])
+        assert response["SecurityGroups"] == [subnets_and_group[1]]
 
 
-def test_it_is_mounted_by_tls_and_a_role_and_everybody_acts_as_one_user(
-    account: Seen, work: StackContext, place: tuple[dict[str, str], str]
+def test_ensure_requires_tls_and_a_role_and_maps_to_one_user(
+    account: Seen, work: StackContext, subnets_and_group: tuple[dict[str, str], str]
 ) -> None:
-    files, _ = efs.ensure(work, *place)
-    said = json.loads(account.efs.describe_file_system_policy(FileSystemId=files.id)["Policy"])["Statement"]
-    deny, allow = said
+    file_system, _ = efs.ensure(work, *subnets_and_group)
+    statements = json.loads(account.efs.describe_file_system_policy(FileSystemId=file_system.id)["Policy"])["Statement"]
+    deny, allow = statements
     assert deny["Effect"] == "Deny" and deny["Condition"] == {"Bool": {"aws:SecureTransport": "false"}}
     assert allow["Effect"] == "Allow" and allow["Principal"] == {"AWS": "arn:aws:iam::123456789012:root"}
     assert allow["Action"] == ["elasticfilesystem:ClientMount", "elasticfilesystem:ClientWrite"]
-    (point,) = account.efs.describe_access_points(FileSystemId=files.id)["AccessPoints"]
+    (point,) = account.efs.describe_access_points(FileSystemId=file_system.id)["AccessPoints"]
     assert point["PosixUser"] == {"Uid": 1000, "Gid": 1000} and point["RootDirectory"]["Path"] == "/imgnet"
 
 
-def test_it_waits_until_the_file_system_can_be_used(
-    account: Seen, work: StackContext, place: tuple[dict[str, str], str], monkeypatch: pytest.MonkeyPatch
+def test_ensure_waits_until_the_file_system_is_available(
+    account: Seen, work: StackContext, subnets_and_group: tuple[dict[str, str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shown = account.efs.get_paginator("describe_file_systems")
+    real_paginator = account.efs.get_paginator("describe_file_systems")
     states = ["creating"] * 4
 
     class Slow:
-        def paginate(self, **words: Any) -> Any:
-            for page in shown.paginate(**words):
-                for one in page["FileSystems"]:
-                    one["LifeCycleState"] = states.pop() if states else "available"
+        def paginate(self, **params: Any) -> Any:
+            for page in real_paginator.paginate(**params):
+                for description in page["FileSystems"]:
+                    description["LifeCycleState"] = states.pop() if states else "available"
                 yield page
 
     monkeypatch.setattr(account.efs, "get_paginator", lambda _: Slow())
-    files, _ = efs.ensure(work, *place)
-    assert files.state == "available" and not states
+    file_system, _ = efs.ensure(work, *subnets_and_group)
+    assert file_system.state == "available" and not states
     actions = [action for action, _ in account.calls]
     assert actions.index("CreateMountTarget") > actions.index("CreateFileSystem") + 3
 
 
-def test_a_zone_that_the_file_system_does_not_serve_has_no_machines(
-    account: Seen, work: StackContext, place: tuple[dict[str, str], str], monkeypatch: pytest.MonkeyPatch
+def test_ensure_leaves_out_zones_without_efs(
+    account: Seen, work: StackContext, subnets_and_group: tuple[dict[str, str], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = account.efs.create_mount_target
 
-    def create(**words: Any) -> Any:
-        if words["SubnetId"] == place[0]["us-west-1a"]:
+    def create(**params: Any) -> Any:
+        if params["SubnetId"] == subnets_and_group[0]["us-west-1a"]:
             raise ClientError({"Error": {"Code": "UnsupportedAvailabilityZone", "Message": "no"}}, "CreateMountTarget")
-        return real(**words)
+        return real(**params)
 
     monkeypatch.setattr(account.efs, "create_mount_target", create)
     assert list(stack.ensure(account, HERE).subnets) == ["us-west-1b"]
     assert stack.missing_parts(account) == []
-    again = Seen()
-    assert stack.ensure(again, HERE) == stack.find(account) and not again.changes()
+    second_account = Seen()
+    assert stack.ensure(second_account, HERE) == stack.find(account) and not second_account.changes()
 
 
-def test_parts_that_somebody_took_away_are_named(
-    account: Seen, work: StackContext, place: tuple[dict[str, str], str]
+def test_missing_parts_names_a_removed_mount_target(
+    account: Seen, work: StackContext, subnets_and_group: tuple[dict[str, str], str]
 ) -> None:
-    files, _ = efs.ensure(work, *place)
-    target = account.efs.describe_mount_targets(FileSystemId=files.id)["MountTargets"][0]
+    file_system, _ = efs.ensure(work, *subnets_and_group)
+    target = account.efs.describe_mount_targets(FileSystemId=file_system.id)["MountTargets"][0]
     account.efs.delete_mount_target(MountTargetId=target["MountTargetId"])
-    found = efs.find_file_system(work)
-    assert found and found.missing_parts(place[0]) == [f"mount target in {target['AvailabilityZoneName']}"]
-    assert efs.ensure(work, *place)[0].missing_parts(place[0]) == []
+    damaged = efs.find_file_system(work)
+    assert damaged and damaged.missing_parts(subnets_and_group[0]) == [
+        f"mount target in {target['AvailabilityZoneName']}"
+    ]
+    assert efs.ensure(work, *subnets_and_group)[0].missing_parts(subnets_and_group[0]) == []
 
 
 # --- the bucket -----------------------------------------------------------------------------------------------------
 
 
-def test_a_bucket_is_shut_encrypted_tagged_and_found_by_all(account: Seen) -> None:
-    made = stack.ensure(account, HERE, bucket="imgnet-data")
-    assert made.bucket == "imgnet-data" and stack.find(Seen()) == made == stack.ensure(Seen(), HERE)
-    shut = account.s3.get_public_access_block(Bucket="imgnet-data")["PublicAccessBlockConfiguration"]
-    assert len(shut) == 4 and all(shut.values())
+def test_bucket_is_private_encrypted_and_found_by_others(account: Seen) -> None:
+    own_stack = stack.ensure(account, HERE, bucket="imgnet-data")
+    assert own_stack.bucket == "imgnet-data" and stack.find(Seen()) == own_stack == stack.ensure(Seen(), HERE)
+    public_access = account.s3.get_public_access_block(Bucket="imgnet-data")["PublicAccessBlockConfiguration"]
+    assert len(public_access) == 4 and all(public_access.values())
     rules = account.s3.get_bucket_encryption(Bucket="imgnet-data")["ServerSideEncryptionConfiguration"]["Rules"]
     assert rules[0]["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
 
 
-def test_a_bucket_with_data_stays_unless_it_is_named_too(account: Seen) -> None:
+def test_bucket_with_data_stays_without_delete_data(account: Seen) -> None:
     stack.ensure(account, HERE, bucket="imgnet-data")
     account.s3.put_object(Bucket="imgnet-data", Key="data/one", Body=b"x")
-    left = stack.remove(account, False)
-    assert len(left) == 2 and left[0].startswith("bucket imgnet-data stays with its data")
+    leftovers = stack.remove(account, False)
+    assert len(leftovers) == 2 and leftovers[0].startswith("bucket imgnet-data stays with its data")
     assert stack.ensure(account, HERE).bucket == "imgnet-data"
     assert stack.remove(account, True) == [] and not account.s3.list_buckets()["Buckets"]
 
 
-def test_an_empty_bucket_goes_and_is_forgotten_while_the_file_system_stays(account: Seen) -> None:
+def test_empty_bucket_is_deleted_while_the_file_system_stays(account: Seen) -> None:
     stack.ensure(account, HERE, bucket="imgnet-data")
     assert len(stack.remove(account, False)) == 1
     assert not account.s3.list_buckets()["Buckets"] and stack.ensure(account, HERE).bucket is None
 
 
 @pytest.mark.parametrize("tagged", [True, False])
-def test_a_bucket_of_somebody_else_is_refused_and_stays(account: Seen, work: StackContext, tagged: bool) -> None:
-    where = {"LocationConstraint": "us-west-1"}
-    account.s3.create_bucket(Bucket="imgnet-data", CreateBucketConfiguration=where)
+def test_foreign_bucket_is_refused_and_stays(account: Seen, work: StackContext, tagged: bool) -> None:
+    location = {"LocationConstraint": "us-west-1"}
+    account.s3.create_bucket(Bucket="imgnet-data", CreateBucketConfiguration=location)
     if tagged:
         account.s3.put_bucket_tagging(Bucket="imgnet-data", Tagging={"TagSet": [{"Key": "team", "Value": "x"}]})
     account.calls.clear()

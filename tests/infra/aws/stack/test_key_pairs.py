@@ -1,3 +1,5 @@
+"""SSH key pairs of a person and of a launch."""
+
 import stat
 import subprocess
 import threading
@@ -8,7 +10,7 @@ import pytest
 from infra.aws.errors import CloudError
 from infra.aws.stack import key_pairs
 
-KNOWN = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
+KNOWN_PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIOMqqnkVzrm0SdG6UOoqKLsabgH5C9okWi0dh2l9GKJl"
 
 
 @pytest.fixture(autouse=True)
@@ -17,32 +19,32 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_persons_key_is_made_once_for_them_alone(home: Path) -> None:
+def test_ensure_own_key_generates_a_private_file_once(home: Path) -> None:
     path = key_pairs.ensure_own_key()
     assert path == home / ".imgnet/aws/id_ed25519" and stat.S_IMODE(path.stat().st_mode) == 0o600
     content = path.read_bytes()
     assert key_pairs.ensure_own_key() == path and path.read_bytes() == content
     assert path.with_suffix(".pub").read_text().startswith(key_pairs.read_public_key(path))
-    assert sorted(one.name for one in path.parent.iterdir()) == ["id_ed25519", "id_ed25519.pub"]
+    assert sorted(file.name for file in path.parent.iterdir()) == ["id_ed25519", "id_ed25519.pub"]
 
 
-def test_two_who_make_it_at_once_agree_on_one(home: Path) -> None:
-    found: list[bytes] = []
+def test_ensure_own_key_in_parallel_agrees_on_one(home: Path) -> None:
+    keys: list[bytes] = []
     start = threading.Barrier(4)
 
-    def one() -> None:
+    def read_key() -> None:
         start.wait(20)
-        found.append(key_pairs.ensure_own_key().read_bytes())
+        keys.append(key_pairs.ensure_own_key().read_bytes())
 
-    threads = [threading.Thread(target=one) for _ in range(4)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(20)
-    assert len(found) == 4 and len(set(found)) == 1
+    threads = [threading.Thread(target=read_key) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    assert len(keys) == 4 and len(set(keys)) == 1
 
 
-def test_the_public_half_is_that_of_the_private_one(home: Path) -> None:
+def test_generate_key_pair_halves_belong_together(home: Path) -> None:
     private, public = key_pairs.generate_key_pair()
     path = home / "key"
     path.touch(mode=0o600)
@@ -55,11 +57,15 @@ def test_the_public_half_is_that_of_the_private_one(home: Path) -> None:
     )
 
 
-def test_a_name_is_of_the_key_whatever_its_comment() -> None:
-    assert key_pairs.key_pair_name(KNOWN) == key_pairs.key_pair_name(KNOWN + " me@here") == "imgnet-f83898df0bef"
+def test_key_pair_name_ignores_the_comment() -> None:
+    assert (
+        key_pairs.key_pair_name(KNOWN_PUBLIC_KEY)
+        == key_pairs.key_pair_name(KNOWN_PUBLIC_KEY + " me@here")
+        == "imgnet-f83898df0bef"
+    )
 
 
-def test_a_key_that_is_none_and_a_missing_ssh_keygen_are_said(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_public_key_errors_name_the_file_or_the_tool(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = home / "none"
     path.write_text("no key\n")
     path.chmod(0o600)
@@ -70,7 +76,7 @@ def test_a_key_that_is_none_and_a_missing_ssh_keygen_are_said(home: Path, monkey
         key_pairs.ensure_own_key()
 
 
-def test_a_key_with_a_passphrase_does_not_ask_for_it(home: Path) -> None:
+def test_read_public_key_with_passphrase_fails_without_a_prompt(home: Path) -> None:
     path = home / "locked"
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "secret", "-f", str(path)], check=True)
     with pytest.raises(CloudError, match="passphrase"):

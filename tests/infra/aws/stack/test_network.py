@@ -1,3 +1,5 @@
+"""The stack's network."""
+
 from typing import Any
 
 import pytest
@@ -9,35 +11,40 @@ from infra.aws.stack.resources import StackContext
 __all__ = ["account", "aws", "home", "work"]
 
 
-def test_each_zone_has_a_public_subnet_of_its_own_with_room(account: Seen, work: StackContext) -> None:
-    made = network.ensure(work)
-    found = account.ec2.describe_subnets(SubnetIds=[*made.subnets.values()])["Subnets"]
-    assert {one["AvailabilityZone"]: one["CidrBlock"] for one in found} == {
+def test_ensure_creates_a_subnet_in_each_zone(account: Seen, work: StackContext) -> None:
+    created = network.ensure(work)
+    subnets = account.ec2.describe_subnets(SubnetIds=[*created.subnets.values()])["Subnets"]
+    assert {subnet["AvailabilityZone"]: subnet["CidrBlock"] for subnet in subnets} == {
         "us-west-1a": "10.77.0.0/20",
         "us-west-1b": "10.77.16.0/20",
     }
-    assert not any(one["MapPublicIpOnLaunch"] for one in found)  # the request asks for an address, or does not
-    (vpc,) = account.ec2.describe_vpcs(VpcIds=[made.vpc])["Vpcs"]
+    # Each launch request decides about public addresses.
+    assert not any(subnet["MapPublicIpOnLaunch"] for subnet in subnets)
+    (vpc,) = account.ec2.describe_vpcs(VpcIds=[created.vpc])["Vpcs"]
     assert vpc["CidrBlock"] == "10.77.0.0/16"
 
 
-def test_every_subnet_has_a_way_out_and_s3_without_one(account: Seen, work: StackContext) -> None:
-    made = network.ensure(work)
-    where = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
-    (table,) = account.ec2.describe_route_tables(Filters=where)["RouteTables"]
-    (gateway,) = account.ec2.describe_internet_gateways(Filters=where)["InternetGateways"]
-    (endpoint,) = account.ec2.describe_vpc_endpoints(Filters=where)["VpcEndpoints"]
-    routes = {one["DestinationCidrBlock"]: one["GatewayId"] for one in table["Routes"] if "DestinationCidrBlock" in one}
+def test_ensure_routes_subnets_to_the_internet_and_s3(account: Seen, work: StackContext) -> None:
+    created = network.ensure(work)
+    filters = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
+    (table,) = account.ec2.describe_route_tables(Filters=filters)["RouteTables"]
+    (gateway,) = account.ec2.describe_internet_gateways(Filters=filters)["InternetGateways"]
+    (endpoint,) = account.ec2.describe_vpc_endpoints(Filters=filters)["VpcEndpoints"]
+    routes = {
+        route["DestinationCidrBlock"]: route["GatewayId"]
+        for route in table["Routes"]
+        if "DestinationCidrBlock" in route
+    }
     assert routes["0.0.0.0/0"] == gateway["InternetGatewayId"]
-    assert {one["SubnetId"] for one in table["Associations"]} == {*made.subnets.values()}
-    assert [one["VpcId"] for one in gateway["Attachments"]] == [made.vpc]
+    assert {association["SubnetId"] for association in table["Associations"]} == {*created.subnets.values()}
+    assert [attachment["VpcId"] for attachment in gateway["Attachments"]] == [created.vpc]
     assert endpoint["ServiceName"] == "com.amazonaws.us-west-1.s3" and endpoint["VpcEndpointType"] == "Gateway"
     assert endpoint["RouteTableIds"] == [table["RouteTableId"]]
 
 
-def test_names_of_file_systems_can_be_resolved(account: Seen, work: StackContext) -> None:
-    said = account.ec2.describe_vpc_attribute(VpcId=network.ensure(work).vpc, Attribute="enableDnsHostnames")
-    assert said["EnableDnsHostnames"]["Value"] is True
+def test_ensure_enables_dns_host_names(account: Seen, work: StackContext) -> None:
+    response = account.ec2.describe_vpc_attribute(VpcId=network.ensure(work).vpc, Attribute="enableDnsHostnames")
+    assert response["EnableDnsHostnames"]["Value"] is True
 
 
 def zone(name: str, **more: Any) -> dict[str, Any]:
@@ -45,10 +52,8 @@ def zone(name: str, **more: Any) -> dict[str, Any]:
     return {"ZoneName": name, **plain, **more}
 
 
-def test_zones_that_must_be_asked_for_or_are_elsewhere_are_passed_over(
-    work: StackContext, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    found = [
+def test_list_zones_leaves_out_local_and_opt_in_zones(work: StackContext, monkeypatch: pytest.MonkeyPatch) -> None:
+    zones = [
         zone("us-west-1c"),
         zone("us-west-1a"),
         zone("us-west-1b", State="unavailable"),
@@ -56,31 +61,31 @@ def test_zones_that_must_be_asked_for_or_are_elsewhere_are_passed_over(
         zone("us-west-1-wl1-las-wlz-1", ZoneType="wavelength-zone"),
         zone("us-west-1d", OptInStatus="not-opted-in"),
     ]
-    monkeypatch.setattr(work.account.ec2, "describe_availability_zones", lambda: {"AvailabilityZones": found})
+    monkeypatch.setattr(work.account.ec2, "describe_availability_zones", lambda: {"AvailabilityZones": zones})
     assert network.list_zones(work) == ["us-west-1a", "us-west-1c"]
 
 
-def test_a_zones_subnet_has_the_same_addresses_whatever_other_zones_there_are(
+def test_ensure_derives_addresses_from_the_zone_alone(
     account: Seen, work: StackContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = account.ec2.describe_availability_zones
-    one = [each for each in real()["AvailabilityZones"] if each["ZoneName"].endswith("b")]
-    monkeypatch.setattr(account.ec2, "describe_availability_zones", lambda: {"AvailabilityZones": one})
+    zone_b = [zone for zone in real()["AvailabilityZones"] if zone["ZoneName"].endswith("b")]
+    monkeypatch.setattr(account.ec2, "describe_availability_zones", lambda: {"AvailabilityZones": zone_b})
     assert list(network.ensure(work).subnets) == ["us-west-1b"]
     monkeypatch.setattr(account.ec2, "describe_availability_zones", real)
     assert network.inspect_network(work).missing_parts == ("subnet in us-west-1a",)
     assert list(network.ensure(work).subnets) == ["us-west-1a", "us-west-1b"]
 
 
-def test_a_zone_without_the_file_system_is_marked_for_all_and_left_out(account: Seen, work: StackContext) -> None:
-    made = network.ensure(work)
-    network.mark_without_efs(work, "us-west-1a", made.subnets["us-west-1a"])
-    for found in (network.inspect_network(work), network.ensure(work)):
-        assert list(found.subnets) == ["us-west-1b"] and found.missing_parts == ()
+def test_mark_without_efs_leaves_the_zone_out(account: Seen, work: StackContext) -> None:
+    created = network.ensure(work)
+    network.mark_without_efs(work, "us-west-1a", created.subnets["us-west-1a"])
+    for stack_network in (network.inspect_network(work), network.ensure(work)):
+        assert list(stack_network.subnets) == ["us-west-1b"] and stack_network.missing_parts == ()
 
 
 @pytest.mark.parametrize(
-    "part, said",
+    "part, label",
     [
         ("delete_route", "route table"),
         ("detach_internet_gateway", "internet gateway"),
@@ -88,39 +93,37 @@ def test_a_zone_without_the_file_system_is_marked_for_all_and_left_out(account: 
         ("disassociate_route_table", "route table"),
     ],
 )
-def test_a_part_that_somebody_took_away_is_named_and_made_again(
-    account: Seen, work: StackContext, part: str, said: str
-) -> None:
-    made = network.ensure(work)
-    where = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
-    (table,) = account.ec2.describe_route_tables(Filters=where)["RouteTables"]
-    (gateway,) = account.ec2.describe_internet_gateways(Filters=where)["InternetGateways"]
-    (endpoint,) = account.ec2.describe_vpc_endpoints(Filters=where)["VpcEndpoints"]
-    words: dict[str, Any] = {
+def test_ensure_restores_a_removed_part(account: Seen, work: StackContext, part: str, label: str) -> None:
+    created = network.ensure(work)
+    filters = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
+    (table,) = account.ec2.describe_route_tables(Filters=filters)["RouteTables"]
+    (gateway,) = account.ec2.describe_internet_gateways(Filters=filters)["InternetGateways"]
+    (endpoint,) = account.ec2.describe_vpc_endpoints(Filters=filters)["VpcEndpoints"]
+    params_by_call: dict[str, Any] = {
         "delete_route": {"RouteTableId": table["RouteTableId"], "DestinationCidrBlock": "0.0.0.0/0"},
-        "detach_internet_gateway": {"InternetGatewayId": gateway["InternetGatewayId"], "VpcId": made.vpc},
+        "detach_internet_gateway": {"InternetGatewayId": gateway["InternetGatewayId"], "VpcId": created.vpc},
         "delete_vpc_endpoints": {"VpcEndpointIds": [endpoint["VpcEndpointId"]]},
         "disassociate_route_table": {"AssociationId": table["Associations"][0]["RouteTableAssociationId"]},
     }
-    getattr(account.ec2, part)(**words[part])
-    assert said in network.inspect_network(work).missing_parts
-    assert network.ensure(work) == made and network.inspect_network(work).missing_parts == ()
+    getattr(account.ec2, part)(**params_by_call[part])
+    assert label in network.inspect_network(work).missing_parts
+    assert network.ensure(work) == created and network.inspect_network(work).missing_parts == ()
 
 
-def test_of_two_networks_the_one_in_use_is_taken_and_an_idle_one_removed(account: Seen, work: StackContext) -> None:
-    made = network.ensure(work)
-    for _ in range(3):  # one of them comes first by its id
+def test_ensure_takes_the_used_vpc_and_deletes_idle_ones(account: Seen, work: StackContext) -> None:
+    created = network.ensure(work)
+    for _ in range(3):  # one of them sorts first by ID
         account.ec2.create_vpc(CidrBlock="10.77.0.0/16", TagSpecifications=work.tag_specifications("vpc"))
-    assert network.inspect_network(work) == made and network.ensure(work) == made
+    assert network.inspect_network(work) == created and network.ensure(work) == created
     assert counts(account)["Vpcs"] == 1
 
 
-def test_a_route_to_a_gateway_that_is_gone_is_replaced(account: Seen, work: StackContext) -> None:
-    made = network.ensure(work)
-    (gateway,) = account.ec2.describe_internet_gateways(Filters=[{"Name": "attachment.vpc-id", "Values": [made.vpc]}])[
-        "InternetGateways"
-    ]
-    id = gateway["InternetGatewayId"]
-    account.ec2.detach_internet_gateway(InternetGatewayId=id, VpcId=made.vpc)
-    account.ec2.delete_internet_gateway(InternetGatewayId=id)
-    assert network.ensure(work) == made and network.inspect_network(work).missing_parts == ()
+def test_ensure_replaces_a_stale_route(account: Seen, work: StackContext) -> None:
+    created = network.ensure(work)
+    (gateway,) = account.ec2.describe_internet_gateways(
+        Filters=[{"Name": "attachment.vpc-id", "Values": [created.vpc]}]
+    )["InternetGateways"]
+    gateway_id = gateway["InternetGatewayId"]
+    account.ec2.detach_internet_gateway(InternetGatewayId=gateway_id, VpcId=created.vpc)
+    account.ec2.delete_internet_gateway(InternetGatewayId=gateway_id)
+    assert network.ensure(work) == created and network.inspect_network(work).missing_parts == ()
