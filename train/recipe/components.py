@@ -1,7 +1,7 @@
 """The parts of a recipe that hold for the whole run: `Model`, `Optim`, `Comm` and `Data`.
 
-Every object is frozen, takes keyword arguments only, and is checked when it is built: a `ValueError` names the part, the
-field and the value.
+Every object is frozen, takes keyword arguments only, and is checked when it is built: a `ValueError` names the part,
+the field and the value.
 """
 
 from dataclasses import dataclass
@@ -124,7 +124,9 @@ class Optim:
         if self.nesterov and self.momentum == 0:
             raise ValueError("optim, nesterov: needs a momentum above 0")
         if self.norm_decay and self.name in ("lars", "lamb"):
-            raise ValueError(f"optim, norm_decay: {self.name} neither scales nor decays norms and biases; set it to False")
+            raise ValueError(
+                f"optim, norm_decay: {self.name} neither scales nor decays norms and biases; set it to False"
+            )
         if self.label_smoothing and self.loss not in LOSSES:
             raise ValueError(
                 f"optim, label_smoothing: applies to built-in losses only; set it to 0 and smooth labels in {self.loss}"

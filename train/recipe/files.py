@@ -34,14 +34,16 @@ def read_recipes(name: str) -> list[Recipe]:
     names = [recipe.name for recipe in recipes]
     duplicates = sorted({each for each in names if names.count(each) > 1})
     if duplicates:
-        raise RecipeError(f"{name}: yields two recipes named {', '.join(map(repr, duplicates))}; give each its own name")
+        raise RecipeError(
+            f"{name}: yields two recipes named {', '.join(map(repr, duplicates))}; give each its own name"
+        )
     return recipes
 
 
 @contextlib.contextmanager
 def _isolate_stdout_and_cwd() -> Iterator[None]:
-    """Send what a recipe prints to stderr, because stdout may be JSON, and undo its changes of the working directory."""
-    working_dir = os.getcwd()
+    """Send a recipe's output to stderr, because stdout may be JSON, and undo its changes of the working directory."""
+    working_dir = Path.cwd()
     with contextlib.redirect_stdout(sys.stderr):
         try:
             yield

@@ -82,8 +82,8 @@ class ScheduledPhase:
 class Epoch:
     """One pass over the training images, or the part of it that a shortened run makes.
 
-    `number` counts from 0 over the recipe, also where a shortened run leaves epochs out; `first_step` counts from 0 over
-    the run; `steps` are those that are run; `dataset_size` is the number of training images.
+    `number` counts from 0 over the recipe, also where a shortened run leaves epochs out; `first_step` counts from 0
+    over the run; `steps` are those that are run; `dataset_size` is the number of training images.
     """
 
     number: int
@@ -98,8 +98,9 @@ class Epoch:
 
     def lr_at(self, step: int) -> float:
         """Return the learning rate of a step, counted from the start of the epoch."""
-        epochs_before = (self.number - self.scheduled_phase.phase.epochs[0])  # of the same phase
-        return self.scheduled_phase.lr_at(epochs_before * self.scheduled_phase.steps_per_epoch + step)
+        return self.scheduled_phase.lr_at(
+            (self.number - self.scheduled_phase.phase.epochs[0]) * self.scheduled_phase.steps_per_epoch + step
+        )
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ class Schedule:
 
     @property
     def lr_factor(self) -> float:
-        """The factor by which the recipe's scaling rule multiplies the stated rates: k, its root, or 1 (`Optim.scaling`)."""
+        """The factor on the stated rates by the recipe's scaling rule (`Optim.scaling`): k, its root, or 1."""
         k = self.gpus / self.recipe.nominal_gpus
         return {"linear": k, "sqrt": math.sqrt(k), "none": 1.0}[self.recipe.optim.scaling]
 
@@ -138,8 +139,8 @@ class Schedule:
         if self.gpus == nominal:
             return ""
         return (
-            f"rates are stated for {nominal} GPU{'s' * (nominal > 1)}; on {self.gpus} the global batch is multiplied by "
-            f"{self.gpus / nominal:g} and, by the {SCALING_RULE_NAMES[self.recipe.optim.scaling]}, the rate by "
+            f"rates are stated for {nominal} GPU{'s' * (nominal > 1)}; on {self.gpus} the global batch is "
+            f"multiplied by {self.gpus / nominal:g} and, by the {SCALING_RULE_NAMES[self.recipe.optim.scaling]}, the rate by "
             f"{self.lr_factor:g}"
         )
 
@@ -202,8 +203,8 @@ class Schedule:
     def table(self) -> list[dict[str, Any]]:
         """Return the phases as plain data, for plans, results and reports.
 
-        `steps` are the steps that are run, `lr` the learning rates at the ends of the whole phase, `lr_per_256` the same
-        rates per 256 images, `peak` the highest rate.
+        `steps` are the steps that are run, `lr` the learning rates at the ends of the whole phase, `lr_per_256` the
+        same rates per 256 images, `peak` the highest rate.
         """
         steps_run = {phase.phase.epochs: 0 for phase in self.scheduled_phases}
         for epoch in self.epochs:

@@ -41,20 +41,21 @@ class Phase:
         epochs: (start, end), counted from 0, end excluded. Rows must follow each other without gap or overlap.
         size: Side of the square training crop in pixels, at least 16.
         batch: Images per GPU and step. The global batch is `batch` times the number of GPUs.
-        lr: Learning rate for the nominal number of GPUs: one number, or (rate of the first step, rate of the last step).
+        lr: Learning rate for the nominal number of GPUs: one number, or (rate of the first step, rate of the last
+            step).
         shape: How the rate goes from the first step to the last. Default "linear".
             "linear": a straight line, step by step.
             "cosine": half a period of a cosine.
             "polynomial": power 2, as LARS uses it (You et al. 2017).
-            "one_cycle": takes one number, the peak. From peak / 25 up to the peak over the first three tenths, then down
-            to peak / 250,000, both by half a cosine (Smith and Topin 2017).
-            "gradual_warmup": takes one number. A straight line from lr / k to lr, where k = global batch / 256, at least
-            1 (Goyal et al. 2017, section 2.2).
+            "one_cycle": takes one number, the peak. From peak / 25 up to the peak over the first three tenths, then
+            down to peak / 250,000, both by half a cosine (Smith and Topin 2017).
+            "gradual_warmup": takes one number. A straight line from lr / k to lr, where k = global batch / 256, at
+            least 1 (Goyal et al. 2017, section 2.2).
             "constant_warmup": takes one number. Holds lr / k (the same section).
         min_scale: Smallest fraction of the image's area that a random crop covers, above 0 and at most 1. Default 0.08
             (Szegedy et al. 2014, section 6).
-        augment: Random crops of varying area and aspect ratio. False: crops of one size, as large as in validation, at a
-            random place. Mirroring stays. Default True.
+        augment: Random crops of varying area and aspect ratio. False: crops of one size, as large as in validation, at
+            a random place. Mirroring stays. Default True.
         copy: Short side in pixels of the resized copies to read, at least 32. Default None: the full-size images.
         rect_val: Validate on whole rectangles; the result of the square centre crop is reported beside it.
             Default False.
@@ -106,7 +107,9 @@ class Phase:
             raise ValueError(f"{where}, lr: {self.shape} takes one number, the rate that it leads to, not {self.lr!r}")
         validators.check_number(where, "min_scale", self.min_scale, 0.0, 1.0)
         if self.min_scale == 0:
-            raise ValueError(f"{where}, min_scale: must be above 0: it is the smallest part of an image that a crop covers")
+            raise ValueError(
+                f"{where}, min_scale: must be above 0: it is the smallest part of an image that a crop covers"
+            )
         if self.copy is not None:
             validators.check_int(where, "copy", self.copy, 32)
         for name in ("augment", "rect_val", "rect_train", "frozen"):
@@ -169,8 +172,8 @@ class Recipe:
         seed: Seed of all random numbers, 0 to 2**63 - 1; `--seed` overrides it. Default 0.
         types: EC2 instance types to rent, in order of preference. Default (): none is preferred.
         comm: How gradients are summed over the processes: a `Comm`, or the name of its hook. Default `Comm()`.
-        target: Top-5 accuracy in percent that the run is for. It is reported, and phases with `validate="near"` need it;
-            training ends there only with `--target`. Default None.
+        target: Top-5 accuracy in percent that the run is for. It is reported, and phases with `validate="near"` need
+            it; training ends there only with `--target`. Default None.
         tables: Phases by number of machines. Default {}: `phases` holds on any number of machines.
     """
 
@@ -215,7 +218,7 @@ class Recipe:
         check_phases(where, phases)
         if self.target is None and any(phase.validate == "near" for phase in phases):
             raise ValueError(
-                f'{where}, target: missing, but a phase has validate="near"; give the top-5 in percent, as in target=93.0'
+                f'{where}, target: missing, but a phase has validate="near"; give it in percent, as in target=93.0'
             )
         object.__setattr__(self, "tables", tables)
         object.__setattr__(self, "phases", tuple(phases))
@@ -232,7 +235,7 @@ class Recipe:
 
     @property
     def source_target_epoch(self) -> int | None:
-        """After how many epochs the recipe's source had met the target; None where no phase says it in its own epochs."""
+        """After how many epochs the recipe's source had met the target; None where no phase says it."""
         for phase in self.phases:
             start, end = phase.epochs
             if phase.reached is not None and start < phase.reached <= end:
@@ -283,5 +286,5 @@ class Recipe:
 
 
 def reads_full_size(recipe: Recipe) -> bool:
-    """Return whether a phase trains on the full-size images. Validation reads the same files as its phase's training."""
+    """Return whether a phase reads the full-size images. Validation reads the same files as its phase's training."""
     return any(phase.copy is None for phase in recipe.phases)

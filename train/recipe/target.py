@@ -66,9 +66,10 @@ class Target:
 def target_outcome(target: Target | None, epochs: Sequence[EpochRow]) -> dict[str, Any] | None:
     """Return the outcome of a target over the epochs that were run as plain data, None without a target.
 
-    `reached` says whether and `epoch` when. `seconds` and `minutes` last from the start of loading the images to the end
-    of the validation that reached it; `at` is that moment as a Unix time. `best`, `best_epoch` and `best_view` describe
-    the best validation. `seconds_all` (from the launch) and `dollars` are None here: only the launching side knows them.
+    `reached` says whether and `epoch` when. `seconds` and `minutes` last from the start of loading the images to the
+    end of the validation that reached it; `at` is that moment as a Unix time. `best`, `best_epoch` and `best_view`
+    describe the best validation. `seconds_all` (from the launch) and `dollars` are None here: only the launching side
+    knows them.
     """
     if target is None:
         return None

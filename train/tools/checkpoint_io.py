@@ -1,7 +1,8 @@
 """Checkpoint files: copied within a step, written in the background, sealed with a checksum.
 
 A file `step-00000123.pt` appears by a rename, after its content was synced to disk. So a kill at any moment leaves the
-newest complete checkpoint readable. Each attempt writes into its own folder. Reading accepts tensors and plain data only.
+newest complete checkpoint readable. Each attempt writes into its own folder. Reading accepts tensors and plain data
+only.
 """
 
 import contextlib
@@ -21,7 +22,7 @@ BACKGROUND_NICENESS = 5  # added to the niceness of the writing thread
 
 
 def copy_to_cpu(value: Any) -> Any:
-    """Return a copy of nested dicts and lists with their tensors on the CPU, so that training goes on while it is written.
+    """Return a copy of nested dicts and lists with the tensors on the CPU, so that training can go on.
 
     Tuples become lists, parameters become plain tensors. Other values are not copied.
     """
@@ -53,8 +54,8 @@ def write_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
 def load_checkpoint(path: Path) -> dict[str, Any]:
     """Return the state in a checkpoint file, on the CPU.
 
-    Raises `ValueError` when the file is damaged, `pickle.UnpicklingError` when it contains anything but tensors and plain
-    data, and `OSError`.
+    Raises `ValueError` when the file is damaged, `pickle.UnpicklingError` when it contains anything but tensors and
+    plain data, and `OSError`.
     """
     state: dict[str, Any] = torch.load(
         io.BytesIO(filesystem.read_with_checksum(path)), map_location="cpu", weights_only=True
@@ -91,7 +92,7 @@ class CheckpointWriter:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a file is still being written. The trainer then skips a checkpoint: a slow disk must not delay steps."""
+        """Whether a file is being written. The trainer then skips a checkpoint: a slow disk must not delay steps."""
         return self.thread is not None and self.thread.is_alive()
 
     def save(self, step: int, state: dict[str, Any], urgent: bool = False) -> None:

@@ -228,7 +228,7 @@ def write_with_checksum(path: Path, write_payload: Callable[[Any], object]) -> N
 
 
 def read_with_checksum(path: Path) -> bytes:
-    """Return the payload of a sealed file. Raises `ValueError` when the file is cut, changed or not sealed, `OSError`."""
+    """Return the payload of a sealed file. Raises `ValueError` when it is cut, changed or not sealed, and `OSError`."""
     with path.open("rb") as file:
         header = file.readline(200).decode("ascii", "replace").rsplit(maxsplit=2)
         payload = file.read()
@@ -240,7 +240,7 @@ def read_with_checksum(path: Path) -> bytes:
 
 
 def newest_intact_file(folder: Path, pattern: str) -> Path | None:
-    """Return the last sealed file by name whose checksum is right, None when there is none. Damaged files are skipped."""
+    """Return the last sealed file by name that is intact, None when there is none. Damaged files are skipped."""
     for path in sorted(folder.glob(pattern), reverse=True):
         with contextlib.suppress(OSError, ValueError):
             read_with_checksum(path)

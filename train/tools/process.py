@@ -26,7 +26,7 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of processes whose parent, a descendant of this one, has ended; so `descendant_pids` finds them."""
+    """Become the parent of descendants whose own parent has ended, so that `descendant_pids` finds them."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
@@ -71,8 +71,8 @@ def spawn_ranks(
     """Start the processes of ranks `first_rank` to `first_rank + process_count - 1`.
 
     `world_size` is the number of processes on all machines, by default those of this call. With `log_dir` the output of
-    rank K goes to `log_dir`/rank-K.log. `environment` is added to the environment of this process. When a process cannot
-    be started, the others are killed and the error is raised.
+    rank K goes to `log_dir`/rank-K.log. `environment` is added to the environment of this process. When a process
+    cannot be started, the others are killed and the error is raised.
     """
     processes: list[subprocess.Popen[bytes]] = []
     try:

@@ -31,7 +31,7 @@ def cpu_model() -> str:
 
 
 def git_commit(folder: Path = REPOSITORY_ROOT) -> str | None:
-    """Return the commit of a working tree, followed by "+changes" when tracked files differ from it; None outside git."""
+    """Return the commit of a working tree, with "+changes" when tracked files differ from it; None outside git."""
 
     def git(*arguments: str) -> str:
         completed = subprocess.run(

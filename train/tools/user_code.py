@@ -26,8 +26,8 @@ def import_function(where: str, name: str) -> Callable[..., Any]:
         function = getattr(importlib.import_module(module_name), function_name, None)
     except SystemExit as error:
         raise TrainingError(
-            f"{where}: {module_name} ends the program when it is imported ({describe_error(error)}); what only a script "
-            'is to do belongs under `if __name__ == "__main__":`'
+            f"{where}: {module_name} ends the program when it is imported ({describe_error(error)}); what only a "
+            'script is to do belongs under `if __name__ == "__main__":`'
         ) from error
     except Exception as error:  # the import of a user's module may raise anything
         raise TrainingError(
@@ -42,7 +42,8 @@ def import_function(where: str, name: str) -> Callable[..., Any]:
 def call_user_code(where: str, name: str, function: Callable[[], T]) -> T:
     """Call a function that runs a user's code and return its result.
 
-    Any exception becomes a `TrainingError` of one line that says `where` in the recipe the code is named, and its `name`.
+    Any exception becomes a `TrainingError` of one line that says `where` in the recipe the code is named, and its
+    `name`.
     """
     try:
         return function()
