@@ -138,10 +138,10 @@ class Schedule:
         nominal = self.recipe.nominal_gpus
         if self.gpus == nominal:
             return ""
+        rule = SCALING_RULE_NAMES[self.recipe.optim.scaling]
         return (
             f"rates are stated for {nominal} GPU{'s' * (nominal > 1)}; on {self.gpus} the global batch is "
-            f"multiplied by {self.gpus / nominal:g} and, by the {SCALING_RULE_NAMES[self.recipe.optim.scaling]}, the rate by "
-            f"{self.lr_factor:g}"
+            f"multiplied by {self.gpus / nominal:g} and, by the {rule}, the rate by {self.lr_factor:g}"
         )
 
     @cached_property
