@@ -115,4 +115,4 @@ def _bytes_per_image(copy: int | None) -> float:
     """Return the mean bytes of an ImageNet image in a copy, by its short side (None: full size)."""
     if copy is None or copy in IMAGE_BYTES:
         return IMAGE_BYTES[copy]
-    return IMAGE_BYTES[160] * (copy / 160) ** IMAGE_BYTES_EXPONENT
+    return float(IMAGE_BYTES[160] * (copy / 160) ** IMAGE_BYTES_EXPONENT)
