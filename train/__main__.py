@@ -9,9 +9,9 @@ import sys
 
 from train.engine.main import main
 
-# libgomp reads this variable when torch is loaded. By default its threads spin 300,000 times at a barrier. Where another
-# process wants the same processors, they spin while the thread that they wait for cannot run: steps took 4 times as long
-# and more (LOG.md).
+# libgomp reads this variable when torch is loaded. By default its threads spin 300,000 times at a barrier. Where
+# another process wants the same processors, they spin while the thread that they wait for cannot run: steps took 4
+# times as long and more (LOG.md).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
