@@ -1,1 +1,1 @@
-"""Experiments. A recipe file holds `recipe = Recipe(...)`, or `recipes()` that yields several of different names."""
+"""Recipes. A file has `recipe = Recipe(...)`, or a function `recipes()` that yields several with different names."""

@@ -1,4 +1,4 @@
-"""CIFAR-10 from JPEG files with a small residual net, in minutes on two processor cores.
+"""CIFAR-10 as JPEG files with a small residual network, in minutes on two processor cores.
 
 imgnet-cluster launch --local --data data/cifar10 recipes/cifar10.py
 """

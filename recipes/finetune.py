@@ -1,17 +1,17 @@
-"""Images of your own, in folders by class, on a net that was trained before: the classifier first, then all of it.
+"""Fine-tune a pretrained ResNet-50 on your own images, in one folder per class: first the classifier, then all layers.
 
     imgnet-cluster launch --local --data data/own recipes/finetune.py         # data/own/train/<class>/*, val/<class>/*
 
-Copy this file, put in the numbers of your images and where the weights lie: a state dict, such as torchvision's
-resnet50 (torch.save of its state_dict()), or a checkpoint of a run of ours. The classifier is made anew where the
-number of classes is another one.
+Copy this file, and put in the numbers of your images and the file of the weights. That is a state dict, such as
+torchvision's resnet50 (torch.save of its state_dict()), or a checkpoint of one of our runs. Where the number of classes
+differs, the classifier starts from random weights.
 
-    claimed, measured: nothing; how good it gets is the images' affair
+    claimed, measured: nothing; the accuracy depends on the images
     ours: no run yet
 
-Two phases as in Howard and Ruder 2018 (the last layer first, then unfreeze) with one cycle each (Smith and Topin 2017).
-The rates are ours, for 64 images a step: 0.05 for a new classifier, a fifth of it for weights that know something. 224
-pixels, as such weights were trained on; whole rectangles are validated in the last phase, beside the squares.
+The two phases follow Howard and Ruder 2018 (the last layer first, then unfreeze), with one cycle each (Smith and Topin
+2017). The rates are ours, for 64 images a step: 0.05 for a new classifier, a fifth of it for pretrained weights. Images
+have 224 pixels, as such weights were trained on. The last phase validates on whole rectangles, beside the squares.
 """
 
 from train.recipe import Data, Model, Optim, Phase, Recipe

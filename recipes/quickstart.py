@@ -1,9 +1,10 @@
-"""Ten kinds of drawn shapes, small enough for two processor cores: the built-in set, from nothing to a result.
+"""The built-in data set, ten kinds of drawn shapes, small enough for two processor cores: from nothing to a result.
 
     imgnet-cluster launch --local recipes/quickstart.py
 
-The three ideas of 2018 in small: small images first, a batch that grows instead of a rate that falls, whole rectangles
-at the end. Zero-gamma is off: in a net of four blocks and 500 steps it costs half of the accuracy (LOG.md).
+It shows the three ideas of 2018 in small: small images first, a batch that grows instead of a rate that falls, whole
+rectangles at the end. Zero-gamma is off: in a network of four blocks and 500 steps it costs half of the accuracy
+(LOG.md).
 """
 
 from train.recipe import SAMPLE, Model, Optim, Phase, Recipe

@@ -4,9 +4,9 @@
     imgnet-cluster launch --local recipes/resnet50_18min.py                    # this machine's GPUs, the table for 1
     imgnet-cluster launch --local --data sample --scale 0.01 recipes/resnet50_18min.py     # a rehearsal, all phases
 
-Small images first; the batch doubles where others would cut the rate; whole rectangles at 288 pixels for the last
-epochs, so that training ends at the size it is tested on. Machines were p3.16xlarge: 8 V100, 25 Gbit/s; AWS stopped
-listing them in 2026, and the next of `types` that EC2 offers is taken.
+Small images come first. The batch doubles where other schedules lower the rate. The last epochs use whole rectangles at
+288 pixels, so that training ends at the size it is tested on. The machines were p3.16xlarge: 8 V100, 25 Gbit/s. AWS
+stopped listing them in 2026; the next of `types` that EC2 offers is taken.
 
     machines   claimed (comment in train.py)   measured (DAWNBench entry: time to 93 % top-5, top-1 / top-5, price)
         1      109:12 to 93.00                 104.6 min   75.56 / 93.11    $42.66   (another group's run)
@@ -16,8 +16,9 @@ listing them in 2026, and the next of `types` that EC2 offers is taken.
        16      16:08 to 93.04, pre-warmed      18.09 min   75.67 / 93.11   $118.07   (hit at epoch 38)
     ours: no run yet
 
-Rows: diux-dev/imagenet18 train.py (2 machines: cybertronai/imagenet18), flattened to one row for each change. The last
-row of 16 machines is written (38, 50) there and stops being useful at its start. Copies 160 and 352: `data resize`.
+Phases: diux-dev/imagenet18 train.py (2 machines: cybertronai/imagenet18), with one phase for each change. The last
+phase of 16 machines is written (38, 50) there; the target is reached at its start. `data resize` makes the copies 160
+and 352.
 """
 
 from train.recipe import IMAGENET, Model, Optim, Phase, Recipe

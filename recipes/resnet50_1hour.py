@@ -4,9 +4,9 @@
     imgnet-cluster launch --local --only resnet50_1hour_256 --data DIR recipes/resnet50_1hour.py
     imgnet-cluster launch --local --keep-batch --only resnet50_1hour --data DIR recipes/resnet50_1hour.py   # 8192, here
 
-The linear rule and its warm-up (section 2): 0.1 for 256 images, so 3.2 for 8192, reached over five epochs from 0.1 in
-equal steps; a tenth at epochs 30, 60 and 80 of 90. Each GPU's batch norm sees n = 32 images, whatever the number of
-GPUs. Nesterov momentum by default; plain momentum was as good (section 5.1).
+The linear rule and its warm-up (section 2): a rate of 0.1 for 256 images is 3.2 for 8192. It is reached over five
+epochs from 0.1 in equal steps, and divided by 10 at epochs 30, 60 and 80 of 90. Each GPU's batch norm sees n = 32
+images, whatever the number of GPUs. Nesterov momentum is the default; plain momentum was as good (section 5.1).
 
     top-1 error in %, mean of 5 runs        claimed and measured (tables 1 and 2)
     resnet50_1hour_256                      23.60 +- .12
@@ -18,9 +18,10 @@ GPUs. Nesterov momentum by default; plain momentum was as good (section 5.1).
     resnet101_1hour                         22.36 +- .09     92.5 minutes on 256 P100
     ours: no run yet
 
-Read in full: facts on section 5.1 are decay 1e-4 but for batch norm's gamma and beta, He's start, gamma 0 in the last
-norm of a block, classifier N(0, 0.01), crops and flips as in fb.resnet.torch. Their schedule has 14,075 steps, ours
-14,130: an epoch's last step takes the 3,215 images that are left instead of going on into the next epoch.
+The paper was read in full. From section 5.1: decay 1e-4 except for batch norm's gamma and beta, He's initialisation,
+gamma 0 in the last norm of a block, classifier N(0, 0.01), crops and flips as in fb.resnet.torch. Their schedule has
+14,075 steps, ours has 14,130: the last step of an epoch takes the 3,215 images that are left, instead of going on into
+the next epoch.
 """
 
 from collections.abc import Iterator
@@ -29,14 +30,14 @@ from typing import Any
 
 from train.recipe import IMAGENET, Model, Optim, Phase, Recipe
 
-from ._rows import step_decay_phases
+from ._phases import step_decay_phases
 
-COMMON_FIELDS: dict[str, Any] = {"size": 224, "batch": 32}  # n = 32
+COMMON_FIELDS: dict[str, Any] = {"size": 224, "batch": 32}  # the paper's n = 32
 DROP_EPOCHS = (30, 60, 80)
 NESTEROV = Optim(momentum=0.9, nesterov=True, weight_decay=1e-4, norm_decay=False, bias_decay=True)
 
-gradual = Phase(epochs=(0, 5), lr=3.2, shape="gradual_warmup", **COMMON_FIELDS)  # 0.1 to 3.2
-constant = Phase(epochs=(0, 5), lr=3.2, shape="constant_warmup", **COMMON_FIELDS)  # 0.1
+gradual = Phase(epochs=(0, 5), lr=3.2, shape="gradual_warmup", **COMMON_FIELDS)  # from 0.1 to 3.2
+constant = Phase(epochs=(0, 5), lr=3.2, shape="constant_warmup", **COMMON_FIELDS)  # holds 0.1
 after_warmup = step_decay_phases(3.2, 5, DROP_EPOCHS, 90, **COMMON_FIELDS)
 
 hour = Recipe(
@@ -55,11 +56,11 @@ baseline = replace(
 
 
 def recipes() -> Iterator[Recipe]:
-    """Yield the rows of their table 1, plain momentum, and table 2c: ResNet-101."""
+    """Yield the rows of the paper's table 1, plain momentum, and ResNet-101 of its table 2c."""
     yield hour
     yield replace(hour, name="resnet50_1hour_constant", phases=[constant, *after_warmup])
     yield replace(hour, name="resnet50_1hour_cold", phases=step_decay_phases(3.2, 0, DROP_EPOCHS, 90, **COMMON_FIELDS))
     yield replace(hour, name="resnet50_1hour_plain", optim=replace(NESTEROV, nesterov=False))
     yield baseline
-    for one, name in ((hour, "resnet101_1hour"), (baseline, "resnet101_1hour_256")):
-        yield replace(one, name=name, model=replace(hour.model, name="resnet101"))
+    for resnet50, name in ((hour, "resnet101_1hour"), (baseline, "resnet101_1hour_256")):
+        yield replace(resnet50, name=name, model=replace(hour.model, name="resnet101"))

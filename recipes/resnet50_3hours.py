@@ -1,20 +1,23 @@
-"""ResNet-50 on ImageNet on one machine: fast.ai and students, DAWNBench, April 2018; what came before the 18 minutes.
+"""ResNet-50 on ImageNet on one machine: fast.ai and students, DAWNBench, April 2018; the forerunner of the 18 minutes.
 
     imgnet-cluster plan recipes/resnet50_3hours.py
     imgnet-cluster launch --local --data sample --scale 0.01 --max-steps 12 recipes/resnet50_3hours.py   # a rehearsal
 
-Small images first and large ones last, at 224 pixels from full-size images; the rate in steps, the batch never changes.
+Small images come first and large ones last; images of 224 pixels are cut from full-size files. The rate falls in steps,
+the batch never changes.
 
     claimed     93 % top-5 in 2:57 (title of the entry), $72.40
     measured    177.45 min to 93.002 % after 42 epochs; 206.5 min to 75.84 / 93.04 after 45 (fastai_pytorch.tsv),
                 on p3.16xlarge, 8 V100, 1,762 validation images left out (blacklist)
     ours: no run yet
 
-Rows: fastai/imagenet-fast imagenet_nv/main.py at c4b2255, the commit that the entry names, with `--lr 0.40 --epochs 45
---small`; 128 images a GPU by the entry. Epochs of these rows are where its times and accuracies jump (18, 21, 35, 41).
-Not certain: the entry's text has the rate rise linearly over four epochs and lists 20, 34, 42 for the drops, one epoch
-earlier than code and curve; its list is typed by hand, so the code is taken, also for the warm-up: 0.4 / (4 - epoch).
-torchvision's model of that week: norms and biases decay, no zero-gamma, classifier from U(+-1/sqrt(2048)).
+Phases: fastai/imagenet-fast imagenet_nv/main.py at c4b2255, the commit that the entry names, with `--lr 0.40 --epochs
+45 --small`; 128 images a GPU by the entry. The entry's times and accuracies jump at the epochs of these phases (18, 21,
+35, 41). torchvision's model of that week: norms and biases decay, no zero-gamma, classifier from U(+-1/sqrt(2048)).
+
+Uncertain: by the entry's text the rate rises linearly over four epochs and drops at 20, 34 and 42, one epoch earlier
+than in the code and the curve. That list was typed by hand, so the code is followed, also for the warm-up: 0.4 / (4 -
+epoch).
 """
 
 from train.recipe import IMAGENET, Model, Optim, Phase, Recipe

@@ -3,9 +3,10 @@
     imgnet-cluster plan recipes/resnet50_lars.py
     imgnet-cluster launch --local --keep-batch --only resnet50_lars_32k --data DIR recipes/resnet50_lars.py
 
-Each layer's rate is scaled by the norm of its weights over that of its gradient, in fp32 (Jia et al., section 3.1: in
-fp16 the ratio leaves the range); a linear warm-up, then a polynomial of power 2; no decay on norms and biases (section
-3.2: with it 71.9 % at 64k, without the baseline's accuracy); AlexNet with a batch norm after pool5 (3.2 too).
+The rate of each layer is scaled by the norm of its weights over that of its gradient, in fp32: in fp16 the ratio leaves
+the range (Jia et al., section 3.1). A linear warm-up is followed by a polynomial of power 2. Norms and biases do not
+decay: with their decay 64k reached 71.9 %, without it the accuracy of the baseline (section 3.2). AlexNet has a batch
+norm after pool5 (also 3.2).
 
     recipe              claimed
     resnet50_lars_32k   76.3 % top-1 on a TPU pod (message of TensorFlow's LARS commit)
@@ -14,12 +15,14 @@ fp16 the ratio leaves the range); a linear warm-up, then a polynomial of power 2
     alexnet_lars_64k    58.7 % in 4 minutes (Jia et al.), 95 epochs
     ours: no run yet
 
-Rates of ResNet-50: Google's reference, tensorflow/tpu models/official/resnet/lars_util.py at 11a028b: for 32,768 images
-34.0 after 12 epochs, above it 41.0 after 16, from 0, trust 0.001, decay 1e-4 (resnet_config.py), momentum 0.9. Later
-versions there say 32.0 after 14, and 31.2 after 25. AlexNet at 32k: borisgin/nvcaffe, models/alexnet_bn,
+Rates of ResNet-50 are those of Google's reference, tensorflow/tpu models/official/resnet/lars_util.py at 11a028b: for
+32,768 images 34.0 after 12 epochs, above it 41.0 after 16, from 0, trust 0.001, decay 1e-4 (resnet_config.py), momentum
+0.9. Later versions say 32.0 after 14, and 31.2 after 25. AlexNet at 32k: borisgin/nvcaffe, models/alexnet_bn,
 solver_32k.prototxt: from 1 to 32 in 10 epochs of 100, decay 5e-4, trust 0.001.
-Not certain: Jia et al.'s own rates, which were not read. For AlexNet at 64k 32 x sqrt(2) = 45.25 is a guess by the
-square-root rule, and 1024 GPUs with 64 images [recalled]; the machines at 32k are ours, with 32 images a GPU.
+
+Uncertain: the rates of Jia et al., which we have not read. For AlexNet at 64k, 32 x sqrt(2) = 45.25 is a guess by the
+square-root rule, and so are 1024 GPUs with 64 images [recalled]. The machines at 32k, with 32 images a GPU, are our
+choice.
 """
 
 from collections.abc import Iterator

@@ -1,5 +1,5 @@
-"""The trainer: `python -m train RECIPE`, also under `torchrun -m train`. It knows nothing of cluster/ or infra/.
+"""The trainer. Start it with `python -m train RECIPE`, or with `torchrun -m train RECIPE`.
 
-Importable without torch: recipe, recipe_file, schedule, files, spawn, and of data
-sample, index, pack, verify.
+This package knows nothing of `cluster` or `infra`. These parts import without torch: `recipe`, `forecast`, `tools` (but
+for `checkpoint_io`), and of `data` the packages `index`, `packing` and `order`.
 """

@@ -1,12 +1,17 @@
-"""`python -m train RECIPE --out DIR`: one process per GPU, or --procs; one of many under torchrun or the agent."""
+"""Entry point of `python -m train RECIPE --out DIR`.
+
+Without RANK in the environment it starts one process per GPU, or as many as `--procs` says. With RANK, as torchrun and
+the agent set it, it is that one process.
+"""
 
 import os
 import sys
 
 from train.engine.main import main
 
-# Read by libgomp when torch is loaded. Its threads would spin 300,000 times at a barrier, and where another process
-# wants the same processors they spin while the one they wait for cannot run: steps 4 times slower and more (LOG.md).
+# libgomp reads this variable when torch is loaded. By default its threads spin 300,000 times at a barrier. Where
+# another process wants the same processors, they spin while the thread that they wait for cannot run: steps took 4
+# times as long and more (LOG.md).
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 

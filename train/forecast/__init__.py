@@ -1,17 +1,19 @@
-"""How long a schedule will take on machines that nobody has yet: arithmetic, no torch.
+"""Forecast how long a schedule takes on machines that do not exist yet: arithmetic, no torch.
 
-A step is its compute, what cannot be hidden of the all-reduce, the optimizer, and the wait for a loader that is slower
-than all these; an epoch has its validation and a fixed cost that more machines do not divide; a run has a start.
+A step is its compute, the part of the all-reduce that the backward pass cannot hide, the optimizer, and the wait for a
+loader that is slower than all these. An epoch adds its validation and a fixed cost that more machines do not divide. A
+run adds its start.
 
     compute     T = images per GPU * (pixels / 224)^2 * the model's work / the card's ResNet-50 images per second
     all-reduce  A = 2 (P - 1) / P * bytes / (network * efficiency) + 2 (P - 1) * latency of a hop
-    seen of it  A without overlap; else max(0, A - 0.8 * 2/3 T) + 0.1 A
-    loader      L = global batch / machines / images per second that a machine's processors make; max(0, L - all above)
+    exposed     A without overlap; else max(0, A - 0.8 * 2/3 T) + 0.1 A
+    loader      L = global batch / machines / images per second of a machine's processors; max(0, L - all above)
     validation  the forward pass of each view, or the loader where that is slower
-    fixed       of each epoch, and of the first with a new size, batch or copy
-    start       boot, set-up, fetch, the trainers' own
+    fixed       of each epoch, and of the first epoch with a new size, batch or copy
+    start       boot, set-up, fetching the data, the trainers' own start
 
-`published` holds it against runs of others (docs/forecast.md). No run of ours on GPUs stands behind `OURS` yet.
+docs/forecast.md holds the forecast against published runs. No run of ours on GPUs stands behind `DEFAULT_CONSTANTS`
+yet.
 """
 
 from .calibration import calibrate, compare_with_run
@@ -38,4 +40,4 @@ __all__ = [
     "compare_with_run",
     "forecast",
     "scaling_efficiency",
-]  # fmt: skip
+]

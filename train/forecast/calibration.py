@@ -1,4 +1,4 @@
-"""After a run: its constants, and the forecast of it beside what it took. Pure functions over result.json."""
+"""Compare a finished run with its forecast, and derive constants from it. Pure functions of result.json."""
 
 import math
 from collections import defaultdict
@@ -8,23 +8,26 @@ from typing import Any
 from .constants import Constants, SecondsBySize
 from .hardware import RECTANGLE_PIXEL_RATIO, NetworkSpec
 
-MIN_WAIT_SHARE = 0.05  # share of a phase's steps that must be waits, for the loader's speed to be known from it
-UNLIMITED_GBIT = 1e9  # Gbit/s: what is sent is in the measured steps already
-# of a machine, before its trainers start
+MIN_WAIT_SHARE = 0.05  # share of a phase's step time that must be waits, for the loader's speed to be known from it
+UNLIMITED_GBIT = 1e9  # Gbit/s, for networks whose time is in the measured steps already
+# The set-up steps of a machine before its trainers start. The other steps belong to the trainers.
 SETUP_STEPS = ("booting", "connected", "code", "environment", "checks", "network", "agent", "data", "fetch", "standby")
-ONE_TIME_STEPS = ("data", "indexing")
+ONE_TIME_STEPS = ("data", "indexing")  # done once for a data set: it is drawn, its folders are searched
 JsonObject = Mapping[str, Any]
 
 
 def process_count(result: JsonObject) -> int:
-    """Return how many processes trained: the job's result counts those of a machine, the trainers' own all."""
+    """Return how many processes trained. A job's result has those of one machine, a trainer's own result has all."""
     return int(result["procs"]) * int(result.get("machines", 1))
 
 
 def epoch_part_seconds(row: JsonObject) -> dict[str, float]:
-    """Return an epoch's seconds by part: "steps", "waits", "validation", "switches", "checkpoints", "other"."""
+    """Return the seconds of an epoch by part (`train.metrics.time_breakdown`).
+
+    Results without a breakdown have "steps" and "validation" only.
+    """
     if row.get("where"):
-        return {name: float(seconds) for name, seconds in row["where"].items()}
+        return {part: float(seconds) for part, seconds in row["where"].items()}
     return {"steps": row["train_seconds"], "validation": row["val_seconds"]}
 
 
@@ -37,98 +40,119 @@ def schedule_row_of(result: JsonObject, row: JsonObject) -> JsonObject:
 
 
 def calibrate(result: JsonObject, source: str = "") -> Constants:
-    """Return the constants of a run that is done, from its result.json; `name` is what they are called by.
+    """Return the constants that a finished run measured, from its result.json. `source` names them (default: the job).
 
-    What a step sends between GPUs is in its seconds, and taken to be the same on other numbers of them. Raises
-    `ValueError`, `KeyError`, `TypeError` when there is not enough in it.
+    The time that a step sends gradients is within its seconds, and is taken to be the same on other numbers of GPUs.
+    Raises `ValueError`, `KeyError` or `TypeError` when the result has too little in it.
     """
-    steps, speeds = _batch_seconds(result), dict[tuple[int, int], float]()
+    batch_seconds = _batch_seconds(result)
+    loader_speeds: dict[tuple[int, int], float] = {}
     for (copy, size), (images, seconds, waits) in _loader_totals(result).items():
         if waits > MIN_WAIT_SHARE * seconds:
-            speeds[copy, size] = images / seconds / int(result.get("machines", 1))
-    if not steps:
+            loader_speeds[copy, size] = images / seconds / int(result.get("machines", 1))
+    if not batch_seconds:
         raise ValueError("it made no step")
-    before, trainers = _startup_seconds(result, include_one_time=False)
-    epoch, switch = _fixed_seconds(result)
+    setup_seconds, startup_seconds = _startup_seconds(result, include_one_time=False)
+    epoch_seconds, switch_seconds = _fixed_seconds(result)
     return Constants(
         source=source or str(result.get("job") or result["recipe"]),
-        batch_timings=tuple((size, batch, seconds) for (size, batch), seconds in sorted(steps.items())),
-        network=NetworkSpec(UNLIMITED_GBIT, 0.0), bus_gbit=UNLIMITED_GBIT, overlap=False, forward_share=_forward_share(result, steps),
-        loader_speeds=tuple((copy, size, speed) for (copy, size), speed in sorted(speeds.items())),
-        epoch_seconds=epoch, switch_seconds=switch, startup_seconds=trainers, setup_seconds=before,
-    )  # fmt: skip
+        batch_timings=tuple((size, batch, seconds) for (size, batch), seconds in sorted(batch_seconds.items())),
+        network=NetworkSpec(UNLIMITED_GBIT, 0.0),
+        bus_gbit=UNLIMITED_GBIT,
+        overlap=False,
+        forward_share=_forward_share(result, batch_seconds),
+        loader_speeds=tuple((copy, size, speed) for (copy, size), speed in sorted(loader_speeds.items())),
+        epoch_seconds=epoch_seconds,
+        switch_seconds=switch_seconds,
+        startup_seconds=startup_seconds,
+        setup_seconds=setup_seconds,
+    )
 
 
 def _batch_seconds(result: JsonObject) -> dict[tuple[int, int], float]:
-    """Seconds of a full batch of one GPU by size and batch, the waits for images left out."""
-    rounds = math.ceil(int(result["schedule_gpus"]) / process_count(result))
-    seconds, full = defaultdict[tuple[int, int], float](float), defaultdict[tuple[int, int], float](float)
+    """Return the seconds of a full batch of one GPU by (size, batch), without the waits for images."""
+    batches_per_step = math.ceil(int(result["schedule_gpus"]) / process_count(result))
+    seconds = defaultdict[tuple[int, int], float](float)
+    full_steps = defaultdict[tuple[int, int], float](float)
     for row in result["epochs"]:
-        phase = schedule_row_of(result, row)
-        key = (int(row["size"]), int(phase["batch"]))
+        key = (int(row["size"]), int(schedule_row_of(result, row)["batch"]))
         seconds[key] += epoch_part_seconds(row)["steps"]
-        full[key] += row["train_images"] / row["global_batch"]
-    return {key: seconds[key] / full[key] / rounds for key in seconds if full[key] and seconds[key]}
+        full_steps[key] += row["train_images"] / row["global_batch"]
+    return {
+        key: seconds[key] / full_steps[key] / batches_per_step for key in seconds if full_steps[key] and seconds[key]
+    }
 
 
 def _loader_totals(result: JsonObject) -> dict[tuple[int, int], tuple[float, float, float]]:
-    """Images, seconds of steps with their waits, and those waits, by copy (0: full size) and size."""
-    found: dict[tuple[int, int], tuple[float, float, float]] = {}
+    """Return (images, seconds of steps with their waits, seconds of waits) by (copy, size); copy 0 is the full size."""
+    totals: dict[tuple[int, int], tuple[float, float, float]] = {}
     for row in result["epochs"]:
-        key, one = (int(schedule_row_of(result, row)["copy"] or 0), int(row["size"])), epoch_part_seconds(row)
-        images, seconds, waits = found.get(key, (0.0, 0.0, 0.0))
-        waited = one.get("waits", 0.0)
-        found[key] = images + row["train_images"], seconds + one["steps"] + waited, waits + waited
-    return found
+        key = (int(schedule_row_of(result, row)["copy"] or 0), int(row["size"]))
+        part_seconds = epoch_part_seconds(row)
+        epoch_waits = part_seconds.get("waits", 0.0)
+        images, seconds, waits = totals.get(key, (0.0, 0.0, 0.0))
+        totals[key] = (
+            images + row["train_images"],
+            seconds + part_seconds["steps"] + epoch_waits,
+            waits + epoch_waits,
+        )
+    return totals
 
 
 def _forward_share(result: JsonObject, batch_seconds: Mapping[tuple[int, int], float]) -> float:
-    """A validation's pass over an image beside a training step's."""
-    took = whole = 0.0
+    """Return the time of an image in validation over its time in training; 1/3 where nothing was validated."""
+    validation_seconds = training_seconds = 0.0
     for row in result["epochs"]:
         phase = schedule_row_of(result, row)
         seconds = batch_seconds.get((int(row["size"]), int(phase["batch"])))
         if row.get("val_images") and seconds:
             views = 1 + (RECTANGLE_PIXEL_RATIO if phase["rect_val"] else 0.0)
-            took += epoch_part_seconds(row)["validation"] * process_count(result)
-            whole += row["val_images"] * views * seconds / phase["batch"]
-    return took / whole if whole else 1 / 3
+            validation_seconds += epoch_part_seconds(row)["validation"] * process_count(result)
+            training_seconds += row["val_images"] * views * seconds / phase["batch"]
+    return validation_seconds / training_seconds if training_seconds else 1 / 3
 
 
 def _fixed_seconds(result: JsonObject) -> tuple[SecondsBySize, SecondsBySize]:
-    """Seconds of each epoch beside its steps and validation, and of each first one of a new shape."""
-    if not any(row.get("where") for row in result["epochs"]):
-        took = result["seconds"].get("first step to last", 0.0)
-        left = took - sum(sum(epoch_part_seconds(row).values()) for row in result["epochs"])
-        return ((0, max(0.0, left) / len(result["epochs"])),), ()
-    rest = switches = 0.0
-    fresh, before = 0, None
-    for row in result["epochs"]:
-        phase, one = schedule_row_of(result, row), epoch_part_seconds(row)
-        kind = (phase["size"], phase["batch"], phase["copy"])
-        rest += one.get("checkpoints", 0.0) + one.get("other", 0.0)
-        switches += one.get("switches", 0.0)
-        fresh += kind != before
-        before = kind
-    return ((0, rest / len(result["epochs"])),), ((0, switches / fresh),) if switches else ()
+    """Return the seconds of each epoch beside its steps and validation, and of each first epoch of a new shape."""
+    epochs = result["epochs"]
+    if not any(row.get("where") for row in epochs):
+        wall_seconds = result["seconds"].get("first step to last", 0.0)
+        rest_seconds = wall_seconds - sum(sum(epoch_part_seconds(row).values()) for row in epochs)
+        return ((0, max(0.0, rest_seconds) / len(epochs)),), ()
+    rest_seconds = switch_seconds = 0.0
+    switches = 0
+    previous_shape = None
+    for row in epochs:
+        phase, part_seconds = schedule_row_of(result, row), epoch_part_seconds(row)
+        shape = (phase["size"], phase["batch"], phase["copy"])
+        rest_seconds += part_seconds.get("checkpoints", 0.0) + part_seconds.get("other", 0.0)
+        switch_seconds += part_seconds.get("switches", 0.0)
+        switches += shape != previous_shape
+        previous_shape = shape
+    return ((0, rest_seconds / len(epochs)),), ((0, switch_seconds / switches),) if switch_seconds else ()
 
 
 def _startup_seconds(result: JsonObject, include_one_time: bool = True) -> tuple[float, float]:
-    """Seconds before the trainers of the slowest machine, and from their start to the first step; with what is done
-    but `once` for a set: drawing it, looking through its folders.
+    """Return the seconds of the slowest machine before its trainers start, and from then to the first step.
+
+    Without `include_one_time`, what is done once for a data set does not count.
     """
-    found = [dict(one) for one in dict(result.get("setup") or {}).values() if one]
-    machines = [{name: one[name] for name in one if include_one_time or name not in ONE_TIME_STEPS} for one in found]
+    machines = [
+        {step: seconds for step, seconds in steps.items() if include_one_time or step not in ONE_TIME_STEPS}
+        for steps in dict(result.get("setup") or {}).values()
+        if steps
+    ]
     if machines:
-        slowest = max(machines, key=lambda one: sum(one.values()))
-        before = sum(seconds for step, seconds in slowest.items() if step in SETUP_STEPS)
-        return before, sum(slowest.values()) - before
-    seconds = result["seconds"]
-    return 0.0, max(0.0, seconds.get("attempt", 0.0) - seconds.get("first step to last", seconds.get("attempt", 0.0)))
+        slowest = max(machines, key=lambda steps: sum(steps.values()))
+        setup_seconds = sum(seconds for step, seconds in slowest.items() if step in SETUP_STEPS)
+        return setup_seconds, sum(slowest.values()) - setup_seconds
+    attempt_seconds = result["seconds"].get("attempt", 0.0)
+    return 0.0, max(0.0, attempt_seconds - result["seconds"].get("first step to last", attempt_seconds))
 
 
 # --- forecast and actual --------------------------------------------------------------------------------------------
 
+# For each compared term the terms of the forecast and the parts of the run that belong to it.
 COMPARED_TERMS = {
     "steps": (("compute", "all-reduce", "optimizer", "logging"), ("steps",)),
     "loader": (("loader",), ("waits",)),
@@ -138,44 +162,48 @@ COMPARED_TERMS = {
 
 
 def compare_with_run(forecast: JsonObject, result: JsonObject) -> list[dict[str, Any]]:
-    """Return a row for each term of a forecast (`Forecast.to_json`) beside what the run took: "term", "forecast" and
-    "actual" in seconds, "error" as the share that the forecast is too long.
+    """Return a row for each term of a forecast (`Forecast.to_json`) beside what the run took.
 
-    The steps are one term: what is sent within them cannot be told apart. Of a run that ended early, at its target,
-    only the forecast of what was run is held against it. Raises as `measured` does.
+    A row has "term", "forecast" and "actual" in seconds, and "error", the share by which the forecast is too long. The
+    last row is the sum. The steps are one term: what is sent within them cannot be told apart. A run that ended early,
+    at its target, is compared with the forecast of the epochs that it ran. Raises the errors of `calibrate`.
     """
-    terms, took = terms_until(forecast, int(result["epochs"][-1]["epoch"])), defaultdict[str, float](float)
+    forecast_seconds = terms_until(forecast, int(result["epochs"][-1]["epoch"]))
+    actual_seconds = defaultdict[str, float](float)
     for row in result["epochs"]:
-        for name, seconds in epoch_part_seconds(row).items():
-            took[name] += seconds
+        for part, seconds in epoch_part_seconds(row).items():
+            actual_seconds[part] += seconds
     if not any(row.get("where") for row in result["epochs"]):
-        whole = result["seconds"].get("first step to last", 0.0)
-        took["other"] = max(0.0, whole - sum(took.values()))
-    begun = (result.get("where") or {}).get("start")
-    start = sum(begun.values()) if begun else sum(_startup_seconds(result))
+        wall_seconds = result["seconds"].get("first step to last", 0.0)
+        actual_seconds["other"] = max(0.0, wall_seconds - sum(actual_seconds.values()))
+    measured_start = (result.get("where") or {}).get("start")
+    actual_start = sum(measured_start.values()) if measured_start else sum(_startup_seconds(result))
     rows = [
-        (name, sum(terms.get(one, 0.0) for one in told), sum(took[one] for one in real))
-        for name, (told, real) in COMPARED_TERMS.items()
+        (name, sum(forecast_seconds.get(term, 0.0) for term in terms), sum(actual_seconds[part] for part in parts))
+        for name, (terms, parts) in COMPARED_TERMS.items()
     ]
-    rows.append(("start", terms.get("start", 0.0), start))
+    rows.append(("start", forecast_seconds.get("start", 0.0), actual_start))
     return list(_with_total_row(rows))
 
 
 def terms_until(forecast: JsonObject, epoch: int) -> dict[str, float]:
-    """Return the terms of a forecast (`Forecast.to_json`) for its first epochs, in seconds; a phase that is cut has its
-    share of them.
+    """Return the seconds by term of a forecast (`Forecast.to_json`) for its first epochs.
+
+    Of a phase that is cut, the terms count in proportion to its epochs.
     """
     phases = forecast.get("phases") or []
     if not phases or epoch >= phases[-1]["end"]:
         return dict(forecast["terms"])
-    found = dict.fromkeys(forecast["terms"], 0.0) | {"start": forecast["terms"].get("start", 0.0)}
+    term_seconds = dict.fromkeys(forecast["terms"], 0.0) | {"start": forecast["terms"].get("start", 0.0)}
     for phase in phases:
         share = min(1.0, max(0, epoch - phase["start"]) / (phase["end"] - phase["start"]))
-        for name, seconds in phase["terms"].items():
-            found[name] = found.get(name, 0.0) + share * seconds
-    return found
+        for term, seconds in phase["terms"].items():
+            term_seconds[term] = term_seconds.get(term, 0.0) + share * seconds
+    return term_seconds
 
 
 def _with_total_row(rows: Sequence[tuple[str, float, float]]) -> Iterator[dict[str, Any]]:
-    for name, told, real in [*rows, ("all", sum(one[1] for one in rows), sum(one[2] for one in rows))]:
-        yield {"term": name, "forecast": told, "actual": real, "error": told / real - 1 if real > 0 else None}
+    total = ("all", sum(forecast for _, forecast, _ in rows), sum(actual for _, _, actual in rows))
+    for term, forecast, actual in [*rows, total]:
+        error = forecast / actual - 1 if actual > 0 else None
+        yield {"term": term, "forecast": forecast, "actual": actual, "error": error}

@@ -1,34 +1,42 @@
-"""Presets: what GPUs, models, networks and processors do, each with its source. What a run measured replaces them."""
+"""Presets for GPUs, models, networks and processors, each with its source. What a run measured replaces them."""
 
 import math
 from dataclasses import dataclass
 
 from train.recipe.schedule import Schedule
 
-REFERENCE_PIXELS = 224  # pixels
+REFERENCE_PIXELS = 224  # image size at which speeds of GPUs and work of models are stated
 
 
 @dataclass(frozen=True)
 class DeviceSpec:
-    """`images` of 224 pixels that a GPU trains ResNet-50 on in a second; `bus` Gbit/s to the others of its machine."""
+    """Speed of a GPU: images/s of ResNet-50 training at 224 pixels, and Gbit/s to the other GPUs of its machine."""
 
     images_per_second: float
     bus_gbit: float
 
 
-NVLINK_GBIT, PCIE_GBIT = 1000.0, 80.0  # assumed, not measured
+NVLINK_GBIT = 1000.0  # assumed, not measured
+PCIE_GBIT = 80.0  # assumed, not measured
 # Planning figures for plain PyTorch, not measured here: 50 to 60 % of what the memory's bandwidth allows at 444 MB an
 # image (facts/training.md 6.2). H200: H100's times their ratio in MLPerf v4.0 (7983 / 7184). A10G, L4, T4: bandwidth
 # (600, 300, 320 GB/s) / 444 MB x 0.55. P100: fp32, Goyal et al. 2017's 29 hours on eight. CPU: one process on two
-# cores, fitted to our CIFAR-10 (LOG.md).
+# cores, fitted to our CIFAR-10 run (LOG.md).
 DEVICES = {
-    "P100": DeviceSpec(140, NVLINK_GBIT), "V100": DeviceSpec(1000, NVLINK_GBIT), "A100": DeviceSpec(2400, NVLINK_GBIT), "H100": DeviceSpec(4200, NVLINK_GBIT),
-    "H200": DeviceSpec(4700, NVLINK_GBIT), "A10G": DeviceSpec(740, PCIE_GBIT), "L4": DeviceSpec(370, PCIE_GBIT), "L40S": DeviceSpec(1200, PCIE_GBIT),
-    "T4": DeviceSpec(390, PCIE_GBIT), "CPU": DeviceSpec(16, PCIE_GBIT),
-}  # fmt: skip
+    "P100": DeviceSpec(140, NVLINK_GBIT),
+    "V100": DeviceSpec(1000, NVLINK_GBIT),
+    "A100": DeviceSpec(2400, NVLINK_GBIT),
+    "H100": DeviceSpec(4200, NVLINK_GBIT),
+    "H200": DeviceSpec(4700, NVLINK_GBIT),
+    "A10G": DeviceSpec(740, PCIE_GBIT),
+    "L4": DeviceSpec(370, PCIE_GBIT),
+    "L40S": DeviceSpec(1200, PCIE_GBIT),
+    "T4": DeviceSpec(390, PCIE_GBIT),
+    "CPU": DeviceSpec(16, PCIE_GBIT),
+}
 
-# Work of an image beside ResNet-50's, by the convolutions' output at 224 pixels, for training waits for memory; and
-# parameters.
+# For each model its work per image over ResNet-50's, and its number of parameters. The work is counted as the
+# convolutions' output at 224 pixels, because training waits for memory.
 MODEL_COSTS = {
     "resnet10_tiny": (0.102, 436_536),
     "resnet10_cifar": (0.406, 436_536),
@@ -37,61 +45,74 @@ MODEL_COSTS = {
     "resnet50": (1.0, 25_557_032),
     "resnet101": (1.460, 44_549_160),
     "resnet152": (2.029, 60_192_808),
-    "alexnet_bn": (0.059, 60_967_112),  # its fully connected layers, nearly all of its parameters, are not counted
+    "alexnet_bn": (0.059, 60_967_112),  # without its fully connected layers, which have nearly all of its parameters
 }
 
 
 @dataclass(frozen=True)
 class NetworkSpec:
-    """How much of its speed a network gives to an all-reduce, and the seconds of one hop."""
+    """A network between machines: the share of its speed that an all-reduce gets, and the seconds of one hop."""
 
     efficiency: float
     hop_seconds: float
 
 
-TCP_NETWORK, EFA_NETWORK = NetworkSpec(0.5, 60e-6), NetworkSpec(0.65, 20e-6)  # facts/training.md 6.4
-EFA_MIN_GBIT = 100  # EC2's machines with so much or more have EFA
+TCP_NETWORK = NetworkSpec(0.5, 60e-6)  # facts/training.md 6.4
+EFA_NETWORK = NetworkSpec(0.65, 20e-6)
+EFA_MIN_GBIT = 100  # EC2 instances with this speed or more have EFA
 
-# Microseconds of one core for an image of ImageNet: read, decode, crop, resize with antialiasing; measured on 2.3 GHz
-# cores with photographs (facts/loading.md 2, simplejpeg and torch). At another size: the nearest one's and 0.9 us for
-# each thousand pixels that are written more, as between 128, 224 and 288 there.
+# Microseconds of one core for an ImageNet image by (copy, size): read, decode, crop, resize with antialiasing. Measured
+# on 2.3 GHz cores with photographs (facts/loading.md 2, simplejpeg and torch). A larger size costs the nearest measured
+# size's time and 0.9 us for each thousand additional pixels, as between 128, 224 and 288 there.
 DECODE_MICROSECONDS = {
-    (160, 128): 282.0, (160, 224): 359.0, (352, 128): 840.0, (352, 224): 960.0, (352, 288): 1091.0,
-    (None, 128): 1667.0, (None, 224): 1650.0,
-}  # fmt: skip
-RESIZE_MICROSECONDS = 0.9e-3  # us a pixel
+    (160, 128): 282.0,
+    (160, 224): 359.0,
+    (352, 128): 840.0,
+    (352, 224): 960.0,
+    (352, 288): 1091.0,
+    (None, 128): 1667.0,
+    (None, 224): 1650.0,
+}
+RESIZE_MICROSECONDS = 0.9e-3  # of one pixel
+MIN_DECODE_MICROSECONDS = 150.0
 VCPU_CORE_SHARE = 0.45  # of such a core that a vCPU gives: 40 to 50 %, assumed (facts/loading.md 8)
 
-# Bytes of an image: whole ImageNet is 16.8 GB at 160 pixels, 63 GB at 352 (quality 90), 140 GB full (loading.md 6).
+# Bytes of an image by copy: ImageNet is 16.8 GB at 160 pixels, 63 GB at 352 (quality 90), 140 GB at full size
+# (facts/loading.md 6).
 IMAGE_BYTES = {160: 13_100, 352: 49_000, None: 109_000}
-RECTANGLE_PIXEL_RATIO = 1.33  # pixels of a whole image beside its centre square, at ImageNet's mean
+IMAGE_BYTES_EXPONENT = 1.67  # bytes grow with this power of the short side, as between 160 and 352
+RECTANGLE_PIXEL_RATIO = 1.33  # pixels of a whole image over those of its centre square, ImageNet's mean
 
 
 def has_known_images(schedule: Schedule) -> bool:
-    """Whether the images are ImageNet's, whose sizes these presets are for; of others nothing is known."""
+    """Return whether the data set is ImageNet, for whose images these presets are. Of other images nothing is known."""
     return schedule.recipe.data.name.startswith("imagenet")
 
 
 def loader_images_per_second(copy: int | None, size: int, vcpus: float) -> float:
-    """Return images/s that the processors of one machine make of a prepared copy (None: full size) at a size."""
-    source = copy if copy is None or copy in (160, 352) else 160 if copy < 256 else 352
-    near = min((one for one in DECODE_MICROSECONDS if one[0] == source), key=lambda one: abs(math.log(one[1] / size)))
-    micro = (
-        max(150.0, DECODE_MICROSECONDS[near] + RESIZE_MICROSECONDS * (size**2 - near[1] ** 2))
-        if size > near[1]
-        else DECODE_MICROSECONDS[near]
+    """Return the images/s that the processors of one machine load, for a copy (None: full size) and an image size."""
+    measured_copy = copy if copy is None or copy in (160, 352) else 160 if copy < 256 else 352
+    nearest = min(
+        (measured for measured in DECODE_MICROSECONDS if measured[0] == measured_copy),
+        key=lambda measured: abs(math.log(measured[1] / size)),
     )
-    return vcpus * VCPU_CORE_SHARE * 1e6 / micro
+    microseconds = DECODE_MICROSECONDS[nearest]
+    if size > nearest[1]:
+        additional_pixels = size**2 - nearest[1] ** 2
+        microseconds = max(MIN_DECODE_MICROSECONDS, microseconds + RESIZE_MICROSECONDS * additional_pixels)
+    return vcpus * VCPU_CORE_SHARE * 1e6 / microseconds
 
 
 def fetch_bytes(schedule: Schedule, val_images: int) -> float:
-    """Return the bytes of all copies that the schedule's epochs read, and of `val` images; 0: nobody knows."""
+    """Return the bytes of all copies that the epochs of a schedule read, validation images included; 0 when unknown."""
     if not has_known_images(schedule):
         return 0.0
     copies = {epoch.scheduled_phase.phase.copy for epoch in schedule.epochs}
-    images = schedule.images + val_images
-    sizes = [
-        IMAGE_BYTES.get(one, 0) or IMAGE_BYTES[160] * (one / 160) ** 1.67 if one else IMAGE_BYTES[None]
-        for one in copies
-    ]  # between: as 160 to 352
-    return images * float(sum(sizes))
+    return (schedule.images + val_images) * float(sum(_bytes_per_image(copy) for copy in copies))
+
+
+def _bytes_per_image(copy: int | None) -> float:
+    """Return the mean bytes of an ImageNet image in a copy, by its short side (None: full size)."""
+    if copy is None or copy in IMAGE_BYTES:
+        return IMAGE_BYTES[copy]
+    return float(IMAGE_BYTES[160] * (copy / 160) ** IMAGE_BYTES_EXPONENT)

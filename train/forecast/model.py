@@ -1,4 +1,4 @@
-"""The arithmetic: from a schedule and machines to seconds, epoch by epoch and term by term."""
+"""The arithmetic of the forecast: from a schedule and machines to seconds, epoch by epoch and term by term."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -24,13 +24,16 @@ from .hardware import (
     DeviceSpec,
 )
 
-STEP_TERMS = ("compute", "all-reduce", "optimizer", "logging", "loader")  # the parts of a step
+STEP_TERMS = ("compute", "all-reduce", "optimizer", "logging", "loader")
 TERMS = (*STEP_TERMS, "validation", "fixed")
+BACKWARD_SHARE = 2 / 3  # of a step's compute
+OVERLAP_SHARE = 0.8  # of the backward pass has gradients to send
+LAST_BUCKET_SHARE = 0.1  # of an all-reduce: the last bucket has nothing to hide behind
 
 
 @dataclass(frozen=True)
 class EpochCost:
-    """Seconds of one epoch by term; `phase` is the number of its row in the recipe."""
+    """Seconds of one epoch by term. `number` counts from 0, `phase_index` is its row in the recipe."""
 
     number: int
     phase_index: int
@@ -38,14 +41,15 @@ class EpochCost:
 
     @property
     def total_seconds(self) -> float:
-        """All parts together."""
+        """Seconds of all terms."""
         return sum(self.term_seconds.values())
 
 
 @dataclass(frozen=True)
 class Forecast:
-    """What each epoch takes, and the start by part: "boot", "setup", "fetch", "trainers". `source` says by whose
-    constants.
+    """The forecast of a run: the cost of each epoch, and the seconds of the start by part.
+
+    The parts of the start are "boot", "setup", "fetch" and "trainers". `source` names the constants that were used.
     """
 
     epochs: tuple[EpochCost, ...]
@@ -55,70 +59,82 @@ class Forecast:
 
     @property
     def term_seconds(self) -> dict[str, float]:
-        """Seconds by term, "start" among them."""
-        return {**sum_by_term(one.term_seconds for one in self.epochs), "start": sum(self.startup_seconds.values())}
+        """Seconds of the whole run by term, with "start" among them."""
+        return {**sum_by_term(cost.term_seconds for cost in self.epochs), "start": sum(self.startup_seconds.values())}
 
     @property
     def total_seconds(self) -> float:
-        """All together."""
+        """Seconds of the whole run, with its start."""
         return sum(self.term_seconds.values())
 
     @property
     def total_minutes(self) -> float:
-        """All together."""
+        """Minutes of the whole run, with its start."""
         return self.total_seconds / 60
 
     @property
     def training_seconds(self) -> float:
-        """Seconds without what comes before the trainers' start: what records of others tell."""
+        """Seconds from the trainers' start to the end, which is what records of others count."""
         return self.total_seconds - sum(self.startup_seconds.values()) + self.startup_seconds.get("trainers", 0.0)
 
     @property
     def longest_term(self) -> str:
-        """The part that takes longest."""
+        """The term with most seconds."""
         return longest_term_of(self.term_seconds)
 
     def seconds_until(self, epochs: int | None) -> float:
-        """Return the seconds until so many epochs are done, all of them for None."""
-        return sum(self.startup_seconds.values()) + sum(one.total_seconds for one in self.epochs[:epochs])
+        """Return the seconds until this many epochs are done, the start included; None: all epochs."""
+        return sum(self.startup_seconds.values()) + sum(cost.total_seconds for cost in self.epochs[:epochs])
 
     def phase_rows(self) -> list[dict[str, Any]]:
-        """Return a row for each phase: epochs, size, batch, seconds, the term that takes longest, and all terms."""
-        found = []
-        for number, costs in groupby(self.epochs, key=lambda one: one.phase_index):
-            some = list(costs)
-            phase, parts = self.schedule.recipe.phases[number], sum_by_term(one.term_seconds for one in some)
-            found.append({
-                "start": some[0].number, "end": some[-1].number + 1, "size": phase.size, "batch": phase.batch,
-                "copy": phase.copy, "seconds": sum(parts.values()), "most": longest_term_of(parts), "terms": parts,
-            })  # fmt: skip
-        return found
+        """Return a row for each phase: epochs, size, batch, copy, seconds, the longest term ("most"), all terms."""
+        rows = []
+        for phase_index, costs in groupby(self.epochs, key=lambda cost: cost.phase_index):
+            phase_costs = list(costs)
+            phase = self.schedule.recipe.phases[phase_index]
+            term_seconds = sum_by_term(cost.term_seconds for cost in phase_costs)
+            row = {
+                "start": phase_costs[0].number,
+                "end": phase_costs[-1].number + 1,
+                "size": phase.size,
+                "batch": phase.batch,
+                "copy": phase.copy,
+                "seconds": sum(term_seconds.values()),
+                "most": longest_term_of(term_seconds),
+                "terms": term_seconds,
+            }
+            rows.append(row)
+        return rows
 
     def to_json(self) -> dict[str, Any]:
-        """Return it as plain data, seconds by term; minutes are of all."""
+        """Return the forecast as plain data: minutes of the whole run, seconds by term, phase and part of the start."""
         return {
-            "minutes": self.total_minutes, "terms": self.term_seconds, "phases": self.phase_rows(), "start": self.startup_seconds,
+            "minutes": self.total_minutes,
+            "terms": self.term_seconds,
+            "phases": self.phase_rows(),
+            "start": self.startup_seconds,
             "source": self.source,
-        }  # fmt: skip
+        }
 
 
 def sum_by_term(term_seconds: Iterable[Mapping[str, float]]) -> dict[str, float]:
-    """Return the sums of each term."""
+    """Return the sum of several costs by term."""
     total = dict.fromkeys(TERMS, 0.0)
-    for one in term_seconds:
-        total = {name: total[name] + one.get(name, 0.0) for name in total}
+    for cost in term_seconds:
+        total = {term: total[term] + cost.get(term, 0.0) for term in total}
     return total
 
 
 def longest_term_of(term_seconds: Mapping[str, float]) -> str:
-    """Return the term that takes longest."""
-    return max(term_seconds, key=lambda name: term_seconds[name])
+    """Return the term with most seconds."""
+    return max(term_seconds, key=lambda term: term_seconds[term])
 
 
 @dataclass(frozen=True, kw_only=True)
 class MachineSpec:
-    """The machines of a forecast: `count` of `gpus` GPUs named `gpu` each, `gbit` Gbit/s between them, `vcpus` of
-    each; None: not known, and no limit.
+    """The machines of a forecast: `count` machines with `gpus` GPUs of type `gpu` each, and `gbit` Gbit/s between them.
+
+    `vcpus` are those of one machine; None: unknown, and then the loader is no limit.
     """
 
     count: int
@@ -139,22 +155,25 @@ def forecast(
     constants: Constants = DEFAULT_CONSTANTS,
     val_images: int | None = None,
 ) -> Forecast | None:
-    """Return how long a schedule takes on `machines` of `gpus` GPUs each, of the name `gpu`, with `gbit` Gbit/s
-    between them and `vcpus` each, validated on `val` images, None: the recipe's number; None when nothing is known of
-    such cards.
+    """Return how long a schedule takes on `machines` machines, described as in `MachineSpec`.
+
+    `val_images` is the number of validation images; None: the recipe's. Returns None when nothing is known about the
+    model, or about the card and the constants have no measured speed either.
     """
-    card, model = DEVICES.get(gpu), MODEL_COSTS.get(schedule.recipe.model.name)
-    measured = constants.images_per_second is not None or bool(constants.batch_timings)
-    if model is None or (card is None and not measured):
+    device = DEVICES.get(gpu)
+    model_cost = MODEL_COSTS.get(schedule.recipe.model.name)
+    is_measured = constants.images_per_second is not None or bool(constants.batch_timings)
+    if model_cost is None or (device is None and not is_measured):
         return None
-    there = MachineSpec(count=machines, gpus=gpus, gpu=gpu, gbit=gbit, vcpus=vcpus)
+    machine_spec = MachineSpec(count=machines, gpus=gpus, gpu=gpu, gbit=gbit, vcpus=vcpus)
     images = schedule.recipe.data.val if val_images is None else val_images
-    return _ForecastModel(schedule, there, card or DeviceSpec(0.0, NVLINK_GBIT), model, constants, images).forecast()
+    device = device or DeviceSpec(0.0, NVLINK_GBIT)
+    return _ForecastModel(schedule, machine_spec, device, model_cost, constants, images).forecast()
 
 
 @dataclass(frozen=True)
 class _ForecastModel:
-    """One forecast in the making; `model` is its work beside ResNet-50's, and its parameters; `val` counts images."""
+    """Computes one forecast. `model_cost` is the model's work over ResNet-50's, and its number of parameters."""
 
     schedule: Schedule
     machines: MachineSpec
@@ -165,141 +184,159 @@ class _ForecastModel:
 
     @property
     def gpus_per_step(self) -> int:
-        """How many GPUs share a step."""
+        """Number of GPUs that share a step."""
         return min(self.machines.count * self.machines.gpus, self.schedule.gpus)
 
+    @property
+    def machines_per_step(self) -> int:
+        """Number of machines that share a step."""
+        return math.ceil(self.gpus_per_step / self.machines.gpus)
+
     def forecast(self) -> Forecast:
-        """Every epoch's cost, and the start."""
-        numbers = {row.phase.epochs: number for number, row in enumerate(self.schedule.scheduled_phases)}
-        found, before = list[EpochCost](), None
-        for place, epoch in enumerate(self.schedule.epochs):
+        """Return the cost of every epoch, and of the start."""
+        phase_indexes = {row.phase.epochs: index for index, row in enumerate(self.schedule.scheduled_phases)}
+        costs = list[EpochCost]()
+        previous_shape = None
+        for epoch_index, epoch in enumerate(self.schedule.epochs):
             phase = epoch.scheduled_phase.phase
-            kind = (phase.size, phase.batch, phase.copy)
+            shape = (phase.size, phase.batch, phase.copy)
             fixed = seconds_for_size(self.constants.epoch_seconds, phase.size)
-            fixed += seconds_for_size(self.constants.switch_seconds, phase.size) if before != kind else 0.0
-            looks = should_validate(self.schedule, place, ()) is not False  # None: nobody knows yet how near it will be
-            validation = self.validation_seconds(phase) if looks else 0.0
-            parts = {**self.step_terms(epoch), "validation": validation, "fixed": fixed}
-            found.append(EpochCost(epoch.number, numbers[phase.epochs], parts))
-            before = kind
-        return Forecast(tuple(found), self.startup_seconds(), self.schedule, self.constants.source)
+            if shape != previous_shape:
+                fixed += seconds_for_size(self.constants.switch_seconds, phase.size)
+            # None: whether the epoch will be near the target is not known yet; it is counted as validated.
+            is_validated = should_validate(self.schedule, epoch_index, ()) is not False
+            validation = self.validation_seconds(phase) if is_validated else 0.0
+            term_seconds = {**self.step_terms(epoch), "validation": validation, "fixed": fixed}
+            costs.append(EpochCost(epoch.number, phase_indexes[phase.epochs], term_seconds))
+            previous_shape = shape
+        return Forecast(tuple(costs), self.startup_seconds(), self.schedule, self.constants.source)
 
     def startup_seconds(self) -> dict[str, float]:
-        """Seconds before the first step, by part."""
-        own = self.constants
-        speed = min(
-            own.fetch_bytes_per_second, self.machines.gbit * 1e9 / 8
-        )  # no machine takes more than its network brings
-        fetch = hardware.fetch_bytes(self.schedule, self.val_images) / speed if own.fetch_bytes_per_second else 0.0
-        return {"boot": own.boot_seconds, "setup": own.setup_seconds, "fetch": fetch, "trainers": own.startup_seconds}
+        """Return the seconds before the first step, by part."""
+        constants = self.constants
+        fetch = 0.0
+        if constants.fetch_bytes_per_second:
+            # A machine fetches no faster than its network.
+            speed = min(constants.fetch_bytes_per_second, self.machines.gbit * 1e9 / 8)
+            fetch = hardware.fetch_bytes(self.schedule, self.val_images) / speed
+        return {
+            "boot": constants.boot_seconds,
+            "setup": constants.setup_seconds,
+            "fetch": fetch,
+            "trainers": constants.startup_seconds,
+        }
 
     def batch_seconds(self, size: int, batch: int) -> float:
-        """Seconds of one GPU's batch."""
+        """Return the seconds of one GPU's batch."""
         return self.constants.batch_seconds(size, batch, self.device.images_per_second, self.model_cost[0])
 
     def step_terms(self, epoch: Epoch) -> dict[str, float]:
-        """The terms of an epoch's steps. Of a gradient that is accumulated only the last batch hides an all-reduce."""
-        phase, own = epoch.scheduled_phase.phase, self.constants
-        rounds = math.ceil(self.schedule.gpus / self.gpus_per_step)
-        chunk = self.batch_seconds(phase.size, phase.batch)
-        overlap = own.overlap and self.schedule.recipe.comm.overlap
+        """Return the seconds of an epoch's steps by term.
+
+        Where gradients are accumulated over several batches, only the last batch hides the all-reduce.
+        """
+        phase, constants = epoch.scheduled_phase.phase, self.constants
+        batches_per_step = math.ceil(self.schedule.gpus / self.gpus_per_step)
+        batch_seconds = self.batch_seconds(phase.size, phase.batch)
+        overlap = constants.overlap and self.schedule.recipe.comm.overlap
         step = {
-            "compute": rounds * chunk, "all-reduce": exposed_seconds(self.all_reduce_seconds(), chunk, overlap),
-            "optimizer": own.optimizer_seconds, "logging": own.logging_seconds,
-        }  # fmt: skip
+            "compute": batches_per_step * batch_seconds,
+            "all-reduce": exposed_seconds(self.all_reduce_seconds(), batch_seconds, overlap),
+            "optimizer": constants.optimizer_seconds,
+            "logging": constants.logging_seconds,
+        }
         step["loader"] = max(0.0, self.loader_seconds(epoch) - sum(step.values()))
-        images = min(
-            1.0, epoch.dataset_size / (epoch.steps * epoch.scheduled_phase.global_batch)
-        )  # the last step is not full
-        return {name: epoch.steps * one * (images if name in ("compute", "loader") else 1.0)
-                for name, one in step.items()}  # fmt: skip
+        # The last step of an epoch is not full.
+        filled = min(1.0, epoch.dataset_size / (epoch.steps * epoch.scheduled_phase.global_batch))
+        return {
+            term: epoch.steps * seconds * (filled if term in ("compute", "loader") else 1.0)
+            for term, seconds in step.items()
+        }
 
     def loader_seconds(self, epoch: Epoch) -> float:
-        """Seconds in which a machine's loader makes its part of a step; 0: not known."""
+        """Return the seconds in which a machine loads its part of a step; 0 when its loader's speed is unknown."""
         speed = self.loader_speed(epoch.scheduled_phase.phase.copy, epoch.scheduled_phase.phase.size)
-        machines = math.ceil(self.gpus_per_step / self.machines.gpus)
-        return epoch.scheduled_phase.global_batch / machines / speed if speed else 0.0
+        return epoch.scheduled_phase.global_batch / self.machines_per_step / speed if speed else 0.0
 
     def loader_speed(self, copy: int | None, size: int) -> float:
-        """Images/s that a machine's loader makes; 0: not known."""
-        own, vcpus = self.constants, self.machines.vcpus
-        for kept, at, speed in own.loader_speeds:
-            if (kept, at) == (copy or 0, size):
+        """Return the images/s that the loader of a machine makes of a copy at an image size; 0 when unknown."""
+        constants, vcpus = self.constants, self.machines.vcpus
+        for measured_copy, measured_size, speed in constants.loader_speeds:
+            if (measured_copy, measured_size) == (copy or 0, size):
                 return speed
-        if vcpus is None or own.loader_speeds:
+        if vcpus is None or constants.loader_speeds:
             return 0.0
-        if own.vcpu_images_per_second is not None:
-            return own.vcpu_images_per_second * vcpus
+        if constants.vcpu_images_per_second is not None:
+            return constants.vcpu_images_per_second * vcpus
         return hardware.loader_images_per_second(copy, size, vcpus) if hardware.has_known_images(self.schedule) else 0.0
 
     def validation_seconds(self, phase: Phase) -> float:
-        """Seconds of one validation: the forward passes of all views, or the loader where that is slower."""
-        images = self.val_images
-        views = 1 + (RECTANGLE_PIXEL_RATIO if phase.rect_val else 0.0)
-        passes = (
-            images
-            * views
-            * self.batch_seconds(phase.size, phase.batch)
-            / phase.batch
-            * self.constants.forward_share
-            / self.gpus_per_step
-        )
-        speed = self.loader_speed(phase.copy, phase.size) * math.ceil(self.gpus_per_step / self.machines.gpus)
-        return max(passes, images * (1 + phase.rect_val) / speed if speed else 0.0)
+        """Return the seconds of one validation: the forward passes of all views, or the loader where that is slower."""
+        views_of_pixels = 1 + (RECTANGLE_PIXEL_RATIO if phase.rect_val else 0.0)
+        gpu_seconds = self.val_images * views_of_pixels * self.batch_seconds(phase.size, phase.batch) / phase.batch
+        forward_seconds = gpu_seconds * self.constants.forward_share / self.gpus_per_step
+        speed = self.loader_speed(phase.copy, phase.size) * self.machines_per_step
+        loader_seconds = self.val_images * (1 + phase.rect_val) / speed if speed else 0.0
+        return max(forward_seconds, loader_seconds)
 
     def all_reduce_seconds(self) -> float:
-        """Seconds of an all-reduce: in a ring through all GPUs, or machine by machine and in a ring of these."""
-        world, own, comm = self.gpus_per_step, self.constants, self.schedule.recipe.comm
-        if world == 1:
+        """Return the seconds of an all-reduce: in a ring of all GPUs, or inside machines and in a ring of machines."""
+        world_size, constants, comm = self.gpus_per_step, self.constants, self.schedule.recipe.comm
+        if world_size == 1:
             return 0.0
-        gbit, bus = 8e-9 * self.model_cost[1], own.bus_gbit or self.device.bus_gbit  # of one byte for each parameter
+        gbit_per_byte = 8e-9 * self.model_cost[1]  # Gbit of the whole model, for each byte of a gradient value
+        bus_gbit = constants.bus_gbit or self.device.bus_gbit
         if self.machines.count == 1:
-            return gbit * bytes_between_machines(comm, own.gradient_bytes, world, 1) / bus
-        machines = math.ceil(world / self.machines.gpus)
-        procs = math.ceil(world / machines)
-        network = own.network or (EFA_NETWORK if self.machines.gbit >= EFA_MIN_GBIT else TCP_NETWORK)
-        ring, inside = (machines, 2 * own.gradient_bytes) if is_hierarchical(comm, procs) else (world, 0)
-        between = bytes_between_machines(comm, own.gradient_bytes, machines, procs)
-        speed = self.machines.gbit * network.efficiency
-        return gbit * (between / speed + inside / bus) + 2 * (ring - 1) * network.hop_seconds
+            return gbit_per_byte * bytes_between_machines(comm, constants.gradient_bytes, world_size, 1) / bus_gbit
+        machines = self.machines_per_step
+        processes = math.ceil(world_size / machines)
+        network = constants.network or (EFA_NETWORK if self.machines.gbit >= EFA_MIN_GBIT else TCP_NETWORK)
+        if is_hierarchical(comm, processes):
+            ring_size, bytes_inside = machines, 2 * constants.gradient_bytes
+        else:
+            ring_size, bytes_inside = world_size, 0
+        bytes_between = bytes_between_machines(comm, constants.gradient_bytes, machines, processes)
+        network_gbit = self.machines.gbit * network.efficiency
+        transfer_seconds = gbit_per_byte * (bytes_between / network_gbit + bytes_inside / bus_gbit)
+        return transfer_seconds + 2 * (ring_size - 1) * network.hop_seconds
 
 
 def is_hierarchical(comm: Comm, processes_per_machine: int) -> bool:
-    """Whether gradients are summed up inside machines of so many processes before they travel."""
+    """Return whether gradients are summed inside each machine before they travel between machines."""
     return comm.hook == "hierarchical" and processes_per_machine > 1
 
 
 def bytes_between_machines(comm: Comm, gradient_bytes: int, machines: int, processes_per_machine: int) -> float:
-    """Return the bytes that one machine's card sends for each parameter in a step. `own`: bytes of a gradient that no
-    hook makes smaller.
+    """Return the bytes that one machine's network card sends for each parameter in a step.
 
-    The hooks' are counted on network cards by tests/train/distributed/test_ddp_bytes.py; PowerSGD's go with the layers' shapes,
-    which nobody knows here, and are taken to be float32.
+    `gradient_bytes` are those of a gradient value where the hook does not make it smaller.
+    tests/train/distributed/test_ddp_bytes.py counts the bytes of the hooks on network cards. PowerSGD's depend on the
+    shapes of the layers, which are not known here; they are taken to be those of float32.
     """
-    ring = machines if is_hierarchical(comm, processes_per_machine) else machines * processes_per_machine
-    return 2 * (ring - 1) / ring * {"fp16": 2, "bf16": 2}.get(comm.hook, gradient_bytes)
+    ring_size = machines if is_hierarchical(comm, processes_per_machine) else machines * processes_per_machine
+    return 2 * (ring_size - 1) / ring_size * {"fp16": 2, "bf16": 2}.get(comm.hook, gradient_bytes)
 
 
 def exposed_seconds(all_reduce_seconds: float, compute_seconds: float, overlap: bool) -> float:
-    """Return the seconds of an all-reduce that a step is longer by: all, or what the backward pass does not hide.
+    """Return by how many seconds an all-reduce makes a step longer: all of it, or what the backward pass does not hide.
 
-    That pass is two thirds of the compute, four fifths of it have gradients to send, and the last bucket has nothing
-    to hide behind.
+    The backward pass is two thirds of the compute, four fifths of it have gradients to send, and the last bucket has
+    nothing to hide behind.
     """
-    return (
-        max(0.0, all_reduce_seconds - 0.8 * 2 / 3 * compute_seconds) + 0.1 * all_reduce_seconds
-        if overlap
-        else all_reduce_seconds
-    )
+    if not overlap:
+        return all_reduce_seconds
+    hidden_at_most = OVERLAP_SHARE * BACKWARD_SHARE * compute_seconds
+    return max(0.0, all_reduce_seconds - hidden_at_most) + LAST_BUCKET_SHARE * all_reduce_seconds
 
 
 def scaling_efficiency(rows: Sequence[tuple[int, Forecast]]) -> list[float]:
-    """Return for each (machines, forecast) the images of a machine in a second of training beside the first row's."""
+    """Return for each (machines, forecast) the training speed of one machine in images/s over that of the first row."""
 
-    def speed(machines: int, one: Forecast) -> float:
+    def speed_per_machine(machines: int, result: Forecast) -> float:
         images = sum(
-            min(epoch.dataset_size, epoch.steps * epoch.scheduled_phase.global_batch) for epoch in one.schedule.epochs
+            min(epoch.dataset_size, epoch.steps * epoch.scheduled_phase.global_batch)
+            for epoch in result.schedule.epochs
         )
-        return images / machines / sum(cost.total_seconds for cost in one.epochs)
+        return images / machines / sum(cost.total_seconds for cost in result.epochs)
 
-    return [speed(*row) / speed(*rows[0]) for row in rows]
+    return [speed_per_machine(*row) / speed_per_machine(*rows[0]) for row in rows]

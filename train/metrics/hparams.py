@@ -1,6 +1,6 @@
-"""A run's settings in short: one flat row, which stands beside those of other runs in TensorBoard and in `ls -o json`.
+"""The settings of a run as one flat row, shown beside those of other runs in TensorBoard and in `ls -o json`.
 
-Only `begin` and `end` import torch.
+Only `write_settings` and `write_session_end` import torch.
 """
 
 from collections.abc import Mapping
@@ -16,21 +16,22 @@ HParamValue = int | float | str
 
 
 def flat_settings(schedule: Schedule, world_size: int) -> dict[str, HParamValue]:
-    """Return the settings of a run of `world` processes; rates are those after the linear rule, batches global.
+    """Return the settings of a run of `world_size` processes. Yes is 1, no is 0.
 
-    `lr` is the highest rate, `warmup_epochs` are those of the first phases, which lead up to it; yes is 1, no is 0.
+    Learning rates are those after the scaling rule, batches are global. `lr` is the highest rate, `warmup_epochs` the
+    number of epochs of the first phases, which lead up to it.
     """
-    recipe, rows = schedule.recipe, schedule.scheduled_phases
+    recipe, phases = schedule.recipe, schedule.scheduled_phases
     optim = recipe.optim
     return {
         "recipe": recipe.name,
         "model": recipe.model.name,
-        "lr": max(row.peak_lr for row in rows),
-        "warmup_epochs": warmup_epochs(rows),
+        "lr": max(phase.peak_lr for phase in phases),
+        "warmup_epochs": warmup_epochs(phases),
         "epochs": recipe.epochs,
-        "batch_first": rows[0].global_batch,
-        "batch_largest": max(row.global_batch for row in rows),
-        "size_largest": max(row.phase.size for row in rows),
+        "batch_first": phases[0].global_batch,
+        "batch_largest": max(phase.global_batch for phase in phases),
+        "size_largest": max(phase.phase.size for phase in phases),
         "optimizer": optim.name,
         "loss": optim.loss,
         "momentum": optim.momentum,
@@ -42,34 +43,37 @@ def flat_settings(schedule: Schedule, world_size: int) -> dict[str, HParamValue]
     }
 
 
-def warmup_epochs(rows: tuple[ScheduledPhase, ...]) -> int:
-    """Return the number of epochs of the first phases, as long as their rate rises or is held down for a warm-up."""
+def warmup_epochs(phases: tuple[ScheduledPhase, ...]) -> int:
+    """Return the number of epochs of the first phases whose rate rises, or is held down by "constant_warmup"."""
     end = 0
-    for row in rows:
-        first, last = row.scaled_lr_endpoints
-        if first >= last and row.phase.shape != "constant_warmup":
+    for phase in phases:
+        first, last = phase.scaled_lr_endpoints
+        if first >= last and phase.phase.shape != "constant_warmup":
             break
-        end = row.phase.epochs[1]
+        end = phase.phase.epochs[1]
     return end
 
 
 def write_settings(writer: "SummaryWriter", settings: Mapping[str, HParamValue]) -> None:
-    """Write the settings into a run's own events, as TensorBoard's HParams plugin reads them."""
-    experiment, start, _ = _hparams_summaries(settings)
-    for one in (experiment, start):
-        _write_summary(writer, one)
+    """Write the settings into a run's own event file, as TensorBoard's HParams plugin reads them."""
+    experiment, session_start, _ = _hparams_summaries(settings)
+    _write_summary(writer, experiment)
+    _write_summary(writer, session_start)
 
 
 def write_session_end(writer: "SummaryWriter") -> None:
-    """Note that the run has done all it should."""
-    _write_summary(writer, _hparams_summaries({})[2])
+    """Write into the event file that the run is complete."""
+    _, _, session_end = _hparams_summaries({})
+    _write_summary(writer, session_end)
 
 
 def _write_summary(writer: "SummaryWriter", summary: Any) -> None:
-    writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]  # add_hparams makes a run of its own
+    # Not SummaryWriter.add_hparams: it would create a run of its own.
+    writer._get_file_writer().add_summary(summary)  # type: ignore[no-untyped-call]
 
 
 def _hparams_summaries(settings: Mapping[str, HParamValue]) -> Any:
+    """Return the summaries of the experiment, of the start of its session, and of the end of its session."""
     from torch.utils.tensorboard.summary import hparams
 
     return hparams(dict(settings), dict.fromkeys(HPARAM_METRICS, 0.0))  # type: ignore[no-untyped-call]

@@ -1,4 +1,4 @@
-"""Meters of throughput and network traffic."""
+"""Meters that a training process reads about once a second: losses and hits of its steps, traffic of the network."""
 
 import time
 from pathlib import Path
@@ -9,7 +9,11 @@ from .accuracy import count_correct
 
 
 class StepMeter:
-    """Sums of a stretch of steps, kept on the device until `read`."""
+    """Losses and hits of an interval of steps, summed on the device, so that no step waits for it.
+
+    `losses` [capacity] has the summed loss of each step, `correct` [2] the top-1 and top-5 hits of the interval, both
+    as float64. `capacity` is the largest number of steps in an interval.
+    """
 
     def __init__(self, device: torch.device, capacity: int) -> None:
         self.losses = torch.zeros(capacity, dtype=torch.float64, device=device)
@@ -18,42 +22,47 @@ class StepMeter:
 
     @torch.no_grad()
     def add(self, loss: torch.Tensor, scores: torch.Tensor, labels: torch.Tensor, share: float) -> None:
-        """Count a chunk: its summed loss, to which `share` was applied, and its hits."""
+        """Add a chunk of the current step: its summed loss and its hits.
+
+        `share` is the weight of the chunk's images, less than 1 where images are repeated to fill a chunk. The loss
+        contains it already.
+        """
         self.losses[self.steps] += loss
         self.correct += torch.stack(count_correct(scores, labels)) * share
 
     def end_step(self) -> None:
-        """The chunks that follow belong to the next step."""
+        """Count the step: the chunks that follow belong to the next."""
         self.steps += 1
 
     def reset(self) -> None:
-        """Begin the next stretch."""
+        """Begin the next interval."""
         self.losses.zero_()
         self.correct.zero_()
         self.steps = 0
 
 
 class NetworkMeter:
-    """Bytes through this machine's network cards, the loopback left out (/proc/net/dev)."""
+    """Traffic of all network cards of this machine but the loopback, from /proc/net/dev."""
 
     def __init__(self) -> None:
         self.last_reading = (time.perf_counter(), *self._read_counters())
 
     @staticmethod
     def _read_counters() -> tuple[int, int]:
+        """Return the bytes received and sent since the machine started."""
         received = sent = 0
         for line in Path("/proc/net/dev").read_text().splitlines()[2:]:
-            name, _, numbers = line.partition(":")
-            if name.strip() != "lo":
-                received, sent = (
-                    received + int(numbers.split()[0]),
-                    sent + int(numbers.split()[8]),
-                )
+            card, _, text = line.partition(":")
+            if card.strip() != "lo":
+                counters = text.split()
+                received += int(counters[0])
+                sent += int(counters[8])
         return received, sent
 
     def rates(self) -> dict[str, float]:
-        """Return Gbit/s received and sent since the last call."""
-        before, self.last_reading = self.last_reading, (time.perf_counter(), *self._read_counters())
-        seconds, received, sent = (now - then for now, then in zip(self.last_reading, before, strict=True))
-        factor = 8e-9 / max(seconds, 1e-9)
-        return {"net/receive_gbit": received * factor, "net/send_gbit": sent * factor}
+        """Return the Gbit/s received and sent since the last call, by their names in TensorBoard."""
+        previous = self.last_reading
+        self.last_reading = (time.perf_counter(), *self._read_counters())
+        seconds, received, sent = (new - old for new, old in zip(self.last_reading, previous, strict=True))
+        gbit_per_second = 8e-9 / max(seconds, 1e-9)  # of one byte
+        return {"net/receive_gbit": received * gbit_per_second, "net/send_gbit": sent * gbit_per_second}

@@ -1,4 +1,4 @@
-"""The numbers of a stretch, an epoch and a run as plain data. Pure functions."""
+"""The numbers of an interval of steps, of an epoch and of a run as plain data. Pure functions."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
@@ -11,7 +11,7 @@ from .accuracy import Accuracy
 
 @dataclass(frozen=True)
 class StepTotals:
-    """Over some steps and all processes: summed loss, hits, images, and seconds from first to last."""
+    """Sums over some steps and all processes: loss, top-1 and top-5 hits, images, and seconds from first to last."""
 
     loss: float = 0.0
     top1: float = 0.0
@@ -20,11 +20,11 @@ class StepTotals:
     seconds: float = 0.0
 
     def __add__(self, other: "StepTotals") -> "StepTotals":
-        return StepTotals(*(a + b for a, b in zip(astuple(self), astuple(other), strict=True)))
+        return StepTotals(*(own + added for own, added in zip(astuple(self), astuple(other), strict=True)))
 
 
 def interval_scalars(epoch: Epoch, totals: StepTotals, lr: float, momentum: float, world_size: int) -> dict[str, float]:
-    """Return a stretch of steps as TensorBoard's scalars."""
+    """Return the scalars of an interval of steps by their names in TensorBoard: losses per image, hits in percent."""
     return {
         "train/loss": totals.loss / totals.images,
         "train/top1": 100 * totals.top1 / totals.images,
@@ -42,11 +42,13 @@ def interval_scalars(epoch: Epoch, totals: StepTotals, lr: float, momentum: floa
 def epoch_row(
     epoch: Epoch, totals: StepTotals, accuracies: Mapping[str, Accuracy], val_seconds: float
 ) -> dict[str, Any]:
-    """Return an epoch's row of the result; "top1" and "top5" are those of the first view, in percent.
+    """Return an epoch's row of result.json. "epoch" counts from 1.
 
-    What only a validation knows is None after an epoch without one.
+    `accuracies` has the result of each view of the validation, the main view first; it is empty where the epoch was not
+    validated. "top1" and "top5" are those of the main view, in percent. Values of a validation that was not made are
+    None.
     """
-    view, best = next(iter(accuracies.items()), (None, None))
+    view, accuracy = next(iter(accuracies.items()), (None, None))
     square = accuracies.get("square")
     return {
         "epoch": epoch.number + 1,
@@ -61,11 +63,11 @@ def epoch_row(
         "train_top1": 100 * totals.top1 / totals.images,
         "train_top5": 100 * totals.top5 / totals.images,
         "train_images": totals.images,
-        "val_loss": best and best.loss,
-        "val_images": best and best.images,
+        "val_loss": accuracy and accuracy.loss,
+        "val_images": accuracy and accuracy.images,
         "view": view,
-        "top1": best and best.top1,
-        "top5": best and best.top5,
+        "top1": accuracy and accuracy.top1,
+        "top5": accuracy and accuracy.top5,
         "top1_square": square and square.top1,
         "top5_square": square and square.top5,
         "images_per_second": totals.images / totals.seconds,
@@ -73,12 +75,13 @@ def epoch_row(
 
 
 def run_summary(epochs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the last epoch's accuracies, and images per second over all training."""
-    last, seconds = epochs[-1], sum(one["train_seconds"] for one in epochs)
+    """Return the last epoch's accuracies, and the images per second over the training of all epochs."""
+    last = epochs[-1]
+    train_seconds = sum(row["train_seconds"] for row in epochs)
     return {
         "top1": last["top1"],
         "top5": last["top5"],
         "top1_square": last["top1_square"],
         "top5_square": last["top5_square"],
-        "images_per_second": sum(one["train_images"] for one in epochs) / seconds,
+        "images_per_second": sum(row["train_images"] for row in epochs) / train_seconds,
     }

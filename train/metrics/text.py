@@ -1,6 +1,7 @@
-"""An epoch and a stretch of steps as lines of text: the same in a trainer's log and for whoever follows the job.
+"""Lines of text about a run: its epochs, its steps, its settings, its wall time. Imports no torch.
 
-Imports no torch. A line has 79 characters at most, for a terminal of 80.
+The trainer's log and the command that follows a job print the same lines. A line of an epoch or of the wall-time table
+has at most 79 characters, for a terminal of 80.
 """
 
 import sys
@@ -10,8 +11,8 @@ from typing import Any
 
 from train.recipe.schema import Recipe
 
-TWO_MOMENT_OPTIMIZERS = ("lamb", "adamw")  # optimizers with two, and no momentum of their own
-# title, width, the row's field and how it is written; what follows "val loss" is of the validation too
+TWO_MOMENT_OPTIMIZERS = ("lamb", "adamw")  # they use betas and eps, and no momentum
+# Title, width, key in the epoch's row, format. The columns from "val loss" to "top-5" are of the validation.
 EPOCH_COLUMNS = (
     ("epoch", 5, "epoch", "d"),
     ("size", 5, "size", "d"),
@@ -28,18 +29,18 @@ EPOCH_COLUMNS = (
 
 
 def epoch_header() -> str:
-    """Return the line above the epochs."""
+    """Return the heading of the lines that `epoch_line` returns."""
     return "".join(f"{title:>{width}}" for title, width, _, _ in EPOCH_COLUMNS)
 
 
 def epoch_line(row: Mapping[str, Any]) -> str:
-    """Return an epoch of the result as a line; without a validation its numbers are dashes."""
-    cells = ((row[name], width, form) for _, width, name, form in EPOCH_COLUMNS)
+    """Return an epoch's row of the result as a line. Values of a validation that was not made are dashes."""
+    cells = ((row[key], width, form) for _, width, key, form in EPOCH_COLUMNS)
     return "".join(f"{'-':>{width}}" if value is None else f"{value:>{width}{form}}" for value, width, form in cells)
 
 
 def step_line(step: int, total_steps: int, epoch: int, values: Mapping[str, float]) -> str:
-    """Return some steps, by their scalars' names in TensorBoard, as a line."""
+    """Return a line about the last steps. `values` are their scalars by their names in TensorBoard."""
     return (
         f"step {step}/{total_steps}  epoch {epoch}  loss {values['train/loss']:.3f}  rate {values['sizes/lr']:.4g}  "
         f"{values['times/images_per_second']:.0f} img/s"
@@ -47,19 +48,22 @@ def step_line(step: int, total_steps: int, epoch: int, values: Mapping[str, floa
 
 
 def format_duration(seconds: float) -> str:
-    """Return a time such as 1:02:03 or 4:05."""
+    """Return a duration as h:mm:ss or m:ss, such as 1:02:03 or 4:05."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes // 60}:{minutes % 60:02d}:{rest:02d}" if minutes >= 60 else f"{minutes}:{rest:02d}"
 
 
 def format_lr_range(endpoints: Sequence[float], peak_lr: float = 0.0) -> str:
-    """Return "0.1 to 0.2", or one number when both are the same; with a peak between them where it is higher."""
-    several = endpoints if max(endpoints) >= peak_lr else (endpoints[0], peak_lr, endpoints[1])
-    return " to ".join(dict.fromkeys(f"{one:.4g}" for one in several))
+    """Return the first and last learning rate as "0.1 to 0.2"; one number when they are equal.
+
+    A peak that is higher than both is put between them: "0.1 to 0.4 to 0.0".
+    """
+    rates = endpoints if max(endpoints) >= peak_lr else (endpoints[0], peak_lr, endpoints[1])
+    return " to ".join(dict.fromkeys(f"{rate:.4g}" for rate in rates))
 
 
 def write_page(page: str) -> None:
-    """Write a page to the file that the command line names, or to stdout."""
+    """Write a page of the documentation to the file that the command line names, or to stdout."""
     if len(sys.argv) > 1:
         Path(sys.argv[1]).write_text(page)
     else:
@@ -67,56 +71,76 @@ def write_page(page: str) -> None:
 
 
 def describe_training(recipe: Recipe) -> str:
-    """Return how a recipe trains, beside its rows, in one line."""
+    """Return the settings of a recipe beside its phases, in one line. Only what differs from the ordinary is named."""
     model, optim, comm = recipe.model, recipe.optim, recipe.comm
-    decayed = [name for name, kept in (("norms", optim.norm_decay), ("biases", optim.bias_decay)) if not kept]
-    words = [
-        optim.name,
-        *(
-            [f"momentum {optim.momentum:g}", *["nesterov"] * optim.nesterov]
-            if optim.name not in TWO_MOMENT_OPTIMIZERS
-            else []
-        ),
-        *(
-            [f"betas {optim.betas[0]:g} {optim.betas[1]:g}", f"eps {optim.eps:g}"]
-            if optim.name in TWO_MOMENT_OPTIMIZERS
-            else []
-        ),
-        *[f"trust {optim.trust:g}"] * (optim.name == "lars"),
-        f"decay {optim.weight_decay:g}" + (f" (not on {' and '.join(decayed)})" if decayed else ""),
-        optim.loss,
-        *[f"smoothing {optim.label_smoothing:g}"] * bool(optim.label_smoothing),
-        *[f"{optim.scaling} scaling"] * (optim.scaling != "linear"),
-        *["zero gamma"] * model.zero_gamma,
-        *[f"weights {model.weights}"] * bool(model.weights),
-        *["compiled"] * model.compile,
-        *[f"comm {comm.hook}"] * (comm.hook != "none"),
-    ]
-    for what, chosen in (("frozen", "frozen"), ("rectangles", "rect_train"), ("not augmented", "augment")):
-        spans: list[tuple[int, int]] = []
-        for start, end in (one.epochs for one in recipe.phases if getattr(one, chosen) != (chosen == "augment")):
-            if spans and spans[-1][1] == start:
-                start = spans.pop()[0]
-            spans.append((start, end))
-        words += [f"{what} in epochs {', '.join(f'{start}-{end}' for start, end in spans)}"] * bool(spans)
-    return ", ".join(words)
+    parts = [optim.name]
+    if optim.name in TWO_MOMENT_OPTIMIZERS:
+        parts += [f"betas {optim.betas[0]:g} {optim.betas[1]:g}", f"eps {optim.eps:g}"]
+    else:
+        parts.append(f"momentum {optim.momentum:g}")
+        if optim.nesterov:
+            parts.append("nesterov")
+    if optim.name == "lars":
+        parts.append(f"trust {optim.trust:g}")
+    not_decayed = [name for name, decays in (("norms", optim.norm_decay), ("biases", optim.bias_decay)) if not decays]
+    parts.append(f"decay {optim.weight_decay:g}" + (f" (not on {' and '.join(not_decayed)})" if not_decayed else ""))
+    parts.append(optim.loss)
+    if optim.label_smoothing:
+        parts.append(f"smoothing {optim.label_smoothing:g}")
+    if optim.scaling != "linear":
+        parts.append(f"{optim.scaling} scaling")
+    if model.zero_gamma:
+        parts.append("zero gamma")
+    if model.weights:
+        parts.append(f"weights {model.weights}")
+    if model.compile:
+        parts.append("compiled")
+    if comm.hook != "none":
+        parts.append(f"comm {comm.hook}")
+    for title, epoch_ranges in (
+        ("frozen", [phase.epochs for phase in recipe.phases if phase.frozen]),
+        ("rectangles", [phase.epochs for phase in recipe.phases if phase.rect_train]),
+        ("not augmented", [phase.epochs for phase in recipe.phases if not phase.augment]),
+    ):
+        if epoch_ranges:
+            spans = ", ".join(f"{start}-{end}" for start, end in _join_adjacent(epoch_ranges))
+            parts.append(f"{title} in epochs {spans}")
+    return ", ".join(parts)
+
+
+def _join_adjacent(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return ascending (start, end) ranges with those joined that follow each other directly."""
+    joined: list[tuple[int, int]] = []
+    for start, end in ranges:
+        if joined and joined[-1][1] == start:
+            start, _ = joined.pop()
+        joined.append((start, end))
+    return joined
 
 
 PART_TITLES = {
-    "steps": "steps", "waits": "waits for images", "validation": "validation", "switches": "switches",
-    "checkpoints": "checkpoints", "other": "sums, logs, the rest",
-}  # fmt: skip
+    "steps": "steps",
+    "waits": "waits for images",
+    "validation": "validation",
+    "switches": "switches",
+    "checkpoints": "checkpoints",
+    "other": "sums, logs, the rest",
+}
 
 
 def time_breakdown_lines(breakdown: Mapping[str, Any], goodput: float | None = None) -> list[str]:
-    """Return the table of where the time went as lines: `train.metrics.time_breakdown.where`, with the job's "pauses" if it has any."""
+    """Return the table "where the time went" as lines, from what `time_breakdown.build_breakdown` returns.
+
+    A job's breakdown may have "pauses" (seconds that losses of machines took), a run's summary "slower" (seconds above
+    the median times of steps and batches).
+    """
     pauses = breakdown.get("pauses", 0.0)
     wall = breakdown["wall"] + pauses
     lines = [f"{'where the time went':22}{'seconds':>10}{'share':>9}   most of it"]
     for part, title in PART_TITLES.items():
-        one = breakdown["parts"][part]
-        worst = f"epoch {one['epoch']}: {one['most']:.2f} s" if one["most"] >= 0.005 else ""
-        lines.append(_part_line(title, one["seconds"], wall) + (f"   {worst}" if worst else ""))
+        values = breakdown["parts"][part]
+        worst = f"   epoch {values['epoch']}: {values['most']:.2f} s" if values["most"] >= 0.005 else ""
+        lines.append(_part_line(title, values["seconds"], wall) + worst)
     if pauses:
         lines.append(_part_line("pauses of losses", pauses, wall))
     lines.append(f"  {'first step to last':20}{wall:10.2f}" + ("" if goodput is None else f"   goodput {goodput:.1%}"))

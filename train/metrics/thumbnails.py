@@ -1,4 +1,7 @@
-"""A few validation images, small, beside the logs: they come home with these, from machines that will be gone."""
+"""Thumbnails of a few validation images, for the report.
+
+They are stored beside the logs and come home with them: the machines that have the images will be gone.
+"""
 
 import base64
 import contextlib
@@ -11,45 +14,54 @@ from train.data.index.base import Index
 from train.tools.filesystem import write_atomic
 
 THUMBNAIL_COUNT = 6
-CANDIDATE_COUNT = 60  # images among which the few are chosen, for their shapes
-THUMBNAIL_PIXELS = 220  # pixels of a thumbnail's longer side
+CANDIDATE_COUNT = 60  # images of which the thumbnails are chosen by their shape
+THUMBNAIL_PIXELS = 220  # length of a thumbnail's longer side
+JPEG_QUALITY = 85
 
 
 def write_thumbnails(index: Index, log_dir: Path, attempt: int) -> None:
-    """Write logs/val-<attempt>.json: `COUNT` validation images from tall to broad, of each "label", "size" and
-    "shown" (width, height of the image and of its thumbnail), and "jpeg" in base64. A run that cannot goes without.
+    """Write logs/val-<attempt>.json: `THUMBNAIL_COUNT` validation images, from the tallest to the widest.
+
+    Each has its "label", "size" and "shown" (width and height of the image and of its thumbnail), and "jpeg" in base64.
+    An error is printed and does not end the run.
     """
     try:
-        found = [_thumbnail(index, number) for number in choose_images(index)]
+        thumbnails = [_thumbnail(index, number) for number in choose_images(index)]
         (log_dir / "logs").mkdir(parents=True, exist_ok=True)
-        write_atomic(log_dir / "logs" / f"val-{attempt:06d}.json", json.dumps(found).encode(), durable=False)
-    except Exception as error:  # of a library that reads images, or of a disk: not what a run fails of
+        write_atomic(log_dir / "logs" / f"val-{attempt:06d}.json", json.dumps(thumbnails).encode(), durable=False)
+    except Exception as error:  # an image library or the disk may raise anything, and a run must not fail of it
         print(f"no thumbnails of validation images: {' '.join(str(error).split())}", flush=True)
 
 
 def read_thumbnails(log_dir: Path) -> list[dict[str, Any]]:
-    """Return what the first attempt that could has written, as `keep` says, with "jpeg" as bytes; else nothing."""
+    """Return the thumbnails of the first attempt that wrote them, as `write_thumbnails` says but with "jpeg" as bytes.
+
+    Files that cannot be read are skipped. Without any the list is empty.
+    """
     for path in sorted((log_dir / "logs").glob("val-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             return [
-                {**one, "jpeg": base64.b64decode(one["jpeg"], validate=True)} for one in json.loads(path.read_text())
+                {**thumbnail, "jpeg": base64.b64decode(thumbnail["jpeg"], validate=True)}
+                for thumbnail in json.loads(path.read_text())
             ]
     return []
 
 
 def choose_images(index: Index) -> list[int]:
-    """Return the numbers of `COUNT` images of as different shapes as `LOOK` that lie evenly in the set have."""
-    looked = _evenly_spaced(range(len(index)), CANDIDATE_COUNT)
-    return _evenly_spaced(
-        sorted(looked, key=lambda number: index.widths[number] / index.heights[number]), THUMBNAIL_COUNT
-    )
+    """Return the numbers of `THUMBNAIL_COUNT` images of different shapes, in order of width / height.
+
+    They are evenly spaced among `CANDIDATE_COUNT` images, which are evenly spaced in the data set.
+    """
+    candidates = _evenly_spaced(range(len(index)), CANDIDATE_COUNT)
+    by_shape = sorted(candidates, key=lambda number: index.widths[number] / index.heights[number])
+    return _evenly_spaced(by_shape, THUMBNAIL_COUNT)
 
 
 def _evenly_spaced(items: Sequence[int], count: int) -> list[int]:
-    """So many of them, the first and the last among them."""
+    """Return `count` of the items, the first and the last among them; all items where there are fewer."""
     if len(items) <= count:
         return list(items)
-    return [items[round(one * (len(items) - 1) / (count - 1))] for one in range(count)]
+    return [items[round(position * (len(items) - 1) / (count - 1))] for position in range(count)]
 
 
 def _thumbnail(index: Index, number: int) -> dict[str, Any]:
@@ -63,10 +75,11 @@ def _thumbnail(index: Index, number: int) -> dict[str, Any]:
 
 
 def shrink_to_jpeg(data: bytes, side: int) -> tuple[bytes, tuple[int, int]]:
-    """Return an image's file as a JPEG whose longer side is `side` pixels at most, and its width and height.
+    """Return an image file as a JPEG whose longer side has at most `side` pixels, and its (width, height).
 
-    Raises `data.decode.BadImage`.
+    Raises `train.data.decode.BadImage`.
     """
+    # Imported here: the report only reads thumbnails, and starts faster without the image libraries.
     import numpy as np
     from PIL import Image
 
@@ -74,4 +87,4 @@ def shrink_to_jpeg(data: bytes, side: int) -> tuple[bytes, tuple[int, int]]:
 
     image = Image.fromarray(decode_image(data))
     image.thumbnail((side, side))
-    return encode_jpeg(np.asarray(image), 85), image.size
+    return encode_jpeg(np.asarray(image), JPEG_QUALITY), image.size

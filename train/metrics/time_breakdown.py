@@ -1,15 +1,15 @@
-"""Where a run's wall time goes: each moment from the first step to the last belongs to one part. No sync in a step.
+"""Where the wall time of a run goes: each moment from the first step to the last belongs to one part.
 
-    steps         training, without what is named below
+    steps         training, without the parts named below
     waits         for images that are not ready, in training and in validation
     validation    without its waits
     switches      what the first step of an epoch, and the first batch of each shape in a validation, take above the
-                  median of their shape: kernels searched, memory asked for, caches cold
+                  median of their shape: kernels are searched, memory is allocated, caches are cold
     checkpoints   what this process spends in saving: statistics gathered, the state copied, the last file waited for
     other         the rest: sums over all processes, logs
 
-On a GPU the marks between the parts are events on the GPU's own clock, read at `settle`, when the host waits anyway: a
-wait that the GPU does not see, because it still has work, is none.
+No step waits for these measurements. On a GPU the marks between the parts are events on the GPU's own clock. They are
+read in `flush`, when the host waits anyway. A wait of the host during which the GPU still has work to do is no wait.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ import statistics
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -28,44 +29,61 @@ Item = TypeVar("Item")
 Shape = tuple[int, ...]
 
 
-class TimeBreakdown:
-    """Seconds of each training step and validation batch by shape, and of each part by epoch (counted from 1).
+@dataclass(frozen=True)
+class _Mark:
+    """A point in time between two parts.
 
-    A step is a whole one, from asking for its images to its end, as the systems of 2018 logged it.
+    `part` is what the time before it belongs to; `outside_training` whether that is validation or saving, or within
+    them; `label` is `BEGIN_MARK` where a step begins, its kind and shape where it ends, "" elsewhere; `time` is a
+    `torch.cuda.Event`, or seconds of `time.perf_counter` without a GPU.
+    """
+
+    epoch: int
+    part: str
+    outside_training: bool
+    label: str
+    time: Any
+
+
+class TimeBreakdown:
+    """Measures a run: the seconds of each training step and validation batch by shape, and of each part by epoch.
+
+    A step lasts from the request for its images to its end, as the trainers of 2018 logged it. Epochs count from 1.
     """
 
     def __init__(self, device: torch.device) -> None:
         self.uses_cuda = device.type == "cuda"
+        # Seconds of each step and batch; the key is its kind and shape, such as "train 8 32".
         self.seconds_by_shape: dict[str, list[float]] = defaultdict(list)
         self.part_seconds_by_epoch: dict[int, dict[str, float]] = defaultdict(lambda: dict.fromkeys(TIME_PARTS, 0.0))
-        self.gap_steps_by_epoch: dict[
-            int, float
-        ] = {}  # steps from the last one of the epoch before to the first of this one
-        self.startup_seconds: dict[str, float] = {}  # seconds before the first step, by what they went into
-        self.earlier_wall_seconds = 0.0  # seconds from the first step to the last of earlier attempts
+        # The gap between the last step of the epoch before and the first step of this one, in median steps.
+        self.gap_steps_by_epoch: dict[int, float] = {}
+        self.startup_seconds: dict[str, float] = {}  # seconds before the first step, by what they were spent on
+        self.earlier_wall_seconds = 0.0  # of earlier attempts, from the first step to the last
         self.first_step_time: float | None = None
         self.epoch = 0
         self.recent_steps: list[tuple[float, float]] = []  # seconds of a step, and of its waits
         self._part_stack = ["other"]
-        self._marks: list[tuple[int, str, bool, str, Any]] = []  # that were not read yet
-        self._last_mark: Any = None
-        self._step_seconds = self._step_wait_seconds = 0.0  # of the step whose marks are being read
-        self._first_seconds: dict[
-            str, float
-        ] = {}  # first step, and first batch of each shape, in this epoch, without waits
-        self._seconds_since_step: float | None = None  # since the last step: what is neither validation nor saving
-        self._gap_seconds: float | None = None  # what that was at the end of the epoch's first step
+        self._marks: list[_Mark] = []  # marks that are not read yet
+        self._last_mark_time: Any = None
+        # Of the step whose marks are being read:
+        self._step_seconds = 0.0
+        self._step_wait_seconds = 0.0
+        # Without waits: of the first step, and of the first batch of each shape, in this epoch.
+        self._first_seconds: dict[str, float] = {}
+        self._seconds_since_step: float | None = None  # since the last step, without validation and saving
+        self._gap_seconds: float | None = None  # the value of `_seconds_since_step` after the epoch's first step
 
     # --- while it happens ------------------------------------------------------------------------------------------
 
     def begin_epoch(self, number: int) -> None:
-        """What comes belongs to this epoch."""
+        """Count what follows for this epoch."""
         self._mark()
         self.epoch = number
 
     @contextlib.contextmanager
     def measure(self, part: str) -> Iterator[None]:
-        """A context whose time belongs to a part, but for what a context inside takes from it."""
+        """Count the time within the `with` block for a part, but for what an inner block counts for another."""
         self._mark()
         self._part_stack.append(part)
         try:
@@ -75,19 +93,20 @@ class TimeBreakdown:
             self._part_stack.pop()
 
     def next_batch(self, batches: Iterator[Item]) -> Item:
-        """Take the next batch and note how long that took."""
+        """Return the next batch, and count the time that it took as a wait."""
         with self.measure("waits"):
             return next(batches)
 
     def begin_step(self, kind: str) -> None:
-        """A training step ("train") or a validation batch ("val") begins."""
+        """Begin a training step ("train") or a validation batch ("val")."""
         if self.first_step_time is None:
-            self.first_step_time, self._last_mark = time.perf_counter(), self._now()
+            self.first_step_time = time.perf_counter()
+            self._last_mark_time = self._now()
         self._mark(BEGIN_MARK)
         self._part_stack.append(PART_OF_KIND[kind])
 
     def end_step(self, kind: str, shape: Shape) -> None:
-        """It ends; its time counts under its shape."""
+        """End the step or batch, and count its time under its shape."""
         self._mark(f"{kind} {' '.join(map(str, shape))}")
         self._part_stack.pop()
 
@@ -99,80 +118,86 @@ class TimeBreakdown:
         return event
 
     def _mark(self, label: str = "") -> None:
-        """Close the time since the last mark; before the first step nothing is counted."""
-        if self._last_mark is not None:
-            away = "validation" in self._part_stack or "checkpoints" in self._part_stack
-            self._marks.append((self.epoch, self._part_stack[-1], away, label, self._now()))
+        """End the time since the last mark. Before the first step nothing is counted."""
+        if self._last_mark_time is not None:
+            outside_training = "validation" in self._part_stack or "checkpoints" in self._part_stack
+            self._marks.append(_Mark(self.epoch, self._part_stack[-1], outside_training, label, self._now()))
 
     # --- afterwards ------------------------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        """Turn the marks since the last call into seconds. On a GPU waits for it."""
+        """Turn the marks since the last call into seconds. On a GPU, wait until it has passed them."""
         self._mark()
         if self.uses_cuda and self._marks:
-            self._marks[-1][-1].synchronize()
-        for epoch, part, away, what, mark in self._marks:
-            seconds = self._last_mark.elapsed_time(mark) / 1000 if self.uses_cuda else mark - self._last_mark
-            self._last_mark = mark
-            self.part_seconds_by_epoch[epoch][part] += seconds
+            self._marks[-1].time.synchronize()
+        for mark in self._marks:
+            if self.uses_cuda:
+                seconds = self._last_mark_time.elapsed_time(mark.time) / 1000
+            else:
+                seconds = mark.time - self._last_mark_time
+            self._last_mark_time = mark.time
+            self.part_seconds_by_epoch[mark.epoch][mark.part] += seconds
             self._step_seconds += seconds
-            self._step_wait_seconds += seconds if part == "waits" else 0.0
-            if self._seconds_since_step is not None and not away:
+            self._step_wait_seconds += seconds if mark.part == "waits" else 0.0
+            if self._seconds_since_step is not None and not mark.outside_training:
                 self._seconds_since_step += seconds
-            if what == BEGIN_MARK:
-                self._step_seconds = self._step_wait_seconds = 0.0
-            elif what:
-                self._count_step(what)
+            if mark.label == BEGIN_MARK:
+                self._step_seconds = 0.0
+                self._step_wait_seconds = 0.0
+            elif mark.label:
+                self._count_step(mark.label)
         self._marks.clear()
 
     def _count_step(self, key: str) -> None:
-        """Count the step or batch that has just ended."""
+        """Count the step or batch that has just ended, by its key in `seconds_by_shape`."""
         self.seconds_by_shape[key].append(self._step_seconds)
+        seconds_without_waits = self._step_seconds - self._step_wait_seconds
         if not key.startswith("train"):
-            self._first_seconds.setdefault(key, self._step_seconds - self._step_wait_seconds)
+            self._first_seconds.setdefault(key, seconds_without_waits)
             return
         self.recent_steps.append((self._step_seconds, self._step_wait_seconds))
-        if not any(one.startswith("train") for one in self._first_seconds):
-            self._first_seconds[key], self._gap_seconds = (
-                self._step_seconds - self._step_wait_seconds,
-                self._seconds_since_step,
-            )
+        if not any(first_key.startswith("train") for first_key in self._first_seconds):
+            self._first_seconds[key] = seconds_without_waits
+            self._gap_seconds = self._seconds_since_step
         self._seconds_since_step = 0.0
 
     def end_epoch(self) -> dict[str, Any]:
-        """Close the epoch, but for its checkpoint. Returns what its row says of it: see `row`."""
+        """Close the epoch, except for its checkpoint. Returns its row, as `epoch_times` does."""
         self.flush()
         parts = self.part_seconds_by_epoch[self.epoch]
         for key, seconds in self._first_seconds.items():
             median = statistics.median(self.seconds_by_shape[key])
-            more = max(0.0, seconds - median)
-            parts[PART_OF_KIND[key.partition(" ")[0]]] -= more
-            parts["switches"] += more
+            excess = max(0.0, seconds - median)
+            parts[PART_OF_KIND[key.partition(" ")[0]]] -= excess
+            parts["switches"] += excess
             if key.startswith("train") and self._gap_seconds is not None:
                 self.gap_steps_by_epoch[self.epoch] = max(0.0, self._gap_seconds - median) / median
-        self._first_seconds, self._gap_seconds = {}, None
+        self._first_seconds = {}
+        self._gap_seconds = None
         return self.epoch_times(self.epoch)
 
     def epoch_times(self, epoch: int) -> dict[str, Any]:
-        """Return the parts of an epoch in seconds, and the gap before it in steps, None where no epoch was before.
+        """Return "where", the seconds of an epoch by part, and "gap_steps", the gap before it in steps.
 
-        The gap is the time from the last step of the epoch before to the end of this one's first, without validation,
-        saving and a median step, divided by this phase's median step.
+        The gap is the time from the last step of the epoch before to the end of this epoch's first step, without
+        validation, saving and a median step, divided by the median step of this phase. It is None without an epoch
+        before.
         """
         return {"where": dict(self.part_seconds_by_epoch[epoch]), "gap_steps": self.gap_steps_by_epoch.get(epoch)}
 
     def pop_recent_medians(self) -> tuple[float, float]:
-        """Return the median seconds of a training step and of its waits since the last call."""
-        middle = [statistics.median(one) for one in zip(*self.recent_steps, strict=True)] or [0.0, 0.0]
+        """Return the median seconds of a training step and of its waits since the last call, 0 without any step."""
+        if not self.recent_steps:
+            return 0.0, 0.0
+        steps, waits = zip(*self.recent_steps, strict=True)
         self.recent_steps.clear()
-        return middle[0], middle[1]
+        return statistics.median(steps), statistics.median(waits)
 
     @property
     def wall_seconds(self) -> float:
-        """Seconds from the first step until now, those of earlier attempts added."""
-        return self.earlier_wall_seconds + (
-            time.perf_counter() - self.first_step_time if self.first_step_time is not None else 0.0
-        )
+        """Seconds from the first step until now, and those of earlier attempts."""
+        own = time.perf_counter() - self.first_step_time if self.first_step_time is not None else 0.0
+        return self.earlier_wall_seconds + own
 
     @property
     def wait_seconds(self) -> float:
@@ -180,38 +205,40 @@ class TimeBreakdown:
         return sum(parts["waits"] for parts in self.part_seconds_by_epoch.values())
 
     def seconds_of_kind(self, kind: str) -> float:
-        """Seconds of all steps of one kind, "train" or "val"."""
-        return sum(sum(one) for key, one in self.seconds_by_shape.items() if key.startswith(kind))
+        """Return the seconds of all training steps ("train") or validation batches ("val")."""
+        return sum(sum(seconds) for key, seconds in self.seconds_by_shape.items() if key.startswith(kind))
 
     @property
     def useful_seconds(self) -> float:
-        """Seconds of all steps and validation batches, had each taken the median time of its shape."""
-        return sum(len(one) * statistics.median(one) for one in self.seconds_by_shape.values() if one)
+        """Seconds that all steps and validation batches would have taken at the median time of their shape."""
+        return sum(len(seconds) * statistics.median(seconds) for seconds in self.seconds_by_shape.values() if seconds)
 
     def goodput(self) -> float:
-        """Every step and validation batch at the median time of its shape, over the wall time from first to last."""
+        """Return the useful seconds over the wall seconds, at most 1."""
         return min(1.0, self.useful_seconds / self.wall_seconds) if self.wall_seconds else 0.0
 
     def breakdown(self) -> dict[str, Any]:
-        """Return the run's table so far: see `where`."""
+        """Return the table of the run so far, as `build_breakdown` does."""
         return build_breakdown(
             self.wall_seconds, self.part_seconds_by_epoch, self.gap_steps_by_epoch, self.startup_seconds
         )
 
     def summary(self) -> dict[str, Any]:
-        """Return the table of all of the run, with the seconds by which steps and batches were `slower` than at their
-        medians: what keeps goodput down and is in "steps" and "validation"."""
+        """Return the table of the whole run, with the seconds by which steps and batches were "slower" than the median.
+
+        These seconds lower the goodput; they belong to "steps" and "validation".
+        """
         self.flush()
-        found = self.breakdown()
-        same = sum(found["parts"][part]["seconds"] for part in ("steps", "validation"))
-        return {**found, "slower": max(0.0, same - self.useful_seconds)}
+        table = self.breakdown()
+        measured = sum(table["parts"][part]["seconds"] for part in ("steps", "validation"))
+        return {**table, "slower": max(0.0, measured - self.useful_seconds)}
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint keeps, up to this moment."""
+        """Return what a checkpoint stores of the measurements, up to this moment."""
         self.flush()
         return {
-            "by_shape": {key: list(one) for key, one in self.seconds_by_shape.items()},
-            "parts": {epoch: dict(one) for epoch, one in self.part_seconds_by_epoch.items()},
+            "by_shape": {key: list(seconds) for key, seconds in self.seconds_by_shape.items()},
+            "parts": {epoch: dict(parts) for epoch, parts in self.part_seconds_by_epoch.items()},
             "gaps": dict(self.gap_steps_by_epoch),
             "start": dict(self.startup_seconds),
             "firsts": dict(self._first_seconds),
@@ -220,12 +247,14 @@ class TimeBreakdown:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's numbers."""
-        self.seconds_by_shape.update({key: list(one) for key, one in state["by_shape"].items()})
-        self.part_seconds_by_epoch.update({int(epoch): dict(one) for epoch, one in state["parts"].items()})
-        self.gap_steps_by_epoch = {int(epoch): one for epoch, one in state["gaps"].items()}
-        self.startup_seconds, self.earlier_wall_seconds = dict(state["start"]), state["wall"]
-        self._first_seconds, self._gap_seconds = dict(state["firsts"]), state["gap"]
+        """Continue from the measurements in a checkpoint."""
+        self.seconds_by_shape.update({key: list(seconds) for key, seconds in state["by_shape"].items()})
+        self.part_seconds_by_epoch.update({int(epoch): dict(parts) for epoch, parts in state["parts"].items()})
+        self.gap_steps_by_epoch = {int(epoch): steps for epoch, steps in state["gaps"].items()}
+        self.startup_seconds = dict(state["start"])
+        self.earlier_wall_seconds = state["wall"]
+        self._first_seconds = dict(state["firsts"])
+        self._gap_seconds = state["gap"]
 
 
 def build_breakdown(
@@ -234,20 +263,24 @@ def build_breakdown(
     gap_steps_by_epoch: Mapping[int, float],
     startup_seconds: Mapping[str, float],
 ) -> dict[str, Any]:
-    """Return where `wall` seconds went as plain data.
+    """Return where the wall time went as plain data, for result.json.
 
-    `parts` has for each part its seconds, and the epoch that had most of it with its share of them; `gap` the largest
-    gap between two epochs in steps, and the epoch after it; `start` the seconds before the first step of all.
+    "wall" is in seconds. "parts" has for each part its seconds, the epoch with most of it, and the seconds of that
+    epoch. "gap" is the widest gap between two epochs in steps, and the epoch after it; None where there is no gap.
+    "start" has the seconds before the first step.
     """
-    rows = {}
+    parts = {}
     for part in TIME_PARTS:
-        most = max(part_seconds_by_epoch, key=lambda epoch: part_seconds_by_epoch[epoch][part], default=0)
-        seconds = sum(one[part] for one in part_seconds_by_epoch.values())
-        rows[part] = {"seconds": seconds, "epoch": most, "most": part_seconds_by_epoch[most][part] if most else 0.0}
-    worst = max(gap_steps_by_epoch, key=lambda epoch: gap_steps_by_epoch[epoch], default=0)
+        worst_epoch = max(part_seconds_by_epoch, key=lambda epoch: part_seconds_by_epoch[epoch][part], default=0)
+        parts[part] = {
+            "seconds": sum(seconds_by_part[part] for seconds_by_part in part_seconds_by_epoch.values()),
+            "epoch": worst_epoch,
+            "most": part_seconds_by_epoch[worst_epoch][part] if worst_epoch else 0.0,
+        }
+    widest = max(gap_steps_by_epoch, key=lambda epoch: gap_steps_by_epoch[epoch], default=0)
     return {
         "wall": wall_seconds,
-        "parts": rows,
-        "gap": {"steps": gap_steps_by_epoch[worst], "epoch": worst} if gap_steps_by_epoch else None,
+        "parts": parts,
+        "gap": {"steps": gap_steps_by_epoch[widest], "epoch": widest} if gap_steps_by_epoch else None,
         "start": dict(startup_seconds),
     }

@@ -1,7 +1,7 @@
-"""How weights are moved: every parameter in exactly one group, by the type of its module; the optimizer by its name.
+"""Build a recipe's optimizer, with every parameter in exactly one group.
 
-None of ours absorbs the rate into its momentum: torch's SGD (Goyal et al. 2017, equation 9), Lars, Lamb and AdamW keep
-it outside, so no momentum correction is needed when the rate jumps (their remark 2).
+None of the built-in optimizers absorbs the learning rate into its momentum: torch's SGD (Goyal et al. 2017, equation
+9), Lars, Lamb and AdamW keep it outside. So no momentum correction is needed when the rate jumps (their remark 2).
 """
 
 import inspect
@@ -21,52 +21,53 @@ from .lars import Lars
 
 LAYERWISE_OPTIMIZERS = ("lars", "lamb")
 NORM_TYPES = (nn.modules.batchnorm._NormBase, nn.GroupNorm, nn.LayerNorm, nn.RMSNorm)
-# What other people call a norm that is none of torch's: RmsNorm, FilterResponseNormTlu2d. Of one value per channel, for
-# a NormedLinear is none.
+# Class names of norms that are not torch's, such as RmsNorm and FilterResponseNormTlu2d. They count as norms only for
+# parameters with one value per channel: a NormedLinear is none.
 NORM_NAME_PATTERN = re.compile("norm", re.IGNORECASE)
 BIAS_NAME_PATTERN = re.compile(r"(^|_)bias(_|$)")  # bias, in_proj_bias, bias_ih_l0, q_bias
 
 
 def parameter_kind(model: nn.Module, name: str, parameter: nn.Parameter) -> str:
-    """Return what a parameter is: "norm", "bias" or "weight".
+    """Return what a parameter of the model is: "norm", "bias" or "weight".
 
-    By the type of its module: names such as "downsample.1" hide norms (a fault of several public trainers). What
-    torch.nn.utils.parametrize has taken apart belongs to the module that it was taken from.
+    Norms are told by the type of their module: names such as "downsample.1" hide them, a fault of several public
+    trainers. A parameter that torch.nn.utils.parametrize has split off belongs to the module that it was split from.
     """
-    owner, apart, rest = f".{name}".partition(".parametrizations.")
-    if not apart:
+    owner, parametrized, rest = f".{name}".partition(".parametrizations.")
+    if not parametrized:
         owner, _, rest = f".{name}".rpartition(".")
-    module, own = model.get_submodule(owner.removeprefix(".")), rest.split(".")[0]
+    module = model.get_submodule(owner.removeprefix("."))
+    own_name = rest.split(".")[0]
     if isinstance(module, NORM_TYPES) or (
         NORM_NAME_PATTERN.search(type(module).__name__) and parameter.squeeze().ndim <= 1
     ):
         return "norm"
-    flat = parameter.squeeze().ndim <= 1  # a table of position biases is learned as weights are
-    return "bias" if flat and BIAS_NAME_PATTERN.search(own) else "weight"
+    is_vector = parameter.squeeze().ndim <= 1  # a table of position biases is learned as weights are
+    return "bias" if is_vector and BIAS_NAME_PATTERN.search(own_name) else "weight"
 
 
 def parameter_groups(model: nn.Module, optim: Optim) -> list[dict[str, Any]]:
-    """Return the parameters in two groups: those that decay, then those that do not.
+    """Return the model's parameters in two groups: those with weight decay, then those without.
 
-    Norms and biases decay as the recipe says; for LARS and LAMB never, and these adapt the first group only (the skip
-    rule of You et al. 2017 and 2020, and Jia et al. 2018, section 3.2).
+    Norms and biases decay as the recipe says. Under LARS and LAMB they never do, and these optimizers adapt the rate of
+    the first group only (the skip rule of You et al. 2017 and 2020, and Jia et al. 2018, section 3.2).
     """
     skip = optim.name in LAYERWISE_OPTIMIZERS
-    holds = {"weight": True, "norm": optim.norm_decay and not skip, "bias": optim.bias_decay and not skip}
-    decay: list[nn.Parameter] = []
-    free: list[nn.Parameter] = []
-    for name, parameter in model.named_parameters():  # each once, however many modules share it
-        (decay if holds[parameter_kind(model, name, parameter)] else free).append(parameter)
+    decays = {"weight": True, "norm": optim.norm_decay and not skip, "bias": optim.bias_decay and not skip}
+    with_decay: list[nn.Parameter] = []
+    without_decay: list[nn.Parameter] = []
+    for name, parameter in model.named_parameters():  # a parameter that several modules share comes once
+        (with_decay if decays[parameter_kind(model, name, parameter)] else without_decay).append(parameter)
     return [
-        {"params": decay, "weight_decay": optim.weight_decay},
-        {"params": free, "weight_decay": 0.0},
+        {"params": with_decay, "weight_decay": optim.weight_decay},
+        {"params": without_decay, "weight_decay": 0.0},
     ]
 
 
 def build_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
-    """Make the optimizer with rate 0: the schedule sets the rate before each step.
+    """Return the recipe's optimizer for the model's parameters. Its rate is 0: `set_lr` sets it before each step.
 
-    Raises `Expected` when somebody's own cannot be imported, fails, or leaves a parameter out.
+    Raises `TrainingError` when a user's optimizer cannot be imported, fails, or leaves a parameter out.
     """
     parts = parameter_groups(model, optim)
     match optim.name:
@@ -75,8 +76,8 @@ def build_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
         case "adamw":
             return torch.optim.AdamW(parts, lr=0.0, betas=optim.betas, eps=optim.eps)
         case "lars" | "lamb":
-            layers, rest = parts
-            parts = [{**layers, "adapt": True}, {**rest, "adapt": False}]
+            weights, rest = parts
+            parts = [{**weights, "adapt": True}, {**rest, "adapt": False}]
             if optim.name == "lars":
                 return Lars(parts, momentum=optim.momentum, nesterov=optim.nesterov, trust=optim.trust)
             return Lamb(parts, betas=optim.betas, eps=optim.eps)
@@ -86,24 +87,27 @@ def build_optimizer(model: nn.Module, optim: Optim) -> torch.optim.Optimizer:
 def _build_custom_optimizer(
     model: nn.Module, optim: Optim, param_groups: list[dict[str, Any]]
 ) -> torch.optim.Optimizer:
+    """Call the user's function and check that what it returns can train all parameters."""
     function = user_code.import_function("optim, name", optim.name)
-    made = user_code.call_user_code("optim, name", optim.name, lambda: function(param_groups, optim))
-    if not isinstance(made, torch.optim.Optimizer):
-        raise TrainingError(f"optim, name: {optim.name} must return a torch.optim.Optimizer, not {type(made).__name__}")
+    optimizer = user_code.call_user_code("optim, name", optim.name, lambda: function(param_groups, optim))
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise TrainingError(
+            f"optim, name: {optim.name} must return a torch.optim.Optimizer, not {type(optimizer).__name__}"
+        )
     try:
-        inspect.signature(made.step).bind()
+        inspect.signature(optimizer.step).bind()
     except TypeError as error:
         raise TrainingError(
-            f"optim, name: the step of {optim.name} cannot be called without arguments ({one_line_error(error)}), as it is "
-            "here; one that needs a closure, such as LBFGS, cannot train"
+            f"optim, name: the step of {optim.name} cannot be called without arguments ({one_line_error(error)}), as "
+            "this trainer calls it; an optimizer that needs a closure, such as LBFGS, cannot be used"
         ) from error
-    held = [id(one) for group in made.param_groups for one in group["params"]]
-    if sorted(held) != sorted(id(one) for one in model.parameters()):
+    taken_ids = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+    if sorted(taken_ids) != sorted(id(parameter) for parameter in model.parameters()):
         raise TrainingError(f"optim, name: {optim.name} must take every parameter of its groups exactly once")
-    return made
+    return optimizer
 
 
 def set_lr(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Set the rate of the coming step."""
+    """Set the learning rate of all parameter groups, for the next step."""
     for group in optimizer.param_groups:
         group["lr"] = lr

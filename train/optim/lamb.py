@@ -1,11 +1,11 @@
-"""LAMB: Adam's step, with decay beside it, made as long for each layer as its weights are.
+"""LAMB: Adam's step with decoupled weight decay, rescaled in each layer to the length of the layer's weights.
 
     m = b1 m + (1 - b1) g          v = b2 v + (1 - b2) g^2          You et al. 2020 (1904.00962), algorithm 2
     u = (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps) + decay w
     w = w - rate |w| / |u| u                                        phi is the identity
 
-The rate is in neither m nor v, so it may jump. t counts a parameter's own steps: after a frozen phase it is smaller for
-what was frozen.
+The rate is part of neither m nor v, so it may jump. t counts the steps of each parameter: after a frozen phase it is
+smaller for the parameters that were frozen.
 """
 
 from typing import Any
@@ -16,7 +16,7 @@ from .layerwise import LayerwiseOptimizer, TensorSequence, scale_by_ratio, state
 
 
 class Lamb(LayerwiseOptimizer):
-    """LAMB for the groups with `adapt`; Adam for the others, which hold norms and biases."""
+    """LAMB for the parameter groups with `adapt`, Adam for the other groups, which hold norms and biases."""
 
     def __init__(
         self, groups: list[dict[str, Any]], *, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-6
@@ -26,20 +26,21 @@ class Lamb(LayerwiseOptimizer):
     def update_weights(
         self, group: dict[str, Any], weights: TensorSequence, gradients: TensorSequence, states: list[dict[str, Any]]
     ) -> None:
-        """See the module."""
+        """Apply one step of LAMB, as the formulas of the module say, to the weights of a group in place."""
         b1, b2 = group["betas"]
         for state in states:
             state["step"] = state.get("step", 0) + 1
-        first, second = state_tensors("mean", weights, states), state_tensors("square", weights, states)
-        torch._foreach_mul_(first, b1)
-        torch._foreach_add_(first, gradients, alpha=1 - b1)
-        torch._foreach_mul_(second, b2)
-        torch._foreach_addcmul_(second, gradients, gradients, 1 - b2)
-        below = torch._foreach_div(second, [1 - b2 ** state["step"] for state in states])
-        torch._foreach_sqrt_(below)
-        torch._foreach_add_(below, group["eps"])
-        torch._foreach_mul_(below, [1 - b1 ** state["step"] for state in states])
-        steps = torch._foreach_div(first, below)
+        means = state_tensors("mean", weights, states)
+        squares = state_tensors("square", weights, states)
+        torch._foreach_mul_(means, b1)
+        torch._foreach_add_(means, gradients, alpha=1 - b1)
+        torch._foreach_mul_(squares, b2)
+        torch._foreach_addcmul_(squares, gradients, gradients, 1 - b2)
+        denominators = torch._foreach_div(squares, [1 - b2 ** state["step"] for state in states])
+        torch._foreach_sqrt_(denominators)
+        torch._foreach_add_(denominators, group["eps"])
+        torch._foreach_mul_(denominators, [1 - b1 ** state["step"] for state in states])
+        steps = torch._foreach_div(means, denominators)
         if group["weight_decay"]:
             torch._foreach_add_(steps, weights, alpha=group["weight_decay"])
         if group["adapt"]:

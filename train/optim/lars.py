@@ -1,12 +1,12 @@
-"""LARS: SGD with momentum whose rate is scaled for each layer by the ratio of its weights' norm to its gradient's.
+"""LARS: SGD with momentum whose rate is scaled in each layer by the ratio of the weights' norm to the gradient's norm.
 
     l = trust |w| / (|g| + decay |w|)        You et al. 2017 (1708.03888), equation 6
     v = momentum v + l (g + decay w)
     w = w - rate v
 
-The paper's buffer absorbs the rate (v = m v + rate l (g + decay w); w = w - v), so that a jump of the rate would need
-Goyal et al. 2017's momentum correction (remark 2: m rate' / rate). Here the rate stays outside of v, as in our SGD:
-the same steps at a constant rate, and with the correction built in when it changes.
+The paper's buffer absorbs the rate (v = m v + rate l (g + decay w); w = w - v). There, a jump of the rate would need
+the momentum correction of Goyal et al. 2017 (remark 2: m rate' / rate). Here the rate stays outside of v, as in our
+SGD: the steps are the same at a constant rate, and the correction is built in when the rate changes.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ from .layerwise import LayerwiseOptimizer, TensorSequence, scale_by_ratio, state
 
 
 class Lars(LayerwiseOptimizer):
-    """LARS for the groups with `adapt`; plain SGD with momentum for the others, which hold norms and biases."""
+    """LARS for the groups with `adapt`, plain SGD with momentum for the others, which hold norms and biases."""
 
     def __init__(
         self, groups: list[dict[str, Any]], *, momentum: float = 0.9, nesterov: bool = False, trust: float = 0.001
@@ -27,7 +27,7 @@ class Lars(LayerwiseOptimizer):
     def update_weights(
         self, group: dict[str, Any], weights: TensorSequence, gradients: TensorSequence, states: list[dict[str, Any]]
     ) -> None:
-        """See the module."""
+        """Apply one step of LARS, as the formulas of the module say, to the weights of a group in place."""
         decay, momentum = group["weight_decay"], group["momentum"]
         steps = torch._foreach_add(gradients, weights, alpha=decay)
         if group["adapt"]:

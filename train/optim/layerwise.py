@@ -1,8 +1,8 @@
-"""What LARS and LAMB share: steps whose length is set for each layer by its own norms.
+"""Base class of LARS and LAMB: optimizers that scale the step of each layer by its own norms.
 
-All arithmetic is in float32 at least, for half-precision parameters too (Jia et al. 2018, section 3.1: a layer's ratio
-leaves float16's range); the state is kept so, parameters are rounded when they are written back. No operation makes
-the host wait for the device, and each goes over all of a group's tensors at once.
+All arithmetic is in float32 at least, also for half-precision parameters (Jia et al. 2018, section 3.1: a layer's ratio
+leaves the range of float16). The state is kept in float32; half-precision parameters are rounded when they are written
+back. No operation makes the host wait for the device, and each operation goes over all tensors of a group at once.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ HALF_DTYPES = (torch.float16, torch.bfloat16)
 
 
 class LayerwiseOptimizer(torch.optim.Optimizer):
-    """An optimizer of groups of parameters; with `adapt` a group's steps are scaled layer by layer, without it not."""
+    """An optimizer that scales steps layer by layer in its parameter groups with `adapt`, not in the others."""
 
     def __init__(self, groups: list[dict[str, Any]], **defaults: Any) -> None:
         super().__init__(groups, {"lr": 0.0, "weight_decay": 0.0, "adapt": True, **defaults})
@@ -24,43 +24,42 @@ class LayerwiseOptimizer(torch.optim.Optimizer):
     def update_weights(
         self, group: dict[str, Any], weights: TensorSequence, gradients: TensorSequence, states: list[dict[str, Any]]
     ) -> None:
-        """Move the weights in place by one step of a group."""
+        """Change the weights of a group in place by one step; `weights`, `gradients` and `states` run in parallel."""
         raise NotImplementedError
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # type: ignore[override]
-        """Move every parameter that has a gradient; the others keep their weights and their state."""
-        assert closure is None, "the loop computes the gradients"
+        """Update every parameter that has a gradient. Parameters without one keep their weights and their state."""
+        assert closure is None, "the training loop computes the gradients"
         for group in self.param_groups:
-            parameters = [one for one in group["params"] if one.grad is not None]
+            parameters = [parameter for parameter in group["params"] if parameter.grad is not None]
             if not parameters:
                 continue
-            weights = [to_float32(one) for one in parameters]
-            self.update_weights(
-                group, weights, [to_float32(one.grad) for one in parameters], [self.state[one] for one in parameters]
-            )
-            for one, weight in zip(parameters, weights, strict=True):
-                if one.dtype in HALF_DTYPES:
-                    one.copy_(weight)
+            weights = [to_float32(parameter) for parameter in parameters]
+            gradients = [to_float32(parameter.grad) for parameter in parameters]
+            self.update_weights(group, weights, gradients, [self.state[parameter] for parameter in parameters])
+            for parameter, weight in zip(parameters, weights, strict=True):
+                if parameter.dtype in HALF_DTYPES:
+                    parameter.copy_(weight)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take a state back bit for bit: torch would round it to a half-precision parameter's type."""
+        """Restore a state bit for bit: torch would round it to the type of a half-precision parameter."""
         super().load_state_dict(state_dict)
         numbers = chain.from_iterable(group["params"] for group in state_dict["param_groups"])
         parameters = chain.from_iterable(group["params"] for group in self.param_groups)
-        for number, one in zip(numbers, parameters, strict=True):
+        for number, parameter in zip(numbers, parameters, strict=True):
             for name, value in state_dict["state"].get(number, {}).items():
-                if one.dtype in HALF_DTYPES and isinstance(value, torch.Tensor):
-                    self.state[one][name] = value.to(one.device, torch.float32, copy=True)
+                if parameter.dtype in HALF_DTYPES and isinstance(value, torch.Tensor):
+                    self.state[parameter][name] = value.to(parameter.device, torch.float32, copy=True)
 
 
 def to_float32(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the tensor itself, or what half precision holds as float32."""
+    """Return a half-precision tensor as float32, any other tensor itself."""
     return tensor.float() if tensor.dtype in HALF_DTYPES else tensor
 
 
 def state_tensors(name: str, weights: TensorSequence, states: list[dict[str, Any]]) -> list[torch.Tensor]:
-    """Return each parameter's tensor of this name in its state, zeros before the first step."""
+    """Return the state tensor of each parameter by its name. Before a parameter's first step it is made, as zeros."""
     for weight, state in zip(weights, states, strict=True):
         if name not in state:
             state[name] = torch.zeros_like(weight)
@@ -68,11 +67,11 @@ def state_tensors(name: str, weights: TensorSequence, states: list[dict[str, Any
 
 
 def tensor_norms(tensors: TensorSequence) -> torch.Tensor:
-    """Return each tensor's Euclidean norm, as one vector."""
+    """Return the Euclidean norm of each of n tensors, as one vector [n]."""
     return torch.stack(torch._foreach_norm(tensors))
 
 
 def scale_by_ratio(tensors: TensorSequence, numerator: torch.Tensor, denominator: torch.Tensor) -> None:
-    """Multiply each tensor in place by its layer's above / below; by 1 where one of them is 0."""
+    """Multiply each tensor in place by its layer's numerator / denominator; by 1 where one of the two is 0."""
     ratio = torch.where((numerator > 0) & (denominator > 0), numerator / denominator, torch.ones_like(numerator))
     torch._foreach_mul_(tensors, list(ratio.unbind()))

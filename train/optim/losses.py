@@ -1,4 +1,4 @@
-"""What is minimised: each image's loss, by the recipe's name for it. Validation always tells the cross entropy."""
+"""The training loss of a recipe, one value per image. Validation always reports the cross entropy."""
 
 from collections.abc import Callable
 from functools import partial
@@ -10,11 +10,11 @@ from train.recipe.components import Optim
 from train.tools import user_code
 from train.tools.errors import TrainingError
 
-LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # scores [n, classes], labels [n] to losses [n]
+LossFunction = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]  # scores [n, classes], labels [n] -> losses [n]
 
 
 def build_loss(optim: Optim) -> LossFunction:
-    """Return the loss that the recipe names. Raises `Expected` when it cannot be imported."""
+    """Return the loss function that the recipe names. Raises `TrainingError` when a user's loss cannot be imported."""
     if optim.loss == "cross_entropy":
         return partial(cross_entropy, reduction="none", label_smoothing=optim.label_smoothing)
     if optim.loss == "bce":
@@ -23,11 +23,12 @@ def build_loss(optim: Optim) -> LossFunction:
 
 
 def binary_cross_entropy(scores: torch.Tensor, labels: torch.Tensor, label_smoothing: float = 0.0) -> torch.Tensor:
-    """Each class is a question of its own: is it this one? Returns the mean over the classes for each image [n].
+    """Return the binary cross entropy of scores [n, classes] against labels [n], as the mean over the classes [n].
 
-    The answers are smoothed as cross entropy's: 1 - e + e / classes and e / classes. Mean and smoothing are those of
-    Wightman et al. 2021 ("ResNet strikes back", section 4; timm's BinaryCrossEntropy): with 1000 classes the gradient
-    is about a thousandth of the sum's, which rates for SGD must make up for; LAMB and AdamW do not feel it.
+    Each class is a yes/no question of its own. With label smoothing e the answers are 1 - e + e / classes for the label
+    and e / classes for every other class, as in cross entropy. Mean and smoothing are those of Wightman et al. 2021
+    ("ResNet strikes back", section 4; timm's BinaryCrossEntropy). With 1000 classes the gradient of the mean is about a
+    thousandth of that of the sum. The learning rates of SGD must make up for it; LAMB and AdamW are not affected.
     """
     classes = scores.shape[1]
     answers = torch.full_like(scores, label_smoothing / classes)
@@ -36,23 +37,30 @@ def binary_cross_entropy(scores: torch.Tensor, labels: torch.Tensor, label_smoot
 
 
 class CustomLoss:
-    """Somebody's loss of each image. The step divides by the whole batch: a mean of its own would count it twice."""
+    """A user's loss function, checked to return one loss per image.
+
+    The training step divides by the whole batch itself: with a function that returns a mean it would divide twice.
+    """
 
     def __init__(self, function: LossFunction, name: str) -> None:
-        self.function, self.name, self.has_succeeded = function, name, False
+        self.function = function
+        self.name = name
+        self.has_succeeded = False
 
     def __call__(self, scores: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the losses. Raises `Expected` where it makes something else, or fails the first time: what has worked
-        before fails for another reason, such as a device's, and that needs its trace.
+        """Return the losses [n] for scores [n, classes] and labels [n].
+
+        Raises `TrainingError` when the function returns something else, or fails the first time. A function that has
+        worked before fails for another reason, such as a device error; its exception then keeps its traceback.
         """
         if self.has_succeeded:
             losses = self.function(scores, labels)
         else:
             losses = user_code.call_user_code("optim, loss", self.name, lambda: self.function(scores, labels))
         if not isinstance(losses, torch.Tensor) or losses.shape != labels.shape:
-            shape = list(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
+            returned = list(losses.shape) if isinstance(losses, torch.Tensor) else type(losses).__name__
             raise TrainingError(
-                f"optim, loss: {self.name} must return each image's loss {list(labels.shape)}, not {shape}"
+                f"optim, loss: {self.name} must return each image's loss {list(labels.shape)}, not {returned}"
             )
         self.has_succeeded = True
         return losses

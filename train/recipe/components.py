@@ -1,12 +1,23 @@
-"""The parts of a recipe that hold for all of it: model, optimizer and loss, sums over processes, data."""
+"""The parts of a recipe that hold for the whole run: `Model`, `Optim`, `Comm` and `Data`.
+
+Every object is frozen, takes keyword arguments only, and is checked when it is built: a `ValueError` names the part,
+the field and the value.
+"""
 
 from dataclasses import dataclass
 
 from . import validators
 
 MODELS = (
-    "resnet10_tiny", "resnet10_cifar", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152", "alexnet_bn",
-)  # fmt: skip
+    "resnet10_tiny",
+    "resnet10_cifar",
+    "resnet18",
+    "resnet34",
+    "resnet50",
+    "resnet101",
+    "resnet152",
+    "alexnet_bn",
+)
 OPTIMIZERS = ("sgd", "lars", "lamb", "adamw")
 LOSSES = ("cross_entropy", "bce")
 LR_SCALINGS = ("linear", "sqrt", "none")
@@ -15,14 +26,22 @@ COMM_HOOKS = ("none", "fp16", "bf16", "powersgd", "hierarchical")
 
 @dataclass(frozen=True, kw_only=True)
 class Model:
-    """Which network: a name of `MODELS`, `timm:NAME`, `torchvision:NAME`, or `package.module:function`, which is called
-    with the number of classes and returns a module from images [n, 3, h, w] to scores [n, classes].
+    """The network and how its weights start.
 
-    `zero_gamma` starts the last norm of each residual block at 0, `fc_std` is the standard deviation of the
-    classifier's first weights (both: Goyal et al. 2017, section 5.1); None leaves other people's models as they start.
-    Classes are counted in the data. `weights`: a file of pretrained weights to start from (train/models/pretrained.py).
-    `compile` trains through torch.compile, which takes its time for each shape before the first step; validation does
-    not.
+    The number of classes is not stated: it is counted in the data set.
+
+    Attributes:
+        name: One of `MODELS`, `"timm:NAME"`, `"torchvision:NAME"`, or `"package.module:function"`. The function is
+            called with the number of classes and returns a module that maps images [n, 3, height, width] to scores
+            [n, classes]. A function of a module may be given itself; its name is stored.
+        zero_gamma: Start the last norm of each residual block at 0, so that the block starts as its shortcut
+            (Goyal et al. 2017, section 5.1). Default True. Set it to False for small networks and short runs.
+        fc_std: Standard deviation of the classifier's initial weights, which are normal with mean 0 (Goyal et al. 2017,
+            section 5.1). Default 0.01. None keeps the weights with which the model itself starts.
+        weights: File of pretrained weights: a checkpoint of this trainer, a PyTorch state dict or safetensors
+            (train/models/pretrained.py). Default None: start from random weights.
+        compile: Train through torch.compile. Compilation takes time for each image shape before the first step;
+            validation is not compiled. Default False.
     """
 
     name: str
@@ -32,9 +51,8 @@ class Model:
     compile: bool = False
 
     def __post_init__(self) -> None:
-        object.__setattr__(
-            self, "name", validators.check_name_or_function("model", "name", self.name, MODELS, allow_libraries=True)
-        )
+        name = validators.check_name_or_function("model", "name", self.name, MODELS, allow_libraries=True)
+        object.__setattr__(self, "name", name)
         validators.check_bool("model", "zero_gamma", self.zero_gamma)
         if self.fc_std is not None:
             validators.check_number("model", "fc_std", self.fc_std)
@@ -45,16 +63,28 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Optim:
-    """How weights are moved, and what is minimised.
+    """The optimizer, its weight decay, the loss, and the rule that scales the learning rate.
 
-    `name` is one of `OPTIMIZERS`, or `package.module:function`, called with (parameter groups, this object).
-    `momentum` and `nesterov` hold for SGD and LARS, `betas` and `eps` for LAMB and AdamW; `trust` is LARS' eta.
-    `norm_decay` and `bias_decay`: whether `weight_decay` holds for the norm layers' parameters and for the other
-    biases too (Jia et al. 2018, section 3.2: neither); under LARS and LAMB it never does, it is their skip rule. `loss`
-    is one of `LOSSES`, or `package.module:function`, called with (scores [n, classes], labels [n]), which returns each
-    image's loss [n]; `label_smoothing` belongs to the loss.
-    `scaling` is what happens to the rates on other than the nominal number of GPUs: "linear" (Goyal et al. 2017,
-    section 2.1), "sqrt" (Krizhevsky 2014) or "none".
+    The learning rate itself belongs to each `Phase`.
+
+    Attributes:
+        name: One of `OPTIMIZERS`, or `"package.module:function"`. The function is called with (parameter groups, this
+            object) and returns a `torch.optim.Optimizer`. Default "sgd".
+        momentum: Momentum of SGD and LARS, from 0 to 1. Default 0.9.
+        nesterov: Nesterov's form of momentum, for SGD and LARS. Default False.
+        betas: Decay rates of the two moment estimates of LAMB and AdamW, each below 1. Default (0.9, 0.999).
+        eps: Added to the denominator of LAMB and AdamW, above 0. Default 1e-6.
+        trust: Trust coefficient (eta) of LARS, above 0 (You et al. 2017, equation 6). Default 0.001.
+        weight_decay: Weight decay of the weights that are neither norms nor biases. Default 1e-4.
+        norm_decay: Also decay the parameters of norm layers. Default False, as in Jia et al. 2018, section 3.2. Not
+            allowed for LARS and LAMB, whose skip rule excludes norms and biases.
+        bias_decay: Also decay the biases of other layers. Default True. LARS and LAMB never decay them.
+        loss: One of `LOSSES`, or `"package.module:function"`. The function is called with (scores [n, classes],
+            labels [n]) and returns one loss per image [n]. Default "cross_entropy".
+        label_smoothing: Label smoothing of the built-in losses, from 0 to 1. Default 0.0.
+        scaling: How learning rates change when the run has another than the nominal number of GPUs. With k = GPUs /
+            nominal GPUs they are multiplied by k for "linear" (Goyal et al. 2017, section 2.1), by the square root of k
+            for "sqrt" (Krizhevsky 2014), or left alone for "none". Default "linear".
     """
 
     name: str = "sgd"
@@ -73,37 +103,47 @@ class Optim:
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", validators.check_name_or_function("optim", "name", self.name, OPTIMIZERS))
         object.__setattr__(self, "loss", validators.check_name_or_function("optim", "loss", self.loss, LOSSES))
-        for name in ("momentum", "label_smoothing"):
-            validators.check_number("optim", name, getattr(self, name), 0.0, 1.0)
-        for name in ("weight_decay", "eps", "trust"):
-            validators.check_number("optim", name, getattr(self, name))
-        if self.eps == 0:  # a gradient of 0, as behind a gamma of 0, would be divided by 0
+        for field in ("momentum", "label_smoothing"):
+            validators.check_number("optim", field, getattr(self, field), 0.0, 1.0)
+        for field in ("weight_decay", "eps", "trust"):
+            validators.check_number("optim", field, getattr(self, field))
+        if self.eps == 0:  # where a gradient is 0, as behind a gamma of 0, 0 would be divided by 0
             raise ValueError(f"optim, eps: must be above 0, not {self.eps!r}")
-        if self.trust == 0:  # LARS takes a ratio of 0 for that of a layer of zeros, and its whole gradient
+        if self.trust == 0:  # LARS takes a ratio of 0 for that of a layer of zeros, and would apply the whole gradient
             raise ValueError(f"optim, trust: must be above 0, not {self.trust!r}")
         if not isinstance(self.betas, tuple | list) or len(self.betas) != 2:
             raise ValueError(f"optim, betas: must be a pair, not {self.betas!r}")
         for beta in self.betas:
             validators.check_number("optim", "betas", beta, 0.0, 1.0)
-            if beta == 1:  # nothing of a gradient would ever be taken, and 1 - beta is divided by
+            if beta == 1:  # gradients would never count, and the bias correction divides by 1 - beta
                 raise ValueError(f"optim, betas: must be below 1, not {beta!r}")
         object.__setattr__(self, "betas", tuple(self.betas))
-        for name in ("nesterov", "norm_decay", "bias_decay"):
-            validators.check_bool("optim", name, getattr(self, name))
+        for field in ("nesterov", "norm_decay", "bias_decay"):
+            validators.check_bool("optim", field, getattr(self, field))
         validators.check_choice("optim", "scaling", self.scaling, LR_SCALINGS)
         if self.nesterov and self.momentum == 0:
             raise ValueError("optim, nesterov: needs a momentum above 0")
         if self.norm_decay and self.name in ("lars", "lamb"):
-            raise ValueError(f"optim, norm_decay: {self.name} neither scales nor decays norms and biases")
+            raise ValueError(
+                f"optim, norm_decay: {self.name} neither scales nor decays norms and biases; set it to False"
+            )
         if self.label_smoothing and self.loss not in LOSSES:
-            raise ValueError(f"optim, label_smoothing: {self.loss} is called without it; let it smooth by itself")
+            raise ValueError(
+                f"optim, label_smoothing: applies to built-in losses only; set it to 0 and smooth labels in {self.loss}"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comm:
-    """How gradients are added up over the processes: `hook` by its name in `HOOKS` (train/distributed/ddp.py), in buckets of
-    `bucket` MB (1e6 bytes; 25 leaves it to torch: a first one of 1 MiB, then of 25 MiB), `overlap`ped with the backward
-    pass or after it.
+    """How gradients are summed over the processes.
+
+    Attributes:
+        hook: One of `COMM_HOOKS`; train/distributed/ddp.py describes them. "none" sums float32, "fp16" and "bf16" send
+            half the bytes, "powersgd" approximates, "hierarchical" sums inside each machine first. Default "none".
+        bucket: Size of the buckets that gradients are sent in, in MB (1e6 bytes). Default 25, which leaves it to
+            torch: a first bucket of 1 MiB, then buckets of 25 MiB.
+        overlap: Send each bucket during the backward pass, as soon as it is full; False: after the backward pass.
+            Default True.
     """
 
     hook: str = "none"
@@ -118,8 +158,15 @@ class Comm:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Which images. `train` and `val` count them for `plan`; a run counts the files themselves. `root` is where they
-    lie unless `--data` says otherwise; prepared copies lie in `<root>-sz/<short side>`. The name "sample" is built in.
+    """The data set: images in one folder per class, or the same images packed.
+
+    Attributes:
+        name: Name of the data set. "sample" is the built-in set of drawn shapes. For names that begin with "imagenet",
+            the forecast uses its measured image sizes.
+        train: Number of training images, for `plan`. A run counts the files itself.
+        val: Number of validation images, for `plan`.
+        root: Folder that contains train/ and val/; `--data` overrides it. Resized copies lie in
+            `<root>-sz/<short side in pixels>`.
     """
 
     name: str
@@ -128,9 +175,9 @@ class Data:
     root: str
 
     def __post_init__(self) -> None:
-        for name in ("name", "root"):
-            if not isinstance(getattr(self, name), str) or not getattr(self, name):
-                raise ValueError(f"data, {name}: must be a non-empty text, not {getattr(self, name)!r}")
+        for field in ("name", "root"):
+            if not isinstance(getattr(self, field), str) or not getattr(self, field):
+                raise ValueError(f"data, {field}: must be a non-empty text, not {getattr(self, field)!r}")
         validators.check_int("data", "train", self.train, 1)
         validators.check_int("data", "val", self.val, 1)
 

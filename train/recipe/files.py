@@ -1,4 +1,4 @@
-"""Recipes from files: a Python file, the dotted name of a module, or a resolved recipe as JSON."""
+"""Read recipes from a Python file, from the dotted name of a module, or from a resolved recipe as JSON."""
 
 import contextlib
 import importlib.util
@@ -16,36 +16,39 @@ from .schema import Recipe
 
 
 class RecipeError(Exception):
-    """A recipe that cannot be used; the text is one line that says which and why."""
+    """A recipe cannot be used. The text is one line that names the file and the reason."""
 
 
 def read_recipes(name: str) -> list[Recipe]:
-    """Return the recipes that `recipes/x.py`, `recipes.x` or `x.json` holds, each with its own name.
+    """Return the recipes in `recipes/x.py`, `recipes.x` or `x.json`, each with its own name.
 
-    Raises `RecipeError` when the file is missing, does not import, holds none, or yields two of one name.
+    What the file prints goes to stderr. Raises `RecipeError` when the file is missing, cannot be imported, has no
+    recipe, or yields two of the same name.
     """
     if not name:
         raise RecipeError("no recipe is named; see recipes/ for those that come with the project")
     if name.endswith(".json"):
         return [_load_json_recipe(Path(name))]
     with _isolate_stdout_and_cwd():
-        found = _collect_recipes(name, _import_file(_find_file(name)))
-    names = [recipe.name for recipe in found]
-    twice = sorted({one for one in names if names.count(one) > 1})
-    if twice:
-        raise RecipeError(f"{name}: yields two recipes named {', '.join(map(repr, twice))}; give each its own name")
-    return found
+        recipes = _collect_recipes(name, _import_file(_find_file(name)))
+    names = [recipe.name for recipe in recipes]
+    duplicates = sorted({each for each in names if names.count(each) > 1})
+    if duplicates:
+        raise RecipeError(
+            f"{name}: yields two recipes named {', '.join(map(repr, duplicates))}; give each its own name"
+        )
+    return recipes
 
 
 @contextlib.contextmanager
 def _isolate_stdout_and_cwd() -> Iterator[None]:
-    """What a recipe prints goes to stderr, for stdout may be JSON; the folder it goes to is left again."""
-    here = os.getcwd()
+    """Send a recipe's output to stderr, because stdout may be JSON, and undo its changes of the working directory."""
+    working_dir = Path.cwd()
     with contextlib.redirect_stdout(sys.stderr):
         try:
             yield
         finally:
-            os.chdir(here)
+            os.chdir(working_dir)
 
 
 def _load_json_recipe(path: Path) -> Recipe:
@@ -56,26 +59,30 @@ def _load_json_recipe(path: Path) -> Recipe:
 
 
 def _find_file(name: str) -> Path:
-    """The file behind `recipes/x.py`, `recipes/x` or `recipes.x`."""
+    """Return the file that `recipes/x.py`, `recipes/x` or `recipes.x` means."""
     path = Path(name)
-    for one in (path, Path(f"{name}.py"), Path(f"{name.replace('.', '/')}.py")):
-        if one.is_file():
-            return one.resolve()
+    for candidate in (path, Path(f"{name}.py"), Path(f"{name.replace('.', '/')}.py")):
+        if candidate.is_file():
+            return candidate.resolve()
     if path.is_dir():
         raise RecipeError(f"{name}: is a folder; name one recipe in it, such as {path / 'quickstart.py'}")
     raise RecipeError(f"{name}: there is no such recipe file; see recipes/ for those that come with the project")
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Import the file under its dotted name, so that a recipe may say `from .other import recipe`."""
+    """Import a file under its dotted name, so that a recipe may say `from .other import recipe`.
+
+    The module search path and `sys.modules` are restored afterwards, so that a changed file is read again.
+    """
     parts, root = [path.stem], path.parent
     while (root / "__init__.py").is_file():
         parts, root = [root.name, *parts], root.parent
     dotted = ".".join(parts)
     if path.suffix != ".py":
         raise RecipeError(f"{path.name}: is not a Python file; a recipe's name ends in .py")
-    added, before = str(root) not in sys.path, sys.modules.get(dotted)
-    if added:
+    previous_module = sys.modules.get(dotted)
+    added_to_path = str(root) not in sys.path
+    if added_to_path:
         sys.path.insert(0, str(root))
     try:
         if len(parts) > 1:
@@ -83,50 +90,55 @@ def _import_file(path: Path) -> ModuleType:
         spec = importlib.util.spec_from_file_location(dotted, path)
         assert spec is not None and spec.loader is not None
         module = importlib.util.module_from_spec(spec)
-        sys.modules[dotted] = module  # while it runs: dataclasses look their module up
+        sys.modules[dotted] = module  # only while it runs: dataclasses look up the module that defines them
         spec.loader.exec_module(module)
         return module
-    except (Exception, SystemExit) as error:  # whatever a user's file may raise becomes one line
+    except (Exception, SystemExit) as error:  # a user's file may raise anything
         raise RecipeError(
             f"{path.name}{_error_line_suffix(path, error)}: {type(error).__name__}: {one_line_error(error)}"
         ) from error
     finally:
         sys.modules.pop(dotted, None)
-        if before is not None:
-            sys.modules[dotted] = before
-        if added:
+        if previous_module is not None:
+            sys.modules[dotted] = previous_module
+        if added_to_path:
             sys.path.remove(str(root))
 
 
 def _error_line_suffix(path: Path, error: BaseException) -> str:
+    """Return ", line N" for the last line of the file that an error passed through, "" when it passed through none."""
     if isinstance(error, SyntaxError):
         return f", line {error.lineno}" if error.lineno else ""
-    lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == str(path)]
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     return f", line {lines[-1]}" if lines else ""
 
 
 def _collect_recipes(name: str, module: ModuleType) -> list[Recipe]:
+    """Return what a recipe file's `recipes()` yields, or its `recipe`."""
     try:
         if hasattr(module, "recipes"):
-            found = list(module.recipes())
+            recipes = list(module.recipes())
         elif hasattr(module, "recipe"):
-            found = [module.recipe]
+            recipes = [module.recipe]
         else:
             raise RecipeError(f"{name}: has no `recipe`; define recipe = Recipe(...) or recipes()")
     except RecipeError:
         raise
     except (Exception, SystemExit) as error:
         raise RecipeError(f"{name}: recipes() failed: {type(error).__name__}: {one_line_error(error)}") from error
-    if not found or not all(isinstance(one, Recipe) for one in found):
+    if not recipes or not all(isinstance(recipe, Recipe) for recipe in recipes):
         raise RecipeError(f"{name}: `recipe` must be a Recipe, and recipes() must yield at least one")
-    return found
+    return recipes
 
 
 def select_recipes(recipes: Iterable[Recipe], names: Iterable[str]) -> list[Recipe]:
-    """Return the recipes of these names, all when none is named. Raises `RecipeError` on an unknown name."""
-    recipes, names = list(recipes), list(names)
-    known = {one.name: one for one in recipes}
-    unknown = [name for name in names if name not in known]
+    """Return the recipes with the given names, in this order; all recipes when no name is given.
+
+    Raises `RecipeError` on an unknown name.
+    """
+    recipe_list, name_list = list(recipes), list(names)
+    by_name = {recipe.name: recipe for recipe in recipe_list}
+    unknown = [name for name in name_list if name not in by_name]
     if unknown:
-        raise RecipeError(f"no recipe is named {unknown[0]!r}; there are {', '.join(known)}")
-    return [known[name] for name in names] if names else recipes
+        raise RecipeError(f"no recipe is named {unknown[0]!r}; there are {', '.join(by_name)}")
+    return [by_name[name] for name in name_list] if name_list else recipe_list

@@ -1,8 +1,9 @@
-"""From a recipe to steps: how many, how large, at which rate. A pure function of (recipe, images, GPUs).
+"""The schedule of a recipe: how many steps, how many images in each, at which learning rate. A pure function.
 
-The schedule is computed for a number of GPUs, whatever number of processes carries it out. One step takes
-`global_batch` images as `gpus` chunks of `batch` each; a chunk is what one GPU sees at once, so that batch-norm
-statistics are the same on any number of processes (Goyal et al. 2017, section 2.3: per-worker BN, size n unchanged).
+A schedule depends on (recipe, training images, GPUs) only. It is computed for a number of GPUs, whatever number of
+processes carries it out. One step takes `global_batch` images as `gpus` chunks of `batch` images each. A chunk is what
+one GPU sees at once, so batch-norm statistics are the same on any number of processes (Goyal et al. 2017, section 2.3:
+batch norm per worker, of unchanged size n).
 """
 
 import math
@@ -13,18 +14,18 @@ from typing import Any
 
 from .schema import REFERENCE_BATCH, Phase, Recipe
 
-POLYNOMIAL_POWER = 2  # You et al. 2017 (LARS) and MLPerf's reference
+POLYNOMIAL_POWER = 2  # You et al. 2017 (LARS), and MLPerf's reference
 SCALING_RULE_NAMES = {"linear": "linear rule", "sqrt": "square-root rule", "none": "recipe"}
 
 
 def scaled_image_count(images: int, scale: float) -> int:
-    """Return how many of so many images a rehearsal takes, as `data.order.subset` does."""
+    """Return how many images a rehearsal with `--scale` takes of a data set. `data.order.subset` takes as many."""
     return max(1, math.ceil(images * scale))
 
 
 @dataclass(frozen=True)
 class ScheduledPhase:
-    """A phase as it will be run: `gpus` chunks a step, rates after the recipe's rule, counts of steps."""
+    """A phase as it is run: on `gpus` GPUs, with its rates multiplied by `lr_factor`, and its steps counted."""
 
     phase: Phase
     gpus: int
@@ -33,7 +34,7 @@ class ScheduledPhase:
 
     @property
     def global_batch(self) -> int:
-        """Images per step."""
+        """Images per step, on all GPUs together."""
         return self.phase.batch * self.gpus
 
     @property
@@ -43,23 +44,25 @@ class ScheduledPhase:
 
     @property
     def scaled_lr_endpoints(self) -> tuple[float, float]:
-        """The rates of the phase's first and last step."""
+        """The learning rates of the phase's first and last step."""
         return self.lr_at(0), self.lr_at(self.steps - 1)
 
     @property
     def peak_lr(self) -> float:
-        """The phase's highest rate: of one of its ends, or the one that a cycle leads to."""
-        return max(
-            *self.scaled_lr_endpoints,
-            self.phase.lr_endpoints[1] * self.lr_factor if self.phase.shape == "one_cycle" else 0.0,
-        )
+        """The phase's highest learning rate: at one of its ends, or the peak of its cycle."""
+        if self.phase.shape == "one_cycle":
+            return max(*self.scaled_lr_endpoints, self.phase.lr_endpoints[1] * self.lr_factor)
+        return max(self.scaled_lr_endpoints)
 
     def lr_at(self, step: int) -> float:
-        """The rate of one step, counted from the phase's start. The first step has the stated first rate, the last the
-        stated last one; a phase of a single step has the first.
+        """Return the learning rate of a step, counted from the start of the phase.
+
+        The first step has the stated first rate and the last step the stated last rate. The step of a phase with a
+        single step has the first rate.
         """
         first, last = (rate * self.lr_factor for rate in self.phase.lr_endpoints)
         done = step / (self.steps - 1) if self.steps > 1 else 0.0
+        # Goyal et al. 2017, section 2.2: warm-up starts at the rate of 256 images. Up to that batch there is none.
         k = max(1.0, self.global_batch / REFERENCE_BATCH)
         match self.phase.shape:
             case "cosine":
@@ -77,7 +80,11 @@ class ScheduledPhase:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One pass over `of` images, or the part of it that a shortened run makes. `first_step` counts over the run."""
+    """One pass over the training images, or the part of it that a shortened run makes.
+
+    `number` counts from 0 over the recipe, also where a shortened run leaves epochs out; `first_step` counts from 0
+    over the run; `steps` are those that are run; `dataset_size` is the number of training images.
+    """
 
     number: int
     scheduled_phase: ScheduledPhase
@@ -86,11 +93,11 @@ class Epoch:
     dataset_size: int
 
     def images_in_step(self, step: int) -> int:
-        """How many images all GPUs take together in a step: the global batch, or what is left."""
+        """Return how many images all GPUs take together in a step: the global batch, or what the epoch has left."""
         return min(self.scheduled_phase.global_batch, self.dataset_size - step * self.scheduled_phase.global_batch)
 
     def lr_at(self, step: int) -> float:
-        """The rate of the epoch's step-th step."""
+        """Return the learning rate of a step, counted from the start of the epoch."""
         return self.scheduled_phase.lr_at(
             (self.number - self.scheduled_phase.phase.epochs[0]) * self.scheduled_phase.steps_per_epoch + step
         )
@@ -98,10 +105,11 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Schedule:
-    """All steps of a run over `images` training images on `gpus` GPUs, at most `max_steps` of them if that is given.
+    """All steps of a run over `images` training images on `gpus` GPUs.
 
-    `max_steps` is shared out over the phases by their length, at least one step each, so that a short rehearsal still
-    meets every phase; raises `ValueError` when it is smaller than the number of phases.
+    `max_steps` shortens the run. The steps are shared out over the phases in proportion to their length, at least one
+    step each, so that a short rehearsal still meets every phase. Raises `ValueError` when `max_steps` is smaller than
+    the number of phases.
     """
 
     recipe: Recipe
@@ -120,20 +128,20 @@ class Schedule:
 
     @property
     def lr_factor(self) -> float:
-        """What the recipe's rule multiplies the stated rates with: k, its root, or 1 (`Optim.scaling`)."""
+        """The factor on the stated rates by the recipe's scaling rule (`Optim.scaling`): k, its root, or 1."""
         k = self.gpus / self.recipe.nominal_gpus
         return {"linear": k, "sqrt": math.sqrt(k), "none": 1.0}[self.recipe.optim.scaling]
 
     @property
     def scaling_note(self) -> str:
-        """One line that says what the linear rule changed; empty when the GPUs are the nominal ones."""
-        if self.gpus == self.recipe.nominal_gpus:
+        """One line on how batch and rate differ from the recipe's; empty on the nominal number of GPUs."""
+        nominal = self.recipe.nominal_gpus
+        if self.gpus == nominal:
             return ""
-        stated = f"{self.recipe.nominal_gpus} GPU{'s' * (self.recipe.nominal_gpus > 1)}"
+        rule = SCALING_RULE_NAMES[self.recipe.optim.scaling]
         return (
-            f"rates are stated for {stated}; on {self.gpus} the global batch is multiplied by "
-            f"{self.gpus / self.recipe.nominal_gpus:g} and, by the {SCALING_RULE_NAMES[self.recipe.optim.scaling]}, the rate by "
-            f"{self.lr_factor:g}"
+            f"rates are stated for {nominal} GPU{'s' * (nominal > 1)}; on {self.gpus} the global batch is "
+            f"multiplied by {self.gpus / nominal:g} and, by the {rule}, the rate by {self.lr_factor:g}"
         )
 
     @cached_property
@@ -151,30 +159,31 @@ class Schedule:
 
     @cached_property
     def epochs(self) -> tuple[Epoch, ...]:
-        """The epochs that are run, in order."""
-        found: list[Epoch] = []
-        for row, allowed in zip(self.scheduled_phases, self._steps_per_phase(), strict=True):
-            for number in range(*row.phase.epochs):
-                steps = min(row.steps_per_epoch, allowed)
-                allowed -= steps
+        """The epochs that are run, in order. A shortened run leaves out epochs of which it makes no step."""
+        epochs: list[Epoch] = []
+        first_step = 0
+        for phase, steps_left in zip(self.scheduled_phases, self._steps_per_phase(), strict=True):
+            for number in range(*phase.phase.epochs):
+                steps = min(phase.steps_per_epoch, steps_left)
+                steps_left -= steps
                 if steps:
-                    first = found[-1].first_step + found[-1].steps if found else 0
-                    found.append(Epoch(number, row, steps, first, self.images))
-        return tuple(found)
+                    epochs.append(Epoch(number, phase, steps, first_step, self.images))
+                    first_step += steps
+        return tuple(epochs)
 
     def _steps_per_phase(self) -> list[int]:
-        """How many steps each phase may make."""
-        counts = [row.steps for row in self.scheduled_phases]
-        total = sum(counts)
+        """Return how many steps each phase makes."""
+        full = [phase.steps for phase in self.scheduled_phases]
+        total = sum(full)
         if self.max_steps is None or self.max_steps >= total:
-            return counts
-        allowed = [max(1, self.max_steps * count // total) for count in counts]
-        while sum(allowed) > self.max_steps:  # the ones that were raised to 1 are paid for by the longest
-            allowed[allowed.index(max(allowed))] -= 1
-        while sum(allowed) < self.max_steps:  # what rounding down left over goes where most is missing
-            missing = [count - have for count, have in zip(counts, allowed, strict=True)]
-            allowed[missing.index(max(missing))] += 1
-        return allowed
+            return full
+        steps = [max(1, self.max_steps * count // total) for count in full]
+        while sum(steps) > self.max_steps:  # phases were raised to one step: take it from the longest phase
+            steps[steps.index(max(steps))] -= 1
+        while sum(steps) < self.max_steps:  # rounding down left steps over: they go where most steps are missing
+            missing = [wanted - count for wanted, count in zip(full, steps, strict=True)]
+            steps[missing.index(max(missing))] += 1
+        return steps
 
     @property
     def steps(self) -> int:
@@ -182,21 +191,24 @@ class Schedule:
         return self.epochs[-1].first_step + self.epochs[-1].steps
 
     def steps_at(self, epoch: int, step: int) -> int:
-        """Steps done when `epoch` epochs are complete and `step` steps of the next."""
+        """Return the steps done after `epoch` complete epochs and `step` steps of the next."""
         return self.epochs[epoch].first_step + step if epoch < len(self.epochs) else self.steps
 
     def images_at(self, epoch: int, step: int) -> int:
-        """Images seen when `epoch` epochs are complete and `step` steps of the next."""
-        done = [(one, one.steps) for one in self.epochs[:epoch]] + [
-            (one, step) for one in self.epochs[epoch : epoch + 1]
-        ]
-        return sum(min(steps * one.scheduled_phase.global_batch, self.images) for one, steps in done)
+        """Return the training images seen after `epoch` complete epochs and `step` steps of the next."""
+        steps_done = [(complete, complete.steps) for complete in self.epochs[:epoch]]
+        steps_done += [(current, step) for current in self.epochs[epoch : epoch + 1]]
+        return sum(min(steps * each.scheduled_phase.global_batch, self.images) for each, steps in steps_done)
 
     def table(self) -> list[dict[str, Any]]:
-        """The rows as plain data; `steps` are those that are run, `lr` the rates of a whole phase's ends."""
-        run = {row.phase.epochs: 0 for row in self.scheduled_phases}
+        """Return the phases as plain data, for plans, results and reports.
+
+        `steps` are the steps that are run, `lr` the learning rates at the ends of the whole phase, `lr_per_256` the
+        same rates per 256 images, `peak` the highest rate.
+        """
+        steps_run = {phase.phase.epochs: 0 for phase in self.scheduled_phases}
         for epoch in self.epochs:
-            run[epoch.scheduled_phase.phase.epochs] += epoch.steps
+            steps_run[epoch.scheduled_phase.phase.epochs] += epoch.steps
         return [
             {
                 "start": row.phase.epochs[0],
@@ -208,7 +220,7 @@ class Schedule:
                 "lr_per_256": [rate * REFERENCE_BATCH / row.global_batch for rate in row.scaled_lr_endpoints],
                 "peak": row.peak_lr,
                 "shape": row.phase.shape,
-                "steps": run[row.phase.epochs],
+                "steps": steps_run[row.phase.epochs],
                 "copy": row.phase.copy,
                 "min_scale": row.phase.min_scale,
                 "augment": row.phase.augment,
@@ -221,22 +233,25 @@ class Schedule:
 
 
 def one_cycle_lr(peak_lr: float, progress: float) -> float:
-    """The rate when a part `done` of one cycle is behind us: from peak / 25 to the peak at 3 tenths, then to
-    peak / 250,000, each by half a cosine (Smith and Topin 2017, with the constants of torch's OneCycleLR).
+    """Return the learning rate of a one-cycle schedule after a fraction `progress` of its steps.
+
+    From peak / 25 up to the peak at three tenths, then down to peak / 250,000, both by half a cosine (Smith and Topin
+    2017, with the constants of torch's OneCycleLR).
     """
-    first, last, top = peak_lr / 25, peak_lr / 25 / 1e4, 0.3
-    start, end, part = (
-        (first, peak_lr, progress / top) if progress < top else (peak_lr, last, (progress - top) / (1 - top))
-    )
+    first_lr, last_lr, peak_at = peak_lr / 25, peak_lr / 25 / 1e4, 0.3
+    if progress < peak_at:
+        start, end, part = first_lr, peak_lr, progress / peak_at
+    else:
+        start, end, part = peak_lr, last_lr, (progress - peak_at) / (1 - peak_at)
     return end + (start - end) * (1 + math.cos(math.pi * part)) / 2
 
 
 def split_step(image_count: int, max_chunk: int) -> list[slice]:
-    """Cut a step of `length` images into chunks of at most `batch`, as equal as they can be.
+    """Cut the images of a step into as few chunks of at most `max_chunk` as possible, of nearly equal size.
 
-    A last step that is not full is cut into fewer chunks of nearly the full size, not into as many small ones: the
-    chunk is what batch norm sees.
+    So a last step that is not full has fewer chunks of nearly full size, not many small ones: the chunk is what batch
+    norm sees.
     """
     count = math.ceil(image_count / max_chunk)
     edges = [image_count * i // count for i in range(count + 1)]
-    return [slice(a, b) for a, b in pairwise(edges)]
+    return [slice(start, stop) for start, stop in pairwise(edges)]

@@ -1,4 +1,4 @@
-"""How to train, as plain data: a recipe is phases, a model, a data set and an optimizer.
+"""A training run as plain data: a recipe is phases, a model, a data set and an optimizer.
 
     recipe = Recipe(
         name="small",
@@ -11,8 +11,8 @@
         ],
     )
 
-Every object is frozen and checked when it is made: a `ValueError` names the row and the field. Imports neither torch
-nor boto3, so that `plan` and `--help` are instant.
+Every object is frozen, takes keyword arguments only, and is checked when it is built: a `ValueError` names the row, the
+field and the value. This module imports neither torch nor boto3, so that `plan` and `--help` answer at once.
 """
 
 import re
@@ -24,33 +24,50 @@ from . import validators
 from .components import Comm, Data, Model, Optim
 
 LR_SHAPES = ("linear", "cosine", "polynomial", "one_cycle", "gradual_warmup", "constant_warmup")
-SINGLE_RATE_SHAPES = (
-    "one_cycle",
-    "gradual_warmup",
-    "constant_warmup",
-)  # shapes that take one number, the rate they lead to
+SINGLE_RATE_SHAPES = ("one_cycle", "gradual_warmup", "constant_warmup")  # shapes that take one rate, their peak
 VALIDATION_POLICIES = ("each", "last", "near", "never")
-REFERENCE_BATCH = 256  # Goyal et al. 2017, section 2.1: rates are compared per 256 images
+REFERENCE_BATCH = 256  # images: Goyal et al. 2017, section 2.1, state learning rates per 256 images
 EC2_TYPE_PATTERN = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")  # p4d.24xlarge
+FULL_SIZE = "full"  # the name of the full-size images where resized copies are named by their short side
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """One row of the schedule. Complete in itself: nothing is inherited from the row above.
+    """One row of the schedule: consecutive epochs with the same image size, batch and learning-rate shape.
 
-    `epochs` (start, end), end excluded; `size` the side of the square crop in pixels; `batch` images per GPU; `lr` a
-    number, or (first step's, last step's) joined by `shape`; `min_scale` the smallest part of an image's area that a
-    crop may take; `copy` the short side in pixels of the prepared copy to read, None for the full-size images;
-    `rect_val` validates on whole rectangles, with the square centre crop beside it; `validate` says after which epochs:
-    "each", the phase's "last", "never", or "near": once the recipe's target is near (train/recipe/validation_policy.py). The run's last
-    epoch is validated in any case. `reached`: after so many epochs the recipe's source had met the target.
-    `rect_train` trains on rectangles of about size x size pixels, each step of one shape (train/data/order/rect_train.py).
-    `augment` False: crops of one size, as large as validation's, at a random place; mirrored or not all the same.
-    `frozen` trains the classifier only: the rest keeps its weights and its norms' statistics.
+    A phase is complete in itself: nothing is inherited from the row above.
 
-    Shapes: "linear" per step, "cosine" (half a period), "polynomial" (power 2: LARS), "one_cycle" (Smith and Topin
-    2017: up to lr over the first 3 tenths, then to nearly 0, both by a cosine), and Goyal et al. 2017, section
-    2.2: "gradual_warmup" ramps from lr / k to lr and "constant_warmup" holds lr / k, where k = global batch / 256.
+    Attributes:
+        epochs: (start, end), counted from 0, end excluded. Rows must follow each other without gap or overlap.
+        size: Side of the square training crop in pixels, at least 16.
+        batch: Images per GPU and step. The global batch is `batch` times the number of GPUs.
+        lr: Learning rate for the nominal number of GPUs: one number, or (rate of the first step, rate of the last
+            step).
+        shape: How the rate goes from the first step to the last. Default "linear".
+            "linear": a straight line, step by step.
+            "cosine": half a period of a cosine.
+            "polynomial": power 2, as LARS uses it (You et al. 2017).
+            "one_cycle": takes one number, the peak. From peak / 25 up to the peak over the first three tenths, then
+            down to peak / 250,000, both by half a cosine (Smith and Topin 2017).
+            "gradual_warmup": takes one number. A straight line from lr / k to lr, where k = global batch / 256, at
+            least 1 (Goyal et al. 2017, section 2.2).
+            "constant_warmup": takes one number. Holds lr / k (the same section).
+        min_scale: Smallest fraction of the image's area that a random crop covers, above 0 and at most 1. Default 0.08
+            (Szegedy et al. 2014, section 6).
+        augment: Random crops of varying area and aspect ratio. False: crops of one size, as large as in validation, at
+            a random place. Mirroring stays. Default True.
+        copy: Short side in pixels of the resized copies to read, at least 32. Default None: the full-size images.
+        rect_val: Validate on whole rectangles; the result of the square centre crop is reported beside it.
+            Default False.
+        rect_train: Train on rectangles of about size x size pixels; all images of a step have one shape
+            (train/data/order/rect_train.py). Default False.
+        frozen: Train the classifier only. The other layers keep their weights and their batch-norm statistics.
+            Default False.
+        validate: After which epochs to validate (train/recipe/validation_policy.py). "each": after every epoch.
+            "last": after the last epoch of the phase. "near": once the recipe's `target` is near. "never". The last
+            epoch of the run is validated in any case. Default "each".
+        reached: After how many epochs of the run the recipe's source had met the target. Only for the forecast.
+            Default None: unknown, or not in this phase.
     """
 
     epochs: tuple[int, int]
@@ -68,16 +85,15 @@ class Phase:
     reached: int | None = None
 
     def __post_init__(self) -> None:
-        where = f"phase {self.epochs!r}"
-        pair = self.epochs
-        if not isinstance(pair, tuple | list) or len(pair) != 2:
-            raise ValueError(f"{where}, epochs: must be a pair (start, end)")
-        where = f"phase {pair[0]}-{pair[1]}"
-        validators.check_int(where, "epochs start", pair[0], 0)
-        validators.check_int(where, "epochs end", pair[1], 1)
-        if pair[0] >= pair[1]:
+        if not isinstance(self.epochs, tuple | list) or len(self.epochs) != 2:
+            raise ValueError(f"phase {self.epochs!r}, epochs: must be a pair (start, end)")
+        start, end = self.epochs
+        where = f"phase {start}-{end}"
+        validators.check_int(where, "epochs start", start, 0)
+        validators.check_int(where, "epochs end", end, 1)
+        if start >= end:
             raise ValueError(f"{where}, epochs: must end after they start")
-        object.__setattr__(self, "epochs", tuple(pair))
+        object.__setattr__(self, "epochs", (start, end))
         validators.check_int(where, "size", self.size, 16)
         validators.check_int(where, "batch", self.batch, 1)
         validators.check_choice(where, "shape", self.shape, LR_SHAPES)
@@ -88,11 +104,11 @@ class Phase:
         for rate in self.lr_endpoints:
             validators.check_number(where, "lr", rate)
         if self.shape in SINGLE_RATE_SHAPES and not isinstance(self.lr, int | float):
-            raise ValueError(f"{where}, lr: {self.shape} takes one number, the rate it leads to")
+            raise ValueError(f"{where}, lr: {self.shape} takes one number, the rate that it leads to, not {self.lr!r}")
         validators.check_number(where, "min_scale", self.min_scale, 0.0, 1.0)
         if self.min_scale == 0:
             raise ValueError(
-                f"{where}, min_scale: must be above 0: it is the smallest part of the image that a crop takes"
+                f"{where}, min_scale: must be above 0: it is the smallest part of an image that a crop covers"
             )
         if self.copy is not None:
             validators.check_int(where, "copy", self.copy, 32)
@@ -104,27 +120,30 @@ class Phase:
 
     @property
     def lr_endpoints(self) -> tuple[float, float]:
-        """The rate as stated, as (first, last)."""
+        """`lr` as a pair (first, last). For the shapes that take one number, both are that number."""
         return self.lr if isinstance(self.lr, tuple) else (self.lr, self.lr)
 
 
 def _check_machine_types(where: str, types: object) -> tuple[str, ...]:
     if not isinstance(types, tuple | list):
         raise ValueError(f"{where}, types: must be a list of EC2 types such as 'p4d.24xlarge', not {types!r}")
-    for one in types:
-        if not isinstance(one, str) or not EC2_TYPE_PATTERN.fullmatch(one):
-            raise ValueError(f"{where}, types: {one!r} is no EC2 type; they look like 'p4d.24xlarge'")
-        if types.count(one) > 1:
-            raise ValueError(f"{where}, types: {one!r} stands there twice")
+    for machine_type in types:
+        if not isinstance(machine_type, str) or not EC2_TYPE_PATTERN.fullmatch(machine_type):
+            raise ValueError(f"{where}, types: {machine_type!r} is no EC2 type; they look like 'p4d.24xlarge'")
+        if types.count(machine_type) > 1:
+            raise ValueError(f"{where}, types: {machine_type!r} is listed twice")
     return tuple(types)
 
 
 def check_phases(where: str, phases: Sequence[Phase]) -> None:
-    """Raise `ValueError` unless the rows start at epoch 0 and follow each other without gap or overlap."""
+    """Check that phases start at epoch 0 and follow each other without gap or overlap.
+
+    Raises `ValueError`, which begins with `where` and names the row, counted from 1.
+    """
     if not isinstance(phases, Sequence):
         raise ValueError(f"{where}, phases: must be a list of Phase, not {phases!r}")
     if not phases:
-        raise ValueError(f"{where}, phases: there are none")
+        raise ValueError(f"{where}, phases: the list is empty; give at least one Phase")
     end = 0
     for number, phase in enumerate(phases, 1):
         if not isinstance(phase, Phase):
@@ -138,12 +157,24 @@ def check_phases(where: str, phases: Sequence[Phase]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A whole experiment. `machines` x `gpus` is the nominal number of GPUs for which the rates are stated.
+    """A complete training run: what to train, on which data, and how.
 
-    Give `phases`, or `tables`: one list of phases for each number of machines that has its own schedule, `machines`
-    naming the default. `at(n)` takes the table for n machines. `types` are the machines to rent at EC2 when the job
-    goes there, in order of preference. `comm` is a `Comm`, or the name of its hook. `target` is the top-5 in percent
-    for which this is done, None without one.
+    Give either `phases`, or `tables` with one list of phases for each number of machines that has its own schedule.
+
+    Attributes:
+        name: Name of the recipe, shown everywhere. No slashes.
+        data: The data set.
+        model: The network.
+        phases: The schedule. With `tables` it is filled in from the table for `machines`.
+        optim: Optimizer and loss. Default `Optim()`: SGD with momentum 0.9.
+        machines: Nominal number of machines. The learning rates are stated for `machines` x `gpus` GPUs. Default 1.
+        gpus: Nominal number of GPUs in each machine. Default 8.
+        seed: Seed of all random numbers, 0 to 2**63 - 1; `--seed` overrides it. Default 0.
+        types: EC2 instance types to rent, in order of preference. Default (): none is preferred.
+        comm: How gradients are summed over the processes: a `Comm`, or the name of its hook. Default `Comm()`.
+        target: Top-5 accuracy in percent that the run is for. It is reported, and phases with `validate="near"` need
+            it; training ends there only with `--target`. Default None.
+        tables: Phases by number of machines. Default {}: `phases` holds on any number of machines.
     """
 
     name: str
@@ -168,8 +199,8 @@ class Recipe:
         for name, kind in (("data", Data), ("model", Model), ("optim", Optim), ("comm", Comm)):
             if not isinstance(getattr(self, name), kind):
                 raise ValueError(f"{where}, {name}: must be a {kind.__name__}, not {getattr(self, name)!r}")
-        for name, least in (("machines", 1), ("gpus", 1), ("seed", 0)):
-            validators.check_int(where, name, getattr(self, name), least)
+        for name, minimum in (("machines", 1), ("gpus", 1), ("seed", 0)):
+            validators.check_int(where, name, getattr(self, name), minimum)
         if self.seed >= 2**63:
             raise ValueError(f"{where}, seed: must be below 2**63, not {self.seed}")
         object.__setattr__(self, "types", _check_machine_types(where, self.types))
@@ -186,46 +217,58 @@ class Recipe:
         phases = tables[self.machines] if tables else self.phases
         check_phases(where, phases)
         if self.target is None and any(phase.validate == "near" for phase in phases):
-            raise ValueError(f"{where}, target: a phase validates near it, but there is none; such as target=93.0")
+            raise ValueError(
+                f'{where}, target: missing, but a phase has validate="near"; give it in percent, as in target=93.0'
+            )
         object.__setattr__(self, "tables", tables)
         object.__setattr__(self, "phases", tuple(phases))
 
     @property
     def nominal_gpus(self) -> int:
-        """The number of GPUs for which the phases state their rates."""
+        """Number of GPUs for which the phases state their learning rates: `machines` x `gpus`."""
         return self.machines * self.gpus
 
     @property
     def epochs(self) -> int:
-        """How many epochs the phases make together."""
+        """Number of epochs of all phases together."""
         return self.phases[-1].epochs[1]
 
     @property
     def source_target_epoch(self) -> int | None:
-        """After how many epochs the recipe's source had met the target, None where no phase of these says it."""
-        told = ((phase.reached, phase.epochs) for phase in self.phases if phase.reached is not None)
-        return next((epoch for epoch, (start, end) in told if start < epoch <= end), None)
+        """After how many epochs the recipe's source had met the target; None where no phase says it."""
+        for phase in self.phases:
+            start, end = phase.epochs
+            if phase.reached is not None and start < phase.reached <= end:
+                return phase.reached
+        return None
 
     @property
     def copy_sizes(self) -> tuple[int, ...]:
-        """The prepared copies that the phases read, by their short side in pixels."""
+        """The resized copies that the phases read, by their short side in pixels, ascending."""
         return tuple(sorted({phase.copy for phase in self.phases if phase.copy is not None}))
 
     def for_machines(self, machines: int) -> Self:
-        """Return the recipe with the table for so many machines: its own, the next smaller one's, or the first."""
+        """Return the recipe with the table for a number of machines.
+
+        Without a table of its own, the number takes the next smaller table, or else the smallest one. A recipe without
+        tables is returned as it is.
+        """
         if not self.tables:
             return self
-        nearest = max((n for n in self.tables if n <= machines), default=min(self.tables))
-        return replace(self, machines=nearest)
+        chosen = max((count for count in self.tables if count <= machines), default=min(self.tables))
+        return replace(self, machines=chosen)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data from which `from_json` makes an equal recipe, without the other tables."""
+        """Return plain data from which `from_json` builds an equal recipe, without the tables that are not used."""
         return asdict(replace(self, tables={}))
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return the recipe that `to_json` described. Raises `ValueError` where it is not one."""
-        known = {one.name for one in fields(cls)}
+        """Build a recipe from what `to_json` returned. Fields that have a default may be missing.
+
+        Raises `ValueError` when the value describes no valid recipe.
+        """
+        known = {field.name for field in fields(cls)}
         try:
             if not {"name", "data", "model", "phases"} <= value.keys() <= known:
                 raise ValueError("its keys must be " + ", ".join(sorted(known)))
@@ -242,9 +285,6 @@ class Recipe:
             raise ValueError(f"not a recipe's JSON: {error}") from error
 
 
-FULL_SIZE = "full"
-
-
 def reads_full_size(recipe: Recipe) -> bool:
-    """Whether a phase reads the full-size images; its validation reads what its training does."""
+    """Return whether a phase reads the full-size images. Validation reads the same files as its phase's training."""
     return any(phase.copy is None for phase in recipe.phases)

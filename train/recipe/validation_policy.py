@@ -1,13 +1,15 @@
-"""Which epochs are validated: a pure rule over the schedule and the epochs that are done, the same on all processes.
+"""Decide which epochs are validated. A pure function of the schedule and the epochs done, equal on all processes.
+
+The values of `Phase.validate`:
 
     each    after every epoch
-    last    after the last one of the phase
-    near    once the target is near: when the top-5 of an earlier epoch, of a validation or in training, has come
-            within 3 points of it. Training sees harder crops, so this is rather late than early; once near, the rest of
-            such phases is validated, whatever later epochs say.
+    last    after the last epoch of the phase
+    near    once the target is near: the top-5 accuracy of an earlier epoch, in validation or in training, came within 3
+            points of it. Training sees harder crops, so this comes rather late than early. From then on every epoch of
+            such a phase is validated, whatever the accuracy of later epochs.
     never   not at all
 
-The run's last epoch is always validated: a run without a result is none.
+The last epoch of the run is always validated: a run without a result would be worth nothing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,13 +17,14 @@ from typing import Any
 
 from .schedule import Schedule
 
-NEAR_TARGET_POINTS = 3.0  # points of top-5
+NEAR_TARGET_POINTS = 3.0  # percentage points of top-5 accuracy
 
 
 def should_validate(schedule: Schedule, epoch_index: int, history: Sequence[Mapping[str, Any]]) -> bool | None:
-    """Whether the epoch at this place is validated; None when that depends on epochs that `history` does not have yet.
+    """Return whether an epoch of the schedule is validated, None when that depends on epochs that are not done yet.
 
-    `history` are the rows of the epochs that are done: "top5" is None where one was not validated, and "train_top5".
+    `history` are the result rows of the epochs that are done, with "top5" (None for an epoch without validation) and
+    "train_top5".
     """
     epochs = schedule.epochs
     if epoch_index == len(epochs) - 1:
@@ -39,6 +42,6 @@ def should_validate(schedule: Schedule, epoch_index: int, history: Sequence[Mapp
 
 
 def is_near_target(target: float | None, history: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether any epoch's top-5 in percent, validated or in training, was within `NEAR` points of the target."""
-    known = [row[name] for row in history for name in ("top5", "train_top5") if row[name] is not None]
-    return target is not None and max(known, default=0.0) >= target - NEAR_TARGET_POINTS
+    """Return whether the top-5 accuracy of any epoch, in validation or training, came near a target in percent."""
+    accuracies = [row[key] for row in history for key in ("top5", "train_top5") if row[key] is not None]
+    return target is not None and max(accuracies, default=0.0) >= target - NEAR_TARGET_POINTS

@@ -1,4 +1,4 @@
-"""Is a value what it must be? Each raises `ValueError` with where, the name and the value."""
+"""Checks of a recipe's values. Each raises `ValueError` with the place in the recipe, the field and the value."""
 
 import math
 import re
@@ -6,19 +6,19 @@ from collections.abc import Callable, Sequence
 
 MODEL_LIBRARIES = ("timm", "torchvision")
 FUNCTION_PATTERN = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")  # package.module:function
-LIBRARY_MODEL_PATTERN = re.compile(
+LIBRARY_MODEL_PATTERN = re.compile(  # timm:resnet50.a1_in1k
     rf"({'|'.join(MODEL_LIBRARIES)}):[A-Za-z0-9_][A-Za-z0-9_.\-]*"
-)  # timm:resnet50.a1_in1k
+)
 
 
 def check_int(where: str, name: str, value: object, minimum: int) -> None:
-    """Raise `ValueError` unless the value is a whole number of at least so much."""
+    """Raise `ValueError` unless the value is a whole number of at least `minimum`."""
     if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
         raise ValueError(f"{where}, {name}: must be a whole number of at least {minimum}, not {value!r}")
 
 
 def check_number(where: str, name: str, value: object, minimum: float = 0.0, maximum: float = math.inf) -> None:
-    """Raise `ValueError` unless the value is a finite number within the bounds."""
+    """Raise `ValueError` unless the value is a finite number from `minimum` to `maximum`."""
     if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
         raise ValueError(f"{where}, {name}: must be a finite number, not {value!r}")
     if not minimum <= value <= maximum:
@@ -33,7 +33,7 @@ def check_bool(where: str, name: str, value: object) -> None:
 
 
 def check_choice(where: str, name: str, value: object, choices: Sequence[str]) -> None:
-    """Raise `ValueError` unless the value is known."""
+    """Raise `ValueError` unless the value is one of `choices`."""
     if value not in choices:
         raise ValueError(f"{where}, {name}: {value!r} is unknown; known are {', '.join(choices)}")
 
@@ -41,9 +41,10 @@ def check_choice(where: str, name: str, value: object, choices: Sequence[str]) -
 def check_name_or_function(
     where: str, name: str, value: object, known_names: Sequence[str], allow_libraries: bool = False
 ) -> str:
-    """Return a known name, `package.module:function` or, with `libraries`, `timm:NAME` and `torchvision:NAME`.
+    """Return the value as a text: a known name, `package.module:function` or, with `allow_libraries`, `timm:NAME`.
 
-    A function itself is turned into such a name, for a recipe is plain data; raises `ValueError` where it has none.
+    A function object becomes such a name, because a recipe is plain data. Raises `ValueError` for any other value, and
+    for a function that cannot be imported by name, such as a lambda.
     """
     if isinstance(value, Callable):  # type: ignore[arg-type]
         value = f"{getattr(value, '__module__', '')}:{getattr(value, '__qualname__', '')}"
@@ -52,10 +53,10 @@ def check_name_or_function(
     if value in known_names:
         return str(value)
     if isinstance(value, str):
-        library = value.split(":")[0] in MODEL_LIBRARIES
-        if (LIBRARY_MODEL_PATTERN if library and allow_libraries else FUNCTION_PATTERN).fullmatch(
-            value
-        ) and library <= allow_libraries:
+        names_library = value.split(":")[0] in MODEL_LIBRARIES
+        pattern = LIBRARY_MODEL_PATTERN if names_library and allow_libraries else FUNCTION_PATTERN
+        if pattern.fullmatch(value) and names_library <= allow_libraries:
             return value
-    ways = [*(f"{one}:NAME" for one in MODEL_LIBRARIES if allow_libraries), "package.module:function"]
-    raise ValueError(f"{where}, {name}: {value!r} is unknown; known are {', '.join([*known_names, *ways])}")
+    library_forms = [f"{library}:NAME" for library in MODEL_LIBRARIES if allow_libraries]
+    accepted = [*known_names, *library_forms, "package.module:function"]
+    raise ValueError(f"{where}, {name}: {value!r} is unknown; known are {', '.join(accepted)}")

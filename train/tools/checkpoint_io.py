@@ -1,7 +1,8 @@
-"""Checkpoints: copied in the step, written in the background, whole or not there, sealed with a checksum.
+"""Checkpoint files: copied within a step, written in the background, sealed with a checksum.
 
-A file `step-00000123.pt` appears by a rename after it was synced to disk, so that a kill at any moment leaves the
-newest complete one. Each attempt writes into a folder of its own. Reading allows tensors and plain data only.
+A file `step-00000123.pt` appears by a rename, after its content was synced to disk. So a kill at any moment leaves the
+newest complete checkpoint readable. Each attempt writes into its own folder. Reading accepts tensors and plain data
+only.
 """
 
 import contextlib
@@ -16,36 +17,46 @@ import torch
 from . import filesystem
 
 FILE_PATTERN = "step-*.pt"
-KEEP_COUNT = 2  # of one attempt: the newest, and the one before it in case the disk fails
+KEEP_COUNT = 2  # checkpoints kept of one attempt: the newest, and the one before it in case the disk fails
+BACKGROUND_NICENESS = 5  # added to the niceness of the writing thread
 
 
 def copy_to_cpu(value: Any) -> Any:
-    """Copy tensors, in whatever nest of dicts and lists, so that training may go on while they are written."""
+    """Return a copy of nested dicts and lists with the tensors on the CPU, so that training can go on.
+
+    Tuples become lists, parameters become plain tensors. Other values are not copied.
+    """
     if isinstance(value, torch.Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, dict):
-        return {key: copy_to_cpu(one) for key, one in value.items()}
+        return {key: copy_to_cpu(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [copy_to_cpu(one) for one in value]
+        return [copy_to_cpu(item) for item in value]
     return value
 
 
 def write_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
-    """Write one checkpoint, also over one of the same step; keep it and the one before. Raises `OSError`."""
-    # Not `publish`: an epoch's end is saved before and after its validation, and a damaged file must not stay for ever.
+    """Write the checkpoint of a step and delete all others of the folder but the one before it.
+
+    An existing file of the same step is replaced: the end of an epoch is saved before and after its validation, and a
+    damaged file must not stay for ever. Raises `OSError`.
+    """
     path = folder / f"step-{step:08d}.pt"
     filesystem.write_with_checksum(path, lambda stream: torch.save(state, stream))
-    found = sorted(folder.glob(FILE_PATTERN))
-    earlier = [one for one in found if one < path]
-    for one in {*found} - {
-        path,
-        *earlier[-(KEEP_COUNT - 1) :],
-    }:  # a later step is damaged, or of a run that was given up
-        one.unlink(missing_ok=True)
+    existing = sorted(folder.glob(FILE_PATTERN))
+    earlier = [other for other in existing if other < path]
+    kept = {path, *earlier[-(KEEP_COUNT - 1) :]}
+    # A checkpoint of a later step is damaged, or belongs to a run that was given up.
+    for obsolete in set(existing) - kept:
+        obsolete.unlink(missing_ok=True)
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's state, on the CPU. Raises `ValueError` when it is damaged, `OSError`."""
+    """Return the state in a checkpoint file, on the CPU.
+
+    Raises `ValueError` when the file is damaged, `pickle.UnpicklingError` when it contains anything but tensors and
+    plain data, and `OSError`.
+    """
     state: dict[str, Any] = torch.load(
         io.BytesIO(filesystem.read_with_checksum(path)), map_location="cpu", weights_only=True
     )
@@ -53,18 +64,25 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 
 def newest_checkpoint(folder: Path) -> Path | None:
-    """Return the newest whole checkpoint of a folder, None when there is none."""
+    """Return the newest intact checkpoint of a folder, None when it has none."""
     return filesystem.newest_intact_file(folder, FILE_PATTERN)
 
 
 def _lower_thread_priority() -> None:
-    """Lower the priority of this thread, and on Linux of no other: on a CPU the step beside it took twice as long."""
+    """Lower the priority of the calling thread; on Linux of no other thread.
+
+    On a CPU, the training step beside the writing thread took twice as long without this.
+    """
     with contextlib.suppress(OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + 5)
+        niceness = os.getpriority(os.PRIO_PROCESS, 0) + BACKGROUND_NICENESS
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), niceness)
 
 
 class CheckpointWriter:
-    """Writes checkpoints of one attempt, one at a time, in a thread. An error is raised at the next call."""
+    """Writes the checkpoints of one attempt in a background thread, one at a time.
+
+    An error of the thread is raised by the next call of `save` or `wait`.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -74,11 +92,14 @@ class CheckpointWriter:
 
     @property
     def is_writing(self) -> bool:
-        """Whether a file is still being written: a slow disk must not make the steps wait."""
+        """Whether a file is being written. The trainer then skips a checkpoint: a slow disk must not delay steps."""
         return self.thread is not None and self.thread.is_alive()
 
     def save(self, step: int, state: dict[str, Any], urgent: bool = False) -> None:
-        """Copy the state now and write it soon; at once, when it is `urgent`, else beside the steps."""
+        """Wait for the checkpoint before, copy the state, and start to write it. Raises `OSError` of the one before.
+
+        The writing thread has a lower priority than training, unless `urgent`: then somebody waits for the file.
+        """
         self.wait()
         self.thread = threading.Thread(target=self._write_in_thread, args=(step, copy_to_cpu(state), urgent))
         self.thread.start()
@@ -92,7 +113,7 @@ class CheckpointWriter:
             self.error = error
 
     def wait(self) -> None:
-        """Return when nothing is being written. Raises `OSError` when the last checkpoint could not be."""
+        """Return when nothing is being written. Raises `OSError` when the last checkpoint could not be written."""
         if self.thread:
             self.thread.join()
             self.thread = None

@@ -1,6 +1,6 @@
 """Errors of the trainer that end a run with one line instead of a traceback."""
 
-# What gloo, NCCL and the store say of a process that is gone; none of it is this process's own fault.
+# What gloo, NCCL and torch's store write when another process is gone. None of it is this process's own fault.
 PEER_FAILURE_MARKERS = (
     "gloo",
     "NCCL",
@@ -13,13 +13,13 @@ PEER_FAILURE_MARKERS = (
 
 
 def is_peer_failure(kind: type[BaseException], text: str) -> bool:
-    """Whether an error is what a collective raises when another process is gone."""
-    return kind.__name__.startswith("Dist") or any(word in text for word in PEER_FAILURE_MARKERS)
+    """Return whether an error is what a collective operation raises when another process is gone."""
+    return kind.__name__.startswith("Dist") or any(marker in text for marker in PEER_FAILURE_MARKERS)
 
 
 class TrainingError(Exception):
-    """An end with a reason that needs no trace: bad data, a rate that diverged, a checkpoint of another recipe."""
+    """The run cannot go on, and the reason needs no traceback: bad data, a loss that diverged, a foreign checkpoint."""
 
 
 class WorkerLost(Exception):
-    """An end that needs no trace either, but that another try may not meet again: a loader process was killed."""
+    """A data-loader process was killed. It needs no traceback, and another attempt may well succeed."""

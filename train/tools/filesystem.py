@@ -1,4 +1,4 @@
-"""Files that are whole or not there: replace, publish once, seal with a checksum. Imports no torch."""
+"""Atomic files: replaced as a whole, created exactly once, sealed with a checksum. Imports no torch."""
 
 import contextlib
 import fcntl
@@ -13,9 +13,11 @@ from typing import Any, BinaryIO
 from uuid import uuid4
 
 CHECKSUM_MAGIC = "imgnet-sealed 1"
+LOCK_POLL_SECONDS = 0.02
 
 
 def _write_temp_file(path: Path, write_content: Callable[[BinaryIO], object], durable: bool) -> Path:
+    """Write a temporary file beside `path` and return its name."""
     temp = path.with_name(f".{path.name}.{uuid4().hex}")
     with _remove_temp_on_error(temp, path), temp.open("wb") as file:
         write_content(file)
@@ -27,11 +29,11 @@ def _write_temp_file(path: Path, write_content: Callable[[BinaryIO], object], du
 
 @contextlib.contextmanager
 def _remove_temp_on_error(temp: Path, path: Path) -> Iterator[None]:
-    """Leave no half file after a full disk or Ctrl-C, and name the file that was asked for."""
+    """Remove the temporary file after a full disk or Ctrl-C, and let an `OSError` name the requested file."""
     try:
         yield
     except BaseException as error:
-        with contextlib.suppress(OSError):  # nor was it there to be made
+        with contextlib.suppress(OSError):  # the folder may be missing too
             temp.unlink(missing_ok=True)
         if isinstance(error, OSError) and error.errno:
             raise OSError(error.errno, error.strerror, str(path)) from error
@@ -39,33 +41,40 @@ def _remove_temp_on_error(temp: Path, path: Path) -> Iterator[None]:
 
 
 def write_atomic(path: Path, content: bytes, durable: bool = True) -> None:
-    """Write a file so that a reader sees the old content or the new, never a part. Not durable: without fsync."""
+    """Write or replace a file so that a reader sees the old content or the new, never a part. Raises `OSError`.
+
+    With `durable` the content and the folder are synced to disk, so that the file survives a power failure.
+    """
     _write_atomic_with(path, lambda file: file.write(content), durable)
 
 
 def _write_atomic_with(path: Path, write_content: Callable[[BinaryIO], object], durable: bool = True) -> None:
     temp = _write_temp_file(path, write_content, durable)
-    with _remove_temp_on_error(temp, path):  # a folder has that name
+    with _remove_temp_on_error(temp, path):  # the rename fails where `path` is a folder
         temp.replace(path)
     if durable:
         _fsync_folder(path.parent)
 
 
 def overwrite_in_place(path: Path, content: bytes) -> None:
-    """Write a small file in place: for a file that changes each second, of which a reader may drop a torn state.
+    """Overwrite a small file in place. For files that change each second and whose readers can drop a torn state.
 
-    A rename would leave readers on NFS with the old file for a while, or none (ESTALE).
+    A rename would leave readers on NFS with the old file for a while, or with none (ESTALE). Raises `OSError`.
     """
     handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
     try:
-        os.pwrite(handle, content, 0)  # before the cut: on a full disk the old text stays
+        # First write, then truncate: on a full disk the old content stays.
+        os.pwrite(handle, content, 0)
         os.ftruncate(handle, len(content))
     finally:
         os.close(handle)
 
 
 def create_once(path: Path, content: bytes) -> bool:
-    """Write a file that must not exist yet. False, and nothing changed, when it does: the first writer wins."""
+    """Create a file, durably and as a whole, unless it exists. Of several writers the first one wins.
+
+    Returns whether this call created it. When the file exists already, nothing is changed. Raises `OSError`.
+    """
     temp = _write_temp_file(path, lambda file: file.write(content), durable=True)
     try:
         os.link(temp, path)
@@ -79,9 +88,9 @@ def create_once(path: Path, content: bytes) -> bool:
 
 @contextlib.contextmanager
 def locked(path: Path, timeout_seconds: float = math.inf) -> Iterator[None]:
-    """Hold a lock file, waiting for whoever has it. The kernel takes the lock back from the dead.
+    """Hold an exclusive lock on a file while the `with` block runs. The kernel releases the lock of a dead process.
 
-    Raises `BlockingIOError` when it is still held after `seconds`.
+    Waits for the present holder, at most `timeout_seconds`; raises `BlockingIOError` when the lock is then still held.
     """
     deadline = time.monotonic() + timeout_seconds
     with path.open("w") as lock:
@@ -92,12 +101,12 @@ def locked(path: Path, timeout_seconds: float = math.inf) -> Iterator[None]:
             except BlockingIOError:
                 if time.monotonic() >= deadline:
                     raise
-                time.sleep(0.02)
+                time.sleep(LOCK_POLL_SECONDS)
         yield
 
 
 def _fsync_folder(folder: Path) -> None:
-    """A new name is durable only when its folder is."""
+    """Sync a folder to disk: a new file name is durable only when its folder is."""
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(handle)
@@ -106,19 +115,19 @@ def _fsync_folder(folder: Path) -> None:
 
 
 def one_line_error(error: BaseException) -> str:
-    """Return an error's text in one line; an OSError names its file."""
+    """Return the text of an error in one line. The text of an `OSError` begins with its file."""
     if isinstance(error, OSError) and error.filename:
         return f"{error.filename}: {error.strerror}"
     return " ".join(str(error).split())
 
 
 def to_json_bytes(value: Any) -> bytes:
-    """Return the value as JSON text that ends in a newline. NaN becomes null: JSON knows no NaN."""
+    """Return a value as indented JSON text that ends in a newline. NaN and infinity become null: JSON has neither."""
     return (json.dumps(replace_nonfinite(value), indent=1) + "\n").encode()
 
 
 def is_valid_json(data: bytes) -> bool:
-    """Whether a text is whole: one that is rewritten in place may be torn."""
+    """Return whether a text is complete JSON. A file that is rewritten in place may be read in a torn state."""
     with contextlib.suppress(ValueError):
         json.loads(data)
         return True
@@ -126,32 +135,32 @@ def is_valid_json(data: bytes) -> bool:
 
 
 def json_roundtrip(value: Any) -> Any:
-    """Return the value as JSON would give it back: tuples become lists, keys texts."""
+    """Return a value as JSON would give it back: tuples become lists, keys become strings."""
     return json.loads(json.dumps(value))
 
 
 def replace_nonfinite(value: Any) -> Any:
-    """Return the value with None where a number is NaN or infinite."""
+    """Return nested dicts and lists with None in place of each NaN and infinity. Tuples become lists."""
     if isinstance(value, dict):
-        return {key: replace_nonfinite(one) for key, one in value.items()}
+        return {key: replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [replace_nonfinite(one) for one in value]
-    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return [replace_nonfinite(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
         return None
     return value
 
 
 def read_json(path: Path) -> Any | None:
-    """Return a JSON file's value, None while it is not there or cannot be read as such."""
+    """Return the value in a JSON file, None when the file is missing, unreadable or no JSON."""
     with contextlib.suppress(OSError, ValueError):
         return json.loads(path.read_text())
     return None
 
 
 def read_json_lines(path: Path, *required_keys: str) -> Iterator[dict[str, Any]]:
-    """Yield the lines of a file that are JSON objects with these names; none when it is not there.
+    """Yield the JSON objects of a file with one object per line that have all required keys.
 
-    Not the last line when only a part of it has arrived, nor what is damaged.
+    Lines that are damaged, or not complete yet, are skipped. A missing file yields nothing. Raises other `OSError`s.
     """
     with contextlib.suppress(FileNotFoundError):
         for line in path.read_text(errors="replace").splitlines():
@@ -162,7 +171,7 @@ def read_json_lines(path: Path, *required_keys: str) -> Iterator[dict[str, Any]]
 
 
 def with_checksum(payload: bytes) -> bytes:
-    """Put a line with the payload's length and SHA-256 before it."""
+    """Return the content of a sealed file: a header line with the payload's length and SHA-256, then the payload."""
     return _checksum_header(len(payload), hashlib.sha256(payload).hexdigest()) + payload
 
 
@@ -171,14 +180,19 @@ def _checksum_header(payload_length: int, digest: str) -> bytes:
 
 
 class _HashingStream:
-    """Passes on what is written and adds it up. Who writes may hide the error of a full disk; it is kept."""
+    """A writable stream that counts and hashes what it passes on to a file.
+
+    It keeps the error of a failed write, because a writer such as torch.save may hide the reason (a full disk).
+    """
 
     def __init__(self, file: BinaryIO) -> None:
-        self.file, self.length, self.sha256 = file, 0, hashlib.sha256()
+        self.file = file
+        self.length = 0
+        self.sha256 = hashlib.sha256()
         self.error: OSError | None = None
 
     def write(self, chunk: bytes) -> int:
-        """Write a part."""
+        """Write a chunk. Raises `OSError`."""
         try:
             self.file.write(chunk)
         except OSError as error:
@@ -189,11 +203,14 @@ class _HashingStream:
         return len(chunk)
 
     def flush(self) -> None:
-        """The file is flushed at its end."""
+        """Do nothing: the file is flushed once, when it is complete."""
 
 
 def write_with_checksum(path: Path, write_payload: Callable[[Any], object]) -> None:
-    """Write a sealed file as `replace` does, of what `fill` writes into a stream: memory holds no copy of it."""
+    """Write a sealed file atomically. `write_payload` writes the payload into a stream: memory holds no second copy.
+
+    The header is written last, over a placeholder of the same length. Raises `OSError`.
+    """
 
     def write(file: BinaryIO) -> None:
         stream = _HashingStream(file)
@@ -211,19 +228,19 @@ def write_with_checksum(path: Path, write_payload: Callable[[Any], object]) -> N
 
 
 def read_with_checksum(path: Path) -> bytes:
-    """Return the payload of a sealed file. Raises `ValueError` when the file is cut, changed or not sealed."""
+    """Return the payload of a sealed file. Raises `ValueError` when it is cut, changed or not sealed, and `OSError`."""
     with path.open("rb") as file:
-        words = file.readline(200).decode("ascii", "replace").rsplit(maxsplit=2)
+        header = file.readline(200).decode("ascii", "replace").rsplit(maxsplit=2)
         payload = file.read()
-    if len(words) != 3 or words[0] != CHECKSUM_MAGIC:
+    if len(header) != 3 or header[0] != CHECKSUM_MAGIC:
         raise ValueError(f"{path}: is not a checkpoint of this program")
-    if words[1] != f"{len(payload):020d}" or words[2] != hashlib.sha256(payload).hexdigest():
-        raise ValueError(f"{path}: is damaged: its checksum does not fit")
+    if header[1] != f"{len(payload):020d}" or header[2] != hashlib.sha256(payload).hexdigest():
+        raise ValueError(f"{path}: is damaged: its checksum does not match its content")
     return payload
 
 
 def newest_intact_file(folder: Path, pattern: str) -> Path | None:
-    """Return the last file by name whose seal is whole, None when there is none. Damaged ones are passed over."""
+    """Return the last sealed file by name that is intact, None when there is none. Damaged files are skipped."""
     for path in sorted(folder.glob(pattern), reverse=True):
         with contextlib.suppress(OSError, ValueError):
             read_with_checksum(path)

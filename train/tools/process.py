@@ -1,7 +1,7 @@
-"""Start one trainer process per GPU with the five variables that torchrun would set. Imports no torch.
+"""Start one trainer process per GPU with the environment variables that torchrun would set. Imports no torch.
 
-The agent uses it on every machine, and `python -m train --procs N` for itself. A child dies with its parent, whatever
-kills the parent (prctl(2), PR_SET_PDEATHSIG), and is the leader of a group that its own loader workers belong to.
+The agent uses it on every machine, and `python -m train --procs N` on its own. A child dies with its parent, whatever
+kills the parent (prctl(2), PR_SET_PDEATHSIG). Each child leads a process group, to which its loader workers belong.
 """
 
 import contextlib
@@ -14,8 +14,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
-_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of mallopt(3)
+_PR_SET_PDEATHSIG = 1  # of prctl(2)
+_PR_SET_CHILD_SUBREAPER = 36
+_M_TRIM_THRESHOLD = -1  # of mallopt(3)
+_M_MMAP_MAX = -4
 
 
 def die_with_parent() -> None:
@@ -24,33 +26,35 @@ def die_with_parent() -> None:
 
 
 def adopt_orphans() -> None:
-    """Become the parent of whatever our children leave behind, so that `descendants` finds it."""
+    """Become the parent of descendants whose own parent has ended, so that `descendant_pids` finds them."""
     _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def disable_malloc_trim() -> None:
-    """Let malloc keep what this process frees: on a CPU a step frees and takes the same gigabyte (18 % faster, LOG.md),
-    and a loader's worker the memory of one image after the other.
+    """Let malloc keep the memory that this process frees instead of returning it to the kernel.
+
+    On a CPU each training step frees and allocates the same gigabyte: steps are 18 % faster (LOG.md). A loader worker
+    does so with the memory of one image after the other.
     """
     for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1)):
         _LIBC.mallopt(option, value)
 
 
 def descendant_pids(pid: int) -> list[int]:
-    """Return the processes below one, those of all its threads, however deep."""
-    found = []
+    """Return the ids of all processes below one, at any depth, of all its threads."""
+    pids = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             for child in map(int, (thread / "children").read_text().split()):
-                found += [child, *descendant_pids(child)]
-    return found
+                pids += [child, *descendant_pids(child)]
+    return pids
 
 
 def free_port() -> int:
-    """Return a TCP port of this machine that nothing listens on now."""
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+    """Return a TCP port of this machine on which nothing listens now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def spawn_ranks(
@@ -64,28 +68,39 @@ def spawn_ranks(
     log_dir: Path | None = None,
     environment: Mapping[str, str] | None = None,
 ) -> list[subprocess.Popen[bytes]]:
-    """Start `procs` processes of ranks `first_rank` and up of `world`; output of rank K to logs/rank-K.log."""
-    started: list[subprocess.Popen[bytes]] = []
+    """Start the processes of ranks `first_rank` to `first_rank + process_count - 1`.
+
+    `world_size` is the number of processes on all machines, by default those of this call. With `log_dir` the output of
+    rank K goes to `log_dir`/rank-K.log. `environment` is added to the environment of this process. When a process
+    cannot be started, the others are killed and the error is raised.
+    """
+    processes: list[subprocess.Popen[bytes]] = []
     try:
-        for each in rank_environments(
+        for variables in rank_environments(
             process_count, first_rank, world_size or process_count, master_address, master_port
         ):
-            log = log_dir / f"rank-{each['RANK']}.log" if log_dir else None
-            started.append(start_process(argv, log, {**(environment or {}), **each}))
+            log = log_dir / f"rank-{variables['RANK']}.log" if log_dir else None
+            processes.append(start_process(argv, log, {**(environment or {}), **variables}))
     except BaseException:
-        kill_process_groups(started)
+        kill_process_groups(processes)
         raise
-    return started
+    return processes
 
 
 def rank_environments(
     process_count: int, first_rank: int, world_size: int, master_address: str, master_port: int
 ) -> list[dict[str, str]]:
-    """Return what torchrun would tell each of a machine's processes by environment."""
+    """Return the environment variables that torchrun would set for each process of one machine."""
     common = {
-        "WORLD_SIZE": str(world_size), "LOCAL_WORLD_SIZE": str(process_count), "MASTER_ADDR": master_address, "MASTER_PORT": str(master_port)
-    }  # fmt: skip
-    return [{**common, "RANK": str(first_rank + one), "LOCAL_RANK": str(one)} for one in range(process_count)]
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(process_count),
+        "MASTER_ADDR": master_address,
+        "MASTER_PORT": str(master_port),
+    }
+    return [
+        {**common, "RANK": str(first_rank + local_rank), "LOCAL_RANK": str(local_rank)}
+        for local_rank in range(process_count)
+    ]
 
 
 def start_process(
@@ -94,12 +109,16 @@ def start_process(
     environment: Mapping[str, str] | None = None,
     stdin: int = subprocess.DEVNULL,
 ) -> subprocess.Popen[bytes]:
-    """Start one process that dies with this one, its output appended to `log`, else to where ours goes."""
+    """Start a process in its own session that dies with this one. Raises `OSError`.
+
+    Its output is appended to `log`, or goes where the output of this process goes. `environment` is added to the
+    environment of this process.
+    """
     parent = os.getpid()
 
     def prepare() -> None:
         die_with_parent()
-        if os.getppid() != parent:  # it died before the line above
+        if os.getppid() != parent:  # the parent died before the line above
             os._exit(1)
 
     with contextlib.ExitStack() as files:
@@ -116,12 +135,13 @@ def start_process(
 
 
 def kill_process_groups(processes: Sequence[subprocess.Popen[bytes]], timeout_seconds: float | None = None) -> None:
-    """Kill the processes with the groups they lead, and wait until they are gone.
+    """Kill processes together with the groups that they lead, and wait until they are gone.
 
-    Raises `subprocess.TimeoutExpired` when one is still there after `seconds`: stuck in the kernel, in a driver.
+    Raises `subprocess.TimeoutExpired` when a process is still there after `timeout_seconds`: it is stuck in the kernel,
+    for example in a driver.
     """
-    for one in processes:
+    for process in processes:
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(one.pid, signal.SIGKILL)
-    for one in processes:
-        one.wait(timeout_seconds)
+            os.killpg(process.pid, signal.SIGKILL)
+    for process in processes:
+        process.wait(timeout_seconds)

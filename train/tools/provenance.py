@@ -1,4 +1,4 @@
-"""Where numbers come from: the versions and the commit that made them. Imports no torch."""
+"""Where results come from: package versions, processor and commit. Imports no torch."""
 
 import platform
 import subprocess
@@ -6,21 +6,23 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
+RECORDED_PACKAGES = ("imgnet-cluster", "torch", "numpy", "simplejpeg", "pillow")
+GIT_TIMEOUT_SECONDS = 20
 
 
 def package_versions() -> dict[str, str]:
-    """Return the versions that the numbers depend on."""
-    found = {"python": platform.python_version()}
-    for name in ("imgnet-cluster", "torch", "numpy", "simplejpeg", "pillow"):
+    """Return the versions of Python and of the packages that results depend on, "not installed" for a missing one."""
+    versions = {"python": platform.python_version()}
+    for package in RECORDED_PACKAGES:
         try:
-            found[name] = version(name)
+            versions[package] = version(package)
         except PackageNotFoundError:
-            found[name] = "not installed"
-    return found
+            versions[package] = "not installed"
+    return versions
 
 
 def cpu_model() -> str:
-    """Return what this machine's processors call themselves, "" where they do not say it."""
+    """Return the model name of this machine's processors, "" where /proc/cpuinfo does not say it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -29,11 +31,13 @@ def cpu_model() -> str:
 
 
 def git_commit(folder: Path = REPOSITORY_ROOT) -> str | None:
-    """Return the commit of a working tree, with "+changes" when files differ from it; None outside git."""
+    """Return the commit of a working tree, with "+changes" when tracked files differ from it; None outside git."""
 
-    def git(*words: str) -> str:
-        run = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, timeout=20)
-        return run.stdout.strip() if run.returncode == 0 else ""
+    def git(*arguments: str) -> str:
+        completed = subprocess.run(
+            ["git", "-C", str(folder), *arguments], capture_output=True, text=True, timeout=GIT_TIMEOUT_SECONDS
+        )
+        return completed.stdout.strip() if completed.returncode == 0 else ""
 
     try:
         commit = git("rev-parse", "HEAD")

@@ -1,4 +1,4 @@
-"""A function by its name, as recipes give it: `package.module:function`; and what becomes of its errors."""
+"""Import and call functions of users, which recipes name as `package.module:function`, and describe their errors."""
 
 import importlib
 import sysconfig
@@ -11,35 +11,40 @@ from .errors import TrainingError
 from .filesystem import one_line_error
 
 T = TypeVar("T")
-NON_USER_PATH_PREFIXES = (
-    str(Path(__file__).parents[1]),
-    sysconfig.get_path("stdlib"),
-    "<",
-)  # not the code of whoever asks
+# Files whose lines are not the user's code: this package, the standard library, and generated code such as "<string>".
+NON_USER_PATH_PREFIXES = (str(Path(__file__).parents[1]), sysconfig.get_path("stdlib"), "<")
 
 
 def import_function(where: str, name: str) -> Callable[..., Any]:
-    """Return the function that `package.module:function` names. Raises `Expected` with `where` it was asked for."""
-    module, _, function = name.partition(":")
+    """Return the function that `package.module:function` names.
+
+    Raises `TrainingError`, which begins with `where` (such as "optim, name"), when the module cannot be imported or has
+    no such function.
+    """
+    module_name, _, function_name = name.partition(":")
     try:
-        found = getattr(importlib.import_module(module), function, None)
+        function = getattr(importlib.import_module(module_name), function_name, None)
     except SystemExit as error:
         raise TrainingError(
-            f"{where}: {module} ends the program when it is imported ({describe_error(error)}); what only a script is to do "
-            'belongs under `if __name__ == "__main__":`'
+            f"{where}: {module_name} ends the program when it is imported ({describe_error(error)}); what only a "
+            'script is to do belongs under `if __name__ == "__main__":`'
         ) from error
-    except Exception as error:  # whatever the import of somebody's module may raise becomes one line
+    except Exception as error:  # the import of a user's module may raise anything
         raise TrainingError(
-            f"{where}: {module} cannot be imported here ({describe_error(error)}); "
-            "start in the folder that it lies in, or name that in PYTHONPATH"
+            f"{where}: {module_name} cannot be imported here ({describe_error(error)}); "
+            "start in the folder that contains it, or add that folder to PYTHONPATH"
         ) from error
-    if not callable(found):
-        raise TrainingError(f"{where}: {module} has no function {function}")
-    return found  # type: ignore[no-any-return]
+    if not callable(function):
+        raise TrainingError(f"{where}: {module_name} has no function {function_name}")
+    return function  # type: ignore[no-any-return]
 
 
 def call_user_code(where: str, name: str, function: Callable[[], T]) -> T:
-    """Return what somebody's code makes. Whatever it raises becomes an `Expected` of one line that says where."""
+    """Call a function that runs a user's code and return its result.
+
+    Any exception becomes a `TrainingError` of one line that says `where` in the recipe the code is named, and its
+    `name`.
+    """
     try:
         return function()
     except TrainingError:
@@ -49,10 +54,13 @@ def call_user_code(where: str, name: str, function: Callable[[], T]) -> T:
 
 
 def describe_error(error: BaseException) -> str:
-    """Return an error's kind and text in one line, with the last line of somebody's own code that it came through."""
+    """Return the type and text of an error in one line, with the last line of user code that it passed through."""
     text = f"{type(error).__name__}: {one_line_error(error)}".removesuffix(": ")
-    frames = [
-        one for one in traceback.extract_tb(error.__traceback__) if not one.filename.startswith(NON_USER_PATH_PREFIXES)
+    user_frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith(NON_USER_PATH_PREFIXES) and "site-packages" not in frame.filename
     ]
-    own = [one for one in frames if "site-packages" not in one.filename]
-    return f"{text}, {Path(own[-1].filename).name} line {own[-1].lineno}" if own else text
+    if not user_frames:
+        return text
+    return f"{text}, {Path(user_frames[-1].filename).name} line {user_frames[-1].lineno}"

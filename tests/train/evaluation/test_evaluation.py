@@ -208,7 +208,7 @@ def bad_checkpoints(trained: Path, tmp_path: Path) -> dict[str, Path]:
     return {
         "there is no such checkpoint": tmp_path / "nowhere.pt",
         "is a folder": tmp_path,
-        "its checksum does not fit": tmp_path / "cut.pt",
+        "its checksum does not match": tmp_path / "cut.pt",
         "is not a checkpoint of this program": tmp_path / "text.pt",
         "is of another version of imgnet-cluster": changed(trained, tmp_path / "old", identity={"recipe": {"a": 1}}),
         "its weights are not those of resnet18": changed(

@@ -1,6 +1,5 @@
-"""What a run measures of itself."""
+"""Accuracy, meters and the metrics log."""
 
-import itertools
 import json
 import math
 from pathlib import Path
@@ -16,7 +15,7 @@ from train.metrics.meters import NetworkMeter, StepMeter
 CPU = torch.device("cpu")
 
 
-def test_hits_are_the_labels_that_come_first_and_among_the_first_five() -> None:
+def test_count_correct_top1_and_top5() -> None:
     scores = torch.tensor([[9.0, 8, 7, 6, 5, 4], [4, 5, 6, 7, 8, 9], [0, 1, 0, 0, 0, 0]])
     for labels, expected in (([0, 5, 1], (3, 3)), ([4, 1, 1], (1, 3)), ([5, 0, 1], (1, 1))):
         top1, top5 = count_correct(scores, torch.tensor(labels))
@@ -25,7 +24,7 @@ def test_hits_are_the_labels_that_come_first_and_among_the_first_five() -> None:
 
 
 @pytest.mark.parametrize("classes", [1, 2, 4])
-def test_with_fewer_than_five_classes_every_label_is_among_the_first_five(classes: int) -> None:
+def test_count_correct_with_fewer_than_five_classes(classes: int) -> None:
     scores = torch.eye(classes)
     top1, top5 = count_correct(scores, torch.arange(classes))
     assert (top1, top5) == (classes, classes)
@@ -33,16 +32,19 @@ def test_with_fewer_than_five_classes_every_label_is_among_the_first_five(classe
     assert (top1, top5) == (0 if classes > 1 else 1, classes)
 
 
-def test_a_meter_sums_losses_by_step_and_hits_over_the_stretch() -> None:
+def test_step_meter_sums_losses_by_step_and_hits_by_interval() -> None:
     meter = StepMeter(CPU, 4)
-    good, bad = torch.tensor([[9.0, 1, 2, 3, 4, 5, 6]]), torch.tensor([[1.0, 2, 3, 4, 5, 6, 9]])
+    correct = torch.tensor([[9.0, 1, 2, 3, 4, 5, 6]])
+    wrong = torch.tensor([[1.0, 2, 3, 4, 5, 6, 9]])
     label = torch.tensor([0])
-    meter.add(torch.tensor(1.5), good, label, 1.0)
-    meter.add(torch.tensor(0.25), good, label, 1.0)  # a second chunk of the same step
+    meter.add(torch.tensor(1.5), correct, label, 1.0)
+    meter.add(torch.tensor(0.25), correct, label, 1.0)  # a second chunk of the same step
     meter.end_step()
-    meter.add(torch.tensor(3.0), bad, label, 1.0)
-    meter.add(torch.tensor(0.0), good, label, 0.0)  # a filler
-    meter.add(torch.tensor(1.0), good.repeat(2, 1), label.repeat(2), 0.5)  # one image twice
+    meter.add(torch.tensor(3.0), wrong, label, 1.0)
+    meter.add(torch.tensor(0.0), correct, label, 0.0)  # a chunk that only fills the step
+    meter.add(
+        torch.tensor(1.0), correct.repeat(2, 1), label.repeat(2), 0.5
+    )  # one image, repeated to fill a chunk of two
     meter.end_step()
     assert meter.steps == 2
     assert meter.losses.tolist() == [1.75, 4.0, 0, 0] and meter.correct.tolist() == [3, 3]
@@ -50,31 +52,36 @@ def test_a_meter_sums_losses_by_step_and_hits_over_the_stretch() -> None:
     assert (meter.steps, meter.losses.abs().sum(), meter.correct.abs().sum()) == (0, 0, 0)
 
 
-def test_network_rates_are_the_bytes_of_all_cards_but_the_loopback(
+def test_network_meter_counts_all_cards_but_the_loopback(
     clock: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def table(lo: int, eth: int, ib: int) -> str:
         rows = {"lo": lo, "eth0": eth, "ib0": ib}
-        return "head\nhead\n" + "\n".join(f"  {n}: {v} 1 2 3 4 5 6 7 {10 * v} 1 2" for n, v in rows.items()) + "\n"
+        return (
+            "head\nhead\n"
+            + "\n".join(f"  {card}: {received} 1 2 3 4 5 6 7 {10 * received} 1 2" for card, received in rows.items())
+            + "\n"
+        )
 
-    real, texts = Path.read_text, itertools.chain([table(5, 1000, 2000), table(10**12, 2000 + 10**9, 3000)])
+    read_text = Path.read_text
+    tables = iter([table(5, 1000, 2000), table(10**12, 2000 + 10**9, 3000)])
 
-    def read(path: Path, *how: Any) -> str:
-        return next(texts) if str(path) == "/proc/net/dev" else real(path, *how)
+    def read_fake_table(path: Path, *arguments: Any) -> str:
+        return next(tables) if str(path) == "/proc/net/dev" else read_text(path, *arguments)
 
-    monkeypatch.setattr(Path, "read_text", read)
+    monkeypatch.setattr(Path, "read_text", read_fake_table)
     network = NetworkMeter()
     clock.now += 2
     rates = network.rates()
-    sent = (10**9 + 2000) * 8 / 1e9 / 2
-    assert rates == {"net/receive_gbit": pytest.approx(sent), "net/send_gbit": pytest.approx(10 * sent)}
+    received = (10**9 + 2000) * 8 / 1e9 / 2
+    assert rates == {"net/receive_gbit": pytest.approx(received), "net/send_gbit": pytest.approx(10 * received)}
 
 
-def test_a_machine_s_own_network_can_be_read() -> None:
+def test_network_meter_reads_this_machine() -> None:
     assert all(rate >= 0 for rate in NetworkMeter().rates().values())
 
 
-def test_a_log_keeps_scalars_by_images_and_lines_of_strict_json(tmp_path: Path) -> None:
+def test_metrics_log_writes_scalars_by_images_and_strict_json(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     log = MetricsLog(tmp_path, 3, 0, 100)
@@ -84,15 +91,15 @@ def test_a_log_keeps_scalars_by_images_and_lines_of_strict_json(tmp_path: Path) 
     log.flush()
     log.close()
     lines = [json.loads(line) for line in (tmp_path / "metrics" / "000003.jsonl").read_text().splitlines()]
-    assert [(one["kind"], one["attempt"], one["step"], one["loss"], one["top"]) for one in lines] == [
+    assert [(line["kind"], line["attempt"], line["step"], line["loss"], line["top"]) for line in lines] == [
         ("train", 3, 100, None, [None, 1]), ("train", 3, 200, None, [None, 1])
     ]  # fmt: skip
-    board = EventAccumulator(str(tmp_path / "events"))
-    board.Reload()
-    assert [(one.step, one.value) for one in board.Scalars("train/loss")] == [(100, 1.0), (200, 2.0)]
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    assert [(point.step, point.value) for point in events.Scalars("train/loss")] == [(100, 1.0), (200, 2.0)]
 
 
-def test_a_later_attempt_hides_what_the_earlier_one_drew_beyond_its_start(tmp_path: Path) -> None:
+def test_metrics_log_later_attempt_hides_points_beyond_its_start(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     first = MetricsLog(tmp_path, 1, 0, 100)
@@ -102,13 +109,13 @@ def test_a_later_attempt_hides_what_the_earlier_one_drew_beyond_its_start(tmp_pa
     second = MetricsLog(tmp_path, 2, 200, 100)
     second.write_scalars(250, {"x": 2.0})
     second.close()
-    board = EventAccumulator(str(tmp_path / "events"))
-    board.Reload()
-    assert [one.value for one in board.Scalars("x") if one.step > 200] == [2.0]
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    assert [point.value for point in events.Scalars("x") if point.step > 200] == [2.0]
     assert {path.name for path in (tmp_path / "metrics").iterdir()} == {"000001.jsonl", "000002.jsonl"}
 
 
-def test_an_attempt_hides_what_came_after_its_start_and_not_what_stands_there(tmp_path: Path) -> None:
+def test_metrics_log_later_attempt_keeps_points_at_its_start(tmp_path: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     for attempt, start, points in ((1, 0, (50, 100, 150)), (2, 100, (120,))):
@@ -116,6 +123,6 @@ def test_an_attempt_hides_what_came_after_its_start_and_not_what_stands_there(tm
         for images in points:
             log.write_scalars(images, {"val/top1": attempt})
         log.tensorboard.close()
-    curves = EventAccumulator(str(tmp_path / "events"))
-    curves.Reload()
-    assert [(one.step, one.value) for one in curves.Scalars("val/top1")] == [(50, 1), (100, 1), (120, 2)]
+    events = EventAccumulator(str(tmp_path / "events"))
+    events.Reload()
+    assert [(point.step, point.value) for point in events.Scalars("val/top1")] == [(50, 1), (100, 1), (120, 2)]

@@ -1,4 +1,4 @@
-"""The numbers of a stretch, an epoch and a run."""
+"""The numbers of an interval of steps, of an epoch and of a run."""
 
 from typing import Any
 
@@ -14,18 +14,18 @@ SQUARE, RECT = Accuracy(2.0, 70.0, 90.0, 20), Accuracy(1.9, 71.0, 91.0, 20)
 
 @pytest.fixture
 def epoch() -> Epoch:
-    """The second of two epochs: 4 steps of 32 images, the last with 4."""
-    rows = [Phase(epochs=(0, 2), size=64, batch=16, lr=(0.0, 0.7))]
+    """The second of two epochs: 4 steps of 32 images, of which the last has 4 images."""
+    phases = [Phase(epochs=(0, 2), size=64, batch=16, lr=(0.0, 0.7))]
     data = Data(name="some", root="some", train=100, val=20)
-    return Schedule(Recipe(name="r", data=data, model=Model(name="resnet18"), gpus=2, phases=rows), 100, 2).epochs[1]
+    return Schedule(Recipe(name="r", data=data, model=Model(name="resnet18"), gpus=2, phases=phases), 100, 2).epochs[1]
 
 
-def test_sums_add_up() -> None:
+def test_step_totals_add_up() -> None:
     whole = StepTotals() + StepTotals(1.5, 2, 3, 32, 0.5) + StepTotals(0.5, 1, 4, 4, 0.25)
     assert whole == StepTotals(2.0, 3, 7, 36, 0.75)
 
 
-def test_a_stretch_is_means_per_image_and_percent(epoch: Epoch) -> None:
+def test_interval_scalars_are_means_per_image_and_percent(epoch: Epoch) -> None:
     values = interval_scalars(epoch, StepTotals(64.0, 8, 16, 32, 0.5), 0.3, 0.9, 3)
     assert values == {
         "train/loss": 2.0, "train/top1": 25.0, "train/top5": 50.0,
@@ -34,26 +34,26 @@ def test_a_stretch_is_means_per_image_and_percent(epoch: Epoch) -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(("found", "view", "best"), [
+@pytest.mark.parametrize(("accuracies", "view", "main"), [
     ({"square": SQUARE}, "square", SQUARE),
     ({"rect": RECT, "square": SQUARE}, "rect", RECT),
 ])  # fmt: skip
-def test_an_epoch_reports_its_first_view_with_the_square_one_beside_it(
-    found: Any, view: str, best: Accuracy, epoch: Epoch
+def test_epoch_row_reports_the_main_view_and_the_square_one(
+    accuracies: Any, view: str, main: Accuracy, epoch: Epoch
 ) -> None:
-    row = epoch_row(epoch, StepTotals(200.0, 25, 50, 100, 4.0), found, 1.5)
-    assert (row["view"], row["top1"], row["top5"], row["val_loss"]) == (view, best.top1, best.top5, best.loss)
+    row = epoch_row(epoch, StepTotals(200.0, 25, 50, 100, 4.0), accuracies, 1.5)
+    assert (row["view"], row["top1"], row["top5"], row["val_loss"]) == (view, main.top1, main.top5, main.loss)
     assert (row["top1_square"], row["top5_square"], row["val_images"]) == (70.0, 90.0, 20)
     assert (row["epoch"], row["size"], row["global_batch"], row["steps"]) == (2, 64, 32, 4)
-    assert row["lr"] == pytest.approx(0.7)  # of its last step
+    assert row["lr"] == pytest.approx(0.7)  # the rate of its last step
     assert (row["train_loss"], row["train_top1"], row["train_top5"], row["train_images"]) == (2.0, 25.0, 50.0, 100)
     assert (row["seconds"], row["train_seconds"], row["val_seconds"], row["images_per_second"]) == (5.5, 4.0, 1.5, 25.0)
 
 
-def test_a_run_has_the_last_epoch_s_accuracies_and_the_images_per_second_of_all_training(epoch: Epoch) -> None:
+def test_run_summary_has_last_accuracies_and_overall_speed(epoch: Epoch) -> None:
     rows = [
-        epoch_row(epoch, StepTotals(1.0, 0, 0, 100, seconds), {"rect": best, "square": SQUARE}, 9.0)
-        for seconds, best in ((1.0, SQUARE), (3.0, RECT))
+        epoch_row(epoch, StepTotals(1.0, 0, 0, 100, seconds), {"rect": main, "square": SQUARE}, 9.0)
+        for seconds, main in ((1.0, SQUARE), (3.0, RECT))
     ]
     assert run_summary(rows) == {
         "top1": 71.0, "top5": 91.0, "top1_square": 70.0, "top5_square": 90.0, "images_per_second": 50.0

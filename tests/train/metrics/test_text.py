@@ -1,4 +1,4 @@
-"""A recipe's settings in one line."""
+"""The settings of a recipe in one line."""
 
 from dataclasses import replace
 
@@ -7,12 +7,12 @@ import pytest
 from train.metrics.text import describe_training
 from train.recipe import SAMPLE, Comm, Model, Optim, Phase, Recipe
 
-ROWS = [Phase(epochs=(n, n + 1), size=32, batch=8, lr=0.1) for n in range(4)]
-RECIPE = Recipe(name="t", data=SAMPLE, model=Model(name="resnet18", zero_gamma=False), phases=ROWS)
+PHASES = [Phase(epochs=(n, n + 1), size=32, batch=8, lr=0.1) for n in range(4)]
+RECIPE = Recipe(name="t", data=SAMPLE, model=Model(name="resnet18", zero_gamma=False), phases=PHASES)
 
 
 @pytest.mark.parametrize(
-    "optim, words",
+    "optim, description",
     [
         (Optim(), "sgd, momentum 0.9, decay 0.0001 (not on norms), cross_entropy"),
         (Optim(nesterov=True, norm_decay=True), "sgd, momentum 0.9, nesterov, decay 0.0001, cross_entropy"),
@@ -26,15 +26,16 @@ RECIPE = Recipe(name="t", data=SAMPLE, model=Model(name="resnet18", zero_gamma=F
         ),
     ],
 )
-def test_only_what_an_optimizer_uses_is_said(optim: Optim, words: str) -> None:
-    assert describe_training(replace(RECIPE, optim=optim)) == words
+def test_describe_training_names_what_the_optimizer_uses(optim: Optim, description: str) -> None:
+    assert describe_training(replace(RECIPE, optim=optim)) == description
 
 
-def test_what_is_out_of_the_ordinary_is_said() -> None:
-    rows = [replace(ROWS[0], frozen=True), replace(ROWS[1], frozen=True), ROWS[2], replace(ROWS[3], augment=False)]
+def test_describe_training_names_unusual_settings() -> None:
+    frozen = [replace(phase, frozen=True) for phase in PHASES[:2]]
+    phases = [*frozen, PHASES[2], replace(PHASES[3], augment=False)]
     model = Model(name="resnet18", weights="own.pt", compile=True)
-    said = describe_training(replace(RECIPE, model=model, comm=Comm(hook="fp16"), phases=rows))
-    more = "zero gamma, weights own.pt, compiled, comm fp16, frozen in epochs 0-2, not augmented in epochs 3-4"
-    assert said == f"sgd, momentum 0.9, decay 0.0001 (not on norms), cross_entropy, {more}"
-    apart = [replace(one, rect_train=one.epochs[0] != 1) for one in ROWS]
-    assert describe_training(replace(RECIPE, phases=apart)).endswith("rectangles in epochs 0-1, 2-4")
+    description = describe_training(replace(RECIPE, model=model, comm=Comm(hook="fp16"), phases=phases))
+    settings = "zero gamma, weights own.pt, compiled, comm fp16, frozen in epochs 0-2, not augmented in epochs 3-4"
+    assert description == f"sgd, momentum 0.9, decay 0.0001 (not on norms), cross_entropy, {settings}"
+    rectangular = [replace(phase, rect_train=phase.epochs[0] != 1) for phase in PHASES]
+    assert describe_training(replace(RECIPE, phases=rectangular)).endswith("rectangles in epochs 0-1, 2-4")

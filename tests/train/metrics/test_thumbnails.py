@@ -1,4 +1,4 @@
-"""Thumbnails of validation images: few, small, of every shape, and never what a run fails of."""
+"""Thumbnails of validation images: few, small, of every shape; a run does not fail of them."""
 
 import io
 import json
@@ -14,44 +14,42 @@ from train.data.packing.pack import pack_set
 from train.metrics import thumbnails
 
 
-def test_images_are_few_small_and_of_every_shape(tmp_path: Path) -> None:
+def test_write_thumbnails_chooses_small_images_of_every_shape(tmp_path: Path) -> None:
     shapes = ((600, 400), (400, 600), (500, 500), (4000, 40))
     thumbnails.write_thumbnails(
         load_index(draw_val(tmp_path / "data", "a", "b", "c", sizes=shapes), "val"), tmp_path, 1
     )
-    found = thumbnails.read_thumbnails(tmp_path)
-    assert len(found) == 6 and found[0]["size"] == [400, 600] and found[-1]["size"] == [4000, 40]
-    assert {one["label"] for one in found} <= {"a", "b", "c"}
-    for one in found:
-        with Image.open(io.BytesIO(one["jpeg"])) as image:
-            assert list(image.size) == one["shown"] and max(image.size) == thumbnails.THUMBNAIL_PIXELS
-            assert image.size[0] / image.size[1] == pytest.approx(one["size"][0] / one["size"][1], rel=0.2)
+    images = thumbnails.read_thumbnails(tmp_path)
+    assert len(images) == 6 and images[0]["size"] == [400, 600] and images[-1]["size"] == [4000, 40]
+    assert {thumbnail["label"] for thumbnail in images} <= {"a", "b", "c"}
+    for thumbnail in images:
+        with Image.open(io.BytesIO(thumbnail["jpeg"])) as image:
+            assert list(image.size) == thumbnail["shown"] and max(image.size) == thumbnails.THUMBNAIL_PIXELS
+            assert image.size[0] / image.size[1] == pytest.approx(thumbnail["size"][0] / thumbnail["size"][1], rel=0.2)
     assert (tmp_path / "logs/val-000001.json").stat().st_size < 60_000
 
 
-def test_they_come_from_a_packed_set_too_and_of_few_images_all(tmp_path: Path) -> None:
-    pack_set(
-        draw_val(tmp_path / "data", "a", split="train") and draw_val(tmp_path / "data", "a"),
-        {None: tmp_path / "packed"},
-    )
+def test_write_thumbnails_of_a_small_packed_set_takes_all_images(tmp_path: Path) -> None:
+    draw_val(tmp_path / "data", "a", split="train")
+    pack_set(draw_val(tmp_path / "data", "a"), {None: tmp_path / "packed"})
     thumbnails.write_thumbnails(load_index(tmp_path / "packed", "val"), tmp_path, 7)
-    assert [one["size"] for one in thumbnails.read_thumbnails(tmp_path)] == [[48, 80], [60, 60], [90, 60]]
+    assert [thumbnail["size"] for thumbnail in thumbnails.read_thumbnails(tmp_path)] == [[48, 80], [60, 60], [90, 60]]
 
 
-def test_a_broken_image_or_a_full_disk_is_told_and_no_more(tmp_path: Path, capsys: Any) -> None:
+def test_write_thumbnails_prints_errors_and_continues(tmp_path: Path, capsys: Any) -> None:
     index = load_index(draw_val(tmp_path / "data", "a"), "val")
     (tmp_path / "logs").write_text("in the way")
     thumbnails.write_thumbnails(index, tmp_path, 1)
     (tmp_path / "logs").unlink()
     (tmp_path / "data/val/a/48x80.JPEG").write_bytes(b"no image")
     thumbnails.write_thumbnails(index, tmp_path, 1)
-    said = capsys.readouterr().out.splitlines()
-    assert len(said) == 2 and all(line.startswith("no thumbnails of validation images: ") for line in said)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 and all(line.startswith("no thumbnails of validation images: ") for line in lines)
     assert thumbnails.read_thumbnails(tmp_path) == []
 
 
-def test_the_first_attempt_that_could_is_shown(tmp_path: Path) -> None:
+def test_read_thumbnails_takes_the_first_readable_attempt(tmp_path: Path) -> None:
     thumbnails.write_thumbnails(load_index(draw_val(tmp_path / "data", "a"), "val"), tmp_path, 2)
     thumbnails.write_thumbnails(load_index(draw_val(tmp_path / "other", "b"), "val"), tmp_path, 3)
     (tmp_path / "logs/val-000001.json").write_text(json.dumps([{"jpeg": 1}]))
-    assert {one["label"] for one in thumbnails.read_thumbnails(tmp_path)} == {"a"}
+    assert {thumbnail["label"] for thumbnail in thumbnails.read_thumbnails(tmp_path)} == {"a"}

@@ -1,4 +1,4 @@
-"""The optimizer: who decays, and a step as the papers write it."""
+"""The optimizer: which parameters decay, and a step of SGD as the paper writes it."""
 
 import sys
 import warnings
@@ -13,15 +13,14 @@ from train.models.registry import MODEL_BUILDERS, build_model
 from train.optim import factory
 from train.optim.lamb import Lamb
 from train.optim.lars import Lars
-from train.recipe import MODELS as NAMES
-from train.recipe import Model, Optim
+from train.recipe import MODELS, Model, Optim
 from train.tools.errors import TrainingError
 
-NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+NORM_TYPES = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
 
 
-class Mixed(nn.Module):
-    """Every kind of parameter: norms of all sorts under misleading names, biases, a bare one, a shared one."""
+class MixedNet(nn.Module):
+    """A network with all kinds of parameters: norms under misleading names, biases, a bare and a shared parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -34,28 +33,31 @@ class Mixed(nn.Module):
         self.shared.weight = self.norm_of_name_only.weight
 
 
-def sorts(model: nn.Module) -> dict[str, set[nn.Parameter]]:
-    """Parameters by what they are, told from their modules."""
-    found: dict[str, set[nn.Parameter]] = {"norm": set(), "bias": set(), "weight": set()}
+def parameters_by_kind(model: nn.Module) -> dict[str, set[nn.Parameter]]:
+    """Return a network's norms, biases and weights, told by the types of their modules."""
+    by_kind: dict[str, set[nn.Parameter]] = {"norm": set(), "bias": set(), "weight": set()}
     for module in model.modules():
-        for name, one in module.named_parameters(recurse=False):
-            found["norm" if isinstance(module, NORMS) else "bias" if name == "bias" else "weight"].add(one)
-    return found
+        for name, parameter in module.named_parameters(recurse=False):
+            kind = "norm" if isinstance(module, NORM_TYPES) else "bias" if name == "bias" else "weight"
+            by_kind[kind].add(parameter)
+    return by_kind
 
 
-MODELS = {"mixed": Mixed, "resnet18": lambda: build_model(Model(name="resnet18"), 10, 0)}
+MODEL_MAKERS = {"mixed": MixedNet, "resnet18": lambda: build_model(Model(name="resnet18"), 10, 0)}
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", MODEL_MAKERS)
 @pytest.mark.parametrize("norm_decay", [True, False])
 @pytest.mark.parametrize("bias_decay", [True, False])
-def test_decay_holds_by_the_type_of_module(name: str, norm_decay: bool, bias_decay: bool) -> None:
-    model = MODELS[name]()
-    sort = sorts(model)
-    made = factory.build_optimizer(model, Optim(weight_decay=0.3, norm_decay=norm_decay, bias_decay=bias_decay))
-    decay, free = made.param_groups
+def test_build_optimizer_decays_by_module_type(name: str, norm_decay: bool, bias_decay: bool) -> None:
+    model = MODEL_MAKERS[name]()
+    by_kind = parameters_by_kind(model)
+    optimizer = factory.build_optimizer(model, Optim(weight_decay=0.3, norm_decay=norm_decay, bias_decay=bias_decay))
+    decay, free = optimizer.param_groups
     assert (decay["weight_decay"], free["weight_decay"]) == (0.3, 0.0)
-    expected = sort["weight"] | (sort["norm"] if norm_decay else set()) | (sort["bias"] if bias_decay else set())
+    expected = (
+        by_kind["weight"] | (by_kind["norm"] if norm_decay else set()) | (by_kind["bias"] if bias_decay else set())
+    )
     assert set(decay["params"]) == expected
     assert set(free["params"]) == set(model.parameters()) - expected
 
@@ -63,8 +65,8 @@ def test_decay_holds_by_the_type_of_module(name: str, norm_decay: bool, bias_dec
 # --- thirty architectures --------------------------------------------------------------------------------------------
 
 
-class OwnNorm(nn.Module):
-    """A norm that is none of torch's, as timm has several."""
+class CustomNorm(nn.Module):
+    """A norm that is none of torch's; timm has several."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +74,7 @@ class OwnNorm(nn.Module):
 
 
 class NormedLinear(nn.Module):
-    """No norm, whatever it is called: a table of weights."""
+    """No norm in spite of its name: its parameter is a table of weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,11 +82,11 @@ class NormedLinear(nn.Module):
 
 
 class LayerNormOfChannels(nn.LayerNorm):
-    """As ConvNeXt has it."""
+    """A subclass of a norm, as in ConvNeXt."""
 
 
 class BatchNormAct(nn.BatchNorm2d):
-    """As timm has it, with an activation that learns."""
+    """A subclass of a norm with an activation that learns, as in timm."""
 
     def __init__(self) -> None:
         super().__init__(4)
@@ -92,7 +94,7 @@ class BatchNormAct(nn.BatchNorm2d):
 
 
 class Attention(nn.Module):
-    """As BEiT and Swin write it: biases of the queries, a table of position biases, a token, a scale of layers."""
+    """Attention as in BEiT and Swin: biases of queries and values, table of position biases, token, layer scale."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +104,7 @@ class Attention(nn.Module):
         self.cls_token, self.gamma = nn.Parameter(torch.zeros(1, 1, 4)), nn.Parameter(torch.ones(4))
 
 
-def bare() -> nn.Module:
+def bare_parameter() -> nn.Module:
     model = nn.Module()
     model.scale = nn.Parameter(torch.ones(()))
     return model
@@ -114,7 +116,7 @@ def frozen_part() -> nn.Module:
     return model
 
 
-def tied() -> nn.Module:
+def tied_weights() -> nn.Module:
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.LayerNorm(4))
     model[1].weight = model[0].weight
     model.append(model[2])  # one module at two places
@@ -140,10 +142,10 @@ def lazy() -> nn.Module:
 
 
 CLASSIFIERS = nn.ModuleDict({"a": nn.Linear(2, 2), "norm": nn.Linear(2, 2)})
-ODD: dict[str, tuple[Any, str, str]] = {  # the network, its norms' parameters, its biases
+ARCHITECTURES: dict[str, tuple[Any, str, str]] = {  # the network, its norms' parameters, its biases
     "linear": (lambda: nn.Linear(3, 2), "", "bias"),
     "no bias": (lambda: nn.Conv2d(3, 2, 1, bias=False), "", ""),
-    "bare": (bare, "", ""),
+    "bare": (bare_parameter, "", ""),
     "only a norm": (lambda: nn.LayerNorm(3), "weight bias", ""),
     "norm without scale": (lambda: nn.Sequential(nn.BatchNorm2d(3, affine=False), nn.Linear(1, 1)), "", "1.bias"),
     "batch norms": (lambda: nn.Sequential(nn.BatchNorm1d(2), nn.BatchNorm2d(2), nn.BatchNorm3d(2), nn.SyncBatchNorm(2)),
@@ -152,7 +154,7 @@ ODD: dict[str, tuple[Any, str, str]] = {  # the network, its norms' parameters, 
     "group norm": (lambda: nn.Sequential(nn.GroupNorm(2, 4)), "0.weight 0.bias", ""),
     "RMS norm": (lambda: nn.Sequential(nn.RMSNorm(4)), "0.weight", ""),
     "norm of pixels": (lambda: nn.LayerNorm((2, 3, 3)), "weight bias", ""),
-    "own norm": (lambda: nn.Sequential(OwnNorm(), nn.Linear(2, 2)), "0.gain 0.tau", "1.bias"),
+    "own norm": (lambda: nn.Sequential(CustomNorm(), nn.Linear(2, 2)), "0.gain 0.tau", "1.bias"),
     "not a norm": (lambda: nn.Sequential(NormedLinear()), "", ""),
     "subclasses": (lambda: nn.Sequential(LayerNormOfChannels(4), BatchNormAct()),
                    "0.weight 0.bias 1.weight 1.bias", ""),
@@ -164,7 +166,7 @@ ODD: dict[str, tuple[Any, str, str]] = {  # the network, its norms' parameters, 
               "0.0.bias 1.a.bias 1.norm.bias"),
     "parameter list": (lambda: nn.ParameterList([torch.ones(2), torch.ones(2, 2)]), "", ""),
     "parameter dict": (lambda: nn.ParameterDict({"bias": torch.ones(2), "w": torch.ones(2, 2)}), "", "bias"),
-    "tied": (tied, "2.weight 2.bias", "0.bias 1.bias"),
+    "tied": (tied_weights, "2.weight 2.bias", "0.bias 1.bias"),
     "attention of torch": (lambda: nn.MultiheadAttention(4, 2, add_bias_kv=True), "",
                            "in_proj_bias bias_k bias_v out_proj.bias"),
     "attention of timm": (Attention, "", "q_bias v_bias"),
@@ -183,133 +185,139 @@ ODD: dict[str, tuple[Any, str, str]] = {  # the network, its norms' parameters, 
     "frozen": (frozen_part, "", "0.bias 1.bias"),
     "bilinear": (lambda: nn.Bilinear(2, 2, 2), "", "bias"),
 }  # fmt: skip
-TIMM = (
+TIMM_MODELS = (
     "resnet18", "regnetx_002", "efficientnet_b0", "convnext_atto", "vit_tiny_patch16_224", "mobilenetv3_small_050",
     "swin_tiny_patch4_window7_224", "beit_base_patch16_224", "mixer_s16_224", "nfnet_f0",
 )  # fmt: skip
 
 
-def grouped(model: nn.Module, how: Optim) -> tuple[set[str], set[str]]:
-    """The names of what decays and of what does not; each parameter must be in one of the two, once."""
-    names = {id(one): name for name, one in model.named_parameters()}
-    found = [[names[id(one)] for one in group["params"]] for group in factory.parameter_groups(model, how)]
-    assert sorted(chain(*found)) == sorted(names.values())
-    decay, free = map(set, found)
+def names_by_group(model: nn.Module, optim: Optim) -> tuple[set[str], set[str]]:
+    """Return the names of the parameters with and without decay; check that each parameter is in one group, once."""
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    groups = [
+        [names[id(parameter)] for parameter in group["params"]] for group in factory.parameter_groups(model, optim)
+    ]
+    assert sorted(chain(*groups)) == sorted(names.values())
+    decay, free = map(set, groups)
     return decay, free
 
 
-def test_there_are_thirty_of_them() -> None:
-    assert len(ODD) + len(NAMES) >= 30
+def test_architectures_are_thirty_or_more() -> None:
+    assert len(ARCHITECTURES) + len(MODELS) >= 30
 
 
-@pytest.mark.parametrize("name", ODD)
-def test_every_parameter_is_in_the_one_group_where_it_belongs(name: str) -> None:
-    make, norms, biases = ODD[name]
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_parameter_groups_of_many_architectures(name: str) -> None:
+    make, norms, biases = ARCHITECTURES[name]
     model = make()
     expected = {"norm": set(norms.split()), "bias": set(biases.split())}
     every = {name for name, _ in model.named_parameters()}
     assert expected["norm"] | expected["bias"] <= every
     for norm_decay, bias_decay in product((True, False), repeat=2):
-        how = Optim(norm_decay=norm_decay, bias_decay=bias_decay)
+        optim = Optim(norm_decay=norm_decay, bias_decay=bias_decay)
         free = (set() if norm_decay else expected["norm"]) | (set() if bias_decay else expected["bias"])
-        assert grouped(model, how) == (every - free, free)
+        assert names_by_group(model, optim) == (every - free, free)
     for skipping in ("lars", "lamb"):  # whatever bias_decay says
         free = expected["norm"] | expected["bias"]
-        assert grouped(model, Optim(name=skipping, bias_decay=True)) == (every - free, free)
+        assert names_by_group(model, Optim(name=skipping, bias_decay=True)) == (every - free, free)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_parameter_of_ours_is_in_exactly_one_group_by_its_module_s_type(name: str) -> None:
+@pytest.mark.parametrize("name", MODELS)
+def test_parameter_groups_of_our_models(name: str) -> None:
     with torch.device("meta"):
         model = MODEL_BUILDERS[name](10)
-    sort = sorts(model)
-    assert grouped(model, Optim(bias_decay=False))[1] == {
-        name for name, one in model.named_parameters() if one in sort["norm"] | sort["bias"]
+    by_kind = parameters_by_kind(model)
+    assert names_by_group(model, Optim(bias_decay=False))[1] == {
+        name for name, parameter in model.named_parameters() if parameter in by_kind["norm"] | by_kind["bias"]
     }
 
 
-@pytest.mark.parametrize("name", TIMM)
-def test_every_parameter_of_timm_s_is_in_exactly_one_group(name: str) -> None:
+@pytest.mark.parametrize("name", TIMM_MODELS)
+def test_parameter_groups_of_timm_models(name: str) -> None:
     timm = pytest.importorskip("timm", reason="timm is not installed here")
     model = timm.create_model(name, pretrained=False)
-    decay, free = grouped(model, Optim(bias_decay=False))
-    flat = {name for name, one in model.named_parameters() if name.endswith((".bias", "q_bias", "v_bias"))}
-    assert flat <= free and len(decay) > 10
+    decay, free = names_by_group(model, Optim(bias_decay=False))
+    biases = {name for name, _ in model.named_parameters() if name.endswith((".bias", "q_bias", "v_bias"))}
+    assert biases <= free and len(decay) > 10
 
 
-def test_all_optimizers_take_all_parameters() -> None:
-    model = Mixed()
+def test_build_optimizer_takes_all_parameters_and_settings() -> None:
+    model = MixedNet()
     for name, kind in {"sgd": torch.optim.SGD, "adamw": torch.optim.AdamW, "lars": Lars, "lamb": Lamb}.items():
-        made = factory.build_optimizer(model, Optim(name=name, betas=(0.8, 0.9), eps=0.1, momentum=0.7, trust=0.2))
-        assert type(made) is kind
-        held = [id(one) for group in made.param_groups for one in group["params"]]
-        assert sorted(held) == sorted(id(one) for one in model.parameters())
-        told = {"betas": (0.8, 0.9), "eps": 0.1, "momentum": 0.7, "trust": 0.2}
-        first = made.param_groups[0]
-        assert all(first[key] == value for key, value in told.items() if key in first)
+        optimizer = factory.build_optimizer(model, Optim(name=name, betas=(0.8, 0.9), eps=0.1, momentum=0.7, trust=0.2))
+        assert type(optimizer) is kind
+        taken = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
+        assert sorted(taken) == sorted(id(parameter) for parameter in model.parameters())
+        settings = {"betas": (0.8, 0.9), "eps": 0.1, "momentum": 0.7, "trust": 0.2}
+        first = optimizer.param_groups[0]
+        assert all(first[key] == value for key, value in settings.items() if key in first)
         assert ("betas" in first) is (name in ("adamw", "lamb")) and ("trust" in first) is (name == "lars")
 
 
-# --- an optimizer of one's own ---------------------------------------------------------------------------------------
+# --- optimizers of users ---------------------------------------------------------------------------------------------
 
 
-def test_somebody_s_own_optimizer_gets_the_groups_and_the_recipe_s_words(mine: Any) -> None:
-    def build(groups: Any, how: Optim) -> torch.optim.Optimizer:
-        return torch.optim.RMSprop(groups, lr=0.0, momentum=how.momentum)
+def test_custom_optimizer_gets_groups_and_settings(mine: Any) -> None:
+    def build(groups: Any, optim: Optim) -> torch.optim.Optimizer:
+        return torch.optim.RMSprop(groups, lr=0.0, momentum=optim.momentum)
 
     mine.build = build
-    made = factory.build_optimizer(Mixed(), Optim(name="mine:build", momentum=0.6, weight_decay=0.2, bias_decay=False))
-    assert isinstance(made, torch.optim.RMSprop)
-    assert [group["weight_decay"] for group in made.param_groups] == [0.2, 0.0]
-    assert made.param_groups[0]["momentum"] == 0.6
+    settings = Optim(name="mine:build", momentum=0.6, weight_decay=0.2, bias_decay=False)
+    optimizer = factory.build_optimizer(MixedNet(), settings)
+    assert isinstance(optimizer, torch.optim.RMSprop)
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.2, 0.0]
+    assert optimizer.param_groups[0]["momentum"] == 0.6
 
 
-@pytest.mark.parametrize(("made", "said"), [
-    (lambda groups, how: None, "mine:build must return a torch.optim.Optimizer, not NoneType"),
-    (lambda groups, how: torch.optim.SGD(groups[:1], lr=0.0), "mine:build must take every parameter of its groups"),
-    (lambda groups, how: torch.optim.LBFGS([one for group in groups for one in group["params"]]),
-     r"the step of mine:build cannot be called without arguments \(.*'closure'\), as it is here; one that needs a"),
-    (lambda groups, how: 1 / 0, "mine:build fails, ZeroDivisionError: division by zero, test_optim.py line [0-9]+$"),
-    (lambda groups, how: torch.optim.SGD(groups, lr=-1.0), "mine:build fails, ValueError: Invalid learning rate: -1.0"),
-    (lambda groups, how: sys.exit(0), "mine:build fails, SystemExit: 0"),
+@pytest.mark.parametrize(("build", "message"), [
+    (lambda groups, optim: None, "mine:build must return a torch.optim.Optimizer, not NoneType"),
+    (lambda groups, optim: torch.optim.SGD(groups[:1], lr=0.0), "mine:build must take every parameter of its groups"),
+    (lambda groups, optim: torch.optim.LBFGS([parameter for group in groups for parameter in group["params"]]),
+     r"the step of mine:build cannot be called without arguments \(.*'closure'\), as this trainer calls it; "
+     r"an optimizer that needs a"),
+    (lambda groups, optim: 1 / 0,
+     "mine:build fails, ZeroDivisionError: division by zero, test_factory.py line [0-9]+$"),
+    (lambda groups, optim: torch.optim.SGD(groups, lr=-1.0),
+     "mine:build fails, ValueError: Invalid learning rate: -1.0"),
+    (lambda groups, optim: sys.exit(0), "mine:build fails, SystemExit: 0"),
 ])  # fmt: skip
-def test_one_that_leaves_parameters_out_fails_or_is_none_is_one_line(mine: Any, made: Any, said: str) -> None:
-    """The trainer of 2018 lost every second one (facts/seeds.md 1.9)."""
-    mine.build = made
-    with pytest.raises(TrainingError, match="optim, name: " + said) as caught:
-        factory.build_optimizer(Mixed(), Optim(name="mine:build"))
+def test_custom_optimizer_unusable_is_a_one_line_error(mine: Any, build: Any, message: str) -> None:
+    """The trainer of 2018 lost every second parameter (facts/seeds.md 1.9)."""
+    mine.build = build
+    with pytest.raises(TrainingError, match="optim, name: " + message) as caught:
+        factory.build_optimizer(MixedNet(), Optim(name="mine:build"))
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "said"), [
+@pytest.mark.parametrize(("name", "message"), [
     ("mine:build", "optim, name: mine has no function build"),
     ("no_such_module_here:build", "optim, name: no_such_module_here cannot be imported here .*PYTHONPATH"),
 ])  # fmt: skip
-def test_one_that_is_not_there_is_one_line(mine: Any, name: str, said: str) -> None:
-    with pytest.raises(TrainingError, match=said) as caught:
-        factory.build_optimizer(Mixed(), Optim(name=name))
+def test_custom_optimizer_missing_is_a_one_line_error(mine: Any, name: str, message: str) -> None:
+    with pytest.raises(TrainingError, match=message) as caught:
+        factory.build_optimizer(MixedNet(), Optim(name=name))
     assert "\n" not in str(caught.value)
 
 
-def test_the_rate_is_zero_until_it_is_set_and_then_the_same_for_all() -> None:
-    made = factory.build_optimizer(Mixed(), Optim())
-    assert {group["lr"] for group in made.param_groups} == {0.0}
-    factory.set_lr(made, 0.7)
-    assert {group["lr"] for group in made.param_groups} == {0.7}
+def test_set_lr_sets_all_groups_from_zero() -> None:
+    optimizer = factory.build_optimizer(MixedNet(), Optim())
+    assert {group["lr"] for group in optimizer.param_groups} == {0.0}
+    factory.set_lr(optimizer, 0.7)
+    assert {group["lr"] for group in optimizer.param_groups} == {0.7}
 
 
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_steps_are_those_of_the_papers_also_when_the_rate_jumps(nesterov: bool) -> None:
+def test_sgd_step_matches_the_paper_when_the_rate_jumps(nesterov: bool) -> None:
     """Goyal et al. 2017, equation 9: u = m u + g; w = w - rate u. The rate is not in u: no momentum correction."""
     model = nn.Linear(3, 1, bias=False).double()
     w, u = model.weight.detach().clone(), torch.zeros(1, 3, dtype=torch.float64)
-    made = factory.build_optimizer(model, Optim(momentum=0.9, weight_decay=0.01, nesterov=nesterov))
+    optimizer = factory.build_optimizer(model, Optim(momentum=0.9, weight_decay=0.01, nesterov=nesterov))
     for step, rate in enumerate((0.1, 0.1, 3.0, 0.001, 0.5)):
         x = torch.arange(3.0, dtype=torch.float64) - step
-        factory.set_lr(made, rate)
-        made.zero_grad()
+        factory.set_lr(optimizer, rate)
+        optimizer.zero_grad()
         model(x).backward()
-        made.step()
+        optimizer.step()
         g = x[None] + 0.01 * w
         u = 0.9 * u + g
         w = w - rate * (g + 0.9 * u if nesterov else u)

@@ -1,4 +1,4 @@
-"""LARS and LAMB against their papers' formulas, written again in float64 numpy; what they leave alone; their state."""
+"""LARS and LAMB against their papers' formulas in float64 NumPy; what they do not adapt; their state."""
 
 import copy
 import io
@@ -25,7 +25,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
-class Net(nn.Module):
+class TinyNet(nn.Module):
     """Two layers that adapt, a norm and biases that do not, and weights that start at 0."""
 
     def __init__(self) -> None:
@@ -38,42 +38,43 @@ class Net(nn.Module):
         return self.last(torch.tanh(self.norm(self.first(x)))) + self.zero
 
 
-SKIPPED = {"first.bias", "norm.weight", "norm.bias", "last.bias"}
+NOT_ADAPTED = {"first.bias", "norm.weight", "norm.bias", "last.bias"}
 
 
-def net(dtype: torch.dtype = torch.float64) -> Net:
+def make_net(dtype: torch.dtype = torch.float64) -> TinyNet:
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        return Net().to(dtype)
+        return TinyNet().to(dtype)
 
 
-def gradients(model: nn.Module, step: int) -> None:
-    """Some gradients: the same for the same step, of very different sizes."""
-    made = np.random.default_rng(step)
-    for number, one in enumerate(model.parameters()):
-        one.grad = torch.from_numpy(made.standard_normal(tuple(one.shape)) * 10.0 ** (number - 3)).to(one.dtype)
+def set_gradients(model: nn.Module, step: int) -> None:
+    """Set gradients of very different sizes, the same ones for the same step."""
+    generator = np.random.default_rng(step)
+    for number, parameter in enumerate(model.parameters()):
+        values = generator.standard_normal(tuple(parameter.shape)) * 10.0 ** (number - 3)
+        parameter.grad = torch.from_numpy(values).to(parameter.dtype)
 
 
-def trained(model: nn.Module, how: Optim, rates: Any = RATES, first: int = 0) -> torch.optim.Optimizer:
-    made = factory.build_optimizer(model, how)
-    move(model, made, rates, first)
-    return made
+def train(model: nn.Module, optim: Optim, rates: Any = RATES, first: int = 0) -> torch.optim.Optimizer:
+    optimizer = factory.build_optimizer(model, optim)
+    take_steps(model, optimizer, rates, first)
+    return optimizer
 
 
-def move(model: nn.Module, made: torch.optim.Optimizer, rates: Any, first: int = 0) -> None:
+def take_steps(model: nn.Module, optimizer: torch.optim.Optimizer, rates: Any, first: int = 0) -> None:
     for step, rate in enumerate(rates, first):
-        gradients(model, step)
-        factory.set_lr(made, rate)
-        made.step()
+        set_gradients(model, step)
+        factory.set_lr(optimizer, rate)
+        optimizer.step()
 
 
 class Reference:
     """One parameter by the papers' formulas, in float64 and without torch."""
 
-    def __init__(self, weight: np.ndarray, how: Optim, skip: bool) -> None:
-        self.w, self.how, self.skip, self.t = weight.copy(), how, skip, 0
+    def __init__(self, weight: np.ndarray, optim: Optim, skip: bool) -> None:
+        self.w, self.how, self.skip, self.t = weight.copy(), optim, skip, 0
         self.m, self.v = np.zeros_like(weight), np.zeros_like(weight)
-        self.decay = 0.0 if skip else how.weight_decay
+        self.decay = 0.0 if skip else optim.weight_decay
 
     def step(self, g: np.ndarray, rate: float) -> None:
         self.t += 1
@@ -97,195 +98,208 @@ class Reference:
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_steps_are_those_of_the_paper_also_when_the_rate_jumps(name: str) -> None:
-    how, model = Optim(**SETTINGS[name]), net()
-    expected = {key: Reference(one.detach().numpy(), how, key in SKIPPED) for key, one in model.named_parameters()}
-    made = factory.build_optimizer(model, how)
+def test_step_matches_the_papers_when_the_rate_jumps(name: str) -> None:
+    optim, model = Optim(**SETTINGS[name]), make_net()
+    expected = {
+        key: Reference(parameter.detach().numpy(), optim, key in NOT_ADAPTED)
+        for key, parameter in model.named_parameters()
+    }
+    optimizer = factory.build_optimizer(model, optim)
     for step, rate in enumerate(RATES):
-        gradients(model, step)
-        for key, one in model.named_parameters():
-            assert one.grad is not None
-            expected[key].step(one.grad.numpy(), rate)
-        move(model, made, [rate], step)
-        for key, one in model.named_parameters():
-            np.testing.assert_allclose(one.detach().numpy(), expected[key].w, rtol=1e-11, atol=1e-13, err_msg=key)
+        set_gradients(model, step)
+        for key, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            expected[key].step(parameter.grad.numpy(), rate)
+        take_steps(model, optimizer, [rate], step)
+        for key, parameter in model.named_parameters():
+            np.testing.assert_allclose(parameter.detach().numpy(), expected[key].w, rtol=1e-11, atol=1e-13, err_msg=key)
 
 
-def test_lars_is_the_paper_s_with_the_momentum_corrected_where_the_rate_jumps() -> None:
-    """You et al. 2017 keep the rate in the buffer: v = m v + rate l (g + b w); w = w - v. Goyal et al. 2017, remark 2:
-    at a jump v must be multiplied by the new rate over the old one. Without that, steps differ after the first jump.
+def test_lars_equals_the_paper_with_momentum_correction() -> None:
+    """You et al. 2017 keep the rate in the buffer: v = m v + rate l (g + b w); w = w - v.
+
+    Goyal et al. 2017, remark 2: when the rate jumps, v must be multiplied by the new rate over the old one. Without
+    that, the steps differ after the first jump.
     """
-    model = net()
-    how = Optim(**SETTINGS["lars"])
-    w = model.first.weight.detach().numpy().copy()
-    buffers, plain, last = [np.zeros_like(w), np.zeros_like(w)], [w.copy(), w.copy()], RATES[0]
-    made = factory.build_optimizer(model, how)
+    model = make_net()
+    optim = Optim(**SETTINGS["lars"])
+    start = model.first.weight.detach().numpy()
+    buffers = {"corrected": np.zeros_like(start), "uncorrected": np.zeros_like(start)}
+    weights = {"corrected": start.copy(), "uncorrected": start.copy()}
+    previous_rate = RATES[0]
+    optimizer = factory.build_optimizer(model, optim)
     for step, rate in enumerate(RATES):
-        gradients(model, step)
-        g = model.first.weight.grad.numpy()  # type: ignore[union-attr]
-        for number, corrected in enumerate((True, False)):
-            length = np.linalg.norm(plain[number])
-            local = how.trust * length / (np.linalg.norm(g) + how.weight_decay * length)
-            keep = how.momentum * (rate / last if corrected else 1.0)
-            buffers[number] = keep * buffers[number] + rate * local * (g + how.weight_decay * plain[number])
-            plain[number] = plain[number] - buffers[number]
-        last = rate
-        move(model, made, [rate], step)
-        mine = model.first.weight.detach().numpy()
-        np.testing.assert_allclose(mine, plain[0], rtol=1e-11)
-        assert np.allclose(mine, plain[1], rtol=1e-9) is (step < 2)
+        set_gradients(model, step)
+        gradient = model.first.weight.grad.numpy()  # type: ignore[union-attr]
+        for form, w in weights.items():
+            length = np.linalg.norm(w)
+            local = optim.trust * length / (np.linalg.norm(gradient) + optim.weight_decay * length)
+            momentum = optim.momentum * (rate / previous_rate if form == "corrected" else 1.0)
+            buffers[form] = momentum * buffers[form] + rate * local * (gradient + optim.weight_decay * w)
+            weights[form] = w - buffers[form]
+        previous_rate = rate
+        take_steps(model, optimizer, [rate], step)
+        actual = model.first.weight.detach().numpy()
+        np.testing.assert_allclose(actual, weights["corrected"], rtol=1e-11)
+        assert np.allclose(actual, weights["uncorrected"], rtol=1e-9) is (step < 2)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_norms_and_biases_are_neither_scaled_nor_decayed(name: str) -> None:
-    how, model = Optim(**{**SETTINGS[name], "weight_decay": 0.5}), net()
-    made = factory.build_optimizer(model, how)
-    adapted, skipped = made.param_groups
-    names = {id(one): key for key, one in model.named_parameters()}
-    assert {names[id(one)] for one in skipped["params"]} == SKIPPED
+def test_step_neither_scales_nor_decays_norms_and_biases(name: str) -> None:
+    optim, model = Optim(**{**SETTINGS[name], "weight_decay": 0.5}), make_net()
+    optimizer = factory.build_optimizer(model, optim)
+    adapted, skipped = optimizer.param_groups
+    names = {id(parameter): key for key, parameter in model.named_parameters()}
+    assert {names[id(parameter)] for parameter in skipped["params"]} == NOT_ADAPTED
     assert (adapted["adapt"], skipped["adapt"], skipped["weight_decay"]) == (True, False, 0.0)
     before = model.norm.weight.detach().clone()
-    gradients(model, 0)
-    slope = model.norm.weight.grad
-    assert slope is not None
-    factory.set_lr(made, 0.5)
-    made.step()
-    moved = (before - model.norm.weight.detach()) / 0.5
-    if how.name == "lars":  # plain SGD's first step
-        torch.testing.assert_close(moved, slope * (1 + how.momentum * how.nesterov))
-    else:  # Adam's first step: the gradient's sign
-        torch.testing.assert_close(moved, slope / (slope.abs() + how.eps))
+    set_gradients(model, 0)
+    gradient = model.norm.weight.grad
+    assert gradient is not None
+    factory.set_lr(optimizer, 0.5)
+    optimizer.step()
+    change_per_rate = (before - model.norm.weight.detach()) / 0.5
+    if optim.name == "lars":  # the first step of plain SGD
+        torch.testing.assert_close(change_per_rate, gradient * (1 + optim.momentum * optim.nesterov))
+    else:  # the first step of Adam: the sign of the gradient
+        torch.testing.assert_close(change_per_rate, gradient / (gradient.abs() + optim.eps))
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_a_layer_s_step_does_not_depend_on_how_large_its_gradient_is(name: str) -> None:
-    found = []
+def test_step_is_independent_of_the_gradient_scale(name: str) -> None:
+    weights = []
     for factor in (1.0, 1e4):
-        model = net()
-        made = factory.build_optimizer(model, Optim(**{**SETTINGS[name], "weight_decay": 0.0, "eps": 1e-30}))
-        gradients(model, 0)
-        for one in model.parameters():
-            one.grad = one.grad * factor  # type: ignore[operator]
-        factory.set_lr(made, 0.1)
-        made.step()
-        found.append(model.first.weight.detach())
-    torch.testing.assert_close(*found)
+        model = make_net()
+        optimizer = factory.build_optimizer(model, Optim(**{**SETTINGS[name], "weight_decay": 0.0, "eps": 1e-30}))
+        set_gradients(model, 0)
+        for parameter in model.parameters():
+            parameter.grad = parameter.grad * factor  # type: ignore[operator]
+        factory.set_lr(optimizer, 0.1)
+        optimizer.step()
+        weights.append(model.first.weight.detach())
+    torch.testing.assert_close(*weights)
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-def test_arithmetic_is_in_float32_whatever_the_parameters_are(name: str, dtype: torch.dtype) -> None:
+def test_step_computes_in_float32_for_half_precision_parameters(name: str, dtype: torch.dtype) -> None:
     """Weights of 1e4 and gradients of 1e-6: their squares leave float16, in which all ratios would be 0 or infinite."""
-    how = Optim(**{**SETTINGS[name], "eps": 1e-12})
+    optim = Optim(**{**SETTINGS[name], "eps": 1e-12})
     weight, gradient = torch.full((300, 300), 1e4, dtype=dtype), torch.full((300, 300), 1e-6, dtype=dtype)
     layer = nn.Linear(300, 300, bias=False).to(dtype)
     with torch.no_grad():
         layer.weight.copy_(weight)
-    expected = Reference(weight.double().numpy(), how, False)
-    made = factory.build_optimizer(layer, how)
+    expected = Reference(weight.double().numpy(), optim, False)
+    optimizer = factory.build_optimizer(layer, optim)
     layer.weight.grad = gradient.clone()
-    rate = 20.0 if how.name == "lars" else 0.5  # a step that bfloat16's eight bits of the weight can show
-    factory.set_lr(made, rate)
-    made.step()
+    rate = 20.0 if optim.name == "lars" else 0.5  # large enough for bfloat16's eight bits of the weight
+    factory.set_lr(optimizer, rate)
+    optimizer.step()
     expected.step(gradient.double().numpy(), rate)
     assert layer.weight.dtype == dtype and layer.weight.isfinite().all()
-    rough = max(2e-4, torch.finfo(dtype).eps)  # a CPU adds 90,000 squares up one after the other
-    torch.testing.assert_close(layer.weight.double(), torch.from_numpy(expected.w), rtol=rough, atol=0)
+    tolerance = max(2e-4, torch.finfo(dtype).eps)  # a CPU sums 90,000 squares one after the other
+    torch.testing.assert_close(layer.weight.double(), torch.from_numpy(expected.w), rtol=tolerance, atol=0)
     assert not torch.equal(layer.weight, weight)
-    kept = [one for state in made.state.values() for one in state.values() if isinstance(one, torch.Tensor)]
-    assert kept and {one.dtype for one in kept} == {torch.float32}
+    state_tensors = [
+        value for state in optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)
+    ]
+    assert state_tensors and {tensor.dtype for tensor in state_tensors} == {torch.float32}
 
 
-# torch's own keep their state in the parameters' type; the trainer's parameters are never half
-KINDS = [*((name, dtype) for name in SETTINGS for dtype in (torch.float64, torch.bfloat16))]
+# Not bfloat16 for torch's own optimizers: they keep their state in the type of the parameters, which the trainer never
+# has in half precision.
+LAYERWISE_CASES = [(name, dtype) for name in SETTINGS for dtype in (torch.float64, torch.bfloat16)]
 
 
-@pytest.mark.parametrize(("name", "dtype"), [*KINDS, ("sgd", torch.float64), ("adamw", torch.float64)], ids=str)
-def test_a_saved_state_goes_on_with_the_same_bits(name: str, dtype: torch.dtype) -> None:
-    how = Optim(**SETTINGS.get(name, {"name": name, "momentum": 0.9}))
-    whole = net(dtype)
-    trained(whole, how)
-    first = net(dtype)
-    made = trained(first, how, RATES[:3])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [*LAYERWISE_CASES, ("sgd", torch.float64), ("adamw", torch.float64)], ids=str
+)
+def test_load_state_dict_continues_with_the_same_bits(name: str, dtype: torch.dtype) -> None:
+    optim = Optim(**SETTINGS.get(name, {"name": name, "momentum": 0.9}))
+    uninterrupted = make_net(dtype)
+    train(uninterrupted, optim)
+    interrupted = make_net(dtype)
+    optimizer = train(interrupted, optim, RATES[:3])
     file = io.BytesIO()
-    torch.save({"model": first.state_dict(), "optimizer": made.state_dict()}, file)
+    torch.save({"model": interrupted.state_dict(), "optimizer": optimizer.state_dict()}, file)
     file.seek(0)
     saved = torch.load(file, weights_only=True)
-    second = net(dtype)
-    second.load_state_dict(saved["model"])
-    other = factory.build_optimizer(second, how)
-    other.load_state_dict(saved["optimizer"])
-    move(second, other, RATES[3:], 3)
-    for (key, one), two in zip(whole.named_parameters(), second.parameters(), strict=True):
-        assert torch.equal(one, two), key
+    resumed = make_net(dtype)
+    resumed.load_state_dict(saved["model"])
+    resumed_optimizer = factory.build_optimizer(resumed, optim)
+    resumed_optimizer.load_state_dict(saved["optimizer"])
+    take_steps(resumed, resumed_optimizer, RATES[3:], 3)
+    for (key, expected), actual in zip(uninterrupted.named_parameters(), resumed.parameters(), strict=True):
+        assert torch.equal(actual, expected), key
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb", "sgd", "adamw"])
-def test_what_has_no_gradient_keeps_weights_and_state(name: str) -> None:
-    how, model = Optim(**SETTINGS.get(name, {"name": name})), net()
-    made = trained(model, how, RATES[:2])
-    before = copy.deepcopy((model.first.state_dict(), made.state[model.first.weight]))
+def test_step_without_gradient_keeps_weights_and_state(name: str) -> None:
+    optim, model = Optim(**SETTINGS.get(name, {"name": name})), make_net()
+    optimizer = train(model, optim, RATES[:2])
+    weights = copy.deepcopy(model.first.state_dict())
+    state = copy.deepcopy(optimizer.state[model.first.weight])
     for step in (2, 3):
-        gradients(model, step)
+        set_gradients(model, step)
         model.first.weight.grad = model.first.bias.grad = None
-        made.step()
-    assert all(torch.equal(one, before[0][key]) for key, one in model.first.state_dict().items())
-    for key, one in made.state[model.first.weight].items():
-        assert torch.equal(torch.as_tensor(one), torch.as_tensor(before[1][key])), key
+        optimizer.step()
+    assert all(torch.equal(parameter, weights[key]) for key, parameter in model.first.state_dict().items())
+    for key, value in optimizer.state[model.first.weight].items():
+        assert torch.equal(torch.as_tensor(value), torch.as_tensor(state[key])), key
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
-@pytest.mark.parametrize("bad", [False, True])
-def test_a_loss_scale_is_taken_out_first_and_a_step_with_infinities_is_left_out(name: str, bad: bool) -> None:
-    """The scaler of float16, whose arithmetic is the same on a CPU."""
-    how = Optim(**SETTINGS[name])
-    models = net(torch.float32), net(torch.float32)
+@pytest.mark.parametrize("overflow", [False, True])
+def test_grad_scaler_unscales_and_skips_steps_with_infinities(name: str, overflow: bool) -> None:
+    """The loss scaler of float16; its arithmetic is the same on a CPU."""
+    optim = Optim(**SETTINGS[name])
+    models = make_net(torch.float32), make_net(torch.float32)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    plain, scaled = (factory.build_optimizer(model, how) for model in models)
-    gradients(models[0], 0)
-    for one, two in zip(*(model.parameters() for model in models), strict=True):
-        two.grad = one.grad * 1024  # type: ignore[operator]
-    if bad:
+    plain, scaled = (factory.build_optimizer(model, optim) for model in models)
+    set_gradients(models[0], 0)
+    for parameter, scaled_parameter in zip(*(model.parameters() for model in models), strict=True):
+        scaled_parameter.grad = parameter.grad * 1024  # type: ignore[operator]
+    if overflow:
         models[1].norm.bias.grad[0] = torch.inf  # type: ignore[index]
     scaler.scale(torch.ones(()))
-    for made in (plain, scaled):
-        factory.set_lr(made, 0.1)
+    for optimizer in (plain, scaled):
+        factory.set_lr(optimizer, 0.1)
     plain.step()
     scaler.step(scaled)
     scaler.update()
-    start = net(torch.float32)
-    for one, two, first in zip(*(model.parameters() for model in (*models, start)), strict=True):
-        torch.testing.assert_close(two, first if bad else one)
-    assert scaler.get_scale() == (512.0 if bad else 1024.0) and bool(scaled.state) is not bad
+    start = make_net(torch.float32)
+    for expected, actual, initial in zip(*(model.parameters() for model in (*models, start)), strict=True):
+        torch.testing.assert_close(actual, initial if overflow else expected)
+    assert scaler.get_scale() == (512.0 if overflow else 1024.0) and bool(scaled.state) is not overflow
 
 
 @pytest.mark.parametrize("kind", [Lars, Lamb])
-def test_a_step_never_waits_for_the_device(kind: Any) -> None:
-    """Tensors without content: whoever asks one for a number, as `.item()` or `if` do, cannot be answered."""
+def test_step_never_waits_for_the_device(kind: Any) -> None:
+    """Fake tensors have no content: `.item()` or `if` on them, which would wait for the device, raises."""
     with FakeTensorMode():
-        model = Net()
-        how = Optim(name=kind.__name__.lower(), weight_decay=0.1)
-        made = factory.build_optimizer(model, how)
-        assert isinstance(made, kind)
+        model = TinyNet()
+        optim = Optim(name=kind.__name__.lower(), weight_decay=0.1)
+        optimizer = factory.build_optimizer(model, optim)
+        assert isinstance(optimizer, kind)
         for _ in range(3):
-            for one in model.parameters():
-                one.grad = torch.ones_like(one)
-            factory.set_lr(made, 0.1)
-            made.step()
+            for parameter in model.parameters():
+                parameter.grad = torch.ones_like(parameter)
+            factory.set_lr(optimizer, 0.1)
+            optimizer.step()
         with pytest.raises(Exception, match=r"item|data-dependent|local_scalar"):
             bool(model.zero.sum() > 0)
 
 
 @pytest.mark.parametrize("name", ["lars", "lamb"])
-def test_operations_go_over_all_tensors_at_once(name: str) -> None:
-    """Ten times the layers are no more calls from Python."""
+def test_step_calls_operations_once_for_all_tensors(name: str) -> None:
+    """Ten times as many layers do not need more calls from Python."""
 
     def calls(layers: int) -> int:
         model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(layers)))
-        made = factory.build_optimizer(model, Optim(name=name))
-        for one in model.parameters():
-            one.grad = torch.ones_like(one)
-        made.step()  # the state is made now
+        optimizer = factory.build_optimizer(model, Optim(name=name))
+        for parameter in model.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        optimizer.step()  # makes the state
         count = 0
 
         class Counting(torch.overrides.TorchFunctionMode):
@@ -295,7 +309,7 @@ def test_operations_go_over_all_tensors_at_once(name: str) -> None:
                 return function(*args, **(kwargs or {}))
 
         with Counting():
-            made.step()
+            optimizer.step()
         return count
 
     assert calls(2) == calls(20) > 5

@@ -1,4 +1,4 @@
-"""Recipes from files: what is found, and the one line for what cannot be used."""
+"""Recipes from files: what is read, and the one-line error for a file that cannot be used."""
 
 import json
 import os
@@ -12,7 +12,7 @@ import pytest
 from train.recipe import Recipe
 from train.recipe.files import RecipeError, read_recipes, select_recipes
 
-MAKE = """
+MAKE_RECIPE = """
 from train.recipe import Data, Model, Phase, Recipe
 
 def make(name, **more):
@@ -24,102 +24,106 @@ def make(name, **more):
 
 
 @pytest.fixture(autouse=True)
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder to be in, and a module search path that must stay as it is."""
+def working_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Make an empty working directory."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def write(path: str, text: str, head: str = MAKE) -> str:
+def write(path: str, text: str, head: str = MAKE_RECIPE) -> str:
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     Path(path).write_text(head + text)
     return path
 
 
-def names(path: str) -> list[str]:
-    return [one.name for one in read_recipes(path)]
+def recipe_names(path: str) -> list[str]:
+    return [recipe.name for recipe in read_recipes(path)]
 
 
-def refusal(path: str) -> str:
-    """The one line of a `RecipeError`; the search path is as before."""
-    before = list(sys.path)
+def error_of(path: str) -> str:
+    """Return the one-line text of the `RecipeError`, and check that the module search path is restored."""
+    search_path = list(sys.path)
     with pytest.raises(RecipeError) as caught:
         read_recipes(path)
-    assert sys.path == before
-    said = str(caught.value)
-    assert said and "\n" not in said
-    return said
+    assert sys.path == search_path
+    message = str(caught.value)
+    assert message and "\n" not in message
+    return message
 
 
-def test_a_file_with_one_recipe() -> None:
-    (found,) = read_recipes(write("one.py", "recipe = make('one')"))
-    assert isinstance(found, Recipe) and found.name == "one"
+def test_read_recipes_file_with_one_recipe() -> None:
+    (recipe,) = read_recipes(write("one.py", "recipe = make('one')"))
+    assert isinstance(recipe, Recipe) and recipe.name == "one"
 
 
-def test_a_file_that_yields_several() -> None:
-    assert names(write("many.py", "def recipes():\n    for n in 'abc':\n        yield make(n)")) == ["a", "b", "c"]
+def test_read_recipes_file_that_yields_several() -> None:
+    assert recipe_names(write("many.py", "def recipes():\n    for n in 'abc':\n        yield make(n)")) == [
+        "a",
+        "b",
+        "c",
+    ]
 
 
 @pytest.mark.parametrize("name", ["folder/one.py", "folder/one", "folder.one"])
-def test_a_recipe_is_found_by_its_path_and_by_its_dotted_name(name: str) -> None:
+def test_read_recipes_accepts_path_and_dotted_name(name: str) -> None:
     write("folder/one.py", "recipe = make('one')")
-    assert names(name) == ["one"]
+    assert recipe_names(name) == ["one"]
 
 
-def test_a_recipe_is_found_by_its_absolute_path(here: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_read_recipes_accepts_an_absolute_path(working_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("elsewhere") / "one.py"
-    assert names(write(str(path), "recipe = make('one')")) == ["one"]
+    assert recipe_names(write(str(path), "recipe = make('one')")) == ["one"]
 
 
-def test_recipes_of_a_package_may_import_each_other() -> None:
+def test_read_recipes_of_a_package_may_import_each_other() -> None:
     write("mine_a/__init__.py", "", head="")
     write("mine_a/base.py", "recipe = make('base')")
     text = "from dataclasses import replace\nfrom .base import recipe as base\nrecipe = replace(base, name='next')"
-    assert names(write("mine_a/next.py", text)) == ["next"]
+    assert recipe_names(write("mine_a/next.py", text)) == ["next"]
 
 
-def test_recipes_of_a_folder_may_import_each_other() -> None:
+def test_read_recipes_of_a_folder_may_import_each_other() -> None:
     write("plain/base_of_plain.py", "")
-    assert names(write("plain/next.py", "recipe = make('n')", "from base_of_plain import make\n")) == ["n"]
+    assert recipe_names(write("plain/next.py", "recipe = make('n')", "from base_of_plain import make\n")) == ["n"]
 
 
-def test_a_recipe_may_define_dataclasses_with_annotations_as_text() -> None:
+def test_read_recipes_file_may_define_dataclasses() -> None:
     text = "from dataclasses import dataclass\n@dataclass\nclass A:\n    x: int = 1\nrecipe = make('one')"
-    assert names(write("one.py", text, "from __future__ import annotations" + MAKE)) == ["one"]
+    assert recipe_names(write("one.py", text, "from __future__ import annotations" + MAKE_RECIPE)) == ["one"]
 
 
-def test_the_search_path_is_left_as_it_was() -> None:
-    before = list(sys.path)
+def test_read_recipes_restores_the_search_path() -> None:
+    search_path = list(sys.path)
     read_recipes(write("one.py", "recipe = make('one')"))
-    assert sys.path == before
+    assert sys.path == search_path
 
 
-def test_a_file_that_was_changed_is_read_again() -> None:
-    assert names(write("one.py", "recipe = make('one')")) == ["one"]
-    assert names(write("one.py", "recipe = make('other')")) == ["other"]
+def test_read_recipes_reads_a_changed_file_again() -> None:
+    assert recipe_names(write("one.py", "recipe = make('one')")) == ["one"]
+    assert recipe_names(write("one.py", "recipe = make('other')")) == ["other"]
 
 
-def test_a_recipe_as_json() -> None:
-    (found,) = read_recipes(write("one.py", "recipe = make('one', seed=3)"))
-    write("one.json", json.dumps(found.to_json()), head="")
-    assert read_recipes("one.json") == [found]
+def test_read_recipes_reads_json() -> None:
+    (recipe,) = read_recipes(write("one.py", "recipe = make('one', seed=3)"))
+    write("one.json", json.dumps(recipe.to_json()), head="")
+    assert read_recipes("one.json") == [recipe]
 
 
 @pytest.mark.parametrize("name", ["nothing.py", "nothing", "no.thing", "a/b.py", "nothing.json", "", ".", "/", ".."])
-def test_a_file_that_is_not_there_is_named(name: str) -> None:
-    assert refusal(name).startswith(name)
+def test_read_recipes_missing_file_is_named(name: str) -> None:
+    assert error_of(name).startswith(name)
 
 
-def test_a_folder_is_no_recipe(here: Path) -> None:
-    (here / "folder").mkdir()
-    assert "folder" in refusal("folder") and "is a folder" in refusal("folder")
+def test_read_recipes_refuses_a_folder(working_dir: Path) -> None:
+    (working_dir / "folder").mkdir()
+    assert "folder" in error_of("folder") and "is a folder" in error_of("folder")
 
 
-def test_a_file_that_is_not_python_is_refused() -> None:
-    assert "notes.txt" in refusal(write("notes.txt", "hello"))
+def test_read_recipes_refuses_a_file_that_is_not_python() -> None:
+    assert "notes.txt" in error_of(write("notes.txt", "hello"))
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "expected"), [
     ("import nothing_of_this_name", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
     ("recipe = make('x'", "SyntaxError"),
     ("1 / 0", "ZeroDivisionError"),
@@ -131,18 +135,18 @@ def test_a_file_that_is_not_python_is_refused() -> None:
     ("raise RuntimeError", "RuntimeError"),
     ("from .base import recipe", "ImportError"),
 ])  # fmt: skip
-def test_a_file_that_does_not_import_is_named_with_the_line(text: str, said: str) -> None:
-    got = refusal(write("bad.py", text))
-    assert re.match(r"bad\.py, line [59]: ", got) and said in got  # 9 is the text's own line, 5 is in make
+def test_read_recipes_import_error_names_file_and_line(text: str, expected: str) -> None:
+    message = error_of(write("bad.py", text))
+    assert re.match(r"bad\.py, line [59]: ", message) and expected in message  # line 9 is in the text, line 5 in make()
 
 
 @pytest.mark.parametrize("data", [b"\xff\xfe\x00", b"recipe = 'caf\xe9'", b"a\0b"])
-def test_a_file_that_is_no_text_is_refused(data: bytes, here: Path) -> None:
-    (here / "bad.py").write_bytes(data)
-    assert "bad.py" in refusal("bad.py")
+def test_read_recipes_refuses_a_binary_file(data: bytes, working_dir: Path) -> None:
+    (working_dir / "bad.py").write_bytes(data)
+    assert "bad.py" in error_of("bad.py")
 
 
-@pytest.mark.parametrize(("text", "said"), [
+@pytest.mark.parametrize(("text", "expected"), [
     ("", "has no `recipe`"),
     ("recipe = 3", "must be a Recipe"),
     ("recipe = [make('x')]", "must be a Recipe"),
@@ -155,39 +159,43 @@ def test_a_file_that_is_no_text_is_refused(data: bytes, here: Path) -> None:
     ("def recipes():\n    raise ValueError('first\\nsecond')", "recipes() failed: ValueError: first"),
     ("def recipes():\n    return [make('x'), make('y'), make('x')]", "two recipes named 'x'"),
 ])  # fmt: skip
-def test_a_file_without_usable_recipes_is_named(text: str, said: str) -> None:
-    got = refusal(write("bad.py", text))
-    assert got.startswith("bad.py: ") and said in got
+def test_read_recipes_unusable_recipes_name_the_file(text: str, expected: str) -> None:
+    message = error_of(write("bad.py", text))
+    assert message.startswith("bad.py: ") and expected in message
 
 
 @pytest.mark.parametrize("text", ["", "{", "{}", "[]", "3", "null", '{"name": "x"}', "\xff"])
-def test_json_that_is_no_recipe_is_named(text: str) -> None:
-    assert "bad.json" in refusal(write("bad.json", text, head=""))
+def test_read_recipes_invalid_json_is_named(text: str) -> None:
+    assert "bad.json" in error_of(write("bad.json", text, head=""))
 
 
-def test_select_takes_all_or_those_that_are_named_in_this_order() -> None:
-    found = read_recipes(write("many.py", "def recipes():\n    return [make(n) for n in 'abc']"))
-    assert select_recipes(found, []) == found
-    assert [one.name for one in select_recipes(found, ["c", "a"])] == ["c", "a"]
+def test_select_recipes_by_name_in_the_given_order() -> None:
+    recipes = read_recipes(write("many.py", "def recipes():\n    return [make(n) for n in 'abc']"))
+    assert select_recipes(recipes, []) == recipes
+    assert [recipe.name for recipe in select_recipes(recipes, ["c", "a"])] == ["c", "a"]
     with pytest.raises(RecipeError, match="no recipe is named 'd'; there are a, b, c"):
-        select_recipes(found, ["a", "d"])
+        select_recipes(recipes, ["a", "d"])
 
 
-def test_loading_a_recipe_imports_neither_torch_nor_boto3(here: Path) -> None:
+def test_read_recipes_imports_neither_torch_nor_boto3(working_dir: Path) -> None:
     write("one.py", "recipe = make('one')")
-    code = "import sys; from train.recipe.files import load; import train.recipe.schedule; load(sys.argv[1]);"
+    code = "import sys, train.recipe.schedule; from train.recipe.files import read_recipes; read_recipes(sys.argv[1]);"
     code += "print(sorted({'torch', 'numpy', 'boto3', 'PIL', 'rich', 'paramiko'} & sys.modules.keys()))"
-    path = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
-    run = subprocess.run([sys.executable, "-c", code, "one.py"], capture_output=True, text=True, env=path, timeout=60)
-    assert (run.stdout, run.stderr) == ("[]\n", "")
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    completed = subprocess.run(
+        [sys.executable, "-c", code, "one.py"], capture_output=True, text=True, env=env, timeout=60
+    )
+    assert (completed.stdout, completed.stderr) == ("[]\n", "")
 
 
-def test_what_a_recipe_prints_and_where_it_goes_does_not_matter(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_read_recipes_isolates_output_and_working_directory(
+    working_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     text = "import os\nprint('hello')\nos.chdir('/')\nrecipe = make('a')\n"
-    assert names(write("talks.py", text)) == ["a"]
-    assert Path.cwd() == here and capsys.readouterr() == ("", "hello\n")
+    assert recipe_names(write("talks.py", text)) == ["a"]
+    assert Path.cwd() == working_dir and capsys.readouterr() == ("", "hello\n")
 
 
-def test_no_name_is_no_recipe() -> None:
+def test_read_recipes_empty_name_is_refused() -> None:
     with pytest.raises(RecipeError, match="no recipe is named"):
         read_recipes("")

@@ -1,4 +1,4 @@
-"""The accuracy that a run is for: what may be asked, when it is reached, and runs that end there."""
+"""The target accuracy of a run: its syntax, its outcome, its clock, and whole runs that end at it."""
 
 import json
 import shutil
@@ -30,157 +30,170 @@ ROWS: list[dict[str, Any]] = [
         ("top1=17.0000001", "top1", 17.0000001),
     ],
 )
-def test_a_target_is_a_metric_and_percent(text: str, metric: str, goal: float) -> None:
-    found = Target.parse(text)
-    assert (found.metric, found.goal, found.stops_training) == (metric, goal, True) and str(found) == text
+def test_target_parse_metric_and_percent(text: str, metric: str, goal: float) -> None:
+    target = Target.parse(text)
+    assert (target.metric, target.goal, target.stops_training) == (metric, goal, True) and str(target) == text
 
 
 @pytest.mark.parametrize(
     "text", ["", "93", "top5", "top5=", "top5=x", "top5=0", "top5=101", "top5=nan", "top3=5", "top1=-1"]
 )
-def test_what_is_no_target_is_refused_with_an_example(text: str) -> None:
+def test_target_parse_refuses_other_texts_with_an_example(text: str) -> None:
     with pytest.raises(ValueError, match="top5=93"):
         Target.parse(text)
 
 
-def test_the_first_validation_at_the_goal_reaches_it_and_one_that_was_not_made_does_not() -> None:
-    told = target_outcome(Target("top5", 93.0), ROWS)
-    assert told == {
+def test_target_outcome_of_the_first_epoch_that_reaches_it() -> None:
+    outcome = target_outcome(Target("top5", 93.0), ROWS)
+    assert outcome == {
         "metric": "top5", "goal": 93.0, "stops": True, "reached": True, "epoch": 3, "at": 1180.0, "seconds": 180.0,
         "minutes": 3.0, "seconds_all": None, "dollars": None, "best": 93.0, "best_epoch": 3,
         "best_view": "square",
     }  # fmt: skip
-    assert describe_outcome(told) == "top-5 of 93 % reached in epoch 3, 3.00 minutes after the start of loading"
-    paid = {**told, "seconds_all": 300.0, "dollars": 1.5}
+    assert describe_outcome(outcome) == "top-5 of 93 % reached in epoch 3, 3.00 minutes after the start of loading"
+    paid = {**outcome, "seconds_all": 300.0, "dollars": 1.5}
     assert describe_outcome(paid).endswith("loading, 5.00 after the launch, $1.50")
 
 
-def test_what_was_not_reached_is_said_with_the_best_there_was() -> None:
-    told = target_outcome(Target("top1", 76.1), ROWS)
-    assert told and (told["reached"], told["epoch"], told["seconds"], told["best"]) == (False, None, None, 40.0)
-    assert describe_outcome(told) == "top-1 of 76.1 % not reached; the best was 40.00 % in epoch 4 (rectangle)"
+def test_target_outcome_not_reached_reports_the_best() -> None:
+    outcome = target_outcome(Target("top1", 76.1), ROWS)
+    assert outcome and outcome["reached"] is False
+    assert (outcome["epoch"], outcome["seconds"], outcome["best"]) == (None, None, 40.0)
+    assert describe_outcome(outcome) == "top-1 of 76.1 % not reached; the best was 40.00 % in epoch 4 (rectangle)"
     assert describe_outcome(target_outcome(Target("top1", 76.1), []) or {}).endswith("nothing was validated")
 
 
-def test_the_recipe_s_own_target_is_told_of_and_stops_nothing(tiny: Any) -> None:
-    plain, own = tiny(), tiny(target=93.0)
-    assert Target.from_options("", plain) is None and target_outcome(None, ROWS) is None
-    assert Target.from_options("", own) == Target("top5", 93.0, stops_training=False)
-    assert Target.from_options("top1=50", own) == Target("top1", 50.0)
-    assert (
-        Target.parse("top5=80").apply_to_recipe(own).target == 80.0
-        and Target.parse("top1=80").apply_to_recipe(own).target == 93.0
-    )
+def test_target_from_options_recipe_target_stops_nothing(tiny: Any) -> None:
+    without_target, own_recipe = tiny(), tiny(target=93.0)
+    assert Target.from_options("", without_target) is None and target_outcome(None, ROWS) is None
+    assert Target.from_options("", own_recipe) == Target("top5", 93.0, stops_training=False)
+    assert Target.from_options("top1=50", own_recipe) == Target("top1", 50.0)
+    assert Target.parse("top5=80").apply_to_recipe(own_recipe).target == 80.0
+    assert Target.parse("top1=80").apply_to_recipe(own_recipe).target == 93.0
 
 
-def test_the_clock_goes_on_over_attempts_and_begins_anew_with_a_new_run(tmp_path: Path) -> None:
+def test_start_clock_continues_over_attempts_of_a_run(tmp_path: Path) -> None:
     assert start_clock(tmp_path, 100.0, is_new_run=True) == 100.0
     assert start_clock(tmp_path, 150.0, is_new_run=False) == 100.0
     assert start_clock(tmp_path, 200.0, is_new_run=True) == 200.0
     other = tmp_path / "other"
     other.mkdir()
-    assert start_clock(other, 150.0, is_new_run=False) == 150.0, "the first attempt never came so far"
+    assert start_clock(other, 150.0, is_new_run=False) == 150.0, (
+        "the first attempt never came so far as to start the clock"
+    )
 
 
-def test_a_run_that_ended_at_its_target_is_held_against_the_forecast_of_what_it_ran() -> None:
-    each = {"compute": 80.0, "validation": 8.0, "fixed": 4.0}
-    phases = [{"start": 0, "end": 2, "terms": each}, {"start": 2, "end": 6, "terms": each}]
-    told = {"terms": {**{name: 2 * one for name, one in each.items()}, "start": 10.0}, "phases": phases}
-    assert terms_until(told, 6) == told["terms"]
-    assert terms_until(told, 3) == {"compute": 100.0, "validation": 10.0, "fixed": 5.0, "start": 10.0}
-    rows = [
+def test_compare_with_run_that_ended_at_its_target() -> None:
+    phase_terms = {"compute": 80.0, "validation": 8.0, "fixed": 4.0}
+    phases = [{"start": 0, "end": 2, "terms": phase_terms}, {"start": 2, "end": 6, "terms": phase_terms}]
+    terms = {"compute": 160.0, "validation": 16.0, "fixed": 8.0, "start": 10.0}
+    forecast = {"terms": terms, "phases": phases}
+    assert terms_until(forecast, 6) == terms
+    assert terms_until(forecast, 3) == {"compute": 100.0, "validation": 10.0, "fixed": 5.0, "start": 10.0}
+    epochs = [
         {"epoch": number, "where": {"steps": 25.0 if number == 3 else 40.0, "validation": 3.0, "other": 2.0}}
         for number in (1, 2, 3)
     ]
-    found = {row["term"]: row for row in compare_with_run(told, {"epochs": rows, "seconds": {"attempt": 10.0}})}
-    assert found["steps"]["forecast"] == 100.0 and found["steps"]["actual"] == 105.0
-    assert found["all"]["forecast"] == 125.0
+    comparison = compare_with_run(forecast, {"epochs": epochs, "seconds": {"attempt": 10.0}})
+    rows = {row["term"]: row for row in comparison}
+    assert rows["steps"]["forecast"] == 100.0 and rows["steps"]["actual"] == 105.0
+    assert rows["all"]["forecast"] == 125.0
 
 
 # --- whole runs -----------------------------------------------------------------------------------------------------
 
-EASY = "top5=5"  # 20 images: whatever is said five times of ten classes hits one
+EASY_TARGET = "top5=5"  # with ten classes and 20 images, five guesses for each always hit one
 
 
-def easy(tiny: Any) -> Recipe:
-    rows = [Phase(epochs=(0, 4), size=32, batch=8, lr=0.01, min_scale=0.35, validate="each")]
-    made: Recipe = tiny(name="easy", phases=rows)
-    return made
+def easy_recipe(tiny: Any) -> Recipe:
+    phases = [Phase(epochs=(0, 4), size=32, batch=8, lr=0.01, min_scale=0.35, validate="each")]
+    recipe: Recipe = tiny(name="easy", phases=phases)
+    return recipe
 
 
-def result(out: Path) -> dict[str, Any]:
+def read_result(out: Path) -> dict[str, Any]:
     return dict(json.loads((out / "result.json").read_text()))
 
 
-def lines(out: Path, kind: str) -> list[dict[str, Any]]:
+def metrics_lines(out: Path, kind: str) -> list[dict[str, Any]]:
     rows = [json.loads(line) for path in sorted((out / "metrics").iterdir()) for line in path.read_text().splitlines()]
     return [row for row in rows if row["kind"] == kind]
 
 
 @pytest.fixture(scope="module")
-def reached(runs: Any, tiny: Any) -> Path:
-    """Two processes that reach their target in the first epoch of four."""
+def reached_run(runs: Any, tiny: Any) -> Path:
+    """A run of two processes that reaches its target in the first epoch of four."""
     out: Path = runs.folder / "reached"
-    runs.run(out, "--gpus", "2", "--target", EASY, world=2, recipe=runs.recipe(easy(tiny)))
+    runs.run(out, "--gpus", "2", "--target", EASY_TARGET, world=2, recipe=runs.recipe(easy_recipe(tiny)))
     return out
 
 
-def test_training_ends_after_the_validation_that_reaches_the_target_and_saves_it(reached: Path, runs: Any) -> None:
-    got = result(reached)
-    told, row = got["target"], got["epochs"][-1]
-    assert (len(got["epochs"]), got["steps"], got["state"]) == (1, 4, "done")
-    assert (told["reached"], told["epoch"], told["stops"], told["goal"]) == (True, 1, True, 5.0)
-    assert told["seconds"] == row["clock"] == got["clock"]["seconds"] and told["at"] == row["at"]
-    assert row["clock"] == pytest.approx(row["at"] - got["clock"]["begun"])
-    assert row["train_seconds"] + row["val_seconds"] < row["clock"] <= got["seconds"]["attempt"] + 0.5
-    path = checkpoint_io.newest_checkpoint(reached / "checkpoints/000001")
+def test_run_ends_and_saves_after_the_validation_at_the_target(reached_run: Path, runs: Any) -> None:
+    result = read_result(reached_run)
+    outcome, row = result["target"], result["epochs"][-1]
+    assert (len(result["epochs"]), result["steps"], result["state"]) == (1, 4, "done")
+    assert (outcome["reached"], outcome["epoch"], outcome["stops"], outcome["goal"]) == (True, 1, True, 5.0)
+    assert outcome["seconds"] == row["clock"] == result["clock"]["seconds"] and outcome["at"] == row["at"]
+    assert row["clock"] == pytest.approx(row["at"] - result["clock"]["begun"])
+    assert row["train_seconds"] + row["val_seconds"] < row["clock"] <= result["seconds"]["attempt"] + 0.5
+    path = checkpoint_io.newest_checkpoint(reached_run / "checkpoints/000001")
     assert path and checkpoint_io.load_checkpoint(path)["epoch"] == 1
-    said = runs.said(reached)
-    assert "top-5 of 5 % reached in epoch 1, " in said and "Traceback" not in said
-    assert not runs.alive(reached)
+    output = runs.said(reached_run)
+    assert "top-5 of 5 % reached in epoch 1, " in output and "Traceback" not in output
+    assert not runs.alive(reached_run)
 
 
-def test_the_metrics_begin_with_what_the_attempt_is(reached: Path) -> None:
-    (start,) = lines(reached, "start")
+def test_metrics_begin_with_a_description_of_the_attempt(reached_run: Path) -> None:
+    (start,) = metrics_lines(reached_run, "start")
     assert (start["train_images"], start["val_images"], start["world"], start["gpus"]) == (50, 20, 2, 2)
-    assert start["begun"] == result(reached)["clock"]["begun"] and start["versions"]["torch"] and start["step"] == 0
+    assert start["begun"] == read_result(reached_run)["clock"]["begun"]
+    assert start["versions"]["torch"] and start["step"] == 0
 
 
-def test_a_resumed_run_that_had_reached_it_trains_no_more(reached: Path, runs: Any, tiny: Any, tmp_path: Path) -> None:
-    out = tmp_path / "again"
-    shutil.copytree(reached, out)
-    before = len(lines(out, "train"))
-    again = ("--gpus", "2", "--target", EASY, "--attempt", "2")
-    runs.run(out, *again, world=2, recipe=runs.recipe(easy(tiny)))
-    got, old = result(out), result(reached)
-    assert len(lines(out, "train")) == before and got["epochs"][0]["clock"] == old["epochs"][0]["clock"]
-    assert {**got["target"], "at": 0} == {**old["target"], "at": 0} and got["steps"] == 4
-    assert got["clock"] == old["clock"]
-
-
-def test_a_higher_target_lets_the_same_run_go_on_and_a_missed_one_is_no_failure(
-    reached: Path, runs: Any, tiny: Any, tmp_path: Path
+def test_resumed_run_that_reached_the_target_trains_no_more(
+    reached_run: Path, runs: Any, tiny: Any, tmp_path: Path
 ) -> None:
+    out = tmp_path / "again"
+    shutil.copytree(reached_run, out)
+    train_lines = len(metrics_lines(out, "train"))
+    options = ("--gpus", "2", "--target", EASY_TARGET, "--attempt", "2")
+    runs.run(out, *options, world=2, recipe=runs.recipe(easy_recipe(tiny)))
+    result, old = read_result(out), read_result(reached_run)
+    assert len(metrics_lines(out, "train")) == train_lines and result["epochs"][0]["clock"] == old["epochs"][0]["clock"]
+    assert {**result["target"], "at": 0} == {**old["target"], "at": 0} and result["steps"] == 4
+    assert result["clock"] == old["clock"]
+
+
+def test_resumed_run_with_a_higher_target_continues(reached_run: Path, runs: Any, tiny: Any, tmp_path: Path) -> None:
     out = tmp_path / "on"
-    shutil.copytree(reached, out)
+    shutil.copytree(reached_run, out)
     runs.run(
-        out, "--procs", "1", "--gpus", "2", "--target", "top1=100", "--attempt", "2", recipe=runs.recipe(easy(tiny))
+        out,
+        "--procs",
+        "1",
+        "--gpus",
+        "2",
+        "--target",
+        "top1=100",
+        "--attempt",
+        "2",
+        recipe=runs.recipe(easy_recipe(tiny)),
     )
-    got, old = result(out), result(reached)
-    assert len(got["epochs"]) == 4 and got["target"]["reached"] is False and got["target"]["epoch"] is None
-    assert got["clock"]["begun"] == old["clock"]["begun"], "the clock goes on"
-    clocks = [row["clock"] for row in got["epochs"]]
+    result, old = read_result(out), read_result(reached_run)
+    assert len(result["epochs"]) == 4 and result["target"]["reached"] is False and result["target"]["epoch"] is None
+    assert result["clock"]["begun"] == old["clock"]["begun"], "the clock goes on"
+    clocks = [row["clock"] for row in result["epochs"]]
     assert clocks[0] == old["epochs"][0]["clock"] and clocks == sorted(clocks)
-    assert got["target"]["best"] == max(row["top1"] for row in got["epochs"])
+    assert result["target"]["best"] == max(row["top1"] for row in result["epochs"])
     assert "top-1 of 100 % not reached" in runs.said(out)
 
 
-def test_the_recipe_s_own_target_ends_nothing(runs: Any, tiny: Any, tmp_path: Path) -> None:
-    out, own = tmp_path / "own", replace(easy(tiny), name="own", target=5.0)
-    runs.run(out, "--gpus", "2", "--procs", "1", "--max-steps", "5", recipe=runs.recipe(own))
-    got = result(out)
-    assert len(got["epochs"]) == 2 and (got["target"]["reached"], got["target"]["stops"]) == (True, False)
+def test_run_with_a_recipe_target_does_not_end_there(runs: Any, tiny: Any, tmp_path: Path) -> None:
+    out, own_recipe = tmp_path / "own", replace(easy_recipe(tiny), name="own", target=5.0)
+    runs.run(out, "--gpus", "2", "--procs", "1", "--max-steps", "5", recipe=runs.recipe(own_recipe))
+    result = read_result(out)
+    assert len(result["epochs"]) == 2 and (result["target"]["reached"], result["target"]["stops"]) == (True, False)
 
 
-def test_a_target_that_is_none_ends_the_command_with_an_example(runs: Any, tmp_path: Path) -> None:
+def test_train_invalid_target_exits_2_with_an_example(runs: Any, tmp_path: Path) -> None:
     assert "look like top5=93" in runs.run(tmp_path / "none", "--target", "93", code=2)
