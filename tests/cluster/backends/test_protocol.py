@@ -15,7 +15,7 @@ every = pytest.mark.parametrize("name", registry.backend_names())
 
 
 def test_there_is_this_computer() -> None:
-    verbs = {"check", "launch", "step", "alive", "dead", "replace", "lose", "terminate"}
+    verbs = {"check", "launch", "poll", "agents_alive", "dead_machines", "replace", "kill_machine", "terminate"}
     assert "local" in registry.backend_names() and verbs <= set(VERBS)
 
 
@@ -35,7 +35,7 @@ def test_a_backend_says_in_a_line_what_it_is(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["cloud", "", "__init__", "local.py", "../local", "Local"])
 def test_an_unknown_backend_is_refused_and_the_known_are_named(name: str) -> None:
-    with pytest.raises(BadInput, match=r"there is no backend .*; there are .*local"):
+    with pytest.raises(BadInput, match=r"no backend .*; the backends are .*local"):
         registry.get_backend(name)
 
 
@@ -45,7 +45,7 @@ def test_of_a_job_that_never_began_nothing_lives_and_nothing_is_ended(hand_made:
     run, backend = hand_made(backend=name, hosts=hosts), registry.get_backend(name)
     assert not backend.agents_alive(run.spec, run.folders)
     backend.terminate(run.spec, run.folders)
-    shutil.rmtree(run.folders.run)
+    shutil.rmtree(run.folders.path)
     assert not backend.agents_alive(run.spec, run.folders)
     backend.terminate(run.spec, run.folders)
     assert backend.cost_dollars(run.spec, run.folders) >= 0

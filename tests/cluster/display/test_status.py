@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 
 from cluster.display import status, tables
+from train.metrics import text
 
 Fixture = Any
 
@@ -22,18 +23,18 @@ Fixture = Any
     ],
 )
 def test_a_time_is_minutes_and_seconds_and_hours_when_there_are_any(seconds: float, shown: str) -> None:
-    assert status.format_duration(seconds) == shown
+    assert text.format_duration(seconds) == shown
 
 
 @pytest.mark.parametrize(
     "pair, shown", [((1.0, 2.0), "1 to 2"), ((0.1, 0.1), "0.1"), ((3.84, 0.0336), "3.84 to 0.0336"), ((0.0, 0.0), "0")]
 )
 def test_a_rate_is_one_number_or_its_two_ends(pair: tuple[float, float], shown: str) -> None:
-    assert status.rates(pair) == status.rates(pair, max(pair)) == shown
+    assert text.format_lr_range(pair) == text.format_lr_range(pair, max(pair)) == shown
 
 
 def test_the_peak_of_a_cycle_stands_between_its_ends() -> None:
-    assert status.rates((0.002, 2e-7), 0.05) == "0.002 to 0.05 to 2e-07"
+    assert text.format_lr_range((0.002, 2e-7), 0.05) == "0.002 to 0.05 to 2e-07"
 
 
 def test_a_table_has_a_line_for_each_row_and_numbers_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:

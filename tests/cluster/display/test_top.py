@@ -203,7 +203,7 @@ def test_off_a_terminal_it_is_one_plain_table_and_whole(capsys: pytest.CaptureFi
 
 SCRIPT = """
 import os, sys
-from cluster.display.top import top
+from cluster.display.top import show_top
 sys.path.insert(0, {tests!r})
 from test_top import JOB, status
 count = 0
@@ -212,7 +212,7 @@ def read():
     count += 1
     return {{**JOB, "step": 100 + count, "state": "done" if count == {last} else "running"}}, {{
         str(n): status(n, step=count, name=f"machine-{{n}}-of-a-long-name") for n in range(3)}}
-top(read, once={once})
+show_top(read, once={once})
 """
 
 

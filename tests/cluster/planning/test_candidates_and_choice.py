@@ -51,9 +51,9 @@ def fake(
     told = None
     if minutes is not None:
         assert row.forecast
-        told = replace(row.forecast, epochs=(), start={"boot": 60 * minutes})
-    kind = replace(row.machine_type, name=name, on_demand=price, gone=gone)
-    return replace(row, kind=kind, forecast=told)
+        told = replace(row.forecast, epochs=(), startup_seconds={"boot": 60 * minutes})
+    kind = replace(row.machine_type, name=name, on_demand_price=price, retired_reason=gone)
+    return replace(row, machine_type=kind, forecast=told)
 
 
 # --- rows -----------------------------------------------------------------------------------------------------------
@@ -243,7 +243,7 @@ def test_a_finished_jobs_result_has_its_constants_and_the_forecast_beside_what_i
     job = hand_made(forecast=told)
     job.shared("result.json", json.dumps(DONE))
     write_result(job.folders, job.spec, registry.get_backend("local"))
-    result = json.loads(job.folders.result.read_text())
+    result = json.loads(job.folders.result_path.read_text())
     assert result["forecast"] == told and {row["term"]: row["error"] for row in result["against"]}["steps"] == 1.0
     own = calibration.measured_constants("job-1", result)
     assert own.batch_timings == ((32, 8, pytest.approx(0.2)),) and own == Constants.from_json(result["constants"])
@@ -252,7 +252,7 @@ def test_a_finished_jobs_result_has_its_constants_and_the_forecast_beside_what_i
 def test_a_result_of_a_job_that_failed_or_says_too_little_is_written_all_the_same(hand_made: Fixture) -> None:
     job = hand_made(forecast={"terms": {}})
     write_result(job.folders, job.spec, registry.get_backend("local"), end_reason="it fell", end_state="failed")
-    result = json.loads(job.folders.result.read_text())
+    result = json.loads(job.folders.result_path.read_text())
     assert result["state"] == "failed" and not {"forecast", "against", "constants"} & result.keys()
     assert state_result.forecast_vs_actual({"terms": {}}, {"state": "done", "epochs": []}) == {}
     for one in (None, result, {"state": "done"}):
@@ -265,7 +265,7 @@ def test_a_jobs_speed_is_its_cards_and_another_card_has_its_preset() -> None:
     a100, h100, here = (
         candidates.get_machine_type(FREE),
         candidates.get_machine_type("p5.48xlarge"),
-        replace(P3, gpu="", on_demand=0.0),
+        replace(P3, gpu="", on_demand_price=0.0),
     )
     assert calibration.constants_for_type(own, a100, a100) == (own, "") and calibration.constants_for_type(
         own, here, here
@@ -287,19 +287,19 @@ def test_a_jobs_speed_is_its_cards_and_another_card_has_its_preset() -> None:
 
 def test_what_processors_did_says_nothing_of_a_gpu() -> None:
     own = Constants(source="job-3", batch_timings=((224, 64, 1.0),), startup_seconds=9.0)
-    cpu, gpu = replace(P3, gpu="CPU", on_demand=0.0), candidates.get_machine_type(FREE)
+    cpu, gpu = replace(P3, gpu="CPU", on_demand_price=0.0), candidates.get_machine_type(FREE)
     assert calibration.constants_for_type(own, cpu, gpu) == (DEFAULT_CONSTANTS, "job-3 ran on processors, which says nothing of A100: all of "
                                                  f"{FREE} is presets")  # fmt: skip
     assert calibration.constants_for_type(own, gpu, cpu)[0] == DEFAULT_CONSTANTS
-    small = replace(cpu, name="c7i.2xlarge", on_demand=0.4)
+    small = replace(cpu, name="c7i.2xlarge", on_demand_price=0.4)
     like, note = calibration.constants_for_type(own, cpu, small)
     assert (
         like
         == replace(
             own,
-            boot=DEFAULT_CONSTANTS.boot_seconds,
-            setup=DEFAULT_CONSTANTS.setup_seconds,
-            fetch=DEFAULT_CONSTANTS.fetch_bytes_per_second,
+            boot_seconds=DEFAULT_CONSTANTS.boot_seconds,
+            setup_seconds=DEFAULT_CONSTANTS.setup_seconds,
+            fetch_bytes_per_second=DEFAULT_CONSTANTS.fetch_bytes_per_second,
         )
         and "taken for those of" in note
     )

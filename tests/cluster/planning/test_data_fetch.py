@@ -195,11 +195,11 @@ def test_the_seconds_of_fetching_stand_in_the_machines_way_to_its_first_step(han
     run = hand_made()
     states = ("setup", "fetching", "warming", "waiting", "starting", "joining", "warming", "training")
     run.history(*((state, 100.0 + 10 * number) for number, state in enumerate(states)))
-    run.folders.run.joinpath("logs").mkdir()
-    home = run.folders.run / "logs/agent-0.jsonl"
+    run.folders.path.joinpath("logs").mkdir()
+    home = run.folders.path / "logs/agent-0.jsonl"
     home.write_text((run.folders.shared / "logs/agent-0.jsonl").read_text())
-    assert timeline.startup_seconds(run.folders.run, "0")["fetch"] == 10
-    assert run.job.machines()["0"]["seconds"]["fetch"] == 10
+    assert timeline.startup_seconds(run.folders.path, "0")["fetch"] == 10
+    assert run.job.machine_details()["0"]["seconds"]["fetch"] == 10
     run.says("fetching", doing="fetching s3://b/x", progress="fetching s3://b/x: 1 MB of 2 MB (50 %)", phase="warming")
     with run.agent_at_work():
         status = run.job.status()

@@ -126,7 +126,7 @@ def test_a_recipe_without_types_is_asked_for_one(place: Fixture) -> None:
 
 def test_the_constants_of_a_job_are_used_and_its_forecast_stands_in_status(finished: Fixture) -> None:
     result = json.loads(finished.cli("status", "-o", "json").out)["result"]
-    assert result["forecast"]["source"] == "presets" and result["constants"]["chunks"]
+    assert result["forecast"]["source"] == "presets" and result["constants"]["batch_timings"]
     assert [row["term"] for row in result["against"]] == ["steps", "loader", "validation", "fixed", "start", "all"]
     assert result["against"][-1]["actual"] > 0
     shown = finished.cli("status").out
@@ -144,6 +144,6 @@ def test_the_constants_of_a_job_are_used_and_its_forecast_stands_in_status(finis
     other.write_text(Path(finished.path / own).read_text().replace("resnet10_tiny", "resnet18"))
     refused = finished.cli("plan", "--from", "job-1", str(other))
     assert refused.code == 2 and "it trained resnet10_tiny, whose seconds say nothing of resnet18" in refused.err
-    (size, batch, seconds) = result["constants"]["chunks"][0]
+    (size, batch, seconds) = result["constants"]["batch_timings"][0]
     steps = sum(row["steps"] for row in said["phases"])
     assert (size, batch) == (32, 8) and said["forecast"]["terms"]["compute"] == pytest.approx(steps * seconds, rel=0.2)

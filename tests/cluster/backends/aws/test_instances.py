@@ -28,20 +28,20 @@ def rent(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     here = sys.modules[JobInstances.__module__]
 
     class Account(SimpleNamespace):
-        def at(self, region: str) -> "Account":
+        def in_region(self, region: str) -> "Account":
             return Account(region=region, identity=("", ""))
 
     monkeypatch.setattr(here, "Account", lambda region: Account(region=region, identity=("", "")))
-    gang = SimpleNamespace(askings=list, look=list, open=list)
+    gang = SimpleNamespace(launch_requests=list, list_instances=list, open_requests=list)
     monkeypatch.setattr(here, "Gang", lambda *_: gang)
 
     def make(machines: int, *lines: tuple[str, dict[str, Any]], **changes: Any) -> Any:
         wish = RentalSpec(
-            **{"places": (place(),), "address": "192.0.2.1/32", "owner": "ann", **changes.pop("wish", {})}
+            **{"places": (place(),), "ssh_address": "192.0.2.1/32", "owner": "ann", **changes.pop("wish", {})}
         )
         run = hand_made(machines=machines, backend="aws", cloud=wish.to_json(), **changes)
         rows = [{"what": what, "time": NOW, **facts} for what, facts in lines]
-        (run.folders.run / "cloud.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+        (run.folders.path / "cloud.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
         found: Any = JobInstances(run.spec, run.folders, lambda text: None)
         found.bed = gang
         return found
@@ -75,33 +75,33 @@ def test_those_that_ended_last_tell_whether_others_are_wanted(ends: dict[str, An
     lines = [gone(f"i-1{name}", NOW - 1000 + at, why) for name, (at, why) in ends.items()]
     found = rent(2, *came(1, NOW - 1000, place(), "0", "1"), *lines)
     renewed: list[str] = []
-    found._acquire = list
+    found._rent_all = list
     if said:
         with pytest.raises(EndedExternally, match=f"ended {said}.*imgnet-cluster resume job-1"):
-            found.gather(lambda: renewed.append("anew"))
+            found.find_or_rent(lambda: renewed.append("anew"))
     else:
-        assert found.gather(lambda: renewed.append("anew")) == {}
+        assert found.find_or_rent(lambda: renewed.append("anew")) == {}
     assert renewed == [] if said else ["anew"]
 
 
 def test_nothing_is_rented_when_the_time_is_over(rent: Any) -> None:
     lines = [*came(1, NOW - 2 * HOUR, place(), "0"), gone("i-10", NOW - HOUR, SPOT)]
     found = rent(1, *lines, max_hours=1.0)
-    assert found.late
+    assert found.is_overdue
     with pytest.raises(EndedExternally, match="its time is over; go on: imgnet-cluster resume job-1"):
-        found.gather(lambda: pytest.fail("anew"))
-    found.folders.spec.write_text(json.dumps({**json.loads(found.folders.spec.read_text()), "max_hours": 3.0}))
-    assert not found.late, "it was extended"
+        found.find_or_rent(lambda: pytest.fail("anew"))
+    found.run_folder.spec_path.write_text(json.dumps({**json.loads(found.run_folder.spec_path.read_text()), "max_hours": 3.0}))
+    assert not found.is_overdue, "it was extended"
 
 
 def test_after_a_move_what_was_spent_before_counts_as_it_was(rent: Any) -> None:
     first, second = place(20.0), place(10.0)
     lines = [*came(1, NOW - HOUR, first, "0"), gone("i-10", NOW, SPOT), *came(2, NOW, second, "0")]
     found = rent(1, *lines, max_hours=100.0, wish={"max_dollars": 40.0})
-    hours, late = found.limits(second)
+    hours, late = found.compute_limits(second)
     assert hours + late / HOUR == pytest.approx(1 + 20 / (10 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.03)
     before = rent(1, *lines[:2], max_hours=100.0, wish={"max_dollars": 40.0}, name="job-2")
-    hours, late = before.limits(first)
+    hours, late = before.compute_limits(first)
     assert hours + late / HOUR == pytest.approx(
         40 / (20 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.02
     )  # a minute is billed at once
@@ -117,28 +117,28 @@ def test_an_asking_without_an_answer_is_not_followed_by_one_in_another_region(
         asked.append(places[0].region)
         raise CloudError("describe machines (ec2:DescribeInstances): throttled")
 
-    monkeypatch.setattr(sys.modules[JobInstances.__module__], "kinds", lambda account, types: dict.fromkeys(types))
+    monkeypatch.setattr(sys.modules[JobInstances.__module__], "list_instance_types", lambda account, types: dict.fromkeys(types))
     found.bed.acquire = acquire
-    found._stack_of = lambda account: SimpleNamespace(subnets=["us-east-1a", "us-west-2a"])
+    found._ensure_stack = lambda account: SimpleNamespace(subnets=["us-east-1a", "us-west-2a"])
     with pytest.raises(CloudError):
-        found._acquire()
+        found._rent_all()
     assert asked == ["us-east-1", "us-west-2"]
-    found.bed.open = lambda: [{"number": 1}]
+    found.bed.open_requests = lambda: [{"number": 1}]
     with pytest.raises(CloudError):
-        found._acquire()
+        found._rent_all()
     assert asked[2:] == ["us-east-1"]
 
 
 def test_the_computer_that_looks_after_a_job_is_let_in_wherever_it_is_unless_another_was_said(
     rent: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[JobInstances.__module__], "my_address", lambda: "198.51.100.9/32")
-    moved, said = rent(1), rent(1, wish={"fixed": True}, name="job-2")
-    assert (moved.let_in, moved.address(), moved.let_in) == ("192.0.2.1/32", "198.51.100.9/32", "198.51.100.9/32")
-    assert said.address() == "192.0.2.1/32"
+    monkeypatch.setattr(sys.modules[JobInstances.__module__], "get_public_address", lambda: "198.51.100.9/32")
+    moved, said = rent(1), rent(1, wish={"is_address_fixed": True}, name="job-2")
+    assert (moved.allowed_address, moved.resolve_ssh_address(), moved.allowed_address) == ("192.0.2.1/32", "198.51.100.9/32", "198.51.100.9/32")
+    assert said.resolve_ssh_address() == "192.0.2.1/32"
 
     def nobody() -> str:
         raise CloudError("nobody says it")
 
-    monkeypatch.setattr(sys.modules[JobInstances.__module__], "my_address", nobody)
-    assert moved.address() == "198.51.100.9/32"
+    monkeypatch.setattr(sys.modules[JobInstances.__module__], "get_public_address", nobody)
+    assert moved.resolve_ssh_address() == "198.51.100.9/32"
