@@ -118,7 +118,7 @@ def test_fetch_lasting_errors_are_one_line(root: Path, front: Front, tmp_path: P
     with pytest.raises(FetchError) as raised:
         fetch(tmp_path / "t", stall_timeout=0.3)
     line = str(raised.value)
-    assert ", bytes " in line and "SlowDown: Reduce your rate; nothing came for 0 s; fetch again" in line
+    assert ", bytes " in line and "SlowDown: Reduce your rate; nothing was received for 0 s; fetch again" in line
     assert "\n" not in line and line.count("s3://") == 1
     front.faults.clear()
     fetch(tmp_path / "t")
@@ -151,4 +151,4 @@ def test_check_iam_prints_the_policy_for_another_bucket(place: Fixture) -> None:
     assert [statement["Action"] for statement in policies["data"]["Statement"]] == [["s3:GetObject"], ["s3:ListBucket"]]
     assert "data" not in json.loads(place.cli("check", "--iam").out)
     refused = place.cli("check", "--iam", "--data", "/x")
-    assert refused.code == 1 and "is no place in S3" in refused.err
+    assert refused.code == 1 and "not an S3 address" in refused.err
