@@ -178,7 +178,7 @@ def test_fetch_cli_copies_the_set_and_prints_the_rate(place: Fixture) -> None:
     (("set", "t", "--sizes", "full,x"), 2, "--sizes: must be full, or whole numbers of 32 or more"),
     (("set", "t", "--sizes", "full,16"), 2, "--sizes: must be full"),
     (("set", "t", "--sizes", "128"), 1, "set-sz/128: there is no such folder"),
-    (("s3://", "t"), 1, "s3://: is no place in S3"),
+    (("s3://", "t"), 1, "s3://: not an S3 address"),
     (("set", "set/manifest.json"), 1, "set/manifest.json: File exists"),
 ])  # fmt: skip
 def test_fetch_cli_errors_are_one_line(place: Fixture, arguments: tuple[str, ...], code: int, message: str) -> None:
