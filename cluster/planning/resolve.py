@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.local import PROJECT_ROOT, visible_gpu_count
@@ -21,10 +21,6 @@ from . import data_fetch
 from .data_fetch import count_splits
 from .local_forecast import forecast_local
 from .plan import Plan
-
-if TYPE_CHECKING:
-    from infra.aws.market.instance_types import InstanceType
-
 
 def plan(
     recipe: Recipe,
@@ -88,7 +84,7 @@ def plan(
     requested_root = Path(recipe.data.root if data is None or is_synthetic else data)
     is_s3_data = not is_synthetic and data_fetch.is_s3(recipe.data.root)
 
-    instance_type: InstanceType | None = None
+    instance_type: Any = None  # an InstanceType of infra, which only the AWS backend may import
     if backend == "aws":
         from cluster.backends.aws import plan as aws_plan
 
