@@ -22,6 +22,7 @@ from .data_fetch import count_splits
 from .local_forecast import forecast_local
 from .plan import Plan
 
+
 def plan(
     recipe: Recipe,
     *,
