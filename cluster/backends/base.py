@@ -1,4 +1,4 @@
-"""The interface of a backend: where machines come from."""
+"""The interface of a backend, the source of a job's machines."""
 
 from pathlib import Path
 from typing import Protocol
@@ -8,43 +8,54 @@ from cluster.state.spec import JobSpec
 
 
 class Backend(Protocol):
-    """The verbs of a backend."""
+    """Functions that every backend module implements. They take the job's spec and its local run folder."""
 
-    DESCRIPTION: str
-    IS_REMOTE: bool  # only the supervisor talks to the machines; everybody else looks at what is home
+    DESCRIPTION: str  # one line
+    # True if the machines are reached over ssh. Then only the supervisor talks to them, and all other commands read
+    # the files that it has copied to the local run folder.
+    IS_REMOTE: bool
 
     def check(self, spec: JobSpec, runs_folder: Path) -> None:
-        """Raise `ClusterError` when this job cannot start here: a program, a folder or room on the disk is missing."""
+        """Check that the job can start here.
+
+        Raises `ClusterError` when a program, a folder or disk space is missing, and its subclass `BadInput` when an
+        option has to change.
+        """
 
     def reserved_names(self) -> set[str]:
-        """Return the job names that are in use here, also those of other folders: a new job takes none of them."""
+        """Return the job names that are in use on this computer, in any runs folder. A new job takes none of them."""
 
     def launch(self, spec: JobSpec, run_folder: RunFolder) -> None:
-        """Start the job's agent, and whatever it needs; an agent that is at work already is left alone."""
+        """Start the job's agents and what they need. An agent that already runs is left alone."""
 
     def poll(self, spec: JobSpec, run_folder: RunFolder) -> bool:
-        """Bring home what is new, and do what else a supervisor does all the time. Returns what `alive` would.
+        """Do one round of the supervisor's work: copy new files to the run folder and handle changes of the machines.
 
-        Raises `OSError` when the disk here is full, `ClusterError` when the job cannot start.
+        Returns what `agents_alive` would. Raises `OSError` when the local disk is full, `ClusterError` when the job
+        cannot start.
         """
 
     def agents_alive(self, spec: JobSpec, run_folder: RunFolder) -> bool:
-        """Whether an agent is at work on the job."""
+        """Whether at least one agent of the job is running, as far as this computer can tell."""
 
     def dead_machines(self, spec: JobSpec, run_folder: RunFolder) -> list[str]:
-        """Return the machines that certainly have no agent at work; one that cannot be reached is not among them."""
+        """Return the machines that certainly have no running agent. An unreachable machine is not among them."""
 
     def replace(self, spec: JobSpec, run_folder: RunFolder, name: str) -> None:
-        """Start the agent of a machine that was lost, or of another in its place."""
+        """Start the agent of a lost machine again, or rent another machine under the same name."""
 
     def kill_machine(self, spec: JobSpec, run_folder: RunFolder, name: str, notice_seconds: float | None) -> None:
-        """Take a machine away, for rehearsal: as if its power was cut, or with so many seconds of notice."""
+        """Take a machine away to rehearse a failure.
+
+        `notice_seconds` is the advance notice in seconds, as with a spot interruption; None acts like a power cut.
+        Raises `ClusterError` when the machine is not there.
+        """
 
     def terminate(self, spec: JobSpec, run_folder: RunFolder) -> list[str]:
-        """End everything of the job at once; nothing when there is nothing. Returns machines that did not answer."""
+        """End everything that belongs to the job at once. Idempotent. Returns the machines that did not answer."""
 
     def cost_dollars(self, spec: JobSpec, run_folder: RunFolder) -> float:
-        """Return what the job has cost until now."""
+        """Return the job's cost until now, in dollars."""
 
     def cost_dollars_until(self, spec: JobSpec, run_folder: RunFolder, moment: float) -> float | None:
-        """Return what the job had cost at a moment; None when nobody knows what its machines cost."""
+        """Return the job's cost in dollars until `moment` (seconds since 1970), None when a price is unknown."""

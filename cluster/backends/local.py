@@ -1,4 +1,7 @@
-"""This computer as the machine of a job, or as several: for each an agent in a tmux session of the job's name."""
+"""Backend `local`: this computer acts as the job's machine, or as several of them.
+
+Each machine is an agent in a window of a tmux session that has the job's name.
+"""
 
 import os
 import shutil
@@ -20,121 +23,143 @@ from train.tools.filesystem import read_json, to_json_bytes
 
 DESCRIPTION = "this computer"
 IS_REMOTE = False
-# A checkpoint is weights and momentum in float32; two are kept, a third is being written. Of other people's networks
-# nothing is known here: as large as a ViT-B/16, 86 million parameters.
+# Size of one checkpoint in MB: weights and momentum, both float32.
 CHECKPOINT_MB = {
-    "resnet10_tiny": 4, "resnet10_cifar": 4,
-    "resnet18": 94, "resnet34": 175, "resnet50": 205, "resnet101": 357, "resnet152": 482, "alexnet_bn": 488,
-}  # fmt: skip
+    "resnet10_tiny": 4,
+    "resnet10_cifar": 4,
+    "resnet18": 94,
+    "resnet34": 175,
+    "resnet50": 205,
+    "resnet101": 357,
+    "resnet152": 482,
+    "alexnet_bn": 488,
+}
+# Networks of other packages have no known size; a ViT-B/16 with 86 million parameters serves as the guess.
 UNKNOWN_MODEL_CHECKPOINT_MB = 693
-TWO_MOMENT_OPTIMIZERS = ("lamb", "adamw")  # keep a second one beside the momentum
+CHECKPOINTS_ON_DISK = 3  # two are kept while a third is written
+TWO_MOMENT_OPTIMIZERS = ("lamb", "adamw")  # store a second moment beside the first
 LOGS_MB = 50
 
 
 def check(spec: JobSpec, runs_folder: Path) -> None:
-    """Raise `ClusterError` when tmux, what the recipe needs, the data or room on the run folders' disk are missing."""
+    """Check that tmux, the recipe's requirements, the data and enough disk space are there.
+
+    Raises `BadInput` for a missing requirement or `--copies` folder, `ClusterError` for all else.
+    """
     tmux.require_tmux()
     for line in requirements.missing_requirements(spec.recipe):
         raise BadInput(line)
-    if not spec.generate_data and not spec.data_source:  # which the plan has looked at
+    if not spec.generate_data and not spec.data_source:  # data that is fetched was checked when the job was planned
         try:
             check_layout(Path(spec.data))
         except DataError as error:
             raise ClusterError(str(error)) from error
         if spec.copies not in (f"{spec.data}-sz", "") and not Path(spec.copies).is_dir():
             raise BadInput(f"--copies {spec.copies}: there is no such folder")
-    here = next(one for one in [runs_folder, *runs_folder.parents] if one.is_dir())
-    free = shutil.disk_usage(here).free / 1e6
-    wanted = 3 * estimate_checkpoint_mb(spec.recipe) + LOGS_MB
-    if free < wanted:
+    folder = next(path for path in [runs_folder, *runs_folder.parents] if path.is_dir())
+    free_mb = shutil.disk_usage(folder).free / 1e6
+    needed_mb = CHECKPOINTS_ON_DISK * estimate_checkpoint_mb(spec.recipe) + LOGS_MB
+    if free_mb < needed_mb:
         raise ClusterError(
-            f"{here}: the disk has {free:.0f} MB free; the run wants {wanted} MB for checkpoints and logs"
+            f"{folder}: the disk has {free_mb:.0f} MB free; the run needs {needed_mb} MB for checkpoints and logs"
         )
 
 
 def estimate_checkpoint_mb(recipe: Recipe) -> int:
-    """Return how many MB a checkpoint of the recipe takes; of other people's networks and optimizers a guess."""
-    size = CHECKPOINT_MB.get(recipe.model.name, UNKNOWN_MODEL_CHECKPOINT_MB)
-    return size * 3 // 2 if recipe.optim.name in TWO_MOMENT_OPTIMIZERS else size
+    """Return the size of one checkpoint in MB. For networks and optimizers of other packages it is a guess."""
+    size_mb = CHECKPOINT_MB.get(recipe.model.name, UNKNOWN_MODEL_CHECKPOINT_MB)
+    return size_mb * 3 // 2 if recipe.optim.name in TWO_MOMENT_OPTIMIZERS else size_mb
 
 
 def reserved_names() -> set[str]:
-    """Return the names of all sessions on the socket."""
+    """Return the names of all sessions on the tmux socket."""
     return tmux.session_names()
 
 
 def launch(spec: JobSpec, run_folder: RunFolder) -> None:
-    """Start the session: a supervisor that brings things home, and the agents, which add their own windows."""
-    tmux.start_session(
-        spec.name, run_folder.path, "supervisor", module_command("cluster.jobs.supervisor", str(run_folder.path))
-    )
+    """Start the tmux session with the supervisor and one agent per machine. Agents add further windows themselves."""
+    tmux.start_session(spec.name, run_folder.path, "supervisor", _supervisor_argv(run_folder))
     for name in spec.machine_names:
         _start_agent(spec, run_folder, name)
 
 
+def _supervisor_argv(run_folder: RunFolder) -> list[str]:
+    return module_command("cluster.jobs.supervisor", str(run_folder.path))
+
+
 def _start_agent(spec: JobSpec, run_folder: RunFolder, name: str, elapsed_seconds: float = 0.0) -> None:
-    words = [str(run_folder.shared), str(run_folder.work_folder(name)), name, "--elapsed", f"{elapsed_seconds:.0f}"]
+    """Start the agent of one machine in its own window; its time limit counts from `elapsed_seconds` ago."""
+    arguments = [str(run_folder.shared), str(run_folder.work_folder(name)), name, "--elapsed", f"{elapsed_seconds:.0f}"]
     window = "agent" if len(spec.machine_names) == 1 else f"agent-{name}"
-    tmux.add_window(spec.name, window, module_command("cluster.agent", *words))
+    tmux.add_window(spec.name, window, module_command("cluster.agent", *arguments))
 
 
 def poll(spec: JobSpec, run_folder: RunFolder) -> bool:
-    """Bring home what is new. Returns whether an agent is at work. Raises `OSError` when the disk is full."""
-    working = agents_alive(spec, run_folder)  # asked first: what a dead agent wrote is complete
+    """Copy new files to the run folder, and restart a supervisor that was killed.
+
+    Returns whether an agent is running. Raises `OSError` when the disk is full.
+    """
+    is_running = agents_alive(spec, run_folder)  # before the copy: everything that a dead agent wrote is then copied
     log_sync.pull_logs(Connector(), str(run_folder.shared), run_folder.path)
-    alone = working and len(spec.machine_names) > 1 and not locks.is_locked(run_folder.path / locks.SUPERVISOR_LOCK)
-    if alone and tmux.is_owned_by(spec.name, run_folder.path):  # somebody killed it, and lost machines would stay lost
-        tmux.add_window(spec.name, "supervisor", module_command("cluster.jobs.supervisor", str(run_folder.path)))
-    return working
+    # Without a supervisor, lost machines of a job with several would never be replaced.
+    is_unsupervised = not locks.is_locked(run_folder.path / locks.SUPERVISOR_LOCK)
+    if is_running and len(spec.machine_names) > 1 and is_unsupervised and tmux.is_owned_by(spec.name, run_folder.path):
+        tmux.add_window(spec.name, "supervisor", _supervisor_argv(run_folder))
+    return is_running
 
 
 def agents_alive(spec: JobSpec, run_folder: RunFolder) -> bool:
-    """Whether an agent is at work."""
-    return any(locks.is_locked(run_folder.work_folder(name) / locks.AGENT_LOCK) for name in spec.machine_names)
+    """Whether an agent is running."""
+    return any(_has_agent(run_folder, name) for name in spec.machine_names)
+
+
+def _has_agent(run_folder: RunFolder, name: str) -> bool:
+    """Whether the agent of a machine is running: it holds a lock that the kernel releases when it dies."""
+    return locks.is_locked(run_folder.work_folder(name) / locks.AGENT_LOCK)
 
 
 def dead_machines(spec: JobSpec, run_folder: RunFolder) -> list[str]:
-    """Return the machines whose agent has died."""
-    return [name for name in spec.machine_names if not locks.is_locked(run_folder.work_folder(name) / locks.AGENT_LOCK)]
+    """Return the machines whose agent is not running."""
+    return [name for name in spec.machine_names if not _has_agent(run_folder, name)]
 
 
 def replace(spec: JobSpec, run_folder: RunFolder, name: str) -> None:
-    """Start the agent again: it becomes a new machine under the old name."""
+    """Start the agent again. It joins as a new machine under the old name."""
     if tmux.is_owned_by(spec.name, run_folder.path):
         _start_agent(spec, run_folder, name, time.time() - run_folder.launch_path.stat().st_mtime)
 
 
 def kill_machine(spec: JobSpec, run_folder: RunFolder, name: str, notice_seconds: float | None) -> None:
-    """Kill the agent, and with it all that it started; or tell it ahead. Raises `ClusterError` when there is none."""
-    said = read_json(run_folder.status_path(name)) or {}
-    if not locks.is_locked(run_folder.work_folder(name) / locks.AGENT_LOCK):
-        raise ClusterError(f"machine {name} of {spec.name} has no agent at work; imgnet-cluster status {spec.name}")
-    if notice_seconds is None:
-        try:
-            pid = int(said["pid"])
-            if str(run_folder.work_folder(name)).encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
-                raise ProcessLookupError
-            os.kill(pid, signal.SIGKILL)
-        except (OSError, KeyError, ValueError):  # another agent is just coming; its word is the old one's yet
-            raise ClusterError(f"machine {name} of {spec.name} is just starting; try again in a moment") from None
-    else:
-        filesystem.write_atomic(
-            run_folder.work_folder(name) / "notice",
-            to_json_bytes({"reason": "a rehearsal took it away", "seconds": notice_seconds}),
+    """Kill the agent with all processes that it started, or give it notice first. Raises `ClusterError` without one."""
+    status = read_json(run_folder.status_path(name)) or {}
+    if not _has_agent(run_folder, name):
+        raise ClusterError(
+            f"machine {name} of {spec.name} has no running agent; see: imgnet-cluster status {spec.name}"
         )
+    if notice_seconds is not None:
+        notice = {"reason": "a rehearsal took it away", "seconds": notice_seconds}
+        filesystem.write_atomic(run_folder.work_folder(name) / "notice", to_json_bytes(notice))
+        return
+    try:
+        pid = int(status["pid"])
+        if str(run_folder.work_folder(name)).encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
+            raise ProcessLookupError
+        os.kill(pid, signal.SIGKILL)
+    except (OSError, KeyError, ValueError):  # a new agent is starting: the status file is still its predecessor's
+        raise ClusterError(f"machine {name} of {spec.name} is just starting; try again in a moment") from None
 
 
 def terminate(spec: JobSpec, run_folder: RunFolder) -> list[str]:
-    """End the session; the agent gets SIGHUP with it, and what it started dies with it."""
+    """End the tmux session. Its end sends SIGHUP to the agents, and their child processes end with them."""
     tmux.kill_session(spec.name, run_folder.path)
     return []
 
 
 def cost_dollars(spec: JobSpec, run_folder: RunFolder) -> float:
-    """One's own computer bills nothing."""
+    """Return 0: this computer is not billed."""
     return 0.0
 
 
 def cost_dollars_until(spec: JobSpec, run_folder: RunFolder, moment: float) -> float | None:
-    """Nobody has said what one's own machines cost."""
+    """Return None: the price of this computer is unknown."""
     return None

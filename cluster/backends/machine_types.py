@@ -1,30 +1,36 @@
-"""Machine types and on-demand prices that ship with the program."""
+"""Machine types and on-demand prices from the table that ships with the program."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class MachineType:
-    """A type of machine as the program's own table has it. `on_demand` dollars an hour, None: unknown; `gone`: why
-    nobody can rent it.
-    """
+    """A machine type with its hardware and its price."""
 
     name: str
-    gpus: int
-    gpu: str
+    gpus: int  # GPUs per machine; 1 where there is none, because a process then trains on the CPUs
+    gpu: str  # GPU model, such as "A100"
     network_gbps: float
     vcpus: float | None
-    on_demand_price: float | None
-    retired_reason: str = ""
+    on_demand_price: float | None  # dollars per hour, None: unknown
+    retired_reason: str = ""  # why the type can no longer be rented; "" if it can
 
 
 def find_machine_type(name: str) -> MachineType | None:
-    """Return what is known of a type of machine without asking anybody, None when that is nothing."""
+    """Return a machine type from the built-in tables, without a request to AWS; None when no table has the name."""
     from infra.aws.market import instance_types
 
-    kind = instance_types.find_builtin_type(name) or instance_types.HISTORIC_TYPES.get(name)
-    if kind is None:
+    instance_type = instance_types.find_builtin_type(name) or instance_types.HISTORIC_TYPES.get(name)
+    if instance_type is None:
         return None
     price = instance_types.ON_DEMAND_PRICES.get(name, instance_types.HISTORIC_PRICES.get(name))
-    gone = "" if name in instance_types.BUILTIN_TYPES else instance_types.RETIREMENT_REASONS.get(name, "")
-    return MachineType(name, max(1, kind.gpus), kind.gpu, kind.network_gbps, kind.vcpus, price, gone)
+    is_current = name in instance_types.BUILTIN_TYPES
+    return MachineType(
+        name=name,
+        gpus=max(1, instance_type.gpus),
+        gpu=instance_type.gpu,
+        network_gbps=instance_type.network_gbps,
+        vcpus=instance_type.vcpus,
+        on_demand_price=price,
+        retired_reason="" if is_current else instance_types.RETIREMENT_REASONS.get(name, ""),
+    )

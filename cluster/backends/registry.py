@@ -1,4 +1,4 @@
-"""The backends by name. A backend is a module with the functions of `base.Backend`."""
+"""Finds a backend by its name. A backend is a module with the functions of `base.Backend`."""
 
 from importlib import import_module
 from typing import cast
@@ -15,12 +15,12 @@ MODULES = {
 
 
 def backend_names() -> list[str]:
-    """Return the names of all backends."""
+    """Return the names of all backends, sorted."""
     return sorted(MODULES)
 
 
 def get_backend(name: str) -> Backend:
-    """Return a backend by name. Raises `BadInput` when there is none."""
+    """Import and return the backend of this name. Raises `BadInput` when there is none."""
     if name not in MODULES:
         raise BadInput(f"no backend {name!r}; the backends are {', '.join(backend_names())}")
     return cast(Backend, import_module(MODULES[name]))

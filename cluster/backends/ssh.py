@@ -1,4 +1,4 @@
-"""Machines of one's own, over ssh: those of a hosts.toml."""
+"""Backend `ssh`: your own machines, those of a hosts.toml, over ssh."""
 
 import json
 import shutil
@@ -14,57 +14,60 @@ from cluster.state import locks
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 
-DESCRIPTION = "the machines that a file names, over ssh"
+DESCRIPTION = "your own machines over ssh"
 IS_REMOTE = True
 
 
 @cache
 def _cached_fleet(run_path: Path) -> Fleet:
-    return Fleet(JobSpec.from_json(json.loads(RunFolder(run_path).spec_path.read_text())), RunFolder(run_path))
+    run_folder = RunFolder(run_path)
+    return Fleet(JobSpec.from_json(json.loads(run_folder.spec_path.read_text())), run_folder)
 
 
 def get_fleet(run_folder: RunFolder) -> Fleet:
-    """Return the connections of this process to the job's machines."""
+    """Return this process's connections to the job's machines. They are opened once and reused."""
     return _cached_fleet(run_folder.path)
 
 
 def check(spec: JobSpec, runs_folder: Path) -> None:
-    """Raise `ClusterError` when tmux or ssh are missing here, or there are too few machines."""
+    """Check that tmux and ssh are installed here (`ClusterError`) and the hosts suffice (`BadInput`)."""
     tmux.require_tmux()
     if not shutil.which("ssh"):
         raise ClusterError("ssh is missing; install it: sudo apt-get install openssh-client (Debian, Ubuntu)")
-    there = len((spec.hosts or {}).get("machines", []))
-    if there < len(spec.machine_names):
+    host_count = len((spec.hosts or {}).get("machines", []))
+    needed = len(spec.machine_names)
+    if host_count < needed:
         raise BadInput(
-            f"the hosts file names {there} machines; {len(spec.machine_names)} are wanted (--machines, --spares)"
+            f"the hosts file lists {host_count} machines, but the job needs {needed} (--machines plus --spares)"
         )
 
 
 def reserved_names() -> set[str]:
-    """Return the names of all sessions on the socket: the supervisor's will be one of them."""
+    """Return the names of all sessions on the tmux socket. The job's supervisor needs a session of its own."""
     return tmux.session_names()
 
 
 def launch(spec: JobSpec, run_folder: RunFolder) -> None:
-    """Start the supervisor in a session of the job's name; it does all the rest."""
-    if not is_supervised(run_folder):  # its session may still be there for a moment, and is ended first
+    """Start the supervisor in a tmux session that has the job's name. The supervisor does all the rest."""
+    if not is_supervised(run_folder):  # `start_session` first ends a leftover session of a supervisor that died
         tmux.start_session(
             spec.name, run_folder.path, "supervisor", module_command("cluster.jobs.supervisor", str(run_folder.path))
         )
 
 
 def poll(spec: JobSpec, run_folder: RunFolder) -> bool:
-    """Set up what is not yet, bring files home, push requests. Returns whether an agent is or may be at work.
+    """Set up machines that are not ready yet, push a stop request, and copy new files to the run folder.
 
-    Raises `SetupFailed` with the machines that cannot be used, `OSError` when the disk here is full.
+    Returns whether an agent is running, or may be. Raises `SetupFailed` with the machines that cannot be used, and
+    `OSError` when the local disk is full.
     """
-    here = get_fleet(run_folder)
-    here.set_up_machines()
+    fleet = get_fleet(run_folder)
+    fleet.set_up_machines()
     try:
-        here.push_stop_request()
-        here.pull_files()
-        if not here.agents_alive():
-            here.pull_files()  # what the last of them wrote at its end
+        fleet.push_stop_request()
+        fleet.pull_files()
+        if not fleet.agents_alive():
+            fleet.pull_files()  # what the last agent wrote just before it ended
             return False
     except Unreachable as error:
         print(f"{spec.name}: {error}", flush=True)
@@ -72,44 +75,47 @@ def poll(spec: JobSpec, run_folder: RunFolder) -> bool:
 
 
 def agents_alive(spec: JobSpec, run_folder: RunFolder) -> bool:
-    """Whether the job is looked after: only its supervisor can say more."""
+    """Whether the job has a supervisor: without it, this computer cannot tell whether agents are running."""
     return is_supervised(run_folder)
 
 
 def is_supervised(run_folder: RunFolder) -> bool:
-    """Whether a supervisor is at work on the run folder."""
+    """Whether a supervisor of this run folder is running."""
     return locks.is_locked(run_folder.path / locks.SUPERVISOR_LOCK)
 
 
 def dead_machines(spec: JobSpec, run_folder: RunFolder) -> list[str]:
-    """Return the machines that have said that no agent is at work there."""
+    """Return the machines that answered that no agent is running there."""
     return get_fleet(run_folder).dead_machines()
 
 
 def replace(spec: JobSpec, run_folder: RunFolder, name: str) -> None:
-    """Set the machine up again, in the background, and start its agent."""
+    """Set the machine up again and start its agent, in the background."""
     get_fleet(run_folder).restart_agent(name)
 
 
 def kill_machine(spec: JobSpec, run_folder: RunFolder, name: str, notice_seconds: float | None) -> None:
-    """Kill the machine's agent and all that it started, or tell it ahead."""
+    """Kill the machine's agent with all processes that it started, or give it notice first."""
     get_fleet(run_folder).kill_machine(name, notice_seconds)
 
 
 def terminate(spec: JobSpec, run_folder: RunFolder) -> list[str]:
-    """End the job's sessions on all machines that answer, and the supervisor's here."""
-    here = get_fleet(run_folder)
-    silent = here.terminate()
-    here.close()
+    """End the job's sessions on all machines that answer, and the local supervisor.
+
+    Returns the machines that did not answer.
+    """
+    fleet = get_fleet(run_folder)
+    silent_machines = fleet.terminate()
+    fleet.close()
     tmux.kill_session(spec.name, run_folder.path)
-    return silent
+    return silent_machines
 
 
 def cost_dollars(spec: JobSpec, run_folder: RunFolder) -> float:
-    """One's own machines bill nothing."""
+    """Return 0: your own machines are not billed."""
     return 0.0
 
 
 def cost_dollars_until(spec: JobSpec, run_folder: RunFolder, moment: float) -> float | None:
-    """Nobody has said what one's own machines cost."""
+    """Return None: the price of your own machines is unknown."""
     return None

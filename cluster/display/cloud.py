@@ -1,125 +1,131 @@
-"""What a person sees of rented machines: what a launch would rent, what there is, what it costs."""
+"""Prints rented machines: what a launch would rent, what is rented, what it costs, and what EC2 offers."""
 
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from .tables import print_table
+
 LABEL_WIDTH = 14
 
 
 def format_dollars(value: float | None, digits: int = 2) -> str:
-    """Return a price, or that nobody knows it."""
+    """Return a price as text, "unknown price" for None."""
     return "unknown price" if value is None else f"${value:,.{digits}f}"
 
 
 def format_hours(hours: float) -> str:
-    """Return a time in hours, or minutes when it is short."""
+    """Return a duration as text: in hours from two hours on, else in minutes."""
+    if hours >= 2:
+        return f"{hours:.3g} hours"
     minutes = 60 * hours
-    return f"{hours:.3g} hours" if hours >= 2 else f"{minutes:.{int(minutes < 10)}f} minutes"
+    return f"{minutes:.1f} minutes" if minutes < 10 else f"{minutes:.0f} minutes"
 
 
 def print_field(name: str, text: str) -> None:
-    """Print a name and what it is."""
+    """Print a label and its text, indented."""
     print(f"  {name:{LABEL_WIDTH}} {text}")
 
 
 def show_rental_plan(table: Mapping[str, Any]) -> None:
-    """Print what a launch would rent, the price first."""
-    rate, minutes = table["dollars_per_hour"], table["minutes"]
-    run = "unknown: nobody has measured this model on this card"
-    if minutes is not None:
-        cost = "" if table["dollars"] is None else f", {format_dollars(table['dollars'])}"
-        run = f"about {format_hours(minutes / 60)}{cost}, with boot and set-up (a forecast from presets)"
+    """Print what a launch would rent, the price first. `table` is what `RentalPlan.summary` returns."""
+    rate = table["dollars_per_hour"]
     per_hour = "unknown price" if rate is None else f"{format_dollars(rate)} an hour"
-    each = "" if table["gpus"] == "none" else f" ({table['gpus']} each)"
-    print(f"rents {table['machines']} x {table['type']}{each}, {table['market']}: {per_hour}")
+    gpus = "" if table["gpus"] == "none" else f" ({table['gpus']} each)"
+    print(f"rents {table['machines']} x {table['type']}{gpus}, {table['market']}: {per_hour}")
+
+    if table["minutes"] is None:
+        run = "unknown: there are no measurements of this model on this GPU"
+    else:
+        cost = "" if table["dollars"] is None else f", {format_dollars(table['dollars'])}"
+        run = f"about {format_hours(table['minutes'] / 60)}{cost}, with boot and set-up (a forecast from presets)"
     print_field("the run", run)
-    most = "" if table["max_dollars"] is None else f", {format_dollars(table['max_dollars'])} at most"
-    print_field(
-        "limits",
-        f"{format_hours(table['max_hours'])}{most}; {table['late'] / 60:.0f} minutes later the machines cut their power",
-    )
+    max_price = "" if table["max_dollars"] is None else f", {format_dollars(table['max_dollars'])} at most"
+    poweroff = f"the machines power off {table['late'] / 60:.0f} minutes later"
+    print_field("limits", f"{format_hours(table['max_hours'])}{max_price}; {poweroff}")
     print_field("zones, in order", ", ".join(table["zones"]))
     if table["then"]:
         print_field("and then", ", ".join(table["then"]))
-    print_field("ssh", f"from {table['ssh_from']} alone")
-    for one in table["makes"]:
-        print_field("makes", one)
+    print_field("ssh", f"from {table['ssh_from']} only")
+    for part in table["makes"]:
+        print_field("creates", part)
 
 
 def show_aws_requests(requests: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Print calls of AWS as they would be sent."""
-    for name, words in requests:
-        print(f"{name}\n{json.dumps(words, indent=1)}")
+    """Print AWS requests, as (action, arguments), in the form in which they would be sent."""
+    for action, arguments in requests:
+        print(f"{action}\n{json.dumps(arguments, indent=1)}")
 
 
 def show_cost(cost: Mapping[str, Any]) -> None:
-    """Print what a job has cost, a row for each machine, and what that bought."""
-    from . import tables
-
+    """Print what a job has cost: a row for each machine, sums, and costs per result."""
     columns = ("machine", "id", "type", "market", "zone", "hours", "price/h", "dollars", "ended")
-    tables.print_table(
-        columns,
-        [
-            (
-                one["name"], one["id"], one["type"], one["market"], one["zone"], f"{one['seconds'] / 3600:.3f}",
-                format_dollars(one["price"], 4), format_dollars(one["all"] if one["dollars"] is not None else None, 4),
-                one["why"] if one["ended"] else "still there",
-            )
-            for one in cost["machines"]
-        ],
-    )  # fmt: skip
-    parts = f"machines {format_dollars(cost['machine_dollars'], 4)}, disks {format_dollars(cost['disk_dollars'], 4)}"
+    rows = [
+        (
+            machine["name"],
+            machine["id"],
+            machine["type"],
+            machine["market"],
+            machine["zone"],
+            f"{machine['seconds'] / 3600:.3f}",
+            format_dollars(machine["price"], 4),
+            format_dollars(machine["all"] if machine["dollars"] is not None else None, 4),
+            machine["why"] if machine["ended"] else "still running",
+        )
+        for machine in cost["machines"]
+    ]
+    print_table(columns, rows)
     print(
-        f"{format_dollars(cost['dollars'], 4)} in all: {parts}, addresses {format_dollars(cost['address_dollars'], 4)}"
+        f"{format_dollars(cost['dollars'], 4)} in all: machines {format_dollars(cost['machine_dollars'], 4)}, "
+        f"disks {format_dollars(cost['disk_dollars'], 4)}, addresses {format_dollars(cost['address_dollars'], 4)}"
     )
-    for name, text in (("per_epoch", "an epoch"), ("to_target", "until the target"), ("wasted", "for losses")):
+    for name, text in (("per_epoch", "per epoch"), ("to_target", "until the target"), ("wasted", "lost by recoveries")):
         if cost.get(name) is not None:
             print(f"{format_dollars(cost[name], 4)} {text}")
     if cost.get("wasted_seconds"):
-        print(f"{cost['wasted_seconds'] / 60:.1f} minutes in which nothing new was trained, after losses")
+        print(f"{cost['wasted_seconds'] / 60:.1f} minutes were lost by recoveries: pauses and repeated steps")
     if cost["unknown"]:
-        print(f"not in it: {', '.join(cost['unknown'])}, whose price nobody knew")
+        print(f"not included: {', '.join(cost['unknown'])}, whose price is unknown")
     if cost["running"]:
-        print(f"{cost['running']} of them still bill")
+        print(f"{cost['running']} machines are still billed")
     if cost["machines"]:
-        print("the shared file system is not in it: it is the stack's, until down --stack --delete-data")
+        print("not included: the stack's shared file system, which is billed until down --stack --delete-data")
 
 
 def show_offers(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print what EC2 offers, a row for each type and zone."""
-    from . import tables
-
+    """Print what EC2 offers, a row for each instance type and zone."""
     columns = ("type", "zone", "GPUs", "GB each", "EFA", "Gbit/s", "spot/h", "on demand/h", "minutes", "dollars")
-    tables.print_table(
-        columns,
-        [
-            (
-                one["type"], one["zone"], f"{one['gpus']} x {one['gpu']}", one["gpu_gb"], one["efa"], one["gbit"],
-                format_dollars(one["spot"]), format_dollars(one["on_demand"]) + ("*" if one["on_demand_shipped"] else ""),
-                "" if one["minutes"] is None else f"{one['minutes']:.0f}",
-                "" if one["dollars"] is None else format_dollars(one["dollars"]),
-            )
-            for one in rows
-        ],
-    )  # fmt: skip
+    cells = [
+        (
+            row["type"],
+            row["zone"],
+            f"{row['gpus']} x {row['gpu']}",
+            row["gpu_gb"],
+            row["efa"],
+            row["gbit"],
+            format_dollars(row["spot"]),
+            format_dollars(row["on_demand"]) + ("*" if row["on_demand_shipped"] else ""),
+            "" if row["minutes"] is None else f"{row['minutes']:.0f}",
+            "" if row["dollars"] is None else format_dollars(row["dollars"]),
+        )
+        for row in rows
+    ]
+    print_table(columns, cells)
     if rows and rows[0]["minutes"] is not None:
         print(f"minutes and dollars are for {rows[0]['machines']} machines, with boot and set-up")
-    if any(one["on_demand_shipped"] for one in rows):
-        print("* as of July 2026, shipped with the program: the price list could not be asked")
+    if any(row["on_demand_shipped"] for row in rows):
+        print("* price of July 2026 that ships with the program, because AWS's price list could not be read")
 
 
 def show_findings(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print what is in order and what is not, with the next thing to type."""
-    for one in rows:
-        print(f"{one['level']:8} {one['what']}")
-        if one["type_next"]:
-            print(f"{'':8} {one['type_next']}")
+    """Print the findings of a check, good and bad, each with the command to type next."""
+    for finding in rows:
+        print(f"{finding['level']:8} {finding['what']}")
+        if finding["type_next"]:
+            print(f"{'':8} {finding['type_next']}")
 
 
 def show_rented_machines(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print what is rented, a row for each job, as the tags of its machines say it."""
-    from . import tables
-
+    """Print what is rented, a row for each job, from the tags of its machines."""
     columns = ("job", "uid", "machines", "state", "type", "market", "zone", "since", "expires", "owner")
-    tables.print_table(columns, [[one[name] for name in columns] for one in rows])
+    print_table(columns, [[row[column] for column in columns] for row in rows])

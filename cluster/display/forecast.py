@@ -1,4 +1,4 @@
-"""What a person sees of forecasts: rows to choose from, one row term by term, and a forecast beside what came of it."""
+"""Prints forecasts: candidates to choose from, one of them term by term, and a forecast beside the actual times."""
 
 from collections.abc import Mapping, Sequence
 from itertools import groupby
@@ -7,53 +7,67 @@ from typing import Any
 from cluster.planning import choose
 from cluster.planning.candidates import Candidate, group_by_type
 
-from . import tables
 from .cloud import format_dollars
+from .tables import print_table
 
 TERM_COLUMNS = ("compute", "all-reduce", "optimizer", "logging", "loader", "validation", "fixed")
 
 
 def format_minutes(minutes: float | None) -> str:
-    """Return minutes with three digits, "" when they are not known."""
-    return "" if minutes is None else f"{minutes:.0f}" if minutes >= 100 else f"{minutes:.3g}"
+    """Return minutes with three significant digits, "" for None."""
+    if minutes is None:
+        return ""
+    return f"{minutes:.0f}" if minutes >= 100 else f"{minutes:.3g}"
 
 
 def dominant_terms(candidate: Candidate) -> str:
-    """Return which term takes longest in which epochs, such as "loader 0-16, compute 16-38"."""
+    """Return the longest term of each range of epochs, such as "loader 0-16, compute 16-38"; "" without a forecast."""
     if candidate.forecast is None:
         return ""
-    told = [(phase["most"], phase["start"], phase["end"]) for phase in candidate.forecast.phase_rows()]
-    runs = [(name, list(some)) for name, some in groupby(told, key=lambda one: one[0])]
-    return ", ".join(f"{name} {some[0][1]}-{some[-1][2]}" for name, some in runs)
+    ranges = []
+    for term, group in groupby(candidate.forecast.phase_rows(), key=lambda row: row["most"]):
+        rows = list(group)
+        ranges.append(f"{term} {rows[0]['start']}-{rows[-1]['end']}")
+    return ", ".join(ranges)
 
 
 def show_candidates(candidates: Sequence[Candidate]) -> None:
-    """Print a row for each type and number of machines, and where more of them stop being worth it."""
-    target = any(one.epochs_to_target for one in candidates)
-    columns = ["type", "machines", "GPUs", "minutes", "start", "on demand", "spot"]
-    columns += ["to target", "for"] if target else []
-    tables.print_table(
-        [*columns, "a machine's work", "what takes longest, by epochs"],
-        [
-            (
-                one.machine_type.name, one.machines, one.plan.spec.procs * one.machines, format_minutes(one.minutes),
-                format_minutes(sum(one.forecast.startup_seconds.values()) / 60) if one.forecast else "",
-                format_dollars(one.dollars(one.minutes)), "?",
-                *((format_minutes(one.minutes_to_target), format_dollars(one.dollars(one.minutes_to_target))) if target else ()),
-                "" if one.scaling_efficiency is None else f"{100 * one.scaling_efficiency:.0f} %", dominant_terms(one) or "nobody has measured this here",
-            )
-            for one in candidates
-        ],
-    )  # fmt: skip
-    for name, some in group_by_type(candidates).items():
-        if sentence := choose.diminishing_returns(some):
-            print(f"{name}: {sentence}")
-    if target:
-        print("to target: until the epoch after which the recipe's source had met it; of a row without one, the whole")
-    sources = dict.fromkeys(one.forecast.source for one in candidates if one.forecast)
-    print("a machine's work: images a second of training beside one machine's of the first row of its type")
-    print("spot: nobody knows beforehand; today's price: imgnet-cluster offers")
-    print(f"constants: {', '.join(sources) or 'none'}; start is boot, set-up, fetch and the trainers' own")
+    """Print a row for each candidate, and for each machine type where more machines stop being worth it."""
+    has_target = any(candidate.epochs_to_target for candidate in candidates)
+    target_columns = ["to target", "for"] if has_target else []
+    columns = ["type", "machines", "GPUs", "minutes", "start", "on demand", "spot", *target_columns]
+    rows = []
+    for candidate in candidates:
+        start_minutes = sum(candidate.forecast.startup_seconds.values()) / 60 if candidate.forecast else None
+        target_cells = [
+            format_minutes(candidate.minutes_to_target),
+            format_dollars(candidate.dollars(candidate.minutes_to_target)),
+        ]
+        efficiency = candidate.scaling_efficiency
+        rows.append(
+            [
+                candidate.machine_type.name,
+                candidate.machines,
+                candidate.plan.spec.procs * candidate.machines,
+                format_minutes(candidate.minutes),
+                format_minutes(start_minutes),
+                format_dollars(candidate.dollars(candidate.minutes)),
+                "?",
+                *(target_cells if has_target else []),
+                "" if efficiency is None else f"{100 * efficiency:.0f} %",
+                dominant_terms(candidate) or "no measurements of this model on this GPU",
+            ]
+        )
+    print_table([*columns, "efficiency", "longest term, by epochs"], rows)
+    for type_name, of_type in group_by_type(candidates).items():
+        if sentence := choose.diminishing_returns(of_type):
+            print(f"{type_name}: {sentence}")
+    if has_target:
+        print("to target: until the epoch at which the recipe's source had reached it; without one, the whole run")
+    print("efficiency: images a second and machine, relative to the first row of the type")
+    print("spot: unknown in advance; for today's prices: imgnet-cluster offers")
+    sources = dict.fromkeys(candidate.forecast.source for candidate in candidates if candidate.forecast)
+    print(f"constants: {', '.join(sources) or 'none'}; start is boot, set-up, fetch and the start of the trainers")
 
 
 def show_phase_forecasts(candidate: Candidate) -> None:
@@ -61,59 +75,59 @@ def show_phase_forecasts(candidate: Candidate) -> None:
     show_forecast_line(candidate)
     if candidate.forecast is None:
         return
-    tables.print_table(
-        ("epochs", "size", "batch", "seconds", *TERM_COLUMNS, "longest"),
-        [
-            (
-                f"{one['start']}-{one['end']}", one["size"], one["batch"], f"{one['seconds']:.1f}",
-                *(f"{one['terms'][name]:.1f}" for name in TERM_COLUMNS), one["most"],
-            )
-            for one in candidate.forecast.phase_rows()
-        ],
-    )  # fmt: skip
-    parts = ", ".join(
-        f"{name} {seconds:.0f}" for name, seconds in candidate.forecast.startup_seconds.items() if seconds
-    )
+    rows = [
+        (
+            f"{phase['start']}-{phase['end']}",
+            phase["size"],
+            phase["batch"],
+            f"{phase['seconds']:.1f}",
+            *(f"{phase['terms'][term]:.1f}" for term in TERM_COLUMNS),
+            phase["most"],
+        )
+        for phase in candidate.forecast.phase_rows()
+    ]
+    print_table(("epochs", "size", "batch", "seconds", *TERM_COLUMNS, "longest"), rows)
+    startup = candidate.forecast.startup_seconds
+    parts = ", ".join(f"{name} {seconds:.0f}" for name, seconds in startup.items() if seconds)
     print(f"before the first step, in seconds: {parts or 'nothing'}; constants: {candidate.forecast.source}")
 
 
 def show_forecast_line(candidate: Candidate) -> None:
-    """Print a forecast in one line: minutes and prices of the whole, and until the target."""
-    where = f"on {candidate.machines} x {candidate.machine_type.name}"
+    """Print a forecast in one line: minutes and price of the whole run, and minutes to the target."""
+    machines = f"{candidate.machines} x {candidate.machine_type.name}"
     if candidate.forecast is None:
-        return print(f"forecast {where}: none, for nobody has measured this model on {candidate.machine_type.gpu}")
-    cost = (
-        ""
-        if candidate.machine_type.on_demand_price == 0
-        else f", {format_dollars(candidate.dollars(candidate.minutes))} on demand, spot {format_dollars(None)}"
-    )
-    target = (
-        f"; to the target {format_minutes(candidate.minutes_to_target)} minutes" if candidate.epochs_to_target else ""
-    )
-    print(
-        f"forecast {where}: {format_minutes(candidate.minutes)} minutes{cost}{target}; longest: {candidate.forecast.longest_term}"
-    )
+        print(f"forecast on {machines}: none, there are no measurements of this model on {candidate.machine_type.gpu}")
+        return
+    cost = ""
+    if candidate.machine_type.on_demand_price != 0:
+        on_demand = format_dollars(candidate.dollars(candidate.minutes))
+        cost = f", {on_demand} on demand, spot {format_dollars(None)}"
+    target = ""
+    if candidate.epochs_to_target:
+        target = f"; to the target {format_minutes(candidate.minutes_to_target)} minutes"
+    longest = f"longest: {candidate.forecast.longest_term}"
+    print(f"forecast on {machines}: {format_minutes(candidate.minutes)} minutes{cost}{target}; {longest}")
 
 
 def show_choice(candidate: Candidate, command: str) -> None:
-    """Print the row that was chosen, and the command that launches it."""
-    print(
-        f"take {candidate.machines} x {candidate.machine_type.name}: {format_minutes(candidate.minutes)} minutes, {format_dollars(candidate.dollars(candidate.minutes))}"
-    )
+    """Print the chosen candidate, and the command that launches it."""
+    machines = f"{candidate.machines} x {candidate.machine_type.name}"
+    dollars = format_dollars(candidate.dollars(candidate.minutes))
+    print(f"choice: {machines}, {format_minutes(candidate.minutes)} minutes, {dollars}")
     print(f"  {command}")
 
 
 def show_forecast_vs_actual(rows: Sequence[Mapping[str, Any]], constants_source: str = "") -> None:
-    """Print a forecast beside what the run took, term by term; the error of less than a second says nothing."""
-    tables.print_table(
-        ("forecast", "seconds", "took", "error"),
-        [
-            (
-                one["term"], f"{one['forecast']:.1f}", f"{one['actual']:.1f}",
-                "" if one["error"] is None or one["actual"] < 1 else f"{100 * one['error']:+.0f} %",
-            )
-            for one in rows
-        ],
-    )  # fmt: skip
+    """Print a forecast beside the actual times, term by term. Terms of less than a second get no error."""
+    cells = [
+        (
+            row["term"],
+            f"{row['forecast']:.1f}",
+            f"{row['actual']:.1f}",
+            "" if row["error"] is None or row["actual"] < 1 else f"{100 * row['error']:+.0f} %",
+        )
+        for row in rows
+    ]
+    print_table(("forecast", "seconds", "took", "error"), cells)
     if constants_source:
-        print(f"constants: {constants_source}; those of this run, next time: imgnet-cluster plan --from JOB")
+        print(f"constants: {constants_source}; to use those of this job next time: imgnet-cluster plan --from JOB")

@@ -1,41 +1,49 @@
-"""Prints a plan: schedule, machines, price and the requests that a dry run would send."""
+"""Prints a plan: schedule, machines, price, and the requests that a dry run shows."""
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cluster.planning.plan import Plan
 from train.metrics.text import describe_training, format_lr_range
 
 from . import cloud
-
-if TYPE_CHECKING:
-    pass
 from .tables import print_table
 
+# How a phase validates, appended to its validation shape: after each epoch, the last one, near the target, or never.
 VALIDATION_SUFFIXES = {"each": "", "last": ", last", "near": ", near", "never": ", never"}
 
 
 def show_plan(plan: Plan) -> None:
-    """Print what a launch would do: the price, the schedule, what the linear rule changed."""
-    spec = plan.spec
-    count = f"machines: {spec.machines}" + (f" and {spec.spares} to spare" if spec.spares else "")
-    where = "this computer" if spec.backend == "local" and len(spec.machine_names) == 1 else count
-    where += " of this computer" if spec.backend == "local" and len(spec.machine_names) > 1 else ""
+    """Print what a launch would do: first the rental with its price, then the schedule and notes."""
     if plan.rental_plan:
-        cloud.show_rental_plan(plan.rental_plan.summary(spec))
-    price = ", $0.00" if spec.backend in ("local", "ssh") else ", price above" if plan.rental_plan else ""
-    each = " of each" if len(spec.machine_names) > 1 else ""
-    what = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
-    print(f"{what}; {where}, processes{each}: {spec.procs}{price}")
-    print(describe_training(spec.recipe))
+        cloud.show_rental_plan(plan.rental_plan.summary(plan.spec))
+    print(_summary_line(plan))
+    print(describe_training(plan.spec.recipe))
     show_schedule(plan.schedule.table())
     print(f"{plan.schedule.steps} steps over {plan.schedule.images} images")
     for note in plan.notes:
         print(f"note: {note}")
 
 
+def _summary_line(plan: Plan) -> str:
+    """Return recipe, model, data set, machines, processes and price in one line."""
+    spec = plan.spec
+    has_several_machines = len(spec.machine_names) > 1
+    machines = f"machines: {spec.machines}" + (f" and {spec.spares} spare" if spec.spares else "")
+    if spec.backend == "local":
+        machines = f"{machines} on this computer" if has_several_machines else "this computer"
+    processes = f"processes{' of each' if has_several_machines else ''}: {spec.procs}"
+    price = ""
+    if spec.backend in ("local", "ssh"):
+        price = ", $0.00"
+    elif plan.rental_plan:
+        price = ", price above"
+    training = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
+    return f"{training}; {machines}, {processes}{price}"
+
+
 def show_rental_requests(plan: Plan) -> None:
-    """Print the exact requests by which a launch would rent machines; nothing where none are rented."""
+    """Print the AWS requests by which a launch would rent its machines; nothing if it rents none."""
     if plan.rental_plan:
         from cluster.backends.aws import plan as aws_plan
 
@@ -43,17 +51,21 @@ def show_rental_requests(plan: Plan) -> None:
 
 
 def show_schedule(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Print a schedule's rows as a paper's table."""
+    """Print a schedule in the columns of a paper's table, a row for each phase."""
     columns = ("epochs", "size", "batch", "global", "rate", "rate/256", "steps", "copy", "scale", "val")
-    print_table(
-        columns,
-        [
-            (
-                f"{row['start']}-{row['end']}", f"{row['size']}{' rect' * row['rect_train']}", row["batch"],
-                row["global_batch"], format_lr_range(row["lr"], row["peak"]),
-                format_lr_range(row["lr_per_256"]), row["steps"], row["copy"] or "full", row["min_scale"],
-                ("rect" if row["rect_val"] else "square") + VALIDATION_SUFFIXES[row["validate"]],
-            )
-            for row in rows
-        ],
-    )  # fmt: skip
+    cells = [
+        (
+            f"{row['start']}-{row['end']}",
+            f"{row['size']}{' rect' if row['rect_train'] else ''}",
+            row["batch"],
+            row["global_batch"],
+            format_lr_range(row["lr"], row["peak"]),
+            format_lr_range(row["lr_per_256"]),
+            row["steps"],
+            row["copy"] or "full",
+            row["min_scale"],
+            ("rect" if row["rect_val"] else "square") + VALIDATION_SUFFIXES[row["validate"]],
+        )
+        for row in rows
+    ]
+    print_table(columns, cells)

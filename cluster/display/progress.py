@@ -2,67 +2,88 @@
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cluster.jobs import billing
 from cluster.jobs.job import Job
 from train.metrics.text import epoch_header, epoch_line, format_duration
 from train.recipe.target import describe_outcome
 
-if TYPE_CHECKING:
-    pass
 from .status import show_machines, show_timeline
 from .tables import STATE_EXIT_CODES, console
 
+REFRESH_SECONDS = 0.3
+
 
 def follow(job: Job) -> int:
-    """Show a job until it ends: a line for each epoch, and on a terminal a bar. Returns the exit code for its end."""
+    """Show a job until it ends: a line for each epoch and, on a terminal, a progress bar.
+
+    Off a terminal, each change of activity is a line. Returns the exit code for the job's final state.
+    """
     from rich.progress import BarColumn, Progress, TextColumn
 
     out = console()
     bar = Progress(
-        TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[right]}"), console=out, transient=True,
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.fields[right]}"),
+        console=out,
+        transient=True,
         disable=not out.is_terminal,
-    )  # fmt: skip
-    shown, doing, begun, met = 0, "", (0.0, 0), False
+    )
+    shown_epochs = 0
+    activity = ""
+    # When training was first seen to run, and at which step: the remaining time is estimated from there.
+    training_start: float | None = None
+    first_step = 0
+    has_shown_machines = False
     with bar:
         task = bar.add_task(job.name, total=None, right="")
         while True:
             job.refresh()
-            ended, status = job.has_ended, job.status()
-            rows = job.metric_rows("epoch")
-            if not met and status["doing"] == "training" and len(job.spec.machine_names) > 1:
-                met = True
+            has_ended = job.has_ended
+            status = job.status()
+            epoch_rows = job.metric_rows("epoch")
+            if not has_shown_machines and status["doing"] == "training" and len(job.spec.machine_names) > 1:
+                has_shown_machines = True
                 show_machines(job.machine_details())
-            for row in rows[shown:]:
-                if shown == 0:
+            for row in epoch_rows[shown_epochs:]:
+                if shown_epochs == 0:
                     out.print(epoch_header())
                 out.print(epoch_line(row))
-                shown += 1
-            if status["doing"] != doing and not ended:
-                doing = status["doing"]
-                if doing and not out.is_terminal and doing not in ("training", "validating", "done"):
-                    out.print(f"{time.strftime('%H:%M:%S')} {doing}")
+                shown_epochs += 1
+            if status["doing"] != activity and not has_ended:
+                activity = status["doing"]
+                if activity and not out.is_terminal and activity not in ("training", "validating", "done"):
+                    out.print(f"{time.strftime('%H:%M:%S')} {activity}")
             step = status["step"] or 0
-            if doing not in ("training", "validating"):
-                begun = time.monotonic(), step
-            right = _progress_text(status, *begun)
-            bar.update(task, description=f"{job.name} {doing}", completed=step, total=status["steps"], right=right)
-            if ended:
+            if training_start is None or activity not in ("training", "validating"):
+                training_start = time.monotonic()
+                first_step = step
+            right = _progress_text(status, training_start, first_step)
+            bar.update(task, description=f"{job.name} {activity}", completed=step, total=status["steps"], right=right)
+            if has_ended:
                 break
-            time.sleep(0.3)
+            time.sleep(REFRESH_SECONDS)
     show_outcome(job)
     return STATE_EXIT_CODES[job.state]
 
 
 def _progress_text(status: Mapping[str, Any], since: float, first_step: int) -> str:
-    """What stands beside the bar: steps, speed, and the time left if all steps were like those since `first`."""
+    """Return the text beside the bar: steps, speed, and the time left.
+
+    The time left assumes the mean step time since `first_step`, at monotonic time `since`.
+    """
     if not status["steps"] or not status["images_per_second"]:
         return str(status["progress"]).rpartition(": ")[2]
-    steps, epochs = f"{status['step']}/{status['steps']}", f"{status['epoch']}/{status['epochs']}"
-    done, missing = status["step"] - first_step, status["steps"] - status["step"]
-    left = f"  {format_duration((time.monotonic() - since) * missing / done)} left" if done > 0 else ""
-    return f"step {steps}  epoch {epochs}  {status['images_per_second']:.0f} img/s{left}"
+    steps = f"{status['step']}/{status['steps']}"
+    epochs = f"{status['epoch']}/{status['epochs']}"
+    steps_done = status["step"] - first_step
+    steps_left = status["steps"] - status["step"]
+    time_left = ""
+    if steps_done > 0:
+        time_left = f"  {format_duration((time.monotonic() - since) * steps_left / steps_done)} left"
+    return f"step {steps}  epoch {epochs}  {status['images_per_second']:.0f} img/s{time_left}"
 
 
 def show_outcome(job: Job) -> None:
@@ -83,8 +104,8 @@ def show_outcome(job: Job) -> None:
         show_timeline(result["timeline"])
     for name in result.get("did_not_answer", []):
         print(
-            f"machine {name} did not answer at the end; look what is left there when it does: "
-            f"imgnet-cluster ssh {job.name} --machine {name}"
+            f"machine {name} did not answer at the end, so processes may still be running there; "
+            f"when it answers again, check: imgnet-cluster ssh {job.name} --machine {name}"
         )
     if "ids_wrong" in result:
         print("; ".join(result["ids_wrong"]) or "every image was used exactly once in every epoch")
@@ -92,17 +113,17 @@ def show_outcome(job: Job) -> None:
     print(f"  report      imgnet-cluster report {job.name}")
     print(f"  log         imgnet-cluster logs {job.name}")
     if result["state"] != "done":
-        print(f"  go on       imgnet-cluster resume {job.name}")
-    print(f"  everything  {job.run_folder.result_path}")
+        print(f"  continue    imgnet-cluster resume {job.name}")
+    print(f"  all results {job.run_folder.result_path}")
 
 
 def _unpriced_note(machines: Sequence[str]) -> str:
-    return f" without {', '.join(machines)}, whose price nobody knew" if machines else ""
+    return f" without {', '.join(machines)}, whose price is unknown" if machines else ""
 
 
 def print_next_commands(job: Job) -> None:
     """Print what to type while a job runs."""
-    print(f"  look in     imgnet-cluster attach {job.name}        (Ctrl-b d leaves it running)")
+    print(f"  session     imgnet-cluster attach {job.name}        (detach with Ctrl-b d, the job continues)")
     print(f"  follow      imgnet-cluster logs -f {job.name}")
     print(f"  curves      imgnet-cluster tensorboard {job.name}")
-    print(f"  end it      imgnet-cluster stop {job.name}")
+    print(f"  stop        imgnet-cluster stop {job.name}")

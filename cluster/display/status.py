@@ -1,46 +1,50 @@
-"""What a person sees: tables, and a job's progress. Nothing is decided here."""
+"""Prints jobs: a list of them, and the state, machines and attempts of one. Decides nothing."""
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from cluster.machines.setup_progress import MACHINE_SETUP_STEPS
 from train.metrics.text import format_duration, time_breakdown_lines
 
 from .tables import print_table
 
-if TYPE_CHECKING:
-    pass
-
-STARTUP_STEPS = (  # of a machine to its first training step
+# Steps of a machine until its first training step, in order.
+STARTUP_STEPS = (
     *MACHINE_SETUP_STEPS,
     *("data", "fetch", "standby", "others", "rendezvous", "indexing", "group", "first step"),
 )
+MAX_REASON_CHARACTERS = 140
 
 
 def show_jobs(job_statuses: Sequence[Mapping[str, Any]]) -> None:
     """Print a row for each job."""
     columns = ("job", "recipe", "state", "machines", "epoch", "step", "top1", "top5", "img/s", "time")
-    print_table(
-        columns,
-        [
-            (
-                one["job"], one["recipe"], one["state"], one["machines"], one["epoch"], one["step"],
-                *(one[name] and f"{one[name]:.2f}" for name in ("top1", "top5")),
-                one["images_per_second"] and f"{one['images_per_second']:.0f}", format_duration(one["seconds"]),
-            )
-            for one in job_statuses
-        ],
-    )  # fmt: skip
+    rows = [
+        (
+            status["job"],
+            status["recipe"],
+            status["state"],
+            status["machines"],
+            status["epoch"],
+            status["step"],
+            status["top1"] and f"{status['top1']:.2f}",
+            status["top5"] and f"{status['top5']:.2f}",
+            status["images_per_second"] and f"{status['images_per_second']:.0f}",
+            format_duration(status["seconds"]),
+        )
+        for status in job_statuses
+    ]
+    print_table(columns, rows)
 
 
 def show_status(status: Mapping[str, Any], machines: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> None:
-    """Print what is known of a job; of several machines, and of more than one attempt, a table."""
+    """Print the status of a job, then tables of its machines and attempts if there are several."""
     created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status["created"]))
     for name, value in {**status, "created": created}.items():
         if name != "where" and value not in (None, "", [], {}):
             print(f"{name:18} {_format_status_value(name, value)}")
-    if len(machines) > 1 or any(one["host"] for one in machines.values()):
+    if len(machines) > 1 or any(machine["host"] for machine in machines.values()):
         print()
         show_machines(machines)
     if len(attempts) > 1:
@@ -53,31 +57,38 @@ def show_status(status: Mapping[str, Any], machines: Mapping[str, Any], attempts
 def _format_status_value(name: str, value: Any) -> str:
     if not isinstance(value, float):
         return f"{value}"
-    return format_duration(value) if name == "seconds" else f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
+    if name == "seconds":
+        return format_duration(value)
+    return f"{value:.0f}" if value >= 1000 else f"{value:.4g}"
 
 
 def show_machines(machines: Mapping[str, Mapping[str, Any]]) -> None:
-    """Print a row for each machine, with the seconds of each step to its first training step."""
-    names = [name for name in STARTUP_STEPS if any(name in one["seconds"] for one in machines.values())]
+    """Print a row for each machine, with the seconds of each step until its first training step."""
+    steps = [step for step in STARTUP_STEPS if any(step in machine["seconds"] for machine in machines.values())]
     rows = []
-    for machine, one in machines.items():
-        seconds = [f"{one['seconds'][name]:.1f}" if name in one["seconds"] else "" for name in names]
-        rows.append((machine, one["host"], one["state"], *seconds, one["reason"] or "; ".join(one["notes"])))
-    print_table(("machine", "host", "state", *names, "note"), rows)
+    for name, machine in machines.items():
+        seconds = [f"{machine['seconds'][step]:.1f}" if step in machine["seconds"] else "" for step in steps]
+        note = machine["reason"] or "; ".join(machine["notes"])
+        rows.append((name, machine["host"], machine["state"], *seconds, note))
+    print_table(("machine", "host", "state", *steps, "note"), rows)
 
 
 def show_timeline(attempts: Sequence[Mapping[str, Any]]) -> None:
-    """Print a row for each attempt: when, who, why, and what the change cost."""
+    """Print a row for each attempt: start, machines, reason, and the time and steps that the change cost."""
     rows = [
         (
-            one["attempt"] if one["machines"] else "end", time.strftime("%H:%M:%S", time.localtime(one["at"])),
-            " ".join(one["machines"]), one["first_step"], "" if one["pause"] is None else f"{one['pause']:.1f} s",
-            one["steps_lost"], _truncate(one["reason"]),
+            attempt["attempt"] if attempt["machines"] else "end",
+            time.strftime("%H:%M:%S", time.localtime(attempt["at"])),
+            " ".join(attempt["machines"]),
+            attempt["first_step"],
+            "" if attempt["pause"] is None else f"{attempt['pause']:.1f} s",
+            attempt["steps_lost"],
+            _truncate(attempt["reason"]),
         )
-        for one in attempts
-    ]  # fmt: skip
+        for attempt in attempts
+    ]
     print_table(("attempt", "at", "machines", "from step", "pause", "steps lost", "reason"), rows)
 
 
 def _truncate(text: str) -> str:
-    return text if len(text) < 140 else f"{text[:136]} ..."
+    return text if len(text) < MAX_REASON_CHARACTERS else f"{text[: MAX_REASON_CHARACTERS - 4]} ..."

@@ -9,41 +9,47 @@ from cluster.errors import EXIT_JOB_FAILED, EXIT_JOB_STOPPED, EXIT_OK
 if TYPE_CHECKING:
     from rich.console import Console
 
-
 STATE_EXIT_CODES = {"done": EXIT_OK, "failed": EXIT_JOB_FAILED, "stopped": EXIT_JOB_STOPPED}
-
-
-STATE_COLOURS = {"done": "green", "failed": "red", "stopped": "yellow", "running": "cyan", "waiting": "blue"}
+STATE_COLORS = {"done": "green", "failed": "red", "stopped": "yellow", "running": "cyan", "waiting": "blue"}
+PLAIN_WIDTH_CHARACTERS = 200  # of output that does not go to a terminal
 
 
 def console(to_stderr: bool = False) -> "Console":
-    """Return rich's console for stdout or stderr. Off a terminal: no colour and no cutting of lines; NO_COLOR holds."""
+    """Return a rich console for stdout or stderr.
+
+    Output to a file or a pipe has no color and no cut lines. NO_COLOR is respected.
+    """
     from rich.console import Console
 
     stream = sys.stderr if to_stderr else sys.stdout
-    return Console(
-        stderr=to_stderr, highlight=False, markup=False, soft_wrap=True, width=None if stream.isatty() else 200
-    )
+    width = None if stream.isatty() else PLAIN_WIDTH_CHARACTERS
+    return Console(stderr=to_stderr, highlight=False, markup=False, soft_wrap=True, width=width)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
-    """Print rows under their column names, numbers to the right."""
+    """Print rows under their column names, with numbers aligned to the right.
+
+    If the third column is "state", each row has the color of its state.
+    """
     from rich import box
     from rich.table import Table
 
-    shown = [[format_cell(value) for value in row] for row in rows]
-    grid = Table(
+    cell_rows = [[format_cell(value) for value in row] for row in rows]
+    table = Table(
         box=box.SIMPLE_HEAD, title=title or None, title_justify="left", pad_edge=False, show_edge=False, padding=(0, 0)
     )
-    for place, name in enumerate(columns):
-        right = all(row[place][:1] in "-0123456789" for row in shown)
-        grid.add_column(name, justify="right" if right else "left", no_wrap=True)
-    for row in shown:
-        grid.add_row(*row, style=STATE_COLOURS.get(row[2]) if len(columns) > 2 and columns[2] == "state" else None)
-    console().print(grid, width=200)  # a narrow terminal breaks the lines; cut cells would be lost
+    for index, name in enumerate(columns):
+        is_numeric = all(cells[index][:1] in "-0123456789" for cells in cell_rows)
+        table.add_column(name, justify="right" if is_numeric else "left", no_wrap=True)
+    has_state = len(columns) > 2 and columns[2] == "state"
+    for cells in cell_rows:
+        table.add_row(*cells, style=STATE_COLORS.get(cells[2]) if has_state else None)
+    # Wider than most terminals on purpose: the terminal then wraps lines, while rich would cut the cells.
+    console().print(table, width=PLAIN_WIDTH_CHARACTERS)
 
 
 def format_cell(value: Any) -> str:
+    """Return a value as text: "" for None, four significant digits for a float."""
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)

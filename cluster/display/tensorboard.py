@@ -1,4 +1,4 @@
-"""TensorBoard over the event files that have come home, on this computer only."""
+"""Runs TensorBoard over the event files in local run folders, reachable from this computer only."""
 
 import contextlib
 import os
@@ -17,20 +17,21 @@ from train.tools import process
 
 BIND_ADDRESS = "127.0.0.1"
 TENSORBOARD_START_TIMEOUT_SECONDS = 60.0
+REFRESH_SECONDS = 1.0  # between two copies of new event files from the machines
 
 
 def tensorboard_command(log_folder: Path, port: int) -> list[str]:
     """Return TensorBoard's command line."""
-    words = ["--logdir", str(log_folder), "--host", BIND_ADDRESS, "--port", str(port), "--reload_interval", "5"]
-    return [sys.executable, "-P", "-m", "tensorboard.main", *words]
+    arguments = ["--logdir", str(log_folder), "--host", BIND_ADDRESS, "--port", str(port), "--reload_interval", "5"]
+    return [sys.executable, "-P", "-m", "tensorboard.main", *arguments]
 
 
 def check_port_is_free(port: int) -> None:
-    """Raise `ClusterError` when something listens on the port already."""
-    with socket.socket() as one:
-        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    """Raise `ClusterError` when another process listens on the port."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            one.bind((BIND_ADDRESS, port))
+            probe.bind((BIND_ADDRESS, port))
         except OSError as error:
             raise ClusterError(
                 f"port {port} is taken; choose another: --port {port + 1}, or --port 0 for a free one"
@@ -38,34 +39,36 @@ def check_port_is_free(port: int) -> None:
 
 
 def serve(job: Job, port: int) -> int:
-    """Run TensorBoard until Ctrl-C or its end, keeping the job's events coming. Returns an exit code."""
-    folder = job.path / "events"
-    folder.mkdir(exist_ok=True)
+    """Serve one job's curves until Ctrl-C, and copy its new events while it runs. Returns an exit code."""
+    events_folder = job.path / "events"
+    events_folder.mkdir(exist_ok=True)
     return _run_server(
-        folder, port, job.path / ".tensorboard.log", f"{job.name}, until Ctrl-C", lambda: _refresh_jobs([job])
+        events_folder, port, job.path / ".tensorboard.log", f"{job.name}, until Ctrl-C", lambda: _refresh_jobs([job])
     )
 
 
 def serve_all(port: int) -> int:
-    """The same for all jobs of the runs folder side by side, as runs job-1, job-2, ..., also those that come later.
+    """Serve the curves of all jobs of the runs folder side by side, also of jobs that start later.
 
-    Raises `NoSuchJob` when there is none yet.
+    Returns an exit code. Raises `NoSuchJob` when there is no job yet.
     """
-    runs = store.find().path.parent
-    board = runs / ".board"
-    board.mkdir(exist_ok=True)
+    runs_folder = store.find().path.parent
+    links_folder = runs_folder / ".board"
+    links_folder.mkdir(exist_ok=True)
 
-    def look() -> None:
-        found = store.all_jobs()
-        _refresh_jobs(found)
-        link_event_folders(board, found)
+    def refresh() -> None:
+        jobs = store.all_jobs()
+        _refresh_jobs(jobs)
+        link_event_folders(links_folder, jobs)
 
-    link_event_folders(board, store.all_jobs())
-    return _run_server(board, port, runs / ".tensorboard.log", f"all jobs of {runs}, until Ctrl-C", look)
+    link_event_folders(links_folder, store.all_jobs())
+    return _run_server(
+        links_folder, port, runs_folder / ".tensorboard.log", f"all jobs of {runs_folder}, until Ctrl-C", refresh
+    )
 
 
 def link_event_folders(links_folder: Path, job_list: Sequence[Job]) -> None:
-    """Make the folder have a link to the events of each of these jobs, by its name, and no other."""
+    """Make `links_folder` contain exactly one link per job, from the job's name to its event folder."""
     for path in links_folder.iterdir():
         if not path.exists() or path.name not in {job.name for job in job_list}:
             path.unlink(missing_ok=True)
@@ -82,6 +85,7 @@ def _refresh_jobs(job_list: Sequence[Job]) -> None:
 
 
 def _run_server(log_folder: Path, port: int, log_path: Path, description: str, refresh: Callable[[], None]) -> int:
+    """Run TensorBoard on `port` (0: a free one) until it ends or the user interrupts it. Returns an exit code."""
     port = port or process.free_port()
     check_port_is_free(port)
     server = process.start_process(tensorboard_command(log_folder, port), log_path)
@@ -91,7 +95,7 @@ def _run_server(log_folder: Path, port: int, log_path: Path, description: str, r
         print(f"http://{BIND_ADDRESS}:{port}/  {description}", flush=True)
         while server.poll() is None:
             refresh()
-            time.sleep(1)
+            time.sleep(REFRESH_SECONDS)
         return int(server.returncode)
     except KeyboardInterrupt:
         print("TensorBoard stopped; the job goes on", file=sys.stderr)
@@ -101,6 +105,7 @@ def _run_server(log_folder: Path, port: int, log_path: Path, description: str, r
 
 
 def _wait_until_up(pid: int, port: int, log_path: Path) -> None:
+    """Wait until the server answers. Raises `ClusterError` with its last log line when it ended or never answers."""
     deadline = time.monotonic() + TENSORBOARD_START_TIMEOUT_SECONDS
     while time.monotonic() < deadline:
         if os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT):
@@ -108,5 +113,5 @@ def _wait_until_up(pid: int, port: int, log_path: Path) -> None:
         with contextlib.suppress(OSError), urlopen(f"http://{BIND_ADDRESS}:{port}/", timeout=1):
             return
         time.sleep(0.1)
-    lines = log_path.read_text(errors="replace").strip().splitlines() if log_path.exists() else []
-    raise ClusterError(f"TensorBoard did not start: {lines[-1] if lines else 'no word from it'} (see {log_path})")
+    log_lines = log_path.read_text(errors="replace").strip().splitlines() if log_path.exists() else []
+    raise ClusterError(f"TensorBoard did not start: {log_lines[-1] if log_lines else 'no log output'} (see {log_path})")

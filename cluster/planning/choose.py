@@ -1,4 +1,4 @@
-"""Chooses among the forecast candidates: cheapest, fastest, and the point of diminishing returns."""
+"""Chooses among forecast candidates: cheapest, fastest, within a budget, and the point of diminishing returns."""
 
 import math
 import re
@@ -11,85 +11,116 @@ from cluster.errors import BadInput, ClusterError
 
 from .candidates import Candidate
 
-MIN_TIME_SAVED_PER_DOUBLING = 0.2  # a doubling of the machines that saves less of the time is not worth it
-
-
+# A doubling of the machines that saves a smaller share of the time is not worth it.
+MIN_TIME_SAVED_PER_DOUBLING = 0.2
 COUNT_WORDS = {1: "one", 2: "two", 4: "four", 8: "eight", 16: "sixteen", 32: "thirty-two", 64: "sixty-four"}
 
 
 def diminishing_returns(candidates: Sequence[Candidate]) -> str:
-    """Return one sentence about where more machines of a type stop being worth it, "" where that cannot be told."""
-    mine = sorted((one for one in candidates if one.minutes_to_target), key=lambda one: one.machines)
-    gain = 0.0
-    for one, more in pairwise(mine):
-        before, after = one.minutes_to_target or 0.0, more.minutes_to_target or 0.0
-        gain = 1 - after / before
-        if 1 - (after / before) ** (1 / math.log2(more.machines / one.machines)) < MIN_TIME_SAVED_PER_DOUBLING:
-            count = more.machines - one.machines
-            word = (
-                f"a second {COUNT_WORDS[count]}" if count == one.machines and count in COUNT_WORDS else f"{count} more"
-            )
-            buy = f"buy{'s' * (count == 1)} {100 * gain:.0f} %" if gain > 0 else f"take{'s' * (count == 1)} longer"
-            return f"{one.machines} machine{'s' * (one.machines > 1)}: {word} {buy}"
-    if len(mine) < 2:
+    """Return a sentence about where more machines stop being worth it. The candidates are of one machine type.
+
+    Steps between counts that are not doublings are converted to the time saved per doubling. Returns "" for fewer
+    than two candidates with a forecast.
+    """
+    by_count = sorted((candidate for candidate in candidates if candidate.minutes_to_target), key=_machine_count)
+    if len(by_count) < 2:
         return ""
-    return f"no knee up to {mine[-1].machines} machines: the last {mine[-1].machines - mine[-2].machines} buy " + (
-        f"{100 * gain:.0f} %"
+    time_saved = 0.0
+    for smaller, larger in pairwise(by_count):
+        time_ratio = (larger.minutes_to_target or 0.0) / (smaller.minutes_to_target or 0.0)
+        time_saved = 1 - time_ratio
+        doublings = math.log2(larger.machines / smaller.machines)
+        if 1 - time_ratio ** (1 / doublings) < MIN_TIME_SAVED_PER_DOUBLING:
+            return _describe_knee(smaller.machines, larger.machines - smaller.machines, time_saved)
+    last_added = by_count[-1].machines - by_count[-2].machines
+    return (
+        f"worth it up to {by_count[-1].machines} machines at least: "
+        f"the last {last_added} save {100 * time_saved:.0f} % of the time"
     )
+
+
+def _machine_count(candidate: Candidate) -> int:
+    return candidate.machines
+
+
+def _describe_knee(machines: int, added: int, time_saved: float) -> str:
+    """Return a sentence such as "4 machines: a second four save only 4 % of the time"."""
+    is_named_doubling = added == machines and added in COUNT_WORDS
+    added_text = f"a second {COUNT_WORDS[added]}" if is_named_doubling else f"{added} more"
+    verb_suffix = "s" if added == 1 else ""
+    effect = (
+        f"save{verb_suffix} only {100 * time_saved:.0f} % of the time"
+        if time_saved > 0
+        else f"take{verb_suffix} longer"
+    )
+    return f"{machines} machine{'s' if machines > 1 else ''}: {added_text} {effect}"
 
 
 def parse_budget(text: str) -> tuple[str, float]:
-    """Return what `--within` asks for: ("minutes", 30.0) of 30min, or ("dollars", 40.0) of 40$. Raises `BadInput`."""
-    found = re.fullmatch(r"(\$?)(\d+(?:\.\d+)?)(min|h|\$)?", text.strip())
-    if not found or bool(found[1]) == bool(found[3]) or float(found[2]) <= 0:
-        raise BadInput(f"--within {text}: say a time or a price, such as 30min, 2h or 40$")
-    value, unit = float(found[2]), found[1] or found[3]
-    return ("dollars", value) if unit == "$" else ("minutes", value * (60 if unit == "h" else 1))
+    """Parse the value of `--within`: "30min" is ("minutes", 30.0), "2h" ("minutes", 120.0), "40$" ("dollars", 40.0).
+
+    Raises `BadInput`.
+    """
+    match = re.fullmatch(r"(\$?)(\d+(?:\.\d+)?)(min|h|\$)?", text.strip())
+    if not match or bool(match[1]) == bool(match[3]) or float(match[2]) <= 0:
+        raise BadInput(f"--within {text}: give a time or a price, such as 30min, 2h or 40$")
+    value = float(match[2])
+    unit = match[1] or match[3]
+    if unit == "$":
+        return "dollars", value
+    return "minutes", value * (60 if unit == "h" else 1)
 
 
 def choose(candidates: Sequence[Candidate], criterion: str, budget: tuple[str, float] | None = None) -> Candidate:
-    """Return the row that is "cheapest", "fastest", or "within" (`limit`) minutes the cheapest, dollars the fastest.
+    """Return the best candidate by a criterion: "cheapest", "fastest" or "within".
 
-    Prices are on demand; what nobody can rent any more is not chosen. Raises `ClusterError` when there is none.
+    "within" takes a `budget` as `parse_budget` returns it: the cheapest candidate within a time, the fastest within a
+    price. Prices are on demand; retired machine types are never chosen. Raises `ClusterError` when there is none.
     """
-    left = [one for one in candidates if one.forecast and not one.machine_type.retired_reason]
+    eligible = [
+        candidate for candidate in candidates if candidate.forecast and not candidate.machine_type.retired_reason
+    ]
     if criterion == "within" and budget:
-        left = [one for one in left if _amount(one, budget[0]) <= budget[1]]
-        if not left:
-            raise ClusterError(f"no row is within {budget[1]:g} {budget[0]}; {_describe_best(candidates, budget[0])}")
-        criterion = "cheapest" if budget[0] == "minutes" else "fastest"
-    if not left:
-        raise ClusterError("nothing can be chosen: no row has a forecast on machines that can be rented")
+        unit, limit = budget
+        eligible = [candidate for candidate in eligible if _amount(candidate, unit) <= limit]
+        if not eligible:
+            raise ClusterError(f"no row is within {limit:g} {unit}; {_describe_best(candidates, unit)}")
+        criterion = "cheapest" if unit == "minutes" else "fastest"
+    if not eligible:
+        raise ClusterError("nothing to choose from: no row has a forecast on machines that can be rented")
     if criterion == "cheapest":
-        priced = [one for one in left if one.machine_type.on_demand_price is not None]
+        priced = [candidate for candidate in eligible if candidate.machine_type.on_demand_price is not None]
         if not priced:
-            raise ClusterError("no row has a known price; take --fastest, or a type with one: imgnet-cluster offers")
-        return min(priced, key=lambda one: (_amount(one, "dollars"), one.minutes))
-    return min(left, key=lambda one: (one.minutes or math.inf, _amount(one, "dollars")))
+            raise ClusterError(
+                "no row has a known price; use --fastest, or a type with a price (to list them: imgnet-cluster offers)"
+            )
+        return min(priced, key=lambda candidate: (_amount(candidate, "dollars"), candidate.minutes))
+    return min(eligible, key=lambda candidate: (candidate.minutes or math.inf, _amount(candidate, "dollars")))
 
 
 def _amount(candidate: Candidate, unit: str) -> float:
-    """Minutes or dollars of the whole run, infinite where they are not known."""
-    found = candidate.minutes if unit == "minutes" else candidate.dollars(candidate.minutes)
-    return math.inf if found is None else found
+    """Return the whole run's "minutes" or "dollars", infinity if unknown."""
+    amount = candidate.minutes if unit == "minutes" else candidate.dollars(candidate.minutes)
+    return math.inf if amount is None else amount
 
 
 def _describe_best(candidates: Sequence[Candidate], unit: str) -> str:
-    least = min(
-        (one for one in candidates if not one.machine_type.retired_reason),
-        key=lambda one: _amount(one, unit),
-        default=None,
-    )
-    if least is None or not math.isfinite(_amount(least, unit)):
-        return "none is known"
-    return f"the least is {_amount(least, unit):.3g}, on {least.machines} x {least.machine_type.name}"
+    """Return which rentable candidate needs least, for an error message."""
+    rentable = [candidate for candidate in candidates if not candidate.machine_type.retired_reason]
+    best = min(rentable, key=lambda candidate: _amount(candidate, unit), default=None)
+    if best is None or not math.isfinite(_amount(best, unit)):
+        return f"no row has known {unit}"
+    return f"the least is {_amount(best, unit):.3g}, on {best.machines} x {best.machine_type.name}"
 
 
 def launch_command(candidate: Candidate, recipe: str, options: Mapping[str, Any]) -> str:
-    """Return the command that launches a row; `options` are those of plan that launch has too."""
-    words = ["imgnet-cluster", "launch", "--machines", str(candidate.machines), "--type", candidate.machine_type.name]
-    for name, value in options.items():
+    """Return the shell command that launches a candidate. `options` are those that `plan` and `launch` share."""
+    argv = ["imgnet-cluster", "launch", "--machines", str(candidate.machines), "--type", candidate.machine_type.name]
+    for name, option_value in options.items():
         option = f"--{name.replace('_', '-')}"
-        for one in value if isinstance(value, tuple) else [value]:
-            words += [option] if one is True else [option, str(one)] if one is not None and one is not False else []
-    return shlex.join([*words, recipe])
+        for value in option_value if isinstance(option_value, tuple) else [option_value]:
+            if value is True:
+                argv.append(option)
+            elif value is not None and value is not False:
+                argv += [option, str(value)]
+    return shlex.join([*argv, recipe])

@@ -2,34 +2,40 @@
 
 import os
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from cluster.connectors.local import visible_gpu_count
 from train.forecast import DEFAULT_CONSTANTS, DEVICES, Constants, Forecast, forecast
 
-if TYPE_CHECKING:
-    pass
 from .plan import Plan
+
+CPU_PRESET_CORES = 2  # the preset speed of the device "CPU" was measured with one process on two cores
+NETWORK_GBPS = 40.0  # assumed between the processes of one computer
 
 
 def forecast_local(plan: Plan, constants: Constants | None = None) -> Forecast | None:
-    """Return the forecast of a job on this computer, None where it has GPUs of which nothing was measured.
+    """Return the forecast of a job on this computer.
 
-    The preset of the card CPU is for one process on two cores.
+    `constants` are those that another job measured here. Without them, the CPU preset is scaled to this computer's
+    cores; a computer with GPUs then has no forecast (None), because their speed is unknown.
     """
     if constants is None:
         if visible_gpu_count():
             return None
-        images = DEVICES["CPU"].images_per_second * (os.cpu_count() or 1) / plan.spec.processes_per_host / 2
+        cores_per_process = (os.cpu_count() or 1) / plan.spec.processes_per_host
         constants = replace(
             DEFAULT_CONSTANTS,
-            images_per_second=images,
+            images_per_second=DEVICES["CPU"].images_per_second * cores_per_process / CPU_PRESET_CORES,
             boot_seconds=0.0,
             setup_seconds=0.0,
             fetch_bytes_per_second=0.0,
             startup_seconds=5.0,
         )
     return forecast(
-        plan.schedule, gpus=plan.spec.procs, gpu="CPU", gbit=40.0, machines=plan.spec.machines, constants=constants,
+        plan.schedule,
+        gpus=plan.spec.procs,
+        gpu="CPU",
+        gbit=NETWORK_GBPS,
+        machines=plan.spec.machines,
+        constants=constants,
         val_images=plan.val_images,
-    )  # fmt: skip
+    )

@@ -1,4 +1,4 @@
-"""What a launch would do, worked out without starting anything."""
+"""The plan of a launch: everything that is decided before anything starts."""
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -12,14 +12,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a launch would do: the Spec but for its name, the schedule, and the lines that a person should read."""
+    """What a launch would do."""
 
-    spec: JobSpec
+    spec: JobSpec  # complete except for the job's name
     schedule: Schedule
-    notes: tuple[str, ...]
-    rental_plan: "RentalPlan | None" = None  # what it would rent
+    notes: tuple[str, ...]  # lines for the user
+    rental_plan: "RentalPlan | None" = None  # None: nothing is rented
 
     @property
     def val_images(self) -> int:
-        """How many images are validated."""
+        """The number of validation images."""
         return scaled_image_count(self.spec.recipe.data.val, self.spec.scale)

@@ -50,7 +50,7 @@ def test_a_local_job_fetches_what_its_phases_read_and_trains_on_that(place: Any)
     root = packed(place)
     said = place.cli("launch", *LOCAL, "--machines", "2", "--data", "set", "--fetch", "disk", recipe(place, 30))
     assert said.code == 0, said
-    assert f" kB, index only; fetched from {root} to {place.path}/disk/set of each machine" in said.out, said
+    assert f" kB, index only; each machine fetches it from {root} to {place.path}/disk/set before" in said.out, said
     job = place.job()
     place.wait_for(lambda: job.ended)
     assert job.state == "done" and job.result["epochs"][0]["val_images"] == 20, job.result
@@ -109,8 +109,8 @@ def test_rented_machines_fetch_from_s3_and_so_does_one_that_comes_later(renter: 
     assert "0 files put there, 20 were there" in renter.ok("data", "put", "set", there, "--sizes", "32,full")
     words = [*renter.words("--data", there, "--save-seconds", "1")[:-1], recipe(place, 4000)]
     said = renter.ok(*words)
-    assert f"index only; fetched from {there} to ~/.imgnet/data/set of each machine" in said
-    assert "the machines' role" not in said, "it reads data/ of the stack's bucket"
+    assert f"index only; each machine fetches it from {there} to ~/.imgnet/data/set before" in said
+    assert "IAM role" not in said, "it reads data/ of the stack's bucket"
     job = place.job()
     renter.wait(lambda: renter.step(job) > 8, 120)
     disk = renter.cloud.machine(renter.of("1")) / ".imgnet/data"

@@ -1,6 +1,6 @@
-"""What can be asked of AWS without a job's run folder: the stack, what bears our tags, prices, what is in order.
+"""AWS administration without a run folder: the stack, resources with our tags, prices, permissions and costs.
 
-Everything here works from tags alone, on a computer that never saw the jobs.
+Everything except `job_cost` works from tags alone, on a computer that never saw the jobs.
 """
 
 import contextlib
@@ -31,223 +31,276 @@ Log = Callable[[str], None]
 
 
 def resolve_regions(requested: Sequence[str]) -> list[str]:
-    """Return the regions that are meant: those named, else the one of the environment. Raises `ClusterError`."""
+    """Return the requested regions, or the environment's region if none is requested. Raises `ClusterError`."""
     with aws_errors_as_cluster_errors():
         return list(requested) or [Account().region]
 
 
-# --- the stack ----------------------------------------------------------------------------------------------------
+# --- the stack --------------------------------------------------------------------------------------------------------
 
 
 def ensure_stack(region: str | None, address: str | None, bucket: str | None, log: Log) -> stack.Stack:
-    """Make the stack of a region, or what is missing of it. Raises `ClusterError`."""
+    """Create what is missing of a region's stack. `address` is the CIDR range that may connect over ssh.
+
+    Raises `ClusterError`.
+    """
     with aws_errors_as_cluster_errors():
         return stack.ensure(Account(region), address or get_public_address(), log, bucket)
 
 
 def missing_stack_parts(region: str | None) -> list[str]:
-    """Return what `up` would make. Raises `ClusterError`."""
+    """Return what `ensure_stack` would create. Raises `ClusterError`."""
     with aws_errors_as_cluster_errors():
         return stack.missing_parts(Account(region))
 
 
 def remove_stack(region: str | None, delete_data: bool, log: Log) -> list[str]:
-    """Remove the stack of a region. Returns a line for each thing that is left. Raises `ClusterError`."""
+    """Remove a region's stack. Returns a line for each resource that is left.
+
+    Raises `ClusterError`, also when machines still run in the stack.
+    """
     with aws_errors_as_cluster_errors():
         account = Account(region)
-        there = [one for one in instances.describe_region(account) if one.is_billed]
-        if there:
-            jobs = ", ".join(sorted({one.job_uid for one in there}))
-            raise ClusterError(f"{len(there)} machines run in the stack, of {jobs}; first: imgnet-cluster down --all")
+        billed_instances = [instance for instance in instances.describe_region(account) if instance.is_billed]
+        if billed_instances:
+            jobs = ", ".join(sorted({instance.job_uid for instance in billed_instances}))
+            raise ClusterError(
+                f"{len(billed_instances)} machines of {jobs} are still running in the stack; "
+                "first run: imgnet-cluster down --all"
+            )
         return stack.remove(account, delete_data, log)
 
 
-# --- what bears our tags ------------------------------------------------------------------------------------------
+# --- resources with our tags ------------------------------------------------------------------------------------------
 
 
 def list_instances(region: str) -> list[Instance]:
-    """Return all machines of ours in a region that still bill. Raises `ClusterError`."""
+    """Return all instances with our tags in a region that are not terminated. Raises `ClusterError`."""
     with aws_errors_as_cluster_errors():
-        return [one for one in instances.describe_region(Account(region)) if one.state != "terminated"]
+        return [instance for instance in instances.describe_region(Account(region)) if instance.state != "terminated"]
 
 
 def summarize_by_job(found_instances: Sequence[Instance]) -> list[dict[str, Any]]:
-    """Return a row for each job: how many machines of what, where, since when, until when, whose."""
+    """Return a row for each job: number, states, types, markets and zones of its machines, start, expiry and owner."""
     rows = []
-    for uid in sorted({one.job_uid for one in found_instances}):
-        mine = [one for one in found_instances if one.job_uid == uid]
-        count = Counter(one.state for one in mine)
+    for uid in sorted({instance.job_uid for instance in found_instances}):
+        job_instances = [instance for instance in found_instances if instance.job_uid == uid]
+        state_counts = Counter(instance.state for instance in job_instances)
+        first = job_instances[0]
         rows.append(
             {
-                "job": mine[0].tags.get(tags.NAME, "").removeprefix("imgnet "),
+                "job": first.tags.get(tags.NAME, "").removeprefix("imgnet "),
                 "uid": uid,
-                "machines": len(mine),
-                "state": ", ".join(f"{number} {state}" for state, number in count.items()),
-                "type": ", ".join(sorted({one.type for one in mine})),
-                "market": ", ".join(sorted({one.market for one in mine})),
-                "zone": ", ".join(sorted({one.zone for one in mine})),
-                "since": tags.format_time(min(one.launch_time for one in mine)),
-                "expires": max(one.tags.get(tags.EXPIRES, "") for one in mine),
-                "owner": mine[0].tags.get(tags.OWNER, ""),
+                "machines": len(job_instances),
+                "state": ", ".join(f"{count} {state}" for state, count in state_counts.items()),
+                "type": ", ".join(sorted({instance.type for instance in job_instances})),
+                "market": ", ".join(sorted({instance.market for instance in job_instances})),
+                "zone": ", ".join(sorted({instance.zone for instance in job_instances})),
+                "since": tags.format_time(min(instance.launch_time for instance in job_instances)),
+                "expires": max(instance.tags.get(tags.EXPIRES, "") for instance in job_instances),
+                "owner": first.tags.get(tags.OWNER, ""),
             }
         )
     return rows
 
 
 def terminate_job(region: str, uid_or_name: str, log: Log) -> list[str]:
-    """End a job by the tags of its machines: `name` is its uid, or its name if only one job has it.
+    """Terminate a job found by the tags of its resources, by its uid or, if that is unambiguous, by its name.
 
-    Returns a line for each thing that is not gone. Raises `NoSuchJob`, `ClusterError`.
+    Another owner's job has to be named by its uid. Returns a line for each resource that is not gone. Raises
+    `NoSuchJob`, `ClusterError`.
     """
     with aws_errors_as_cluster_errors():
         account = Account(region)
-        owners = {
-            one.job_uid: one.tags.get(tags.OWNER, "")
-            for one in instances.describe_region(account)
-            if one.state != "terminated"
+        owner_by_uid = {
+            instance.job_uid: instance.tags.get(tags.OWNER, "")
+            for instance in instances.describe_region(account)
+            if instance.state != "terminated"
         }
-        uids = set(owners) | set(_leftover_tags_by_job(account))
-        found = sorted(one for one in uids if one == uid_or_name or one.rpartition("-")[0] == uid_or_name)
-        if not found:
+        uids = set(owner_by_uid) | set(_leftover_tags_by_job(account))
+        matches = sorted(uid for uid in uids if uid == uid_or_name or uid.rpartition("-")[0] == uid_or_name)
+        if not matches:
             raise NoSuchJob(
-                f"{uid_or_name}: nothing in {region} bears its tag; what there is: imgnet-cluster ls --cloud"
+                f"{uid_or_name}: nothing in {region} has the tag of this job; to list all: imgnet-cluster ls --cloud"
             )
-        if len(found) > 1:
-            raise ClusterError(f"{uid_or_name}: several jobs have this name; say which: {', '.join(found)}")
-        if found[0] != uid_or_name and owners.get(found[0], account.owner) != account.owner:
-            whose = f"{uid_or_name} is {found[0]} of {owners[found[0]]}"
-            raise ClusterError(f"{whose}; if it is to end: imgnet-cluster down {found[0]}")
-        return terminate_by_uid(account, found[0], log)
+        if len(matches) > 1:
+            raise ClusterError(f"{uid_or_name}: several jobs have this name; use one of {', '.join(matches)}")
+        (uid,) = matches
+        if uid != uid_or_name and owner_by_uid.get(uid, account.owner) != account.owner:
+            raise ClusterError(
+                f"{uid_or_name} is {uid} of {owner_by_uid[uid]}; to end it all the same: imgnet-cluster down {uid}"
+            )
+        return terminate_by_uid(account, uid, log)
 
 
 def terminate_by_uid(account: Account, uid: str, log: Log) -> list[str]:
-    """End all that bears a job's tag. Returns a line for each thing that is not gone. Raises `CloudError`."""
-    ids = (
-        [] if uid else [one.id for one in instances.describe_region(account) if not one.job_uid and one.is_billed]
-    )  # of no job at all
-    left = instances.terminate_and_wait(account, uid, ids, log)
-    lines_left = [f"machine {one.id} in {one.region}: {one.state}" for one in left]
-    return lines_left + instances.remove_leftovers(account, {tags.JOB: uid})
+    """Terminate all resources with a job's tag. "" stands for billed instances with our tags but of no job.
+
+    Returns a line for each resource that is not gone. Raises `CloudError`.
+    """
+    jobless_ids = []
+    if not uid:
+        jobless_ids = [
+            instance.id
+            for instance in instances.describe_region(account)
+            if not instance.job_uid and instance.is_billed
+        ]
+    remaining = instances.terminate_and_wait(account, uid, jobless_ids, log)
+    lines = [f"machine {instance.id} in {instance.region}: {instance.state}" for instance in remaining]
+    return lines + instances.remove_leftovers(account, {tags.JOB: uid})
 
 
 def _leftover_tags_by_job(account: Account) -> dict[str, list[dict[str, str]]]:
-    """Return by job the tags of what machines leave: addresses, disks, placement groups, spot requests."""
-    found: dict[str, list[dict[str, str]]] = {}
-    for see in (instances.elastic_ips, instances.detached_volumes, instances.placement_groups, instances.spot_requests):
-        for one in map(tags.read_tags, see(account, {tags.STACK: tags.STACK_VALUE})):
-            if tags.JOB in one:
-                found.setdefault(one[tags.JOB], []).append(one)
-    return found
+    """Return, by job uid, the tags of what instances leave: addresses, disks, placement groups, spot requests."""
+    tags_by_uid: dict[str, list[dict[str, str]]] = {}
+    list_functions = (
+        instances.elastic_ips,
+        instances.detached_volumes,
+        instances.placement_groups,
+        instances.spot_requests,
+    )
+    for list_resources in list_functions:
+        for resource in list_resources(account, {tags.STACK: tags.STACK_VALUE}):
+            resource_tags = tags.read_tags(resource)
+            if tags.JOB in resource_tags:
+                tags_by_uid.setdefault(resource_tags[tags.JOB], []).append(resource_tags)
+    return tags_by_uid
 
 
 def find_garbage(
     region: str, local_jobs: Mapping[str, bool], include_unknown: bool, now: float
 ) -> tuple[dict[str, str], list[str]]:
-    """Return what is to be removed by job, with the reason, and a line for each that is left alone, with the reason.
+    """Find the resources in a region that no live job needs.
 
-    `known` says for each job of this computer whether it lives. A job that nobody here knows is another computer's: it
-    is left alone until its expiry, unless `unknown`. Raises `ClusterError`.
+    `local_jobs` tells of each job of this runs folder whether it is alive. Any other job is another computer's: it is
+    left alone until it expires, unless `include_unknown`. `now` is in seconds since 1970. Returns the jobs to remove
+    by uid with the reason, and a line with the reason for each job that is left alone. Raises `ClusterError`.
     """
     with aws_errors_as_cluster_errors():
         account = Account(region)
-        found = [one for one in instances.describe_region(account) if one.is_billed]
-        strays = _leftover_tags_by_job(account)
-    remove, stay = {}, []
-    for uid in sorted({one.job_uid for one in found} | set(strays)):
-        mine = [one for one in found if one.job_uid == uid]
-        said = [one.tags for one in mine] or strays[uid]
-        expires = max(tags.parse_time(one.get(tags.EXPIRES, "")) or 0.0 for one in said)
-        whose = uid or "no job"
-        what = f"{whose}: {len(mine)} machines in {region}" if mine else f"{whose}: what its machines left in {region}"
+        billed_instances = [instance for instance in instances.describe_region(account) if instance.is_billed]
+        leftover_tags = _leftover_tags_by_job(account)
+    to_remove = {}
+    to_keep = []
+    for uid in sorted({instance.job_uid for instance in billed_instances} | set(leftover_tags)):
+        job_instances = [instance for instance in billed_instances if instance.job_uid == uid]
+        tag_sets = [instance.tags for instance in job_instances] or leftover_tags[uid]
+        expires = max(tags.parse_time(tag_set.get(tags.EXPIRES, "")) or 0.0 for tag_set in tag_sets)
+        resources = f"{len(job_instances)} machines" if job_instances else "leftovers of its machines"
+        summary = f"{uid or 'no job'}: {resources} in {region}"
         if expires < now:
-            remove[uid] = f"{what}, past the end of their time ({tags.format_time(expires)})"
+            to_remove[uid] = f"{summary}, past the end of their time ({tags.format_time(expires)})"
         elif local_jobs.get(uid) is False or not uid:
-            remove[uid] = f"{what}, of a job that has ended"
+            to_remove[uid] = f"{summary}, of a job that has ended"
         elif uid in local_jobs:
-            stay.append(f"{what}: it is at work; end it: imgnet-cluster down {uid.rpartition('-')[0]}")
+            to_keep.append(f"{summary}: the job is running; to end it: imgnet-cluster down {uid.rpartition('-')[0]}")
         elif include_unknown:
-            remove[uid] = f"{what}, of a job that this computer does not know"
+            to_remove[uid] = f"{summary}, of a job that this computer does not know"
         else:
-            until = f"until {tags.format_time(expires)}, of {said[0].get(tags.OWNER, 'nobody')}"
-            stay.append(f"{what}: not of a job of this folder, {until}; end it: imgnet-cluster down {uid}")
-    return remove, stay
+            expiry = f"expires {tags.format_time(expires)}, owner {tag_sets[0].get(tags.OWNER, 'unknown')}"
+            to_keep.append(f"{summary}: not a job of this folder, {expiry}; to end it: imgnet-cluster down {uid}")
+    return to_remove, to_keep
 
 
 def terminate_jobs(region: str, uids: Sequence[str], log: Log) -> list[str]:
-    """Remove all of some jobs. Returns a line for each thing that is not gone. Raises `ClusterError`."""
+    """Terminate all resources of some jobs. Returns a line for each that is not gone. Raises `ClusterError`."""
     with aws_errors_as_cluster_errors():
         account = Account(region)
         return [line for uid in uids for line in terminate_by_uid(account, uid, log)]
 
 
-# --- prices, and what is in order ---------------------------------------------------------------------------------
+# --- prices, checks, costs --------------------------------------------------------------------------------------------
 
 
 def offer_rows(
     region: str | None, gpu: str | None, recipe: Recipe | None, machine_count: int | None
 ) -> list[dict[str, Any]]:
-    """Return a row for each type and zone, with minutes and dollars of a recipe on so many. Raises `ClusterError`."""
+    """Return a row for each instance type and zone that EC2 offers, with spot and on-demand prices.
+
+    With a recipe, each row has the forecast minutes and dollars on `machine_count` machines (None: the recipe's
+    number), and the cheapest row is first. Raises `ClusterError`.
+    """
     with aws_errors_as_cluster_errors():
-        found = offers.list_offers(Account(region), gpu)
-    rows = [_offer_row(one, recipe, machine_count) for one in found]
+        found_offers = offers.list_offers(Account(region), gpu)
+    rows = [_offer_row(offer, recipe, machine_count) for offer in found_offers]
     return sorted(rows, key=lambda row: row["dollars"] or float("inf")) if recipe else rows
 
 
 def _offer_row(offer: offers.Offer, recipe: Recipe | None, machine_count: int | None) -> dict[str, Any]:
-    kind, minutes, price = (
-        offer.instance_type,
-        None,
-        offer.spot_price if offer.spot_price is not None else offer.on_demand_price,
-    )
-    count = machine_count or (recipe.machines if recipe else 1)
+    instance_type = offer.instance_type
+    price = offer.spot_price if offer.spot_price is not None else offer.on_demand_price
+    machine_count = machine_count or (recipe.machines if recipe else 1)
+    minutes = None
     if recipe:
-        planned, each = recipe.for_machines(count), max(1, kind.gpus)
-        with contextlib.suppress(ValueError):  # a batch that cannot be shared out among so many
-            schedule = Schedule(planned, planned.data.train, count * each)
-            guess = forecast(
-                schedule, gpus=each, gpu=kind.gpu, gbit=kind.network_gbps, machines=count, vcpus=kind.vcpus
+        sized_recipe = recipe.for_machines(machine_count)
+        gpus_per_machine = max(1, instance_type.gpus)
+        with contextlib.suppress(ValueError):  # the batch cannot be divided among this many GPUs
+            run_forecast = forecast(
+                Schedule(sized_recipe, sized_recipe.data.train, machine_count * gpus_per_machine),
+                gpus=gpus_per_machine,
+                gpu=instance_type.gpu,
+                gbit=instance_type.network_gbps,
+                machines=machine_count,
+                vcpus=instance_type.vcpus,
             )
-            minutes = guess.total_minutes if guess else None
-    dollars = None if minutes is None or price is None else count * price * minutes / 60
+            minutes = run_forecast.total_minutes if run_forecast else None
     return {
-        "type": offer.type, "zone": offer.zone, "gpus": kind.gpus, "gpu": kind.gpu, "gpu_gb": kind.gpu_gb, "efa": kind.efa_interfaces,
-        "gbit": kind.network_gbps, "spot": offer.spot_price, "on_demand": offer.on_demand_price, "on_demand_shipped": offer.is_builtin_price,
-        "machines": count, "minutes": minutes, "dollars": dollars,
-    }  # fmt: skip
+        "type": offer.type,
+        "zone": offer.zone,
+        "gpus": instance_type.gpus,
+        "gpu": instance_type.gpu,
+        "gpu_gb": instance_type.gpu_gb,
+        "efa": instance_type.efa_interfaces,
+        "gbit": instance_type.network_gbps,
+        "spot": offer.spot_price,
+        "on_demand": offer.on_demand_price,
+        "on_demand_shipped": offer.is_builtin_price,
+        "machines": machine_count,
+        "minutes": minutes,
+        "dollars": None if minutes is None or price is None else machine_count * price * minutes / 60,
+    }
 
 
 def check_launch(region: str | None, types: Sequence[str], machine_count: int, market: str) -> list[preflight.Finding]:
-    """Return all that stands in the way of a launch, or does not. Raises `ClusterError`: there is no region."""
+    """Check everything that a launch needs of AWS, and return the findings, good and bad.
+
+    Raises `ClusterError` when no region is set.
+    """
     with aws_errors_as_cluster_errors():
         account = Account(region)
         try:
-            gone = stack.missing_parts(account)
-        except CloudError:  # which the check finds out by itself, and says
-            gone = []
-        return preflight.run_preflight(account, types=types, machines=machine_count, market=market, stack_missing=gone)
+            missing_parts = stack.missing_parts(account)
+        except CloudError:  # the preflight check meets the same error and reports it as a finding
+            missing_parts = []
+        return preflight.run_preflight(
+            account, types=types, machines=machine_count, market=market, stack_missing=missing_parts
+        )
 
 
 def iam_policies(data: str | None = None) -> dict[str, Any]:
-    """Return the least policies of the user and of the machines, as plain data; with `data`, an s3:// place outside the
-    stack's bucket, what reading from there takes. Raises `ClusterError`.
+    """Return the minimal IAM policies of the user and of the machines, as plain data.
+
+    With `data`, an s3:// location outside the stack's bucket, also the policy for reading there. Raises
+    `ClusterError`.
     """
-    found = {"user": stack_policies.user_policy(), "machines": stack_policies.machine_policy()}
+    policies = {"user": stack_policies.user_policy(), "machines": stack_policies.machine_policy()}
     with aws_errors_as_cluster_errors():
-        return {**found, "data": stack_policies.dataset_policy(*s3.parse_s3_url(data))} if data else found
+        return {**policies, "data": stack_policies.dataset_policy(*s3.parse_s3_url(data))} if data else policies
 
 
 def job_cost(run_path: Path, now: float | None = None) -> dict[str, Any]:
-    """Return what a job has cost: a row for each machine, and sums. From its journal; asks nobody."""
-    now, journal = time.time() if now is None else now, Journal(run_path / JOURNAL_FILE)
-    found, gate = billing.machine_costs(journal, now), billing.jump_host_address_dollars(journal, now)
-    unknown = [one.id for one in found if one.dollars is None]
+    """Return a job's cost in dollars: a row for each machine, and sums. Reads only the journal of the run folder."""
+    now = time.time() if now is None else now
+    journal = Journal(run_path / JOURNAL_FILE)
+    machine_costs = billing.machine_costs(journal, now)
+    jump_host_dollars = billing.jump_host_address_dollars(journal, now)
     return {
-        "machines": [{**vars(one), "all": one.total_dollars} for one in found],
-        "dollars": sum(one.total_dollars for one in found) + gate,
-        "machine_dollars": sum(one.dollars or 0.0 for one in found),
-        "disk_dollars": sum(one.disk_dollars for one in found),
-        "address_dollars": sum(one.address_dollars for one in found) + gate,
-        "hours": sum(one.seconds for one in found) / 3600,
-        "unknown": unknown,
-        "running": sum(one.ended is None for one in found),
+        "machines": [{**vars(cost), "all": cost.total_dollars} for cost in machine_costs],
+        "dollars": sum(cost.total_dollars for cost in machine_costs) + jump_host_dollars,
+        "machine_dollars": sum(cost.dollars or 0.0 for cost in machine_costs),
+        "disk_dollars": sum(cost.disk_dollars for cost in machine_costs),
+        "address_dollars": sum(cost.address_dollars for cost in machine_costs) + jump_host_dollars,
+        "hours": sum(cost.seconds for cost in machine_costs) / 3600,
+        "unknown": [cost.id for cost in machine_costs if cost.dollars is None],
+        "running": sum(cost.ended is None for cost in machine_costs),
     }

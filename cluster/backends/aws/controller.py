@@ -1,14 +1,15 @@
-"""A job on rented machines, as its supervisor sees it: gets them, sets them up, looks after them and their price.
+"""The supervisor's part of a job on AWS: rents the instances, sets them up, replaces lost ones and limits the cost.
 
-Everything that happens once there are addresses is the fleet's, as for one's own machines. What is added: machines that
-boot, that EC2 takes away, that are replaced by others, and that all move elsewhere when too few are left.
+Everything from the first ssh connection on is `Fleet`'s work, as for the user's own machines. This module adds what is
+special about instances: they boot, EC2 interrupts them, replacements are rented, and the whole job moves to new
+instances when too few are left.
 """
 
 import contextlib
 import threading
 import time
 from concurrent.futures import Future
-from dataclasses import replace as with_other
+from dataclasses import replace as replace_fields
 from uuid import uuid4
 
 from cluster.connectors.ssh import Unreachable
@@ -29,29 +30,34 @@ from . import final_checkpoint, ssh_access
 from .boot import BootWaiter
 from .instances import EndedExternally, JobInstances
 
-EC2_POLL_SECONDS = 10.0  # between two questions to EC2; one call, however many machines
+EC2_POLL_SECONDS = 10.0  # between two DescribeInstances calls; one call covers all machines of the job
 SETUP_ATTEMPTS = 3
-REPEATED_WARNING_SECONDS = 60.0  # between two complaints that EC2 cannot be asked
+REPEATED_WARNING_SECONDS = 60.0  # between two log lines of the same warning
 
 
 class AwsController:
-    """The rented machines of one job, in its supervisor."""
+    """Manages the instances of one job. One object per supervisor process.
+
+    Machines are named "0", "1", ...; a replacement instance takes over its predecessor's name.
+    """
 
     def __init__(self, spec: JobSpec, run_folder: RunFolder) -> None:
-        self.spec, self.run_folder = spec, run_folder
+        self.spec = spec
+        self.run_folder = run_folder
         self.job_instances = JobInstances(spec, run_folder, self.log, self.get_stop_reason)
-        self.fleet: Fleet | None = None
-        self.live_instances: dict[str, Instance] = {}  # as EC2 said last
-        self.last_poll_time = self.last_warning_time = 0.0
+        self.fleet: Fleet | None = None  # None: no instances are rented, or they are not known yet
+        self.live_instances: dict[str, Instance] = {}  # by machine name, as EC2 reported them last
+        self.last_poll_time = 0.0  # monotonic seconds
+        self.last_warning_time = 0.0  # monotonic seconds
         self.poll_future: Future[dict[str, Instance]] | None = None
-        self.rental_futures: dict[str, Future[None]] = {}
-        self.last_refusal = ""  # why a lost machine could not be replaced, the last time it was tried
+        self.rental_futures: dict[str, Future[None]] = {}  # replacements that are being rented, by machine name
+        self.last_refusal = ""  # why the last attempt to rent a replacement failed, "" if it did not
         self.hosts_lock = threading.Lock()
         self.boot_waiter = BootWaiter(self.job_instances, self.get_stop_reason)
         self.cost_meter = billing.CostMeter(self.job_instances.journal)
 
     def log(self, text: str) -> None:
-        """Keep a line of what AWS did in <run>/cloud.log, and show it in the supervisor's window."""
+        """Append a line to <run>/cloud.log and print it in the supervisor's window."""
         line = f"{time.strftime('%H:%M:%S')} {text}"
         print(line, flush=True)
         with contextlib.suppress(OSError), (self.run_folder.path / "cloud.log").open("a") as file:
@@ -59,29 +65,26 @@ class AwsController:
         self.set_activity(text)
 
     def set_activity(self, activity: str) -> None:
-        """Say what is being done, for `status`."""
+        """Write the current activity to <run>/cloud.json, where `status` reads it."""
+        content = to_json_bytes({"doing": activity, "time": time.time()})
         with contextlib.suppress(OSError):
-            write_atomic(
-                self.run_folder.path / "cloud.json",
-                to_json_bytes({"doing": activity, "time": time.time()}),
-                durable=False,
-            )
+            write_atomic(self.run_folder.path / "cloud.json", content, durable=False)
 
     def get_stop_reason(self) -> str:
-        """Why nothing more is to be rented or waited for: the job is to stop, or is decided; "" while it goes on."""
-        decided = attempts.is_finished(self.run_folder.shared, self.run_folder.launch_id)
-        return stop_reason(self.run_folder.shared) or ("the job is over" if decided else "")
+        """Return why nothing more is to be rented or waited for: a stop request or the job's end; else ""."""
+        is_finished = attempts.is_finished(self.run_folder.shared, self.run_folder.launch_id)
+        return stop_reason(self.run_folder.shared) or ("the job is over" if is_finished else "")
 
-    # --- getting machines --------------------------------------------------------------------------------------------
+    # --- renting ------------------------------------------------------------------------------------------------------
 
     def poll(self) -> bool:
-        """Do what is to be done now. Returns whether the job is, or may be, at work.
+        """Do one round of the supervisor's work. Returns whether the job is running, or may be.
 
-        Raises `SetupFailed` when it cannot start, `ClusterError` when AWS or the disk are in the way for now.
+        Raises `SetupFailed` when the job cannot start, `ClusterError` for trouble with AWS or the disk that may pass.
         """
         try:
             if self.fleet is None:
-                # Decided, and somebody was killed before it was written down: nothing is rented for it.
+                # A supervisor that was killed may have left a finished job without its result; rent nothing for it.
                 if attempts.is_finished(self.run_folder.shared, self.run_folder.launch_id):
                     return False
                 self._start_fleet()
@@ -97,28 +100,26 @@ class AwsController:
             raise ClusterError(self._describe_error(error)) from error
 
     def _start_fleet(self) -> None:
-        if (
-            why := self.get_stop_reason()
-        ) and not self.job_instances.list_instances():  # those that are there are to save first
-            raise Interrupted(why)
-        limit = self.job_instances.rental_spec.max_dollars
-        if (
-            limit is not None
-            and self.job_instances.first_machine_time is None
-            and self.job_instances.earlier_cost >= limit
-        ):
-            raise NoMachines(f"the limit of {limit:g} dollars (--max-price-total) is spent; launch it anew with more")
+        """Find or rent the job's instances and open the fleet. Raises `Interrupted`, `NoMachines`, `CloudError`."""
+        # Instances that are still there get the chance to save a checkpoint before the job stops.
+        if (reason := self.get_stop_reason()) and not self.job_instances.list_instances():
+            raise Interrupted(reason)
+        max_dollars = self.job_instances.rental_spec.max_dollars
+        is_first_launch = self.job_instances.first_machine_time is None
+        if max_dollars is not None and is_first_launch and self.job_instances.earlier_cost >= max_dollars:
+            raise NoMachines(
+                f"the limit of {max_dollars:g} dollars (--max-price-total) is spent; launch again with a higher limit"
+            )
         self.set_activity("renting machines")
         self.live_instances = self.job_instances.find_or_rent(self._new_launch_id)
         self._apply_cost_limit()
         hosts = ssh_access.ssh_hosts(self.job_instances.journal, self.live_instances)
-        hosts |= {
-            name: next(iter(hosts.values())) for name in self.spec.machine_names if name not in hosts
-        }  # to be replaced
-        known = self.job_instances.write_hosts(hosts)
-        spec = with_other(self.spec, hosts=known.to_json())
+        # A missing machine needs an entry too, until it is replaced: any existing address will do.
+        placeholder = next(iter(hosts.values()))
+        hosts |= {name: placeholder for name in self.spec.machine_names if name not in hosts}
+        written_hosts = self.job_instances.write_hosts(hosts)
         self.fleet = Fleet(
-            spec,
+            replace_fields(self.spec, hosts=written_hosts.to_json()),
             self.run_folder,
             wait_until_ready=self._wait_until_ready,
             limit_start=self.job_instances.first_machine_time,
@@ -126,25 +127,26 @@ class AwsController:
         self.set_activity("")
 
     def _new_launch_id(self) -> None:
-        """Machines that were set up are gone: others take over under another mark, by which all know who is who."""
-        board = read_json(self.run_folder.path / "machines.json") or {}
-        if board.get("ready") and board.get("launch") == self.run_folder.launch_id:
-            mark = uuid4().hex
-            self.job_instances.record_move(mark)
-            write_atomic(self.run_folder.launch_path, mark.encode())
+        """Change the launch ID if earlier instances were set up, so that their status files are told from new ones."""
+        setup_progress = read_json(self.run_folder.path / "machines.json") or {}
+        if setup_progress.get("ready") and setup_progress.get("launch") == self.run_folder.launch_id:
+            launch_id = uuid4().hex
+            self.job_instances.record_move(launch_id)
+            write_atomic(self.run_folder.launch_path, launch_id.encode())
 
     def _apply_cost_limit(self) -> None:
-        """Turn the limit of dollars into one of hours, now that the price is known; the agents keep that."""
+        """Convert the price limit into a time limit, now that the price is known. The agents enforce the time limit."""
         place = self.job_instances.current_place
         assert place
-        wish = self.job_instances.rental_spec
-        hours, late = self.job_instances.compute_limits(place)
-        if (hours, late) != (self.spec.max_hours, self.spec.poweroff_grace):
-            asked = self.job_instances.max_hours
-            shorter = wish.max_dollars is not None and (asked is None or hours < asked)
-            what = f"the limit of {wish.max_dollars:g} dollars (--max-price-total)" if shorter else ""
-            self.spec = with_other(self.spec, max_hours=hours, poweroff_grace=late, limit_name=what)
-            write_atomic(self.run_folder.shared / "job.json", to_json_bytes(self.spec.to_json()))
+        max_hours, grace_seconds = self.job_instances.compute_limits(place)
+        if (max_hours, grace_seconds) == (self.spec.max_hours, self.spec.poweroff_grace):
+            return
+        max_dollars = self.job_instances.rental_spec.max_dollars
+        requested_hours = self.job_instances.max_hours
+        is_price_limited = max_dollars is not None and (requested_hours is None or max_hours < requested_hours)
+        limit_name = f"the limit of {max_dollars:g} dollars (--max-price-total)" if is_price_limited else ""
+        self.spec = replace_fields(self.spec, max_hours=max_hours, poweroff_grace=grace_seconds, limit_name=limit_name)
+        write_atomic(self.run_folder.shared / "job.json", to_json_bytes(self.spec.to_json()))
 
     def _wait_until_ready(self, name: str) -> None:
         assert self.fleet
@@ -152,17 +154,18 @@ class AwsController:
         self._update_hosts()
 
     def _recent_instances(self) -> dict[str, Instance]:
-        """Return what is there, as EC2 said a moment ago; while all is being set up nobody else asks."""
+        """Return the live instances, at most `EC2_POLL_SECONDS` old. Used during set-up, when `poll` does not run."""
         with self.hosts_lock:
-            late = time.monotonic() - self.last_poll_time > EC2_POLL_SECONDS
-            self.last_poll_time = time.monotonic() if late else self.last_poll_time
-        if late:
+            is_stale = time.monotonic() - self.last_poll_time > EC2_POLL_SECONDS
+            if is_stale:
+                self.last_poll_time = time.monotonic()
+        if is_stale:
             with contextlib.suppress(CloudError):
                 self._update_instances(self.job_instances.list_instances())
         return self.live_instances
 
     def _update_hosts(self) -> None:
-        """Let the fleet and the job's ssh_config know where the machines are now."""
+        """Update the addresses in the fleet and in the job's ssh configuration."""
         with self.hosts_lock:
             assert self.fleet
             hosts = self.fleet.hosts | ssh_access.ssh_hosts(self.job_instances.journal, self.live_instances)
@@ -171,15 +174,15 @@ class AwsController:
                     self.fleet.replace_host(name, host)
             self.job_instances.write_hosts(hosts)
 
-    # --- looking after them ------------------------------------------------------------------------------------------
+    # --- monitoring ---------------------------------------------------------------------------------------------------
 
     def _poll_ec2(self, now: float) -> None:
-        """Ask EC2 now and then, in the background, which machines there are, and keep to the limit of dollars."""
+        """Ask EC2 in the background which instances are alive, and stop the job at its limits. `now` is monotonic."""
         assert self.fleet
         if self.poll_future and self.poll_future.done():
-            looking, self.poll_future = self.poll_future, None
+            finished_poll, self.poll_future = self.poll_future, None
             try:
-                self._update_instances(looking.result())
+                self._update_instances(finished_poll.result())
             except CloudError as error:
                 if now - self.last_warning_time > REPEATED_WARNING_SECONDS:
                     self.last_warning_time = now
@@ -187,40 +190,41 @@ class AwsController:
         if self.poll_future is None and now - self.last_poll_time > EC2_POLL_SECONDS:
             self.last_poll_time = now
             self.poll_future = self.fleet.pool.submit(self.job_instances.list_instances)
-            if (
-                not self.get_stop_reason() and self.job_instances.is_overdue
-            ):  # a machine hangs, and its own power-off with it
+            if not self.get_stop_reason() and self.job_instances.is_overdue:
+                # A machine hangs so that neither its agent nor its own power-off works.
                 self._request_stop("its time is over, and not all of its machines have ended")
-        limit = self.job_instances.rental_spec.max_dollars
-        if limit is not None and not self.get_stop_reason() and self.cost_meter.total_dollars(time.time()) >= limit:
-            self._request_stop(f"the limit of {limit:g} dollars (--max-price-total) was reached")
+        max_dollars = self.job_instances.rental_spec.max_dollars
+        if max_dollars is None or self.get_stop_reason():
+            return
+        if self.cost_meter.total_dollars(time.time()) >= max_dollars:
+            self._request_stop(f"the limit of {max_dollars:g} dollars (--max-price-total) was reached")
 
     def _request_stop(self, reason: str) -> None:
+        """Write a stop request, which all agents follow."""
         write_atomic(self.run_folder.shared / "stop", to_json_bytes({"time": time.time(), "reason": reason}))
         self.log(reason)
 
     def _update_instances(self, seen_instances: dict[str, Instance]) -> None:
-        """Take in what EC2 says is there. Raises `CloudError`."""
+        """Take over EC2's list of live instances. Raises `CloudError`."""
         for name in self.live_instances.keys() - seen_instances.keys():
             self.log(f"machine {name} ({self.live_instances[name].id}) is gone")
-        fresh = {
-            name: self.live_instances[name] for name in self.rental_futures if name in self.live_instances
-        }  # known better
-        before, self.live_instances = (
-            self.live_instances,
-            self.job_instances.ensure_jump_host({**seen_instances, **fresh}),
-        )
-        if any(before.get(name) != one for name, one in self.live_instances.items()):
+        # The list may be older than a replacement that was just rented.
+        just_rented = {name: self.live_instances[name] for name in self.rental_futures if name in self.live_instances}
+        previous = self.live_instances
+        self.live_instances = self.job_instances.ensure_jump_host({**seen_instances, **just_rented})
+        if any(previous.get(name) != instance for name, instance in self.live_instances.items()):
             self._update_hosts()
 
     def _describe_error(self, error: CloudError) -> str:
-        """What AWS said; where it does not know us any more, also when the machines end without us."""
+        """Return the message of an AWS error; if credentials are missing, also when the machines end without us."""
         if not isinstance(error, NoCredentials):
             return str(error)
-        expires = [one.tags.get(tags.EXPIRES, "") for one in self.live_instances.values()]
-        return f"{error}; the machines end by their own limit {f'at {max(expires)}' if expires else 'of --max-hours'}"
+        expiry_times = [instance.tags.get(tags.EXPIRES, "") for instance in self.live_instances.values()]
+        limit = f"at {max(expiry_times)}" if expiry_times else "of --max-hours"
+        return f"{error}; the machines end by their own limit {limit}"
 
     def _tick(self) -> bool:
+        """Set up, synchronize and, if needed, move the machines. Returns whether the job is running, or may be."""
         assert self.fleet
         fleet = self.fleet
         if not self._set_up_machines() or self._must_move():
@@ -230,7 +234,7 @@ class AwsController:
             fleet.push_stop_request()
             fleet.pull_files()
             if not fleet.agents_alive() and not self._is_renting:
-                fleet.pull_files()
+                fleet.pull_files()  # what the last agent wrote just before it ended
                 if (self.run_folder.shared / RESULT_FILE).exists():
                     final_checkpoint.download_final_checkpoint(
                         fleet, self.job_instances, self.live_instances, self.set_activity
@@ -242,20 +246,23 @@ class AwsController:
         return True
 
     def _warn_ip_changed(self, now: float) -> None:
-        """Say so when ssh is open to an address that this computer has no more."""
+        """Log a warning when ssh is open to an address that this computer no longer has. `now` is monotonic."""
         if now - self.last_warning_time < REPEATED_WARNING_SECONDS:
             return
-        self.last_warning_time, open_to = now, self.job_instances.allowed_address
+        self.last_warning_time = now
+        allowed_address = self.job_instances.allowed_address
         with contextlib.suppress(CloudError):
-            if (mine := get_public_address()) != open_to:
+            public_address = get_public_address()
+            if public_address != allowed_address:
                 self.log(
-                    f"this computer's address is {mine} now, and ssh is open to {open_to}: imgnet-cluster up --stack"
+                    f"the address of this computer is now {public_address}, but ssh is open to {allowed_address}; "
+                    "run: imgnet-cluster up --stack"
                 )
 
     def _set_up_machines(self) -> bool:
-        """Set all machines up; those that EC2 took away meanwhile are replaced. False when it has no others there.
+        """Set up all machines, and replace those that EC2 terminated meanwhile. Returns False when that is impossible.
 
-        Raises `SetupFailed` for machines that are there and cannot be used.
+        Raises `SetupFailed` for machines that are alive but cannot be used.
         """
         assert self.fleet
         for _ in range(SETUP_ATTEMPTS):
@@ -263,85 +270,96 @@ class AwsController:
                 self.fleet.set_up_machines()
                 return True
             except SetupFailed as error:
-                failed = error
-                found = self.job_instances.list_instances()
-                gone = [name for name in self.spec.machine_names if name not in found]
-                if self.get_stop_reason() or not gone:
+                last_error = error
+                live_instances = self.job_instances.list_instances()
+                gone_names = [name for name in self.spec.machine_names if name not in live_instances]
+                if self.get_stop_reason() or not gone_names:
                     raise
-                self.live_instances = found
-                if not found:
+                self.live_instances = live_instances
+                if not live_instances:
                     return False
-                for name in gone:
+                for name in gone_names:
                     try:
                         self.live_instances[name] = self.job_instances.rent_replacement(name)
-                    except LaunchRefused as refused:
-                        self.last_refusal = str(refused)
+                    except LaunchRefused as refusal:
+                        self.last_refusal = str(refusal)
                         return False
                 self._update_hosts()
-        raise failed
+        raise last_error
 
     def _move_if_interrupted(self) -> bool:
-        """No agent is at work: whether that is because EC2 takes the machines away, and others are to go on."""
-        words = [read_json(self.run_folder.status_path(name)) or {} for name in self.spec.machine_names]
-        mine = [one for one in words if one.get("launch") == self.run_folder.launch_id]
+        """Move to new instances if no agent is running because EC2 interrupted the old ones. Returns whether it did."""
+        statuses = [read_json(self.run_folder.status_path(name)) or {} for name in self.spec.machine_names]
+        statuses = [status for status in statuses if status.get("launch") == self.run_folder.launch_id]
         self.live_instances = self.job_instances.list_instances()
-        if any(one.get("ended") and one.get("state") == "stopped" for one in mine):  # at its limit
+        if any(status.get("ended") and status.get("state") == "stopped" for status in statuses):  # reached its limit
             return False
-        if not any(one.get("state") == "left" for one in mine) and len(self.live_instances) >= self.spec.min_machines:
+        has_left = any(status.get("state") == "left" for status in statuses)
+        if not has_left and len(self.live_instances) >= self.spec.min_machines:
             return False
         self._move_to_new_instances()
         return True
 
     @property
     def _is_renting(self) -> bool:
-        """Whether a machine is being rented just now. `renting` has those too of which nobody has heard yet."""
-        return any(not one.done() for one in self.rental_futures.values())
+        """Whether a replacement is being rented now. `rental_futures` also holds finished rentals not yet looked at."""
+        return any(not future.done() for future in self.rental_futures.values())
 
     def _must_move(self) -> bool:
-        """Whether too few machines are left, and no other could be rented beside them."""
-        few = len(self.live_instances) < self.spec.min_machines and not self._is_renting
-        return few and not self.get_stop_reason() and (bool(self.last_refusal) or not self.live_instances)
+        """Whether too few instances are left and no replacement can be rented in their zone."""
+        has_too_few = len(self.live_instances) < self.spec.min_machines and not self._is_renting
+        return has_too_few and not self.get_stop_reason() and (bool(self.last_refusal) or not self.live_instances)
 
     def _move_to_new_instances(self) -> None:
-        """End the machines that are left and rent all of them anew, perhaps elsewhere; training goes on from there."""
+        """Terminate the remaining instances. The next `poll` rents all anew, perhaps elsewhere; training continues."""
         assert self.fleet
-        self.log(f"{len(self.live_instances)} machines are left; all move. {self.last_refusal}")
+        self.log(f"{len(self.live_instances)} machines are left; the job moves to new ones. {self.last_refusal}")
         self.fleet.close()
-        self.live_instances, self.fleet, self.last_refusal, self.rental_futures = {}, None, "", {}
+        self.fleet = None
+        self.live_instances = {}
+        self.last_refusal = ""
+        self.rental_futures = {}
         self.job_instances.terminate_all()
 
     def dead_machines(self) -> list[str]:
-        """Return the machines that certainly have no agent at work: EC2 says they are gone, or they say so."""
-        if self.fleet is None:  # all are gone, and others are rented at the next step
+        """Return the machines that certainly have no running agent: EC2 says that they are gone, or they say so.
+
+        Machines that are already being replaced or restarted are left out.
+        """
+        if self.fleet is None:  # all are gone; the next `poll` rents new ones
             return []
-        for name in [one for one, future in self.rental_futures.items() if future.done()]:
+        for name in [name for name, future in self.rental_futures.items() if future.done()]:
             error = self.rental_futures.pop(name).exception()
             self.last_refusal = str(error) if isinstance(error, LaunchRefused) else ""
             if error:
                 self.log(f"machine {name} could not be replaced: {error}")
-        gone = [name for name in self.spec.machine_names if name not in self.live_instances]
-        found = {*self.fleet.dead_machines(), *gone} - self.rental_futures.keys() - self.fleet.restarting.keys()
-        return sorted(found, key=int)
+        gone_names = {name for name in self.spec.machine_names if name not in self.live_instances}
+        dead_names = {*self.fleet.dead_machines(), *gone_names}
+        return sorted(dead_names - self.rental_futures.keys() - self.fleet.restarting.keys(), key=int)
 
     def replace(self, name: str) -> None:
-        """Start the agent of a machine again, or rent another machine when it is gone, or going."""
+        """Start a machine's agent again, or rent another instance when the old one is gone or about to leave."""
         assert self.fleet
-        said = read_json(self.run_folder.status_path(name)) or {}
-        leaving = said.get("ended") and said.get("state") == "left" and said.get("launch") == self.run_folder.launch_id
-        before = self.live_instances.get(name)
-        if before and not leaving:
+        status = read_json(self.run_folder.status_path(name)) or {}
+        has_left = (
+            status.get("ended") and status.get("state") == "left" and status.get("launch") == self.run_folder.launch_id
+        )
+        old_instance = self.live_instances.get(name)
+        if old_instance and not has_left:
             self.fleet.restart_agent(name)
         elif name not in self.rental_futures:
-            self.rental_futures[name] = self.fleet.pool.submit(self._rent_replacement, name, before)
+            self.rental_futures[name] = self.fleet.pool.submit(self._rent_replacement, name, old_instance)
 
     def _rent_replacement(self, name: str, old_instance: Instance | None) -> None:
+        """Rent another instance for a machine and start its agent. Runs in a thread of the fleet's pool."""
         assert self.fleet
-        if old_instance:  # it is being taken away, or asked to be: the next one has its name
-            said = read_json(self.run_folder.status_path(name)) or {}
-            self.log(f"machine {name} leaves: {said.get('reason')}")
-            self.job_instances.terminate([old_instance.id], str(said.get("reason")))
-        self.log(f"renting another machine {name}")
-        self.live_instances[name] = self.job_instances.rent_replacement(name)
-        self.log(f"machine {name} is {self.live_instances[name].id} now")
+        if old_instance:  # it got a spot notice or a request to leave, and its name is needed for the next instance
+            status = read_json(self.run_folder.status_path(name)) or {}
+            self.log(f"machine {name} leaves: {status.get('reason')}")
+            self.job_instances.terminate([old_instance.id], str(status.get("reason")))
+        self.log(f"renting a replacement for machine {name}")
+        instance = self.job_instances.rent_replacement(name)
+        self.live_instances[name] = instance
+        self.log(f"machine {name} is now {instance.id}")
         self._update_hosts()
         self.fleet.restart_agent(name)

@@ -1,4 +1,4 @@
-"""What goes wrong at AWS, as an error of ours."""
+"""Translates AWS errors into `ClusterError`."""
 
 import contextlib
 from collections.abc import Iterator
@@ -9,8 +9,12 @@ from infra.aws.errors import CloudError, NoCredentials
 
 @contextlib.contextmanager
 def aws_errors_as_cluster_errors() -> Iterator[None]:
-    """Turn `CloudError`, which is one line already, into `ClusterError`."""
+    """Raise each `CloudError` of the block as `ClusterError`, or `AwsNotConfigured` when credentials are missing.
+
+    The message stays as it is: that of a `CloudError` is already one line.
+    """
     try:
         yield
     except CloudError as error:
-        raise (AwsNotConfigured if isinstance(error, NoCredentials) else ClusterError)(str(error)) from error
+        error_class = AwsNotConfigured if isinstance(error, NoCredentials) else ClusterError
+        raise error_class(str(error)) from error

@@ -1,6 +1,6 @@
-"""What would be rented for a launch, worked out by looking only: types, zones in order, prices, limits.
+"""Plans the rental of a launch: instance types, places in order, prices and limits. Creates nothing.
 
-With `offline` from the shipped table alone: a dry run asks nobody.
+With the `offline` option, all facts come from tables that ship with the program and AWS is not asked.
 """
 
 from collections.abc import Sequence
@@ -30,55 +30,66 @@ OFFLINE_REGION = "us-east-1"
 
 @dataclass(frozen=True)
 class RentalPlan:
-    """What the user says yes to. `kind` is the first place's; `minutes` None where nobody can forecast it."""
+    """What a launch would rent. The user confirms it."""
 
     rental_spec: RentalSpec
-    instance_type: instance_types.InstanceType
+    instance_type: instance_types.InstanceType  # of the first place
     notes: tuple[str, ...]
-    missing_stack_parts: tuple[str, ...]
-    forecast: Forecast | None
+    missing_stack_parts: tuple[str, ...]  # AWS resources that the launch would create, with their region
+    forecast: Forecast | None  # None: no constants are known for this model on this GPU
     max_hours: float
-    poweroff_grace: float
+    poweroff_grace: float  # seconds from the time limit until the machines power off
 
     def summary(self, spec: JobSpec) -> dict[str, Any]:
-        """Return the plan as plain data: machines, type, market, zones, prices, limits, what is made."""
-        place, machines = self.rental_spec.places[0], len(spec.machine_names)
-        rate = None if place.price is None else machines * place.price
+        """Return the plan as plain data: machines, type, market, zones, prices, limits, resources to create."""
+        places = self.rental_spec.places
+        first = places[0]
+        machine_count = len(spec.machine_names)
+        rate = None if first.price is None else machine_count * first.price
         minutes = None if self.forecast is None else self.forecast.total_minutes
-        same = [one for one in self.rental_spec.places if (one.type, one.market) == (place.type, place.market)]
+        first_choice = [place for place in places if (place.type, place.market) == (first.type, first.market)]
+        choices = dict.fromkeys(f"{place.type} {place.market} in {place.region}" for place in places)
         return {
-            "machines": machines, "type": place.type, "market": place.market, "region": place.region,
+            "machines": machine_count,
+            "type": first.type,
+            "market": first.market,
+            "region": first.region,
             "gpus": f"{self.instance_type.gpus} x {self.instance_type.gpu}" if self.instance_type.gpus else "none",
-            "zones": list(dict.fromkeys(one.zone for one in same)),
-            "then": list(dict.fromkeys(f"{one.type} {one.market} in {one.region}" for one in self.rental_spec.places))[1:],
-            "dollars_per_hour": rate, "minutes": minutes,
+            "zones": list(dict.fromkeys(place.zone for place in first_choice)),
+            "then": list(choices)[1:],
+            "dollars_per_hour": rate,
+            "minutes": minutes,
             "dollars": None if rate is None or minutes is None else rate * minutes / 60,
-            "max_hours": self.max_hours, "late": self.poweroff_grace, "max_dollars": self.max_dollars(machines),
+            "max_hours": self.max_hours,
+            "late": self.poweroff_grace,
+            "max_dollars": self.max_dollars(machine_count),
             "ssh_from": self.rental_spec.ssh_address,
             "makes": list(self.missing_stack_parts),
-        }  # fmt: skip
+        }
 
     def max_dollars(self, machine_count: int) -> float | None:
-        """Return the dollars that the limits allow at most, wherever the machines come; None: a price is not known."""
+        """Return the highest possible cost in dollars, at the dearest place until power-off. None: unknown price."""
         if self.rental_spec.max_dollars is not None:
             return self.rental_spec.max_dollars
-        rates = [self.rental_spec.dollars_per_hour(machine_count, one) for one in self.rental_spec.places]
-        known = [one for one in rates if one is not None]
-        return max(known) * (self.max_hours + self.poweroff_grace / 3600) if len(known) == len(rates) else None
+        rates = [self.rental_spec.dollars_per_hour(machine_count, place) for place in self.rental_spec.places]
+        known_rates = [rate for rate in rates if rate is not None]
+        if len(known_rates) < len(rates):
+            return None
+        return max(known_rates) * (self.max_hours + self.poweroff_grace / 3600)
 
 
 @dataclass(frozen=True, kw_only=True)
 class RentalOptions:
-    """The options of a launch that are about renting."""
+    """Command-line options of a launch that concern the rental."""
 
-    regions: tuple[str, ...] = ()
-    zones: tuple[str, ...] = ()
-    type: str | None = None
-    market: str = "spot"
+    regions: tuple[str, ...] = ()  # () is the region of the environment
+    zones: tuple[str, ...] = ()  # () is every zone
+    type: str | None = None  # one instance type instead of those of the recipe
+    market: str = "spot"  # a key of `MARKETS`
     max_dollars: float | None = None
     ami: str | None = None
     use_placement_group: bool = True
-    ssh_address: str | None = None
+    ssh_address: str | None = None  # CIDR range that may connect over ssh; None: this computer's address
     offline: bool = False
 
     @cached_property
@@ -90,23 +101,25 @@ class RentalOptions:
 def choose_instance_types(
     preferred_types: Sequence[str], options: RentalOptions
 ) -> tuple[list[str], list[str], instance_types.InstanceType]:
-    """Return the types to ask for in order, the lines about those that are gone, and what the first is.
+    """Choose the instance types to request, in order of preference.
 
-    Types with another number of GPUs are left out: the schedule is made for one. Raises `ClusterError`.
+    All have as many GPUs as the first, because the schedule is made for one number of GPUs. Returns their names, notes
+    on the types that are left out, and the first type. Raises `ClusterError`.
     """
     with aws_errors_as_cluster_errors():
         for region in options.regions:
             preflight.check_region(region)
         account = options.account
         names, notes = offers.choose_types(account, preferred_types, options.type, offline=options.offline)
-        found = offers.list_instance_types(account, names, offline=options.offline)
-    if not found:
-        raise ClusterError(f"none of {', '.join(names)} is known; see imgnet-cluster offers")
-    first = found[names[0]]
-    alike = [one for one in names if one in found and found[one].gpus == first.gpus]
-    others = [one for one in names if one not in alike]
-    notes += [f"{', '.join(others)}: another number of GPUs than {first.name}; not asked for"] if others else []
-    return alike, notes, first
+        known_types = offers.list_instance_types(account, names, offline=options.offline)
+    if not known_types:
+        raise ClusterError(f"none of {', '.join(names)} is known; to list all types: imgnet-cluster offers")
+    first = known_types[names[0]]
+    chosen_names = [name for name in names if name in known_types and known_types[name].gpus == first.gpus]
+    other_names = [name for name in names if name not in chosen_names]
+    if other_names:
+        notes += [f"{', '.join(other_names)}: not requested, their number of GPUs differs from that of {first.name}"]
+    return chosen_names, notes, first
 
 
 def plan_rental(
@@ -117,43 +130,54 @@ def plan_rental(
     instance_type: instance_types.InstanceType,
     options: RentalOptions,
 ) -> RentalPlan:
-    """Work out where and at what price; asks AWS, changes nothing. Raises `ClusterError`."""
+    """Plan where to rent and at what price. Asks AWS unless offline, changes nothing. Raises `ClusterError`."""
     if options.market not in MARKETS:
-        raise BadInput(f"{options.market!r} is no market; there are {', '.join(MARKETS)}")
+        raise BadInput(f"no market {options.market!r}; the markets are {', '.join(MARKETS)}")
+    machine_count = len(spec.machine_names)
+    markets = MARKETS[options.market]
     with aws_errors_as_cluster_errors():
         account = options.account
         regions = options.regions or ((account.region if account else OFFLINE_REGION),)
         places: list[Place] = []
-        missing: list[str] = []
+        missing_parts: list[str] = []
         for region in regions:
-            here = None if account is None else account.in_region(region)
-            places += _candidate_places(here, region, types, MARKETS[options.market], options.zones)
-            missing += [] if here is None else [f"{region}: {one}" for one in stack.missing_parts(here)]
+            regional_account = None if account is None else account.in_region(region)
+            places += _candidate_places(regional_account, region, types, markets, options.zones)
+            if regional_account is not None:
+                missing_parts += [f"{region}: {part}" for part in stack.missing_parts(regional_account)]
         if not places:
-            where = ", ".join(options.zones or regions)
-            raise ClusterError(f"{', '.join(types)}: not offered in {where}; see imgnet-cluster offers")
-        if account:  # an image that is not there, or drives no such cards, is better known now
+            searched = ", ".join(options.zones or regions)
+            raise ClusterError(f"{', '.join(types)}: not offered in {searched}; to list what is: imgnet-cluster offers")
+        if account:  # report now when the image does not exist or does not support the GPUs, not during the launch
             amis.resolve_image(account.in_region(places[0].region), instance_type.gpu_arch, options.ami)
-        address = options.ssh_address and security_group.parse_single_address(options.ssh_address)
-        address = address or ("this computer's address" if options.offline else get_public_address())
-        owner, number = ("offline", "") if account is None else (account.owner, account.identity[0])
-    places = sort_places(places, regions, types, MARKETS[options.market])
+        if options.ssh_address:
+            ssh_address = security_group.parse_single_address(options.ssh_address)
+        else:
+            ssh_address = "this computer's address" if options.offline else get_public_address()
+        owner, account_id = ("offline", "") if account is None else (account.owner, account.identity[0])
+    places = sort_places(places, regions, types, markets)
     if options.max_dollars is not None:
-        unknown = list(dict.fromkeys(f"{one.type} {one.market}" for one in places if one.price is None))
-        places = [one for one in places if one.price is not None]
+        unpriced = list(dict.fromkeys(f"{place.type} {place.market}" for place in places if place.price is None))
+        places = [place for place in places if place.price is not None]
         if not places:
             raise ClusterError(
-                f"--max-price-total: the price of {', '.join(unknown)} is unknown, nobody can keep to it; "
-                "limit the time: --max-hours"
+                f"--max-price-total: the price of {', '.join(unpriced)} is unknown, so it cannot be limited; "
+                "limit the time instead: --max-hours"
             )
-        notes = [*notes, *(f"{one}: unknown price, not asked for with --max-price-total" for one in unknown)]
-    wish = RentalSpec(
-        places=tuple(places), ssh_address=address, is_address_fixed=bool(options.ssh_address), owner=owner, account_id=number,
+        notes = [*notes, *(f"{choice}: unknown price, not requested with --max-price-total" for choice in unpriced)]
+    rental_spec = RentalSpec(
+        places=tuple(places),
+        ssh_address=ssh_address,
+        is_address_fixed=bool(options.ssh_address),
+        owner=owner,
+        account_id=account_id,
         max_dollars=options.max_dollars,
-        ami=options.ami, use_placement_group=options.use_placement_group and len(spec.machine_names) > 1, gpus_per_machine=instance_type.gpus,
+        ami=options.ami,
+        use_placement_group=options.use_placement_group and machine_count > 1,
+        gpus_per_machine=instance_type.gpus,
         torch_index_url=amis.get_torch_index_url(instance_type.gpu_arch),
-    )  # fmt: skip
-    guess = forecast(
+    )
+    run_forecast = forecast(
         schedule,
         gpus=spec.procs,
         gpu=instance_type.gpu,
@@ -162,69 +186,111 @@ def plan_rental(
         vcpus=instance_type.vcpus,
     )
     if options.offline and (price := instance_types.ON_DEMAND_PRICES.get(instance_type.name)):
-        total = price * len(spec.machine_names)
+        hourly_dollars = price * machine_count
         notes = [
             *notes,
-            f"nobody was asked: on demand these machines were ${total:,.2f} an hour in July 2026 (us-east-1)",
+            "AWS was not asked for prices: on demand, these machines cost "
+            f"${hourly_dollars:,.2f} an hour in July 2026 (us-east-1)",
         ]
-    hours, late = wish.compute_limits(len(spec.machine_names), places[0], spec.max_hours)
-    if guess and hours < guess.total_minutes / 60:
-        notes = [*notes, f"the limit ends it after {60 * hours:.3g} minutes; the forecast is {guess.total_minutes:.3g}"]
-    return RentalPlan(wish, instance_type, tuple(notes), tuple(missing), guess, hours, late)
+    max_hours, grace_seconds = rental_spec.compute_limits(machine_count, places[0], spec.max_hours)
+    if run_forecast and max_hours < run_forecast.total_minutes / 60:
+        notes = [
+            *notes,
+            f"the limit ends the job after {60 * max_hours:.3g} minutes, "
+            f"but the forecast is {run_forecast.total_minutes:.3g} minutes",
+        ]
+    return RentalPlan(
+        rental_spec, instance_type, tuple(notes), tuple(missing_parts), run_forecast, max_hours, grace_seconds
+    )
 
 
 def _candidate_places(
     account: Account | None, region: str, types: Sequence[str], markets: Sequence[str], zones: Sequence[str]
 ) -> list[Place]:
+    """Return all places of a region that offer one of the types. Offline, one place per type and market."""
     if account is None:
-        table = {one.type: one for one in offers.list_offers(None, names=types, offline=True)}
+        builtin_offers = {offer.type: offer for offer in offers.list_offers(None, names=types, offline=True)}
         return [
-            Place(region=region, zone=zones[0] if zones else f"a zone of {region}", type=name, market=market,
-                  price=table[name].on_demand_price if market == "on-demand" else None)
-            for name in types for market in markets if name in table
-        ]  # fmt: skip
-    found = []
-    for one in offers.list_offers(account, names=types):
-        if zones and one.zone not in zones:
+            Place(
+                region=region,
+                zone=zones[0] if zones else f"a zone of {region}",
+                type=name,
+                market=market,
+                price=builtin_offers[name].on_demand_price if market == "on-demand" else None,
+            )
+            for name in types
+            for market in markets
+            if name in builtin_offers
+        ]
+    places = []
+    for offer in offers.list_offers(account, names=types):
+        if zones and offer.zone not in zones:
             continue
         for market in markets:
-            price = one.spot_price if market == "spot" else one.on_demand_price
-            found.append(Place(region=region, zone=one.zone, type=one.type, market=market, price=price))
-    return found
+            price = offer.spot_price if market == "spot" else offer.on_demand_price
+            places.append(Place(region=region, zone=offer.zone, type=offer.type, market=market, price=price))
+    return places
 
 
 def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, dict[str, Any]]]:
-    """Return the calls that a launch would make to rent the machines, with words for what does not exist yet."""
-    place = rental_plan.rental_spec.places[0]
-    own = Stack(
-        region=place.region, vpc="vpc-of-the-stack", subnets={place.zone: f"subnet-of-{place.zone}".replace(" ", "-")},
-        security_group="sg-of-the-stack", file_system="fs-of-the-stack", access_point="fsap-of-the-stack",
-        key_name="imgnet-key", key_file="", instance_profile="imgnet-machine", bucket=None,
-    )  # fmt: skip
+    """Return the AWS calls that a launch would make to rent the machines, as (action, arguments).
+
+    Readable placeholders stand for IDs of resources that do not exist yet.
+    """
+    rental_spec = rental_plan.rental_spec
+    place = rental_spec.places[0]
+    placeholder_stack = Stack(
+        region=place.region,
+        vpc="vpc-of-the-stack",
+        subnets={place.zone: f"subnet-of-{place.zone}".replace(" ", "-")},
+        security_group="sg-of-the-stack",
+        file_system="fs-of-the-stack",
+        access_point="fsap-of-the-stack",
+        key_name="imgnet-key",
+        key_file="",
+        instance_profile="imgnet-machine",
+        bucket=None,
+    )
     image = amis.Image("ami-of-the-parameter", "ubuntu", 22, 0, "/dev/sda1", "", "")
-    seconds = round(3600 * rental_plan.max_hours + rental_plan.poweroff_grace)
-    data = build_user_data(
-        poweroff_seconds=seconds, private_key="(made for this asking)", public_key="(its public half)", file_system=own.file_system,
-        access_point=own.access_point, region=place.region, ssh_user=image.ssh_user, python=image.python,
-    )  # fmt: skip
-    want = InstanceRequest(
-        job_uid=spec.uid or "job-N-xxxxxxxx", job_name=spec.name or "job-N", owner=rental_plan.rental_spec.owner, expires=0.0, image=image,
-        stack=own, user_data=data, host_key="", use_placement_group=rental_plan.rental_spec.use_placement_group,
-    )  # fmt: skip
-    run = build_run_instances(want, rental_plan.instance_type, place, spec.machine_names, 1)
-    group = run.get("Placement", {}).get("GroupName")
-    before = [("ec2:CreatePlacementGroup", {"GroupName": group, "Strategy": "cluster"})] if group else []
-    return [*before, ("ec2:RunInstances", run)]
+    user_data = build_user_data(
+        poweroff_seconds=round(3600 * rental_plan.max_hours + rental_plan.poweroff_grace),
+        private_key="(generated for this request)",
+        public_key="(its public half)",
+        file_system=placeholder_stack.file_system,
+        access_point=placeholder_stack.access_point,
+        region=place.region,
+        ssh_user=image.ssh_user,
+        python=image.python,
+    )
+    instance_request = InstanceRequest(
+        job_uid=spec.uid or "job-N-xxxxxxxx",
+        job_name=spec.name or "job-N",
+        owner=rental_spec.owner,
+        expires=0.0,
+        image=image,
+        stack=placeholder_stack,
+        user_data=user_data,
+        host_key="",
+        use_placement_group=rental_spec.use_placement_group,
+    )
+    run_instances = build_run_instances(instance_request, rental_plan.instance_type, place, spec.machine_names, 1)
+    requests = [("ec2:RunInstances", run_instances)]
+    if group := run_instances.get("Placement", {}).get("GroupName"):
+        requests.insert(0, ("ec2:CreatePlacementGroup", {"GroupName": group, "Strategy": "cluster"}))
+    return requests
 
 
 def with_rental(spec: JobSpec, rental_plan: RentalPlan) -> JobSpec:
-    """Return the spec with what is to be rented, and machines that have no addresses yet."""
+    """Return the spec of a job that rents its machines. Their addresses are filled in once they are rented."""
     return replace(
-        spec, cloud=rental_plan.rental_spec.to_json(), hosts={"shared": None, "machines": []}, metadata_address=METADATA_URL,
+        spec,
+        cloud=rental_plan.rental_spec.to_json(),
+        hosts={"shared": None, "machines": []},
+        metadata_address=METADATA_URL,
         forecast=rental_plan.forecast.to_json() if rental_plan.forecast else None,
-    )  # fmt: skip
+    )
 
 
 def data_root(path: Path) -> Path:
-    """Return where images are on rented machines: a relative folder is one of the shared file system."""
+    """Return where images are on rented machines. A relative path is one on the shared file system."""
     return path if path.is_absolute() or path.parts[:1] == ("~",) else Path("~/.imgnet/shared") / path

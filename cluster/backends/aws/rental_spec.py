@@ -1,4 +1,4 @@
-"""What a job wants of AWS, as its job.json keeps it: what the user saw and said yes to, for whoever carries it out."""
+"""Rental specification: what the user confirmed at launch, stored in job.json for the supervisor."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -8,82 +8,79 @@ from infra.aws.instances.request import DISK_GB, Place
 from infra.aws.market.billing import ADDRESS_DOLLARS_PER_HOUR, DISK_DOLLARS_PER_GB_HOUR
 
 MARKETS = {"spot": ("spot",), "on-demand": ("on-demand",), "spot-then-on-demand": ("spot", "on-demand")}
-OVERHEAD_DOLLARS_PER_HOUR = (
-    DISK_GB * DISK_DOLLARS_PER_GB_HOUR + ADDRESS_DOLLARS_PER_HOUR
-)  # dollars an hour of a machine's disk and address
-POWEROFF_GRACE_SECONDS = (
-    900  # seconds beyond the limit until the power goes: for the last save, and for bringing it home
-)
-METADATA_URL = "http://169.254.169.254"  # of EC2's metadata service, on every machine
+# Disk and public address of one machine.
+OVERHEAD_DOLLARS_PER_HOUR = DISK_GB * DISK_DOLLARS_PER_GB_HOUR + ADDRESS_DOLLARS_PER_HOUR
+# From the time limit until the machine powers off: for the last checkpoint and its download.
+POWEROFF_GRACE_SECONDS = 900
+MAX_HOURS_WITHOUT_LIMIT = 48.0
+METADATA_URL = "http://169.254.169.254"  # EC2's instance metadata service, on every machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class RentalSpec:
-    """`places` in the order in which they are asked; `address` is whom ssh is open to; `owner` who pays.
+    """The machines that a job rents."""
 
-    `max_dollars` is the limit for all of the job's machines together, None: only time limits it.
-    """
-
-    places: tuple[Place, ...]
-    ssh_address: str
-    owner: str
-    max_dollars: float | None = None
+    places: tuple[Place, ...]  # tried in this order
+    ssh_address: str  # CIDR range that may connect over ssh
+    owner: str  # who pays: the value of the owner tag
+    max_dollars: float | None = None  # for all machines of the job together; None: only time limits the job
     ami: str | None = None
     use_placement_group: bool = True
-    account_id: str = ""  # whose machines they are: other credentials would find none, and take that for their end
-    gpus_per_machine: int = 0  # of each machine: fewer is a fault, not a smaller machine
-    is_address_fixed: bool = (
-        False  # the address was said (--from), and is not that of the computer that looks after the job
+    # The AWS account of the machines. Credentials of another account would find none of them, and the supervisor
+    # would take them for terminated.
+    account_id: str = ""
+    gpus_per_machine: int = 0  # fewer visible GPUs are a fault of the machine, not a smaller machine
+    is_address_fixed: bool = False  # the user set the address (--from); else it follows the supervisor's computer
+    torch_index_url: str | None = (
+        None  # pip index with a torch build for GPUs that the default build no longer supports
     )
-    torch_index_url: str | None = None  # where pip finds a torch for cards that the usual one has left behind
 
     @property
     def region(self) -> str:
-        """Where it begins."""
+        """The region that is tried first."""
         return self.places[0].region
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain data from which `of` makes an equal Wish."""
+        """Return plain data from which `from_json` makes an equal specification."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, value: dict[str, Any] | None) -> Self:
-        """Return what `to_json` described."""
+        """Make the specification that `to_json` described."""
         value = value or {}
-        return cls(**{**value, "places": tuple(Place(**one) for one in value["places"])})
+        return cls(**{**value, "places": tuple(Place(**place) for place in value["places"])})
 
     def dollars_per_hour(self, machine_count: int, place: Place) -> float | None:
-        """Return the dollars an hour of so many machines there, with their disks and addresses; None: unknown."""
+        """Return the price of `machine_count` machines with disks and addresses; None when it is unknown."""
         return None if place.price is None else machine_count * (place.price + OVERHEAD_DOLLARS_PER_HOUR)
 
     def compute_limits(
         self, machine_count: int, place: Place, max_hours: float | None, spent_dollars: float = 0.0
     ) -> tuple[float, float]:
-        """Return the hours after which the job saves and ends, and the seconds after that until the power goes.
+        """Return the time limit in hours and the grace period in seconds from the limit until power-off.
 
-        `hours` is the limit of time, None: two days. Both together keep to what is left of the limit of dollars, of
-        which `spent` was gone when the machines came.
+        At the limit, the job saves a checkpoint and ends. `max_hours` is the user's time limit, None means 48 hours.
+        Limit and grace period together stay within what is left of `max_dollars`, of which `spent_dollars` were gone
+        when the machines started.
         """
-        max_hours, late, rate = (
-            48.0 if max_hours is None else max_hours,
-            float(POWEROFF_GRACE_SECONDS),
-            self.dollars_per_hour(machine_count, place),
-        )
+        max_hours = MAX_HOURS_WITHOUT_LIMIT if max_hours is None else max_hours
+        grace_seconds = float(POWEROFF_GRACE_SECONDS)
+        rate = self.dollars_per_hour(machine_count, place)
         if self.max_dollars is not None and rate:
-            total = 3600 * max(0.0, self.max_dollars - spent_dollars) / rate
-            if total < 3600 * max_hours + late:
-                late = min(late, max(total / 4, total - 3600 * max_hours))
-                max_hours = min(max_hours, (total - late) / 3600)
-        return max_hours, late
+            affordable_seconds = 3600 * max(0.0, self.max_dollars - spent_dollars) / rate
+            if affordable_seconds < 3600 * max_hours + grace_seconds:
+                grace_seconds = min(grace_seconds, max(affordable_seconds / 4, affordable_seconds - 3600 * max_hours))
+                max_hours = min(max_hours, (affordable_seconds - grace_seconds) / 3600)
+        return max_hours, grace_seconds
 
 
 def sort_places(
     places: Sequence[Place], regions: Sequence[str], types: Sequence[str], markets: Sequence[str]
 ) -> list[Place]:
-    """Sort places: regions as asked, then types, then markets, then zones by price; unknown prices last."""
+    """Sort places by region, type and market, each in the given order, then by price. Unknown prices come last."""
 
-    def rank(one: Place) -> tuple[int, int, int, float, str]:
-        price = one.price if one.price is not None else float("inf")
-        return regions.index(one.region), types.index(one.type), markets.index(one.market), price, one.zone
+    def sort_key(place: Place) -> tuple[int, int, int, float, str]:
+        price = place.price if place.price is not None else float("inf")
+        return regions.index(place.region), types.index(place.type), markets.index(place.market), price, place.zone
 
-    return sorted(places, key=rank)
+    return sorted(places, key=sort_key)

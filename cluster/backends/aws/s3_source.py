@@ -1,4 +1,4 @@
-"""S3 as a place to fetch packed sets from and to put them to, with what goes wrong there as errors of ours."""
+"""S3 as a source and a destination of packed data sets. AWS errors are translated into `ClusterError`."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -18,7 +18,10 @@ from .errors import aws_errors_as_cluster_errors
 
 
 class S3Source:
-    """The root of a packed set, such as s3://my-bucket/data/imagenet. Raises `ClusterError`."""
+    """A packed data set under an S3 prefix such as s3://my-bucket/data/imagenet.
+
+    Transient errors raise `ConnectionError`, which the downloader retries; all others raise `ClusterError`.
+    """
 
     def __init__(self, url: str) -> None:
         with aws_errors_as_cluster_errors():
@@ -27,7 +30,7 @@ class S3Source:
 
     @contextlib.contextmanager
     def _translate_errors(self, path: str) -> Iterator[None]:
-        """What may pass becomes a `ConnectionError`, all else a `ClusterError`."""
+        """Raise transient errors as `ConnectionError`, all others as `ClusterError`."""
         try:
             with aws_errors_as_cluster_errors():
                 yield
@@ -37,62 +40,74 @@ class S3Source:
             raise
 
     def read_small_file(self, path: str) -> bytes | None:
-        """Return a small file, None when it is not there."""
+        """Return the content of a small file, None when it does not exist."""
         with self._translate_errors(path), contextlib.suppress(ObjectNotFound):
             return self.s3_prefix.read(path)
         return None
 
     def read_range(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
-        """Yield a range of a file piece by piece."""
+        """Yield `length` bytes from `offset` of a file of `size` bytes, in pieces."""
         with self._translate_errors(path):
             yield from self.s3_prefix.read_range(path, offset, length, size)
 
     def describe_missing(self, split: str) -> str:
-        """Say that there is no packed set, and how to put one there."""
-        put = f"imgnet-cluster data put FOLDER {self.name}"
-        return f"{self.name}/{split}/{MANIFEST_FILE}: is not there; to put a packed set there: {put}"
+        """Return an error message: no packed set is here, and how to upload one."""
+        upload_command = f"imgnet-cluster data put FOLDER {self.name}"
+        return f"{self.name}/{split}/{MANIFEST_FILE}: not found; to upload a packed set: {upload_command}"
 
 
 def machine_role_problems(url: str, account: Account) -> list[str]:
-    """Return a line when the role of the stack's machines does not reach a place. Raises `ClusterError`."""
+    """Return a line for the plan if the IAM role of the stack's machines cannot read an S3 location, else no line.
+
+    Raises `ClusterError` when AWS cannot be asked.
+    """
     bucket, prefix = parse_s3_url(url)
     with aws_errors_as_cluster_errors():
-        files = efs.find_file_system(StackContext(account))
-    own = files.bucket if files else None
-    if bucket == own and f"{prefix}/".startswith(f"{policies.DATA_PREFIX}/"):
+        file_system = efs.find_file_system(StackContext(account))
+    stack_bucket = file_system.bucket if file_system else None
+    if bucket == stack_bucket and f"{prefix}/".startswith(f"{policies.DATA_PREFIX}/"):
         return []
-    mine = f"{S3_SCHEME}{own}/{policies.DATA_PREFIX}" if own else "no bucket yet"
-    return [f"the machines' role reads {mine}; it has to be given {url} too: imgnet-cluster check --iam --data {url}"]
+    readable = f"only {S3_SCHEME}{stack_bucket}/{policies.DATA_PREFIX}" if stack_bucket else "no bucket yet"
+    return [
+        f"the machines' IAM role reads {readable}; allow it to read {url} too: "
+        f"imgnet-cluster check --iam --data {url} prints the policy"
+    ]
 
 
 def upload_dataset(folder: Path, url: str, on_progress: Callable[[int, int], None]) -> tuple[int, int]:
-    """Put a packed set there, what is there already not again, manifests last. `progress` is told bytes.
+    """Upload a packed set to S3. Files that are there already are skipped; the manifests come last.
 
-    Returns how many files were put, and how many were there. Raises `FetchError`, `ClusterError`, `OSError`.
+    A set with a manifest is therefore always complete. `on_progress` is called with the bytes done and in total.
+    Returns the number of files uploaded and of files skipped. Raises `FetchError`, `ClusterError`, `OSError`.
     """
-    target, put, done = S3Source(url), 0, 0
-    found = {split: fetch_manifest(FolderSource(folder), split, STALL_TIMEOUT_SECONDS) for split in SPLITS}
+    s3_prefix = S3Source(url).s3_prefix
+    manifests = {split: fetch_manifest(FolderSource(folder), split, STALL_TIMEOUT_SECONDS) for split in SPLITS}
     files = [
-        (f"{split}/{name}", one)
-        for split, manifest in found.items()
-        for name, one in manifest.files_to_fetch(False).items()
+        (f"{split}/{name}", file)
+        for split, manifest in manifests.items()
+        for name, file in manifest.files_to_fetch(False).items()
     ]
-    _check_complete(folder, found)
-    total = sum(one.bytes for _, one in files)
+    _check_complete(folder, manifests)
+    total_bytes = sum(file.bytes for _, file in files)
+    done_bytes = 0
+    uploaded_count = 0
     with aws_errors_as_cluster_errors():
-        for path, one in files:
-            put += target.s3_prefix.upload(folder / path, path, one.sha256)
-            done += one.bytes
-            on_progress(done, total)
+        for path, file in files:
+            uploaded_count += s3_prefix.upload(folder / path, path, file.sha256)
+            done_bytes += file.bytes
+            on_progress(done_bytes, total_bytes)
         for split in SPLITS:
-            put += target.s3_prefix.upload(folder / split / MANIFEST_FILE, f"{split}/{MANIFEST_FILE}")
-    return put, len(files) + len(SPLITS) - put
+            uploaded_count += s3_prefix.upload(folder / split / MANIFEST_FILE, f"{split}/{MANIFEST_FILE}")
+    return uploaded_count, len(files) + len(SPLITS) - uploaded_count
 
 
 def _check_complete(folder: Path, manifests: dict[str, SourceManifest]) -> None:
+    """Raise `ClusterError` when a file of the set is missing or has another size than its manifest says."""
     for split, manifest in manifests.items():
-        for name, one in manifest.files.items():
+        for name, file in manifest.files.items():
             path = folder / split / name
-            if not path.is_file() or path.stat().st_size != one.bytes:
-                more = " (only its index was fetched)" if FETCHED_KEY in manifest.fields else ""
-                raise ClusterError(f"{path}: is not whole{more}; look: imgnet-cluster data verify {folder}")
+            if not path.is_file() or path.stat().st_size != file.bytes:
+                index_only = " (only the set's index was fetched)" if FETCHED_KEY in manifest.fields else ""
+                raise ClusterError(
+                    f"{path}: the file is incomplete{index_only}; run: imgnet-cluster data verify {folder}"
+                )

@@ -1,4 +1,4 @@
-"""How to log in to rented machines: through which, as whom, with whose host key. From the journal alone."""
+"""How to log in to rented instances: jump host, user and host keys. Reads the journal only and makes no request."""
 
 from collections.abc import Mapping
 
@@ -8,46 +8,58 @@ from infra.aws.instances.instances import Instance
 from infra.aws.journal import Journal
 from infra.aws.stack import key_pairs
 
-REMOTE_FOLDER = "~/.imgnet"  # on a machine, as its user data makes it
+REMOTE_FOLDER = "~/.imgnet"  # on every instance; its user data creates the folder
 REMOTE_PYTHON = f"{REMOTE_FOLDER}/python"
 
 
 def ssh_hosts(journal: Journal, instances: Mapping[str, Instance]) -> dict[str, Host]:
-    """Return how to reach machines, by name: by a public address, or by way of the one that has it.
+    """Return how to reach each instance, by machine name.
 
-    Raises `CloudError` for one that bears the job's tag and that the journal does not know.
+    Instances without a public address are reached through the one that has it (the jump host). Raises `CloudError`
+    for an instance that has the job's tag but is missing in the journal: its host key is then unknown.
     """
-    asked = {line["request"]["ClientToken"]: line["login"] for line in journal.lines("ask")}
-    own = own_host_keys(journal)
-    if stranger := next((one for one in instances.values() if one.launch_token not in asked), None):
-        raise CloudError(f"{stranger.id} bears the job's tag, but {journal.path} does not know it")
-    gate = find_jump_host(instances)
+    login_by_token = {line["request"]["ClientToken"]: line["login"] for line in journal.lines("ask")}
+    host_keys = own_host_keys(journal)
+    for instance in instances.values():
+        if instance.launch_token not in login_by_token:
+            raise CloudError(f"{instance.id} has the job's tag, but {journal.path} does not know it")
+    jump_host = find_jump_host(instances)
 
-    def pin(one: Instance) -> str:
-        return str(own.get(one.id, asked[one.launch_token]["host_key"]))
+    def host_key(instance: Instance) -> str:
+        return str(host_keys.get(instance.id, login_by_token[instance.launch_token]["host_key"]))
 
-    found = {}
-    for name, one in instances.items():
-        login, through = asked[one.launch_token], gate if not one.public_ip else None
-        found[name] = Host(
-            host=one.public_ip or one.private_ip, address=one.private_ip, port=login["port"], user=login["user"],
-            key=str(key_pairs.KEY_PATH.expanduser()), python=REMOTE_PYTHON, folder=REMOTE_FOLDER, host_key=pin(one),
-            jump=f"{login['user']}@{through.public_ip}:{login['port']}" if through else None,
-            jump_host_key=pin(through) if through else None,
-        )  # fmt: skip
-    return found
+    hosts = {}
+    for name, instance in instances.items():
+        login = login_by_token[instance.launch_token]
+        jump = None if instance.public_ip else jump_host
+        hosts[name] = Host(
+            host=instance.public_ip or instance.private_ip,
+            address=instance.private_ip,
+            port=login["port"],
+            user=login["user"],
+            key=str(key_pairs.KEY_PATH.expanduser()),
+            python=REMOTE_PYTHON,
+            folder=REMOTE_FOLDER,
+            host_key=host_key(instance),
+            jump=f"{login['user']}@{jump.public_ip}:{login['port']}" if jump else None,
+            jump_host_key=host_key(jump) if jump else None,
+        )
+    return hosts
 
 
 def own_host_keys(journal: Journal) -> dict[str, str]:
-    """Return the host keys that machines have made for themselves, by id: others have the one they boot with."""
+    """Return the host keys that instances generated themselves, by instance ID.
+
+    An instance without an entry still has the key that it booted with.
+    """
     return {line["id"]: line["key"] for line in journal.lines("host key")}
 
 
 def record_host_key(journal: Journal, instance: Instance, key: str) -> None:
-    """Note that a machine has a host key of its own now."""
+    """Write the host key that an instance generated itself to the journal."""
     journal.write("host key", id=instance.id, key=key)
 
 
 def find_jump_host(instances: Mapping[str, Instance]) -> Instance | None:
-    """Return the machine by way of which those without a public address are reached."""
-    return next((one for one in instances.values() if one.public_ip), None)
+    """Return the first instance with a public address, through which all others are reached."""
+    return next((instance for instance in instances.values() if instance.public_ip), None)

@@ -1,4 +1,4 @@
-"""Every backend has the functions of the protocol, whatever it does with them."""
+"""Every backend implements the functions of the `Backend` protocol."""
 
 import inspect
 import shutil
@@ -10,48 +10,54 @@ from cluster.backends import base, registry
 from cluster.errors import BadInput
 
 Fixture = Any
-VERBS = [name for name, one in vars(base.Backend).items() if inspect.isfunction(one) and not name.startswith("_")]
-every = pytest.mark.parametrize("name", registry.backend_names())
+FUNCTION_NAMES = [
+    name for name, value in vars(base.Backend).items() if inspect.isfunction(value) and not name.startswith("_")
+]
+every_backend = pytest.mark.parametrize("name", registry.backend_names())
 
 
-def test_there_is_this_computer() -> None:
-    verbs = {"check", "launch", "step", "alive", "dead", "replace", "lose", "terminate"}
-    assert "local" in registry.backend_names() and verbs <= set(VERBS)
+def test_protocol_has_the_functions_of_a_jobs_life() -> None:
+    expected = {"check", "launch", "poll", "agents_alive", "dead_machines", "replace", "kill_machine", "terminate"}
+    assert "local" in registry.backend_names() and expected <= set(FUNCTION_NAMES)
 
 
-@every
-@pytest.mark.parametrize("verb", VERBS)
-def test_a_backend_has_the_verbs_of_the_protocol_with_the_same_parameters(name: str, verb: str) -> None:
-    wanted = list(inspect.signature(getattr(base.Backend, verb)).parameters.values())[1:]
-    found = list(inspect.signature(getattr(registry.get_backend(name), verb)).parameters.values())
-    assert [(one.name, one.kind) for one in found] == [(one.name, one.kind) for one in wanted]
+@every_backend
+@pytest.mark.parametrize("function_name", FUNCTION_NAMES)
+def test_backend_functions_have_the_protocols_parameters(name: str, function_name: str) -> None:
+    protocol_function = getattr(base.Backend, function_name)
+    expected = list(inspect.signature(protocol_function).parameters.values())[1:]  # without self
+    actual = list(inspect.signature(getattr(registry.get_backend(name), function_name)).parameters.values())
+    assert [(parameter.name, parameter.kind) for parameter in actual] == [
+        (parameter.name, parameter.kind) for parameter in expected
+    ]
 
 
-@every
-def test_a_backend_says_in_a_line_what_it_is(name: str) -> None:
-    said = registry.get_backend(name).DESCRIPTION
-    assert said and "\n" not in said and registry.get_backend(name).__doc__
+@every_backend
+def test_backend_description_is_one_line(name: str) -> None:
+    description = registry.get_backend(name).DESCRIPTION
+    assert description and "\n" not in description and registry.get_backend(name).__doc__
 
 
 @pytest.mark.parametrize("name", ["cloud", "", "__init__", "local.py", "../local", "Local"])
-def test_an_unknown_backend_is_refused_and_the_known_are_named(name: str) -> None:
-    with pytest.raises(BadInput, match=r"there is no backend .*; there are .*local"):
+def test_get_backend_unknown_name_is_refused(name: str) -> None:
+    with pytest.raises(BadInput, match=r"no backend .*; the backends are .*local"):
         registry.get_backend(name)
 
 
-@every
-def test_of_a_job_that_never_began_nothing_lives_and_nothing_is_ended(hand_made: Fixture, name: str) -> None:
-    hosts = {"shared": "/nowhere", "machines": []} if registry.get_backend(name).IS_REMOTE else None
-    run, backend = hand_made(backend=name, hosts=hosts), registry.get_backend(name)
+@every_backend
+def test_terminate_of_a_job_that_never_started_does_nothing(hand_made: Fixture, name: str) -> None:
+    backend = registry.get_backend(name)
+    hosts = {"shared": "/nowhere", "machines": []} if backend.IS_REMOTE else None
+    run = hand_made(backend=name, hosts=hosts)
     assert not backend.agents_alive(run.spec, run.folders)
     backend.terminate(run.spec, run.folders)
-    shutil.rmtree(run.folders.run)
+    shutil.rmtree(run.folders.path)
     assert not backend.agents_alive(run.spec, run.folders)
     backend.terminate(run.spec, run.folders)
     assert backend.cost_dollars(run.spec, run.folders) >= 0
 
 
-def test_this_computer_costs_nothing_and_only_it_is_looked_at_by_everybody(hand_made: Fixture) -> None:
+def test_local_backend_is_free_and_the_only_one_not_remote(hand_made: Fixture) -> None:
     run = hand_made()
     assert registry.get_backend("local").cost_dollars(run.spec, run.folders) == 0.0
     assert [name for name in registry.backend_names() if not registry.get_backend(name).IS_REMOTE] == ["local"]

@@ -158,7 +158,7 @@ def test_lose_needs_a_machine_of_a_running_job(hand_made: Fixture, refused: Fixt
     with run.agent_at_work("1"):
         run.job.refresh()
         refused(["lose", "job-1", "--machine", "2"], 2, "machines 0, 1", "no machine 2")
-        refused(["lose", "job-1", "--machine", "0"], 1, "machine 0 of job-1 has no agent at work")
+        refused(["lose", "job-1", "--machine", "0"], 1, "machine 0 of job-1 has no running agent")
     run.says("stopped", ended=True)
     run.job.refresh()
     refused(["lose", "job-1", "--machine", "0"], 1, "no machine that could be lost")

@@ -1,16 +1,17 @@
-"""What a person sees of numbers and tables."""
+"""Terminal output: numbers, tables, a plan and a job's status."""
 
 from typing import Any
 
 import pytest
 
 from cluster.display import status, tables
+from train.metrics import text
 
 Fixture = Any
 
 
 @pytest.mark.parametrize(
-    "seconds, shown",
+    "seconds, expected",
     [
         (0, "0:00"),
         (59.4, "0:59"),
@@ -21,22 +22,23 @@ Fixture = Any
         (86400, "24:00:00"),
     ],
 )
-def test_a_time_is_minutes_and_seconds_and_hours_when_there_are_any(seconds: float, shown: str) -> None:
-    assert status.format_duration(seconds) == shown
+def test_format_duration(seconds: float, expected: str) -> None:
+    assert text.format_duration(seconds) == expected
 
 
 @pytest.mark.parametrize(
-    "pair, shown", [((1.0, 2.0), "1 to 2"), ((0.1, 0.1), "0.1"), ((3.84, 0.0336), "3.84 to 0.0336"), ((0.0, 0.0), "0")]
+    "endpoints, expected",
+    [((1.0, 2.0), "1 to 2"), ((0.1, 0.1), "0.1"), ((3.84, 0.0336), "3.84 to 0.0336"), ((0.0, 0.0), "0")],
 )
-def test_a_rate_is_one_number_or_its_two_ends(pair: tuple[float, float], shown: str) -> None:
-    assert status.rates(pair) == status.rates(pair, max(pair)) == shown
+def test_format_lr_range_of_two_endpoints(endpoints: tuple[float, float], expected: str) -> None:
+    assert text.format_lr_range(endpoints) == text.format_lr_range(endpoints, max(endpoints)) == expected
 
 
-def test_the_peak_of_a_cycle_stands_between_its_ends() -> None:
-    assert status.rates((0.002, 2e-7), 0.05) == "0.002 to 0.05 to 2e-07"
+def test_format_lr_range_of_a_cycle_shows_the_peak() -> None:
+    assert text.format_lr_range((0.002, 2e-7), 0.05) == "0.002 to 0.05 to 2e-07"
 
 
-def test_a_table_has_a_line_for_each_row_and_numbers_to_the_right(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_table_prints_a_line_per_row(capsys: pytest.CaptureFixture[str]) -> None:
     tables.print_table(
         ("job", "recipe", "state", "top1"), [("job-1", "a", "done", 98.76543), ("job-22", "[b]", "failed", None)]
     )
@@ -47,7 +49,7 @@ def test_a_table_has_a_line_for_each_row_and_numbers_to_the_right(capsys: pytest
     assert "\x1b" not in out
 
 
-def test_a_wide_table_is_not_cut_off_a_terminal(
+def test_print_table_off_a_terminal_cuts_nothing(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "20")
@@ -56,28 +58,34 @@ def test_a_wide_table_is_not_cut_off_a_terminal(
     assert "n" * 60 in out and "v" * 60 in out and "…" not in out
 
 
-def test_no_rows_are_a_head_only(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_table_without_rows_prints_the_header(capsys: pytest.CaptureFixture[str]) -> None:
     tables.print_table(("job", "state"), [])
     assert "job" in capsys.readouterr().out
 
 
-def test_a_plan_shows_what_a_paper_would(finished: Fixture) -> None:
+def test_plan_command_prints_the_schedule(finished: Fixture) -> None:
     ran = finished.cli("plan", finished.recipe(3), "--procs", "2")
     assert ran.code == 0 and ran.err == ""
-    for word in (
+    for text_part in (
         "global batch",
         "rate/256",
         "steps",
         "note: rates are stated for 1 GPU",
         "12 steps over 60 images",
     ):
-        assert word in ran.out
+        assert text_part in ran.out
     assert "0-3" in ran.out and "full" in ran.out and "square" in ran.out
 
 
-def test_long_runs_and_great_speeds_are_shown_whole(capsys: Any) -> None:
-    said = {"created": 0.0, "seconds": 12_600.0, "images_per_second": 401_234.5, "top1": 76.1234, "lr": 0.000123456}
-    status.show_status(said, {}, [])
-    shown = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
-    assert (shown["seconds"], shown["images_per_second"]) == ("3:30:00", "401234")
-    assert (shown["top1"], shown["lr"]) == ("76.12", "0.0001235")
+def test_show_status_formats_large_and_small_numbers(capsys: Any) -> None:
+    job_status = {
+        "created": 0.0,
+        "seconds": 12_600.0,
+        "images_per_second": 401_234.5,
+        "top1": 76.1234,
+        "lr": 0.000123456,
+    }
+    status.show_status(job_status, {}, [])
+    values = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    assert (values["seconds"], values["images_per_second"]) == ("3:30:00", "401234")
+    assert (values["top1"], values["lr"]) == ("76.12", "0.0001235")

@@ -1,4 +1,4 @@
-"""The live table of a job's machines, from made-up statuses."""
+"""The live table of a job's machines, from invented statuses."""
 
 import fcntl
 import os
@@ -45,12 +45,12 @@ JOB = {
 
 
 def status(number: int = 0, **more: Any) -> dict[str, Any]:
-    """What an agent may say."""
-    said = {"id": str(number), "name": f"gpu-{number}", "state": "training", "attempt": 2, "step": 120, "steps": 4500}
-    return {**said, "images_per_second": 21000.4, "loss": 3.21, "use": USE, "busy": [0.7, 0.7], "time": 1.0, **more}
+    """A status as an agent writes it."""
+    fields = {"id": str(number), "name": f"gpu-{number}", "state": "training", "attempt": 2, "step": 120, "steps": 4500}
+    return {**fields, "images_per_second": 21000.4, "loss": 3.21, "use": USE, "busy": [0.7, 0.7], "time": 1.0, **more}
 
 
-def test_a_row_has_the_mean_of_the_gpus_their_least_use_and_the_hottest_and_fullest() -> None:
+def test_machine_row_aggregates_its_gpus() -> None:
     (row,) = machine_table_rows({"0": status()}, 0.0)
     assert row.cells == {
         "machine": "gpu-0",
@@ -67,13 +67,13 @@ def test_a_row_has_the_mean_of_the_gpus_their_least_use_and_the_hottest_and_full
         "RAM GB": "120/1152",
         "in Gbit/s": "40.21",
         "out Gbit/s": "41.00",
-        "last word": "",
+        "last status": "",
         "slowest": "",
     }
 
 
 @pytest.mark.parametrize(
-    "said",
+    "sparse_status",
     [
         {},
         {name: None for name in status()},
@@ -82,28 +82,29 @@ def test_a_row_has_the_mean_of_the_gpus_their_least_use_and_the_hottest_and_full
         {"use": [], "busy": 3},
     ],
 )
-def test_whatever_is_missing_or_null_leaves_its_cell_empty(said: dict[str, Any]) -> None:
-    (row,) = machine_table_rows({"m7": said}, 0.0)
+def test_machine_row_missing_values_leave_empty_cells(sparse_status: dict[str, Any]) -> None:
+    (row,) = machine_table_rows({"m7": sparse_status}, 0.0)
     assert row.cells["machine"] == "m7" and row.cells.keys() == {*TOP_COLUMNS}
     assert not any(text for name, text in row.cells.items() if name != "machine")
-    assert job_summary_line(said) == ""
+    assert job_summary_line(sparse_status) == ""
 
 
-def test_machines_stand_in_the_order_of_their_numbers() -> None:
-    found = machine_table_rows({name: {} for name in ("m10", "m9", "head", "10", "2")}, 0.0)
-    assert [row.cells["machine"] for row in found] == ["2", "10", "head", "m9", "m10"]
+def test_machine_rows_are_in_natural_order() -> None:
+    rows = machine_table_rows({name: {} for name in ("m10", "m9", "head", "10", "2")}, 0.0)
+    assert [row.cells["machine"] for row in rows] == ["2", "10", "head", "m9", "m10"]
 
 
 # --- the slowest --------------------------------------------------------------------------------------------------
 
 
 def slowest(**statuses: dict[str, Any]) -> dict[str, str]:
+    """The cells of the column "slowest" that are not empty, by machine."""
     return {
         row.cells["machine"]: row.cells["slowest"] for row in machine_table_rows(statuses, 0.0) if row.cells["slowest"]
     }
 
 
-def test_the_slowest_is_the_rank_that_waits_least_when_it_is_clearly_above_the_median() -> None:
+def test_slowest_is_the_busiest_rank_clearly_above_the_median() -> None:
     others = {str(number): status(number) for number in range(3)}
     assert slowest(**others, x=status(8, busy=[0.70, 0.80])) == {"gpu-8": "slowest: GPU 1"}
     assert slowest(a=status(1, busy=[0.8] * 3), x=status(8, busy=[0.9])) == {"gpu-8": "slowest"}  # 0.9 - 0.8 < 0.1
@@ -112,86 +113,88 @@ def test_the_slowest_is_the_rank_that_waits_least_when_it_is_clearly_above_the_m
     assert slowest(**others, x=status(8, busy=[0.70, 0.79])) == {}
 
 
-def test_one_that_waits_more_than_the_others_is_not_the_slowest_nor_is_a_lone_one() -> None:
+def test_slowest_is_neither_an_idle_nor_a_single_machine() -> None:
     assert slowest(a=status(1, busy=[0.8]), b=status(2, busy=[0.8]), c=status(3, busy=[0.1])) == {}
     assert slowest(a=status(1, busy=[0.99])) == {}
 
 
-def test_who_is_of_an_older_attempt_or_silent_is_not_compared() -> None:
+def test_slowest_ignores_older_attempts_and_stale_machines() -> None:
     others = {str(number): status(number) for number in range(2)}
     assert slowest(**others, x=status(8, busy=[0.99], attempt=1)) == {}
-    watch = StatusAgeTracker()
-    watch.update(statuses := {**others, "x": status(8, busy=[0.99])}, 0.0)
-    assert [row.cells["slowest"] for row in machine_table_rows(statuses, 0.0, watch)] == ["", "", "slowest"]
-    watch.update(
-        statuses := {name: {**one, "time": 2.0} if name != "x" else one for name, one in statuses.items()}, 9.0
+    tracker = StatusAgeTracker()
+    tracker.update(statuses := {**others, "x": status(8, busy=[0.99])}, 0.0)
+    assert [row.cells["slowest"] for row in machine_table_rows(statuses, 0.0, tracker)] == ["", "", "slowest"]
+    tracker.update(
+        statuses := {name: {**status, "time": 2.0} if name != "x" else status for name, status in statuses.items()}, 9.0
     )
-    assert [row.cells["slowest"] for row in machine_table_rows(statuses, 9.0, watch)] == ["", "", ""]
+    assert [row.cells["slowest"] for row in machine_table_rows(statuses, 9.0, tracker)] == ["", "", ""]
 
 
-# --- the last word ------------------------------------------------------------------------------------------------
+# --- the age of a status --------------------------------------------------------------------------------------------
 
 
-def ages(watch: StatusAgeTracker, said: dict[str, Any], now: float) -> tuple[str, bool]:
-    watch.update({"0": said}, now)
-    (row,) = machine_table_rows({"0": said}, now, watch)
-    return row.cells["last word"], row.is_stale
+def age_cell(tracker: StatusAgeTracker, status: dict[str, Any], now: float) -> tuple[str, bool]:
+    """Update the tracker with a status of machine 0; its cell "last status", and whether it is stale."""
+    tracker.update({"0": status}, now)
+    (row,) = machine_table_rows({"0": status}, now, tracker)
+    return row.cells["last status"], row.is_stale
 
 
-def test_the_age_counts_from_when_we_saw_the_status_change_whatever_its_own_clock_says() -> None:
-    watch = StatusAgeTracker()
-    assert ages(watch, status(time=5e9), 100.0) == ("", False)  # it may be a day old
-    assert ages(watch, status(time=4e9), 101.0) == ("0 s ago", False)
-    assert ages(watch, status(time=4e9), 106.0) == ("5 s ago", False)
-    assert ages(watch, status(time=4e9), 113.0) == ("12 s ago", True)
-    assert ages(watch, status(time=4e9 + 1), 114.0) == ("0 s ago", False)
+def test_status_age_ignores_the_machines_clock() -> None:
+    tracker = StatusAgeTracker()
+    assert age_cell(tracker, status(time=5e9), 100.0) == ("", False)  # the status may be a day old
+    assert age_cell(tracker, status(time=4e9), 101.0) == ("0 s ago", False)
+    assert age_cell(tracker, status(time=4e9), 106.0) == ("5 s ago", False)
+    assert age_cell(tracker, status(time=4e9), 113.0) == ("12 s ago", True)
+    assert age_cell(tracker, status(time=4e9 + 1), 114.0) == ("0 s ago", False)
 
 
-def test_one_that_never_spoke_while_we_looked_is_silent_for_longer_than_we_know() -> None:
-    watch = StatusAgeTracker()
-    assert ages(watch, status(), 100.0) == ("", False)
-    assert ages(watch, status(), 105.0) == ("", False)
-    assert ages(watch, status(), 112.0) == ("> 12 s ago", True)
+def test_status_age_of_an_unchanged_status_is_a_lower_bound() -> None:
+    tracker = StatusAgeTracker()
+    assert age_cell(tracker, status(), 100.0) == ("", False)
+    assert age_cell(tracker, status(), 105.0) == ("", False)
+    assert age_cell(tracker, status(), 112.0) == ("> 12 s ago", True)
 
 
-def test_a_machine_that_went_and_came_back_is_new() -> None:
-    watch = StatusAgeTracker()
-    watch.update({"0": status()}, 0.0)
-    watch.update({"0": status(step=121)}, 1.0)
-    watch.update({}, 2.0)
-    assert ages(watch, status(step=122), 3.0) == ("", False)
+def test_status_age_of_a_machine_that_came_back_starts_anew() -> None:
+    tracker = StatusAgeTracker()
+    tracker.update({"0": status()}, 0.0)
+    tracker.update({"0": status(step=121)}, 1.0)
+    tracker.update({}, 2.0)
+    assert age_cell(tracker, status(step=122), 3.0) == ("", False)
 
 
-# --- the picture --------------------------------------------------------------------------------------------------
+# --- output --------------------------------------------------------------------------------------------------
 
 
-def test_the_job_is_one_line_of_what_is_known() -> None:
+def test_job_summary_line_has_the_known_values() -> None:
     assert job_summary_line(JOB) == "job-3 running  step 120/4500  epoch 2/16  330123 img/s  top-1 63.46 %  after 10:13"
     early = {"job": "job-3", "state": "setup", "doing": "drawing", "step": None, "top1": None, "seconds": 0.0}
     assert job_summary_line(early) == "job-3 setup  drawing  after 0:00"
 
 
-def test_a_narrow_terminal_loses_columns_by_their_importance_and_keeps_the_machine() -> None:
-    found = machine_table_rows({"0": status(), "1": status(1, busy=[0.7, 0.95])}, 0.0)
+def test_fitting_columns_drops_by_importance_and_keeps_machine() -> None:
+    rows = machine_table_rows({"0": status(), "1": status(1, busy=[0.7, 0.95])}, 0.0)
     assert {*COLUMN_DROP_ORDER} == {*TOP_COLUMNS} - {"machine"} and len(COLUMN_DROP_ORDER) == len(TOP_COLUMNS) - 1
-    whole = Console(width=300).measure(display_top._build_table(found, 300)).maximum
+    full_width = Console(width=300).measure(display_top._build_table(rows, 300)).maximum
     assert (
-        fitting_columns(found, whole) == [*TOP_COLUMNS]
-        and len(fitting_columns(found, whole - 1)) == len(TOP_COLUMNS) - 1
+        fitting_columns(rows, full_width) == [*TOP_COLUMNS]
+        and len(fitting_columns(rows, full_width - 1)) == len(TOP_COLUMNS) - 1
     )
-    assert fitting_columns(found, 1) == ["machine"]
+    assert fitting_columns(rows, 1) == ["machine"]
     for width in range(200, 0, -1):
-        kept = fitting_columns(found, width)
-        lost = {*TOP_COLUMNS} - {*kept}
-        assert lost == {*COLUMN_DROP_ORDER[: len(lost)]} and kept == [name for name in TOP_COLUMNS if name in kept]
-        assert Console(width=300).measure(display_top._build_table(found, width)).maximum <= max(width, len("machine"))
+        columns = fitting_columns(rows, width)
+        dropped = {*TOP_COLUMNS} - {*columns}
+        assert dropped == {*COLUMN_DROP_ORDER[: len(dropped)]}
+        assert columns == [name for name in TOP_COLUMNS if name in columns]
+        assert Console(width=300).measure(display_top._build_table(rows, width)).maximum <= max(width, len("machine"))
 
 
-def test_the_column_of_the_slowest_is_there_when_there_is_one() -> None:
+def test_fitting_columns_without_a_slowest_machine() -> None:
     assert "slowest" not in fitting_columns(machine_table_rows({"0": status()}, 0.0), 1000)
 
 
-def test_off_a_terminal_it_is_one_plain_table_and_whole(capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_top_off_a_terminal_prints_one_uncut_table(capsys: pytest.CaptureFixture[str]) -> None:
     reason = "the trainer of rank 3 " + "died " * 60 + "at last"
     show_top(lambda: (JOB, {"0": status(), "1": status(1, state="failed", reason=reason)}))
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
@@ -203,7 +206,7 @@ def test_off_a_terminal_it_is_one_plain_table_and_whole(capsys: pytest.CaptureFi
 
 SCRIPT = """
 import os, sys
-from cluster.display.top import top
+from cluster.display.top import show_top
 sys.path.insert(0, {tests!r})
 from test_top import JOB, status
 count = 0
@@ -212,57 +215,57 @@ def read():
     count += 1
     return {{**JOB, "step": 100 + count, "state": "done" if count == {last} else "running"}}, {{
         str(n): status(n, step=count, name=f"machine-{{n}}-of-a-long-name") for n in range(3)}}
-top(read, once={once})
+show_top(read, once={once})
 """
 
 
-def shown(width: int, until: str = "", press: bytes = b"", once: bool = False, last: int = -1) -> tuple[int, str]:
-    """The exit code and output of `top` on a terminal; keys are pressed when it has shown the text."""
+def run_top(width: int, until: str = "", press: bytes = b"", once: bool = False, last: int = -1) -> tuple[int, str]:
+    """The exit code and output of `show_top` on a terminal. `press` is typed once the output contains `until`."""
     script = SCRIPT.format(tests=str(Path(__file__).parent), once=once, last=last)
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    terminal, child_end = pty.openpty()
+    fcntl.ioctl(child_end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     env = {name: text for name, text in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
     process = subprocess.Popen(
         [sys.executable, "-c", f"import fcntl, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n{script}"],
-        stdin=theirs, stdout=theirs, stderr=theirs, env={**env, "TERM": "xterm"}, start_new_session=True,
+        stdin=child_end, stdout=child_end, stderr=child_end, env={**env, "TERM": "xterm"}, start_new_session=True,
     )  # fmt: skip
-    os.close(theirs)
+    os.close(child_end)
     out, deadline = b"", time.monotonic() + 60
     try:
         while time.monotonic() < deadline:
-            if select.select([ours], [], [], 0.1)[0]:
+            if select.select([terminal], [], [], 0.1)[0]:
                 try:
-                    out += os.read(ours, 1 << 16)
-                except OSError:  # it has closed its end
+                    out += os.read(terminal, 1 << 16)
+                except OSError:  # the child has closed its end
                     break
             if press and until in out.decode(errors="replace"):
-                os.write(ours, press)
+                os.write(terminal, press)
                 press = b""
         return process.wait(10), out.decode()
     finally:
         process.kill()
         process.wait()
-        os.close(ours)
+        os.close(terminal)
 
 
 def plain(text: str) -> list[str]:
     return [line.rstrip() for line in re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", text).replace("\r", "").splitlines()]
 
 
-def test_on_a_terminal_it_is_drawn_anew_and_ctrl_c_ends_it_quietly() -> None:
-    code, out = shown(150, until="step 102/4500", press=b"\x03")
+def test_show_top_on_a_terminal_refreshes_until_ctrl_c() -> None:
+    code, out = run_top(150, until="step 102/4500", press=b"\x03")
     assert code == 0 and "Traceback" not in out and "step 101/4500" in out
     assert "0 s ago" in out and out.rstrip().endswith("\x1b[?25h")  # the cursor is back
 
 
-def test_it_ends_with_the_job() -> None:
-    code, out = shown(150, last=2)
+def test_show_top_ends_with_the_job() -> None:
+    code, out = run_top(150, last=2)
     assert code == 0 and "step 102/4500" in out and "step 103/4500" not in out
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_no_line_is_wider_than_the_terminal(width: int) -> None:
-    code, out = shown(width, once=True)
+def test_show_top_fits_the_terminal_width(width: int) -> None:
+    code, out = run_top(width, once=True)
     lines = plain(out)
     assert code == 0 and max(map(len, lines)) <= width
     assert [line.split()[0] for line in lines if line.startswith("machine-")] == [

@@ -1,4 +1,4 @@
-"""A supervisor's step on rented machines, beside a fleet and a cloud of paper."""
+"""AwsController: one round of the supervisor's work on rented machines, with a fake fleet and fake instances."""
 
 import json
 import sys
@@ -17,99 +17,116 @@ from cluster.machines import checkpoint_files
 Fixture = Any
 
 
-class Fleet:
-    """Machines without any agent at work; their shared folder is on this disk."""
+class FakeFleet:
+    """Machines without a running agent; their shared folder is a local one."""
 
     def __init__(self, shared: Any) -> None:
-        self.remotes = {name: Connector() for name in ("0", "1")}
-        self.machines = SimpleNamespace(job_folder=lambda name: str(shared))
-        self.done: list[str] = []
+        self.connectors = {name: Connector() for name in ("0", "1")}
+        self.provisioner = SimpleNamespace(job_folder=lambda name: str(shared))
+        self.calls: list[str] = []
 
     def __getattr__(self, name: str) -> Any:
-        return lambda *_: self.done.append(name)  # all else answers None: no agent is alive
+        return lambda *_: self.calls.append(name)  # any other method returns None: no agent is alive
 
-    def dead(self) -> list[str]:
+    def dead_machines(self) -> list[str]:
         return []
 
 
 @pytest.fixture
 def supervised(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A job of two rented machines, as its supervisor sees it."""
+    """A job on two rented machines and its controller, whose `.events` has terminated IDs and log lines."""
     run = hand_made(machines=2, cloud={}, backend="aws")
-    ended: list[tuple[list[str], str]] = []
-    rented = SimpleNamespace(
-        wish=SimpleNamespace(max_dollars=None), journal=None, folders=run.folders, say=ended.append,
-        release=lambda ids, why: ended.append((ids, why)), late=False, look=lambda: {},
-    )  # fmt: skip
-    monkeypatch.setattr(sys.modules[AwsController.__module__], "Rented", lambda *_: rented)
-    found: Any = AwsController(run.spec, run.folders)
-    found.fleet, found.looked, found.ended = Fleet(run.folders.run / "there"), time.monotonic(), ended
-    addresses = {"0": "", "1": "198.51.100.7"}
-    found.present = {name: SimpleNamespace(name=name, id=f"i-{name}", public=one) for name, one in addresses.items()}
-    return run, found
+    events: list[Any] = []
+    job_instances = SimpleNamespace(
+        rental_spec=SimpleNamespace(max_dollars=None),
+        journal=None,
+        run_folder=run.folders,
+        log=events.append,
+        terminate=lambda ids, reason: events.append((ids, reason)),
+        is_overdue=False,
+        list_instances=lambda: {},
+    )
+    monkeypatch.setattr(sys.modules[AwsController.__module__], "JobInstances", lambda *_: job_instances)
+    controller: Any = AwsController(run.spec, run.folders)
+    controller.fleet = FakeFleet(run.folders.path / "remote")
+    controller.last_poll_time = time.monotonic()
+    controller.events = events
+    public_ips = {"0": "", "1": "198.51.100.7"}
+    controller.live_instances = {
+        name: SimpleNamespace(name=name, id=f"i-{name}", public_ip=public_ip) for name, public_ip in public_ips.items()
+    }
+    return run, controller
 
 
-def test_a_job_that_is_done_while_a_machine_was_rented_for_it_is_over(supervised: Fixture) -> None:
-    """Nobody asks for lost machines any more, so nobody takes the answer."""
-    run, found = supervised
-    found.renting["1"] = answer = Future()
-    assert found.step() is True and found.stopping() == ""
+def test_poll_of_a_finished_job_waits_for_an_open_rental_only(supervised: Fixture) -> None:
+    """Nobody asks for lost machines of a finished job any more, so nobody collects the finished rental."""
+    run, controller = supervised
+    controller.rental_futures["1"] = rental = Future()
+    assert controller.poll() is True and controller.get_stop_reason() == ""
     run.shared("result.json", "{}")
-    assert found.stopping() == "the job is over"  # which the one who rents hears, too
-    assert found.step() is True  # it may just be asking EC2
-    answer.set_result(None)
-    assert found.step() is False and found.renting
+    assert controller.get_stop_reason() == "the job is over"  # which also interrupts the renting thread
+    assert controller.poll() is True  # that thread may be in a request to EC2
+    rental.set_result(None)
+    assert controller.poll() is False and controller.rental_futures
 
 
-def test_the_network_of_a_job_that_is_done_comes_home_through_the_machine_with_an_address(supervised: Fixture) -> None:
-    run, found = supervised
-    saved = run.folders.shared / run.checkpoint(1, 8)
-    there = run.folders.run / "there"
-    there.mkdir()
-    (run.folders.shared / "checkpoints").rename(there / "checkpoints")
+def test_poll_downloads_the_final_checkpoint_through_the_jump_host(supervised: Fixture) -> None:
+    run, controller = supervised
+    checkpoint = run.folders.shared / run.checkpoint(1, 8)
+    remote = run.folders.path / "remote"
+    remote.mkdir()
+    (run.folders.shared / "checkpoints").rename(remote / "checkpoints")
     run.shared("result.json", "{}")
-    assert found.step() is False
-    assert checkpoint_files.newest_local_checkpoint(run.folders.shared) == saved and found.ended == [
-        (["i-0"], "the job is done")
+    assert controller.poll() is False
+    assert checkpoint_files.newest_local_checkpoint(run.folders.shared) == checkpoint
+    assert controller.events == [(["i-0"], "the job is done")]
+    activity = json.loads((run.folders.path / "cloud.json").read_text())["doing"]
+    assert "downloading the network: 0 of 0 MB" in activity
+
+
+def test_poll_goes_on_when_the_final_checkpoint_cannot_be_downloaded(supervised: Fixture) -> None:
+    run, controller = supervised
+    run.shared("result.json", "{}")
+    del controller.fleet.connectors["1"]
+    assert controller.poll() is False
+    assert controller.events == [
+        (["i-0"], "the job is done"),
+        "the network stays on the stack's shared file system: '1'",
     ]
-    assert "bringing the network home: 0 of 0 MB" in json.loads((run.folders.run / "cloud.json").read_text())["doing"]
 
 
-def test_a_network_that_does_not_come_keeps_no_machine(supervised: Fixture) -> None:
-    run, found = supervised
-    run.shared("result.json", "{}")
-    del found.fleet.remotes["1"]
-    assert found.step() is False
-    assert found.ended == [(["i-0"], "the job is done"), "the network stays on the stack's shared file system: '1'"]
-
-
-def test_a_stop_lets_machines_that_are_there_save_also_when_nobody_looked_after_them(
+def test_poll_after_a_stop_connects_to_instances_that_are_still_there(
     supervised: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, found = supervised
+    """So that they save a checkpoint, also when no supervisor was running for a while."""
+    run, controller = supervised
     run.shared("stop", "{}")
-    found.fleet, found.rented.since = None, None
+    controller.fleet = None
+    controller.job_instances.first_machine_time = None
     with pytest.raises(SetupFailed, match="stopped by the user"):
-        found.step()  # there is none
-    found.rented.look = lambda: found.present
-    found.rented.gather = lambda anew: pytest.fail("they are gathered")
-    with pytest.raises(pytest.fail.Exception, match="they are gathered"):
-        found.step()
+        controller.poll()  # there are no instances
+    controller.job_instances.list_instances = lambda: controller.live_instances
+    controller.job_instances.find_or_rent = lambda before_renting: pytest.fail("find_or_rent was called")
+    with pytest.raises(pytest.fail.Exception, match="find_or_rent was called"):
+        controller.poll()
 
 
-def test_machines_that_have_not_ended_when_their_time_is_over_are_ended(supervised: Fixture) -> None:
-    """One whose kernel hangs does not cut its power."""
-    _, found = supervised
-    found.fleet.alive, found.fleet.pool = lambda: True, SimpleNamespace(submit=lambda question: Future())
-    assert found.step() is True and found.stopping() == ""
-    found.rented.late, found.looked = True, 0.0  # it is looked for as often as the machines
-    assert found.step() is True and found.stopping() == "its time is over, and not all of its machines have ended"
+def test_poll_stops_an_overdue_job(supervised: Fixture) -> None:
+    """A machine whose kernel hangs does not power itself off."""
+    _, controller = supervised
+    controller.fleet.agents_alive = lambda: True
+    controller.fleet.pool = SimpleNamespace(submit=lambda function: Future())
+    assert controller.poll() is True and controller.get_stop_reason() == ""
+    controller.job_instances.is_overdue = True
+    controller.last_poll_time = 0.0  # the time limit is checked as often as EC2 is asked
+    assert controller.poll() is True
+    assert controller.get_stop_reason() == "its time is over, and not all of its machines have ended"
 
 
-def test_machines_that_have_reached_their_limit_do_not_move(supervised: Fixture) -> None:
-    """Though one of them had left before, and none had come in its place."""
-    run, found = supervised
+def test_poll_does_not_move_machines_that_reached_their_limit(supervised: Fixture) -> None:
+    """Also if a machine had left before and was not replaced."""
+    run, controller = supervised
     run.says("left", machine="0", ended=True, launch="")
     run.says("stopped", machine="1", ended=True, launch="")
-    found.fleet.alive = lambda: False
-    assert found.step() is False and found.fleet is not None
+    controller.fleet.agents_alive = lambda: False
+    assert controller.poll() is False and controller.fleet is not None

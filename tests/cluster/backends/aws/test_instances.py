@@ -1,4 +1,4 @@
-"""What a supervisor makes of its journal: whose doing an end was, how much time is left, and where it may rent."""
+"""JobInstances: conclusions from its journal: who ended the machines, how much time is left, where it may rent."""
 
 import json
 import sys
@@ -16,6 +16,7 @@ from infra.aws.instances.request import Place
 Fixture = Any
 NOW = time.time()
 HOUR = 3600.0
+MODULE = sys.modules[JobInstances.__module__]
 
 
 def place(price: float = 10.0, region: str = "us-east-1") -> Place:
@@ -23,122 +24,133 @@ def place(price: float = 10.0, region: str = "us-east-1") -> Place:
 
 
 @pytest.fixture
-def rent(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make a job of so many machines with a journal: rent(machines, (what, facts), ...)."""
-    here = sys.modules[JobInstances.__module__]
+def make_instances(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Make the instances of a job from journal lines: make_instances(machine_count, (kind, fields), ...).
 
-    class Account(SimpleNamespace):
-        def at(self, region: str) -> "Account":
-            return Account(region=region, identity=("", ""))
+    The gang is a stand-in without requests and instances, available as `.fake_gang`.
+    """
 
-    monkeypatch.setattr(here, "Account", lambda region: Account(region=region, identity=("", "")))
-    gang = SimpleNamespace(askings=list, look=list, open=list)
-    monkeypatch.setattr(here, "Gang", lambda *_: gang)
+    class FakeAccount(SimpleNamespace):
+        def in_region(self, region: str) -> "FakeAccount":
+            return FakeAccount(region=region, identity=("", ""))
 
-    def make(machines: int, *lines: tuple[str, dict[str, Any]], **changes: Any) -> Any:
-        wish = RentalSpec(
-            **{"places": (place(),), "address": "192.0.2.1/32", "owner": "ann", **changes.pop("wish", {})}
-        )
-        run = hand_made(machines=machines, backend="aws", cloud=wish.to_json(), **changes)
-        rows = [{"what": what, "time": NOW, **facts} for what, facts in lines]
-        (run.folders.run / "cloud.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
-        found: Any = JobInstances(run.spec, run.folders, lambda text: None)
-        found.bed = gang
-        return found
+    fake_gang = SimpleNamespace(launch_requests=list, list_instances=list, open_requests=list)
+    monkeypatch.setattr(MODULE, "Account", lambda region: FakeAccount(region=region, identity=("", "")))
+    monkeypatch.setattr(MODULE, "Gang", lambda *_: fake_gang)
+
+    def make(machine_count: int, *lines: tuple[str, dict[str, Any]], **spec_fields: Any) -> Any:
+        rental_fields = {"places": (place(),), "ssh_address": "192.0.2.1/32", "owner": "ann"}
+        rental_spec = RentalSpec(**{**rental_fields, **spec_fields.pop("rental", {})})
+        run = hand_made(machines=machine_count, backend="aws", cloud=rental_spec.to_json(), **spec_fields)
+        rows = [{"what": kind, "time": NOW, **fields} for kind, fields in lines]
+        (run.folders.path / "cloud.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        job_instances: Any = JobInstances(run.spec, run.folders, lambda text: None)
+        job_instances.fake_gang = fake_gang
+        return job_instances
 
     return make
 
 
-def came(number: int, at: float, where: Place, *names: str) -> list[tuple[str, dict[str, Any]]]:
+def granted(number: int, at: float, where: Place, *names: str) -> list[tuple[str, dict[str, Any]]]:
+    """The journal lines of a request that EC2 granted; the instance IDs are i-<number><name>."""
     request = {"BlockDeviceMappings": [], "NetworkInterfaces": []}
     machines = [{"id": f"i-{number}{name}", "name": name, "launched": at} for name in names]
     ask = {"number": number, "place": vars(where), "names": list(names), "request": request, "time": at}
     return [("ask", ask), ("granted", {"number": number, "machines": machines, "time": at})]
 
 
-def gone(id: str, at: float, why: str) -> tuple[str, dict[str, Any]]:
-    return "gone", {"id": id, "name": id[-1], "ended": at, "why": why}
+def gone(instance_id: str, at: float, reason: str) -> tuple[str, dict[str, Any]]:
+    return "gone", {"id": instance_id, "name": instance_id[-1], "ended": at, "why": reason}
 
 
-SPOT, LIMIT, USER = "Server.SpotInstanceTermination", "Client.InstanceInitiatedShutdown", "Client.UserInitiatedShutdown"
+SPOT = "Server.SpotInstanceTermination"
+LIMIT = "Client.InstanceInitiatedShutdown"
+USER = "Client.UserInitiatedShutdown"
 
 
-@pytest.mark.parametrize("ends, said", [
-    ({"0": (900, SPOT), "1": (901, SPOT)}, ""),
-    ({"0": (100, SPOT), "1": (900, LIMIT)}, "by their own limit"),
-    ({"0": (100, SPOT), "1": (900, USER)}, "by somebody"),
-    ({"0": (100, USER), "1": (900, SPOT)}, ""),
-    ({"0": (100, SPOT)}, "by their own limit"),
-    ({}, "by their own limit"),
-])  # fmt: skip
-def test_those_that_ended_last_tell_whether_others_are_wanted(ends: dict[str, Any], said: str, rent: Any) -> None:
-    lines = [gone(f"i-1{name}", NOW - 1000 + at, why) for name, (at, why) in ends.items()]
-    found = rent(2, *came(1, NOW - 1000, place(), "0", "1"), *lines)
-    renewed: list[str] = []
-    found._acquire = list
-    if said:
-        with pytest.raises(EndedExternally, match=f"ended {said}.*imgnet-cluster resume job-1"):
-            found.gather(lambda: renewed.append("anew"))
-    else:
-        assert found.gather(lambda: renewed.append("anew")) == {}
-    assert renewed == [] if said else ["anew"]
-
-
-def test_nothing_is_rented_when_the_time_is_over(rent: Any) -> None:
-    lines = [*came(1, NOW - 2 * HOUR, place(), "0"), gone("i-10", NOW - HOUR, SPOT)]
-    found = rent(1, *lines, max_hours=1.0)
-    assert found.late
-    with pytest.raises(EndedExternally, match="its time is over; go on: imgnet-cluster resume job-1"):
-        found.gather(lambda: pytest.fail("anew"))
-    found.folders.spec.write_text(json.dumps({**json.loads(found.folders.spec.read_text()), "max_hours": 3.0}))
-    assert not found.late, "it was extended"
-
-
-def test_after_a_move_what_was_spent_before_counts_as_it_was(rent: Any) -> None:
-    first, second = place(20.0), place(10.0)
-    lines = [*came(1, NOW - HOUR, first, "0"), gone("i-10", NOW, SPOT), *came(2, NOW, second, "0")]
-    found = rent(1, *lines, max_hours=100.0, wish={"max_dollars": 40.0})
-    hours, late = found.limits(second)
-    assert hours + late / HOUR == pytest.approx(1 + 20 / (10 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.03)
-    before = rent(1, *lines[:2], max_hours=100.0, wish={"max_dollars": 40.0}, name="job-2")
-    hours, late = before.limits(first)
-    assert hours + late / HOUR == pytest.approx(
-        40 / (20 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.02
-    )  # a minute is billed at once
-
-
-def test_an_asking_without_an_answer_is_not_followed_by_one_in_another_region(
-    rent: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    "endings, reason",
+    [
+        ({"0": (900, SPOT), "1": (901, SPOT)}, ""),
+        ({"0": (100, SPOT), "1": (900, LIMIT)}, "by their own limit"),
+        ({"0": (100, SPOT), "1": (900, USER)}, "by somebody"),
+        ({"0": (100, USER), "1": (900, SPOT)}, ""),
+        ({"0": (100, SPOT)}, "by their own limit"),
+        ({}, "by their own limit"),
+    ],
+)
+def test_find_or_rent_rents_again_only_if_ec2_ended_the_last_machine(
+    endings: dict[str, Any], reason: str, make_instances: Any
 ) -> None:
-    found = rent(1, wish={"places": (place(), place(region="us-west-2"))})
-    asked: list[str] = []
+    lines = [gone(f"i-1{name}", NOW - 1000 + at, why) for name, (at, why) in endings.items()]
+    job_instances = make_instances(2, *granted(1, NOW - 1000, place(), "0", "1"), *lines)
+    calls: list[str] = []
+    job_instances._rent_all = list
+    if reason:
+        with pytest.raises(EndedExternally, match=f"ended {reason}.*imgnet-cluster resume job-1"):
+            job_instances.find_or_rent(lambda: calls.append("before_renting"))
+    else:
+        assert job_instances.find_or_rent(lambda: calls.append("before_renting")) == {}
+    assert calls == [] if reason else ["before_renting"]
+
+
+def test_find_or_rent_after_the_time_limit_is_refused_until_extended(make_instances: Any) -> None:
+    lines = [*granted(1, NOW - 2 * HOUR, place(), "0"), gone("i-10", NOW - HOUR, SPOT)]
+    job_instances = make_instances(1, *lines, max_hours=1.0)
+    assert job_instances.is_overdue
+    with pytest.raises(EndedExternally, match="its time is over; to continue: imgnet-cluster resume job-1"):
+        job_instances.find_or_rent(lambda: pytest.fail("before_renting was called"))
+    spec_path = job_instances.run_folder.spec_path
+    spec_path.write_text(json.dumps({**json.loads(spec_path.read_text()), "max_hours": 3.0}))
+    assert not job_instances.is_overdue
+
+
+def test_compute_limits_after_a_move_counts_the_earlier_actual_cost(make_instances: Any) -> None:
+    first, second = place(20.0), place(10.0)
+    lines = [*granted(1, NOW - HOUR, first, "0"), gone("i-10", NOW, SPOT), *granted(2, NOW, second, "0")]
+    moved = make_instances(1, *lines, max_hours=100.0, rental={"max_dollars": 40.0})
+    hours, grace_seconds = moved.compute_limits(second)
+    assert hours + grace_seconds / HOUR == pytest.approx(1 + 20 / (10 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.03)
+    before = make_instances(1, *lines[:2], max_hours=100.0, rental={"max_dollars": 40.0}, name="job-2")
+    hours, grace_seconds = before.compute_limits(first)
+    # The tolerance covers the first minute, which is billed at once.
+    assert hours + grace_seconds / HOUR == pytest.approx(40 / (20 + OVERHEAD_DOLLARS_PER_HOUR), abs=0.02)
+
+
+def test_rent_all_with_an_open_request_does_not_try_the_next_region(
+    make_instances: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job_instances = make_instances(1, rental={"places": (place(), place(region="us-west-2"))})
+    requested_regions: list[str] = []
 
     def acquire(places: list[Place], *_: Any) -> None:
-        asked.append(places[0].region)
+        requested_regions.append(places[0].region)
         raise CloudError("describe machines (ec2:DescribeInstances): throttled")
 
-    monkeypatch.setattr(sys.modules[JobInstances.__module__], "kinds", lambda account, types: dict.fromkeys(types))
-    found.bed.acquire = acquire
-    found._stack_of = lambda account: SimpleNamespace(subnets=["us-east-1a", "us-west-2a"])
+    monkeypatch.setattr(MODULE, "list_instance_types", lambda account, types: dict.fromkeys(types))
+    job_instances.fake_gang.acquire = acquire
+    job_instances._ensure_stack = lambda account: SimpleNamespace(subnets=["us-east-1a", "us-west-2a"])
     with pytest.raises(CloudError):
-        found._acquire()
-    assert asked == ["us-east-1", "us-west-2"]
-    found.bed.open = lambda: [{"number": 1}]
+        job_instances._rent_all()
+    assert requested_regions == ["us-east-1", "us-west-2"]
+    job_instances.fake_gang.open_requests = lambda: [{"number": 1}]
     with pytest.raises(CloudError):
-        found._acquire()
-    assert asked[2:] == ["us-east-1"]
+        job_instances._rent_all()
+    assert requested_regions[2:] == ["us-east-1"]
 
 
-def test_the_computer_that_looks_after_a_job_is_let_in_wherever_it_is_unless_another_was_said(
-    rent: Any, monkeypatch: pytest.MonkeyPatch
+def test_resolve_ssh_address_follows_this_computer_unless_fixed(
+    make_instances: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules[JobInstances.__module__], "my_address", lambda: "198.51.100.9/32")
-    moved, said = rent(1), rent(1, wish={"fixed": True}, name="job-2")
-    assert (moved.let_in, moved.address(), moved.let_in) == ("192.0.2.1/32", "198.51.100.9/32", "198.51.100.9/32")
-    assert said.address() == "192.0.2.1/32"
+    monkeypatch.setattr(MODULE, "get_public_address", lambda: "198.51.100.9/32")
+    following = make_instances(1)
+    fixed = make_instances(1, rental={"is_address_fixed": True}, name="job-2")
+    assert following.allowed_address == "192.0.2.1/32"
+    assert following.resolve_ssh_address() == following.allowed_address == "198.51.100.9/32"
+    assert fixed.resolve_ssh_address() == "192.0.2.1/32"
 
-    def nobody() -> str:
-        raise CloudError("nobody says it")
+    def fail() -> str:
+        raise CloudError("no service tells the address")
 
-    monkeypatch.setattr(sys.modules[JobInstances.__module__], "my_address", nobody)
-    assert moved.address() == "198.51.100.9/32"
+    monkeypatch.setattr(MODULE, "get_public_address", fail)
+    assert following.resolve_ssh_address() == "198.51.100.9/32"

@@ -1,4 +1,4 @@
-"""What a launch on rented machines asks for: limits that hold together, and which launch is the same again."""
+"""RentalSpec and the rental plan: limits that hold together, the order of places, and equal launches."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -15,68 +15,79 @@ from infra.aws.instances.request import Place
 from train.recipe import SAMPLE, Model, Phase, Recipe
 
 RECIPE = Recipe(
-    name="tiny", data=SAMPLE, model=Model(name="resnet10_tiny"), gpus=1, types=("c7i.2xlarge", "c6i.2xlarge"),
+    name="tiny",
+    data=SAMPLE,
+    model=Model(name="resnet10_tiny"),
+    gpus=1,
+    types=("c7i.2xlarge", "c6i.2xlarge"),
     phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.1)],
-)  # fmt: skip
+)
 
 
-def place(price: float | None = 1.0, **words: Any) -> Place:
-    known = {"region": "us-east-1", "zone": "us-east-1a", "type": "g5.xlarge", "market": "spot"}
-    return Place(**{**known, **words}, price=price)
+def place(price: float | None = 1.0, **fields: Any) -> Place:
+    defaults = {"region": "us-east-1", "zone": "us-east-1a", "type": "g5.xlarge", "market": "spot"}
+    return Place(**{**defaults, **fields}, price=price)
 
 
-def wish(*places: Place, dollars: float | None = None) -> RentalSpec:
-    return RentalSpec(places=places or (place(),), ssh_address="203.0.113.7/32", owner="us", max_dollars=dollars)
+def rental_spec(*places: Place, max_dollars: float | None = None) -> RentalSpec:
+    return RentalSpec(places=places or (place(),), ssh_address="203.0.113.7/32", owner="us", max_dollars=max_dollars)
 
 
-@pytest.mark.parametrize("dollars", [0.01, 1.0, 7.0, 40.0, 1e6])
-@pytest.mark.parametrize("hours", [None, 0.01, 2.0, 10.0])
-def test_the_power_goes_before_more_than_the_limit_of_dollars_is_spent(dollars: float, hours: float | None) -> None:
-    found, late = wish(dollars=dollars).compute_limits(16, place(), hours)
-    spent = 16 * (1.0 + OVERHEAD_DOLLARS_PER_HOUR) * (found + late / 3600)
-    assert spent <= dollars * 1.000001 and found > 0 and 0 < late <= POWEROFF_GRACE_SECONDS
-    assert found <= (48.0 if hours is None else hours)
-    assert spent > dollars * 0.999999 or found == (48.0 if hours is None else hours)
+@pytest.mark.parametrize("max_dollars", [0.01, 1.0, 7.0, 40.0, 1e6])
+@pytest.mark.parametrize("max_hours", [None, 0.01, 2.0, 10.0])
+def test_compute_limits_power_off_before_the_price_limit(max_dollars: float, max_hours: float | None) -> None:
+    hours, grace_seconds = rental_spec(max_dollars=max_dollars).compute_limits(16, place(), max_hours)
+    spent = 16 * (1.0 + OVERHEAD_DOLLARS_PER_HOUR) * (hours + grace_seconds / 3600)
+    time_limit = 48.0 if max_hours is None else max_hours
+    assert spent <= max_dollars * 1.000001 and hours > 0 and 0 < grace_seconds <= POWEROFF_GRACE_SECONDS
+    assert hours <= time_limit
+    assert spent > max_dollars * 0.999999 or hours == time_limit
 
 
-def test_without_a_limit_of_dollars_the_time_alone_counts_and_the_save_has_a_quarter_of_an_hour() -> None:
-    assert wish().compute_limits(4, place(), 2.0) == (2.0, 900.0)
-    assert wish(dollars=1.0).compute_limits(4, place(None), 2.0) == (
-        2.0,
-        900.0,
-    )  # such a place is never asked, see below
+def test_compute_limits_without_a_price_limit_are_the_time_limit() -> None:
+    assert rental_spec().compute_limits(4, place(), 2.0) == (2.0, 900.0)
+    # A place of unknown price is never requested with a price limit, see below.
+    assert rental_spec(max_dollars=1.0).compute_limits(4, place(None), 2.0) == (2.0, 900.0)
 
 
-def test_most_is_what_the_dearest_place_would_cost_and_unknown_when_one_is() -> None:
-    def most(*places: Place, dollars: float | None = None) -> float | None:
-        kind: Any = None
-        return plan.RentalPlan(wish(*places, dollars=dollars), kind, (), (), None, 2.0, 900.0).max_dollars(2)
+def test_max_dollars_is_the_dearest_places_cost_or_unknown() -> None:
+    def max_dollars(*places: Place, limit: float | None = None) -> float | None:
+        no_type: Any = None
+        rental_plan = plan.RentalPlan(rental_spec(*places, max_dollars=limit), no_type, (), (), None, 2.0, 900.0)
+        return rental_plan.max_dollars(2)
 
-    assert most(place(1.0), place(3.0)) == pytest.approx(2 * (3.0 + OVERHEAD_DOLLARS_PER_HOUR) * 2.25)
-    assert most(place(1.0), place(None)) is None
-    assert most(place(1.0), place(3.0), dollars=5.0) == 5.0
-
-
-def test_places_are_asked_by_region_type_market_and_price() -> None:
-    cheap, dear, unknown = place(1.0, zone="b"), place(2.0, zone="a"), place(None, zone="c")
-    there, owned = place(0.1, region="eu-west-1"), place(0.1, market="on-demand")
-    markets, regions = ["spot", "on-demand"], ["us-east-1", "eu-west-1"]
-    found = sort_places([there, owned, unknown, dear, cheap], regions, ["g5.xlarge"], markets)
-    assert found == [cheap, dear, unknown, owned, there]
+    assert max_dollars(place(1.0), place(3.0)) == pytest.approx(2 * (3.0 + OVERHEAD_DOLLARS_PER_HOUR) * 2.25)
+    assert max_dollars(place(1.0), place(None)) is None
+    assert max_dollars(place(1.0), place(3.0), limit=5.0) == 5.0
 
 
-def test_a_limit_of_dollars_needs_a_price(tmp_path: Path) -> None:
+def test_sort_places_by_region_type_market_and_price() -> None:
+    cheap, dear, unpriced = place(1.0, zone="b"), place(2.0, zone="a"), place(None, zone="c")
+    second_region, on_demand = place(0.1, region="eu-west-1"), place(0.1, market="on-demand")
+    places = sort_places(
+        [second_region, on_demand, unpriced, dear, cheap],
+        regions=["us-east-1", "eu-west-1"],
+        types=["g5.xlarge"],
+        markets=["spot", "on-demand"],
+    )
+    assert places == [cheap, dear, unpriced, on_demand, second_region]
+
+
+def test_plan_with_a_price_limit_and_unknown_prices_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"--max-price-total: the price of .* is unknown"):
         submit.plan(RECIPE, backend="aws", rental_options={"offline": True, "max_dollars": 5.0})
 
 
-def test_the_same_launch_is_the_same_whatever_the_prices_are_now_and_another_limit_is_another() -> None:
+def test_request_fingerprint_ignores_prices_but_not_limits() -> None:
     spec = submit.plan(RECIPE, backend="aws", rental_options={"offline": True}).spec
-    dearer = {**(spec.cloud or {}), "places": [{**one, "price": 9.0} for one in (spec.cloud or {})["places"]][::-1]}
-    again = replace(spec, cloud=dearer, created=1.0, uid="job-9-aaaaaaaa", name="job-9")
-    assert request_fingerprint(again) == request_fingerprint(spec)
+    places = (spec.cloud or {})["places"]
+    dearer = {**(spec.cloud or {}), "places": [{**place, "price": 9.0} for place in places][::-1]}
+    same = replace(spec, cloud=dearer, created=1.0, uid="job-9-aaaaaaaa", name="job-9")
+    assert request_fingerprint(same) == request_fingerprint(spec)
     for other in (
-        replace(spec, max_hours=9.0), replace(spec, cloud={**dearer, "max_dollars": 5.0}), replace(spec, machines=2),
+        replace(spec, max_hours=9.0),
+        replace(spec, cloud={**dearer, "max_dollars": 5.0}),
+        replace(spec, machines=2),
         submit.plan(RECIPE, backend="aws", rental_options={"offline": True, "market": "on-demand"}).spec,
-    ):  # fmt: skip
+    ):
         assert request_fingerprint(other) != request_fingerprint(spec)
