@@ -79,7 +79,7 @@ class Provisioner:
             python = host.python.replace("~", home, 1) if host.python.startswith("~/") else host.python
             library = requirements.model_library(self.spec.recipe)
             argv = [python, "-m", "cluster.machines.python_env", folder, *([library] if library else [])]
-            index = (self.spec.cloud or {}).get("index")  # has a torch for GPUs that the default build dropped
+            index = (self.spec.cloud or {}).get("torch_index_url")  # has a torch for GPUs that the default build dropped
             variables = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
             _, stdout = self.run_logged(name, argv, ENVIRONMENT_TIMEOUT_SECONDS, **variables)
             environment = python_env.parse_output(stdout.encode(), connector.name)
@@ -123,7 +123,7 @@ class Provisioner:
         facts_by_machine = self._probe_machines(names, "--want-gb", str(MIN_FREE_GB))
         max_gpus = max((len(facts["gpus"]) for facts in facts_by_machine.values()), default=0)
         for name, facts in facts_by_machine.items():
-            required_gpus = self.spec.procs if max_gpus or (self.spec.cloud or {}).get("gpus") else 0
+            required_gpus = self.spec.procs if max_gpus or (self.spec.cloud or {}).get("gpus_per_machine") else 0
             findings = checks.find_problems(facts, required_gpus, MIN_FREE_GB) + checks.check_clock(*facts["skew"])
             if not required_gpus:
                 findings.append({"level": "warning", "what": "no GPU: trains on the CPU"})
