@@ -67,7 +67,7 @@ def prepare(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 PLAIN: Any = SimpleNamespace(
-    prepare=prepare, autocast=contextlib.nullcontext, dtype=torch.float64, precision=torch.float32
+    prepare=prepare, autocast=contextlib.nullcontext, score_dtype=torch.float64, compute_dtype=torch.float32
 )
 
 

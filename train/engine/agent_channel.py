@@ -36,7 +36,7 @@ class AgentChannel:
 
     def install_signal_handlers(self) -> None:
         """Let SIGTERM ask for a save and an end, instead of killing; SIGUSR1 write the stacks of all threads."""
-        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "terminated", True))
+        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "sigterm_received", True))
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
     def stop_requested(self) -> bool:

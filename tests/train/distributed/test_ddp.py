@@ -457,8 +457,8 @@ def test_exactness_refuses_every_hook_but_its_own_in_one_line(hook: str) -> None
 def test_powersgd_is_refused_where_a_scaler_would_fill_its_memory_with_infinities(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(process_group, "precision", lambda _: torch.float16)
+    monkeypatch.setattr(process_group, "compute_dtype", lambda _: torch.float16)
     with pytest.raises(TrainingError, match=r"powersgd needs GPUs with bfloat16.*'fp16'"):
         ddp.select_hook(Comm(hook="powersgd"), False, CPU, 0)
     state, hook = ddp.select_hook(Comm(hook="fp16"), False, CPU, 0)
-    assert state.scale == 1.0 and hook is comm_hooks.half_precision_hook
+    assert state.gradient_scale == 1.0 and hook is comm_hooks.half_precision_hook

@@ -152,7 +152,7 @@ def test_processes_that_would_not_train_the_same_end_before_they_do(
 
     def index(**changes: Any) -> Any:
         return Some(
-            **{"folder": "val", "images": 5, "fingerprint": 1, "classes": ("a", "b"), "shapes_crc": 2, **changes}
+            **{"folder": "val", "images": 5, "names_checksum": 1, "classes": ("a", "b"), "sizes_checksum": 2, **changes}
         )
 
     def work(group: ProcessGroup) -> list[str]:
@@ -160,16 +160,16 @@ def test_processes_that_would_not_train_the_same_end_before_they_do(
         kinds: list[dict[str, Any]] = [
             {},
             {"images": 6},
-            {"fingerprint": 2},
+            {"names_checksum": 2},
             {"classes": ("a", "c")},
-            {"shapes_crc": 3},
+            {"sizes_checksum": 3},
         ]
         for kind in kinds:
             found = {("train", None): index(), ("val", None): index(**(kind if other else {}))}
             said.append(str(refused(group, found)))
         copies: Any = {("train", 160): index(), ("val", 160): index()}
         said.append(str(refused(group, found | (copies if other else {}))))
-        monkeypatch.setattr(process_group, "precision", lambda _: torch.bfloat16 if other else torch.float16)
+        monkeypatch.setattr(process_group, "compute_dtype", lambda _: torch.bfloat16 if other else torch.float16)
         return [*said, str(refused(group, found))]
 
     def refused(group: ProcessGroup, indexes: Any) -> TrainingError | None:

@@ -89,17 +89,17 @@ def test_an_end_is_asked_for_by_a_file_or_a_signal(work: Path) -> None:
 
 @pytest.mark.parametrize(("error", "reason"), [
     ("ValueError('first\\nwhat it was')", "ValueError: what it was"),
-    ("Expected('the rate is too high')", "the rate is too high"),
+    ("TrainingError('the rate is too high')", "the rate is too high"),
     ("KeyError()", "KeyError: KeyError"),
 ])  # fmt: skip
 def test_an_error_nobody_caught_is_printed_told_and_ends_the_process(error: str, reason: str, work: Path) -> None:
-    code = "import sys; from train.engine.agent_channel import Report; from train.tools.errors import Expected; sys.excepthook = Report().last_words;"
+    code = "import sys; from train.engine.agent_channel import AgentChannel; from train.tools.errors import TrainingError; sys.excepthook = AgentChannel().excepthook;"
     code += f"import atexit; atexit.register(print, 'too late'); raise {error}"
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=path, timeout=60)
     assert run.returncode == 1 and run.stdout == "" and "Traceback" in run.stderr
     left = json.loads((work / "failed-4.json").read_text())
-    assert left["reason"] == reason and left["fault"] == ("final" if error.startswith("Expected") else "own")
+    assert left["reason"] == reason and left["fault"] == ("final" if error.startswith("TrainingError") else "own")
 
 
 OWN = """
@@ -139,7 +139,7 @@ def test_a_run_s_unexpected_error_is_on_the_terminal_with_its_trace(
     "type('DistNetworkError', (RuntimeError,), {})('The client socket has timed out')",
 ])  # fmt: skip
 def test_what_a_collective_raises_when_another_process_is_gone_is_not_our_fault(error: str, work: Path) -> None:
-    code = f"import sys; from train.engine.agent_channel import Report; sys.excepthook = Report().last_words; raise {error}"
+    code = f"import sys; from train.engine.agent_channel import AgentChannel; sys.excepthook = AgentChannel().excepthook; raise {error}"
     path = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, env=path, timeout=60).returncode == 1
     assert json.loads((work / "failed-4.json").read_text())["fault"] == "peer"

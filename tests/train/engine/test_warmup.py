@@ -42,7 +42,7 @@ def graphs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
         found.append(next(tuple(one.shape) for one in inputs if one.dim() == 4 and one.shape[2] > 3))
         return graph.forward
 
-    monkeypatch.setattr(warmup, "BACKEND", backend)
+    monkeypatch.setattr(warmup, "COMPILE_BACKEND", backend)
     torch._dynamo.reset()
     return found
 
@@ -95,7 +95,7 @@ def test_what_does_not_compile_is_one_line(model: Any, monkeypatch: pytest.Monke
     def broken(*_: Any) -> Any:
         raise RuntimeError("no Python.h\nand much more")
 
-    monkeypatch.setattr(warmup, "BACKEND", broken)
+    monkeypatch.setattr(warmup, "COMPILE_BACKEND", broken)
     torch._dynamo.reset()
     with pytest.raises(TrainingError, match=r"torch\.compile failed, .*compile=False trains without it") as caught:
         warmup.warm_up(warmup.compile_per_shape(model), model, [(2, 32, 32)], [], CPU, contextlib.nullcontext)
@@ -130,7 +130,7 @@ def test_a_checkpoint_goes_on_compiled_or_not(
     plain, _ = trainer(False, "three", 1)
     assert other.state()["model"].keys() == plain.state()["model"].keys()
     assert all(torch.equal(value, state["model"][name]) for name, value in other.state()["model"].items())
-    other.epoch, other.step = 0, 0
+    other.epoch_index, other.step = 0, 0
     other.history.pop()
     other.train(images, 0)
     assert bool(graphs) and other.steps_done == 2

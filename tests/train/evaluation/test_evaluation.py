@@ -50,7 +50,7 @@ def run(*words: Any, code: int = 0) -> list[dict[str, Any]]:
 @pytest.fixture
 def here(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Examine in this process, without the seconds of an import; what was told."""
-    monkeypatch.setattr(runner, "keep_memory", lambda: None)
+    monkeypatch.setattr(runner, "disable_malloc_trim", lambda: None)
     threads = torch.get_num_threads()
 
     def call(*words: Any) -> list[dict[str, Any]]:
@@ -178,7 +178,7 @@ def test_statistics_that_processes_had_apart_are_averaged(trained: Path, tmp_pat
     path = changed(trained, tmp_path, statistics=torch.stack([one, one + 2]))
     state, recipe = runner.open_checkpoint(path)
     model = runner.load_network(path, state, recipe, 10, Path("some"))
-    found = torch.cat([each.flatten() for each in runner.distributed.statistics(model)])
+    found = torch.cat([each.flatten() for each in runner.batchnorm.running_statistics(model)])
     torch.testing.assert_close(found, one + 1)
 
 

@@ -344,9 +344,9 @@ class Leaving(Net):
 
 
 @pytest.mark.parametrize(("make", "said"), [
-    (lambda classes: sys.exit(0), "mine:net fails, SystemExit: 0, test_foreign.py line "),
-    (lambda classes: sys.exit(), "mine:net fails, SystemExit, test_foreign.py line "),
-    (Leaving, "mine:net takes no images of the usual sizes; at 224 x 224 pixels: SystemExit: so there, test_foreign"),
+    (lambda classes: sys.exit(0), "mine:net fails, SystemExit: 0, test_external.py line "),
+    (lambda classes: sys.exit(), "mine:net fails, SystemExit, test_external.py line "),
+    (Leaving, "mine:net takes no images of the usual sizes; at 224 x 224 pixels: SystemExit: so there, test_external"),
 ])  # fmt: skip
 def test_a_function_that_ends_the_program_is_one_line_and_not_the_end(mine: Any, make: Any, said: str) -> None:
     mine.net = make

@@ -84,7 +84,7 @@ def test_before_a_validation_all_processes_have_the_mean_of_all_statistics(
 
     def work(group: ProcessGroup) -> list[Array]:
         one, found = trainer(tmp_path, what, pixels, net := normed(), group), []
-        silence = SimpleNamespace(stretch=lambda *_: None, epoch=lambda *_: None)
+        silence = SimpleNamespace(report_interval=lambda *_: None, report_epoch=lambda *_: None)
         one.progress, one.save = silence, lambda wait=False: None  # type: ignore[assignment, method-assign]
 
         def validate(*_: Any) -> dict[str, Any]:

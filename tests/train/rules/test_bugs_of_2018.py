@@ -40,7 +40,7 @@ TINY = Model(name="resnet10_tiny", zero_gamma=False)  # so that the first step m
 def precision(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> torch.dtype:
     """What the trainer takes this computer's precision for: a CPU's, and that of a GPU of 2018."""
     found: torch.dtype = getattr(torch, request.param)
-    monkeypatch.setattr(process_group, "precision", lambda _: found)
+    monkeypatch.setattr(process_group, "compute_dtype", lambda _: found)
     return found
 
 
@@ -132,9 +132,9 @@ def test_3_checkpoints_were_written_when_the_accuracy_was_high_by_every_machine_
 CRASH = """
 import sys, types
 stub = types.ModuleType("train.engine.run")
-def run(*_):
+def run_attempt(*_):
     raise {error}
-stub.run = run
+stub.run_attempt = run_attempt
 sys.modules["train.engine.run"] = stub
 from train.__main__ import main
 sys.exit(main(["recipes/quickstart.py", "--out", sys.argv[1]]))
@@ -310,7 +310,7 @@ def test_8_and_a_run_whose_loss_is_no_number_goes_no_further(tmp_path: Path) -> 
 
 def test_8_and_half_precision_has_a_scale_that_moves(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for found, scaled in ((torch.float16, True), (torch.bfloat16, False), (torch.float32, False)):
-        monkeypatch.setattr(process_group, "precision", lambda _, found=found: found)
+        monkeypatch.setattr(process_group, "compute_dtype", lambda _, found=found: found)
         one = trainer(tmp_path, recipe(row((0, 1), 8, 0.1)), Pixels(8), plain=False)
         assert one.scaler.is_enabled() == scaled
         assert not scaled or one.scaler.get_backoff_factor() < 1

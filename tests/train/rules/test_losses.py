@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from rulebed import softmax
+from support.trainer_in_process import softmax
 
 from train.optim import losses
 from train.recipe import Optim
