@@ -182,6 +182,6 @@ def test_processes_that_would_not_train_the_same_end_before_they_do(
     for said in in_group(2, work):
         words = (
             *("numbers of images in val", "names of the images", "names of the classes", "widths and heights of"),
-            *("numbers of prepared copies", "precisions"),
+            *("numbers of resized copies", "precisions"),
         )
         assert said[0] == "None" and all(word in text for word, text in zip(words, said[1:], strict=True)), said

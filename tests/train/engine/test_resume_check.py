@@ -33,7 +33,7 @@ def test_copies_that_were_made_meanwhile_and_a_target_make_no_other_run(tiny: An
 @pytest.mark.parametrize("changes, what", [({"seed": 3}, "seed"), ({"name": "other"}, "recipe")])
 def test_another_run_is_named_by_what_differs(changes: dict[str, Any], what: str, tiny: Any) -> None:
     plan = Schedule(tiny(), 50, 2)
-    with pytest.raises(TrainingError, match=f"of a run with another {what}; resume with"):
+    with pytest.raises(TrainingError, match=f"belongs to a run with another {what}; resume with"):
         resume_check.check_same_run(
             resume_check.run_fingerprint(tiny(), plan), resume_check.run_fingerprint(tiny(**changes), plan)
         )

@@ -173,7 +173,7 @@ def test_sigterm_saves_and_ends_with_3_and_a_resume_goes_on(procs: str, runs: An
     newest = checkpoint_io.newest_checkpoint(folder(out))
     assert newest is not None and not (out / "result.json").exists()
     saved = int(newest.stem.removeprefix("step-"))
-    assert f"asked to end: saved at step {saved}\n" in said
+    assert f"stopped on request: saved at step {saved}\n" in said
     assert 1 <= saved < 40
     assert f"at step {saved}\n" in runs.run(out, "--gpus", "2", recipe=path)
     assert result(out)["steps"] == 40
@@ -183,7 +183,7 @@ def test_a_rate_that_diverges_ends_the_run_and_names_step_and_rate(runs: Any, ti
     out = runs.folder / "diverged"
     rows = [Phase(epochs=(0, 3), size=32, batch=8, lr=1e25)]
     said = runs.run(out, world=2, code=1, recipe=runs.recipe(tiny(name="diverged", phases=rows)))
-    assert "the loss is nan at step 2 (epoch 1, rate 1e+25)" in said
+    assert "the loss is nan at step 2 (epoch 1, learning rate 1e+25)" in said
     assert not (out / "result.json").exists()
     runs.gone(out)
 
@@ -322,7 +322,7 @@ def test_a_checkpoint_of_another_version_is_refused_in_one_line(runs: Any, alone
     checkpoint_io.write_checkpoint(tmp_path, 1, state)
     found = checkpoint_io.newest_checkpoint(tmp_path)
     said = runs.run(tmp_path / "out", "--gpus", "2", "--resume", str(found), code=1)
-    assert "error: the checkpoint is of another version of imgnet-cluster" in said and "Traceback" not in said
+    assert "error: the checkpoint was written by another version of imgnet-cluster" in said and "Traceback" not in said
 
 
 def test_tensorboard_reads_the_events_with_images_seen_as_x(alone: Path) -> None:
@@ -367,4 +367,4 @@ def test_processes_that_find_different_checkpoints_do_not_train(runs: Any, alone
     kinds = zip(("auto", "none"), how, strict=True)
     ranks = [runs.start(out, "--gpus", "2", "--resume", kind, environment=one) for kind, one in kinds]
     said = runs.end(out, *ranks, code=None)
-    assert "the steps to go on from differ between the machines" in said and "Traceback" not in said
+    assert "the steps to resume from differ between the machines" in said and "Traceback" not in said

@@ -86,7 +86,7 @@ def test_a_compiled_net_computes_the_same_and_keeps_the_names_of_its_state(model
 def test_without_a_compiler_it_says_so_in_one_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(
-        TrainingError, match="needs the compiler no-such-compiler, which is not here; install it, or comp"
+        TrainingError, match="the C\+\+ compiler no-such-compiler is not installed here; install it, or set comp"
     ):
         warmup.compile_per_shape(model)
 
@@ -97,7 +97,7 @@ def test_what_does_not_compile_is_one_line(model: Any, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(warmup, "COMPILE_BACKEND", broken)
     torch._dynamo.reset()
-    with pytest.raises(TrainingError, match=r"torch\.compile failed, .*compile=False trains without it") as caught:
+    with pytest.raises(TrainingError, match=r"torch\.compile failed: .*set compile=False to train without it") as caught:
         warmup.warm_up(warmup.compile_per_shape(model), model, [(2, 32, 32)], [], CPU, contextlib.nullcontext)
     assert "\n" not in str(caught.value)
 
@@ -199,7 +199,7 @@ def test_pixels_are_normalised_as_a_library_s_configuration_says_and_else_as_ima
     image = torch.full(work.batch_shape, 255, dtype=torch.uint8)
     prepared, _ = inputs.prepare(Batch(image, np.zeros(1, np.int64), work))
     assert prepared[0, :, 0, 0].tolist() == pytest.approx([2.0, 2.0, 1.0])
-    assert str(inputs.normalization) == "mean 0.5, 0.5, 0.5, deviation 0.25, 0.25, 0.5"
+    assert str(inputs.normalization) == "mean 0.5, 0.5, 0.5, standard deviation 0.25, 0.25, 0.5"
     for odd in ({"mean": (0.5,), "std": (0.5,)}, {"mean": None, "std": None}, {}, "vit"):
         net.pretrained_cfg = odd  # type: ignore[assignment]
         assert normalization_of(net) == IMAGENET_NORMALIZATION

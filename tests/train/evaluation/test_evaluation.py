@@ -210,7 +210,7 @@ def bad_checkpoints(trained: Path, tmp_path: Path) -> dict[str, Path]:
         "is a folder": tmp_path,
         "its checksum does not fit": tmp_path / "cut.pt",
         "is not a checkpoint of this program": tmp_path / "text.pt",
-        "is of another version of imgnet-cluster": changed(trained, tmp_path / "old", identity={"recipe": {"a": 1}}),
+        "was written by another version of imgnet-cluster": changed(trained, tmp_path / "old", identity={"recipe": {"a": 1}}),
         "its weights are not those of resnet18": changed(
             trained, tmp_path / "other", identity={**identity, "recipe": recipe}
         ),

@@ -277,4 +277,4 @@ def test_files_that_differ_between_processes_are_refused(runs: Any, tiny: Any, u
         for rank, path in started
     ]
     said = runs.end(out, *ranks, code=1)
-    assert "the first weights of the network differ between the machines" in said
+    assert "the initial weights of the network differ between the machines" in said
