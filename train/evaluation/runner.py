@@ -93,7 +93,7 @@ def evaluate_checkpoint(options: EvalOptions) -> None:
 
 
 def open_checkpoint(path: Path) -> tuple[dict[str, Any], Recipe]:
-    """Return a checkpoint's state and recipe. Raises `TrainingError` when it is missing, damaged, or not a checkpoint."""
+    """Return a checkpoint's state and recipe. Raises `TrainingError` when it is missing, damaged, or not ours."""
     try:
         state = checkpoint_io.load_checkpoint(path)
     except FileNotFoundError as error:
@@ -275,8 +275,8 @@ class Evaluation:
         rows = sum_over_processes(self.group, counts).tolist()
         if not math.isfinite(total_loss):
             raise TrainingError(
-                f"{eval_pass.crop} at {eval_pass.size} pixels: the loss is {total_loss:g}: the checkpoint's weights are "
-                "not finite, or too large"
+                f"{eval_pass.crop} at {eval_pass.size} pixels: the loss is {total_loss:g}: the checkpoint's weights "
+                "are not finite, or too large"
             )
         seconds = time.perf_counter() - start
         if [row[0] for row in rows] != [bucket["images"] for bucket in self.buckets.summaries]:
