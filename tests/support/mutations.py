@@ -3,8 +3,8 @@
     python tests/support/mutations.py [NAME...]      all mutations, or those whose names begin with NAME
 
 First, all tests named here must pass on the unbroken copy. Then, one mutation after the other, a text is replaced in
-one file, its test is run, and must fail. Exits with 1 when a mutation survives. Takes some minutes. That each text still occurs
-in its file, and that each test exists, is checked by tests/train/rules/test_mutations.py.
+one file, its test is run, and must fail. Exits with 1 when a mutation survives. Takes some minutes. That each text
+still occurs in its file, and that each test exists, is checked by tests/train/rules/test_mutations.py.
 """
 
 import importlib

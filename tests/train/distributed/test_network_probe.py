@@ -128,7 +128,7 @@ def test_measure_links_same_result_on_all_ranks(world: int, in_group: Callable[[
         try:
             if world == 1:
                 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-            return network_probe.measure_links(deadline, group.device, 1000, 2), deadline.current_step
+            return network_probe.measure_links(deadline, group.device, 100_000, 2), deadline.current_step
         finally:
             deadline.timer.cancel()
 
