@@ -1,10 +1,13 @@
-"""Break each rule once and see its test fail: `python tests/support/mutations.py [NAME...]`, those whose names begin so.
+"""Mutation test of the training rules: break each rule once in a copy of the tree and check that its test fails.
 
-Works on a copy of the tree in a temporary folder. First all tests named here must pass there unbroken; then, one after
-the other, a text is replaced in one file, its test is run, and must fail. Exits with 1 when a mutation survives. Takes
-some minutes; that each text is still where it is looked for is tested with all else (tests/train/rules/test_mutations.py).
+    python tests/support/mutations.py [NAME...]      all mutations, or those whose names begin with NAME
+
+First, all tests named here must pass on the unbroken copy. Then, one mutation after the other, a text is replaced in
+one file, its test is run, and must fail. Exits with 1 when a mutation survives. Takes some minutes. That each text
+still occurs in its file, and that each test exists, is checked by tests/train/rules/test_mutations.py.
 """
 
+import importlib
 import os
 import shutil
 import signal
@@ -18,12 +21,15 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("cluster", "infra", "recipes", "train", "tests", "pyproject.toml", "README.md")
-SECONDS = 240  # for one test: also a mutation that makes it hang is seen
+TEST_TIMEOUT_SECONDS = 240  # a mutation that makes its test hang counts as caught
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """A rule, where it stands, how it is broken there, and the test that sees it (in tests/train/rules/)."""
+    """A rule, the text of a file that implements it, a broken replacement, and the test that must notice it.
+
+    `test` is the test's node id below tests/train/rules.
+    """
 
     name: str
     file: str
@@ -34,595 +40,670 @@ class Mutation:
     @property
     def node(self) -> str:
         """The test as pytest names it."""
-        return f"tests/train/rules/test_{self.test}"
+        return f"tests/train/rules/{self.test}"
 
     @property
-    def stands(self) -> bool:
-        """Whether the text is in its file exactly once."""
+    def text_is_unique(self) -> bool:
+        """Whether the text occurs in its file exactly once."""
         return (ROOT / self.file).read_text().count(self.text) == 1
 
 
-LOOP, SCHEDULE, FEED, OPTIM = (
-    "train/engine/trainer.py",
-    "train/recipe/schedule.py",
-    "train/data/order/batch_sampler.py",
-    "train/optim/factory.py",
-)
-MODELS, LAYERWISE, EVALUATE = "train/models/registry.py", "train/optim/layerwise.py", "train/engine/validation.py"
-MEAN = "mean.py::test_the_gradient_is_the_mean_over_all_kn_images_of_the_step"
-SHAPE = "rates.py::test_a_shape_has_the_rate_of_its_formula_at_every_step"
-ORDER = "order.py::test_every_epoch_is_one_permutation_cut_into_the_same_global_batches_for_any_number_of_processes"
-GROUPS = "groups.py::test_every_parameter_is_in_one_group_and_decays_unless_it_is_a_norms_or_a_bias"
-START = "starts.py::test_the_classifier_starts_at_a_hundredth_and_every_other_norm_at_one"
-RESUME = "resume.py::test_a_run_resumed_at_any_step_ends_with_the_same_bits"
-RECTANGLE = "validation.py::test_a_rectangle_is_of_whole_32s_and_lies_inside_the_resized_image"
-COUNTED = "validation.py::test_a_validation_counts_exactly_all_images_with_fewer_than_there_are_processes_too"
-BUG = "bugs_of_2018.py::test_"
+TRAINER = "train/engine/trainer.py"
+VALIDATION = "train/engine/validation.py"
+LAUNCHER = "train/engine/launcher.py"
+SCHEDULE = "train/recipe/schedule.py"
+SAMPLER = "train/data/order/batch_sampler.py"
+RECT_VAL = "train/data/order/rect_val.py"
+OPTIMIZER = "train/optim/factory.py"
+LAYERWISE = "train/optim/layerwise.py"
+LARS, LAMB = "train/optim/lars.py", "train/optim/lamb.py"
+LOSSES = "train/optim/losses.py"
+MODELS = "train/models/registry.py"
+BATCHNORM = "train/distributed/batchnorm.py"
+
+MEAN = "test_gradient_mean.py::test_step_gradient_is_mean_over_all_images_of_the_global_batch"
+LR_SHAPE = "test_rates.py::test_lr_shape_matches_formula_at_every_step"
+GRADUAL_WARMUP = "test_rates.py::test_gradual_warmup_rises_linearly_from_base_to_scaled_lr"
+ORDER = "test_order.py::test_epoch_permutation_is_cut_into_same_batches_on_any_world_size"
+PARAMETER_GROUPS = "test_param_groups.py::test_parameter_groups_hold_each_parameter_once_with_its_decay"
+INITIAL_WEIGHTS = "test_initial_weights.py::test_classifier_starts_at_std_0_01_and_other_norms_at_one"
+AVERAGED_STATISTICS = "test_batchnorm.py::test_run_epoch_averages_statistics_over_ranks_before_validation"
+LARS_FORMULA = "test_optimizers.py::test_lars_matches_formula_and_skips_norms_and_biases"
+LAMB_FORMULA = "test_optimizers.py::test_lamb_matches_formula_and_skips_norms_and_biases"
+RESUME = "test_resume.py::test_resume_at_any_step_gives_the_same_bits"
+RECTANGLE = "test_validation.py::test_rect_crop_shape_is_multiple_of_32_inside_resized_image"
+COUNT = "test_validation.py::test_run_validation_counts_each_image_once_on_any_world_size"
+BUG = "test_bugs_of_2018.py::test_bug_"
+BUG_1 = f"{BUG}1_single_precision_trains_every_tensor_on_float32_inputs"
+BUG_2 = f"{BUG}2_resumed_run_continues_with_saved_weights_mid_phase"
+BUG_3 = f"{BUG}3_rank_0_saves_every_epoch_into_the_run_folder"
+BUG_4_CRASH = f"{BUG}4_crashed_process_exits_with_1_and_reports_why"
+BUG_4_OTHERS = f"{BUG}4_one_crash_ends_all_processes"
+BUG_5 = f"{BUG}5_machine_that_powers_off_is_terminated"
+BUG_6 = f"{BUG}6_no_input_is_executed_as_code"
+LR_ASSIGNMENT = '        group["lr"] = lr'
 
 MUTATIONS = [
     Mutation(
-        "linear scaling: the root instead",
+        "linear scaling: by the square root",
         SCHEDULE,
         '{"linear": k,',
         '{"linear": math.sqrt(k),',
-        "rates.py::test_linear_scaling_a_batch_of_k_n_has_k_times_the_rate",
+        "test_rates.py::test_linear_scaling_multiplies_lr_by_k",
     ),
     Mutation(
-        "square-root scaling: k instead",
+        "square-root scaling: by k",
         SCHEDULE,
         '"sqrt": math.sqrt(k)',
         '"sqrt": k',
-        "rates.py::test_square_root_scaling_a_batch_of_k_n_has_the_root_of_k_times_the_rate",
+        "test_rates.py::test_sqrt_scaling_multiplies_lr_by_root_of_k",
     ),
     Mutation(
-        "no scaling: k all the same",
+        "no scaling: by k",
         SCHEDULE,
         '"none": 1.0}',
         '"none": k}',
-        "rates.py::test_without_scaling_the_rate_stays",
+        "test_rates.py::test_no_scaling_keeps_lr",
     ),
     Mutation(
-        "gradual warm-up: by the epoch, not the step",
+        "gradual warm-up: per epoch, not per step",
         SCHEDULE,
         "return last / k + (last - last / k) * done",
         "return last / k + (last - last / k) * (step // self.steps_per_epoch * self.steps_per_epoch / self.steps)",
-        "rates.py::test_gradual_warmup_adds_a_constant_at_every_step_from_the_base_rate_to_the_scaled_one",
+        GRADUAL_WARMUP,
     ),
     Mutation(
         "gradual warm-up: from zero",
         SCHEDULE,
         "return last / k + (last - last / k) * done",
         "return last * done",
-        "rates.py::test_gradual_warmup_adds_a_constant_at_every_step_from_the_base_rate_to_the_scaled_one",
+        GRADUAL_WARMUP,
     ),
     Mutation(
-        "constant warm-up: at the full rate",
+        "constant warm-up: at the full learning rate",
         SCHEDULE,
         'case "constant_warmup":\n                return last / k',
         'case "constant_warmup":\n                return last',
-        "rates.py::test_constant_warmup_holds_the_base_rate",
+        "test_rates.py::test_constant_warmup_keeps_base_lr",
     ),
     Mutation(
-        "warm-up below 256 images: from above",
+        "warm-up below 256 images: from a higher learning rate",
         SCHEDULE,
         "k = max(1.0, self.global_batch / REFERENCE_BATCH)",
         "k = self.global_batch / REFERENCE_BATCH",
-        "rates.py::test_up_to_256_images_there_is_no_warmup",
+        "test_rates.py::test_warmup_has_no_effect_up_to_256_images",
     ),
     Mutation(
         "first and last step: one step late",
         SCHEDULE,
         "done = step / (self.steps - 1) if self.steps > 1 else 0.0",
         "done = (step + 1) / self.steps",
-        SHAPE,
+        LR_SHAPE,
     ),
     Mutation(
-        "linear: bent",
+        "linear shape: bent",
         SCHEDULE,
         "return first * (1 - done) + last * done",
         "return first * (1 - done**2) + last * done**2",
-        SHAPE,
+        LR_SHAPE,
     ),
     Mutation(
-        "cosine: bent",
+        "cosine shape: bent",
         SCHEDULE,
         "return last + (first - last) * (1 + math.cos(math.pi * done)) / 2",
         "return last + (first - last) * (1 + math.cos(math.pi * done**2)) / 2",
-        SHAPE,
+        LR_SHAPE,
     ),
-    Mutation("polynomial: power 1", SCHEDULE, "POLYNOMIAL_POWER = 2 ", "POLYNOMIAL_POWER = 1 ", SHAPE),
-    Mutation("one cycle: its top later", SCHEDULE, "peak / 25 / 1e4, 0.3", "peak / 25 / 1e4, 0.4", SHAPE),
     Mutation(
-        "steps: a tenth at the start of each",
+        "polynomial shape: power 1",
         SCHEDULE,
-        "first, last = (rate * self.factor for rate in self.phase.rates)",
-        "first, last = (rate * self.factor * (0.1 if step == 0 else 1) for rate in self.phase.rates)",
-        "rates.py::test_steps_divide_the_rate_by_ten_where_they_are_said_to",
+        "POLYNOMIAL_POWER = 2 ",
+        "POLYNOMIAL_POWER = 1 ",
+        LR_SHAPE,
+    ),
+    Mutation(
+        "one-cycle shape: later peak",
+        SCHEDULE,
+        "peak_lr / 25 / 1e4, 0.3",
+        "peak_lr / 25 / 1e4, 0.4",
+        LR_SHAPE,
+    ),
+    Mutation(
+        "step decay: a tenth in the first step of each phase",
+        SCHEDULE,
+        "first, last = (rate * self.lr_factor for rate in self.phase.lr_endpoints)",
+        "first, last = (rate * self.lr_factor * (0.1 if step == 0 else 1) for rate in self.phase.lr_endpoints)",
+        "test_rates.py::test_step_decay_divides_lr_by_ten_at_the_boundaries",
     ),
     Mutation(
         "batch growth: the steps of the first phase",
         SCHEDULE,
         "math.ceil(self.images / (phase.batch * self.gpus))",
         "math.ceil(self.images / (self.recipe.phases[0].batch * self.gpus))",
-        "rates.py::test_a_batch_that_doubles_at_a_constant_rate_halves_the_steps_and_the_rate_per_image",
+        "test_rates.py::test_doubled_batch_halves_steps_and_lr_per_image",
     ),
     Mutation(
-        "larger images: no restart",
+        "larger images: no restart of the learning rate",
         "recipes/resnet50_18min.py",
         "Phase(epochs=(14, 17), size=224, batch=128, lr=1.92,",
         "Phase(epochs=(14, 17), size=224, batch=128, lr=0.96,",
-        "rates.py::test_larger_images_restart_the_rate",
+        "test_rates.py::test_larger_images_restart_lr_as_in_2018_tables",
     ),
     Mutation(
-        "restart: the steps of earlier rows count",
+        "restart: the steps of earlier phases count",
         SCHEDULE,
-        "(self.number - self.row.phase.epochs[0])",
+        "(self.number - self.scheduled_phase.phase.epochs[0])",
         "self.number",
-        "rates.py::test_a_restart_begins_its_shape_anew",
+        "test_rates.py::test_phase_counts_its_own_steps",
     ),
     Mutation(
         "momentum correction: applied where none is needed",
-        OPTIM,
-        '        group["lr"] = rate',
-        '        group["momentum"] = group.get("momentum", 0.9) * (rate / group["lr"] if group["lr"] else 1.0)\n'
-        '        group["lr"] = rate',
-        "momentum.py::test_a_run_is_that_of_equation_9_through_warm_up_jump_and_decay",
+        OPTIMIZER,
+        LR_ASSIGNMENT,
+        '        group["momentum"] = group.get("momentum", 0.9) * (lr / group["lr"] if group["lr"] else 1.0)\n'
+        '        group["lr"] = lr',
+        "test_momentum.py::test_trainer_follows_equation_9_through_lr_jumps",
     ),
     Mutation(
         "momentum correction: the absorbed form without its factor",
-        OPTIM,
-        '        group["lr"] = rate',
-        '        for one in group["params"]:\n'
-        '            if group["lr"] and "momentum_buffer" in optimizer.state[one]:\n'
-        '                optimizer.state[one]["momentum_buffer"].mul_(group["lr"] / rate)\n'
-        '        group["lr"] = rate',
-        "momentum.py::test_our_sgd_is_the_corrected_form_without_a_correction",
+        OPTIMIZER,
+        LR_ASSIGNMENT,
+        '        for parameter in group["params"]:\n'
+        '            if group["lr"] and "momentum_buffer" in optimizer.state[parameter]:\n'
+        '                optimizer.state[parameter]["momentum_buffer"].mul_(group["lr"] / lr)\n'
+        '        group["lr"] = lr',
+        "test_momentum.py::test_sgd_with_lr_jumps_equals_the_corrected_form",
     ),
     Mutation(
-        "momentum correction: LARS absorbs the rate",
-        "train/optim/lars.py",
+        "momentum correction: LARS absorbs the learning rate",
+        LARS,
         "torch._foreach_add_(buffers, steps)\n",
-        'torch._foreach_mul_(steps, group["lr"])\n        torch._foreach_add_(buffers, steps)\n'
+        'torch._foreach_mul_(steps, group["lr"])\n'
+        "        torch._foreach_add_(buffers, steps)\n"
         '        group = {**group, "lr": 1.0}\n',
-        "momentum.py::test_our_lars_is_the_corrected_form_too",
+        "test_momentum.py::test_lars_with_lr_jumps_equals_the_corrected_form",
     ),
     Mutation(
         "remark 3: the mean of each worker's mean",
-        LOOP,
+        TRAINER,
         "loss * (factor / images)",
-        "loss * (factor / (len(labels) * count * self.group.world))",
+        "loss * (factor / (len(labels) * chunk_count * self.group.world_size))",
         MEAN,
     ),
     Mutation(
         "remark 3: 1/n instead of 1/kn over processes",
-        LOOP,
-        "factor = 1 if self.options.exact else self.group.world",
-        "factor = self.group.world**2",
+        TRAINER,
+        "factor = 1 if self.options.exact else self.group.world_size",
+        "factor = self.group.world_size**2",
         MEAN,
     ),
     Mutation(
-        "remark 3: a lone image counts twice", FEED, "share / 2) if len(part) == 1", "share) if len(part) == 1", MEAN
-    ),
-    Mutation("remark 3: who repeats a chunk counts", FEED, "[(cut[0], 0.0)]", "[(cut[0], 1.0)]", MEAN),
-    Mutation(
-        "remark 3: sums over processes before the last chunk",
-        LOOP,
-        "with self.quiet(unless=number == count):",
-        "with self.quiet(unless=number == 1):",
+        "remark 3: a repeated single image counts twice",
+        SAMPLER,
+        " / 2) if len(",
+        ") if len(",
         MEAN,
     ),
     Mutation(
-        "accumulation: each chunk's own mean is added up",
-        LOOP,
+        "remark 3: a chunk repeated by an idle rank counts",
+        SAMPLER,
+        "[0], 0.0)]",
+        "[0], 1.0)]",
+        MEAN,
+    ),
+    Mutation(
+        "remark 3: all-reduce before the last chunk",
+        TRAINER,
+        "with self.no_sync(unless=number == chunk_count):",
+        "with self.no_sync(unless=number == 1):",
+        MEAN,
+    ),
+    Mutation(
+        "accumulation: the sum of the chunks' means",
+        TRAINER,
         "loss * (factor / images)",
         "loss * (factor / len(labels))",
-        "mean.py::test_accumulated_small_batches_are_one_large_batch",
+        "test_gradient_mean.py::test_accumulated_chunks_equal_one_large_batch",
     ),
     Mutation(
-        "remark 1: the loss is scaled as the rate is",
-        LOOP,
+        "remark 1: the loss is scaled like the learning rate",
+        TRAINER,
         "loss * (factor / images)",
-        "loss * (factor / images) * epoch.row.factor",
-        "mean.py::test_k_workers_scale_the_rate_and_with_it_the_decay_but_not_the_loss",
+        "loss * (factor / images) * epoch.scheduled_phase.lr_factor",
+        "test_gradient_mean.py::test_linear_scaling_applies_to_lr_and_decay_but_not_to_the_loss",
     ),
     Mutation(
         "remark 1: the loss scale stays in the gradient",
-        LOOP,
+        TRAINER,
         "self.scaler.step(self.optimizer)",
         "self.optimizer.step()",
-        "mean.py::test_a_loss_that_is_scaled_for_half_precision_moves_the_weights_as_if_it_were_not",
+        "test_gradient_mean.py::test_loss_scale_does_not_change_the_update",
     ),
     Mutation(
         "remark 4: a shuffle for each process",
-        FEED,
+        SAMPLER,
         "permutation(self.seed, epoch.number,",
         "permutation(self.seed + self.rank, epoch.number,",
         ORDER,
     ),
     Mutation(
         "remark 4: one shuffle for all epochs",
-        FEED,
+        SAMPLER,
         "permutation(self.seed, epoch.number,",
         "permutation(self.seed, 0,",
-        "order.py::test_each_epoch_has_a_shuffle_of_its_own",
+        "test_order.py::test_each_epoch_has_its_own_shuffle",
     ),
     Mutation(
         "remark 4: batches overlap",
-        FEED,
-        "start = step * epoch.row.global_batch",
-        "start = step * epoch.row.global_batch - (step > 0)",
+        SAMPLER,
+        "start = step * epoch.scheduled_phase.global_batch",
+        "start = step * epoch.scheduled_phase.global_batch - (step > 0)",
         ORDER,
     ),
     Mutation(
         "batch norm: two workers' images at once",
         SCHEDULE,
-        "count = math.ceil(length / batch)",
-        "count = math.ceil(length / batch / 2)",
-        "batchnorm.py::test_a_norm_sees_the_n_images_of_one_worker_whatever_k_is_and_however_it_is_carried_out",
+        "count = math.ceil(image_count / max_chunk)",
+        "count = math.ceil(image_count / max_chunk / 2)",
+        "test_batchnorm.py::test_batchnorm_forward_pass_sees_one_workers_images",
     ),
     Mutation(
-        "batch norm: chunks by the number of processes",
-        FEED,
-        "cut = [ids[part] for part in",
-        "cut = [np.roll(ids, self.world)[part] for part in",
-        "batchnorm.py::test_the_gradient_through_norms_is_the_same_on_any_number_of_processes",
+        "batch norm: chunks depend on the number of processes",
+        SAMPLER,
+        "[ids[part] for part in",
+        "[np.roll(ids, self.world_size)[part] for part in",
+        "test_batchnorm.py::test_gradient_through_norms_same_on_any_number_of_processes",
     ),
     Mutation(
         "batch norm: statistics not averaged",
-        LOOP,
-        "distributed.average_statistics(self.group, self.model)",
+        TRAINER,
+        "batchnorm.average_running_statistics(self.group, self.model)",
         "pass",
-        "batchnorm.py::test_before_a_validation_all_processes_have_the_mean_of_all_statistics",
+        AVERAGED_STATISTICS,
     ),
     Mutation(
         "batch norm: statistics summed",
-        "train/distributed/process_group.py",
-        "total(group, flat) / group.world",
-        "total(group, flat)",
-        "batchnorm.py::test_before_a_validation_all_processes_have_the_mean_of_all_statistics",
+        BATCHNORM,
+        "sum_over_processes(group, flat) / group.world_size",
+        "sum_over_processes(group, flat)",
+        AVERAGED_STATISTICS,
     ),
     Mutation(
         "zero gamma: not set",
         MODELS,
         "if model.zero_gamma and",
         "if not model.zero_gamma and",
-        "starts.py::test_at_the_start_every_residual_block_is_its_shortcut",
+        "test_initial_weights.py::test_zero_gamma_makes_every_block_its_shortcut",
     ),
-    Mutation("zero gamma: of another norm", "train/models/resnet.py", "return self.norm3", "return self.norm2", START),
     Mutation(
-        "He's spread: of the inputs",
+        "zero gamma: in another norm",
+        "train/models/resnet.py",
+        "return self.norm3",
+        "return self.norm2",
+        INITIAL_WEIGHTS,
+    ),
+    Mutation(
+        "He's standard deviation: by the inputs",
         MODELS,
         'mode="fan_out"',
         'mode="fan_in"',
-        "starts.py::test_convolutions_start_with_hes_spread",
+        "test_initial_weights.py::test_convolutions_start_with_he_standard_deviation",
     ),
-    Mutation("classifier: twice the spread", MODELS, "std=model.fc_std or 0.0", "std=2 * (model.fc_std or 0.0)", START),
+    Mutation(
+        "classifier: twice the standard deviation",
+        MODELS,
+        "std=model.fc_std or 0.0",
+        "std=2 * (model.fc_std or 0.0)",
+        INITIAL_WEIGHTS,
+    ),
     Mutation(
         "SGD: no Nesterov",
-        OPTIM,
+        OPTIMIZER,
         "torch.optim.SGD(parts, lr=0.0, momentum=optim.momentum, nesterov=optim.nesterov)",
         "torch.optim.SGD(parts, lr=0.0, momentum=optim.momentum)",
-        "optimizers.py::test_sgd_is_the_formula",
+        "test_optimizers.py::test_sgd_matches_formula",
     ),
     Mutation(
-        "LARS: decay not in the ratio",
-        "train/optim/lars.py",
-        "norms(gradients) + decay * lengths",
-        "norms(gradients)",
-        "optimizers.py::test_lars_is_the_formula_and_skips_norms_and_biases",
+        "LARS: no decay in the ratio",
+        LARS,
+        "tensor_norms(gradients) + decay * lengths",
+        "tensor_norms(gradients)",
+        LARS_FORMULA,
     ),
     Mutation(
         "LARS: no decay in the step",
-        "train/optim/lars.py",
+        LARS,
         "torch._foreach_add(gradients, weights, alpha=decay)",
         "torch._foreach_add(gradients, weights, alpha=0.0)",
-        "optimizers.py::test_lars_is_the_formula_and_skips_norms_and_biases",
+        LARS_FORMULA,
     ),
     Mutation(
-        "LARS: norms and biases are not skipped",
-        OPTIM,
+        "LARS: norms and biases are adapted too",
+        OPTIMIZER,
         '{**rest, "adapt": False}',
         '{**rest, "adapt": True}',
-        "optimizers.py::test_lars_is_the_formula_and_skips_norms_and_biases",
+        LARS_FORMULA,
     ),
     Mutation(
-        "LARS and LAMB: a layer of zeros stays",
+        "LARS and LAMB: a layer of zeros stays zero",
         LAYERWISE,
-        "torch.ones_like(above)",
-        "torch.zeros_like(above)",
-        "optimizers.py::test_a_layer_of_zeros_moves_by_the_plain_step_instead_of_standing_still_for_ever",
+        "torch.ones_like(numerator)",
+        "torch.zeros_like(numerator)",
+        "test_optimizers.py::test_layerwise_zero_layer_moves_by_the_unscaled_step",
     ),
     Mutation(
-        "LARS and LAMB: in half precision",
+        "LARS and LAMB: ratios in half precision",
         LAYERWISE,
-        "return tensor.float() if tensor.dtype in HALF else tensor",
+        "return tensor.float() if tensor.dtype in HALF_DTYPES else tensor",
         "return tensor",
-        "optimizers.py::test_layerwise_ratios_are_computed_in_single_precision_at_least",
+        "test_optimizers.py::test_layerwise_ratios_are_computed_in_float32",
     ),
     Mutation(
-        "LARS: as long as the gradient",
-        "train/optim/lars.py",
+        "LARS: step as long as the gradient",
+        LARS,
         'if group["adapt"]:',
         "if False:",
-        "optimizers.py::test_the_step_of_lars_is_as_long_as_trust_says_whatever_the_gradient",
+        "test_optimizers.py::test_lars_step_length_is_independent_of_the_gradient",
     ),
     Mutation(
-        "LAMB: the second moment's bias stays",
-        "train/optim/lamb.py",
+        "LAMB: no bias correction of the second moment",
+        LAMB,
         '[1 - b2 ** state["step"] for state in states]',
         "[1.0 for state in states]",
-        "optimizers.py::test_lamb_is_the_formula_and_skips_norms_and_biases",
+        LAMB_FORMULA,
     ),
     Mutation(
-        "LAMB: as long as Adam's step",
-        "train/optim/lamb.py",
-        "scale(steps, norms(weights), norms(steps))",
+        "LAMB: step as long as Adam's",
+        LAMB,
+        "scale_by_ratio(steps, tensor_norms(weights), tensor_norms(steps))",
         "pass",
-        "optimizers.py::test_lamb_is_the_formula_and_skips_norms_and_biases",
+        LAMB_FORMULA,
     ),
     Mutation(
         "AdamW: decay in the gradient",
-        OPTIM,
+        OPTIMIZER,
         "torch.optim.AdamW(parts",
         "torch.optim.Adam(parts",
-        "optimizers.py::test_adamw_is_the_formula",
-    ),
-    Mutation("no decay on norms: it is", OPTIM, '"norm": optim.norm_decay and not skip', '"norm": True', GROUPS),
-    Mutation(
-        "no decay on biases: by the plain name only",
-        OPTIM,
-        r'BIAS = re.compile(r"(^|_)bias(_|$)")',
-        'BIAS = re.compile(r"^bias$")',
-        GROUPS,
+        "test_optimizers.py::test_adamw_matches_formula",
     ),
     Mutation(
-        "every parameter: shared ones once for each name",
-        OPTIM,
+        "parameter groups: norms decay",
+        OPTIMIZER,
+        '"norm": optim.norm_decay and not skip',
+        '"norm": True',
+        PARAMETER_GROUPS,
+    ),
+    Mutation(
+        "parameter groups: biases only by their plain name",
+        OPTIMIZER,
+        'BIAS_NAME_PATTERN = re.compile(r"(^|_)bias(_|$)")',
+        'BIAS_NAME_PATTERN = re.compile(r"^bias$")',
+        PARAMETER_GROUPS,
+    ),
+    Mutation(
+        "parameter groups: shared parameters once for each name",
+        OPTIMIZER,
         "in model.named_parameters():",
         "in model.named_parameters(remove_duplicate=False):",
-        GROUPS,
+        PARAMETER_GROUPS,
     ),
     Mutation(
-        "every parameter: norms by their names",
-        OPTIM,
-        "isinstance(module, NORMS) or (NORM.search(type(module).__name__) and parameter.squeeze().ndim <= 1)",
-        '"norm" in name or "bn" in name',
-        GROUPS,
+        "parameter groups: norms by their names",
+        OPTIMIZER,
+        "    if isinstance(module, NORM_TYPES) or (\n"
+        "        NORM_NAME_PATTERN.search(type(module).__name__) and parameter.squeeze().ndim <= 1\n"
+        "    ):",
+        '    if "norm" in name or "bn" in name:',
+        PARAMETER_GROUPS,
     ),
     Mutation(
-        "every parameter: norms of the stem only",
-        OPTIM,
+        "parameter groups: only norms of the stem",
+        OPTIMIZER,
         'return "norm"',
         'return "norm" if module.affine and name.startswith("stem") else "weight"',
-        "groups.py::test_of_our_networks_only_the_classifiers_bias_is_no_norms_among_the_vectors",
+        "test_param_groups.py::test_parameter_groups_of_our_networks",
     ),
     Mutation(
         "label smoothing: none",
-        "train/optim/losses.py",
+        LOSSES,
         'partial(cross_entropy, reduction="none", label_smoothing=optim.label_smoothing)',
         'partial(cross_entropy, reduction="none")',
-        "losses.py::test_cross_entropy_with_label_smoothing",
+        "test_losses.py::test_cross_entropy_with_label_smoothing_matches_formula",
     ),
     Mutation(
         "binary cross entropy: the sum over the classes",
-        "train/optim/losses.py",
+        LOSSES,
         'reduction="none").mean(1)',
         'reduction="none").sum(1)',
-        "losses.py::test_binary_cross_entropy_asks_each_class_on_its_own",
+        "test_losses.py::test_bce_is_mean_over_classes",
     ),
     Mutation(
-        "a loss for each image: their mean",
-        "train/optim/losses.py",
+        "one loss per image: the mean for each",
+        LOSSES,
         'reduction="none").mean(1)',
         'reduction="none").mean().expand(len(labels))',
-        "losses.py::test_a_loss_is_told_for_each_image_so_that_the_step_can_divide_by_all_of_them",
+        "test_losses.py::test_loss_has_one_value_per_image",
     ),
     Mutation(
         "validation: padded to equal shares",
-        "train/data/order/rect_val.py",
-        "mine = np.arange(rank, images, world, dtype=np.int64)",
-        "mine = np.arange(rank, -(-images // world) * world, world, dtype=np.int64) % images",
-        COUNTED,
+        RECT_VAL,
+        "np.arange(rank, image_count, world_size, dtype=np.int64)",
+        "np.arange(rank, -(-image_count // world_size) * world_size, world_size, dtype=np.int64) % image_count",
+        COUNT,
     ),
     Mutation(
-        "validation: each process for itself", EVALUATE, "total(group, counts).tolist()", "counts.tolist()", COUNTED
+        "validation: each process counts only its own images",
+        VALIDATION,
+        "sum_over_processes(group, counts).tolist()",
+        "counts.tolist()",
+        COUNT,
     ),
     Mutation(
         "validation: two processes take the same rectangles",
-        "train/data/order/rect_val.py",
-        "(rank - begin) % world",
-        "max(0, rank - begin % world)",
-        "validation.py::test_square_or_rectangular_each_image_is_asked_for_once",
+        RECT_VAL,
+        "(rank - begin) % world_size",
+        "max(0, rank - begin % world_size)",
+        "test_validation.py::test_val_requests_hold_each_image_once_in_both_views",
     ),
     Mutation(
-        "validation: in training mode",
-        EVALUATE,
+        "validation: in train mode",
+        VALIDATION,
         "    model.eval()\n",
         "",
-        "validation.py::test_the_scores_of_validation_are_of_a_net_in_eval_mode",
+        "test_validation.py::test_run_validation_uses_eval_mode",
     ),
-    Mutation("rectangles: of any multiple of 8", "train/data/order/rect_val.py", "STEP = 32 ", "STEP = 8 ", RECTANGLE),
     Mutation(
-        "rectangles: longer than the image",
-        "train/data/order/rect_val.py",
-        "// STEP * STEP)",
-        "// STEP * STEP + STEP)",
+        "rectangles: sides of any multiple of 8",
+        RECT_VAL,
+        "SIDE_MULTIPLE = 32 ",
+        "SIDE_MULTIPLE = 8 ",
         RECTANGLE,
     ),
     Mutation(
-        "rectangles: a batch has the mean shape",
-        "train/data/order/rect_val.py",
-        "shape = _shape(short, int(longs[begin]))",
-        "shape = _shape(short, int(longs.mean()))",
-        "validation.py::test_a_batch_of_rectangles_has_one_shape_that_is_each_images_own",
+        "rectangles: longer than the image",
+        RECT_VAL,
+        "clip(max=MAX_ASPECT_RATIO)",
+        "clip(max=MAX_ASPECT_RATIO) * 1.2",
+        RECTANGLE,
     ),
     Mutation(
-        "resume: momenta forgotten", LOOP, '        self.optimizer.load_state_dict(state["optimizer"])\n', "", RESUME
+        "rectangles: a batch has the mean shape of all images",
+        RECT_VAL,
+        "[begin]))",
+        ".mean()))",
+        "test_validation.py::test_rect_batch_has_each_images_own_shape",
     ),
     Mutation(
-        "resume: at the epoch's start",
-        LOOP,
-        'self.epoch, self.step = state["epoch"], state["step"]',
-        'self.epoch, self.step = state["epoch"], 0',
+        "resume: momenta are lost",
+        TRAINER,
+        '        self.optimizer.load_state_dict(state["optimizer"])\n',
+        "",
         RESUME,
     ),
     Mutation(
-        "resume: everybody takes the first one's statistics",
-        "train/distributed/process_group.py",
-        "mine = stored[group.rank] if",
-        "mine = stored[0] if",
+        "resume: from the start of the epoch",
+        TRAINER,
+        'self.epoch_index, self.step = state["epoch"], state["step"]',
+        'self.epoch_index, self.step = state["epoch"], 0',
+        RESUME,
+    ),
+    Mutation(
+        "resume: all ranks take rank 0's statistics",
+        BATCHNORM,
+        "stored[group.rank] if",
+        "stored[0] if",
         RESUME,
     ),
     Mutation(
         "bug 1: every second tensor",
-        OPTIM,
+        OPTIMIZER,
         "in model.named_parameters():",
         "in list(model.named_parameters())[::2]:",
-        f"{BUG}1_single_precision_trained_every_second_tensor_and_got_half_inputs",
+        BUG_1,
     ),
     Mutation(
-        "bug 1: half inputs",
+        "bug 1: half-precision inputs",
         "train/engine/inputs.py",
-        "images.to(self.dtype).sub_(self.mean)",
+        "images.to(self.score_dtype).sub_(self.mean)",
         "images.half().sub_(self.mean)",
-        f"{BUG}1_single_precision_trained_every_second_tensor_and_got_half_inputs",
+        BUG_1,
     ),
     Mutation(
-        "bug 2: fresh weights",
-        LOOP,
+        "bug 2: new weights",
+        TRAINER,
         '        self.model.load_state_dict(state["model"])\n',
         "",
-        f"{BUG}2_a_resumed_run_began_with_fresh_weights_and_only_at_a_phases_start",
+        BUG_2,
     ),
     Mutation(
-        "bug 2: a fresh loss scale",
-        LOOP,
-        '        self.scaler.load_state_dict(state["scaler"])\n',
-        "",
-        f"{BUG}2_a_resumed_run_began_with_fresh_weights_and_only_at_a_phases_start",
+        "bug 2: a new loss scale",
+        TRAINER,
+        'self.scaler.load_state_dict(state["scaler"])',
+        "pass",
+        BUG_2,
     ),
     Mutation(
-        "bug 3: saved when the accuracy is high",
-        LOOP,
-        "        self.save(wait=self.reached or",
-        '        if (self.history[-1]["top5"] or 0.0) > 93: self.save(wait=self.reached or',
-        f"{BUG}3_checkpoints_were_written_when_the_accuracy_was_high_by_every_machine_to_wherever_it_stood",
+        "bug 3: saved only when the accuracy is high",
+        TRAINER,
+        "        self.save(wait=is_last)",
+        '        if (self.history[-1]["top5"] or 0.0) > 93:\n            self.save(wait=is_last)',
+        BUG_3,
     ),
     Mutation(
-        "bug 3: saved where one stands",
-        LOOP,
-        'checkpoint.Saver(self.options.out / "checkpoints" /',
-        'checkpoint.Saver(__import__("pathlib").Path("checkpoints") /',
-        f"{BUG}3_checkpoints_were_written_when_the_accuracy_was_high_by_every_machine_to_wherever_it_stood",
+        "bug 3: saved in the current folder",
+        TRAINER,
+        'self.options.out / "checkpoints" / f"',
+        '__import__("pathlib").Path("checkpoints") / f"',
+        BUG_3,
     ),
     Mutation(
-        "bug 4: a crash ends with 0",
+        "bug 4: a crash exits with 0",
         "train/engine/agent_channel.py",
         "os._exit(1)",
         "os._exit(0)",
-        f"{BUG}4_a_process_that_crashed_ended_with_0",
+        BUG_4_CRASH,
     ),
     Mutation(
-        "bug 4: bad data ends with 0",
-        "train/__main__.py",
+        "bug 4: bad data exits with 0",
+        "train/engine/main.py",
         "os._exit(1)",
         "os._exit(0)",
-        f"{BUG}4_a_process_that_crashed_ended_with_0",
+        BUG_4_CRASH,
     ),
     Mutation(
-        "bug 4: the parent does not say it",
-        "train/__main__.py",
-        "return abs(bad[0]) if bad else 0",
+        "bug 4: the parent exits with 0",
+        LAUNCHER,
+        "return abs(failures[0])",
         "return 0",
-        f"{BUG}4_and_the_others_hung",
+        BUG_4_OTHERS,
     ),
     Mutation(
-        "bug 4: the others go on",
-        "train/__main__.py",
-        "        spawn.kill(children)\n",
+        "bug 4: the other processes go on",
+        LAUNCHER,
+        "        process.kill_process_groups(ranks)\n",
         "        pass\n",
-        f"{BUG}4_and_the_others_hung",
+        BUG_4_OTHERS,
     ),
     Mutation(
-        "bug 5: machines stop",
+        "bug 5: machines that power off only stop",
         "infra/aws/instances/request.py",
         '"InstanceInitiatedShutdownBehavior": "terminate"',
         '"InstanceInitiatedShutdownBehavior": "stop"',
-        f"{BUG}5_machines_that_were_shut_down_went_on_to_be_paid_for",
+        BUG_5,
     ),
     Mutation(
         "bug 5: without sudo",
         "cluster/agent/watchdog.py",
-        'words = ["sudo", "-n", "imgnet-limit"',
-        'words = ["imgnet-limit"',
-        f"{BUG}5_machines_that_were_shut_down_went_on_to_be_paid_for",
+        '["sudo", "-n", "imgnet-limit"',
+        '["imgnet-limit"',
+        BUG_5,
     ),
     Mutation(
-        "bug 6: files are run",
+        "bug 6: checkpoints are executed",
         "train/tools/checkpoint_io.py",
         "weights_only=True",
         "weights_only=False",
-        f"{BUG}6_what_came_by_the_command_line_or_from_a_server_was_run_as_code",
+        BUG_6,
     ),
     Mutation(
-        "bug 6: a recipe's rows are evaluated",
+        "bug 6: a recipe's phases are evaluated",
         "train/recipe/schema.py",
         'for row in value["phases"]',
         'for row in (eval(value["phases"]) if isinstance(value["phases"], str) else value["phases"])',
-        f"{BUG}6_what_came_by_the_command_line_or_from_a_server_was_run_as_code",
+        BUG_6,
     ),
     Mutation(
-        "bug 7: a view of what is not contiguous",
-        "train/metrics/log_writer.py",
+        "bug 7: a view of a tensor that is not contiguous",
+        "train/metrics/accuracy.py",
         "best[:, 0], best.any(1)",
         "best[:, 0], best.t()[:5].view(-1)",
-        f"{BUG}7_the_accuracy_was_computed_by_what_newer_libraries_refuse",
+        "test_bugs_of_2018.py::test_bug_7_accuracy_uses_no_removed_library_features",
     ),
     Mutation(
-        "bug 8: nobody looks for an overflow",
-        LOOP,
+        "bug 8: no check for an overflow",
+        TRAINER,
         "self.scaler.step(self.optimizer)",
         "self.scaler.unscale_(self.optimizer), self.optimizer.step()",
-        f"{BUG}8_an_overflow_on_one_machine_became_everybodys_weights",
+        "test_bugs_of_2018.py::test_bug_8_overflow_on_one_rank_skips_the_step_on_all",
     ),
     Mutation(
-        "bug 8: on with a loss that is no number",
-        LOOP,
+        "bug 8: goes on with a loss that is not finite",
+        TRAINER,
         "if not math.isfinite(loss):",
         "if False:",
-        f"{BUG}8_and_a_run_whose_loss_is_no_number_goes_no_further",
+        "test_bugs_of_2018.py::test_bug_8_run_with_nan_loss_stops",
     ),
     Mutation(
-        "bug 8: no scale for half precision",
+        "bug 8: no loss scale for float16",
         "train/distributed/ddp.py",
         "enabled=precision == torch.float16",
         "enabled=False",
-        f"{BUG}8_and_half_precision_has_a_scale_that_moves",
+        "test_bugs_of_2018.py::test_bug_8_float16_has_a_dynamic_loss_scale",
     ),
 ]
 
 
-def copied(folder: Path) -> Path:
-    """A copy of the tree."""
-    skip = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "node_modules")
+def copy_tree(folder: Path) -> Path:
+    """Copy the source tree into a folder and return it."""
+    ignored = shutil.ignore_patterns("__pycache__", ".*", "*.egg-info", "node_modules")
     for name in COPIED:
         if (ROOT / name).is_dir():
-            shutil.copytree(ROOT / name, folder / name, ignore=skip)
+            shutil.copytree(ROOT / name, folder / name, ignore=ignored)
         else:
             shutil.copy(ROOT / name, folder / name)
     return folder
 
 
-def be_pytest(tree: Path, nodes: tuple[str, ...], said: Path) -> None:
-    """Be pytest in a tree, with its code: nothing of ours was imported before the fork."""
+def become_pytest(tree: Path, nodes: tuple[str, ...], output_path: Path) -> None:
+    """Run pytest in this forked process on a tree's own code. The parent must not have imported any of that code."""
     os.setsid()
-    output = os.open(said, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    output = os.open(output_path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
     os.dup2(output, 1)
     os.dup2(output, 2)
     os.chdir(tree)
-    # Without bytecode: a file that is changed twice in a second, to the same length, would be taken from it.
+    # Without bytecode: Python would use the old bytecode of a file that changes twice in a second and keeps its length.
     sys.dont_write_bytecode = True
-    sys.path[:] = [str(tree), str(tree / "tests"), *(one for one in sys.path if Path(one) != ROOT / "tests")]
+    sys.path[:] = [str(tree), str(tree / "tests"), *(path for path in sys.path if Path(path) != ROOT / "tests")]
     os.environ |= {"PYTHONPATH": f"{tree}{os.pathsep}{tree / 'tests'}", "PYTHONDONTWRITEBYTECODE": "1"}
     code: int = 99
     try:
@@ -632,62 +713,65 @@ def be_pytest(tree: Path, nodes: tuple[str, ...], said: Path) -> None:
         os._exit(code)
 
 
-def run(tree: Path, *nodes: str) -> tuple[int, str]:
-    """Run tests of a tree on its own code. Returns pytest's exit code (1: a test failed) and what it said."""
-    said, deadline = tree / "said", time.monotonic() + SECONDS * max(1, len(nodes))
-    pid = os.fork()  # torch is there already: to import it takes longer than most of these tests
+def run_tests(tree: Path, *nodes: str) -> tuple[int, str]:
+    """Run tests of a tree on its own code. Returns pytest's exit code (1: a test failed) and its output."""
+    output_path = tree / "pytest-output"
+    deadline = time.monotonic() + TEST_TIMEOUT_SECONDS * max(1, len(nodes))
+    pid = os.fork()  # torch is imported already; that takes longer than most of these tests
     if not pid:
-        be_pytest(tree, nodes, said)
+        become_pytest(tree, nodes, output_path)
     while True:
-        done, status = os.waitpid(pid, os.WNOHANG)
-        if done:
-            return os.waitstatus_to_exitcode(status), said.read_text(errors="replace")
+        finished_pid, status = os.waitpid(pid, os.WNOHANG)
+        if finished_pid:
+            return os.waitstatus_to_exitcode(status), output_path.read_text(errors="replace")
         if time.monotonic() > deadline:
             os.killpg(pid, signal.SIGKILL)
             os.waitpid(pid, 0)
-            return 1, "it hangs"
+            return 1, "timed out"
         time.sleep(0.05)
 
 
-def attempt(tree: Path, one: Mutation) -> str:
-    """Break the rule in the tree, run its test, mend it again. Returns "caught", "SURVIVED" or what went wrong."""
-    path = tree / one.file
-    before = path.read_text()
-    if before.count(one.text) != 1:
+def try_mutation(tree: Path, mutation: Mutation) -> str:
+    """Break the rule in the tree, run its test, and restore the file. Returns "caught", "SURVIVED" or a problem."""
+    path = tree / mutation.file
+    original = path.read_text()
+    if original.count(mutation.text) != 1:
         return "NOT FOUND"
-    path.write_text(before.replace(one.text, one.broken))
+    path.write_text(original.replace(mutation.text, mutation.broken))
     try:
-        code, said = run(tree, one.node)
+        code, output = run_tests(tree, mutation.node)
     finally:
-        path.write_text(before)
+        path.write_text(original)
     if code == 1:
         return "caught"
-    return "SURVIVED" if code == 0 else f"pytest ended with {code}: {said.strip().splitlines()[-1:]}"
+    return "SURVIVED" if code == 0 else f"pytest ended with {code}: {output.strip().splitlines()[-1:]}"
 
 
 def main(names: list[str]) -> int:
-    """Try those mutations whose names begin with one of these; all without names."""
-    import torch._dynamo
-    import torch.utils.tensorboard
+    """Try the mutations whose names begin with one of these, or all. Returns 1 when one is not caught."""
+    for module in ("torch._dynamo", "torch.utils.tensorboard"):  # before the forks, which all need them
+        importlib.import_module(module)
 
-    chosen = [one for one in MUTATIONS if not names or one.name.startswith(tuple(names))]
+    chosen = [mutation for mutation in MUTATIONS if not names or mutation.name.startswith(tuple(names))]
     with tempfile.TemporaryDirectory(prefix="imgnet-mutations-") as folder:
-        tree = copied(Path(folder))
-        code, said = run(tree, *dict.fromkeys(one.node for one in chosen))
+        tree = copy_tree(Path(folder))
+        code, output = run_tests(tree, *dict.fromkeys(mutation.node for mutation in chosen))
         if code:
-            print(said, f"unbroken, the tests must pass; pytest ended with {code}", sep="\n")
+            print(output, f"the tests must pass on the unbroken tree; pytest ended with {code}", sep="\n")
             return 1
-        print(f"{len(chosen)} mutations; unbroken, their tests pass\n", flush=True)
-        print("| rule: how it is broken | in | seen by | |\n|---|---|---|---|", flush=True)
-        found = []
-        for one in chosen:
-            begun = time.monotonic()
-            found.append(attempt(tree, one))
-            seconds = time.monotonic() - begun
-            print(f"| {one.name} | {one.file} | {one.test} | {found[-1]}, {seconds:.0f} s |", flush=True)
-    survived = [one for one in found if one != "caught"]
-    print(f"\n{len(found) - len(survived)} caught, {len(survived)} not", flush=True)
-    return bool(survived)
+        print(f"{len(chosen)} mutations; their tests pass on the unbroken tree\n", flush=True)
+        print("| rule: how it is broken | file | test | |\n|---|---|---|---|", flush=True)
+        results = []
+        for mutation in chosen:
+            start = time.monotonic()
+            results.append(try_mutation(tree, mutation))
+            seconds = time.monotonic() - start
+            print(
+                f"| {mutation.name} | {mutation.file} | {mutation.test} | {results[-1]}, {seconds:.0f} s |", flush=True
+            )
+    caught = results.count("caught")
+    print(f"\n{caught} caught, {len(results) - caught} not", flush=True)
+    return int(caught < len(results))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the trainer's tests share: a tiny drawn set, a tiny recipe, whole runs as processes, groups of forked ranks."""
+"""Fixtures of the trainer's tests: a tiny data set, a tiny recipe, whole runs as processes, groups of forked ranks."""
 
 import contextlib
 import json
@@ -25,15 +25,18 @@ from train.tools import process as tools_process
 __all__ = ["in_group"]
 
 REPO = Path(__file__).resolve().parents[2]
-IMAGES, VAL = 50, 20
-DEADLINE = 120.0
+TRAIN_IMAGES, VAL_IMAGES = 50, 20
+DEADLINE_SECONDS = 120.0
 
 
 def tiny_recipe(**changes: Any) -> Recipe:
-    """Four epochs in three phases; 50 images on 2 GPUs of 8 leave a last step of 2 images, one chunk for two ranks."""
+    """Return a recipe of four epochs in three phases for 2 GPUs, with changes.
+
+    50 images in batches of 8 per GPU leave 2 images for the last step of an epoch: one chunk for two ranks.
+    """
     values: dict[str, Any] = {
         "name": "tiny",
-        "data": Data(name="sample", root="nowhere", train=IMAGES, val=VAL),
+        "data": Data(name="sample", root="nowhere", train=TRAIN_IMAGES, val=VAL_IMAGES),
         "model": Model(name="resnet10_tiny"),
         "optim": Optim(nesterov=True, bias_decay=False, label_smoothing=0.1),
         "gpus": 2,
@@ -46,34 +49,35 @@ def tiny_recipe(**changes: Any) -> Recipe:
     return Recipe(**{**values, **changes})
 
 
-def wait_for(condition: Callable[[], Any], seconds: float = DEADLINE) -> Any:
-    """Return what the condition gave as soon as it is true; fail at the deadline."""
-    end = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < end, f"not true after {seconds:g} s: {condition}"
+def wait_for(condition: Callable[[], Any], seconds: float = DEADLINE_SECONDS) -> Any:
+    """Call a condition until it returns something true, and return that; fail at the deadline."""
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        assert time.monotonic() < deadline, f"not true after {seconds:g} s: {condition}"
         time.sleep(0.001)
-    return found
+    return value
 
 
 def session_of(pid: str) -> int:
-    """A process's session; 0 for a zombie, which is as good as gone."""
+    """Return a process's session id, 0 for a zombie, which counts as ended."""
     state, *fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return 0 if state == "Z" else int(fields[2])
 
 
-class Forked:
-    """A trainer forked by warm_start.py: what of `Popen` the tests use."""
+class ForkedTrainer:
+    """A trainer forked by tests/support/warm_start.py, with the part of `Popen`'s interface that the tests use."""
 
-    def __init__(self, ask: Callable[..., Any], *how: Any) -> None:
-        self.ask, self.returncode = ask, None
-        self.pid: int = ask("start", *how)
+    def __init__(self, ask: Callable[..., Any], *start_arguments: Any) -> None:
+        self.ask = ask
+        self.returncode: int | None = None
+        self.pid: int = ask("start", *start_arguments)
 
     def poll(self) -> int | None:
         if self.returncode is None:
             self.returncode = self.ask("poll", self.pid)
         return self.returncode
 
-    def wait(self, timeout: float = DEADLINE) -> int:
+    def wait(self, timeout: float = DEADLINE_SECONDS) -> int:
         wait_for(lambda: self.poll() is not None, timeout)
         assert self.returncode is not None
         return self.returncode
@@ -83,15 +87,22 @@ class Forked:
 
 
 class Runs:
-    """Starts trainers, forked from one warm process or as `python -m train`, and ends whatever is left of them."""
+    """Starts training runs and ends whatever is left of them.
+
+    Trainers are forked from one process that has imported torch, or started as `python -m train`. The output of a run
+    with the folder `out` is appended to the file <out>.log beside it.
+    """
 
     def __init__(self, data: Path, folder: Path) -> None:
-        self.data, self.folder = data, folder
-        self.started: list[tuple[Any, Path]] = []
+        self.data = data
+        self.folder = folder
+        self.started: list[tuple[Any, Path]] = []  # processes, with the folder of their run
         script = REPO / "tests" / "support" / "warm_start.py"
-        clean = {name: text for name, text in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "IMGNET_WORK")}
-        passive = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that spin starve whatever else runs here
-        self.environment = {**clean, **passive, "PYTHONPATH": str(REPO)}
+        inherited = {
+            name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "IMGNET_WORK")
+        }
+        # Spinning OpenMP threads would starve everything else that runs here.
+        self.environment = {**inherited, "OMP_WAIT_POLICY": "PASSIVE", "PYTHONPATH": str(REPO)}
         self.server = subprocess.Popen(
             [sys.executable, str(script)],
             stdin=subprocess.PIPE,
@@ -103,40 +114,44 @@ class Runs:
         )
 
     def ask(self, *order: Any) -> Any:
+        """Send an order to warm_start.py and return its answer."""
         assert self.server.stdin and self.server.stdout
         self.server.stdin.write(json.dumps(order) + "\n")
         return json.loads(self.server.stdout.readline())
 
     def recipe(self, recipe: Recipe) -> Path:
+        """Write a recipe as a JSON file and return its path. Atomic, because another run may be reading the file."""
         path = self.folder / f"{recipe.name}.json"
-        filesystem.write_atomic(path, filesystem.to_json_bytes(recipe.to_json()))  # others may be reading it
+        filesystem.write_atomic(path, filesystem.to_json_bytes(recipe.to_json()))
         return path
 
-    def words(self, out: Path, argv: tuple[str, ...], recipe: Path | None) -> list[str]:
-        """The trainer's command line."""
-        data = [] if "--data" in argv else ["--data", str(self.data)]
-        return [str(recipe or self.recipe(tiny_recipe())), *data, "--out", str(out), *argv]
+    def words(self, out: Path, options: tuple[str, ...], recipe: Path | None) -> list[str]:
+        """Return the trainer's arguments; without --data the tiny data set, without a recipe the tiny one."""
+        data = [] if "--data" in options else ["--data", str(self.data)]
+        return [str(recipe or self.recipe(tiny_recipe())), *data, "--out", str(out), *options]
 
     def start(
-        self, out: Path, *argv: str, recipe: Path | None = None, environment: dict[str, str] | None = None
-    ) -> Forked:
-        """Fork one run; its output is appended to <out>.log."""
-        words = self.words(out, argv, recipe)
-        process = Forked(self.ask, words, environment or {}, str(self.folder), str(self.log(out)))
+        self, out: Path, *options: str, recipe: Path | None = None, environment: dict[str, str] | None = None
+    ) -> ForkedTrainer:
+        """Fork a trainer."""
+        argv = self.words(out, options, recipe)
+        process = ForkedTrainer(self.ask, argv, environment or {}, str(self.folder), str(self.log(out)))
         self.started.append((process, out))
         return process
 
-    def start_ranks(self, world: int, out: Path, *argv: str, **how: Any) -> list[Forked]:
-        """Fork the processes of one run, as an agent starts them."""
-        place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(tools_process.free_port())}
+    def start_ranks(self, world: int, out: Path, *options: str, **start_arguments: Any) -> list[ForkedTrainer]:
+        """Fork all ranks of one run, as the agent does."""
+        shared = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(tools_process.free_port())}
         ranks = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
-        return [self.start(out, *argv, environment={**place, **rank}, **how) for rank in ranks]
+        return [self.start(out, *options, environment={**shared, **rank}, **start_arguments) for rank in ranks]
 
-    def start_afresh(self, out: Path, *argv: str, launcher: tuple[str, ...] = ("train",)) -> "subprocess.Popen[bytes]":
-        """Start `python -m train` or `python -m <launcher> -m train`, as a person does."""
+    def start_afresh(
+        self, out: Path, *options: str, launcher: tuple[str, ...] = ("train",)
+    ) -> "subprocess.Popen[bytes]":
+        """Start `python -m train`, or `python -m <launcher> -m train`, as a user does."""
         with self.log(out).open("ab") as log:
             process = subprocess.Popen(
-                [sys.executable, "-m", *launcher, *self.words(out, argv, None)],
+                [sys.executable, "-m", *launcher, *self.words(out, options, None)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -151,59 +166,72 @@ class Runs:
         return out.with_name(out.name + ".log")
 
     def said(self, out: Path) -> str:
+        """Return what a run has printed until now."""
         return self.log(out).read_text(errors="replace") if self.log(out).exists() else ""
 
     def end(self, out: Path, *processes: Any, code: int | None = 0) -> str:
-        """Wait for the end of a run, check its exit code (None: any but 0) and return what it said.
+        """Wait for the end of a run, check its exit code (None: any but 0), and return its output.
 
-        When one process fails the others are killed, as an agent does.
+        When one process fails, the others are killed, as the agent does.
         """
-        wait_for(lambda: None not in [one.poll() for one in processes] or any(one.poll() for one in processes))
-        got = next((one.returncode for one in processes if one.returncode), 0)
-        for one in processes:
-            if one.poll() is None:
-                one.send_signal(signal.SIGKILL)
-                one.wait(DEADLINE)
-        assert got == code if code is not None else got, f"exit code {got}:\n{self.said(out)[-4000:]}"
+        wait_for(
+            lambda: (
+                None not in [process.poll() for process in processes] or any(process.poll() for process in processes)
+            )
+        )
+        exit_code = next((process.returncode for process in processes if process.returncode), 0)
+        for process in processes:
+            if process.poll() is None:
+                process.send_signal(signal.SIGKILL)
+                process.wait(DEADLINE_SECONDS)
+        is_expected = exit_code == code if code is not None else exit_code != 0
+        assert is_expected, f"exit code {exit_code}:\n{self.said(out)[-4000:]}"
         return self.said(out)
 
-    def run(self, out: Path, *argv: str, code: int | None = 0, world: int = 1, **how: Any) -> str:
-        """Fork one run, wait for its end and return what it said."""
-        started = self.start_ranks(world, out, *argv, **how) if world > 1 else [self.start(out, *argv, **how)]
-        return self.end(out, *started, code=code)
+    def run(self, out: Path, *options: str, code: int | None = 0, world: int = 1, **start_arguments: Any) -> str:
+        """Fork a run of `world` ranks, wait for its end and return its output."""
+        return self.end(out, *self._start_world(world, out, *options, **start_arguments), code=code)
 
-    def kill_when(self, out: Path, ready: Callable[[], object], *argv: str, world: int = 1, **how: Any) -> None:
-        """Start a run and kill all its processes, at once and without warning, as soon as a condition holds."""
-        started = self.start_ranks(world, out, *argv, **how) if world > 1 else [self.start(out, *argv, **how)]
+    def kill_when(
+        self, out: Path, ready: Callable[[], object], *options: str, world: int = 1, **start_arguments: Any
+    ) -> None:
+        """Start a run, and kill all its processes at the same moment with SIGKILL as soon as a condition holds."""
+        processes = self._start_world(world, out, *options, **start_arguments)
 
-        def ready_now() -> object:
-            codes = [one.poll() for one in started]
-            assert codes == [None] * world, f"ended too early, {codes}:\n{self.said(out)[-4000:]}"
+        def is_ready() -> object:
+            exit_codes = [process.poll() for process in processes]
+            assert exit_codes == [None] * world, f"ended too early, {exit_codes}:\n{self.said(out)[-4000:]}"
             return ready()
 
-        wait_for(ready_now)
-        for one in started:
-            one.send_signal(signal.SIGKILL)
-        assert [one.wait() for one in started] == [-signal.SIGKILL] * world
+        wait_for(is_ready)
+        for process in processes:
+            process.send_signal(signal.SIGKILL)
+        assert [process.wait() for process in processes] == [-signal.SIGKILL] * world
         self.gone(out)
 
+    def _start_world(self, world: int, out: Path, *options: str, **start_arguments: Any) -> list[ForkedTrainer]:
+        if world > 1:
+            return self.start_ranks(world, out, *options, **start_arguments)
+        return [self.start(out, *options, **start_arguments)]
+
     def alive(self, out: Path) -> list[int]:
-        """The living processes of a run: those that name its folder, and the sessions of those forked for it."""
-        sessions = {process.pid for process, theirs in self.started if theirs == out}
-        found = []
+        """Return the living processes of a run: those that name its folder, and those of the sessions forked for it."""
+        sessions = {process.pid for process, folder in self.started if folder == out}
+        pids = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and (session := session_of(entry.name)):
-                    named = str(out).encode() in (entry / "cmdline").read_bytes().split(b"\0")
-                    if named or session in sessions:
-                        found.append(int(entry.name))
-        return found
+                    names_folder = str(out).encode() in (entry / "cmdline").read_bytes().split(b"\0")
+                    if names_folder or session in sessions:
+                        pids.append(int(entry.name))
+        return pids
 
     def gone(self, out: Path) -> None:
-        """Wait until nothing of a run is left."""
+        """Wait until no process of a run is left."""
         wait_for(lambda: not self.alive(out), 20)
 
     def clean(self) -> None:
+        """Kill all that is left, and the process that forks."""
         try:
             for out in {out for _, out in self.started}:
                 for pid in self.alive(out):
@@ -218,7 +246,7 @@ class Runs:
 
 @pytest.fixture
 def mine(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A module of somebody's own, by the name "mine"."""
+    """An empty module of the user, importable as `mine`. Tests set functions on it, named "mine:..." in recipes."""
     module = types.ModuleType("mine")
     monkeypatch.setitem(sys.modules, "mine", module)
     return module
@@ -226,9 +254,9 @@ def mine(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture(scope="session")
 def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A drawn set of 50 and 20 images, shrunk so that it is read at once. Session-wide: copy it before changing it."""
+    """A synthetic set of 50 and 20 images, small enough to be read at once. Shared: copy it before changing it."""
     root = tmp_path_factory.mktemp("tiny") / "80"
-    draw_sample_set(root, train=IMAGES, val=VAL)
+    draw_sample_set(root, train=TRAIN_IMAGES, val=VAL_IMAGES)
     for path in root.rglob("*.JPEG"):
         path.write_bytes(encode_jpeg(shrink_to_short_side(decode_image(path.read_bytes()), 80), 90))
     return root
@@ -236,28 +264,28 @@ def tiny_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def runs(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Runs]:
-    """Whole runs; none of their processes outlives the session."""
-    made = Runs(tiny_data, tmp_path_factory.mktemp("runs"))
+    """Whole training runs; none of their processes outlives the session."""
+    runs = Runs(tiny_data, tmp_path_factory.mktemp("runs"))
     try:
-        yield made
+        yield runs
     finally:
-        made.clean()
+        runs.clean()
 
 
 @pytest.fixture(scope="session")
 def tiny() -> Callable[..., Recipe]:
-    """A tiny recipe, with changes."""
+    """`tiny_recipe`: a tiny recipe, with changes."""
     return tiny_recipe
 
 
 @pytest.fixture(scope="session")
 def until() -> Callable[..., Any]:
-    """Wait for a condition, with a deadline."""
+    """`wait_for`: waits for a condition, with a deadline."""
     return wait_for
 
 
-class Clock:
-    """A clock that moves when it is told to."""
+class FakeClock:
+    """A clock that moves only when a test sets `now`, in seconds."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -267,7 +295,8 @@ class Clock:
 
 
 @pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
-    made = Clock()
-    monkeypatch.setattr(time, "perf_counter", made.perf_counter)
-    return made
+def clock(monkeypatch: pytest.MonkeyPatch) -> FakeClock:
+    """A fake clock in place of time.perf_counter."""
+    clock = FakeClock()
+    monkeypatch.setattr(time, "perf_counter", clock.perf_counter)
+    return clock

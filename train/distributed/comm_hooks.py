@@ -1,7 +1,7 @@
-"""How one bucket of gradients becomes its mean over all processes: the hooks that comm.py gives to DDP.
+"""DDP communication hooks: how one bucket of gradients becomes its mean over all processes.
 
-A hook gets the flat buffer of a bucket, a few million numbers in one piece, and returns a future of the same buffer
-with the mean in it. All processes meet their buckets in the same order.
+A hook gets the flat buffer of a bucket, a few million numbers, and returns a future of the same buffer with the mean in
+it. All processes handle their buckets in the same order. `ddp.select_hook` chooses the hook of a recipe.
 """
 
 import contextlib
@@ -17,83 +17,84 @@ from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDSt
 Future = torch.futures.Future[torch.Tensor]
 Hook = Callable[[Any, Bucket], Future]
 
-FP16_GRADIENT_SCALE = 1024.0  # what gradients carry while they are float16: the loss scale of 2018 (facts/seeds.md 1.2)
-FP16_CLIP_VALUE = 60_000.0  # of float16's 65,504; the rest is for what the processes' roundings add up to
-# Of the matrices that stand for a layer's gradients: Vogels et al. 2019 take 1 to 4. With 1 and 2 torch divides by the
-# length of a column, and a layer whose gradients are zero once (a block behind a zero gamma) has no numbers ever after.
+FP16_GRADIENT_SCALE = 1024.0  # factor on gradients while they are float16: the loss scale of 2018 (facts/seeds.md 1.2)
+FP16_CLIP_VALUE = 60_000.0  # float16 ends at 65,504; the rest leaves room for the rounding errors of all processes
+# Rank of the matrices that stand for a layer's gradients; Vogels et al. 2019 use 1 to 4. With 1 and 2, torch divides by
+# the norm of a column, so a layer whose gradients are once all zero (a block behind a zero gamma) stays NaN for good.
 POWERSGD_RANK = 4
 
 
 def completed_future(buffer: torch.Tensor) -> Future:
-    """Return a future that is done, as far as the host is concerned."""
+    """Return a future that is complete from the host's point of view."""
     future: Future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else [])
     future.set_result(buffer)
     return future
 
 
-# --- half as many bytes ----------------------------------------------------------------------------------------------
+# --- half precision --------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class HalfPrecision:
-    """Two bytes for a number: `dtype` is float16 or bfloat16. `scaled`: the gradients carry a loss scale already."""
+    """State of `half_precision_hook`: float16 or bfloat16, and whether gradients already carry a loss scale."""
 
     dtype: torch.dtype
     has_loss_scale: bool
 
     @property
     def gradient_scale(self) -> float:
-        """What gradients are multiplied by before they become small, and divided by afterwards."""
+        """Factor by which gradients are multiplied before the conversion and divided after it."""
         return 1.0 if self.has_loss_scale or self.dtype != torch.float16 else FP16_GRADIENT_SCALE
 
 
 def half_precision_hook(precision: HalfPrecision, bucket: Bucket) -> Future:
-    """Send two bytes for each number.
+    """Sum the gradients in half precision: two bytes per number.
 
-    As torch's fp16_compress_hook, but divided by the number of processes before the numbers become small, so that what
-    fits as a mean fits on the way, and as its bf16_compress_hook, which refuses Gloo. Unscaled gradients are multiplied
-    by 1024, for below 6e-8 float16 knows nothing, and cut at +-58 instead of becoming infinite: nobody would skip the
-    step. With a loss scale nothing is cut: its scaler wants to see what does not fit.
+    Differs from torch's fp16_compress_hook in that it divides by the world size before the conversion, so a mean that
+    fits into float16 cannot overflow on the way; and from its bf16_compress_hook in that it works with Gloo. Gradients
+    without a loss scale are multiplied by 1024, because float16 has no numbers below 6e-8, and clipped at +-58 instead
+    of becoming infinite, because no scaler would skip the step. With a loss scale nothing is clipped: the scaler must
+    see an overflow.
     """
-    buffer, world = bucket.buffer(), dist.get_world_size()
-    shares = buffer * (precision.gradient_scale / world)
+    buffer = bucket.buffer()
+    world_size = dist.get_world_size()
+    shares = buffer * (precision.gradient_scale / world_size)
     if precision.gradient_scale != 1.0:
-        shares.clamp_(-FP16_CLIP_VALUE / world, FP16_CLIP_VALUE / world)
+        shares.clamp_(-FP16_CLIP_VALUE / world_size, FP16_CLIP_VALUE / world_size)
     work = dist.all_reduce(shares.to(precision.dtype), async_op=True)
     assert work is not None
 
-    def widened(done: Any) -> torch.Tensor:
+    def copy_back(done: Any) -> torch.Tensor:
         return buffer.copy_(done.value()[0]).div_(precision.gradient_scale)
 
-    future: Future = work.get_future().then(widened)
+    future: Future = work.get_future().then(copy_back)
     return future
 
 
-# --- machine by machine ----------------------------------------------------------------------------------------------
+# --- hierarchical: inside machines, between them, inside them again -----------------------------------------------
 
 
 class MachineGroups:
-    """The processes by machine: one group inside each, and one of the first process of each.
+    """Process groups for sums by machine: one inside each machine, and one of each machine's first process (leader).
 
-    All processes must make one at the same time: torch makes groups on all of them, in the same order.
+    `ranks_by_machine` lists the global ranks of each machine. All processes must create it at the same time, because
+    torch creates process groups on all of them, in the same order.
     """
 
     def __init__(self, ranks_by_machine: list[list[int]], timeout: Any) -> None:
         rank = dist.get_rank()
-        groups = [dist.new_group(team, timeout=timeout) for team in ranks_by_machine]
-        leaders = dist.new_group([team[0] for team in ranks_by_machine], timeout=timeout)
-        number = next(number for number, team in enumerate(ranks_by_machine) if rank in team)
-        self.machine_ranks, self.machine_group, self.leader_rank = (
-            ranks_by_machine[number],
-            groups[number],
-            ranks_by_machine[number][0],
-        )
-        self.leaders_group = leaders if rank == self.leader_rank else None
-        self.world_size = sum(map(len, ranks_by_machine))
+        machine_groups = [dist.new_group(ranks, timeout=timeout) for ranks in ranks_by_machine]
+        leaders_group = dist.new_group([ranks[0] for ranks in ranks_by_machine], timeout=timeout)
+        machine = next(machine for machine, ranks in enumerate(ranks_by_machine) if rank in ranks)
+        self.machine_ranks = ranks_by_machine[machine]
+        self.machine_group = machine_groups[machine]
+        self.leader_rank = self.machine_ranks[0]
+        self.leaders_group = leaders_group if rank == self.leader_rank else None
+        self.world_size = sum(len(ranks) for ranks in ranks_by_machine)
         self.stream: Any = None
 
     def side_stream(self, buffer: torch.Tensor) -> Any:
-        """A context in which a GPU's sums follow each other without holding up the backward pass."""
+        """Return a context in which a GPU runs the sums one after the other, beside the backward pass."""
         if not buffer.is_cuda:
             return contextlib.nullcontext()
         self.stream = self.stream or torch.cuda.Stream(buffer.device)  # type: ignore[no-untyped-call]
@@ -102,9 +103,10 @@ class MachineGroups:
 
 
 def hierarchical_hook(groups: MachineGroups, bucket: Bucket) -> Future:
-    """Sum up inside each machine to its first process, among those in a ring, and hand the mean out inside again
-    (Jia et al. 2018, section 4.2; Goyal et al. 2017, section 4). Between M machines a bucket of S bytes costs each
-    2(M-1)/M x S, instead of 2(P-1)/P x S in a ring of all P processes, and fewer hops.
+    """Reduce inside each machine to its leader, all-reduce among the leaders, broadcast inside each machine.
+
+    (Jia et al. 2018, section 4.2; Goyal et al. 2017, section 4.) With M machines, P processes and a bucket of S bytes,
+    each machine sends 2(M-1)/M x S instead of 2(P-1)/P x S in a ring of all processes, and with fewer hops.
     """
     buffer = bucket.buffer()
     with groups.side_stream(buffer):
@@ -118,12 +120,14 @@ def hierarchical_hook(groups: MachineGroups, bucket: Bucket) -> Future:
         return completed_future(buffer)
 
 
-# --- few numbers for many --------------------------------------------------------------------------------------------
+# --- PowerSGD: low-rank gradients ------------------------------------------------------------------------------------
 
 
 def powersgd_state(exact_steps: int) -> PowerSGDState:
-    """Return a fresh state of PowerSGD (Vogels et al. 2019), which sums exactly for the first `plain` steps, 2 at least
-    (torch settles its buckets in them), and then sends matrices of rank 4 and keeps what they miss for the next step.
+    """Return a new state of PowerSGD (Vogels et al. 2019).
+
+    It sums exactly for the first `exact_steps` steps, at least 2 (torch fixes its buckets in them). Then it sends
+    matrices of rank 4, and adds what they leave out to the next step's gradients.
     """
     return PowerSGDState(
         process_group=None, matrix_approximation_rank=POWERSGD_RANK, start_powerSGD_iter=max(2, exact_steps)
@@ -131,8 +135,10 @@ def powersgd_state(exact_steps: int) -> PowerSGDState:
 
 
 def low_rank_hook(state: PowerSGDState, bucket: Bucket) -> Future:
-    """Send a layer's gradients as the product of two slim matrices. On Gloo one bucket after the other: each makes
-    three sums, the later ones from Gloo's own threads, which would start those of two buckets in any order.
+    """Send a layer's gradients as the product of two narrow matrices.
+
+    On a CPU each bucket is finished before the next one starts. A bucket makes three sums, the later ones from Gloo's
+    own threads; with two buckets at once, their order could differ between processes.
     """
     future: Future = powerSGD_hook(state, bucket)
     if not bucket.buffer().is_cuda:
@@ -140,22 +146,22 @@ def low_rank_hook(state: PowerSGDState, bucket: Bucket) -> Future:
     return future
 
 
-# --- when --------------------------------------------------------------------------------------------------------
+# --- no overlap with the backward pass -------------------------------------------------------------------------------
 
 
 def without_overlap(hook: Hook) -> Hook:
-    """Return a hook that only notes the buckets, and has them all summed by `hook` when the last one is ready."""
-    ready: list[Bucket] = []
+    """Return a hook that collects the buckets, and sums them all with `hook` when the last one is ready."""
+    collected: list[Bucket] = []
 
-    def late(state: Any, bucket: Bucket) -> Future:
-        ready.append(bucket)
+    def deferred_hook(state: Any, bucket: Bucket) -> Future:
+        collected.append(bucket)
         if not bucket.is_last():
             return completed_future(bucket.buffer())
-        buckets = ready.copy()
-        ready.clear()
-        *sums, last = [hook(state, one) for one in buckets]
-        for one in sums:
-            one.wait()  # they are written where they were read
+        buckets = collected.copy()
+        collected.clear()
+        *earlier, last = [hook(state, bucket) for bucket in buckets]
+        for future in earlier:
+            future.wait()  # DDP waits for the last future only; the others' results are in their own buffers
         return last
 
-    return late
+    return deferred_hook

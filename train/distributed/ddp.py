@@ -1,16 +1,16 @@
-"""How gradients are added up over the processes: DistributedDataParallel, its buckets, its hooks.
+"""Sums gradients over all processes: DistributedDataParallel with the recipe's buckets and communication hook.
 
     Comm(hook="fp16", bucket=25.0, overlap=True)
 
-DDP lays the gradients into flat buckets in the order in which the backward pass makes them, which is how small tensors
-are fused: a step of ResNet-50 makes 5 sums, not 161. Each bucket is summed as soon as it is full, beside the rest of
-the backward pass. Along which rings or trees the bytes go is NCCL's choice, and left to it.
+DDP collects gradients in flat buckets, in the order in which the backward pass makes them. So small tensors are sent
+together: a step of ResNet-50 makes 5 all-reduces, not 161. Each bucket is summed as soon as it is full, while the
+backward pass goes on. The rings or trees that carry the bytes are NCCL's choice.
 
-    none            float32, as they are
-    fp16, bf16      half the bytes; float16 errs by 5e-4 of a number, bfloat16 by 4e-3 but knows all magnitudes
-    powersgd        1.5 % of ResNet-50's bytes, and not the same sums: for networks that are the bottleneck by far
-    hierarchical    inside the machines, between them, inside: for Gloo, and for many small machines on a slow network.
-                    NCCL knows what is inside by itself
+    none            float32, unchanged
+    fp16, bf16      half the bytes; float16 has a relative error of 5e-4, bfloat16 of 4e-3 but any magnitude
+    powersgd        1.5 % of ResNet-50's bytes, but approximate sums: for a network that is by far the bottleneck
+    hierarchical    inside each machine, between machines, inside again: for Gloo, and for many small machines on a slow
+                    network. NCCL knows the machines by itself
 """
 
 import os
@@ -27,43 +27,49 @@ from torch.nn.parallel import DistributedDataParallel
 from train.recipe.components import Comm
 from train.tools.errors import TrainingError
 
-from . import comm_hooks as hooks
-from . import exact_sum as exactly
-from . import process_group
+from . import comm_hooks, process_group
+from .exact_sum import exact_sum_hook
 
-POWERSGD_EXACT_STEPS = 1000  # steps: torch's own start_powerSGD_iter
-MIB = 1 << 20  # DDP's "MB"
-UNUSED_PARAMETERS_PATTERN = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")  # of those that learn
+POWERSGD_EXACT_STEPS = 1000  # torch's own default of start_powerSGD_iter
+MIB = 1 << 20  # bytes; the unit of DDP's bucket_cap_mb
+# DDP's error message: indices of the parameters, among those with requires_grad, that got no gradient
+UNUSED_PARAMETERS_PATTERN = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 
 
 class DDP(DistributedDataParallel):
-    """DDP, but a parameter that a step's loss does not depend on is told in one line, and by its name."""
+    """DistributedDataParallel that names an unused parameter in a one-line error."""
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """As DDP's. Raises `Expected`: a bucket that waits for such a parameter was not summed in the step before."""
+        """Run the module.
+
+        Raises `TrainingError` when the loss of the step before did not depend on some parameter: the bucket that waits
+        for its gradient was never summed.
+        """
         try:
             return super().forward(*inputs, **named)  # type: ignore[no-untyped-call]
         except RuntimeError as error:
-            told = UNUSED_PARAMETERS_PATTERN.search(str(error))
-            if told is None:
+            match = UNUSED_PARAMETERS_PATTERN.search(str(error))
+            if match is None:
                 raise
-            learning = [name for name, one in self.module.named_parameters() if one.requires_grad]
-            first, *others = (learning[int(number)] for number in told[1].split())
+            trainable = [name for name, parameter in self.module.named_parameters() if parameter.requires_grad]
+            first, *others = (trainable[int(index)] for index in match[1].split())
             more = f" and {len(others)} more" if others else ""
             raise TrainingError(
-                f"model: its scores do not depend on {first.removeprefix('_orig_mod.')}{more}, and several processes "
-                "sum all that learns; give what is not used requires_grad=False, or train with --procs 1"
+                f"model: its scores do not depend on {first.removeprefix('_orig_mod.')}{more}, and with several "
+                "processes every trainable parameter needs a gradient; set requires_grad=False on unused parameters, "
+                "or train with --procs 1"
             ) from error
 
 
 def wrap_ddp(net: nn.Module, comm: Comm, exact: bool = False, exact_steps: int = POWERSGD_EXACT_STEPS) -> DDP:
-    """Return the net with its gradients summed over all processes after each backward pass, divided by their number.
+    """Wrap a network so that each backward pass averages its gradients over all processes.
 
-    Nothing is copied from rank 0: the weights are the same by seed or checkpoint, the statistics are not. All processes
-    must call it at the same time. It may be called again, with what it returned or the bare net, when other parameters
-    want gradients; those of the earlier call are dropped. `plain`: the steps in which PowerSGD sums exactly, before it
-    begins. What it remembers is each process's own and as large as the gradients: it is in no checkpoint, and begins
-    anew with each call. Raises `Expected` when the hook cannot be had.
+    All processes must call it at the same time. Nothing is copied from rank 0: the weights are equal by seed or
+    checkpoint, and batch-norm statistics are each rank's own. It may be called again, with the network or its wrapper,
+    when other parameters need gradients; the old gradients are dropped. `exact` selects `exact_sum`, which sums instead
+    of averaging. `exact_steps` is the number of steps before PowerSGD begins to compress; its error memory is as large
+    as the gradients, differs between ranks, is in no checkpoint, and starts empty with each call. Raises
+    `TrainingError` when the hook cannot be used here.
     """
     net = net.module if isinstance(net, DDP) else net
     net.zero_grad(set_to_none=True)
@@ -76,75 +82,83 @@ def wrap_ddp(net: nn.Module, comm: Comm, exact: bool = False, exact_steps: int =
         bucket_cap_mb=bucket_cap_mib(comm),
     )
     if not comm.overlap:
-        hook = hooks.without_overlap(hook or allreduce_hook)
+        hook = comm_hooks.without_overlap(hook or allreduce_hook)
     if hook is not None:
         wrapped.register_comm_hook(state, hook)
     return wrapped
 
 
 def bucket_cap_mib(comm: Comm) -> Any:
-    """The size of a bucket as DDP wants it; None where it is left to DDP: a first one of 1 MiB, then 25 MiB."""
+    """Return the bucket size for DDP in MiB, None for DDP's default: a first bucket of 1 MiB, then 25 MiB."""
     return None if comm.bucket == Comm().bucket else comm.bucket * 1e6 / MIB
 
 
-def select_hook(comm: Comm, exact: bool, device: torch.device, exact_steps: int) -> tuple[Any, hooks.Hook | None]:
-    """Return a hook's state and the hook; None for what DDP does without. Raises `Expected`."""
+def select_hook(comm: Comm, exact: bool, device: torch.device, exact_steps: int) -> tuple[Any, comm_hooks.Hook | None]:
+    """Return the state and the communication hook of a recipe; hook None for DDP's own all-reduce.
+
+    Raises `TrainingError` when the hook cannot be used with --exact or on this device.
+    """
     if exact:
         if comm.hook != "none":
-            raise TrainingError(f"comm, hook: {comm.hook} rounds as it likes, and --exact must not; take comm='none'")
-        return None, exactly.exact_sum_hook
-    scaled = process_group.compute_dtype(device) == torch.float16  # then there is a scaler
+            raise TrainingError(f"comm, hook: --exact does not work with {comm.hook}, which rounds; set comm='none'")
+        return None, exact_sum_hook
+    has_loss_scale = process_group.compute_dtype(device) == torch.float16
     if comm.hook in ("fp16", "bf16"):
-        return hooks.HalfPrecision(
-            torch.float16 if comm.hook == "fp16" else torch.bfloat16, scaled
-        ), hooks.half_precision_hook
+        dtype = torch.float16 if comm.hook == "fp16" else torch.bfloat16
+        return comm_hooks.HalfPrecision(dtype, has_loss_scale), comm_hooks.half_precision_hook
     if comm.hook == "powersgd":
-        if scaled:  # what does not fit would stay in its memory for ever
+        if has_loss_scale:  # an overflow would stay in its error memory for good
             raise TrainingError(
-                "comm, hook: powersgd needs GPUs with bfloat16, and these compute in float16; take 'fp16'"
+                "comm, hook: powersgd needs GPUs with bfloat16, and these compute in float16; set comm='fp16'"
             )
-        return hooks.powersgd_state(exact_steps), hooks.low_rank_hook
-    found = machine_groups(dist.group.WORLD, device) if comm.hook == "hierarchical" else None
-    return (found, hooks.hierarchical_hook) if found else (None, None)
+        return comm_hooks.powersgd_state(exact_steps), comm_hooks.low_rank_hook
+    if comm.hook == "hierarchical":
+        groups = machine_groups(dist.group.WORLD, device)
+        if groups:
+            return groups, comm_hooks.hierarchical_hook
+    return None, None
 
 
 @cache
-def machine_groups(world_group: Any, device: torch.device) -> hooks.MachineGroups | None:
-    """Return the groups for sums by machine, made once for a `world`; None where all of it is one machine, or each
-    machine has one process.
+def machine_groups(world_group: Any, device: torch.device) -> comm_hooks.MachineGroups | None:
+    """Return the process groups for sums by machine, created once for each `world_group`.
+
+    None when there is only one machine, or only one process on each machine.
     """
     rank = dist.get_rank()
-    mine = torch.tensor([rank - int(os.environ.get("LOCAL_RANK", 0))], device=device)
-    found = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
-    dist.all_gather(found, mine)
-    teams: dict[int, list[int]] = {}
-    for one, first in enumerate(found):
-        teams.setdefault(int(first.item()), []).append(one)
-    if len(teams) == 1 or len(teams) == len(found):
+    first_rank_here = torch.tensor([rank - int(os.environ.get("LOCAL_RANK", 0))], device=device)
+    first_ranks = [torch.empty_like(first_rank_here) for _ in range(dist.get_world_size())]
+    dist.all_gather(first_ranks, first_rank_here)
+    ranks_by_machine: dict[int, list[int]] = {}
+    for other_rank, first_rank in enumerate(first_ranks):
+        ranks_by_machine.setdefault(int(first_rank.item()), []).append(other_rank)
+    if len(ranks_by_machine) == 1 or len(ranks_by_machine) == len(first_ranks):
         return None
-    return hooks.MachineGroups(list(teams.values()), process_group.FIRST_STEP_TIMEOUT)
+    return comm_hooks.MachineGroups(list(ranks_by_machine.values()), process_group.FIRST_STEP_TIMEOUT)
 
 
 # --- the loss scale --------------------------------------------------------------------------------------------------
 
 
 class CappedGradScaler(torch.amp.GradScaler):
-    """A loss scale that begins at 1024, as 2018's was, and never grows beyond. torch's own begins at 65,536, where a
-    gradient of 1 does not fit float16, and goes back to float16's edge whenever 2000 steps went well.
+    """Loss scaler that starts at 1024, as 2018's did, and never grows beyond it.
+
+    torch's own starts at 65,536, where a gradient of 1 does not fit into float16, and doubles again after every 2000
+    good steps.
     """
 
     def __init__(self, device: str) -> None:
-        super().__init__(device, init_scale=hooks.FP16_GRADIENT_SCALE)
+        super().__init__(device, init_scale=comm_hooks.FP16_GRADIENT_SCALE)
 
     def update(self, new_scale: float | torch.Tensor | None = None) -> None:
-        """As torch's."""
+        """Update the scale as torch does, then cap it."""
         super().update(new_scale)
         if self._scale is not None:
-            self._scale.clamp_(max=hooks.FP16_GRADIENT_SCALE)
+            self._scale.clamp_(max=comm_hooks.FP16_GRADIENT_SCALE)
 
 
 def build_grad_scaler(comm: Comm, device: torch.device, precision: torch.dtype) -> torch.amp.GradScaler:
-    """Return what scales the loss: nothing, unless float16 is computed in; capped where the sums are float16 too."""
+    """Return the loss scaler: enabled only for float16, and capped where the gradients are summed in float16 too."""
     if precision == torch.float16 and comm.hook == "fp16":
         return CappedGradScaler(device.type)
     return torch.amp.GradScaler(device.type, enabled=precision == torch.float16)

@@ -1,7 +1,8 @@
-"""The same bits on any number of processes. Slow; for tests of recovery, where "nearly equal" would hide a fault.
+"""Gradient sums that are equal bit for bit on any number of processes (option --exact).
 
-Each chunk's gradient is computed in float64 and rounded to multiples of 2**-30. Sums of such numbers are exact as long
-as they stay below 2**22, so neither the split over processes nor the order of an all-reduce can change them.
+Slow. For tests of recovery, where "nearly equal" would hide a fault. Each chunk's gradient is computed in float64 and
+rounded to multiples of 2**-30. Sums of such numbers are exact as long as they stay below 2**22, so neither the
+distribution over processes nor the order of an all-reduce can change them.
 """
 
 from typing import Any
@@ -14,14 +15,15 @@ GRADIENT_GRID = 2.0**30
 
 
 def make_gradients_exact(model: nn.Module) -> None:
-    """Make the model float64, and its gradients multiples of 2**-30 before they are added up."""
+    """Convert the model to float64, and round each gradient to multiples of 2**-30 before it is accumulated."""
     model.double()
-    for parameter in (one for one in model.parameters() if one.requires_grad):
-        parameter.register_hook(lambda gradient: torch.round(gradient * GRADIENT_GRID) / GRADIENT_GRID)  # type: ignore[no-untyped-call]
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.register_hook(lambda gradient: torch.round(gradient * GRADIENT_GRID) / GRADIENT_GRID)  # type: ignore[no-untyped-call]
 
 
 def exact_sum_hook(_: object, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:  # type: ignore[name-defined]
-    """Be a hook of DistributedDataParallel that adds and does not divide: a third of a number is not exact."""
+    """DDP communication hook that sums without dividing by the world size: a third of a number is not exact."""
     work = dist.all_reduce(bucket.buffer(), async_op=True)
     assert work is not None
     future: torch.futures.Future[Any] = work.get_future()

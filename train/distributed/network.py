@@ -1,4 +1,4 @@
-"""What is known of the links between machines: what carries them, and which are slow. Imports no torch."""
+"""Facts about the network between machines: what carries the collectives, and which links are slow. No torch import."""
 
 import contextlib
 import fcntl
@@ -10,48 +10,61 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+SIOCGIFADDR = 0x8915  # ioctl that reads an interface's IPv4 address (netdevice(7))
+
 
 def slow_pairs(pair_gbps: Mapping[str, float], threshold: float = 0.5) -> list[str]:
-    """Return the pairs ("0-2") below factor times what is usual; where it is a machine's whole lot, its rank ("2").
+    """Return the pairs of ranks ("0-2") slower than `threshold` times the usual speed.
 
-    Usual is the median over the ranks of each one's fastest pair: one slow machine of three spoils two pairs of three,
-    and would hide in the median of the pairs.
+    A rank all of whose pairs are slow is returned instead of them ("2"). The usual speed is the median, over the ranks,
+    of each rank's fastest pair. The median over all pairs would hide a fault: one slow machine of three makes two of
+    the three pairs slow.
     """
     ranks = sorted({rank for pair in pair_gbps for rank in pair.split("-")}, key=int)
-    own = {rank: [pair for pair in pair_gbps if rank in pair.split("-")] for rank in ranks}
-    usual = statistics.median(max(pair_gbps[pair] for pair in own[rank]) for rank in ranks) if ranks else 0.0
+    pairs_of = {rank: [pair for pair in pair_gbps if rank in pair.split("-")] for rank in ranks}
+    fastest = [max(pair_gbps[pair] for pair in pairs_of[rank]) for rank in ranks]
+    usual = statistics.median(fastest) if fastest else 0.0
     slow = [pair for pair in pair_gbps if pair_gbps[pair] < threshold * usual]
-    whole = [rank for rank in ranks if len(ranks) > 2 and set(own[rank]) <= set(slow)]
-    return whole + [pair for pair in slow if not set(pair.split("-")) & set(whole)]
+    slow_ranks = [rank for rank in ranks if len(ranks) > 2 and set(pairs_of[rank]) <= set(slow)]
+    return slow_ranks + [pair for pair in slow if not set(pair.split("-")) & set(slow_ranks)]
 
 
 def detect_transport(backend: str, log: Path | None = None) -> str:
-    """Return what carries the messages: "gloo on eth0", or of NCCL what `nccl_transport` finds in its log."""
-    if backend == "nccl":
-        text = log.read_text(errors="replace") if log else ""
-        if log:
-            log.unlink(missing_ok=True)
-        return parse_nccl_transport(text)
-    return f"gloo on {os.environ.get('GLOO_SOCKET_IFNAME') or _interface_with_address(_hostname_address())}"
+    """Return what carries the collectives: "gloo on eth0", or for NCCL what its log shows.
+
+    The log is removed. See `parse_nccl_transport` for NCCL's names.
+    """
+    if backend != "nccl":
+        interface = os.environ.get("GLOO_SOCKET_IFNAME") or _interface_with_address(_hostname_address())
+        return f"gloo on {interface}"
+    nccl_output = ""
+    if log:
+        nccl_output = log.read_text(errors="replace")
+        log.unlink(missing_ok=True)
+    return parse_nccl_transport(nccl_output)
 
 
 def interface_variables(address: str) -> dict[str, str]:
-    """Return the variables that bind Gloo and NCCL to the network on which the head's address is reached.
+    """Return environment variables that bind Gloo and NCCL to the interface that leads to the address of rank 0.
 
-    Left to themselves they take what the host's name means: on Debian that is 127.0.1.1. What is set already holds.
+    By default they use the address that the host's own name resolves to: on Debian that is 127.0.1.1. Returns nothing
+    when one of the variables is set already.
     """
     if {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"} & os.environ.keys():
         return {}
-    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
-        one.connect((address, 9))  # sends nothing: asks the kernel which way it would go
-        name = _interface_with_address(one.getsockname()[0])
-        if name in (known for _, known in socket.if_nameindex()):
-            return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": name}
+    with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
+        udp_socket.connect((address, 9))  # sends nothing; the kernel chooses the route
+        interface = _interface_with_address(udp_socket.getsockname()[0])
+        if interface in (name for _, name in socket.if_nameindex()):
+            return {"GLOO_SOCKET_IFNAME": interface, "NCCL_SOCKET_IFNAME": interface}
     return {}
 
 
 def enable_nccl_log() -> Path | None:
-    """Let NCCL write what it chooses into a file of the agent's folder, and return that; None without an agent."""
+    """Make NCCL log its choices to a file in the agent's folder, and return the file.
+
+    Returns None without an agent, or when the user has set NCCL_DEBUG.
+    """
     work = os.environ.get("IMGNET_WORK")
     if not work or "NCCL_DEBUG" in os.environ:
         return None
@@ -61,31 +74,34 @@ def enable_nccl_log() -> Path | None:
 
 
 def _hostname_address() -> str:
-    """The address that Gloo takes: what this machine's name means, else the loopback's."""
+    """Return the address that Gloo uses: the one this machine's name resolves to, else the loopback's."""
     with contextlib.suppress(OSError):
         return socket.gethostbyname(socket.gethostname())
     return "127.0.0.1"
 
 
 def _interface_with_address(address: str) -> str:
-    """The network interface that has an address, "lo" for all of 127/8."""
-    other = "lo" if address.startswith("127.") else address
-    return next((name for name, mine in interface_addresses().items() if mine == address), other)
+    """Return the network interface with an address, "lo" for all of 127/8, the address itself if none has it."""
+    default = "lo" if address.startswith("127.") else address
+    return next((name for name, own_address in interface_addresses().items() if own_address == address), default)
 
 
 def interface_addresses() -> dict[str, str]:
-    """Return the IPv4 address of each network interface that has one (netdevice(7), SIOCGIFADDR)."""
-    found = {}
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as one:
+    """Return the IPv4 address of each network interface that has one."""
+    addresses = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as udp_socket:
         for _, name in socket.if_nameindex():
             with contextlib.suppress(OSError):
-                answer = fcntl.ioctl(one, 0x8915, struct.pack("256s", name.encode()[:15]))
-                found[name] = socket.inet_ntoa(answer[20:24])
-    return found
+                reply = fcntl.ioctl(udp_socket, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                addresses[name] = socket.inet_ntoa(reply[20:24])
+    return addresses
 
 
 def parse_nccl_transport(nccl_output: str) -> str:
-    """Return "efa", "ib", "roce", "sockets", another network's name, or "unknown", from what NCCL_DEBUG=INFO says."""
+    """Return the transport that NCCL reports with NCCL_DEBUG=INFO.
+
+    One of "efa", "libfabric", "ib", "roce", "sockets", another plugin's name in lower case, or "unknown".
+    """
     networks = re.findall(r"Using network (.+)|Assigned NET plugin (.+) to comm|via NET/([\w ]+?)/", nccl_output)
     name = "".join(networks[-1]).strip().lower() if networks else ""
     if "libfabric" in name or "ofi" in name:
@@ -97,15 +113,15 @@ def parse_nccl_transport(nccl_output: str) -> str:
 
 
 def transport_warning(transport_name: str, efa_available: bool) -> str | None:
-    """Return one line when NCCL passes over the EFA that is there, None when all is well."""
+    """Return a one-line warning when NCCL does not use the machine's EFA, else None."""
     if not efa_available or transport_name in ("efa", "unknown") or transport_name.startswith("gloo"):
         return None
     return (
-        f"NCCL TALKS OVER {transport_name.upper()} ALTHOUGH THIS MACHINE HAS EFA: many times slower; take an image with "
-        "aws-ofi-nccl (its lib folder on LD_LIBRARY_PATH), and let the security group pass all traffic to itself"
+        f"NCCL TALKS OVER {transport_name.upper()} ALTHOUGH THIS MACHINE HAS EFA: many times slower; use an image with "
+        "aws-ofi-nccl (its lib folder on LD_LIBRARY_PATH), and let the security group allow all traffic within itself"
     )
 
 
 def has_efa(devices: Path = Path("/sys/class/infiniband")) -> bool:
-    """Whether this machine has an Elastic Fabric Adapter, by the drivers of its devices."""
-    return any((one / "device/driver").resolve().name == "efa" for one in devices.glob("*"))
+    """Whether this machine has an Elastic Fabric Adapter, by the drivers of its InfiniBand devices."""
+    return any((device / "device/driver").resolve().name == "efa" for device in devices.glob("*"))

@@ -1,8 +1,9 @@
-"""Try the machines' links before a job depends on them: `python -m train.distributed.network_probe`, one process per machine.
+"""Measures the links between machines before a job depends on them.
 
-Each process gets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT and LOCAL_RANK. Rank 0 prints one JSON object: the speed of
-each pair, of a sum over all, and what carries it. Whatever goes wrong is one line and exit code 1, within --timeout.
-1 Gbit/s is 1e9 bits a second.
+`python -m train.distributed.network_probe`, one process per machine, each with RANK, WORLD_SIZE, MASTER_ADDR,
+MASTER_PORT and LOCAL_RANK. Rank 0 prints one JSON object: the speed of each pair of machines, the speed of an
+all-reduce, and the transport. Any failure is one line on stderr and exit code 1, within --timeout. Speeds are in Gbit/s
+of 1e9 bits.
 """
 
 import argparse
@@ -22,7 +23,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # read as torch loads: whoever ends first would make the others warn
+os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # read when torch is imported; else ranks warn when another one exits
 
 import torch
 import torch.distributed as dist
@@ -34,14 +35,16 @@ from .network import detect_transport, has_efa, transport_warning
 
 
 class ProbeError(Exception):
-    """What stands in the way, in one line."""
+    """Why the probe failed, in one line."""
 
 
 class Deadline:
-    """Ends this process, with a line that says what it was doing, when it is not over in time."""
+    """Ends this process when a time limit is over, with a line that names the current step."""
 
     def __init__(self, limit_seconds: float, rank: int) -> None:
-        self.limit_seconds, self.rank, self.current_step = limit_seconds, rank, "starting"
+        self.limit_seconds = limit_seconds
+        self.rank = rank
+        self.current_step = "starting"
         self.end_time = time.monotonic() + limit_seconds
         self.timer = threading.Timer(limit_seconds, self._expire)
         self.timer.daemon = True
@@ -49,12 +52,12 @@ class Deadline:
 
     @property
     def time_left(self) -> datetime.timedelta:
-        """The time that is left, a tenth of a second at least."""
+        """Remaining time, at least a tenth of a second."""
         return datetime.timedelta(seconds=max(0.1, self.end_time - time.monotonic()))
 
     def _expire(self) -> None:
         print(
-            f"rank {self.rank}: {self.current_step}: not over after {self.limit_seconds:g} s",
+            f"rank {self.rank}: {self.current_step}: not finished after {self.limit_seconds:g} s",
             file=sys.stderr,
             flush=True,
         )
@@ -62,57 +65,60 @@ class Deadline:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Try the links; rank 0 prints what was found."""
+    """Measure the links; rank 0 prints the result. Ends the process itself, with exit code 0 or 1."""
     parser = argparse.ArgumentParser(
-        prog="python -m train.distributed.network_probe", description="How fast the machines talk."
+        prog="python -m train.distributed.network_probe",
+        description="Measure the speed of the network between machines, with one process on each.",
     )
-    parser.add_argument("--bytes", type=int, default=8 << 20, help="size of each message (default: 8 MiB)")
-    parser.add_argument("--rounds", type=int, default=3, help="messages each way and sums that are timed")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for everything")
+    parser.add_argument("--bytes", type=int, default=8 << 20, help="size of each message in bytes (default: 8 MiB)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of timed messages per pair, and of all-reduces")
+    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for the whole probe (default: 60)")
     args = parser.parse_args(argv)
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank = int(os.environ.get("RANK", 0))
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
     deadline = Deadline(args.timeout, rank)
     try:
         device = select_device(int(os.environ.get("LOCAL_RANK", 0)))
-        backend, log = choose_backend(device)
-        store = connect_all_ranks(deadline, rank, world)
-        join_probe_group(deadline, rank, world, store, backend, device)
-        found = measure_links(deadline, device, args.bytes, args.rounds)
-        found |= {"torch": torch.__version__, "backend": backend, "transport": detect_transport(backend, log)}
-        found["warning"] = transport_warning(found["transport"], has_efa())
+        backend, nccl_log = choose_backend(device)
+        store = connect_all_ranks(deadline, rank, world_size)
+        join_probe_group(deadline, rank, world_size, store, backend, device)
+        result = measure_links(deadline, device, args.bytes, args.rounds)
+        result |= {"torch": torch.__version__, "backend": backend, "transport": detect_transport(backend, nccl_log)}
+        result["warning"] = transport_warning(result["transport"], has_efa())
         if rank == 0:
-            print(json.dumps(found), flush=True)
-        wait_until_all_done(deadline, rank, world, store)
+            print(json.dumps(result), flush=True)
+        wait_until_all_done(deadline, rank, world_size, store)
     except (ProbeError, RuntimeError, OSError) as error:
-        text = re.sub(r"^\[/\S+\] | Exception raised from .*", "", one_line_error(error))  # where in C++
+        # torch's messages contain the place in its C++ sources
+        text = re.sub(r"^\[/\S+\] | Exception raised from .*", "", one_line_error(error))
         print(f"rank {rank}: {deadline.current_step}: {text[:400]}", file=sys.stderr, flush=True)
-        os._exit(1)  # an end in order would wait for the others
+        os._exit(1)  # a regular exit would wait for the other ranks
     os._exit(0)
 
 
-# --- the card -----------------------------------------------------------------------------------------------------
+# --- the GPU ------------------------------------------------------------------------------------------------------
 
 
 def select_device(local_rank: int) -> torch.device:
-    """Return the device of this process. Raises `Fault` when this torch cannot use a GPU that is there."""
+    """Return this process's device. Raises `ProbeError` when the machine has a GPU that this torch cannot use."""
     gpus = Path("/proc/driver/nvidia/gpus")
-    hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
+    is_hidden = os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1")
     if not torch.cuda.is_available():
-        if gpus.is_dir() and any(gpus.iterdir()) and not hidden:
+        if gpus.is_dir() and any(gpus.iterdir()) and not is_hidden:
             raise ProbeError(explain_invisible_gpu(torch.version.cuda))
         return torch.device("cpu")
     for index in range(torch.cuda.device_count()):
         name, capability = torch.cuda.get_device_name(index), torch.cuda.get_device_capability(index)
-        said = explain_unsupported_gpu(name, capability, torch.cuda.get_arch_list())
-        if said:
-            raise ProbeError(said)
+        problem = explain_unsupported_gpu(name, capability, torch.cuda.get_arch_list())
+        if problem:
+            raise ProbeError(problem)
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)
     return device
 
 
 def explain_invisible_gpu(cuda: str | None) -> str:
-    """Return why torch sees no GPU where one is: it has no CUDA (None), or one that the driver is too old for."""
+    """Return why torch sees no GPU on a machine that has one. `cuda` is torch's CUDA version, None without CUDA."""
     if cuda is None:
         return f"torch {torch.__version__} is built without CUDA; install one that is built for this machine's GPU"
     return (
@@ -121,28 +127,23 @@ def explain_invisible_gpu(cuda: str | None) -> str:
 
 
 def explain_unsupported_gpu(name: str, capability: tuple[int, int], compiled_archs: Sequence[str]) -> str | None:
-    """Return one line when this torch has no code for a card; `built` is `torch.cuda.get_arch_list()`.
+    """Return one line when this torch has no code for a GPU, else None.
 
-    Code for sm_80 runs on sm_86 too, not on sm_90; what is built as compute_80 (PTX) runs on all later ones.
+    `compiled_archs` is `torch.cuda.get_arch_list()`. Code for sm_80 also runs on sm_86, but not on sm_90; code for
+    compute_80 (PTX) runs on all later GPUs; code for sm_90a on sm_90 only.
     """
-    for one in compiled_archs:
-        parts = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", one)
-        if parts:
-            kind, major, minor, only = parts[1], int(parts[2]), int(parts[3]), parts[4]
-            later = (major, minor) <= capability
-            if later and not only and (kind == "compute" or major == capability[0]):
+    for arch in compiled_archs:
+        match = re.fullmatch(r"(sm|compute)_(\d+)(\d)([af]?)", arch)
+        if match:
+            kind, compiled, suffix = match[1], (int(match[2]), int(match[3])), match[4]
+            runs_on_later = not suffix and (kind == "compute" or compiled[0] == capability[0])
+            if compiled == capability or (compiled <= capability and runs_on_later):
                 return None
-            if (major, minor) == capability:
-                return None
-    mine = f"sm_{capability[0]}{capability[1]}"
-    old = (
-        "an older"
-        if compiled_archs and all(_arch_number(one) > _arch_number(mine) for one in compiled_archs)
-        else "another"
-    )
+    needed_arch = f"sm_{capability[0]}{capability[1]}"
+    gpu_is_older = compiled_archs and all(_arch_number(arch) > _arch_number(needed_arch) for arch in compiled_archs)
     return (
-        f"{name} is {mine}, and torch {torch.__version__} is built for {', '.join(compiled_archs) or 'no GPU'}; "
-        f"install {old} torch that has {mine}, or take other GPUs"
+        f"{name} is {needed_arch}, and torch {torch.__version__} is built for {', '.join(compiled_archs) or 'no GPU'}; "
+        f"install {'an older' if gpu_is_older else 'another'} torch that has {needed_arch}, or use other GPUs"
     )
 
 
@@ -154,7 +155,7 @@ def _arch_number(arch: str) -> int:
 
 
 def choose_backend(device: torch.device) -> tuple[str, Path | None]:
-    """Return the backend, and the file that NCCL is made to tell its choices to."""
+    """Return the backend and the file to which NCCL will log its choices (None for Gloo)."""
     if device.type == "cpu":
         return "gloo", None
     handle, name = tempfile.mkstemp(prefix="imgnet-nccl-")
@@ -164,29 +165,33 @@ def choose_backend(device: torch.device) -> tuple[str, Path | None]:
 
 
 def connect_all_ranks(deadline: Deadline, rank: int, world_size: int) -> TCPStore:
-    """Wait until all processes have said that they are there. Raises `Fault` that names who is not, a second early."""
-    address, port = os.environ.get("MASTER_ADDR", "127.0.0.1"), int(os.environ.get("MASTER_PORT", 0))
-    deadline.current_step = f"looking for rank 0 at {address}:{port}"
+    """Connect to rank 0's store and wait until all ranks have.
+
+    Raises `ProbeError` that names the missing ranks, one second before the deadline.
+    """
+    address = os.environ.get("MASTER_ADDR", "127.0.0.1")
+    port = int(os.environ.get("MASTER_PORT", 0))
+    deadline.current_step = f"connecting to rank 0 at {address}:{port}"
     wait = max(deadline.time_left - datetime.timedelta(seconds=1), datetime.timedelta(seconds=0.5))
-    end = time.monotonic() + wait.total_seconds()
+    end_time = time.monotonic() + wait.total_seconds()
     if rank:
-        _wait_for_port(address, port, end)
+        _wait_for_port(address, port, end_time)
     store = TCPStore(address, port, world_size, is_master=rank == 0, timeout=wait, wait_for_workers=False)
     store.set(f"came/{rank}", "1")
-    deadline.current_step = "waiting for all"
-    missing = [one for one in range(world_size) if one != rank]
-    while missing and time.monotonic() < end:
+    deadline.current_step = "waiting for all ranks"
+    missing_ranks = [other_rank for other_rank in range(world_size) if other_rank != rank]
+    while missing_ranks and time.monotonic() < end_time:
         time.sleep(0.02)
-        with contextlib.suppress(RuntimeError):  # rank 0 is gone, as we are soon
-            missing = [one for one in missing if not store.check([f"came/{one}"])]
-    if missing:
-        names = ", ".join(map(str, missing))
-        raise ProbeError(f"rank {names} did not come; is it up, and may it reach {address}:{port}?")
+        with contextlib.suppress(RuntimeError):  # rank 0 has given up a moment before this rank does
+            missing_ranks = [other_rank for other_rank in missing_ranks if not store.check([f"came/{other_rank}"])]
+    if missing_ranks:
+        names = ", ".join(map(str, missing_ranks))
+        raise ProbeError(f"rank {names} did not connect; is its machine up, and can it reach {address}:{port}?")
     return store
 
 
 def _wait_for_port(address: str, port: int, end_time: float) -> None:
-    """Wait until somebody listens there; torch would fill the screen while it waits."""
+    """Wait until a port accepts connections. torch would print many warnings if it did the waiting."""
     while True:
         try:
             socket.create_connection((address, port), timeout=max(0.1, end_time - time.monotonic())).close()
@@ -194,7 +199,7 @@ def _wait_for_port(address: str, port: int, end_time: float) -> None:
         except OSError as error:
             if time.monotonic() > end_time:
                 raise ProbeError(
-                    f"{one_line_error(error)}; is its machine up, and may this one reach its port {port}?"
+                    f"{one_line_error(error)}; is its machine up, and can this one reach its port {port}?"
                 ) from error
         time.sleep(0.05)
 
@@ -202,84 +207,96 @@ def _wait_for_port(address: str, port: int, end_time: float) -> None:
 def join_probe_group(
     deadline: Deadline, rank: int, world_size: int, store: Store, backend: str, device: torch.device
 ) -> None:
-    """Join the group of all, where each is linked to each. Raises RuntimeError when that cannot be."""
-    deadline.current_step = f"linking all by {backend}"
+    """Join the process group of all ranks. Raises `RuntimeError` when two of them cannot connect to each other."""
+    deadline.current_step = f"connecting all ranks with {backend}"
     dist.init_process_group(
         backend,
         store=PrefixStore("group", store),
         rank=rank,
         world_size=world_size,
         timeout=deadline.time_left,
-        device_id=device if backend == "nccl" else None,  # else each pair would start an NCCL of its own
+        device_id=device if backend == "nccl" else None,  # without it, each pair would create its own communicator
     )
 
 
 def wait_until_all_done(deadline: Deadline, rank: int, world_size: int, store: Store) -> None:
-    """Wait until all are through: whoever ends first takes its links away."""
-    deadline.current_step = "parting"
+    """Wait until all ranks have finished: the first one to exit closes its connections."""
+    deadline.current_step = "waiting for all ranks to finish"
     store.set(f"done/{rank}", "1")
-    with contextlib.suppress(RuntimeError):  # rank 0, which holds the store, has seen all and is gone
-        while not store.check([f"done/{one}" for one in range(world_size)]):
+    with contextlib.suppress(RuntimeError):  # rank 0, which holds the store, has seen all ranks finish and has exited
+        while not store.check([f"done/{other_rank}" for other_rank in range(world_size)]):
             time.sleep(0.01)
 
 
-# --- how fast -----------------------------------------------------------------------------------------------------
+# --- measuring ----------------------------------------------------------------------------------------------------
 
 
 def measure_links(deadline: Deadline, device: torch.device, message_bytes: int, rounds: int) -> dict[str, Any]:
-    """Return Gbit/s of each pair, one after the other, and the median time of a sum of `size` bytes over all."""
-    world, pairs = dist.get_world_size(), list(combinations(range(dist.get_world_size()), 2))
+    """Measure each pair of ranks, one pair after the other, and then an all-reduce of `message_bytes`.
+
+    Returns {"pairs": {"0-1": Gbit/s, ...}, "all_reduce": ...}, with the values of `time_all_reduce`; the pairs' speeds
+    are the same on all ranks.
+    """
+    rank, world_size = dist.get_rank(), dist.get_world_size()
+    pairs = list(combinations(range(world_size), 2))
     speeds = torch.zeros(len(pairs), dtype=torch.float64, device=device)
     message = torch.zeros(max(1, message_bytes), dtype=torch.uint8, device=device)
-    for number, (one, other) in enumerate(pairs):
-        deadline.current_step = f"pair {one}-{other}"
-        if dist.get_rank() in (one, other):
-            seconds = time_exchange(message, one, other, rounds)
-            speeds[number] = to_gbps(2 * message.numel() * rounds, seconds) * (dist.get_rank() == one)
+    for index, (first_rank, second_rank) in enumerate(pairs):
+        deadline.current_step = f"pair {first_rank}-{second_rank}"
+        if rank in (first_rank, second_rank):
+            seconds = time_exchange(message, first_rank, second_rank, rounds)
+            if rank == first_rank:
+                speeds[index] = to_gbps(2 * message.numel() * rounds, seconds)
         _barrier(device)
-    deadline.current_step = f"the sum over {world}"
+    deadline.current_step = f"all-reduce over {world_size} ranks"
     dist.all_reduce(speeds)
-    names = [f"{one}-{other}" for one, other in pairs]
-    found = dict(zip(names, (round(one, 3) for one in speeds.tolist()), strict=True))
-    return {"pairs": found, "all_reduce": time_all_reduce(device, message_bytes, rounds)}
+    names = [f"{first_rank}-{second_rank}" for first_rank, second_rank in pairs]
+    pair_gbps = dict(zip(names, (round(speed, 3) for speed in speeds.tolist()), strict=True))
+    return {"pairs": pair_gbps, "all_reduce": time_all_reduce(device, message_bytes, rounds)}
 
 
 def time_exchange(message: torch.Tensor, first_rank: int, second_rank: int, rounds: int) -> float:
-    """Send a message there and back so many times, after once to warm up; return the seconds."""
-    first, peer = dist.get_rank() == first_rank, second_rank if dist.get_rank() == first_rank else first_rank
+    """Send a message to the other rank and back `rounds` times, after one untimed round. Returns the seconds."""
+    is_first = dist.get_rank() == first_rank
+    peer = second_rank if is_first else first_rank
     start = 0.0
     for number in range(rounds + 1):
         if number == 1:
             _synchronize(message.device)
             start = time.perf_counter()
-        for act in (dist.send, dist.recv) if first else (dist.recv, dist.send):
-            act(message, peer)
+        for send_or_recv in (dist.send, dist.recv) if is_first else (dist.recv, dist.send):
+            send_or_recv(message, peer)
     _synchronize(message.device)
     return time.perf_counter() - start
 
 
 def time_all_reduce(device: torch.device, total_bytes: int, rounds: int) -> dict[str, float]:
-    """Return bytes, seconds and Gbit/s (algorithm bandwidth: bytes through seconds) of one all-reduce."""
-    values, seconds = torch.zeros(max(1, total_bytes // 4), device=device), []
+    """Return bytes, median seconds and Gbit/s of an all-reduce, after one untimed round.
+
+    The Gbit/s are the algorithm bandwidth: bytes of the message, divided by the time.
+    """
+    values = torch.zeros(max(1, total_bytes // 4), device=device)
+    seconds = []
     for _ in range(rounds + 1):
         _barrier(device)
         start = time.perf_counter()
         dist.all_reduce(values)
         _synchronize(device)
         seconds.append(time.perf_counter() - start)
-    took, count = statistics.median(seconds[1:]), values.numel() * 4
-    return {"bytes": count, "seconds": took, "gbps": round(to_gbps(count, took), 3)}
+    median = statistics.median(seconds[1:])
+    byte_count = values.numel() * 4
+    return {"bytes": byte_count, "seconds": median, "gbps": round(to_gbps(byte_count, median), 3)}
 
 
 def to_gbps(byte_count: int, seconds: float) -> float:
-    """Return Gbit/s."""
+    """Return the speed in Gbit/s (1e9 bits)."""
     return byte_count * 8 / 1e9 / max(seconds, 1e-9)
 
 
 def _barrier(device: torch.device) -> None:
-    one = torch.zeros(1, device=device)
-    dist.all_reduce(one)
-    one.item()
+    value = torch.zeros(1, device=device)
+    dist.all_reduce(value)
+    value.item()
 
 
 def _synchronize(device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""The processes of a run: who am I, sums over all of us, one mean of the batch-norm statistics."""
+"""The processes of a training run: this process's rank and device, collectives over all ranks, and timeouts."""
 
 import datetime
 import os
@@ -15,123 +15,144 @@ from train.tools.errors import TrainingError
 
 from . import network
 
-FIRST_STEP_TIMEOUT = datetime.timedelta(seconds=300)  # data may have to be indexed, kernels searched
-STEADY_TIMEOUT = datetime.timedelta(seconds=60)  # torch's own 10 and 30 minutes are longer than many a run
+FIRST_STEP_TIMEOUT = datetime.timedelta(seconds=300)  # before it, data may be indexed and kernels searched
+STEADY_TIMEOUT = datetime.timedelta(seconds=60)  # torch's defaults of 10 and 30 minutes exceed some whole runs
+MAX_LOADER_PROCESSES = 16  # per trainer process
 
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """This process among all: global rank, rank on its machine, how many in all, and its device."""
+    """This process's place in the run: global rank, rank on its machine, world size, and device."""
 
     rank: int
     local_rank: int
     world_size: int
     local_world_size: int
     device: torch.device
-    nccl_log_path: Path | None = None  # where NCCL says what it chooses
+    nccl_log_path: Path | None = None  # file in which NCCL logs the transport it chooses
 
     @property
     def is_first(self) -> bool:
-        """Whether this process writes for all."""
+        """Whether this is rank 0, which writes files for all."""
         return self.rank == 0
 
 
 def join_process_group() -> ProcessGroup:
-    """Join the group that RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe; alone without them.
+    """Join the process group that RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT describe.
 
-    NCCL between GPUs, Gloo between CPUs. Raises RuntimeError when there are more processes here than GPUs, if any.
+    Without these variables the run has one process. The backend is NCCL with GPUs, else Gloo. Raises `RuntimeError`
+    when this machine has GPUs, but fewer than processes.
     """
-    rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
+    rank = int(os.environ.get("RANK", 0))
+    world_size = int(os.environ.get("WORLD_SIZE", 1))
     local_rank = int(os.environ.get("LOCAL_RANK", 0))
-    local_world = int(os.environ.get("LOCAL_WORLD_SIZE", world))
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", world_size))
     device = torch.device("cpu")
     if torch.cuda.is_available():
-        if local_rank >= torch.cuda.device_count():
+        gpu_count = torch.cuda.device_count()
+        if local_rank >= gpu_count:
             raise RuntimeError(
-                f"process {local_rank} has no GPU: this machine has {torch.cuda.device_count()}; fewer --procs"
+                f"process {local_rank} has no GPU: this machine has {gpu_count}; use --procs {gpu_count} or fewer"
             )
         device = torch.device("cuda", local_rank)
         torch.cuda.set_device(device)
-    if world > 1:
-        log = network.enable_nccl_log() if device.type == "cuda" and rank == 0 else None
+    nccl_log_path = None
+    if world_size > 1:
+        if device.type == "cuda" and rank == 0:
+            nccl_log_path = network.enable_nccl_log()
         dist.init_process_group("nccl" if device.type == "cuda" else "gloo", timeout=FIRST_STEP_TIMEOUT)
-    return ProcessGroup(rank, local_rank, world, local_world, device, log if world > 1 else None)
+    return ProcessGroup(rank, local_rank, world_size, local_world_size, device, nccl_log_path)
 
 
 def print_transport(group: ProcessGroup) -> None:
-    """Print what carries the messages, and loudly when that is the wrong thing. After the first collective."""
+    """Print what carries the collectives, with a warning when it is a slow choice. Call it after the first one."""
     if group.is_first and group.world_size > 1:
-        found = network.detect_transport("nccl" if group.device.type == "cuda" else "gloo", group.nccl_log_path)
-        wrong = network.transport_warning(found, network.has_efa())
-        print(f"{group.world_size} processes, by {found}" + (f"\nWARNING: {wrong}" if wrong else ""), flush=True)
+        backend = "nccl" if group.device.type == "cuda" else "gloo"
+        transport = network.detect_transport(backend, group.nccl_log_path)
+        warning = network.transport_warning(transport, network.has_efa())
+        print(
+            f"{group.world_size} processes, by {transport}" + (f"\nWARNING: {warning}" if warning else ""), flush=True
+        )
 
 
 def tighten_timeouts(group: ProcessGroup, step_seconds: float) -> None:
-    """After the first step, which took so long: a collective of a minute, or of 30 such steps, has lost somebody.
+    """Shorten the timeout of collectives after the first step, which took `step_seconds`.
 
-    It holds for all groups that this process is in, those of comm.py too.
+    From then on, a collective that takes more than a minute, or than 30 such steps, has lost a process. The timeout
+    holds for all groups of this process, also for those of comm_hooks.py.
     """
     if group.world_size > 1:
-        for one in list(dist.distributed_c10d._world.pg_map):
-            dist.distributed_c10d._set_pg_timeout(
-                max(STEADY_TIMEOUT, datetime.timedelta(seconds=30 * step_seconds)), one
-            )
+        timeout = max(STEADY_TIMEOUT, datetime.timedelta(seconds=30 * step_seconds))
+        for torch_group in list(dist.distributed_c10d._world.pg_map):
+            dist.distributed_c10d._set_pg_timeout(timeout, torch_group)
 
 
 def check_same_on_all_ranks(group: ProcessGroup, name: str, number: int) -> None:
-    """Raise `Expected` when a number below 2**53 differs between the processes: they would train on different data."""
-    ends = torch.tensor([number, -number], dtype=torch.float64, device=group.device)
+    """Raise `TrainingError` when a number differs between the ranks, which would then train on different data.
+
+    The number must be below 2**53, so that float64 holds it exactly. `name` is a plural: "the numbers of images".
+    """
+    bounds = torch.tensor([number, -number], dtype=torch.float64, device=group.device)
     if group.world_size > 1:
-        dist.all_reduce(ends, dist.ReduceOp.MAX)
-    high, low = int(ends[0].item()), int(-ends[1].item())
-    if high != low:
-        raise TrainingError(f"{name} differ between the machines (this one has {number}, others from {low} to {high})")
+        dist.all_reduce(bounds, dist.ReduceOp.MAX)
+    highest, lowest = int(bounds[0].item()), int(-bounds[1].item())
+    if highest != lowest:
+        raise TrainingError(
+            f"{name} differ between the machines (this one has {number}, others from {lowest} to {highest})"
+        )
 
 
 def compute_dtype(device: torch.device) -> torch.dtype:
-    """bfloat16 where the GPU has it (compute capability 8.0), float16 with a scaler on older ones, float32 on a CPU."""
+    """Return the precision to compute in.
+
+    bfloat16 on GPUs that have it (compute capability 8.0), float16 with a loss scale on older ones, float32 on a CPU.
+    """
     if device.type != "cuda":
         return torch.float32
     return torch.bfloat16 if torch.cuda.get_device_capability(device) >= (8, 0) else torch.float16
 
 
 def loader_process_count(group: ProcessGroup, requested: int | None) -> int:
-    """Return the number of loader processes: as asked, else this machine's processors shared out, 16 at most."""
+    """Return the number of loader processes: as requested, else an equal share of the processors, at most 16."""
     if requested is not None:
         return requested
-    return max(1, min(16, (os.cpu_count() or 1) // group.local_world_size - (group.device.type == "cpu")))
+    processors = (os.cpu_count() or 1) // group.local_world_size
+    if group.device.type == "cpu":
+        processors -= 1  # one is left to the trainer itself
+    return max(1, min(MAX_LOADER_PROCESSES, processors))
 
 
 def device_name(device: torch.device) -> str:
-    """Return what the GPU, or on a CPU the processor, calls itself; "" where it does not say it."""
+    """Return the model name of the GPU or of the processor; "" when it is not known."""
     return torch.cuda.get_device_name(device) if device.type == "cuda" else provenance.cpu_model()
 
 
 def peak_memory_gb(device: torch.device) -> float:
-    """The most memory so far in GB (1e9 bytes): of the GPU, or of this process on a CPU."""
+    """Return the peak memory so far in GB (1e9 bytes): of the GPU, or of this process on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 1e9
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
 
 
 def sum_over_processes(group: ProcessGroup, values: torch.Tensor) -> torch.Tensor:
-    """Sum a tensor over all processes, in place, and return it."""
+    """Sum a tensor over all ranks, in place, and return it."""
     if group.world_size > 1:
         dist.all_reduce(values)
     return values
 
 
 def barrier(group: ProcessGroup) -> None:
-    """Wait for all."""
+    """Wait until all ranks have called it."""
     sum_over_processes(group, torch.zeros(1, device=group.device)).item()
 
 
 def exit_process(group: ProcessGroup) -> None:
-    """End this process when it has peers, with code 0 and nothing taken apart: Gloo's threads are still at work. Of
-    short runs that just ended every fourth aborted, and after `destroy_process_group` one in ten waited for ever, this
-    thread for Gloo's and that one for Python's lock.
+    """Exit at once with code 0 when there are several ranks, without any cleanup; else return.
+
+    Gloo's threads are still running. With a regular exit, one short run in four aborted; after
+    `destroy_process_group`, one in ten hung: this thread waited for Gloo's, and Gloo's for Python's lock.
     """
     if group.world_size > 1:
-        for one in (sys.stdout, sys.stderr):
-            one.flush()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
         os._exit(0)

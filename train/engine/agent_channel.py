@@ -1,10 +1,11 @@
-"""What a trainer tells the agent beside it, and what the agent may ask: small files in the folder IMGNET_WORK.
+"""The channel between a trainer process and the agent on its machine: small files in the folder IMGNET_WORK.
 
-    progress.json     the first process of a machine: state, step, numbers; replaced about once a second
-    failed-3.json     rank 3, last words: why it ended, and whose fault it was ("final", "own", "peer")
-    ask               made by the agent: save at an agreed step and end; SIGTERM asks the same
+    progress.json     written by the first trainer of a machine: state, step, numbers; replaced about once a second
+    failed-3.json     written by rank 3 before it exits with an error: the reason, and whose fault it was
+                      ("own", "peer": another process disappeared, "final": every further attempt would fail too)
+    ask               created by the agent: write a checkpoint at an agreed step and exit; SIGTERM asks the same
 
-Without IMGNET_WORK (torchrun by hand) nothing is written. Imports no torch.
+Without IMGNET_WORK (torchrun by hand) nothing is written. This module does not import torch.
 """
 
 import faulthandler
@@ -20,75 +21,86 @@ from typing import Any
 from train.tools.errors import TrainingError, is_peer_failure
 from train.tools.filesystem import to_json_bytes, write_atomic
 
+THROTTLE_SECONDS = 0.5  # a throttled report is dropped when the last write is younger than this
+
 
 class AgentChannel:
-    """One process's line to its agent."""
+    """This process's reports to the agent, and the agent's request to stop."""
 
     def __init__(self) -> None:
         work = os.environ.get("IMGNET_WORK")
         self.folder = Path(work) if work else None
-        self.rank, self.local_rank = (int(os.environ.get(name, 0)) for name in ("RANK", "LOCAL_RANK"))
+        self.rank = int(os.environ.get("RANK", 0))
+        self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
         self.last_report: dict[str, Any] = {}
-        self.finished_state_seconds: dict[str, float] = {}  # seconds in each state that is over
-        self.last_write_time, self.state_start = 0.0, time.perf_counter()
+        self.last_write_time = 0.0
+        self.finished_state_seconds: dict[str, float] = {}  # seconds spent in each earlier state
+        self.state_start = time.perf_counter()
         self.sigterm_received = False
         self.ticks = 0
 
     def install_signal_handlers(self) -> None:
-        """Let SIGTERM ask for a save and an end, instead of killing; SIGUSR1 write the stacks of all threads."""
-        signal.signal(signal.SIGTERM, lambda *_: setattr(self, "terminated", True))
+        """Make SIGTERM a request to save and exit, and SIGUSR1 print the stacks of all threads."""
+        signal.signal(signal.SIGTERM, self._record_sigterm)
         faulthandler.register(signal.SIGUSR1, all_threads=True)
 
+    def _record_sigterm(self, *_: object) -> None:
+        self.sigterm_received = True
+
     def stop_requested(self) -> bool:
-        """Whether this process is asked to save and end."""
+        """Whether this process has been asked to save and exit."""
         return self.sigterm_received or (self.folder is not None and (self.folder / "ask").exists())
 
     def report_state(self, state: str, throttled: bool = False, **numbers: Any) -> None:
-        """Report a state and numbers. `often` marks news that may be dropped when the last ones are fresh."""
+        """Report a state and update numbers; earlier numbers stay.
+
+        A `throttled` report is not written when the last one is fresh. Its numbers are part of the next report.
+        """
         if state != self.last_report.get("state"):
             self.finished_state_seconds = self.seconds_by_state()
             self.state_start = time.perf_counter()
         self.last_report |= {"state": state, **numbers}
         now = time.monotonic()
-        if self.folder is None or self.local_rank or (throttled and now - self.last_write_time < 0.5):
+        if self.folder is None or self.local_rank:
+            return
+        if throttled and now - self.last_write_time < THROTTLE_SECONDS:
             return
         self.last_write_time = now
         write_atomic(self.folder / "progress.json", to_json_bytes(self.last_report), durable=False)
 
     def seconds_by_state(self) -> dict[str, float]:
-        """Return the seconds in each state until now."""
+        """Return the seconds spent in each state until now."""
         state = self.last_report.get("state")
         if state is None:
             return {}
-        return {
-            **self.finished_state_seconds,
-            state: self.finished_state_seconds.get(state, 0.0) + time.perf_counter() - self.state_start,
-        }
+        seconds = self.finished_state_seconds.get(state, 0.0) + time.perf_counter() - self.state_start
+        return {**self.finished_state_seconds, state: seconds}
 
     def tick(self) -> None:
-        """Say that we go forward, in a stretch without other news: who says nothing for long counts as stuck."""
+        """Show progress where there is nothing else to report: the agent takes a silent trainer for a hung one."""
         self.ticks += 1
         if self.last_report:
             self.report_state(self.last_report["state"], throttled=True, ticks=self.ticks)
 
     def report_failure(self, reason: str, fault: str = "own") -> None:
-        """Leave the last words. Fault: "final" would come back at every try, "peer" is another process's silence."""
-        if self.folder is not None:
-            path = self.folder / f"failed-{self.rank}.json"
-            write_atomic(
-                path,
-                to_json_bytes({"rank": self.rank, "reason": reason, "fault": fault, "time": time.time()}),
-                durable=False,
-            )
+        """Write why this process fails. `fault` is "own", "peer" or "final" (see the module)."""
+        if self.folder is None:
+            return
+        failure = {"rank": self.rank, "reason": reason, "fault": fault, "time": time.time()}
+        write_atomic(self.folder / f"failed-{self.rank}.json", to_json_bytes(failure), durable=False)
 
     def excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        """An excepthook: print the trace, tell the agent, and end at once, for an exit with torch takes a second."""
-        # Not to sys.stderr: init_process_group makes torch call us with a buffer there, and write it when we are gone.
-        said = "".join(traceback.format_exception(kind, error, trace))
-        print(said, end="", file=sys.__stderr__, flush=True)
+        """Print the traceback, report the failure, and exit at once: a regular exit with torch takes a second.
+
+        To be installed as `sys.excepthook`.
+        """
+        # Not to sys.stderr: once init_process_group has run, torch calls this hook with a buffer in its place, and
+        # prints that buffer only after the hook returns, which it never does.
+        formatted = "".join(traceback.format_exception(kind, error, trace))
+        print(formatted, end="", file=sys.__stderr__, flush=True)
         text = str(error).strip()
-        # A loader's worker sends its trace as text; the last line of it that is no part of the stack is the error.
-        reason = next((one for one in reversed(text.splitlines()) if one[:1].strip()), kind.__name__)
+        # A loader process sends its traceback as text. Its last line that is not indented is the error.
+        reason = next((line for line in reversed(text.splitlines()) if line[:1].strip()), kind.__name__)
         try:
             if isinstance(error, TrainingError):
                 self.report_failure(reason, "final")

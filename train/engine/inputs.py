@@ -1,4 +1,4 @@
-"""From a batch of the loader to what the network takes: on the device, normalised, in the precision of the run."""
+"""Turns a loader's batch into the network's input: on the device, normalized, in the precision of the run."""
 
 import zlib
 from dataclasses import dataclass
@@ -13,32 +13,37 @@ from train.distributed import process_group
 
 @dataclass(frozen=True)
 class Normalization:
-    """Mean and standard deviation of red, green and blue, from 0 to 1, by which a network's pixels are normalised."""
+    """Mean and standard deviation of red, green and blue, on a scale from 0 to 1."""
 
     mean: tuple[float, ...]
     std: tuple[float, ...]
 
     def __str__(self) -> str:
-        mean, std = (", ".join(f"{one:g}" for one in found) for found in (self.mean, self.std))
-        return f"mean {mean}, deviation {std}"
+        mean, std = (", ".join(f"{value:g}" for value in channels) for channels in (self.mean, self.std))
+        return f"mean {mean}, standard deviation {std}"
 
 
-IMAGENET_NORMALIZATION = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # all ResNets since 2015 use it
+IMAGENET_NORMALIZATION = Normalization((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))  # of all ResNets since 2015
 
 
-def normalization_of(net: nn.Module) -> Normalization:
-    """Return how a network wants its pixels: timm's say it, and their files of weights were trained so; others are
-    ImageNet's.
+def normalization_of(model: nn.Module) -> Normalization:
+    """Return the normalization that a network expects.
+
+    timm's networks state theirs, and their published weights were trained with it. All others get ImageNet's.
     """
-    told = getattr(net, "pretrained_cfg", None) or getattr(net, "default_cfg", None)
-    pair = [told.get(name) for name in ("mean", "std")] if isinstance(told, dict) else []
-    good = [tuple(map(float, one)) for one in pair if isinstance(one, tuple | list) and len(one) == 3]
-    return Normalization(*good) if len(good) == 2 else IMAGENET_NORMALIZATION
+    config = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None)
+    if not isinstance(config, dict):
+        return IMAGENET_NORMALIZATION
+    channels = [config.get("mean"), config.get("std")]
+    valid = [tuple(map(float, values)) for values in channels if isinstance(values, tuple | list) and len(values) == 3]
+    return Normalization(*valid) if len(valid) == 2 else IMAGENET_NORMALIZATION
 
 
 class BatchPreprocessor:
-    """What a device does with a batch. `dtype` is that of scores and losses; `warmed` are the shapes (images, height,
-    width) that the warm-up has met.
+    """Moves batches to a device and normalizes them.
+
+    `score_dtype` is the type of the inputs, scores and losses. `compute_dtype` is the type that autocast computes in.
+    `warmed_shapes` holds the batch shapes (images, height, width) that the warm-up has run.
     """
 
     def __init__(
@@ -47,17 +52,23 @@ class BatchPreprocessor:
         score_dtype: torch.dtype = torch.float32,
         normalization: Normalization = IMAGENET_NORMALIZATION,
     ) -> None:
-        self.device, self.score_dtype, self.normalization = device, score_dtype, normalization
+        self.device = device
+        self.score_dtype = score_dtype
+        self.normalization = normalization
         self.compute_dtype = process_group.compute_dtype(device)
         self.warmed_shapes: set[tuple[int, ...]] = set()
-        pair = (normalization.mean, normalization.std)
-        self.mean, self.std = (torch.tensor(one, device=device).view(1, 3, 1, 1) * 255 for one in pair)
+        self.mean, self.std = (
+            torch.tensor(values, device=device).view(1, 3, 1, 1) * 255
+            for values in (normalization.mean, normalization.std)
+        )
 
     def prepare(self, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
-        """uint8 [n, h, w, 3] to normalised [n, 3, h, w] in channels-last memory, and labels [n], on the device.
+        """Return images and labels on the device.
 
-        Kernels are searched for shapes that the warm-up has met, so for none again: a rest of few images takes what
-        cuDNN thinks best.
+        Images: uint8 [n, h, w, 3] becomes normalized [n, 3, h, w] in channels-last memory. Labels: [n].
+
+        cuDNN may search kernels only for shapes that the warm-up has met, so it finds them in its cache. For any other
+        shape, such as a remainder of a few images, it uses its heuristic instead of a search in the middle of the run.
         """
         torch.backends.cudnn.benchmark = tuple(batch.images.shape[:3]) in self.warmed_shapes
         images = batch.images.to(self.device, non_blocking=True).permute(0, 3, 1, 2)
@@ -65,12 +76,14 @@ class BatchPreprocessor:
         return images.to(self.score_dtype).sub_(self.mean).div_(self.std), labels
 
     def autocast(self) -> Any:
-        """Half precision where the GPU has it, nothing on a CPU."""
+        """Return a context of half precision on a GPU; it does nothing on a CPU."""
         return torch.autocast(self.device.type, self.compute_dtype, enabled=self.compute_dtype != torch.float32)
 
 
 def seed_dropout(seed: int, step: int, chunk: int) -> None:
-    """Let what a network drops out of a chunk depend on (seed, step, chunk) only: the same after a resume, and on any
-    number of processes.
+    """Seed torch so that dropout depends on (seed, step, chunk) only.
+
+    A resumed run, and one on another number of processes, then drops the same values. `step` counts from the start of
+    the run, `chunk` over all ranks.
     """
     torch.manual_seed(zlib.crc32(f"{seed} {step} {chunk}".encode()))

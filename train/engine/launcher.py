@@ -1,34 +1,43 @@
-"""Starts one trainer process per GPU on this machine and waits for them."""
+"""Starts the trainer's processes on this machine, one per GPU, and waits for them."""
 
 import signal
 import time
 
 from train.tools import process
 
+POLL_SECONDS = 0.05
 
-def _gpu_count() -> int:
-    import torch  # seconds, which a parent that is told --procs need not wait for
+
+def gpu_count() -> int:
+    """Return the number of GPUs that torch sees on this machine."""
+    import torch  # takes seconds to import; a parent that was given --procs does not need it
 
     return torch.cuda.device_count()
 
 
 def launch_ranks(argv: list[str], procs: int) -> int:
-    """Start the processes and wait; when one fails, end the others. Returns the first bad exit code."""
-    children = process.spawn_ranks(argv, procs, master_port=process.free_port())
+    """Start `procs` processes of a command as ranks of one run, and wait until all have ended.
 
-    def pass_on(number: int, _: object) -> None:  # so that they save: killed with us, they would not
-        for one in children:
-            one.send_signal(number)
+    When one fails, the others are killed. Returns the first non-zero exit code, 130 after Ctrl-C, else 0. SIGTERM is
+    passed on to the processes, so that they write a checkpoint; killed together with their parent they could not.
+    """
+    ranks = process.spawn_ranks(argv, procs, master_port=process.free_port())
 
-    signal.signal(signal.SIGTERM, pass_on)
+    def forward_signal(number: int, _: object) -> None:
+        for rank in ranks:
+            rank.send_signal(number)
+
+    signal.signal(signal.SIGTERM, forward_signal)
     try:
         while True:
-            codes = [one.poll() for one in children]
-            bad = [code for code in codes if code]
-            if bad or None not in codes:
-                return abs(bad[0]) if bad else 0
-            time.sleep(0.05)
+            exit_codes = [rank.poll() for rank in ranks]
+            failures = [code for code in exit_codes if code]
+            if failures:
+                return abs(failures[0])
+            if None not in exit_codes:
+                return 0
+            time.sleep(POLL_SECONDS)
     except KeyboardInterrupt:
         return 130
     finally:
-        process.kill_process_groups(children)
+        process.kill_process_groups(ranks)

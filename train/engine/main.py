@@ -1,4 +1,4 @@
-"""Command line of the trainer: one process per GPU, or one rank under torchrun or the agent."""
+"""The trainer's command line: starts one process per GPU, or is one rank under torchrun or the agent."""
 
 import io
 import os
@@ -14,55 +14,62 @@ from train.tools.errors import TrainingError, WorkerLost
 from train.tools.filesystem import one_line_error
 
 from .agent_channel import AgentChannel
-from .launcher import _gpu_count, launch_ranks
+from .launcher import gpu_count, launch_ranks
 from .options import TrainOptions, parse_train_options
 
 
 def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
-    """Run the command line; `dataset` is what a standby has opened.
+    """Run the trainer's command line.
 
-    Returns the exit code: 0 done, 1 failed, 3 saved and ended because it was asked to.
+    `dataset` is an opened data set that a standby process passes on. Returns the exit code: 0 done, 1 failed, 2 wrong
+    usage, 3 a checkpoint was written and the run ended because it was asked to.
     """
     options = parse_train_options(argv)
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a file's name may be no text, and what is said of it goes on
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a file name may be no valid text, and messages quote file names
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        found = select_recipes(read_recipes(options.recipe), [options.only] if options.only else [])
+        recipe = choose_recipe(options)
     except RecipeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    if len(found) > 1:
-        print(
-            f"error: {options.recipe} has {len(found)} recipes; choose with --only: {', '.join(r.name for r in found)}",
-            file=sys.stderr,
-        )
-        return 2
-    recipe = found[0].for_machines(options.machines)
-    if options.seed is not None:
-        try:
-            recipe = replace(recipe, seed=options.seed)
-        except ValueError as error:
-            print(f"error: {error}", file=sys.stderr)
-            return 2
     if "RANK" in os.environ:
         return run_rank(options, recipe, dataset)
-    procs = options.procs or _gpu_count() or 1
+    procs = options.procs or gpu_count() or 1
     if procs == 1:
         return run_rank(options, recipe)
     return launch_ranks([sys.executable, "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
 
 
+def choose_recipe(options: TrainOptions) -> Recipe:
+    """Return the recipe that the options name, for their number of machines and seed.
+
+    Raises `RecipeError` when there is none, more than one, or the seed is out of range.
+    """
+    recipes = select_recipes(read_recipes(options.recipe), [options.only] if options.only else [])
+    if len(recipes) > 1:
+        names = ", ".join(recipe.name for recipe in recipes)
+        raise RecipeError(f"{options.recipe} has {len(recipes)} recipes; choose one with --only: {names}")
+    recipe = recipes[0].for_machines(options.machines)
+    if options.seed is None:
+        return recipe
+    try:
+        return replace(recipe, seed=options.seed)
+    except ValueError as error:
+        raise RecipeError(str(error)) from error
+
+
 def run_rank(options: TrainOptions, recipe: Recipe, dataset: Any = None) -> int:
-    """Be one process of the run."""
-    report = AgentChannel()
-    sys.excepthook = report.excepthook
-    report.report_state("starting")
-    from . import run  # torch takes seconds: the agent hears from us first
+    """Run this process's rank of the training run. Returns its exit code."""
+    agent_channel = AgentChannel()
+    sys.excepthook = agent_channel.excepthook
+    agent_channel.report_state("starting")
+    from . import run  # torch takes seconds to import; the agent gets the report above first
 
     try:
-        return run.run_attempt(options, recipe, report, dataset)
+        return run.run_attempt(options, recipe, agent_channel, dataset)
     except (TrainingError, WorkerLost, DataError, OSError) as error:
-        print(f"error: {one_line_error(error)}", file=sys.stderr, flush=True)
-        report.report_failure(one_line_error(error), "own" if isinstance(error, WorkerLost) else "final")
+        message = one_line_error(error)
+        print(f"error: {message}", file=sys.stderr, flush=True)
+        agent_channel.report_failure(message, "own" if isinstance(error, WorkerLost) else "final")
         sys.stderr.flush()
-        os._exit(1)  # peers may be in a collective, loader processes alive: nothing here waits for them
+        os._exit(1)  # a regular exit would wait for loader processes, and for peers in a collective

@@ -1,4 +1,4 @@
-"""The trainer's own command line, the same alone, under the agent and under torchrun."""
+"""The trainer's command-line options: the same by hand, under the agent and under torchrun."""
 
 import argparse
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from train.recipe.target import Target
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """Where and how much; how to train stands in the recipe."""
+    """Where a run reads and writes, and how much of it is done. How to train is in the recipe."""
 
     recipe: str
     only: str | None
@@ -37,12 +37,12 @@ class TrainOptions:
 
     @property
     def log_dir(self) -> Path:
-        """Where metrics and events are written: on a machine's own disk when the agent brings them to `out`."""
+        """Folder of metrics and events: on the machine's own disk when the agent copies them to `out`."""
         return self.local or self.out
 
 
 def fraction_type(text: str) -> float:
-    """A number above 0, at most 1."""
+    """Parse a number above 0 and at most 1. Raises `ValueError`, which argparse reports."""
     value = float(text)
     if not 0 < value <= 1:
         raise ValueError
@@ -50,7 +50,7 @@ def fraction_type(text: str) -> float:
 
 
 def positive_int(text: str) -> int:
-    """A whole number above 0."""
+    """Parse an integer of at least 1. Raises `ValueError`, which argparse reports."""
     value = int(text)
     if value < 1:
         raise ValueError
@@ -58,7 +58,7 @@ def positive_int(text: str) -> int:
 
 
 def non_negative_int(text: str) -> int:
-    """A whole number, 0 or more."""
+    """Parse an integer of at least 0. Raises `ValueError`, which argparse reports."""
     value = int(text)
     if value < 0:
         raise ValueError
@@ -66,7 +66,7 @@ def non_negative_int(text: str) -> int:
 
 
 def non_negative_seconds(text: str) -> float:
-    """A number of seconds, 0 or more."""
+    """Parse a number of seconds of at least 0. Raises `ValueError`, which argparse reports."""
     value = float(text)
     if not value >= 0:
         raise ValueError
@@ -74,7 +74,7 @@ def non_negative_seconds(text: str) -> float:
 
 
 def target_type(text: str) -> Target:
-    """A target such as top5=93."""
+    """Parse a target such as top5=93. Raises `argparse.ArgumentTypeError` with the reason."""
     try:
         return Target.parse(text)
     except ValueError as error:
@@ -82,53 +82,53 @@ def target_type(text: str) -> Target:
 
 
 def parse_train_options(argv: Sequence[str] | None = None) -> TrainOptions:
-    """Read the command line; ends the program with code 2 when it is wrong."""
+    """Parse the command line. Exits with code 2 and a usage message when it is wrong."""
     parser = argparse.ArgumentParser(
         prog="python -m train",
-        description="Train a recipe with one process per GPU, or as many as --procs says.",
+        description="Train a recipe on this machine, with one process per GPU or with --procs processes.",
         epilog="Under torchrun: torchrun --nproc-per-node 8 -m train recipes/resnet50_18min.py --out DIR",
     )
     add = parser.add_argument
-    add("recipe", help="recipes/x.py, recipes.x, or a resolved recipe as JSON")
-    add("--only", metavar="NAME", help="which recipe, when the file yields several")
+    add("recipe", help="recipe file (recipes/x.py), module (recipes.x), or a resolved recipe as JSON")
+    add("--only", metavar="NAME", help="name of the recipe to train, when the file has several")
     add(
         "--data",
         type=Path,
         metavar="DIR",
-        help="train/<class>/*.JPEG and val/<class>/*.JPEG (default: the recipe's)",
+        help="data set with train/<class>/*.JPEG and val/<class>/*.JPEG, or a packed one (default: the recipe's)",
     )
     add(
         "--copies",
         type=Path,
         metavar="DIR",
-        help="the prepared copies (default: the data folder's name with -sz)",
+        help="folder of the resized copies (default: the data folder's name with -sz appended)",
     )
     add(
         "--out",
         type=Path,
         required=True,
         metavar="DIR",
-        help="checkpoints, metrics, events and result.json go here",
+        help="folder for checkpoints, metrics, events and result.json",
     )
     add(
         "--attempt",
         type=positive_int,
         default=1,
         metavar="N",
-        help="number of this attempt; its checkpoints are apart",
+        help="number of this attempt; each attempt has its own folder of checkpoints (default: 1)",
     )
     add(
         "--resume",
         default="auto",
         metavar="FILE",
-        help="a checkpoint, 'none', or 'auto': the newest of the last attempt",
+        help="checkpoint to resume from; 'none' starts from the beginning, 'auto' takes the newest (default: auto)",
     )
     add(
         "--machines",
         type=positive_int,
         default=1,
         metavar="N",
-        help="which table of the recipe (default: 1)",
+        help="use the recipe's table of phases for N machines (default: 1)",
     )
     add(
         "--gpus",
@@ -139,59 +139,63 @@ def parse_train_options(argv: Sequence[str] | None = None) -> TrainOptions:
     add(
         "--keep-batch",
         action="store_true",
-        help="keep the recipe's global batch: accumulate gradients",
+        help="keep the recipe's global batch on any number of GPUs, by gradient accumulation",
     )
     add(
         "--procs",
         type=positive_int,
         metavar="N",
-        help="processes here (default: one per GPU, 1 without)",
+        help="number of trainer processes to start here (default: one per GPU, or 1 without a GPU)",
     )
     add(
         "--max-steps",
         type=positive_int,
         metavar="N",
-        help="so many steps in all, shared out over the phases",
+        help="train only N steps in all, divided among the phases",
     )
     add(
         "--scale",
         type=fraction_type,
         default=1.0,
         metavar="F",
-        help="a rehearsal on this fraction of the images",
+        help="rehearse on this fraction of the images, above 0 and at most 1 (default: 1)",
     )
     add(
         "--save-seconds",
         type=non_negative_seconds,
         default=60.0,
         metavar="S",
-        help="a checkpoint so often, and after each epoch",
+        help="seconds between checkpoints; each epoch ends with one too (default: 60)",
     )
     add(
         "--skip-bad",
         action="store_true",
-        help="leave out files that are not images instead of ending",
+        help="skip files that are not valid images, instead of stopping at the first",
     )
     add(
         "--workers",
         type=non_negative_int,
         metavar="N",
-        help="loader processes for each trainer (default: by the processors)",
+        help="loader processes per trainer process (default: by the number of processors)",
     )
     add(
         "--target",
         type=target_type,
         metavar="top5=93",
-        help="end after the validation that reaches it: top5=93, top1=76.1",
+        help="stop after the first validation that reaches this accuracy: top5=93 or top1=76.1",
     )
-    add("--seed", type=non_negative_int, metavar="N", help="another seed than the recipe's")
-    add("--local", type=Path, metavar="DIR", help="metrics and events go here (default: --out)")
+    add("--seed", type=non_negative_int, metavar="N", help="random seed (default: the recipe's)")
+    add("--local", type=Path, metavar="DIR", help="folder for metrics and events (default: --out)")
     add(
         "--threads",
         type=positive_int,
         metavar="N",
-        help="threads of each process on a CPU (default: the processors shared)",
+        help="CPU threads per process when training without a GPU (default: an equal share of the processors)",
     )
-    add("--log-ids", action="store_true", help="write down which images each step used, in ids/ beside the metrics")
-    add("--exact", action="store_true", help="the same bits on any number of processes, slowly: for tests")
+    add("--log-ids", action="store_true", help="record which images each step used, in ids/ beside the metrics")
+    add(
+        "--exact",
+        action="store_true",
+        help="compute the same bits on any number of processes; slow, meant for tests",
+    )
     return TrainOptions(**vars(parser.parse_args(argv)))

@@ -1,4 +1,4 @@
-"""What the first process tells while it trains: the agent beside it, TensorBoard, JSON lines and text."""
+"""Progress reports of a training process: to its agent, and from rank 0 to TensorBoard, JSON lines and the console."""
 
 from typing import Any
 
@@ -16,7 +16,10 @@ from .options import TrainOptions
 
 
 class ProgressReporter:
-    """One process's line to whoever follows the run; only the first one writes anything but to its agent."""
+    """Reports one process's progress. Every rank reports to its agent; only rank 0 writes logs.
+
+    In all methods, `step` and `images_seen` count from the start of the run.
+    """
 
     def __init__(
         self,
@@ -26,17 +29,15 @@ class ProgressReporter:
         agent_channel: AgentChannel,
         time_breakdown: TimeBreakdown,
     ) -> None:
-        self.options, self.schedule, self.group, self.agent_channel, self.time_breakdown = (
-            options,
-            schedule,
-            group,
-            agent_channel,
-            time_breakdown,
-        )
+        self.options = options
+        self.schedule = schedule
+        self.group = group
+        self.agent_channel = agent_channel
+        self.time_breakdown = time_breakdown
         self.network = NetworkMeter()
 
     def start_attempt(self, step: int, images_seen: int, run_info: dict[str, Any]) -> None:
-        """Open the log, after so many steps and images of the run, and note what this attempt is."""
+        """Open the logs at this position of the run, and write what the attempt runs on (`Trainer.run_info`)."""
         if self.group.is_first:
             self.log = MetricsLog(self.options.log_dir, self.options.attempt, images_seen, self.schedule.steps)
             self.log.write_start(step, images_seen, run_info)
@@ -52,7 +53,11 @@ class ProgressReporter:
         step_seconds: float,
         wait_seconds: float,
     ) -> None:
-        """Tell of the steps up to the run's `step`: last rate, sums, median seconds of one and of its waits."""
+        """Report the steps since the last report.
+
+        `lr` is the last step's learning rate, `totals` the sums over the steps and all ranks. `step_seconds` and
+        `wait_seconds` are medians: of a step, and of a step's wait for its images.
+        """
         self.agent_channel.report_state(
             "training",
             throttled=True,
@@ -63,25 +68,25 @@ class ProgressReporter:
             where=self.time_breakdown.breakdown(),
         )
         if self.group.is_first:
-            values = interval_scalars(epoch, totals, lr, self.schedule.recipe.optim.momentum, self.group.world_size)
-            values |= {"times/step_ms": 1000 * step_seconds, "times/data_ms": 1000 * wait_seconds}
-            values |= {"memory/gb": process_group.peak_memory_gb(self.group.device), **self.network.rates()}
-            self.log.write_interval(step, images_seen, epoch.number + 1, values)
+            scalars = interval_scalars(epoch, totals, lr, self.schedule.recipe.optim.momentum, self.group.world_size)
+            scalars |= {"times/step_ms": 1000 * step_seconds, "times/data_ms": 1000 * wait_seconds}
+            scalars |= {"memory/gb": process_group.peak_memory_gb(self.group.device), **self.network.rates()}
+            self.log.write_interval(step, images_seen, epoch.number + 1, scalars)
 
     def report_epoch(self, step: int, images_seen: int, row: dict[str, Any]) -> None:
-        """Tell of an epoch, after so many steps and images of the run."""
-        known = {name: row[name] for name in ("top1", "top5") if row[name] is not None}
-        self.agent_channel.report_state("training", step=step, where=self.time_breakdown.breakdown(), **known)
+        """Report a finished epoch by its row of the history."""
+        accuracies = {name: row[name] for name in ("top1", "top5") if row[name] is not None}
+        self.agent_channel.report_state("training", step=step, where=self.time_breakdown.breakdown(), **accuracies)
         if self.group.is_first:
             self.log.write_epoch(step, images_seen, row)
 
     def close(self) -> None:
-        """Close the log of a run that goes on another time."""
+        """Close the logs of an attempt that ends before the run does."""
         if self.group.is_first:
             self.log.close()
 
     def finish(self, time_summary: dict[str, Any], goodput: float) -> None:
-        """Tell that all is done, and where the time went."""
+        """Close the logs of a finished run, and print where its time went."""
         if self.group.is_first:
             hparams.write_session_end(self.log.tensorboard)
             self.log.close()

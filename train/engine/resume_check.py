@@ -1,4 +1,4 @@
-"""What makes a run this run and no other: what a checkpoint must agree on with the run that goes on from it."""
+"""Decides whether a checkpoint belongs to the run that wants to resume from it."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,29 +10,38 @@ from train.tools.filesystem import json_roundtrip
 
 
 def run_fingerprint(recipe: Recipe, schedule: Schedule) -> dict[str, Any]:
-    """Return it as JSON. A compiled network is the same one, and a target says when to look, not what is trained."""
-    asked = replace(recipe, model=replace(recipe.model, compile=False)).to_json()
-    found: dict[str, Any] = json_roundtrip(
+    """Return what makes a run the same run, as JSON data.
+
+    Two parts of the recipe do not count: a compiled network is the same network, and a target changes when to stop,
+    not what is trained.
+    """
+    recipe_json = replace(recipe, model=replace(recipe.model, compile=False)).to_json()
+    fingerprint: dict[str, Any] = json_roundtrip(
         {
             "seed": recipe.seed,
             "images": schedule.images,
             "gpus": schedule.gpus,
             "max_steps": schedule.max_steps,
-            "recipe": {**asked, "target": None},  # last: of what differs the first is named
+            # The recipe comes last, because the error names the first entry that differs.
+            "recipe": {**recipe_json, "target": None},
         }
     )
-    return found
+    return fingerprint
 
 
 def check_same_run(saved: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Raise `Expected` when a checkpoint is another run's. Copies of the images may have been made meanwhile."""
-    for name, value in _comparable(expected).items():
-        if _comparable(saved).get(name) != value:
+    """Raise `TrainingError` when a checkpoint's fingerprint is another run's.
+
+    The resized copies that the phases read may differ: they may have been made since.
+    """
+    saved = _without_copies(saved)
+    for name, value in _without_copies(expected).items():
+        if saved.get(name) != value:
             raise TrainingError(
-                f"the checkpoint is of a run with another {name}; resume with the recipe and options of that run"
+                f"the checkpoint belongs to a run with another {name}; resume with the recipe and options of that run"
             )
 
 
-def _comparable(fingerprint: dict[str, Any]) -> dict[str, Any]:
+def _without_copies(fingerprint: dict[str, Any]) -> dict[str, Any]:
     phases = [{**phase, "copy": None} for phase in fingerprint["recipe"]["phases"]]
     return {**fingerprint, "recipe": {**fingerprint["recipe"], "phases": phases}}

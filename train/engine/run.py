@@ -1,4 +1,4 @@
-"""One attempt of a run, from the options to result.json."""
+"""One attempt of a training run, from its options to result.json."""
 
 import os
 import time
@@ -27,26 +27,28 @@ from .agent_channel import AgentChannel
 from .options import TrainOptions
 from .trainer import StopRequested, Trainer
 
-EXIT_SAVED = 3  # exit code of a process that was asked to end, and saved
+EXIT_SAVED = 3  # exit code of a process that was asked to stop and has written a checkpoint
 
 
 def run_attempt(
     options: TrainOptions, recipe: Recipe, agent_channel: AgentChannel, dataset: Dataset | None = None
 ) -> int:
-    """Train from the start or a checkpoint to the end, on images that are open already, or not.
+    """Train from the start or from a checkpoint to the end.
 
-    Returns the exit code: 0 done, 3 asked to end.
-    Raises `Expected`, `DataError`, `OSError` with one line that says what and where.
+    `dataset` is a data set that is open already (a standby opens it early). Returns the exit code: 0 done, 3 asked to
+    stop. Raises `TrainingError`, `DataError` or `OSError` with one line that says what is wrong and where.
     """
-    started = time.time()
+    attempt_start_time = time.time()
     options.out.mkdir(parents=True, exist_ok=True)
     if dataset is None:
         agent_channel.report_state("indexing")
         dataset = open_run_dataset(options, recipe)
-    path = resume_path(options)
-    begun = dataset.load_start_time or started
+    checkpoint = resume_path(options)
+    run_start_time = dataset.load_start_time or attempt_start_time
     if agent_channel.rank == 0:
-        begun = target.start_clock(options.out, begun, is_new_run=options.attempt == 1 and path is None)
+        is_new_run = options.attempt == 1 and checkpoint is None
+        run_start_time = target.start_clock(options.out, run_start_time, is_new_run=is_new_run)
+
     agent_channel.report_state("joining")
     group = process_group.join_process_group()
     agent_channel.install_signal_handlers()
@@ -62,31 +64,31 @@ def run_attempt(
         threads = 1 if options.exact else options.threads or (os.cpu_count() or 1) // group.local_world_size
         torch.set_num_threads(max(1, threads))
         process.disable_malloc_trim()
-    feed = DistributedBatchSampler(schedule, dataset.indexes, recipe.seed, group.rank, group.world_size)
-    trainer = Trainer(options, recipe, group, feed, len(dataset.train.classes), agent_channel)
+
+    sampler = DistributedBatchSampler(schedule, dataset.indexes, recipe.seed, group.rank, group.world_size)
+    trainer = Trainer(options, recipe, group, sampler, len(dataset.train.classes), agent_channel)
+    trainer.run_start_time = run_start_time
     if group.is_first and schedule.scaling_note:
         print(schedule.scaling_note, flush=True)
-    trainer.run_start_time = begun
     if group.is_first and not thumbnails.read_thumbnails(options.out):
-        thumbnails.write_thumbnails(
-            dataset.indexes["val", dataset.recipe.phases[-1].copy], options.log_dir, options.attempt
-        )
-    resume_or_start(trainer, path)
-    process_group.check_same_on_all_ranks(group, "the steps to go on from", trainer.steps_done)
-    if group.is_first and agent_channel.folder is None:  # an agent looks after its own
+        val_index = dataset.indexes["val", dataset.recipe.phases[-1].copy]
+        thumbnails.write_thumbnails(val_index, options.log_dir, options.attempt)
+    resume_or_start(trainer, checkpoint)
+    process_group.check_same_on_all_ranks(group, "the steps to resume from", trainer.steps_done)
+    if group.is_first and agent_channel.folder is None:  # an agent removes an old result itself
         (options.out / "result.json").unlink(missing_ok=True)  # of an earlier run, or of this one with another target
+
     try:
-        trainer.train(
-            BatchDecoder(dataset.indexes, recipe.seed), process_group.loader_process_count(group, options.workers)
-        )
+        decoder = BatchDecoder(dataset.indexes, recipe.seed)
+        trainer.train(decoder, process_group.loader_process_count(group, options.workers))
     except StopRequested:
         agent_channel.report_state("saved", step=trainer.steps_done)
-        print(f"asked to end: saved at step {trainer.steps_done}", flush=True)
-        os._exit(EXIT_SAVED)  # the loader has batches in flight that nobody wants
+        print(f"stopped on request: saved at step {trainer.steps_done}", flush=True)
+        os._exit(EXIT_SAVED)  # a regular exit would wait for the loader's batches in flight
     if group.is_first:
-        result = publish_result(trainer, started, dataset.recipe)
-        where = options.out / "result.json"
-        print(f"done: top-1 {result['top1']:.2f} %  top-5 {result['top5']:.2f} %  {where}", flush=True)
+        result = publish_result(trainer, attempt_start_time, dataset.recipe)
+        path = options.out / "result.json"
+        print(f"done: top-1 {result['top1']:.2f} %  top-5 {result['top5']:.2f} %  {path}", flush=True)
         if result["target"]:
             print(target.describe_outcome(result["target"]), flush=True)
     process_group.barrier(group)
@@ -95,86 +97,89 @@ def run_attempt(
     return 0
 
 
-def check_ranks_agree(group: process_group.ProcessGroup, dataset: Dataset) -> None:
-    """Raise `Expected` unless all processes have the same images, read the same copies of them, and compute alike.
-
-    Of a copy only the sizes are compared: that it is of the same images as the full-size set each has seen already.
-    """
-    same = process_group.check_same_on_all_ranks
-    half = process_group.compute_dtype(group.device) == torch.bfloat16
-    same(group, "the GPUs' precisions (1 for bfloat16, 0 for another)", int(half))
-    same(group, "the numbers of prepared copies of the images", len(dataset.indexes) // 2 - 1)
-    for split, copy in sorted(dataset.indexes, key=lambda one: (one[0], one[1] or 0)):
-        index = dataset.indexes[split, copy]
-        if copy is None:
-            same(group, f"the numbers of images in {index.folder}", len(index))
-            same(group, f"the names of the images in {index.folder}", index.names_checksum)
-            same(group, f"the names of the classes in {index.folder}", names_crc32(index.classes))
-        same(group, f"the widths and heights of the images in {index.folder}", index.sizes_checksum)
-
-
 def open_run_dataset(options: TrainOptions, recipe: Recipe) -> Dataset:
-    """Return the images that the options name. Raises `DataError`."""
+    """Open the data set that the options name, else the recipe's. Raises `DataError`."""
     root = data_root(recipe.data, options.data)
     return open_dataset(
-        recipe, root, copies_root(root, options.copies), scale=options.scale, seed=recipe.seed,
-        skip_bad=options.skip_bad, log=lambda text: print(text, flush=True),
-    )  # fmt: skip
-
-
-def resume_path(options: TrainOptions) -> Path | None:
-    """Return the checkpoint that the options name, None for the beginning."""
-    return (
-        checkpoint_to_resume(options)
-        if options.resume == "auto"
-        else None
-        if options.resume == "none"
-        else Path(options.resume)
+        recipe,
+        root,
+        copies_root(root, options.copies),
+        scale=options.scale,
+        seed=recipe.seed,
+        skip_bad=options.skip_bad,
+        log=lambda text: print(text, flush=True),
     )
 
 
-def resume_or_start(trainer: Trainer, path: Path | None) -> None:
-    """Go on from a checkpoint, if there is one. Raises `Expected` when it cannot be used."""
-    if path is None:
+def check_ranks_agree(group: process_group.ProcessGroup, dataset: Dataset) -> None:
+    """Raise `TrainingError` unless all ranks have the same images and copies, and compute in the same precision.
+
+    Of a resized copy only the image sizes are compared. That it is a copy of the full-size images, each rank has
+    checked when it opened the copy.
+    """
+    check = process_group.check_same_on_all_ranks
+    uses_bfloat16 = process_group.compute_dtype(group.device) == torch.bfloat16
+    check(group, "the GPUs' precisions (1 for bfloat16, 0 for another)", int(uses_bfloat16))
+    check(group, "the numbers of resized copies of the images", len(dataset.indexes) // 2 - 1)
+    for split, copy in sorted(dataset.indexes, key=lambda key: (key[0], key[1] or 0)):
+        index = dataset.indexes[split, copy]
+        if copy is None:
+            check(group, f"the numbers of images in {index.folder}", len(index))
+            check(group, f"the names of the images in {index.folder}", index.names_checksum)
+            check(group, f"the names of the classes in {index.folder}", names_crc32(index.classes))
+        check(group, f"the widths and heights of the images in {index.folder}", index.sizes_checksum)
+
+
+def resume_path(options: TrainOptions) -> Path | None:
+    """Return the checkpoint that --resume names, None to start from the beginning."""
+    if options.resume == "auto":
+        return newest_checkpoint_until(options.out / "checkpoints", options.attempt)
+    return None if options.resume == "none" else Path(options.resume)
+
+
+def newest_checkpoint_until(folder: Path, attempt: int) -> Path | None:
+    """Return the newest intact checkpoint of this attempt, or of the latest earlier attempt that has one."""
+    for number in range(attempt, 0, -1):
+        checkpoint = checkpoint_io.newest_checkpoint(folder / f"{number:06d}")
+        if checkpoint:
+            return checkpoint
+    return None
+
+
+def resume_or_start(trainer: Trainer, checkpoint: Path | None) -> None:
+    """Restore a checkpoint, or load the first weights. Raises `TrainingError` when that is impossible."""
+    if checkpoint is None:
         load_initial_weights(trainer)
         return
     try:
-        state = checkpoint_io.load_checkpoint(path)
+        state = checkpoint_io.load_checkpoint(checkpoint)
     except (ValueError, FileNotFoundError) as error:
         raise TrainingError(str(error)) from error
     trainer.restore(state)
     if trainer.group.is_first:
-        print(f"resumed from {path} at step {trainer.steps_done}", flush=True)
+        print(f"resumed from {checkpoint} at step {trainer.steps_done}", flush=True)
 
 
 def load_initial_weights(trainer: Trainer) -> None:
-    """Begin with the weights that the recipe names. Other people's networks and files must be the same everywhere."""
+    """Load the pretrained weights that the recipe names, if it names any.
+
+    Files, and networks that this project does not define, may differ between machines, so their weights are compared
+    over all ranks. Raises `TrainingError` when they differ or cannot be used.
+    """
     model, group = trainer.recipe.model, trainer.group
     if model.weights:
-        pretrained.load_pretrained(trainer.model, model.weights, partial(print, flush=True) if group.is_first else str)
+        log = partial(print, flush=True) if group.is_first else (lambda text: None)
+        pretrained.load_pretrained(trainer.model, model.weights, log)
     if group.world_size > 1 and (model.weights or model.name not in registry.MODEL_BUILDERS):
-        process_group.check_same_on_all_ranks(
-            group, "the first weights of the network", registry.weights_crc32(trainer.model)
-        )
-
-
-def checkpoint_to_resume(options: TrainOptions) -> Path | None:
-    """Return the newest whole checkpoint of this attempt or the last one before it that has any."""
-    folder = options.out / "checkpoints"
-    for number in range(options.attempt, 0, -1):
-        found = checkpoint_io.newest_checkpoint(folder / f"{number:06d}")
-        if found:
-            return found
-    return None
+        checksum = registry.weights_crc32(trainer.model)
+        process_group.check_same_on_all_ranks(group, "the initial weights of the network", checksum)
 
 
 def publish_result(trainer: Trainer, attempt_start_time: float, recipe: Recipe) -> dict[str, Any]:
-    """Write result.json, and return what is in it: there is one only when everything was done, or its target met."""
-    epochs = [
-        row | trainer.time_breakdown.epoch_times(row["epoch"]) for row in trainer.history
-    ]  # the last one's save is known now
-    trained, validated = (sum(one[name] for one in epochs) for name in ("train_seconds", "val_seconds"))
-    goal = trainer.options.target or target.Target.from_options("", recipe)
+    """Write result.json and return its content. It exists only when the schedule is done or the target is reached."""
+    # The time of the last epoch's checkpoint is known only now.
+    epochs = [row | trainer.time_breakdown.epoch_times(row["epoch"]) for row in trainer.history]
+    requested_target = trainer.options.target or target.Target.from_options("", recipe)
     result: dict[str, Any] = {
         "recipe": recipe.name,
         "state": "done",
@@ -182,13 +187,13 @@ def publish_result(trainer: Trainer, attempt_start_time: float, recipe: Recipe) 
         "images": trainer.images_seen,
         "steps": trainer.steps_done,
         "epochs": epochs,
-        "target": target.target_outcome(goal, epochs),
+        "target": target.target_outcome(requested_target, epochs),
         "clock": {"begun": trainer.run_start_time, "seconds": epochs[-1].get("clock")},
         "train_images": trainer.schedule.images,
         "seconds": {
             "attempt": time.time() - attempt_start_time,
-            "training": trained,
-            "validation": validated,
+            "training": sum(epoch["train_seconds"] for epoch in epochs),
+            "validation": sum(epoch["val_seconds"] for epoch in epochs),
             "waiting for images": trainer.time_breakdown.wait_seconds,
             "first step to last": trainer.time_summary["wall"],
         },

@@ -1,9 +1,10 @@
-"""A process that has loaded all it can and waits to be told which trainer to be. `python -m train.engine.standby READY WORDS`.
+"""A standby trainer: `python -m train.engine.standby READY OPTIONS...` loads everything and waits to become a trainer.
 
-Loading torch takes seconds, the first optimizer as long again (it imports torch._dynamo), and looking through a folder
-of a million images longer: after a loss they are what everybody would wait for. WORDS are the trainer's own, but for
-what only an attempt knows. The file READY appears when nothing is left to load; then one line of JSON on stdin says
-{"argv": [...], "environment": {...}, "log": path}. No GPU is touched before that. End of input: nobody needs us.
+After a loss, starting a trainer is what all other machines would wait for: torch takes seconds to import, the first
+optimizer as long again (it imports torch._dynamo), and listing a folder of a million images longer. OPTIONS are the
+trainer's own, without those that only an attempt knows. The standby creates the file READY when everything is loaded,
+then reads one line of JSON from stdin, {"argv": [...], "environment": {...}, "log": path}, and becomes that trainer.
+Until then it touches no GPU. It exits when stdin is closed: then it is not needed.
 """
 
 import json
@@ -12,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from train.recipe.files import read_recipes as load_recipe
+from train.recipe.files import read_recipes
 from train.tools import process
 
 from . import main as command_main
@@ -20,26 +21,27 @@ from .options import parse_train_options
 
 
 def main() -> int:
-    """Wait, then be the trainer that was asked for. Returns its exit code."""
+    """Load, wait, and become the requested trainer. Returns its exit code."""
     process.die_with_parent()
-    dataset = preload(sys.argv[2:])
-    Path(sys.argv[1]).touch()
+    ready_path, *options = sys.argv[1:]
+    dataset = preload(options)
+    Path(ready_path).touch()
     line = sys.stdin.readline()
     if not line:
         return 0
-    asked = json.loads(line)
-    os.environ.update(asked["environment"])
-    with Path(asked["log"]).open("ab") as log:
-        for stream in (1, 2):
-            os.dup2(log.fileno(), stream)
+    request = json.loads(line)
+    os.environ.update(request["environment"])
+    with Path(request["log"]).open("ab") as log:
+        for stdout_or_stderr in (1, 2):
+            os.dup2(log.fileno(), stdout_or_stderr)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    return command_main.main(asked["argv"], dataset)
+    return command_main.main(request["argv"], dataset)
 
 
 def preload(argv: list[str]) -> Any:
-    """Import what a run needs, build what imports the rest at its first use, and return the images.
+    """Import what a run imports, now or at first use, and return the opened data set.
 
-    None when they cannot be used: the trainer will find the same, and has somebody to say it to.
+    Returns None when the data cannot be used. The trainer will fail in the same way, and report it to its agent.
     """
     import torch
 
@@ -48,7 +50,7 @@ def preload(argv: list[str]) -> Any:
     torch.optim.SGD([torch.zeros(1)], lr=0.0)
     try:
         options = parse_train_options(argv)
-        return run.open_run_dataset(options, load_recipe(options.recipe)[0])
+        return run.open_run_dataset(options, read_recipes(options.recipe)[0])
     except Exception as error:
         print(f"{type(error).__name__}: {error}", flush=True)
         return None

@@ -1,14 +1,21 @@
-"""The loop. One stream of batches goes through it from the first step to the last validation.
+"""The training loop of one process (rank): from the first step to the last validation.
 
-for each epoch: for each step: rate, chunks, one all-reduce, one update
-                about once a second: sums and questions over all processes (the only host sync)
-                batch-norm statistics averaged, validation where it is due, checkpoint
+    train                     the whole schedule, from wherever the trainer stands
+      wrap_and_warm_up        DistributedDataParallel; every shape of batch is run once
+      run_epoch               all steps of an epoch; batch-norm averaging, validation, checkpoint
+        run_step              learning rate, forward and backward for each chunk, one all-reduce, one update
+        sync_metrics          about once a second: sums over all ranks; the only time the host waits for the device
+        validate              accuracy over all validation images
+
+A *step* takes one global batch. A *chunk* is the part of it that one GPU of the schedule sees at once; a rank with
+several chunks per step accumulates their gradients. One stream of batches, asked for ahead of time, feeds the loop from
+the first step to the last validation.
 """
 
 import contextlib
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -44,21 +51,25 @@ from .progress import ProgressReporter
 from .validation import run_validation
 from .warmup import batch_shapes, compile_per_shape, image_sizes, warm_up
 
-MAX_STEPS_BETWEEN_SYNCS = 50  # steps between two looks at the sums
-SYNC_SECONDS = 1.0
-CHECKPOINT_FORMAT = 3  # of a checkpoint's state
+MAX_STEPS_BETWEEN_SYNCS = 50  # also the capacity of the meter that keeps the steps' losses on the device
+SYNC_SECONDS = 1.0  # target interval between two calls of `sync_metrics`
+CHECKPOINT_FORMAT = 3  # version of `Trainer.state`; raise it when an older checkpoint can no longer be restored
 
 
 class Diverged(TrainingError):
-    """The loss is not a number any more."""
+    """The loss is infinite or not a number."""
 
 
 class StopRequested(Exception):
-    """The agent or a SIGTERM asked for an end; everything is saved."""
+    """The agent or a SIGTERM asked the run to end, and its checkpoint has been written."""
 
 
 class Trainer:
-    """One process's share of one attempt: the model, where it stands, and what it measured."""
+    """One rank's share of one attempt: the model, the position in the schedule, and the measurements.
+
+    The position is `epoch_index`, the number of finished epochs, and `step`, the number of finished steps of the
+    current epoch. All ranks hold the same position at all times.
+    """
 
     def __init__(
         self,
@@ -69,76 +80,295 @@ class Trainer:
         num_classes: int,
         agent_channel: AgentChannel,
     ) -> None:
-        self.options, self.recipe, self.group, self.agent_channel = options, recipe, group, agent_channel
-        self.sampler, self.schedule = sampler, sampler.schedule
-        say = partial(print, flush=True) if group.is_first else str
-        self.model = registry.build_model(recipe.model, num_classes, sampler.seed, say)
+        self.options = options
+        self.recipe = recipe
+        self.group = group
+        self.sampler = sampler
+        self.schedule = sampler.schedule
+        self.agent_channel = agent_channel
+
+        log: Callable[[str], object] = partial(print, flush=True) if group.is_first else lambda text: None
+        self.model = registry.build_model(recipe.model, num_classes, sampler.seed, log)
         self.model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         if options.exact:
             exact_sum.make_gradients_exact(self.model)
         self.freezer = freezing.Freezer(self.model)
-        self.preprocessor = BatchPreprocessor(
-            group.device, torch.float64 if options.exact else torch.float32, normalization_of(self.model)
-        )
+        use_compile = recipe.model.compile and not options.exact
+        self.wrapped_model: nn.Module = compile_per_shape(self.model) if use_compile else self.model
+
+        score_dtype = torch.float64 if options.exact else torch.float32
+        self.preprocessor = BatchPreprocessor(group.device, score_dtype, normalization_of(self.model))
         if self.preprocessor.normalization != IMAGENET_NORMALIZATION:
-            say(f"pixels are normalised as {recipe.model.name} has it: {self.preprocessor.normalization}")
-        self.wrapped_model: nn.Module = (
-            compile_per_shape(self.model) if recipe.model.compile and not options.exact else self.model
-        )
-        self.optimizer, self.loss = (
-            factory.build_optimizer(self.model, recipe.optim),
-            optim_losses.build_loss(recipe.optim),
-        )
+            log(f"pixels are normalized as {recipe.model.name} expects: {self.preprocessor.normalization}")
+
+        self.optimizer = factory.build_optimizer(self.model, recipe.optim)
+        self.loss = optim_losses.build_loss(recipe.optim)
         self.scaler = ddp.build_grad_scaler(recipe.comm, group.device, self.preprocessor.compute_dtype)
-        self.meter, self.time_breakdown = StepMeter(group.device, MAX_STEPS_BETWEEN_SYNCS), TimeBreakdown(group.device)
+
+        self.epoch_index = 0
+        self.step = 0
+        self.history: list[dict[str, Any]] = []  # one row per finished epoch, of earlier attempts too
+        self.run_start_time = time.time()  # `run.run_attempt` replaces it: when the first attempt began to load
+
+        self.meter = StepMeter(group.device, MAX_STEPS_BETWEEN_SYNCS)
+        self.epoch_totals = StepTotals()  # of the current epoch, up to the last sync
+        self.interval_start = 0.0  # perf_counter at the last sync
+        self.time_breakdown = TimeBreakdown(group.device)
+        self.time_summary = self.time_breakdown.breakdown()  # final value: see `train`
+        self.goodput = 0.0
         self.progress = ProgressReporter(options, self.schedule, group, agent_channel, self.time_breakdown)
-        self.epoch_index, self.step, self.last_save_time, self.timeout_tightened = 0, 0, time.monotonic(), False
-        self.run_start_time = time.time()  # of the run: its first attempt's start of loading, where that is known
         self.usage_log = UsageLog(options.log_dir, options.attempt, group.rank) if options.log_ids else None
-        self.history: list[dict[str, Any]] = []
-        self.epoch_totals, self.interval_start = StepTotals(), 0.0  # of this epoch
-        self.goodput, self.time_summary = 0.0, self.time_breakdown.breakdown()
+        self.last_save_time = time.monotonic()
+        self.timeout_tightened = False
 
-    # --- where we stand, and going on from there -----------------------------------------------------------------
+    # --- the run -------------------------------------------------------------------------------------------------
 
-    @property
-    def steps_done(self) -> int:
-        """Steps from the start of the run."""
-        return self.schedule.steps_at(self.epoch_index, self.step)
+    def train(self, decoder: BatchDecoder, workers: int) -> None:
+        """Train from the current position to the end of the schedule, or until the target is reached.
 
-    @property
-    def is_distributed(self) -> bool:
-        """Whether the net's gradients are summed over several processes."""
-        return self.group.world_size > 1
+        `workers` is the number of loader processes. Raises `StopRequested`, `Diverged`, `TrainingError`, or `OSError`
+        when a checkpoint cannot be written.
+        """
+        if self.group.is_first:
+            self.saver = checkpoint_io.CheckpointWriter(
+                self.options.out / "checkpoints" / f"{self.options.attempt:06d}"
+            )
+        self.progress.start_attempt(self.steps_done, self.images_seen, self.run_info)
 
-    @property
-    def images_seen(self) -> int:
-        """Training images that all processes together took from the start of the run."""
-        return self.schedule.images_at(self.epoch_index, self.step)
+        # No epoch remains when a run was killed between its last checkpoint and its result.
+        epochs = () if self.target_reached else self.schedule.epochs[self.epoch_index :]
+        first_epoch_index = len(self.schedule.epochs) - len(epochs)
+        phases = [epoch.scheduled_phase.phase for epoch in epochs]
+        largest_batch_bytes = max((3 * phase.batch * phase.size**2 for phase in phases), default=1)
+        requests = self.sampler.all_requests(first_epoch_index, self.step, self.history)
+        batches = stream_batches(decoder, requests, workers, self.group.device, largest_batch_bytes)
 
-    @property
-    def target_reached(self) -> bool:
-        """Whether a validation has reached the target at which training is to stop: the same on all processes."""
-        target = self.options.target
-        return target is not None and target.first_epoch_reaching(self.history) is not None
+        epoch_count = self.schedule.epochs[-1].number + 1
+        self.agent_channel.report_state("warming", steps=self.schedule.steps, step=self.steps_done, epochs=epoch_count)
+        if not isinstance(self.model, registry.ResNet):
+            input_size.check_shapes(self.model, self.recipe.model.name, image_sizes(self.sampler, epochs))
 
-    @property
-    def run_info(self) -> dict[str, Any]:
-        """What this attempt is, for its first line of metrics."""
-        return {
-            "begun": self.run_start_time,
-            "train_images": self.schedule.images,
-            "val_images": len(self.sampler.indexes["val", None]),
-            "world": self.group.world_size,
-            "gpus": self.schedule.gpus,
-            "device": self.group.device.type,
-            "processor": process_group.device_name(self.group.device),
-            "precision": str(self.preprocessor.compute_dtype).removeprefix("torch."),
-            "versions": package_versions(),
-        }
+        for epoch in epochs:
+            if epoch is epochs[0] or epoch.scheduled_phase.phase.frozen != self.freezer.frozen:
+                batches = self.wrap_and_warm_up(freezing.epochs_until_freezing_changes(epochs, epoch), batches)
+            self.run_epoch(epoch, batches)
+            if self.target_reached:
+                break
+
+        self.time_summary = self.time_breakdown.summary()
+        self.goodput = self.time_breakdown.goodput()
+        if self.group.is_first:
+            self.saver.wait()
+        self.progress.finish(self.time_summary, self.goodput)
+
+    def wrap_and_warm_up(self, epochs: Sequence[Epoch], batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Prepare for epochs that all train the same parameters: freeze, wrap with DDP, run each shape once.
+
+        Returns the batches. The first one has been fetched: the loader's start counts as warm-up, not as a step.
+        """
+        self.freezer.set_frozen(epochs[0].scheduled_phase.phase.frozen)
+        if self.is_distributed:
+            # PowerSGD sums exactly for the first tenth of the run, as torch's documentation advises.
+            exact_steps = self.schedule.steps // 10 - self.steps_done
+            self.wrapped_model = ddp.wrap_ddp(
+                self.wrapped_model, self.recipe.comm, exact=self.options.exact, exact_steps=exact_steps
+            )
+        self.freezer.set_train_mode()
+        train_shapes, val_shapes = batch_shapes(self.sampler, epochs)
+        warm_up(
+            self.wrapped_model,
+            self.model,
+            train_shapes,
+            val_shapes,
+            self.group.device,
+            self.preprocessor.autocast,
+            self.agent_channel.tick,
+        )
+        self.preprocessor.warmed_shapes |= {*train_shapes, *val_shapes}
+        batches = chain([next(batches)], batches)
+        if not self.time_breakdown.startup_seconds:
+            self.time_breakdown.startup_seconds = self.agent_channel.seconds_by_state()
+        return batches
+
+    def run_epoch(self, epoch: Epoch, batches: Iterator[Batch]) -> None:
+        """Train the remaining steps of an epoch, validate if the phase asks for it, and write a checkpoint."""
+        self.freezer.set_train_mode()
+        self.time_breakdown.begin_epoch(epoch.number + 1)
+        self.interval_start = time.perf_counter()
+        steps_until_sync = 1
+        for step in range(self.step, epoch.steps):
+            step_start = time.perf_counter()
+            self.run_step(epoch, step, batches)
+            self.step = step + 1
+            if self.meter.steps >= steps_until_sync or self.step == epoch.steps:
+                steps_until_sync = self.sync_metrics(epoch)
+            if not self.timeout_tightened:
+                self.timeout_tightened = True
+                process_group.tighten_timeouts(self.group, time.perf_counter() - step_start)
+
+        if not epoch.scheduled_phase.phase.frozen:
+            batchnorm.average_running_statistics(self.group, self.model)
+        accuracies: dict[str, Accuracy] = {}
+        if should_validate(self.schedule, self.epoch_index, self.history):
+            accuracies = self.validate(epoch, batches)
+        row = epoch_row(epoch, self.epoch_totals, accuracies, time.perf_counter() - self.interval_start)
+        now = time.time()
+        self.history.append(row | {"at": now, "clock": now - self.run_start_time} | self.time_breakdown.end_epoch())
+
+        self.epoch_index += 1
+        self.step = 0
+        self.epoch_totals = StepTotals()
+        self.progress.report_epoch(self.steps_done, self.images_seen, self.history[-1])
+        # The last checkpoint is the run's result, so it is written even if that means waiting.
+        is_last = self.target_reached or self.epoch_index == len(self.schedule.epochs)
+        self.save(wait=is_last)
+
+    def run_step(self, epoch: Epoch, step: int, batches: Iterator[Batch]) -> None:
+        """Make one update from one global batch.
+
+        The loss is the mean over all images of the global batch (Goyal et al. 2017, remark 3), however they are split
+        into chunks and over ranks: each chunk contributes the sum of its images' losses, divided by `images`.
+        """
+        factory.set_lr(self.optimizer, epoch.lr_at(step))
+        chunk_count = self.sampler.chunk_count(epoch, step)
+        images = epoch.images_in_step(step)
+        run_step_index = epoch.first_step + step
+        # DDP divides the summed gradients by the number of processes; the factor takes that back.
+        factor = 1 if self.options.exact else self.group.world_size
+        used_ids: set[int] = set()
+        self.time_breakdown.begin_step("train")
+        for number in range(1, chunk_count + 1):
+            batch = self.time_breakdown.next_batch(batches)
+            while batch.request.split != "train":  # requested before it was known that this epoch is not validated
+                batch = self.time_breakdown.next_batch(batches)
+            inputs, labels = self.preprocessor.prepare(batch)
+            weight = batch.request.sample_weight  # 0 for a repeated chunk, 0.5 for an image that is taken twice
+            if self.usage_log and weight:
+                used_ids.update(batch.request.ids.tolist())
+                if number == chunk_count:
+                    self.usage_log.record_step(run_step_index, epoch.number, used_ids)
+            global_chunk = self.group.rank + (number - 1) * self.group.world_size
+            seed_dropout(self.sampler.seed, run_step_index, global_chunk)
+            with self.no_sync(unless=number == chunk_count):
+                with self.preprocessor.autocast():
+                    scores = self.wrapped_model(inputs).to(self.preprocessor.score_dtype)
+                loss = weight * self.loss(scores, labels).sum()
+                self.scaler.scale(loss * (factor / images)).backward()  # type: ignore[no-untyped-call]
+            self.meter.add(loss.detach(), scores.detach(), labels, weight)
+            self.agent_channel.tick()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        # Under DDP the gradients are views of its buckets, so they are zeroed in place.
+        self.optimizer.zero_grad(set_to_none=not self.is_distributed)
+        self.time_breakdown.end_step("train", (chunk_count, *batch.images.shape))
+        self.meter.end_step()
+
+    def no_sync(self, unless: bool) -> Any:
+        """Return a context in which gradients are accumulated locally, without an all-reduce; no effect if `unless`."""
+        if unless or not self.is_distributed:
+            return contextlib.nullcontext()
+        return self.wrapped_model.no_sync()  # type: ignore[operator]
+
+    def sync_metrics(self, epoch: Epoch) -> int:
+        """Sum the last steps' metrics over all ranks, log them, and act on requests to save or to stop.
+
+        All ranks call it after the same step, so they agree on both. Returns the number of steps until the next call.
+        Raises `Diverged` with the step and its learning rate, and `StopRequested` when the checkpoint is written.
+        """
+        is_first = self.group.is_first
+        step_count = self.meter.steps
+        self.time_breakdown.flush()
+        step_seconds, wait_seconds = self.time_breakdown.pop_recent_medians()
+        save_is_due = (
+            is_first
+            and time.monotonic() - self.last_save_time > self.options.save_seconds
+            and not self.saver.is_writing
+        )
+
+        # One all-reduce for everything. Rank 0 alone contributes the step time and the wish to save.
+        flags = torch.tensor(
+            [self.agent_channel.stop_requested(), save_is_due, step_seconds * is_first], dtype=torch.float64
+        )
+        local_sums = torch.cat([self.meter.losses[:step_count], self.meter.correct, flags.to(self.group.device)])
+        *losses, top1, top5, stop_votes, save_votes, step_seconds = process_group.sum_over_processes(
+            self.group, local_sums
+        ).tolist()
+        self.meter.reset()
+
+        steps = range(self.step - step_count, self.step)
+        for step, loss in zip(steps, losses, strict=True):
+            if not math.isfinite(loss):
+                raise Diverged(
+                    f"the loss is {loss} at step {epoch.first_step + step + 1} (epoch {epoch.number + 1}, learning "
+                    f"rate {epoch.lr_at(step):.4g}); lower the learning rate or lengthen the warm-up"
+                )
+
+        now = time.perf_counter()
+        images = sum(epoch.images_in_step(step) for step in steps)
+        totals = StepTotals(sum(losses), top1, top5, images, now - self.interval_start)
+        self.epoch_totals += totals
+        self.interval_start = now
+        lr = epoch.lr_at(self.step - 1)
+        self.progress.report_interval(epoch, self.steps_done, self.images_seen, lr, totals, step_seconds, wait_seconds)
+
+        if stop_votes:
+            self.save(wait=True)
+            if is_first:
+                self.saver.wait()
+            self.progress.close()
+            process_group.barrier(self.group)  # no rank exits before the checkpoint is on disk
+            raise StopRequested
+        if save_votes:
+            self.save()
+        if not step_seconds:
+            return 1
+        steps_until_sync: int = round(SYNC_SECONDS / step_seconds)
+        return max(1, min(MAX_STEPS_BETWEEN_SYNCS, steps_until_sync))
+
+    def validate(self, epoch: Epoch, batches: Iterator[Batch]) -> dict[str, Accuracy]:
+        """Return the accuracy of each view that the phase asks for: "square", and "rect" before it.
+
+        Raises `Diverged` when a validation loss is not a finite number.
+        """
+        self.agent_channel.report_state("validating")
+        image_count = len(self.sampler.indexes["val", None])
+        with self.time_breakdown.measure("validation"):
+            accuracies = {
+                view: run_validation(
+                    self.group,
+                    self.model,
+                    batches,
+                    len(requests),
+                    image_count,
+                    self.preprocessor,
+                    self.time_breakdown,
+                    self.agent_channel.tick,
+                )
+                for view, requests in self.sampler.val_requests(epoch).items()
+            }
+        self.time_breakdown.flush()
+        if not all(math.isfinite(accuracy.loss) for accuracy in accuracies.values()):
+            raise Diverged(
+                f"the validation loss is not a number after epoch {epoch.number + 1}; lower the learning rate"
+            )
+        return accuracies
+
+    # --- checkpoints ---------------------------------------------------------------------------------------------
+
+    def save(self, wait: bool = False) -> None:
+        """Write a checkpoint in the background.
+
+        While an earlier one is still being written, nothing happens, unless `wait`: then this one follows it. All ranks
+        must call it, because the state gathers their batch-norm statistics; rank 0 writes.
+        """
+        with self.time_breakdown.measure("checkpoints"):
+            state = self.state()
+            if self.group.is_first and (wait or not self.saver.is_writing):
+                self.saver.save(self.steps_done, state, urgent=wait)
+                self.last_save_time = time.monotonic()
 
     def state(self) -> dict[str, Any]:
-        """Everything that a later attempt needs. Called on all processes: the batch-norm statistics are gathered."""
+        """Return everything that a later attempt needs. All ranks must call it: it gathers their statistics."""
         return {
             "format": CHECKPOINT_FORMAT,
             "identity": resume_check.run_fingerprint(self.recipe, self.schedule),
@@ -154,197 +384,57 @@ class Trainer:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from a checkpoint's state. Raises `Expected` when it belongs to another run."""
+        """Continue from a checkpoint's state. Raises `TrainingError` when it belongs to another run or version."""
         if state.get("format") != CHECKPOINT_FORMAT:
             raise TrainingError(
-                "the checkpoint is of another version of imgnet-cluster; go on with that, or --resume none"
+                "the checkpoint was written by another version of imgnet-cluster; resume with that version, or start "
+                "from the beginning with --resume none"
             )
         resume_check.check_same_run(state["identity"], resume_check.run_fingerprint(self.recipe, self.schedule))
         self.model.load_state_dict(state["model"])
         batchnorm.restore_running_statistics(self.group, self.model, state["statistics"])
         self.optimizer.load_state_dict(state["optimizer"])
-        if state["scaler"]:  # a GPU that computes in bfloat16 has none
+        if state["scaler"]:  # empty when the checkpoint comes from a GPU that computes in bfloat16
             self.scaler.load_state_dict(state["scaler"])
         self.time_breakdown.restore(state["times"])
         self.epoch_index, self.step = state["epoch"], state["step"]
-        self.history, self.epoch_totals = state["history"], StepTotals(**state["sums"])
+        self.history = state["history"]
+        self.epoch_totals = StepTotals(**state["sums"])
 
-    def save(self, wait: bool = False) -> None:
-        """Write a checkpoint of this moment in the background; later, while the last is being written, or `wait`."""
-        with self.time_breakdown.measure("checkpoints"):
-            state = self.state()
-            if self.group.is_first and (wait or not self.saver.is_writing):
-                self.saver.save(self.steps_done, state, urgent=wait)
-                self.last_save_time = time.monotonic()
+    # --- where training stands -----------------------------------------------------------------------------------
 
-    # --- the run -------------------------------------------------------------------------------------------------
+    @property
+    def steps_done(self) -> int:
+        """Finished steps of the whole run."""
+        return self.schedule.steps_at(self.epoch_index, self.step)
 
-    def train(self, decoder: BatchDecoder, workers: int) -> None:
-        """Carry the schedule out from where we stand. Raises `Asked`, `Diverged`, `Expected`, `OSError` (disk full)."""
-        if self.group.is_first:
-            self.saver = checkpoint_io.CheckpointWriter(
-                self.options.out / "checkpoints" / f"{self.options.attempt:06d}"
-            )
-        self.progress.start_attempt(self.steps_done, self.images_seen, self.run_info)
-        ahead = () if self.target_reached else self.schedule.epochs[self.epoch_index :]
-        largest = max(
-            (3 * one.scheduled_phase.phase.batch * one.scheduled_phase.phase.size**2 for one in ahead), default=1
-        )
-        works = self.sampler.all_requests(len(self.schedule.epochs) - len(ahead), self.step, self.history)
-        batches = stream_batches(decoder, works, workers, self.group.device, largest)
-        epochs = self.schedule.epochs[-1].number + 1
-        self.agent_channel.report_state("warming", steps=self.schedule.steps, step=self.steps_done, epochs=epochs)
-        if not isinstance(self.model, registry.ResNet):
-            input_size.check_shapes(self.model, self.recipe.model.name, image_sizes(self.sampler, ahead))
-        for epoch in ahead:  # none: a run that was killed between its last save and its result
-            if epoch is ahead[0] or epoch.scheduled_phase.phase.frozen != self.freezer.frozen:
-                batches = self.wrap_and_warm_up(freezing.epochs_until_freezing_changes(ahead, epoch), batches)
-            self.run_epoch(epoch, batches)
-            if self.target_reached:
-                break
-        self.time_summary, self.goodput = self.time_breakdown.summary(), self.time_breakdown.goodput()
-        if self.group.is_first:
-            self.saver.wait()
-        self.progress.finish(self.time_summary, self.goodput)
+    @property
+    def images_seen(self) -> int:
+        """Training images that all ranks together have taken since the start of the run."""
+        return self.schedule.images_at(self.epoch_index, self.step)
 
-    def wrap_and_warm_up(self, epochs: Sequence[Epoch], batches: Iterator[Batch]) -> Iterator[Batch]:
-        """Make ready for epochs that train the same parts of the net: sums over processes, every shape met once."""
-        self.freezer.set_frozen(epochs[0].scheduled_phase.phase.frozen)
-        if self.is_distributed:
-            plain = self.schedule.steps // 10 - self.steps_done  # of PowerSGD, as torch advises
-            self.wrapped_model = ddp.wrap_ddp(
-                self.wrapped_model, self.recipe.comm, exact=self.options.exact, exact_steps=plain
-            )
-        self.freezer.set_train_mode()
-        train, val = batch_shapes(self.sampler, epochs)
-        warm_up(
-            self.wrapped_model,
-            self.model,
-            train,
-            val,
-            self.group.device,
-            self.preprocessor.autocast,
-            self.agent_channel.tick,
-        )
-        self.preprocessor.warmed_shapes |= {*train, *val}
-        batches = chain([next(batches)], batches)  # the loader's start belongs to the warm-up, not to a step
-        self.time_breakdown.startup_seconds = (
-            self.time_breakdown.startup_seconds or self.agent_channel.seconds_by_state()
-        )
-        return batches
+    @property
+    def is_distributed(self) -> bool:
+        """Whether gradients are summed over several processes."""
+        return self.group.world_size > 1
 
-    def run_epoch(self, epoch: Epoch, batches: Iterator[Batch]) -> None:
-        """Train, validate and save one epoch, or what is left of it."""
-        self.freezer.set_train_mode()
-        self.time_breakdown.begin_epoch(epoch.number + 1)
-        self.interval_start, stretch = time.perf_counter(), 1
-        for step in range(self.step, epoch.steps):
-            begun = time.perf_counter()
-            self.run_step(epoch, step, batches)
-            self.step = step + 1
-            if self.meter.steps >= stretch or self.step == epoch.steps:
-                stretch = self.sync_metrics(epoch)
-            if not self.timeout_tightened:
-                self.timeout_tightened = True
-                process_group.tighten_timeouts(self.group, time.perf_counter() - begun)
-        if not epoch.scheduled_phase.phase.frozen:
-            batchnorm.average_running_statistics(self.group, self.model)
-        found = self.validate(epoch, batches) if should_validate(self.schedule, self.epoch_index, self.history) else {}
-        row = epoch_row(epoch, self.epoch_totals, found, time.perf_counter() - self.interval_start)
-        now = time.time()
-        self.history.append(row | {"at": now, "clock": now - self.run_start_time} | self.time_breakdown.end_epoch())
-        self.epoch_index, self.step, self.epoch_totals = self.epoch_index + 1, 0, StepTotals()
-        self.progress.report_epoch(self.steps_done, self.images_seen, self.history[-1])
-        self.save(
-            wait=self.target_reached or self.epoch_index == len(self.schedule.epochs)
-        )  # the last one is what the run leaves
+    @property
+    def target_reached(self) -> bool:
+        """Whether a validation has reached the target that ends training. The same on all ranks."""
+        target = self.options.target
+        return target is not None and target.first_epoch_reaching(self.history) is not None
 
-    def run_step(self, epoch: Epoch, step: int, batches: Iterator[Batch]) -> None:
-        """One update. The loss is the mean over the global batch (Goyal et al. 2017, remark 3)."""
-        factory.set_lr(self.optimizer, epoch.lr_at(step))
-        count, images = self.sampler.chunk_count(epoch, step), epoch.images_in_step(step)
-        # DDP divides the summed gradients by the number of processes; the factor takes that back.
-        factor = 1 if self.options.exact else self.group.world_size
-        used: set[int] = set()
-        self.time_breakdown.begin_step("train")
-        for number in range(1, count + 1):
-            while (batch := self.time_breakdown.next_batch(batches)).request.split != "train":
-                pass  # asked for before it was known that this validation is not due
-            inputs, labels = self.preprocessor.prepare(batch)
-            share = batch.request.sample_weight
-            if self.usage_log and share:
-                used.update(batch.request.ids.tolist())
-                if number == count:
-                    self.usage_log.record_step(epoch.first_step + step, epoch.number, used)
-            seed_dropout(
-                self.sampler.seed, epoch.first_step + step, self.group.rank + (number - 1) * self.group.world_size
-            )
-            with self.no_sync(unless=number == count):
-                with self.preprocessor.autocast():
-                    scores = self.wrapped_model(inputs).to(self.preprocessor.score_dtype)
-                loss = share * self.loss(scores, labels).sum()
-                self.scaler.scale(loss * (factor / images)).backward()  # type: ignore[no-untyped-call]
-            self.meter.add(loss.detach(), scores.detach(), labels, share)
-            self.agent_channel.tick()
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=not self.is_distributed)  # DDP's gradients are views of its buckets
-        self.time_breakdown.end_step("train", (count, *batch.images.shape))
-        self.meter.end_step()
-
-    def no_sync(self, unless: bool) -> Any:
-        """A context in which gradients are only added up here, not over the processes."""
-        return contextlib.nullcontext() if unless or not self.is_distributed else self.wrapped_model.no_sync()  # type: ignore[operator]
-
-    def sync_metrics(self, epoch: Epoch) -> int:
-        """Sum the last steps over all processes, log them, and do what was asked. Returns steps until the next look.
-
-        Raises `Diverged` with the step and its rate, and `Asked` when everything is saved.
-        """
-        count, first = self.meter.steps, self.group.is_first
-        self.time_breakdown.flush()
-        seconds, waited = self.time_breakdown.pop_recent_medians()
-        due = first and time.monotonic() - self.last_save_time > self.options.save_seconds and not self.saver.is_writing
-        flags = torch.tensor([self.agent_channel.stop_requested(), due, seconds * first], dtype=torch.float64)
-        own = torch.cat([self.meter.losses[:count], self.meter.correct, flags.to(self.group.device)])
-        *losses, top1, top5, asked, save, seconds = process_group.sum_over_processes(self.group, own).tolist()
-        self.meter.reset()
-        steps = range(self.step - count, self.step)
-        for step, loss in zip(steps, losses, strict=True):
-            if not math.isfinite(loss):
-                raise Diverged(
-                    f"the loss is {loss} at step {epoch.first_step + step + 1} (epoch {epoch.number + 1}, "
-                    f"rate {epoch.lr_at(step):.4g}); lower the rate or lengthen the warm-up"
-                )
-        now, images = time.perf_counter(), sum(epoch.images_in_step(step) for step in steps)
-        sums = StepTotals(sum(losses), top1, top5, images, now - self.interval_start)
-        self.epoch_totals, self.interval_start = self.epoch_totals + sums, now
-        rate = epoch.lr_at(self.step - 1)
-        self.progress.report_interval(epoch, self.steps_done, self.images_seen, rate, sums, seconds, waited)
-        if asked:
-            self.save(wait=True)
-            if first:
-                self.saver.wait()
-            self.progress.close()
-            process_group.barrier(self.group)  # nobody leaves before the file is there
-            raise StopRequested
-        if save:
-            self.save()
-        return max(1, min(MAX_STEPS_BETWEEN_SYNCS, round(SYNC_SECONDS / seconds))) if seconds else 1
-
-    def validate(self, epoch: Epoch, batches: Iterator[Batch]) -> dict[str, Accuracy]:
-        """Validate by every view the phase asks for."""
-        self.agent_channel.report_state("validating")
-        images, hooks = (
-            len(self.sampler.indexes["val", None]),
-            (self.preprocessor, self.time_breakdown, self.agent_channel.tick),
-        )
-        with self.time_breakdown.measure("validation"):
-            found = {
-                view: run_validation(self.group, self.model, batches, len(works), images, *hooks)
-                for view, works in self.sampler.val_requests(epoch).items()
-            }
-        self.time_breakdown.flush()
-        if not all(math.isfinite(one.loss) for one in found.values()):
-            raise Diverged(f"the validation loss is not a number after epoch {epoch.number + 1}; lower the rate")
-        return found
+    @property
+    def run_info(self) -> dict[str, Any]:
+        """What this attempt runs on and with: the first line of its metrics."""
+        return {
+            "begun": self.run_start_time,
+            "train_images": self.schedule.images,
+            "val_images": len(self.sampler.indexes["val", None]),
+            "world": self.group.world_size,
+            "gpus": self.schedule.gpus,
+            "device": self.group.device.type,
+            "processor": process_group.device_name(self.group.device),
+            "precision": str(self.preprocessor.compute_dtype).removeprefix("torch."),
+            "versions": package_versions(),
+        }

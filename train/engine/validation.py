@@ -1,4 +1,4 @@
-"""Validation with exact numbers: every image counted once, as whole numbers, at any world size and batch."""
+"""Exact validation: every image is counted once, as an integer, on any number of ranks and with any batch size."""
 
 from collections.abc import Callable, Iterator
 
@@ -25,28 +25,31 @@ def run_validation(
     time_breakdown: TimeBreakdown,
     tick: Callable[[], None] = lambda: None,
 ) -> Accuracy:
-    """Take `count` batches and return the accuracy over all processes' images, of which there must be `images`.
+    """Validate on the next `batch_count` batches and return the accuracy over the images of all ranks.
 
-    `model` is the bare module: under DDP a process with one batch more than the others would wait for them for ever.
-    `tick` is called after each batch. Raises `RuntimeError` when the processes together did not see each image once.
+    `model` is the network itself, not its DDP wrapper: ranks may have different numbers of batches, and under DDP the
+    rank with one batch more would wait for the others forever. `tick` is called after each batch. Raises `RuntimeError`
+    unless the ranks together have counted `expected_images` images.
     """
     model.eval()
-    losses = torch.zeros(1, dtype=torch.float64, device=group.device)
-    counts = torch.zeros(3, dtype=torch.int64, device=group.device)
+    loss_sum = torch.zeros(1, dtype=torch.float64, device=group.device)
+    counts = torch.zeros(3, dtype=torch.int64, device=group.device)  # top-1 correct, top-5 correct, images
     for _ in range(batch_count):
         time_breakdown.begin_step("val")
         batch = time_breakdown.next_batch(batches)
-        pixels, labels = preprocessor.prepare(batch)
+        images, labels = preprocessor.prepare(batch)
         with preprocessor.autocast():
-            scores = model(pixels).float()
-        losses += cross_entropy(scores, labels, reduction="sum")
+            scores = model(images).float()
+        loss_sum += cross_entropy(scores, labels, reduction="sum")
         top1, top5 = count_correct(scores, labels)
         counts += torch.stack([top1, top5, torch.full_like(top1, len(labels))])
         time_breakdown.end_step("val", batch.images.shape)
         tick()
     model.train()
-    loss = sum_over_processes(group, losses).item()
-    top1_count, top5_count, seen = sum_over_processes(group, counts).tolist()
-    if seen != expected_images:
-        raise RuntimeError(f"validation counted {seen} images, but there are {expected_images}")
-    return Accuracy(loss / seen, 100 * top1_count / seen, 100 * top5_count / seen, seen)
+    total_loss = sum_over_processes(group, loss_sum).item()
+    top1_count, top5_count, image_count = sum_over_processes(group, counts).tolist()
+    if image_count != expected_images:
+        raise RuntimeError(f"validation counted {image_count} images, but there are {expected_images}")
+    return Accuracy(
+        total_loss / image_count, 100 * top1_count / image_count, 100 * top5_count / image_count, image_count
+    )

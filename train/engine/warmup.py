@@ -1,4 +1,4 @@
-"""Run the coming shapes once before the first step, and take every trace of it back."""
+"""Runs every shape of batch once before the first step, and leaves the model as it was."""
 
 import os
 import shutil
@@ -17,14 +17,15 @@ COMPILE_BACKEND = "inductor"
 
 
 def compile_per_shape(model: nn.Module) -> nn.Module:
-    """Return the model compiled for each shape anew, sharing its weights; it stays what it is itself.
+    """Return a compiled wrapper of the model, which is compiled again for each new shape of batch.
 
-    Raises `Expected` where there is no compiler.
+    It shares the model's weights; the model itself stays as it is. Raises `TrainingError` when no C++ compiler is
+    installed.
     """
     compiler = os.environ.get("CXX", "g++")
     if COMPILE_BACKEND == "inductor" and not shutil.which(compiler):
         raise TrainingError(
-            f"model, compile: needs the compiler {compiler}, which is not here; install it, or compile=False"
+            f"model, compile: the C++ compiler {compiler} is not installed here; install it, or set compile=False"
         )
     return torch.compile(model, dynamic=False, backend=COMPILE_BACKEND)  # type: ignore[return-value]
 
@@ -32,26 +33,30 @@ def compile_per_shape(model: nn.Module) -> nn.Module:
 def batch_shapes(
     sampler: DistributedBatchSampler, epochs: Sequence[Epoch]
 ) -> tuple[list[BatchShape], list[BatchShape]]:
-    """Return the shapes that the epochs will train on, the same on all processes, and those of full validation batches.
+    """Return the shapes of training batches, and of full validation batches, that the epochs will use.
 
-    A last step that is not full has shapes of its own. The rests of validation are of any number: none is searched for.
+    The training shapes are the same on all ranks. They include those of an epoch's last step, which may have fewer
+    images. The last validation batch of each shape may have any number of images; those shapes are left out.
     """
-    train: dict[BatchShape, None] = {}
+    train: dict[BatchShape, None] = {}  # dicts, because they keep the order of insertion
     val: dict[BatchShape, None] = {}
     for epoch in epochs:
         phase = epoch.scheduled_phase.phase
         for step in (0, epoch.steps - 1):
-            for part in split_step(epoch.images_in_step(step), phase.batch):
-                train |= {(max(2, part.stop - part.start), *one): None for one in sampler.step_shapes(epoch, step)}
+            for chunk in split_step(epoch.images_in_step(step), phase.batch):
+                # A chunk of one image is repeated, so the smallest batch has two.
+                images = max(2, chunk.stop - chunk.start)
+                train |= {(images, *size): None for size in sampler.step_shapes(epoch, step)}
         for plan in sampler.val_plans(phase).values():
-            val |= {(len(ids), *shape): None for shape, ids in plan if len(ids) == phase.batch}
+            val |= {(len(ids), *size): None for size, ids in plan if len(ids) == phase.batch}
     return list(train), list(val)
 
 
 def image_sizes(sampler: DistributedBatchSampler, epochs: Sequence[Epoch]) -> set[tuple[int, int]]:
-    """Return all heights and widths that the epochs will meet, those of rests too."""
+    """Return all (height, width) that the epochs will use in training and validation."""
+    train_shapes, _ = batch_shapes(sampler, epochs)
     plans = (plan for epoch in epochs for plan in sampler.val_plans(epoch.scheduled_phase.phase).values())
-    return {one[1:] for one in batch_shapes(sampler, epochs)[0]} | {shape for plan in plans for shape, _ in plan}
+    return {shape[1:] for shape in train_shapes} | {size for plan in plans for size, _ in plan}
 
 
 def warm_up(
@@ -63,44 +68,53 @@ def warm_up(
     autocast: Callable[[], Any],
     tick: Callable[[], None] = lambda: None,
 ) -> None:
-    """Go forward and back on black images of each training shape through `net`, and forward through the bare `model` on
-    those of validation; weights, statistics and gradients stay as they are. Raises `Expected` when it does not compile.
+    """Run forward and backward on black images of each training shape, and forward on each validation shape.
 
-    On a GPU this searches the kernels of all phases before the first step (in 2018 each switch stood still for 7 to
-    34 s), and where the net is compiled, it is compiled for each. On a CPU nothing else is searched, and one small
-    batch is enough: it makes DDP settle its buckets, on which the order of its sums depends, before the first step of a
-    resumed run as of an uninterrupted one.
+    Training shapes go through `wrapped_model` (compiled, DDP), validation shapes through the bare `model`. Weights,
+    buffers and gradients are unchanged afterwards. `tick` is called after each shape. Raises `TrainingError` when the
+    model does not compile.
+
+    On a GPU this searches cuDNN's kernels for all phases before the first step; in the trainer of 2018 each change of
+    phase stood still for 7 to 34 s. It also compiles a compiled model for each shape. On a CPU there are no kernels to
+    search, and one small batch is enough: it makes DDP fix its buckets, and with them the order of its sums, before the
+    first step, so that a resumed run sums in the same order as an uninterrupted one.
     """
-    inner = wrapped_model.module if isinstance(wrapped_model, nn.parallel.DistributedDataParallel) else wrapped_model
+    is_ddp = isinstance(wrapped_model, nn.parallel.DistributedDataParallel)
+    inner = wrapped_model.module if is_ddp else wrapped_model
     is_compiled = inner is not model
     if device.type == "cpu":
-        train_shapes, val_shapes = (train_shapes if is_compiled else [(2, *one[1:]) for one in train_shapes[:1]]), []
+        if not is_compiled:
+            train_shapes = [(2, *shape[1:]) for shape in train_shapes[:1]]
+        val_shapes = []
     if is_compiled:
-        torch._dynamo.config.recompile_limit = 8 + len(train_shapes)  # more, and all would go on uncompiled
+        # Beyond this limit torch would silently run everything uncompiled.
+        torch._dynamo.config.recompile_limit = 8 + len(train_shapes)
     torch.backends.cudnn.benchmark = True
     dtype = next(wrapped_model.parameters()).dtype
-    kept = [buffer.clone() for buffer in wrapped_model.buffers()]
+    saved_buffers = [buffer.clone() for buffer in wrapped_model.buffers()]
 
-    def scores(through: nn.Module, shape: BatchShape) -> torch.Tensor:
-        black = torch.zeros(shape[0], 3, *shape[1:], device=device, dtype=dtype)
+    def forward(net: nn.Module, shape: BatchShape) -> torch.Tensor:
+        images, height, width = shape
+        black = torch.zeros(images, 3, height, width, device=device, dtype=dtype)
         with autocast():
-            return through(black.to(memory_format=torch.channels_last)).float()  # type: ignore[no-any-return]
+            return net(black.to(memory_format=torch.channels_last)).float()  # type: ignore[no-any-return]
 
     for shape in train_shapes:
         try:
-            (scores(wrapped_model, shape).sum() * 0).backward()  # type: ignore[no-untyped-call]
+            (forward(wrapped_model, shape).sum() * 0).backward()  # type: ignore[no-untyped-call]
         except torch._dynamo.exc.TorchDynamoException as error:
-            first = str(error).strip().partition("\n")[0]
+            first_line = str(error).strip().partition("\n")[0]
             raise TrainingError(
-                f"model, compile: torch.compile failed, {first}; compile=False trains without it"
+                f"model, compile: torch.compile failed: {first_line}; set compile=False to train without it"
             ) from error
         tick()
     model.eval()
     with torch.no_grad():
         for shape in val_shapes:
-            scores(model, shape)
+            forward(model, shape)
             tick()
     model.train()
-    wrapped_model.zero_grad(set_to_none=inner is wrapped_model)  # DDP's gradients are views of its buckets
-    for buffer, before in zip(wrapped_model.buffers(), kept, strict=True):
-        buffer.copy_(before)
+    # DDP's gradients are views of its buckets, so under DDP they are zeroed in place.
+    wrapped_model.zero_grad(set_to_none=not is_ddp)
+    for buffer, saved in zip(wrapped_model.buffers(), saved_buffers, strict=True):
+        buffer.copy_(saved)

@@ -1,14 +1,15 @@
-"""The crops by which an image is examined: what of it the network sees, and one answer where that is several squares.
+"""The crops of an evaluation: which part of an image the network sees, and one prediction from several squares.
 
-    center  the middle square of the image whose short side was made MARGIN times the crop's: ordinary validation
-    rect    the middle rectangle of multiples of 32 that the image's own ratio allows, at most 1.5 times as long as
-            broad, so not all of the image: rectangular validation (data/shapes.py)
-    five    the four corners and the middle of the same enlarged image, all squares
-    tta     these five and their mirror images: the ten of Krizhevsky et al. 2012, section 4.1
+    center  the center square of the image, resized so that its short side is RESIZE_TO_CROP_RATIO times the crop's:
+            ordinary validation
+    rect    the center rectangle whose sides are multiples of 32 and whose aspect ratio is nearly the image's, at most
+            1.5 to 1, so it may leave out a part of the image: rectangular validation (data/order/rect_val.py)
+    five    the four corners and the center of the same resized image, all squares
+    tta     these five and their mirror images: the ten views of Krizhevsky et al. 2012, section 4.1
 
-Of several squares the answer is the mean of their softmaxes, as there; its corners are those of the image's middle
-square, ours of all of the image. fast.ai's TTA of 2018 draws four of its crops at random: we take ten that stay the
-same, so that the numbers are exact.
+The prediction from several squares is the mean of their softmaxes, as in that paper. Its corners are those of the
+image's center square, ours are those of the whole image. fast.ai's TTA of 2018 draws four of its crops at random; ours
+are fixed, so that the results are exact.
 """
 
 import math
@@ -23,71 +24,85 @@ from train.data.loading.loader import Batch, BatchDecoder, image_errors_as_data_
 from train.data.order.rect_val import plan_rect_validation, plan_square_validation, rect_crop_shape
 from train.data.order.work import BatchRequest
 
-SQUARES_PER_IMAGE = 5  # of the crops that have several
-MULTI_CROP_MIRRORED = {"five": False, "tta": True}  # whether each square is mirrored too
+SQUARES_PER_IMAGE = 5  # of the crops in MULTI_CROP_MIRRORED
+MULTI_CROP_MIRRORED = {"five": False, "tta": True}  # crops of several squares; whether each is mirrored too
 
 
 @dataclass(frozen=True)
 class MultiCropRequest(BatchRequest):
-    """A batch of five squares of each image, one image's after the other's."""
+    """A request for a batch of five squares of each image, image by image."""
 
     @property
     def batch_shape(self) -> tuple[int, int, int, int]:
-        """The shape of its batch."""
+        """Shape of the batch: [5 images, height, width, 3]."""
         return SQUARES_PER_IMAGE * len(self.ids), *self.shape, 3
 
 
 class MultiCropDecoder(BatchDecoder):
-    """All images of an examination; makes batches of several squares too."""
+    """A decoder that answers `MultiCropRequest` too."""
 
     def decode_batch(self, request: BatchRequest, out: torch.Tensor | None = None) -> Batch:
-        """Decode, crop and resize, into `out` if given. Raises `DataError` when a file cannot be decoded any more."""
+        """Decode, crop and resize a batch, into `out` if given.
+
+        Raises `DataError` when a file can no longer be decoded.
+        """
         if not isinstance(request, MultiCropRequest):
             return super().decode_batch(request, out)
         index = self.indexes[request.split, request.copy]
         out = torch.empty(request.batch_shape, dtype=torch.uint8) if out is None else out
-        filled, sizes = (
-            image_views(out),
-            zip(index.heights[request.ids].tolist(), index.widths[request.ids].tolist(), strict=True),
-        )
-        for place, (number, size) in enumerate(zip(request.ids.tolist(), sizes, strict=True)):
-            with image_errors_as_data_errors(index, number):
-                five_crop(index.read(number), size, filled[SQUARES_PER_IMAGE * place : SQUARES_PER_IMAGE * (place + 1)])
+        views = image_views(out)
+        heights, widths = index.heights[request.ids].tolist(), index.widths[request.ids].tolist()
+        for position, (image_id, height, width) in enumerate(zip(request.ids.tolist(), heights, widths, strict=True)):
+            squares = views[SQUARES_PER_IMAGE * position : SQUARES_PER_IMAGE * (position + 1)]
+            with image_errors_as_data_errors(index, image_id):
+                five_crop(index.read(image_id), (height, width), squares)
         return Batch(out, index.labels[request.ids], request)
 
 
 def plan_eval_batches(
     crop: str, size: int, index: Index, copy: int | None, pixel_budget: int, rank: int, world_size: int
 ) -> list[BatchRequest]:
-    """Return this rank's batches of a crop: every image is in one batch of one rank.
+    """Return this rank's batches of a crop. Every image is in exactly one batch of one rank.
 
-    `pixels` is about what a batch may have; they are read from a copy, and `index` is that of the full-size images.
+    `index` is that of the full-size images; `copy` is the resized copy that the images are read from. A batch has about
+    `pixel_budget` pixels, and at least one image.
     """
-    several = crop in MULTI_CROP_MIRRORED
-    batch = max(1, pixel_budget // (size * size * (SQUARES_PER_IMAGE if several else 1)))
-    share = (size, batch, rank, world_size)
-    found = (
-        plan_rect_validation(index.widths, index.heights, *share)
-        if crop == "rect"
-        else plan_square_validation(len(index), *share)
-    )
-    return [(MultiCropRequest if several else BatchRequest)("val", copy, ids, shape) for shape, ids in found]
+    is_multi_crop = crop in MULTI_CROP_MIRRORED
+    pixels_per_image = size * size * (SQUARES_PER_IMAGE if is_multi_crop else 1)
+    batch_size = max(1, pixel_budget // pixels_per_image)
+    if crop == "rect":
+        plan = plan_rect_validation(index.widths, index.heights, size, batch_size, rank, world_size)
+    else:
+        plan = plan_square_validation(len(index), size, batch_size, rank, world_size)
+    request_type = MultiCropRequest if is_multi_crop else BatchRequest
+    return [request_type("val", copy, ids, shape) for shape, ids in plan]
 
 
 def mean_crop_scores(crop: str, model: nn.Module, images: torch.Tensor) -> torch.Tensor:
-    """Return scores [n, classes] whose softmax is the mean of those of an image's squares; plain ones of one view."""
+    """Return scores [n, classes], one row per image.
+
+    For a crop of several squares, `images` holds the squares of n images, and the softmax of a row is the mean of the
+    softmaxes of its squares. For a single square the scores are the model's own.
+    """
     scores: torch.Tensor = model(images).float()
     if crop not in MULTI_CROP_MIRRORED:
         return scores
-    found = [scores, model(images.flip(3)).float()] if MULTI_CROP_MIRRORED[crop] else [scores]
-    parts = [torch.log_softmax(one, 1).view(-1, SQUARES_PER_IMAGE, scores.shape[1]) for one in found]
-    whole = torch.cat(parts, 1)
-    return torch.logsumexp(whole, 1) - math.log(whole.shape[1])
+    all_scores = [scores]
+    if MULTI_CROP_MIRRORED[crop]:
+        all_scores.append(model(images.flip(3)).float())
+    log_probabilities = torch.cat(
+        [torch.log_softmax(part, 1).view(-1, SQUARES_PER_IMAGE, scores.shape[1]) for part in all_scores], 1
+    )
+    return torch.logsumexp(log_probabilities, 1) - math.log(log_probabilities.shape[1])
 
 
 def crop_boxes(crop: str, size: int, width: int, height: int) -> list[list[float]]:
-    """Return the parts of an image that a crop looks at as (top, left, height, width), each of 1."""
+    """Return the boxes of an image that a crop shows, as [top, left, height, width] in fractions of the image."""
     shape = rect_crop_shape(width, height, size) if crop == "rect" else (size, size)
-    whole = enlarged_size((height, width), shape)
-    places = five_crop_corners(whole, shape) if crop in MULTI_CROP_MIRRORED else five_crop_corners(whole, shape)[-1:]
-    return [[top / whole[0], left / whole[1], shape[0] / whole[0], shape[1] / whole[1]] for top, left in places]
+    resized = enlarged_size((height, width), shape)
+    corners = five_crop_corners(resized, shape)
+    if crop not in MULTI_CROP_MIRRORED:
+        corners = corners[-1:]  # the last of the five is the center
+    return [
+        [top / resized[0], left / resized[1], shape[0] / resized[0], shape[1] / resized[1]] for top, left in corners
+    ]

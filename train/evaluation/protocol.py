@@ -1,4 +1,4 @@
-"""Options and JSON events of the evaluation process."""
+"""Options and JSON output of the evaluation process. Does not import torch."""
 
 import contextlib
 import json
@@ -13,25 +13,23 @@ from typing import Any, NoReturn, TextIO
 from train.tools.filesystem import replace_nonfinite
 
 CROPS = {
-    "center": "the middle square, as in ordinary validation",
-    "rect": "the middle rectangle, as long as the image's ratio allows in steps of 32 pixels, at most 1.5 to 1",
-    "five": "four corners and the middle, mean of the softmax",
+    "center": "the center square, as in ordinary validation",
+    "rect": "the center rectangle, as long as the image's aspect ratio allows in steps of 32 pixels, at most 1.5 to 1",
+    "five": "the four corners and the center; mean of the softmax",
     "tta": "these five and their mirror images (Krizhevsky et al. 2012)",
 }
+MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096
+PROGRESS_SECONDS = 2.0  # at least this long between two lines of progress
 
-
-MIN_SIZE_PIXELS, MAX_SIZE_PIXELS = 16, 4096  # pixels
-
-
-PROGRESS_SECONDS = 2.0
-
-
-_protocol_stdout: TextIO | None = None  # stdout, while that is somebody else's
+_protocol_stdout: TextIO | None = None  # the real stdout, while `reserve_stdout` has redirected it
 
 
 @dataclass(frozen=True)
 class EvalOptions:
-    """What to examine, and on what; no `sizes`: that of the recipe's last phase."""
+    """Which checkpoint to evaluate, by which crops and sizes, and on which images.
+
+    Without `sizes`, the image size of the recipe's last phase is used.
+    """
 
     checkpoint: Path
     crops: tuple[str, ...]
@@ -46,35 +44,36 @@ class EvalOptions:
 
 
 def parse_crops(text: str) -> tuple[str, ...]:
-    """Names of `CROPS` with commas. Raises `ValueError` with a line for the user."""
-    found = tuple(dict.fromkeys(one.strip() for one in text.split(",")))
-    for one in found:
-        if one not in CROPS:
-            raise ValueError(f"--crops: {one!r} is unknown; known are {', '.join(CROPS)}")
-    return found
+    """Parse names of `CROPS`, separated by commas. Raises `ValueError` with a line for the user."""
+    crops = tuple(dict.fromkeys(name.strip() for name in text.split(",")))
+    for crop in crops:
+        if crop not in CROPS:
+            raise ValueError(f"--crops: {crop!r} is unknown; choose from {', '.join(CROPS)}")
+    return crops
 
 
 def parse_sizes(text: str) -> tuple[int, ...]:
-    """Whole numbers of pixels with commas. Raises `ValueError` with a line for the user."""
+    """Parse sizes in pixels, separated by commas. Raises `ValueError` with a line for the user."""
     try:
-        found = tuple(dict.fromkeys(int(one) for one in text.split(",")))
+        sizes = tuple(dict.fromkeys(int(number) for number in text.split(",")))
     except ValueError:
-        found = (0,)
-    if min(found) < MIN_SIZE_PIXELS or max(found) > MAX_SIZE_PIXELS:
+        sizes = ()
+    if not sizes or min(sizes) < MIN_SIZE_PIXELS or max(sizes) > MAX_SIZE_PIXELS:
         raise ValueError(
-            f"--sizes: must be whole numbers from {MIN_SIZE_PIXELS} to {MAX_SIZE_PIXELS} with commas, such as 224,256, not {text!r}"
+            f"--sizes: must be whole numbers from {MIN_SIZE_PIXELS} to {MAX_SIZE_PIXELS} with commas, such as 224,256, "
+            f"not {text!r}"
         )
-    return found
+    return sizes
 
 
 def emit_json_line(kind: str, **values: Any) -> None:
-    """Print one JSON line, the only thing on stdout."""
+    """Print one JSON line to stdout, which carries nothing else."""
     print(json.dumps(replace_nonfinite({"kind": kind, **values})), file=_protocol_stdout or sys.stdout, flush=True)
 
 
 @contextlib.contextmanager
 def reserve_stdout() -> Iterator[None]:
-    """Let what others print, such as somebody's network, go to stderr."""
+    """Redirect to stderr what other code prints, such as a user's network; `emit_json_line` still writes to stdout."""
     global _protocol_stdout
     _protocol_stdout = sys.stdout
     try:
@@ -85,20 +84,24 @@ def reserve_stdout() -> Iterator[None]:
 
 
 def progress_printer(is_first_process: bool) -> Callable[[str, int, int], None]:
-    """Return what tells now and then, by the first process only, how far it is in a pass."""
-    last, shown = time.monotonic(), ("", 0)
+    """Return a function (description, done, total) that prints progress to stderr.
 
-    def say(what: str, done: int, total: int) -> None:
-        nonlocal last, shown
-        tenth = what, 10 * done // total
-        if is_first_process and tenth != shown and time.monotonic() - last > PROGRESS_SECONDS:
-            last, shown = time.monotonic(), tenth
-            print(f"{what}: {100 * done // total} %", file=sys.stderr, flush=True)
+    It prints in the first process only, every 10 % and not more often than every `PROGRESS_SECONDS`.
+    """
+    last_time = time.monotonic()
+    last_printed = ("", 0)
 
-    return say
+    def report(description: str, done: int, total: int) -> None:
+        nonlocal last_time, last_printed
+        current = description, 10 * done // total
+        if is_first_process and current != last_printed and time.monotonic() - last_time > PROGRESS_SECONDS:
+            last_time, last_printed = time.monotonic(), current
+            print(f"{description}: {100 * done // total} %", file=sys.stderr, flush=True)
+
+    return report
 
 
 def exit_with_error(text: str) -> NoReturn:
-    """Say what is wrong in one line, and end at once: peers may be in a collective, loader processes alive."""
+    """Emit an "error" line and exit with code 1, without waiting for loader processes or for peers in a collective."""
     emit_json_line("error", error=text)
     os._exit(1)

@@ -1,4 +1,4 @@
-"""An examination: a saved network on all validation images, by each crop and size, every image counted once."""
+"""Evaluates a checkpoint on all validation images, by each crop and size; every image is counted once."""
 
 import base64
 import math
@@ -43,93 +43,114 @@ from .crops import (
 from .protocol import EvalOptions, emit_json_line, progress_printer, reserve_stdout
 from .ratio_buckets import AspectRatioBuckets
 
-EXAMPLE_PIXELS = 300  # pixels of the longer side of an image that is shown
+EXAMPLE_PIXELS = 300  # longer side of an example image
 
 
 @reserve_stdout()
 def evaluate_checkpoint(options: EvalOptions) -> None:
-    """Carry it out and print what was found. Raises `Expected`, `DataError`, `OSError` with one line."""
+    """Evaluate a checkpoint and print the JSON lines of the protocol.
+
+    Raises `TrainingError`, `DataError` or `OSError` with one line that says what is wrong and where.
+    """
+    # Every process opens the files by itself, before any collective, so each can report what is wrong with them.
     state, recipe = open_checkpoint(options.checkpoint)
     root = data_root(recipe.data, options.data)
     seed = state["identity"]["seed"]
     indexes = open_val_indexes(
         recipe, root, copies_root(root, options.copies), scale=options.scale, seed=seed, skip_bad=options.skip_bad
     )
-    val = indexes["val", None]
-    model = load_network(
-        options.checkpoint, state, recipe, len(val.classes), root
-    )  # what is wrong so far, all find alone
+    val_index = indexes["val", None]
+    model = load_network(options.checkpoint, state, recipe, len(val_index.classes), root)
+
     group = process_group.join_process_group()
     if group.device.type == "cpu":
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // group.local_world_size))
         disable_malloc_trim()
-    process_group.check_same_on_all_ranks(group, f"the names of the images in {val.folder}", val.names_checksum)
+    process_group.check_same_on_all_ranks(
+        group, f"the names of the images in {val_index.folder}", val_index.names_checksum
+    )
     model.to(group.device, memory_format=torch.channels_last)  # type: ignore[call-overload]
-    exam = Evaluation(options, recipe, group, model, indexes, seed)
+    evaluation = Evaluation(options, recipe, group, model, indexes, seed)
     if group.is_first:
         emit_json_line(
-            "begin", checkpoint=str(options.checkpoint), recipe=recipe.name, model=recipe.model.name,
-            epoch=state["epoch"], step=global_step(state, recipe), images=len(val), classes=len(val.classes),
-            data=str(root), device=group.device.type, precision=str(exam.preprocessor.compute_dtype).removeprefix("torch."),
-            procs=group.world_size, buckets=exam.buckets.summaries,
-        )  # fmt: skip
-    exam.run()
+            "begin",
+            checkpoint=str(options.checkpoint),
+            recipe=recipe.name,
+            model=recipe.model.name,
+            epoch=state["epoch"],
+            step=global_step(state, recipe),
+            images=len(val_index),
+            classes=len(val_index.classes),
+            data=str(root),
+            device=group.device.type,
+            precision=str(evaluation.preprocessor.compute_dtype).removeprefix("torch."),
+            procs=group.world_size,
+            buckets=evaluation.buckets.summaries,
+        )
+    evaluation.run()
     process_group.barrier(group)
     process_group.exit_process(group)
 
 
 def open_checkpoint(path: Path) -> tuple[dict[str, Any], Recipe]:
-    """Return a checkpoint's state and recipe. Raises `Expected` when it is none of ours, or damaged."""
+    """Return a checkpoint's state and recipe. Raises `TrainingError` when it is missing, damaged, or not ours."""
     try:
         state = checkpoint_io.load_checkpoint(path)
     except FileNotFoundError as error:
         raise TrainingError(
-            f"{path}: there is no such checkpoint, or a newer one has replaced it; look again"
+            f"{path}: no such checkpoint; a newer one may have replaced it: list the folder again"
         ) from error
     except (ValueError, IsADirectoryError) as error:
-        raise TrainingError(f"{path}: is a folder; name a file in it" if path.is_dir() else str(error)) from error
+        reason = f"{path}: is a folder; name a file in it" if path.is_dir() else str(error)
+        raise TrainingError(reason) from error
     try:
-        said = state["identity"]["recipe"]
-        return state, Recipe.from_json({**said, "target": said.get("target") or 100.0})  # a phase may want to have one
+        recipe_json = state["identity"]["recipe"]
+        # A checkpoint keeps no target, but a phase with validate="near" requires one.
+        return state, Recipe.from_json({**recipe_json, "target": recipe_json.get("target") or 100.0})
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise TrainingError(f"{path}: is of another version of imgnet-cluster: {error}") from error
+        raise TrainingError(f"{path}: was written by another version of imgnet-cluster: {error}") from error
 
 
 def global_step(state: Mapping[str, Any], recipe: Recipe) -> int:
-    """Return after how many steps of the whole run a checkpoint was saved; its own `step` begins anew in each epoch."""
-    run = state["identity"]
-    return Schedule(recipe, run["images"], run["gpus"], run["max_steps"]).steps_at(state["epoch"], state["step"])
+    """Return the number of steps from the start of the run to a checkpoint. Its own `step` counts within an epoch."""
+    identity = state["identity"]
+    schedule = Schedule(recipe, identity["images"], identity["gpus"], identity["max_steps"])
+    return schedule.steps_at(state["epoch"], state["step"])
 
 
 def load_network(path: Path, state: Mapping[str, Any], recipe: Recipe, num_classes: int, root: Path) -> nn.Module:
-    """Return the recipe's network with the weights of a checkpoint. Raises `Expected` where they are another's.
+    """Return the recipe's network with a checkpoint's weights, in eval mode.
 
-    Running statistics that the processes had apart, in the middle of an epoch, are averaged as before a validation.
+    In the middle of an epoch the ranks' running statistics differ; they are averaged, as before a validation. Raises
+    `TrainingError` when the weights do not fit, for example because the data has another number of classes.
     """
     model = registry.build_model(replace(recipe.model, weights=None, fc_std=None, compile=False), num_classes, 0)
-    mine, saved = model.state_dict(), state["model"]
-    if mine.keys() != saved.keys():
-        raise TrainingError(f"{path}: its weights are not those of {recipe.model.name} as it is made here")
-    for name, one in mine.items():
-        if one.shape == saved[name].shape:
+    own, saved = model.state_dict(), state["model"]
+    if own.keys() != saved.keys():
+        raise TrainingError(f"{path}: its weights do not fit {recipe.model.name} as this version builds it")
+    for name, tensor in own.items():
+        if tensor.shape == saved[name].shape:
             continue
-        if one.shape[:1] == (num_classes,) and one.shape[1:] == saved[name].shape[1:]:
+        if tensor.shape[:1] == (num_classes,) and tensor.shape[1:] == saved[name].shape[1:]:
             raise TrainingError(
-                f"{path}: was trained on {len(saved[name])} classes, {root} has {num_classes}; say --data DIR with those"
+                f"{path}: was trained on {len(saved[name])} classes, but {root} has {num_classes}; name a data set "
+                "with the same classes: --data DIR"
             )
-        shapes = " and ".join("x".join(map(str, shape)) for shape in (saved[name].shape, one.shape))
-        raise TrainingError(f"{path}: its weights are not those of {recipe.model.name} here: {name} is {shapes}")
+        saved_shape, own_shape = ("x".join(map(str, shape)) for shape in (saved[name].shape, tensor.shape))
+        raise TrainingError(
+            f"{path}: its weights do not fit {recipe.model.name} here: {name} is {saved_shape}, not {own_shape}"
+        )
     model.load_state_dict(saved)
-    stored = state["statistics"]
-    if not torch.equal(stored, stored[:1].expand_as(stored)):
+    statistics = state["statistics"]  # [world_size, count]
+    if not torch.equal(statistics, statistics[:1].expand_as(statistics)):
         with torch.no_grad():
-            batchnorm.copy_flat_into(stored.mean(0), batchnorm.running_statistics(model))
+            batchnorm.copy_flat_into(statistics.mean(0), batchnorm.running_statistics(model))
     return model.eval()
 
 
 @dataclass(frozen=True)
 class EvalPass:
-    """One crop at one size: `copy` is read, in these batches."""
+    """One crop at one size: this rank's batches, read from the resized copy `copy` (None: the full-size images)."""
 
     crop: str
     size: int
@@ -138,12 +159,14 @@ class EvalPass:
 
     @property
     def views_per_image(self) -> int:
-        """How often the network looks at an image."""
-        return SQUARES_PER_IMAGE * (1 + MULTI_CROP_MIRRORED[self.crop]) if self.crop in MULTI_CROP_MIRRORED else 1
+        """Number of views of each image that the network is shown."""
+        if self.crop not in MULTI_CROP_MIRRORED:
+            return 1
+        return SQUARES_PER_IMAGE * (2 if MULTI_CROP_MIRRORED[self.crop] else 1)
 
 
 class Evaluation:
-    """One process's share of an examination."""
+    """One rank's share of an evaluation."""
 
     def __init__(
         self,
@@ -154,120 +177,161 @@ class Evaluation:
         indexes: Mapping[IndexKey, Index],
         seed: int,
     ) -> None:
-        self.options, self.recipe, self.group, self.model = options, recipe, group, model
-        self.indexes, self.val_index, self.decoder = indexes, indexes["val", None], MultiCropDecoder(indexes, seed)
-        self.preprocessor, self.buckets = (
-            BatchPreprocessor(group.device, normalization=normalization_of(model)),
-            AspectRatioBuckets(indexes["val", None]),
-        )
-        self.report_progress, self.sizes = progress_printer(group.is_first), options.sizes or (recipe.phases[-1].size,)
+        self.options = options
+        self.recipe = recipe
+        self.group = group
+        self.model = model
+        self.indexes = indexes
+        self.val_index = indexes["val", None]
+        self.decoder = MultiCropDecoder(indexes, seed)
+        self.preprocessor = BatchPreprocessor(group.device, normalization=normalization_of(model))
+        self.buckets = AspectRatioBuckets(self.val_index)
+        self.sizes = options.sizes or (recipe.phases[-1].size,)
+        self.report_progress = progress_printer(group.is_first)
 
     @torch.no_grad()
     def run(self) -> None:
-        """Take one pass after the other through one loader, and print a row for each."""
+        """Run all passes through one loader, and print a row for each, then the example images."""
         phase = self.recipe.phases[-1]
-        pixels, own = phase.batch * phase.size**2, (self.group.rank, self.group.world_size)
+        pixel_budget = phase.batch * phase.size**2
         passes = []
         for crop in self.options.crops:
             for size in self.sizes:
                 copy = self.copy_for(size)
-                passes.append(
-                    EvalPass(crop, size, copy, plan_eval_batches(crop, size, self.val_index, copy, pixels, *own))
+                requests = plan_eval_batches(
+                    crop, size, self.val_index, copy, pixel_budget, self.group.rank, self.group.world_size
                 )
-        largest = 3 * max(pixels, SQUARES_PER_IMAGE * max(self.sizes) ** 2)
-        works = chain.from_iterable(one.requests for one in passes)
+                passes.append(EvalPass(crop, size, copy, requests))
+
+        largest_batch_bytes = 3 * max(pixel_budget, SQUARES_PER_IMAGE * max(self.sizes) ** 2)
+        all_requests = chain.from_iterable(eval_pass.requests for eval_pass in passes)
         workers = process_group.loader_process_count(self.group, self.options.workers)
-        batches = stream_batches(self.decoder, works, workers, self.group.device, largest)
-        if first := [one for one in [next(batches, None)] if one]:  # the loader's start belongs to no pass
-            self.predict("center", self.sizes[0], first[0].images[:1], first[0].labels[:1])
-        batches = chain(first, batches)
-        for one in passes:
-            self.run_pass(one, batches)
+        batches = stream_batches(self.decoder, all_requests, workers, self.group.device, largest_batch_bytes)
+        # The start of the loader and of the device belongs to no pass. A rank may have no batch at all.
+        first_batch = next(batches, None)
+        if first_batch:
+            self.predict("center", self.sizes[0], first_batch.images[:1], first_batch.labels[:1])
+            batches = chain([first_batch], batches)
+        for eval_pass in passes:
+            self.run_pass(eval_pass, batches)
         if self.group.is_first and self.options.shown:
             self.print_examples()
 
     def copy_for(self, size: int) -> int | None:
-        """Return the copy that a size is read from: the one the run validated on, where it is there and large enough.
+        """Return the resized copy that images of a size are read from, None for the full-size images.
 
-        Raises `DataError` when the full-size images are wanted, and only their index is here.
+        It is the copy that the run validated on, if that is on this machine and large enough. Raises `DataError` when
+        the full-size images are needed and only their index is here.
         """
         phase = self.recipe.phases[-1]
-        copy, enough = phase.copy, size <= phase.size or round(size * RESIZE_TO_CROP_RATIO) <= (phase.copy or 0)
-        if copy is not None and enough and ("val", copy) in self.indexes:
+        copy = phase.copy
+        is_large_enough = size <= phase.size or round(size * RESIZE_TO_CROP_RATIO) <= (copy or 0)
+        if copy is not None and is_large_enough and ("val", copy) in self.indexes:
             return copy
         if not self.val_index.has_images:
             raise DataError(
-                f"{self.val_index.folder}: has the index and no images, from which {size} pixels are cut; fetch all: "
-                f"imgnet-cluster data fetch SOURCE {self.val_index.folder.parent}"
+                f"{self.val_index.folder}: has the index and no images, and {size} pixels need the full-size images; "
+                f"fetch them: imgnet-cluster data fetch SOURCE {self.val_index.folder.parent}"
             )
         return None
 
     def predict(self, crop: str, size: int, pixels: torch.Tensor, labels: Any) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return scores and labels on the device. Raises `Expected` where the network does not take the size."""
+        """Return scores [n, classes] and labels [n] on the device.
+
+        Raises `TrainingError` when the network fails, for example because it does not accept the size.
+        """
         try:
-            images, found = self.preprocessor.prepare(
+            images, device_labels = self.preprocessor.prepare(
                 Batch(pixels, labels, BatchRequest("val", None, labels, (size, size)))
             )
             with self.preprocessor.autocast():
-                return mean_crop_scores(crop, self.model, images), found
-        except RuntimeError as error:  # of torch: a fixed-size classifier, no memory
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            raise TrainingError(f"{crop} at {size} pixels: {self.recipe.model.name} fails: {why}") from error
+                return mean_crop_scores(crop, self.model, images), device_labels
+        except RuntimeError as error:  # torch's, for example of a fixed-size classifier, or out of memory
+            reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+            raise TrainingError(f"{crop} at {size} pixels: {self.recipe.model.name} fails: {reason}") from error
 
     def run_pass(self, eval_pass: EvalPass, batches: Iterator[Batch]) -> None:
-        """Examine one crop at one size. Raises `RuntimeError` when an image was left out or counted twice."""
-        begun, done, mine = time.perf_counter(), 0, sum(len(work.ids) for work in eval_pass.requests)
-        losses = torch.zeros(1, dtype=torch.float64, device=self.group.device)
+        """Evaluate one crop at one size and print its row.
+
+        Raises `TrainingError` when the loss is not finite, `RuntimeError` unless every image was counted once.
+        """
+        start = time.perf_counter()
+        done = 0
+        own_images = sum(len(request.ids) for request in eval_pass.requests)
+        loss_sum = torch.zeros(1, dtype=torch.float64, device=self.group.device)
+        # By bucket: images, top-1 correct, top-5 correct.
         counts = torch.zeros(len(self.buckets.summaries), 3, dtype=torch.int64, device=self.group.device)
-        for work in eval_pass.requests:
+        for request in eval_pass.requests:
             batch = next(batches)
             scores, labels = self.predict(eval_pass.crop, eval_pass.size, batch.images, batch.labels)
-            losses += cross_entropy(scores, labels, reduction="sum")
-            first, five = is_correct(scores, labels)
-            rows = torch.stack([torch.ones_like(labels), first.long(), five.long()], 1)
-            counts.index_add_(0, torch.from_numpy(self.buckets.bucket_of_image[work.ids]).to(self.group.device), rows)
-            done += len(work.ids)
-            self.report_progress(f"{eval_pass.crop} at {eval_pass.size}", done, mine)
-        loss, sums = sum_over_processes(self.group, losses).item(), sum_over_processes(self.group, counts).tolist()
-        if not math.isfinite(loss):
+            loss_sum += cross_entropy(scores, labels, reduction="sum")
+            top1, top5 = is_correct(scores, labels)
+            columns = torch.stack([torch.ones_like(labels), top1.long(), top5.long()], 1)
+            buckets = torch.from_numpy(self.buckets.bucket_of_image[request.ids]).to(self.group.device)
+            counts.index_add_(0, buckets, columns)
+            done += len(request.ids)
+            self.report_progress(f"{eval_pass.crop} at {eval_pass.size}", done, own_images)
+        total_loss = sum_over_processes(self.group, loss_sum).item()
+        rows = sum_over_processes(self.group, counts).tolist()
+        if not math.isfinite(total_loss):
             raise TrainingError(
-                f"{eval_pass.crop} at {eval_pass.size} pixels: the loss is {loss:g}: weights are no numbers, or too large"
+                f"{eval_pass.crop} at {eval_pass.size} pixels: the loss is {total_loss:g}: the checkpoint's weights "
+                "are not finite, or too large"
             )
-        seconds = time.perf_counter() - begun
-        if [row[0] for row in sums] != [row["images"] for row in self.buckets.summaries]:
+        seconds = time.perf_counter() - start
+        if [row[0] for row in rows] != [bucket["images"] for bucket in self.buckets.summaries]:
             raise RuntimeError(f"{eval_pass.crop} at {eval_pass.size} did not count every image once")
         if self.group.is_first:
             images = len(self.val_index)
-            tops = {f"top{k}": 100 * sum(row[place] for row in sums) / images for k, place in ((1, 1), (5, 2))}
             emit_json_line(
-                "row", crop=eval_pass.crop, size=eval_pass.size, views=eval_pass.views_per_image, copy=eval_pass.copy, **tops, loss=loss / images,
-                images=images, seconds=seconds,
-                buckets=[{"top1": 100 * row[1] / row[0], "top5": 100 * row[2] / row[0]} for row in sums],
-            )  # fmt: skip
+                "row",
+                crop=eval_pass.crop,
+                size=eval_pass.size,
+                views=eval_pass.views_per_image,
+                copy=eval_pass.copy,
+                top1=100 * sum(row[1] for row in rows) / images,
+                top5=100 * sum(row[2] for row in rows) / images,
+                loss=total_loss / images,
+                images=images,
+                seconds=seconds,
+                buckets=[{"top1": 100 * row[1] / row[0], "top5": 100 * row[2] / row[0]} for row in rows],
+            )
 
     def print_examples(self) -> None:
-        """Print what each crop sees of a few images, from the tallest to the widest, and its answer."""
-        size, order = self.sizes[0], self.buckets.ids_by_ratio
-        count = min(self.options.shown, len(order))
-        numbers = [int(order[(2 * place + 1) * len(order) // (2 * count)]) for place in range(count)]
-        emit_json_line("seen", size=size, images=[self.describe_example(number, size) for number in numbers])
+        """Print example images, evenly spaced from the tallest to the widest, with each crop's prediction."""
+        size = self.sizes[0]
+        ids_by_ratio = self.buckets.ids_by_ratio
+        count = min(self.options.shown, len(ids_by_ratio))
+        positions = [(2 * number + 1) * len(ids_by_ratio) // (2 * count) for number in range(count)]
+        examples = [self.describe_example(int(ids_by_ratio[position]), size) for position in positions]
+        emit_json_line("seen", size=size, images=examples)
 
     def describe_example(self, image_number: int, size: int) -> dict[str, Any]:
-        """Return an image as a small JPEG, with each crop's parts of it (top, left, height, width, of 1) and answer."""
-        copy, one = self.copy_for(size), self.val_index.take(np.array([image_number]))
-        label, width, height = (int(column[0]) for column in (one.labels, one.widths, one.heights))
+        """Return an image as a small JPEG in base64, with each crop's boxes (see `crop_boxes`) and prediction."""
+        copy = self.copy_for(size)
+        single_index = self.val_index.take(np.array([image_number]))
+        label = int(single_index.labels[0])
+        width, height = int(single_index.widths[0]), int(single_index.heights[0])
         jpeg, _ = shrink_to_jpeg(self.indexes["val", copy].read(image_number), EXAMPLE_PIXELS)
         answers = []
         for crop in self.options.crops:
-            (work,) = plan_eval_batches(crop, size, one, copy, 1, 0, 1)
-            batch = self.decoder.decode_batch(replace(work, ids=np.array([image_number])))
-            chances = self.predict(crop, size, batch.images, batch.labels)[0].softmax(1)[0]
-            best = int(chances.argmax())
+            (request,) = plan_eval_batches(crop, size, single_index, copy, 1, 0, 1)
+            batch = self.decoder.decode_batch(replace(request, ids=np.array([image_number])))
+            scores, _ = self.predict(crop, size, batch.images, batch.labels)
+            probabilities = scores.softmax(1)[0]
+            best = int(probabilities.argmax())
             answers.append(
                 {
-                    "crop": crop, "boxes": crop_boxes(crop, size, width, height), "class": self.val_index.classes[best],
-                    "percent": 100 * float(chances[best]), "right": best == label,
+                    "crop": crop,
+                    "boxes": crop_boxes(crop, size, width, height),
+                    "class": self.val_index.classes[best],
+                    "percent": 100 * float(probabilities[best]),
+                    "right": best == label,
                 }
-            )  # fmt: skip
-        told = {"name": self.val_index.name(image_number), "class": self.val_index.classes[label], "answers": answers}
-        return {**told, "jpeg": base64.b64encode(jpeg).decode()}
+            )
+        return {
+            "name": self.val_index.name(image_number),
+            "class": self.val_index.classes[label],
+            "answers": answers,
+            "jpeg": base64.b64encode(jpeg).decode(),
+        }

@@ -1,16 +1,14 @@
-"""AlexNet with batch norm instead of local response norm, and one more after pool5.
+"""AlexNet with batch norm in place of local response norm.
 
 Krizhevsky et al. 2012 in two groups, with a batch norm after each convolution (B. Ginsburg's AlexNet-BN, which You et
-al. 2017 train) and, as Jia et al. 2018, section 3.2 refine it, after pool5: there the values grow as training goes on.
-Each convolution's bias would be lost in the norm behind it, so there is none.
+al. 2017 train) and one after pool5, where the values would otherwise grow as training goes on (Jia et al. 2018, section
+3.2). The convolutions have no biases, because the norms behind them would cancel them.
 """
 
 import torch
 from torch import nn
 
-POOLED_SIZE = (
-    6  # places in each direction that the first fully connected layer was made for: images of 224 to 227 pixels
-)
+POOLED_SIZE = 6  # side of the feature map that the first Linear takes: what images of 224 to 227 pixels become
 
 
 def _conv_norm_relu(
@@ -21,9 +19,9 @@ def _conv_norm_relu(
 
 
 class AlexNet(nn.Module):
-    """Images [n, 3, h, w] to scores [n, classes], for any h and w of at least 63; made for 224.
+    """Maps images [n, 3, h, w] to scores [n, classes]. Designed for 224 pixels; h and w must be at least 63.
 
-    At other sizes pool5's places are averaged to 6 x 6, or repeated; at 224 that changes nothing.
+    At other sizes, adaptive pooling averages or repeats the last feature map to 6 x 6. At 224 it changes nothing.
     """
 
     def __init__(self, classes: int) -> None:
@@ -46,10 +44,10 @@ class AlexNet(nn.Module):
         )
         self.fc = nn.Linear(4096, classes)
         for layer in self.hidden:
-            if isinstance(layer, nn.Linear):  # as Krizhevsky et al. 2012, section 5, start them in Caffe's version
+            if isinstance(layer, nn.Linear):  # initial values of Krizhevsky et al. 2012, section 5, as Caffe has them
                 nn.init.normal_(layer.weight, std=0.005)
                 nn.init.constant_(layer.bias, 0.1)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """Return the scores [n, classes]."""
         return self.fc(self.hidden(self.pool(self.features(x)).flatten(1)))  # type: ignore[no-any-return]

@@ -1,7 +1,8 @@
-"""Networks of other people: timm's and torchvision's where they are installed, or any function's.
+"""Builds networks that this project does not define: timm's, torchvision's, or those of a function of the user.
 
-They are made without their pretrained weights, which come from a file (train/models/pretrained.py), and looked at before they
-train: scores of the right shape, and images of other sizes than they were made for (train/models/input_size.py).
+They are built without pretrained weights, which come from a file (train/models/pretrained.py). Before training, each is
+tried once: its scores must have the right shape, and it is adapted to other image sizes if possible
+(train/models/input_size.py).
 """
 
 import difflib
@@ -21,36 +22,40 @@ from train.tools.filesystem import one_line_error
 from . import input_size
 
 LogFunction = Callable[[str], object]
-CLASSIFIER_ATTRIBUTE = "_imgnet_classifier"  # where a network keeps the name of the layer that makes its scores
-# What each calls a start of all residual blocks as the identity.
+CLASSIFIER_ATTRIBUTE = "_imgnet_classifier"  # attribute of a network: the name of the layer that makes its scores
+# Each library's name for the argument that starts all residual blocks as the identity (gamma 0 in their last norm).
 ZERO_INIT_ARGUMENTS = {"timm": "zero_init_last", "torchvision": "zero_init_residual"}
 
 
 def build_external_model(model: Model, classes: int, log: LogFunction) -> nn.Module:
-    """Return a network that is not ours, as the recipe names it. Raises `Expected` where it cannot be had or used."""
+    """Build and check the external network that a recipe names.
+
+    `log` receives one line about each setting that does not apply, and one about the image sizes the network accepts.
+    Raises `TrainingError` when it cannot be built or cannot be trained.
+    """
     library, _, name = model.name.partition(":")
     if library in ZERO_INIT_ARGUMENTS:
-        net, applied = _build_from_library(library, name, classes, model.zero_gamma)
+        net, zero_gamma_applied = _build_from_library(library, name, classes, model.zero_gamma)
     else:
-        net, applied = (
-            _build_from_function(model.name, lambda: user_code.import_function("model, name", model.name)(classes)),
-            False,
-        )
-    if model.zero_gamma and not applied and not _call_user_model(model.name, lambda: zero_init_residual(net)):
-        log(f"zero_gamma does not apply to {model.name}: its blocks do not say which norm is their last")
+        net = _build_from_function(model.name, lambda: user_code.import_function("model, name", model.name)(classes))
+        zero_gamma_applied = False
+    if model.zero_gamma and not zero_gamma_applied:
+        zeroed_blocks = _call_user_model(model.name, lambda: zero_init_residual(net))
+        if not zeroed_blocks:
+            log(f"zero_gamma has no effect on {model.name}: its blocks do not tell which norm is their last")
     check_trainable(net, model.name)
-    side = input_size.find_native_size(net, model.name)
-    check_scores_and_find_classifier(net, model.name, classes, side)
+    native_size = input_size.find_native_size(net, model.name)
+    check_scores_and_find_classifier(net, model.name, classes, native_size)
     try:
-        how = input_size.accept_any_size(net, side)
+        size_note = input_size.accept_any_size(net, native_size)
     except TrainingError as error:
-        how = str(error)
-    log(f"{model.name}, made for {side} x {side} pixels: {how}")
+        size_note = str(error)
+    log(f"{model.name}, designed for {native_size} x {native_size} pixels: {size_note}")
     return net
 
 
 def _build_from_library(library: str, name: str, classes: int, zero_gamma: bool) -> tuple[nn.Module, bool]:
-    """A network of a library, and whether it has a word for zero gammas."""
+    """Return a library's network, and whether the library has applied `zero_gamma` (or its absence) itself."""
     try:
         module = importlib.import_module(library)
         models = module if library == "timm" else importlib.import_module("torchvision.models")
@@ -59,32 +64,41 @@ def _build_from_library(library: str, name: str, classes: int, zero_gamma: bool)
             f"model, name: {library}:{name} needs {error.name or library}, which is not installed here "
             f"({one_line_error(error)}); pip install {library}"
         ) from error
-    except Exception as error:  # of libraries that do not fit each other
+    except Exception as error:  # for example a torchvision that was built for another torch
         raise TrainingError(
             f"model, name: {library} cannot be imported here, {user_code.describe_error(error)}"
         ) from error
-    known = list(models.list_models())
-    if name.partition(".")[0] not in known:  # timm's names may end in a tag of their pretrained weights
-        near = difflib.get_close_matches(name, known, 3)
-        meant = f"; did you mean {' or '.join(f'{library}:{one}' for one in near)}?" if near else ""
-        listed = f"{models.__name__}.list_models() names those that there are"
-        raise TrainingError(f"model, name: {library} has no {name!r} here{meant or f'; {listed}'}")
+    _check_library_has_model(library, models, name)
 
-    def made(**more: Any) -> Any:
+    def build(**arguments: Any) -> Any:
         if library == "timm":
-            return models.create_model(name, pretrained=False, num_classes=classes, **more)
-        return models.get_model(name, weights=None, num_classes=classes, **more)
+            return models.create_model(name, pretrained=False, num_classes=classes, **arguments)
+        return models.get_model(name, weights=None, num_classes=classes, **arguments)
 
-    def either() -> Any:
+    zero_init = ZERO_INIT_ARGUMENTS[library]
+
+    def build_with_zero_gamma_if_known() -> Any:
         try:
-            return made(**{ZERO_INIT_ARGUMENTS[library]: zero_gamma}), True
+            return build(**{zero_init: zero_gamma}), True
         except TypeError as error:
-            if ZERO_INIT_ARGUMENTS[library] not in str(error):
+            if zero_init not in str(error):
                 raise
-            return made(), False
+            return build(), False
 
-    net, applied = _call_user_model(f"{library}:{name}", either)
-    return _require_module(f"{library}:{name}", net), applied
+    net, zero_gamma_applied = _call_user_model(f"{library}:{name}", build_with_zero_gamma_if_known)
+    return _require_module(f"{library}:{name}", net), zero_gamma_applied
+
+
+def _check_library_has_model(library: str, models: Any, name: str) -> None:
+    known_names = list(models.list_models())
+    if name.partition(".")[0] in known_names:  # timm's names may end in a tag of their pretrained weights
+        return
+    similar_names = difflib.get_close_matches(name, known_names, 3)
+    if similar_names:
+        hint = f"did you mean {' or '.join(f'{library}:{similar}' for similar in similar_names)}?"
+    else:
+        hint = f"{models.__name__}.list_models() lists the known ones"
+    raise TrainingError(f"model, name: {library} has no model {name!r} here; {hint}")
 
 
 def _call_user_model(name: str, function: Callable[[], Any]) -> Any:
@@ -102,96 +116,107 @@ def _require_module(name: str, value: object) -> nn.Module:
 
 
 def zero_init_residual(net: nn.Module) -> int:
-    """Start the last norm of each residual block at 0 and return how many there are: of blocks that have it as
-    `last_norm`, as ours, or have timm's method `zero_init_last`.
+    """Set gamma to 0 in the last norm of each residual block, and return the number of such blocks.
+
+    A block is recognized by an attribute `last_norm`, as our blocks have it, or by timm's method `zero_init_last`.
     """
-    found = 0
+    block_count = 0
     for module in net.modules():
-        last, method = getattr(module, "last_norm", None), getattr(module, "zero_init_last", None)
-        if isinstance(last, nn.Module) and isinstance(last.weight, nn.Parameter):
-            nn.init.zeros_(last.weight)
-            found += 1
-        elif callable(method):
-            method()
-            found += 1
-    return found
+        last_norm = getattr(module, "last_norm", None)
+        timm_method = getattr(module, "zero_init_last", None)
+        if isinstance(last_norm, nn.Module) and isinstance(last_norm.weight, nn.Parameter):
+            nn.init.zeros_(last_norm.weight)
+            block_count += 1
+        elif callable(timm_method):
+            timm_method()
+            block_count += 1
+    return block_count
 
 
 @contextmanager
 def preserve_modes_and_buffers(net: nn.Module) -> Iterator[None]:
-    """A context that leaves modes and statistics as they were before it."""
+    """Restore each module's train/eval mode and all buffers (running statistics) at the end of the context."""
     modes = {module: module.training for module in net.modules()}
-    kept = [(buffer, buffer.clone()) for buffer in net.buffers()]
+    saved_buffers = [(buffer, buffer.clone()) for buffer in net.buffers()]
     try:
         yield
     finally:
         with torch.no_grad():
-            for buffer, before in kept:
-                buffer.copy_(before)
+            for buffer, saved in saved_buffers:
+                buffer.copy_(saved)
         for module, mode in modes.items():
             module.training = mode
 
 
 def check_trainable(net: nn.Module, name: str) -> None:
-    """Raise `Expected` unless there is something to train."""
+    """Raise `TrainingError` unless the network has a parameter that requires a gradient."""
     parameters = list(net.parameters())
     if not parameters:
         raise TrainingError(
-            f"model, name: {name} has no parameters, so nothing of it can be trained; its layers must be attributes "
-            "of the module, or lie in a ModuleList"
+            f"model, name: {name} has no parameters, so it cannot be trained; make its layers attributes of the "
+            "module, or put them into an nn.ModuleList"
         )
-    if not any(one.requires_grad for one in parameters):
+    if not any(parameter.requires_grad for parameter in parameters):
         raise TrainingError(
-            f"model, name: {name} has requires_grad=False in all its parameters, so nothing of it can be trained; "
-            "leave it True, and say frozen=True in a phase that is to train the classifier only"
+            f"model, name: {name} has requires_grad=False in all its parameters, so it cannot be trained; leave it at "
+            "True, and set frozen=True in phases that train only the classifier"
         )
 
 
 def check_scores_and_find_classifier(net: nn.Module, name: str, classes: int, side: int) -> None:
-    """Raise `Expected` unless two images become scores [2, classes], as in training, that something can be learned of.
+    """Check that two images give trainable scores [2, classes] in train mode, and record the classifier's name.
 
-    The network keeps the name of the last layer that took part in them, learns, and has as many outputs: whichever it
-    calls last, for in what order layers were registered says nothing.
+    The classifier is the layer that was called last among those that have `classes` outputs and contribute, with a
+    gradient, to the scores. The order of registration does not count, because it need not be the order of execution.
+    The name is kept in the network's attribute `CLASSIFIER_ATTRIBUTE`, None when there is no such layer. Raises
+    `TrainingError` when the scores have another shape, or none of them depends on a parameter.
     """
+    candidates = {module: path for path, module in net.named_modules() if output_features(module) == classes}
     called: list[nn.Module] = []
-    could = {module: place for place, module in net.named_modules() if output_features(module) == classes}
-    hooks = [one.register_forward_hook(lambda module, *_: called.append(module)) for one in could]
+    hooks = [candidate.register_forward_hook(lambda module, *_: called.append(module)) for candidate in candidates]
     with preserve_modes_and_buffers(net):
         net.train()
         scores = _call_user_model(name, lambda: net(torch.zeros(2, 3, side, side)))
     for hook in hooks:
         hook.remove()
     if not isinstance(scores, torch.Tensor) or tuple(scores.shape) != (2, classes):
-        found = f"a tensor of {list(scores.shape)}" if isinstance(scores, torch.Tensor) else type(scores).__name__
+        actual = f"a tensor {list(scores.shape)}" if isinstance(scores, torch.Tensor) else type(scores).__name__
         raise TrainingError(
-            f"model, name: {name} must make scores [2, {classes}] of two images in training, not {found}; a function "
-            "of your own can build it with the right number of classes, and without further outputs"
+            f"model, name: {name} must return scores [2, {classes}] for two images in train mode, not {actual}; a "
+            "function of your own can build it with the right number of classes and without auxiliary outputs"
         )
-    learned = params_reached_by_grad(scores)
-    if not learned:
+    reached_ids = params_reached_by_grad(scores)
+    if not reached_ids:
         raise TrainingError(
-            f"model, name: no parameter of {name} gets a gradient from its scores, so nothing of it can be trained; "
+            f"model, name: no parameter of {name} gets a gradient from its scores, so it cannot be trained; "
             "look for no_grad() and detach() in it"
         )
-    order = [*could, *called]  # a layer whose weights are used without calling it comes before those that are called
-    makers = [one for one in order if any(id(parameter) in learned for parameter in one.parameters())]
-    object.__setattr__(net, CLASSIFIER_ATTRIBUTE, could[makers[-1]] if makers else None)
+    # Candidates that were never called come first: their weights may be used without a call.
+    in_order = [*candidates, *called]
+    contributing = [
+        module for module in in_order if any(id(parameter) in reached_ids for parameter in module.parameters())
+    ]
+    object.__setattr__(net, CLASSIFIER_ATTRIBUTE, candidates[contributing[-1]] if contributing else None)
 
 
 def output_features(module: nn.Module) -> int:
-    """Return how many values a Linear or a 1x1 convolution makes, 0 for any other layer."""
+    """Return the number of outputs of a Linear or a 1x1 convolution, 0 for any other layer."""
     if isinstance(module, nn.Linear):
         return module.out_features
     return module.out_channels if isinstance(module, nn.Conv2d) and set(module.kernel_size) == {1} else 0
 
 
 def params_reached_by_grad(scores: torch.Tensor) -> set[int]:
-    """Return the parameters that get a gradient from scores, by their ids."""
-    found, seen, ahead = set[int](), set[Any](), [scores.grad_fn]
-    while ahead:
-        step = ahead.pop()
-        if step is not None and step not in seen:
-            seen.add(step)
-            found |= {id(step.variable)} if hasattr(step, "variable") else set()
-            ahead += [one for one, _ in step.next_functions]
-    return found
+    """Return the ids of the parameters that get a gradient from the scores, by walking the autograd graph."""
+    parameter_ids = set[int]()
+    visited = set[Any]()
+    pending = [scores.grad_fn]
+    while pending:
+        node = pending.pop()
+        if node is None or node in visited:
+            continue
+        visited.add(node)
+        if hasattr(node, "variable"):
+            parameter_ids.add(id(node.variable))
+        pending += [next_node for next_node, _ in node.next_functions]
+    return parameter_ids

@@ -1,4 +1,4 @@
-"""Phases in which only the classifier is trained: the rest keeps its weights, its norms' statistics, its momentum."""
+"""Frozen phases: only the classifier is trained; all other weights, norm statistics and momenta stay as they are."""
 
 from collections.abc import Sequence
 from itertools import takewhile
@@ -12,44 +12,48 @@ from . import registry
 
 
 class Freezer:
-    """What of a network is trained now. All of it at first, but for what never was."""
+    """Switches a network between training all of it and training the classifier only.
+
+    Parameters that had requires_grad=False from the start are never trained.
+    """
 
     def __init__(self, net: nn.Module) -> None:
-        self.net, self.frozen = net, False
-        self.trainable_parameters = [one for one in net.parameters() if one.requires_grad]
+        self.net = net
+        self.frozen = False
+        self.trainable_parameters = [parameter for parameter in net.parameters() if parameter.requires_grad]
 
     def set_frozen(self, frozen: bool) -> None:
-        """Let gradients be computed for the classifier only, or for all; without one a parameter is not moved at all.
+        """Compute gradients for the classifier only (`frozen`), or for all trainable parameters.
 
-        All gradients are forgotten: they are views of the last DistributedDataParallel's buckets. Raises `Expected`
-        where the classifier is not known.
+        All gradients are dropped, because they are views of the buckets of the last DistributedDataParallel. An
+        optimizer does not move a parameter without a gradient at all. Raises `TrainingError` when the classifier is
+        not known.
         """
-        own = {id(one) for one in self.classifier().parameters()} if frozen else set()
-        for one in self.trainable_parameters:
-            one.grad = None
-            one.requires_grad_(not frozen or id(one) in own)
+        classifier_ids = {id(parameter) for parameter in self.classifier().parameters()} if frozen else set()
+        for parameter in self.trainable_parameters:
+            parameter.grad = None
+            parameter.requires_grad_(not frozen or id(parameter) in classifier_ids)
         self.frozen = frozen
 
     def set_train_mode(self) -> None:
-        """Let the network train; what is frozen uses its norms' statistics as they are, and drops nothing out."""
+        """Put what is trained into train mode. Frozen layers are in eval mode: fixed norm statistics, no dropout."""
         self.net.train(not self.frozen)
         if self.frozen:
             self.classifier().train()
 
     def classifier(self) -> nn.Module:
-        """Return the layer that learns in a frozen phase. Raises `Expected` where it is not known."""
-        found = registry.find_classifier(self.net)
-        if found is None:
+        """Return the layer that is trained in a frozen phase. Raises `TrainingError` when it is not known."""
+        classifier = registry.find_classifier(self.net)
+        if classifier is None:
             raise TrainingError(
-                f"phases, frozen: {type(self.net).__name__} has no Linear and no 1x1 convolution that learns and makes "
-                "one score for each class, so there is no classifier to train alone; frozen=False trains all of it"
+                f"phases, frozen: {type(self.net).__name__} has no trainable Linear or 1x1 convolution with one output "
+                "per class, so there is no classifier to train alone; set frozen=False to train all of it"
             )
-        return found
+        return classifier
 
 
 def epochs_until_freezing_changes(epochs: Sequence[Epoch], first_epoch: Epoch) -> list[Epoch]:
-    """Return the epochs from `first` on, as far as they train the same parts."""
-    later = epochs[epochs.index(first_epoch) :]
-    return list(
-        takewhile(lambda epoch: epoch.scheduled_phase.phase.frozen == first_epoch.scheduled_phase.phase.frozen, later)
-    )
+    """Return the consecutive epochs from `first_epoch` on that train the same parameters as it."""
+    frozen = first_epoch.scheduled_phase.phase.frozen
+    remaining = epochs[epochs.index(first_epoch) :]
+    return list(takewhile(lambda epoch: epoch.scheduled_phase.phase.frozen == frozen, remaining))

@@ -1,12 +1,14 @@
-"""Networks that flatten the last feature map into a Linear take images of one size only; here they get free of it.
+"""Adapts networks with a fixed input size to images of any size.
 
-At any other size the Linear is laid over the feature map as a convolution as large as the native map is, everything
-behind it is done at each position, and the scores are averaged over the positions (Simonyan and Zisserman 2014, section
-3.2). A map that is smaller in a direction is first stretched to the native one, as adaptive pooling does. At the native
-size nothing is touched: the scores are equal bit for bit. Nothing is renamed, no weight is reshaped.
+A network that flattens its last feature map into a Linear takes images of one size only. At any other size, the Linear
+is applied as a sliding window over the feature map, that is, as a convolution whose kernel has the size of the native
+map; the layers behind it run at each position, and the scores are averaged over the positions (Simonyan and Zisserman
+2014, section 3.2). A map that is smaller than the native one in a direction is first enlarged to it, by adaptive
+pooling. At the native size nothing changes: the scores are equal bit for bit. No layer is renamed and no weight is
+reshaped.
 
-A network that ends in a pooling takes any size already. One that knows its size in another way, such as a transformer
-with a table of positions, is left as it is, and the recipe's other sizes are refused.
+A network that ends in global pooling takes any size already. One that depends on its size in another way, such as a
+transformer with a table of positions, is left as it is; a recipe with other sizes is then refused.
 """
 
 from collections.abc import Iterable, Iterator
@@ -20,42 +22,33 @@ from torch.nn.functional import adaptive_avg_pool2d
 from train.tools import user_code
 from train.tools.errors import TrainingError
 
-CANDIDATE_SIZES = (
-    224,
-    227,
-    256,
-    299,
-    288,
-    192,
-    160,
-    128,
-    96,
-    64,
-    32,
-    28,
-)  # that networks are made for, the likely ones first
+CANDIDATE_SIZES = (224, 227, 256, 299, 288, 192, 160, 128, 96, 64, 32, 28)  # usual native sizes, the likeliest first
 
 
 def find_native_size(net: nn.Module, name: str) -> int:
-    """Return the side in pixels of square images that the network takes. Raises `Expected` when none is found."""
+    """Return the side in pixels of a square image that the network accepts: timm's stated size, else a usual one.
+
+    Raises `TrainingError` when it accepts none of them.
+    """
     config = getattr(net, "default_cfg", None) or getattr(net, "pretrained_cfg", None) or {}
-    told = config.get("input_size") if isinstance(config, dict) else None  # timm's
-    first, likely = "", [int(told[-1])] if told else []
-    for side in [*likely, *CANDIDATE_SIZES]:
+    stated_shape = config.get("input_size") if isinstance(config, dict) else None  # timm's, (channels, h, w)
+    stated_sizes = [int(stated_shape[-1])] if stated_shape else []
+    first_error = ""
+    for side in [*stated_sizes, *CANDIDATE_SIZES]:
         error = forward_error(net, side, side)
         if not error:
             return side
-        first = first or f"at {side} x {side} pixels: {error}"
-    raise TrainingError(f"model, name: {name} takes no images of the usual sizes; {first}")
+        first_error = first_error or f"at {side} x {side} pixels: {error}"
+    raise TrainingError(f"model, name: {name} accepts no images of the usual sizes; {first_error}")
 
 
 def forward_error(net: nn.Module, height: int, width: int) -> str:
-    """Return why a network does not take an image of a shape, in one line; empty when it does."""
-    one = next(net.parameters())
+    """Return why the network fails on one image of this shape, in one line; "" when it does not fail."""
+    parameter = next(net.parameters())
     with _eval_mode(net), torch.no_grad():
         try:
-            scores = net(torch.zeros(1, 3, height, width, device=one.device, dtype=one.dtype))
-        except (Exception, SystemExit) as error:  # whatever somebody's network may raise
+            scores = net(torch.zeros(1, 3, height, width, device=parameter.device, dtype=parameter.dtype))
+        except (Exception, SystemExit) as error:  # user code may raise anything
             return user_code.describe_error(error)
     if isinstance(scores, torch.Tensor) and len(scores) != 1:
         return f"one image becomes {len(scores)} rows of scores"
@@ -74,91 +67,99 @@ def _eval_mode(net: nn.Module) -> Iterator[None]:
 
 
 def probe_shapes(side: int) -> tuple[tuple[int, int], ...]:
-    """Return the shapes that tell whether a network is free: a rectangle of each kind."""
+    """Return the (height, width) that tell whether a network accepts any size: a tall and a wide rectangle."""
     return (side + 32, side), (side, side + 64)
 
 
 def accept_any_size(net: nn.Module, native_size: int) -> str:
-    """Make a network of this native side take larger images and rectangles too, and return how, in one line.
+    """Make a network accept rectangles and other sizes than its native one. Returns how, in one line.
 
-    Raises `Expected` with the reason where it stays bound to its size.
+    Raises `TrainingError` with the reason when the network accepts its native size only; it is then unchanged.
     """
     if not any(forward_error(net, *shape) for shape in probe_shapes(native_size)):
-        return "takes any size by itself, it pools before it classifies"
-    grid = _SlidingClassifier.find(net, native_size)
-    grid.install(net)
+        return "accepts any size, because it pools before its classifier"
+    sliding = _SlidingClassifier.find(net, native_size)
+    sliding.install(net)
     for shape in probe_shapes(native_size):
         if error := forward_error(net, *shape):
-            grid.remove()
-            raise TrainingError(f"it is bound to its size: {error}")
+            sliding.remove()
+            raise TrainingError(f"the model accepts only its native input size: {error}")
     return (
-        f"its first Linear is laid over larger maps as a convolution of {grid.native_height} x {grid.native_width}, and the scores "
-        "are averaged over its positions"
+        "accepts other sizes, because its first Linear is applied to larger feature maps as a convolution of "
+        f"{sliding.native_height} x {sliding.native_width}, and the scores are averaged over the positions"
     )
 
 
 def check_shapes(net: nn.Module, name: str, shapes: Iterable[tuple[int, int]]) -> None:
-    """Raise `Expected` when the network does not take one of the shapes (height, width) that a run will meet."""
+    """Raise `TrainingError` when the network fails on one of the shapes (height, width) that a run will use."""
     for height, width in sorted(set(shapes)):
         if error := forward_error(net, height, width):
             raise TrainingError(
-                f"model, name: {name} takes no images of {height} x {width} pixels ({error}); use its own size in "
-                "every phase, without rectangles, or another model"
+                f"model, name: {name} accepts no images of {height} x {width} pixels ({error}); use its native size in "
+                "every phase and no rectangles, or use another model"
             )
 
 
 class _SlidingClassifier:
-    """The Linear behind the flattened map: which module made the map, and how large it is at the native size."""
+    """Applies a network's first Linear as a sliding window over feature maps that are larger than the native one.
+
+    `feature_module` makes the feature map, `linear` takes it flattened, and the map has `native_height` x
+    `native_width` positions at the network's native size.
+    """
 
     def __init__(self, feature_module: nn.Module, linear: nn.Linear, native_height: int, native_width: int) -> None:
-        self.feature_module, self.linear, self.native_height, self.native_width = (
-            feature_module,
-            linear,
-            native_height,
-            native_width,
-        )
-        self.feature_shape, self.window_count = torch.Size(()), 1
+        self.feature_module = feature_module
+        self.linear = linear
+        self.native_height = native_height
+        self.native_width = native_width
+        self.feature_shape = torch.Size(())
+        self.window_count = 1
         self.hook_handles: list[Any] = []
 
     @classmethod
     def find(cls, net: nn.Module, side: int) -> "_SlidingClassifier":
-        """Find it by an image of noise. Raises `Expected` where there is none, or more than ReLU stands between."""
-        last: list[tuple[nn.Module, torch.Tensor]] = []
-        found: list[_SlidingClassifier] = []
-        reason = ["it flattens no map into a Linear"]
+        """Find the feature map and its Linear by running an image of noise through the network.
 
-        def made(module: nn.Module, _: Any, output: Any) -> None:
+        Raises `TrainingError` when no map is flattened into a Linear, or more than a ReLU stands between the two.
+        """
+        last_map: list[tuple[nn.Module, torch.Tensor]] = []
+        matches: list[_SlidingClassifier] = []
+        reason = "it flattens no feature map into a Linear"
+
+        def record_map(module: nn.Module, _: Any, output: Any) -> None:
             if isinstance(output, torch.Tensor) and output.ndim == 4:
-                last[:] = [(module, output)]
+                last_map[:] = [(module, output)]
 
-        def taken(linear: nn.Module, inputs: Any) -> None:
+        def compare_input(linear: nn.Module, inputs: Any) -> None:
+            nonlocal reason
             assert isinstance(linear, nn.Linear)
-            if found or not last or inputs[0].ndim != 2:
+            if matches or not last_map or inputs[0].ndim != 2:
                 return
-            module, maps = last[0]
+            feature_module, maps = last_map[0]
             flat = maps.flatten(1)
             if maps.shape[2:].numel() == 1 or flat.shape != inputs[0].shape:
                 return
             if torch.equal(flat, inputs[0]) or torch.equal(flat.relu(), inputs[0]):
-                found.append(cls(module, linear, *maps.shape[2:]))
+                matches.append(cls(feature_module, linear, *maps.shape[2:]))
             else:
-                reason[0] = "more than a ReLU stands between its last map and the Linear behind it"
+                reason = "more than a ReLU stands between its last feature map and the Linear behind it"
 
-        hooks = [one.register_forward_hook(made) for one in net.modules()]
-        hooks += [one.register_forward_pre_hook(taken) for one in net.modules() if isinstance(one, nn.Linear)]
-        first = next(net.parameters())
+        linears = [module for module in net.modules() if isinstance(module, nn.Linear)]
+        hooks = [module.register_forward_hook(record_map) for module in net.modules()]
+        hooks += [linear.register_forward_pre_hook(compare_input) for linear in linears]
+        parameter = next(net.parameters())
         try:
             with _eval_mode(net), torch.no_grad():
-                net(torch.randn(1, 3, side, side, device=first.device, dtype=first.dtype))
+                net(torch.randn(1, 3, side, side, device=parameter.device, dtype=parameter.dtype))
         finally:
-            for one in hooks:
-                one.remove()
-        if not found:
-            raise TrainingError(f"it is bound to its size: {reason[0]}")
-        return found[0]
+            for hook in hooks:
+                hook.remove()
+        if not matches:
+            raise TrainingError(f"the model accepts only its native input size: {reason}")
+        return matches[0]
 
     def install(self, net: nn.Module) -> None:
-        """From now on the network is free."""
+        """Register the hooks that make the network accept other sizes."""
         self.hook_handles = [
             self.feature_module.register_forward_hook(self._record_shape),
             self.linear.register_forward_pre_hook(self._unfold_windows),
@@ -166,15 +167,15 @@ class _SlidingClassifier:
         ]
 
     def remove(self) -> None:
-        """Take that back."""
-        for one in self.hook_handles:
-            one.remove()
+        """Remove the hooks again."""
+        for handle in self.hook_handles:
+            handle.remove()
 
     def _record_shape(self, _: nn.Module, __: Any, output: torch.Tensor) -> None:
         self.feature_shape = output.shape
 
     def _unfold_windows(self, _: nn.Module, inputs: tuple[torch.Tensor]) -> tuple[torch.Tensor] | None:
-        """Turn flattened maps [n, c h w] into all windows of the native size [n positions, c height width]."""
+        """Turn flattened maps [n, c h w] into all windows of the native size, [n positions, c height width]."""
         (flat,) = inputs
         images, channels, height, width = self.feature_shape
         if flat.shape != (images, channels * height * width):
@@ -185,9 +186,8 @@ class _SlidingClassifier:
         maps = flat.reshape(self.feature_shape)
         if height < self.native_height or width < self.native_width:
             maps = adaptive_avg_pool2d(maps, (max(height, self.native_height), max(width, self.native_width)))
-        windows = maps.unfold(2, self.native_height, 1).unfold(
-            3, self.native_width, 1
-        )  # n, c, down, right, height, width
+        windows = maps.unfold(2, self.native_height, 1)
+        windows = windows.unfold(3, self.native_width, 1)  # [n, c, down, right, height, width]
         self.window_count = windows.shape[2] * windows.shape[3]
         return (windows.permute(0, 2, 3, 1, 4, 5).reshape(images * self.window_count, -1),)
 

@@ -1,8 +1,8 @@
-"""Pretrained weights from a file: ours, a state dict of PyTorch, or safetensors. Nothing in a file is ever run."""
+"""Loads pretrained weights from a file: our checkpoints, PyTorch state dicts, safetensors. No file is ever executed."""
 
 import pickle
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -14,107 +14,115 @@ from train.tools.errors import TrainingError
 
 from . import registry, resnet
 
-MAX_NESTING = 5  # dicts within dicts: one that holds itself has no end
-STATE_DICT_KEYS = (
-    "model",
-    "state_dict",
-    "model_state_dict",
-)  # where checkpoints of ours, of timm and of Lightning keep them
+MAX_NESTING = 5  # dicts within dicts; a dict that contains itself would have no end
+STATE_DICT_KEYS = ("model", "state_dict", "model_state_dict")  # as in our checkpoints, timm's and Lightning's
 WRAPPER_PREFIXES = ("module.", "model.", "_orig_mod.")  # of DistributedDataParallel, Lightning, torch.compile
-MAX_NAMES_SHOWN = 4  # names in a message
-BATCH_COUNTER_SUFFIX = "num_batches_tracked"  # old files do not have it, and nothing depends on it here
+MAX_NAMES_SHOWN = 4  # tensor names in an error message
+BATCH_COUNTER_SUFFIX = "num_batches_tracked"  # missing in old files; nothing here depends on its value
 
 
 def load_pretrained(net: nn.Module, file: str, log: Callable[[str], object] = lambda text: None) -> None:
-    """Give the network the weights of a file. `say` is told in a line what of the file was not used.
+    """Load a file's weights into a network.
 
-    A classifier for another number of classes stays at its own start. Raises `Expected` when the file cannot be read,
-    or anything else in it is missing, unknown or of another shape.
+    A classifier for another number of classes is not loaded; `log` then receives one line. Raises `TrainingError` when
+    the file cannot be read, or when any other tensor is missing, unknown, or of another shape or kind.
     """
     path = Path(file).expanduser()
-    own, found = net.state_dict(), read_state_dict(path)
+    own = net.state_dict()
+    loaded = read_state_dict(path)
     if isinstance(net, registry.ResNet):
-        found = resnet.convert_torchvision_keys(strip_wrapper_prefix(found, {"layer1.0.conv1.weight", *own}))
-    found = strip_wrapper_prefix(found, own)
-    head = classifier_keys(net)
-    kinds = [name for name in own if name in found and not is_compatible_dtype(found[name], own[name])]
-    if kinds:
-        one = found[kinds[0]]
+        loaded = resnet.convert_torchvision_keys(strip_wrapper_prefix(loaded, {"layer1.0.conv1.weight", *own}))
+    loaded = strip_wrapper_prefix(loaded, own)
+
+    wrong_kind = [name for name in own if name in loaded and not is_compatible_dtype(loaded[name], own[name])]
+    if wrong_kind:
+        dtype = str(loaded[wrong_kind[0]].dtype).removeprefix("torch.")
         raise TrainingError(
-            f"model, weights: {path} holds {str(one.dtype).removeprefix('torch.')} where this network has real "
-            f"numbers: {format_names(kinds)}; save the network's state_dict() before it is changed, or convert it"
+            f"model, weights: {path} holds {dtype} where this network has real numbers: {format_names(wrong_kind)}; "
+            "save the network's state_dict() before it is converted, or convert it back"
         )
-    first = next((name for name in head if name in found), "")
-    if first and found[first].ndim and len(found[first]) != len(own[first]):
-        theirs, mine = len(found[first]), len(own[first])
-        log(f"{path}: its classifier is for {theirs} classes, ours for {mine}: it stays at its own start")
-        found = {name: one for name, one in found.items() if name not in head} | {name: own[name] for name in head}
-    missing = [name for name in own if name not in found and not name.endswith(BATCH_COUNTER_SUFFIX)]
-    unknown = [name for name in found if name not in own]
-    shapes = [name for name in own if name in found and found[name].shape != own[name].shape]
-    wrong = {"missing": missing, "not known here": unknown, "of another shape": shapes}
-    if said := "; ".join(f"{what}: {format_names(names)}" for what, names in wrong.items() if names):
-        raise TrainingError(f"model, weights: {path} is not of this network; {said}")
-    net.load_state_dict({**own, **found})
+
+    head = classifier_keys(net)
+    head_key = next((name for name in head if name in loaded), "")
+    if head_key and loaded[head_key].ndim and len(loaded[head_key]) != len(own[head_key]):
+        log(
+            f"{path}: its classifier has {len(loaded[head_key])} classes, this network {len(own[head_key])}: the "
+            "classifier keeps its own initial weights"
+        )
+        without_head = {name: tensor for name, tensor in loaded.items() if name not in head}
+        loaded = without_head | {name: own[name] for name in head}
+
+    problems = {
+        "missing": [name for name in own if name not in loaded and not name.endswith(BATCH_COUNTER_SUFFIX)],
+        "unknown": [name for name in loaded if name not in own],
+        "of another shape": [name for name in own if name in loaded and loaded[name].shape != own[name].shape],
+    }
+    if text := "; ".join(f"{problem}: {format_names(names)}" for problem, names in problems.items() if names):
+        raise TrainingError(f"model, weights: {path} does not fit this network; {text}")
+    net.load_state_dict({**own, **loaded})
 
 
 def is_compatible_dtype(source: torch.Tensor, target: torch.Tensor) -> bool:
-    """Whether their values can be taken for ours: for real numbers no complex ones, and no integers."""
+    """Whether the source's values can be copied into the target: not complex into real, nor integers into real."""
     if source.is_complex():
         return target.is_complex()
     return source.is_floating_point() or not target.is_floating_point()
 
 
 def format_names(names: list[str]) -> str:
-    """Return the first names, and how many there are beyond them."""
+    """Return the first names of a list, and the number of those left out."""
     more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
     return ", ".join(names[:MAX_NAMES_SHOWN]) + more
 
 
 def classifier_keys(net: nn.Module) -> list[str]:
-    """Return the names of the classifier's tensors in the network's state, its weight first; none if it is unknown."""
-    last = registry.find_classifier(net)
-    if last is None:
+    """Return the state-dict names of the classifier's tensors, its weight first; [] when it is not known."""
+    classifier = registry.find_classifier(net)
+    if classifier is None:
         return []
-    place = next(name for name, module in net.named_modules() if module is last)
-    return [f"{place}.{name}".removeprefix(".") for name in last.state_dict()]
+    path = next(name for name, module in net.named_modules() if module is classifier)
+    return [f"{path}.{name}".removeprefix(".") for name in classifier.state_dict()]
 
 
-def strip_wrapper_prefix(state: Mapping[str, torch.Tensor], model_keys: Any) -> dict[str, torch.Tensor]:
-    """Return a state without the prefix that wrappers put before each name, where no name is our own as it is."""
-    found = dict(state)
-    while not found.keys() & set(model_keys):
-        prefix = next((one for one in WRAPPER_PREFIXES if all(name.startswith(one) for name in found)), "")
+def strip_wrapper_prefix(state: Mapping[str, torch.Tensor], model_keys: Collection[str]) -> dict[str, torch.Tensor]:
+    """Remove the prefixes that wrappers put before every name, until one name is among `model_keys`."""
+    stripped = dict(state)
+    while not stripped.keys() & set(model_keys):
+        prefix = next((prefix for prefix in WRAPPER_PREFIXES if all(name.startswith(prefix) for name in stripped)), "")
         if not prefix:
             break
-        found = {name.removeprefix(prefix): one for name, one in found.items()}
-    return found
+        stripped = {name.removeprefix(prefix): tensor for name, tensor in stripped.items()}
+    return stripped
 
 
 def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
-    """Return the tensors of a file by name. Raises `Expected` when there are none that can be read safely."""
+    """Return a file's tensors by name. Raises `TrainingError` when it holds none, or cannot be read safely."""
     if not path.is_file():
-        raise TrainingError(f"model, weights: {path}: there is no such file on this machine")
-    found = _read_file(path)
+        raise TrainingError(f"model, weights: {path}: no such file on this machine")
+    content = _read_file(path)
     for _ in range(MAX_NESTING):
-        inner = (
-            next((one for one in STATE_DICT_KEYS if isinstance(found.get(one), dict)), "")
-            if isinstance(found, dict)
-            else ""
-        )
-        found = found[inner] if inner else found
-    if not isinstance(found, dict) or not found or not all(isinstance(one, torch.Tensor) for one in found.values()):
-        raise TrainingError(f"model, weights: {path} holds no weights by name; save the network's state_dict()")
-    for name, one in found.items():
-        if what := unsupported_kind(one):
+        if not isinstance(content, dict):
+            break
+        key = next((key for key in STATE_DICT_KEYS if isinstance(content.get(key), dict)), "")
+        if not key:
+            break
+        content = content[key]
+    if (
+        not isinstance(content, dict)
+        or not content
+        or not all(isinstance(tensor, torch.Tensor) for tensor in content.values())
+    ):
+        raise TrainingError(f"model, weights: {path} holds no tensors by name; save the network's state_dict()")
+    for name, tensor in content.items():
+        if kind := unsupported_kind(tensor):
             raise TrainingError(
-                f"model, weights: {path} holds {what}: {name}; save the network's state_dict() with plain tensors"
+                f"model, weights: {path} holds {kind}: {name}; save the network's state_dict() with plain tensors"
             )
-    return {str(name): one for name, one in found.items()}
+    return {str(name): tensor for name, tensor in content.items()}
 
 
 def unsupported_kind(tensor: torch.Tensor) -> str:
-    """Return what keeps a tensor from being copied into a network's; empty for a plain one."""
+    """Return what kind of tensor this is if it cannot be copied into a network's; "" for a plain tensor."""
     if tensor.is_meta:
         return "a tensor without values, of the device meta"
     if tensor.is_quantized:
@@ -123,7 +131,7 @@ def unsupported_kind(tensor: torch.Tensor) -> str:
 
 
 def _read_file(path: Path) -> Any:
-    """Read a file as what its first bytes say that it is."""
+    """Read a file in the format that its first bytes show."""
     try:
         size = path.stat().st_size
         with path.open("rb") as file:
@@ -132,15 +140,16 @@ def _read_file(path: Path) -> Any:
         raise TrainingError(f"model, weights: {filesystem.one_line_error(error)}") from error
     if not size:
         raise TrainingError(f"model, weights: {path} is empty; copy or save it again")
+    # A safetensors file starts with the length of its JSON header, in 8 bytes, and then the header.
     if path.suffix == ".safetensors" or (start[8:9] == b"{" and int.from_bytes(start[:8], "little") < size):
         return _read_safetensors(path)
     if start == filesystem.CHECKSUM_MAGIC.encode():
         return _read_torch_file(path, checkpoint_io.load_checkpoint)
-    if start.startswith((b"PK", b"\x80")):  # a zip file, or a pickle as torch wrote it before
+    if start.startswith((b"PK", b"\x80")):  # a zip archive, or a pickle as older versions of torch wrote
         return _read_torch_file(path, lambda path: torch.load(path, map_location="cpu", weights_only=True))
     raise TrainingError(
-        f"model, weights: {path} is no file of PyTorch, safetensors or ours; save the network's state_dict() with "
-        "torch.save"
+        f"model, weights: {path} is not a PyTorch file, a safetensors file or a checkpoint of this program; save the "
+        "network's state_dict() with torch.save"
     )
 
 
@@ -153,24 +162,24 @@ def _read_safetensors(path: Path) -> Any:
         ) from error
     try:
         return load_file(path)
-    except Exception as error:  # its own kinds are not importable everywhere
+    except Exception as error:  # its own exception types cannot be imported from all its versions
         raise _damaged_error(path, error) from error
 
 
 def _read_torch_file(path: Path, reader: Callable[[Path], Any]) -> Any:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of old protocols of pickle, before the error that says it
+            warnings.simplefilter("ignore")  # about old pickle protocols; the error below says what matters
             return reader(path)
     except pickle.UnpicklingError as error:
         raise TrainingError(
-            f"model, weights: {path} is no file of tensors only, and what else it holds is not run here; save the "
+            f"model, weights: {path} holds more than tensors, and code from files is never executed here; save the "
             "network's state_dict()"
         ) from error
-    except Exception as error:  # a cut zip file, an archive of TorchScript
+    except Exception as error:  # a truncated zip archive, a TorchScript archive
         raise _damaged_error(path, error) from error
 
 
 def _damaged_error(path: Path, error: Exception) -> TrainingError:
-    why = f"{type(error).__name__}: {filesystem.one_line_error(error)}"
-    return TrainingError(f"model, weights: {path} cannot be read ({why}); is it whole? Copy or save it again")
+    cause = f"{type(error).__name__}: {filesystem.one_line_error(error)}"
+    return TrainingError(f"model, weights: {path} cannot be read ({cause}); is it complete? Copy or save it again")

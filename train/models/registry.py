@@ -1,7 +1,4 @@
-"""The network of a recipe with its first weights, and which of its layers makes the scores.
-
-Ours end in a pooling that takes any shape, so sizes and rectangles may change at any step.
-"""
+"""Builds a recipe's network with its initial weights, and finds the layer that makes the scores (the classifier)."""
 
 import zlib
 from collections.abc import Callable
@@ -27,14 +24,15 @@ __all__ = [
     "weights_crc32",
 ]
 
+# The networks of this project, by name; each builder takes the number of classes.
 MODEL_BUILDERS: dict[str, Callable[[int], nn.Module]] = {**resnet.RESNET_BUILDERS, "alexnet_bn": AlexNet}
 
 
 def build_model(model: Model, classes: int, seed: int, log: Callable[[str], object] = lambda text: None) -> nn.Module:
-    """Make the network with its first weights: the same ones for the same seed, on every rank and device.
+    """Build a network with its initial weights: the same weights for the same seed, on every rank and device.
 
-    `say` is told in a line what of the recipe does not apply to somebody else's network, or was done to it. Raises
-    `Expected` where the network cannot be had, or does not make scores [n, classes].
+    `log` receives one line about each setting that does not apply to an external network, and about what was changed in
+    one. Raises `TrainingError` when the network cannot be built or does not return scores [n, classes].
     """
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -53,21 +51,25 @@ def build_model(model: Model, classes: int, seed: int, log: Callable[[str], obje
 
 
 def init_classifier(net: nn.Module, model: Model, classes: int) -> None:
-    """Draw the classifier's first weights with the recipe's spread, its biases 0. Raises `Expected`."""
-    last = find_classifier(net)
-    if last is None or not isinstance(last.weight, nn.Parameter):
+    """Draw the classifier's weights from N(0, fc_std^2) and set its bias to 0.
+
+    Raises `TrainingError` when the network's classifier is not known.
+    """
+    classifier = find_classifier(net)
+    if classifier is None or not isinstance(classifier.weight, nn.Parameter):
         raise TrainingError(
-            f"model, fc_std: the layer that makes the {classes} scores of {model.name} is not found; fc_std=None "
-            "leaves it as it starts"
+            f"model, fc_std: cannot find the layer of {model.name} that makes the {classes} scores; set fc_std=None to "
+            "keep its own initial weights"
         )
-    nn.init.normal_(last.weight, std=model.fc_std or 0.0)
-    if last.bias is not None:
-        nn.init.zeros_(last.bias)
+    nn.init.normal_(classifier.weight, std=model.fc_std or 0.0)
+    if classifier.bias is not None:
+        nn.init.zeros_(classifier.bias)
 
 
 def find_classifier(net: nn.Module) -> nn.Linear | nn.Conv2d | None:
-    """Return the layer that makes the scores: ours has it as `fc`, another network's was found when it was looked at
-    (`foreign.check_scores`). None when no layer is known to make them.
+    """Return the layer that makes the scores, or None when it is not known.
+
+    Our networks have it as `fc`. For an external network `external.check_scores_and_find_classifier` has recorded it.
     """
     if isinstance(net, ResNet | AlexNet):
         return net.fc
@@ -76,9 +78,9 @@ def find_classifier(net: nn.Module) -> nn.Linear | nn.Conv2d | None:
 
 
 def weights_crc32(net: nn.Module) -> int:
-    """Return a number of 32 bits that tells networks with other weights apart."""
-    found = 0
-    for one in net.state_dict().values():
-        flat = one.detach().cpu().contiguous().view(-1)
-        found = zlib.crc32(flat.view(torch.uint8).numpy().data, found)
-    return found
+    """Return a 32-bit checksum of all weights and buffers."""
+    checksum = 0
+    for tensor in net.state_dict().values():
+        flat = tensor.detach().cpu().contiguous().view(-1)
+        checksum = zlib.crc32(flat.view(torch.uint8).numpy().data, checksum)
+    return checksum

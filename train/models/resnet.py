@@ -1,8 +1,9 @@
-"""ResNets. Each ends in a pooling that takes any shape, so sizes and rectangles may change at any step.
+"""ResNets. Each ends in global pooling, so the image size and aspect ratio may change at any step.
 
-`resnet18` to `resnet152` are He et al. 2015 in the v1.5 form: the stride of a bottleneck is in its 3x3 convolution
-(Goyal et al. 2017, section 5.1; Gross and Wilber 2016). `resnet10_tiny` and `resnet10_cifar` have a quarter of
-ResNet-10's width, for computers without a GPU; the stem halves the image, or keeps it where it has only 32 pixels.
+`resnet18` to `resnet152` are He et al. 2015 in the v1.5 form: a bottleneck's stride is in its 3x3 convolution (Goyal et
+al. 2017, section 5.1; Gross and Wilber 2016). `resnet10_tiny` and `resnet10_cifar` have a quarter of ResNet-10's width,
+for computers without a GPU. The stem of `resnet10_tiny` halves the image; that of `resnet10_cifar` keeps its size,
+because its images have only 32 pixels.
 """
 
 import re
@@ -14,12 +15,12 @@ from torch import nn
 
 
 def convolution(in_channels: int, out_channels: int, kernel: int, stride: int = 1) -> nn.Conv2d:
-    """A convolution without bias, padded so that stride 1 keeps the shape."""
+    """Return a convolution without bias, padded so that stride 1 keeps height and width."""
     return nn.Conv2d(in_channels, out_channels, kernel, stride, padding=kernel // 2, bias=False)
 
 
 class BasicBlock(nn.Module):
-    """Two 3x3 convolutions beside the identity: [n, inputs, h, w] to [n, width, h / stride, w / stride]."""
+    """Residual block of two 3x3 convolutions: [n, in_channels, h, w] to [n, width, h / stride, w / stride]."""
 
     expansion = 1
 
@@ -31,17 +32,20 @@ class BasicBlock(nn.Module):
 
     @property
     def last_norm(self) -> nn.Module:
-        """The norm that ends the branch: with gamma 0 the block is the identity."""
+        """The norm at the end of the residual branch. With its gamma at 0 the block is the identity."""
         return self.norm2
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """Return relu(branch(x) + shortcut(x))."""
         y = torch.relu_(self.norm1(self.conv1(x)))
         return torch.relu_(self.norm2(self.conv2(y)) + self.shortcut(x))
 
 
 class Bottleneck(nn.Module):
-    """1x1, 3x3 (which has the stride) and 1x1 to four times the width, beside the identity."""
+    """Residual block of convolutions 1x1, 3x3 (with the stride) and 1x1.
+
+    Maps [n, in_channels, h, w] to [n, 4 width, h / stride, w / stride].
+    """
 
     expansion = 4
 
@@ -54,11 +58,11 @@ class Bottleneck(nn.Module):
 
     @property
     def last_norm(self) -> nn.Module:
-        """The norm that ends the branch: with gamma 0 the block is the identity."""
+        """The norm at the end of the residual branch. With its gamma at 0 the block is the identity."""
         return self.norm3
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """Return relu(branch(x) + shortcut(x))."""
         y = torch.relu_(self.norm1(self.conv1(x)))
         y = torch.relu_(self.norm2(self.conv2(y)))
         return torch.relu_(self.norm3(self.conv3(y)) + self.shortcut(x))
@@ -74,43 +78,49 @@ def _shortcut(in_channels: int, out_channels: int, stride: int) -> nn.Module:
 
 
 class ResNet(nn.Module):
-    """Images [n, 3, h, w] to scores [n, classes], for any h and w of at least 16."""
+    """Maps images [n, 3, h, w] to scores [n, classes]. h and w must be at least 16.
+
+    `block_counts` and `widths` have one entry per stage. Each stage but the first halves height and width.
+    """
 
     def __init__(
         self,
         block: Block,
-        blocks: Sequence[int],
+        block_counts: Sequence[int],
         widths: Sequence[int],
         stem: nn.Module,
         classes: int,
     ) -> None:
         super().__init__()
-        self.stem, stages, inputs = stem, [], widths[0]
-        for number, (count, width) in enumerate(zip(blocks, widths, strict=True)):
-            for place in range(count):
-                stages.append(block(inputs, width, 2 if number and not place else 1))
-                inputs = width * block.expansion
-        self.stages = nn.Sequential(*stages)
+        self.stem = stem
+        blocks: list[nn.Module] = []
+        channels = widths[0]
+        for stage, (block_count, width) in enumerate(zip(block_counts, widths, strict=True)):
+            for position in range(block_count):
+                stride = 2 if stage and not position else 1
+                blocks.append(block(channels, width, stride))
+                channels = width * block.expansion
+        self.stages = nn.Sequential(*blocks)
         self.pool = nn.AdaptiveAvgPool2d(1)
-        self.fc = nn.Linear(inputs, classes)
+        self.fc = nn.Linear(channels, classes)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """See the class."""
+        """Return the scores [n, classes]."""
         return self.fc(self.pool(self.stages(self.stem(x))).flatten(1))  # type: ignore[no-any-return]
 
 
-def _imagenet_resnet(block: Block, blocks: Sequence[int], classes: int) -> ResNet:
+def _imagenet_resnet(block: Block, block_counts: Sequence[int], classes: int) -> ResNet:
     stem = nn.Sequential(
         convolution(3, 64, 7, 2),
         nn.BatchNorm2d(64),
         nn.ReLU(inplace=True),
         nn.MaxPool2d(3, 2, padding=1),
     )
-    return ResNet(block, blocks, (64, 128, 256, 512), stem, classes)
+    return ResNet(block, block_counts, (64, 128, 256, 512), stem, classes)
 
 
-def _small_resnet(stride: int, classes: int) -> ResNet:
-    stem = nn.Sequential(convolution(3, 16, 3, stride), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+def _small_resnet(stem_stride: int, classes: int) -> ResNet:
+    stem = nn.Sequential(convolution(3, 16, 3, stem_stride), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
     return ResNet(BasicBlock, (1, 1, 1, 1), (16, 32, 64, 128), stem, classes)
 
 
@@ -124,7 +134,7 @@ RESNET_BUILDERS: dict[str, Callable[[int], ResNet]] = {
     "resnet152": partial(_imagenet_resnet, Bottleneck, (3, 8, 36, 3)),
 }
 
-# What torchvision and timm call the same tensors: their ResNets have been of the v1.5 form since 2017.
+# Names of torchvision and timm beside ours. Their ResNets have had the v1.5 form since 2017, so the weights fit.
 TORCHVISION_KEYS = (
     (re.compile(r"^conv1\."), "stem.0."),
     (re.compile(r"^bn1\."), "stem.1."),
@@ -135,22 +145,23 @@ STAGE_KEY = re.compile(r"^layer(\d+)\.(\d+)\.")
 
 
 def convert_torchvision_keys(state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return the weights of a ResNet of torchvision or timm under the names that they have here, others as they are."""
+    """Return a state dict of torchvision's or timm's ResNets under our names; any other state dict unchanged."""
     if "layer1.0.conv1.weight" not in state:
         return dict(state)
-    blocks: dict[int, int] = {}  # of each stage, counted from 1
-    for name in state:
-        if found := STAGE_KEY.match(name):
-            stage, place = map(int, found.groups())
-            blocks[stage] = max(blocks.get(stage, 0), place + 1)
+    block_counts: dict[int, int] = {}  # by stage, counted from 1
+    for key in state:
+        if match := STAGE_KEY.match(key):
+            stage, position = map(int, match.groups())
+            block_counts[stage] = max(block_counts.get(stage, 0), position + 1)
 
-    def ours(name: str) -> str:
-        for theirs, mine in TORCHVISION_KEYS:
-            name = theirs.sub(mine, name)
-        if not (found := STAGE_KEY.match(name)):
-            return name
-        stage, place = map(int, found.groups())
-        before = sum(blocks.get(one, 0) for one in range(1, stage))
-        return f"stages.{before + place}.{name[found.end() :]}"
+    def convert(key: str) -> str:
+        for pattern, replacement in TORCHVISION_KEYS:
+            key = pattern.sub(replacement, key)
+        match = STAGE_KEY.match(key)
+        if not match:
+            return key
+        stage, position = map(int, match.groups())
+        earlier_blocks = sum(block_counts.get(earlier_stage, 0) for earlier_stage in range(1, stage))
+        return f"stages.{earlier_blocks + position}.{key[match.end() :]}"
 
-    return {ours(name): one for name, one in state.items()}
+    return {convert(key): tensor for key, tensor in state.items()}

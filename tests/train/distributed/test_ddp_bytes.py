@@ -1,4 +1,4 @@
-"""Bytes of a step by each hook, as the cards of small networks count them (network namespaces: root only)."""
+"""Bytes per step of each hook, counted on the interfaces of network namespaces (needs root)."""
 
 import time
 from typing import Any
@@ -19,59 +19,68 @@ pytestmark = pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.mi
 
 ROWS, COLUMNS, STEPS, ROUNDS = 500, 2000, 4, 3
 NUMBERS = ROWS * COLUMNS
-SAMENESS = 0.02  # of the formula: what TCP, IP and Ethernet add, acknowledgements among it
-KINDS = (
-    Comm(), Comm(hook="fp16"), Comm(hook="bf16"), Comm(hook="hierarchical"), Comm(hook="none", overlap=False, bucket=1),
+TOLERANCE = 0.02  # relative: headers and acknowledgements of TCP, IP and Ethernet
+COMMS = (
+    Comm(),
+    Comm(hook="fp16"),
+    Comm(hook="bf16"),
+    Comm(hook="hierarchical"),
+    Comm(hook="none", overlap=False, bucket=1),
     Comm(hook="powersgd"),
-)  # fmt: skip
+)
 
 
-def settled() -> int:
-    """What this machine's card has sent, once all have come here and nothing is on its way any more."""
+def bytes_sent_at_rest() -> int:
+    """Return the bytes that this machine has sent, once all ranks are here and nothing is in flight."""
     dist.barrier()
     last = -1
-    while (now := namespaces.sent()) != last:
-        last = now
+    while (current := namespaces.sent()) != last:
+        last = current
         time.sleep(0.05)
-    dist.barrier()  # nobody sends on while another still looks
-    return now
+    dist.barrier()  # no rank sends while another still counts
+    return current
 
 
-def counted(group: ProcessGroup) -> list[float]:
-    """What this machine's card sends in a step, by kind, the processes of a machine together: the least of some rounds,
-    for what a busy computer is slow to acknowledge TCP sends again.
+def measure_bytes(group: ProcessGroup) -> list[float]:
+    """Return the bytes that this machine's processes together send per step, for each of `COMMS`.
+
+    The lowest of some rounds: TCP sends again what a busy computer is slow to acknowledge.
     """
-    found = []
-    for kind in KINDS:
-        net = ddp.wrap_ddp(nn.Linear(COLUMNS, ROWS, bias=False), kind, exact_steps=2)
+    bytes_by_comm = []
+    for comm in COMMS:
+        net = ddp.wrap_ddp(nn.Linear(COLUMNS, ROWS, bias=False), comm, exact_steps=2)
         inputs = torch.ones(1, COLUMNS)
 
         def steps(count: int, net: nn.Module = net, inputs: torch.Tensor = inputs) -> float:
-            before = settled()
+            sent_before = bytes_sent_at_rest()
             for _ in range(count):
                 net.zero_grad(set_to_none=False)
                 net(inputs).sum().backward()
-            return (settled() - before) / count
+            return (bytes_sent_at_rest() - sent_before) / count
 
         steps(3)
-        found.append(min(steps(STEPS) for _ in range(ROUNDS)))
-    return found
+        bytes_by_comm.append(min(steps(STEPS) for _ in range(ROUNDS)))
+    return bytes_by_comm
 
 
 @pytest.mark.rehearsal
 @pytest.mark.parametrize(("machines", "procs"), [(2, 1), (2, 2), (3, 1)])
-def test_a_machines_card_sends_what_the_formula_says(machines: int, procs: int) -> None:
+def test_hook_bytes_per_step_match_the_formula(machines: int, procs: int) -> None:
     world = machines * procs
-    with namespaces.switched(machines) as places:
-        answers: list[Any] = namespaces.run_in(places, procs, counted)
+    with namespaces.switched(machines) as namespaces_by_machine:
+        answers: list[Any] = namespaces.run_in(namespaces_by_machine, procs, measure_bytes)
     ring, by_machine = 2 * (world - 1) / world * NUMBERS, 2 * (machines - 1) / machines * NUMBERS
-    slim = comm_hooks.POWERSGD_RANK * (ROWS + COLUMNS) / NUMBERS
-    wanted = [4 * ring, 2 * ring, 2 * ring, 4 * by_machine, 4 * ring, 4 * ring * slim]
-    for found in answers:
-        assert found[:5] == pytest.approx(wanted[:5], rel=SAMENESS), [one / NUMBERS for one in found]
-        assert found[5] == pytest.approx(wanted[5], rel=0.25)  # so few that every message counts
-    for kind, bytes_a_step in zip(KINDS[:4], wanted, strict=False):
+    low_rank_share = comm_hooks.POWERSGD_RANK * (ROWS + COLUMNS) / NUMBERS
+    expected = [4 * ring, 2 * ring, 2 * ring, 4 * by_machine, 4 * ring, 4 * ring * low_rank_share]
+    for bytes_by_comm in answers:
+        assert bytes_by_comm[:5] == pytest.approx(expected[:5], rel=TOLERANCE), [
+            value / NUMBERS for value in bytes_by_comm
+        ]
+        assert bytes_by_comm[5] == pytest.approx(
+            expected[5], rel=0.25
+        )  # so few bytes that each message's overhead counts
+    for comm, bytes_a_step in zip(COMMS[:4], expected, strict=False):
         assert (
-            bytes_between_machines(kind, 4, machines, procs) * NUMBERS == bytes_a_step
-        )  # what the forecast reckons with
+            bytes_between_machines(comm, 4, machines, procs) * NUMBERS == bytes_a_step
+        )  # the forecast uses the same formula
     assert procs == 1 or answers[0][3] < 0.7 * answers[0][0]

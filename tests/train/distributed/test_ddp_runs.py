@@ -1,4 +1,4 @@
-"""Whole runs with each way to sum gradients: to the end, killed and resumed, refused."""
+"""Whole runs with each communication hook: to the end, killed and resumed, refused."""
 
 import json
 from pathlib import Path
@@ -9,53 +9,58 @@ import pytest
 from train.recipe import Comm
 from train.tools import checkpoint_io, process
 
-WAYS = {
-    "fp16": Comm(hook="fp16"), "bf16": Comm(hook="bf16", overlap=False), "hierarchical": Comm(hook="hierarchical"),
+COMMS = {
+    "fp16": Comm(hook="fp16"),
+    "bf16": Comm(hook="bf16", overlap=False),
+    "hierarchical": Comm(hook="hierarchical"),
     "powersgd": Comm(hook="powersgd", bucket=0.2),
-}  # fmt: skip
+}
 OPTIONS = ("--workers", "0", "--gpus", "2")
 
 
-def losses(out: Path) -> list[float]:
-    return [one["train_loss"] for one in json.loads((out / "result.json").read_text())["epochs"]]
+def train_losses(out: Path) -> list[float]:
+    return [epoch["train_loss"] for epoch in json.loads((out / "result.json").read_text())["epochs"]]
 
 
 @pytest.fixture(scope="module")
-def plain(runs: Any, tiny: Any) -> list[float]:
+def float32_losses(runs: Any, tiny: Any) -> list[float]:
     out = runs.folder / "comm-none"
     runs.run(out, *OPTIONS, world=2, recipe=runs.recipe(tiny(name="comm-none")))
-    return losses(out)
+    return train_losses(out)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_run_comes_to_its_end_and_near_that_of_float32(way: str, plain: list[float], runs: Any, tiny: Any) -> None:
-    out, recipe = runs.folder / f"comm-{way}", runs.recipe(tiny(name=f"comm-{way}", comm=WAYS[way]))
-    world = 4 if way == "hierarchical" else 2  # two machines of two
-    place = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
-    place["MASTER_PORT"] = str(process.free_port())
+@pytest.mark.parametrize("name", COMMS)
+def test_run_with_hook_ends_near_the_float32_run(name: str, float32_losses: list[float], runs: Any, tiny: Any) -> None:
+    out, recipe = runs.folder / f"comm-{name}", runs.recipe(tiny(name=f"comm-{name}", comm=COMMS[name]))
+    world = 4 if name == "hierarchical" else 2  # two machines of two
+    shared = {"WORLD_SIZE": str(world), "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}
+    shared["MASTER_PORT"] = str(process.free_port())
     ranks = [
-        runs.start(out, *OPTIONS, recipe=recipe, environment={**place, "RANK": str(r), "LOCAL_RANK": str(r % 2)})
-        for r in range(world)
+        runs.start(out, *OPTIONS, recipe=recipe, environment={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank % 2)})
+        for rank in range(world)
     ]
     runs.end(out, *ranks)
-    assert losses(out) == pytest.approx(plain, rel=0.02 if way != "powersgd" else 0.1)
-    assert way == "hierarchical" or losses(out) != plain  # it was at work
+    assert train_losses(out) == pytest.approx(float32_losses, rel=0.02 if name != "powersgd" else 0.1)
+    assert name == "hierarchical" or train_losses(out) != float32_losses  # the hook was used
 
 
-def test_powersgd_goes_on_after_a_kill(plain: list[float], runs: Any, tiny: Any) -> None:
-    """With what it left out lost: near, and not the same."""
-    out, recipe = runs.folder / "comm-killed", runs.recipe(tiny(name="comm-killed", comm=WAYS["powersgd"]))
-    argv, folder = (*OPTIONS, "--save-seconds", "0"), out / "checkpoints/000001"
-    reached = lambda: any(int(path.stem.removeprefix("step-")) >= 6 for path in folder.glob("step-*.pt"))
-    runs.kill_when(out, reached, *argv, world=2, recipe=recipe)
-    said = runs.run(out, *argv, "--attempt", "2", world=2, recipe=recipe)
-    assert "resumed from" in said and losses(out) == pytest.approx(plain, rel=0.1)
+def test_run_with_powersgd_resumes_after_a_kill(float32_losses: list[float], runs: Any, tiny: Any) -> None:
+    """PowerSGD's remainder is lost, so the losses are near and not equal."""
+    out, recipe = runs.folder / "comm-killed", runs.recipe(tiny(name="comm-killed", comm=COMMS["powersgd"]))
+    options, folder = (*OPTIONS, "--save-seconds", "0"), out / "checkpoints/000001"
+
+    def reached() -> bool:
+        return any(int(path.stem.removeprefix("step-")) >= 6 for path in folder.glob("step-*.pt"))
+
+    runs.kill_when(out, reached, *options, world=2, recipe=recipe)
+    output = runs.run(out, *options, "--attempt", "2", world=2, recipe=recipe)
+    assert "resumed from" in output and train_losses(out) == pytest.approx(float32_losses, rel=0.1)
     last = checkpoint_io.newest_checkpoint(out / "checkpoints/000002")
     assert last and "powersgd" in json.dumps(checkpoint_io.load_checkpoint(last)["identity"])
 
 
-def test_an_exact_run_refuses_a_hook_that_rounds(runs: Any, tiny: Any) -> None:
+def test_exact_run_refuses_a_hook_that_rounds(runs: Any, tiny: Any) -> None:
     out, recipe = runs.folder / "comm-exact", runs.recipe(tiny(name="comm-exact", comm="fp16"))
-    said = runs.run(out, *OPTIONS, "--exact", world=2, recipe=recipe, code=None)
-    assert "comm, hook: fp16 rounds as it likes, and --exact must not; take comm='none'" in said
-    assert "Traceback" not in said
+    output = runs.run(out, *OPTIONS, "--exact", world=2, recipe=recipe, code=None)
+    assert "comm, hook: --exact does not work with fp16, which rounds; set comm='none'" in output
+    assert "Traceback" not in output

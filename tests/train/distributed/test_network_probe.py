@@ -1,4 +1,4 @@
-"""Trying the links: real processes that send over the loopback, and what is said when one does not come."""
+"""The network probe in real processes over the loopback; its errors; and what it concludes from speeds and logs."""
 
 import contextlib
 import json
@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -18,134 +17,133 @@ from train.distributed import network, network_probe
 from train.distributed.process_group import ProcessGroup
 from train.tools.process import free_port
 
-ROOT = Path(__file__).resolve().parents[3]
+REPO = Path(__file__).resolve().parents[3]
 Start = Callable[..., "subprocess.Popen[str]"]
 
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Start rank K of N as the caller does; what is left at the end is killed."""
+    """Returns a function that starts a rank of the probe; what is left after the test is killed."""
     started, port = [], free_port()
 
-    def one(rank: int, world: int, *words: object, address: str = "127.0.0.1") -> "subprocess.Popen[str]":
-        place = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "MASTER_ADDR": address}
+    def start_rank(rank: int, world: int, *arguments: object, address: str = "127.0.0.1") -> "subprocess.Popen[str]":
+        variables = {"RANK": str(rank), "WORLD_SIZE": str(world), "LOCAL_RANK": "0", "MASTER_ADDR": address}
         process = subprocess.Popen(
-            [sys.executable, "-P", "-m", "train.distributed.network_probe", *map(str, words)],
+            [sys.executable, "-P", "-m", "train.distributed.network_probe", *map(str, arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
             env={
                 **os.environ,
-                **place,
+                **variables,
                 "MASTER_PORT": str(port),
-                "PYTHONPATH": str(ROOT),
+                "PYTHONPATH": str(REPO),
                 "OMP_WAIT_POLICY": "PASSIVE",
             },
         )
         started.append(process)
         return process
 
-    yield one
+    yield start_rank
     for process in started:
         process.kill()
         process.communicate()
 
 
-def ended(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
+def wait_for_end(process: "subprocess.Popen[str]") -> tuple[int, str, str]:
     out, err = process.communicate(timeout=100)
     return process.returncode, out, err
 
 
-def test_three_machines_measure_each_pair_and_a_sum_and_rank_0_says_it(start: Start) -> None:
-    others = [start(rank, 3, "--bytes", 100_003) for rank in (1, 2)]
-    code, out, err = ended(start(0, 3, "--bytes", 100_003))
+def test_probe_measures_pairs_and_all_reduce_of_three_machines(start: Start) -> None:
+    other_ranks = [start(rank, 3, "--bytes", 100_003) for rank in (1, 2)]
+    code, out, err = wait_for_end(start(0, 3, "--bytes", 100_003))
     assert (code, err) == (0, "")
-    said = json.loads(out)
-    assert list(said["pairs"]) == ["0-1", "0-2", "1-2"] and all(0.001 < one < 10_000 for one in said["pairs"].values())
-    assert said["all_reduce"]["bytes"] == 100_000 and said["all_reduce"]["seconds"] > 0
-    assert said["all_reduce"]["gbps"] == pytest.approx(8e5 / 1e9 / said["all_reduce"]["seconds"], rel=0.01, abs=0.001)
-    assert (said["torch"], said["backend"], said["warning"]) == (torch.__version__, "gloo", None)
-    assert said["transport"].startswith("gloo on ")
-    assert [ended(one) for one in others] == [(0, "", "")] * 2
+    result = json.loads(out)
+    assert list(result["pairs"]) == ["0-1", "0-2", "1-2"] and all(
+        0.001 < speed < 10_000 for speed in result["pairs"].values()
+    )
+    assert result["all_reduce"]["bytes"] == 100_000 and result["all_reduce"]["seconds"] > 0
+    assert result["all_reduce"]["gbps"] == pytest.approx(
+        8e5 / 1e9 / result["all_reduce"]["seconds"], rel=0.01, abs=0.001
+    )
+    assert (result["torch"], result["backend"], result["warning"]) == (torch.__version__, "gloo", None)
+    assert result["transport"].startswith("gloo on ")
+    assert [wait_for_end(speed) for speed in other_ranks] == [(0, "", "")] * 2
 
 
-def test_who_does_not_come_is_named_in_time(start: Start) -> None:
-    there = [start(rank, 4, "--timeout", 5) for rank in (0, 2)]
-    for rank, process in zip((0, 2), there, strict=True):
-        code, out, err = ended(process)
+def test_probe_names_missing_ranks_before_the_timeout(start: Start) -> None:
+    processes = [start(rank, 4, "--timeout", 5) for rank in (0, 2)]
+    for rank, process in zip((0, 2), processes, strict=True):
+        code, out, err = wait_for_end(process)
         assert (code, out) == (1, "") and err.startswith(
-            f"rank {rank}: waiting for all: rank 1, 3 did not come; is it up"
+            f"rank {rank}: waiting for all ranks: rank 1, 3 did not connect; is its machine up"
         )
         assert err.count("\n") == 1
 
 
-def test_a_head_that_does_not_answer_is_named_in_time(start: Start) -> None:
-    code, _, err = ended(start(1, 2, "--timeout", 2))
+def test_probe_names_an_unreachable_rank_0(start: Start) -> None:
+    code, _, err = wait_for_end(start(1, 2, "--timeout", 2))
     assert code == 1 and err.count("\n") == 1
-    assert err.startswith("rank 1: looking for rank 0 at 127.0.0.1:") and "is its machine up" in err
+    assert err.startswith("rank 1: connecting to rank 0 at 127.0.0.1:") and "is its machine up" in err
 
 
-def test_a_head_whose_name_means_nothing_is_one_line(start: Start) -> None:
-    code, _, err = ended(start(1, 2, "--timeout", 2, address="nowhere.invalid"))
+def test_probe_unknown_host_name_is_one_line(start: Start) -> None:
+    code, _, err = wait_for_end(start(1, 2, "--timeout", 2, address="nowhere.invalid"))
     assert code == 1 and err.count("\n") == 1 and "nowhere.invalid" in err
 
 
-def test_a_pair_that_is_never_through_is_named_in_time(start: Start) -> None:
-    both = [start(rank, 2, "--timeout", 5, "--rounds", 10**9, "--bytes", 10) for rank in (0, 1)]
-    said = [ended(one) for one in both]
-    for rank, (code, out, err) in enumerate(said):
+def test_probe_names_a_pair_that_does_not_finish(start: Start) -> None:
+    processes = [start(rank, 2, "--timeout", 5, "--rounds", 10**9, "--bytes", 10) for rank in (0, 1)]
+    results = [wait_for_end(process) for process in processes]
+    for rank, (code, out, err) in enumerate(results):
         assert (code, out, err.count("\n")) == (1, "", 1) and err.startswith(f"rank {rank}: pair 0-1: ")
-    assert any("not over after 5 s" in err for _, _, err in said)
+    assert any("not finished after 5 s" in err for _, _, err in results)
 
 
-def sockets(pid: int) -> int:
-    """How many sockets a process has."""
-    found = 0
-    for one in Path(f"/proc/{pid}/fd").iterdir():
+def count_sockets(pid: int) -> int:
+    """Return the number of sockets that a process has."""
+    count = 0
+    for entry in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(OSError):
-            found += str(one.readlink()).startswith("socket:")
-    return found
+            count += str(entry.readlink()).startswith("socket:")
+    return count
 
 
-def test_who_dies_under_way_ends_the_others_in_one_line(start: Start) -> None:
-    both = [start(rank, 2, "--timeout", 90, "--rounds", 10**9, "--bytes", 10) for rank in (0, 1)]
-    deadline = time.monotonic() + 60
-    while sockets(both[1].pid) < 3:  # one to the store; those to each other come later
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    both[1].send_signal(signal.SIGKILL)
-    start_of_end = time.monotonic()
-    code, _, err = ended(both[0])
+def test_probe_ends_when_another_rank_dies(start: Start, until: Any) -> None:
+    processes = [start(rank, 2, "--timeout", 90, "--rounds", 10**9, "--bytes", 10) for rank in (0, 1)]
+    until(lambda: count_sockets(processes[1].pid) >= 3)  # one to the store; those to the other rank come later
+    processes[1].send_signal(signal.SIGKILL)
+    code, _, err = wait_for_end(processes[0])
     assert code == 1 and err.count("\n") == 1 and err.startswith("rank 0: ")
-    assert time.monotonic() - start_of_end < 60
 
 
 # --- measuring ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_every_rank_knows_all_that_was_measured(world: int, in_group: Callable[[int, Any], list[Any]]) -> None:
+def test_measure_links_same_result_on_all_ranks(world: int, in_group: Callable[[int, Any], list[Any]]) -> None:
     def work(group: ProcessGroup) -> Any:
         deadline = network_probe.Deadline(60, group.rank)
         try:
             if world == 1:
                 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
-            return network_probe.measure_links(deadline, group.device, 1000, 2), deadline.current_step
+            return network_probe.measure_links(deadline, group.device, 100_000, 2), deadline.current_step
         finally:
             deadline.timer.cancel()
 
     answers = in_group(world, work)
     pairs = {1: [], 2: ["0-1"], 3: ["0-1", "0-2", "1-2"]}[world]
-    for found, doing in answers:
-        assert list(found["pairs"]) == pairs and all(one > 0 for one in found["pairs"].values())
-        assert found["pairs"] == answers[0][0]["pairs"] and doing == f"the sum over {world}"
+    for result, last_step in answers:
+        assert list(result["pairs"]) == pairs and all(speed > 0 for speed in result["pairs"].values())
+        assert result["pairs"] == answers[0][0]["pairs"] and last_step == f"all-reduce over {world} ranks"
 
 
-def test_a_gigabit_is_a_thousand_million_bits() -> None:
+def test_to_gbps_uses_1e9_bits() -> None:
     assert network_probe.to_gbps(125_000_000, 2.0) == 0.5
 
 
-FAST = {"0-1": 10.0, "0-2": 9.0, "0-3": 10.0, "1-2": 11.0, "1-3": 10.0, "2-3": 9.5}
+FAST_PAIRS = {"0-1": 10.0, "0-2": 9.0, "0-3": 10.0, "1-2": 11.0, "1-3": 10.0, "2-3": 9.5}
 
 
 @pytest.mark.parametrize(
@@ -153,67 +151,65 @@ FAST = {"0-1": 10.0, "0-2": 9.0, "0-3": 10.0, "1-2": 11.0, "1-3": 10.0, "2-3": 9
     [
         ({}, []),
         ({"0-1": 1.0}, []),
-        (FAST, []),
-        ({**FAST, "1-2": 4.0}, ["1-2"]),
-        ({**FAST, "1-2": 4.0, "0-2": 1.0, "2-3": 3.0}, ["2"]),
-        ({**FAST, "1-2": 4.0, "0-2": 1.0, "2-3": 3.0, "0-1": 2.0}, ["2", "0-1"]),
+        (FAST_PAIRS, []),
+        ({**FAST_PAIRS, "1-2": 4.0}, ["1-2"]),
+        ({**FAST_PAIRS, "1-2": 4.0, "0-2": 1.0, "2-3": 3.0}, ["2"]),
+        ({**FAST_PAIRS, "1-2": 4.0, "0-2": 1.0, "2-3": 3.0, "0-1": 2.0}, ["2", "0-1"]),
         ({"0-1": 10.0, "0-2": 1.0, "1-2": 1.1}, ["2"]),
         ({"0-1": 10.0, "0-10": 1.0, "1-10": 10.0}, ["0-10"]),
     ],
 )
-def test_a_slow_pair_is_named_or_the_machine_all_of_whose_pairs_are_slow(
-    pairs: dict[str, float], slow: list[str]
-) -> None:
+def test_slow_pairs_names_pairs_or_whole_machines(pairs: dict[str, float], slow: list[str]) -> None:
     assert network.slow_pairs(pairs) == slow
 
 
-def test_how_slow_is_slow_can_be_said() -> None:
-    assert network.slow_pairs({**FAST, "1-2": 4.0}, threshold=0.3) == []
+def test_slow_pairs_threshold() -> None:
+    assert network.slow_pairs({**FAST_PAIRS, "1-2": 4.0}, threshold=0.3) == []
 
 
-# --- the card -----------------------------------------------------------------------------------------------------
+# --- the GPU ------------------------------------------------------------------------------------------------------
 
-BUILT = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
+COMPILED_ARCHS = ["sm_75", "sm_80", "sm_86", "sm_90", "sm_100", "sm_120"]
 
 
 @pytest.mark.parametrize(
     "capability, built, fits",
     [
-        ((8, 0), BUILT, True),
-        ((8, 9), BUILT, True),
-        ((9, 0), BUILT, True),
-        ((10, 3), BUILT, True),
-        ((7, 0), BUILT, False),
-        ((11, 0), BUILT, False),
-        ((12, 1), [*BUILT, "compute_120"], True),
-        ((13, 0), [*BUILT, "compute_120"], True),
+        ((8, 0), COMPILED_ARCHS, True),
+        ((8, 9), COMPILED_ARCHS, True),
+        ((9, 0), COMPILED_ARCHS, True),
+        ((10, 3), COMPILED_ARCHS, True),
+        ((7, 0), COMPILED_ARCHS, False),
+        ((11, 0), COMPILED_ARCHS, False),
+        ((12, 1), [*COMPILED_ARCHS, "compute_120"], True),
+        ((13, 0), [*COMPILED_ARCHS, "compute_120"], True),
         ((9, 0), ["sm_90a"], True),
         ((10, 3), ["sm_100a"], False),
         ((8, 0), ["sm_86"], False),
         ((8, 0), [], False),
     ],
 )
-def test_a_card_needs_code_of_its_kind(capability: tuple[int, int], built: list[str], fits: bool) -> None:
+def test_explain_unsupported_gpu_by_compiled_archs(capability: tuple[int, int], built: list[str], fits: bool) -> None:
     assert (network_probe.explain_unsupported_gpu("Card", capability, built) is None) is fits
 
 
-def test_a_card_that_torch_has_no_code_for_is_named_with_what_to_do() -> None:
-    said = network_probe.explain_unsupported_gpu("Tesla V100-SXM2-16GB", (7, 0), BUILT) or ""
-    assert said.startswith("Tesla V100-SXM2-16GB is sm_70, and torch ") and "sm_75, sm_80" in said
-    assert "install an older torch that has sm_70, or take other GPUs" in said and "\n" not in said
+def test_explain_unsupported_gpu_says_what_to_install() -> None:
+    message = network_probe.explain_unsupported_gpu("Tesla V100-SXM2-16GB", (7, 0), COMPILED_ARCHS) or ""
+    assert message.startswith("Tesla V100-SXM2-16GB is sm_70, and torch ") and "sm_75, sm_80" in message
+    assert "install an older torch that has sm_70, or use other GPUs" in message and "\n" not in message
     assert "install another torch that has sm_110" in (
-        network_probe.explain_unsupported_gpu("Card", (11, 0), BUILT) or ""
+        network_probe.explain_unsupported_gpu("Card", (11, 0), COMPILED_ARCHS) or ""
     )
 
 
-def test_a_torch_that_sees_no_gpu_says_why() -> None:
+def test_explain_invisible_gpu() -> None:
     assert "is built without CUDA" in network_probe.explain_invisible_gpu(None)
     assert "(CUDA 13.0) sees no GPU; its driver is too old" in network_probe.explain_invisible_gpu("13.0")
 
 
-# --- what carries it ----------------------------------------------------------------------------------------------
+# --- the transport ------------------------------------------------------------------------------------------------
 
-LOGS = {
+NCCL_LOGS = {
     "efa": "ip-1:9:9 [0] NCCL INFO NET/OFI Selected Provider is efa (found 4 nics)\n"
     "ip-1:9:9 [0] NCCL INFO Using network AWS Libfabric\n",
     "efa ": "h:1:1 [0] NCCL INFO Using network Libfabric\n"
@@ -230,19 +226,19 @@ LOGS = {
 }
 
 
-@pytest.mark.parametrize("name", LOGS)
-def test_nccl_says_what_it_talks_over(name: str) -> None:
-    assert network.parse_nccl_transport(LOGS[name]) == name.strip()
+@pytest.mark.parametrize("name", NCCL_LOGS)
+def test_parse_nccl_transport(name: str) -> None:
+    assert network.parse_nccl_transport(NCCL_LOGS[name]) == name.strip()
 
 
-def test_what_nccl_told_its_file_is_read_and_the_file_is_gone(tmp_path: Path) -> None:
+def test_detect_transport_reads_and_removes_nccl_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    log.write_text(LOGS["sockets"])
+    log.write_text(NCCL_LOGS["sockets"])
     assert network.detect_transport("nccl", log) == "sockets" and not log.exists()
     assert network.detect_transport("nccl") == "unknown"
 
 
-def test_gloo_takes_the_interface_that_is_set_or_the_one_of_this_machines_name(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_detect_transport_gloo_interface(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "ens5")
     assert network.detect_transport("gloo") == "gloo on ens5"
     monkeypatch.delenv("GLOO_SOCKET_IFNAME")
@@ -252,13 +248,13 @@ def test_gloo_takes_the_interface_that_is_set_or_the_one_of_this_machines_name(m
     assert network.detect_transport("gloo") == "gloo on lo"
 
 
-def test_efa_that_is_passed_over_is_said_aloud() -> None:
+def test_transport_warning_when_efa_is_not_used() -> None:
     assert "NCCL TALKS OVER SOCKETS ALTHOUGH THIS MACHINE HAS EFA" in (network.transport_warning("sockets", True) or "")
-    for found, there in (("efa", True), ("sockets", False), ("unknown", True), ("gloo on eth0", True)):
-        assert network.transport_warning(found, there) is None
+    for transport, has_efa in (("efa", True), ("sockets", False), ("unknown", True), ("gloo on eth0", True)):
+        assert network.transport_warning(transport, has_efa) is None
 
 
-def test_efa_is_known_by_its_driver(tmp_path: Path) -> None:
+def test_has_efa_by_driver(tmp_path: Path) -> None:
     for name, driver in {"mlx5_0": "mlx5_core", "rdmap16s27": "efa"}.items():
         assert not network.has_efa(tmp_path / "infiniband")
         (tmp_path / "drivers" / driver).mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""What a trainer tells the agent beside it."""
+"""AgentChannel: what a trainer reports to its agent, and the agent's request to stop."""
 
 import json
 import os
@@ -15,152 +15,166 @@ from train.recipe import Optim
 
 
 @pytest.fixture
-def work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The agent's folder; this process is rank 4, the first of its machine."""
+def work_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The agent's folder IMGNET_WORK; this process is rank 4, the first of its machine."""
     for name, value in {"IMGNET_WORK": str(tmp_path), "RANK": "4", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     return tmp_path
 
 
-def said(work: Path) -> Any:
-    return json.loads((work / "progress.json").read_text())
+def read_progress(work_dir: Path) -> Any:
+    return json.loads((work_dir / "progress.json").read_text())
 
 
-def test_news_add_up_and_replace_each_other(work: Path) -> None:
-    report = AgentChannel()
-    report.report_state("warming", steps=10, step=0)
-    report.report_state("training", step=3, top1=float("nan"))
-    assert said(work) == {"state": "training", "steps": 10, "step": 3, "top1": None}
-    assert [path.name for path in work.iterdir()] == ["progress.json"]
+def test_report_state_merges_numbers_and_replaces_the_file(work_dir: Path) -> None:
+    channel = AgentChannel()
+    channel.report_state("warming", steps=10, step=0)
+    channel.report_state("training", step=3, top1=float("nan"))
+    assert read_progress(work_dir) == {"state": "training", "steps": 10, "step": 3, "top1": None}
+    assert [path.name for path in work_dir.iterdir()] == ["progress.json"]
 
 
-def test_frequent_news_may_be_dropped_but_come_with_the_next(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_state_throttled_numbers_come_with_the_next_report(
+    work_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     now = 100.0
     monkeypatch.setattr("train.engine.agent_channel.time.monotonic", lambda: now)
-    report = AgentChannel()
-    report.report_state("training", step=1)
+    channel = AgentChannel()
+    channel.report_state("training", step=1)
     now += 0.1
-    report.report_state("training", throttled=True, step=2, lr=0.1)
-    assert said(work)["step"] == 1
-    report.report_state("validating")
-    assert said(work) == {"state": "validating", "step": 2, "lr": 0.1}
+    channel.report_state("training", throttled=True, step=2, lr=0.1)
+    assert read_progress(work_dir)["step"] == 1
+    channel.report_state("validating")
+    assert read_progress(work_dir) == {"state": "validating", "step": 2, "lr": 0.1}
     now += 1
-    report.report_state("training", throttled=True, step=3)
-    assert said(work)["step"] == 3
+    channel.report_state("training", throttled=True, step=3)
+    assert read_progress(work_dir)["step"] == 3
 
 
-def test_only_the_first_process_of_a_machine_speaks(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_state_only_local_rank_0_writes(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
     AgentChannel().report_state("training")
-    assert list(work.iterdir()) == []
+    assert list(work_dir.iterdir()) == []
 
 
-def test_every_process_may_leave_last_words(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_failure_is_written_by_any_rank(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
     AgentChannel().report_failure("the disk is full")
-    (path,) = work.iterdir()
-    left = json.loads(path.read_text())
-    assert path.name == "failed-4.json" and (left["rank"], left["reason"]) == (4, "the disk is full")
+    (path,) = work_dir.iterdir()
+    failure = json.loads(path.read_text())
+    assert path.name == "failed-4.json" and (failure["rank"], failure["reason"]) == (4, "the disk is full")
 
 
-def test_without_an_agent_nothing_is_written(work: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agent_channel_without_agent_writes_nothing(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("IMGNET_WORK")
-    report = AgentChannel()
-    report.report_state("training")
-    report.report_failure("why")
-    assert not report.stop_requested() and list(work.iterdir()) == []
+    channel = AgentChannel()
+    channel.report_state("training")
+    channel.report_failure("why")
+    assert not channel.stop_requested() and list(work_dir.iterdir()) == []
 
 
-def test_an_end_is_asked_for_by_a_file_or_a_signal(work: Path) -> None:
-    before = signal.getsignal(signal.SIGTERM)
+def test_stop_requested_by_file_or_sigterm(work_dir: Path) -> None:
+    previous_handler = signal.getsignal(signal.SIGTERM)
     try:
-        report = AgentChannel()
-        assert not report.stop_requested()
-        (work / "ask").touch()
-        assert report.stop_requested()
-        (work / "ask").unlink()
-        report.install_signal_handlers()
-        assert not report.stop_requested()
+        channel = AgentChannel()
+        assert not channel.stop_requested()
+        (work_dir / "ask").touch()
+        assert channel.stop_requested()
+        (work_dir / "ask").unlink()
+        channel.install_signal_handlers()
+        assert not channel.stop_requested()
         os.kill(os.getpid(), signal.SIGTERM)
-        assert report.stop_requested()
+        assert channel.stop_requested()
     finally:
-        signal.signal(signal.SIGTERM, before)
+        signal.signal(signal.SIGTERM, previous_handler)
 
 
-@pytest.mark.parametrize(("error", "reason"), [
-    ("ValueError('first\\nwhat it was')", "ValueError: what it was"),
-    ("Expected('the rate is too high')", "the rate is too high"),
-    ("KeyError()", "KeyError: KeyError"),
-])  # fmt: skip
-def test_an_error_nobody_caught_is_printed_told_and_ends_the_process(error: str, reason: str, work: Path) -> None:
-    code = "import sys; from train.engine.agent_channel import Report; from train.tools.errors import Expected; sys.excepthook = Report().last_words;"
-    code += f"import atexit; atexit.register(print, 'too late'); raise {error}"
-    path = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=path, timeout=60)
-    assert run.returncode == 1 and run.stdout == "" and "Traceback" in run.stderr
-    left = json.loads((work / "failed-4.json").read_text())
-    assert left["reason"] == reason and left["fault"] == ("final" if error.startswith("Expected") else "own")
+INSTALL_EXCEPTHOOK = """
+import atexit, sys
+from train.engine.agent_channel import AgentChannel
+from train.tools.errors import TrainingError
+sys.excepthook = AgentChannel().excepthook
+"""
 
 
-OWN = """
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        ("ValueError('first\\nwhat it was')", "ValueError: what it was"),
+        ("TrainingError('the rate is too high')", "the rate is too high"),
+        ("KeyError()", "KeyError: KeyError"),
+    ],
+)
+def test_excepthook_prints_reports_and_exits(error: str, reason: str, work_dir: Path) -> None:
+    program = f"{INSTALL_EXCEPTHOOK}atexit.register(print, 'exit handlers must not run'); raise {error}"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    completed = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, env=environment, timeout=60
+    )
+    assert completed.returncode == 1 and completed.stdout == "" and "Traceback" in completed.stderr
+    failure = json.loads((work_dir / "failed-4.json").read_text())
+    assert failure["reason"] == reason and failure["fault"] == ("final" if error.startswith("TrainingError") else "own")
+
+
+FAILING_OPTIMIZER = """
 import torch
 
 class Failing(torch.optim.SGD):
     def step(self):
-        raise RuntimeError("here it is")
+        raise RuntimeError("failed on purpose")
 
-def build(groups, how):
+def build(groups, options):
     return Failing(groups, lr=0.0)
 """
 
 
 @pytest.mark.parametrize("procs", [1, 2])
-def test_a_run_s_unexpected_error_is_on_the_terminal_with_its_trace(
-    procs: int, runs: Any, tiny: Any, tmp_path: Path
-) -> None:
-    """torch's process group wraps the excepthook, and gives it a buffer in place of stderr."""
-    (tmp_path / "own.py").write_text(OWN)
+def test_excepthook_traceback_reaches_the_terminal_of_a_run(procs: int, runs: Any, tiny: Any, tmp_path: Path) -> None:
+    """torch's process group wraps sys.excepthook and replaces stderr by a buffer."""
+    (tmp_path / "own.py").write_text(FAILING_OPTIMIZER)
     path = runs.recipe(tiny(name=f"failing-{procs}", optim=Optim(name="own:build")))
-    words = runs.words(tmp_path / "out", ("--procs", str(procs), "--workers", "0", "--threads", "1"), path)
+    argv = runs.words(tmp_path / "out", ("--procs", str(procs), "--workers", "0", "--threads", "1"), path)
     environment = {**runs.environment, "PYTHONPATH": f"{runs.environment['PYTHONPATH']}{os.pathsep}{tmp_path}"}
-    run = subprocess.run(
-        [sys.executable, "-m", "train", *words], capture_output=True, text=True, env=environment, timeout=120
+    completed = subprocess.run(
+        [sys.executable, "-m", "train", *argv], capture_output=True, text=True, env=environment, timeout=120
     )
-    assert run.returncode == 1
-    assert "Traceback (most recent call last)" in run.stderr and 'own.py", line 6, in step' in run.stderr
-    assert "RuntimeError: here it is" in run.stderr.splitlines()
+    assert completed.returncode == 1
+    assert "Traceback (most recent call last)" in completed.stderr and 'own.py", line 6, in step' in completed.stderr
+    assert "RuntimeError: failed on purpose" in completed.stderr.splitlines()
 
 
-@pytest.mark.parametrize("error", [
-    "RuntimeError('[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1')",
-    "RuntimeError('NCCL communicator was aborted on rank 1')",
-    "ConnectionResetError(104, 'Connection reset by peer')",
-    "type('DistBackendError', (RuntimeError,), {})('what torch calls it')",
-    "type('DistNetworkError', (RuntimeError,), {})('The client socket has timed out')",
-])  # fmt: skip
-def test_what_a_collective_raises_when_another_process_is_gone_is_not_our_fault(error: str, work: Path) -> None:
-    code = f"import sys; from train.engine.agent_channel import Report; sys.excepthook = Report().last_words; raise {error}"
-    path = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, env=path, timeout=60).returncode == 1
-    assert json.loads((work / "failed-4.json").read_text())["fault"] == "peer"
+@pytest.mark.parametrize(
+    "error",
+    [
+        "RuntimeError('[../gloo/transport/tcp/pair.cc:534] Connection closed by peer [127.0.0.1]:1')",
+        "RuntimeError('NCCL communicator was aborted on rank 1')",
+        "ConnectionResetError(104, 'Connection reset by peer')",
+        "type('DistBackendError', (RuntimeError,), {})('what torch calls it')",
+        "type('DistNetworkError', (RuntimeError,), {})('The client socket has timed out')",
+    ],
+)
+def test_excepthook_collective_error_is_the_peers_fault(error: str, work_dir: Path) -> None:
+    program = f"{INSTALL_EXCEPTHOOK}raise {error}"
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[3])}
+    completed = subprocess.run([sys.executable, "-c", program], capture_output=True, env=environment, timeout=60)
+    assert completed.returncode == 1
+    assert json.loads((work_dir / "failed-4.json").read_text())["fault"] == "peer"
 
 
-def test_a_tick_shows_that_we_go_forward_where_there_is_no_other_news(
-    work: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_tick_rewrites_the_report_when_it_is_old(work_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
     monkeypatch.setattr("train.engine.agent_channel.time.monotonic", lambda: now)
-    report = AgentChannel()
-    report.tick()
-    assert list(work.iterdir()) == [], "before the first word there is nothing to repeat"
-    report.report_state("validating", step=3)
-    before = (work / "progress.json").read_text()
+    channel = AgentChannel()
+    channel.tick()
+    assert list(work_dir.iterdir()) == [], "before the first report there is nothing to repeat"
+    channel.report_state("validating", step=3)
+    before = (work_dir / "progress.json").read_text()
     for _ in range(9):
-        report.tick()
-    assert (work / "progress.json").read_text() == before, "a tick costs no write each time"
+        channel.tick()
+    assert (work_dir / "progress.json").read_text() == before, "not every tick writes the file"
     now += 0.6
-    report.tick()
-    assert said(work) == {"state": "validating", "step": 3, "ticks": 11}
+    channel.tick()
+    assert read_progress(work_dir) == {"state": "validating", "step": 3, "ticks": 11}
     now += 0.6
-    report.tick()
-    assert said(work)["ticks"] == 12
+    channel.tick()
+    assert read_progress(work_dir)["ticks"] == 12

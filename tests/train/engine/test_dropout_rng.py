@@ -1,4 +1,4 @@
-"""Networks that drop out, of somebody's own: the same draws on any number of processes and after a resume."""
+"""Dropout in a user's network: the same values on any number of processes and after a resume."""
 
 import sys
 import types
@@ -23,8 +23,8 @@ from train.recipe.schedule import Schedule
 from train.tools.errors import TrainingError
 
 
-def net(classes: int) -> nn.Module:
-    """Half of its few features are dropped: other draws are another run."""
+def dropout_net(classes: int) -> nn.Module:
+    """Return a network that drops half of its few features, so that other random numbers give another run."""
     return nn.Sequential(
         nn.Conv2d(3, 8, 8, 8),
         nn.ReLU(),
@@ -38,55 +38,60 @@ def net(classes: int) -> nn.Module:
 @pytest.fixture
 def mine(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("mine")
-    module.net = net  # type: ignore[attr-defined]
+    module.net = dropout_net  # type: ignore[attr-defined]
     module.positions = lambda classes: nn.Sequential(nn.Flatten(), nn.Linear(3 * 32 * 32, classes))  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "mine", module)
-    factory.build_optimizer(nn.Linear(1, 1), Optim())  # what that imports is imported before the fork
+    factory.build_optimizer(nn.Linear(1, 1), Optim())  # imports torch._dynamo before the fork
 
 
 def trained(recipe: Any, data: Path, out: Path, group: ProcessGroup) -> trainer.Trainer:
-    found = open_dataset(recipe, data, data)
-    feed = DistributedBatchSampler(
-        Schedule(recipe, len(found.train), 2), found.indexes, 0, group.rank, group.world_size
+    dataset = open_dataset(recipe, data, data)
+    sampler = DistributedBatchSampler(
+        Schedule(recipe, len(dataset.train), 2), dataset.indexes, 0, group.rank, group.world_size
     )
-    one = trainer.Trainer(
-        parse_train_options(["x", "--out", str(out)]), recipe, group, feed, len(found.train.classes), AgentChannel()
+    instance = trainer.Trainer(
+        parse_train_options(["x", "--out", str(out)]),
+        recipe,
+        group,
+        sampler,
+        len(dataset.train.classes),
+        AgentChannel(),
     )
-    one.train(BatchDecoder(found.indexes, 0), 0)
-    return one
+    instance.train(BatchDecoder(dataset.indexes, 0), 0)
+    return instance
 
 
 @pytest.mark.usefixtures("mine")
-def test_one_process_and_two_drop_out_the_same(tiny: Any, tiny_data: Path, tmp_path: Path, in_group: Any) -> None:
+def test_dropout_same_on_one_and_two_processes(tiny: Any, tiny_data: Path, tmp_path: Path, in_group: Any) -> None:
     phases = [Phase(epochs=(0, 1), size=32, batch=8, lr=0.5), Phase(epochs=(1, 2), size=48, batch=8, lr=0.1)]
     recipe = tiny(model=Model(name="mine:net", fc_std=0.1), optim=Optim(), phases=phases)
 
     def work(group: ProcessGroup) -> Any:
         model = trained(recipe, tiny_data, tmp_path / str(group.world_size), group).model
-        return [one.tolist() for one in model.parameters()]
+        return [values.tolist() for values in model.parameters()]
 
-    found = [torch.cat([torch.tensor(one).flatten() for one in in_group(world, work)[0]]) for world in (1, 2)]
-    torch.testing.assert_close(*found, rtol=1e-3, atol=1e-5)
+    parameters = [
+        torch.cat([torch.tensor(values).flatten() for values in in_group(world, work)[0]]) for world in (1, 2)
+    ]
+    torch.testing.assert_close(*parameters, rtol=1e-3, atol=1e-5)
 
 
-def test_draws_depend_on_seed_step_and_chunk_only() -> None:
-    def drawn(*place: int) -> tuple[float, ...]:
-        seed_dropout(*place)
+def test_seed_dropout_depends_on_seed_step_and_chunk_only() -> None:
+    def draw(*key: int) -> tuple[float, ...]:
+        seed_dropout(*key)
         return tuple(torch.rand(3).tolist())
 
-    places = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 10, 1), (0, 1, 101), (0, 110, 1)]
-    first = [drawn(*place) for place in places]
-    assert len(set(first)) == len(places)
-    assert [drawn(*place) for place in reversed(places)] == first[::-1]
+    keys = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 0), (0, 10, 1), (0, 1, 101), (0, 110, 1)]
+    draws = [draw(*key) for key in keys]
+    assert len(set(draws)) == len(keys)
+    assert [draw(*key) for key in reversed(keys)] == draws[::-1]
 
 
 @pytest.mark.usefixtures("mine")
-def test_a_network_that_is_bound_to_its_size_trains_at_it_and_at_no_other(
-    tiny: Any, tiny_data: Path, tmp_path: Path
-) -> None:
+def test_trainer_fixed_size_network_trains_at_its_size_only(tiny: Any, tiny_data: Path, tmp_path: Path) -> None:
     group = ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
-    rows = [Phase(epochs=(0, 1), size=32, batch=8, lr=0.01), Phase(epochs=(1, 2), size=64, batch=8, lr=0.01)]
+    phases = [Phase(epochs=(0, 1), size=32, batch=8, lr=0.01), Phase(epochs=(1, 2), size=64, batch=8, lr=0.01)]
     model = Model(name="mine:positions", zero_gamma=False)
-    trained(tiny(model=model, phases=rows[:1]), tiny_data, tmp_path / "own", group)
-    with pytest.raises(TrainingError, match="mine:positions takes no images of 64 x 64 pixels"):
-        trained(tiny(model=model, phases=rows), tiny_data, tmp_path / "other", group)
+    trained(tiny(model=model, phases=phases[:1]), tiny_data, tmp_path / "own", group)
+    with pytest.raises(TrainingError, match="mine:positions accepts no images of 64 x 64 pixels"):
+        trained(tiny(model=model, phases=phases), tiny_data, tmp_path / "other", group)

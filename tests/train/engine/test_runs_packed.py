@@ -1,4 +1,4 @@
-"""Whole runs on packed sets: the same bits as on the files, and damage that ends them by name."""
+"""Whole runs on packed data sets: the same bits as on image files, and errors that name what is damaged."""
 
 import shutil
 from pathlib import Path
@@ -18,65 +18,65 @@ from train.tools import checkpoint_io
 
 @pytest.fixture(scope="session")
 def packed(tiny_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The tiny set, packed, and copies of 48 pixels of it beside it. Copy it before changing it."""
+    """The tiny set, packed, with resized copies of 48 pixels beside it. Shared: copy it before changing it."""
     root = tmp_path_factory.mktemp("packed") / "set"
     pack_set(tiny_data, {None: root}, shard_bytes=20_000)
     pack_set(tiny_data, copy_targets(root.with_name("set-sz"), [48]))
     return root
 
 
-def short(tiny: Any, **changes: Any) -> Recipe:
-    """Two epochs, the first of 32 pixels."""
+def short_recipe(tiny: Any, **changes: Any) -> Recipe:
+    """Return a recipe of two epochs, at 32 and 64 pixels; `changes` are those of the first phase."""
     phases = [
         Phase(epochs=(0, 1), size=32, batch=8, lr=0.01, min_scale=0.35, **changes),
         Phase(epochs=(1, 2), size=64, batch=8, lr=0.02, min_scale=0.5, rect_val=True),
     ]
-    made: Recipe = tiny(name="short", phases=phases)
-    return made
+    recipe: Recipe = tiny(name="short", phases=phases)
+    return recipe
 
 
-def weights(out: Path) -> dict[str, torch.Tensor]:
+def final_weights(out: Path) -> dict[str, torch.Tensor]:
     path = checkpoint_io.newest_checkpoint(out / "checkpoints/000001")
     assert path is not None
-    found: dict[str, torch.Tensor] = checkpoint_io.load_checkpoint(path)["model"]
-    return found
+    weights: dict[str, torch.Tensor] = checkpoint_io.load_checkpoint(path)["model"]
+    return weights
 
 
-def test_a_run_on_a_packed_set_ends_with_the_bits_of_one_on_its_files(
+def test_run_on_packed_set_matches_run_on_files_bit_for_bit(
     runs: Any, tiny: Any, tiny_data: Path, packed: Path
 ) -> None:
-    recipe, found = runs.recipe(short(tiny)), []
+    recipe, weights_by_run = runs.recipe(short_recipe(tiny)), []
     for name, data in (("files", tiny_data), ("shards", packed)):
         out = runs.folder / f"bits-of-{name}"
         runs.run(out, "--data", str(data), recipe=recipe, world=2)
-        found.append(weights(out))
-    assert found[0].keys() == found[1].keys()
-    assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])
+        weights_by_run.append(final_weights(out))
+    assert weights_by_run[0].keys() == weights_by_run[1].keys()
+    assert all(torch.equal(weights_by_run[0][name], weights_by_run[1][name]) for name in weights_by_run[0])
 
 
-def test_packed_copies_are_read_where_a_phase_names_them(runs: Any, tiny: Any, packed: Path) -> None:
+def test_run_reads_packed_copies_named_by_a_phase(runs: Any, tiny: Any, packed: Path) -> None:
     out = runs.folder / "copies"
-    said = runs.run(out, "--data", str(packed), recipe=runs.recipe(short(tiny, copy=48)))
-    assert "no copies" not in said and "done: top-1" in said
+    output = runs.run(out, "--data", str(packed), recipe=runs.recipe(short_recipe(tiny, copy=48)))
+    assert "no copies" not in output and "done: top-1" in output
 
 
-def test_bytes_that_change_during_a_run_end_it_by_shard_number_id_and_name(
-    runs: Any, tiny: Any, packed: Path, tmp_path: Path
-) -> None:
+def test_run_names_the_image_of_a_changed_shard(runs: Any, tiny: Any, packed: Path, tmp_path: Path) -> None:
     root = tmp_path / "set"
     shutil.copytree(packed, root)
-    rows = np.load(root / "train" / INDEX_FILE)
+    index_rows = np.load(root / "train" / INDEX_FILE)
     shard = root / "train/shard-00000.bin"
     data = bytearray(shard.read_bytes())
-    data[int(rows["offset"][1]) + 50] ^= 1
+    data[int(index_rows["offset"][1]) + 50] ^= 1
     shard.write_bytes(data)
-    said = runs.run(runs.folder / "changed", "--data", str(root), recipe=runs.recipe(short(tiny)), code=None)
-    named = [line for line in said.splitlines() if f"{shard}, image 1 in it (id 1, " in line]
-    assert len(named) == 1 and f"imgnet-cluster data verify {root}" in named[0] and "Traceback" not in said
+    output = runs.run(runs.folder / "changed", "--data", str(root), recipe=runs.recipe(short_recipe(tiny)), code=None)
+    error_lines = [line for line in output.splitlines() if f"{shard}, image 1 in it (id 1, " in line]
+    assert (
+        len(error_lines) == 1 and f"imgnet-cluster data verify {root}" in error_lines[0] and "Traceback" not in output
+    )
 
 
 @pytest.mark.parametrize("copy", [48, None])
-def test_an_index_alone_is_enough_as_long_as_no_phase_reads_the_images(
+def test_open_dataset_index_alone_suffices_if_all_phases_read_copies(
     copy: int | None, tiny: Any, packed: Path, tmp_path: Path
 ) -> None:
     root = tmp_path / "set"
@@ -95,19 +95,21 @@ def test_an_index_alone_is_enough_as_long_as_no_phase_reads_the_images(
         assert f"data fetch SOURCE {root}" in str(caught.value)
 
 
-def test_missing_and_unfinished_copies_are_told(tiny: Any, packed: Path, tmp_path: Path) -> None:
-    recipe, told = short(tiny, copy=48), list[str]()
-    opened = open_dataset(recipe, packed, tmp_path, log=told.append)
-    assert opened.recipe.phases[0].copy is None and len(told) == 1
-    assert f"imgnet-cluster data resize {packed} {tmp_path} --sizes 48" in told[0]
+def test_open_dataset_reports_missing_and_unfinished_copies(tiny: Any, packed: Path, tmp_path: Path) -> None:
+    recipe, log = short_recipe(tiny, copy=48), list[str]()
+    dataset = open_dataset(recipe, packed, tmp_path, log=log.append)
+    assert dataset.recipe.phases[0].copy is None and len(log) == 1
+    assert f"imgnet-cluster data resize {packed} {tmp_path} --sizes 48" in log[0]
     shutil.copytree(packed.with_name("set-sz"), tmp_path / "sz")
     (tmp_path / "sz/48/val/manifest.json").unlink()
     with pytest.raises(DataError, match=f"{tmp_path}/sz/48/val: a packed set that is not finished"):
         open_dataset(recipe, packed, tmp_path / "sz")
 
 
-def test_a_part_of_a_packed_set_is_the_same_part_as_of_its_files(tiny: Any, tiny_data: Path, packed: Path) -> None:
-    parts = [open_dataset(short(tiny), one, one, scale=0.3, seed=5).train for one in (tiny_data, packed)]
-    assert len(parts[0]) == 15 and parts[0].names() == parts[1].names()
-    assert parts[0].names_checksum == parts[1].names_checksum
-    assert [parts[0].read(n) for n in range(15)] == [parts[1].read(n) for n in range(15)]
+def test_open_dataset_takes_same_part_of_packed_set_and_files(tiny: Any, tiny_data: Path, packed: Path) -> None:
+    indexes = [open_dataset(short_recipe(tiny), root, root, scale=0.3, seed=5).train for root in (tiny_data, packed)]
+    assert len(indexes[0]) == 15 and indexes[0].names() == indexes[1].names()
+    assert indexes[0].names_checksum == indexes[1].names_checksum
+    assert [indexes[0].read(image_id) for image_id in range(15)] == [
+        indexes[1].read(image_id) for image_id in range(15)
+    ]

@@ -1,4 +1,4 @@
-"""A process that has loaded all it can and waits to be told which trainer to be."""
+"""The standby process, which loads everything and waits to become a trainer."""
 
 import json
 import shutil
@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 
 
-class Standby:
-    """A waiting process, and what it says."""
+class StandbyProcess:
+    """A standby process of a run, and its output."""
 
     def __init__(self, runs: Any, folder: Path, *argv: str) -> None:
         self.folder, self.out = folder, folder / "out"
         folder.mkdir()
-        self.words = [
-            str(runs.recipe(runs_recipe())),
+        self.argv = [
+            str(runs.recipe(standby_recipe())),
             "--out",
             str(self.out),
             "--max-steps",
@@ -29,100 +29,108 @@ class Standby:
         ]
         with (folder / "standby.log").open("wb") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "train.engine.standby", str(folder / "ready"), *self.words],
-                stdin=subprocess.PIPE, stdout=log, stderr=log, env=runs.environment, cwd=folder,
-            )  # fmt: skip
+                [sys.executable, "-m", "train.engine.standby", str(folder / "ready"), *self.argv],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=runs.environment,
+                cwd=folder,
+            )
 
-    def tell(self, *argv: str, **environment: str) -> None:
-        place = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-        asked = {
-            "argv": [*self.words, *argv], "environment": {**place, "IMGNET_WORK": str(self.folder), **environment},
+    def become(self, *argv: str, **environment: str) -> None:
+        variables = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+        request = {
+            "argv": [*self.argv, *argv],
+            "environment": {**variables, "IMGNET_WORK": str(self.folder), **environment},
             "log": str(self.folder / "rank-0.log"),
-        }  # fmt: skip
+        }
         assert self.process.stdin
-        self.process.stdin.write(json.dumps(asked).encode() + b"\n")
+        self.process.stdin.write(json.dumps(request).encode() + b"\n")
         self.process.stdin.close()
 
-    def said(self, name: str = "rank-0.log") -> str:
+    def output(self, name: str = "rank-0.log") -> str:
         path = self.folder / name
         return path.read_text() if path.exists() else ""
 
 
-def gone(pid: int) -> bool:
-    """Whether a process has ended; a zombie has."""
+def has_exited(pid: int) -> bool:
+    """Return whether a process has ended; a zombie has."""
     try:
         return not Path(f"/proc/{pid}/cmdline").read_bytes()
     except OSError:
         return True
 
 
-def runs_recipe() -> Any:
+def standby_recipe() -> Any:
     from train.recipe.components import Data, Model
     from train.recipe.schema import Phase, Recipe
 
     return Recipe(
-        name="standby", data=Data(name="sample", root="nowhere", train=50, val=20), model=Model(name="resnet10_tiny"),
-        gpus=1, phases=[Phase(epochs=(0, 2), size=32, batch=8, lr=0.01)],
-    )  # fmt: skip
+        name="standby",
+        data=Data(name="sample", root="nowhere", train=50, val=20),
+        model=Model(name="resnet10_tiny"),
+        gpus=1,
+        phases=[Phase(epochs=(0, 2), size=32, batch=8, lr=0.01)],
+    )
 
 
 @pytest.fixture
-def stand_by(runs: Any, tmp_path: Path, until: Any) -> Iterator[Callable[..., Standby]]:
-    """Start a standby and wait until it is ready; nothing of it is left."""
-    made: list[Standby] = []
+def start_standby(runs: Any, tmp_path: Path, until: Any) -> Iterator[Callable[..., StandbyProcess]]:
+    """Returns a function that starts a standby and waits until it is ready; all are killed after the test."""
+    standbys: list[StandbyProcess] = []
 
-    def make(*argv: str, name: str = "one") -> Standby:
-        made.append(Standby(runs, tmp_path / name, *argv))
-        one = made[-1]
-        until(lambda: (one.folder / "ready").exists() or one.process.poll() is not None)
-        assert one.process.poll() is None, one.said("standby.log")
-        return one
+    def start(*argv: str, name: str = "one") -> StandbyProcess:
+        standbys.append(StandbyProcess(runs, tmp_path / name, *argv))
+        standby = standbys[-1]
+        until(lambda: (standby.folder / "ready").exists() or standby.process.poll() is not None)
+        assert standby.process.poll() is None, standby.output("standby.log")
+        return standby
 
-    yield make
-    for one in made:
-        one.process.kill()
-        one.process.wait()
+    yield start
+    for standby in standbys:
+        standby.process.kill()
+        standby.process.wait()
 
 
-def test_it_becomes_the_trainer_it_is_told_to_be(stand_by: Any, tiny_data: Path, until: Any) -> None:
-    one = stand_by("--data", str(tiny_data))
-    assert not one.out.exists() and not (one.folder / "progress.json").exists(), "before that it does nothing"
-    one.tell("--attempt", "7", "--resume", "none", OF_THE_ATTEMPT="yes")
-    assert one.process.wait(60) == 0, one.said()
-    result = json.loads((one.out / "result.json").read_text())
+def test_standby_becomes_the_requested_trainer(start_standby: Any, tiny_data: Path, until: Any) -> None:
+    standby = start_standby("--data", str(tiny_data))
+    assert not standby.out.exists() and not (standby.folder / "progress.json").exists(), "until then it writes nothing"
+    standby.become("--attempt", "7", "--resume", "none", OF_THE_ATTEMPT="yes")
+    assert standby.process.wait(60) == 0, standby.output()
+    result = json.loads((standby.out / "result.json").read_text())
     assert (result["steps"], result["procs"], result["recipe"]) == (3, 1, "standby")
-    assert "done: top-1" in one.said() and "done" not in one.said("standby.log")
-    assert json.loads((one.folder / "progress.json").read_text())["state"] == "done"
-    assert list((one.out / "checkpoints/000007").glob("step-*.pt"))
+    assert "done: top-1" in standby.output() and "done" not in standby.output("standby.log")
+    assert json.loads((standby.folder / "progress.json").read_text())["state"] == "done"
+    assert list((standby.out / "checkpoints/000007").glob("step-*.pt"))
 
 
-def test_it_looks_through_the_images_before_and_not_again(stand_by: Any, tiny_data: Path, tmp_path: Path) -> None:
+def test_standby_indexes_the_images_once(start_standby: Any, tiny_data: Path, tmp_path: Path) -> None:
     data = tmp_path / "data"
     shutil.copytree(tiny_data, data)
-    one = stand_by("--data", str(data))
-    before = sorted(path for path in data.rglob(".*"))
-    one.tell("--attempt", "1", "--resume", "none")
-    assert one.process.wait(60) == 0, one.said()
-    assert "indexing" not in one.said() and sorted(path for path in data.rglob(".*")) == before
+    standby = start_standby("--data", str(data))
+    index_files = sorted(path for path in data.rglob(".*"))
+    standby.become("--attempt", "1", "--resume", "none")
+    assert standby.process.wait(60) == 0, standby.output()
+    assert "indexing" not in standby.output() and sorted(path for path in data.rglob(".*")) == index_files
 
 
-def test_when_nobody_needs_it_it_ends(stand_by: Any, tiny_data: Path) -> None:
-    one = stand_by("--data", str(tiny_data))
-    one.process.stdin.close()
-    assert one.process.wait(30) == 0 and not one.out.exists()
+def test_standby_exits_when_stdin_is_closed(start_standby: Any, tiny_data: Path) -> None:
+    standby = start_standby("--data", str(tiny_data))
+    standby.process.stdin.close()
+    assert standby.process.wait(30) == 0 and not standby.out.exists()
 
 
-def test_data_that_cannot_be_used_are_reported_by_the_trainer(stand_by: Any, tmp_path: Path) -> None:
-    one = stand_by("--data", str(tmp_path / "nowhere"))
-    one.tell("--attempt", "1", "--resume", "none")
-    assert one.process.wait(60) == 1
-    left = json.loads((one.folder / "failed-0.json").read_text())
-    assert left["fault"] == "final" and str(tmp_path / "nowhere") in left["reason"]
-    assert "error: " in one.said() and "Traceback" not in one.said()
+def test_standby_trainer_reports_unusable_data(start_standby: Any, tmp_path: Path) -> None:
+    standby = start_standby("--data", str(tmp_path / "nowhere"))
+    standby.become("--attempt", "1", "--resume", "none")
+    assert standby.process.wait(60) == 1
+    failure = json.loads((standby.folder / "failed-0.json").read_text())
+    assert failure["fault"] == "final" and str(tmp_path / "nowhere") in failure["reason"]
+    assert "error: " in standby.output() and "Traceback" not in standby.output()
 
 
-def test_it_dies_with_whoever_started_it(runs: Any, tiny_data: Path, tmp_path: Path, until: Any) -> None:
-    words = [
+def test_standby_dies_with_its_parent(runs: Any, tiny_data: Path, tmp_path: Path, until: Any) -> None:
+    argv = [
         sys.executable,
         "-m",
         "train.engine.standby",
@@ -131,10 +139,10 @@ def test_it_dies_with_whoever_started_it(runs: Any, tiny_data: Path, tmp_path: P
         "--out",
         str(tmp_path / "out"),
     ]
-    code = f"import subprocess, time; print(subprocess.Popen({words!r}).pid, flush=True); time.sleep(600)"
+    code = f"import subprocess, time; print(subprocess.Popen({argv!r}).pid, flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, env=runs.environment) as parent:
         assert parent.stdout
         pid = int(parent.stdout.readline())
         until(lambda: (tmp_path / "ready").exists(), 60)
         parent.kill()
-    until(lambda: gone(pid), 10)
+    until(lambda: has_exited(pid), 10)

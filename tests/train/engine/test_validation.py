@@ -1,4 +1,4 @@
-"""Validation: exact numbers, whatever the number of processes and the sizes of their batches."""
+"""run_validation: exact counts on any number of processes and with any batch sizes."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,34 +19,36 @@ from train.metrics.accuracy import Accuracy
 from train.metrics.time_breakdown import TimeBreakdown
 
 IMAGES, CLASSES, BATCH = 53, 12, 8
-SHARES = {  # of each world's ranks, in images: uneven, and once a process without any
+IMAGES_BY_RANK = {  # by world size; uneven numbers, and ranks without images
     1: [[53]],
     2: [[27, 26], [53, 0], [8, 45]],
     3: [[18, 18, 17], [1, 44, 8], [0, 0, 53]],
 }
 
 
-class Scores(nn.Module):
-    """Scores that are read off the image; remembers whether it was called as one validates."""
+class PixelScores(nn.Module):
+    """A network whose scores are the image's pixels. It records its mode, and whether gradients are computed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm = nn.BatchNorm2d(3)
-        self.asked: list[tuple[bool, bool]] = []
+        self.calls: list[tuple[bool, bool]] = []
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        self.asked.append((self.training, torch.is_grad_enabled()))
+        self.calls.append((self.training, torch.is_grad_enabled()))
         return x.flatten(1)[:, :CLASSES]
 
 
-def problem() -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
-    dice = np.random.default_rng(1)
-    images = dice.permuted(np.tile(np.arange(CLASSES, dtype=np.uint8), (IMAGES, 1)), axis=1)  # no two scores are equal
-    return torch.from_numpy(images).view(IMAGES, 2, 2, 3), dice.integers(0, CLASSES, IMAGES)
+def images_and_labels() -> tuple[torch.Tensor, np.ndarray[Any, Any]]:
+    generator = np.random.default_rng(1)
+    images = generator.permuted(
+        np.tile(np.arange(CLASSES, dtype=np.uint8), (IMAGES, 1)), axis=1
+    )  # no two scores are equal
+    return torch.from_numpy(images).view(IMAGES, 2, 2, 3), generator.integers(0, CLASSES, IMAGES)
 
 
 def batches(ids: list[int]) -> list[Batch]:
-    images, labels = problem()
+    images, labels = images_and_labels()
     cuts = [np.array(ids[i : i + BATCH]) for i in range(0, len(ids), BATCH)]
     return [Batch(images[cut], labels[cut], BatchRequest("val", None, cut, (2, 2))) for cut in cuts]
 
@@ -55,56 +57,69 @@ def prepare(batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     return batch.images.permute(0, 3, 1, 2).float(), torch.from_numpy(batch.labels)
 
 
-PLAIN: Any = SimpleNamespace(prepare=prepare, autocast=contextlib.nullcontext)  # pixels as they are
+PLAIN_PREPROCESSOR: Any = SimpleNamespace(prepare=prepare, autocast=contextlib.nullcontext)  # pixels unchanged
 
 
-def validate(group: ProcessGroup, mine: list[Batch], images: int = IMAGES, model: nn.Module | None = None) -> Accuracy:
+def validate(
+    group: ProcessGroup, own_batches: list[Batch], expected_images: int = IMAGES, model: nn.Module | None = None
+) -> Accuracy:
     def stream() -> Iterator[Batch]:
-        yield from mine
-        yield mine[0] if mine else batches([0])[0]  # the next epoch's: not to be taken
+        yield from own_batches
+        yield own_batches[0] if own_batches else batches([0])[0]  # of the next epoch: must not be taken
 
-    left = stream()
-    found = run_validation(
-        group, model or Scores(), left, len(mine), images, PLAIN, TimeBreakdown(group.device)
-    )  # fmt: skip
-    assert len(list(left)) == 1
-    return found
+    remaining = stream()
+    accuracy = run_validation(
+        group,
+        model or PixelScores(),
+        remaining,
+        len(own_batches),
+        expected_images,
+        PLAIN_PREPROCESSOR,
+        TimeBreakdown(group.device),
+    )
+    assert len(list(remaining)) == 1
+    return accuracy
 
 
-def by_hand() -> Accuracy:
-    """One image at a time, by sorting."""
+def accuracy_by_sorting() -> Accuracy:
+    """Return the accuracy, computed one image at a time by sorting the scores."""
     loss = top1 = top5 = 0.0
     for batch in (batches([number])[0] for number in range(IMAGES)):
         inputs, labels = prepare(batch)
-        scores = Scores()(inputs)
+        scores = PixelScores()(inputs)
         loss += cross_entropy(scores, labels).item()
-        place = [one.item() for one in scores[0].argsort(descending=True)].index(labels.item())
-        top1, top5 = top1 + (place < 1), top5 + (place < 5)
+        rank_of_label = [class_index.item() for class_index in scores[0].argsort(descending=True)].index(labels.item())
+        top1, top5 = top1 + (rank_of_label < 1), top5 + (rank_of_label < 5)
     return Accuracy(loss / IMAGES, 100 * top1 / IMAGES, 100 * top5 / IMAGES, IMAGES)
 
 
-@pytest.mark.parametrize(("world", "share"), [(world, share) for world, all_of in SHARES.items() for share in all_of])
-def test_counts_are_exact_on_any_number_of_processes(world: int, share: list[int], in_group: Any) -> None:
-    ends = np.cumsum(share).tolist()
+@pytest.mark.parametrize(
+    ("world", "image_counts"),
+    [(world, image_counts) for world, variants in IMAGES_BY_RANK.items() for image_counts in variants],
+)
+def test_run_validation_counts_exactly_on_any_world_size(world: int, image_counts: list[int], in_group: Any) -> None:
+    ends = np.cumsum(image_counts).tolist()
 
     def work(group: ProcessGroup) -> Accuracy:
-        return validate(group, batches(list(range(IMAGES))[ends[group.rank] - share[group.rank] : ends[group.rank]]))
+        return validate(
+            group, batches(list(range(IMAGES))[ends[group.rank] - image_counts[group.rank] : ends[group.rank]])
+        )
 
-    expected = by_hand()
-    for found in in_group(world, work):
-        assert (found.top1, found.top5, found.images) == (expected.top1, expected.top5, IMAGES)
-        assert found.loss == pytest.approx(expected.loss, rel=1e-6)
+    expected = accuracy_by_sorting()
+    for accuracy in in_group(world, work):
+        assert (accuracy.top1, accuracy.top5, accuracy.images) == (expected.top1, expected.top5, IMAGES)
+        assert accuracy.loss == pytest.approx(expected.loss, rel=1e-6)
     assert 0 < expected.top1 < expected.top5 < 100
 
 
 @pytest.mark.parametrize("ids", [range(IMAGES - 1), [*range(IMAGES), 0]])
-def test_an_image_too_few_or_too_many_is_an_error(ids: Any) -> None:
+def test_run_validation_wrong_image_count_is_an_error(ids: Any) -> None:
     with pytest.raises(RuntimeError, match=f"counted {len(ids)} images, but there are {IMAGES}"):
         validate(ProcessGroup(0, 0, 1, 1, torch.device("cpu")), batches(list(ids)))
 
 
-def test_the_model_validates_without_gradients_and_trains_on_afterwards() -> None:
-    model = Scores()
+def test_run_validation_eval_mode_without_gradients() -> None:
+    model = PixelScores()
     validate(ProcessGroup(0, 0, 1, 1, torch.device("cpu")), batches(list(range(IMAGES))), model=model)
-    assert set(model.asked) == {(False, False)} and len(model.asked) == 7
+    assert set(model.calls) == {(False, False)} and len(model.calls) == 7
     assert model.training and model.norm.num_batches_tracked == 0

@@ -1,4 +1,4 @@
-"""The warm-up: every shape once, no trace of it; compiled nets share their weights and their checkpoints."""
+"""The warm-up: every shape once, the model unchanged; compiled networks share weights and checkpoints."""
 
 import contextlib
 from types import SimpleNamespace
@@ -34,27 +34,27 @@ def model() -> Any:
 
 
 @pytest.fixture
-def graphs(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
-    """The shapes that were compiled, by a backend that runs the graph as it is."""
-    found: list[tuple[int, ...]] = []
+def compiled_shapes(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
+    """The input shapes that were compiled, by a backend that runs the graph unchanged."""
+    shapes: list[tuple[int, ...]] = []
 
     def backend(graph: Any, inputs: Any) -> Any:
-        found.append(next(tuple(one.shape) for one in inputs if one.dim() == 4 and one.shape[2] > 3))
+        shapes.append(next(tuple(tensor.shape) for tensor in inputs if tensor.dim() == 4 and tensor.shape[2] > 3))
         return graph.forward
 
-    monkeypatch.setattr(warmup, "BACKEND", backend)
+    monkeypatch.setattr(warmup, "COMPILE_BACKEND", backend)
     torch._dynamo.reset()
-    return found
+    return shapes
 
 
-def test_a_warm_up_leaves_no_trace(model: Any) -> None:
-    before = {name: one.clone() for name, one in model.state_dict().items()}
+def test_warm_up_leaves_the_model_unchanged(model: Any) -> None:
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     warmup.warm_up(model, model, [(4, 32, 32), (2, 64, 64)], [(4, 32, 48)], CPU, contextlib.nullcontext)
-    assert all(torch.equal(one, before[name]) for name, one in model.state_dict().items())
-    assert model.training and all(one.grad is None for one in model.parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert model.training and all(tensor.grad is None for tensor in model.parameters())
 
 
-def test_on_a_cpu_one_small_batch_is_enough_unless_it_compiles(model: Any, graphs: Any) -> None:
+def test_warm_up_on_cpu_runs_one_small_batch(model: Any, compiled_shapes: Any) -> None:
     seen: list[tuple[int, ...]] = []
     model.register_forward_pre_hook(lambda _, inputs: seen.append(tuple(inputs[0].shape)))
     shapes = [(4, 32, 32), (3, 64, 64)]
@@ -62,82 +62,88 @@ def test_on_a_cpu_one_small_batch_is_enough_unless_it_compiles(model: Any, graph
     assert seen == [(2, 3, 32, 32)]
 
 
-def test_a_compiled_net_is_compiled_for_each_training_shape_before_the_clock_and_never_after(
-    graphs: Any,
+def test_warm_up_compiles_each_training_shape_once(
+    compiled_shapes: Any,
 ) -> None:
     model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.AdaptiveAvgPool2d(1))
-    net = warmup.compile_per_shape(model)
-    shapes = [(4, 32, 32), (3, 32, 32), (4, 64, 64)] + [(n, 32, 32) for n in range(5, 13)]  # more than torch allows
-    warmup.warm_up(net, model, shapes, [], CPU, contextlib.nullcontext)
-    assert graphs == [(n, 3, h, w) for n, h, w in shapes]
+    compiled = warmup.compile_per_shape(model)
+    shapes = [(4, 32, 32), (3, 32, 32), (4, 64, 64)] + [
+        (n, 32, 32) for n in range(5, 13)
+    ]  # more than torch's default limit
+    warmup.warm_up(compiled, model, shapes, [], CPU, contextlib.nullcontext)
+    assert compiled_shapes == [(n, 3, h, w) for n, h, w in shapes]
     for n, h, w in shapes:
-        net(torch.ones(n, 3, h, w).to(memory_format=torch.channels_last)).sum().backward()
-    assert len(graphs) == len(shapes)
+        compiled(torch.ones(n, 3, h, w).to(memory_format=torch.channels_last)).sum().backward()
+    assert len(compiled_shapes) == len(shapes)
 
 
-def test_a_compiled_net_computes_the_same_and_keeps_the_names_of_its_state(model: Any, graphs: Any) -> None:
-    net = warmup.compile_per_shape(model)
+def test_compile_per_shape_same_scores_and_state_names(model: Any, compiled_shapes: Any) -> None:
+    compiled = warmup.compile_per_shape(model)
     images = torch.rand(4, 3, 32, 32)
-    torch.testing.assert_close(net(images), model(images))
-    assert graphs and not any(name.startswith("_orig") for name in model.state_dict())
-    assert [id(one) for one in net.parameters()] == [id(one) for one in model.parameters()]
+    torch.testing.assert_close(compiled(images), model(images))
+    assert compiled_shapes and not any(name.startswith("_orig") for name in model.state_dict())
+    assert [id(parameter) for parameter in compiled.parameters()] == [id(parameter) for parameter in model.parameters()]
 
 
-def test_without_a_compiler_it_says_so_in_one_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compile_per_shape_without_compiler_is_one_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(
-        TrainingError, match="needs the compiler no-such-compiler, which is not here; install it, or comp"
+        TrainingError, match="the C\+\+ compiler no-such-compiler is not installed here; install it, or set comp"
     ):
         warmup.compile_per_shape(model)
 
 
-def test_what_does_not_compile_is_one_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warm_up_compile_failure_is_one_line(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("no Python.h\nand much more")
 
-    monkeypatch.setattr(warmup, "BACKEND", broken)
+    monkeypatch.setattr(warmup, "COMPILE_BACKEND", broken)
     torch._dynamo.reset()
-    with pytest.raises(TrainingError, match=r"torch\.compile failed, .*compile=False trains without it") as caught:
+    with pytest.raises(
+        TrainingError, match=r"torch\.compile failed: .*set compile=False to train without it"
+    ) as caught:
         warmup.warm_up(warmup.compile_per_shape(model), model, [(2, 32, 32)], [], CPU, contextlib.nullcontext)
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("first", [True, False])
-def test_a_checkpoint_goes_on_compiled_or_not(
-    first: bool, tiny: Any, tiny_data: Any, tmp_path: Any, graphs: Any
+@pytest.mark.parametrize("compile_first", [True, False])
+def test_restore_between_compiled_and_plain_trainers(
+    compile_first: bool, tiny: Any, tiny_data: Any, tmp_path: Any, compiled_shapes: Any
 ) -> None:
-    """An epoch by one trainer and the same again by another, from its weights: one of the two is compiled."""
-    rows = [Phase(epochs=(0, 1), size=32, batch=8, lr=0.01)]
+    """One trainer trains an epoch; another restores its checkpoint and repeats it. One of the two is compiled."""
+    phases = [Phase(epochs=(0, 1), size=32, batch=8, lr=0.01)]
 
-    def trainer(compile: bool, name: str, attempt: int) -> Any:
-        made = tiny(phases=rows, model=Model(name="resnet10_tiny", compile=compile))
+    def trainer(use_compile: bool, name: str, attempt: int) -> Any:
+        recipe = tiny(phases=phases, model=Model(name="resnet10_tiny", compile=use_compile))
         options = parse_train_options(["tiny", "--out", str(tmp_path / name), "--attempt", str(attempt)])
-        data = open_dataset(made, tiny_data, tiny_data)
+        dataset = open_dataset(recipe, tiny_data, tiny_data)
         group = ProcessGroup(0, 0, 1, 1, CPU)
-        feed = DistributedBatchSampler(Schedule(made, len(data.train), 2, max_steps=2), data.indexes, 0, 0, 1)
+        sampler = DistributedBatchSampler(
+            Schedule(recipe, len(dataset.train), 2, max_steps=2), dataset.indexes, 0, 0, 1
+        )
         return engine_trainer.Trainer(
-            options, made, group, feed, len(data.train.classes), AgentChannel()
-        ), BatchDecoder(data.indexes, 0)
+            options, recipe, group, sampler, len(dataset.train.classes), AgentChannel()
+        ), BatchDecoder(dataset.indexes, 0)
 
-    one, images = trainer(first, "one", 1)
-    one.train(images, 0)
-    assert bool(graphs) is first
+    first_trainer, decoder = trainer(compile_first, "one", 1)
+    first_trainer.train(decoder, 0)
+    assert bool(compiled_shapes) is compile_first
     path = checkpoint_io.newest_checkpoint(tmp_path / "one" / "checkpoints" / "000001")
     assert path is not None
     state = checkpoint_io.load_checkpoint(path)
-    other, _ = trainer(not first, "two", 1)
-    other.restore(state)
-    plain, _ = trainer(False, "three", 1)
-    assert other.state()["model"].keys() == plain.state()["model"].keys()
-    assert all(torch.equal(value, state["model"][name]) for name, value in other.state()["model"].items())
-    other.epoch, other.step = 0, 0
-    other.history.pop()
-    other.train(images, 0)
-    assert bool(graphs) and other.steps_done == 2
+    second_trainer, _ = trainer(not compile_first, "two", 1)
+    second_trainer.restore(state)
+    plain_trainer, _ = trainer(False, "three", 1)
+    assert second_trainer.state()["model"].keys() == plain_trainer.state()["model"].keys()
+    assert all(torch.equal(value, state["model"][name]) for name, value in second_trainer.state()["model"].items())
+    second_trainer.epoch_index, second_trainer.step = 0, 0
+    second_trainer.history.pop()
+    second_trainer.train(decoder, 0)
+    assert bool(compiled_shapes) and second_trainer.steps_done == 2
 
 
-class Tall:
-    """An index of which only widths and heights are looked at: one half square, one half tall."""
+class HalfTallIndex:
+    """An index with only widths and heights: half of the images are square, half tall."""
 
     widths, heights = np.full(40, 100), np.repeat([100, 150], 20)
 
@@ -145,61 +151,60 @@ class Tall:
         return 40
 
 
-def test_the_shapes_of_all_epochs_are_known_and_those_of_training_are_the_same_on_all_processes(tiny: Any) -> None:
-    rows = [
+def test_batch_shapes_of_all_epochs_same_on_all_ranks(tiny: Any) -> None:
+    phases = [
         Phase(epochs=(0, 2), size=32, batch=8, lr=0.01),
         Phase(epochs=(2, 3), size=64, batch=16, lr=0.01, rect_val=True),
     ]
-    plan = Schedule(tiny(phases=rows), 50, 2)
-    found = [
-        warmup.batch_shapes(DistributedBatchSampler(plan, {("val", None): Tall()}, 0, r, 2), plan.epochs)
-        for r in (0, 1)
-    ]  # type: ignore[dict-item]
-    train = [(8, 32, 32), (2, 32, 32), (16, 64, 64), (9, 64, 64)]  # 50 = 3 x 16 + 2 = 32 + 2 x 9
-    assert found[0][0] == found[1][0] == train
-    assert found[0][1] == found[1][1] == [(8, 32, 32), (16, 64, 64)]  # rests, and rectangles of 10, are not searched
-    assert warmup.batch_shapes(DistributedBatchSampler(plan, {("val", None): Tall()}, 0, 0, 1), plan.epochs[2:])[1] == [  # type: ignore[dict-item]
-        (16, 96, 64), (16, 64, 64),
-    ]  # fmt: skip
-    assert warmup.image_sizes(DistributedBatchSampler(plan, {("val", None): Tall()}, 0, 0, 2), plan.epochs) == {
-        (32, 32),
-        (64, 64),
-        (96, 64),
-    }  # type: ignore[dict-item]
+    schedule = Schedule(tiny(phases=phases), 50, 2)
+
+    def sampler(rank: int, world: int) -> DistributedBatchSampler:
+        return DistributedBatchSampler(schedule, {("val", None): HalfTallIndex()}, 0, rank, world)  # type: ignore[dict-item]
+
+    for rank in (0, 1):
+        train_shapes, val_shapes = warmup.batch_shapes(sampler(rank, 2), schedule.epochs)
+        assert train_shapes == [(8, 32, 32), (2, 32, 32), (16, 64, 64), (9, 64, 64)]  # 50 = 3 x 16 + 2 = 32 + 2 x 9
+        # The last batches, and the rectangle with 10 images on each rank, are not full.
+        assert val_shapes == [(8, 32, 32), (16, 64, 64)]
+    _, val_shapes = warmup.batch_shapes(sampler(0, 1), schedule.epochs[2:])
+    assert val_shapes == [(16, 96, 64), (16, 64, 64)]
+    assert warmup.image_sizes(sampler(0, 2), schedule.epochs) == {(32, 32), (64, 64), (96, 64)}
 
 
-def test_the_shapes_of_rectangular_steps_are_those_that_may_come(tiny: Any) -> None:
-    """A full step may have any shape between the extremes of the images; the last has the shape of their mean."""
-    rows = [Phase(epochs=(0, 2), size=64, batch=8, lr=0.01, rect_train=True)]
-    plan = Schedule(tiny(phases=rows), 50, 2)
-    wide = SimpleNamespace(widths=np.array([400, 300] * 25), heights=np.full(50, 300))
-    feed = DistributedBatchSampler(plan, {("train", None): wide, ("val", None): Tall()}, 0, 0, 1)  # type: ignore[dict-item]
-    assert warmup.batch_shapes(feed, plan.epochs)[0] == [(8, 64, 64), (8, 56, 72), (2, 56, 72)]
-    come = {(len(work.ids), *work.shape) for epoch in plan.epochs for work in feed.train_requests(epoch)}
-    assert come == {(8, 64, 64), (8, 56, 72), (2, 56, 72)}
+def test_batch_shapes_rect_train_are_those_that_occur(tiny: Any) -> None:
+    """A full step may have any shape between the images' extremes; the last one has their mean shape."""
+    phases = [Phase(epochs=(0, 2), size=64, batch=8, lr=0.01, rect_train=True)]
+    schedule = Schedule(tiny(phases=phases), 50, 2)
+    train_index = SimpleNamespace(widths=np.array([400, 300] * 25), heights=np.full(50, 300))
+    sampler = DistributedBatchSampler(schedule, {("train", None): train_index, ("val", None): HalfTallIndex()}, 0, 0, 1)  # type: ignore[dict-item]
+    assert warmup.batch_shapes(sampler, schedule.epochs)[0] == [(8, 64, 64), (8, 56, 72), (2, 56, 72)]
+    requested_shapes = {
+        (len(request.ids), *request.shape) for epoch in schedule.epochs for request in sampler.train_requests(epoch)
+    }
+    assert requested_shapes == {(8, 64, 64), (8, 56, 72), (2, 56, 72)}
 
 
-def test_kernels_are_searched_for_shapes_that_were_warmed_only(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prepare_searches_kernels_for_warmed_shapes_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    inputs = BatchPreprocessor(CPU)
-    inputs.warmed_shapes = {(2, 8, 8)}
-    for number, searched in ((2, True), (1, False), (2, True)):
-        work = BatchRequest("val", None, np.arange(number), (8, 8))
-        batch = Batch(torch.zeros(work.batch_shape, dtype=torch.uint8), np.zeros(number, np.int64), work)
-        inputs.prepare(batch)
-        assert torch.backends.cudnn.benchmark is searched
+    preprocessor = BatchPreprocessor(CPU)
+    preprocessor.warmed_shapes = {(2, 8, 8)}
+    for number, is_searched in ((2, True), (1, False), (2, True)):
+        request = BatchRequest("val", None, np.arange(number), (8, 8))
+        batch = Batch(torch.zeros(request.batch_shape, dtype=torch.uint8), np.zeros(number, np.int64), request)
+        preprocessor.prepare(batch)
+        assert torch.backends.cudnn.benchmark is is_searched
 
 
-def test_pixels_are_normalised_as_a_library_s_configuration_says_and_else_as_imagenet_s() -> None:
+def test_normalization_of_timm_config_else_imagenet() -> None:
     net = torch.nn.Linear(1, 1)
     assert normalization_of(net) == IMAGENET_NORMALIZATION
     net.pretrained_cfg = {"mean": (0.5, 0.5, 0.5), "std": [0.25, 0.25, 0.5]}  # type: ignore[assignment]
-    inputs = BatchPreprocessor(CPU, normalization=normalization_of(net))
-    work = BatchRequest("val", None, np.arange(1), (2, 2))
-    image = torch.full(work.batch_shape, 255, dtype=torch.uint8)
-    prepared, _ = inputs.prepare(Batch(image, np.zeros(1, np.int64), work))
+    preprocessor = BatchPreprocessor(CPU, normalization=normalization_of(net))
+    request = BatchRequest("val", None, np.arange(1), (2, 2))
+    image = torch.full(request.batch_shape, 255, dtype=torch.uint8)
+    prepared, _ = preprocessor.prepare(Batch(image, np.zeros(1, np.int64), request))
     assert prepared[0, :, 0, 0].tolist() == pytest.approx([2.0, 2.0, 1.0])
-    assert str(inputs.normalization) == "mean 0.5, 0.5, 0.5, deviation 0.25, 0.25, 0.5"
-    for odd in ({"mean": (0.5,), "std": (0.5,)}, {"mean": None, "std": None}, {}, "vit"):
-        net.pretrained_cfg = odd  # type: ignore[assignment]
+    assert str(preprocessor.normalization) == "mean 0.5, 0.5, 0.5, standard deviation 0.25, 0.25, 0.5"
+    for config in ({"mean": (0.5,), "std": (0.5,)}, {"mean": None, "std": None}, {}, "vit"):
+        net.pretrained_cfg = config  # type: ignore[assignment]
         assert normalization_of(net) == IMAGENET_NORMALIZATION

@@ -1,5 +1,6 @@
-"""Frozen phases: only the classifier moves; the rest keeps weights, statistics and momentum; on any number of
-processes, and after a kill in the middle.
+"""Frozen phases: only the classifier changes; the rest keeps its weights, statistics and momenta.
+
+On any number of processes, and after a kill in the middle.
 """
 
 from itertools import pairwise
@@ -25,144 +26,156 @@ from train.recipe.schedule import Schedule
 from train.tools import checkpoint_io, process
 
 CPU = torch.device("cpu")
-EPOCH = 4  # steps: 50 images by 16
+STEPS_PER_EPOCH = 4  # 50 images in global batches of 16
 
 
-def rows(*frozen: bool) -> list[Phase]:
+def make_phases(*frozen: bool) -> list[Phase]:
     return [
-        Phase(epochs=(n, n + 1), size=32, batch=8, lr=0.05, min_scale=0.35, frozen=one) for n, one in enumerate(frozen)
+        Phase(epochs=(n, n + 1), size=32, batch=8, lr=0.05, min_scale=0.35, frozen=is_frozen)
+        for n, is_frozen in enumerate(frozen)
     ]
 
 
-def trainer(
+def make_trainer(
     recipe: Any, data: Path, out: Path, world: int = 1, rank: int = 0
 ) -> tuple[engine_trainer.Trainer, BatchDecoder]:
     options = parse_train_options(["tiny", "--out", str(out)])
-    found = open_dataset(recipe, data, data)
-    feed = DistributedBatchSampler(Schedule(recipe, len(found.train), 2), found.indexes, 0, rank, world)
+    dataset = open_dataset(recipe, data, data)
+    sampler = DistributedBatchSampler(Schedule(recipe, len(dataset.train), 2), dataset.indexes, 0, rank, world)
     group = ProcessGroup(rank, rank, world, world, CPU)
-    return engine_trainer.Trainer(options, recipe, group, feed, len(found.train.classes), AgentChannel()), BatchDecoder(
-        found.indexes, 0
-    )
+    return engine_trainer.Trainer(
+        options, recipe, group, sampler, len(dataset.train.classes), AgentChannel()
+    ), BatchDecoder(dataset.indexes, 0)
 
 
-def snapshot(one: engine_trainer.Trainer) -> dict[str, torch.Tensor]:
-    state = {name: value.clone() for name, value in one.model.state_dict().items()}
-    names = {id(parameter): name for name, parameter in one.model.named_parameters()}
-    for parameter, kept in one.optimizer.state.items():
-        for key, value in kept.items():
+def snapshot(trainer: engine_trainer.Trainer) -> dict[str, torch.Tensor]:
+    state = {name: value.clone() for name, value in trainer.model.state_dict().items()}
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    for parameter, parameter_state in trainer.optimizer.state.items():
+        for key, value in parameter_state.items():
             state[f"{key} of {names[id(parameter)]}"] = torch.as_tensor(value).clone()
     return state
 
 
-def moved(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
-    return {name for name, one in after.items() if name not in before or not torch.equal(one, before[name])}
+def changed_names(before: dict[str, torch.Tensor], after: dict[str, torch.Tensor]) -> set[str]:
+    return {name for name, tensor in after.items() if name not in before or not torch.equal(tensor, before[name])}
 
 
 @pytest.fixture(scope="module")
-def imported() -> None:
-    """What the first optimizer of a process imports takes seconds: before the fork, not in each child."""
+def optimizer_imported() -> None:
+    """The first optimizer of a process imports torch._dynamo for seconds: do it before the fork, not in each child."""
     factory.build_optimizer(nn.Linear(1, 1), Optim())
 
 
 @pytest.mark.parametrize(("order", "optimizer"), [((True, False), "sgd"), ((False, True, False), "lamb")])
 @pytest.mark.parametrize("world", [1, 2])
-def test_in_a_frozen_phase_the_classifier_moves_and_nothing_else(
-    world: int, order: tuple[bool, ...], optimizer: str, tiny: Any, tiny_data: Path, tmp_path: Path, in_group: Any,
-    imported: None,
-) -> None:  # fmt: skip
-    recipe = tiny(phases=rows(*order), optim=Optim(name=optimizer, weight_decay=0.01))
+def test_frozen_phase_moves_only_the_classifier(
+    world: int,
+    order: tuple[bool, ...],
+    optimizer: str,
+    tiny: Any,
+    tiny_data: Path,
+    tmp_path: Path,
+    in_group: Any,
+    optimizer_imported: None,
+) -> None:
+    recipe = tiny(phases=make_phases(*order), optim=Optim(name=optimizer, weight_decay=0.01))
 
     def work(group: ProcessGroup) -> Any:
-        one, images = trainer(recipe, tiny_data, tmp_path / f"{group.world_size}", group.world_size, group.rank)
-        seen = [snapshot(one)]
-        first = type(one).run_epoch
+        trainer, decoder = make_trainer(
+            recipe, tiny_data, tmp_path / f"{group.world_size}", group.world_size, group.rank
+        )
+        snapshots = [snapshot(trainer)]
+        run_epoch = type(trainer).run_epoch
 
-        def epoch(self: engine_trainer.Trainer, *words: Any) -> None:
-            first(self, *words)
-            seen.append(snapshot(self))
+        def run_epoch_and_snapshot(self: engine_trainer.Trainer, *arguments: Any) -> None:
+            run_epoch(self, *arguments)
+            snapshots.append(snapshot(self))
 
-        type(one).run_epoch = epoch  # type: ignore[method-assign]
+        type(trainer).run_epoch = run_epoch_and_snapshot  # type: ignore[method-assign]
         try:
-            one.train(images, 0)
+            trainer.train(decoder, 0)
         finally:
-            type(one).run_epoch = first  # type: ignore[method-assign]
-        wants = all(parameter.requires_grad for parameter in one.model.parameters())
-        head = one.model.fc.weight.tolist()
-        return [sorted(moved(*pair)) for pair in pairwise(seen)], len(seen[-1]), wants, head
+            type(trainer).run_epoch = run_epoch  # type: ignore[method-assign]
+        all_require_grad = all(parameter.requires_grad for parameter in trainer.model.parameters())
+        head = trainer.model.fc.weight.tolist()
+        return (
+            [sorted(changed_names(*pair)) for pair in pairwise(snapshots)],
+            len(snapshots[-1]),
+            all_require_grad,
+            head,
+        )
 
     answers = in_group(world, work)
-    for found, every, wants, head in answers:
-        assert len(found) == len(order) and wants is not order[-1]
-        for frozen, names in zip(order, found, strict=True):
+    for changes, tensor_count, all_require_grad, head in answers:
+        assert len(changes) == len(order) and all_require_grad is not order[-1]
+        for frozen, names in zip(order, changes, strict=True):
             if frozen:
                 assert names and all(
                     name.removesuffix(".weight").removesuffix(".bias").endswith("fc") for name in names
                 )
                 assert {"fc.weight", "fc.bias"} <= set(names)
             else:
-                assert len(names) > 0.9 * every
-        assert head == answers[0][3]  # on all processes the same
+                assert len(names) > 0.9 * tensor_count
+        assert head == answers[0][3]  # equal on all processes
 
 
-def test_what_is_frozen_is_neither_computed_nor_in_training() -> None:
+def test_freezer_frozen_layers_get_no_gradient_and_eval_mode() -> None:
     net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4), nn.Dropout(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     net.append(nn.Linear(4, 2))
-    never = net[0].bias
-    assert never is not None
-    never.requires_grad_(False)
-    external.check_scores_and_find_classifier(net, "net", 2, 4)  # finds its classifier, as where it was made
+    untrained = net[0].bias
+    assert untrained is not None
+    untrained.requires_grad_(False)
+    external.check_scores_and_find_classifier(net, "net", 2, 4)  # records its classifier, as `build_model` does
     freezer = freezing.Freezer(net)
     net(torch.ones(2, 3, 4, 4)).sum().backward()
     freezer.set_frozen(True)
     freezer.set_train_mode()
-    assert [one.training for one in net] == [False] * 5 + [True]
-    assert all(one.grad is None for one in net.parameters())
+    assert [item.training for item in net] == [False] * 5 + [True]
+    assert all(item.grad is None for item in net.parameters())
     statistics = net[1].state_dict()["running_mean"].clone()  # type: ignore[union-attr]
-    deep = net[:5](torch.ones(2, 3, 4, 4))
-    assert not deep.requires_grad  # the graph begins at the classifier
+    features = net[:5](torch.ones(2, 3, 4, 4))
+    assert not features.requires_grad  # the graph begins at the classifier
     net(torch.ones(2, 3, 4, 4)).sum().backward()
-    assert [one.grad is not None for one in net.parameters()] == [False] * 4 + [True] * 2
+    assert [item.grad is not None for item in net.parameters()] == [False] * 4 + [True] * 2
     assert torch.equal(net[1].state_dict()["running_mean"], statistics)  # type: ignore[union-attr]
     freezer.set_frozen(False)
     freezer.set_train_mode()
-    assert all(one.training for one in net)
-    assert [one.requires_grad for one in net.parameters()] == [True, False, True, True, True, True]
+    assert all(item.training for item in net)
+    assert [item.requires_grad for item in net.parameters()] == [True, False, True, True, True, True]
 
 
-def test_epochs_are_cut_where_what_is_trained_changes(tiny: Any) -> None:
-    epochs = Schedule(tiny(phases=rows(True, True, False, False, True)), 50, 2).epochs
-    assert [one.number for one in freezing.epochs_until_freezing_changes(epochs, epochs[0])] == [0, 1]
-    assert [one.number for one in freezing.epochs_until_freezing_changes(epochs, epochs[1])] == [1]
-    assert [one.number for one in freezing.epochs_until_freezing_changes(epochs[3:], epochs[3])] == [3]
-    assert [one.number for one in freezing.epochs_until_freezing_changes(epochs, epochs[4])] == [4]
+def test_epochs_until_freezing_changes(tiny: Any) -> None:
+    epochs = Schedule(tiny(phases=make_phases(True, True, False, False, True)), 50, 2).epochs
+    assert [epoch.number for epoch in freezing.epochs_until_freezing_changes(epochs, epochs[0])] == [0, 1]
+    assert [epoch.number for epoch in freezing.epochs_until_freezing_changes(epochs, epochs[1])] == [1]
+    assert [epoch.number for epoch in freezing.epochs_until_freezing_changes(epochs[3:], epochs[3])] == [3]
+    assert [epoch.number for epoch in freezing.epochs_until_freezing_changes(epochs, epochs[4])] == [4]
 
 
-def test_a_classifier_alone_learns_from_the_same_start_what_a_separate_linear_would(
-    tiny: Any, tiny_data: Path, tmp_path: Path
-) -> None:
-    """One frozen epoch is a Linear trained on the pooled features of a network in eval mode."""
-    recipe = tiny(phases=rows(True), optim=Optim(momentum=0.9, weight_decay=0.01))
-    one, images = trainer(recipe, tiny_data, tmp_path / "one")
-    net = build_model(recipe.model, one.model.fc.out_features, 0).eval()  # type: ignore[operator, union-attr]
-    made = torch.optim.SGD(net.fc.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)  # type: ignore[union-attr]
-    kept: list[Any] = []
-    prepare = one.preprocessor.prepare
-    one.preprocessor.prepare = lambda batch: kept.append((batch.request, out := prepare(batch))) or out  # type: ignore
-    one.train(images, 0)
-    chunks = [(work, images, labels) for work, (images, labels) in kept if work.split == "train"]
-    assert len(chunks) == 2 * EPOCH - 1  # the last step's two images are one chunk
-    for step in range(EPOCH):
-        mine = chunks[2 * step : 2 * step + 2]
-        made.zero_grad()
-        count = sum(len(labels) for _, _, labels in mine)
-        for _, pixels, labels in mine:
+def test_frozen_epoch_equals_training_a_linear_on_features(tiny: Any, tiny_data: Path, tmp_path: Path) -> None:
+    """A frozen epoch equals a Linear trained on the pooled features of the network in eval mode."""
+    recipe = tiny(phases=make_phases(True), optim=Optim(momentum=0.9, weight_decay=0.01))
+    trainer, decoder = make_trainer(recipe, tiny_data, tmp_path / "one")
+    net = build_model(recipe.model, trainer.model.fc.out_features, 0).eval()  # type: ignore[operator, union-attr]
+    optimizer = torch.optim.SGD(net.fc.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)  # type: ignore[union-attr]
+    prepared: list[Any] = []
+    prepare = trainer.preprocessor.prepare
+    trainer.preprocessor.prepare = lambda batch: prepared.append((batch.request, result := prepare(batch))) or result  # type: ignore
+    trainer.train(decoder, 0)
+    chunks = [(request, decoder, labels) for request, (decoder, labels) in prepared if request.split == "train"]
+    assert len(chunks) == 2 * STEPS_PER_EPOCH - 1  # the two images of the last step are one chunk
+    for step in range(STEPS_PER_EPOCH):
+        step_chunks = chunks[2 * step : 2 * step + 2]
+        optimizer.zero_grad()
+        count = sum(len(labels) for _, _, labels in step_chunks)
+        for _, pixels, labels in step_chunks:
             with torch.no_grad():
-                deep = net.pool(net.stages(net.stem(pixels))).flatten(1)  # type: ignore[operator]
-            loss = nn.functional.cross_entropy(net.fc(deep), labels, reduction="sum")  # type: ignore[operator]
+                features = net.pool(net.stages(net.stem(pixels))).flatten(1)  # type: ignore[operator]
+            loss = nn.functional.cross_entropy(net.fc(features), labels, reduction="sum")  # type: ignore[operator]
             (loss / count).backward()
-        made.step()
-    torch.testing.assert_close(one.model.fc.weight, net.fc.weight)  # type: ignore[union-attr]
+        optimizer.step()
+    torch.testing.assert_close(trainer.model.fc.weight, net.fc.weight)  # type: ignore[union-attr]
 
 
 # --- whole runs ------------------------------------------------------------------------------------------------------
@@ -170,97 +183,109 @@ def test_a_classifier_alone_learns_from_the_same_start_what_a_separate_linear_wo
 
 @pytest.fixture(scope="session")
 def recipe(runs: Any, tiny: Any) -> Path:
-    """Frozen, free, frozen: a run may be killed in each, and goes over each border."""
-    path: Path = runs.recipe(tiny(name="frozen", phases=rows(True, False, True)))
+    """A recipe of a frozen, a free and a frozen phase."""
+    path: Path = runs.recipe(tiny(name="frozen", phases=make_phases(True, False, True)))
     return path
 
 
-def final(out: Path) -> dict[str, Any]:
+def final_state(out: Path) -> dict[str, Any]:
     path = checkpoint_io.newest_checkpoint(out / "checkpoints" / "000001")
-    assert path is not None and path.stem == f"step-{3 * EPOCH:08d}"
+    assert path is not None and path.stem == f"step-{3 * STEPS_PER_EPOCH:08d}"
     return checkpoint_io.load_checkpoint(path)
 
 
-def tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
-    momenta = {f"momentum {key}": one["momentum_buffer"] for key, one in state["optimizer"]["state"].items()}
+def trained_tensors(state: dict[str, Any]) -> dict[str, torch.Tensor]:
+    momenta = {
+        f"momentum {key}": parameter_state["momentum_buffer"]
+        for key, parameter_state in state["optimizer"]["state"].items()
+    }
     return {**state["model"], **momenta, "statistics": state["statistics"]}
 
 
 @pytest.fixture(scope="session")
-def undisturbed(runs: Any, recipe: Path) -> dict[int, Path]:
-    found = {}
+def uninterrupted(runs: Any, recipe: Path) -> dict[int, Path]:
+    folders = {}
     for world in (1, 2):
-        found[world] = runs.folder / f"frozen-{world}"
-        runs.run(found[world], "--gpus", "2", world=world, recipe=recipe)
-    return found
+        folders[world] = runs.folder / f"frozen-{world}"
+        runs.run(folders[world], "--gpus", "2", world=world, recipe=recipe)
+    return folders
 
 
-def test_one_process_and_two_make_the_same_bits_of_a_frozen_and_a_free_phase(runs: Any, tiny: Any) -> None:
-    """In the exact mode. A frozen phase behind a free one sees the mean of all processes' statistics, as validation
-    does, and these depend on how many there are.
+def test_run_frozen_then_free_same_bits_on_one_and_two_processes(runs: Any, tiny: Any) -> None:
+    """With --exact. Statistics are left out, and no frozen phase follows a free one.
+
+    Such a phase uses the mean of all ranks' statistics, as validation does, and that depends on the number of ranks.
     """
-    path = runs.recipe(tiny(name="frozen-exact", phases=rows(True, False)))
-    found = []
+    path = runs.recipe(tiny(name="frozen-exact", phases=make_phases(True, False)))
+    tensors_by_world = []
     for world in (1, 2):
         out = runs.folder / f"frozen-exact-{world}"
         runs.run(out, "--gpus", "2", "--exact", "--workers", "0", world=world, recipe=path)
         newest = checkpoint_io.newest_checkpoint(out / "checkpoints" / "000001")
         assert newest is not None
-        found.append(tensors(checkpoint_io.load_checkpoint(newest)))
-    own = ("running_mean", "running_var", "num_batches_tracked", "statistics")
+        tensors_by_world.append(trained_tensors(checkpoint_io.load_checkpoint(newest)))
+    per_rank = ("running_mean", "running_var", "num_batches_tracked", "statistics")
     assert not [
-        name for name, one in found[0].items() if not name.endswith(own) and not torch.equal(one, found[1][name])
+        name
+        for name, tensor in tensors_by_world[0].items()
+        if not name.endswith(per_rank) and not torch.equal(tensor, tensors_by_world[1][name])
     ]
 
 
 @pytest.mark.parametrize("world", [1, 2])
-@pytest.mark.parametrize("step", [2, EPOCH + 2, 2 * EPOCH + 2])
-def test_a_run_that_is_killed_in_a_phase_of_any_kind_ends_with_the_same_bits(
-    step: int, world: int, runs: Any, recipe: Path, undisturbed: dict[int, Path]
+@pytest.mark.parametrize("step", [2, STEPS_PER_EPOCH + 2, 2 * STEPS_PER_EPOCH + 2])
+def test_run_with_frozen_phases_killed_and_resumed_same_bits(
+    step: int, world: int, runs: Any, recipe: Path, uninterrupted: dict[int, Path]
 ) -> None:
     out = runs.folder / f"frozen-killed-{world}-{step}"
-    argv = ("--gpus", "2", "--save-seconds", "0")
+    options = ("--gpus", "2", "--save-seconds", "0")
     folder = out / "checkpoints" / "000001"
 
-    def saved() -> bool:
+    def is_saved() -> bool:
         return any(int(path.stem.removeprefix("step-")) >= step for path in folder.glob("step-*.pt"))
 
-    runs.kill_when(out, saved, *argv, world=world, recipe=recipe)
-    said = runs.run(out, *argv, world=world, recipe=recipe)
-    assert said.count("resumed from") == 1
-    mine, theirs = tensors(final(out)), tensors(final(undisturbed[world]))
-    assert mine.keys() == theirs.keys() and len(mine) > 50
-    assert not [name for name in mine if not torch.equal(mine[name], theirs[name])]
+    runs.kill_when(out, is_saved, *options, world=world, recipe=recipe)
+    output = runs.run(out, *options, world=world, recipe=recipe)
+    assert output.count("resumed from") == 1
+    tensors, expected = trained_tensors(final_state(out)), trained_tensors(final_state(uninterrupted[world]))
+    assert tensors.keys() == expected.keys() and len(tensors) > 50
+    assert not [name for name in tensors if not torch.equal(tensors[name], expected[name])]
 
 
-def test_a_frozen_run_starts_from_a_file_of_weights_and_keeps_them(
-    runs: Any, tiny: Any, undisturbed: dict[int, Path]
-) -> None:
-    """What finetune does: pretrained weights, then the classifier alone; the same file on both processes."""
-    source = checkpoint_io.newest_checkpoint(undisturbed[1] / "checkpoints" / "000001")
+def test_frozen_run_keeps_the_pretrained_weights(runs: Any, tiny: Any, uninterrupted: dict[int, Path]) -> None:
+    """As in the recipe finetune: pretrained weights, then only the classifier is trained."""
+    source = checkpoint_io.newest_checkpoint(uninterrupted[1] / "checkpoints" / "000001")
     assert source is not None
     model = Model(name="resnet10_tiny", weights=str(source))
-    path = runs.recipe(tiny(name="finetune", model=model, phases=rows(True)))
+    path = runs.recipe(tiny(name="finetune", model=model, phases=make_phases(True)))
     out = runs.folder / "finetune"
     runs.run(out, "--gpus", "2", world=2, recipe=path)
     newest = checkpoint_io.newest_checkpoint(out / "checkpoints" / "000001")
     assert newest is not None
-    mine, start = checkpoint_io.load_checkpoint(newest)["model"], checkpoint_io.load_checkpoint(source)["model"]
-    assert {name for name in mine if not torch.equal(mine[name], start[name])} == {"fc.weight", "fc.bias"}
+    weights, pretrained_weights = (
+        checkpoint_io.load_checkpoint(newest)["model"],
+        checkpoint_io.load_checkpoint(source)["model"],
+    )
+    assert {name for name in weights if not torch.equal(weights[name], pretrained_weights[name])} == {
+        "fc.weight",
+        "fc.bias",
+    }
 
 
-def test_files_that_differ_between_processes_are_refused(runs: Any, tiny: Any, undisturbed: dict[int, Path]) -> None:
-    """Nothing is copied from rank 0: other weights there would stay others for ever."""
-    files = [checkpoint_io.newest_checkpoint(undisturbed[world] / "checkpoints" / "000001") for world in (1, 2)]
+def test_run_refuses_weights_that_differ_between_processes(
+    runs: Any, tiny: Any, uninterrupted: dict[int, Path]
+) -> None:
+    """Nothing is copied from rank 0, so different weights would stay different forever."""
+    files = [checkpoint_io.newest_checkpoint(uninterrupted[world] / "checkpoints" / "000001") for world in (1, 2)]
     out = runs.folder / "differ"
-    started = []
+    recipes = []
     for rank, file in enumerate(files):
         (runs.folder / f"home-{rank}").mkdir()
         (runs.folder / f"home-{rank}" / "weights.pt").symlink_to(file)
         model = Model(name="resnet10_tiny", weights="~/weights.pt")
-        path = runs.recipe(tiny(name="differ", model=model, phases=rows(True)))
-        started.append((rank, path))
-    place = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(process.free_port())}
+        path = runs.recipe(tiny(name="differ", model=model, phases=make_phases(True)))
+        recipes.append((rank, path))
+    shared = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(process.free_port())}
     ranks = [
         runs.start(
             out,
@@ -268,13 +293,13 @@ def test_files_that_differ_between_processes_are_refused(runs: Any, tiny: Any, u
             "2",
             recipe=path,
             environment={
-                **place,
+                **shared,
                 "RANK": str(rank),
                 "LOCAL_RANK": str(rank),
                 "HOME": str(runs.folder / f"home-{rank}"),
             },
         )
-        for rank, path in started
+        for rank, path in recipes
     ]
-    said = runs.end(out, *ranks, code=1)
-    assert "the first weights of the network differ between the machines" in said
+    output = runs.end(out, *ranks, code=1)
+    assert "the initial weights of the network differ between the machines" in output

@@ -1,16 +1,16 @@
-"""The networks: their size, any shape of image, first weights, where a bottleneck strides."""
+"""Our networks: parameter counts, image shapes, initial weights, strides, and their costs in the forecast."""
 
 import pytest
 import torch
 from torch import nn
 
-from train.forecast import MODEL_COSTS as CARDS
+from train.forecast import MODEL_COSTS
 from train.models.alexnet import AlexNet
 from train.models.registry import MODEL_BUILDERS, BasicBlock, Bottleneck, ResNet, build_model
 from train.recipe import MODELS, Model
 
 SMALL = ["resnet10_tiny", "resnet10_cifar", "resnet18"]
-PARAMETERS = {  # with 1000 classes, as torchvision and the papers count them
+PARAMETERS = {  # with 1000 classes, as in torchvision and the papers
     "resnet18": 11_689_512,
     "resnet34": 21_797_672,
     "resnet50": 25_557_032,
@@ -21,109 +21,109 @@ PARAMETERS = {  # with 1000 classes, as torchvision and the papers count them
 }
 
 
-def made(name: str, classes: int = 10, seed: int = 0, **how: float) -> ResNet:
-    return build_model(Model(name=name, **how), classes, seed)  # type: ignore[arg-type]
+def build(name: str, classes: int = 10, seed: int = 0, **settings: float) -> ResNet:
+    return build_model(Model(name=name, **settings), classes, seed)  # type: ignore[arg-type]
 
 
-def test_every_model_that_a_recipe_may_name_can_be_made() -> None:
+def test_model_builders_match_the_recipes_models() -> None:
     assert tuple(MODEL_BUILDERS) == MODELS
 
 
 @pytest.mark.parametrize("name", PARAMETERS)
-def test_parameters_are_as_many_as_the_papers_say(name: str) -> None:
+def test_parameter_counts_match_the_papers(name: str) -> None:
     with torch.device("meta"):
         net = MODEL_BUILDERS[name](1000)
-    assert sum(one.numel() for one in net.parameters()) == PARAMETERS[name]
+    assert sum(parameter.numel() for parameter in net.parameters()) == PARAMETERS[name]
 
 
 @pytest.mark.parametrize("name", SMALL)
 @pytest.mark.parametrize("shape", [(32, 32), (33, 47), (64, 96), (160, 32), (32, 161)])
-def test_images_of_any_shape_become_scores(name: str, shape: tuple[int, int]) -> None:
-    net = made(name, classes=7).eval()
+def test_networks_accept_any_image_shape(name: str, shape: tuple[int, int]) -> None:
+    net = build(name, classes=7).eval()
     with torch.no_grad():
         assert net(torch.zeros(2, 3, *shape)).shape == (2, 7)
 
 
-def test_resnet50_takes_squares_and_rectangles_in_training_too() -> None:
-    net = made("resnet50", classes=3)
+def test_resnet50_squares_and_rectangles_in_train_mode() -> None:
+    net = build("resnet50", classes=3)
     for shape in ((32, 32), (64, 96)):
         scores = net(torch.randn(2, 3, *shape, generator=torch.Generator().manual_seed(0)))
         assert scores.shape == (2, 3) and scores.isfinite().all()
 
 
-def test_a_resnet_shrinks_an_image_32_times() -> None:
+def test_resnet_stride_is_32() -> None:
     net = MODEL_BUILDERS["resnet18"](10).eval()
     assert net.stages(net.stem(torch.zeros(1, 3, 64, 96))).shape[2:] == (2, 3)
 
 
-def test_a_bottleneck_strides_in_its_3x3() -> None:
+def test_bottleneck_stride_is_in_the_3x3_convolution() -> None:
     strides = [
         (block.conv1.stride, block.conv2.stride, block.conv3.stride, block.conv2.kernel_size)
         for block in MODEL_BUILDERS["resnet50"](10).stages
         if isinstance(block, Bottleneck)
     ]
     assert len(strides) == 16
-    for number, stride in enumerate(strides):
-        two = (2, 2) if number in (3, 7, 13) else (1, 1)
-        assert stride == ((1, 1), two, (1, 1), (3, 3))
+    for block_index, block_strides in enumerate(strides):
+        stride_3x3 = (2, 2) if block_index in (3, 7, 13) else (1, 1)
+        assert block_strides == ((1, 1), stride_3x3, (1, 1), (3, 3))
 
 
 @pytest.mark.parametrize("name", ["resnet10_tiny", "resnet18", "resnet50"])
 @pytest.mark.parametrize("zero", [True, False])
-def test_zero_gamma_silences_the_last_norm_of_each_block_and_no_other(name: str, zero: bool) -> None:
-    net = made(name, zero_gamma=zero)
-    last = {block.last_norm for block in net.modules() if isinstance(block, BasicBlock | Bottleneck)}
-    norms = [one for one in net.modules() if isinstance(one, nn.BatchNorm2d)]
-    assert len(norms) > len(last) > 0
+def test_build_model_zero_gamma_in_last_norm_of_each_block_only(name: str, zero: bool) -> None:
+    net = build(name, zero_gamma=zero)
+    last_norms = {block.last_norm for block in net.modules() if isinstance(block, BasicBlock | Bottleneck)}
+    norms = [module for module in net.modules() if isinstance(module, nn.BatchNorm2d)]
+    assert len(norms) > len(last_norms) > 0
     for norm in norms:
-        assert norm.weight.eq(0 if zero and norm in last else 1).all() and norm.bias.eq(0).all()
+        assert norm.weight.eq(0 if zero and norm in last_norms else 1).all() and norm.bias.eq(0).all()
 
 
 @pytest.mark.parametrize("std", [0.01, 0.05])
-def test_the_classifier_starts_with_the_asked_spread(std: float) -> None:
-    fc = made("resnet18", classes=1000, fc_std=std).fc
+def test_build_model_classifier_starts_with_fc_std(std: float) -> None:
+    fc = build("resnet18", classes=1000, fc_std=std).fc
     assert fc.weight.std().item() == pytest.approx(std, rel=0.01) and abs(fc.weight.mean().item()) < std / 100
     assert fc.bias.eq(0).all()
 
 
-def test_convolutions_start_with_the_spread_that_keeps_the_gradient() -> None:
+def test_build_model_convolutions_start_with_he_std() -> None:
     """He et al. 2015: sqrt(2 / fan out)."""
-    for module in made("resnet18").modules():
+    for module in build("resnet18").modules():
         if isinstance(module, nn.Conv2d) and module.weight.numel() > 20_000:
             out = module.out_channels * module.kernel_size[0] ** 2
             assert module.weight.std().item() == pytest.approx((2 / out) ** 0.5, rel=0.05)
 
 
-def test_the_same_seed_gives_the_same_weights_and_leaves_the_generator_alone() -> None:
+def test_build_model_same_seed_same_weights_keeps_rng_state() -> None:
     torch.manual_seed(1)
     before = torch.get_rng_state()
-    one, same, other = (made("resnet10_tiny", seed=seed).state_dict() for seed in (3, 3, 4))
+    state, same_seed, other_seed = (build("resnet10_tiny", seed=seed).state_dict() for seed in (3, 3, 4))
     assert torch.equal(torch.get_rng_state(), before)
-    assert all(torch.equal(one[name], same[name]) for name in one)
-    assert not torch.equal(one["fc.weight"], other["fc.weight"])
-    assert not torch.equal(one["stem.0.weight"], other["stem.0.weight"])
+    assert all(torch.equal(state[name], same_seed[name]) for name in state)
+    assert not torch.equal(state["fc.weight"], other_seed["fc.weight"])
+    assert not torch.equal(state["stem.0.weight"], other_seed["stem.0.weight"])
 
 
 # --- AlexNet with batch norm -----------------------------------------------------------------------------------------
 
 
-def test_alexnet_has_a_norm_behind_each_convolution_and_one_behind_pool5() -> None:
+def test_alexnet_norm_after_each_convolution_and_pool5() -> None:
     """Jia et al. 2018, section 3.2, figure 3."""
     with torch.device("meta"):
-        parts = [type(one).__name__ for one in AlexNet(10).features]
-    whole, pool = ["Conv2d", "BatchNorm2d", "ReLU"], ["MaxPool2d"]
-    assert parts == [*whole, *pool, *whole, *pool, *whole, *whole, *whole, *pool, "BatchNorm2d"]
+        parts = [type(module).__name__ for module in AlexNet(10).features]
+    layer, pool = ["Conv2d", "BatchNorm2d", "ReLU"], ["MaxPool2d"]
+    assert parts == [*layer, *pool, *layer, *pool, *layer, *layer, *layer, *pool, "BatchNorm2d"]
 
 
 @pytest.mark.parametrize("size", [224, 227])
-def test_alexnet_s_pool5_has_6_by_6_places_at_the_sizes_of_its_time(size: int) -> None:
+def test_alexnet_pool5_is_6_by_6_at_224_and_227(size: int) -> None:
     with torch.device("meta"):
         net = AlexNet(10)
         assert net.features(torch.zeros(2, 3, size, size)).shape == (2, 256, 6, 6)
         assert net(torch.zeros(2, 3, size, size)).shape == (2, 10)
 
 
-def test_alexnet_is_equal_bit_for_bit_at_224_and_takes_other_shapes() -> None:
+def test_alexnet_adaptive_pool_is_identity_at_224() -> None:
     net = build_model(Model(name="alexnet_bn"), 7, 0).eval()
     x = torch.randn(2, 3, 224, 224, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -133,19 +133,19 @@ def test_alexnet_is_equal_bit_for_bit_at_224_and_takes_other_shapes() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in PARAMETERS])
-def test_the_forecast_knows_the_convolutions_outputs_and_the_parameters(name: str) -> None:
-    """Work beside ResNet-50's: elements that the convolutions write for an image of 224 pixels."""
+def test_forecast_model_costs_match_the_networks(name: str) -> None:
+    """The cost is the number of values that the convolutions write at 224 pixels, relative to ResNet-50."""
 
-    def written(name: str) -> int:
+    def convolution_outputs(name: str) -> int:
         with torch.device("meta"):
-            net, found = MODEL_BUILDERS[name](1000), [0]
-        for one in net.modules():
-            if isinstance(one, nn.Conv2d):
-                one.register_forward_hook(lambda _, __, out: found.append(out[0].numel()))
+            net, output_sizes = MODEL_BUILDERS[name](1000), [0]
+        for module in net.modules():
+            if isinstance(module, nn.Conv2d):
+                module.register_forward_hook(lambda _, __, out: output_sizes.append(out[0].numel()))
         with torch.device("meta"):
             net(torch.zeros(2, 3, 224, 224))
-        return sum(found)
+        return sum(output_sizes)
 
-    work, parameters = CARDS[name]
+    work, parameters = MODEL_COSTS[name]
     assert parameters == PARAMETERS[name]
-    assert work == pytest.approx(written(name) / written("resnet50"), abs=0.0006)
+    assert work == pytest.approx(convolution_outputs(name) / convolution_outputs("resnet50"), abs=0.0006)

@@ -1,6 +1,6 @@
-"""The rules of the science: one clear test for each, with its formula and its source, against a reference of its own.
+"""Tests of the training rules: one for each rule, with its formula and source, against an independent reference.
 
-`tests/support/mutations.py` breaks each of them once and sees its test fail.
+`tests/support/mutations.py` breaks each rule once and checks that its test fails.
 """
 
 from collections.abc import Iterator
@@ -14,8 +14,8 @@ __all__ = ["in_group"]
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """What is computed here is small."""
-    before = torch.get_num_threads()
+    """One thread is fastest for such small tensors."""
+    threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    torch.set_num_threads(threads)

@@ -1,5 +1,7 @@
-"""What one step averages over: all kn images (Goyal et al. 2017, remark 3), however they are split; and what it does
-not scale (remark 1). The trainer itself against numpy, in float64, in one, two and three real processes.
+"""Rules of the gradient of a step.
+
+It is the mean over all kn images, however they are split (Goyal et al. 2017, remark 3), and scaling the learning rate
+does not scale the loss (remark 1). The trainer is compared with numpy, in float64, in one, two and three processes.
 """
 
 from pathlib import Path
@@ -8,36 +10,52 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from support.trainer_in_process import Array, Pixels, carry_out, gradient, linear, order, recipe, row, trainer, values
+from support.trainer_in_process import (
+    Array,
+    RandomImages,
+    cross_entropy_gradient,
+    epoch_permutation,
+    linear_classifier,
+    make_phase,
+    make_recipe,
+    make_trainer,
+    parameter_values,
+    run_steps,
+)
 
 from train.distributed.process_group import ProcessGroup
 
-M, DECAY, RATE = 0.9, 0.02, 0.05
+MOMENTUM, DECAY, LR = 0.9, 0.02, 0.05
 
 
-def by_hand(pixels: Pixels, batch: int, epochs: int = 1, rate: float = RATE) -> list[Array]:
-    """w <- w - rate (m u + mean over the step's images + decay w): one process, one batch, no chunk anywhere."""
-    w = values(linear())
-    u = [np.zeros_like(part) for part in w]
+def numpy_parameters(dataset: RandomImages, batch: int, epochs: int = 1, rate: float = LR) -> list[Array]:
+    """Return the parameters after some epochs of SGD in numpy: one process, whole batches, no chunks.
+
+    w <- w - lr u, with u <- m u + mean gradient over the step's images + decay w.
+    """
+    w = parameter_values(linear_classifier())
+    u = [np.zeros_like(slope) for slope in w]
     for epoch in range(epochs):
-        shuffle = order(0, epoch, pixels.train)
-        for begin in range(0, pixels.train, batch):
+        shuffle = epoch_permutation(0, epoch, dataset.train)
+        for begin in range(0, dataset.train, batch):
             ids = shuffle[begin : begin + batch]
-            g = gradient(*w, pixels.numbers(ids), pixels.labels[ids])
-            u = [M * before + part + DECAY * own for before, part, own in zip(u, g, w, strict=True)]
-            w = [own - rate * move for own, move in zip(w, u, strict=True)]
+            g = cross_entropy_gradient(*w, dataset.inputs(ids), dataset.labels[ids])
+            u = [MOMENTUM * velocity + slope + DECAY * weight for velocity, slope, weight in zip(u, g, w, strict=True)]
+            w = [weight - rate * velocity for weight, velocity in zip(w, u, strict=True)]
     return w
 
 
-def run(pixels: Pixels, gpus: int, n: int, folder: Path, world: int, in_group: Any, epochs: int = 1) -> list[Any]:
-    """The parameters of each process after a run on `gpus` GPUs of n images, carried out by `world` processes."""
-    what = recipe(row((0, epochs), n, RATE), gpus=gpus, momentum=M, weight_decay=DECAY)
+def trained_parameters(
+    dataset: RandomImages, gpus: int, n: int, folder: Path, world: int, in_group: Any, epochs: int = 1
+) -> list[Any]:
+    """Return each process's parameters after a run scheduled for `gpus` GPUs of n images, on `world` processes."""
+    recipe = make_recipe(make_phase((0, epochs), n, LR), gpus=gpus, momentum=MOMENTUM, weight_decay=DECAY)
 
     def work(group: ProcessGroup) -> list[Array]:
-        one = trainer(folder, what, pixels, net := linear(), group)
-        for _ in carry_out(one, pixels):
+        trainer = make_trainer(folder, recipe, dataset, net := linear_classifier(), group)
+        for _ in run_steps(trainer, dataset):
             pass
-        return values(net)
+        return parameter_values(net)
 
     return list(in_group(world, work))
 
@@ -47,67 +65,70 @@ def run(pixels: Pixels, gpus: int, n: int, folder: Path, world: int, in_group: A
     ("gpus", "n", "images", "rest"),
     [
         (3, 8, 48, "none"),
-        (3, 8, 50, "2 images: one chunk, so that two of three processes have none"),
-        (3, 8, 49, "1 image, which is taken twice with half a share"),
+        (3, 8, 50, "2 images: one chunk, so two of three processes have none"),
+        (3, 8, 49, "1 image, taken twice with half the weight"),
         (3, 8, 59, "11 images: chunks of 5 and 6"),
         (2, 5, 27, "7 images in chunks of 3 and 4"),
     ],
-    ids=lambda one: one if isinstance(one, str) else None,
+    ids=lambda value: value if isinstance(value, str) else None,
 )
-def test_the_gradient_is_the_mean_over_all_kn_images_of_the_step(
+def test_step_gradient_is_mean_over_all_images_of_the_global_batch(
     gpus: int, n: int, images: int, rest: str, world: int, tmp_path: Path, in_group: Any
 ) -> None:
-    """g = 1/(kn) sum over k workers and n images (remark 3): not the mean of the workers' own means."""
-    pixels = Pixels(images)
-    expected = by_hand(pixels, gpus * n)
-    for found in run(pixels, gpus, n, tmp_path, world, in_group):
-        for mine, theirs in zip(found, expected, strict=True):
-            np.testing.assert_allclose(mine, theirs, rtol=1e-11, atol=1e-14)
+    """g = 1/(kn) sum over k workers and n images (remark 3), not the mean of the workers' means."""
+    dataset = RandomImages(images)
+    expected = numpy_parameters(dataset, gpus * n)
+    for parameters in trained_parameters(dataset, gpus, n, tmp_path, world, in_group):
+        for actual, reference in zip(parameters, expected, strict=True):
+            np.testing.assert_allclose(actual, reference, rtol=1e-11, atol=1e-14)
 
 
-def test_a_mean_of_uneven_workers_means_would_be_another_gradient() -> None:
-    """Else the test above would say little."""
-    pixels, (weight, bias) = Pixels(11), values(linear())
-    parts = [gradient(weight, bias, pixels.numbers(ids), pixels.labels[ids])[0] for ids in (range(5), range(5, 11))]
-    whole = gradient(weight, bias, pixels.numbers(range(11)), pixels.labels)[0]
+def test_mean_of_uneven_workers_means_differs_from_the_mean() -> None:
+    """Otherwise the test above would prove little."""
+    dataset, (weight, bias) = RandomImages(11), parameter_values(linear_classifier())
+    parts = [
+        cross_entropy_gradient(weight, bias, dataset.inputs(ids), dataset.labels[ids])[0]
+        for ids in (range(5), range(5, 11))
+    ]
+    whole = cross_entropy_gradient(weight, bias, dataset.inputs(range(11)), dataset.labels)[0]
     np.testing.assert_allclose((5 * parts[0] + 6 * parts[1]) / 11, whole, rtol=1e-12)
     assert np.abs((parts[0] + parts[1]) / 2 - whole).max() > 1e-3
 
 
 @pytest.mark.parametrize(("gpus", "n"), [(1, 16), (2, 8), (4, 4), (8, 2), (16, 1)])
-def test_accumulated_small_batches_are_one_large_batch(gpus: int, n: int, tmp_path: Path) -> None:
-    """One process, k backward passes of n images: the step of kn (batch norm aside; Goyal et al. 2017, figure 3)."""
-    pixels = Pixels(50)
-    what = recipe(row((0, 2), n, RATE), gpus=gpus, momentum=M, weight_decay=DECAY)
-    one = trainer(tmp_path, what, pixels, net := linear())
-    for _ in carry_out(one, pixels):
+def test_accumulated_chunks_equal_one_large_batch(gpus: int, n: int, tmp_path: Path) -> None:
+    """k backward passes of n images in one process give the step of kn images (without batch norm)."""
+    dataset = RandomImages(50)
+    recipe = make_recipe(make_phase((0, 2), n, LR), gpus=gpus, momentum=MOMENTUM, weight_decay=DECAY)
+    trainer = make_trainer(tmp_path, recipe, dataset, net := linear_classifier())
+    for _ in run_steps(trainer, dataset):
         pass
-    for mine, theirs in zip(values(net), by_hand(pixels, 16, 2), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-11, atol=1e-14)
+    for actual, reference in zip(parameter_values(net), numpy_parameters(dataset, 16, 2), strict=True):
+        np.testing.assert_allclose(actual, reference, rtol=1e-11, atol=1e-14)
 
 
 @pytest.mark.parametrize("k", [2, 8])
-def test_k_workers_scale_the_rate_and_with_it_the_decay_but_not_the_loss(k: int, tmp_path: Path) -> None:
-    """w - k rate (g + decay w), which is not w - rate (k g + decay w): remark 1."""
-    pixels = Pixels(8 * k)
-    what = recipe(row((0, 1), 8, RATE), gpus=1, momentum=M, weight_decay=DECAY)
-    w = values(linear())
-    g = gradient(*w, pixels.numbers(range(8 * k)), pixels.labels)
-    one = trainer(tmp_path, what, pixels, net := linear(), gpus=k)
-    assert len(list(carry_out(one, pixels))) == 1
-    for mine, own, part in zip(values(net), w, g, strict=True):
-        np.testing.assert_allclose(mine, own - k * RATE * (part + DECAY * own), rtol=1e-11, atol=1e-14)
-        assert np.abs(mine - (own - RATE * (k * part + DECAY * own))).max() > 1e-5
+def test_linear_scaling_applies_to_lr_and_decay_but_not_to_the_loss(k: int, tmp_path: Path) -> None:
+    """The step is w - k lr (g + decay w), which is not w - lr (k g + decay w) (remark 1)."""
+    dataset = RandomImages(8 * k)
+    recipe = make_recipe(make_phase((0, 1), 8, LR), gpus=1, momentum=MOMENTUM, weight_decay=DECAY)
+    w = parameter_values(linear_classifier())
+    g = cross_entropy_gradient(*w, dataset.inputs(range(8 * k)), dataset.labels)
+    trainer = make_trainer(tmp_path, recipe, dataset, net := linear_classifier(), gpus=k)
+    assert len(list(run_steps(trainer, dataset))) == 1
+    for actual, weight, slope in zip(parameter_values(net), w, g, strict=True):
+        np.testing.assert_allclose(actual, weight - k * LR * (slope + DECAY * weight), rtol=1e-11, atol=1e-14)
+        assert np.abs(actual - (weight - LR * (k * slope + DECAY * weight))).max() > 1e-5
 
 
-def test_a_loss_that_is_scaled_for_half_precision_moves_the_weights_as_if_it_were_not(tmp_path: Path) -> None:
-    """The scale is taken out before the decay is added (remark 1; imagenet18, 2018, scaled by 1024)."""
-    pixels = Pixels(24)
-    what = recipe(row((0, 1), 8, RATE), momentum=M, weight_decay=DECAY)
-    one = trainer(tmp_path, what, pixels, net := linear())
-    one.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
-    for _ in carry_out(one, pixels):
+def test_loss_scale_does_not_change_the_update(tmp_path: Path) -> None:
+    """The scale is divided out before the decay is added (remark 1; imagenet18 of 2018 scaled by 1024)."""
+    dataset = RandomImages(24)
+    recipe = make_recipe(make_phase((0, 1), 8, LR), momentum=MOMENTUM, weight_decay=DECAY)
+    trainer = make_trainer(tmp_path, recipe, dataset, net := linear_classifier())
+    trainer.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    for _ in run_steps(trainer, dataset):
         pass
-    assert one.scaler.get_scale() == 1024
-    for mine, theirs in zip(values(net), by_hand(pixels, 8), strict=True):
-        np.testing.assert_allclose(mine, theirs, rtol=1e-11, atol=1e-14)
+    assert trainer.scaler.get_scale() == 1024
+    for actual, reference in zip(parameter_values(net), numpy_parameters(dataset, 8), strict=True):
+        np.testing.assert_allclose(actual, reference, rtol=1e-11, atol=1e-14)

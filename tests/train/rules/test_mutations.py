@@ -1,4 +1,4 @@
-"""The list of mutations stays true: what it would break is still there, once, and the tests it names exist."""
+"""The list of mutations is up to date: each quoted text occurs once in its file, and each named test exists."""
 
 import ast
 from pathlib import Path
@@ -8,33 +8,34 @@ from support import mutations
 
 RULES = Path(__file__).parent
 TESTS = {
-    f"{path.name.removeprefix('test_')}::{node.name}"
+    f"{path.name}::{node.name}"
     for path in RULES.glob("test_*.py")
     for node in ast.parse(path.read_text()).body
     if isinstance(node, ast.FunctionDef) and node.name.startswith("test_")
 }
+# Tests that only show what a rule is for, or check another test; no mutation breaks them.
+WITHOUT_MUTATION = {
+    "test_momentum.py::test_corrected_absorbed_form_equals_the_outside_form",
+    "test_gradient_mean.py::test_mean_of_uneven_workers_means_differs_from_the_mean",
+    "test_batchnorm.py::test_batchnorm_running_statistics_move_by_a_tenth",
+    "test_initial_weights.py::test_without_zero_gamma_a_block_is_not_its_shortcut",
+    "test_param_groups.py::test_cases_cover_thirty_architectures",
+}
 
 
-@pytest.mark.parametrize("one", mutations.MUTATIONS, ids=lambda one: one.name)
-def test_a_mutation_finds_its_text_exactly_once_and_its_test(one: mutations.Mutation) -> None:
-    assert one.stands, f"{one.file}: {one.text!r}"
-    assert one.test in TESTS and one.broken != one.text
-    ast.parse((mutations.ROOT / one.file).read_text().replace(one.text, one.broken))
+@pytest.mark.parametrize("mutation", mutations.MUTATIONS, ids=lambda mutation: mutation.name)
+def test_mutation_quotes_a_unique_text_and_an_existing_test(mutation: mutations.Mutation) -> None:
+    assert mutation.text_is_unique, f"{mutation.file}: {mutation.text!r}"
+    assert mutation.test in TESTS and mutation.broken != mutation.text
+    ast.parse((mutations.ROOT / mutation.file).read_text().replace(mutation.text, mutation.broken))
 
 
-def test_names_are_told_apart() -> None:
-    names = [one.name for one in mutations.MUTATIONS]
-    assert len(set(names)) == len(names) and len({(one.file, one.broken, one.text) for one in mutations.MUTATIONS})
+def test_mutations_have_distinct_names_and_changes() -> None:
+    names = [mutation.name for mutation in mutations.MUTATIONS]
+    changes = {(mutation.file, mutation.text, mutation.broken) for mutation in mutations.MUTATIONS}
+    assert len(set(names)) == len(names) == len(changes)
 
 
-def test_every_rule_is_broken_once() -> None:
-    """Every test of a rule is named by a mutation, but for those that only show what a rule is for."""
-    showing = {
-        "momentum.py::test_the_absorbed_form_needs_the_correction_and_with_it_is_the_form_with_the_rate_outside",
-        "mean.py::test_a_mean_of_uneven_workers_means_would_be_another_gradient",
-        "batchnorm.py::test_the_running_statistics_move_by_a_tenth",
-        "starts.py::test_without_it_a_block_is_not",
-        "groups.py::test_there_are_thirty",
-    }
-    own = {name for name in TESTS if name.startswith("mutations.py")}
-    assert TESTS - own - showing == {one.test for one in mutations.MUTATIONS}
+def test_every_rule_has_a_mutation() -> None:
+    own_tests = {name for name in TESTS if name.startswith("test_mutations.py")}
+    assert TESTS - own_tests - WITHOUT_MUTATION == {mutation.test for mutation in mutations.MUTATIONS}
