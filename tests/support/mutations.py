@@ -441,12 +441,12 @@ MUTATIONS = [
         "",
         "validation.py::test_the_scores_of_validation_are_of_a_net_in_eval_mode",
     ),
-    Mutation("rectangles: of any multiple of 8", "train/data/order/rect_val.py", "STEP = 32 ", "STEP = 8 ", RECTANGLE),
+    Mutation("rectangles: of any multiple of 8", "train/data/order/rect_val.py", "SIDE_MULTIPLE = 32 ", "SIDE_MULTIPLE = 8 ", RECTANGLE),
     Mutation(
         "rectangles: longer than the image",
         "train/data/order/rect_val.py",
-        "// STEP * STEP)",
-        "// STEP * STEP + STEP)",
+        "// SIDE_MULTIPLE * SIDE_MULTIPLE",
+        "// SIDE_MULTIPLE * SIDE_MULTIPLE + SIDE_MULTIPLE",
         RECTANGLE,
     ),
     Mutation(

@@ -88,7 +88,7 @@ class Runs:
     def __init__(self, data: Path, folder: Path) -> None:
         self.data, self.folder = data, folder
         self.started: list[tuple[Any, Path]] = []
-        script = Path(__file__).with_name("warm_start.py")
+        script = REPO / "tests/support/warm_start.py"
         clean = {name: text for name, text in os.environ.items() if name not in ("RANK", "WORLD_SIZE", "IMGNET_WORK")}
         passive = {"OMP_WAIT_POLICY": "PASSIVE"}  # threads that spin starve whatever else runs here
         self.environment = {**clean, **passive, "PYTHONPATH": str(REPO)}

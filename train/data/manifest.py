@@ -11,7 +11,7 @@ SPLITS = ("train", "val")
 MANIFEST_FILE = "manifest.json"
 
 
-FORMAT, VERSION = "imgnet-cluster packed", 1  # as packed.py writes it
+FORMAT, VERSION = "imgnet-cluster packed", 2  # as packed.py writes it
 
 
 FETCHED_KEY = "fetched"  # in the manifest of a target: "index" where the images themselves were not fetched

@@ -21,7 +21,7 @@ from train.tools.filesystem import one_line_error, read_json
 from .base import DataError, ImageIds, Index, names_crc32, stems_sha256
 from .shards import ShardError, ShardReader, describe_size_mismatch, shard_name
 
-FORMAT, VERSION = "imgnet-cluster packed", 1
+FORMAT, VERSION = "imgnet-cluster packed", 2
 MANIFEST_FILE, INDEX_FILE, NAMES_FILE = "manifest.json", "index.npy", "names.txt"
 UNFINISHED_MARKER = ".unfinished"  # lies there from the first byte to the manifest
 ROW_DTYPE = np.dtype(

@@ -39,12 +39,12 @@ class Watched(FolderSource):
         self.cut = 0  # so many answers end after one byte
         self.lock = threading.Lock()
 
-    def small(self, path: str) -> bytes | None:
+    def read_small_file(self, path: str) -> bytes | None:
         if self.fail.get(path) and (error := self.fail[path].pop(0)):
             raise error
         return super().read_small_file(path)
 
-    def pieces(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
+    def read_range(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
         with self.lock:
             self.read.append((path, offset, length))
             error = self.fail.get(path, []) and self.fail[path].pop(0)
@@ -75,14 +75,14 @@ def source(tmp_path: Path) -> Watched:
 
 @pytest.fixture(autouse=True)
 def no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(download, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(download, "FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(download, "MAX_RETRY_SECONDS", 0.02)
 
 
 def bring(source: FolderSource, target: Path, index_only: bool = False, **words: Words) -> FetchResult:
     return fetch_sets(
         [SetToFetch(source, target, index_only)],
-        **{"range_bytes": 1000, "patience": 0.3, "say": lambda _: None, **words},
+        **{"range_bytes": 1000, "stall_timeout": 0.3, "log": lambda _: None, **words},
     )
 
 
@@ -122,7 +122,7 @@ def test_a_set_comes_over_byte_by_byte_in_ranges_of_any_size(tmp_path: Path, ste
     root = make_set(tmp_path / "source", images=6, each=100, shard=250)
     seen: list[tuple[int, int]] = []
     done = bring(
-        FolderSource(root), tmp_path / "t", range_bytes=step, at_once=at_once, progress=lambda *both: seen.append(both)
+        FolderSource(root), tmp_path / "t", range_bytes=step, max_parallel=at_once, progress=lambda *both: seen.append(both)
     )
     whole = sum(len(one) for path, one in content(root).items() if not path.endswith("manifest.json"))
     assert content(tmp_path / "t") == content(root) and (done.fetched_bytes, done.existing_bytes) == (whole, 0)
@@ -134,25 +134,25 @@ def test_so_many_ranges_are_in_flight_and_no_more(tmp_path: Path, source: Watche
     flying, most, all_in = [0], [0], threading.Barrier(3)
 
     class Slow(Watched):
-        def pieces(self, *words: Any) -> Iterator[bytes]:
+        def read_range(self, *words: Any) -> Iterator[bytes]:
             with source.lock:
                 flying[0] += 1
                 most[0] = max(most[0], flying[0])
             if not all_in.broken:
                 with contextlib.suppress(threading.BrokenBarrierError):
                     all_in.wait(0.5)  # three get here only when three are asked at once
-            yield from super().pieces(*words)
+            yield from super().read_range(*words)
             with source.lock:
                 flying[0] -= 1
 
-    bring(Slow(source.root), tmp_path / "t", at_once=3)
+    bring(Slow(source.root), tmp_path / "t", max_parallel=3)
     assert most == [3]
 
 
 def test_the_manifest_comes_last(tmp_path: Path, source: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     whole = download.PartialSplit.write_manifest
-    monkeypatch.setattr(download.PartialSplit, "finish", lambda one: (seen.append(content(tmp_path / "t")), whole(one)))
+    monkeypatch.setattr(download.PartialSplit, "write_manifest", lambda one: (seen.append(content(tmp_path / "t")), whole(one)))
     bring(source, tmp_path / "t")
     assert [name for one in seen for name in one if "manifest" in name] == ["train/manifest.json"]  # when val has come
     assert "train/names.txt" in seen[0] and "val/names.txt" in seen[1]
@@ -164,7 +164,7 @@ def test_the_manifest_comes_last(tmp_path: Path, source: Watched, monkeypatch: p
 def test_a_complete_target_takes_a_look_and_a_line(tmp_path: Path, source: Watched) -> None:
     bring(source, tmp_path / "t")
     before, said = source.bytes, []
-    done = bring(source, tmp_path / "t", say=said.append)
+    done = bring(source, tmp_path / "t", log=said.append)
     (line,) = said
     assert line.startswith(f"{tmp_path / 't'}: is there already, by its sizes; nothing") and source.bytes == before
     assert done.fetched_bytes == 0 and done.existing_bytes > 0
@@ -183,19 +183,19 @@ def test_what_is_lost_of_a_complete_target_comes_again_and_nothing_else(tmp_path
 KILLED = """
 import sys, time
 from pathlib import Path
-from train.data.fetch import Part, fetch
-from train.data.fetch.sources import Folder
+from train.data.fetch.fetch import SetToFetch, fetch_sets
+from train.data.fetch.sources import FolderSource
 
-class Stuck(Folder):
+class Stuck(FolderSource):
     count = 0
-    def pieces(self, path, offset, length, size):
+    def read_range(self, path, offset, length, size):
         Stuck.count += 1
         if path.endswith(".bin") and Stuck.count > int(sys.argv[3]):
             Path(sys.argv[2], "stuck").touch()
             time.sleep(600)
-        yield from super().pieces(path, offset, length, size)
+        yield from super().read_range(path, offset, length, size)
 
-fetch([Part(Stuck(Path(sys.argv[1])), Path(sys.argv[2]))], range_bytes=1000, at_once=2)
+fetch_sets([SetToFetch(Stuck(Path(sys.argv[1])), Path(sys.argv[2]))], range_bytes=1000, max_parallel=2)
 """
 
 
@@ -224,7 +224,7 @@ def test_a_journal_that_was_cut_by_a_power_cut_costs_a_range_and_nothing_more(tm
     target = tmp_path / "t"
     source.fail["train/shard-00002.bin"] = [FetchError("enough")] * 99
     with pytest.raises(FetchError, match="enough"):
-        bring(source, target, at_once=1)
+        bring(source, target, max_parallel=1)
     journal = target / "train/.fetch.jsonl"
     journal.write_bytes(journal.read_bytes()[:-9])
     source.fail.clear()
@@ -236,7 +236,7 @@ def test_ranges_of_a_file_that_is_gone_count_for_nothing(tmp_path: Path, source:
     target = tmp_path / "t"
     source.fail["train/shard-00001.bin"] = [None, FetchError("enough")]
     with pytest.raises(FetchError, match="enough"):
-        bring(source, target, at_once=1, range_bytes=700)
+        bring(source, target, max_parallel=1, range_bytes=700)
     assert [one.name for one in target.rglob("*.part")] == ["shard-00001.bin.part"]
     for part in target.rglob("*.part"):
         part.unlink()
@@ -258,7 +258,7 @@ def test_ranges_that_are_noted_but_not_in_the_file_are_fetched_again(tmp_path: P
     target = tmp_path / "t"
     source.fail["train/shard-00000.bin"] = [OSError("x"), *[FetchError("enough")] * 9]
     with pytest.raises(FetchError, match="enough"):
-        bring(source, target, at_once=2)
+        bring(source, target, max_parallel=2)
     for part in target.rglob("*.part"):
         part.write_bytes(bytes(part.stat().st_size))  # all zeros
     source.fail.clear()
@@ -278,7 +278,7 @@ def test_a_file_with_a_wrong_checksum_is_fetched_once_more(tmp_path: Path, sourc
 def test_a_file_that_is_wrong_twice_is_named_and_has_no_name_at_the_target(tmp_path: Path, source: Watched) -> None:
     source.spoil["train/shard-00001.bin"] = 99
     with pytest.raises(FetchError) as said:
-        bring(source, tmp_path / "t", at_once=1)
+        bring(source, tmp_path / "t", max_parallel=1)
     assert str(said.value).startswith(f"{source.root}/train/shard-00001.bin: its checksum is not that of the manifest")
     assert "\n" not in str(said.value)
     assert not list((tmp_path / "t").rglob("shard-00001*")) + list((tmp_path / "t").rglob("manifest.json"))
@@ -310,7 +310,7 @@ def test_a_set_on_its_way_to_another_state_is_none_until_it_is_whole(tmp_path: P
     fresh = Watched(source.root)
     fresh.fail["train/shard-00000.bin"] = [FetchError("enough")]
     with pytest.raises(FetchError, match="enough"):
-        bring(fresh, target, at_once=1)
+        bring(fresh, target, max_parallel=1)
     assert not (target / "train/manifest.json").exists() and not (target / "train/shard-00001.bin").exists()
     assert (target / "val/manifest.json").exists()
     bring(fresh, target)
@@ -319,11 +319,11 @@ def test_a_set_on_its_way_to_another_state_is_none_until_it_is_whole(tmp_path: P
 
 
 def test_a_manifest_that_changes_in_the_middle_is_one_line(tmp_path: Path, source: Watched) -> None:
-    later = (source.root / "train/manifest.json").read_bytes().replace(b'"made": {}', b'"made": {"again": 1}')
+    later = (source.root / "train/manifest.json").read_bytes().replace(b'"packing_info": {}', b'"packing_info": {"again": 1}')
 
     class Changing(Watched):
-        def pieces(self, path: str, *words: Any) -> Iterator[bytes]:
-            yield from super().pieces(path, *words)
+        def read_range(self, path: str, *words: Any) -> Iterator[bytes]:
+            yield from super().read_range(path, *words)
             write_atomic(source.root / "train/manifest.json", later)
 
     with pytest.raises(FetchError, match=r"source/train: was changed while it was fetched; .*, fetch again") as said:
@@ -337,15 +337,15 @@ def test_a_manifest_that_changes_in_the_middle_is_one_line(tmp_path: Path, sourc
 
 def test_a_file_that_is_replaced_in_the_middle_or_has_another_size_is_named(tmp_path: Path, source: Watched) -> None:
     class Replacing(Watched):
-        def pieces(self, path: str, *words: Any) -> Iterator[bytes]:
-            yield from super().pieces(path, *words)
+        def read_range(self, path: str, *words: Any) -> Iterator[bytes]:
+            yield from super().read_range(path, *words)
             if path.endswith("shard-00000.bin"):
                 other = source.root / "other"
                 other.write_bytes((source.root / path).read_bytes())
                 other.replace(source.root / path)
 
     with pytest.raises(FetchError, match=r"shard-00000\.bin: was replaced while it was fetched"):
-        bring(Replacing(source.root), tmp_path / "t", at_once=1)
+        bring(Replacing(source.root), tmp_path / "t", max_parallel=1)
     with (source.root / "train/shard-00002.bin").open("ab") as file:
         file.write(b"more")
     with pytest.raises(FetchError, match=r"shard-00002\.bin: has \d+ bytes, its manifest says \d+"):
@@ -359,18 +359,18 @@ def test_a_source_that_hiccups_is_asked_again_from_where_it_was(tmp_path: Path, 
     source.fail["train/shard-00000.bin"] = [OSError("slow down"), TimeoutError("nothing"), ConnectionError("cut")]
     source.fail["train/manifest.json"] = [OSError("slow down")] * 2
     source.cut = 5
-    bring(source, tmp_path / "t", patience=20.0)
+    bring(source, tmp_path / "t", stall_timeout=20.0)
     assert content(tmp_path / "t") == content(source.root)
     assert any(offset % 1000 == 1 for _, offset, _ in source.read), "one byte that had come was fetched again"
 
 
 def test_a_slow_source_is_not_a_dead_one_and_one_that_gives_nothing_is(tmp_path: Path, source: Watched) -> None:
     source.cut = 60
-    bring(source, tmp_path / "t", at_once=1, patience=0.2)  # 60 pauses of 0.01 s, a byte after each
+    bring(source, tmp_path / "t", max_parallel=1, stall_timeout=0.2)  # 60 pauses of 0.01 s, a byte after each
     assert content(tmp_path / "t") == content(source.root)
 
     class Empty(Watched):
-        def pieces(self, *words: Any) -> Iterator[bytes]:
+        def read_range(self, *words: Any) -> Iterator[bytes]:
             yield from ()
 
     with pytest.raises(FetchError, match="it ended early; nothing came"):
@@ -381,7 +381,7 @@ def test_a_dead_source_ends_in_one_line_that_names_file_and_range(tmp_path: Path
     source.fail["train/shard-00002.bin"] = [OSError(errno.EIO, "Input/output error")] * 9999
     begun = time.monotonic()
     with pytest.raises(FetchError) as said:
-        bring(source, tmp_path / "t", patience=0.4)
+        bring(source, tmp_path / "t", stall_timeout=0.4)
     line = str(said.value)
     assert "source/train/shard-00002.bin, bytes 0 to 1000: [Errno 5] Input/output error" in line or (
         "source/train/shard-00002.bin, bytes" in line and "Input/output error" in line
@@ -416,7 +416,7 @@ def test_a_disk_that_fills_up_in_the_middle_is_one_line_and_what_came_stays(
 
     monkeypatch.setattr(os, "pwrite", pwrite)
     with pytest.raises(FetchError, match=r"t/train/[a-z0-9.-]+: No space left on device; what has come stays: make"):
-        bring(source, tmp_path / "t", at_once=1)
+        bring(source, tmp_path / "t", max_parallel=1)
     monkeypatch.undo()
     done = bring(source, tmp_path / "t")
     assert done.existing_bytes >= 5000 and content(tmp_path / "t") == content(source.root)
@@ -436,10 +436,10 @@ def test_writes_that_take_only_a_part_are_continued(
 SECOND = """
 import sys
 from pathlib import Path
-from train.data.fetch import Part, fetch
-from train.data.fetch.sources import Folder
-parts = [Part(Folder(Path(sys.argv[1])), Path(sys.argv[2]))]
-print(fetch(parts, range_bytes=1000, say=lambda line: print(line, flush=True)).came, flush=True)
+from train.data.fetch.fetch import SetToFetch, fetch_sets
+from train.data.fetch.sources import FolderSource
+parts = [SetToFetch(FolderSource(Path(sys.argv[1])), Path(sys.argv[2]))]
+print(fetch_sets(parts, range_bytes=1000, log=lambda line: print(line, flush=True)).fetched_bytes, flush=True)
 """
 
 
@@ -447,10 +447,10 @@ def test_of_two_at_once_one_fetches_and_the_other_finds_it_there(tmp_path: Path,
     go, begun = threading.Event(), threading.Event()
 
     class Held(Watched):
-        def pieces(self, *words: Any) -> Iterator[bytes]:
+        def read_range(self, *words: Any) -> Iterator[bytes]:
             begun.set()
             go.wait(30)
-            yield from super().pieces(*words)
+            yield from super().read_range(*words)
 
     target, done = tmp_path / "t", list[FetchResult]()
     first = threading.Thread(target=lambda: done.append(bring(Held(source.root), target)))
@@ -486,7 +486,7 @@ def test_only_index_and_names_come_when_no_image_is_read_and_the_manifest_says_s
         mine, its = (json.loads((root / split / "manifest.json").read_text()) for root in (target, source.root))
         assert mine == {**its, "fetched": "index"}
     source.read.clear()
-    bring(source, target, index_only=True, say=said.append)
+    bring(source, target, index_only=True, log=said.append)
     assert source.read == [] and len(said) == 1
     bring(source, target)
     assert {name[-4:] for name in source.names()} == {".bin"} and content(target) == content(source.root)
@@ -514,7 +514,7 @@ def test_images_that_came_before_only_the_index_was_asked_for_do_not_stay_by_hal
     bring(source, target, index_only=True)
     source.fail["train/shard-00002.bin"] = [FetchError("enough")]
     with pytest.raises(FetchError, match="enough"):
-        bring(source, target, at_once=1)
+        bring(source, target, max_parallel=1)
     assert list((target / "train").glob("*.bin"))
     bring(source, target, index_only=True)
     assert not list((target / "train").glob("*.bin")), "the reader wants all or none"
@@ -531,7 +531,7 @@ def test_images_beside_an_index_are_none_of_its(tmp_path: Path, source: Watched)
 def test_the_reader_opens_an_index_without_images(tmp_path: Path, source: Watched) -> None:
     index = pytest.importorskip("train.data.index.packed")
     bring(source, tmp_path / "t", index_only=True)
-    opened = index.load(tmp_path / "t/train", None)
+    opened = index.load_packed_index(tmp_path / "t/train", None)
     assert len(opened) == 12 and opened.name(3) == "a/0003.JPEG"
     with pytest.raises(index.DataError) as said:
         opened.read(3)
@@ -551,11 +551,11 @@ def test_what_cannot_be_fetched_says_what_it_is_and_makes_nothing(tmp_path: Path
     (source.root / "val/manifest.json").unlink()
     with pytest.raises(FetchError, match=r"source/val/manifest\.json: is not there: no packed set, or one that is not"):
         bring(source, target)
-    for text in ("{", "[]", '{"format": "imgnet-cluster packed", "version": 1}'):
+    for text in ("{", "[]", '{"format": "imgnet-cluster packed", "version": 2}'):
         (source.root / "val/manifest.json").write_text(text)
         with pytest.raises(FetchError, match=r"val/manifest\.json: is not the manifest of a packed set"):
             bring(source, target)
-    (source.root / "val/manifest.json").write_text('{"format": "imgnet-cluster packed", "version": 2}')
+    (source.root / "val/manifest.json").write_text('{"format": "imgnet-cluster packed", "version": 99}')
     with pytest.raises(FetchError, match=r"another format"):
         bring(source, target)
     assert not target.exists()

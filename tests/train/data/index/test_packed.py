@@ -218,7 +218,7 @@ def test_a_damaged_index_is_named(damage: str, full: Path) -> None:
 
 
 @pytest.mark.parametrize("change, said", [
-    ({"version": 2}, "format version 2, this program reads 1"),
+    ({"version": 1}, "format version 1, this program reads 2"),
     ({"format": "other"}, "is damaged, or not a manifest"),
     ({"files": {}}, "is damaged"),
     ({"files": {"index.npy": 3}}, "is damaged"),
@@ -290,7 +290,7 @@ def test_handles_are_few_and_closed_with_the_index(full: Path, monkeypatch: pyte
     assert count > 3 and handles(full) == before + count
     del index
     assert handles(full) == 0
-    monkeypatch.setattr(shards, "HANDLES", 2)
+    monkeypatch.setattr(shards, "MAX_OPEN_SHARDS", 2)
     index = load_index(full, "train")
     expected = [(full.parent / "full/train").joinpath(f"shard-{n:05d}.bin").read_bytes() for n in range(count)]
     order = permutation(0, 0, COUNT).tolist()
@@ -300,7 +300,7 @@ def test_handles_are_few_and_closed_with_the_index(full: Path, monkeypatch: pyte
 
 
 def test_forked_processes_and_threads_read_the_same_bytes_at_once(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "HANDLES", 1)
+    monkeypatch.setattr(shards, "MAX_OPEN_SHARDS", 1)
     index = load_index(full, "train")
     expected = [zlib.crc32(one) for one in read_all(index)]
     fork = multiprocessing.get_context("fork")

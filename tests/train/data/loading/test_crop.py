@@ -185,7 +185,7 @@ def test_the_middle_is_that_of_the_whole_image_resized_bit_for_bit(monkeypatch: 
         height, width, *half = (int(2 ** dice.uniform(0, 8.5)) for _ in range(4))
         shape = (8 * (1 + half[0] // 8), 8 * (1 + half[1] // 8))
         pixels = dice.integers(0, 256, (height, width, 3), np.uint8)
-        monkeypatch.setattr(crop, "decode_part", lambda data, size, box: part_of(data, box))
+        monkeypatch.setattr(crop, "decode_region", lambda data, size, box: part_of(data, box))
         target = torch.empty((1, *shape, 3), dtype=torch.uint8)
         crop.center_crop(pixels, (height, width), crop.image_views(target)[0])  # type: ignore[arg-type]
         factor = max(round(min(shape) * RESIZE_TO_CROP_RATIO) / min(height, width), shape[0] / height, shape[1] / width)
@@ -210,7 +210,7 @@ def test_what_lies_below_and_right_of_the_middle_is_not_asked_for(monkeypatch: p
         asked.append(box)
         return np.zeros((*box[2:], 3), np.uint8)
 
-    monkeypatch.setattr(crop, "decode_part", part)
+    monkeypatch.setattr(crop, "decode_region", part)
     for size in ((352, 470), (470, 352)):
         crop.center_crop(b"", size, torch.empty((1, 3, 224, 224), dtype=torch.uint8))
     assert asked == [(0, 0, 333, 393), (0, 0, 393, 333)]  # of 352 and 470, of which 309 are in the middle

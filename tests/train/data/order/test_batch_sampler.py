@@ -97,7 +97,7 @@ def test_each_step_has_the_same_chunks_on_any_number_of_processes(case: tuple[in
     def chunks(world: int) -> list[set[tuple[int, ...]]]:
         ranks = [by_step(feed, epoch) for feed in feeds(plan, world)]
         return [
-            {tuple(work.ids.tolist()) for works in step for work in works if work.share}
+            {tuple(work.ids.tolist()) for works in step for work in works if work.sample_weight}
             for step in zip(*ranks, strict=True)
         ]
 

@@ -156,8 +156,8 @@ def wait_for(condition: object, seconds: float = 10) -> bool:
 
 
 def test_workers_end_when_the_parent_is_killed_and_the_set_resumes(tmp_path: Path, drawn: Path) -> None:
-    code = "import sys, pathlib; from train.data import sample; "
-    code += "sample.draw_set(pathlib.Path(sys.argv[1]), train=130, val=20, workers=2)"
+    code = "import sys, pathlib; from train.data.packing import synthetic; "
+    code += "synthetic.draw_sample_set(pathlib.Path(sys.argv[1]), train=130, val=20, workers=2)"
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as parent:
