@@ -201,9 +201,13 @@ MUTATIONS = [
         MEAN,
     ),
     Mutation(
-        "remark 3: a lone image counts twice", FEED, "share / 2) if len(part) == 1", "share) if len(part) == 1", MEAN
+        "remark 3: a lone image counts twice",
+        FEED,
+        "weight / 2) if len(chunk) == 1",
+        "weight) if len(chunk) == 1",
+        MEAN,
     ),
-    Mutation("remark 3: who repeats a chunk counts", FEED, "[(cut[0], 0.0)]", "[(cut[0], 1.0)]", MEAN),
+    Mutation("remark 3: who repeats a chunk counts", FEED, "[(step_chunks[0], 0.0)]", "[(step_chunks[0], 1.0)]", MEAN),
     Mutation(
         "remark 3: sums over processes before the last chunk",
         LOOP,
@@ -249,8 +253,8 @@ MUTATIONS = [
     Mutation(
         "remark 4: batches overlap",
         FEED,
-        "start = step * epoch.row.global_batch",
-        "start = step * epoch.row.global_batch - (step > 0)",
+        "start = step * epoch.scheduled_phase.global_batch",
+        "start = step * epoch.scheduled_phase.global_batch - (step > 0)",
         ORDER,
     ),
     Mutation(
@@ -263,8 +267,8 @@ MUTATIONS = [
     Mutation(
         "batch norm: chunks by the number of processes",
         FEED,
-        "cut = [ids[part] for part in",
-        "cut = [np.roll(ids, self.world)[part] for part in",
+        "step_chunks = [ids[part] for part in",
+        "step_chunks = [np.roll(ids, self.world_size)[part] for part in",
         "batchnorm.py::test_the_gradient_through_norms_is_the_same_on_any_number_of_processes",
     ),
     Mutation(
@@ -420,8 +424,8 @@ MUTATIONS = [
     Mutation(
         "validation: padded to equal shares",
         "train/data/order/rect_val.py",
-        "mine = np.arange(rank, images, world, dtype=np.int64)",
-        "mine = np.arange(rank, -(-images // world) * world, world, dtype=np.int64) % images",
+        "rank_ids = np.arange(rank, image_count, world_size, dtype=np.int64)",
+        "rank_ids = np.arange(rank, -(-image_count // world_size) * world_size, world_size) % image_count",
         COUNTED,
     ),
     Mutation(
@@ -430,8 +434,8 @@ MUTATIONS = [
     Mutation(
         "validation: two processes take the same rectangles",
         "train/data/order/rect_val.py",
-        "(rank - begin) % world",
-        "max(0, rank - begin % world)",
+        "(rank - begin) % world_size",
+        "max(0, rank - begin % world_size)",
         "validation.py::test_square_or_rectangular_each_image_is_asked_for_once",
     ),
     Mutation(
@@ -441,19 +445,25 @@ MUTATIONS = [
         "",
         "validation.py::test_the_scores_of_validation_are_of_a_net_in_eval_mode",
     ),
-    Mutation("rectangles: of any multiple of 8", "train/data/order/rect_val.py", "SIDE_MULTIPLE = 32 ", "SIDE_MULTIPLE = 8 ", RECTANGLE),
+    Mutation(
+        "rectangles: of any multiple of 8",
+        "train/data/order/rect_val.py",
+        "SIDE_MULTIPLE = 32 ",
+        "SIDE_MULTIPLE = 8 ",
+        RECTANGLE,
+    ),
     Mutation(
         "rectangles: longer than the image",
         "train/data/order/rect_val.py",
-        "// SIDE_MULTIPLE * SIDE_MULTIPLE",
-        "// SIDE_MULTIPLE * SIDE_MULTIPLE + SIDE_MULTIPLE",
+        "multiples * SIDE_MULTIPLE)",
+        "multiples * SIDE_MULTIPLE + SIDE_MULTIPLE)",
         RECTANGLE,
     ),
     Mutation(
         "rectangles: a batch has the mean shape",
         "train/data/order/rect_val.py",
-        "shape = _shape(short, int(longs[begin]))",
-        "shape = _shape(short, int(longs.mean()))",
+        "shape = _crop_shape(short, int(long_sides[begin]))",
+        "shape = _crop_shape(short, int(long_sides.mean()))",
         "validation.py::test_a_batch_of_rectangles_has_one_shape_that_is_each_images_own",
     ),
     Mutation(

@@ -90,7 +90,7 @@ def test_an_index_alone_is_enough_as_long_as_no_phase_reads_the_images(
     if copy:
         assert len(open_dataset(recipe, root, packed.with_name("set-sz")).indexes["train", 48]) == 50
     else:
-        with pytest.raises(DataError, match="has the index and no images, which a phase of the recipe reads") as caught:
+        with pytest.raises(DataError, match="has the index and no images, but a phase of the recipe reads full-size images") as caught:
             open_dataset(recipe, root, packed.with_name("set-sz"))
         assert f"data fetch SOURCE {root}" in str(caught.value)
 

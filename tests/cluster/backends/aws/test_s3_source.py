@@ -111,7 +111,7 @@ def test_what_does_not_pass_is_one_line_at_once_or_in_the_end(root: Path, front:
     with pytest.raises(FetchError) as said:
         bring(tmp_path / "t", patience=0.3)
     line = str(said.value)
-    assert ", bytes " in line and "SlowDown: Reduce your rate; nothing came for 0 s; fetch again" in line
+    assert ", bytes " in line and "SlowDown: Reduce your rate; nothing was received for 0 s; fetch again" in line
     assert "\n" not in line and line.count("s3://") == 1
     front.faults.clear()
     bring(tmp_path / "t")
