@@ -132,7 +132,7 @@ class SplitDownload:
         return iter(pending)
 
     def _run_threads(self, pending: Iterator[tuple[str, int, int]], counter: ByteCounter) -> None:
-        """Fetch all ranges. The first error ends all threads; a thread that hangs in the kernel ends with the process."""
+        """Fetch all ranges. The first error ends all threads; one that hangs in the kernel ends with the process."""
         threads = [
             threading.Thread(target=self._worker_loop, args=(pending, counter), daemon=True)
             for _ in range(self.max_parallel)

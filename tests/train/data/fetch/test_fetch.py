@@ -103,12 +103,14 @@ def bring(source: FolderSource, target: Path, index_only: bool = False, **words:
         (0, [], 4, []),
     ],
 )
-def test_what_is_missing_of_a_file(size: int, came: list[tuple[int, int]], step: int, found: Any) -> None:
+def test_missing_ranges_yields_gaps_of_bounded_length(
+    size: int, came: list[tuple[int, int]], step: int, found: Any
+) -> None:
     assert list(missing_ranges(size, came, step)) == found
     assert missing_bytes(size, came) == sum(end - begin for begin, end in found)
 
 
-def test_bytes_are_said_as_a_person_reads_them() -> None:
+def test_format_bytes_uses_readable_units() -> None:
     assert [format_bytes(n) for n in (7, 1200, 256_000_000, 140_400_000_000)] == [
         "7 bytes",
         "1.2 kB",
@@ -118,11 +120,15 @@ def test_bytes_are_said_as_a_person_reads_them() -> None:
 
 
 @pytest.mark.parametrize("step, at_once", [(1, 3), (7, 8), (1000, 1), (4999, 8), (1 << 26, 8)])
-def test_a_set_comes_over_byte_by_byte_in_ranges_of_any_size(tmp_path: Path, step: int, at_once: int) -> None:
+def test_fetch_sets_with_any_range_size_copies_every_byte(tmp_path: Path, step: int, at_once: int) -> None:
     root = make_set(tmp_path / "source", images=6, each=100, shard=250)
     seen: list[tuple[int, int]] = []
     done = bring(
-        FolderSource(root), tmp_path / "t", range_bytes=step, max_parallel=at_once, progress=lambda *both: seen.append(both)
+        FolderSource(root),
+        tmp_path / "t",
+        range_bytes=step,
+        max_parallel=at_once,
+        progress=lambda *both: seen.append(both),
     )
     whole = sum(len(one) for path, one in content(root).items() if not path.endswith("manifest.json"))
     assert content(tmp_path / "t") == content(root) and (done.fetched_bytes, done.existing_bytes) == (whole, 0)
@@ -130,7 +136,7 @@ def test_a_set_comes_over_byte_by_byte_in_ranges_of_any_size(tmp_path: Path, ste
     assert not list((tmp_path / "t").rglob("*.part")) + list((tmp_path / "t").rglob(".fetch.jsonl"))
 
 
-def test_so_many_ranges_are_in_flight_and_no_more(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_keeps_max_parallel_ranges_in_flight(tmp_path: Path, source: Watched) -> None:
     flying, most, all_in = [0], [0], threading.Barrier(3)
 
     class Slow(Watched):
@@ -149,10 +155,12 @@ def test_so_many_ranges_are_in_flight_and_no_more(tmp_path: Path, source: Watche
     assert most == [3]
 
 
-def test_the_manifest_comes_last(tmp_path: Path, source: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fetch_sets_writes_manifest_last(tmp_path: Path, source: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     seen = []
     whole = download.PartialSplit.write_manifest
-    monkeypatch.setattr(download.PartialSplit, "write_manifest", lambda one: (seen.append(content(tmp_path / "t")), whole(one)))
+    monkeypatch.setattr(
+        download.PartialSplit, "write_manifest", lambda one: (seen.append(content(tmp_path / "t")), whole(one))
+    )
     bring(source, tmp_path / "t")
     assert [name for one in seen for name in one if "manifest" in name] == ["train/manifest.json"]  # when val has come
     assert "train/names.txt" in seen[0] and "val/names.txt" in seen[1]
@@ -161,7 +169,7 @@ def test_the_manifest_comes_last(tmp_path: Path, source: Watched, monkeypatch: p
 # --- again -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_complete_target_takes_a_look_and_a_line(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_into_complete_target_logs_one_line(tmp_path: Path, source: Watched) -> None:
     bring(source, tmp_path / "t")
     before, said = source.bytes, []
     done = bring(source, tmp_path / "t", log=said.append)
@@ -170,7 +178,7 @@ def test_a_complete_target_takes_a_look_and_a_line(tmp_path: Path, source: Watch
     assert done.fetched_bytes == 0 and done.existing_bytes > 0
 
 
-def test_what_is_lost_of_a_complete_target_comes_again_and_nothing_else(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_refetches_only_damaged_files(tmp_path: Path, source: Watched) -> None:
     bring(source, tmp_path / "t")
     source.read.clear()
     (tmp_path / "t/train/shard-00001.bin").unlink()
@@ -200,7 +208,7 @@ fetch_sets([SetToFetch(Stuck(Path(sys.argv[1])), Path(sys.argv[2]))], range_byte
 
 
 @pytest.mark.parametrize("after", [0, 3, 9, 14])
-def test_a_fetch_that_is_killed_goes_on_where_it_stopped(tmp_path: Path, source: Watched, after: int) -> None:
+def test_fetch_sets_after_kill_resumes(tmp_path: Path, source: Watched, after: int) -> None:
     target = tmp_path / "t"
     words = [sys.executable, "-c", KILLED, str(source.root), str(target), str(after)]
     with subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)}) as one:
@@ -220,7 +228,7 @@ def test_a_fetch_that_is_killed_goes_on_where_it_stopped(tmp_path: Path, source:
     assert noted > 0 or after == 0, "what had come was not written down"
 
 
-def test_a_journal_that_was_cut_by_a_power_cut_costs_a_range_and_nothing_more(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_with_truncated_journal_completes(tmp_path: Path, source: Watched) -> None:
     target = tmp_path / "t"
     source.fail["train/shard-00002.bin"] = [FetchError("enough")] * 99
     with pytest.raises(FetchError, match="enough"):
@@ -232,7 +240,7 @@ def test_a_journal_that_was_cut_by_a_power_cut_costs_a_range_and_nothing_more(tm
     assert content(target) == content(source.root)
 
 
-def test_ranges_of_a_file_that_is_gone_count_for_nothing(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_without_partial_file_ignores_its_ranges(tmp_path: Path, source: Watched) -> None:
     target = tmp_path / "t"
     source.fail["train/shard-00001.bin"] = [None, FetchError("enough")]
     with pytest.raises(FetchError, match="enough"):
@@ -246,14 +254,14 @@ def test_ranges_of_a_file_that_is_gone_count_for_nothing(tmp_path: Path, source:
     assert content(target) == content(source.root)
 
 
-def test_what_lies_there_under_the_name_of_a_part_does_no_harm(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_over_foreign_partial_file_completes(tmp_path: Path, source: Watched) -> None:
     (tmp_path / "t/train").mkdir(parents=True)
     (tmp_path / "t/train/index.npy.part").write_bytes(bytes(100_000))
     bring(source, tmp_path / "t")
     assert content(tmp_path / "t") == content(source.root)
 
 
-def test_ranges_that_are_noted_but_not_in_the_file_are_fetched_again(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_with_zeroed_partial_file_refetches_it(tmp_path: Path, source: Watched) -> None:
     """After a power cut the file may lack what the journal, which is younger, tells of."""
     target = tmp_path / "t"
     source.fail["train/shard-00000.bin"] = [OSError("x"), *[FetchError("enough")] * 9]
@@ -269,13 +277,13 @@ def test_ranges_that_are_noted_but_not_in_the_file_are_fetched_again(tmp_path: P
 # --- what goes wrong -------------------------------------------------------------------------------------------------
 
 
-def test_a_file_with_a_wrong_checksum_is_fetched_once_more(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_with_wrong_checksum_refetches_file(tmp_path: Path, source: Watched) -> None:
     source.spoil["train/shard-00001.bin"] = 1
     bring(source, tmp_path / "t")
     assert content(tmp_path / "t") == content(source.root)
 
 
-def test_a_file_that_is_wrong_twice_is_named_and_has_no_name_at_the_target(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_with_wrong_checksum_twice_raises(tmp_path: Path, source: Watched) -> None:
     source.spoil["train/shard-00001.bin"] = 99
     with pytest.raises(FetchError) as said:
         bring(source, tmp_path / "t", max_parallel=1)
@@ -287,9 +295,7 @@ def test_a_file_that_is_wrong_twice_is_named_and_has_no_name_at_the_target(tmp_p
     assert content(tmp_path / "t") == content(source.root)
 
 
-def test_a_source_that_was_changed_between_two_fetches_is_fetched_as_far_as_it_differs(
-    tmp_path: Path, source: Watched
-) -> None:
+def test_fetch_sets_after_source_change_fetches_only_changed_split(tmp_path: Path, source: Watched) -> None:
     target = tmp_path / "t"
     bring(source, target)
     source.read.clear()
@@ -300,7 +306,7 @@ def test_a_source_that_was_changed_between_two_fetches_is_fetched_as_far_as_it_d
     assert not [name for name in fresh.names() if name.startswith("val/")]
 
 
-def test_a_set_on_its_way_to_another_state_is_none_until_it_is_whole(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_interrupted_update_leaves_no_manifest(tmp_path: Path, source: Watched) -> None:
     target = tmp_path / "t"
     bring(source, target)
     names = source.root / "train/names.txt"
@@ -318,8 +324,12 @@ def test_a_set_on_its_way_to_another_state_is_none_until_it_is_whole(tmp_path: P
     assert "train/names.txt" not in fresh.names(), "it was the same"
 
 
-def test_a_manifest_that_changes_in_the_middle_is_one_line(tmp_path: Path, source: Watched) -> None:
-    later = (source.root / "train/manifest.json").read_bytes().replace(b'"packing_info": {}', b'"packing_info": {"again": 1}')
+def test_fetch_sets_when_manifest_changes_midway_raises(tmp_path: Path, source: Watched) -> None:
+    later = (
+        (source.root / "train/manifest.json")
+        .read_bytes()
+        .replace(b'"packing_info": {}', b'"packing_info": {"again": 1}')
+    )
 
     class Changing(Watched):
         def read_range(self, path: str, *words: Any) -> Iterator[bytes]:
@@ -335,7 +345,7 @@ def test_a_manifest_that_changes_in_the_middle_is_one_line(tmp_path: Path, sourc
     assert content(tmp_path / "t") == content(source.root)
 
 
-def test_a_file_that_is_replaced_in_the_middle_or_has_another_size_is_named(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_names_replaced_resized_or_missing_file(tmp_path: Path, source: Watched) -> None:
     class Replacing(Watched):
         def read_range(self, path: str, *words: Any) -> Iterator[bytes]:
             yield from super().read_range(path, *words)
@@ -355,7 +365,7 @@ def test_a_file_that_is_replaced_in_the_middle_or_has_another_size_is_named(tmp_
         bring(Watched(source.root), tmp_path / "t")
 
 
-def test_a_source_that_hiccups_is_asked_again_from_where_it_was(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_after_transient_errors_continues_at_same_byte(tmp_path: Path, source: Watched) -> None:
     source.fail["train/shard-00000.bin"] = [OSError("slow down"), TimeoutError("nothing"), ConnectionError("cut")]
     source.fail["train/manifest.json"] = [OSError("slow down")] * 2
     source.cut = 5
@@ -364,7 +374,7 @@ def test_a_source_that_hiccups_is_asked_again_from_where_it_was(tmp_path: Path, 
     assert any(offset % 1000 == 1 for _, offset, _ in source.read), "one byte that had come was fetched again"
 
 
-def test_a_slow_source_is_not_a_dead_one_and_one_that_gives_nothing_is(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_tolerates_slow_but_not_silent_source(tmp_path: Path, source: Watched) -> None:
     source.cut = 60
     bring(source, tmp_path / "t", max_parallel=1, stall_timeout=0.2)  # 60 pauses of 0.01 s, a byte after each
     assert content(tmp_path / "t") == content(source.root)
@@ -377,7 +387,7 @@ def test_a_slow_source_is_not_a_dead_one_and_one_that_gives_nothing_is(tmp_path:
         bring(Empty(source.root), tmp_path / "other")
 
 
-def test_a_dead_source_ends_in_one_line_that_names_file_and_range(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_from_dead_source_names_file_and_range(tmp_path: Path, source: Watched) -> None:
     source.fail["train/shard-00002.bin"] = [OSError(errno.EIO, "Input/output error")] * 9999
     begun = time.monotonic()
     with pytest.raises(FetchError) as said:
@@ -393,7 +403,7 @@ def test_a_dead_source_ends_in_one_line_that_names_file_and_range(tmp_path: Path
         bring(source, tmp_path / "t")
 
 
-def test_a_disk_without_the_room_is_found_before_anything_is_fetched(
+def test_fetch_sets_without_disk_space_raises_before_fetching(
     tmp_path: Path, source: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = fetching.shutil.disk_usage(tmp_path)
@@ -403,7 +413,7 @@ def test_a_disk_without_the_room_is_found_before_anything_is_fetched(
     assert source.read == []
 
 
-def test_a_disk_that_fills_up_in_the_middle_is_one_line_and_what_came_stays(
+def test_fetch_sets_when_disk_fills_keeps_received_data(
     tmp_path: Path, source: Watched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write, room = os.pwrite, [6000]
@@ -422,9 +432,7 @@ def test_a_disk_that_fills_up_in_the_middle_is_one_line_and_what_came_stays(
     assert done.existing_bytes >= 5000 and content(tmp_path / "t") == content(source.root)
 
 
-def test_writes_that_take_only_a_part_are_continued(
-    tmp_path: Path, source: Watched, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_fetch_sets_continues_partial_writes(tmp_path: Path, source: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.pwrite
     monkeypatch.setattr(os, "pwrite", lambda handle, data, at: write(handle, data[:300], at))
     bring(source, tmp_path / "t")
@@ -443,7 +451,7 @@ print(fetch_sets(parts, range_bytes=1000, log=lambda line: print(line, flush=Tru
 """
 
 
-def test_of_two_at_once_one_fetches_and_the_other_finds_it_there(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_in_two_processes_fetches_once(tmp_path: Path, source: Watched) -> None:
     go, begun = threading.Event(), threading.Event()
 
     class Held(Watched):
@@ -475,9 +483,7 @@ def without_images(root: Path) -> dict[str, bytes]:
     return {name: data for name, data in content(root).items() if not name.endswith((".bin", "manifest.json"))}
 
 
-def test_only_index_and_names_come_when_no_image_is_read_and_the_manifest_says_so(
-    tmp_path: Path, source: Watched
-) -> None:
+def test_fetch_sets_index_only_fetches_no_shards(tmp_path: Path, source: Watched) -> None:
     target, said = tmp_path / "t", []
     bring(source, target, index_only=True)
     assert without_images(target) == without_images(source.root)
@@ -495,7 +501,7 @@ def test_only_index_and_names_come_when_no_image_is_read_and_the_manifest_says_s
     assert source.read == [] and content(target) == content(source.root), "what is more than enough stays"
 
 
-def test_the_images_of_another_state_are_not_taken_for_those_of_the_index(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_index_only_removes_stale_shards(tmp_path: Path, source: Watched) -> None:
     target = tmp_path / "t"
     bring(source, target)
     before = content(source.root)
@@ -507,9 +513,7 @@ def test_the_images_of_another_state_are_not_taken_for_those_of_the_index(tmp_pa
     assert content(target) == content(source.root)
 
 
-def test_images_that_came_before_only_the_index_was_asked_for_do_not_stay_by_halves(
-    tmp_path: Path, source: Watched
-) -> None:
+def test_fetch_sets_index_only_removes_incomplete_shards(tmp_path: Path, source: Watched) -> None:
     target = tmp_path / "t"
     bring(source, target, index_only=True)
     source.fail["train/shard-00002.bin"] = [FetchError("enough")]
@@ -520,7 +524,7 @@ def test_images_that_came_before_only_the_index_was_asked_for_do_not_stay_by_hal
     assert not list((target / "train").glob("*.bin")), "the reader wants all or none"
 
 
-def test_images_beside_an_index_are_none_of_its(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_overwrites_unknown_shard_beside_index(tmp_path: Path, source: Watched) -> None:
     bring(source, tmp_path / "t", index_only=True)
     right = (source.root / "train/shard-00000.bin").read_bytes()
     (tmp_path / "t/train/shard-00000.bin").write_bytes(bytes(len(right)))
@@ -528,7 +532,7 @@ def test_images_beside_an_index_are_none_of_its(tmp_path: Path, source: Watched)
     assert content(tmp_path / "t") == content(source.root)
 
 
-def test_the_reader_opens_an_index_without_images(tmp_path: Path, source: Watched) -> None:
+def test_load_packed_index_without_shards_opens(tmp_path: Path, source: Watched) -> None:
     index = pytest.importorskip("train.data.index.packed")
     bring(source, tmp_path / "t", index_only=True)
     opened = index.load_packed_index(tmp_path / "t/train", None)
@@ -541,7 +545,7 @@ def test_the_reader_opens_an_index_without_images(tmp_path: Path, source: Watche
 # --- what is no packed set -------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_fetched_says_what_it_is_and_makes_nothing(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_from_invalid_source_raises_and_creates_nothing(tmp_path: Path, source: Watched) -> None:
     target = tmp_path / "t"
     with pytest.raises(FetchError, match=r"nowhere: there is no such folder"):
         bring(FolderSource(tmp_path / "nowhere"), target)
@@ -562,7 +566,7 @@ def test_what_cannot_be_fetched_says_what_it_is_and_makes_nothing(tmp_path: Path
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/outside", ".hidden", "a/b", "", "..", "a\n"])
-def test_a_manifest_cannot_name_a_file_elsewhere(tmp_path: Path, source: Watched, name: str) -> None:
+def test_parse_manifest_with_unsafe_file_name_raises(tmp_path: Path, source: Watched, name: str) -> None:
     path = source.root / "train/manifest.json"
     said = json.loads(path.read_text())
     said["files"][name] = {"bytes": 1, "sha256": "0"}
@@ -571,7 +575,7 @@ def test_a_manifest_cannot_name_a_file_elsewhere(tmp_path: Path, source: Watched
         bring(source, tmp_path / "t")
 
 
-def test_a_folder_of_single_files_is_not_fetched_into(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_into_folder_of_single_files_raises(tmp_path: Path, source: Watched) -> None:
     (tmp_path / "t/train/n01440764").mkdir(parents=True)
     with pytest.raises(FetchError, match=r"t/train: is not of a packed set, it has n01440764/; fetch into another"):
         bring(source, tmp_path / "t")

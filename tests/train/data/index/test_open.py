@@ -53,7 +53,7 @@ def looks(root: Path, split: str = "train", **how: bool) -> tuple[Index, bool]:
     return load_index(root, split, progress=lambda *step: seen.append(step), **how), bool(seen)
 
 
-def test_images_are_sorted_by_class_and_name_with_their_sizes(root: Path) -> None:
+def test_load_index_sorts_by_class_and_name(root: Path) -> None:
     index = load_index(root, "train")
     assert index.folder == root / "train" and index.classes == ("cat", "dog")
     assert index.paths.tolist() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
@@ -63,7 +63,7 @@ def test_images_are_sorted_by_class_and_name_with_their_sizes(root: Path) -> Non
     assert index.read(2) == (root / "train/dog/c.JPEG").read_bytes()
 
 
-def test_a_second_load_looks_at_no_file(root: Path) -> None:
+def test_load_index_again_decodes_nothing(root: Path) -> None:
     first, looked = looks(root)
     second, again = looks(root)
     assert looked and not again
@@ -98,7 +98,7 @@ def move(root: Path) -> None:
 
 
 @pytest.mark.parametrize("act", [add, remove, change, touch, rename, move])
-def test_the_index_is_made_anew_when_a_file_changes(act: Callable[[Path], None], root: Path) -> None:
+def test_load_index_after_file_change_rebuilds(act: Callable[[Path], None], root: Path) -> None:
     looks(root)
     act(root)
     index, looked = looks(root)
@@ -112,7 +112,7 @@ def test_the_index_is_made_anew_when_a_file_changes(act: Callable[[Path], None],
 
 
 @pytest.mark.parametrize("keep", [0, 1, 60, -200, -1])
-def test_a_damaged_index_is_made_anew(keep: int, root: Path) -> None:
+def test_load_index_with_truncated_cache_rebuilds(keep: int, root: Path) -> None:
     before, _ = looks(root)
     (cache,) = root.glob(".train.*.npz")
     cache.write_bytes(cache.read_bytes()[:keep])
@@ -120,7 +120,7 @@ def test_a_damaged_index_is_made_anew(keep: int, root: Path) -> None:
     assert looked and after.paths.tolist() == before.paths.tolist()
 
 
-def test_a_changed_byte_in_the_index_is_never_a_crash(root: Path) -> None:
+def test_load_index_with_corrupt_cache_byte_rebuilds(root: Path) -> None:
     before, _ = looks(root)
     (cache,) = root.glob(".train.*.npz")
     whole, rng = cache.read_bytes(), np.random.default_rng(0)
@@ -129,14 +129,14 @@ def test_a_changed_byte_in_the_index_is_never_a_crash(root: Path) -> None:
         assert load_index(root, "train").paths.tolist() == before.paths.tolist(), place
 
 
-def test_the_stored_index_is_arrays_without_pickle(root: Path) -> None:
+def test_load_index_caches_arrays_without_pickle(root: Path) -> None:
     load_index(root, "train")
     (cache,) = root.glob(".train.*.npz")
     with np.load(io.BytesIO(read_with_checksum(cache)), allow_pickle=False) as stored:
         assert all(stored[name].dtype != object for name in stored.files)
 
 
-def test_names_with_a_dot_are_not_looked_at(root: Path) -> None:
+def test_load_index_ignores_hidden_names(root: Path) -> None:
     write(root / "train/cat/.hidden.JPEG", b"no image")
     write(root / "train/.cache/x.JPEG", b"no image")
     write(root / "train/dog/.folder/x.JPEG", b"no image")
@@ -144,7 +144,7 @@ def test_names_with_a_dot_are_not_looked_at(root: Path) -> None:
     assert load_index(root, "train").classes == ("cat", "dog")
 
 
-def test_names_of_any_letters_are_kept(root: Path) -> None:
+def test_load_index_keeps_unicode_names(root: Path) -> None:
     write(root / "train/dog/größer 犬 #1.JPEG", jpeg(11))
     index = load_index(root, "train")
     assert index.paths[-1] == "dog/größer 犬 #1.JPEG" and index.read(3)
@@ -158,7 +158,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_file_is_named_and_counted_and_left_out_only_when_asked(kind: str, root: Path) -> None:
+def test_load_index_with_bad_file_raises_or_skips(kind: str, root: Path) -> None:
     write(root / "train/cat/aa.JPEG", BROKEN[kind])
     for _ in range(2):  # made, then read
         said = error_of(load_index, root, "train")
@@ -169,7 +169,7 @@ def test_a_broken_file_is_named_and_counted_and_left_out_only_when_asked(kind: s
     assert path == "cat/aa.JPEG" and why
 
 
-def test_several_broken_files_are_counted(root: Path) -> None:
+def test_load_index_counts_bad_files(root: Path) -> None:
     for number, data in enumerate(BROKEN.values()):
         write(root / f"train/dog/x{number}.JPEG", data)
     said = error_of(load_index, root, "train")
@@ -177,7 +177,7 @@ def test_several_broken_files_are_counted(root: Path) -> None:
     assert len(load_index(root, "train", skip_bad=True).skipped_files) == 3
 
 
-def test_a_mended_file_is_accepted(root: Path) -> None:
+def test_load_index_accepts_repaired_file(root: Path) -> None:
     write(root / "train/cat/aa.JPEG", b"no image")
     error_of(load_index, root, "train")
     write(root / "train/cat/aa.JPEG", jpeg(1))
@@ -187,25 +187,25 @@ def test_a_mended_file_is_accepted(root: Path) -> None:
 @pytest.mark.parametrize(
     "odd", [("CMYK", "JPEG"), ("L", "JPEG"), ("RGB", "PNG"), ("RGBA", "PNG"), ("P", "PNG"), ("RGB", "BMP")], ids=str
 )
-def test_odd_images_are_taken(odd: tuple[str, str], root: Path) -> None:
+def test_load_index_accepts_other_formats_and_modes(odd: tuple[str, str], root: Path) -> None:
     write(root / "train/dog/odd.JPEG", jpeg(5, *odd[:1], size=(70, 50), kind=odd[1]))
     index = load_index(root, "train")
     assert (index.paths[-1], index.widths[-1], index.heights[-1]) == ("dog/odd.JPEG", 70, 50)
 
 
-def test_a_class_without_images_stays_a_class(root: Path) -> None:
+def test_load_index_keeps_class_without_images(root: Path) -> None:
     (root / "train/bee").mkdir()
     train = load_index(root, "train")
     assert train.classes == ("bee", "cat", "dog") and train.labels.tolist() == [1, 1, 2]
 
 
-def test_validation_has_the_labels_of_training_also_where_it_lacks_a_class(root: Path) -> None:
+def test_load_index_of_val_uses_train_labels(root: Path) -> None:
     shutil.rmtree(root / "val/cat")
     val = load_index(root, "val", load_index(root, "train").classes)
     assert val.classes == ("cat", "dog") and val.labels.tolist() == [1]
 
 
-def test_a_class_that_training_lacks_is_named(root: Path) -> None:
+def test_check_layout_with_unknown_val_class_raises(root: Path) -> None:
     write(root / "val/eel/x.JPEG", jpeg(1))
     assert f"{root}/val/eel: " in error_of(check_layout, root)
     assert f"{root}/val/eel: " in error_of(load_index, root, "val", ("cat", "dog"))
@@ -222,12 +222,12 @@ def empty(root: Path) -> None:
     (lambda root: shutil.rmtree(root / "val"), ""),
     (lambda root: [shutil.rmtree(one) for one in (root / "train").iterdir()], "/train"),
 ])  # fmt: skip
-def test_a_folder_of_another_layout_is_named(gone: Callable[[Path], None], named: str, root: Path) -> None:
+def test_check_layout_with_missing_folder_names_it(gone: Callable[[Path], None], named: str, root: Path) -> None:
     gone(root)
     assert error_of(check_layout, root).startswith(f"{root}{named}: ")
 
 
-def test_a_split_without_images_is_named(root: Path) -> None:
+def test_load_index_without_images_raises(root: Path) -> None:
     empty(root)
     check_layout(root)
     assert error_of(load_index, root, "train").startswith(f"{root}/train: has no images")
@@ -235,25 +235,25 @@ def test_a_split_without_images_is_named(root: Path) -> None:
     assert error_of(load_index, root, "train", skip_bad=True).startswith(f"{root}/train: has no images")
 
 
-def test_a_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
+def test_check_layout_of_a_file_raises(tmp_path: Path) -> None:
     write(tmp_path / "x", b"")
     assert error_of(check_layout, tmp_path / "x").startswith(f"{tmp_path}/x: ")
     assert error_of(class_names, tmp_path, "train").startswith(f"{tmp_path}: has no train/")
 
 
-def test_progress_ends_with_the_number_of_files(root: Path) -> None:
+def test_load_index_reports_progress(root: Path) -> None:
     seen: list[tuple[int, int]] = []
     load_index(root, "train", progress=lambda *step: seen.append(step))
     assert seen == [(3, 3)]
 
 
-def test_take_gives_these_images_in_this_order(root: Path) -> None:
+def test_take_returns_images_in_given_order(root: Path) -> None:
     part = load_index(root, "train").take(np.array([2, 0]))
     assert part.paths.tolist() == ["dog/c.JPEG", "cat/a.JPEG"]
     assert part.labels.tolist() == [1, 0] and part.widths.tolist() == [60, 50] and part.classes == ("cat", "dog")
 
 
-def test_a_copy_must_have_the_same_images_but_may_end_otherwise(root: Path, tmp_path: Path) -> None:
+def test_check_same_images_compares_names_without_suffix(root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "data-sz/64"
     shutil.copytree(root, copy)
     check_same_images(load_index(root, "train"), load_index(copy, "train"))
@@ -267,7 +267,7 @@ def test_a_copy_must_have_the_same_images_but_may_end_otherwise(root: Path, tmp_
     assert f"data resize {root} {tmp_path}/data-sz --sizes 64 --anew" in said
 
 
-def test_what_lies_where_no_image_is_looked_for_is_told_and_not_passed_over(root: Path, tmp_path: Path) -> None:
+def test_load_index_reports_misplaced_entries(root: Path, tmp_path: Path) -> None:
     (root / "train/cat/sub").mkdir()
     write(root / "train/cat/sub/a.JPEG", jpeg(1))
     (root / "train/dog/z.JPEG").symlink_to(tmp_path / "nothing")

@@ -20,7 +20,8 @@ import simplejpeg
 from train.data.index import shards
 from train.data.index.base import names_crc32, stems_sha256
 from train.data.index.open import DataError, Index, check_layout, check_same_images, class_names, load_index
-from train.data.index.packed import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, ROW_DTYPE, PackedManifest, file_crc32
+from train.data.index.packed import INDEX_FILE, NAMES_FILE, ROW_DTYPE, file_crc32
+from train.data.manifest import MANIFEST_FILE, PackedManifest
 from train.data.order.rect_val import plan_rect_validation
 from train.data.order.rng import permutation
 from train.data.packing.pack import copy_targets, pack_set
@@ -68,7 +69,7 @@ def read_all(index: Index) -> list[bytes]:
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_a_packed_set_is_the_folder_in_numbers_order_and_bytes(split: str, made: Path) -> None:
+def test_packed_index_equals_folder_index(split: str, made: Path) -> None:
     files, packed = load_index(made / "data", split), load_index(made / "full", split)
     assert len(files) == len(packed) and files.classes == packed.classes
     assert files.names() == packed.names() and read_all(files) == read_all(packed)
@@ -83,7 +84,7 @@ def test_a_packed_set_is_the_folder_in_numbers_order_and_bytes(split: str, made:
         assert [(s, i.tolist()) for s, i in plans[0]] == [(s, i.tolist()) for s, i in plans[1]]
 
 
-def test_take_gives_these_images_in_this_order_of_both_kinds_and_again(made: Path) -> None:
+def test_take_twice_agrees_for_folder_and_packed(made: Path) -> None:
     for ids in (np.array([5, 1, 17, 0]), np.arange(COUNT)[::-1]):
         files, packed = (load_index(made / of, "train").take(ids).take(np.array([2, 0])) for of in ("data", "full"))
         assert packed.names() == files.names() == [load_index(made / "data", "train").names()[i] for i in ids[[2, 0]]]
@@ -94,13 +95,13 @@ def test_take_gives_these_images_in_this_order_of_both_kinds_and_again(made: Pat
         assert packed.name(1) == files.name(1) and f"(id {ids[0]}, {files.name(1)})" in packed.location(1)
 
 
-def test_layout_and_classes_are_known_of_both_kinds(made: Path) -> None:
+def test_check_layout_accepts_folder_and_packed(made: Path) -> None:
     for of in ("data", "full", "data-sz/32"):
         check_layout(made / of)
         assert class_names(made / of, "train") == ["a", "b", "c"]
 
 
-def test_labels_follow_the_classes_that_are_asked_for(made: Path) -> None:
+def test_load_index_of_packed_maps_labels_to_given_classes(made: Path) -> None:
     plain = load_index(made / "full", "val")
     index = load_index(made / "full", "val", ("0", "a", "b", "c"))
     assert index.labels[:].tolist() == (np.asarray(plain.labels) + 1).tolist() and index.classes[0] == "0"
@@ -109,13 +110,13 @@ def test_labels_follow_the_classes_that_are_asked_for(made: Path) -> None:
 
 @pytest.mark.parametrize("full_as", ["data", "full"])
 @pytest.mark.parametrize("copy_as", ["data-sz/32", "full", "data"])
-def test_every_mix_of_files_and_packed_sets_has_the_same_images(full_as: str, copy_as: str, made: Path) -> None:
+def test_check_same_images_accepts_folder_and_packed_mixes(full_as: str, copy_as: str, made: Path) -> None:
     for split in ("train", "val"):
         check_same_images(load_index(made / full_as, split), load_index(made / copy_as, split))
 
 
 @pytest.mark.parametrize("full_as", ["data", "full"])
-def test_a_copy_of_other_images_is_refused_in_every_mix(full_as: str, made: Path, tmp_path: Path) -> None:
+def test_check_same_images_refuses_other_images(full_as: str, made: Path, tmp_path: Path) -> None:
     shutil.copytree(made / "data", tmp_path / "data")
     (tmp_path / "data/train/a/00.JPEG").unlink()
     (tmp_path / "data/train/b/01.JPEG").rename(tmp_path / "data/train/b/y.JPEG")
@@ -127,7 +128,7 @@ def test_a_copy_of_other_images_is_refused_in_every_mix(full_as: str, made: Path
         assert f"imgnet-cluster data resize {made / full_as} {copy.parent} --sizes {copy.name}" in said
 
 
-def test_the_same_images_in_another_order_are_not_the_same(made: Path) -> None:
+def test_check_same_images_refuses_other_order(made: Path) -> None:
     index = load_index(made / "full", "train")
     backwards = index.take(np.arange(COUNT)[::-1])
     assert "(they are in another order)" in error_of(check_same_images, index, backwards)
@@ -136,7 +137,7 @@ def test_the_same_images_in_another_order_are_not_the_same(made: Path) -> None:
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def test_changed_bytes_are_named_with_shard_number_id_and_name(full: Path) -> None:
+def test_read_of_changed_bytes_names_image(full: Path) -> None:
     index = load_index(full, "train")
     rows = np.load(full / "train" / INDEX_FILE)
     number = next(n for n in range(2, COUNT) if rows["shard"][n] == 1 and rows["offset"][n])
@@ -154,7 +155,7 @@ def test_changed_bytes_are_named_with_shard_number_id_and_name(full: Path) -> No
 
 
 @pytest.mark.parametrize("opened", [True, False])
-def test_a_shard_cut_short_during_the_run_is_named(opened: bool, full: Path) -> None:
+def test_read_of_truncated_shard_raises(opened: bool, full: Path) -> None:
     index, last = load_index(full, "train"), COUNT - 1
     if opened:
         index.read(last)
@@ -164,7 +165,7 @@ def test_a_shard_cut_short_during_the_run_is_named(opened: bool, full: Path) -> 
     assert said.startswith(f"{path}, image ") and f"(id {last}, " in said and "the file is cut short" in said
 
 
-def test_a_shard_that_is_gone_is_named_and_an_open_one_is_read_to_the_end(full: Path) -> None:
+def test_read_of_deleted_shard_raises_unless_open(full: Path) -> None:
     index, other = load_index(full, "train"), load_index(full, "train")
     before = index.read(0)
     (full / "train/shard-00000.bin").unlink()
@@ -172,7 +173,7 @@ def test_a_shard_that_is_gone_is_named_and_an_open_one_is_read_to_the_end(full: 
     assert "shard-00000.bin, image 0 in it (id 0, a/00.JPEG): No such file" in error_of(other.read, 0)
 
 
-def test_a_shard_replaced_by_another_of_its_size_is_named(full: Path) -> None:
+def test_read_of_replaced_shard_raises(full: Path) -> None:
     index, path = load_index(full, "train"), full / "train/shard-00000.bin"
     before = index.read(0)
     write_atomic(path, bytes(path.stat().st_size))
@@ -182,7 +183,7 @@ def test_a_shard_replaced_by_another_of_its_size_is_named(full: Path) -> None:
     assert "the file was replaced: " in error_of(load_index, full, "train")
 
 
-def test_a_shard_written_over_and_replaced_is_told_apart(full: Path) -> None:
+def test_read_tells_replaced_from_overwritten_shard(full: Path) -> None:
     index, path = load_index(full, "train"), full / "train/shard-00000.bin"
     index.read(0)
     size = path.stat().st_size
@@ -193,7 +194,7 @@ def test_a_shard_written_over_and_replaced_is_told_apart(full: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["cut", "gone"])
-def test_a_shard_that_is_not_whole_is_named_before_the_training(how: str, full: Path) -> None:
+def test_load_index_with_incomplete_shard_raises(how: str, full: Path) -> None:
     path = full / "train/shard-00001.bin"
     os.truncate(path, 100) if how == "cut" else path.unlink()
     said = error_of(load_index, full, "train")
@@ -202,7 +203,7 @@ def test_a_shard_that_is_not_whole_is_named_before_the_training(how: str, full: 
 
 
 @pytest.mark.parametrize("damage", ["bit", "cut", "empty", "gone", "other rows", "pickle"])
-def test_a_damaged_index_is_named(damage: str, full: Path) -> None:
+def test_load_index_with_damaged_index_file_raises(damage: str, full: Path) -> None:
     path = full / "train" / INDEX_FILE
     data = path.read_bytes()
     if damage == "gone":
@@ -225,7 +226,7 @@ def test_a_damaged_index_is_named(damage: str, full: Path) -> None:
     ({"images": "many"}, "is damaged"),
     (None, "is damaged"),
 ])  # fmt: skip
-def test_a_manifest_that_is_damaged_or_of_another_version_is_named(change: Any, said: str, full: Path) -> None:
+def test_read_manifest_damaged_or_other_version_raises(change: Any, said: str, full: Path) -> None:
     path = full / "train" / MANIFEST_FILE
     text = path.read_text()
     path.write_text(text[:-20] if change is None else json.dumps({**json.loads(text), **change}))
@@ -234,7 +235,7 @@ def test_a_manifest_that_is_damaged_or_of_another_version_is_named(change: Any, 
         assert found.startswith(f"{full}/train") and said in found
 
 
-def test_what_is_missing_in_the_manifest_is_damage(full: Path) -> None:
+def test_read_manifest_with_missing_key_raises(full: Path) -> None:
     path = full / "train" / MANIFEST_FILE
     whole = json.loads(path.read_text())
     for name in whole:
@@ -242,7 +243,7 @@ def test_what_is_missing_in_the_manifest_is_damage(full: Path) -> None:
         assert str(path) in error_of(load_index, full, "train")
 
 
-def test_names_that_are_damaged_are_no_silent_comparison_and_no_second_error(full: Path, made: Path) -> None:
+def test_names_with_damaged_file_raises(full: Path, made: Path) -> None:
     path = full / "train" / NAMES_FILE
     path.write_text("x\n" * 3)
     index = load_index(full, "train")
@@ -253,14 +254,14 @@ def test_names_that_are_damaged_are_no_silent_comparison_and_no_second_error(ful
     assert "(id 20, ?)" in index.location(20) and "No such file" in error_of(index.names)
 
 
-def test_an_unfinished_set_says_so(full: Path) -> None:
+def test_load_index_of_unfinished_set_raises(full: Path) -> None:
     (full / "train" / MANIFEST_FILE).unlink()
     for call in (load_index, class_names):
         said = error_of(call, full, "train")
         assert said.startswith(f"{full}/train: ") and "not finished" in said and "goes on where it stopped" in said
 
 
-def test_of_an_index_fetched_alone_numbers_and_names_are_there_and_reading_is_an_error(full: Path) -> None:
+def test_read_of_index_only_set_raises(full: Path) -> None:
     path = full / "train" / MANIFEST_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "fetched": "index"}))
     for shard in (full / "train").glob("*.bin"):
@@ -282,7 +283,7 @@ def handles(folder: Path) -> int:
     return found
 
 
-def test_handles_are_few_and_closed_with_the_index(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shard_reader_bounds_and_closes_open_files(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = len(list((full / "train").glob("*.bin")))
     index = load_index(full, "train")
     before = handles(full)
@@ -299,7 +300,7 @@ def test_handles_are_few_and_closed_with_the_index(full: Path, monkeypatch: pyte
     assert handles(full) - before <= 2
 
 
-def test_forked_processes_and_threads_read_the_same_bytes_at_once(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_is_safe_in_threads_and_forks(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shards, "MAX_OPEN_SHARDS", 1)
     index = load_index(full, "train")
     expected = [zlib.crc32(one) for one in read_all(index)]
@@ -384,7 +385,7 @@ def private(function: Callable[[], Any]) -> tuple[int, float]:
     return memory, seconds
 
 
-def test_an_index_of_a_million_images_opens_at_once_and_holds_nothing_of_its_own(million: Path) -> None:
+def test_load_index_of_a_million_uses_little_memory(million: Path) -> None:
     memory, seconds = private(lambda: load_index(million, "train"))
     assert memory < 8e6 and seconds < 3.0  # benchmarks/index_million.py has the numbers: 50 ms
 
@@ -399,7 +400,7 @@ def test_an_index_of_a_million_images_opens_at_once_and_holds_nothing_of_its_own
     assert memory < 8 * MILLION + 8e6 and seconds < 6.0  # the order, and little more
 
 
-def test_an_order_and_the_rectangles_of_a_million_images_make_no_object_for_each(million: Path) -> None:
+def test_plan_rect_validation_of_a_million_allocates_few_objects(million: Path) -> None:
     index = load_index(million, "train")
     begun = time.perf_counter()
     permutation(0, 1, len(index))
@@ -412,7 +413,7 @@ def test_an_order_and_the_rectangles_of_a_million_images_make_no_object_for_each
     assert abs(sum(len(ids) for _, ids in plan) - MILLION / 2) <= 1
 
 
-def test_a_name_is_found_among_a_million(million: Path) -> None:
+def test_name_in_a_million_is_found(million: Path) -> None:
     index = load_index(million, "train")
     assert index.name(MILLION - 1).endswith(f"/{MILLION - 1}.JPEG") and f"(id {MILLION - 1}, " in index.location(
         -1 % MILLION

@@ -110,7 +110,7 @@ def difference(one: Any, other: Any) -> float:
 
 
 @pytest.mark.parametrize(("short", "size"), [(160, 128), (352, 224), (352, 128), (352, 288), (None, 128), (None, 224)])
-def test_a_random_crop_is_pil_s(short: int | None, size: int, kind: str, route: str) -> None:
+def test_crop_and_resize_matches_pil(short: int | None, size: int, kind: str, route: str) -> None:
     found = [
         difference(cropped(*each, (size, size)), cropped_by_pil(each[0], *each[2:], (size, size)))
         for each in boxes_of(copies(kind, short))
@@ -120,7 +120,7 @@ def test_a_random_crop_is_pil_s(short: int | None, size: int, kind: str, route: 
 
 @pytest.mark.parametrize(("short", "size"), [(160, 128), (352, 224), (352, 128), (None, 224)])
 @pytest.mark.parametrize("rect", [False, True])
-def test_a_centre_crop_is_pil_s(short: int | None, size: int, rect: bool, kind: str, route: str) -> None:
+def test_center_crop_matches_pil(short: int | None, size: int, rect: bool, kind: str, route: str) -> None:
     found = []
     for data in copies(kind, short):
         height, width = size_of(data)
@@ -130,7 +130,7 @@ def test_a_centre_crop_is_pil_s(short: int | None, size: int, rect: bool, kind: 
 
 
 @pytest.mark.parametrize("short", [160, 352, None])
-def test_both_routes_give_the_same_bits(short: int | None, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crops_are_identical_with_region_decoder(short: int | None, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("nvidia.nvimgcodec", reason="the extra nvimgcodec is not installed")
     asked = list(boxes_of(copies(kind, short)))
 
@@ -143,7 +143,7 @@ def test_both_routes_give_the_same_bits(short: int | None, kind: str, monkeypatc
         assert all((one == other).all() for one, other in zip(mine, theirs, strict=True))
 
 
-def test_what_is_linear_and_not_antialiased_would_not_pass() -> None:
+def test_bound_rejects_resize_without_antialiasing() -> None:
     """The bound tells aliasing from rounding."""
     found = []
     for data, _, (top, left, height, width), mirror in boxes_of(copies("drawn", 352)):
@@ -157,19 +157,19 @@ def test_what_is_linear_and_not_antialiased_would_not_pass() -> None:
     assert np.mean(found) > 5 * BOUND
 
 
-def test_a_mirrored_crop_is_the_crop_mirrored(route: str) -> None:
+def test_crop_and_resize_mirrored_is_flipped(route: str) -> None:
     for data, size, box, _ in boxes_of(copies("drawn", 160)):
         plain, mirrored = (cropped(data, size, box, flip, (64, 96)) for flip in (False, True))
         assert (mirrored == plain[:, ::-1]).all() and (mirrored != plain).any()
 
 
-def test_a_crop_of_the_target_s_size_is_the_pixels_themselves(route: str) -> None:
+def test_crop_and_resize_at_target_size_is_exact(route: str) -> None:
     data = copies("drawn", 160)[0]
     pixels = decode.decode_image(data)
     assert (cropped(data, size_of(data), (5, 9, 96, 128), False, (96, 128)) == pixels[5:101, 9:137]).all()
 
 
-def test_a_crop_fills_its_row_of_a_batch_and_no_other(route: str) -> None:
+def test_crops_fill_only_their_image_of_a_batch(route: str) -> None:
     data, batch = copies("drawn", 160)[0], torch.full((3, 64, 64, 3), 7, dtype=torch.uint8)
     crop.crop_and_resize(data, size_of(data), (0, 0, 100, 100), True, crop.image_views(batch)[1])
     assert (batch[0] == 7).all() and (batch[2] == 7).all()
@@ -178,7 +178,7 @@ def test_a_crop_fills_its_row_of_a_batch_and_no_other(route: str) -> None:
     assert (batch[0] == 7).all() and (batch[2] == 7).all() and (batch[1].numpy() == centred(data, (64, 64))).all()
 
 
-def test_the_middle_is_that_of_the_whole_image_resized_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_center_crop_equals_crop_of_whole_resized_image(monkeypatch: pytest.MonkeyPatch) -> None:
     """Though most of what is thrown away is never made."""
     dice = np.random.default_rng(0)
     for _ in range(150):
@@ -203,7 +203,7 @@ def part_of(pixels: Any, box: decode.Box) -> Any:
     return pixels[top : top + height, left : left + width]
 
 
-def test_what_lies_below_and_right_of_the_middle_is_not_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_center_crop_decodes_no_pixels_beyond_the_crop(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
     def part(_: bytes, size: decode.ImageSize, box: decode.Box) -> Any:
@@ -216,7 +216,7 @@ def test_what_lies_below_and_right_of_the_middle_is_not_asked_for(monkeypatch: p
     assert asked == [(0, 0, 333, 393), (0, 0, 393, 333)]  # of 352 and 470, of which 309 are in the middle
 
 
-def test_an_image_of_another_size_than_the_index_says_is_refused(route: str) -> None:
+def test_crops_with_wrong_size_raise(route: str) -> None:
     data = copies("drawn", 160)[0]
     height, width = size_of(data)
     for size in ((height + 1, width), (width, height), (1, 1)):
@@ -231,7 +231,9 @@ def test_an_image_of_another_size_than_the_index_says_is_refused(route: str) -> 
 
 
 @pytest.mark.parametrize("size", [(4000, 1), (1, 4000)])
-def test_of_a_strip_only_the_middle_is_enlarged(size: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_center_crop_of_long_strip_enlarges_only_its_middle(
+    size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (*size, 3), np.uint8)
     made, real = list[tuple[int, ...]](), torch.empty
 

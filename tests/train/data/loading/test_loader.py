@@ -78,7 +78,7 @@ def assert_near(found: torch.Tensor, expected: Image.Image) -> None:
     assert (np.abs(found.numpy().astype(int) - np.asarray(expected, int))).max() <= 2
 
 
-def test_a_training_batch_is_what_pil_makes_of_the_drawn_boxes(images: BatchDecoder) -> None:
+def test_decode_batch_of_train_matches_pil(images: BatchDecoder) -> None:
     ids, flipped = np.array([3, 0, 19, 7, 42, 8]), set()
     for epoch, size, min_scale in ((0, 32, 0.08), (5, 64, 0.5), (6, 96, 0.9)):
         batch = images.decode_batch(BatchRequest("train", None, ids, (size, size), epoch, min_scale))
@@ -94,7 +94,7 @@ def test_a_training_batch_is_what_pil_makes_of_the_drawn_boxes(images: BatchDeco
     assert flipped == {True, False}
 
 
-def test_without_augmentation_a_training_batch_is_made_of_boxes_of_one_size(images: BatchDecoder) -> None:
+def test_decode_batch_without_augment_uses_fixed_size_boxes(images: BatchDecoder) -> None:
     ids, index = np.array([3, 0, 19, 7]), images.indexes["train", None]
     batch = images.decode_batch(BatchRequest("train", None, ids, (32, 32), 5, 0.08, augment=False))
     boxes, flips = random_position_boxes(SEED, 5, ids, index.widths[ids], index.heights[ids])
@@ -106,9 +106,7 @@ def test_without_augmentation_a_training_batch_is_made_of_boxes_of_one_size(imag
 
 @pytest.mark.parametrize("size", [32, 64, 96])
 @pytest.mark.parametrize("rect", [False, True])
-def test_a_validation_batch_is_the_middle_of_the_image_made_a_little_larger(
-    size: int, rect: bool, images: BatchDecoder
-) -> None:
+def test_decode_batch_of_val_is_center_crop(size: int, rect: bool, images: BatchDecoder) -> None:
     index = images.indexes["val", None]
     for number in range(len(index)):
         shape = rect_crop_shape(int(index.widths[number]), int(index.heights[number]), size) if rect else (size, size)
@@ -129,7 +127,7 @@ def single(folder: Path, pixels: Any) -> BatchDecoder:
     return BatchDecoder({("val", None): load_index(folder, "train")}, 0)
 
 
-def test_where_nothing_is_resized_the_centre_crop_is_exact(tmp_path: Path) -> None:
+def test_decode_batch_without_resize_is_exact(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (73, 101, 3), np.uint8)  # 73 = round(64 x 1.14)
     (found,) = single(tmp_path, pixels).decode_batch(BatchRequest("val", None, np.array([0]), (64, 64))).images
     assert (found.numpy() == pixels[4:68, 18:82]).all()
@@ -137,7 +135,9 @@ def test_where_nothing_is_resized_the_centre_crop_is_exact(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 40), (500, 3), (33, 32)])
 @pytest.mark.parametrize("min_scale", [None, 0.08])
-def test_an_image_of_any_size_fills_any_shape(size: tuple[int, int], min_scale: float | None, tmp_path: Path) -> None:
+def test_decode_batch_fills_any_shape_from_any_size(
+    size: tuple[int, int], min_scale: float | None, tmp_path: Path
+) -> None:
     pixels = np.full((*size, 3), 77, np.uint8)
     for shape in ((32, 32), (64, 96), (96, 64)):
         (found,) = (
@@ -148,7 +148,7 @@ def test_an_image_of_any_size_fills_any_shape(size: tuple[int, int], min_scale: 
         assert found.shape == (*shape, 3) and (found == 77).all()
 
 
-def test_the_same_work_gives_the_same_pixels_and_another_epoch_or_seed_others(images: BatchDecoder) -> None:
+def test_decode_batch_depends_on_epoch_and_seed(images: BatchDecoder) -> None:
     ids = np.arange(5)
 
     def pixels(epoch: int, seed: int = SEED) -> torch.Tensor:
@@ -162,13 +162,13 @@ def test_the_same_work_gives_the_same_pixels_and_another_epoch_or_seed_others(im
     assert not torch.equal(pixels(3), pixels(4)) and not torch.equal(pixels(3), pixels(3, seed=8))
 
 
-def test_an_image_is_cropped_alike_in_whatever_batch_it_comes(images: BatchDecoder) -> None:
+def test_decode_batch_crop_is_independent_of_batch(images: BatchDecoder) -> None:
     together = images.decode_batch(BatchRequest("train", None, np.array([4, 9, 2]), (32, 32), 1, 0.08)).images
     alone = images.decode_batch(BatchRequest("train", None, np.array([9]), (32, 32), 1, 0.08)).images
     assert torch.equal(together[1], alone[0])
 
 
-def test_a_work_reads_the_copy_that_it_names(images: BatchDecoder) -> None:
+def test_decode_batch_reads_requested_copy(images: BatchDecoder) -> None:
     full, copy = (
         images.decode_batch(BatchRequest("train", key, np.array([1]), (32, 32), 0, 1.0)) for key in (None, 48)
     )
@@ -177,7 +177,7 @@ def test_a_work_reads_the_copy_that_it_names(images: BatchDecoder) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_batches_come_in_order_and_the_same_from_any_number_of_workers(workers: int, images: BatchDecoder) -> None:
+def test_stream_batches_is_same_for_any_worker_count(workers: int, images: BatchDecoder) -> None:
     asked = works()
     got = run(images, asked, workers)
     assert len(got) == len(asked)
@@ -190,7 +190,7 @@ def test_batches_come_in_order_and_the_same_from_any_number_of_workers(workers: 
         assert batch.request.ids.tolist() == work.ids.tolist()
 
 
-def test_the_same_workers_serve_every_size_batch_and_epoch(images: BatchDecoder) -> None:
+def test_stream_batches_keeps_its_workers(images: BatchDecoder) -> None:
     batches = stream_batches(
         images, itertools.cycle(works()), 2, CPU, LARGEST
     )  # also: an endless run is not read to its end
@@ -202,7 +202,7 @@ def test_the_same_workers_serve_every_size_batch_and_epoch(images: BatchDecoder)
     del batches
 
 
-def test_batches_that_are_kept_stay_as_they_are(images: BatchDecoder) -> None:
+def test_stream_batches_never_reuses_referenced_memory(images: BatchDecoder) -> None:
     """However many: what nobody holds is used again, and never what somebody does."""
     asked = [BatchRequest("train", None, np.array([number % 50]), (32, 32), number, 0.2) for number in range(60)]
     batches = stream_batches(images, asked, 1, CPU, LARGEST)
@@ -216,15 +216,13 @@ def test_batches_that_are_kept_stay_as_they_are(images: BatchDecoder) -> None:
         assert torch.equal(part, images.decode_batch(asked[number]).images[:, 3:, :5])
 
 
-def test_a_batch_larger_than_was_said_comes_all_the_same(images: BatchDecoder) -> None:
+def test_stream_batches_delivers_oversized_batch(images: BatchDecoder) -> None:
     work = BatchRequest("val", None, np.arange(20), (96, 128))
     (batch,) = stream_batches(images, [work], 1, CPU, largest_batch_bytes=1000)
     assert torch.equal(batch.images, images.decode_batch(work).images)
 
 
-def test_a_batch_in_page_locked_memory_leaves_its_place_to_the_next(
-    images: BatchDecoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pin_memory_frees_buffer_slot(images: BatchDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)  # as where there is a GPU
     work, shared = BatchRequest("val", None, np.arange(3), (32, 32)), BatchBuffers(1, LARGEST)
     place = shared.acquire(work.batch_shape)
@@ -250,7 +248,7 @@ class Counted:
 
 @pytest.mark.parametrize(("largest", "ahead"), [(1000, 16), (20e6, 6), (60e6, 2), (1e9, 2)])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_works_are_begun_before_they_are_asked_for_and_no_more_than_memory_allows(
+def test_stream_batches_prefetches_within_memory_limit(
     largest: float, ahead: int, workers: int, images: BatchDecoder
 ) -> None:
     """The next epoch, size and validation too: to the loader they are one stream."""
@@ -264,7 +262,7 @@ def test_works_are_begun_before_they_are_asked_for_and_no_more_than_memory_allow
     del batches
 
 
-def test_validation_is_ready_when_the_last_training_batch_is_being_used(images: BatchDecoder, until: Any) -> None:
+def test_stream_batches_prefetches_validation(images: BatchDecoder, until: Any) -> None:
     train = [BatchRequest("train", None, np.arange(8), (32, 32), 0, 0.2) for _ in range(3)]
     val = [BatchRequest("val", None, np.arange(8), (64, 64)) for _ in range(3)]
     batches = stream_batches(images, train + val, 1, CPU, LARGEST)
@@ -299,7 +297,7 @@ def test_validation_is_ready_when_the_last_training_batch_is_being_used(images: 
         del batches
 
 
-def test_a_small_dev_shm_and_a_long_folder_for_temporary_files_do_not_matter(
+def test_stream_batches_needs_no_dev_shm_and_no_short_tempdir(
     images: BatchDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_group: Any
 ) -> None:
     """torch would hand tensors over in the one, by sockets in the other whose paths may have 107 characters."""
@@ -315,7 +313,7 @@ def test_a_small_dev_shm_and_a_long_folder_for_temporary_files_do_not_matter(
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_file_that_broke_since_is_named_in_one_line(
+def test_stream_batches_names_broken_file_in_one_line(
     workers: int, tiny_data: Path, tmp_path: Path, in_group: Any
 ) -> None:
     """In a process of its own: an error, the frames it passed and the stream in them hold each other, and workers."""
@@ -338,7 +336,7 @@ def test_a_file_that_broke_since_is_named_in_one_line(
         assert said.startswith(f"{tmp_path}/train/{index.paths[number]}: ") and "\n" not in said
 
 
-def test_a_file_of_another_size_than_the_index_says_is_named(tiny_data: Path, tmp_path: Path) -> None:
+def test_decode_batch_names_file_of_wrong_size(tiny_data: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_data / "train", tmp_path / "train")
     index = load_index(tmp_path, "train")
     Image.new("RGB", (33, 44)).save(index.location(5), "JPEG")
@@ -349,7 +347,7 @@ def test_a_file_of_another_size_than_the_index_says_is_named(tiny_data: Path, tm
         assert str(caught.value).startswith(f"{index.location(5)}: has 33x44 pixels and not ")
 
 
-def test_a_worker_whose_trainer_died_before_it_began_ends(in_group: Any) -> None:
+def test_init_worker_exits_when_parent_is_gone(in_group: Any) -> None:
     """The kernel kills it only when its parent dies after it asked for that; such a one would wait for ever."""
 
     def work(_: object) -> str:
@@ -363,7 +361,7 @@ def test_a_worker_whose_trainer_died_before_it_began_ends(in_group: Any) -> None
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
-def test_a_worker_that_dies_is_an_error_and_not_a_wait_for_ever(images: BatchDecoder, in_group: Any) -> None:
+def test_stream_batches_with_killed_worker_raises(images: BatchDecoder, in_group: Any) -> None:
     """In a process of its own: torch raises the error wherever that is when the signal comes."""
 
     def work(_: object) -> str:
@@ -380,7 +378,7 @@ def test_a_worker_that_dies_is_an_error_and_not_a_wait_for_ever(images: BatchDec
     assert said.startswith("a loader process ended (worker (pid ") and "Killed" in said and "\n" not in said
 
 
-def test_where_no_signal_tells_of_a_worker_s_death_the_next_batch_does(
+def test_stream_batches_without_sigchld_raises_at_next_batch(
     images: BatchDecoder, in_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patched = torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data
@@ -400,9 +398,7 @@ def test_where_no_signal_tells_of_a_worker_s_death_the_next_batch_does(
     assert said.startswith("a loader process ended (worker (pid(s) ") and "\n" not in said
 
 
-def test_a_run_whose_loader_process_is_killed_ends_in_one_line(
-    runs: Any, tiny: Any, until: Any, tmp_path: Path
-) -> None:
+def test_run_with_killed_worker_ends_with_one_line(runs: Any, tiny: Any, until: Any, tmp_path: Path) -> None:
     """And counts as a crash, which is tried again, not as an error that would come back."""
     phases = [Phase(epochs=(0, 1000), size=32, batch=8, lr=0.01, min_scale=0.35)]
     out, work = runs.folder / "worker-killed", tmp_path / "work"

@@ -78,7 +78,7 @@ def same(one: list[BatchRequest], other: list[BatchRequest]) -> bool:
 
 @pytest.mark.parametrize("rect_train", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_each_image_of_an_epoch_counts_exactly_once(case: tuple[int, int, int], rect_train: bool) -> None:
+def test_train_requests_weigh_each_image_once(case: tuple[int, int, int], rect_train: bool) -> None:
     plan = schedule(*case, rect_train=rect_train)
     for epoch in plan.epochs:
         for world in WORLDS:
@@ -90,7 +90,7 @@ def test_each_image_of_an_epoch_counts_exactly_once(case: tuple[int, int, int], 
 
 @pytest.mark.parametrize("rect_train", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_each_step_has_the_same_chunks_on_any_number_of_processes(case: tuple[int, int, int], rect_train: bool) -> None:
+def test_train_requests_have_same_chunks_at_any_world_size(case: tuple[int, int, int], rect_train: bool) -> None:
     plan = schedule(*case, rect_train=rect_train)
     epoch = plan.epochs[1]
 
@@ -109,7 +109,7 @@ def test_each_step_has_the_same_chunks_on_any_number_of_processes(case: tuple[in
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_process_takes_a_chunk_in_each_step_and_count_says_how_many(case: tuple[int, int, int]) -> None:
+def test_chunk_count_matches_train_requests(case: tuple[int, int, int]) -> None:
     plan = schedule(*case)
     for world in WORLDS:
         for feed in feeds(plan, world):
@@ -118,21 +118,21 @@ def test_every_process_takes_a_chunk_in_each_step_and_count_says_how_many(case: 
                 assert all(work.sample_weight == 0 for work in works) or all(work.sample_weight > 0 for work in works)
 
 
-def test_a_process_without_a_chunk_repeats_one_that_does_not_count() -> None:
+def test_rank_without_chunk_gets_filler_of_weight_zero() -> None:
     plan = schedule(18, 8, 2)  # the last step has two images: one chunk for two processes
     first, second = (by_step(feed, plan.epochs[0])[-1] for feed in feeds(plan, 2))
     assert [work.sample_weight for work in first + second] == [1.0, 0.0]
     assert first[0].ids.tolist() == second[0].ids.tolist()
 
 
-def test_an_image_that_is_alone_is_taken_twice_with_half_a_share_each() -> None:
+def test_lone_image_is_taken_twice_with_half_weight() -> None:
     (work,) = by_step(feeds(schedule(17, 8, 2), 1)[0], schedule(17, 8, 2).epochs[0])[-1]
     assert len(work.ids) == 2 and len(set(work.ids.tolist())) == 1 and work.sample_weight == 0.5
 
 
 @pytest.mark.parametrize("rect_train", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_stream_from_any_position_is_the_rest_of_the_whole_one(world: int, rect_train: bool) -> None:
+def test_all_requests_from_any_position_is_rest_of_stream(world: int, rect_train: bool) -> None:
     plan = schedule(50, 4, 3, epochs=3, rect_train=rect_train)
     for feed in feeds(plan, world):
         whole = list(feed.all_requests(0, 0))
@@ -145,7 +145,7 @@ def test_a_stream_from_any_position_is_the_rest_of_the_whole_one(world: int, rec
         assert list(feed.all_requests(len(plan.epochs), 0)) == []
 
 
-def test_works_carry_what_their_phase_says() -> None:
+def test_train_requests_follow_their_phase() -> None:
     first, second = schedule(16, 8, 1).epochs
     feed = feeds(schedule(16, 8, 1), 1)[0]
     assert {(w.split, w.copy, w.shape, w.epoch, w.min_scale) for w in feed.train_requests(first)} == {
@@ -157,7 +157,7 @@ def test_works_carry_what_their_phase_says() -> None:
 
 
 @pytest.mark.parametrize("augment", [True, False])
-def test_works_say_whether_their_phase_augments(augment: bool) -> None:
+def test_train_requests_carry_augment(augment: bool) -> None:
     plan = schedule(16, 8, 1)
     phases = [replace(phase, augment=augment) for phase in plan.recipe.phases]
     other = replace(plan, recipe=replace(plan.recipe, phases=phases))
@@ -165,7 +165,7 @@ def test_works_say_whether_their_phase_augments(augment: bool) -> None:
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rectangular_steps_have_one_shape_on_all_processes_and_it_was_said_before(case: tuple[int, int, int]) -> None:
+def test_step_shapes_contains_shape_shared_by_all_ranks(case: tuple[int, int, int]) -> None:
     plan = schedule(*case, rect_train=True)
     epoch, seen = plan.epochs[1], set()
     for world in WORLDS:
@@ -178,14 +178,14 @@ def test_rectangular_steps_have_one_shape_on_all_processes_and_it_was_said_befor
     assert {work.shape for work in feeds(plan, 1)[0].train_requests(plan.epochs[0])} == {(32, 32)}
 
 
-def test_rectangular_steps_have_several_shapes_and_fill_as_many_images_as_square_ones() -> None:
+def test_rect_train_requests_have_several_shapes() -> None:
     plans = [schedule(300, 8, 2, rect_train=one) for one in (True, False)]
     rect, square = (list(feeds(plan, 1)[0].train_requests(plan.epochs[1])) for plan in plans)
     assert len({work.shape for work in rect}) == 3 and {work.shape for work in square} == {(64, 64)}
     assert [len(work.ids) for work in rect] == [len(work.ids) for work in square]
 
 
-def test_another_epoch_and_another_seed_have_another_order() -> None:
+def test_train_requests_depend_on_epoch_and_seed() -> None:
     plan = schedule(200, 200, 1)
     orders = [
         next(feeds(plan, 1, seed)[0].train_requests(epoch)).ids.tolist() for seed in (0, 1) for epoch in plan.epochs
@@ -194,7 +194,7 @@ def test_another_epoch_and_another_seed_have_another_order() -> None:
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_every_view_validates_each_image_once_over_the_processes(world: int) -> None:
+def test_val_requests_cover_each_image_once_per_view(world: int) -> None:
     plan = schedule(16, 8, 1)
     ranks = feeds(plan, world)
     assert list(ranks[0].val_requests(plan.epochs[0])) == ["square"]

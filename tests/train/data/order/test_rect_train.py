@@ -46,7 +46,7 @@ def ratio(shape: tuple[int, int]) -> float:
 # --- shapes -------------------------------------------------------------------------------------------------------
 
 
-def test_shapes_are_the_square_and_few_rectangles_of_as_many_pixels_each_also_turned() -> None:
+def test_rect_train_shapes_are_few_of_equal_pixels_and_symmetric() -> None:
     for size in range(16, 400):
         found = rect_train_shapes(size)
         assert (size, size) in found and len(found) <= 9 and len(found) % 2 == 1
@@ -58,14 +58,12 @@ def test_shapes_are_the_square_and_few_rectangles_of_as_many_pixels_each_also_tu
 
 
 @pytest.mark.parametrize(("size", "unit"), [(32, 4), (64, 8), (128, 16), (160, 32), (224, 32), (288, 32), (352, 32)])
-def test_sides_are_whole_32s_where_there_are_such_rectangles_and_else_as_large_parts_as_can_be(
-    size: int, unit: int
-) -> None:
+def test_rect_train_shapes_have_largest_possible_side_multiple(size: int, unit: int) -> None:
     rest = [one for one in rect_train_shapes(size) if one != (size, size)]
     assert rest and all(side % unit == 0 for one in rest for side in one)
 
 
-def test_some_shapes() -> None:
+def test_rect_train_shapes_at_known_sizes() -> None:
     assert rect_train_shapes(224) == ((256, 192), (224, 224), (192, 256))
     assert rect_train_shapes(128) == ((144, 112), (128, 128), (112, 144))
     assert rect_train_shapes(352) == ((416, 288), (384, 320), (352, 352), (320, 384), (288, 416))
@@ -73,7 +71,7 @@ def test_some_shapes() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 8, 512])
-def test_a_batch_of_any_shape_fits_into_the_loader_s_ring(batch: int) -> None:
+def test_rect_train_shapes_fit_into_batch_buffers(batch: int) -> None:
     """Which is made for the largest square batch; what does not fit would be sent through the queue."""
     for size in range(16, 600):
         place = int(MAX_RECTANGLE_TO_SQUARE * 3 * batch * size**2)
@@ -84,7 +82,7 @@ def test_a_batch_of_any_shape_fits_into_the_loader_s_ring(batch: int) -> None:
 
 
 @pytest.mark.parametrize(("images", "batch"), CASES)
-def test_every_image_is_used_once_and_every_step_has_one_shape(images: int, batch: int) -> None:
+def test_rect_epoch_order_uses_every_image_once(images: int, batch: int) -> None:
     leans = some_leans(images)
     for epoch in range(3):
         found, steps = rect_epoch_order(1, epoch, leans, batch, 224)
@@ -92,7 +90,7 @@ def test_every_image_is_used_once_and_every_step_has_one_shape(images: int, batc
         assert len(steps) == -(-images // batch) and set(steps) <= set(rect_train_shapes(224))
 
 
-def test_the_order_is_the_one_that_old_checkpoints_mean() -> None:
+def test_rect_epoch_order_is_stable_across_versions() -> None:
     """A change of this order would make a resumed run repeat some images and drop others."""
     found, steps = rect_epoch_order(
         1, 2, encode_aspect_ratios([4, 3, 3, 5, 2, 4, 9, 3], [3, 4, 3, 5, 3, 3, 1, 2]), 3, 224
@@ -109,7 +107,7 @@ def test_the_order_is_the_one_that_old_checkpoints_mean() -> None:
     )
 
 
-def test_another_seed_or_epoch_is_another_order_and_the_same_the_same() -> None:
+def test_rect_epoch_order_depends_on_seed_and_epoch() -> None:
     leans = some_leans(200)
     keys = [(seed, epoch) for seed in range(4) for epoch in range(4)]
     assert len({rect_epoch_order(*key, leans, 16, 224)[0].tobytes() for key in keys}) == len(keys)
@@ -123,7 +121,7 @@ def batches(leans: Any, batch: int, epoch: int, size: int = 224) -> list[tuple[A
     return list(zip(found[: count * batch].reshape(count, batch), steps, strict=False))
 
 
-def test_a_step_s_images_are_of_nearly_one_ratio_and_its_shape_is_the_nearest_to_it() -> None:
+def test_rect_epoch_order_steps_have_nearly_one_ratio() -> None:
     width, height = some(4000)
     leans, known = encode_aspect_ratios(width, height), rect_train_shapes(224)
     inside = []
@@ -137,7 +135,7 @@ def test_a_step_s_images_are_of_nearly_one_ratio_and_its_shape_is_the_nearest_to
     assert np.mean(inside) < 0.06 < 0.2 < overall
 
 
-def test_steps_come_in_no_order_of_shapes_and_images_in_no_order_within_a_step() -> None:
+def test_rect_epoch_order_shuffles_steps_and_images() -> None:
     leans = some_leans(4000)
     means = [leans[ids].mean() for ids, _ in batches(leans, 40, 0)]
     assert abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.4
@@ -145,7 +143,7 @@ def test_steps_come_in_no_order_of_shapes_and_images_in_no_order_within_a_step()
     assert abs(np.mean(halves)) < 2 * np.std(halves) / np.sqrt(len(halves)) + 1e-9
 
 
-def test_images_of_one_ratio_meet_others_in_each_epoch() -> None:
+def test_rect_epoch_order_mixes_equal_ratios_across_epochs() -> None:
     leans = np.repeat(encode_aspect_ratios([400, 300, 500], [300, 400, 333]), 400)
     partners = [
         {number for ids, _ in batches(leans, 20, epoch) if 7 in ids for number in ids.tolist()} for epoch in range(6)
@@ -153,7 +151,7 @@ def test_images_of_one_ratio_meet_others_in_each_epoch() -> None:
     assert len(set.union(*partners)) > 0.8 * sum(map(len, partners))
 
 
-def test_neighbouring_ratios_mix_and_distant_ones_do_not() -> None:
+def test_rect_epoch_order_mixes_only_neighboring_ratios() -> None:
     leans = np.repeat(encode_aspect_ratios([400, 420, 300], [300, 300, 400]), 200)  # 1.33 and 1.4, and .75
     mixed = 0
     for ids, _ in batches(leans, 20, 0):
@@ -163,7 +161,7 @@ def test_neighbouring_ratios_mix_and_distant_ones_do_not() -> None:
     assert mixed >= 10
 
 
-def test_the_last_step_takes_what_square_training_takes_in_the_shape_of_the_mean_of_all() -> None:
+def test_rect_epoch_order_last_step_is_that_of_square_training() -> None:
     leans = some_leans(330)
     for epoch in range(3):
         found, steps = rect_epoch_order(4, epoch, leans, 100, 128)
@@ -171,7 +169,7 @@ def test_the_last_step_takes_what_square_training_takes_in_the_shape_of_the_mean
         assert [steps[3]] == possible_step_shapes(leans, 128, full=False)
 
 
-def test_the_shapes_that_are_warmed_are_all_that_come() -> None:
+def test_possible_step_shapes_contains_all_step_shapes() -> None:
     for images, batch in CASES:
         leans = some_leans(images)
         for size in (64, 224, 352):
@@ -183,14 +181,14 @@ def test_the_shapes_that_are_warmed_are_all_that_come() -> None:
                 assert set(steps[images // batch :]) <= set(last)
 
 
-def test_photographs_that_are_all_square_are_trained_on_squares_only() -> None:
+def test_rect_epoch_order_of_square_images_is_square() -> None:
     leans = encode_aspect_ratios([300] * 50, [300] * 50)
     assert possible_step_shapes(leans, 224, full=True) == [(224, 224)] and set(
         rect_epoch_order(0, 0, leans, 8, 224)[1]
     ) == {(224, 224)}
 
 
-def test_lean_turns_with_the_image_and_is_the_same_of_any_multiple_of_it() -> None:
+def test_encode_aspect_ratios_is_antisymmetric_and_scale_free() -> None:
     width, height = some(500)
     found = encode_aspect_ratios(width, height)
     assert (encode_aspect_ratios(3 * width, 3 * height) == found).all() and (
@@ -213,7 +211,7 @@ def test_a_million_images_are_ordered_at_once() -> None:
 
 
 @pytest.mark.parametrize("aspect", [0.75, 1.0, 4 / 3])
-def test_boxes_have_the_shape_s_own_ratio_give_or_take_a_third(aspect: float) -> None:
+def test_random_boxes_have_ratios_around_aspect(aspect: float) -> None:
     width, height = np.full(3000, 400), np.full(3000, 400)
     boxes, _ = random_boxes(0, 0, np.arange(3000), width, height, 0.1, aspect)
     top, left, high, wide = boxes.T
@@ -223,7 +221,7 @@ def test_boxes_have_the_shape_s_own_ratio_give_or_take_a_third(aspect: float) ->
     assert np.median(found) == pytest.approx(1, abs=0.06)
 
 
-def test_an_image_of_the_shape_s_ratio_may_be_used_whole_as_a_square_one_by_a_square_shape() -> None:
+def test_random_boxes_cover_most_of_an_image_of_equal_aspect() -> None:
     ids = np.arange(4000)
     fit = random_boxes(0, 0, ids, np.full(4000, 400), np.full(4000, 300), 0.5, 4 / 3)[0]
     cut = random_boxes(0, 0, ids, np.full(4000, 400), np.full(4000, 300), 0.5)[0]
@@ -233,13 +231,13 @@ def test_an_image_of_the_shape_s_ratio_may_be_used_whole_as_a_square_one_by_a_sq
 
 
 @pytest.mark.parametrize("aspect", [0.75, 4 / 3])
-def test_where_no_box_fits_the_largest_of_these_ratios_is_taken_from_the_middle(aspect: float) -> None:
+def test_random_boxes_without_fit_is_centered(aspect: float) -> None:
     (box,), _ = random_boxes(0, 0, np.arange(1), [3000], [30], 0.9, aspect)
     wide = round(40 * aspect)
     assert box.tolist() == [0, (3001 - wide) // 2, 30, wide]
 
 
-def test_a_batch_s_boxes_have_the_ratio_of_its_shape(tiny_data: Path) -> None:
+def test_decode_batch_draws_boxes_of_its_aspect(tiny_data: Path) -> None:
     index, ids = load_index(tiny_data, "train"), np.arange(12)
     made = BatchDecoder({("train", None): index}, 3).decode_batch(BatchRequest("train", None, ids, (48, 64), 5, 0.3))
     sizes = (index.widths[ids], index.heights[ids])

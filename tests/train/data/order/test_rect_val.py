@@ -18,7 +18,7 @@ def some(images: int, seed: int = 0) -> tuple[Any, Any]:
     return np.maximum(1, (short * ratios).astype(np.int64)), short
 
 
-def test_a_shape_has_the_short_side_asked_for_and_a_long_one_of_whole_32s() -> None:
+def test_rect_crop_shape_has_given_short_side_and_multiple_of_32() -> None:
     for width, height in zip(*some(500), strict=True):
         for size in (64, 96, 288):
             shape = rect_crop_shape(int(width), int(height), size)
@@ -27,7 +27,7 @@ def test_a_shape_has_the_short_side_asked_for_and_a_long_one_of_whole_32s() -> N
             assert (shape[1] >= shape[0]) == (width >= height) or shape[0] == shape[1]
 
 
-def test_a_shape_is_as_long_as_the_image_allows() -> None:
+def test_rect_crop_shape_is_as_long_as_image_allows() -> None:
     for width, height in zip(*some(500), strict=True):
         long = max(rect_crop_shape(int(width), int(height), 288)) / 288
         ratio = max(width, height) / min(width, height)
@@ -43,18 +43,18 @@ def test_a_shape_is_as_long_as_the_image_allows() -> None:
     (1, 1, 32, (32, 32)),
     (500, 375, 100, (96, 128)),
 ])  # fmt: skip
-def test_some_shapes(width: int, height: int, size: int, shape: tuple[int, int]) -> None:
+def test_rect_crop_shape_of_known_sizes(width: int, height: int, size: int, shape: tuple[int, int]) -> None:
     assert rect_crop_shape(width, height, size) == shape
 
 
-def test_a_shape_depends_on_the_aspect_alone_and_turns_with_the_image() -> None:
+def test_rect_crop_shape_depends_only_on_aspect() -> None:
     for width, height in zip(*(one.tolist() for one in some(300)), strict=True):
         shape = rect_crop_shape(width, height, 128)
         assert rect_crop_shape(3 * width, 3 * height, 128) == shape == rect_crop_shape(7 * width, 7 * height, 128)
         assert rect_crop_shape(height, width, 128) == shape[::-1] or width == height
 
 
-def test_shapes_are_few() -> None:
+def test_rect_crop_shape_has_few_values() -> None:
     shapes = {rect_crop_shape(int(w), int(h), 288) for w, h in zip(*some(5000), strict=True)}
     assert 5 <= len(shapes) <= 2 * 5 - 1  # 288, 320, 352, 384, 416 and each turned
 
@@ -62,7 +62,7 @@ def test_shapes_are_few() -> None:
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("images", [1, 2, 23, 211])
 @pytest.mark.parametrize("rect", [True, False])
-def test_every_image_is_in_one_batch_of_one_rank_and_ranks_are_balanced(world: int, images: int, rect: bool) -> None:
+def test_validation_plans_cover_images_once_and_balance_ranks(world: int, images: int, rect: bool) -> None:
     widths, heights = some(images, seed=images)
     counts, seen = [], []
     for rank in range(world):
@@ -78,7 +78,7 @@ def test_every_image_is_in_one_batch_of_one_rank_and_ranks_are_balanced(world: i
     assert max(counts) - min(counts) <= 1
 
 
-def test_batches_are_in_the_order_of_the_aspect_and_each_shape_has_one_run_of_them() -> None:
+def test_plan_rect_validation_orders_batches_by_aspect() -> None:
     widths, heights = some(300)
     plan = plan_rect_validation(widths, heights, 128, 16, 0, 1)
     aspects = [float(widths[number] / heights[number]) for _, ids in plan for number in ids]

@@ -72,22 +72,20 @@ def stored(root: Path) -> dict[str, bytes]:
     ((161, 160), 160, (161, 160)),
     ((100, 90), 160, (100, 90)),
 ])  # fmt: skip
-def test_the_short_side_becomes_the_asked_one_the_aspect_stays_and_nothing_grows(
+def test_shrink_to_short_side_keeps_aspect_and_never_enlarges(
     size: tuple[int, int], short: int, expected: tuple[int, int]
 ) -> None:
     pixels = np.zeros((size[1], size[0], 3), np.uint8)
     assert shrink_to_short_side(pixels, short).shape == (expected[1], expected[0], 3)
 
 
-def test_a_small_image_stays_as_it_is() -> None:
+def test_shrink_to_short_side_of_small_image_is_unchanged() -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)
     assert (shrink_to_short_side(pixels, 40) == pixels).all() and (shrink_to_short_side(pixels, 41) == pixels).all()
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 5_000, 10**9])
-def test_copies_lie_by_size_in_the_order_of_the_folder_and_show_the_same_pictures(
-    shard_bytes: int, source: Path, tmp_path: Path
-) -> None:
+def test_pack_set_copies_keep_order_and_content(shard_bytes: int, source: Path, tmp_path: Path) -> None:
     done = resize(source, tmp_path / "copies", [64, 96], shard_bytes=shard_bytes)
     assert (done.written, done.kept, done.skipped_files, done.messages) == (12, 0, [], [])
     for size in (64, 96):
@@ -106,7 +104,7 @@ def test_copies_lie_by_size_in_the_order_of_the_folder_and_show_the_same_picture
                     assert np.abs(np.asarray(small.convert("RGB"), int) - np.asarray(expected, int)).mean() < 8
 
 
-def test_shards_are_at_most_as_large_as_asked_and_hold_the_bytes_back_to_back(source: Path, tmp_path: Path) -> None:
+def test_pack_set_respects_shard_bytes(source: Path, tmp_path: Path) -> None:
     resize(source, tmp_path, [64], shard_bytes=5_000)
     folder = tmp_path / "64/train"
     index = load_index(tmp_path / "64", "train")
@@ -116,7 +114,7 @@ def test_shards_are_at_most_as_large_as_asked_and_hold_the_bytes_back_to_back(so
     assert b"".join(one.read_bytes() for one in shards) == joined
 
 
-def test_full_size_images_keep_their_bytes_and_what_is_no_plain_jpeg_becomes_one(source: Path, tmp_path: Path) -> None:
+def test_pack_set_full_size_keeps_jpeg_bytes(source: Path, tmp_path: Path) -> None:
     with Image.open(source / "train/a/0.JPEG") as image:
         image.convert("L").save(source / "train/a/grey.JPEG", "JPEG")
         image.convert("RGBA").save(source / "train/a/png.JPEG", "PNG")
@@ -137,7 +135,7 @@ def test_full_size_images_keep_their_bytes_and_what_is_no_plain_jpeg_becomes_one
             assert index.read(number) == files.read(number)
 
 
-def test_odd_images_become_plain_jpegs(source: Path, tmp_path: Path) -> None:
+def test_pack_set_converts_images_to_rgb_jpegs(source: Path, tmp_path: Path) -> None:
     with Image.open(source / "train/a/0.JPEG") as image:
         image.convert("CMYK").save(source / "train/a/cmyk.JPEG", "JPEG")
         image.convert("L").save(source / "train/a/grey.JPEG", "JPEG")
@@ -149,7 +147,7 @@ def test_odd_images_become_plain_jpegs(source: Path, tmp_path: Path) -> None:
             assert (copy.format, copy.mode, min(copy.size)) == ("JPEG", "RGB", 64)
 
 
-def test_copies_are_made_of_a_packed_set_as_of_its_files(source: Path, tmp_path: Path) -> None:
+def test_pack_set_from_packed_source_equals_from_files(source: Path, tmp_path: Path) -> None:
     pack_set(source, {None: tmp_path / "full"}, shard_bytes=60_000)
     resize(source, tmp_path / "of-files", [64])
     resize(tmp_path / "full", tmp_path / "of-packed", [64])
@@ -162,9 +160,7 @@ def test_copies_are_made_of_a_packed_set_as_of_its_files(source: Path, tmp_path:
 # --- once more -------------------------------------------------------------------------------------------------------
 
 
-def test_a_second_call_writes_nothing_and_decodes_nothing(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pack_set_again_does_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resize(source, tmp_path / "copies", [64])
     before = tree(tmp_path / "copies")
     monkeypatch.setattr(simplejpeg, "decode_jpeg", None)
@@ -174,15 +170,13 @@ def test_a_second_call_writes_nothing_and_decodes_nothing(
     assert {Path(name).name for name in before} == {"shard-00000.bin", "index.npy", "names.txt", "manifest.json"}
 
 
-def test_a_size_more_is_made_without_the_others(source: Path, tmp_path: Path) -> None:
+def test_pack_set_with_another_size_packs_only_that(source: Path, tmp_path: Path) -> None:
     resize(source, tmp_path / "copies", [64])
     done = resize(source, tmp_path / "copies", [64, 96])
     assert (done.written, done.kept) == (6, 6)
 
 
-def test_each_image_is_decoded_once_for_all_sizes(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pack_set_decodes_each_image_once(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls, real = list[bytes](), simplejpeg.decode_jpeg
 
     def counted(data: bytes, kind: str) -> Any:
@@ -215,7 +209,7 @@ def remove(source: Path) -> None:
 
 
 @pytest.mark.parametrize("act", [change, touch, add, rename, remove])
-def test_when_the_sources_change_it_is_made_anew_if_asked_and_said(act: Any, source: Path, tmp_path: Path) -> None:
+def test_pack_set_after_source_change_needs_overwrite(act: Any, source: Path, tmp_path: Path) -> None:
     copies = tmp_path / "copies"
     resize(source, copies, [64])
     act(source)
@@ -235,7 +229,7 @@ def test_when_the_sources_change_it_is_made_anew_if_asked_and_said(act: Any, sou
 
 @pytest.mark.parametrize("name", ["shard-00001.bin", "index.npy", "names.txt", "manifest.json"])
 @pytest.mark.parametrize("cut", [True, False])
-def test_what_was_lost_or_cut_since_is_made_anew(name: str, cut: bool, source: Path, tmp_path: Path) -> None:
+def test_pack_set_repacks_lost_or_truncated_files(name: str, cut: bool, source: Path, tmp_path: Path) -> None:
     resize(source, tmp_path, [64], shard_bytes=5_000)
     path = tmp_path / "64/train" / name
     before = path.read_bytes()
@@ -282,7 +276,7 @@ def wait_for(condition: Any, seconds: float = 30) -> None:
         time.sleep(0.002)
 
 
-def test_after_kill_9_a_call_goes_on_behind_the_finished_shards(tmp_path: Path) -> None:
+def test_pack_set_after_kill_resumes_behind_finished_shards(tmp_path: Path) -> None:
     source, target = many(tmp_path / "data"), tmp_path / "copies"
     for least in (2, 4):
         with packing(source, target) as child:
@@ -303,7 +297,7 @@ def test_after_kill_9_a_call_goes_on_behind_the_finished_shards(tmp_path: Path) 
     assert not [name for name in after if "/." in name]
 
 
-def test_after_an_interrupt_all_that_was_packed_stays(source: Path, tmp_path: Path) -> None:
+def test_pack_set_after_interrupt_keeps_packed_images(source: Path, tmp_path: Path) -> None:
     def stop(done: int, _: int) -> None:
         if done == 3:
             raise KeyboardInterrupt
@@ -320,7 +314,7 @@ def test_after_an_interrupt_all_that_was_packed_stays(source: Path, tmp_path: Pa
         assert len(copy) == count and [min(decode_image(copy.read(n)).shape[:2]) for n in range(count)] == [96] * count
 
 
-def test_a_shard_of_other_images_is_not_gone_on_from(tmp_path: Path) -> None:
+def test_pack_set_does_not_resume_from_changed_images(tmp_path: Path) -> None:
     source, target = many(tmp_path / "data"), tmp_path / "copies"
 
     def stop(done: int, _: int) -> None:
@@ -338,7 +332,7 @@ def test_a_shard_of_other_images_is_not_gone_on_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["rows", "shard"])
-def test_a_damaged_part_is_packed_again(damage: str, tmp_path: Path) -> None:
+def test_pack_set_repacks_damaged_shard(damage: str, tmp_path: Path) -> None:
     source, target = many(tmp_path / "data"), tmp_path / "copies"
 
     def stop(done: int, _: int) -> None:
@@ -354,7 +348,7 @@ def test_a_damaged_part_is_packed_again(damage: str, tmp_path: Path) -> None:
     assert 0 < done.kept < 20 and [decode_image(index.read(n)).shape for n in range(60)]
 
 
-def test_two_calls_at_once_pack_everything_once(tmp_path: Path) -> None:
+def test_pack_set_twice_at_once_packs_once(tmp_path: Path) -> None:
     source, done = many(tmp_path / "data"), list[PackResult]()
     calls = [threading.Thread(target=lambda: done.append(resize(source, tmp_path / "c", [32, 36]))) for _ in range(2)]
     for one in calls:
@@ -364,7 +358,7 @@ def test_two_calls_at_once_pack_everything_once(tmp_path: Path) -> None:
     assert sorted((one.written, one.kept) for one in done) == [(0, 124), (124, 0)]
 
 
-def test_a_full_disk_is_named_and_what_is_finished_stays(small_disk: Path, tmp_path: Path) -> None:
+def test_pack_set_on_full_disk_keeps_finished_shards(small_disk: Path, tmp_path: Path) -> None:
     source = many(tmp_path / "data", 400)
     with pytest.raises(OSError, match="No space left on device") as caught:
         pack_set(source, {None: small_disk / "full"}, shard_bytes=20_000)
@@ -381,7 +375,7 @@ def test_a_full_disk_is_named_and_what_is_finished_stays(small_disk: Path, tmp_p
 # --- what cannot be packed -------------------------------------------------------------------------------------------
 
 
-def test_a_broken_file_ends_it_by_name_and_is_left_out_only_when_asked(source: Path, tmp_path: Path) -> None:
+def test_pack_set_with_bad_file_raises_or_skips(source: Path, tmp_path: Path) -> None:
     broken, target = source / "train/b/1.JPEG", tmp_path / "copies"
     broken.write_bytes(broken.read_bytes()[:2000])
 
@@ -401,7 +395,7 @@ def test_a_broken_file_ends_it_by_name_and_is_left_out_only_when_asked(source: P
     check_same_images(load_index(source, "train", skip_bad=True), load_index(target / "64", "train"))
 
 
-def test_a_mended_file_is_packed_and_those_before_it_stay(source: Path, tmp_path: Path) -> None:
+def test_pack_set_packs_repaired_file(source: Path, tmp_path: Path) -> None:
     broken = source / "train/b/1.JPEG"
     whole = broken.read_bytes()
     broken.write_bytes(whole[:2000])
@@ -412,13 +406,13 @@ def test_a_mended_file_is_packed_and_those_before_it_stay(source: Path, tmp_path
     assert (done.written, done.kept) == (4, 2)
 
 
-def test_what_fits_into_no_jpeg_is_named(source: Path, tmp_path: Path) -> None:
+def test_pack_set_with_too_long_image_raises(source: Path, tmp_path: Path) -> None:
     Image.new("RGB", (65_600, 2)).save(source / "train/a/long.JPEG", "PNG")
     with pytest.raises(DataError, match=r"long.JPEG: 65600 x 2 pixels do not fit into a JPEG file"):
         pack_set(source, {None: tmp_path / "full"})
 
 
-def test_a_finished_set_of_other_images_is_left_alone_unless_asked(source: Path, tmp_path: Path) -> None:
+def test_pack_set_over_other_set_raises(source: Path, tmp_path: Path) -> None:
     pack_set(source, {None: tmp_path / "full"})
     before = {path: path.read_bytes() for path in (tmp_path / "full").rglob("*") if path.is_file()}
     other = tmp_path / "other"
@@ -437,14 +431,14 @@ def test_a_finished_set_of_other_images_is_left_alone_unless_asked(source: Path,
     }
 
 
-def test_nothing_is_packed_over_a_folder_of_images(source: Path, tmp_path: Path) -> None:
+def test_pack_set_over_folder_of_images_raises(source: Path, tmp_path: Path) -> None:
     write(tmp_path / "mine/val/c/0.JPEG", draw_image(0, "val", 1))
     with pytest.raises(DataError, match=r"mine/val/c: a folder of images is there"):
         pack_set(source, {None: tmp_path / "mine"}, overwrite=True)
     assert [path.name for path in (tmp_path / "mine").rglob("*") if path.is_file()] == ["0.JPEG"]
 
 
-def test_half_files_of_a_killed_call_are_swept(source: Path, tmp_path: Path) -> None:
+def test_pack_set_removes_leftovers(source: Path, tmp_path: Path) -> None:
     pack_set(source, {None: tmp_path / "full"})
     left = ["..rows-00004.npz.0a", ".index.npy.0b", ".names.txt.0c", ".manifest.json.0d", ".shard-00001.bin.tmp"]
     for name in left:
@@ -453,7 +447,7 @@ def test_half_files_of_a_killed_call_are_swept(source: Path, tmp_path: Path) -> 
     assert not {path.name for path in (tmp_path / "full/train").iterdir()} & {*left}
 
 
-def test_a_set_of_which_only_the_index_was_fetched_cannot_be_packed(source: Path, tmp_path: Path) -> None:
+def test_pack_set_from_index_only_source_raises(source: Path, tmp_path: Path) -> None:
     pack_set(source, {None: tmp_path / "full"})
     manifest = tmp_path / "full/train/manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fetched": "index"}))
@@ -461,14 +455,14 @@ def test_a_set_of_which_only_the_index_was_fetched_cannot_be_packed(source: Path
         resize(tmp_path / "full", tmp_path / "small", [64])
 
 
-def test_progress_counts_the_images_to_their_end(source: Path, tmp_path: Path) -> None:
+def test_pack_set_reports_progress(source: Path, tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     resize(source, tmp_path / "copies", [64, 96], progress=lambda *step: seen.append(step))
     assert seen == [(number, 6) for number in range(1, 7)]
 
 
 @pytest.mark.parametrize("sizes", [[], [31], [160, 0]])
-def test_sizes_below_32_or_none_are_refused(sizes: list[int], tmp_path: Path) -> None:
+def test_copy_targets_with_invalid_sizes_raises(sizes: list[int], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="sizes: must be 32 pixels or more"):
         copy_targets(tmp_path, sizes)
 
@@ -487,7 +481,7 @@ def without_val(source: Path) -> None:
 
 
 @pytest.mark.parametrize("act", [gone, elsewhere, without_val])
-def test_a_source_without_images_is_named(act: Any, source: Path, tmp_path: Path) -> None:
+def test_pack_set_without_source_images_raises(act: Any, source: Path, tmp_path: Path) -> None:
     act(source)
     with pytest.raises(DataError, match=str(source)):
         resize(source, tmp_path / "copies", [64])
@@ -495,14 +489,14 @@ def test_a_source_without_images_is_named(act: Any, source: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("target", [".", "train", "val/a"])
-def test_nothing_is_packed_among_the_images(target: str, source: Path) -> None:
+def test_pack_set_inside_source_raises(target: str, source: Path) -> None:
     before = tree(source)
     with pytest.raises(DataError, match=f"among the images; give a folder beside {source}"):
         pack_set(source, {None: source / target})
     assert tree(source) == before
 
 
-def test_a_name_that_is_no_utf_8_is_kept_and_one_of_two_lines_is_refused(source: Path, tmp_path: Path) -> None:
+def test_pack_set_keeps_non_utf8_names_and_refuses_line_breaks(source: Path, tmp_path: Path) -> None:
     odd = os.fsdecode(b"gr\xfc\xdf.JPEG")
     write(source / "train/a" / odd, draw_image(0, "train", 9))
     pack_set(source, {None: tmp_path / "full"})
@@ -514,7 +508,7 @@ def test_a_name_that_is_no_utf_8_is_kept_and_one_of_two_lines_is_refused(source:
     assert "\n" not in str(caught.value)
 
 
-def test_the_manifest_says_what_there_is(source: Path, tmp_path: Path) -> None:
+def test_read_manifest_describes_packed_split(source: Path, tmp_path: Path) -> None:
     resize(source, tmp_path, [64], shard_bytes=5_000)
     said = read_manifest(tmp_path / "64/train")
     folder = tmp_path / "64/train"

@@ -43,16 +43,16 @@ def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_same_seed_gives_the_same_bytes() -> None:
+def test_draw_image_is_deterministic() -> None:
     assert synthetic.draw_image(3, "train", 17) == synthetic.draw_image(3, "train", 17)
 
 
-def test_seed_split_and_number_each_change_the_image() -> None:
+def test_draw_image_depends_on_every_argument() -> None:
     keys = [(0, "train", 5), (1, "train", 5), (0, "val", 5), (0, "train", 15)]
     assert len({synthetic.draw_image(*key) for key in keys}) == len(keys)
 
 
-def test_an_unknown_split_and_negative_numbers_are_refused(tmp_path: Path) -> None:
+def test_draw_functions_refuse_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="split must be"):
         synthetic.draw_image(0, "test", 0)
     with pytest.raises(ValueError):
@@ -64,7 +64,7 @@ def test_an_unknown_split_and_negative_numbers_are_refused(tmp_path: Path) -> No
     assert list(tmp_path.iterdir()) == []
 
 
-def test_images_have_the_sizes_and_kinds_of_imagenet() -> None:
+def test_draw_image_has_sizes_and_modes_of_imagenet() -> None:
     images = [opened(synthetic.draw_image(7, "train", number)) for number in range(300)]
     sizes = np.array([image.size for image in images])
     aspect = sizes[:, 0] / sizes[:, 1]
@@ -76,7 +76,7 @@ def test_images_have_the_sizes_and_kinds_of_imagenet() -> None:
     assert all(image.format == "JPEG" and "progressive" not in image.info for image in images)
 
 
-def test_the_set_has_the_layout_of_imagenet(drawn: Path) -> None:
+def test_draw_sample_set_has_layout_of_imagenet(drawn: Path) -> None:
     files = tree(drawn)
     assert json.loads(files.pop("sample.json")) == {
         "seed": 0, "train": 130, "val": 20, "version": synthetic.SAMPLE_VERSION
@@ -88,13 +88,13 @@ def test_the_set_has_the_layout_of_imagenet(drawn: Path) -> None:
     }
 
 
-def test_progress_counts_up_to_the_total(tmp_path: Path) -> None:
+def test_draw_sample_set_reports_progress(tmp_path: Path) -> None:
     seen: list[tuple[int, int]] = []
     synthetic.draw_sample_set(tmp_path, train=110, val=10, progress=lambda *step: seen.append(step))
     assert seen == sorted(seen) and len(seen) == 3 and seen[-1] == (120, 120)
 
 
-def test_a_complete_set_is_left_alone_and_other_parameters_are_refused(drawn: Path) -> None:
+def test_draw_sample_set_keeps_complete_set(drawn: Path) -> None:
     before = {path: path.stat().st_mtime_ns for path in drawn.rglob("*")}
     assert synthetic.draw_sample_set(drawn, train=130, val=20) == 0
     with pytest.raises(ValueError, match="holds a sample drawn with") as caught:
@@ -103,14 +103,14 @@ def test_a_complete_set_is_left_alone_and_other_parameters_are_refused(drawn: Pa
     assert {path: path.stat().st_mtime_ns for path in drawn.rglob("*")} == before
 
 
-def test_a_folder_of_other_classes_is_refused(tmp_path: Path) -> None:
+def test_draw_sample_set_refuses_other_classes(tmp_path: Path) -> None:
     (tmp_path / "train" / "n01440764").mkdir(parents=True)
     with pytest.raises(ValueError, match="n01440764"):
         synthetic.draw_sample_set(tmp_path, train=10, val=10)
     assert not list(tmp_path.rglob("*.JPEG"))
 
 
-def test_an_interrupt_leaves_no_process_and_the_next_run_resumes(tmp_path: Path, drawn: Path) -> None:
+def test_draw_sample_set_after_interrupt_resumes(tmp_path: Path, drawn: Path) -> None:
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -126,7 +126,7 @@ def test_an_interrupt_leaves_no_process_and_the_next_run_resumes(tmp_path: Path,
     assert tree(tmp_path) == tree(drawn)
 
 
-def test_a_failed_write_is_raised_and_leaves_no_process_or_part_file(tmp_path: Path, in_group: Any) -> None:
+def test_draw_sample_set_with_failed_write_leaves_nothing(tmp_path: Path, in_group: Any) -> None:
     """In a process of its own that may write small files only: the tests' own output may be a file too."""
 
     def work(_: object) -> tuple[str, list[Any]]:
@@ -155,7 +155,7 @@ def wait_for(condition: object, seconds: float = 10) -> bool:
     return bool(condition())
 
 
-def test_workers_end_when_the_parent_is_killed_and_the_set_resumes(tmp_path: Path, drawn: Path) -> None:
+def test_draw_sample_set_after_kill_resumes(tmp_path: Path, drawn: Path) -> None:
     code = "import sys, pathlib; from train.data.packing import synthetic; "
     code += "synthetic.draw_sample_set(pathlib.Path(sys.argv[1]), train=130, val=20, workers=2)"
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
@@ -198,7 +198,7 @@ def accuracy(train: Histograms, val: Histograms) -> float:
 
 
 @pytest.mark.rehearsal
-def test_colour_alone_does_not_give_the_class_away() -> None:
+def test_draw_image_class_is_not_predictable_from_color() -> None:
     parts = thumbnails("train", 300), thumbnails("val", 200)
     assert accuracy(*map(histograms, parts)) <= 0.20
     # The same test does find a clue where there is one: a dye for each class.
@@ -208,7 +208,7 @@ def test_colour_alone_does_not_give_the_class_away() -> None:
     assert accuracy(*map(histograms, parts)) >= 0.90
 
 
-def test_two_calls_at_once_draw_every_image_once(tmp_path: Path) -> None:
+def test_draw_sample_set_twice_at_once_draws_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
         drawn = [pool.submit(synthetic.draw_sample_set, tmp_path, train=20, val=10, workers=1) for _ in range(2)]
         assert sorted(one.result(60) for one in drawn) == [0, 30]
