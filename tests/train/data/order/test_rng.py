@@ -1,4 +1,4 @@
-"""Who sees which image when, and how it is cropped: pure functions."""
+"""Tests of sample order and crop boxes, which are pure functions."""
 
 import numpy as np
 import pytest
@@ -23,9 +23,9 @@ def test_permutation_depends_on_seed_and_epoch() -> None:
 
 
 def test_permutation_positions_are_uniform() -> None:
-    places = np.array([np.argsort(permutation(0, epoch, 10)) for epoch in range(500)])
-    counts = np.array([np.bincount(column, minlength=10) for column in places.T])
-    assert counts.min() > 20 and counts.max() < 90  # 50 expected
+    positions = np.array([np.argsort(permutation(0, epoch, 10)) for epoch in range(500)])  # of each image by epoch
+    counts = np.array([np.bincount(image_positions, minlength=10) for image_positions in positions.T])
+    assert counts.min() > 20 and counts.max() < 90  # 50 on average
 
 
 def test_permutation_and_uniforms_are_stable_across_versions() -> None:
@@ -36,10 +36,10 @@ def test_permutation_and_uniforms_are_stable_across_versions() -> None:
 
 @pytest.mark.parametrize(("images", "scale", "count"), [(1000, 0.01, 10), (1001, 0.01, 11), (5, 0.001, 1), (7, 1.0, 7)])
 def test_subset_has_expected_count_and_is_sorted(images: int, scale: float, count: int) -> None:
-    found = subset(3, images, scale)
-    assert len(found) == len(set(found.tolist())) == count
-    assert found.tolist() == sorted(found.tolist()) and found[0] >= 0 and found[-1] < images
-    assert (found == subset(3, images, scale)).all()
+    ids = subset(3, images, scale)
+    assert len(ids) == len(set(ids.tolist())) == count
+    assert ids.tolist() == sorted(ids.tolist()) and ids[0] >= 0 and ids[-1] < images
+    assert (ids == subset(3, images, scale)).all()
 
 
 def test_subset_depends_on_seed() -> None:
@@ -47,10 +47,10 @@ def test_subset_depends_on_seed() -> None:
 
 
 def test_uniforms_are_independent_of_batch() -> None:
-    whole = uniforms(5, 6, IDS, 9)
-    mixed = np.random.default_rng(0).permutation(IDS)[:50]
-    assert (uniforms(5, 6, mixed, 9) == whole[mixed]).all()
-    assert (uniforms(5, 6, IDS, 4) == whole[:, :4]).all()
+    numbers = uniforms(5, 6, IDS, 9)
+    some_ids = np.random.default_rng(0).permutation(IDS)[:50]
+    assert (uniforms(5, 6, some_ids, 9) == numbers[some_ids]).all()
+    assert (uniforms(5, 6, IDS, 4) == numbers[:, :4]).all()
 
 
 def test_uniforms_are_uniform_and_uncorrelated() -> None:
@@ -63,22 +63,23 @@ def test_uniforms_are_uniform_and_uncorrelated() -> None:
 
 
 def test_uniforms_depend_on_every_argument() -> None:
-    base = uniforms(1, 1, IDS, 3)
-    for other in (uniforms(2, 1, IDS, 3), uniforms(1, 2, IDS, 3), uniforms(1, 1, IDS + 1000, 3)):
-        assert (base != other).all()
-    assert len(np.unique(base)) == base.size
+    numbers = uniforms(1, 1, IDS, 3)
+    for others in (uniforms(2, 1, IDS, 3), uniforms(1, 2, IDS, 3), uniforms(1, 1, IDS + 1000, 3)):
+        assert (numbers != others).all()
+    assert len(np.unique(numbers)) == numbers.size
 
 
-def sides(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Widths and heights from one pixel to a panorama."""
-    dice = np.random.default_rng(seed)
-    return dice.choice([1, 2, 3, 31, 200, 375, 500, 3000], 400), dice.choice([1, 2, 3, 31, 200, 375, 500, 3000], 400)
+def random_sizes(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return widths and heights from one pixel to a panorama."""
+    rng = np.random.default_rng(seed)
+    sides = [1, 2, 3, 31, 200, 375, 500, 3000]
+    return rng.choice(sides, 400), rng.choice(sides, 400)
 
 
 @pytest.mark.parametrize("min_scale", [0.001, 0.08, 0.5, 1.0])
 def test_random_boxes_lie_inside_image(min_scale: float) -> None:
     for seed in range(5):
-        widths, heights = sides(seed)
+        widths, heights = random_sizes(seed)
         boxes, _ = random_boxes(seed, 1, IDS, widths, heights, min_scale)
         top, left, height, width = boxes.T
         assert (top >= 0).all() and (left >= 0).all() and (height >= 1).all() and (width >= 1).all()
@@ -89,16 +90,18 @@ def test_random_boxes_lie_inside_image(min_scale: float) -> None:
 def test_random_boxes_have_expected_scale_and_ratio(min_scale: float) -> None:
     boxes, _ = random_boxes(0, 0, np.arange(3000), [500] * 3000, [400] * 3000, min_scale)
     height, width = boxes[:, 2].astype(float), boxes[:, 3].astype(float)
-    share, ratio = width * height / (500 * 400), width / height
-    assert min_scale * 0.98 <= share.min() <= min_scale * 1.1 and 0.9 < share.max() <= 1
+    area = width * height / (500 * 400)
+    ratio = width / height
+    assert min_scale * 0.98 <= area.min() <= min_scale * 1.1 and 0.9 < area.max() <= 1
     assert ratio.min() == pytest.approx(3 / 4, abs=0.02) and ratio.max() == pytest.approx(4 / 3, abs=0.03)
 
 
 def test_random_boxes_are_uniform_and_half_mirrored() -> None:
     boxes, flips = random_boxes(0, 0, np.arange(4000), [300] * 4000, [300] * 4000, 0.08)
-    for place, length in ((boxes[:, 0], boxes[:, 2]), (boxes[:, 1], boxes[:, 3])):
-        where = place[length < 299] / (300 - length[length < 299])
-        assert where.mean() == pytest.approx(0.5, abs=0.03) and where.min() == 0 and where.max() == 1
+    for start, length in ((boxes[:, 0], boxes[:, 2]), (boxes[:, 1], boxes[:, 3])):
+        can_move = length < 299
+        position = start[can_move] / (300 - length[can_move])
+        assert position.mean() == pytest.approx(0.5, abs=0.03) and position.min() == 0 and position.max() == 1
     assert flips.mean() == pytest.approx(0.5, abs=0.03)
 
 
@@ -114,18 +117,19 @@ def test_random_boxes_without_fit_is_largest_centered(width: int, height: int, b
 
 def test_random_boxes_are_independent_of_batch() -> None:
     widths, heights = np.full(400, 500), np.full(400, 375)
-    whole, flips = random_boxes(1, 2, IDS, widths, heights, 0.08)
-    part = np.array([7, 300, 21])
-    boxes, flipped = random_boxes(1, 2, part, widths[part], heights[part], 0.08)
-    assert (boxes == whole[part]).all() and (flipped == flips[part]).all()
-    for other in (random_boxes(2, 2, IDS, widths, heights, 0.08), random_boxes(1, 3, IDS, widths, heights, 0.08)):
-        assert (other[0] != whole).any(axis=1).mean() > 0.99
+    all_boxes, all_flips = random_boxes(1, 2, IDS, widths, heights, 0.08)
+    ids = np.array([7, 300, 21])
+    boxes, flips = random_boxes(1, 2, ids, widths[ids], heights[ids], 0.08)
+    assert (boxes == all_boxes[ids]).all() and (flips == all_flips[ids]).all()
+    for seed, epoch in ((2, 2), (1, 3)):
+        other_boxes, _ = random_boxes(seed, epoch, IDS, widths, heights, 0.08)
+        assert (other_boxes != all_boxes).any(axis=1).mean() > 0.99
 
 
 @pytest.mark.parametrize("aspect", [1.0, 1.5, 2 / 3])
 def test_random_position_boxes_lie_inside_image(aspect: float) -> None:
     for seed in range(5):
-        widths, heights = sides(seed)
+        widths, heights = random_sizes(seed)
         top, left, height, width = random_position_boxes(seed, 1, IDS, widths, heights, aspect)[0].T
         assert (top >= 0).all() and (left >= 0).all() and (height >= 1).all() and (width >= 1).all()
         assert (top + height <= heights).all() and (left + width <= widths).all()
@@ -142,17 +146,17 @@ def test_random_position_boxes_have_size_of_val_crop(
     width: int, height: int, aspect: float, box: tuple[int, int]
 ) -> None:
     boxes, flips = random_position_boxes(0, 0, np.arange(3000), [width] * 3000, [height] * 3000, aspect)
-    assert {tuple(one) for one in boxes[:, 2:].tolist()} == {box}
-    for place, room in ((boxes[:, 0], height - box[0]), (boxes[:, 1], width - box[1])):
-        assert place.min() == 0 and place.max() == room and place.mean() == pytest.approx(room / 2, rel=0.05)
+    assert {tuple(size) for size in boxes[:, 2:].tolist()} == {box}
+    for start, room in ((boxes[:, 0], height - box[0]), (boxes[:, 1], width - box[1])):
+        assert start.min() == 0 and start.max() == room and start.mean() == pytest.approx(room / 2, rel=0.05)
     assert flips.mean() == pytest.approx(0.5, abs=0.03)
 
 
 def test_random_position_boxes_are_independent_of_batch() -> None:
     widths, heights = np.full(400, 500), np.full(400, 375)
-    whole, flips = random_position_boxes(1, 2, IDS, widths, heights)
-    part = np.array([7, 300, 21])
-    boxes, flipped = random_position_boxes(1, 2, part, widths[part], heights[part])
-    assert (boxes == whole[part]).all() and (flipped == flips[part]).all()
-    assert (flips == random_boxes(1, 2, IDS, widths, heights, 0.08)[1]).all()
-    assert (random_position_boxes(1, 3, IDS, widths, heights)[0] != whole).any(axis=1).mean() > 0.99
+    all_boxes, all_flips = random_position_boxes(1, 2, IDS, widths, heights)
+    ids = np.array([7, 300, 21])
+    boxes, flips = random_position_boxes(1, 2, ids, widths[ids], heights[ids])
+    assert (boxes == all_boxes[ids]).all() and (flips == all_flips[ids]).all()
+    assert (all_flips == random_boxes(1, 2, IDS, widths, heights, 0.08)[1]).all()
+    assert (random_position_boxes(1, 3, IDS, widths, heights)[0] != all_boxes).any(axis=1).mean() > 0.99
