@@ -66,7 +66,7 @@ def read_all(index: Index) -> list[bytes]:
     return [index.read(number) for number in range(len(index))]
 
 
-# --- equal to the folder of files ---------------------------------------------------------------------------------------
+# --- equal to the folder of files ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
@@ -278,7 +278,7 @@ def test_read_of_index_only_set_raises(full: Path) -> None:
     assert "image 0 in it (id 0, a/00.JPEG): No such file" in data_error_of(index.read, 0)
 
 
-# --- open files and processes -------------------------------------------------------------------------------------------
+# --- open files and processes ----------------------------------------------------------------------------------------
 
 
 def count_open_files(folder: Path) -> int:
@@ -330,7 +330,7 @@ def test_read_is_safe_in_threads_and_forks(full: Path, monkeypatch: pytest.Monke
         child.join(30)
 
 
-# --- a million images -------------------------------------------------------------------------------------------------------
+# --- a million images ------------------------------------------------------------------------------------------------
 
 MILLION = 1_281_167
 

@@ -42,7 +42,7 @@ def aspect_of(shape: tuple[int, int]) -> float:
     return shape[1] / shape[0]
 
 
-# --- shapes -------------------------------------------------------------------------------------------------------
+# --- shapes ----------------------------------------------------------------------------------------------------------
 
 
 def test_rect_train_shapes_are_few_of_equal_pixels_and_symmetric() -> None:
@@ -79,7 +79,7 @@ def test_rect_train_shapes_fit_into_batch_buffers(batch: int) -> None:
         assert all(3 * batch * height * width <= slot_bytes for height, width in rect_train_shapes(size))
 
 
-# --- order --------------------------------------------------------------------------------------------------------
+# --- order -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("images", "batch"), CASES)
@@ -198,7 +198,7 @@ def test_rect_epoch_order_of_a_million_uses_every_image_once() -> None:
     assert (np.sort(order) == np.arange(1_000_000)).all()
 
 
-# --- crops --------------------------------------------------------------------------------------------------------
+# --- crops -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("aspect", [0.75, 1.0, 4 / 3])
