@@ -29,7 +29,8 @@ def write_index(root: Path, images: int = IMAGES) -> None:
     import numpy as np
 
     from train.data.index.base import names_crc32, stems_sha256
-    from train.data.index.packed import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, ROW_DTYPE, PackedManifest, file_crc32
+    from train.data.index.packed import INDEX_FILE, NAMES_FILE, ROW_DTYPE, file_crc32
+    from train.data.manifest import MANIFEST_FILE, PackedManifest
     from train.tools.filesystem import to_json_bytes, write_atomic
 
     folder = root / "train"

@@ -33,13 +33,13 @@ def make_split(folder: Path, images: int = 12, seed: int = 0, each: int = 1000, 
     files = {f"shard-{number:05d}.bin": data for number, data in enumerate(shards)}
     files |= {"index.npy": index.getvalue(), "names.txt": names}
     manifest = {
-        "format": "imgnet-cluster packed", "version": 1, "split": folder.name, "short": None, "images": images,
-        "classes": ["a", "b"], "source": hashlib.sha256(names).hexdigest(), "names": zlib.crc32(names),
+        "format": "imgnet-cluster packed", "version": 2, "split": folder.name, "short_side": None, "images": images,
+        "classes": ["a", "b"], "stems_digest": hashlib.sha256(names).hexdigest(), "names_checksum": zlib.crc32(names),
         "files": {
             name: {"bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(), "crc32": zlib.crc32(data)}
             for name, data in files.items()
         },
-        "made": {},
+        "packing_info": {},
     }  # fmt: skip
     for old in folder.iterdir():
         old.unlink()

@@ -1,1 +1,1 @@
-"""From files to batches: draw or resize a set, index it once, order it by (seed, epoch), decode and crop."""
+"""The data pipeline: pack a data set, index it, order it by (seed, epoch), decode and crop it into batches."""

@@ -1,11 +1,13 @@
-"""One image from bytes to pixels, the same way in preparation, training and validation.
+"""Decoding of one image from bytes to pixels, the same way in preparation, training and validation.
 
-simplejpeg first (libjpeg-turbo, 1.4 to 1.8 times PIL); what it refuses (a PNG named .JPEG, bytes before the end
-marker) goes to PIL, which decodes to the same pixels. EXIF orientation is not applied: ImageNet's readers do not.
+simplejpeg comes first (libjpeg-turbo, 1.4 to 1.8 times as fast as PIL). Files that it refuses, such as a PNG named
+.JPEG or a JPEG with extra bytes before its end marker, go to PIL, which decodes to the same pixels. EXIF orientation is
+not applied, because ImageNet's readers do not apply it.
 
-Where the extra `nvimgcodec` is installed, a part of an image is decoded without the rest: the same pixels, bit for bit,
-in half the time for a tenth of the image and in all of it for PART of it. It reads the file no further than it must, so
-damage that only a checksum would show stays unseen; a file that was cut short is told by its end.
+Where the extra `nvimgcodec` is installed, a region of an image is decoded without the rest. The pixels are the same,
+bit for bit. A tenth of the image takes half the time; a region of MAX_REGION_FRACTION takes as long as the whole
+image. The region decoder reads the file only as far as it must, so damage that only a checksum would show can stay
+unseen; a file that was cut short is recognized by its missing end marker.
 """
 
 import contextlib
@@ -16,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from io import BytesIO
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,18 +28,20 @@ from PIL import Image, UnidentifiedImageError
 
 from train.tools.filesystem import one_line_error
 
-JPEG_START, JPEG_END = b"\xff\xd8", b"\xff\xd9"  # how one begins, and ends
-MAX_JPEG_SIDE = 65500  # pixels a side that a JPEG file can have: a longer image could have no copy
-MAX_REGION_FRACTION = (
-    0.7  # of an image's pixels: from there on decoding all of them and cutting is as fast, at 160 pixels as at 352
-)
-Pixels = NDArray[np.uint8]
+JPEG_START = b"\xff\xd8"  # the marker that a JPEG file begins with
+JPEG_END = b"\xff\xd9"  # the marker that a JPEG file ends with
+MAX_JPEG_SIDE = 65500  # pixels: the longest side of a JPEG file. No copy could be made of a longer image.
+
+# Share of an image's pixels. From here on, decoding the whole image and slicing it is as fast, at 160 pixels as at 352.
+MAX_REGION_FRACTION = 0.7
+
+Pixels = NDArray[np.uint8]  # [height, width, 3], RGB
 ImageSize = tuple[int, int]  # height, width
 Box = tuple[int, int, int, int]  # top, left, height, width
 
 
 class BadImage(Exception):
-    """A file that no decoder takes; the text says why, without the file's name."""
+    """A file that cannot be decoded. The text says why, without the file's name."""
 
 
 def decode_image(data: bytes) -> Pixels:
@@ -48,15 +53,17 @@ def decode_image(data: bytes) -> Pixels:
 
 
 def decode_region(data: bytes, size: ImageSize, box: Box) -> Pixels:
-    """Return the pixels of a box of an image that must be of `size`. Raises `BadImage`, also when it is not."""
+    """Return the pixels [height, width, 3] inside a box of an image.
+
+    Raises `BadImage` for a file that cannot be decoded, and for an image whose size is not `size`.
+    """
     top, left, height, width = box
-    part = _try_decode_region(data, size, box)
-    if part is not None:
-        return part
+    region = _try_decode_region(data, size, box)
+    if region is not None:
+        return region
     pixels = decode_image(data)
     if pixels.shape[:2] != size:
-        found, expected = (f"{one[1]}x{one[0]}" for one in (pixels.shape, size))
-        raise BadImage(f"has {found} pixels and not {expected}")
+        raise BadImage(f"has {pixels.shape[1]}x{pixels.shape[0]} pixels, expected {size[1]}x{size[0]}")
     return pixels[top : top + height, left : left + width]
 
 
@@ -65,8 +72,8 @@ def _decode_with_pil(data: bytes, simplejpeg_error: str) -> Pixels:
         raise BadImage("the file is empty")
     try:
         with Image.open(BytesIO(data)) as image:
-            if image.mode.startswith(("I", "F")):  # which convert() would clip to white
-                raise BadImage(f"{image.format} with more than 8 bits a channel (mode {image.mode})")
+            if image.mode.startswith(("I", "F")):  # convert() would clip these to white
+                raise BadImage(f"{image.format} with more than 8 bits per channel (mode {image.mode})")
             if max(image.size) > MAX_JPEG_SIDE:
                 raise BadImage(f"{image.width} x {image.height} pixels do not fit into a JPEG file")
             return np.array(image.convert("RGB"))
@@ -74,14 +81,15 @@ def _decode_with_pil(data: bytes, simplejpeg_error: str) -> Pixels:
         raise BadImage(simplejpeg_error.replace("\n", " ") if data[:2] == JPEG_START else "not an image") from error
     except BadImage:
         raise
-    except Exception as error:  # of a damaged file PIL's readers may raise anything
+    except Exception as error:  # PIL's readers may raise any exception on a damaged file
         raise BadImage(one_line_error(error) or type(error).__name__) from error
 
 
 def _try_decode_region(data: bytes, size: ImageSize, box: Box) -> Pixels | None:
-    """The pixels of a box of a plain JPEG, decoded without the rest; None: decode the whole, which knows what is wrong.
+    """Decode only a box of a plain JPEG, or return None.
 
-    CMYK is left to the whole too: nvimgcodec's black is one grey level off.
+    None means that the caller has to decode the whole image, which also finds out what is wrong with a bad file. CMYK
+    files always return None: nvimgcodec's black is one gray level off.
     """
     decoder = region_decoder(threading.get_native_id())
     if decoder is None or box[2] * box[3] > MAX_REGION_FRACTION * size[0] * size[1]:
@@ -89,54 +97,57 @@ def _try_decode_region(data: bytes, size: ImageSize, box: Box) -> Pixels | None:
     if not (data.startswith(JPEG_START) and data.endswith(JPEG_END)):
         return None
     try:
-        height, width, colours, _ = simplejpeg.decode_jpeg_header(data)
+        height, width, color_space, _ = simplejpeg.decode_jpeg_header(data)
     except ValueError:
         return None
-    return decoder(data, box) if (height, width) == size and colours in ("YCbCr", "Gray", "RGB") else None
+    return decoder(data, box) if (height, width) == size and color_space in ("YCbCr", "Gray", "RGB") else None
 
 
 @functools.lru_cache(maxsize=64)
 def region_decoder(_thread_id: int) -> Callable[[bytes, Box], Pixels | None] | None:
-    """Return what decodes a box, for a thread by its number in the system; None where nvimgcodec is not installed."""
+    """Return the region decoder of a thread, or None where nvimgcodec is not installed.
+
+    The native thread ID is only the key of the cache: each thread gets its own decoder.
+    """
     try:
-        with _silence_stderr():  # it says on stderr that this machine has no nvJPEG, which nobody asked for
+        with _silence_stderr():  # on import it reports to stderr that this machine has no nvJPEG
             nvimgcodec: Any = importlib.import_module("nvidia.nvimgcodec")
-            cpu = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
+            backends = [nvimgcodec.Backend(nvimgcodec.BackendKind.CPU_ONLY)]
             decoder = nvimgcodec.Decoder(
-                device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY, backends=cpu, max_num_cpu_threads=1
+                device_id=nvimgcodec.NVIMGCODEC_DEVICE_CPU_ONLY, backends=backends, max_num_cpu_threads=1
             )
             params = nvimgcodec.DecodeParams(apply_exif_orientation=False)
     except (ImportError, AttributeError, RuntimeError):
         return None
 
-    def region(data: bytes, box: Box) -> Pixels | None:
+    def decode_box(data: bytes, box: Box) -> Pixels | None:
         top, left, height, width = box
-        part = nvimgcodec.Region(top, left, top + height, left + width)
+        region = nvimgcodec.Region(top, left, top + height, left + width)
         try:
-            image = decoder.decode(nvimgcodec.CodeStream(data).get_sub_code_stream(0, part), params=params)
+            image = decoder.decode(nvimgcodec.CodeStream(data).get_sub_code_stream(0, region), params=params)
         except RuntimeError:
             return None
         return None if image is None else np.asarray(image.cpu())
 
-    return region
+    return decode_box
 
 
 @contextlib.contextmanager
 def _silence_stderr() -> Iterator[None]:
-    """Nothing reaches the process's stderr in here, not from C either."""
+    """Discard everything that the process writes to stderr in this context, from C code too."""
     sys.stderr.flush()
-    kept = os.dup(2)
+    saved_stderr = os.dup(2)
     try:
-        with open(os.devnull, "wb") as nowhere:
-            os.dup2(nowhere.fileno(), 2)
+        with Path(os.devnull).open("wb") as devnull:
+            os.dup2(devnull.fileno(), 2)
         yield
     finally:
-        os.dup2(kept, 2)
-        os.close(kept)
+        os.dup2(saved_stderr, 2)
+        os.close(saved_stderr)
 
 
 def encode_jpeg(pixels: Any, quality: int) -> bytes:
-    """Return uint8 RGB pixels [height, width, 3] as a baseline 4:2:0 JPEG."""
+    """Return uint8 RGB pixels [height, width, 3] as a baseline 4:2:0 JPEG file."""
     data: bytes = simplejpeg.encode_jpeg(
         np.ascontiguousarray(pixels), quality=quality, colorspace="RGB", colorsubsampling="420"
     )

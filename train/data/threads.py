@@ -1,4 +1,4 @@
-"""Map over many items in threads, in order, with few of them in flight: a million futures would take gigabytes."""
+"""A map over many items in threads: results in order, few items in flight (a million futures take gigabytes)."""
 
 import os
 from collections import deque
@@ -10,18 +10,26 @@ from typing import TypeVar
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
+FUTURES_PER_WORKER = 16
+
 
 def map_in_threads(
     function: Callable[[Item], Result], items: Iterable[Item], workers: int | None = None
 ) -> Iterator[Result]:
-    """Yield function(item) for each item, in order. What is not begun when the caller stops is never begun."""
+    """Yield function(item) for each item, in the order of the items.
+
+    `workers` is the number of threads (default: one per CPU). When the caller stops iterating, calls that have not
+    started are cancelled.
+    """
     workers = workers or os.cpu_count() or 1
-    waiting, flying = iter(items), deque[Future[Result]]()
+    remaining_items = iter(items)
+    futures = deque[Future[Result]]()
     with ThreadPoolExecutor(workers) as pool:
         try:
-            flying.extend(pool.submit(function, one) for one in islice(waiting, 16 * workers))
-            while flying:
-                yield flying.popleft().result()
-                flying.extend(pool.submit(function, one) for one in islice(waiting, 1))
+            first_items = islice(remaining_items, FUTURES_PER_WORKER * workers)
+            futures.extend(pool.submit(function, item) for item in first_items)
+            while futures:
+                yield futures.popleft().result()
+                futures.extend(pool.submit(function, item) for item in islice(remaining_items, 1))
         finally:
             pool.shutdown(wait=True, cancel_futures=True)

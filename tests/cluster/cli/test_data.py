@@ -79,7 +79,7 @@ def test_data_pack_changed_sources_need_anew(place: Fixture, small_set: Path) ->
     ran = place.cli("data", "pack", "set", "full")
     assert ran.code == 1 and "have changed since; give another folder, or replace it: --anew" in ran.err
     ran = place.cli("data", "pack", "set", "full", "--anew")
-    assert ran.code == 0 and "full/train: the sources, or how they are packed, have changed; made anew" in ran.err
+    assert ran.code == 0 and "full/train: the sources, or how they are packed, have changed; packed again" in ran.err
     assert ran.out == "full: 9 images packed, 10 were there, 0 files left out\n"
 
 

@@ -1,4 +1,4 @@
-"""What the tests of images share: both ways to decode one."""
+"""Fixtures of the data tests: both ways to decode an image."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +10,7 @@ from train.data import decode
 
 @pytest.fixture(params=["whole", "region"])
 def route(request: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Decode all of an image, or the part that matters."""
+    """Decode whole images, or only regions with nvimgcodec."""
     if request.param == "region":
         pytest.importorskip("nvidia.nvimgcodec", reason="the extra nvimgcodec is not installed")
     else:

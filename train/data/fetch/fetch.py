@@ -1,7 +1,8 @@
-"""Packed sets brought to this machine's own disk before the training: in ranges, several at once, checked, resumed.
+"""Fetches packed sets to the machine's own disk before training: in parallel ranges, verified and resumable.
 
-Once per machine: who comes second waits, and finds all there. A fetch that is killed goes on where it stopped; a file
-gets its name when its checksum is right, a split its manifest when all files have theirs. Imports no torch.
+A set is fetched once per machine: a second process waits, and finds everything there. A fetch that is killed resumes
+where it stopped. A file gets its name when its checksum is verified, a split its manifest when all files are complete.
+Imports no torch.
 """
 
 import contextlib
@@ -18,16 +19,16 @@ from .download import ByteCounter, ProgressCallback, SplitDownload, fetch_manife
 from .resume import PartialSplit
 from .sources import Source
 
-RANGE_BYTES = 64 << 20  # bytes of a request: smaller ones cost S3 more than they gain, larger ones share out badly
+RANGE_BYTES = 64 << 20  # of a request: smaller ones cost S3 more than they gain, larger ones balance badly
 MAX_PARALLEL_REQUESTS = 8
-STALL_TIMEOUT_SECONDS = 120.0  # seconds without a byte
+STALL_TIMEOUT_SECONDS = 120.0  # without a received byte
 LOCK_FILE = ".fetch.lock"
 LogFunction = Callable[[str], None]
 
 
 @dataclass(frozen=True)
 class SetToFetch:
-    """A set to fetch: the root of a packed set, and the folder that is to be its copy, with the images or without."""
+    """A packed set to fetch: its source, the target folder, and whether only the index is fetched, without images."""
 
     source: Source
     target: Path
@@ -36,7 +37,7 @@ class SetToFetch:
 
 @dataclass(frozen=True)
 class FetchResult:
-    """What a fetch has done: bytes that came now, bytes that were there before, seconds."""
+    """The result of a fetch: bytes received now, bytes that were there before, and seconds."""
 
     fetched_bytes: int
     existing_bytes: int
@@ -52,72 +53,80 @@ def fetch_sets(
     progress: ProgressCallback | None = None,
     log: LogFunction = print,
 ) -> FetchResult:
-    """Fetch sets in this order, each to its end before the next.
+    """Fetch sets in this order, each completely before the next.
 
-    `patience` is for how many seconds a range is asked for again while no byte of it comes. Raises `FetchError`, and
-    what else a source raises; what has come stays, and the same call goes on from there.
+    A range is retried until none of its bytes is received for `stall_timeout` seconds. Raises `FetchError`, and other
+    errors of a source. Received data stays, and the same call resumes from there.
     """
-    begun = time.monotonic()
-    with contextlib.ExitStack() as held:
-        for part in sets:  # before anything is made here
+    start_time = time.monotonic()
+    with contextlib.ExitStack() as locks:
+        for set_to_fetch in sets:  # before any folder is created
             for split in SPLITS:
-                fetch_manifest(part.source, split, stall_timeout)
-        for target in sorted({one.target for one in sets}):
-            held.enter_context(_lock_target(target, log))
-        todo, there, total = list[SplitDownload](), 0, 0
-        for part in sets:
-            pulls = [_make_download(part, split, range_bytes, max_parallel, stall_timeout) for split in SPLITS]
-            todo += [one for one in pulls if not one.partial.is_complete]
-            there += sum(one.partial.bytes_present for one in pulls)
-            total += sum(one.partial.bytes_total for one in pulls)
-            if all(one.partial.is_complete for one in pulls):
-                more = f"every byte: imgnet-cluster data verify {part.target}"
-                log(f"{part.target}: is there already, by its sizes; nothing to fetch ({more})")
-        for one in todo:
-            one.partial.prepare_folder()
-        _check_disk_space([one.partial for one in todo])
-        count = ByteCounter(there, total, progress)
-        for one in todo:
-            one.run(count)
-    return FetchResult(count.done - there, there, time.monotonic() - begun)
+                fetch_manifest(set_to_fetch.source, split, stall_timeout)
+        for target in sorted({set_to_fetch.target for set_to_fetch in sets}):
+            locks.enter_context(_lock_target(target, log))
+        pending_downloads: list[SplitDownload] = []
+        existing_bytes = total_bytes = 0
+        for set_to_fetch in sets:
+            downloads = [
+                _make_download(set_to_fetch, split, range_bytes, max_parallel, stall_timeout) for split in SPLITS
+            ]
+            incomplete_downloads = [download for download in downloads if not download.partial.is_complete]
+            pending_downloads += incomplete_downloads
+            existing_bytes += sum(download.partial.bytes_present for download in downloads)
+            total_bytes += sum(download.partial.bytes_total for download in downloads)
+            if not incomplete_downloads:
+                target = set_to_fetch.target
+                log(
+                    f"{target}: is there already, by its file sizes; nothing to fetch (to check every byte: "
+                    f"imgnet-cluster data verify {target})"
+                )
+        for download in pending_downloads:
+            download.partial.prepare_folder()
+        _check_disk_space([download.partial for download in pending_downloads])
+        counter = ByteCounter(existing_bytes, total_bytes, progress)
+        for download in pending_downloads:
+            download.run(counter)
+    return FetchResult(counter.done - existing_bytes, existing_bytes, time.monotonic() - start_time)
 
 
 def _make_download(
     set_to_fetch: SetToFetch, split: str, range_bytes: int, max_parallel: int, stall_timeout: float
 ) -> SplitDownload:
-    partial = PartialSplit(
-        set_to_fetch.target / split, fetch_manifest(set_to_fetch.source, split, stall_timeout), set_to_fetch.index_only
-    )
+    manifest = fetch_manifest(set_to_fetch.source, split, stall_timeout)
+    partial = PartialSplit(set_to_fetch.target / split, manifest, set_to_fetch.index_only)
     return SplitDownload(set_to_fetch.source, split, partial, range_bytes, max_parallel, stall_timeout)
 
 
 @contextlib.contextmanager
 def _lock_target(target: Path, log: LogFunction) -> Iterator[None]:
-    """Hold a target: of several processes of a machine one fetches."""
+    """Hold the lock of a target folder, so that only one process of a machine fetches into it."""
     target.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as held:
+    with contextlib.ExitStack() as locks:
         try:
-            held.enter_context(locked(target / LOCK_FILE, 0))
+            locks.enter_context(locked(target / LOCK_FILE, 0))
         except BlockingIOError:
             log(f"another process is fetching {target}: waiting for it")
-            held.enter_context(locked(target / LOCK_FILE))
+            locks.enter_context(locked(target / LOCK_FILE))
         yield
 
 
 def _check_disk_space(partial_splits: Sequence[PartialSplit]) -> None:
-    """Raise `FetchError` when a disk has not the room for what is missing on it."""
-    for disk in {one.folder.stat().st_dev for one in partial_splits}:
-        mine = [one for one in partial_splits if one.folder.stat().st_dev == disk]
-        need, free = sum(one.bytes_total - one.bytes_present for one in mine), shutil.disk_usage(mine[0].folder).free
-        if need > free:
+    """Raise `FetchError` when a disk does not have room for what is still to be fetched to it."""
+    for device in {partial.folder.stat().st_dev for partial in partial_splits}:
+        partials_on_disk = [partial for partial in partial_splits if partial.folder.stat().st_dev == device]
+        folder = partials_on_disk[0].folder
+        needed_bytes = sum(partial.bytes_total - partial.bytes_present for partial in partials_on_disk)
+        free_bytes = shutil.disk_usage(folder).free
+        if needed_bytes > free_bytes:
             raise FetchError(
-                f"{mine[0].folder.parent}: its disk has {format_bytes(free)} free, and {format_bytes(need)} are still to be fetched; "
-                "make room, or take another folder"
+                f"{folder.parent}: its disk has {format_bytes(free_bytes)} free, but {format_bytes(needed_bytes)} are "
+                "still to be fetched; make room, or give another folder"
             )
 
 
 def format_bytes(byte_count: int) -> str:
-    """Return a number of bytes as a person reads it."""
+    """Return a number of bytes in a readable unit, such as 1.2 kB or 140 GB."""
     for unit, power in (("GB", 9), ("MB", 6), ("kB", 3)):
         if byte_count >= 10**power:
             number = byte_count / 10**power

@@ -1,6 +1,6 @@
-"""Where a packed set is fetched from: two verbs, and what its manifest says. A shared folder is one; S3 is another.
+"""`Source`, the interface of a place that packed sets are fetched from, and `FolderSource`; S3 is another source.
 
-A set is train/ and val/, each with shards, index.npy, names.txt, and a manifest.json that names them with size and
+A set is train/ and val/. Each has shards, index.npy, names.txt, and a manifest.json that lists them with size and
 SHA-256 and was written last. Imports no torch and no numpy.
 """
 
@@ -12,36 +12,37 @@ from typing import Protocol
 from train.data.manifest import MANIFEST_FILE, FetchError
 from train.tools.filesystem import one_line_error
 
-READ_CHUNK_BYTES = 4 << 20  # bytes read at once
+READ_CHUNK_BYTES = 4 << 20
 
 
 class Source(Protocol):
-    """The root of a packed set. `OSError` from it may pass, any other error will not."""
+    """The root of a packed set. An `OSError` from its methods may be transient and is retried, other errors are not."""
 
     name: str
 
     def read_small_file(self, path: str) -> bytes | None:
-        """Return a small file, None when it is not there."""
+        """Return the content of a small file, or None when it does not exist."""
 
     def read_range(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
-        """Yield a range of a file piece by piece; it may end early.
+        """Yield a byte range of a file in chunks. The range may end early.
 
-        Raises `FetchError` when the file has not `size` bytes, or is another one than when it was first read.
+        Raises `FetchError` when the file's size is not `size`, or the file was replaced since it was first read.
         """
 
     def describe_missing(self, split: str) -> str:
-        """Return one line that says what is there instead of a packed split, and what to type."""
+        """Return one line for a split without a manifest: what is there instead, and what to type."""
 
 
 class FolderSource:
-    """A packed set in a folder, such as one that all machines share."""
+    """A packed set in a folder, for example a shared one."""
 
     def __init__(self, root: Path) -> None:
-        self.root, self.name = root, str(root)
-        self._first_seen_versions: dict[str, tuple[int, int]] = {}
+        self.root = root
+        self.name = str(root)
+        self._first_seen_versions: dict[str, tuple[int, int]] = {}  # (inode, mtime in ns) by path
 
     def read_small_file(self, path: str) -> bytes | None:
-        """Return a small file, None when it is not there."""
+        """Return the content of a small file, or None when it does not exist."""
         try:
             return (self.root / path).read_bytes()
         except (FileNotFoundError, NotADirectoryError):
@@ -50,42 +51,44 @@ class FolderSource:
             raise FetchError(one_line_error(error)) from error
 
     def read_range(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
-        """Yield a range of a file. Raises `FetchError` when it is gone, was replaced, or has not `size` bytes."""
+        """Yield a byte range of a file. Raises `FetchError` when it is gone, replaced, or not of `size` bytes."""
         file = self.root / path
         try:
-            handle = os.open(file, os.O_RDONLY)
+            file_descriptor = os.open(file, os.O_RDONLY)
         except (FileNotFoundError, PermissionError) as error:
-            raise FetchError(f"{one_line_error(error)}; its manifest names it") from error
+            raise FetchError(f"{one_line_error(error)}; its manifest lists it") from error
         try:
-            found = os.fstat(handle)
-            check_size(str(file), found.st_size, size)
-            mark = found.st_ino, found.st_mtime_ns
-            if self._first_seen_versions.setdefault(path, mark) != mark:
+            status = os.fstat(file_descriptor)
+            check_size(str(file), status.st_size, size)
+            version = status.st_ino, status.st_mtime_ns
+            if self._first_seen_versions.setdefault(path, version) != version:
                 raise file_replaced_error(str(file))
             end = offset + length
-            while offset < end and (piece := os.pread(handle, min(READ_CHUNK_BYTES, end - offset), offset)):
-                offset += len(piece)
-                yield piece
+            while offset < end and (chunk := os.pread(file_descriptor, min(READ_CHUNK_BYTES, end - offset), offset)):
+                offset += len(chunk)
+                yield chunk
         finally:
-            os.close(handle)
+            os.close(file_descriptor)
 
     def describe_missing(self, split: str) -> str:
-        """Say what is there instead of a packed split."""
+        """Return one line for a split without a manifest: what is there instead, and what to type."""
         folder = self.root / split
         if not self.root.is_dir():
             return f"{self.root}: there is no such folder"
-        if folder.is_dir() and any(one.is_dir() and not one.name.startswith(".") for one in os.scandir(folder)):
-            pack = f"imgnet-cluster data pack {self.root} {self.root}-packed"
-            return f"{self.root}: has single files, fetch takes a packed set; make one: {pack}"
-        return f"{folder / MANIFEST_FILE}: is not there: no packed set, or one that is not finished"
+        if folder.is_dir() and any(entry.is_dir() and not entry.name.startswith(".") for entry in os.scandir(folder)):
+            pack_command = f"imgnet-cluster data pack {self.root} {self.root}-packed"
+            return f"{self.root}: has single files, but fetch takes a packed set; to make one: {pack_command}"
+        return f"{folder / MANIFEST_FILE}: is not there: no packed set, or packing is not finished"
 
 
 def check_size(where: str, found: int, expected: int) -> None:
-    """Raise `FetchError` when a file is not as long as its manifest says."""
+    """Raise `FetchError` when a file's size in bytes is not the one in its manifest."""
     if found != expected:
-        raise FetchError(f"{where}: has {found} bytes, its manifest says {expected}; look: imgnet-cluster data verify")
+        raise FetchError(
+            f"{where}: has {found} bytes, its manifest says {expected}; to check the source: imgnet-cluster data verify"
+        )
 
 
 def file_replaced_error(where: str) -> FetchError:
-    """Return the error of a file that is another one than a moment ago."""
+    """Return the error for a file that was replaced since it was first read."""
     return FetchError(f"{where}: was replaced while it was fetched; when the source is finished, fetch again")

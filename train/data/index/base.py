@@ -1,6 +1,6 @@
-"""What every set of images has, however it is stored: numbers and bytes by id, names for messages, one kind of error.
+"""`Index`, the interface of a split however it is stored: sizes, labels and bytes by image ID, and names for messages.
 
-An id is an image's place in the order of class and name. It is the same in the full-size set and in its copies.
+An image's ID is its position in the order of class and file name. It is the same in the full-size set and its copies.
 """
 
 import functools
@@ -18,15 +18,15 @@ from numpy.typing import NDArray
 
 SPLITS = ("train", "val")
 ImageIds = NDArray[np.int64]
-ProgressCallback = Callable[[int, int], None]
+ProgressCallback = Callable[[int, int], None]  # images done, images in all
 
 
 class DataError(Exception):
-    """A set of images that cannot be used; the text is one line: what, where, what to do."""
+    """A data set that cannot be used. The text is one line: where, what is wrong, what to do."""
 
 
 class IntColumn(Protocol):
-    """A whole number for each image, int64 as soon as it is taken out: `numbers[ids]`, `np.asarray(numbers)`."""
+    """An integer for each image, such as its width. `column[ids]` and `np.asarray(column)` are int64."""
 
     def __len__(self) -> int: ...
     def __getitem__(self, ids: Any, /) -> Any: ...
@@ -35,7 +35,10 @@ class IntColumn(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Index(ABC):
-    """The images of one split, sorted by class and name; `classes` by label, `bad` are files that were left out."""
+    """The images of one split, sorted by class and file name.
+
+    `classes` are the class names by label. `skipped_files` are the files that were left out as (path, reason).
+    """
 
     folder: Path
     classes: tuple[str, ...]
@@ -49,15 +52,15 @@ class Index(ABC):
 
     @abstractmethod
     def take(self, ids: ImageIds) -> Self:
-        """Return the index of these images only, in this order."""
+        """Return an index of only these images, in this order."""
 
     @abstractmethod
     def read(self, number: int) -> bytes:
-        """Return the bytes of an image's file. Raises `DataError` or `OSError`."""
+        """Return the bytes of an image file. Raises `DataError` or `OSError`."""
 
     @abstractmethod
     def names(self) -> list[str]:
-        """Return `class/file name` of every image: for comparisons, not for training. Raises `DataError`."""
+        """Return `class/file name` of every image, for comparisons of sets, not for training. Raises `DataError`."""
 
     @abstractmethod
     def name(self, number: int) -> str:
@@ -65,32 +68,32 @@ class Index(ABC):
 
     @abstractmethod
     def location(self, number: int) -> str:
-        """Return where an image's bytes lie, as an error begins."""
+        """Return where an image is stored, as the beginning of an error message."""
 
     @property
     def has_images(self) -> bool:
-        """Whether the images are here, and not their names and numbers only."""
+        """Whether the images are on this machine. False where only names, sizes and labels were fetched."""
         return True
 
     @property
     def names_checksum(self) -> int:
-        """A number of 32 bits that differs when the names of the files do: another machine may have other images."""
+        """A crc32 of the file names. Ranks compare it: another machine may have other images."""
         return names_crc32(self.names())
 
     @property
     def sizes_checksum(self) -> int:
-        """A number of 32 bits that differs when the images' widths or heights do: boxes and rectangles hang on them."""
-        shapes = (np.ascontiguousarray(one, dtype=np.int64) for one in (self.widths, self.heights))
-        return functools.reduce(lambda crc, one: zlib.crc32(one.data, crc), shapes, 0)
+        """A crc32 of the images' widths and heights, on which crop boxes and rectangles depend."""
+        columns = (np.ascontiguousarray(column, dtype=np.int64) for column in (self.widths, self.heights))
+        return functools.reduce(lambda crc, column: zlib.crc32(column.data, crc), columns, 0)
 
     @property
     def stems_digest(self) -> str:
-        """A digest of the names without suffix: sets of which it is equal have the same images in the same order."""
+        """A digest of the names without suffix. Sets with equal digests have the same images in the same order."""
         return stems_sha256(self.names())
 
 
 def names_crc32(names: Iterable[str]) -> int:
-    """Return the checksum of names.txt: of each name and its line break."""
+    """Return the checksum of names.txt, that is of each name with its line break."""
     crc = 0
     for name in names:
         crc = zlib.crc32(encode_name_line(name), crc)
@@ -98,7 +101,7 @@ def names_crc32(names: Iterable[str]) -> int:
 
 
 def stems_sha256(names: Iterable[str]) -> str:
-    """Return the sha256 of the names without their suffix, a line each: a copy may be stored as another format."""
+    """Return the sha256 of the names without suffix, one a line: a copy may be stored in another file format."""
     digest = hashlib.sha256()
     for name in names:
         digest.update(encode_name_line(stem(name)))
@@ -107,9 +110,9 @@ def stems_sha256(names: Iterable[str]) -> str:
 
 def stem(name: str) -> str:
     """Return a name without its suffix."""
-    return os.path.splitext(name)[0]
+    return os.path.splitext(name)[0]  # noqa: PTH122 (pathlib is several times slower, and there are a million names)
 
 
 def encode_name_line(name: str) -> bytes:
-    """Return a name as a line of names.txt; names that are not UTF-8 keep their bytes."""
+    """Return a name as a line of names.txt. Names that are not valid UTF-8 keep their bytes."""
     return f"{name}\n".encode("utf-8", "surrogateescape")

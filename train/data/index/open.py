@@ -1,6 +1,6 @@
-"""The images of one split by id: a folder of files or a packed set, whichever lies there; and what both must keep to.
+"""Opens a split by its folder, whether it holds image files or packed shards, and checks the layout of a data set.
 
-A set is a root with `train` and `val`, each with a folder per class, or packed, with a manifest.json.
+A data set is a root folder with `train` and `val`. Each has a folder per class, or is packed and has a manifest.json.
 """
 
 from collections.abc import Sequence
@@ -12,24 +12,26 @@ from .base import SPLITS, DataError, Index, ProgressCallback, stem
 
 
 def check_layout(root: Path) -> None:
-    """Raise `DataError` unless the folder has train/ and val/ with classes, and val has no class that train lacks.
+    """Raise `DataError` unless the root has train/ and val/ with classes, and every class of val/ is in train/ too.
 
-    Looks at folders and manifests only, so it is quick; `load` looks into the files.
+    Reads only folder names and manifests, so it is quick; `load_index` reads the files.
     """
     if not root.is_dir():
-        raise DataError(f"{root}: there is no such data folder; say --data DIR, or --data sample for the built-in set")
-    train, val = (class_names(root, split) for split in SPLITS)
-    _check_val_classes(root, val, train)
+        raise DataError(f"{root}: there is no such data folder; pass --data DIR, or --data sample for the built-in set")
+    train_classes, val_classes = (class_names(root, split) for split in SPLITS)
+    _check_val_classes(root, val_classes, train_classes)
 
 
 def _check_val_classes(root: Path, val_classes: Sequence[str], train_classes: Sequence[str]) -> None:
-    unknown = sorted(set(val_classes) - set(train_classes))
-    if unknown:
-        raise DataError(f"{root / 'val' / unknown[0]}: a class that train/ lacks; remove it, or add it to train/")
+    unknown_classes = sorted(set(val_classes) - set(train_classes))
+    if unknown_classes:
+        raise DataError(
+            f"{root / 'val' / unknown_classes[0]}: a class that train/ lacks; remove it, or add it to train/"
+        )
 
 
 def class_names(root: Path, split: str) -> list[str]:
-    """Return the names of the classes, sorted. Raises `DataError` when there are none, or the set is not finished."""
+    """Return the class names of a split, sorted. Raises `DataError` when there are none, or packing is unfinished."""
     folder = root / split
     if not folder.is_dir():
         raise DataError(f"{root}: has no {split}/; the layout is train/<class>/*.JPEG and val/<class>/*.JPEG")
@@ -37,18 +39,18 @@ def class_names(root: Path, split: str) -> list[str]:
         return list(packed.read_manifest(folder).classes)
     if packed.is_unfinished(folder):
         raise DataError(
-            f"{folder}: a packed set that is not finished; call the command that makes it again, it goes on where it "
-            "stopped: imgnet-cluster data resize, pack or fetch"
+            f"{folder}: a packed set that is not finished; run the command that makes it again (imgnet-cluster data "
+            "resize, pack or fetch), which resumes where it stopped"
         )
-    found = index_folder.class_folders(folder)
-    if not found:
+    classes = index_folder.class_folders(folder)
+    if not classes:
         raise DataError(f"{folder}: has no class folders; the layout is {split}/<class>/*.JPEG")
-    if loose := index_folder.loose_images(folder):
+    if stray_images := index_folder.loose_images(folder):
         raise DataError(
-            f"{folder}: {len(loose)} images lie beside the class folders, the first: {loose[0]}; move each into the "
-            "folder of its class"
+            f"{folder}: {len(stray_images)} images lie beside the class folders, the first: {stray_images[0]}; move "
+            "each into the folder of its class"
         )
-    return found
+    return classes
 
 
 def load_index(
@@ -59,11 +61,11 @@ def load_index(
     skip_bad: bool = False,
     progress: ProgressCallback | None = None,
 ) -> Index:
-    """Return the index of root/split; that of a folder of files is made first where it is missing or stale.
+    """Return the index of root/split. For a folder of files it is built first, where it is missing or stale.
 
-    `classes` gives the labels (those of train/ for val/). Raises `DataError` for an empty folder, a class that is not
-    among `classes`, a packed set that is not whole, and, without `skip_bad`, for files that are not images: they are
-    counted and the first is named.
+    `classes` are the class names by label; val/ gets those of train/. Raises `DataError` for an empty folder, a class
+    that is not in `classes`, a packed set that is damaged or incomplete, and, unless `skip_bad`, for files that are not
+    images: the error counts them and names the first.
     """
     names = class_names(root, split)
     if classes is not None:
@@ -77,11 +79,12 @@ def check_same_images(full_size: Index, copy: Index) -> None:
     """Raise `DataError` unless a prepared copy has the same images in the same order as the full-size set."""
     if full_size.stems_digest == copy.stems_digest:
         return
-    mine, theirs = ({stem(name) for name in one.names()} for one in (full_size, copy))
-    missing, extra = len(mine - theirs), len(theirs - mine)
-    why = f"{missing} are missing, {extra} too many" if missing or extra else "they are in another order"
+    full_size_stems, copy_stems = ({stem(name) for name in index.names()} for index in (full_size, copy))
+    missing = len(full_size_stems - copy_stems)
+    extra = len(copy_stems - full_size_stems)
+    reason = f"{missing} are missing, {extra} too many" if missing or extra else "they are in another order"
     raise DataError(
-        f"{copy.folder}: is not of the same images as {full_size.folder} ({why}); "
+        f"{copy.folder}: does not have the same images as {full_size.folder} ({reason}); "
         f"make it again: imgnet-cluster data resize {full_size.folder.parent} {copy.folder.parent.parent} "
         f"--sizes {copy.folder.parent.name} --anew"
     )

@@ -1,14 +1,14 @@
-"""A packed split: shards of images back to back, an index of numbers that is mapped and not read, a manifest.
+"""A packed split: shards of images back to back, a memory-mapped index, and a manifest.
 
-shard-00000.bin ...  the images' bytes, in the order of ids
-index.npy            one `ROW` an image, in the order of ids
-names.txt            `class/file name`, a line each: for messages and comparisons only
+shard-00000.bin ...  the images' bytes, in the order of IDs
+index.npy            one `ROW_DTYPE` per image, in the order of IDs
+names.txt            `class/file name`, one per line: for messages and comparisons only
 manifest.json        written last: without it the set is not finished
 """
 
 import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Any, Self
@@ -16,95 +16,74 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from train.data.manifest import FORMAT, MANIFEST_FILE, VERSION, PackedManifest, shard_name
 from train.tools.filesystem import one_line_error, read_json
 
 from .base import DataError, ImageIds, Index, names_crc32, stems_sha256
-from .shards import ShardError, ShardReader, describe_size_mismatch, shard_name
+from .shards import ShardError, ShardReader, describe_size_mismatch
 
-FORMAT, VERSION = "imgnet-cluster packed", 1
-MANIFEST_FILE, INDEX_FILE, NAMES_FILE = "manifest.json", "index.npy", "names.txt"
-UNFINISHED_MARKER = ".unfinished"  # lies there from the first byte to the manifest
+INDEX_FILE = "index.npy"
+NAMES_FILE = "names.txt"
+UNFINISHED_MARKER = ".unfinished"  # this file exists from the first byte until the manifest is written
 ROW_DTYPE = np.dtype(
     [
-        *(("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<u4")),
-        *(("width", "<u2"), ("height", "<u2"), ("crc", "<u4")),
+        ("shard", "<u4"),
+        ("offset", "<u8"),
+        ("length", "<u4"),
+        ("label", "<u4"),
+        ("width", "<u2"),
+        ("height", "<u2"),
+        ("crc", "<u4"),
     ]
 )
 IndexRows = NDArray[np.void]
 
 
-@dataclass(frozen=True, kw_only=True)
-class PackedManifest:
-    """What a packed split consists of: `files` by name, each with its bytes and sha256; `short` None for full size.
-
-    `fetched` is "index" where the images were left at their source.
-    """
-
-    split: str
-    short_side: int | None
-    images: int
-    classes: list[str]
-    stems_digest: str
-    names_checksum: int
-    files: dict[str, dict[str, Any]]
-    packing_info: dict[str, Any]
-    fetched: str | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what is written to the file."""
-        said = {"format": FORMAT, "version": VERSION, **asdict(self)}
-        return {name: value for name, value in said.items() if (name, value) != ("fetched", None)}
-
-    @property
-    def shard_sizes(self) -> list[int]:
-        """The sizes of the shards in bytes, by number."""
-        count = sum(name.startswith("shard-") for name in self.files)
-        return [int(self.files[shard_name(number)]["bytes"]) for number in range(count)]
-
-    @property
-    def bytes(self) -> int:
-        """The size of all files."""
-        return sum(int(one["bytes"]) for one in self.files.values())
-
-
 def is_packed(folder: Path) -> bool:
-    """Whether the folder of a split is a finished packed set."""
+    """Return whether the folder of a split is a finished packed set."""
     return (folder / MANIFEST_FILE).exists()
 
 
 def is_unfinished(folder: Path) -> bool:
-    """Whether a packed set was begun here and not finished."""
-    begun = (one for one in folder.iterdir() if "shard-" in one.name or one.name == UNFINISHED_MARKER)
-    return not is_packed(folder) and any(one.is_file() for one in begun)
+    """Return whether packing or fetching was begun in a folder and not finished."""
+    leftovers = (path for path in folder.iterdir() if "shard-" in path.name or path.name == UNFINISHED_MARKER)
+    return not is_packed(folder) and any(path.is_file() for path in leftovers)
 
 
 def read_manifest(folder: Path) -> PackedManifest:
-    """Return the manifest of a packed split. Raises `DataError` for one that is damaged or of another version."""
+    """Return the manifest of a packed split. Raises `DataError` when it is damaged or has another version."""
     path = folder / MANIFEST_FILE
-    said = read_json(path)
-    if not isinstance(said, dict) or said.get("format") != FORMAT:
+    content = read_json(path)
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise DataError(f"{path}: is damaged, or not a manifest of this program; remove it and make the set again")
-    if said.get("version") != VERSION:
+    if content.get("version") != VERSION:
         raise DataError(
-            f"{path}: the set has format version {said.get('version')}, this program reads {VERSION}; make it again, "
-            "or use the version of imgnet-cluster that made it"
+            f"{path}: the set has format version {content.get('version')}, this program reads {VERSION}; make it "
+            "again, or use the version of imgnet-cluster that made it"
         )
     try:
-        needed = [name for name in PackedManifest.__dataclass_fields__ if name != "fetched"]
-        found = PackedManifest(**{name: said[name] for name in needed}, fetched=said.get("fetched"))
-        sizes = found.bytes, found.shard_sizes, found.files[INDEX_FILE]["crc32"], found.files[NAMES_FILE]["bytes"]
-        if not (isinstance(found.images, int) and found.images > 0 and found.classes and sizes):
+        required = [name for name in PackedManifest.__dataclass_fields__ if name != "fetched"]
+        manifest = PackedManifest(**{name: content[name] for name in required}, fetched=content.get("fetched"))
+        # These raise KeyError or TypeError where an entry of `files` is missing or malformed.
+        entries = (
+            manifest.bytes,
+            manifest.shard_sizes,
+            manifest.files[INDEX_FILE]["crc32"],
+            manifest.files[NAMES_FILE]["bytes"],
+        )
+        if not (isinstance(manifest.images, int) and manifest.images > 0 and manifest.classes and entries):
             raise ValueError
     except (KeyError, TypeError, ValueError, AttributeError):
         raise DataError(f"{path}: is damaged; remove it and make the set again") from None
-    return found
+    return manifest
 
 
 class MappedColumn:
-    """One column of an index that lies on the disk, as int64: only the rows that are asked for are read."""
+    """One column of a memory-mapped index, as int64. Only the rows that are indexed are read from disk."""
 
     def __init__(self, values: NDArray[Any], ids: ImageIds | None = None) -> None:
-        self._values, self._ids = values, ids
+        self._values = values
+        self._ids = ids
 
     def __len__(self) -> int:
         return len(self._values if self._ids is None else self._ids)
@@ -116,13 +95,16 @@ class MappedColumn:
         return np.asarray(self[:], dtype)
 
     def take(self, ids: ImageIds) -> "MappedColumn":
-        """Return the numbers of these images only."""
+        """Return the column of only these images."""
         return MappedColumn(self._values, ids if self._ids is None else self._ids[ids])
 
 
 @dataclass(frozen=True, kw_only=True)
 class PackedIndex(Index):
-    """The images of a packed split: `rows` of all, mapped; `ids` of those taken, None for all."""
+    """The images of a packed split.
+
+    `rows` are the memory-mapped rows of all images. `ids` are the images of this index, None for all.
+    """
 
     labels: MappedColumn
     widths: MappedColumn
@@ -133,32 +115,34 @@ class PackedIndex(Index):
     ids: ImageIds | None = None
 
     def take(self, ids: ImageIds) -> Self:
-        """Return the index of these images only, in this order."""
-        mine = np.asarray(ids, np.int64) if self.ids is None else self.ids[ids]
-        labels, widths, heights = (one.take(ids) for one in (self.labels, self.widths, self.heights))
-        return replace(self, ids=mine, labels=labels, widths=widths, heights=heights)
+        """Return an index of only these images, in this order."""
+        return replace(
+            self,
+            ids=np.asarray(ids, np.int64) if self.ids is None else self.ids[ids],
+            labels=self.labels.take(ids),
+            widths=self.widths.take(ids),
+            heights=self.heights.take(ids),
+        )
 
     def _id(self, number: int) -> int:
+        """Return the ID in the whole set of an image of this index."""
         return number if self.ids is None else int(self.ids[number])
 
     def read(self, number: int) -> bytes:
-        """Return the bytes of an image. Raises `DataError` when they are not those that were written."""
+        """Return the bytes of an image. Raises `DataError` when they are not the bytes that were packed."""
         shard, offset, length, _, _, _, crc = self.rows[self._id(number)].item()
         try:
             data = self.shards.read(shard, offset, length)
         except ShardError as error:
             raise self._damaged_error(number, str(error)) from error
         if zlib.crc32(data) != crc:
-            why = (
-                "the file was replaced during the run" if self.shards.was_replaced(shard) else "its bytes have changed"
-            )
-            raise self._damaged_error(number, f"{why} (checksum)")
+            if self.shards.was_replaced(shard):
+                raise self._damaged_error(number, "the file was replaced during the run (checksum)")
+            raise self._damaged_error(number, "its bytes have changed (checksum)")
         return data
 
     def _damaged_error(self, number: int, reason: str) -> DataError:
-        return DataError(
-            f"{self.location(number)}: {reason}; to see all that is damaged: {_verify_command(self.folder)}"
-        )
+        return DataError(f"{self.location(number)}: {reason}; {_list_damage_hint(self.folder)}")
 
     def names(self) -> list[str]:
         """Return `class/file name` of every image. Raises `DataError` when names.txt is damaged."""
@@ -166,34 +150,32 @@ class PackedIndex(Index):
         try:
             text = path.read_bytes()
         except OSError as error:
-            raise DataError(
-                f"{one_line_error(error)}; to see all that is damaged: {_verify_command(self.folder)}"
-            ) from error
+            raise DataError(f"{one_line_error(error)}; {_list_damage_hint(self.folder)}") from error
         if zlib.crc32(text) != self.manifest.names_checksum:
-            raise DataError(f"{path}: is damaged (checksum); to see all that is: {_verify_command(self.folder)}")
-        found = text.decode("utf-8", "surrogateescape").split("\n")[:-1]
-        return found if self.ids is None else [found[number] for number in self.ids.tolist()]
+            raise DataError(f"{path}: is damaged (checksum); {_list_damage_hint(self.folder)}")
+        names = text.decode("utf-8", "surrogateescape").split("\n")[:-1]
+        return names if self.ids is None else [names[number] for number in self.ids.tolist()]
 
     def name(self, number: int) -> str:
         """Return `class/file name` of one image, "?" when names.txt cannot be read."""
-        wanted = self._id(number)
+        image_id = self._id(number)
         try:
             with (self.folder / NAMES_FILE).open("rb") as file:
-                line = next(islice(file, wanted, None), b"?")
+                line = next(islice(file, image_id, None), b"?")
         except OSError:
             return "?"
         return line.decode("utf-8", "surrogateescape").rstrip("\n")
 
     def location(self, number: int) -> str:
-        """Return the shard, the image's number in it, its id and its name."""
+        """Return the shard's path, the image's position in the shard, its ID and its name."""
         row = self.rows[self._id(number)]
-        before = (self.rows["shard"] == row["shard"]) & (self.rows["offset"] < row["offset"])
+        is_before = (self.rows["shard"] == row["shard"]) & (self.rows["offset"] < row["offset"])
         path = self.folder / shard_name(int(row["shard"]))
-        return f"{path}, image {int(before.sum())} in it (id {self._id(number)}, {self.name(number)})"
+        return f"{path}, image {int(is_before.sum())} in it (id {self._id(number)}, {self.name(number)})"
 
     @property
     def has_images(self) -> bool:
-        """Whether the shards were fetched too."""
+        """Whether the shards are on this machine too, and not only the index."""
         return self.manifest.fetched != "index"
 
     @property
@@ -207,15 +189,16 @@ class PackedIndex(Index):
         return self.manifest.names_checksum if self.ids is None else names_crc32(self.names())
 
 
-def _verify_command(folder: Path) -> str:
-    return f"imgnet-cluster data verify {folder.parent}"
+def _list_damage_hint(folder: Path) -> str:
+    return f"to list all damage: imgnet-cluster data verify {folder.parent}"
 
 
 def load_packed_index(folder: Path, classes: Sequence[str] | None, *, check_shard_sizes: bool = True) -> PackedIndex:
-    """Return the index of a packed split, labelled by `classes` (none: its own).
+    """Return the index of a packed split, labeled by the position of each class in `classes` (None: its own classes).
 
-    Raises `DataError` unless the index is whole and, if `whole`, the shards have their sizes, but where only the index
-    was fetched: who reads only the copies needs no more than names and numbers of the full-size images.
+    Raises `DataError` when the index is damaged or, with `check_shard_sizes`, when a shard does not have its size. The
+    shards are not checked where only the index was fetched: a run that reads only the copies needs no more than names
+    and sizes of the full-size images.
     """
     manifest = read_manifest(folder)
     rows = map_index_rows(folder, manifest)
@@ -223,8 +206,8 @@ def load_packed_index(folder: Path, classes: Sequence[str] | None, *, check_shar
         _check_shard_files(folder, manifest)
     labels: NDArray[Any] = rows["label"]
     if classes is not None and list(classes) != manifest.classes:
-        label = {name: number for number, name in enumerate(classes)}
-        labels = np.array([label.get(name, -1) for name in manifest.classes], np.int64)[labels]
+        label_by_class = {name: label for label, name in enumerate(classes)}
+        labels = np.array([label_by_class.get(name, -1) for name in manifest.classes], np.int64)[labels]
     return PackedIndex(
         folder=folder,
         classes=tuple(classes or manifest.classes),
@@ -238,21 +221,26 @@ def load_packed_index(folder: Path, classes: Sequence[str] | None, *, check_shar
 
 
 def map_index_rows(folder: Path, manifest: PackedManifest) -> IndexRows:
-    """Map index.npy. Raises `DataError` unless it is the one that the manifest names."""
-    path, said = folder / INDEX_FILE, manifest.files[INDEX_FILE]
+    """Memory-map index.npy. Raises `DataError` unless its checksum is the one in the manifest."""
+    path = folder / INDEX_FILE
     try:
         crc = file_crc32(path)
-        rows = np.load(path, mmap_mode="r", allow_pickle=False) if crc == said["crc32"] else None
+        matches = crc == manifest.files[INDEX_FILE]["crc32"]
+        rows = np.load(path, mmap_mode="r", allow_pickle=False) if matches else None
     except (OSError, ValueError) as error:
-        raise DataError(f"{one_line_error(error)}; to see all that is damaged: {_verify_command(folder)}") from error
+        raise DataError(f"{one_line_error(error)}; {_list_damage_hint(folder)}") from error
     if rows is None or rows.dtype != ROW_DTYPE or rows.shape != (manifest.images,):
-        raise DataError(f"{path}: is damaged (checksum); to see all that is: {_verify_command(folder)}")
+        raise DataError(f"{path}: is damaged (checksum); {_list_damage_hint(folder)}")
     return np.asarray(rows)  # np.memmap's own indexing takes ten times as long
 
 
 def file_crc32(path: Path) -> int:
-    """Return a file's crc32, read and not mapped: a file that is cut meanwhile must not end the process."""
-    crc, buffer = 0, memoryview(bytearray(1 << 20))
+    """Return a file's crc32.
+
+    The file is read and not memory-mapped: a file that is truncated meanwhile must not kill the process (SIGBUS).
+    """
+    crc = 0
+    buffer = memoryview(bytearray(1 << 20))
     with path.open("rb", buffering=0) as file:
         while count := file.readinto(buffer):
             crc = zlib.crc32(buffer[:count], crc)
@@ -260,10 +248,11 @@ def file_crc32(path: Path) -> int:
 
 
 def _check_shard_files(folder: Path, manifest: PackedManifest) -> None:
-    """Name a shard that is missing or has another size, before the training and not in the middle of it."""
-    found = {one.name: one.stat().st_size for one in folder.glob("shard-*.bin")}
-    for number, size in enumerate(manifest.shard_sizes):
+    """Raise `DataError` for a shard that is missing or has the wrong size: before training, not in the middle of it."""
+    size_by_name = {path.name: path.stat().st_size for path in folder.glob("shard-*.bin")}
+    for number, expected in enumerate(manifest.shard_sizes):
         name = shard_name(number)
-        if found.get(name) != size:
-            why = describe_size_mismatch(found[name], size) if name in found else "the shard is missing"
-            raise DataError(f"{folder / name}: {why}; to see all that is damaged: {_verify_command(folder)}")
+        size = size_by_name.get(name)
+        if size != expected:
+            reason = "the shard is missing" if size is None else describe_size_mismatch(size, expected)
+            raise DataError(f"{folder / name}: {reason}; {_list_damage_hint(folder)}")

@@ -1,26 +1,23 @@
-"""The shards of a packed split, read anywhere at any time by threads and forked processes: few handles, no lock.
+"""Random access to the shards of a packed split, from threads and forked processes, with few open files and no lock.
 
-pread and not mmap: a disk error is an error there, and not the end of the process.
+Reads use pread and not mmap: with pread a disk error is an exception, with mmap it kills the process.
 """
 
 import os
 from collections.abc import Sequence
 from pathlib import Path
 
-MAX_OPEN_SHARDS = 128  # kept open per split and process: three copies of ImageNet stay below a limit of 1,024
+from train.data.manifest import shard_name
+
+MAX_OPEN_SHARDS = 128  # per split and process: three copies of ImageNet stay below a limit of 1,024 open files
 
 
 class ShardError(Exception):
-    """A shard that is not what the manifest says; the text is what is wrong with it."""
-
-
-def shard_name(number: int) -> str:
-    """Return a shard's file name."""
-    return f"shard-{number:05d}.bin"
+    """A shard that is not as the manifest says. The text says what is wrong, without the shard's name."""
 
 
 class _ShardFile:
-    """One open file, closed when nobody reads it any more: not under a thread that is just reading."""
+    """An open shard file. It is closed when the last reference goes, so never while another thread reads from it."""
 
     def __init__(self, path: Path) -> None:
         self.file_descriptor = -1
@@ -33,17 +30,18 @@ class _ShardFile:
 
 
 class ShardReader:
-    """The shards of `folder`, `sizes` in bytes by number, opened when they are first read."""
+    """Reads the shards of a folder, each opened on first use. `sizes` are the expected sizes in bytes, by number."""
 
     def __init__(self, folder: Path, sizes: Sequence[int]) -> None:
-        self.folder, self.sizes = folder, sizes
+        self.folder = folder
+        self.sizes = sizes
         self._open_files: dict[int, _ShardFile] = {}
 
     def __reduce__(self) -> tuple[type["ShardReader"], tuple[Path, Sequence[int]]]:
-        return ShardReader, (self.folder, self.sizes)  # handles stay in their process
+        return ShardReader, (self.folder, self.sizes)  # file descriptors are not pickled
 
     def read(self, shard: int, offset: int, length: int) -> bytes:
-        """Return a part of a shard. Raises `ShardError`."""
+        """Return `length` bytes of a shard. Raises `ShardError`."""
         try:
             file = self._open_files.get(shard) or self._open_shard(shard)
             data = os.pread(file.file_descriptor, length, offset)
@@ -64,19 +62,20 @@ class ShardReader:
         if file.size != self.sizes[shard]:
             raise ShardError(describe_size_mismatch(file.size, self.sizes[shard]))
         if len(self._open_files) >= MAX_OPEN_SHARDS:
-            self._open_files.popitem()  # in a random order none is better than another
+            self._open_files.popitem()  # reads come in random order, so no choice is better than another
         self._open_files[shard] = file
         return file
 
     def was_replaced(self, shard: int) -> bool:
-        """Whether another file has taken the place of the one that is open."""
+        """Return whether the path of an open shard now names another file."""
         try:
-            now, then = (self.folder / shard_name(shard)).stat(), os.fstat(self._open_files[shard].file_descriptor)
+            current = (self.folder / shard_name(shard)).stat()
+            opened = os.fstat(self._open_files[shard].file_descriptor)
         except (OSError, KeyError):
             return False
-        return (now.st_dev, now.st_ino) != (then.st_dev, then.st_ino)
+        return (current.st_dev, current.st_ino) != (opened.st_dev, opened.st_ino)
 
 
 def describe_size_mismatch(found: int, expected: int) -> str:
-    """Say that a file has not the size that the manifest names."""
+    """Return the error text for a file whose size in bytes is not the one in the manifest."""
     return f"the file {'is cut short' if found < expected else 'was replaced'}: {found} bytes instead of {expected}"

@@ -1,4 +1,4 @@
-"""The images of a run: the full-size set, the prepared copies that the phases name, all with the same image numbers."""
+"""The indexes of a run's images: the full-size set, and the prepared copies that the phases name."""
 
 import math
 import sys
@@ -18,8 +18,10 @@ LogFunction = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Dataset:
-    """The indexes by (split, copy), the recipe whose phases name only copies that are there, and when we began to look,
-    in seconds of the wall clock.
+    """The images of a run.
+
+    `indexes` are the indexes by (split, copy). `recipe` is the recipe of the run, whose phases name only copies that
+    exist. `load_start_time` is when indexing began, in seconds since the epoch (wall clock).
     """
 
     indexes: dict[IndexKey, Index]
@@ -28,17 +30,17 @@ class Dataset:
 
     @property
     def train(self) -> Index:
-        """The training images."""
+        """The full-size training images."""
         return self.indexes["train", None]
 
 
 def data_root(data: Data, override: Path | None) -> Path:
-    """Return the folder of a run's images: the chosen one, or the recipe's."""
+    """Return the folder of a run's images: `override`, or the recipe's."""
     return (override or Path(data.root)).expanduser()
 
 
 def copies_root(images_root: Path, override: Path | None) -> Path:
-    """Return the folder that holds the prepared copies of a data folder: as chosen, or the name with -sz."""
+    """Return the folder of the prepared copies of a data folder: `override`, or the data folder's name with -sz."""
     return override.expanduser() if override else images_root.with_name(images_root.name + "-sz")
 
 
@@ -52,11 +54,12 @@ def open_dataset(
     skip_bad: bool = False,
     log: LogFunction = print,
 ) -> Dataset:
-    """Index what the recipe needs, `scale` of it. A copy that is not there is replaced by the full-size images, aloud.
+    """Index the images that the recipe needs, or a share `scale` of them.
 
-    Raises `DataError` for a folder that cannot be used, or a copy that has other images than the full-size set.
+    A copy that does not exist is replaced by the full-size images, and `log` gets a line that says so. Raises
+    `DataError` for a folder that cannot be used, or a copy whose images are not those of the full-size set.
     """
-    begun = time.time()
+    load_start_time = time.time()
     check_layout(root)
     train = load_index(root, "train", skip_bad=skip_bad, progress=_indexing_progress(root / "train"))
     val = load_index(root, "val", train.classes, skip_bad=skip_bad, progress=_indexing_progress(root / "val"))
@@ -64,7 +67,7 @@ def open_dataset(
     for split, index in (("train", train), ("val", val)):
         if index.skipped_files:
             first = ": ".join(index.skipped_files[0])
-            log(f"{index.folder}: {len(index.skipped_files)} of its files left out (--skip-bad), the first: {first}")
+            log(f"{index.folder}: left out {len(index.skipped_files)} bad files (--skip-bad), the first: {first}")
         for copy in recipe.copy_sizes:
             folder = copies / str(copy)
             if not folder.is_dir():
@@ -73,64 +76,68 @@ def open_dataset(
                 folder, split, train.classes, skip_bad=skip_bad, progress=_indexing_progress(folder / split)
             )
             check_same_images(index, indexes[split, copy])
-    missing = [copy for copy in recipe.copy_sizes if ("train", copy) not in indexes]
-    if missing:
-        names = ",".join(map(str, missing))
+    missing_copies = [copy for copy in recipe.copy_sizes if ("train", copy) not in indexes]
+    if missing_copies:
+        sizes = ",".join(map(str, missing_copies))
         log(
-            f"no copies of {names} pixels in {copies}: reading the full-size images, which takes longer; to make them: "
-            f"imgnet-cluster data resize {root} {copies} --sizes {names}"
+            f"no copies of {sizes} pixels in {copies}: reading the full-size images, which is slower; to make the "
+            f"copies: imgnet-cluster data resize {root} {copies} --sizes {sizes}"
         )
-    phases = tuple(_without_missing_copy(phase, missing) for phase in recipe.phases)
+    phases = tuple(_without_missing_copy(phase, missing_copies) for phase in recipe.phases)
     if any(phase.copy is None for phase in phases):
         _check_images_present(train, val)
     if scale < 1:
-        indexes = {key: one.take(subset(seed, len(one), scale)) for key, one in indexes.items()}
-    return Dataset(indexes, replace(recipe, tables={}, phases=phases), begun)
+        indexes = _take_subsets(indexes, seed, scale)
+    return Dataset(indexes, replace(recipe, tables={}, phases=phases), load_start_time)
 
 
 def open_val_indexes(
     recipe: Recipe, root: Path, copies: Path, *, scale: float = 1.0, seed: int = 0, skip_bad: bool = False
 ) -> dict[IndexKey, Index]:
-    """Index what the recipe's last phase validates on: the full-size images, and their copy where it is there.
+    """Index the validation images of the recipe's last phase: full-size, and their copy where it exists.
 
     Raises `DataError` as `open_dataset` does.
     """
     check_layout(root)
-    classes, copy = class_names(root, "train"), recipe.phases[-1].copy
-    folders = {None: root, copy: root if copy is None else copies / str(copy)}
+    classes = class_names(root, "train")
+    last_copy = recipe.phases[-1].copy
+    folders = {None: root, last_copy: root if last_copy is None else copies / str(last_copy)}
     indexes: dict[IndexKey, Index] = {}
-    for short, folder in folders.items():
+    for copy, folder in folders.items():
         if folder.is_dir():
-            found = load_index(folder, "val", classes, skip_bad=skip_bad, progress=_indexing_progress(folder / "val"))
-            check_same_images(indexes.setdefault(("val", None), found), found)
-            indexes["val", short] = found
-    if scale < 1:
-        indexes = {key: one.take(subset(seed, len(one), scale)) for key, one in indexes.items()}
-    return indexes
+            index = load_index(folder, "val", classes, skip_bad=skip_bad, progress=_indexing_progress(folder / "val"))
+            check_same_images(indexes.setdefault(("val", None), index), index)
+            indexes["val", copy] = index
+    return _take_subsets(indexes, seed, scale) if scale < 1 else indexes
 
 
-def _without_missing_copy(phase: Phase, missing: list[int]) -> Phase:
-    return replace(phase, copy=None) if phase.copy in missing else phase
+def _take_subsets(indexes: dict[IndexKey, Index], seed: int, scale: float) -> dict[IndexKey, Index]:
+    """Return the same share of the images of every index."""
+    return {key: index.take(subset(seed, len(index), scale)) for key, index in indexes.items()}
+
+
+def _without_missing_copy(phase: Phase, missing_copies: list[int]) -> Phase:
+    return replace(phase, copy=None) if phase.copy in missing_copies else phase
 
 
 def _check_images_present(*indexes: Index) -> None:
-    """A machine may have fetched names and numbers of the full-size images only."""
+    """Raise `DataError` where a machine has fetched only names and sizes of the full-size images."""
     for index in indexes:
         if not index.has_images:
             raise DataError(
-                f"{index.folder}: has the index and no images, which a phase of the recipe reads in full size; fetch "
-                f"all: imgnet-cluster data fetch SOURCE {index.folder.parent}"
+                f"{index.folder}: has the index and no images, but a phase of the recipe reads full-size images; fetch "
+                f"them too: imgnet-cluster data fetch SOURCE {index.folder.parent}"
             )
 
 
 def _indexing_progress(folder: Path) -> Callable[[int, int], None]:
-    """One line for each tenth of a look through a folder; nothing for a folder that is indexed already."""
+    """Return a callback that prints a line for each tenth of indexing a folder. A cached index prints nothing."""
 
-    def say(done: int, total: int) -> None:
+    def print_progress(done: int, total: int) -> None:
         if done == total or done % (100 * math.ceil(total / 1000)) == 0:
             print(f"indexing {folder}: {done} of {total}", file=sys.stderr, flush=True)
 
-    return say
+    return print_progress
 
 
 __all__ = ["DataError", "Dataset", "copies_root", "data_root", "open_dataset", "open_val_indexes"]

@@ -1,11 +1,12 @@
-"""Rectangular training: steps whose images are nearly of one aspect ratio, and the shape of each. Pure, without torch.
+"""Rectangular training: steps whose images have nearly one aspect ratio, and the crop shape of each step.
 
-Each epoch anew the images are sorted by ratio, with a jitter of about a tenth of it, and cut into global batches, which
-are shuffled: steps, images per step and work are those of square training, and every image is used once. What a last
-step that is not full takes is drawn from all images, as in square training, and has the shape of their mean.
+In every epoch the images are sorted by ratio, with a jitter of about a tenth of the ratio, and cut into global batches,
+which are then shuffled. Steps, images per step and work are those of square training, and every image is used once. A
+last step that is not full takes the images that square training would take there, drawn from all, in the shape of the
+mean ratio of all images.
 
-All is whole numbers: where two processors round a logarithm or a long sum differently, two machines would disagree on
-an order, and an image would be used twice.
+All arithmetic is on integers. If two processors rounded a logarithm or a long sum differently, two machines would
+disagree on the order, and an image would be used twice. Imports no torch.
 """
 
 import math
@@ -16,13 +17,12 @@ from numpy.typing import ArrayLike, NDArray
 from .rect_val import MAX_ASPECT_RATIO, CropShape
 from .rng import ImageIds, permutation
 
-SIDE_MULTIPLES = (32, 16, 8, 4)  # pixels: the first of which there is a rectangle; at 16 pixels there is none
-PIXEL_TOLERANCE = 1 / 16  # of the square's pixels: what a rectangle may have more or fewer
+# Pixels. The sides are multiples of the first of these that yields a rectangle at all; at size 16 none does.
+SIDE_MULTIPLES = (32, 16, 8, 4)
+PIXEL_TOLERANCE = 1 / 16  # of the square's pixels: how many more or fewer pixels a rectangle may have
 ASPECT_CODE_SCALE = 2**30
-ASPECT_CODE_JITTER = (
-    ASPECT_CODE_SCALE // 20
-)  # of a leaning: a tenth of the ratio, a third of what the crops' own ratios vary by
-JITTER_EPOCH_OFFSET = 2**33  # what sets these dice apart from those of `order`
+ASPECT_CODE_JITTER = ASPECT_CODE_SCALE // 20  # a tenth of the ratio; the crops' own ratios vary by three times that
+JITTER_EPOCH_OFFSET = 2**33  # added to the epoch, so that the jitter is independent of `permutation`
 
 AspectCodes = NDArray[np.int64]
 
@@ -30,63 +30,64 @@ AspectCodes = NDArray[np.int64]
 def rect_train_shapes(size: int) -> tuple[CropShape, ...]:
     """Return the shapes (height, width) of the steps at a size, from the tallest to the widest.
 
-    They are the square, and rectangles of as many pixels (to EQUAL) up to LONGEST with sides of whole 32s, or of the
-    next unit of which there is any: 192 x 256 at 224, 112 x 144 at 128, each also turned.
+    They are the square, and rectangles with the square's number of pixels (within PIXEL_TOLERANCE), an aspect ratio up
+    to MAX_ASPECT_RATIO, and sides that are multiples of 32, or of the next of SIDE_MULTIPLES that yields any: 192 x 256
+    at 224, 112 x 144 at 128. Each rectangle comes in portrait and landscape.
     """
-    tall = next(filter(None, (_tall_shapes(size, unit) for unit in SIDE_MULTIPLES)), [])
+    tall = next(filter(None, (_tall_shapes(size, multiple) for multiple in SIDE_MULTIPLES)), [])
     return (*tall, (size, size), *((width, height) for height, width in reversed(tall)))
 
 
 def _tall_shapes(size: int, side_multiple: int) -> list[CropShape]:
-    """The shapes that are higher than wide, the tallest first."""
-    pixels = size * size / side_multiple**2
-    found = [(round(pixels / width), width) for width in range(1, math.isqrt(int(pixels)) + 1)]
+    """Return the shapes that are higher than wide, the tallest first."""
+    cells = size * size / side_multiple**2
+    candidates = [(round(cells / width), width) for width in range(1, math.isqrt(int(cells)) + 1)]
     return [
         (height * side_multiple, width * side_multiple)
-        for height, width in found
-        if width < height <= MAX_ASPECT_RATIO * width and abs(height * width - pixels) <= PIXEL_TOLERANCE * pixels
+        for height, width in candidates
+        if width < height <= MAX_ASPECT_RATIO * width and abs(height * width - cells) <= PIXEL_TOLERANCE * cells
     ]
 
 
 def encode_aspect_ratios(widths: ArrayLike, heights: ArrayLike) -> AspectCodes:
-    """Return (w - h) / (w + h) of each image in units of 1 / ONE, at most that of LONGEST.
+    """Return (w - h) / (w + h) of each image in units of 1 / ASPECT_CODE_SCALE, clipped to that of MAX_ASPECT_RATIO.
 
-    It is nearly half the logarithm of the ratio, and exact on every processor.
+    The code is nearly half the logarithm of the ratio, and exact on every processor.
     """
     w, h = np.asarray(widths, np.int64), np.asarray(heights, np.int64)
-    most = int(ASPECT_CODE_SCALE * (MAX_ASPECT_RATIO - 1) / (MAX_ASPECT_RATIO + 1))
-    return np.asarray(((w - h) * ASPECT_CODE_SCALE // np.maximum(w + h, 1)).clip(-most, most))
+    max_code = int(ASPECT_CODE_SCALE * (MAX_ASPECT_RATIO - 1) / (MAX_ASPECT_RATIO + 1))
+    return np.asarray(((w - h) * ASPECT_CODE_SCALE // np.maximum(w + h, 1)).clip(-max_code, max_code))
 
 
 def rect_epoch_order(
     seed: int, epoch: int, aspect_codes: AspectCodes, batch: int, size: int
 ) -> tuple[ImageIds, list[CropShape]]:
-    """Return all image numbers once in the epoch's order, and the shape of each step of `batch` of them."""
+    """Return all image IDs once in the epoch's order, and the shape of each step of `batch` images."""
     drawn = permutation(seed, epoch, len(aspect_codes))
-    full = len(drawn) // batch * batch
-    dice = np.random.Generator(np.random.Philox(key=[seed, epoch + JITTER_EPOCH_OFFSET]))
-    mine, bits = aspect_codes[drawn[:full]], full.bit_length()
-    jitter = ((2 * dice.random(full) - 1) * ASPECT_CODE_JITTER).astype(np.int64)
-    keys = ((mine + jitter + ASPECT_CODE_SCALE) << bits) | np.arange(
-        full
-    )  # no two are equal: any way of sorting gives the same
+    full = len(drawn) // batch * batch  # images in full steps
+    generator = np.random.Generator(np.random.Philox(key=[seed, epoch + JITTER_EPOCH_OFFSET]))
+    codes = aspect_codes[drawn[:full]]
+    position_bits = full.bit_length()
+    jitter = ((2 * generator.random(full) - 1) * ASPECT_CODE_JITTER).astype(np.int64)
+    # The low bits are the position in `drawn`. So no two keys are equal, and every sorting algorithm gives one order.
+    keys = ((codes + jitter + ASPECT_CODE_SCALE) << position_bits) | np.arange(full)
     keys.sort()
-    steps = (keys & ((1 << bits) - 1)).reshape(-1, batch)[dice.permutation(full // batch)]
-    steps.sort(axis=1)  # as they were drawn: within a step, and so over its chunks, the ratios are in no order
-    known = rect_train_shapes(size)
-    found = [known[one] for one in _nearest_shapes(mine[steps].sum(axis=1) // batch, size).tolist()]
-    last = possible_step_shapes(aspect_codes, size, full=False) if full < len(drawn) else []
-    return np.concatenate([drawn[steps.ravel()], drawn[full:]]), found + last
+    steps = (keys & ((1 << position_bits) - 1)).reshape(-1, batch)[generator.permutation(full // batch)]
+    steps.sort(axis=1)  # back to the drawn order within a step, so that its chunks do not differ in their ratios
+    shapes = rect_train_shapes(size)
+    step_shapes = [shapes[number] for number in _nearest_shapes(codes[steps].sum(axis=1) // batch, size).tolist()]
+    last_shape = possible_step_shapes(aspect_codes, size, full=False) if full < len(drawn) else []
+    return np.concatenate([drawn[steps.ravel()], drawn[full:]]), step_shapes + last_shape
 
 
 def possible_step_shapes(aspect_codes: AspectCodes, size: int, full: bool) -> list[CropShape]:
-    """Return the shapes that full steps may have, in the order of `shapes`; else the one of a last that is not full."""
+    """Return the shapes that full steps may have, from tall to wide, or else the one shape of a partial last step."""
     means = [aspect_codes.min(), aspect_codes.max()] if full else [aspect_codes.sum() // len(aspect_codes)]
     chosen = _nearest_shapes(np.array(means), size)
     return list(rect_train_shapes(size)[chosen[0] : chosen[-1] + 1])
 
 
 def _nearest_shapes(means: AspectCodes, size: int) -> NDArray[np.int64]:
-    """Which of the shapes is nearest to each mean."""
+    """Return the number of the shape that is nearest to each mean code."""
     heights, widths = zip(*rect_train_shapes(size), strict=True)
     return np.asarray(np.abs(means[:, None] - encode_aspect_ratios(widths, heights)[None]).argmin(axis=1))

@@ -1,8 +1,9 @@
-"""Which images each step used, written down (`--log-ids`) and checked. Imports no torch.
+"""A log of the images that each step used (`--log-ids`), and the check that every image was used once per epoch.
 
     ids/000002-rank-3.jsonl     one line for each step of attempt 2: {"step": 17, "epoch": 1, "ids": [...]}
 
-A line is written before the step's gradients are given away: a step that ends anywhere is written down everywhere.
+A rank writes its line before it takes part in the step's all-reduce. So a step that completes on any rank is in the
+logs of all ranks. Imports no torch.
 """
 
 import json
@@ -13,17 +14,18 @@ from pathlib import Path
 from train.tools.filesystem import read_json_lines
 
 USAGE_FOLDER = "ids"
+_NO_LATER_ATTEMPT = 1 << 62  # a step that no run reaches
 
 
 class UsageLog:
-    """The lines of one process."""
+    """The log file of one rank in one attempt."""
 
     def __init__(self, log_dir: Path, attempt: int, rank: int) -> None:
         (log_dir / USAGE_FOLDER).mkdir(parents=True, exist_ok=True)
         self.file = (log_dir / USAGE_FOLDER / f"{attempt:06d}-rank-{rank}.jsonl").open("a", buffering=1)
 
     def record_step(self, step: int, epoch: int, ids: Iterable[int]) -> None:
-        """Append a step; steps and epochs count from 0."""
+        """Append the image IDs of a step. Steps and epochs count from 0."""
         self.file.write(json.dumps({"step": step, "epoch": epoch, "ids": sorted(ids)}) + "\n")
 
 
@@ -33,28 +35,32 @@ def find_usage_errors(
     images_per_epoch: int | Mapping[int, int],
     steps_per_epoch: Mapping[int, int],
 ) -> list[str]:
-    """Return what is wrong with a run's lines, [] when every image was used exactly once in every epoch.
+    """Return what is wrong in a run's logs; [] when every image was used exactly once in every epoch.
 
-    `images` is their number, or the number of each epoch from 0: a shortened run takes a part.
-
-    `first_steps` says at which step each attempt began: what an earlier one did beyond that was done again, and does
-    not count. `steps_of_epoch` is the number of steps of each epoch from 0.
+    `first_steps` is the first step of each attempt: steps that an earlier attempt did beyond it were repeated, and do
+    not count. `images_per_epoch` is one number, or the number of each epoch from 0, since a shortened run uses only a
+    part of the images. `steps_per_epoch` is the number of steps of each epoch from 0.
     """
-    used: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # epoch, step: ids
+    ids_by_step: dict[int, dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))  # by epoch, then step
     attempts = sorted(first_steps)
-    ends = {one: min((first_steps[later] for later in attempts if later > one), default=1 << 62) for one in attempts}
+    end_steps = {
+        attempt: min((first_steps[later] for later in attempts if later > attempt), default=_NO_LATER_ATTEMPT)
+        for attempt in attempts
+    }
     for path in sorted(folder.glob("*.jsonl")):
         attempt = int(path.name.partition("-")[0])
         for row in read_json_lines(path, "step", "epoch", "ids"):
-            if attempt in ends and row["step"] < ends[attempt]:
-                used[row["epoch"]][row["step"]] += row["ids"]
-    wrong = []
+            if attempt in end_steps and row["step"] < end_steps[attempt]:
+                ids_by_step[row["epoch"]][row["step"]] += row["ids"]
+    errors = []
     for epoch, steps in steps_per_epoch.items():
-        counted = Counter(one for ids in used[epoch].values() for one in ids)
-        if len(used[epoch]) != steps:
-            wrong.append(f"epoch {epoch + 1}: {len(used[epoch])} of {steps} steps are written down")
-        twice = [one for one, count in counted.items() if count > 1]
-        missing = (images_per_epoch if isinstance(images_per_epoch, int) else images_per_epoch[epoch]) - len(counted)
-        if twice or missing:
-            wrong.append(f"epoch {epoch + 1}: {len(twice)} images twice or more, {missing} not at all")
-    return wrong
+        logged_steps = ids_by_step[epoch]
+        uses = Counter(image_id for ids in logged_steps.values() for image_id in ids)
+        if len(logged_steps) != steps:
+            errors.append(f"epoch {epoch + 1}: {len(logged_steps)} of {steps} steps are in the logs")
+        repeated = sum(count > 1 for count in uses.values())
+        images = images_per_epoch if isinstance(images_per_epoch, int) else images_per_epoch[epoch]
+        missing = images - len(uses)
+        if repeated or missing:
+            errors.append(f"epoch {epoch + 1}: {repeated} images used more than once, {missing} not used")
+    return errors

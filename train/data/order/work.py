@@ -5,14 +5,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-IndexKey = tuple[str, int | None]  # split, copy
+IndexKey = tuple[str, int | None]  # split, short side of the copy in pixels (None: full size)
 
 
 @dataclass(frozen=True)
 class BatchRequest:
-    """One batch to make. `shape` is (height, width) in pixels; `min_scale` None asks for the centre crop; `share` is
-    how much each image counts in its step: 1, but for the fillers of a last step that is not full. Without `augment`
-    crops have one size.
+    """A request for one batch of a split.
+
+    `copy` is the short side of the copy to read, None for full-size images. `ids` are the image IDs. `shape` is
+    (height, width) in pixels. `min_scale` is the smallest share of an image's area that a random crop covers; None asks
+    for the center crop of validation. Without `augment`, crops have one size and a random position. `sample_weight` is
+    the weight of each image in its step: 1, except for fillers in a last step that is not full.
     """
 
     split: str
@@ -26,5 +29,5 @@ class BatchRequest:
 
     @property
     def batch_shape(self) -> tuple[int, int, int, int]:
-        """The shape of its batch."""
+        """The shape of the batch's images: (images, height, width, 3)."""
         return len(self.ids), *self.shape, 3

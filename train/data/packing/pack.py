@@ -1,7 +1,7 @@
-"""Packed sets: every image in full size, or with its short side at 160 or 352 pixels, aspect kept.
+"""Packs data sets: every image in full size, or as copies with a short side such as 160 or 352 pixels, aspect kept.
 
-Reading 160-pixel copies instead of originals feeds a GPU 8 times faster at 128 pixels. Every image is decoded on the
-way, once for all sizes of a call. A call may be killed and repeated: it goes on behind the last finished shard.
+Reading 160-pixel copies instead of originals feeds a GPU 8 times as fast at 128 pixels. Every image is decoded once,
+for all sizes of a call. A call may be killed and repeated: it resumes after the last finished shard.
 """
 
 import zlib
@@ -25,14 +25,18 @@ from train.tools.filesystem import locked
 from .shard_writer import EncodedImage, SplitWriter, check_existing_set
 from .source_images import SourceImages, open_source_splits
 
-COPY_JPEG_QUALITY = 90  # of copies
-FULL_SIZE_JPEG_QUALITY = 95  # of full-size images that are not JPEG files a strict reader takes
-SHARD_BYTES = 256 * 10**6  # bytes
+COPY_JPEG_QUALITY = 90
+FULL_SIZE_JPEG_QUALITY = 95  # of full-size images that have to be encoded anew: no JPEG, or one that simplejpeg refuses
+SHARD_BYTES = 256 * 10**6
+MIN_COPY_SIZE = 32  # pixels
 
 
 @dataclass
 class PackResult:
-    """What a call did: images written, images kept from before, sources left out, and what is worth telling."""
+    """The result of packing: images written, images kept from an earlier call, sources left out, and messages.
+
+    `skipped_files` are (where, reason). `messages` tell the user what was packed anew, and why.
+    """
 
     written: int = 0
     kept: int = 0
@@ -41,7 +45,7 @@ class PackResult:
 
 
 def shrink_to_short_side(pixels: Pixels, short_side: int) -> Pixels:
-    """Return the image with its short side at `short` pixels; a smaller one as it is."""
+    """Return the image resized to a short side in pixels (bicubic). A smaller image is returned unchanged."""
     height, width, _ = pixels.shape
     factor = short_side / min(height, width)
     if factor >= 1:
@@ -51,9 +55,10 @@ def shrink_to_short_side(pixels: Pixels, short_side: int) -> Pixels:
 
 
 def copy_targets(target: Path, sizes: Sequence[int]) -> dict[int | None, Path]:
-    """Return where copies of these short sides go: target/<size>. Raises `DataError` for sizes that are none."""
-    if not sizes or min(sizes) < 32:
-        raise DataError(f"sizes: must be 32 pixels or more, not {', '.join(map(str, sizes)) or 'none'}")
+    """Return the folder target/<size> of each short side. Raises `DataError` for no sizes, and sizes below 32."""
+    if not sizes or min(sizes) < MIN_COPY_SIZE:
+        given = ", ".join(map(str, sizes)) or "none"
+        raise DataError(f"sizes: must be {MIN_COPY_SIZE} pixels or more, not {given}")
     return {size: target / str(size) for size in sizes}
 
 
@@ -67,38 +72,44 @@ def pack_set(
     workers: int | None = None,
     progress: ProgressCallback | None = None,
 ) -> PackResult:
-    """Pack the images of `source` into each of `targets`, by short side in pixels, None for full size.
+    """Pack the images of `source` into each of `targets`, by short side in pixels (None: full size).
 
-    Raises `DataError`, `OSError` (disk full). Without `skip_bad` the first file that is not an image ends it; the
-    shards finished so far stay, and count next time. A finished set of other images, or of sources that have changed,
-    is replaced only if `anew`. Images are never enlarged.
+    Images are never enlarged. A finished set of other images, or of sources that have changed since, is replaced only
+    with `overwrite`. Without `skip_bad`, the first file that is not an image ends the call; the shards finished so far
+    stay, and the next call resumes after them.
+
+    Raises `DataError`, and `OSError` when the disk is full.
     """
-    sources = open_source_splits(source)
+    source_splits = open_source_splits(source)
     for root in targets.values():
-        _check_target(source, sources, root)
-    done, total, before = PackResult(), sum(len(one.names) for one in sources), 0
-    with ExitStack() as held:
+        _check_target(source, source_splits, root)
+    result = PackResult()
+    total = sum(len(split_source.names) for split_source in source_splits)
+    with ExitStack() as locks:
         for root in sorted({*targets.values()}):
             root.mkdir(parents=True, exist_ok=True)
-            held.enter_context(locked(root / ".pack.lock"))  # a second call waits, and then finds everything there
-        for one, (short, root) in product(sources, targets.items()):
-            check_existing_set(root / one.split, one, short, _jpeg_quality(short), overwrite)
-        todo = [(one, _make_writers(one, targets, shard_bytes)) for one in sources]  # from here on all are unfinished
-        for one, writers in todo:
+            locks.enter_context(locked(root / ".pack.lock"))  # a second call waits, and then finds everything packed
+        for split_source, (short_side, root) in product(source_splits, targets.items()):
+            folder = root / split_source.split
+            check_existing_set(folder, split_source, short_side, _jpeg_quality(short_side), overwrite)
+        # Creating the writers marks all sets as unfinished, so it comes after all checks.
+        writers_by_split = [_make_writers(split_source, targets, shard_bytes) for split_source in source_splits]
+        done_before = 0
+        for split_source, writers in zip(source_splits, writers_by_split, strict=True):
 
-            def tell(count: int, before: int = before) -> None:
+            def report_progress(done_in_split: int, done_before: int = done_before) -> None:
                 if progress:
-                    progress(before + count, total)
+                    progress(done_before + done_in_split, total)
 
-            _pack_split(one, writers, skip_bad, workers, done, tell)
-            before += len(one.names)
-    return done
+            _pack_split(split_source, writers, skip_bad, workers, result, report_progress)
+            done_before += len(split_source.names)
+    return result
 
 
 def _make_writers(source: SourceImages, targets: Mapping[int | None, Path], shard_bytes: int) -> list[SplitWriter]:
     return [
-        SplitWriter(root / source.split, source, short, _jpeg_quality(short), shard_bytes)
-        for short, root in targets.items()
+        SplitWriter(root / source.split, source, short_side, _jpeg_quality(short_side), shard_bytes)
+        for short_side, root in targets.items()
     ]
 
 
@@ -106,13 +117,13 @@ def _jpeg_quality(short_side: int | None) -> int:
     return COPY_JPEG_QUALITY if short_side else FULL_SIZE_JPEG_QUALITY
 
 
-def _check_target(source: Path, sources: Sequence[SourceImages], target: Path) -> None:
+def _check_target(source: Path, source_splits: Sequence[SourceImages], target: Path) -> None:
     if target.resolve().is_relative_to(source.resolve()):
         raise DataError(f"{target}: lies in {source}, among the images; give a folder beside {source}")
-    for one in sources:
-        folder = target / one.split
-        if folder.is_dir() and not packed.is_packed(folder) and (found := index_folder.class_folders(folder)):
-            raise DataError(f"{folder / found[0]}: a folder of images is there; remove it, or give another folder")
+    for split_source in source_splits:
+        folder = target / split_source.split
+        if folder.is_dir() and not packed.is_packed(folder) and (classes := index_folder.class_folders(folder)):
+            raise DataError(f"{folder / classes[0]}: a folder of images is there; remove it, or give another folder")
 
 
 def _pack_split(
@@ -123,71 +134,71 @@ def _pack_split(
     result: PackResult,
     report_progress: Callable[[int], None],
 ) -> None:
-    """Bring the writers of one split to their end."""
-    result.messages += [one.message for one in writers if one.message]
-    result.kept += sum(one.kept_images for one in writers)
-    bad = {number: why for one in writers for number, why in one.skipped_images}
-    if bad and not skip_bad:
-        raise _bad_image_error(source, *min(bad.items()))
-    lacking = {one: one.position for one in writers if not one.is_complete}
+    """Pack one split with all its writers, and add to `result`."""
+    result.messages += [writer.message for writer in writers if writer.message]
+    result.kept += sum(writer.kept_images for writer in writers)
+    bad_images = {number: reason for writer in writers for number, reason in writer.skipped_images}
+    if bad_images and not skip_bad:
+        raise _bad_image_error(source, *min(bad_images.items()))
+    first_by_writer = {writer: writer.position for writer in writers if not writer.is_complete}
 
-    def make(number: int) -> dict[int | None, EncodedImage] | str:
-        wanted = [one.short_side for one, first in lacking.items() if first <= number]
+    def encode(number: int) -> dict[int | None, EncodedImage] | str:
+        short_sides = [writer.short_side for writer, first in first_by_writer.items() if first <= number]
         try:
-            return _encode_for_targets(source.read(number), wanted)
+            return _encode_for_targets(source.read(number), short_sides)
         except BadImage as error:
             return str(error)
 
-    start = min(lacking.values(), default=len(source.names))
+    start = min(first_by_writer.values(), default=len(source.names))
     if start:
         report_progress(start)
     try:
-        for number, made in enumerate(map_in_threads(make, range(start, len(source.names)), workers), start):
-            if isinstance(made, str):
+        for number, encoded in enumerate(map_in_threads(encode, range(start, len(source.names)), workers), start):
+            if isinstance(encoded, str):
                 if not skip_bad:
-                    raise _bad_image_error(source, number, made)
-                bad[number] = made
-            for one, first in lacking.items():
+                    raise _bad_image_error(source, number, encoded)
+                bad_images[number] = encoded
+            for writer, first in first_by_writer.items():
                 if first <= number:
-                    one.add(number, made if isinstance(made, str) else made[one.short_side])
-                    result.written += not isinstance(made, str)
+                    writer.add(number, encoded if isinstance(encoded, str) else encoded[writer.short_side])
+                    result.written += not isinstance(encoded, str)
             report_progress(number + 1)
     except OSError:
-        for one in lacking:
-            one.discard_shard()
+        for writer in first_by_writer:
+            writer.discard_shard()
         raise
     except BaseException:
-        for one in lacking:
-            one.finish_interrupted()
+        for writer in first_by_writer:
+            writer.finish_interrupted()
         raise
-    for one in lacking:
-        one.finish()
-    result.skipped_files += [(source.location(number), bad[number]) for number in sorted(bad)]
+    for writer in first_by_writer:
+        writer.finish()
+    result.skipped_files += [(source.location(number), bad_images[number]) for number in sorted(bad_images)]
 
 
 def _bad_image_error(source: SourceImages, number: int, reason: str) -> DataError:
-    return DataError(f"{source.location(number)}: {reason}; mend or remove it, or say --skip-bad")
+    return DataError(f"{source.location(number)}: {reason}; repair or remove it, or pass --skip-bad")
 
 
 def _encode_for_targets(data: bytes, short_sides: Sequence[int | None]) -> dict[int | None, EncodedImage]:
-    """Decode an image once and make what is asked for of it. Raises `BadImage`."""
-    pixels, plain = _decode_for_packing(data)
-    made: dict[int | None, EncodedImage] = {}
-    for short in short_sides:
-        small = pixels if short is None else shrink_to_short_side(pixels, short)
-        height, width, _ = small.shape
-        if short is None and plain:
-            stored = data
+    """Decode an image once and encode it for each short side. Raises `BadImage`."""
+    pixels, can_keep_bytes = _decode_for_packing(data)
+    encoded: dict[int | None, EncodedImage] = {}
+    for short_side in short_sides:
+        resized = pixels if short_side is None else shrink_to_short_side(pixels, short_side)
+        height, width, _ = resized.shape
+        if short_side is None and can_keep_bytes:
+            content = data
         elif max(height, width) > MAX_JPEG_SIDE:
             raise BadImage(f"{width} x {height} pixels do not fit into a JPEG file")
         else:
-            stored = encode_jpeg(small, _jpeg_quality(short))
-        made[short] = EncodedImage(stored, width, height, zlib.crc32(stored))
-    return made
+            content = encode_jpeg(resized, _jpeg_quality(short_side))
+        encoded[short_side] = EncodedImage(content, width, height, zlib.crc32(content))
+    return encoded
 
 
 def _decode_for_packing(data: bytes) -> tuple[Pixels, bool]:
-    """The pixels, and whether the bytes can be stored as they are: a strict reader takes them."""
+    """Return the pixels, and whether the bytes can be stored unchanged: if simplejpeg, a strict reader, takes them."""
     try:
         return np.asarray(simplejpeg.decode_jpeg(data, "RGB")), True
     except ValueError:

@@ -1,7 +1,7 @@
-"""One packed split in the making: shard after shard, each whole or not there, the manifest last.
+"""Writes one packed split: shard after shard, each complete or absent, and the manifest last.
 
-Beside a finished shard lies what the index needs of it, until the manifest is written: a call after kill -9 goes on
-behind the last finished shard, as far as the images before it are still the same.
+Until the manifest is written, a .rows file beside each finished shard keeps what the index needs of it. So a call after
+kill -9 resumes behind the last finished shard, provided that the images before it are still the same.
 """
 
 import errno
@@ -21,25 +21,22 @@ from numpy.typing import NDArray
 from train.data.index.base import DataError, encode_name_line, names_crc32, stems_sha256
 from train.data.index.packed import (
     INDEX_FILE,
-    MANIFEST_FILE,
     NAMES_FILE,
     ROW_DTYPE,
     UNFINISHED_MARKER,
-    VERSION,
     IndexRows,
-    PackedManifest,
     file_crc32,
     is_packed,
     read_manifest,
 )
-from train.data.index.shards import shard_name
+from train.data.manifest import MANIFEST_FILE, VERSION, PackedManifest, shard_name
 from train.tools.filesystem import read_with_checksum, to_json_bytes, with_checksum, write_atomic
 
 from .source_images import SourceImages
 
 
 class EncodedImage(NamedTuple):
-    """An image as it is to be stored."""
+    """The bytes of an image file as stored in a shard, its size in pixels, and the crc32 of the bytes."""
 
     data: bytes
     width: int
@@ -49,7 +46,10 @@ class EncodedImage(NamedTuple):
 
 @dataclass(frozen=True)
 class _FinishedShard:
-    """A finished shard: which source images it covers, those in it, those left out."""
+    """A finished shard: it covers the source images from `first` to `end`.
+
+    `source_numbers` and `rows` are those of the images in it; `skipped_images` are (number, reason) of those left out.
+    """
 
     first: int
     end: int
@@ -60,22 +60,25 @@ class _FinishedShard:
 
 
 def packing_signature(source: SourceImages, short_side: int | None, quality: int) -> str:
-    """Return what changes when the sources do, or how they are packed."""
-    how = f"{VERSION} {short_side} {quality} {source.digest()} {source.classes}"
-    return hashlib.sha256(how.encode("utf-8", "surrogateescape")).hexdigest()
+    """Return a digest that changes when the sources do, or how they are packed."""
+    inputs = f"{VERSION} {short_side} {quality} {source.digest()} {source.classes}"
+    return hashlib.sha256(inputs.encode("utf-8", "surrogateescape")).hexdigest()
 
 
 def check_existing_set(
     folder: Path, source: SourceImages, short_side: int | None, quality: int, overwrite: bool
 ) -> None:
-    """Raise `DataError` when a finished set lies there that is not of these sources: it may be the only one."""
+    """Raise `DataError` when the folder has a finished set that was not made of these sources, unless `overwrite`.
+
+    That set may be the only copy of its images.
+    """
     if overwrite or not is_packed(folder):
         return
     try:
-        made = read_manifest(folder).packing_info.get("signature")
+        signature = read_manifest(folder).packing_info.get("signature")
     except DataError as error:
         raise DataError(f"{error}; to replace it: --anew") from error
-    if made != packing_signature(source, short_side, quality):
+    if signature != packing_signature(source, short_side, quality):
         raise DataError(
             f"{folder}: a packed set of other images, or of sources that have changed since; give another folder, or "
             "replace it: --anew"
@@ -83,15 +86,24 @@ def check_existing_set(
 
 
 class SplitWriter:
-    """Packs one split into `folder`. `position` is the next source image that it lacks; `said` is worth telling."""
+    """Packs one split into `folder`.
+
+    `position` is the next source image to add. `skipped_images` are (number, reason) of the images left out so far.
+    `message` tells the user why an existing set is replaced; "" when none is.
+    """
 
     def __init__(
         self, folder: Path, source: SourceImages, short_side: int | None, quality: int, shard_bytes: int
     ) -> None:
-        self.folder, self.source, self.short_side = folder, source, short_side
-        self.quality, self.shard_bytes = quality, shard_bytes
-        self.message, self.skipped_images = "", list[tuple[int, str]]()
-        self._finished_shards, self._current_shard = list[_FinishedShard](), cast("_OpenShard | None", None)
+        self.folder = folder
+        self.source = source
+        self.short_side = short_side
+        self.quality = quality
+        self.shard_bytes = shard_bytes
+        self.message = ""
+        self.skipped_images = list[tuple[int, str]]()
+        self._finished_shards = list[_FinishedShard]()
+        self._current_shard = cast("_OpenShard | None", None)
         self.is_complete = self._check_complete()
         self.position = len(source.names) if self.is_complete else self._resume()
         self.kept_images = self.position - len(self.skipped_images)
@@ -101,34 +113,38 @@ class SplitWriter:
         return packing_signature(self.source, self.short_side, self.quality)
 
     def _check_complete(self) -> bool:
-        """Whether all is there, made of the same sources; what else lies there is no longer valid, and said."""
+        """Return whether the folder has the finished set of these sources.
+
+        A finished set of other sources, or with damaged files, loses its manifest, and `message` says why.
+        """
         if not is_packed(self.folder):
             return False
         try:
             manifest = read_manifest(self.folder)
             if manifest.packing_info.get("signature") != self._signature:
                 raise DataError(f"{self.folder}: the sources, or how they are packed, have changed")
-            for name, file in manifest.files.items():
+            for name, entry in manifest.files.items():
                 path = self.folder / name
-                if not path.exists() or path.stat().st_size != file["bytes"]:
+                if not path.exists() or path.stat().st_size != entry["bytes"]:
                     raise DataError(f"{path}: is missing or cut short")
         except DataError as error:
-            self.message = f"{error}; made anew"
+            self.message = f"{error}; packed again"
             (self.folder / MANIFEST_FILE).unlink()
             return False
-        self.skipped_images = [(self.source.names.index(name), why) for name, why in manifest.packing_info["left_out"]]
+        left_out = manifest.packing_info["left_out"]
+        self.skipped_images = [(self.source.names.index(name), reason) for name, reason in left_out]
         self._remove_leftovers(None)
         return True
 
     def _resume(self) -> int:
-        """Take over the shards that are whole and of the same images; return the first source image behind them."""
+        """Take over the finished shards of the same images. Returns the first source image behind them."""
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / UNFINISHED_MARKER).touch()
         end = 0
-        while part := self._load_finished_shard(len(self._finished_shards), end):
-            self._finished_shards.append(part)
-            self.skipped_images += part.skipped_images
-            end = part.end
+        while shard := self._load_finished_shard(len(self._finished_shards), end):
+            self._finished_shards.append(shard)
+            self.skipped_images += shard.skipped_images
+            end = shard.end
         self._remove_leftovers(len(self._finished_shards))
         return end
 
@@ -136,38 +152,52 @@ class SplitWriter:
         return self.folder / f".rows-{number:05d}.npz"
 
     def _shard_signature(self, first: int, end: int) -> str:
-        """What must be equal for a shard to be taken over: its images, their labels, how they are packed."""
+        """Return a digest of what must be equal for a shard to be taken over: images, labels, how they are packed."""
         labels = self.source.labels[first:end].tobytes()
-        how = f"{VERSION} {self.short_side} {self.quality} {self.source.digest(first, end)}"
-        return hashlib.sha256(how.encode() + labels).hexdigest()
+        inputs = f"{VERSION} {self.short_side} {self.quality} {self.source.digest(first, end)}"
+        return hashlib.sha256(inputs.encode() + labels).hexdigest()
 
     def _load_finished_shard(self, number: int, first: int) -> _FinishedShard | None:
+        """Return shard `number` if it is complete, begins at source image `first`, and has the same images."""
         with (
             suppress(OSError, ValueError, KeyError),
-            np.load(BytesIO(read_with_checksum(self._shard_rows_path(number))), allow_pickle=False) as kept,
+            np.load(BytesIO(read_with_checksum(self._shard_rows_path(number))), allow_pickle=False) as arrays,
         ):
-            end, size = int(kept["end"]), (self.folder / shard_name(number)).stat().st_size
+            end = int(arrays["end"])
+            size = (self.folder / shard_name(number)).stat().st_size
             if (
-                int(kept["first"]) == first
-                and str(kept["how"]) == self._shard_signature(first, end)
-                and size == int(kept["bytes"])
+                int(arrays["first"]) == first
+                and str(arrays["how"]) == self._shard_signature(first, end)
+                and size == int(arrays["bytes"])
             ):
-                bad = [(int(one), str(why)) for one, why in zip(kept["bad"], kept["why"], strict=True)]
-                file = {"bytes": size, "sha256": str(kept["sha256"])}
-                return _FinishedShard(first, end, kept["numbers"], kept["rows"], bad, file)
+                return _FinishedShard(
+                    first=first,
+                    end=end,
+                    source_numbers=arrays["numbers"],
+                    rows=arrays["rows"],
+                    skipped_images=[
+                        (int(skipped), str(reason))
+                        for skipped, reason in zip(arrays["bad"], arrays["why"], strict=True)
+                    ],
+                    manifest_entry={"bytes": size, "sha256": str(arrays["sha256"])},
+                )
         return None
 
     def _remove_leftovers(self, shards_to_keep: int | None) -> None:
-        """Remove what a killed call left; `parts` shards are to be gone on from, None: all are finished."""
-        keep = {one for n in range(shards_to_keep or 0) for one in (shard_name(n), self._shard_rows_path(n).name)}
-        kinds = [".rows-*", ".shard-*", *(f".{one}*" for one in (".rows-", INDEX_FILE, NAMES_FILE, MANIFEST_FILE))]
-        kinds.append("shard-*.bin" if shards_to_keep is not None else UNFINISHED_MARKER)
-        for path in (path for kind in kinds for path in self.folder.glob(kind)):
-            if path.name not in keep:
-                path.unlink()
+        """Remove the files of a killed call, except the first `shards_to_keep` shards (None: the set is finished)."""
+        names_to_keep = set()
+        for number in range(shards_to_keep or 0):
+            names_to_keep |= {shard_name(number), self._shard_rows_path(number).name}
+        # Temporary files of write_atomic have the name of their target behind a dot.
+        temp_patterns = [f".{name}*" for name in (".rows-", INDEX_FILE, NAMES_FILE, MANIFEST_FILE)]
+        last_pattern = "shard-*.bin" if shards_to_keep is not None else UNFINISHED_MARKER
+        for pattern in (".rows-*", ".shard-*", *temp_patterns, last_pattern):
+            for path in self.folder.glob(pattern):
+                if path.name not in names_to_keep:
+                    path.unlink()
 
     def add(self, number: int, image: EncodedImage | str) -> None:
-        """Append a source image, or leave it out: then `image` says why. Raises `OSError` when the disk is full."""
+        """Append a source image, or leave it out: then `image` is the reason. Raises `OSError` (disk full)."""
         if isinstance(image, str):
             self.skipped_images.append((number, image))
         else:
@@ -181,29 +211,41 @@ class SplitWriter:
     def _finish_shard(self, end: int) -> None:
         """Finish the open shard, which covers the source images up to `end`."""
         assert self._current_shard
-        first, number = self._finished_shards[-1].end if self._finished_shards else 0, len(self._finished_shards)
-        bad = [one for one in self.skipped_images if first <= one[0] < end]
-        shard, self._current_shard = self._current_shard, None
-        file, rows = shard.commit(), np.array([row for _, row in shard.rows], ROW_DTYPE)
-        part = _FinishedShard(first, end, np.array([one for one, _ in shard.rows], np.int64), rows, bad, file)
-        kept = BytesIO()
+        first = self._finished_shards[-1].end if self._finished_shards else 0
+        open_shard, self._current_shard = self._current_shard, None
+        shard = _FinishedShard(
+            first=first,
+            end=end,
+            manifest_entry=open_shard.commit(),
+            source_numbers=np.array([number for number, _ in open_shard.rows], np.int64),
+            rows=np.array([row for _, row in open_shard.rows], ROW_DTYPE),
+            skipped_images=[(number, reason) for number, reason in self.skipped_images if first <= number < end],
+        )
+        arrays = BytesIO()
         np.savez(
-            kept, first=first, end=end, how=self._shard_signature(first, end), numbers=part.source_numbers, rows=rows,
-            bad=np.array([one for one, _ in bad], np.int64), why=np.array([why for _, why in bad], np.str_),
-            bytes=file["bytes"], sha256=file["sha256"],
-        )  # fmt: skip
-        write_atomic(self._shard_rows_path(number), with_checksum(kept.getvalue()))
-        self._finished_shards.append(part)
+            arrays,
+            first=first,
+            end=end,
+            how=self._shard_signature(first, end),
+            numbers=shard.source_numbers,
+            rows=shard.rows,
+            bad=np.array([number for number, _ in shard.skipped_images], np.int64),
+            why=np.array([reason for _, reason in shard.skipped_images], np.str_),
+            bytes=shard.manifest_entry["bytes"],
+            sha256=shard.manifest_entry["sha256"],
+        )
+        write_atomic(self._shard_rows_path(len(self._finished_shards)), with_checksum(arrays.getvalue()))
+        self._finished_shards.append(shard)
 
     def finish_interrupted(self) -> None:
-        """Keep what can be kept of an open shard: somebody pressed Ctrl-C, or a file is no image."""
+        """Keep what can be kept of the open shard, after Ctrl-C or a file that is not an image."""
         if self._current_shard:
             with suppress(OSError):
                 self._finish_shard(max(self.position, self._current_shard.rows[-1][0] + 1))
             self.discard_shard()
 
     def discard_shard(self) -> None:
-        """Leave no half file: the disk is full."""
+        """Remove the open shard, because the disk is full."""
         if self._current_shard:
             self._current_shard.discard()
             self._current_shard = None
@@ -217,25 +259,18 @@ class SplitWriter:
         if not self._finished_shards:
             raise DataError(f"{self.source.root / self.source.split}: has no images that can be decoded")
         index = BytesIO()
-        rows = np.concatenate([part.rows for part in self._finished_shards])
-        np.save(index, rows, allow_pickle=False)
-        names = [self.source.names[number] for part in self._finished_shards for number in part.source_numbers]
-        files = {shard_name(number): part.manifest_entry for number, part in enumerate(self._finished_shards)}
-        for name, content in ((INDEX_FILE, index.getvalue()), (NAMES_FILE, b"".join(map(encode_name_line, names)))):
-            write_atomic(self.folder / name, content)
-            files[name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
+        np.save(index, np.concatenate([shard.rows for shard in self._finished_shards]), allow_pickle=False)
+        names = [self.source.names[number] for shard in self._finished_shards for number in shard.source_numbers]
+        name_lines = b"".join(map(encode_name_line, names))
+        files = {shard_name(number): shard.manifest_entry for number, shard in enumerate(self._finished_shards)}
+        for file_name, content in ((INDEX_FILE, index.getvalue()), (NAMES_FILE, name_lines)):
+            write_atomic(self.folder / file_name, content)
+            files[file_name] = {"bytes": len(content), "sha256": hashlib.sha256(content).hexdigest()}
         files[INDEX_FILE]["crc32"] = file_crc32(self.folder / INDEX_FILE)
         write_atomic(self.folder / MANIFEST_FILE, to_json_bytes(self._manifest(names, files).to_json()))
         self._remove_leftovers(None)
 
     def _manifest(self, names: list[str], files: dict[str, dict[str, Any]]) -> PackedManifest:
-        left_out = [(self.source.names[number], why) for number, why in self.skipped_images]
-        made = {
-            "quality": self.quality,
-            "signature": self._signature,
-            "left_out": left_out,
-            "versions": {name: importlib.metadata.version(name) for name in ("simplejpeg", "pillow", "numpy")},
-        }
         return PackedManifest(
             split=self.source.split,
             short_side=self.short_side,
@@ -244,17 +279,24 @@ class SplitWriter:
             stems_digest=stems_sha256(names),
             names_checksum=names_crc32(names),
             files=files,
-            packing_info=made,
+            packing_info={
+                "quality": self.quality,
+                "signature": self._signature,
+                "left_out": [(self.source.names[number], reason) for number, reason in self.skipped_images],
+                "versions": {name: importlib.metadata.version(name) for name in ("simplejpeg", "pillow", "numpy")},
+            },
         )
 
 
 class _OpenShard:
-    """A shard that is being written, under a name that no reader looks at."""
+    """A shard that is being written, under a temporary name that readers ignore."""
 
     def __init__(self, folder: Path, number: int) -> None:
-        self.path, self.number = folder / shard_name(number), number
+        self.path = folder / shard_name(number)
         self.temp_path = folder / f".{self.path.name}.tmp"
-        self.size, self.rows = 0, list[tuple[int, tuple[int, ...]]]()
+        self.number = number
+        self.size = 0
+        self.rows = list[tuple[int, tuple[int, ...]]]()  # (source image, row of the index)
         self._file: IO[bytes] = self.temp_path.open("wb", buffering=1 << 20)
         self._digest = hashlib.sha256()
 
@@ -270,7 +312,7 @@ class _OpenShard:
         self.size += len(image.data)
 
     def commit(self) -> dict[str, Any]:
-        """Make it durable under its name; return its entry in the manifest."""
+        """Make the shard durable under its final name. Returns its entry in the manifest."""
         try:
             self._file.flush()
             os.fsync(self._file.fileno())
@@ -282,12 +324,12 @@ class _OpenShard:
         return {"bytes": self.size, "sha256": self._digest.hexdigest()}
 
     def discard(self) -> None:
-        """Leave nothing."""
+        """Remove the temporary file."""
         with suppress(OSError):
             self._file.close()
         self.temp_path.unlink(missing_ok=True)
 
 
 def _with_shard_path(error: OSError, path: Path) -> OSError:
-    more = "; what is finished stays: make room and call again" if error.errno == errno.ENOSPC else ""
-    return OSError(error.errno or 0, f"{error.strerror}{more}", str(path))
+    hint = "; finished shards stay: make room and run the command again" if error.errno == errno.ENOSPC else ""
+    return OSError(error.errno or 0, f"{error.strerror}{hint}", str(path))

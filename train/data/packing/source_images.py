@@ -1,6 +1,7 @@
-"""What is to be packed: the images of one split in the order of their ids, from a folder of files or a packed set.
+"""The source of packing: the images of one split in the order of their IDs, from a folder of files or a packed set.
 
-Nothing is decoded here; names, sizes and times tell whether anything has changed since a shard was written.
+Nothing is decoded here. Names, sizes and modification times show whether an image has changed since a shard was
+written.
 """
 
 from collections.abc import Callable
@@ -17,7 +18,12 @@ from train.data.index.open import SPLITS, DataError, check_layout, class_names
 
 @dataclass(frozen=True)
 class SourceImages:
-    """`names` as `class/file name`, `marks` [n, 2] what changes with an image, `classes` those of train/."""
+    """The images of one split.
+
+    `classes` are the class names of train/. `names` are `class/file name`. `change_marks` [n, 2] are two integers per
+    image that change when the image does: size and modification time of a file, length and crc32 in a packed set.
+    `read` returns the bytes of an image by ID, `location` where it is stored.
+    """
 
     root: Path
     split: str
@@ -29,12 +35,12 @@ class SourceImages:
     location: Callable[[int], str]
 
     def digest(self, first: int = 0, end: int | None = None) -> str:
-        """Return what changes when one of these images does."""
+        """Return a digest that changes when one of the images from `first` to `end` does."""
         return index_folder.files_digest(self.names[first:end], self.change_marks[first:end])
 
 
 def open_source_splits(root: Path) -> list[SourceImages]:
-    """Return the images of train and val. Raises `DataError` for a root of another layout, or a split without any."""
+    """Return the images of train and val. Raises `DataError` for a wrong layout, or a split without images."""
     check_layout(root)
     classes = class_names(root, "train")
     return [_open_split(root, split, classes) for split in SPLITS]
@@ -42,22 +48,41 @@ def open_source_splits(root: Path) -> list[SourceImages]:
 
 def _open_split(root: Path, split: str, classes: list[str]) -> SourceImages:
     folder = root / split
-    if packed.is_packed(folder):
-        index = packed.load_packed_index(folder, classes)
-        if not index.has_images:
-            raise DataError(f"{folder}: has the index and no images; fetch them too: imgnet-cluster data fetch")
-        marks = np.stack([index.rows[column].astype(np.int64) for column in ("length", "crc")], axis=1)
-        return SourceImages(
-            root, split, classes, index.names(), np.asarray(index.labels), marks, index.read, index.location
-        )
-    names, marks = index_folder.scan_class_folders(folder, class_names(root, split))
+    return _open_packed(root, split, classes) if packed.is_packed(folder) else _open_folder(root, split, classes)
+
+
+def _open_packed(root: Path, split: str, classes: list[str]) -> SourceImages:
+    folder = root / split
+    index = packed.load_packed_index(folder, classes)
+    if not index.has_images:
+        raise DataError(f"{folder}: has the index and no images; fetch them too: imgnet-cluster data fetch")
+    return SourceImages(
+        root=root,
+        split=split,
+        classes=classes,
+        names=index.names(),
+        labels=np.asarray(index.labels),
+        change_marks=np.stack([index.rows[column].astype(np.int64) for column in ("length", "crc")], axis=1),
+        read=index.read,
+        location=index.location,
+    )
+
+
+def _open_folder(root: Path, split: str, classes: list[str]) -> SourceImages:
+    folder = root / split
+    names, sizes_and_mtimes = index_folder.scan_class_folders(folder, class_names(root, split))
     if not names:
         raise DataError(f"{folder}: has no images; the layout is {split}/<class>/*.JPEG")
-    if odd := next((name for name in names if "\n" in name), None):
-        raise DataError(f"{folder}/{odd!r}: a name with a line break; rename it")
-    label = {name: number for number, name in enumerate(classes)}
-    labels = np.array([label[name.split("/")[0]] for name in names], np.int64)
+    if bad_name := next((name for name in names if "\n" in name), None):
+        raise DataError(f"{folder}/{bad_name!r}: a name with a line break; rename it")
+    label_by_class = {name: label for label, name in enumerate(classes)}
     return SourceImages(
-        root, split, classes, names, labels, marks,
-        lambda number: index_folder.read_image_file(folder / names[number]), lambda number: str(folder / names[number]),
-    )  # fmt: skip
+        root=root,
+        split=split,
+        classes=classes,
+        names=names,
+        labels=np.array([label_by_class[name.split("/")[0]] for name in names], np.int64),
+        change_marks=sizes_and_mtimes,
+        read=lambda number: index_folder.read_image_file(folder / names[number]),
+        location=lambda number: str(folder / names[number]),
+    )

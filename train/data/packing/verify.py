@@ -1,4 +1,4 @@
-"""What lies in a folder of sets, and whether every byte and every image of the packed ones is as it was written."""
+"""Lists the data sets in a folder, and verifies that every byte and every image of the packed ones is as written."""
 
 import hashlib
 from collections.abc import Callable
@@ -9,16 +9,20 @@ from train.data.decode import BadImage, decode_image
 from train.data.index import folder as index_folder
 from train.data.index import packed
 from train.data.index.base import SPLITS, DataError, ProgressCallback, stems_sha256
-from train.data.index.packed import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, PackedManifest
-from train.data.index.shards import describe_size_mismatch, shard_name
+from train.data.index.packed import INDEX_FILE, NAMES_FILE
+from train.data.index.shards import describe_size_mismatch
+from train.data.manifest import MANIFEST_FILE, PackedManifest, shard_name
 from train.data.threads import map_in_threads
 
-READ_CHUNK_BYTES = 1 << 22  # bytes read at once
+READ_CHUNK_BYTES = 1 << 22
 
 
 @dataclass(frozen=True)
 class SplitSummary:
-    """One split of a set: `kind` is packed, files or unfinished, of which the numbers are not known."""
+    """One split of a set. `kind` is "packed", "files" or "unfinished"; of an unfinished split the numbers are None.
+
+    `copy` is the short side of packed copies in pixels, None for full size.
+    """
 
     root: Path
     split: str
@@ -31,7 +35,7 @@ class SplitSummary:
 
 @dataclass
 class VerifyResult:
-    """What was looked at, and every fault as (where, what)."""
+    """What was verified, and every fault as (where, what)."""
 
     files: int = 0
     bytes: int = 0
@@ -40,139 +44,164 @@ class VerifyResult:
 
 
 def find_splits(folder: Path) -> list[Path]:
-    """Return the folders of the splits in a set, or in the sets of a folder of sets. Raises `DataError` for none."""
+    """Return the split folders of a set, or of all sets in a folder. Raises `DataError` when there are none."""
     if packed.is_packed(folder):
         return [folder]
     if not folder.is_dir():
         raise DataError(f"{folder}: there is no such folder")
-    below = sorted(one for one in folder.iterdir() if one.is_dir() and one.name not in SPLITS)
-    found = [root / split for root in (folder, *below) for split in SPLITS if (root / split).is_dir()]
-    if not found:
+    subfolders = sorted(path for path in folder.iterdir() if path.is_dir() and path.name not in SPLITS)
+    splits = [root / split for root in (folder, *subfolders) for split in SPLITS if (root / split).is_dir()]
+    if not splits:
         raise DataError(f"{folder}: has no sets of images: neither train/ and val/, nor folders that have them")
-    return found
+    return splits
 
 
 def list_sets(folder: Path) -> list[SplitSummary]:
-    """Return what there is below a folder. Raises `DataError` for nothing, and a manifest that cannot be read."""
-    return [_summarize_split(one) for one in find_splits(folder)]
+    """Return a summary of every split in a folder. Raises `DataError` for no split, or a manifest that is damaged."""
+    return [_summarize_split(split_folder) for split_folder in find_splits(folder)]
 
 
 def _summarize_split(folder: Path) -> SplitSummary:
     if packed.is_packed(folder):
-        said = packed.read_manifest(folder)
+        manifest = packed.read_manifest(folder)
         return SplitSummary(
-            folder.parent, folder.name, "packed", said.short_side, said.images, said.bytes, len(said.classes)
+            root=folder.parent,
+            split=folder.name,
+            kind="packed",
+            copy=manifest.short_side,
+            images=manifest.images,
+            bytes=manifest.bytes,
+            classes=len(manifest.classes),
         )
     if packed.is_unfinished(folder):
         return SplitSummary(folder.parent, folder.name, "unfinished")
     classes = index_folder.class_folders(folder)
-    paths, marks = index_folder.scan_class_folders(folder, classes)
-    return SplitSummary(folder.parent, folder.name, "files", None, len(paths), int(marks[:, 0].sum()), len(classes))
+    paths, sizes_and_mtimes = index_folder.scan_class_folders(folder, classes)
+    return SplitSummary(
+        root=folder.parent,
+        split=folder.name,
+        kind="files",
+        images=len(paths),
+        bytes=int(sizes_and_mtimes[:, 0].sum()),
+        classes=len(classes),
+    )
 
 
 def verify_packed_sets(folder: Path, progress: ProgressCallback | None = None) -> VerifyResult:
-    """Check the sha256 of every file, the checksum and the pixels of every image of the packed sets below a folder.
+    """Verify the sha256 of every file, and the checksum and pixels of every image, of the packed sets in a folder.
 
-    Raises `DataError` when there is none.
+    Raises `DataError` when the folder has no packed set.
     """
-    found = [one for one in find_splits(folder) if packed.is_packed(one) or packed.is_unfinished(one)]
-    if not found:
-        raise DataError(f"{folder}: has no packed set; a folder of files: imgnet-cluster data check {folder}")
-    done, manifests = VerifyResult(), dict[Path, PackedManifest]()
-    for one in found:
+    split_folders = [path for path in find_splits(folder) if packed.is_packed(path) or packed.is_unfinished(path)]
+    if not split_folders:
+        raise DataError(
+            f"{folder}: has no packed set; to check a folder of image files: imgnet-cluster data check {folder}"
+        )
+    result = VerifyResult()
+    manifests: dict[Path, PackedManifest] = {}
+    for split_folder in split_folders:
         try:
-            manifests[one] = packed.read_manifest(one)
+            manifests[split_folder] = packed.read_manifest(split_folder)
         except DataError as error:
-            unfinished = (str(one), "is not finished: call the command that makes it again")
-            done.faults.append(unfinished if packed.is_unfinished(one) else _split_message(error))
-    total, before = sum(one.images for one in manifests.values()), 0
-    for one, manifest in manifests.items():
+            is_unfinished = packed.is_unfinished(split_folder)
+            unfinished_fault = (str(split_folder), "is not finished: run the command that makes it again")
+            result.faults.append(unfinished_fault if is_unfinished else _split_message(error))
+    total = sum(manifest.images for manifest in manifests.values())
+    done_before = 0
+    for split_folder, manifest in manifests.items():
 
-        def tell(count: int, before: int = before) -> None:
+        def report_progress(done_in_split: int, done_before: int = done_before) -> None:
             if progress:
-                progress(before + count, total)
+                progress(done_before + done_in_split, total)
 
-        lost = _verify_files(one, manifest, done)
-        if not {INDEX_FILE, NAMES_FILE} & lost:
-            _verify_images(one, lost, done, tell)
-        before += manifest.images
-        tell(0, before)
-    return done
+        damaged_files = _verify_files(split_folder, manifest, result)
+        if not {INDEX_FILE, NAMES_FILE} & damaged_files:
+            _verify_images(split_folder, damaged_files, result, report_progress)
+        done_before += manifest.images
+        report_progress(0, done_before)
+    return result
 
 
 def _split_message(error: Exception) -> tuple[str, str]:
+    """Return (where, what) of a `DataError`, whose text is "where: what"."""
     where, _, what = str(error).partition(": ")
     return where, what
 
 
 def _verify_files(folder: Path, manifest: PackedManifest, result: VerifyResult) -> set[str]:
-    """Compare sizes and checksums; return the files of which the images need not be looked at any more."""
+    """Compare sizes and checksums of the files with the manifest, and add to `result`.
 
+    Returns the damaged files whose images are not worth reading. A shard of the right size with changed bytes is not
+    among them: reading its images tells which of them have changed.
+    """
     names = [name for name in manifest.files if not (manifest.fetched == "index" and name.startswith("shard-"))]
 
-    def look(name: str) -> str:
-        path, said = folder / name, manifest.files[name]
+    def find_fault(name: str) -> str:
+        path = folder / name
+        entry = manifest.files[name]
         try:
             size = path.stat().st_size
-            if size != said["bytes"]:
-                return describe_size_mismatch(size, said["bytes"])
-            return "" if _file_sha256(path) == said["sha256"] else "its bytes have changed (sha256)"
+            if size != entry["bytes"]:
+                return describe_size_mismatch(size, entry["bytes"])
+            return "" if _file_sha256(path) == entry["sha256"] else "its bytes have changed (sha256)"
         except OSError as error:
             return error.strerror or str(error)
 
-    lost = set()
-    for name, why in zip(names, map_in_threads(look, names), strict=True):
+    damaged_files = set()
+    for name, fault in zip(names, map_in_threads(find_fault, names), strict=True):
         result.files += 1
         result.bytes += int(manifest.files[name]["bytes"])
-        if why:
-            result.faults.append((str(folder / name), why))
-            if name in (INDEX_FILE, NAMES_FILE) or "sha256" not in why:
-                lost.add(name)
-    return lost
+        if fault:
+            result.faults.append((str(folder / name), fault))
+            if name in (INDEX_FILE, NAMES_FILE) or "sha256" not in fault:
+                damaged_files.add(name)
+    return damaged_files
 
 
 def _file_sha256(path: Path) -> str:
     digest = hashlib.sha256()
     with path.open("rb", buffering=0) as file:
-        while part := file.read(READ_CHUNK_BYTES):
-            digest.update(part)
+        while chunk := file.read(READ_CHUNK_BYTES):
+            digest.update(chunk)
     return digest.hexdigest()
 
 
 def _verify_images(
     folder: Path, damaged_files: set[str], result: VerifyResult, report_progress: Callable[[int], None]
 ) -> None:
-    """Read and decode every image, but those in shards of which it is known that they are not whole."""
+    """Read and decode every image, except those in damaged shards, and add to `result`."""
     try:
         index = packed.load_packed_index(folder, None, check_shard_sizes=False)
-        if stems_sha256(index.names()) != index.manifest.stems_digest or len(index.names()) != len(index):
-            raise DataError(f"{folder / NAMES_FILE}: is not of the images in {INDEX_FILE}")
+        names = index.names()
+        if stems_sha256(names) != index.manifest.stems_digest or len(names) != len(index):
+            raise DataError(f"{folder / NAMES_FILE}: does not belong to the images in {INDEX_FILE}")
     except DataError as error:
         result.faults.append(_split_message(error))
         return
-    for number, (name, label) in enumerate(zip(index.names(), index.labels[:].tolist(), strict=True)):
+    for number, (name, label) in enumerate(zip(names, index.labels[:].tolist(), strict=True)):
         if name.split("/")[0] != index.classes[label]:
             result.faults.append(
                 (index.location(number), f"{INDEX_FILE} and {MANIFEST_FILE} say class {index.classes[label]}")
             )
-            break  # one tells it
+            break  # the other images would repeat this fault
     if not index.has_images:
         return
-    gone = {number for number in range(len(index.manifest.shard_sizes)) if shard_name(number) in damaged_files}
+    shard_count = len(index.manifest.shard_sizes)
+    damaged_shards = {number for number in range(shard_count) if shard_name(number) in damaged_files}
 
-    def look(number: int) -> str:
-        if int(index.rows[number]["shard"]) in gone:
+    def find_fault(number: int) -> str:
+        if int(index.rows[number]["shard"]) in damaged_shards:
             return ""
         try:
             height, width, _ = decode_image(index.read(number)).shape
         except (BadImage, DataError) as error:
-            return str(error).removeprefix(f"{index.location(number)}: ").split("; to see all")[0]
-        expected = int(index.widths[number]), int(index.heights[number])
-        return "" if (width, height) == expected else f"has {width}x{height} pixels, {INDEX_FILE} says otherwise"
+            return str(error).removeprefix(f"{index.location(number)}: ").split("; to list all")[0]
+        indexed_size = int(index.widths[number]), int(index.heights[number])
+        return "" if (width, height) == indexed_size else f"has {width}x{height} pixels, {INDEX_FILE} says otherwise"
 
-    for number, why in enumerate(map_in_threads(look, range(len(index)))):
+    for number, fault in enumerate(map_in_threads(find_fault, range(len(index)))):
         result.images += 1
-        if why:
-            result.faults.append((index.location(number), why))
+        if fault:
+            result.faults.append((index.location(number), fault))
         if number % 100 == 99:
             report_progress(number + 1)

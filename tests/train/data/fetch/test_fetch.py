@@ -1,4 +1,4 @@
-"""A packed set comes over whole and once, whatever goes wrong on the way."""
+"""Tests of fetching packed sets: every byte arrives once, whatever goes wrong on the way."""
 
 import contextlib
 import errno
@@ -21,76 +21,82 @@ from train.data.fetch import fetch as fetching
 from train.data.fetch.fetch import FetchResult, SetToFetch, fetch_sets, format_bytes
 from train.data.fetch.resume import missing_bytes, missing_ranges
 from train.data.fetch.sources import FolderSource
+from train.data.index.base import DataError
+from train.data.index.packed import load_packed_index
 from train.data.manifest import FetchError
 from train.tools.filesystem import write_atomic
 
-ROOT = Path(__file__).resolve().parents[4]
-Words = Any
+REPO = Path(__file__).resolve().parents[4]
 
 
-class Watched(FolderSource):
-    """A folder that tells what is read of it, and fails where told."""
+class FaultySource(FolderSource):
+    """A folder source that records what is read from it, and fails as told."""
 
     def __init__(self, root: Path) -> None:
         super().__init__(root)
-        self.read: list[tuple[str, int, int]] = []
-        self.fail: dict[str, list[Exception | None]] = {}  # by file: at each asking one
-        self.spoil: dict[str, int] = {}  # by file: so many times its first byte is wrong
-        self.cut = 0  # so many answers end after one byte
+        self.reads: list[tuple[str, int, int]] = []  # (path, offset, length)
+        self.errors: dict[str, list[Exception | None]] = {}  # by path: what the next reads raise, one each
+        self.corruptions: dict[str, int] = {}  # by path: how many reads of the first byte are wrong
+        self.short_reads = 0  # how many of the next reads end after one byte
         self.lock = threading.Lock()
 
-    def small(self, path: str) -> bytes | None:
-        if self.fail.get(path) and (error := self.fail[path].pop(0)):
+    def read_small_file(self, path: str) -> bytes | None:
+        if self.errors.get(path) and (error := self.errors[path].pop(0)):
             raise error
         return super().read_small_file(path)
 
-    def pieces(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
+    def read_range(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
         with self.lock:
-            self.read.append((path, offset, length))
-            error = self.fail.get(path, []) and self.fail[path].pop(0)
-            bad, cut = self.spoil.get(path, 0) > 0 and offset == 0, self.cut > 0
-            self.spoil[path] = self.spoil.get(path, 0) - bad
-            self.cut -= cut
+            self.reads.append((path, offset, length))
+            error = self.errors.get(path, []) and self.errors[path].pop(0)
+            is_corrupt = self.corruptions.get(path, 0) > 0 and offset == 0
+            self.corruptions[path] = self.corruptions.get(path, 0) - is_corrupt
+            is_short = self.short_reads > 0
+            self.short_reads -= is_short
         if error:
             raise error
-        for piece in super().read_range(path, offset, length, size):
-            piece = bytes([piece[0] ^ 1]) + piece[1:] if bad else piece
-            yield piece[:1] if cut else piece
-            bad = False
-            if cut:
+        for chunk in super().read_range(path, offset, length, size):
+            chunk = bytes([chunk[0] ^ 1]) + chunk[1:] if is_corrupt else chunk
+            yield chunk[:1] if is_short else chunk
+            is_corrupt = False
+            if is_short:
                 return
 
-    def names(self) -> set[str]:
-        return {path for path, _, _ in self.read}
+    def paths_read(self) -> set[str]:
+        return {path for path, _, _ in self.reads}
 
     @property
-    def bytes(self) -> int:
-        return sum(length for _, _, length in self.read)
+    def bytes_read(self) -> int:
+        return sum(length for _, _, length in self.reads)
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Watched:
-    return Watched(make_set(tmp_path / "source"))
+def source(tmp_path: Path) -> FaultySource:
+    return FaultySource(make_set(tmp_path / "source"))
 
 
 @pytest.fixture(autouse=True)
 def no_long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(download, "FIRST_PAUSE", 0.01)
-    monkeypatch.setattr(download, "LONGEST_PAUSE", 0.02)
+    monkeypatch.setattr(download, "FIRST_RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(download, "MAX_RETRY_SECONDS", 0.02)
 
 
-def bring(source: FolderSource, target: Path, index_only: bool = False, **words: Words) -> FetchResult:
-    return fetch_sets(
-        [SetToFetch(source, target, index_only)],
-        **{"range_bytes": 1000, "patience": 0.3, "say": lambda _: None, **words},
-    )
+def fetch_one(source: FolderSource, target: Path, index_only: bool = False, **options: Any) -> FetchResult:
+    """Fetch one set, in small ranges and with a short timeout."""
+    defaults: dict[str, Any] = {"range_bytes": 1000, "stall_timeout": 0.3, "log": lambda _: None}
+    return fetch_sets([SetToFetch(source, target, index_only)], **{**defaults, **options})
+
+
+def data_bytes(root: Path) -> int:
+    """Return the size of all files of a set but its manifests."""
+    return sum(len(data) for path, data in content(root).items() if not path.endswith("manifest.json"))
 
 
 # --- ranges ----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    "size, came, step, found",
+    "size, received, max_length, expected",
     [
         (10, [], 4, [(0, 4), (4, 8), (8, 10)]),
         (10, [], 10, [(0, 10)]),
@@ -103,475 +109,497 @@ def bring(source: FolderSource, target: Path, index_only: bool = False, **words:
         (0, [], 4, []),
     ],
 )
-def test_what_is_missing_of_a_file(size: int, came: list[tuple[int, int]], step: int, found: Any) -> None:
-    assert list(missing_ranges(size, came, step)) == found
-    assert missing_bytes(size, came) == sum(end - begin for begin, end in found)
+def test_missing_ranges_yields_gaps_of_bounded_length(
+    size: int, received: list[tuple[int, int]], max_length: int, expected: Any
+) -> None:
+    assert list(missing_ranges(size, received, max_length)) == expected
+    assert missing_bytes(size, received) == sum(end - begin for begin, end in expected)
 
 
-def test_bytes_are_said_as_a_person_reads_them() -> None:
-    assert [format_bytes(n) for n in (7, 1200, 256_000_000, 140_400_000_000)] == [
-        "7 bytes",
-        "1.2 kB",
-        "256 MB",
-        "140 GB",
-    ]
+def test_format_bytes_uses_readable_units() -> None:
+    texts = {7: "7 bytes", 1200: "1.2 kB", 256_000_000: "256 MB", 140_400_000_000: "140 GB"}
+    assert {count: format_bytes(count) for count in texts} == texts
 
 
-@pytest.mark.parametrize("step, at_once", [(1, 3), (7, 8), (1000, 1), (4999, 8), (1 << 26, 8)])
-def test_a_set_comes_over_byte_by_byte_in_ranges_of_any_size(tmp_path: Path, step: int, at_once: int) -> None:
+@pytest.mark.parametrize("range_bytes, max_parallel", [(1, 3), (7, 8), (1000, 1), (4999, 8), (1 << 26, 8)])
+def test_fetch_sets_with_any_range_size_copies_every_byte(tmp_path: Path, range_bytes: int, max_parallel: int) -> None:
     root = make_set(tmp_path / "source", images=6, each=100, shard=250)
-    seen: list[tuple[int, int]] = []
-    done = bring(
-        FolderSource(root), tmp_path / "t", range_bytes=step, at_once=at_once, progress=lambda *both: seen.append(both)
+    progress: list[tuple[int, int]] = []
+    result = fetch_one(
+        FolderSource(root),
+        tmp_path / "t",
+        range_bytes=range_bytes,
+        max_parallel=max_parallel,
+        progress=lambda *step: progress.append(step),
     )
-    whole = sum(len(one) for path, one in content(root).items() if not path.endswith("manifest.json"))
-    assert content(tmp_path / "t") == content(root) and (done.fetched_bytes, done.existing_bytes) == (whole, 0)
-    assert seen == sorted(seen) and seen[-1] == (whole, whole)
+    total = data_bytes(root)
+    assert content(tmp_path / "t") == content(root) and (result.fetched_bytes, result.existing_bytes) == (total, 0)
+    assert progress == sorted(progress) and progress[-1] == (total, total)
     assert not list((tmp_path / "t").rglob("*.part")) + list((tmp_path / "t").rglob(".fetch.jsonl"))
 
 
-def test_so_many_ranges_are_in_flight_and_no_more(tmp_path: Path, source: Watched) -> None:
-    flying, most, all_in = [0], [0], threading.Barrier(3)
+def test_fetch_sets_keeps_max_parallel_ranges_in_flight(tmp_path: Path, source: FaultySource) -> None:
+    in_flight = max_in_flight = 0
+    barrier = threading.Barrier(3)
 
-    class Slow(Watched):
-        def pieces(self, *words: Any) -> Iterator[bytes]:
+    class CountingSource(FaultySource):
+        def read_range(self, *args: Any) -> Iterator[bytes]:
+            nonlocal in_flight, max_in_flight
             with source.lock:
-                flying[0] += 1
-                most[0] = max(most[0], flying[0])
-            if not all_in.broken:
+                in_flight += 1
+                max_in_flight = max(max_in_flight, in_flight)
+            if not barrier.broken:
                 with contextlib.suppress(threading.BrokenBarrierError):
-                    all_in.wait(0.5)  # three get here only when three are asked at once
-            yield from super().pieces(*words)
+                    barrier.wait(0.5)  # three threads pass only if three ranges are requested at once
+            yield from super().read_range(*args)
             with source.lock:
-                flying[0] -= 1
+                in_flight -= 1
 
-    bring(Slow(source.root), tmp_path / "t", at_once=3)
-    assert most == [3]
-
-
-def test_the_manifest_comes_last(tmp_path: Path, source: Watched, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = []
-    whole = download.PartialSplit.write_manifest
-    monkeypatch.setattr(download.PartialSplit, "finish", lambda one: (seen.append(content(tmp_path / "t")), whole(one)))
-    bring(source, tmp_path / "t")
-    assert [name for one in seen for name in one if "manifest" in name] == ["train/manifest.json"]  # when val has come
-    assert "train/names.txt" in seen[0] and "val/names.txt" in seen[1]
+    fetch_one(CountingSource(source.root), tmp_path / "t", max_parallel=3)
+    assert max_in_flight == 3
 
 
-# --- again -----------------------------------------------------------------------------------------------------------
+def test_fetch_sets_writes_manifest_last(tmp_path: Path, source: FaultySource, monkeypatch: pytest.MonkeyPatch) -> None:
+    contents_before = []
+    write_manifest = download.PartialSplit.write_manifest
+
+    def recording_write_manifest(partial: download.PartialSplit) -> None:
+        contents_before.append(content(tmp_path / "t"))
+        write_manifest(partial)
+
+    monkeypatch.setattr(download.PartialSplit, "write_manifest", recording_write_manifest)
+    fetch_one(source, tmp_path / "t")
+    before_train, before_val = contents_before
+    assert "train/names.txt" in before_train and "train/manifest.json" not in before_train
+    assert "val/names.txt" in before_val and "train/manifest.json" in before_val
+    assert "val/manifest.json" not in {*before_train, *before_val}
 
 
-def test_a_complete_target_takes_a_look_and_a_line(tmp_path: Path, source: Watched) -> None:
-    bring(source, tmp_path / "t")
-    before, said = source.bytes, []
-    done = bring(source, tmp_path / "t", say=said.append)
-    (line,) = said
-    assert line.startswith(f"{tmp_path / 't'}: is there already, by its sizes; nothing") and source.bytes == before
-    assert done.fetched_bytes == 0 and done.existing_bytes > 0
+# --- repeated fetches ------------------------------------------------------------------------------------------------
 
 
-def test_what_is_lost_of_a_complete_target_comes_again_and_nothing_else(tmp_path: Path, source: Watched) -> None:
-    bring(source, tmp_path / "t")
-    source.read.clear()
+def test_fetch_sets_into_complete_target_logs_one_line(tmp_path: Path, source: FaultySource) -> None:
+    fetch_one(source, tmp_path / "t")
+    before = source.bytes_read
+    lines: list[str] = []
+    result = fetch_one(source, tmp_path / "t", log=lines.append)
+    (line,) = lines
+    assert line.startswith(f"{tmp_path / 't'}: is there already, by its file sizes; nothing to fetch")
+    assert source.bytes_read == before and result.fetched_bytes == 0 and result.existing_bytes > 0
+
+
+def test_fetch_sets_refetches_only_damaged_files(tmp_path: Path, source: FaultySource) -> None:
+    fetch_one(source, tmp_path / "t")
+    source.reads.clear()
     (tmp_path / "t/train/shard-00001.bin").unlink()
     (tmp_path / "t/val/names.txt").write_bytes(b"short")
-    bring(source, tmp_path / "t")
-    assert source.names() == {"train/shard-00001.bin", "val/names.txt"}
+    fetch_one(source, tmp_path / "t")
+    assert source.paths_read() == {"train/shard-00001.bin", "val/names.txt"}
     assert content(tmp_path / "t") == content(source.root)
 
 
-KILLED = """
+STUCK_FETCH = """
 import sys, time
 from pathlib import Path
-from train.data.fetch import Part, fetch
-from train.data.fetch.sources import Folder
+from train.data.fetch.fetch import SetToFetch, fetch_sets
+from train.data.fetch.sources import FolderSource
+from train.data.index.base import DataError
+from train.data.index.packed import load_packed_index
 
-class Stuck(Folder):
+class StuckSource(FolderSource):
     count = 0
-    def pieces(self, path, offset, length, size):
-        Stuck.count += 1
-        if path.endswith(".bin") and Stuck.count > int(sys.argv[3]):
+    def read_range(self, path, offset, length, size):
+        StuckSource.count += 1
+        if path.endswith(".bin") and StuckSource.count > int(sys.argv[3]):
             Path(sys.argv[2], "stuck").touch()
             time.sleep(600)
-        yield from super().pieces(path, offset, length, size)
+        yield from super().read_range(path, offset, length, size)
 
-fetch([Part(Stuck(Path(sys.argv[1])), Path(sys.argv[2]))], range_bytes=1000, at_once=2)
+fetch_sets([SetToFetch(StuckSource(Path(sys.argv[1])), Path(sys.argv[2]))], range_bytes=1000, max_parallel=2)
 """
 
 
 @pytest.mark.parametrize("after", [0, 3, 9, 14])
-def test_a_fetch_that_is_killed_goes_on_where_it_stopped(tmp_path: Path, source: Watched, after: int) -> None:
+def test_fetch_sets_after_kill_resumes(tmp_path: Path, source: FaultySource, after: int, until: Any) -> None:
     target = tmp_path / "t"
-    words = [sys.executable, "-c", KILLED, str(source.root), str(target), str(after)]
-    with subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(ROOT)}) as one:
-        deadline = time.monotonic() + 30
-        while not (target / "stuck").exists() and time.monotonic() < deadline:
-            time.sleep(0.01)
-        time.sleep(0.05)  # the other thread may be at its end
-        one.send_signal(signal.SIGKILL)
-    assert (target / "stuck").exists() and not (target / "val/manifest.json").exists()
+    argv = [sys.executable, "-c", STUCK_FETCH, str(source.root), str(target), str(after)]
+    with subprocess.Popen(argv, env={**os.environ, "PYTHONPATH": str(REPO)}) as process:
+        until((target / "stuck").exists)
+        time.sleep(0.05)  # the other thread may be finishing its range
+        process.send_signal(signal.SIGKILL)
+    assert not (target / "val/manifest.json").exists()
     journal = (target / "train/.fetch.jsonl").read_text() if (target / "train/.fetch.jsonl").exists() else ""
-    lines = [json.loads(line) for line in journal.splitlines()]
-    noted = sum(one["end"] - one["begin"] for one in lines if "begin" in one)
-    whole = sum(len(one) for path, one in content(source.root).items() if not path.endswith("manifest.json"))
-    done = bring(source, target)
+    rows = [json.loads(line) for line in journal.splitlines()]
+    recorded_bytes = sum(row["end"] - row["begin"] for row in rows if "begin" in row)
+    result = fetch_one(source, target)
     assert content(target) == {**content(source.root), "stuck": b""}
-    assert done.fetched_bytes == source.bytes == whole - done.existing_bytes and done.existing_bytes >= noted
-    assert noted > 0 or after == 0, "what had come was not written down"
+    assert result.fetched_bytes == source.bytes_read == data_bytes(source.root) - result.existing_bytes
+    assert result.existing_bytes >= recorded_bytes
+    assert recorded_bytes > 0 or after == 0, "received ranges were not recorded"
 
 
-def test_a_journal_that_was_cut_by_a_power_cut_costs_a_range_and_nothing_more(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_with_truncated_journal_completes(tmp_path: Path, source: FaultySource) -> None:
     target = tmp_path / "t"
-    source.fail["train/shard-00002.bin"] = [FetchError("enough")] * 99
+    source.errors["train/shard-00002.bin"] = [FetchError("enough")] * 99
     with pytest.raises(FetchError, match="enough"):
-        bring(source, target, at_once=1)
+        fetch_one(source, target, max_parallel=1)
     journal = target / "train/.fetch.jsonl"
     journal.write_bytes(journal.read_bytes()[:-9])
-    source.fail.clear()
-    bring(source, target)
+    source.errors.clear()
+    fetch_one(source, target)
     assert content(target) == content(source.root)
 
 
-def test_ranges_of_a_file_that_is_gone_count_for_nothing(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_without_partial_file_ignores_its_ranges(tmp_path: Path, source: FaultySource) -> None:
     target = tmp_path / "t"
-    source.fail["train/shard-00001.bin"] = [None, FetchError("enough")]
+    source.errors["train/shard-00001.bin"] = [None, FetchError("enough")]
     with pytest.raises(FetchError, match="enough"):
-        bring(source, target, at_once=1, range_bytes=700)
-    assert [one.name for one in target.rglob("*.part")] == ["shard-00001.bin.part"]
-    for part in target.rglob("*.part"):
-        part.unlink()
-    source.fail.clear()
-    source.read.clear()
-    assert bring(source, target).fetched_bytes == source.bytes
+        fetch_one(source, target, max_parallel=1, range_bytes=700)
+    assert [path.name for path in target.rglob("*.part")] == ["shard-00001.bin.part"]
+    (target / "train/shard-00001.bin.part").unlink()
+    source.errors.clear()
+    source.reads.clear()
+    assert fetch_one(source, target).fetched_bytes == source.bytes_read
     assert content(target) == content(source.root)
 
 
-def test_what_lies_there_under_the_name_of_a_part_does_no_harm(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_over_foreign_partial_file_completes(tmp_path: Path, source: FaultySource) -> None:
     (tmp_path / "t/train").mkdir(parents=True)
     (tmp_path / "t/train/index.npy.part").write_bytes(bytes(100_000))
-    bring(source, tmp_path / "t")
+    fetch_one(source, tmp_path / "t")
     assert content(tmp_path / "t") == content(source.root)
 
 
-def test_ranges_that_are_noted_but_not_in_the_file_are_fetched_again(tmp_path: Path, source: Watched) -> None:
-    """After a power cut the file may lack what the journal, which is younger, tells of."""
+def test_fetch_sets_with_zeroed_partial_file_refetches_it(tmp_path: Path, source: FaultySource) -> None:
+    """After a power cut the file may lack data that the journal, which was written later, lists."""
     target = tmp_path / "t"
-    source.fail["train/shard-00000.bin"] = [OSError("x"), *[FetchError("enough")] * 9]
+    source.errors["train/shard-00000.bin"] = [OSError("x"), *[FetchError("enough")] * 9]
     with pytest.raises(FetchError, match="enough"):
-        bring(source, target, at_once=2)
-    for part in target.rglob("*.part"):
-        part.write_bytes(bytes(part.stat().st_size))  # all zeros
-    source.fail.clear()
-    bring(source, target)
+        fetch_one(source, target, max_parallel=2)
+    for path in target.rglob("*.part"):
+        path.write_bytes(bytes(path.stat().st_size))  # all zeros
+    source.errors.clear()
+    fetch_one(source, target)
     assert content(target) == content(source.root)
 
 
-# --- what goes wrong -------------------------------------------------------------------------------------------------
+# --- errors ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_file_with_a_wrong_checksum_is_fetched_once_more(tmp_path: Path, source: Watched) -> None:
-    source.spoil["train/shard-00001.bin"] = 1
-    bring(source, tmp_path / "t")
+def test_fetch_sets_with_wrong_checksum_refetches_file(tmp_path: Path, source: FaultySource) -> None:
+    source.corruptions["train/shard-00001.bin"] = 1
+    fetch_one(source, tmp_path / "t")
     assert content(tmp_path / "t") == content(source.root)
 
 
-def test_a_file_that_is_wrong_twice_is_named_and_has_no_name_at_the_target(tmp_path: Path, source: Watched) -> None:
-    source.spoil["train/shard-00001.bin"] = 99
-    with pytest.raises(FetchError) as said:
-        bring(source, tmp_path / "t", at_once=1)
-    assert str(said.value).startswith(f"{source.root}/train/shard-00001.bin: its checksum is not that of the manifest")
-    assert "\n" not in str(said.value)
+def test_fetch_sets_with_wrong_checksum_twice_raises(tmp_path: Path, source: FaultySource) -> None:
+    source.corruptions["train/shard-00001.bin"] = 99
+    with pytest.raises(FetchError) as caught:
+        fetch_one(source, tmp_path / "t", max_parallel=1)
+    message = str(caught.value)
+    assert message.startswith(f"{source.root}/train/shard-00001.bin: its checksum is not that of the manifest")
+    assert "\n" not in message
     assert not list((tmp_path / "t").rglob("shard-00001*")) + list((tmp_path / "t").rglob("manifest.json"))
-    source.spoil.clear()
-    bring(source, tmp_path / "t")
+    source.corruptions.clear()
+    fetch_one(source, tmp_path / "t")
     assert content(tmp_path / "t") == content(source.root)
 
 
-def test_a_source_that_was_changed_between_two_fetches_is_fetched_as_far_as_it_differs(
-    tmp_path: Path, source: Watched
-) -> None:
+def test_fetch_sets_after_source_change_fetches_only_changed_split(tmp_path: Path, source: FaultySource) -> None:
     target = tmp_path / "t"
-    bring(source, target)
-    source.read.clear()
-    make_split(source.root / "train", seed=1, images=3)  # fewer shards, and index.npy of other bytes
-    fresh = Watched(source.root)
-    bring(fresh, target)
+    fetch_one(source, target)
+    source.reads.clear()
+    make_split(source.root / "train", seed=1, images=3)  # fewer shards, and another index.npy
+    fresh = FaultySource(source.root)
+    fetch_one(fresh, target)
     assert content(target) == content(source.root)
-    assert not [name for name in fresh.names() if name.startswith("val/")]
+    assert not [name for name in fresh.paths_read() if name.startswith("val/")]
 
 
-def test_a_set_on_its_way_to_another_state_is_none_until_it_is_whole(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_interrupted_update_leaves_no_manifest(tmp_path: Path, source: FaultySource) -> None:
     target = tmp_path / "t"
-    bring(source, target)
+    fetch_one(source, target)
     names = source.root / "train/names.txt"
-    kept, stale = names.read_bytes(), (source.root / "train/shard-00001.bin").read_bytes()
+    old_names = names.read_bytes()
+    shard = source.root / "train/shard-00001.bin"
+    old_size = shard.stat().st_size
     make_split(source.root / "train", seed=1)
-    assert names.read_bytes() == kept and len((source.root / "train/shard-00001.bin").read_bytes()) == len(stale)
-    fresh = Watched(source.root)
-    fresh.fail["train/shard-00000.bin"] = [FetchError("enough")]
+    assert names.read_bytes() == old_names and shard.stat().st_size == old_size
+    fresh = FaultySource(source.root)
+    fresh.errors["train/shard-00000.bin"] = [FetchError("enough")]
     with pytest.raises(FetchError, match="enough"):
-        bring(fresh, target, at_once=1)
+        fetch_one(fresh, target, max_parallel=1)
     assert not (target / "train/manifest.json").exists() and not (target / "train/shard-00001.bin").exists()
     assert (target / "val/manifest.json").exists()
-    bring(fresh, target)
+    fetch_one(fresh, target)
     assert content(target) == content(source.root)
-    assert "train/names.txt" not in fresh.names(), "it was the same"
+    assert "train/names.txt" not in fresh.paths_read(), "names.txt has not changed"
 
 
-def test_a_manifest_that_changes_in_the_middle_is_one_line(tmp_path: Path, source: Watched) -> None:
-    later = (source.root / "train/manifest.json").read_bytes().replace(b'"made": {}', b'"made": {"again": 1}')
+def test_fetch_sets_when_manifest_changes_midway_raises(tmp_path: Path, source: FaultySource) -> None:
+    new_manifest = (
+        (source.root / "train/manifest.json")
+        .read_bytes()
+        .replace(b'"packing_info": {}', b'"packing_info": {"again": 1}')
+    )
 
-    class Changing(Watched):
-        def pieces(self, path: str, *words: Any) -> Iterator[bytes]:
-            yield from super().pieces(path, *words)
-            write_atomic(source.root / "train/manifest.json", later)
+    class ChangingSource(FaultySource):
+        def read_range(self, path: str, *args: Any) -> Iterator[bytes]:
+            yield from super().read_range(path, *args)
+            write_atomic(source.root / "train/manifest.json", new_manifest)
 
-    with pytest.raises(FetchError, match=r"source/train: was changed while it was fetched; .*, fetch again") as said:
-        bring(Changing(source.root), tmp_path / "t")
-    assert "\n" not in str(said.value) and not (tmp_path / "t/train/manifest.json").exists()
-    source.read.clear()
-    bring(source, tmp_path / "t")
-    assert not [name for name in source.names() if name.startswith("train/")], "its files were the same"
+    with pytest.raises(FetchError, match=r"source/train: was changed while it was fetched; .*, fetch again") as caught:
+        fetch_one(ChangingSource(source.root), tmp_path / "t")
+    assert "\n" not in str(caught.value) and not (tmp_path / "t/train/manifest.json").exists()
+    source.reads.clear()
+    fetch_one(source, tmp_path / "t")
+    assert not [name for name in source.paths_read() if name.startswith("train/")], "its files have not changed"
     assert content(tmp_path / "t") == content(source.root)
 
 
-def test_a_file_that_is_replaced_in_the_middle_or_has_another_size_is_named(tmp_path: Path, source: Watched) -> None:
-    class Replacing(Watched):
-        def pieces(self, path: str, *words: Any) -> Iterator[bytes]:
-            yield from super().pieces(path, *words)
+def test_fetch_sets_names_replaced_resized_or_missing_file(tmp_path: Path, source: FaultySource) -> None:
+    class ReplacingSource(FaultySource):
+        def read_range(self, path: str, *args: Any) -> Iterator[bytes]:
+            yield from super().read_range(path, *args)
             if path.endswith("shard-00000.bin"):
-                other = source.root / "other"
-                other.write_bytes((source.root / path).read_bytes())
-                other.replace(source.root / path)
+                replacement = source.root / "replacement"
+                replacement.write_bytes((source.root / path).read_bytes())
+                replacement.replace(source.root / path)
 
     with pytest.raises(FetchError, match=r"shard-00000\.bin: was replaced while it was fetched"):
-        bring(Replacing(source.root), tmp_path / "t", at_once=1)
+        fetch_one(ReplacingSource(source.root), tmp_path / "t", max_parallel=1)
     with (source.root / "train/shard-00002.bin").open("ab") as file:
         file.write(b"more")
     with pytest.raises(FetchError, match=r"shard-00002\.bin: has \d+ bytes, its manifest says \d+"):
-        bring(Watched(source.root), tmp_path / "t")
+        fetch_one(FaultySource(source.root), tmp_path / "t")
     (source.root / "train/shard-00002.bin").unlink()
     with pytest.raises(FetchError, match=r"shard-00002\.bin: No such file"):
-        bring(Watched(source.root), tmp_path / "t")
+        fetch_one(FaultySource(source.root), tmp_path / "t")
 
 
-def test_a_source_that_hiccups_is_asked_again_from_where_it_was(tmp_path: Path, source: Watched) -> None:
-    source.fail["train/shard-00000.bin"] = [OSError("slow down"), TimeoutError("nothing"), ConnectionError("cut")]
-    source.fail["train/manifest.json"] = [OSError("slow down")] * 2
-    source.cut = 5
-    bring(source, tmp_path / "t", patience=20.0)
+def test_fetch_sets_after_transient_errors_continues_at_same_byte(tmp_path: Path, source: FaultySource) -> None:
+    source.errors["train/shard-00000.bin"] = [OSError("slow down"), TimeoutError("nothing"), ConnectionError("cut")]
+    source.errors["train/manifest.json"] = [OSError("slow down")] * 2
+    source.short_reads = 5
+    fetch_one(source, tmp_path / "t", stall_timeout=20.0)
     assert content(tmp_path / "t") == content(source.root)
-    assert any(offset % 1000 == 1 for _, offset, _ in source.read), "one byte that had come was fetched again"
+    assert any(offset % 1000 == 1 for _, offset, _ in source.reads), "a received byte was fetched again"
 
 
-def test_a_slow_source_is_not_a_dead_one_and_one_that_gives_nothing_is(tmp_path: Path, source: Watched) -> None:
-    source.cut = 60
-    bring(source, tmp_path / "t", at_once=1, patience=0.2)  # 60 pauses of 0.01 s, a byte after each
+def test_fetch_sets_tolerates_slow_but_not_silent_source(tmp_path: Path, source: FaultySource) -> None:
+    source.short_reads = 60
+    fetch_one(source, tmp_path / "t", max_parallel=1, stall_timeout=0.2)  # 60 pauses of 0.01 s, with a byte after each
     assert content(tmp_path / "t") == content(source.root)
 
-    class Empty(Watched):
-        def pieces(self, *words: Any) -> Iterator[bytes]:
+    class EmptySource(FaultySource):
+        def read_range(self, *args: Any) -> Iterator[bytes]:
             yield from ()
 
-    with pytest.raises(FetchError, match="it ended early; nothing came"):
-        bring(Empty(source.root), tmp_path / "other")
+    with pytest.raises(FetchError, match="the range ended early; nothing was received"):
+        fetch_one(EmptySource(source.root), tmp_path / "other")
 
 
-def test_a_dead_source_ends_in_one_line_that_names_file_and_range(tmp_path: Path, source: Watched) -> None:
-    source.fail["train/shard-00002.bin"] = [OSError(errno.EIO, "Input/output error")] * 9999
-    begun = time.monotonic()
-    with pytest.raises(FetchError) as said:
-        bring(source, tmp_path / "t", patience=0.4)
-    line = str(said.value)
-    assert "source/train/shard-00002.bin, bytes 0 to 1000: [Errno 5] Input/output error" in line or (
-        "source/train/shard-00002.bin, bytes" in line and "Input/output error" in line
-    )
-    assert "nothing came for 0 s" in line and "fetch again, it goes on from here" in line and "\n" not in line
-    assert 0.3 < time.monotonic() - begun < 10
-    source.fail = {"val/manifest.json": [OSError("away")] * 9999}
-    with pytest.raises(FetchError, match=r"val/manifest\.json: away; nothing came"):
-        bring(source, tmp_path / "t")
+def test_fetch_sets_from_dead_source_names_file_and_range(tmp_path: Path, source: FaultySource) -> None:
+    source.errors["train/shard-00002.bin"] = [OSError(errno.EIO, "Input/output error")] * 9999
+    start_time = time.monotonic()
+    with pytest.raises(FetchError) as caught:
+        fetch_one(source, tmp_path / "t", stall_timeout=0.4)
+    assert time.monotonic() - start_time > 0.3
+    line = str(caught.value)
+    assert "source/train/shard-00002.bin, bytes" in line and "Input/output error" in line and "\n" not in line
+    assert "nothing was received for 0 s" in line and "fetch again: it resumes from here" in line
+    source.errors = {"val/manifest.json": [OSError("away")] * 9999}
+    with pytest.raises(FetchError, match=r"val/manifest\.json: away; nothing was received"):
+        fetch_one(source, tmp_path / "t")
 
 
-def test_a_disk_without_the_room_is_found_before_anything_is_fetched(
-    tmp_path: Path, source: Watched, monkeypatch: pytest.MonkeyPatch
+def test_fetch_sets_without_disk_space_raises_before_fetching(
+    tmp_path: Path, source: FaultySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usage = fetching.shutil.disk_usage(tmp_path)
     monkeypatch.setattr(fetching.shutil, "disk_usage", lambda _: usage._replace(free=5000))
-    with pytest.raises(FetchError, match=r"t: its disk has 5\.0 kB free, and 1\d\.\d kB are still to be fetched"):
-        bring(source, tmp_path / "t")
-    assert source.read == []
+    with pytest.raises(FetchError, match=r"t: its disk has 5\.0 kB free, but 1\d\.\d kB are still to be fetched"):
+        fetch_one(source, tmp_path / "t")
+    assert source.reads == []
 
 
-def test_a_disk_that_fills_up_in_the_middle_is_one_line_and_what_came_stays(
-    tmp_path: Path, source: Watched, monkeypatch: pytest.MonkeyPatch
+def test_fetch_sets_when_disk_fills_keeps_received_data(
+    tmp_path: Path, source: FaultySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write, room = os.pwrite, [6000]
+    real_pwrite = os.pwrite
+    free_bytes = 6000
 
-    def pwrite(handle: int, data: Any, at: int) -> int:
-        room[0] -= len(data)
-        if room[0] < 0:
+    def pwrite(file_descriptor: int, data: Any, offset: int) -> int:
+        nonlocal free_bytes
+        free_bytes -= len(data)
+        if free_bytes < 0:
             raise OSError(errno.ENOSPC, "No space left on device")
-        return write(handle, data, at)
+        return real_pwrite(file_descriptor, data, offset)
 
     monkeypatch.setattr(os, "pwrite", pwrite)
-    with pytest.raises(FetchError, match=r"t/train/[a-z0-9.-]+: No space left on device; what has come stays: make"):
-        bring(source, tmp_path / "t", at_once=1)
+    with pytest.raises(FetchError, match=r"t/train/[a-z0-9.-]+: No space left on device; what was fetched stays: make"):
+        fetch_one(source, tmp_path / "t", max_parallel=1)
     monkeypatch.undo()
-    done = bring(source, tmp_path / "t")
-    assert done.existing_bytes >= 5000 and content(tmp_path / "t") == content(source.root)
+    result = fetch_one(source, tmp_path / "t")
+    assert result.existing_bytes >= 5000 and content(tmp_path / "t") == content(source.root)
 
 
-def test_writes_that_take_only_a_part_are_continued(
-    tmp_path: Path, source: Watched, monkeypatch: pytest.MonkeyPatch
+def test_fetch_sets_continues_partial_writes(
+    tmp_path: Path, source: FaultySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda handle, data, at: write(handle, data[:300], at))
-    bring(source, tmp_path / "t")
+    real_pwrite = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda handle, data, offset: real_pwrite(handle, data[:300], offset))
+    fetch_one(source, tmp_path / "t")
     assert content(tmp_path / "t") == content(source.root)
 
 
 # --- once per machine ------------------------------------------------------------------------------------------------
 
-SECOND = """
+SECOND_FETCH = """
 import sys
 from pathlib import Path
-from train.data.fetch import Part, fetch
-from train.data.fetch.sources import Folder
-parts = [Part(Folder(Path(sys.argv[1])), Path(sys.argv[2]))]
-print(fetch(parts, range_bytes=1000, say=lambda line: print(line, flush=True)).came, flush=True)
+from train.data.fetch.fetch import SetToFetch, fetch_sets
+from train.data.fetch.sources import FolderSource
+from train.data.index.base import DataError
+from train.data.index.packed import load_packed_index
+sets = [SetToFetch(FolderSource(Path(sys.argv[1])), Path(sys.argv[2]))]
+result = fetch_sets(sets, range_bytes=1000, log=lambda line: print(line, flush=True))
+print(result.fetched_bytes, flush=True)
 """
 
 
-def test_of_two_at_once_one_fetches_and_the_other_finds_it_there(tmp_path: Path, source: Watched) -> None:
-    go, begun = threading.Event(), threading.Event()
+def test_fetch_sets_in_two_processes_fetches_once(tmp_path: Path, source: FaultySource) -> None:
+    started, may_continue = threading.Event(), threading.Event()
 
-    class Held(Watched):
-        def pieces(self, *words: Any) -> Iterator[bytes]:
-            begun.set()
-            go.wait(30)
-            yield from super().pieces(*words)
+    class BlockedSource(FaultySource):
+        def read_range(self, *args: Any) -> Iterator[bytes]:
+            started.set()
+            may_continue.wait(30)
+            yield from super().read_range(*args)
 
-    target, done = tmp_path / "t", list[FetchResult]()
-    first = threading.Thread(target=lambda: done.append(bring(Held(source.root), target)))
+    target = tmp_path / "t"
+    results: list[FetchResult] = []
+    first = threading.Thread(target=lambda: results.append(fetch_one(BlockedSource(source.root), target)))
     first.start()
-    assert begun.wait(10)
-    words = [sys.executable, "-c", SECOND, str(source.root), str(target)]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True, env=env) as second:
+    assert started.wait(10)
+    argv = [sys.executable, "-c", SECOND_FETCH, str(source.root), str(target)]
+    env = {**os.environ, "PYTHONPATH": str(REPO)}
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as second:
         assert second.stdout
         assert second.stdout.readline() == f"another process is fetching {target}: waiting for it\n"
-        go.set()
-        said = second.stdout.read().splitlines()
+        may_continue.set()
+        lines = second.stdout.read().splitlines()
     first.join(30)
-    assert said[0].startswith(f"{target}: is there already") and said[1:] == ["0"] and done[0].fetched_bytes > 0
+    assert lines[0].startswith(f"{target}: is there already") and lines[1:] == ["0"]
+    assert results[0].fetched_bytes > 0
     assert content(target) == content(source.root)
 
 
 # --- only the index --------------------------------------------------------------------------------------------------
 
 
-def without_images(root: Path) -> dict[str, bytes]:
+def index_files(root: Path) -> dict[str, bytes]:
+    """Return the content of all files but shards and manifests."""
     return {name: data for name, data in content(root).items() if not name.endswith((".bin", "manifest.json"))}
 
 
-def test_only_index_and_names_come_when_no_image_is_read_and_the_manifest_says_so(
-    tmp_path: Path, source: Watched
-) -> None:
-    target, said = tmp_path / "t", []
-    bring(source, target, index_only=True)
-    assert without_images(target) == without_images(source.root)
+def test_fetch_sets_index_only_fetches_no_shards(tmp_path: Path, source: FaultySource) -> None:
+    target = tmp_path / "t"
+    lines: list[str] = []
+    fetch_one(source, target, index_only=True)
+    assert index_files(target) == index_files(source.root)
     assert not list(target.rglob("*.bin"))
     for split in ("train", "val"):
-        mine, its = (json.loads((root / split / "manifest.json").read_text()) for root in (target, source.root))
-        assert mine == {**its, "fetched": "index"}
-    source.read.clear()
-    bring(source, target, index_only=True, say=said.append)
-    assert source.read == [] and len(said) == 1
-    bring(source, target)
-    assert {name[-4:] for name in source.names()} == {".bin"} and content(target) == content(source.root)
-    source.read.clear()
-    bring(source, target, index_only=True)
-    assert source.read == [] and content(target) == content(source.root), "what is more than enough stays"
+        target_manifest, source_manifest = (
+            json.loads((root / split / "manifest.json").read_text()) for root in (target, source.root)
+        )
+        assert target_manifest == {**source_manifest, "fetched": "index"}
+    source.reads.clear()
+    fetch_one(source, target, index_only=True, log=lines.append)
+    assert source.reads == [] and len(lines) == 1
+    fetch_one(source, target)
+    assert {name[-4:] for name in source.paths_read()} == {".bin"} and content(target) == content(source.root)
+    source.reads.clear()
+    fetch_one(source, target, index_only=True)
+    assert source.reads == [] and content(target) == content(source.root), "complete shards stay"
 
 
-def test_the_images_of_another_state_are_not_taken_for_those_of_the_index(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_index_only_removes_stale_shards(tmp_path: Path, source: FaultySource) -> None:
     target = tmp_path / "t"
-    bring(source, target)
-    before = content(source.root)
+    fetch_one(source, target)
+    old_names = content(source.root).keys()
     make_split(source.root / "train", seed=5)
-    assert {n: len(d) for n, d in content(source.root).items()}.keys() == before.keys()
-    bring(FolderSource(source.root), target, index_only=True)
+    assert content(source.root).keys() == old_names
+    fetch_one(FolderSource(source.root), target, index_only=True)
     assert not list((target / "train").glob("*.bin"))
-    bring(FolderSource(source.root), target)
+    fetch_one(FolderSource(source.root), target)
     assert content(target) == content(source.root)
 
 
-def test_images_that_came_before_only_the_index_was_asked_for_do_not_stay_by_halves(
-    tmp_path: Path, source: Watched
-) -> None:
+def test_fetch_sets_index_only_removes_incomplete_shards(tmp_path: Path, source: FaultySource) -> None:
     target = tmp_path / "t"
-    bring(source, target, index_only=True)
-    source.fail["train/shard-00002.bin"] = [FetchError("enough")]
+    fetch_one(source, target, index_only=True)
+    source.errors["train/shard-00002.bin"] = [FetchError("enough")]
     with pytest.raises(FetchError, match="enough"):
-        bring(source, target, at_once=1)
+        fetch_one(source, target, max_parallel=1)
     assert list((target / "train").glob("*.bin"))
-    bring(source, target, index_only=True)
-    assert not list((target / "train").glob("*.bin")), "the reader wants all or none"
+    fetch_one(source, target, index_only=True)
+    assert not list((target / "train").glob("*.bin")), "the reader needs all shards or none"
 
 
-def test_images_beside_an_index_are_none_of_its(tmp_path: Path, source: Watched) -> None:
-    bring(source, tmp_path / "t", index_only=True)
-    right = (source.root / "train/shard-00000.bin").read_bytes()
-    (tmp_path / "t/train/shard-00000.bin").write_bytes(bytes(len(right)))
-    bring(source, tmp_path / "t")
+def test_fetch_sets_overwrites_unknown_shard_beside_index(tmp_path: Path, source: FaultySource) -> None:
+    fetch_one(source, tmp_path / "t", index_only=True)
+    size = (source.root / "train/shard-00000.bin").stat().st_size
+    (tmp_path / "t/train/shard-00000.bin").write_bytes(bytes(size))
+    fetch_one(source, tmp_path / "t")
     assert content(tmp_path / "t") == content(source.root)
 
 
-def test_the_reader_opens_an_index_without_images(tmp_path: Path, source: Watched) -> None:
-    index = pytest.importorskip("train.data.index.packed")
-    bring(source, tmp_path / "t", index_only=True)
-    opened = index.load(tmp_path / "t/train", None)
-    assert len(opened) == 12 and opened.name(3) == "a/0003.JPEG"
-    with pytest.raises(index.DataError) as said:
-        opened.read(3)
-    assert "shard-00000.bin" in str(said.value) and "\n" not in str(said.value)
+def test_load_packed_index_without_shards_opens(tmp_path: Path, source: FaultySource) -> None:
+    fetch_one(source, tmp_path / "t", index_only=True)
+    index = load_packed_index(tmp_path / "t/train", None)
+    assert len(index) == 12 and index.name(3) == "a/0003.JPEG"
+    with pytest.raises(DataError) as caught:
+        index.read(3)
+    assert "shard-00000.bin" in str(caught.value) and "\n" not in str(caught.value)
 
 
-# --- what is no packed set -------------------------------------------------------------------------------------------
+# --- invalid sources -------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_fetched_says_what_it_is_and_makes_nothing(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_from_invalid_source_raises_and_creates_nothing(tmp_path: Path, source: FaultySource) -> None:
     target = tmp_path / "t"
     with pytest.raises(FetchError, match=r"nowhere: there is no such folder"):
-        bring(FolderSource(tmp_path / "nowhere"), target)
+        fetch_one(FolderSource(tmp_path / "nowhere"), target)
     (tmp_path / "files/train/a").mkdir(parents=True)
     with pytest.raises(FetchError, match=r"files: has single files, .* imgnet-cluster data pack \S+files \S+files-pac"):
-        bring(FolderSource(tmp_path / "files"), target)
+        fetch_one(FolderSource(tmp_path / "files"), target)
     (source.root / "val/manifest.json").unlink()
-    with pytest.raises(FetchError, match=r"source/val/manifest\.json: is not there: no packed set, or one that is not"):
-        bring(source, target)
-    for text in ("{", "[]", '{"format": "imgnet-cluster packed", "version": 1}'):
+    with pytest.raises(
+        FetchError, match=r"source/val/manifest\.json: is not there: no packed set, or packing is not finished"
+    ):
+        fetch_one(source, target)
+    for text in ("{", "[]", '{"format": "imgnet-cluster packed", "version": 2}'):
         (source.root / "val/manifest.json").write_text(text)
         with pytest.raises(FetchError, match=r"val/manifest\.json: is not the manifest of a packed set"):
-            bring(source, target)
-    (source.root / "val/manifest.json").write_text('{"format": "imgnet-cluster packed", "version": 2}')
+            fetch_one(source, target)
+    (source.root / "val/manifest.json").write_text('{"format": "imgnet-cluster packed", "version": 99}')
     with pytest.raises(FetchError, match=r"another format"):
-        bring(source, target)
+        fetch_one(source, target)
     assert not target.exists()
 
 
 @pytest.mark.parametrize("name", ["../outside", "/etc/outside", ".hidden", "a/b", "", "..", "a\n"])
-def test_a_manifest_cannot_name_a_file_elsewhere(tmp_path: Path, source: Watched, name: str) -> None:
+def test_parse_manifest_with_unsafe_file_name_raises(tmp_path: Path, source: FaultySource, name: str) -> None:
     path = source.root / "train/manifest.json"
-    said = json.loads(path.read_text())
-    said["files"][name] = {"bytes": 1, "sha256": "0"}
-    path.write_text(json.dumps(said))
+    manifest = json.loads(path.read_text())
+    manifest["files"][name] = {"bytes": 1, "sha256": "0"}
+    path.write_text(json.dumps(manifest))
     with pytest.raises(FetchError, match="is not the manifest of a packed set"):
-        bring(source, tmp_path / "t")
+        fetch_one(source, tmp_path / "t")
 
 
-def test_a_folder_of_single_files_is_not_fetched_into(tmp_path: Path, source: Watched) -> None:
+def test_fetch_sets_into_folder_of_single_files_raises(tmp_path: Path, source: FaultySource) -> None:
     (tmp_path / "t/train/n01440764").mkdir(parents=True)
-    with pytest.raises(FetchError, match=r"t/train: is not of a packed set, it has n01440764/; fetch into another"):
-        bring(source, tmp_path / "t")
+    with pytest.raises(FetchError, match=r"t/train: is not a packed set, it has n01440764/; fetch into another"):
+        fetch_one(source, tmp_path / "t")

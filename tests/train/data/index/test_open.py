@@ -1,4 +1,4 @@
-"""The index of a folder: what is in it, when it is made anew, and the one line for what cannot be used."""
+"""Tests of the index of a folder of files: its content, when it is rebuilt, and one-line errors."""
 
 import io
 import os
@@ -16,16 +16,16 @@ from train.tools.filesystem import read_with_checksum
 
 
 def jpeg(number: int, mode: str = "RGB", size: tuple[int, int] = (40, 30), kind: str = "JPEG") -> bytes:
-    """An image file of its own colours, small and quick to write."""
+    """Return a small image file with the colors of `number`."""
     pixels = np.random.default_rng(number).integers(0, 255, (size[1] // 10, size[0] // 10, 3), np.uint8)
-    data = io.BytesIO()
-    Image.fromarray(pixels).resize(size).convert(mode).save(data, kind)
-    return data.getvalue()
+    buffer = io.BytesIO()
+    Image.fromarray(pixels).resize(size).convert(mode).save(buffer, kind)
+    return buffer.getvalue()
 
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Two classes of two and one training images, and one validation image for each."""
+    """A set of two classes, with two and one training images, and one validation image each."""
     for number, name in enumerate(("train/cat/b.JPEG", "train/cat/a.JPEG", "train/dog/c.JPEG")):
         write(tmp_path / "data" / name, jpeg(number, size=(40 + 10 * number, 30)))
     write(tmp_path / "data/val/cat/v.JPEG", jpeg(7))
@@ -38,22 +38,22 @@ def write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def error_of(function: Callable[..., object], *how: object, **more: object) -> str:
-    """The one line of a `DataError`."""
+def data_error_of(function: Callable[..., object], *args: object, **kwargs: object) -> str:
+    """Return the message of the `DataError` that a call raises; it must be one line."""
     with pytest.raises(DataError) as caught:
-        function(*how, **more)
-    said = str(caught.value)
-    assert "\n" not in said
-    return said
+        function(*args, **kwargs)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
-def looks(root: Path, split: str = "train", **how: bool) -> tuple[Index, bool]:
-    """The index, and whether the files were looked at for it."""
-    seen: list[tuple[int, int]] = []
-    return load_index(root, split, progress=lambda *step: seen.append(step), **how), bool(seen)
+def load_and_watch(root: Path, split: str = "train", **options: bool) -> tuple[Index, bool]:
+    """Return the index, and whether the files were decoded for it."""
+    progress: list[tuple[int, int]] = []
+    return load_index(root, split, progress=lambda *step: progress.append(step), **options), bool(progress)
 
 
-def test_images_are_sorted_by_class_and_name_with_their_sizes(root: Path) -> None:
+def test_load_index_sorts_by_class_and_name(root: Path) -> None:
     index = load_index(root, "train")
     assert index.folder == root / "train" and index.classes == ("cat", "dog")
     assert index.paths.tolist() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
@@ -63,10 +63,10 @@ def test_images_are_sorted_by_class_and_name_with_their_sizes(root: Path) -> Non
     assert index.read(2) == (root / "train/dog/c.JPEG").read_bytes()
 
 
-def test_a_second_load_looks_at_no_file(root: Path) -> None:
-    first, looked = looks(root)
-    second, again = looks(root)
-    assert looked and not again
+def test_load_index_again_decodes_nothing(root: Path) -> None:
+    first, first_decoded = load_and_watch(root)
+    second, second_decoded = load_and_watch(root)
+    assert first_decoded and not second_decoded
     assert [first.paths.tolist(), first.widths.tolist()] == [second.paths.tolist(), second.widths.tolist()]
 
 
@@ -97,12 +97,12 @@ def move(root: Path) -> None:
     (root / "train/cat/a.JPEG").rename(root / "train/dog/a.JPEG")
 
 
-@pytest.mark.parametrize("act", [add, remove, change, touch, rename, move])
-def test_the_index_is_made_anew_when_a_file_changes(act: Callable[[Path], None], root: Path) -> None:
-    looks(root)
-    act(root)
-    index, looked = looks(root)
-    assert looked and not looks(root)[1]
+@pytest.mark.parametrize("change_files", [add, remove, change, touch, rename, move])
+def test_load_index_after_file_change_rebuilds(change_files: Callable[[Path], None], root: Path) -> None:
+    load_and_watch(root)
+    change_files(root)
+    index, was_decoded = load_and_watch(root)
+    assert was_decoded and not load_and_watch(root)[1]
     files = sorted(str(path.relative_to(root / "train")) for path in (root / "train").rglob("*.JPEG"))
     assert index.paths.tolist() == files
     for number, path in enumerate(index.paths):
@@ -112,31 +112,31 @@ def test_the_index_is_made_anew_when_a_file_changes(act: Callable[[Path], None],
 
 
 @pytest.mark.parametrize("keep", [0, 1, 60, -200, -1])
-def test_a_damaged_index_is_made_anew(keep: int, root: Path) -> None:
-    before, _ = looks(root)
+def test_load_index_with_truncated_cache_rebuilds(keep: int, root: Path) -> None:
+    before, _ = load_and_watch(root)
     (cache,) = root.glob(".train.*.npz")
     cache.write_bytes(cache.read_bytes()[:keep])
-    after, looked = looks(root)
-    assert looked and after.paths.tolist() == before.paths.tolist()
+    after, was_decoded = load_and_watch(root)
+    assert was_decoded and after.paths.tolist() == before.paths.tolist()
 
 
-def test_a_changed_byte_in_the_index_is_never_a_crash(root: Path) -> None:
-    before, _ = looks(root)
+def test_load_index_with_corrupt_cache_byte_rebuilds(root: Path) -> None:
+    before, _ = load_and_watch(root)
     (cache,) = root.glob(".train.*.npz")
-    whole, rng = cache.read_bytes(), np.random.default_rng(0)
-    for place in rng.choice(len(whole), 60, replace=False):
-        cache.write_bytes(whole[:place] + bytes([whole[place] ^ 0x55]) + whole[place + 1 :])
-        assert load_index(root, "train").paths.tolist() == before.paths.tolist(), place
+    content = cache.read_bytes()
+    for position in np.random.default_rng(0).choice(len(content), 60, replace=False):
+        cache.write_bytes(content[:position] + bytes([content[position] ^ 0x55]) + content[position + 1 :])
+        assert load_index(root, "train").paths.tolist() == before.paths.tolist(), position
 
 
-def test_the_stored_index_is_arrays_without_pickle(root: Path) -> None:
+def test_load_index_caches_arrays_without_pickle(root: Path) -> None:
     load_index(root, "train")
     (cache,) = root.glob(".train.*.npz")
     with np.load(io.BytesIO(read_with_checksum(cache)), allow_pickle=False) as stored:
         assert all(stored[name].dtype != object for name in stored.files)
 
 
-def test_names_with_a_dot_are_not_looked_at(root: Path) -> None:
+def test_load_index_ignores_hidden_names(root: Path) -> None:
     write(root / "train/cat/.hidden.JPEG", b"no image")
     write(root / "train/.cache/x.JPEG", b"no image")
     write(root / "train/dog/.folder/x.JPEG", b"no image")
@@ -144,116 +144,122 @@ def test_names_with_a_dot_are_not_looked_at(root: Path) -> None:
     assert load_index(root, "train").classes == ("cat", "dog")
 
 
-def test_names_of_any_letters_are_kept(root: Path) -> None:
+def test_load_index_keeps_unicode_names(root: Path) -> None:
     write(root / "train/dog/größer 犬 #1.JPEG", jpeg(11))
     index = load_index(root, "train")
     assert index.paths[-1] == "dog/größer 犬 #1.JPEG" and index.read(3)
 
 
-BROKEN = {
+BAD_FILES = {
     "empty": b"",
     "no image": b"hello, world" * 50,
     "cut": draw_image(0, "train", 3)[:3000],
 }
 
 
-@pytest.mark.parametrize("kind", BROKEN)
-def test_a_broken_file_is_named_and_counted_and_left_out_only_when_asked(kind: str, root: Path) -> None:
-    write(root / "train/cat/aa.JPEG", BROKEN[kind])
-    for _ in range(2):  # made, then read
-        said = error_of(load_index, root, "train")
-        assert said.startswith(f"{root}/train/cat/aa.JPEG: ") and "1 of 4 files" in said and "--skip-bad" in said
+@pytest.mark.parametrize("kind", BAD_FILES)
+def test_load_index_with_bad_file_raises_or_skips(kind: str, root: Path) -> None:
+    write(root / "train/cat/aa.JPEG", BAD_FILES[kind])
+    for _ in range(2):  # first without, then with a cached index
+        message = data_error_of(load_index, root, "train")
+        assert message.startswith(f"{root}/train/cat/aa.JPEG: ")
+        assert "1 of 4 files" in message and "--skip-bad" in message
     index = load_index(root, "train", skip_bad=True)
     assert index.paths.tolist() == ["cat/a.JPEG", "cat/b.JPEG", "dog/c.JPEG"]
-    ((path, why),) = index.skipped_files
-    assert path == "cat/aa.JPEG" and why
+    ((path, reason),) = index.skipped_files
+    assert path == "cat/aa.JPEG" and reason
 
 
-def test_several_broken_files_are_counted(root: Path) -> None:
-    for number, data in enumerate(BROKEN.values()):
+def test_load_index_counts_bad_files(root: Path) -> None:
+    for number, data in enumerate(BAD_FILES.values()):
         write(root / f"train/dog/x{number}.JPEG", data)
-    said = error_of(load_index, root, "train")
-    assert "dog/x0.JPEG and 2 more" in said and "3 of 6 files" in said
+    message = data_error_of(load_index, root, "train")
+    assert "dog/x0.JPEG and 2 more" in message and "3 of 6 files" in message
     assert len(load_index(root, "train", skip_bad=True).skipped_files) == 3
 
 
-def test_a_mended_file_is_accepted(root: Path) -> None:
+def test_load_index_accepts_repaired_file(root: Path) -> None:
     write(root / "train/cat/aa.JPEG", b"no image")
-    error_of(load_index, root, "train")
+    data_error_of(load_index, root, "train")
     write(root / "train/cat/aa.JPEG", jpeg(1))
     assert len(load_index(root, "train")) == 4
 
 
 @pytest.mark.parametrize(
-    "odd", [("CMYK", "JPEG"), ("L", "JPEG"), ("RGB", "PNG"), ("RGBA", "PNG"), ("P", "PNG"), ("RGB", "BMP")], ids=str
+    "mode_and_kind",
+    [("CMYK", "JPEG"), ("L", "JPEG"), ("RGB", "PNG"), ("RGBA", "PNG"), ("P", "PNG"), ("RGB", "BMP")],
+    ids=str,
 )
-def test_odd_images_are_taken(odd: tuple[str, str], root: Path) -> None:
-    write(root / "train/dog/odd.JPEG", jpeg(5, *odd[:1], size=(70, 50), kind=odd[1]))
+def test_load_index_accepts_other_formats_and_modes(mode_and_kind: tuple[str, str], root: Path) -> None:
+    mode, kind = mode_and_kind
+    write(root / "train/dog/odd.JPEG", jpeg(5, mode, size=(70, 50), kind=kind))
     index = load_index(root, "train")
     assert (index.paths[-1], index.widths[-1], index.heights[-1]) == ("dog/odd.JPEG", 70, 50)
 
 
-def test_a_class_without_images_stays_a_class(root: Path) -> None:
+def test_load_index_keeps_class_without_images(root: Path) -> None:
     (root / "train/bee").mkdir()
     train = load_index(root, "train")
     assert train.classes == ("bee", "cat", "dog") and train.labels.tolist() == [1, 1, 2]
 
 
-def test_validation_has_the_labels_of_training_also_where_it_lacks_a_class(root: Path) -> None:
+def test_load_index_of_val_uses_train_labels(root: Path) -> None:
     shutil.rmtree(root / "val/cat")
     val = load_index(root, "val", load_index(root, "train").classes)
     assert val.classes == ("cat", "dog") and val.labels.tolist() == [1]
 
 
-def test_a_class_that_training_lacks_is_named(root: Path) -> None:
+def test_check_layout_with_unknown_val_class_raises(root: Path) -> None:
     write(root / "val/eel/x.JPEG", jpeg(1))
-    assert f"{root}/val/eel: " in error_of(check_layout, root)
-    assert f"{root}/val/eel: " in error_of(load_index, root, "val", ("cat", "dog"))
+    assert f"{root}/val/eel: " in data_error_of(check_layout, root)
+    assert f"{root}/val/eel: " in data_error_of(load_index, root, "val", ("cat", "dog"))
 
 
-def empty(root: Path) -> None:
+def remove_train_images(root: Path) -> None:
     for path in (root / "train").rglob("*.JPEG"):
         path.unlink()
 
 
-@pytest.mark.parametrize(("gone", "named"), [
+@pytest.mark.parametrize(("remove_folders", "named"), [
     (lambda root: shutil.rmtree(root), ""),
     (lambda root: shutil.rmtree(root / "train"), ""),
     (lambda root: shutil.rmtree(root / "val"), ""),
-    (lambda root: [shutil.rmtree(one) for one in (root / "train").iterdir()], "/train"),
+    (lambda root: [shutil.rmtree(path) for path in (root / "train").iterdir()], "/train"),
 ])  # fmt: skip
-def test_a_folder_of_another_layout_is_named(gone: Callable[[Path], None], named: str, root: Path) -> None:
-    gone(root)
-    assert error_of(check_layout, root).startswith(f"{root}{named}: ")
+def test_check_layout_with_missing_folder_names_it(
+    remove_folders: Callable[[Path], None], named: str, root: Path
+) -> None:
+    remove_folders(root)
+    assert data_error_of(check_layout, root).startswith(f"{root}{named}: ")
 
 
-def test_a_split_without_images_is_named(root: Path) -> None:
-    empty(root)
+def test_load_index_without_images_raises(root: Path) -> None:
+    remove_train_images(root)
     check_layout(root)
-    assert error_of(load_index, root, "train").startswith(f"{root}/train: has no images")
+    assert data_error_of(load_index, root, "train").startswith(f"{root}/train: has no images")
     write(root / "train/cat/x.JPEG", b"no image")
-    assert error_of(load_index, root, "train", skip_bad=True).startswith(f"{root}/train: has no images")
+    assert data_error_of(load_index, root, "train", skip_bad=True).startswith(f"{root}/train: has no images")
 
 
-def test_a_file_instead_of_a_folder_is_refused(tmp_path: Path) -> None:
+def test_check_layout_of_a_file_raises(tmp_path: Path) -> None:
     write(tmp_path / "x", b"")
-    assert error_of(check_layout, tmp_path / "x").startswith(f"{tmp_path}/x: ")
-    assert error_of(class_names, tmp_path, "train").startswith(f"{tmp_path}: has no train/")
+    assert data_error_of(check_layout, tmp_path / "x").startswith(f"{tmp_path}/x: ")
+    assert data_error_of(class_names, tmp_path, "train").startswith(f"{tmp_path}: has no train/")
 
 
-def test_progress_ends_with_the_number_of_files(root: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    load_index(root, "train", progress=lambda *step: seen.append(step))
-    assert seen == [(3, 3)]
+def test_load_index_reports_progress(root: Path) -> None:
+    progress: list[tuple[int, int]] = []
+    load_index(root, "train", progress=lambda *step: progress.append(step))
+    assert progress == [(3, 3)]
 
 
-def test_take_gives_these_images_in_this_order(root: Path) -> None:
-    part = load_index(root, "train").take(np.array([2, 0]))
-    assert part.paths.tolist() == ["dog/c.JPEG", "cat/a.JPEG"]
-    assert part.labels.tolist() == [1, 0] and part.widths.tolist() == [60, 50] and part.classes == ("cat", "dog")
+def test_take_returns_images_in_given_order(root: Path) -> None:
+    subset = load_index(root, "train").take(np.array([2, 0]))
+    assert subset.paths.tolist() == ["dog/c.JPEG", "cat/a.JPEG"]
+    assert subset.labels.tolist() == [1, 0] and subset.widths.tolist() == [60, 50] and subset.classes == ("cat", "dog")
 
 
-def test_a_copy_must_have_the_same_images_but_may_end_otherwise(root: Path, tmp_path: Path) -> None:
+def test_check_same_images_compares_names_without_suffix(root: Path, tmp_path: Path) -> None:
     copy = tmp_path / "data-sz/64"
     shutil.copytree(root, copy)
     check_same_images(load_index(root, "train"), load_index(copy, "train"))
@@ -262,21 +268,24 @@ def test_a_copy_must_have_the_same_images_but_may_end_otherwise(root: Path, tmp_
     (copy / "train/cat/a.jpg").unlink()
     write(copy / "train/dog/d.JPEG", jpeg(1))
     write(copy / "train/dog/e.JPEG", jpeg(1))
-    said = error_of(check_same_images, load_index(root, "train"), load_index(copy, "train"))
-    assert "1 are missing, 2 too many" in said
-    assert f"data resize {root} {tmp_path}/data-sz --sizes 64 --anew" in said
+    message = data_error_of(check_same_images, load_index(root, "train"), load_index(copy, "train"))
+    assert "1 are missing, 2 too many" in message
+    assert f"data resize {root} {tmp_path}/data-sz --sizes 64 --anew" in message
 
 
-def test_what_lies_where_no_image_is_looked_for_is_told_and_not_passed_over(root: Path, tmp_path: Path) -> None:
+def test_load_index_reports_misplaced_entries(root: Path, tmp_path: Path) -> None:
     (root / "train/cat/sub").mkdir()
     write(root / "train/cat/sub/a.JPEG", jpeg(1))
     (root / "train/dog/z.JPEG").symlink_to(tmp_path / "nothing")
-    assert "2 of 5 files" in error_of(load_index, root, "train")
+    assert "2 of 5 files" in data_error_of(load_index, root, "train")
     index = load_index(root, "train", skip_bad=True)
     assert len(index) == 3
-    assert index.skipped_files == (("cat/sub", "a folder in a class's folder"), ("dog/z.JPEG", "a link to nothing"))
+    assert index.skipped_files == (
+        ("cat/sub", "a folder inside a class folder"),
+        ("dog/z.JPEG", "a broken symbolic link"),
+    )
     write(root / "val/loose.JPEG", jpeg(2))
-    said = error_of(check_layout, root)
-    assert said == f"{root}/val: 1 images lie beside the class folders, the first: loose.JPEG; " + (
-        "move each into the folder of its class"
+    assert data_error_of(check_layout, root) == (
+        f"{root}/val: 1 images lie beside the class folders, the first: loose.JPEG; move each into the folder of its "
+        "class"
     )

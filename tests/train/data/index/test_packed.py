@@ -1,4 +1,4 @@
-"""Reading packed sets: the same as of the folder, each damage by name, a million images in little memory."""
+"""Tests of packed sets: equal to their folder of files, damage is named, a million images need little memory."""
 
 import contextlib
 import json
@@ -6,7 +6,6 @@ import multiprocessing
 import os
 import shutil
 import sys
-import time
 import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -20,7 +19,8 @@ import simplejpeg
 from train.data.index import shards
 from train.data.index.base import names_crc32, stems_sha256
 from train.data.index.open import DataError, Index, check_layout, check_same_images, class_names, load_index
-from train.data.index.packed import INDEX_FILE, MANIFEST_FILE, NAMES_FILE, ROW_DTYPE, PackedManifest, file_crc32
+from train.data.index.packed import INDEX_FILE, NAMES_FILE, ROW_DTYPE, file_crc32
+from train.data.manifest import MANIFEST_FILE, PackedManifest
 from train.data.order.rect_val import plan_rect_validation
 from train.data.order.rng import permutation
 from train.data.packing.pack import copy_targets, pack_set
@@ -30,14 +30,15 @@ COUNT = 24
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder of small images, `data`, packed in full size, and copies of 32 pixels. Copy it before changing it."""
-    root = tmp_path_factory.mktemp("made")
-    dice = np.random.default_rng(0)
+def sets(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Small images: `data`, packed in full size, and as 32-pixel copies. Copy them before changing them."""
+    root = tmp_path_factory.mktemp("sets")
+    rng = np.random.default_rng(0)
     for number in range(COUNT + 4):
-        split, name = ("train" if number < COUNT else "val"), "abc"[number % 3]
-        pixels = dice.integers(0, 255, (34 + number, 70 - number, 3), np.uint8)
-        path = root / f"data/{split}/{name}/{number:02d}.JPEG"
+        split = "train" if number < COUNT else "val"
+        class_name = "abc"[number % 3]
+        pixels = rng.integers(0, 255, (34 + number, 70 - number, 3), np.uint8)
+        path = root / f"data/{split}/{class_name}/{number:02d}.JPEG"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(simplejpeg.encode_jpeg(pixels))
     pack_set(root / "data", {None: root / "full"}, shard_bytes=12_000)
@@ -46,47 +47,52 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def full(made: Path, tmp_path: Path) -> Path:
+def full(sets: Path, tmp_path: Path) -> Path:
     """The packed full-size set, to be damaged."""
-    shutil.copytree(made / "full", tmp_path / "full")
+    shutil.copytree(sets / "full", tmp_path / "full")
     return tmp_path / "full"
 
 
-def error_of(function: Callable[..., object], *how: object) -> str:
+def data_error_of(function: Callable[..., object], *args: object) -> str:
+    """Return the message of the `DataError` that a call raises; it must be one line."""
     with pytest.raises(DataError) as caught:
-        function(*how)
-    said = str(caught.value)
-    assert "\n" not in said
-    return said
+        function(*args)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
 
 
 def read_all(index: Index) -> list[bytes]:
     return [index.read(number) for number in range(len(index))]
 
 
-# --- the same as of the folder ---------------------------------------------------------------------------------------
+# --- equal to the folder of files ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("split", ["train", "val"])
-def test_a_packed_set_is_the_folder_in_numbers_order_and_bytes(split: str, made: Path) -> None:
-    files, packed = load_index(made / "data", split), load_index(made / "full", split)
+def test_packed_index_equals_folder_index(split: str, sets: Path) -> None:
+    files, packed = load_index(sets / "data", split), load_index(sets / "full", split)
     assert len(files) == len(packed) and files.classes == packed.classes
     assert files.names() == packed.names() and read_all(files) == read_all(packed)
     assert (files.names_checksum, files.stems_digest) == (packed.names_checksum, packed.stems_digest)
     ids = np.array([3, 0, 2])
     for name in ("labels", "widths", "heights"):
-        one, other = getattr(files, name), getattr(packed, name)
-        assert np.asarray(other).dtype == other[ids].dtype == np.int64
-        assert np.asarray(one).tolist() == np.asarray(other).tolist() and one[ids].tolist() == other[ids].tolist()
+        file_column, packed_column = getattr(files, name), getattr(packed, name)
+        assert np.asarray(packed_column).dtype == packed_column[ids].dtype == np.int64
+        assert np.asarray(file_column).tolist() == np.asarray(packed_column).tolist()
+        assert file_column[ids].tolist() == packed_column[ids].tolist()
     for rank in range(2):
-        plans = [plan_rect_validation(one.widths, one.heights, 64, 3, rank, 2) for one in (files, packed)]
-        assert [(s, i.tolist()) for s, i in plans[0]] == [(s, i.tolist()) for s, i in plans[1]]
+        file_plan, packed_plan = (
+            [(shape, ids.tolist()) for shape, ids in plan_rect_validation(index.widths, index.heights, 64, 3, rank, 2)]
+            for index in (files, packed)
+        )
+        assert file_plan == packed_plan
 
 
-def test_take_gives_these_images_in_this_order_of_both_kinds_and_again(made: Path) -> None:
+def test_take_twice_agrees_for_folder_and_packed(sets: Path) -> None:
     for ids in (np.array([5, 1, 17, 0]), np.arange(COUNT)[::-1]):
-        files, packed = (load_index(made / of, "train").take(ids).take(np.array([2, 0])) for of in ("data", "full"))
-        assert packed.names() == files.names() == [load_index(made / "data", "train").names()[i] for i in ids[[2, 0]]]
+        files, packed = (load_index(sets / name, "train").take(ids).take(np.array([2, 0])) for name in ("data", "full"))
+        assert packed.names() == files.names() == [load_index(sets / "data", "train").names()[i] for i in ids[[2, 0]]]
         assert read_all(packed) == read_all(files)
         assert packed.labels[:].tolist() == files.labels[:].tolist()
         assert packed.widths[:].tolist() == files.widths[:].tolist() and len(packed) == 2
@@ -94,115 +100,116 @@ def test_take_gives_these_images_in_this_order_of_both_kinds_and_again(made: Pat
         assert packed.name(1) == files.name(1) and f"(id {ids[0]}, {files.name(1)})" in packed.location(1)
 
 
-def test_layout_and_classes_are_known_of_both_kinds(made: Path) -> None:
-    for of in ("data", "full", "data-sz/32"):
-        check_layout(made / of)
-        assert class_names(made / of, "train") == ["a", "b", "c"]
+def test_check_layout_accepts_folder_and_packed(sets: Path) -> None:
+    for name in ("data", "full", "data-sz/32"):
+        check_layout(sets / name)
+        assert class_names(sets / name, "train") == ["a", "b", "c"]
 
 
-def test_labels_follow_the_classes_that_are_asked_for(made: Path) -> None:
-    plain = load_index(made / "full", "val")
-    index = load_index(made / "full", "val", ("0", "a", "b", "c"))
+def test_load_index_of_packed_maps_labels_to_given_classes(sets: Path) -> None:
+    plain = load_index(sets / "full", "val")
+    index = load_index(sets / "full", "val", ("0", "a", "b", "c"))
     assert index.labels[:].tolist() == (np.asarray(plain.labels) + 1).tolist() and index.classes[0] == "0"
-    assert f"{made}/full/val/c: a class that train/ lacks" in error_of(load_index, made / "full", "val", ("a", "b"))
+    assert f"{sets}/full/val/c: a class that train/ lacks" in data_error_of(
+        load_index, sets / "full", "val", ("a", "b")
+    )
 
 
 @pytest.mark.parametrize("full_as", ["data", "full"])
 @pytest.mark.parametrize("copy_as", ["data-sz/32", "full", "data"])
-def test_every_mix_of_files_and_packed_sets_has_the_same_images(full_as: str, copy_as: str, made: Path) -> None:
+def test_check_same_images_accepts_folder_and_packed_mixes(full_as: str, copy_as: str, sets: Path) -> None:
     for split in ("train", "val"):
-        check_same_images(load_index(made / full_as, split), load_index(made / copy_as, split))
+        check_same_images(load_index(sets / full_as, split), load_index(sets / copy_as, split))
 
 
 @pytest.mark.parametrize("full_as", ["data", "full"])
-def test_a_copy_of_other_images_is_refused_in_every_mix(full_as: str, made: Path, tmp_path: Path) -> None:
-    shutil.copytree(made / "data", tmp_path / "data")
+def test_check_same_images_refuses_other_images(full_as: str, sets: Path, tmp_path: Path) -> None:
+    shutil.copytree(sets / "data", tmp_path / "data")
     (tmp_path / "data/train/a/00.JPEG").unlink()
     (tmp_path / "data/train/b/01.JPEG").rename(tmp_path / "data/train/b/y.JPEG")
     shutil.copy(tmp_path / "data/train/b/y.JPEG", tmp_path / "data/train/b/z.JPEG")
     pack_set(tmp_path / "data", copy_targets(tmp_path / "sz", [32]))
     for copy in (tmp_path / "sz/32", tmp_path / "data"):
-        said = error_of(check_same_images, load_index(made / full_as, "train"), load_index(copy, "train"))
-        assert said.startswith(f"{copy}/train: ") and "(2 are missing, 2 too many)" in said
-        assert f"imgnet-cluster data resize {made / full_as} {copy.parent} --sizes {copy.name}" in said
+        message = data_error_of(check_same_images, load_index(sets / full_as, "train"), load_index(copy, "train"))
+        assert message.startswith(f"{copy}/train: ") and "(2 are missing, 2 too many)" in message
+        assert f"imgnet-cluster data resize {sets / full_as} {copy.parent} --sizes {copy.name}" in message
 
 
-def test_the_same_images_in_another_order_are_not_the_same(made: Path) -> None:
-    index = load_index(made / "full", "train")
+def test_check_same_images_refuses_other_order(sets: Path) -> None:
+    index = load_index(sets / "full", "train")
     backwards = index.take(np.arange(COUNT)[::-1])
-    assert "(they are in another order)" in error_of(check_same_images, index, backwards)
+    assert "(they are in another order)" in data_error_of(check_same_images, index, backwards)
 
 
 # --- damage ----------------------------------------------------------------------------------------------------------
 
 
-def test_changed_bytes_are_named_with_shard_number_id_and_name(full: Path) -> None:
+def test_read_of_changed_bytes_names_image(full: Path) -> None:
     index = load_index(full, "train")
     rows = np.load(full / "train" / INDEX_FILE)
     number = next(n for n in range(2, COUNT) if rows["shard"][n] == 1 and rows["offset"][n])
     path = full / "train/shard-00001.bin"
-    with path.open("r+b") as file:
-        file.seek(int(rows["offset"][number]) + 300)
-        old = file.read(1)
-        file.seek(-1, os.SEEK_CUR)
-        file.write(bytes([old[0] ^ 1]))
-    said = error_of(index.read, number)
-    place = number - int(np.argmax(rows["shard"] == 1))
-    assert said.startswith(f"{path}, image {place} in it (id {number}, {index.name(number)}): its bytes have changed")
-    assert said.endswith(f"imgnet-cluster data verify {full}")
-    assert place and index.read(number - 1) and index.read(number + 1)
+    content = bytearray(path.read_bytes())
+    content[int(rows["offset"][number]) + 300] ^= 1
+    path.write_bytes(content)
+    message = data_error_of(index.read, number)
+    position = number - int(np.argmax(rows["shard"] == 1))
+    location = f"{path}, image {position} in it (id {number}, {index.name(number)})"
+    assert message.startswith(f"{location}: its bytes have changed")
+    assert message.endswith(f"imgnet-cluster data verify {full}")
+    assert position and index.read(number - 1) and index.read(number + 1)
 
 
-@pytest.mark.parametrize("opened", [True, False])
-def test_a_shard_cut_short_during_the_run_is_named(opened: bool, full: Path) -> None:
+@pytest.mark.parametrize("is_open", [True, False])
+def test_read_of_truncated_shard_raises(is_open: bool, full: Path) -> None:
     index, last = load_index(full, "train"), COUNT - 1
-    if opened:
+    if is_open:
         index.read(last)
     path = sorted((full / "train").glob("*.bin"))[-1]
     os.truncate(path, path.stat().st_size - 10)
-    said = error_of(index.read, last)
-    assert said.startswith(f"{path}, image ") and f"(id {last}, " in said and "the file is cut short" in said
+    message = data_error_of(index.read, last)
+    assert message.startswith(f"{path}, image ") and f"(id {last}, " in message and "the file is cut short" in message
 
 
-def test_a_shard_that_is_gone_is_named_and_an_open_one_is_read_to_the_end(full: Path) -> None:
+def test_read_of_deleted_shard_raises_unless_open(full: Path) -> None:
     index, other = load_index(full, "train"), load_index(full, "train")
     before = index.read(0)
     (full / "train/shard-00000.bin").unlink()
     assert index.read(0) == before
-    assert "shard-00000.bin, image 0 in it (id 0, a/00.JPEG): No such file" in error_of(other.read, 0)
+    assert "shard-00000.bin, image 0 in it (id 0, a/00.JPEG): No such file" in data_error_of(other.read, 0)
 
 
-def test_a_shard_replaced_by_another_of_its_size_is_named(full: Path) -> None:
+def test_read_of_replaced_shard_raises(full: Path) -> None:
     index, path = load_index(full, "train"), full / "train/shard-00000.bin"
     before = index.read(0)
     write_atomic(path, bytes(path.stat().st_size))
-    assert index.read(0) == before  # of the file that is open
-    assert "its bytes have changed (checksum)" in error_of(load_index(full, "train").read, 0)
+    assert index.read(0) == before  # from the file that is open
+    assert "its bytes have changed (checksum)" in data_error_of(load_index(full, "train").read, 0)
     write_atomic(path, path.read_bytes() + b"more")
-    assert "the file was replaced: " in error_of(load_index, full, "train")
+    assert "the file was replaced: " in data_error_of(load_index, full, "train")
 
 
-def test_a_shard_written_over_and_replaced_is_told_apart(full: Path) -> None:
+def test_read_tells_replaced_from_overwritten_shard(full: Path) -> None:
     index, path = load_index(full, "train"), full / "train/shard-00000.bin"
     index.read(0)
     size = path.stat().st_size
     with path.open("r+b") as file:
         file.write(bytes(size))
     write_atomic(path, bytes(size))
-    assert "the file was replaced during the run (checksum)" in error_of(index.read, 0)
+    assert "the file was replaced during the run (checksum)" in data_error_of(index.read, 0)
 
 
-@pytest.mark.parametrize("how", ["cut", "gone"])
-def test_a_shard_that_is_not_whole_is_named_before_the_training(how: str, full: Path) -> None:
+@pytest.mark.parametrize("damage", ["cut", "gone"])
+def test_load_index_with_incomplete_shard_raises(damage: str, full: Path) -> None:
     path = full / "train/shard-00001.bin"
-    os.truncate(path, 100) if how == "cut" else path.unlink()
-    said = error_of(load_index, full, "train")
-    assert said.startswith(f"{path}: ") and said.endswith(f"imgnet-cluster data verify {full}")
-    assert ("cut short: 100 bytes instead of" if how == "cut" else "missing") in said
+    os.truncate(path, 100) if damage == "cut" else path.unlink()
+    message = data_error_of(load_index, full, "train")
+    assert message.startswith(f"{path}: ") and message.endswith(f"imgnet-cluster data verify {full}")
+    assert ("cut short: 100 bytes instead of" if damage == "cut" else "missing") in message
 
 
 @pytest.mark.parametrize("damage", ["bit", "cut", "empty", "gone", "other rows", "pickle"])
-def test_a_damaged_index_is_named(damage: str, full: Path) -> None:
+def test_load_index_with_damaged_index_file_raises(damage: str, full: Path) -> None:
     path = full / "train" / INDEX_FILE
     data = path.read_bytes()
     if damage == "gone":
@@ -213,115 +220,117 @@ def test_a_damaged_index_is_named(damage: str, full: Path) -> None:
         np.save(path, np.array([{}] * COUNT, object))
     else:
         path.write_bytes({"bit": data[:-9] + bytes([data[-9] ^ 4]) + data[-8:], "cut": data[:-1], "empty": b""}[damage])
-    said = error_of(load_index, full, "train")
-    assert said.startswith(f"{path}: ") and said.endswith(f"imgnet-cluster data verify {full}")
+    message = data_error_of(load_index, full, "train")
+    assert message.startswith(f"{path}: ") and message.endswith(f"imgnet-cluster data verify {full}")
 
 
-@pytest.mark.parametrize("change, said", [
-    ({"version": 2}, "format version 2, this program reads 1"),
+@pytest.mark.parametrize("change, reason", [
+    ({"version": 1}, "format version 1, this program reads 2"),
     ({"format": "other"}, "is damaged, or not a manifest"),
     ({"files": {}}, "is damaged"),
     ({"files": {"index.npy": 3}}, "is damaged"),
     ({"images": "many"}, "is damaged"),
     (None, "is damaged"),
 ])  # fmt: skip
-def test_a_manifest_that_is_damaged_or_of_another_version_is_named(change: Any, said: str, full: Path) -> None:
+def test_read_manifest_damaged_or_other_version_raises(change: Any, reason: str, full: Path) -> None:
     path = full / "train" / MANIFEST_FILE
     text = path.read_text()
     path.write_text(text[:-20] if change is None else json.dumps({**json.loads(text), **change}))
     for call in (load_index, class_names):
-        found = error_of(call, full, "train")
-        assert found.startswith(f"{full}/train") and said in found
+        message = data_error_of(call, full, "train")
+        assert message.startswith(f"{full}/train") and reason in message
 
 
-def test_what_is_missing_in_the_manifest_is_damage(full: Path) -> None:
+def test_read_manifest_with_missing_key_raises(full: Path) -> None:
     path = full / "train" / MANIFEST_FILE
-    whole = json.loads(path.read_text())
-    for name in whole:
-        path.write_text(json.dumps({key: value for key, value in whole.items() if key != name}))
-        assert str(path) in error_of(load_index, full, "train")
+    manifest = json.loads(path.read_text())
+    for missing_key in manifest:
+        path.write_text(json.dumps({key: value for key, value in manifest.items() if key != missing_key}))
+        assert str(path) in data_error_of(load_index, full, "train")
 
 
-def test_names_that_are_damaged_are_no_silent_comparison_and_no_second_error(full: Path, made: Path) -> None:
+def test_names_with_damaged_file_raises(full: Path, sets: Path) -> None:
     path = full / "train" / NAMES_FILE
     path.write_text("x\n" * 3)
     index = load_index(full, "train")
-    assert error_of(index.names).startswith(f"{path}: is damaged")
-    check_same_images(load_index(made / "data", "train"), index)  # by digests, which need no names
+    assert data_error_of(index.names).startswith(f"{path}: is damaged")
+    check_same_images(load_index(sets / "data", "train"), index)  # compares digests, which needs no names
     assert "(id 20, ?)" in index.location(20)
     path.unlink()
-    assert "(id 20, ?)" in index.location(20) and "No such file" in error_of(index.names)
+    assert "(id 20, ?)" in index.location(20) and "No such file" in data_error_of(index.names)
 
 
-def test_an_unfinished_set_says_so(full: Path) -> None:
+def test_load_index_of_unfinished_set_raises(full: Path) -> None:
     (full / "train" / MANIFEST_FILE).unlink()
     for call in (load_index, class_names):
-        said = error_of(call, full, "train")
-        assert said.startswith(f"{full}/train: ") and "not finished" in said and "goes on where it stopped" in said
+        message = data_error_of(call, full, "train")
+        assert message.startswith(f"{full}/train: ")
+        assert "not finished" in message and "resumes where it stopped" in message
 
 
-def test_of_an_index_fetched_alone_numbers_and_names_are_there_and_reading_is_an_error(full: Path) -> None:
+def test_read_of_index_only_set_raises(full: Path) -> None:
     path = full / "train" / MANIFEST_FILE
     path.write_text(json.dumps({**json.loads(path.read_text()), "fetched": "index"}))
     for shard in (full / "train").glob("*.bin"):
         shard.unlink()
     index = load_index(full, "train")
     assert len(index) == COUNT and index.names() and not index.has_images and load_index(full, "val").has_images
-    assert "image 0 in it (id 0, a/00.JPEG): No such file" in error_of(index.read, 0)
+    assert "image 0 in it (id 0, a/00.JPEG): No such file" in data_error_of(index.read, 0)
 
 
-# --- handles and processes -------------------------------------------------------------------------------------------
+# --- open files and processes ----------------------------------------------------------------------------------------
 
 
-def handles(folder: Path) -> int:
-    """How many files below a folder this process has open."""
-    found = 0
-    for one in Path("/proc/self/fd").iterdir():
+def count_open_files(folder: Path) -> int:
+    """Return the number of files below a folder that this process has open."""
+    count = 0
+    for descriptor in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
-            found += str(one.readlink()).startswith(str(folder))
-    return found
+            count += str(descriptor.readlink()).startswith(str(folder))
+    return count
 
 
-def test_handles_are_few_and_closed_with_the_index(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shard_reader_bounds_and_closes_open_files(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     count = len(list((full / "train").glob("*.bin")))
     index = load_index(full, "train")
-    before = handles(full)
+    before = count_open_files(full)
     read_all(index)
-    assert count > 3 and handles(full) == before + count
+    assert count > 3 and count_open_files(full) == before + count
     del index
-    assert handles(full) == 0
-    monkeypatch.setattr(shards, "HANDLES", 2)
+    assert count_open_files(full) == 0
+    monkeypatch.setattr(shards, "MAX_OPEN_SHARDS", 2)
     index = load_index(full, "train")
     expected = [(full.parent / "full/train").joinpath(f"shard-{n:05d}.bin").read_bytes() for n in range(count)]
     order = permutation(0, 0, COUNT).tolist()
-    found = {number: index.read(number) for number in order}
-    assert b"".join(found[number] for number in range(COUNT)) == b"".join(expected)
-    assert handles(full) - before <= 2
+    images = {number: index.read(number) for number in order}
+    assert b"".join(images[number] for number in range(COUNT)) == b"".join(expected)
+    assert count_open_files(full) - before <= 2
 
 
-def test_forked_processes_and_threads_read_the_same_bytes_at_once(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shards, "HANDLES", 1)
+def test_read_is_safe_in_threads_and_forks(full: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shards, "MAX_OPEN_SHARDS", 1)
     index = load_index(full, "train")
-    expected = [zlib.crc32(one) for one in read_all(index)]
+    expected = [zlib.crc32(image) for image in read_all(index)]
     fork = multiprocessing.get_context("fork")
-    line: Any = fork.Queue()
+    results: Any = fork.Queue()
 
     def work(seed: int) -> None:
-        good = [zlib.crc32(index.read(n)) == expected[n] for e in range(20) for n in permutation(seed, e, COUNT)]
-        line.put((len(good), all(good)))
+        order = [number for epoch in range(20) for number in permutation(seed, epoch, COUNT)]
+        are_equal = [zlib.crc32(index.read(number)) == expected[number] for number in order]
+        results.put((len(are_equal), all(are_equal)))
 
     children = [fork.Process(target=work, args=(seed,)) for seed in range(3)]
-    for one in children:
-        one.start()
+    for child in children:
+        child.start()
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(index.read, [*range(COUNT)] * 20))
-    assert [zlib.crc32(one) for one in found] == expected * 20
-    assert [line.get(timeout=30) for _ in children] == [(20 * COUNT, True)] * 3
-    for one in children:
-        one.join(30)
+        images = list(pool.map(index.read, [*range(COUNT)] * 20))
+    assert [zlib.crc32(image) for image in images] == expected * 20
+    assert [results.get(timeout=30) for _ in children] == [(20 * COUNT, True)] * 3
+    for child in children:
+        child.join(30)
 
 
-# --- a million -------------------------------------------------------------------------------------------------------
+# --- a million images ------------------------------------------------------------------------------------------------
 
 MILLION = 1_281_167
 
@@ -332,14 +341,14 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("million")
     folder = root / "train"
     folder.mkdir()
-    dice = np.random.default_rng(0)
+    rng = np.random.default_rng(0)
     rows = np.zeros(MILLION, ROW_DTYPE)
-    rows["label"] = np.sort(dice.integers(0, 1000, MILLION))
-    rows["width"], rows["height"] = dice.integers(100, 1000, (2, MILLION))
+    rows["label"] = np.sort(rng.integers(0, 1000, MILLION))
+    rows["width"], rows["height"] = rng.integers(100, 1000, (2, MILLION))
     np.save(folder / INDEX_FILE, rows)
     classes = [f"n{number:08d}" for number in range(1000)]
     names = [f"{classes[label]}/{number}.JPEG" for number, label in enumerate(rows["label"].tolist())]
-    (folder / NAMES_FILE).write_text("".join(f"{one}\n" for one in names))
+    (folder / NAMES_FILE).write_text("".join(f"{name}\n" for name in names))
     files = {
         INDEX_FILE: {
             "bytes": (folder / INDEX_FILE).stat().st_size,
@@ -356,65 +365,57 @@ def million(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def private(function: Callable[[], Any]) -> tuple[int, float]:
-    """Bytes of its own that a fresh process has more after a call, and the seconds of the call.
+def private_memory_of(function: Callable[[], Any]) -> int:
+    """Return how many bytes of private memory a fork of this process has more after a call.
 
-    Mapped pages of a file are not its own: all processes have the same.
+    Mapped pages of a file are not private: all processes share them.
     """
 
-    def size() -> int:
+    def private_bytes() -> int:
         lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-        return sum(1024 * int(one.split()[1]) for one in lines if one.startswith("Anonymous"))
+        return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("Anonymous"))
 
     reader, writer = os.pipe()
     if not (child := os.fork()):
         try:
-            before, begun = size(), time.perf_counter()
-            kept = function()
-            seconds = time.perf_counter() - begun
-            os.write(writer, json.dumps([size() - before, seconds]).encode())
-            del kept
+            before = private_bytes()
+            result = function()
+            os.write(writer, str(private_bytes() - before).encode())
+            del result
         finally:
             os._exit(0)
     os.close(writer)
-    with open(reader) as file:
-        said = file.read()
+    with os.fdopen(reader) as file:
+        output = file.read()
     os.waitpid(child, 0)
-    memory, seconds = json.loads(said)
-    return memory, seconds
+    return int(output)
 
 
-def test_an_index_of_a_million_images_opens_at_once_and_holds_nothing_of_its_own(million: Path) -> None:
-    memory, seconds = private(lambda: load_index(million, "train"))
-    assert memory < 8e6 and seconds < 3.0  # benchmarks/data/index_memory.py has the numbers: 50 ms
+def test_load_index_of_a_million_uses_little_memory(million: Path) -> None:
+    # benchmarks/index_million.py has the time: 50 ms.
+    assert private_memory_of(lambda: load_index(million, "train")) < 8e6
 
-    def use() -> Any:
+    def load_and_read_labels() -> Any:
         index = load_index(million, "train")
         order = permutation(0, 1, len(index))
         for start in range(0, 200_000, 256):
             assert index.labels[order[start : start + 256]].dtype == np.int64
         return index, order
 
-    memory, seconds = private(use)
-    assert memory < 8 * MILLION + 8e6 and seconds < 6.0  # the order, and little more
+    assert private_memory_of(load_and_read_labels) < 8 * MILLION + 8e6  # the order, and little more
 
 
-def test_an_order_and_the_rectangles_of_a_million_images_make_no_object_for_each(million: Path) -> None:
+def test_plan_rect_validation_of_a_million_allocates_few_objects(million: Path) -> None:
     index = load_index(million, "train")
-    begun = time.perf_counter()
-    permutation(0, 1, len(index))
-    assert time.perf_counter() - begun < 3.0
+    assert private_memory_of(lambda: plan_rect_validation(index.widths, index.heights, 288, 256, 0, 1)) < 100e6
     before = sys.getallocatedblocks()
-    memory, seconds = private(lambda: plan_rect_validation(index.widths, index.heights, 288, 256, 0, 1))
-    assert memory < 100e6 and seconds < 5.0
     plan = plan_rect_validation(index.widths, index.heights, 288, 256, 0, 2)
     assert sys.getallocatedblocks() - before < MILLION / 10
     assert abs(sum(len(ids) for _, ids in plan) - MILLION / 2) <= 1
 
 
-def test_a_name_is_found_among_a_million(million: Path) -> None:
+def test_name_in_a_million_is_found(million: Path) -> None:
     index = load_index(million, "train")
-    assert index.name(MILLION - 1).endswith(f"/{MILLION - 1}.JPEG") and f"(id {MILLION - 1}, " in index.location(
-        -1 % MILLION
-    )
+    last = MILLION - 1
+    assert index.name(last).endswith(f"/{last}.JPEG") and f"(id {last}, " in index.location(last)
     check_same_images(index, load_index(million, "train"))

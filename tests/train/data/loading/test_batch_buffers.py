@@ -1,4 +1,4 @@
-"""Memory for batches that is shared and used again."""
+"""Tests of BatchBuffers: batch memory that is shared with workers and reused."""
 
 import gc
 import os
@@ -12,55 +12,55 @@ from train.data.loading.batch_buffers import BatchBuffers
 SHAPE = (2, 4, 4, 3)
 
 
-def test_a_place_is_lent_once_until_nobody_holds_what_is_in_it() -> None:
-    own = BatchBuffers(2, 96)
-    first, second = own.acquire(SHAPE), own.acquire(SHAPE)
-    assert first is not None and second is not None and first != second and own.acquire(SHAPE) is None
-    tensor = own.lend_tensor(first, SHAPE)
+def test_slot_is_free_after_last_view_is_gone() -> None:
+    buffers = BatchBuffers(2, 96)
+    first, second = buffers.acquire(SHAPE), buffers.acquire(SHAPE)
+    assert first is not None and second is not None and first != second and buffers.acquire(SHAPE) is None
+    tensor = buffers.lend_tensor(first, SHAPE)
     view = tensor.permute(0, 3, 1, 2)[1]
     del tensor
     gc.collect()
-    assert own.acquire(SHAPE) is None
+    assert buffers.acquire(SHAPE) is None
     del view
     gc.collect()
-    assert own.acquire(SHAPE) == first and own.acquire(SHAPE) is None
+    assert buffers.acquire(SHAPE) == first and buffers.acquire(SHAPE) is None
 
 
-def test_a_copy_holds_no_place() -> None:
-    own = BatchBuffers(1, 96)
-    place = own.acquire(SHAPE)
-    assert place is not None
-    floats = own.lend_tensor(place, SHAPE).permute(0, 3, 1, 2).to(torch.float32)
-    assert own.acquire(SHAPE) == place and floats.shape == (2, 3, 4, 4)
+def test_slot_is_free_when_only_a_copy_remains() -> None:
+    buffers = BatchBuffers(1, 96)
+    slot = buffers.acquire(SHAPE)
+    assert slot is not None
+    floats = buffers.lend_tensor(slot, SHAPE).permute(0, 3, 1, 2).to(torch.float32)
+    assert buffers.acquire(SHAPE) == slot and floats.shape == (2, 3, 4, 4)
 
 
-def test_what_another_process_writes_is_what_is_lent_and_places_do_not_meet() -> None:
-    own = BatchBuffers(3, 100)
+def test_slots_share_memory_with_forks_and_do_not_overlap() -> None:
+    buffers = BatchBuffers(3, 100)
     if not (child := os.fork()):
-        for place in range(3):
-            own.slot_array(place, SHAPE)[:] = 10 + place
+        for slot in range(3):
+            buffers.slot_array(slot, SHAPE)[:] = 10 + slot
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    for place in range(3):
-        assert (own.lend_tensor(place, SHAPE) == 10 + place).all()
+    for slot in range(3):
+        assert (buffers.lend_tensor(slot, SHAPE) == 10 + slot).all()
 
 
-def test_what_does_not_fit_gets_no_place() -> None:
-    own = BatchBuffers(1, 96)
-    assert own.acquire((97,)) is None
+def test_acquire_with_too_large_shape_returns_none() -> None:
+    buffers = BatchBuffers(1, 96)
+    assert buffers.acquire((97,)) is None
     with pytest.raises(ValueError, match="buffer"):
-        own.slot_array(0, (97,))
-    assert own.acquire((96,)) == 0
+        buffers.slot_array(0, (97,))
+    assert buffers.acquire((96,)) == 0
 
 
-def test_a_ring_is_known_by_its_number_as_long_as_its_maker_holds_it() -> None:
-    own = BatchBuffers(1, 3)
-    number = own.buffers_id
-    assert BatchBuffers.by_id(number) is own
-    pixels = own.lend_tensor(0, (3,))
-    del own
+def test_by_id_finds_buffers_while_referenced() -> None:
+    buffers = BatchBuffers(1, 3)
+    buffers_id = buffers.buffers_id
+    assert BatchBuffers.by_id(buffers_id) is buffers
+    pixels = buffers.lend_tensor(0, (3,))
+    del buffers
     gc.collect()
     with pytest.raises(KeyError):
-        BatchBuffers.by_id(number)
+        BatchBuffers.by_id(buffers_id)
     pixels[:] = torch.from_numpy(np.arange(3, dtype=np.uint8))
     assert pixels.tolist() == [0, 1, 2]

@@ -1,4 +1,4 @@
-"""Batches as each Work asks for them, whoever makes them."""
+"""Tests of the loader: batches as their requests ask for them, from any number of workers."""
 
 import io
 import itertools
@@ -31,15 +31,17 @@ from train.tools import process
 from train.tools.errors import WorkerLost
 
 CPU = torch.device("cpu")
-LARGEST = 3 * 8 * 96 * 96
+LARGEST_BATCH_BYTES = 3 * 8 * 96 * 96
 SEED = 7
 
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")  # more workers than processors here
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:This DataLoader will create"
+)  # the tests may use more workers than CPUs
 
 
 @pytest.fixture(scope="module")
-def images(tiny_data: Path) -> BatchDecoder:
-    """All images, and a "copy of 48 pixels" that is the training set backwards."""
+def decoder(tiny_data: Path) -> BatchDecoder:
+    """A decoder of the tiny set. Its "copy of 48 pixels" is the training set backwards."""
     train = load_index(tiny_data, "train")
     val = load_index(tiny_data, "val", train.classes)
     backwards = train.take(np.arange(len(train))[::-1])
@@ -52,293 +54,293 @@ def no_worker_is_left() -> Iterator[None]:
     assert multiprocessing.active_children() == []
 
 
-def works() -> list[BatchRequest]:
-    """Training and validation of all sizes, batches and epochs, mixed."""
-    dice = np.random.default_rng(0)
-    found = []
+def mixed_requests() -> list[BatchRequest]:
+    """Return requests of training and validation, of mixed sizes, batches and epochs."""
+    rng = np.random.default_rng(0)
+    requests = []
     for number in range(12):
-        ids = dice.choice(20, dice.integers(1, 9), replace=False)
+        ids = rng.choice(20, rng.integers(1, 9), replace=False)
         if number % 3 == 2:
-            found.append(BatchRequest("val", None, ids, (64, 96) if number % 2 else (32, 32), number))
+            shape = (64, 96) if number % 2 else (32, 32)
+            requests.append(BatchRequest("val", None, ids, shape, number))
         else:
-            size = int(dice.choice([32, 48, 96]))
-            found.append(BatchRequest("train", 48 if number % 2 else None, ids, (size, size), number, 0.2, number / 8))
-    return found
+            size = int(rng.choice([32, 48, 96]))
+            copy = 48 if number % 2 else None
+            requests.append(BatchRequest("train", copy, ids, (size, size), number, 0.2, number / 8))
+    return requests
 
 
-def run(images: BatchDecoder, asked: list[BatchRequest], workers: int) -> list[Batch]:
-    return list(stream_batches(images, iter(asked), workers, CPU, LARGEST))
+def make_batches(decoder: BatchDecoder, requests: list[BatchRequest], workers: int) -> list[Batch]:
+    return list(stream_batches(decoder, iter(requests), workers, CPU, LARGEST_BATCH_BYTES))
 
 
-def opened(index: Index, number: int) -> Image.Image:
+def open_image(index: Index, number: int) -> Image.Image:
     return Image.open(io.BytesIO(index.read(number))).convert("RGB")
 
 
-def assert_near(found: torch.Tensor, expected: Image.Image) -> None:
-    assert (np.abs(found.numpy().astype(int) - np.asarray(expected, int))).max() <= 2
+def assert_close(pixels: torch.Tensor, expected: Image.Image) -> None:
+    assert (np.abs(pixels.numpy().astype(int) - np.asarray(expected, int))).max() <= 2
 
 
-def test_a_training_batch_is_what_pil_makes_of_the_drawn_boxes(images: BatchDecoder) -> None:
-    ids, flipped = np.array([3, 0, 19, 7, 42, 8]), set()
+def test_decode_batch_of_train_matches_pil(decoder: BatchDecoder) -> None:
+    ids = np.array([3, 0, 19, 7, 42, 8])
+    seen_flips = set()
     for epoch, size, min_scale in ((0, 32, 0.08), (5, 64, 0.5), (6, 96, 0.9)):
-        batch = images.decode_batch(BatchRequest("train", None, ids, (size, size), epoch, min_scale))
-        index = images.indexes["train", None]
+        batch = decoder.decode_batch(BatchRequest("train", None, ids, (size, size), epoch, min_scale))
+        index = decoder.indexes["train", None]
         assert batch.images.shape == (6, size, size, 3) and batch.images.dtype == torch.uint8
         assert batch.labels.dtype == np.int64 and batch.labels.tolist() == index.labels[ids].tolist()
         boxes, flips = random_boxes(SEED, epoch, ids, index.widths[ids], index.heights[ids], min_scale)
         for row, (top, left, height, width) in enumerate(boxes.tolist()):
-            part = opened(index, ids[row]).crop((left, top, left + width, top + height))
+            part = open_image(index, ids[row]).crop((left, top, left + width, top + height))
             part = part.resize((size, size), Image.Resampling.BILINEAR)
-            flipped.add(bool(flips[row]))
-            assert_near(batch.images[row], part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips[row] else part)
-    assert flipped == {True, False}
+            seen_flips.add(bool(flips[row]))
+            assert_close(batch.images[row], part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips[row] else part)
+    assert seen_flips == {True, False}
 
 
-def test_without_augmentation_a_training_batch_is_made_of_boxes_of_one_size(images: BatchDecoder) -> None:
-    ids, index = np.array([3, 0, 19, 7]), images.indexes["train", None]
-    batch = images.decode_batch(BatchRequest("train", None, ids, (32, 32), 5, 0.08, augment=False))
+def test_decode_batch_without_augment_uses_fixed_size_boxes(decoder: BatchDecoder) -> None:
+    ids, index = np.array([3, 0, 19, 7]), decoder.indexes["train", None]
+    batch = decoder.decode_batch(BatchRequest("train", None, ids, (32, 32), 5, 0.08, augment=False))
     boxes, flips = random_position_boxes(SEED, 5, ids, index.widths[ids], index.heights[ids])
     for row, (top, left, height, width) in enumerate(boxes.tolist()):
-        part = opened(index, ids[row]).crop((left, top, left + width, top + height))
+        part = open_image(index, ids[row]).crop((left, top, left + width, top + height))
         part = part.resize((32, 32), Image.Resampling.BILINEAR)
-        assert_near(batch.images[row], part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips[row] else part)
+        assert_close(batch.images[row], part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) if flips[row] else part)
 
 
 @pytest.mark.parametrize("size", [32, 64, 96])
 @pytest.mark.parametrize("rect", [False, True])
-def test_a_validation_batch_is_the_middle_of_the_image_made_a_little_larger(
-    size: int, rect: bool, images: BatchDecoder
-) -> None:
-    index = images.indexes["val", None]
+def test_decode_batch_of_val_is_center_crop(size: int, rect: bool, decoder: BatchDecoder) -> None:
+    index = decoder.indexes["val", None]
     for number in range(len(index)):
         shape = rect_crop_shape(int(index.widths[number]), int(index.heights[number]), size) if rect else (size, size)
-        (found,) = images.decode_batch(BatchRequest("val", None, np.array([number]), shape)).images
-        whole = opened(index, number)
-        factor = round(size * RESIZE_TO_CROP_RATIO) / min(whole.size)
-        width, height = (round(side * factor) for side in whole.size)
+        (pixels,) = decoder.decode_batch(BatchRequest("val", None, np.array([number]), shape)).images
+        image = open_image(index, number)
+        factor = round(size * RESIZE_TO_CROP_RATIO) / min(image.size)
+        width, height = (round(side * factor) for side in image.size)
         left, top = (width - shape[1]) // 2, (height - shape[0]) // 2
-        whole = whole.resize((width, height), Image.Resampling.BILINEAR)
-        assert found.shape == (*shape, 3)
-        assert_near(found, whole.crop((left, top, left + shape[1], top + shape[0])))
+        resized = image.resize((width, height), Image.Resampling.BILINEAR)
+        assert pixels.shape == (*shape, 3)
+        assert_close(pixels, resized.crop((left, top, left + shape[1], top + shape[0])))
 
 
-def single(folder: Path, pixels: Any) -> BatchDecoder:
-    """One image, stored without loss."""
+def single_image_decoder(folder: Path, pixels: Any) -> BatchDecoder:
+    """Return the decoder of a set of one image, stored as PNG without loss."""
     (folder / "train" / "one").mkdir(parents=True)
     Image.fromarray(pixels).save(folder / "train" / "one" / "x.JPEG", "PNG")
     return BatchDecoder({("val", None): load_index(folder, "train")}, 0)
 
 
-def test_where_nothing_is_resized_the_centre_crop_is_exact(tmp_path: Path) -> None:
+def test_decode_batch_without_resize_is_exact(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (73, 101, 3), np.uint8)  # 73 = round(64 x 1.14)
-    (found,) = single(tmp_path, pixels).decode_batch(BatchRequest("val", None, np.array([0]), (64, 64))).images
-    assert (found.numpy() == pixels[4:68, 18:82]).all()
+    request = BatchRequest("val", None, np.array([0]), (64, 64))
+    (decoded,) = single_image_decoder(tmp_path, pixels).decode_batch(request).images
+    assert (decoded.numpy() == pixels[4:68, 18:82]).all()
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 40), (500, 3), (33, 32)])
 @pytest.mark.parametrize("min_scale", [None, 0.08])
-def test_an_image_of_any_size_fills_any_shape(size: tuple[int, int], min_scale: float | None, tmp_path: Path) -> None:
+def test_decode_batch_fills_any_shape_from_any_size(
+    size: tuple[int, int], min_scale: float | None, tmp_path: Path
+) -> None:
     pixels = np.full((*size, 3), 77, np.uint8)
     for shape in ((32, 32), (64, 96), (96, 64)):
-        (found,) = (
-            single(tmp_path / str(shape), pixels)
-            .decode_batch(BatchRequest("val", None, np.array([0]), shape, 0, min_scale))
-            .images
-        )
-        assert found.shape == (*shape, 3) and (found == 77).all()
+        request = BatchRequest("val", None, np.array([0]), shape, 0, min_scale)
+        (decoded,) = single_image_decoder(tmp_path / str(shape), pixels).decode_batch(request).images
+        assert decoded.shape == (*shape, 3) and (decoded == 77).all()
 
 
-def test_the_same_work_gives_the_same_pixels_and_another_epoch_or_seed_others(images: BatchDecoder) -> None:
+def test_decode_batch_depends_on_epoch_and_seed(decoder: BatchDecoder) -> None:
     ids = np.arange(5)
 
     def pixels(epoch: int, seed: int = SEED) -> torch.Tensor:
-        return (
-            BatchDecoder(images.indexes, seed)
-            .decode_batch(BatchRequest("train", None, ids, (32, 32), epoch, 0.08))
-            .images
-        )
+        request = BatchRequest("train", None, ids, (32, 32), epoch, 0.08)
+        return BatchDecoder(decoder.indexes, seed).decode_batch(request).images
 
     assert torch.equal(pixels(3), pixels(3))
     assert not torch.equal(pixels(3), pixels(4)) and not torch.equal(pixels(3), pixels(3, seed=8))
 
 
-def test_an_image_is_cropped_alike_in_whatever_batch_it_comes(images: BatchDecoder) -> None:
-    together = images.decode_batch(BatchRequest("train", None, np.array([4, 9, 2]), (32, 32), 1, 0.08)).images
-    alone = images.decode_batch(BatchRequest("train", None, np.array([9]), (32, 32), 1, 0.08)).images
+def test_decode_batch_crop_is_independent_of_batch(decoder: BatchDecoder) -> None:
+    together = decoder.decode_batch(BatchRequest("train", None, np.array([4, 9, 2]), (32, 32), 1, 0.08)).images
+    alone = decoder.decode_batch(BatchRequest("train", None, np.array([9]), (32, 32), 1, 0.08)).images
     assert torch.equal(together[1], alone[0])
 
 
-def test_a_work_reads_the_copy_that_it_names(images: BatchDecoder) -> None:
+def test_decode_batch_reads_requested_copy(decoder: BatchDecoder) -> None:
     full, copy = (
-        images.decode_batch(BatchRequest("train", key, np.array([1]), (32, 32), 0, 1.0)) for key in (None, 48)
+        decoder.decode_batch(BatchRequest("train", key, np.array([1]), (32, 32), 0, 1.0)) for key in (None, 48)
     )
-    assert copy.labels[0] == images.indexes["train", None].labels[-2]
+    assert copy.labels[0] == decoder.indexes["train", None].labels[-2]
     assert not torch.equal(full.images, copy.images)
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 3])
-def test_batches_come_in_order_and_the_same_from_any_number_of_workers(workers: int, images: BatchDecoder) -> None:
-    asked = works()
-    got = run(images, asked, workers)
-    assert len(got) == len(asked)
-    for batch, work in zip(got, asked, strict=True):
-        direct = images.decode_batch(work)
+def test_stream_batches_is_same_for_any_worker_count(workers: int, decoder: BatchDecoder) -> None:
+    requests = mixed_requests()
+    batches = make_batches(decoder, requests, workers)
+    assert len(batches) == len(requests)
+    for batch, request in zip(batches, requests, strict=True):
+        direct = decoder.decode_batch(request)
         assert torch.equal(batch.images, direct.images) and (batch.labels == direct.labels).all()
-        assert (batch.request.split, batch.request.copy, batch.request.shape, batch.request.epoch, batch.request.sample_weight) == (
-            work.split, work.copy, work.shape, work.epoch, work.sample_weight,
-        )  # fmt: skip
-        assert batch.request.ids.tolist() == work.ids.tolist()
+        for field in ("split", "copy", "shape", "epoch", "sample_weight"):
+            assert getattr(batch.request, field) == getattr(request, field)
+        assert batch.request.ids.tolist() == request.ids.tolist()
 
 
-def test_the_same_workers_serve_every_size_batch_and_epoch(images: BatchDecoder) -> None:
-    batches = stream_batches(
-        images, itertools.cycle(works()), 2, CPU, LARGEST
-    )  # also: an endless run is not read to its end
-    shapes, workers = set(), set()
+def test_stream_batches_keeps_its_workers(decoder: BatchDecoder) -> None:
+    endless_requests = itertools.cycle(mixed_requests())  # which are not read to their end
+    batches = stream_batches(decoder, endless_requests, 2, CPU, LARGEST_BATCH_BYTES)
+    shapes, worker_pids = set(), set()
     for batch in itertools.islice(batches, 40):
         shapes.add(tuple(batch.images.shape))
-        workers |= {one.pid for one in multiprocessing.active_children()}
-    assert len(shapes) > 8 and len(workers) == 2
+        worker_pids |= {child.pid for child in multiprocessing.active_children()}
+    assert len(shapes) > 8 and len(worker_pids) == 2
     del batches
 
 
-def test_batches_that_are_kept_stay_as_they_are(images: BatchDecoder) -> None:
-    """However many: what nobody holds is used again, and never what somebody does."""
-    asked = [BatchRequest("train", None, np.array([number % 50]), (32, 32), number, 0.2) for number in range(60)]
-    batches = stream_batches(images, asked, 1, CPU, LARGEST)
-    kept, passed = [], 0
+def test_stream_batches_never_reuses_referenced_memory(decoder: BatchDecoder) -> None:
+    """Memory of batches that nobody references is reused, however many batches are kept."""
+    requests = [BatchRequest("train", None, np.array([number % 50]), (32, 32), number, 0.2) for number in range(60)]
+    batches = stream_batches(decoder, requests, 1, CPU, LARGEST_BATCH_BYTES)
+    kept_views, count = [], 0
     for number, batch in enumerate(batches):
         if number % 2:
-            kept.append((number, batch.images[:, 3:, :5]))
-        passed += 1
-    assert passed == 60
-    for number, part in kept:
-        assert torch.equal(part, images.decode_batch(asked[number]).images[:, 3:, :5])
+            kept_views.append((number, batch.images[:, 3:, :5]))
+        count += 1
+    assert count == 60
+    for number, view in kept_views:
+        assert torch.equal(view, decoder.decode_batch(requests[number]).images[:, 3:, :5])
 
 
-def test_a_batch_larger_than_was_said_comes_all_the_same(images: BatchDecoder) -> None:
-    work = BatchRequest("val", None, np.arange(20), (96, 128))
-    (batch,) = stream_batches(images, [work], 1, CPU, largest_batch_bytes=1000)
-    assert torch.equal(batch.images, images.decode_batch(work).images)
+def test_stream_batches_delivers_oversized_batch(decoder: BatchDecoder) -> None:
+    request = BatchRequest("val", None, np.arange(20), (96, 128))
+    (batch,) = stream_batches(decoder, [request], 1, CPU, largest_batch_bytes=1000)
+    assert torch.equal(batch.images, decoder.decode_batch(request).images)
 
 
-def test_a_batch_in_page_locked_memory_leaves_its_place_to_the_next(
-    images: BatchDecoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)  # as where there is a GPU
-    work, shared = BatchRequest("val", None, np.arange(3), (32, 32)), BatchBuffers(1, LARGEST)
-    place = shared.acquire(work.batch_shape)
-    made = images.decode_batch(work, torch.from_numpy(shared.slot_array(place or 0, work.batch_shape)))
-    batch = WorkerBatch(shared.buffers_id, place or 0, made.labels, work).pin_memory()
-    assert torch.equal(batch.images, made.images) and batch.labels is made.labels
-    assert shared.acquire(work.batch_shape) == place
-    (alone,) = stream_batches(images, [work], 0, torch.device("cuda"), LARGEST)
-    assert torch.equal(alone.images, made.images) and alone.images is not made.images
+def test_pin_memory_frees_buffer_slot(decoder: BatchDecoder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.Tensor, "pin_memory", torch.Tensor.clone)  # pinning itself needs a GPU
+    request = BatchRequest("val", None, np.arange(3), (32, 32))
+    buffers = BatchBuffers(1, LARGEST_BATCH_BYTES)
+    slot = buffers.acquire(request.batch_shape)
+    assert slot is not None
+    decoded = decoder.decode_batch(request, torch.from_numpy(buffers.slot_array(slot, request.batch_shape)))
+    batch = WorkerBatch(buffers.buffers_id, slot, decoded.labels, request).pin_memory()
+    assert torch.equal(batch.images, decoded.images) and batch.labels is decoded.labels
+    assert buffers.acquire(request.batch_shape) == slot
+    (pinned,) = stream_batches(decoder, [request], 0, torch.device("cuda"), LARGEST_BATCH_BYTES)
+    assert torch.equal(pinned.images, decoded.images) and pinned.images is not decoded.images
 
 
-class Counted:
-    """Works that say how many of them were taken."""
+class CountingRequests:
+    """Requests that count how many of them were taken."""
 
-    def __init__(self, works: list[BatchRequest]) -> None:
-        self.works, self.taken = works, 0
+    def __init__(self, requests: list[BatchRequest]) -> None:
+        self.requests = requests
+        self.taken = 0
 
     def __iter__(self) -> Iterator[BatchRequest]:
-        for work in self.works:
+        for request in self.requests:
             self.taken += 1
-            yield work
+            yield request
 
 
-@pytest.mark.parametrize(("largest", "ahead"), [(1000, 16), (20e6, 6), (60e6, 2), (1e9, 2)])
+@pytest.mark.parametrize(("largest_batch_bytes", "prefetch"), [(1000, 16), (20e6, 6), (60e6, 2), (1e9, 2)])
 @pytest.mark.parametrize("workers", [1, 2])
-def test_works_are_begun_before_they_are_asked_for_and_no_more_than_memory_allows(
-    largest: float, ahead: int, workers: int, images: BatchDecoder
+def test_stream_batches_prefetches_within_memory_limit(
+    largest_batch_bytes: float, prefetch: int, workers: int, decoder: BatchDecoder
 ) -> None:
-    """The next epoch, size and validation too: to the loader they are one stream."""
-    asked = Counted([BatchRequest("train", None, np.array([number % 50]), (32, 32), 0, 0.2) for number in range(100)])
-    batches = stream_batches(images, asked, workers, CPU, int(largest))
-    assert asked.taken == ahead * workers
+    """This holds across epochs, sizes and validation, which are one stream to the loader."""
+    requests = CountingRequests(
+        [BatchRequest("train", None, np.array([number % 50]), (32, 32), 0, 0.2) for number in range(100)]
+    )
+    batches = stream_batches(decoder, requests, workers, CPU, int(largest_batch_bytes))
+    assert requests.taken == prefetch * workers
     for number in range(1, 20):
         next(batches)
-        assert asked.taken == ahead * workers + number
-    assert ahead == 2 or ahead * largest <= PREFETCH_BYTES_PER_WORKER
+        assert requests.taken == prefetch * workers + number
+    assert prefetch == 2 or prefetch * largest_batch_bytes <= PREFETCH_BYTES_PER_WORKER
     del batches
 
 
-def test_validation_is_ready_when_the_last_training_batch_is_being_used(images: BatchDecoder, until: Any) -> None:
-    train = [BatchRequest("train", None, np.arange(8), (32, 32), 0, 0.2) for _ in range(3)]
-    val = [BatchRequest("val", None, np.arange(8), (64, 64)) for _ in range(3)]
-    batches = stream_batches(images, train + val, 1, CPU, LARGEST)
-    for _ in train:
+def test_stream_batches_prefetches_validation(decoder: BatchDecoder, until: Any) -> None:
+    train_requests = [BatchRequest("train", None, np.arange(8), (32, 32), 0, 0.2) for _ in range(3)]
+    val_requests = [BatchRequest("val", None, np.arange(8), (64, 64)) for _ in range(3)]
+    batches = stream_batches(decoder, train_requests + val_requests, 1, CPU, LARGEST_BATCH_BYTES)
+    for _ in train_requests:
         next(batches)
     (worker,) = multiprocessing.active_children()
 
-    def idle() -> bool:
-        """Whether the worker has made all: it sleeps, and goes on sleeping, and its processor time stands still."""
-        looks = []
+    def is_idle() -> bool:
+        """Return whether the worker has made all batches: it sleeps, and its CPU time does not change."""
+        samples = []
         for _ in range(20):
             state, *numbers = Path(f"/proc/{worker.pid}/stat").read_text().rpartition(")")[2].split()
-            looks.append((state, *numbers[10:12]))
+            samples.append((state, *numbers[10:12]))
             time.sleep(0.025)
-        return looks[0][0] == "S" and len(set(looks)) == 1
+        return samples[0][0] == "S" and len(set(samples)) == 1
 
-    late: list[bool] = []
+    was_resumed: list[bool] = []
 
-    def go_on() -> None:
-        late.append(True)
+    def resume_worker() -> None:
+        was_resumed.append(True)
         os.kill(worker.pid or 0, signal.SIGCONT)
 
-    until(idle)
-    os.kill(worker.pid or 0, signal.SIGSTOP)  # so nothing more comes from it
-    timer = threading.Timer(20, go_on)
+    until(is_idle)
+    os.kill(worker.pid or 0, signal.SIGSTOP)  # from here on it sends nothing
+    timer = threading.Timer(20, resume_worker)  # so that a failing test ends
     timer.start()
     try:
-        assert [next(batches).request.split for _ in val] == ["val"] * 3 and not late
+        assert [next(batches).request.split for _ in val_requests] == ["val"] * 3
+        assert not was_resumed
     finally:
         timer.cancel()
         os.kill(worker.pid or 0, signal.SIGCONT)
         del batches
 
 
-def test_a_small_dev_shm_and_a_long_folder_for_temporary_files_do_not_matter(
-    images: BatchDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_group: Any
+def test_stream_batches_needs_no_dev_shm_and_no_short_tempdir(
+    decoder: BatchDecoder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, in_group: Any
 ) -> None:
-    """torch would hand tensors over in the one, by sockets in the other whose paths may have 107 characters."""
-    long = tmp_path / ("t" * 120)
-    long.mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    """torch would pass tensors through /dev/shm, and by sockets in tempdir, whose paths may have 107 characters."""
+    long_folder = tmp_path / ("t" * 120)
+    long_folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long_folder))
     monkeypatch.setattr(torch.UntypedStorage, "_share_fd_cpu_", None)
 
-    def work(_: object) -> int:
-        return len(list(stream_batches(images, works(), 1, CPU, LARGEST)))
+    def count_batches(_: object) -> int:
+        return len(list(stream_batches(decoder, mixed_requests(), 1, CPU, LARGEST_BATCH_BYTES)))
 
-    assert in_group(1, work) == [len(works())]
+    assert in_group(1, count_batches) == [len(mixed_requests())]
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_file_that_broke_since_is_named_in_one_line(
+def test_stream_batches_names_broken_file_in_one_line(
     workers: int, tiny_data: Path, tmp_path: Path, in_group: Any
 ) -> None:
-    """In a process of its own: an error, the frames it passed and the stream in them hold each other, and workers."""
+    """In its own process: the error keeps its frames alive, these keep the stream, and this keeps the workers."""
     shutil.copytree(tiny_data / "train", tmp_path / "train")
     index = load_index(tmp_path, "train")
     (tmp_path / "train" / str(index.paths[2])).write_bytes(b"no image")
     (tmp_path / "train" / str(index.paths[3])).unlink()
     broken = BatchDecoder({("train", None): index}, 0)
 
-    def work(_: object) -> list[str]:
-        found = []
+    def collect_errors(_: object) -> list[str]:
+        messages = []
         for number in (2, 3):
             with pytest.raises(DataError) as caught:
-                run(broken, [BatchRequest("train", None, np.array([0, number]), (32, 32), 0, 0.5)], workers)
-            found.append(str(caught.value))
-        return found
+                make_batches(broken, [BatchRequest("train", None, np.array([0, number]), (32, 32), 0, 0.5)], workers)
+            messages.append(str(caught.value))
+        return messages
 
-    (found,) = in_group(1, work)
-    for number, said in zip((2, 3), found, strict=True):
-        assert said.startswith(f"{tmp_path}/train/{index.paths[number]}: ") and "\n" not in said
+    (messages,) = in_group(1, collect_errors)
+    for number, message in zip((2, 3), messages, strict=True):
+        assert message.startswith(f"{tmp_path}/train/{index.paths[number]}: ") and "\n" not in message
 
 
-def test_a_file_of_another_size_than_the_index_says_is_named(tiny_data: Path, tmp_path: Path) -> None:
+def test_decode_batch_names_file_of_wrong_size(tiny_data: Path, tmp_path: Path) -> None:
     shutil.copytree(tiny_data / "train", tmp_path / "train")
     index = load_index(tmp_path, "train")
     Image.new("RGB", (33, 44)).save(index.location(5), "JPEG")
@@ -346,29 +348,29 @@ def test_a_file_of_another_size_than_the_index_says_is_named(tiny_data: Path, tm
     for min_scale in (None, 0.5):
         with pytest.raises(DataError) as caught:
             changed.decode_batch(BatchRequest("train", None, np.array([0, 5]), (32, 32), 0, min_scale))
-        assert str(caught.value).startswith(f"{index.location(5)}: has 33x44 pixels and not ")
+        assert str(caught.value).startswith(f"{index.location(5)}: has 33x44 pixels, expected ")
 
 
-def test_a_worker_whose_trainer_died_before_it_began_ends(in_group: Any) -> None:
-    """The kernel kills it only when its parent dies after it asked for that; such a one would wait for ever."""
+def test_init_worker_exits_when_parent_is_gone(in_group: Any) -> None:
+    """The kernel kills only workers that asked for it before their parent died. Another one would wait forever."""
 
-    def work(_: object) -> str:
+    def init_with_living_parent(_: object) -> str:
         loader._init_worker(os.getppid(), 0)
-        return "goes on"
+        return "continues"
 
-    assert in_group(1, work) == ["goes on"]
+    assert in_group(1, init_with_living_parent) == ["continues"]
     if not (child := os.fork()):
         loader._init_worker(os.getpid(), 0)
         os._exit(0)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 1
 
 
-def test_a_worker_that_dies_is_an_error_and_not_a_wait_for_ever(images: BatchDecoder, in_group: Any) -> None:
-    """In a process of its own: torch raises the error wherever that is when the signal comes."""
+def test_stream_batches_with_killed_worker_raises(decoder: BatchDecoder, in_group: Any) -> None:
+    """In its own process: torch raises the error at whatever statement is running when the signal comes."""
 
-    def work(_: object) -> str:
+    def kill_worker(_: object) -> str:
         try:
-            batches = stream_batches(images, itertools.cycle(works()), 2, CPU, LARGEST)
+            batches = stream_batches(decoder, itertools.cycle(mixed_requests()), 2, CPU, LARGEST_BATCH_BYTES)
             next(batches)
             os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
             return f"{len(list(itertools.islice(batches, 200)))} batches"
@@ -376,18 +378,19 @@ def test_a_worker_that_dies_is_an_error_and_not_a_wait_for_ever(images: BatchDec
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return str(error)
 
-    (said,) = in_group(1, work)
-    assert said.startswith("a loader process ended (worker (pid ") and "Killed" in said and "\n" not in said
+    (message,) = in_group(1, kill_worker)
+    assert message.startswith("a data-loading worker ended (worker (pid ")
+    assert "Killed" in message and "\n" not in message
 
 
-def test_where_no_signal_tells_of_a_worker_s_death_the_next_batch_does(
-    images: BatchDecoder, in_group: Any, monkeypatch: pytest.MonkeyPatch
+def test_stream_batches_without_sigchld_raises_at_next_batch(
+    decoder: BatchDecoder, in_group: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     patched = torch.utils.data.dataloader._MultiProcessingDataLoaderIter._try_get_data
-    monkeypatch.setattr(patched, "__defaults__", (0.1,))  # seconds between looks at the workers
+    monkeypatch.setattr(patched, "__defaults__", (0.1,))  # seconds between checks of the workers
 
-    def work(_: object) -> str:
-        batches = stream_batches(images, itertools.cycle(works()), 1, CPU, LARGEST)
+    def kill_worker(_: object) -> str:
+        batches = stream_batches(decoder, itertools.cycle(mixed_requests()), 1, CPU, LARGEST_BATCH_BYTES)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         next(batches)
         os.kill(multiprocessing.active_children()[0].pid or 0, signal.SIGKILL)
@@ -396,30 +399,27 @@ def test_where_no_signal_tells_of_a_worker_s_death_the_next_batch_does(
         except WorkerLost as error:
             return str(error)
 
-    (said,) = in_group(1, work)
-    assert said.startswith("a loader process ended (worker (pid(s) ") and "\n" not in said
+    (message,) = in_group(1, kill_worker)
+    assert message.startswith("a data-loading worker ended (worker (pid(s) ") and "\n" not in message
 
 
-def test_a_run_whose_loader_process_is_killed_ends_in_one_line(
-    runs: Any, tiny: Any, until: Any, tmp_path: Path
-) -> None:
-    """And counts as a crash, which is tried again, not as an error that would come back."""
+def test_run_with_killed_worker_ends_with_one_line(runs: Any, tiny: Any, until: Any, tmp_path: Path) -> None:
+    """It counts as a crash, which is retried, and not as an error that would occur again."""
     phases = [Phase(epochs=(0, 1000), size=32, batch=8, lr=0.01, min_scale=0.35)]
-    out, work = runs.folder / "worker-killed", tmp_path / "work"
-    work.mkdir()
-    trainer = runs.start(
-        out, "--workers", "2", recipe=runs.recipe(tiny(name="long", phases=phases)),
-        environment={"IMGNET_WORK": str(work)},
-    )  # fmt: skip
+    out = runs.folder / "worker-killed"
+    work_folder = tmp_path / "work"
+    work_folder.mkdir()
+    recipe = runs.recipe(tiny(name="long", phases=phases))
+    trainer = runs.start(out, "--workers", "2", recipe=recipe, environment={"IMGNET_WORK": str(work_folder)})
 
-    def training() -> bool:
-        path = work / "progress.json"
+    def is_training() -> bool:
+        path = work_folder / "progress.json"
         return path.exists() and json.loads(path.read_text())["state"] == "training"
 
-    until(training)
+    until(is_training)
     os.kill(process.descendant_pids(trainer.pid)[-1], signal.SIGKILL)
-    said = runs.end(out, trainer, code=1)
-    (line,) = (one for one in said.splitlines() if "error" in one.lower())
-    assert line.startswith("error: a loader process ended (worker (pid") and "Traceback" not in said
-    assert json.loads((work / "failed-0.json").read_text())["fault"] == "own"
+    output = runs.end(out, trainer, code=1)
+    (line,) = (line for line in output.splitlines() if "error" in line.lower())
+    assert line.startswith("error: a data-loading worker ended (worker (pid") and "Traceback" not in output
+    assert json.loads((work_folder / "failed-0.json").read_text())["fault"] == "own"
     runs.gone(out)

@@ -1,4 +1,4 @@
-"""Who takes which images: everything once, the same chunks on any number of processes, from any position."""
+"""Tests of the batch sampler: every image once, the same chunks on any number of ranks, from any position."""
 
 import random
 from collections import Counter
@@ -28,183 +28,204 @@ CASES = [  # images, batch, gpus
 WORLDS = range(1, 6)
 
 
-def schedule(images: int, batch: int, gpus: int, epochs: int = 2, rect_train: bool = False) -> Schedule:
-    rows = [
+def make_schedule(images: int, batch: int, gpus: int, epochs: int = 2, rect_train: bool = False) -> Schedule:
+    phases = [
         Phase(epochs=(0, 1), size=32, batch=batch, lr=0.1, copy=64, min_scale=0.3),
         Phase(epochs=(1, epochs), size=64, batch=batch, lr=0.1, rect_val=True, rect_train=rect_train),
     ]
     data = Data(name="some", root="some", train=images, val=23)
-    return Schedule(Recipe(name="some", data=data, model=Model(name="resnet18"), phases=rows), images, gpus)
+    return Schedule(Recipe(name="some", data=data, model=Model(name="resnet18"), phases=phases), images, gpus)
 
 
-def index(images: int) -> FolderIndex:
-    """So many images of all shapes; only the widths and heights are looked at."""
+def make_index(images: int) -> FolderIndex:
+    """Return an index of images of all shapes; only widths and heights are read."""
     rng = np.random.default_rng(images)
     zeros = np.zeros(images, np.int64)
     sides = rng.integers(100, 500, (2, images))
-    paths = np.array(["one/x"] * images)
-    where = Path("nowhere")
-    return FolderIndex(folder=where, classes=("one",), paths=paths, labels=zeros, widths=sides[0], heights=sides[1])
+    return FolderIndex(
+        folder=Path("nowhere"),
+        classes=("one",),
+        paths=np.array(["one/x"] * images),
+        labels=zeros,
+        widths=sides[0],
+        heights=sides[1],
+    )
 
 
-def feeds(plan: Schedule, world: int, seed: int = 3) -> list[DistributedBatchSampler]:
-    images = {("train", None): index(plan.images), ("val", None): index(23)}
-    return [DistributedBatchSampler(plan, images, seed, rank, world) for rank in range(world)]
+def make_samplers(schedule: Schedule, world: int, seed: int = 3) -> list[DistributedBatchSampler]:
+    """Return the sampler of each rank."""
+    indexes = {("train", None): make_index(schedule.images), ("val", None): make_index(23)}
+    return [DistributedBatchSampler(schedule, indexes, seed, rank, world) for rank in range(world)]
 
 
-def by_step(feed: DistributedBatchSampler, epoch: Epoch) -> list[list[BatchRequest]]:
-    """The stream of one process, cut where `count` says that a step ends."""
-    stream = feed.train_requests(epoch)
-    steps = [[next(stream) for _ in range(feed.chunk_count(epoch, step))] for step in range(epoch.steps)]
-    assert list(stream) == [], "count() says less than there is"
+def requests_by_step(sampler: DistributedBatchSampler, epoch: Epoch) -> list[list[BatchRequest]]:
+    """Return the requests of one rank, cut where `chunk_count` says that a step ends."""
+    stream = sampler.train_requests(epoch)
+    steps = [[next(stream) for _ in range(sampler.chunk_count(epoch, step))] for step in range(epoch.steps)]
+    assert list(stream) == [], "chunk_count() is too small"
     return steps
 
 
-def weights(works: list[BatchRequest]) -> Counter[int]:
-    """How much each image counts in all."""
-    found: Counter[int] = Counter()
-    for work in works:
-        for number in work.ids.tolist():
-            found[number] += work.sample_weight  # type: ignore[assignment]
-    return found
+def image_weights(requests: list[BatchRequest]) -> Counter[int]:
+    """Return the total weight of each image."""
+    weights: Counter[int] = Counter()
+    for request in requests:
+        for image_id in request.ids.tolist():
+            weights[image_id] += request.sample_weight  # type: ignore[assignment]
+    return weights
 
 
-def same(one: list[BatchRequest], other: list[BatchRequest]) -> bool:
-    def plain(work: BatchRequest) -> tuple[Any, ...]:
-        return (work.split, work.copy, work.ids.tolist(), work.shape, work.epoch, work.min_scale, work.sample_weight)
-
-    return [plain(work) for work in one] == [plain(work) for work in other]
+def as_tuples(requests: list[BatchRequest]) -> list[tuple[Any, ...]]:
+    """Return the requests as tuples, which can be compared."""
+    return [
+        (
+            request.split,
+            request.copy,
+            request.ids.tolist(),
+            request.shape,
+            request.epoch,
+            request.min_scale,
+            request.sample_weight,
+        )
+        for request in requests
+    ]
 
 
 @pytest.mark.parametrize("rect_train", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_each_image_of_an_epoch_counts_exactly_once(case: tuple[int, int, int], rect_train: bool) -> None:
-    plan = schedule(*case, rect_train=rect_train)
-    for epoch in plan.epochs:
+def test_train_requests_weigh_each_image_once(case: tuple[int, int, int], rect_train: bool) -> None:
+    schedule = make_schedule(*case, rect_train=rect_train)
+    for epoch in schedule.epochs:
         for world in WORLDS:
-            works = [work for feed in feeds(plan, world) for work in feed.train_requests(epoch)]
-            found = weights(works)
-            assert sorted(found) == list(range(case[0]))
-            assert set(found.values()) == {1.0}
+            requests = [
+                request for sampler in make_samplers(schedule, world) for request in sampler.train_requests(epoch)
+            ]
+            weights = image_weights(requests)
+            assert sorted(weights) == list(range(case[0]))
+            assert set(weights.values()) == {1.0}
 
 
 @pytest.mark.parametrize("rect_train", [False, True])
 @pytest.mark.parametrize("case", CASES)
-def test_each_step_has_the_same_chunks_on_any_number_of_processes(case: tuple[int, int, int], rect_train: bool) -> None:
-    plan = schedule(*case, rect_train=rect_train)
-    epoch = plan.epochs[1]
+def test_train_requests_have_same_chunks_at_any_world_size(case: tuple[int, int, int], rect_train: bool) -> None:
+    schedule = make_schedule(*case, rect_train=rect_train)
+    epoch = schedule.epochs[1]
 
     def chunks(world: int) -> list[set[tuple[int, ...]]]:
-        ranks = [by_step(feed, epoch) for feed in feeds(plan, world)]
+        """Return the chunks of each step over all ranks, without fillers."""
+        ranks = [requests_by_step(sampler, epoch) for sampler in make_samplers(schedule, world)]
         return [
-            {tuple(work.ids.tolist()) for works in step for work in works if work.share}
+            {tuple(request.ids.tolist()) for requests in step for request in requests if request.sample_weight}
             for step in zip(*ranks, strict=True)
         ]
 
-    alone = chunks(1)
-    assert all(chunks(world) == alone for world in WORLDS)
-    for step, found in enumerate(alone):
-        assert len({number for chunk in found for number in chunk}) == epoch.images_in_step(step)
-        assert all(2 <= len(chunk) <= max(2, case[1]) for chunk in found)  # two: what batch norm needs at least
+    steps = chunks(1)
+    assert all(chunks(world) == steps for world in WORLDS)
+    for step, step_chunks in enumerate(steps):
+        assert len({image_id for chunk in step_chunks for image_id in chunk}) == epoch.images_in_step(step)
+        assert all(2 <= len(chunk) <= max(2, case[1]) for chunk in step_chunks)  # batch norm needs two at least
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_every_process_takes_a_chunk_in_each_step_and_count_says_how_many(case: tuple[int, int, int]) -> None:
-    plan = schedule(*case)
+def test_chunk_count_matches_train_requests(case: tuple[int, int, int]) -> None:
+    schedule = make_schedule(*case)
     for world in WORLDS:
-        for feed in feeds(plan, world):
-            for works in by_step(feed, plan.epochs[0]):
-                assert works
-                assert all(work.sample_weight == 0 for work in works) or all(work.sample_weight > 0 for work in works)
+        for sampler in make_samplers(schedule, world):
+            for requests in requests_by_step(sampler, schedule.epochs[0]):
+                is_filler = {request.sample_weight == 0 for request in requests}
+                assert len(is_filler) == 1  # there are requests, and fillers are not mixed with others
 
 
-def test_a_process_without_a_chunk_repeats_one_that_does_not_count() -> None:
-    plan = schedule(18, 8, 2)  # the last step has two images: one chunk for two processes
-    first, second = (by_step(feed, plan.epochs[0])[-1] for feed in feeds(plan, 2))
-    assert [work.sample_weight for work in first + second] == [1.0, 0.0]
+def test_rank_without_chunk_gets_filler_of_weight_zero() -> None:
+    schedule = make_schedule(18, 8, 2)  # the last step has two images: one chunk for two ranks
+    first, second = (requests_by_step(sampler, schedule.epochs[0])[-1] for sampler in make_samplers(schedule, 2))
+    assert [request.sample_weight for request in first + second] == [1.0, 0.0]
     assert first[0].ids.tolist() == second[0].ids.tolist()
 
 
-def test_an_image_that_is_alone_is_taken_twice_with_half_a_share_each() -> None:
-    (work,) = by_step(feeds(schedule(17, 8, 2), 1)[0], schedule(17, 8, 2).epochs[0])[-1]
-    assert len(work.ids) == 2 and len(set(work.ids.tolist())) == 1 and work.sample_weight == 0.5
+def test_lone_image_is_taken_twice_with_half_weight() -> None:
+    (request,) = requests_by_step(make_samplers(make_schedule(17, 8, 2), 1)[0], make_schedule(17, 8, 2).epochs[0])[-1]
+    assert len(request.ids) == 2 and len(set(request.ids.tolist())) == 1 and request.sample_weight == 0.5
 
 
 @pytest.mark.parametrize("rect_train", [False, True])
 @pytest.mark.parametrize("world", [1, 2, 3])
-def test_a_stream_from_any_position_is_the_rest_of_the_whole_one(world: int, rect_train: bool) -> None:
-    plan = schedule(50, 4, 3, epochs=3, rect_train=rect_train)
-    for feed in feeds(plan, world):
-        whole = list(feed.all_requests(0, 0))
-        for number, epoch in enumerate(plan.epochs):
+def test_all_requests_from_any_position_is_rest_of_stream(world: int, rect_train: bool) -> None:
+    schedule = make_schedule(50, 4, 3, epochs=3, rect_train=rect_train)
+    for sampler in make_samplers(schedule, world):
+        whole = list(sampler.all_requests(0, 0))
+        for number, epoch in enumerate(schedule.epochs):
             for step in (0, 1, epoch.steps - 1, epoch.steps):
-                rest = list(feed.all_requests(number, step))
-                assert rest and same(rest, whole[-len(rest) :])
-                left = sum(feed.chunk_count(epoch, later) for later in range(step, epoch.steps))
-                assert [work.split for work in rest].index("val") == left
-        assert list(feed.all_requests(len(plan.epochs), 0)) == []
+                rest = list(sampler.all_requests(number, step))
+                assert rest and as_tuples(rest) == as_tuples(whole[-len(rest) :])
+                train_requests_left = sum(sampler.chunk_count(epoch, later) for later in range(step, epoch.steps))
+                assert [request.split for request in rest].index("val") == train_requests_left
+        assert list(sampler.all_requests(len(schedule.epochs), 0)) == []
 
 
-def test_works_carry_what_their_phase_says() -> None:
-    first, second = schedule(16, 8, 1).epochs
-    feed = feeds(schedule(16, 8, 1), 1)[0]
-    assert {(w.split, w.copy, w.shape, w.epoch, w.min_scale) for w in feed.train_requests(first)} == {
-        ("train", 64, (32, 32), 0, 0.3)
-    }
-    assert {(w.split, w.copy, w.shape, w.epoch, w.min_scale) for w in feed.train_requests(second)} == {
-        ("train", None, (64, 64), 1, 0.08)
-    }
+def test_train_requests_follow_their_phase() -> None:
+    schedule = make_schedule(16, 8, 1)
+    (sampler,) = make_samplers(schedule, 1)
+    expected = [("train", 64, (32, 32), 0, 0.3), ("train", None, (64, 64), 1, 0.08)]
+    for epoch, fields in zip(schedule.epochs, expected, strict=True):
+        for request in sampler.train_requests(epoch):
+            assert (request.split, request.copy, request.shape, request.epoch, request.min_scale) == fields
 
 
 @pytest.mark.parametrize("augment", [True, False])
-def test_works_say_whether_their_phase_augments(augment: bool) -> None:
-    plan = schedule(16, 8, 1)
-    phases = [replace(phase, augment=augment) for phase in plan.recipe.phases]
-    other = replace(plan, recipe=replace(plan.recipe, phases=phases))
-    assert {work.augment for work in feeds(other, 1)[0].train_requests(other.epochs[0])} == {augment}
+def test_train_requests_carry_augment(augment: bool) -> None:
+    schedule = make_schedule(16, 8, 1)
+    phases = [replace(phase, augment=augment) for phase in schedule.recipe.phases]
+    other = replace(schedule, recipe=replace(schedule.recipe, phases=phases))
+    assert {request.augment for request in make_samplers(other, 1)[0].train_requests(other.epochs[0])} == {augment}
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_rectangular_steps_have_one_shape_on_all_processes_and_it_was_said_before(case: tuple[int, int, int]) -> None:
-    plan = schedule(*case, rect_train=True)
-    epoch, seen = plan.epochs[1], set()
+def test_step_shapes_contains_shape_shared_by_all_ranks(case: tuple[int, int, int]) -> None:
+    schedule = make_schedule(*case, rect_train=True)
+    epoch = schedule.epochs[1]
+    seen = set()  # (step, shape)
     for world in WORLDS:
-        ranks = feeds(plan, world)
-        for step, works in enumerate(zip(*(by_step(feed, epoch) for feed in ranks), strict=True)):
-            (shape,) = {work.shape for mine in works for work in mine}
+        ranks = make_samplers(schedule, world)
+        for step, requests in enumerate(zip(*(requests_by_step(sampler, epoch) for sampler in ranks), strict=True)):
+            (shape,) = {request.shape for rank_requests in requests for request in rank_requests}
             assert shape in ranks[0].step_shapes(epoch, step)
             seen.add((step, shape))
-    assert len(seen) == epoch.steps  # whatever the number of processes
-    assert {work.shape for work in feeds(plan, 1)[0].train_requests(plan.epochs[0])} == {(32, 32)}
+    assert len(seen) == epoch.steps  # the same at every world size
+    assert {request.shape for request in make_samplers(schedule, 1)[0].train_requests(schedule.epochs[0])} == {(32, 32)}
 
 
-def test_rectangular_steps_have_several_shapes_and_fill_as_many_images_as_square_ones() -> None:
-    plans = [schedule(300, 8, 2, rect_train=one) for one in (True, False)]
-    rect, square = (list(feeds(plan, 1)[0].train_requests(plan.epochs[1])) for plan in plans)
-    assert len({work.shape for work in rect}) == 3 and {work.shape for work in square} == {(64, 64)}
-    assert [len(work.ids) for work in rect] == [len(work.ids) for work in square]
+def test_rect_train_requests_have_several_shapes() -> None:
+    schedules = [make_schedule(300, 8, 2, rect_train=rect_train) for rect_train in (True, False)]
+    rect, square = (list(make_samplers(schedule, 1)[0].train_requests(schedule.epochs[1])) for schedule in schedules)
+    assert len({request.shape for request in rect}) == 3 and {request.shape for request in square} == {(64, 64)}
+    assert [len(request.ids) for request in rect] == [len(request.ids) for request in square]
 
 
-def test_another_epoch_and_another_seed_have_another_order() -> None:
-    plan = schedule(200, 200, 1)
+def test_train_requests_depend_on_epoch_and_seed() -> None:
+    schedule = make_schedule(200, 200, 1)
     orders = [
-        next(feeds(plan, 1, seed)[0].train_requests(epoch)).ids.tolist() for seed in (0, 1) for epoch in plan.epochs
+        next(make_samplers(schedule, 1, seed)[0].train_requests(epoch)).ids.tolist()
+        for seed in (0, 1)
+        for epoch in schedule.epochs
     ]
     assert len({tuple(order) for order in orders}) == 4
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_every_view_validates_each_image_once_over_the_processes(world: int) -> None:
-    plan = schedule(16, 8, 1)
-    ranks = feeds(plan, world)
-    assert list(ranks[0].val_requests(plan.epochs[0])) == ["square"]
-    assert list(ranks[0].val_requests(plan.epochs[1])) == ["rect", "square"]
-    for epoch in plan.epochs:
+def test_val_requests_cover_each_image_once_per_view(world: int) -> None:
+    schedule = make_schedule(16, 8, 1)
+    ranks = make_samplers(schedule, world)
+    assert list(ranks[0].val_requests(schedule.epochs[0])) == ["square"]
+    assert list(ranks[0].val_requests(schedule.epochs[1])) == ["rect", "square"]
+    for epoch in schedule.epochs:
         for view in ranks[0].val_requests(epoch):
-            works = [work for feed in ranks for work in feed.val_requests(epoch)[view]]
-            assert sorted(number for work in works for number in work.ids.tolist()) == list(range(23))
-            assert {(work.split, work.copy, work.min_scale) for work in works} == {
+            requests = [request for sampler in ranks for request in sampler.val_requests(epoch)[view]]
+            assert sorted(number for request in requests for number in request.ids.tolist()) == list(range(23))
+            assert {(request.split, request.copy, request.min_scale) for request in requests} == {
                 ("val", epoch.scheduled_phase.phase.copy, None)
             }
-            assert all(len(work.ids) <= 8 and min(work.shape) == epoch.scheduled_phase.phase.size for work in works)
-            assert view != "square" or all(work.shape[0] == work.shape[1] for work in works)
+            assert all(
+                len(request.ids) <= 8 and min(request.shape) == epoch.scheduled_phase.phase.size for request in requests
+            )
+            assert view != "square" or all(request.shape[0] == request.shape[1] for request in requests)

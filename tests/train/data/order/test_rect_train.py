@@ -1,6 +1,5 @@
-"""Rectangular training: the order of an epoch, the shape of each step, and the crops that fit it. Pure functions."""
+"""Tests of rectangular training: the order of an epoch, the shape of each step, and the crops that fit it."""
 
-import time
 import zlib
 from collections import Counter
 from pathlib import Path
@@ -27,45 +26,45 @@ from train.data.order.work import BatchRequest
 CASES = [(1, 1), (2, 5), (7, 7), (50, 16), (64, 16), (333, 20), (1000, 64)]  # images, batch
 
 
-def some(images: int, seed: int = 0) -> tuple[Any, Any]:
-    """Widths and heights with ImageNet's spread, and some extremes."""
-    dice = np.random.default_rng(seed)
-    ratios = np.exp(dice.normal(0.2, 0.35, images)).clip(0.2, 5)
-    short = dice.integers(60, 900, images)
+def random_sizes(images: int, seed: int = 0) -> tuple[Any, Any]:
+    """Return widths and heights with ImageNet's distribution, and some extremes."""
+    rng = np.random.default_rng(seed)
+    ratios = np.exp(rng.normal(0.2, 0.35, images)).clip(0.2, 5)
+    short = rng.integers(60, 900, images)
     return np.maximum(1, (short * ratios).astype(np.int64)), short
 
 
-def some_leans(images: int) -> Any:
-    return encode_aspect_ratios(*some(images, images))
+def random_codes(images: int) -> Any:
+    return encode_aspect_ratios(*random_sizes(images, images))
 
 
-def ratio(shape: tuple[int, int]) -> float:
+def aspect_of(shape: tuple[int, int]) -> float:
     return shape[1] / shape[0]
 
 
-# --- shapes -------------------------------------------------------------------------------------------------------
+# --- shapes ----------------------------------------------------------------------------------------------------------
 
 
-def test_shapes_are_the_square_and_few_rectangles_of_as_many_pixels_each_also_turned() -> None:
+def test_rect_train_shapes_are_few_of_equal_pixels_and_symmetric() -> None:
     for size in range(16, 400):
-        found = rect_train_shapes(size)
-        assert (size, size) in found and len(found) <= 9 and len(found) % 2 == 1
-        assert {(width, height) for height, width in found} == set(found)
-        assert [ratio(one) for one in found] == sorted({ratio(one) for one in found})
-        for height, width in found:
+        shapes = rect_train_shapes(size)
+        assert (size, size) in shapes and len(shapes) <= 9 and len(shapes) % 2 == 1
+        assert {(width, height) for height, width in shapes} == set(shapes)
+        assert [aspect_of(shape) for shape in shapes] == sorted({aspect_of(shape) for shape in shapes})
+        for height, width in shapes:
             assert abs(height * width / size**2 - 1) <= PIXEL_TOLERANCE
             assert max(height, width) / min(height, width) <= MAX_ASPECT_RATIO
 
 
-@pytest.mark.parametrize(("size", "unit"), [(32, 4), (64, 8), (128, 16), (160, 32), (224, 32), (288, 32), (352, 32)])
-def test_sides_are_whole_32s_where_there_are_such_rectangles_and_else_as_large_parts_as_can_be(
-    size: int, unit: int
-) -> None:
-    rest = [one for one in rect_train_shapes(size) if one != (size, size)]
-    assert rest and all(side % unit == 0 for one in rest for side in one)
+@pytest.mark.parametrize(
+    ("size", "multiple"), [(32, 4), (64, 8), (128, 16), (160, 32), (224, 32), (288, 32), (352, 32)]
+)
+def test_rect_train_shapes_have_largest_possible_side_multiple(size: int, multiple: int) -> None:
+    rectangles = [shape for shape in rect_train_shapes(size) if shape != (size, size)]
+    assert rectangles and all(side % multiple == 0 for shape in rectangles for side in shape)
 
 
-def test_some_shapes() -> None:
+def test_rect_train_shapes_at_known_sizes() -> None:
     assert rect_train_shapes(224) == ((256, 192), (224, 224), (192, 256))
     assert rect_train_shapes(128) == ((144, 112), (128, 128), (112, 144))
     assert rect_train_shapes(352) == ((416, 288), (384, 320), (352, 352), (320, 384), (288, 416))
@@ -73,180 +72,172 @@ def test_some_shapes() -> None:
 
 
 @pytest.mark.parametrize("batch", [1, 8, 512])
-def test_a_batch_of_any_shape_fits_into_the_loader_s_ring(batch: int) -> None:
-    """Which is made for the largest square batch; what does not fit would be sent through the queue."""
+def test_rect_train_shapes_fit_into_batch_buffers(batch: int) -> None:
+    """A buffer is sized for the largest square batch; a batch that does not fit would go through the slower queue."""
     for size in range(16, 600):
-        place = int(MAX_RECTANGLE_TO_SQUARE * 3 * batch * size**2)
-        assert all(3 * batch * height * width <= place for height, width in rect_train_shapes(size))
+        slot_bytes = int(MAX_RECTANGLE_TO_SQUARE * 3 * batch * size**2)
+        assert all(3 * batch * height * width <= slot_bytes for height, width in rect_train_shapes(size))
 
 
-# --- order --------------------------------------------------------------------------------------------------------
+# --- order -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("images", "batch"), CASES)
-def test_every_image_is_used_once_and_every_step_has_one_shape(images: int, batch: int) -> None:
-    leans = some_leans(images)
+def test_rect_epoch_order_uses_every_image_once(images: int, batch: int) -> None:
+    codes = random_codes(images)
     for epoch in range(3):
-        found, steps = rect_epoch_order(1, epoch, leans, batch, 224)
-        assert sorted(found.tolist()) == list(range(images))
-        assert len(steps) == -(-images // batch) and set(steps) <= set(rect_train_shapes(224))
+        order, step_shapes = rect_epoch_order(1, epoch, codes, batch, 224)
+        assert sorted(order.tolist()) == list(range(images))
+        assert len(step_shapes) == -(-images // batch) and set(step_shapes) <= set(rect_train_shapes(224))
 
 
-def test_the_order_is_the_one_that_old_checkpoints_mean() -> None:
+def test_rect_epoch_order_is_stable_across_versions() -> None:
     """A change of this order would make a resumed run repeat some images and drop others."""
-    found, steps = rect_epoch_order(
-        1, 2, encode_aspect_ratios([4, 3, 3, 5, 2, 4, 9, 3], [3, 4, 3, 5, 3, 3, 1, 2]), 3, 224
-    )
-    assert found.tolist() == [7, 0, 6, 5, 4, 2, 3, 1]
-    assert steps == [(192, 256), (224, 224), (224, 224)]
-    assert (
-        zlib.crc32(
-            rect_epoch_order(1, 2, encode_aspect_ratios(100 + np.arange(200) * 37 % 400, [300] * 200), 8, 224)[0]
-            .astype("<i8")
-            .tobytes()
-        )
-        == 4002009531
-    )
+    codes = encode_aspect_ratios([4, 3, 3, 5, 2, 4, 9, 3], [3, 4, 3, 5, 3, 3, 1, 2])
+    order, step_shapes = rect_epoch_order(1, 2, codes, 3, 224)
+    assert order.tolist() == [7, 0, 6, 5, 4, 2, 3, 1]
+    assert step_shapes == [(192, 256), (224, 224), (224, 224)]
+    codes = encode_aspect_ratios(100 + np.arange(200) * 37 % 400, [300] * 200)
+    order, _ = rect_epoch_order(1, 2, codes, 8, 224)
+    assert zlib.crc32(order.astype("<i8").tobytes()) == 4002009531
 
 
-def test_another_seed_or_epoch_is_another_order_and_the_same_the_same() -> None:
-    leans = some_leans(200)
+def test_rect_epoch_order_depends_on_seed_and_epoch() -> None:
+    codes = random_codes(200)
     keys = [(seed, epoch) for seed in range(4) for epoch in range(4)]
-    assert len({rect_epoch_order(*key, leans, 16, 224)[0].tobytes() for key in keys}) == len(keys)
-    assert rect_epoch_order(3, 1, leans, 16, 224)[0].tolist() == rect_epoch_order(3, 1, leans, 16, 224)[0].tolist()
+    assert len({rect_epoch_order(*key, codes, 16, 224)[0].tobytes() for key in keys}) == len(keys)
+    assert rect_epoch_order(3, 1, codes, 16, 224)[0].tolist() == rect_epoch_order(3, 1, codes, 16, 224)[0].tolist()
 
 
-def batches(leans: Any, batch: int, epoch: int, size: int = 224) -> list[tuple[Any, tuple[int, int]]]:
-    """The full steps of an epoch: image numbers and shape."""
-    found, steps = rect_epoch_order(5, epoch, leans, batch, size)
-    count = len(leans) // batch
-    return list(zip(found[: count * batch].reshape(count, batch), steps, strict=False))
+def full_steps(codes: Any, batch: int, epoch: int, size: int = 224) -> list[tuple[Any, tuple[int, int]]]:
+    """Return (image IDs, shape) of the full steps of an epoch."""
+    order, step_shapes = rect_epoch_order(5, epoch, codes, batch, size)
+    count = len(codes) // batch
+    return list(zip(order[: count * batch].reshape(count, batch), step_shapes, strict=False))
 
 
-def test_a_step_s_images_are_of_nearly_one_ratio_and_its_shape_is_the_nearest_to_it() -> None:
-    width, height = some(4000)
-    leans, known = encode_aspect_ratios(width, height), rect_train_shapes(224)
-    inside = []
-    for ids, shape in batches(leans, 40, 0):
+def test_rect_epoch_order_steps_have_nearly_one_ratio() -> None:
+    width, height = random_sizes(4000)
+    codes = encode_aspect_ratios(width, height)
+    deviations = []
+    for ids, shape in full_steps(codes, 40, 0):
         bounded = (width[ids] / height[ids]).clip(1 / MAX_ASPECT_RATIO, MAX_ASPECT_RATIO)
-        inside.append(np.log(bounded).std())
+        deviations.append(np.log(bounded).std())
         mean = float(np.log(bounded).mean())
-        best = min(abs(np.log(ratio(one)) - mean) for one in known)
-        assert abs(np.log(ratio(shape)) - mean) <= best + 0.02  # a mean of ratios is not that of their logarithms
+        nearest = min(abs(np.log(aspect_of(candidate)) - mean) for candidate in rect_train_shapes(224))
+        assert abs(np.log(aspect_of(shape)) - mean) <= nearest + 0.02  # codes are not exactly logarithms of ratios
     overall = np.log((width / height).clip(1 / MAX_ASPECT_RATIO, MAX_ASPECT_RATIO)).std()
-    assert np.mean(inside) < 0.06 < 0.2 < overall
+    assert np.mean(deviations) < 0.06 < 0.2 < overall
 
 
-def test_steps_come_in_no_order_of_shapes_and_images_in_no_order_within_a_step() -> None:
-    leans = some_leans(4000)
-    means = [leans[ids].mean() for ids, _ in batches(leans, 40, 0)]
+def test_rect_epoch_order_shuffles_steps_and_images() -> None:
+    codes = random_codes(4000)
+    means = [codes[ids].mean() for ids, _ in full_steps(codes, 40, 0)]
     assert abs(np.corrcoef(means[1:], means[:-1])[0, 1]) < 0.4
-    halves = [leans[ids[:20]].mean() - leans[ids[20:]].mean() for ids, _ in batches(leans, 40, 0)]
-    assert abs(np.mean(halves)) < 2 * np.std(halves) / np.sqrt(len(halves)) + 1e-9
+    differences = [codes[ids[:20]].mean() - codes[ids[20:]].mean() for ids, _ in full_steps(codes, 40, 0)]  # of halves
+    assert abs(np.mean(differences)) < 2 * np.std(differences) / np.sqrt(len(differences)) + 1e-9
 
 
-def test_images_of_one_ratio_meet_others_in_each_epoch() -> None:
-    leans = np.repeat(encode_aspect_ratios([400, 300, 500], [300, 400, 333]), 400)
+def test_rect_epoch_order_mixes_equal_ratios_across_epochs() -> None:
+    codes = np.repeat(encode_aspect_ratios([400, 300, 500], [300, 400, 333]), 400)
     partners = [
-        {number for ids, _ in batches(leans, 20, epoch) if 7 in ids for number in ids.tolist()} for epoch in range(6)
+        {number for ids, _ in full_steps(codes, 20, epoch) if 7 in ids for number in ids.tolist()} for epoch in range(6)
     ]
     assert len(set.union(*partners)) > 0.8 * sum(map(len, partners))
 
 
-def test_neighbouring_ratios_mix_and_distant_ones_do_not() -> None:
-    leans = np.repeat(encode_aspect_ratios([400, 420, 300], [300, 300, 400]), 200)  # 1.33 and 1.4, and .75
+def test_rect_epoch_order_mixes_only_neighboring_ratios() -> None:
+    codes = np.repeat(encode_aspect_ratios([400, 420, 300], [300, 300, 400]), 200)  # 1.33 and 1.4, and .75
     mixed = 0
-    for ids, _ in batches(leans, 20, 0):
+    for ids, _ in full_steps(codes, 20, 0):
         kinds = Counter((ids // 200).tolist())
         mixed += 0 in kinds and 1 in kinds
         assert 2 not in kinds or kinds[2] == 20
     assert mixed >= 10
 
 
-def test_the_last_step_takes_what_square_training_takes_in_the_shape_of_the_mean_of_all() -> None:
-    leans = some_leans(330)
+def test_rect_epoch_order_last_step_is_that_of_square_training() -> None:
+    codes = random_codes(330)
     for epoch in range(3):
-        found, steps = rect_epoch_order(4, epoch, leans, 100, 128)
-        assert found[300:].tolist() == permutation(4, epoch, 330)[300:].tolist()
-        assert [steps[3]] == possible_step_shapes(leans, 128, full=False)
+        order, step_shapes = rect_epoch_order(4, epoch, codes, 100, 128)
+        assert order[300:].tolist() == permutation(4, epoch, 330)[300:].tolist()
+        assert [step_shapes[3]] == possible_step_shapes(codes, 128, full=False)
 
 
-def test_the_shapes_that_are_warmed_are_all_that_come() -> None:
+def test_possible_step_shapes_contains_all_step_shapes() -> None:
     for images, batch in CASES:
-        leans = some_leans(images)
+        codes = random_codes(images)
         for size in (64, 224, 352):
-            full, last = possible_step_shapes(leans, size, full=True), possible_step_shapes(leans, size, full=False)
+            full = possible_step_shapes(codes, size, full=True)
+            last = possible_step_shapes(codes, size, full=False)
             assert len(last) == 1
             for epoch in range(4):
-                steps = rect_epoch_order(0, epoch, leans, batch, size)[1]
-                assert set(steps[: images // batch]) <= set(full)
-                assert set(steps[images // batch :]) <= set(last)
+                _, step_shapes = rect_epoch_order(0, epoch, codes, batch, size)
+                assert set(step_shapes[: images // batch]) <= set(full)
+                assert set(step_shapes[images // batch :]) <= set(last)
 
 
-def test_photographs_that_are_all_square_are_trained_on_squares_only() -> None:
-    leans = encode_aspect_ratios([300] * 50, [300] * 50)
-    assert possible_step_shapes(leans, 224, full=True) == [(224, 224)] and set(
-        rect_epoch_order(0, 0, leans, 8, 224)[1]
-    ) == {(224, 224)}
+def test_rect_epoch_order_of_square_images_is_square() -> None:
+    codes = encode_aspect_ratios([300] * 50, [300] * 50)
+    assert possible_step_shapes(codes, 224, full=True) == [(224, 224)]
+    _, step_shapes = rect_epoch_order(0, 0, codes, 8, 224)
+    assert set(step_shapes) == {(224, 224)}
 
 
-def test_lean_turns_with_the_image_and_is_the_same_of_any_multiple_of_it() -> None:
-    width, height = some(500)
-    found = encode_aspect_ratios(width, height)
-    assert (encode_aspect_ratios(3 * width, 3 * height) == found).all() and (
-        abs(encode_aspect_ratios(height, width) + found) <= 1
-    ).all()
-    assert (np.diff(found[np.argsort(width / height)]) >= 0).all()
+def test_encode_aspect_ratios_is_antisymmetric_and_scale_free() -> None:
+    width, height = random_sizes(500)
+    codes = encode_aspect_ratios(width, height)
+    assert (encode_aspect_ratios(3 * width, 3 * height) == codes).all()
+    assert (abs(encode_aspect_ratios(height, width) + codes) <= 1).all()
+    assert (np.diff(codes[np.argsort(width / height)]) >= 0).all()
 
 
-def test_a_million_images_are_ordered_at_once() -> None:
-    leans = encode_aspect_ratios(*some(1_000_000))
-    least = np.inf
-    for epoch in range(3):
-        begun = time.perf_counter()
-        rect_epoch_order(0, epoch, leans, 256, 224)
-        least = min(least, time.perf_counter() - begun)
-    assert least < 0.4 * 3  # 0.15 s on a quiet computer
+def test_rect_epoch_order_of_a_million_uses_every_image_once() -> None:
+    """The sorting keys pack ratio and position into 64 bits, which must be enough for a million images."""
+    order, _ = rect_epoch_order(0, 0, encode_aspect_ratios(*random_sizes(1_000_000)), 256, 224)  # 0.15 s
+    assert (np.sort(order) == np.arange(1_000_000)).all()
 
 
-# --- crops --------------------------------------------------------------------------------------------------------
+# --- crops -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("aspect", [0.75, 1.0, 4 / 3])
-def test_boxes_have_the_shape_s_own_ratio_give_or_take_a_third(aspect: float) -> None:
+def test_random_boxes_have_ratios_around_aspect(aspect: float) -> None:
     width, height = np.full(3000, 400), np.full(3000, 400)
     boxes, _ = random_boxes(0, 0, np.arange(3000), width, height, 0.1, aspect)
-    top, left, high, wide = boxes.T
-    assert (top >= 0).all() and (left >= 0).all() and (top + high <= 400).all() and (left + wide <= 400).all()
-    found = (wide / high) / aspect
-    assert found.min() == pytest.approx(3 / 4, abs=0.03) and found.max() == pytest.approx(4 / 3, abs=0.04)
-    assert np.median(found) == pytest.approx(1, abs=0.06)
+    top, left, box_height, box_width = boxes.T
+    assert (top >= 0).all() and (left >= 0).all()
+    assert (top + box_height <= 400).all() and (left + box_width <= 400).all()
+    factors = (box_width / box_height) / aspect
+    assert factors.min() == pytest.approx(3 / 4, abs=0.03) and factors.max() == pytest.approx(4 / 3, abs=0.04)
+    assert np.median(factors) == pytest.approx(1, abs=0.06)
 
 
-def test_an_image_of_the_shape_s_ratio_may_be_used_whole_as_a_square_one_by_a_square_shape() -> None:
+def test_random_boxes_cover_most_of_an_image_of_equal_aspect() -> None:
     ids = np.arange(4000)
-    fit = random_boxes(0, 0, ids, np.full(4000, 400), np.full(4000, 300), 0.5, 4 / 3)[0]
-    cut = random_boxes(0, 0, ids, np.full(4000, 400), np.full(4000, 300), 0.5)[0]
+    same_aspect = random_boxes(0, 0, ids, np.full(4000, 400), np.full(4000, 300), 0.5, 4 / 3)[0]
+    other_aspect = random_boxes(0, 0, ids, np.full(4000, 400), np.full(4000, 300), 0.5)[0]
     square = random_boxes(0, 0, ids, np.full(4000, 346), np.full(4000, 346), 0.5)[0]
-    shares = [float((boxes[:, 2] * boxes[:, 3] / 120_000).mean()) for boxes in (fit, square, cut)]
-    assert shares[0] == pytest.approx(shares[1], abs=0.01) and shares[0] > shares[2] + 0.01
+    areas = [float((boxes[:, 2] * boxes[:, 3] / 120_000).mean()) for boxes in (same_aspect, square, other_aspect)]
+    assert areas[0] == pytest.approx(areas[1], abs=0.01) and areas[0] > areas[2] + 0.01
 
 
 @pytest.mark.parametrize("aspect", [0.75, 4 / 3])
-def test_where_no_box_fits_the_largest_of_these_ratios_is_taken_from_the_middle(aspect: float) -> None:
+def test_random_boxes_without_fit_is_centered(aspect: float) -> None:
     (box,), _ = random_boxes(0, 0, np.arange(1), [3000], [30], 0.9, aspect)
-    wide = round(40 * aspect)
-    assert box.tolist() == [0, (3001 - wide) // 2, 30, wide]
+    width = round(40 * aspect)
+    assert box.tolist() == [0, (3001 - width) // 2, 30, width]
 
 
-def test_a_batch_s_boxes_have_the_ratio_of_its_shape(tiny_data: Path) -> None:
+def test_decode_batch_draws_boxes_of_its_aspect(tiny_data: Path) -> None:
     index, ids = load_index(tiny_data, "train"), np.arange(12)
-    made = BatchDecoder({("train", None): index}, 3).decode_batch(BatchRequest("train", None, ids, (48, 64), 5, 0.3))
+    request = BatchRequest("train", None, ids, (48, 64), 5, 0.3)
+    batch = BatchDecoder({("train", None): index}, 3).decode_batch(request)
     sizes = (index.widths[ids], index.heights[ids])
     boxes, mirrors = random_boxes(3, 5, ids, *sizes, 0.3, 64 / 48)
-    expected = torch.empty_like(made.images)
-    for number, row in enumerate(image_views(expected)):
-        width, height = (int(one[number]) for one in sizes)
+    expected = torch.empty_like(batch.images)
+    for number, image in enumerate(image_views(expected)):
+        width, height = (int(side[number]) for side in sizes)
         box = (int(boxes[number, 0]), int(boxes[number, 1]), int(boxes[number, 2]), int(boxes[number, 3]))
-        crop_and_resize(index.read(number), (height, width), box, bool(mirrors[number]), row)
-    assert torch.equal(made.images, expected)
+        crop_and_resize(index.read(number), (height, width), box, bool(mirrors[number]), image)
+    assert torch.equal(batch.images, expected)

@@ -1,4 +1,4 @@
-"""Who sees which image when, and how it is cropped: pure functions."""
+"""Tests of sample order and crop boxes, which are pure functions."""
 
 import numpy as np
 import pytest
@@ -9,51 +9,51 @@ IDS = np.arange(400)
 
 
 @pytest.mark.parametrize("images", [1, 2, 7, 1000])
-def test_an_epoch_is_a_permutation(images: int) -> None:
+def test_permutation_contains_every_image_once(images: int) -> None:
     for seed in (0, 1, 2**40):
         for epoch in range(3):
             assert sorted(permutation(seed, epoch, images).tolist()) == list(range(images))
 
 
-def test_another_seed_or_epoch_is_another_order_and_the_same_the_same() -> None:
+def test_permutation_depends_on_seed_and_epoch() -> None:
     keys = [(seed, epoch) for seed in range(4) for epoch in range(4)]
     orders = {permutation(*key, 100).tobytes() for key in keys}
     assert len(orders) == len(keys)
     assert (permutation(3, 1, 100) == permutation(3, 1, 100)).all()
 
 
-def test_an_image_may_come_anywhere_in_an_epoch() -> None:
-    places = np.array([np.argsort(permutation(0, epoch, 10)) for epoch in range(500)])
-    counts = np.array([np.bincount(column, minlength=10) for column in places.T])
-    assert counts.min() > 20 and counts.max() < 90  # 50 expected
+def test_permutation_positions_are_uniform() -> None:
+    positions = np.array([np.argsort(permutation(0, epoch, 10)) for epoch in range(500)])  # of each image by epoch
+    counts = np.array([np.bincount(image_positions, minlength=10) for image_positions in positions.T])
+    assert counts.min() > 20 and counts.max() < 90  # 50 on average
 
 
-def test_the_order_is_the_one_that_old_checkpoints_mean() -> None:
+def test_permutation_and_uniforms_are_stable_across_versions() -> None:
     """A change of this order would make a resumed run repeat some images and drop others."""
     assert permutation(1, 2, 8).tolist() == [7, 0, 5, 4, 6, 2, 3, 1]
     assert uniforms(1, 2, np.array([3]), 3).tolist() == [[0.812803133229814, 0.9009957999841205, 0.28137797938180564]]
 
 
 @pytest.mark.parametrize(("images", "scale", "count"), [(1000, 0.01, 10), (1001, 0.01, 11), (5, 0.001, 1), (7, 1.0, 7)])
-def test_a_subset_has_so_many_images_sorted_and_always_the_same(images: int, scale: float, count: int) -> None:
-    found = subset(3, images, scale)
-    assert len(found) == len(set(found.tolist())) == count
-    assert found.tolist() == sorted(found.tolist()) and found[0] >= 0 and found[-1] < images
-    assert (found == subset(3, images, scale)).all()
+def test_subset_has_expected_count_and_is_sorted(images: int, scale: float, count: int) -> None:
+    ids = subset(3, images, scale)
+    assert len(ids) == len(set(ids.tolist())) == count
+    assert ids.tolist() == sorted(ids.tolist()) and ids[0] >= 0 and ids[-1] < images
+    assert (ids == subset(3, images, scale)).all()
 
 
-def test_another_seed_is_another_subset() -> None:
+def test_subset_depends_on_seed() -> None:
     assert subset(0, 1000, 0.05).tolist() != subset(1, 1000, 0.05).tolist()
 
 
-def test_a_number_depends_on_its_image_alone_and_not_on_who_asks_with_whom() -> None:
-    whole = uniforms(5, 6, IDS, 9)
-    mixed = np.random.default_rng(0).permutation(IDS)[:50]
-    assert (uniforms(5, 6, mixed, 9) == whole[mixed]).all()
-    assert (uniforms(5, 6, IDS, 4) == whole[:, :4]).all()
+def test_uniforms_are_independent_of_batch() -> None:
+    numbers = uniforms(5, 6, IDS, 9)
+    some_ids = np.random.default_rng(0).permutation(IDS)[:50]
+    assert (uniforms(5, 6, some_ids, 9) == numbers[some_ids]).all()
+    assert (uniforms(5, 6, IDS, 4) == numbers[:, :4]).all()
 
 
-def test_numbers_fill_zero_to_one_evenly_and_without_relations() -> None:
+def test_uniforms_are_uniform_and_uncorrelated() -> None:
     u = uniforms(0, 0, np.arange(20_000), 4)
     assert u.min() >= 0 and u.max() < 1
     for column in u.T:
@@ -62,23 +62,24 @@ def test_numbers_fill_zero_to_one_evenly_and_without_relations() -> None:
     assert abs(np.corrcoef(u[:-1, 0], u[1:, 0])[0, 1]) < 0.03
 
 
-def test_seed_epoch_image_and_column_each_change_a_number() -> None:
-    base = uniforms(1, 1, IDS, 3)
-    for other in (uniforms(2, 1, IDS, 3), uniforms(1, 2, IDS, 3), uniforms(1, 1, IDS + 1000, 3)):
-        assert (base != other).all()
-    assert len(np.unique(base)) == base.size
+def test_uniforms_depend_on_every_argument() -> None:
+    numbers = uniforms(1, 1, IDS, 3)
+    for others in (uniforms(2, 1, IDS, 3), uniforms(1, 2, IDS, 3), uniforms(1, 1, IDS + 1000, 3)):
+        assert (numbers != others).all()
+    assert len(np.unique(numbers)) == numbers.size
 
 
-def sides(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Widths and heights from one pixel to a panorama."""
-    dice = np.random.default_rng(seed)
-    return dice.choice([1, 2, 3, 31, 200, 375, 500, 3000], 400), dice.choice([1, 2, 3, 31, 200, 375, 500, 3000], 400)
+def random_sizes(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return widths and heights from one pixel to a panorama."""
+    rng = np.random.default_rng(seed)
+    sides = [1, 2, 3, 31, 200, 375, 500, 3000]
+    return rng.choice(sides, 400), rng.choice(sides, 400)
 
 
 @pytest.mark.parametrize("min_scale", [0.001, 0.08, 0.5, 1.0])
-def test_boxes_never_leave_the_image(min_scale: float) -> None:
+def test_random_boxes_lie_inside_image(min_scale: float) -> None:
     for seed in range(5):
-        widths, heights = sides(seed)
+        widths, heights = random_sizes(seed)
         boxes, _ = random_boxes(seed, 1, IDS, widths, heights, min_scale)
         top, left, height, width = boxes.T
         assert (top >= 0).all() and (left >= 0).all() and (height >= 1).all() and (width >= 1).all()
@@ -86,19 +87,21 @@ def test_boxes_never_leave_the_image(min_scale: float) -> None:
 
 
 @pytest.mark.parametrize("min_scale", [0.08, 0.087, 0.35, 0.5])
-def test_boxes_cover_the_asked_part_of_the_area_at_ratios_up_to_4_to_3(min_scale: float) -> None:
+def test_random_boxes_have_expected_scale_and_ratio(min_scale: float) -> None:
     boxes, _ = random_boxes(0, 0, np.arange(3000), [500] * 3000, [400] * 3000, min_scale)
     height, width = boxes[:, 2].astype(float), boxes[:, 3].astype(float)
-    share, ratio = width * height / (500 * 400), width / height
-    assert min_scale * 0.98 <= share.min() <= min_scale * 1.1 and 0.9 < share.max() <= 1
+    area = width * height / (500 * 400)
+    ratio = width / height
+    assert min_scale * 0.98 <= area.min() <= min_scale * 1.1 and 0.9 < area.max() <= 1
     assert ratio.min() == pytest.approx(3 / 4, abs=0.02) and ratio.max() == pytest.approx(4 / 3, abs=0.03)
 
 
-def test_boxes_lie_everywhere_and_half_of_the_images_are_mirrored() -> None:
+def test_random_boxes_are_uniform_and_half_mirrored() -> None:
     boxes, flips = random_boxes(0, 0, np.arange(4000), [300] * 4000, [300] * 4000, 0.08)
-    for place, length in ((boxes[:, 0], boxes[:, 2]), (boxes[:, 1], boxes[:, 3])):
-        where = place[length < 299] / (300 - length[length < 299])
-        assert where.mean() == pytest.approx(0.5, abs=0.03) and where.min() == 0 and where.max() == 1
+    for start, length in ((boxes[:, 0], boxes[:, 2]), (boxes[:, 1], boxes[:, 3])):
+        can_move = length < 299
+        position = start[can_move] / (300 - length[can_move])
+        assert position.mean() == pytest.approx(0.5, abs=0.03) and position.min() == 0 and position.max() == 1
     assert flips.mean() == pytest.approx(0.5, abs=0.03)
 
 
@@ -107,25 +110,26 @@ def test_boxes_lie_everywhere_and_half_of_the_images_are_mirrored() -> None:
     (30, 3000, [1480, 0, 40, 30]),
     (1, 1, [0, 0, 1, 1]),
 ])  # fmt: skip
-def test_where_no_box_fits_the_largest_centred_one_is_taken(width: int, height: int, box: list[int]) -> None:
+def test_random_boxes_without_fit_is_largest_centered(width: int, height: int, box: list[int]) -> None:
     boxes, _ = random_boxes(0, 0, IDS, [width] * 400, [height] * 400, 0.9)
     assert (boxes == box).all()
 
 
-def test_a_box_depends_on_seed_epoch_and_image_and_not_on_the_batch() -> None:
+def test_random_boxes_are_independent_of_batch() -> None:
     widths, heights = np.full(400, 500), np.full(400, 375)
-    whole, flips = random_boxes(1, 2, IDS, widths, heights, 0.08)
-    part = np.array([7, 300, 21])
-    boxes, flipped = random_boxes(1, 2, part, widths[part], heights[part], 0.08)
-    assert (boxes == whole[part]).all() and (flipped == flips[part]).all()
-    for other in (random_boxes(2, 2, IDS, widths, heights, 0.08), random_boxes(1, 3, IDS, widths, heights, 0.08)):
-        assert (other[0] != whole).any(axis=1).mean() > 0.99
+    all_boxes, all_flips = random_boxes(1, 2, IDS, widths, heights, 0.08)
+    ids = np.array([7, 300, 21])
+    boxes, flips = random_boxes(1, 2, ids, widths[ids], heights[ids], 0.08)
+    assert (boxes == all_boxes[ids]).all() and (flips == all_flips[ids]).all()
+    for seed, epoch in ((2, 2), (1, 3)):
+        other_boxes, _ = random_boxes(seed, epoch, IDS, widths, heights, 0.08)
+        assert (other_boxes != all_boxes).any(axis=1).mean() > 0.99
 
 
 @pytest.mark.parametrize("aspect", [1.0, 1.5, 2 / 3])
-def test_shifted_boxes_never_leave_the_image(aspect: float) -> None:
+def test_random_position_boxes_lie_inside_image(aspect: float) -> None:
     for seed in range(5):
-        widths, heights = sides(seed)
+        widths, heights = random_sizes(seed)
         top, left, height, width = random_position_boxes(seed, 1, IDS, widths, heights, aspect)[0].T
         assert (top >= 0).all() and (left >= 0).all() and (height >= 1).all() and (width >= 1).all()
         assert (top + height <= heights).all() and (left + width <= widths).all()
@@ -138,21 +142,21 @@ def test_shifted_boxes_never_leave_the_image(aspect: float) -> None:
     (600, 256, 1.5, (225, 337)),
     (300, 400, 1.5, (175, 263)),
 ])  # fmt: skip
-def test_shifted_boxes_have_one_size_the_one_of_validations_crop(
+def test_random_position_boxes_have_size_of_val_crop(
     width: int, height: int, aspect: float, box: tuple[int, int]
 ) -> None:
     boxes, flips = random_position_boxes(0, 0, np.arange(3000), [width] * 3000, [height] * 3000, aspect)
-    assert {tuple(one) for one in boxes[:, 2:].tolist()} == {box}
-    for place, room in ((boxes[:, 0], height - box[0]), (boxes[:, 1], width - box[1])):
-        assert place.min() == 0 and place.max() == room and place.mean() == pytest.approx(room / 2, rel=0.05)
+    assert {tuple(size) for size in boxes[:, 2:].tolist()} == {box}
+    for start, room in ((boxes[:, 0], height - box[0]), (boxes[:, 1], width - box[1])):
+        assert start.min() == 0 and start.max() == room and start.mean() == pytest.approx(room / 2, rel=0.05)
     assert flips.mean() == pytest.approx(0.5, abs=0.03)
 
 
-def test_a_shifted_box_depends_on_seed_epoch_and_image_and_is_mirrored_as_a_random_one() -> None:
+def test_random_position_boxes_are_independent_of_batch() -> None:
     widths, heights = np.full(400, 500), np.full(400, 375)
-    whole, flips = random_position_boxes(1, 2, IDS, widths, heights)
-    part = np.array([7, 300, 21])
-    boxes, flipped = random_position_boxes(1, 2, part, widths[part], heights[part])
-    assert (boxes == whole[part]).all() and (flipped == flips[part]).all()
-    assert (flips == random_boxes(1, 2, IDS, widths, heights, 0.08)[1]).all()
-    assert (random_position_boxes(1, 3, IDS, widths, heights)[0] != whole).any(axis=1).mean() > 0.99
+    all_boxes, all_flips = random_position_boxes(1, 2, IDS, widths, heights)
+    ids = np.array([7, 300, 21])
+    boxes, flips = random_position_boxes(1, 2, ids, widths[ids], heights[ids])
+    assert (boxes == all_boxes[ids]).all() and (flips == all_flips[ids]).all()
+    assert (all_flips == random_boxes(1, 2, IDS, widths, heights, 0.08)[1]).all()
+    assert (random_position_boxes(1, 3, IDS, widths, heights)[0] != all_boxes).any(axis=1).mean() > 0.99

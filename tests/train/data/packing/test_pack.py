@@ -1,4 +1,4 @@
-"""Packing: what is stored, what is kept, what happens on the way."""
+"""Tests of packing: what is stored, what a repeated call keeps, and what happens on errors."""
 
 import errno
 import json
@@ -7,8 +7,7 @@ import shutil
 import signal
 import subprocess
 import sys
-import threading
-import time
+from concurrent.futures import ThreadPoolExecutor
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -24,12 +23,12 @@ from train.data.index.packed import read_manifest
 from train.data.packing.pack import PackResult, copy_targets, pack_set, shrink_to_short_side
 from train.data.packing.synthetic import draw_image
 
-SPLITS = {"train": 4, "val": 2}
+IMAGES_BY_SPLIT = {"train": 4, "val": 2}
 
 
 @pytest.fixture
 def source(tmp_path: Path) -> Path:
-    """Six drawn images of two classes."""
+    """A set of six drawn images of two classes."""
     for number in range(4):
         write(tmp_path / f"data/train/{'ab'[number % 2]}/{number}.JPEG", draw_image(0, "train", number))
     for number in range(2):
@@ -42,21 +41,23 @@ def write(path: Path, data: bytes) -> None:
     path.write_bytes(data)
 
 
-def tree(root: Path) -> dict[str, tuple[bytes, int]]:
+def read_tree(root: Path) -> dict[str, tuple[bytes, int]]:
+    """Return (content, modification time in ns) of all files but locks, by relative path."""
     files = (path for path in root.rglob("*") if path.is_file() and path.suffix != ".lock")
     return {str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
-def resize(source: Path, target: Path, sizes: list[int], **how: Any) -> PackResult:
-    return pack_set(source, copy_targets(target, sizes), **how)
+def resize(source: Path, target: Path, sizes: list[int], **options: Any) -> PackResult:
+    """Pack copies of these sizes."""
+    return pack_set(source, copy_targets(target, sizes), **options)
 
 
-def opened(index: Index, number: int) -> Image.Image:
+def open_image(index: Index, number: int) -> Image.Image:
     return Image.open(BytesIO(index.read(number)))
 
 
-def stored(root: Path) -> dict[str, bytes]:
-    """The training images by name."""
+def read_images(root: Path) -> dict[str, bytes]:
+    """Return the training images by name."""
     index = load_index(root, "train")
     return {name: index.read(number) for number, name in enumerate(index.names())}
 
@@ -72,72 +73,70 @@ def stored(root: Path) -> dict[str, bytes]:
     ((161, 160), 160, (161, 160)),
     ((100, 90), 160, (100, 90)),
 ])  # fmt: skip
-def test_the_short_side_becomes_the_asked_one_the_aspect_stays_and_nothing_grows(
+def test_shrink_to_short_side_keeps_aspect_and_never_enlarges(
     size: tuple[int, int], short: int, expected: tuple[int, int]
 ) -> None:
     pixels = np.zeros((size[1], size[0], 3), np.uint8)
     assert shrink_to_short_side(pixels, short).shape == (expected[1], expected[0], 3)
 
 
-def test_a_small_image_stays_as_it_is() -> None:
+def test_shrink_to_short_side_of_small_image_is_unchanged() -> None:
     pixels = np.random.default_rng(0).integers(0, 255, (40, 60, 3), np.uint8)
     assert (shrink_to_short_side(pixels, 40) == pixels).all() and (shrink_to_short_side(pixels, 41) == pixels).all()
 
 
 @pytest.mark.parametrize("shard_bytes", [1, 5_000, 10**9])
-def test_copies_lie_by_size_in_the_order_of_the_folder_and_show_the_same_pictures(
-    shard_bytes: int, source: Path, tmp_path: Path
-) -> None:
-    done = resize(source, tmp_path / "copies", [64, 96], shard_bytes=shard_bytes)
-    assert (done.written, done.kept, done.skipped_files, done.messages) == (12, 0, [], [])
+def test_pack_set_copies_keep_order_and_content(shard_bytes: int, source: Path, tmp_path: Path) -> None:
+    result = resize(source, tmp_path / "copies", [64, 96], shard_bytes=shard_bytes)
+    assert (result.written, result.kept, result.skipped_files, result.messages) == (12, 0, [], [])
     for size in (64, 96):
-        for split, count in SPLITS.items():
+        for split, count in IMAGES_BY_SPLIT.items():
             full, copy = load_index(source, split), load_index(tmp_path / f"copies/{size}", split)
             check_same_images(full, copy)
             assert len(copy) == count and copy.names() == full.names() and copy.classes == full.classes
             assert copy.names_checksum == full.names_checksum
             for number in range(count):
                 assert copy.labels[number] == full.labels[number]
-                with opened(copy, number) as small, opened(full, number) as original:
-                    assert small.format == "JPEG" and min(small.size) == size
-                    assert (copy.widths[number], copy.heights[number]) == small.size
-                    assert small.width / small.height == pytest.approx(original.width / original.height, rel=0.02)
-                    expected = original.convert("RGB").resize(small.size, Image.Resampling.BICUBIC)
-                    assert np.abs(np.asarray(small.convert("RGB"), int) - np.asarray(expected, int)).mean() < 8
+                with open_image(copy, number) as resized, open_image(full, number) as original:
+                    assert resized.format == "JPEG" and min(resized.size) == size
+                    assert (copy.widths[number], copy.heights[number]) == resized.size
+                    assert resized.width / resized.height == pytest.approx(original.width / original.height, rel=0.02)
+                    expected = original.convert("RGB").resize(resized.size, Image.Resampling.BICUBIC)
+                    assert np.abs(np.asarray(resized.convert("RGB"), int) - np.asarray(expected, int)).mean() < 8
 
 
-def test_shards_are_at_most_as_large_as_asked_and_hold_the_bytes_back_to_back(source: Path, tmp_path: Path) -> None:
+def test_pack_set_respects_shard_bytes(source: Path, tmp_path: Path) -> None:
     resize(source, tmp_path, [64], shard_bytes=5_000)
     folder = tmp_path / "64/train"
     index = load_index(tmp_path / "64", "train")
     shards = sorted(folder.glob("*.bin"))
-    assert len(shards) > 1 and all(one.stat().st_size <= 5_000 for one in shards)
-    joined = b"".join(index.read(number) for number in range(len(index)))
-    assert b"".join(one.read_bytes() for one in shards) == joined
+    assert len(shards) > 1 and all(shard.stat().st_size <= 5_000 for shard in shards)
+    images = b"".join(index.read(number) for number in range(len(index)))
+    assert b"".join(shard.read_bytes() for shard in shards) == images
 
 
-def test_full_size_images_keep_their_bytes_and_what_is_no_plain_jpeg_becomes_one(source: Path, tmp_path: Path) -> None:
+def test_pack_set_full_size_keeps_jpeg_bytes(source: Path, tmp_path: Path) -> None:
     with Image.open(source / "train/a/0.JPEG") as image:
         image.convert("L").save(source / "train/a/grey.JPEG", "JPEG")
         image.convert("RGBA").save(source / "train/a/png.JPEG", "PNG")
         image.save(source / "train/a/progressive.JPEG", "JPEG", progressive=True)
     plain = (source / "train/a/0.JPEG").read_bytes()
-    write(source / "train/a/early.JPEG", plain[:-2] + b"junk" + plain[-2:])  # PIL takes it, a strict reader does not
+    write(source / "train/a/early.JPEG", plain[:-2] + b"junk" + plain[-2:])  # PIL reads it, simplejpeg does not
     pack_set(source, {None: tmp_path / "full"})
     index, files = load_index(tmp_path / "full", "train"), load_index(source, "train")
     assert index.names() == files.names()
     assert index.widths[:].tolist() == files.widths[:].tolist()
     for number, name in enumerate(files.names()):
-        if any(odd in name for odd in ("png", "early")):
-            with opened(index, number) as stored:
-                assert (stored.format, stored.mode) == ("JPEG", "RGB")
-            there, before = decode_image(index.read(number)), decode_image(files.read(number))
-            assert np.abs(there.astype(int) - before.astype(int)).mean() < 4
+        if any(encoded_anew in name for encoded_anew in ("png", "early")):
+            with open_image(index, number) as image:
+                assert (image.format, image.mode) == ("JPEG", "RGB")
+            packed, original = decode_image(index.read(number)), decode_image(files.read(number))
+            assert np.abs(packed.astype(int) - original.astype(int)).mean() < 4
         else:
             assert index.read(number) == files.read(number)
 
 
-def test_odd_images_become_plain_jpegs(source: Path, tmp_path: Path) -> None:
+def test_pack_set_converts_images_to_rgb_jpegs(source: Path, tmp_path: Path) -> None:
     with Image.open(source / "train/a/0.JPEG") as image:
         image.convert("CMYK").save(source / "train/a/cmyk.JPEG", "JPEG")
         image.convert("L").save(source / "train/a/grey.JPEG", "JPEG")
@@ -145,53 +144,50 @@ def test_odd_images_become_plain_jpegs(source: Path, tmp_path: Path) -> None:
     resize(source, tmp_path, [64])
     index = load_index(tmp_path / "64", "train")
     for number in range(len(index)):
-        with opened(index, number) as copy:
+        with open_image(index, number) as copy:
             assert (copy.format, copy.mode, min(copy.size)) == ("JPEG", "RGB", 64)
 
 
-def test_copies_are_made_of_a_packed_set_as_of_its_files(source: Path, tmp_path: Path) -> None:
+def test_pack_set_from_packed_source_equals_from_files(source: Path, tmp_path: Path) -> None:
     pack_set(source, {None: tmp_path / "full"}, shard_bytes=60_000)
     resize(source, tmp_path / "of-files", [64])
     resize(tmp_path / "full", tmp_path / "of-packed", [64])
     for name in ("shard-00000.bin", "index.npy", "names.txt"):
-        one, other = ((tmp_path / of / "64/train" / name).read_bytes() for of in ("of-files", "of-packed"))
-        assert one == other
+        of_files = (tmp_path / "of-files/64/train" / name).read_bytes()
+        assert of_files == (tmp_path / "of-packed/64/train" / name).read_bytes()
     assert resize(tmp_path / "full", tmp_path / "of-packed", [64]).kept == 6
 
 
-# --- once more -------------------------------------------------------------------------------------------------------
+# --- repeated calls --------------------------------------------------------------------------------------------------
 
 
-def test_a_second_call_writes_nothing_and_decodes_nothing(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pack_set_again_does_nothing(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     resize(source, tmp_path / "copies", [64])
-    before = tree(tmp_path / "copies")
+    before = read_tree(tmp_path / "copies")
     monkeypatch.setattr(simplejpeg, "decode_jpeg", None)
-    done = resize(source, tmp_path / "copies", [64])
-    assert (done.written, done.kept, done.messages) == (0, 6, [])
-    assert tree(tmp_path / "copies") == before
+    result = resize(source, tmp_path / "copies", [64])
+    assert (result.written, result.kept, result.messages) == (0, 6, [])
+    assert read_tree(tmp_path / "copies") == before
     assert {Path(name).name for name in before} == {"shard-00000.bin", "index.npy", "names.txt", "manifest.json"}
 
 
-def test_a_size_more_is_made_without_the_others(source: Path, tmp_path: Path) -> None:
+def test_pack_set_with_another_size_packs_only_that(source: Path, tmp_path: Path) -> None:
     resize(source, tmp_path / "copies", [64])
-    done = resize(source, tmp_path / "copies", [64, 96])
-    assert (done.written, done.kept) == (6, 6)
+    result = resize(source, tmp_path / "copies", [64, 96])
+    assert (result.written, result.kept) == (6, 6)
 
 
-def test_each_image_is_decoded_once_for_all_sizes(
-    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    calls, real = list[bytes](), simplejpeg.decode_jpeg
+def test_pack_set_decodes_each_image_once(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    decoded: list[bytes] = []
+    real_decode = simplejpeg.decode_jpeg
 
-    def counted(data: bytes, kind: str) -> Any:
-        calls.append(data)
-        return real(data, kind)
+    def recording_decode(data: bytes, kind: str) -> Any:
+        decoded.append(data)
+        return real_decode(data, kind)
 
-    monkeypatch.setattr(simplejpeg, "decode_jpeg", counted)
+    monkeypatch.setattr(simplejpeg, "decode_jpeg", recording_decode)
     resize(source, tmp_path, [64, 96, 128])
-    assert len(calls) == len(set(calls)) == 6
+    assert len(decoded) == len(set(decoded)) == 6
 
 
 def change(source: Path) -> None:
@@ -214,19 +210,19 @@ def remove(source: Path) -> None:
     (source / "train/a/0.JPEG").unlink()
 
 
-@pytest.mark.parametrize("act", [change, touch, add, rename, remove])
-def test_when_the_sources_change_it_is_made_anew_if_asked_and_said(act: Any, source: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("change_source", [change, touch, add, rename, remove])
+def test_pack_set_after_source_change_needs_overwrite(change_source: Any, source: Path, tmp_path: Path) -> None:
     copies = tmp_path / "copies"
     resize(source, copies, [64])
-    act(source)
+    change_source(source)
     before = {path: path.read_bytes() for path in (copies / "64").rglob("*") if path.is_file()}
     with pytest.raises(DataError, match=r"64/train: .*have changed since; .*--anew"):
         resize(source, copies, [64])
     assert before == {path: path.read_bytes() for path in (copies / "64").rglob("*") if path.is_file()}
-    done = resize(source, copies, [64], anew=True)
-    assert done.kept == 2 and done.written == len(load_index(source, "train"))  # val is as it was
-    (said,) = done.messages
-    assert said.startswith(f"{copies}/64/train: ") and "made anew" in said
+    result = resize(source, copies, [64], overwrite=True)
+    assert result.kept == 2 and result.written == len(load_index(source, "train"))  # val has not changed
+    (message,) = result.messages
+    assert message.startswith(f"{copies}/64/train: ") and "packed again" in message
     check_same_images(load_index(source, "train"), load_index(copies / "64", "train"))
     resize(source, tmp_path / "fresh", [64])
     for name in ("shard-00000.bin", "index.npy", "names.txt"):
@@ -235,21 +231,21 @@ def test_when_the_sources_change_it_is_made_anew_if_asked_and_said(act: Any, sou
 
 @pytest.mark.parametrize("name", ["shard-00001.bin", "index.npy", "names.txt", "manifest.json"])
 @pytest.mark.parametrize("cut", [True, False])
-def test_what_was_lost_or_cut_since_is_made_anew(name: str, cut: bool, source: Path, tmp_path: Path) -> None:
+def test_pack_set_repacks_lost_or_truncated_files(name: str, cut: bool, source: Path, tmp_path: Path) -> None:
     resize(source, tmp_path, [64], shard_bytes=5_000)
     path = tmp_path / "64/train" / name
     before = path.read_bytes()
     path.write_bytes(before[:-7]) if cut else path.unlink()
-    done = resize(source, tmp_path, [64], shard_bytes=5_000, anew=cut and name == "manifest.json")
-    assert done.written == 4 and path.read_bytes() == before
-    assert bool(done.messages) == (cut or name != "manifest.json")
+    result = resize(source, tmp_path, [64], shard_bytes=5_000, overwrite=cut and name == "manifest.json")
+    assert result.written == 4 and path.read_bytes() == before
+    assert bool(result.messages) == (cut or name != "manifest.json")
 
 
-# --- stops -----------------------------------------------------------------------------------------------------------
+# --- interruptions ---------------------------------------------------------------------------------------------------
 
 
-def many(folder: Path, count: int = 60) -> Path:
-    """A source of small images, enough to be stopped in the middle of."""
+def write_small_images(folder: Path, count: int = 60) -> Path:
+    """Write a source of small images, enough to interrupt packing in the middle. Returns the folder."""
     pixels = np.random.default_rng(0).integers(0, 255, (count + 2, 40, 50, 3), np.uint8)
     for number in range(count):
         write(folder / f"train/{'ab'[number % 2]}/{number:03d}.JPEG", simplejpeg.encode_jpeg(pixels[number]))
@@ -258,70 +254,66 @@ def many(folder: Path, count: int = 60) -> Path:
     return folder
 
 
-SLOW = """
+SLOW_PACKING = """
 import sys, time
 from pathlib import Path
-from train.data.packing.pack import copies_in, pack_set
+from train.data.packing.pack import copy_targets, pack_set
 source, target = map(Path, sys.argv[1:])
-pack_set(source, copies_in(target, [32, 36]), shard_bytes=10_000, progress=lambda *_: time.sleep(0.01))
+pack_set(source, copy_targets(target, [32, 36]), shard_bytes=10_000, progress=lambda *_: time.sleep(0.01))
 """
 
 
-def packing(source: Path, target: Path) -> "subprocess.Popen[bytes]":
-    """A process that packs, slowly enough to be caught in the middle."""
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+def start_slow_packing(source: Path, target: Path) -> "subprocess.Popen[bytes]":
+    """Start a process that packs slowly enough to be killed in the middle."""
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     return subprocess.Popen(
-        [sys.executable, "-c", SLOW, str(source), str(target)], env={**os.environ, "PYTHONPATH": path}
+        [sys.executable, "-c", SLOW_PACKING, str(source), str(target)], env={**os.environ, "PYTHONPATH": path}
     )
 
 
-def wait_for(condition: Any, seconds: float = 30) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
-
-
-def test_after_kill_9_a_call_goes_on_behind_the_finished_shards(tmp_path: Path) -> None:
-    source, target = many(tmp_path / "data"), tmp_path / "copies"
-    for least in (2, 4):
-        with packing(source, target) as child:
-            wait_for(lambda least=least: len(list((target / "36/train").glob(".rows-*.npz"))) >= least)
+def test_pack_set_after_kill_resumes_behind_finished_shards(tmp_path: Path, until: Any) -> None:
+    source, target = write_small_images(tmp_path / "data"), tmp_path / "copies"
+    for least_shards in (2, 4):
+        with start_slow_packing(source, target) as child:
+            until(lambda least=least_shards: len(list((target / "36/train").glob(".rows-*.npz"))) >= least)
             child.send_signal(signal.SIGKILL)
-        with pytest.raises(DataError, match="not finished; call the command that makes it again"):
+        with pytest.raises(DataError, match="not finished; run the command that makes it again"):
             load_index(target / "36", "train")
-    before = {name: one for name, one in tree(target).items() if name.endswith(".bin") and "/.shard" not in name}
+    before = {name: file for name, file in read_tree(target).items() if name.endswith(".bin") and "/.shard" not in name}
     assert len(before) >= 4
-    whole = [name for name in before if (target / name).with_name(f".rows-{name[-9:-4]}.npz").exists()]
-    done = resize(source, target, [32, 36], shard_bytes=10_000)
-    assert done.kept > 10 and done.written + done.kept == 2 * 62
-    after = tree(target)
-    assert {name: before[name] for name in whole} == {name: after[name] for name in whole}  # nor written once more
+    finished = [name for name in before if (target / name).with_name(f".rows-{name[-9:-4]}.npz").exists()]
+    result = resize(source, target, [32, 36], shard_bytes=10_000)
+    assert result.kept > 10 and result.written + result.kept == 2 * 62
+    after = read_tree(target)
+    # Also the modification times are equal: finished shards are not written again.
+    assert {name: before[name] for name in finished} == {name: after[name] for name in finished}
     resize(source, tmp_path / "fresh", [32, 36], shard_bytes=10_000)
-    same = [name for name in after if not name.endswith("manifest.json")]
-    assert {name: after[name][0] for name in same} == {n: tree(tmp_path / "fresh")[n][0] for n in same}
+    fresh = read_tree(tmp_path / "fresh")
+    names = [name for name in after if not name.endswith("manifest.json")]
+    assert {name: after[name][0] for name in names} == {name: fresh[name][0] for name in names}
     assert not [name for name in after if "/." in name]
 
 
-def test_after_an_interrupt_all_that_was_packed_stays(source: Path, tmp_path: Path) -> None:
+def test_pack_set_after_interrupt_keeps_packed_images(source: Path, tmp_path: Path) -> None:
     def stop(done: int, _: int) -> None:
         if done == 3:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         resize(source, tmp_path / "copies", [64, 96], workers=1, progress=stop)
-    for split in SPLITS:  # also the one that was not begun
+    for split in IMAGES_BY_SPLIT:  # also the split that was not begun
         with pytest.raises(DataError, match=f"{split}: a packed set that is not finished"):
             load_index(tmp_path / "copies/64", split)
-    done = resize(source, tmp_path / "copies", [64, 96])
-    assert (done.written, done.kept) == (12 - 6, 6)
-    for split, count in SPLITS.items():
+    result = resize(source, tmp_path / "copies", [64, 96])
+    assert (result.written, result.kept) == (12 - 6, 6)
+    for split, count in IMAGES_BY_SPLIT.items():
         copy = load_index(tmp_path / "copies/96", split)
-        assert len(copy) == count and [min(decode_image(copy.read(n)).shape[:2]) for n in range(count)] == [96] * count
+        short_sides = [min(decode_image(copy.read(number)).shape[:2]) for number in range(len(copy))]
+        assert short_sides == [96] * count
 
 
-def test_a_shard_of_other_images_is_not_gone_on_from(tmp_path: Path) -> None:
-    source, target = many(tmp_path / "data"), tmp_path / "copies"
+def test_pack_set_does_not_resume_from_changed_images(tmp_path: Path) -> None:
+    source, target = write_small_images(tmp_path / "data"), tmp_path / "copies"
 
     def stop(done: int, _: int) -> None:
         if done == 50:
@@ -329,17 +321,17 @@ def test_a_shard_of_other_images_is_not_gone_on_from(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         resize(source, target, [32], shard_bytes=10_000, progress=stop)
-    parts = len(list((target / "32/train").glob("shard-*.bin")))
-    write(source / "train/a/040.JPEG", (source / "train/a/042.JPEG").read_bytes())  # number 20 of the order
-    done = resize(source, target, [32], shard_bytes=10_000)
-    assert parts > 4 and 0 < done.kept <= 20
+    shard_count = len(list((target / "32/train").glob("shard-*.bin")))
+    write(source / "train/a/040.JPEG", (source / "train/a/042.JPEG").read_bytes())  # its ID is 20
+    result = resize(source, target, [32], shard_bytes=10_000)
+    assert shard_count > 4 and 0 < result.kept <= 20
     resize(source, tmp_path / "fresh", [32], shard_bytes=10_000)
-    assert stored(target / "32") == stored(tmp_path / "fresh/32")
+    assert read_images(target / "32") == read_images(tmp_path / "fresh/32")
 
 
 @pytest.mark.parametrize("damage", ["rows", "shard"])
-def test_a_damaged_part_is_packed_again(damage: str, tmp_path: Path) -> None:
-    source, target = many(tmp_path / "data"), tmp_path / "copies"
+def test_pack_set_repacks_damaged_shard(damage: str, tmp_path: Path) -> None:
+    source, target = write_small_images(tmp_path / "data"), tmp_path / "copies"
 
     def stop(done: int, _: int) -> None:
         if done == 50:
@@ -349,76 +341,76 @@ def test_a_damaged_part_is_packed_again(damage: str, tmp_path: Path) -> None:
         resize(source, target, [32], shard_bytes=10_000, progress=stop)
     path = target / "32/train" / {"rows": ".rows-00001.npz", "shard": "shard-00001.bin"}[damage]
     path.write_bytes(path.read_bytes()[:-50])
-    done = resize(source, target, [32], shard_bytes=10_000)
+    result = resize(source, target, [32], shard_bytes=10_000)
     index = load_index(target / "32", "train")
-    assert 0 < done.kept < 20 and [decode_image(index.read(n)).shape for n in range(60)]
+    assert 0 < result.kept < 20
+    for number in range(60):
+        decode_image(index.read(number))
 
 
-def test_two_calls_at_once_pack_everything_once(tmp_path: Path) -> None:
-    source, done = many(tmp_path / "data"), list[PackResult]()
-    calls = [threading.Thread(target=lambda: done.append(resize(source, tmp_path / "c", [32, 36]))) for _ in range(2)]
-    for one in calls:
-        one.start()
-    for one in calls:
-        one.join(60)
-    assert sorted((one.written, one.kept) for one in done) == [(0, 124), (124, 0)]
+def test_pack_set_twice_at_once_packs_once(tmp_path: Path) -> None:
+    source = write_small_images(tmp_path / "data")
+    with ThreadPoolExecutor(2) as pool:
+        calls = [pool.submit(resize, source, tmp_path / "copies", [32, 36]) for _ in range(2)]
+        results = [call.result(60) for call in calls]
+    assert sorted((result.written, result.kept) for result in results) == [(0, 124), (124, 0)]
 
 
-def test_a_full_disk_is_named_and_what_is_finished_stays(small_disk: Path, tmp_path: Path) -> None:
-    source = many(tmp_path / "data", 400)
+def test_pack_set_on_full_disk_keeps_finished_shards(small_disk: Path, tmp_path: Path) -> None:
+    source = write_small_images(tmp_path / "data", 400)
     with pytest.raises(OSError, match="No space left on device") as caught:
         pack_set(source, {None: small_disk / "full"}, shard_bytes=20_000)
     assert caught.value.errno == errno.ENOSPC and str(small_disk / "full/train") in str(caught.value.filename)
     with pytest.raises(OSError, match="No space left on device"):
-        pack_set(source, {None: small_disk / "full"})  # one large shard: the disk is full in the middle of it
+        pack_set(source, {None: small_disk / "full"})  # the disk fills up in the middle of one large shard
     assert not list(small_disk.rglob("*.tmp"))
     subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
-    done = pack_set(source, {None: small_disk / "full"}, shard_bytes=20_000)
-    assert done.kept > 30 and done.kept + done.written == 402
-    assert stored(small_disk / "full") == stored(source)
+    result = pack_set(source, {None: small_disk / "full"}, shard_bytes=20_000)
+    assert result.kept > 30 and result.kept + result.written == 402
+    assert read_images(small_disk / "full") == read_images(source)
 
 
 # --- what cannot be packed -------------------------------------------------------------------------------------------
 
 
-def test_a_broken_file_ends_it_by_name_and_is_left_out_only_when_asked(source: Path, tmp_path: Path) -> None:
+def test_pack_set_with_bad_file_raises_or_skips(source: Path, tmp_path: Path) -> None:
     broken, target = source / "train/b/1.JPEG", tmp_path / "copies"
     broken.write_bytes(broken.read_bytes()[:2000])
 
-    def refused() -> None:
+    def assert_refused() -> None:
         with pytest.raises(DataError) as caught:
             resize(source, target, [64])
         assert str(caught.value).startswith(f"{broken}: ") and "\n" not in str(caught.value)
 
-    refused()
-    for written in (10 - 2, 0):  # the two before it were packed already
-        done = resize(source, target, [64, 96], skip_bad=True)
-        assert [path for path, _ in done.skipped_files] == [str(broken)] and done.skipped_files[0][1]
-        assert (done.written, done.kept) == (written, 10 - written)
-        refused()  # also when it was left out before
+    assert_refused()
+    for written in (10 - 2, 0):  # the two images before it were packed already
+        result = resize(source, target, [64, 96], skip_bad=True)
+        assert [path for path, _ in result.skipped_files] == [str(broken)] and result.skipped_files[0][1]
+        assert (result.written, result.kept) == (written, 10 - written)
+        assert_refused()  # also when the file was left out before
     for size in (64, 96):
         assert load_index(target / str(size), "train").names() == ["a/0.JPEG", "a/2.JPEG", "b/3.JPEG"]
     check_same_images(load_index(source, "train", skip_bad=True), load_index(target / "64", "train"))
 
 
-def test_a_mended_file_is_packed_and_those_before_it_stay(source: Path, tmp_path: Path) -> None:
+def test_pack_set_packs_repaired_file(source: Path, tmp_path: Path) -> None:
     broken = source / "train/b/1.JPEG"
-    whole = broken.read_bytes()
-    broken.write_bytes(whole[:2000])
+    content = broken.read_bytes()
+    broken.write_bytes(content[:2000])
     with pytest.raises(DataError):
         resize(source, tmp_path, [64])
-    broken.write_bytes(whole)
-    done = resize(source, tmp_path, [64])
-    assert (done.written, done.kept) == (4, 2)
+    broken.write_bytes(content)
+    result = resize(source, tmp_path, [64])
+    assert (result.written, result.kept) == (4, 2)
 
 
-def test_what_fits_into_no_jpeg_is_named(source: Path, tmp_path: Path) -> None:
+def test_pack_set_with_too_long_image_raises(source: Path, tmp_path: Path) -> None:
     Image.new("RGB", (65_600, 2)).save(source / "train/a/long.JPEG", "PNG")
     with pytest.raises(DataError, match=r"long.JPEG: 65600 x 2 pixels do not fit into a JPEG file"):
         pack_set(source, {None: tmp_path / "full"})
 
 
-def test_a_finished_set_of_other_images_is_left_alone_unless_asked(source: Path, tmp_path: Path) -> None:
+def test_pack_set_over_other_set_raises(source: Path, tmp_path: Path) -> None:
     pack_set(source, {None: tmp_path / "full"})
     before = {path: path.read_bytes() for path in (tmp_path / "full").rglob("*") if path.is_file()}
     other = tmp_path / "other"
@@ -428,32 +420,32 @@ def test_a_finished_set_of_other_images_is_left_alone_unless_asked(source: Path,
     with pytest.raises(DataError, match="a packed set of other images"):
         pack_set(other, {None: tmp_path / "full"})
     manifest = tmp_path / "full/val/manifest.json"
-    newer = manifest.read_text().replace('"version": 1', '"version": 2')
-    manifest.write_text(newer)
-    with pytest.raises(DataError, match=r"format version 2.*--anew"):
+    other_version = manifest.read_text().replace('"version": 2', '"version": 99')
+    manifest.write_text(other_version)
+    with pytest.raises(DataError, match=r"format version 99.*--anew"):
         pack_set(source, {None: tmp_path / "full"})
-    assert {**before, manifest: newer.encode()} == {
+    assert {**before, manifest: other_version.encode()} == {
         path: path.read_bytes() for path in (tmp_path / "full").rglob("*") if path.is_file()
     }
 
 
-def test_nothing_is_packed_over_a_folder_of_images(source: Path, tmp_path: Path) -> None:
+def test_pack_set_over_folder_of_images_raises(source: Path, tmp_path: Path) -> None:
     write(tmp_path / "mine/val/c/0.JPEG", draw_image(0, "val", 1))
     with pytest.raises(DataError, match=r"mine/val/c: a folder of images is there"):
         pack_set(source, {None: tmp_path / "mine"}, overwrite=True)
     assert [path.name for path in (tmp_path / "mine").rglob("*") if path.is_file()] == ["0.JPEG"]
 
 
-def test_half_files_of_a_killed_call_are_swept(source: Path, tmp_path: Path) -> None:
+def test_pack_set_removes_leftovers(source: Path, tmp_path: Path) -> None:
     pack_set(source, {None: tmp_path / "full"})
-    left = ["..rows-00004.npz.0a", ".index.npy.0b", ".names.txt.0c", ".manifest.json.0d", ".shard-00001.bin.tmp"]
-    for name in left:
+    leftovers = ["..rows-00004.npz.0a", ".index.npy.0b", ".names.txt.0c", ".manifest.json.0d", ".shard-00001.bin.tmp"]
+    for name in leftovers:
         (tmp_path / "full/train" / name).write_bytes(b"half")
     pack_set(source, {None: tmp_path / "full"})
-    assert not {path.name for path in (tmp_path / "full/train").iterdir()} & {*left}
+    assert not {path.name for path in (tmp_path / "full/train").iterdir()} & {*leftovers}
 
 
-def test_a_set_of_which_only_the_index_was_fetched_cannot_be_packed(source: Path, tmp_path: Path) -> None:
+def test_pack_set_from_index_only_source_raises(source: Path, tmp_path: Path) -> None:
     pack_set(source, {None: tmp_path / "full"})
     manifest = tmp_path / "full/train/manifest.json"
     manifest.write_text(json.dumps({**json.loads(manifest.read_text()), "fetched": "index"}))
@@ -461,64 +453,64 @@ def test_a_set_of_which_only_the_index_was_fetched_cannot_be_packed(source: Path
         resize(tmp_path / "full", tmp_path / "small", [64])
 
 
-def test_progress_counts_the_images_to_their_end(source: Path, tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    resize(source, tmp_path / "copies", [64, 96], progress=lambda *step: seen.append(step))
-    assert seen == [(number, 6) for number in range(1, 7)]
+def test_pack_set_reports_progress(source: Path, tmp_path: Path) -> None:
+    progress: list[tuple[int, int]] = []
+    resize(source, tmp_path / "copies", [64, 96], progress=lambda *step: progress.append(step))
+    assert progress == [(number, 6) for number in range(1, 7)]
 
 
 @pytest.mark.parametrize("sizes", [[], [31], [160, 0]])
-def test_sizes_below_32_or_none_are_refused(sizes: list[int], tmp_path: Path) -> None:
+def test_copy_targets_with_invalid_sizes_raises(sizes: list[int], tmp_path: Path) -> None:
     with pytest.raises(DataError, match="sizes: must be 32 pixels or more"):
         copy_targets(tmp_path, sizes)
 
 
-def gone(source: Path) -> None:
+def remove_images(source: Path) -> None:
     for path in source.rglob("*.JPEG"):
         path.unlink()
 
 
-def elsewhere(source: Path) -> None:
+def move_away(source: Path) -> None:
     source.rename(source.with_name("moved"))
 
 
-def without_val(source: Path) -> None:
+def remove_val(source: Path) -> None:
     shutil.rmtree(source / "val")
 
 
-@pytest.mark.parametrize("act", [gone, elsewhere, without_val])
-def test_a_source_without_images_is_named(act: Any, source: Path, tmp_path: Path) -> None:
-    act(source)
+@pytest.mark.parametrize("damage", [remove_images, move_away, remove_val])
+def test_pack_set_without_source_images_raises(damage: Any, source: Path, tmp_path: Path) -> None:
+    damage(source)
     with pytest.raises(DataError, match=str(source)):
         resize(source, tmp_path / "copies", [64])
     assert not (tmp_path / "copies").exists()
 
 
 @pytest.mark.parametrize("target", [".", "train", "val/a"])
-def test_nothing_is_packed_among_the_images(target: str, source: Path) -> None:
-    before = tree(source)
+def test_pack_set_inside_source_raises(target: str, source: Path) -> None:
+    before = read_tree(source)
     with pytest.raises(DataError, match=f"among the images; give a folder beside {source}"):
         pack_set(source, {None: source / target})
-    assert tree(source) == before
+    assert read_tree(source) == before
 
 
-def test_a_name_that_is_no_utf_8_is_kept_and_one_of_two_lines_is_refused(source: Path, tmp_path: Path) -> None:
-    odd = os.fsdecode(b"gr\xfc\xdf.JPEG")
-    write(source / "train/a" / odd, draw_image(0, "train", 9))
+def test_pack_set_keeps_non_utf8_names_and_refuses_line_breaks(source: Path, tmp_path: Path) -> None:
+    non_utf8_name = os.fsdecode(b"gr\xfc\xdf.JPEG")
+    write(source / "train/a" / non_utf8_name, draw_image(0, "train", 9))
     pack_set(source, {None: tmp_path / "full"})
     index = load_index(tmp_path / "full", "train")
-    assert index.names() == load_index(source, "train").names() and index.name(2) == f"a/{odd}"
+    assert index.names() == load_index(source, "train").names() and index.name(2) == f"a/{non_utf8_name}"
     write(source / "train/a/two\nlines.JPEG", draw_image(0, "train", 9))
     with pytest.raises(DataError, match="a name with a line break") as caught:
         pack_set(source, {None: tmp_path / "other"})
     assert "\n" not in str(caught.value)
 
 
-def test_the_manifest_says_what_there_is(source: Path, tmp_path: Path) -> None:
+def test_read_manifest_describes_packed_split(source: Path, tmp_path: Path) -> None:
     resize(source, tmp_path, [64], shard_bytes=5_000)
-    said = read_manifest(tmp_path / "64/train")
     folder = tmp_path / "64/train"
-    assert (said.split, said.short_side, said.images, said.classes) == ("train", 64, 4, ["a", "b"])
-    assert {name: one["bytes"] for name, one in said.files.items()} == {
+    manifest = read_manifest(folder)
+    assert (manifest.split, manifest.short_side, manifest.images, manifest.classes) == ("train", 64, 4, ["a", "b"])
+    assert {name: entry["bytes"] for name, entry in manifest.files.items()} == {
         path.name: path.stat().st_size for path in folder.iterdir() if path.name != "manifest.json"
     }

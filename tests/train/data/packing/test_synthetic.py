@@ -1,4 +1,4 @@
-"""The built-in sample: same bytes, ImageNet's layout and sizes, safe stops, no colour clue."""
+"""Tests of the built-in sample: same bytes, ImageNet's layout and sizes, safe interruption, no hint in the color."""
 
 import io
 import json
@@ -8,7 +8,6 @@ import resource
 import signal
 import subprocess
 import sys
-import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -24,7 +23,8 @@ from train.data.packing import synthetic
 Histograms = npt.NDArray[np.float64]
 
 
-def tree(root: Path) -> dict[str, bytes]:
+def read_tree(root: Path) -> dict[str, bytes]:
+    """Return the content of all files but locks, by relative path."""
     return {
         str(path.relative_to(root)): path.read_bytes()
         for path in root.rglob("*")
@@ -32,55 +32,55 @@ def tree(root: Path) -> dict[str, bytes]:
     }
 
 
-def opened(data: bytes) -> Image.Image:
+def open_image(data: bytes) -> Image.Image:
     return Image.open(io.BytesIO(data))
 
 
 @pytest.fixture(scope="module")
-def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sample(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A complete sample of 130 + 20 images."""
     root = tmp_path_factory.mktemp("sample")
     assert synthetic.draw_sample_set(root, train=130, val=20, workers=2) == 150
     return root
 
 
-def test_same_seed_gives_the_same_bytes() -> None:
+def test_draw_image_is_deterministic() -> None:
     assert synthetic.draw_image(3, "train", 17) == synthetic.draw_image(3, "train", 17)
 
 
-def test_seed_split_and_number_each_change_the_image() -> None:
+def test_draw_image_depends_on_every_argument() -> None:
     keys = [(0, "train", 5), (1, "train", 5), (0, "val", 5), (0, "train", 15)]
     assert len({synthetic.draw_image(*key) for key in keys}) == len(keys)
 
 
-def test_an_unknown_split_and_negative_numbers_are_refused(tmp_path: Path) -> None:
+def test_draw_functions_refuse_invalid_arguments(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="split must be"):
         synthetic.draw_image(0, "test", 0)
     with pytest.raises(ValueError):
         synthetic.draw_image(0, "train", -1)
-    wrongs: list[dict[str, Any]] = [{"train": -1}, {"val": -1}, {"seed": -1}, {"workers": 0}]
-    for wrong in wrongs:
+    invalid_arguments: list[dict[str, Any]] = [{"train": -1}, {"val": -1}, {"seed": -1}, {"workers": 0}]
+    for arguments in invalid_arguments:
         with pytest.raises(ValueError, match="at least"):
-            synthetic.draw_sample_set(tmp_path, **wrong)
+            synthetic.draw_sample_set(tmp_path, **arguments)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_images_have_the_sizes_and_kinds_of_imagenet() -> None:
-    images = [opened(synthetic.draw_image(7, "train", number)) for number in range(300)]
+def test_draw_image_has_sizes_and_modes_of_imagenet() -> None:
+    images = [open_image(synthetic.draw_image(7, "train", number)) for number in range(300)]
     sizes = np.array([image.size for image in images])
     aspect = sizes[:, 0] / sizes[:, 1]
     assert sizes.mean(axis=0) == pytest.approx((476, 408), abs=25)
     assert 0.49 < aspect.min() < 0.75 and 1.5 < aspect.max() < 2.02
     assert 120 <= sizes.min() < 250 and 700 < sizes.max() <= 1000
-    kinds = Counter(image.mode for image in images)
-    assert set(kinds) == {"RGB", "L"} and kinds["L"] < 16
+    modes = Counter(image.mode for image in images)
+    assert set(modes) == {"RGB", "L"} and modes["L"] < 16
     assert all(image.format == "JPEG" and "progressive" not in image.info for image in images)
 
 
-def test_the_set_has_the_layout_of_imagenet(drawn: Path) -> None:
-    files = tree(drawn)
-    assert json.loads(files.pop("sample.json")) == {
-        "seed": 0, "train": 130, "val": 20, "version": synthetic.SAMPLE_VERSION
-    }  # fmt: skip
+def test_draw_sample_set_has_layout_of_imagenet(sample: Path) -> None:
+    files = read_tree(sample)
+    parameters = {"seed": 0, "train": 130, "val": 20, "version": synthetic.SAMPLE_VERSION}
+    assert json.loads(files.pop("sample.json")) == parameters
     name = synthetic.CLASSES[2]
     assert files[f"train/{name}/{name}_00000012.JPEG"] == synthetic.draw_image(0, "train", 12)
     assert Counter(file.rsplit("/", 1)[0] for file in files) == {
@@ -88,29 +88,29 @@ def test_the_set_has_the_layout_of_imagenet(drawn: Path) -> None:
     }
 
 
-def test_progress_counts_up_to_the_total(tmp_path: Path) -> None:
-    seen: list[tuple[int, int]] = []
-    synthetic.draw_sample_set(tmp_path, train=110, val=10, progress=lambda *step: seen.append(step))
-    assert seen == sorted(seen) and len(seen) == 3 and seen[-1] == (120, 120)
+def test_draw_sample_set_reports_progress(tmp_path: Path) -> None:
+    progress: list[tuple[int, int]] = []
+    synthetic.draw_sample_set(tmp_path, train=110, val=10, progress=lambda *step: progress.append(step))
+    assert progress == sorted(progress) and len(progress) == 3 and progress[-1] == (120, 120)
 
 
-def test_a_complete_set_is_left_alone_and_other_parameters_are_refused(drawn: Path) -> None:
-    before = {path: path.stat().st_mtime_ns for path in drawn.rglob("*")}
-    assert synthetic.draw_sample_set(drawn, train=130, val=20) == 0
+def test_draw_sample_set_keeps_complete_set(sample: Path) -> None:
+    before = {path: path.stat().st_mtime_ns for path in sample.rglob("*")}
+    assert synthetic.draw_sample_set(sample, train=130, val=20) == 0
     with pytest.raises(ValueError, match="holds a sample drawn with") as caught:
-        synthetic.draw_sample_set(drawn, seed=1, train=130, val=20)
+        synthetic.draw_sample_set(sample, seed=1, train=130, val=20)
     assert "\n" not in str(caught.value)
-    assert {path: path.stat().st_mtime_ns for path in drawn.rglob("*")} == before
+    assert {path: path.stat().st_mtime_ns for path in sample.rglob("*")} == before
 
 
-def test_a_folder_of_other_classes_is_refused(tmp_path: Path) -> None:
+def test_draw_sample_set_refuses_other_classes(tmp_path: Path) -> None:
     (tmp_path / "train" / "n01440764").mkdir(parents=True)
     with pytest.raises(ValueError, match="n01440764"):
         synthetic.draw_sample_set(tmp_path, train=10, val=10)
     assert not list(tmp_path.rglob("*.JPEG"))
 
 
-def test_an_interrupt_leaves_no_process_and_the_next_run_resumes(tmp_path: Path, drawn: Path) -> None:
+def test_draw_sample_set_after_interrupt_resumes(tmp_path: Path, sample: Path) -> None:
     def interrupt(done: int, total: int) -> None:
         raise KeyboardInterrupt
 
@@ -123,92 +123,87 @@ def test_an_interrupt_leaves_no_process_and_the_next_run_resumes(tmp_path: Path,
         synthetic.draw_sample_set(tmp_path, seed=1, train=130, val=20)
     assert kept >= 50
     assert synthetic.draw_sample_set(tmp_path, train=130, val=20) == 150 - kept
-    assert tree(tmp_path) == tree(drawn)
+    assert read_tree(tmp_path) == read_tree(sample)
 
 
-def test_a_failed_write_is_raised_and_leaves_no_process_or_part_file(tmp_path: Path, in_group: Any) -> None:
-    """In a process of its own that may write small files only: the tests' own output may be a file too."""
+def test_draw_sample_set_with_failed_write_leaves_nothing(tmp_path: Path, in_group: Any) -> None:
+    """In its own process, which may write only small files: the output of the tests may be a file too."""
 
-    def work(_: object) -> tuple[str, list[Any]]:
+    def draw_with_file_size_limit(_: object) -> tuple[str, list[Any]]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (4096, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
         with pytest.raises(OSError) as caught:
             synthetic.draw_sample_set(tmp_path, train=100, val=10, workers=2)
-        return str(caught.value), [one.pid for one in multiprocessing.active_children()]
+        return str(caught.value), [child.pid for child in multiprocessing.active_children()]
 
-    ((said, left),) = in_group(1, work)
-    assert "large" in said and left == []
-    assert list(tree(tmp_path)) == [".sample.json"]
+    ((message, workers_left),) = in_group(1, draw_with_file_size_limit)
+    assert "large" in message and workers_left == []
+    assert list(read_tree(tmp_path)) == [".sample.json"]
 
 
-def alive(pid: str) -> bool:
+def is_alive(pid: str) -> bool:
+    """Return whether a process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
     except OSError:
         return False
 
 
-def wait_for(condition: object, seconds: float = 10) -> bool:
-    assert callable(condition)
-    end = time.monotonic() + seconds
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    return bool(condition())
-
-
-def test_workers_end_when_the_parent_is_killed_and_the_set_resumes(tmp_path: Path, drawn: Path) -> None:
-    code = "import sys, pathlib; from train.data import sample; "
-    code += "sample.draw_set(pathlib.Path(sys.argv[1]), train=130, val=20, workers=2)"
-    path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
+def test_draw_sample_set_after_kill_resumes(tmp_path: Path, sample: Path, until: Any) -> None:
+    code = "import sys, pathlib; from train.data.packing import synthetic; "
+    code += "synthetic.draw_sample_set(pathlib.Path(sys.argv[1]), train=130, val=20, workers=2)"
+    path = os.pathsep.join(entry or str(Path.cwd()) for entry in sys.path)
     command = [sys.executable, "-c", code, str(tmp_path)]
     with subprocess.Popen(command, env={**os.environ, "PYTHONPATH": path}) as parent:
-        assert wait_for(lambda: len(list(tmp_path.rglob("*.JPEG"))) > 4)
+        until(lambda: len(list(tmp_path.rglob("*.JPEG"))) > 4)
         children = Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split()
         parent.send_signal(signal.SIGKILL)
     assert len(children) == 2
-    assert wait_for(lambda: not any(map(alive, children)), 2)
+    until(lambda: not any(map(is_alive, children)))
     assert not (tmp_path / "sample.json").exists()
     (tmp_path / "val" / "disc" / ".disc_00000003.JPEG.tmp").write_bytes(b"cut short")
     assert synthetic.draw_sample_set(tmp_path, train=130, val=20) > 0
-    assert tree(tmp_path) == tree(drawn)
+    assert read_tree(tmp_path) == read_tree(sample)
 
 
-def thumbnails(split: str, count: int) -> npt.NDArray[np.uint8]:
-    images = (opened(synthetic.draw_image(0, split, number)) for number in range(count))
-    small = [image.convert("RGB").resize((48, 48), Image.Resampling.NEAREST) for image in images]
-    return np.stack([np.asarray(image) for image in small])
+def draw_thumbnails(split: str, count: int) -> npt.NDArray[np.uint8]:
+    """Return images [count, 48, 48, 3]."""
+    images = (open_image(synthetic.draw_image(0, split, number)) for number in range(count))
+    thumbnails = [image.convert("RGB").resize((48, 48), Image.Resampling.NEAREST) for image in images]
+    return np.stack([np.asarray(thumbnail) for thumbnail in thumbnails])
 
 
-def histograms(images: npt.NDArray[np.uint8]) -> Histograms:
-    cells = (images // 64).astype(np.int64) @ np.array([16, 4, 1])
-    shares = [np.bincount(cell.ravel(), minlength=64) / cell.size for cell in cells]
-    return np.stack(shares) ** 0.5  # so that one large area does not drown the others
+def color_histograms(images: npt.NDArray[np.uint8]) -> Histograms:
+    """Return the square roots of the shares of 64 colors in each image."""
+    color_codes = (images // 64).astype(np.int64) @ np.array([16, 4, 1])
+    shares = [np.bincount(codes.ravel(), minlength=64) / codes.size for codes in color_codes]
+    return np.stack(shares) ** 0.5  # the root keeps one large area from hiding the others
 
 
 def accuracy(train: Histograms, val: Histograms) -> float:
-    """Fit a softmax regression to histograms whose class is their index modulo 10."""
-    middle, spread = train.mean(axis=0), train.std(axis=0) + 1e-3
-    train, val = (train - middle) / spread, (val - middle) / spread
+    """Return the validation accuracy of a softmax regression on histograms whose class is their index modulo 10."""
+    mean, deviation = train.mean(axis=0), train.std(axis=0) + 1e-3
+    train, val = (train - mean) / deviation, (val - mean) / deviation
     weights, bias = np.zeros((64, 10)), np.zeros(10)
-    wanted = np.eye(10)[np.arange(len(train)) % 10]
+    targets = np.eye(10)[np.arange(len(train)) % 10]
     for _ in range(300):
         scores = np.exp(train @ weights + bias)
-        error = (scores / scores.sum(axis=1, keepdims=True) - wanted) / len(train)
+        error = (scores / scores.sum(axis=1, keepdims=True) - targets) / len(train)
         weights, bias = weights - 0.3 * train.T @ error, bias - error.sum(axis=0)
     return float(((val @ weights + bias).argmax(axis=1) == np.arange(len(val)) % 10).mean())
 
 
 @pytest.mark.rehearsal
-def test_colour_alone_does_not_give_the_class_away() -> None:
-    parts = thumbnails("train", 300), thumbnails("val", 200)
-    assert accuracy(*map(histograms, parts)) <= 0.20
-    # The same test does find a clue where there is one: a dye for each class.
-    for part in parts:
-        for index, image in enumerate(part):
+def test_draw_image_class_is_not_predictable_from_color() -> None:
+    splits = draw_thumbnails("train", 300), draw_thumbnails("val", 200)
+    assert accuracy(*map(color_histograms, splits)) <= 0.20
+    # The same regression finds a hint where there is one: a band with a color of its own for each class.
+    for images in splits:
+        for index, image in enumerate(images):
             image[:12] = np.array([index % 10 // 4, index % 10 % 4, 0]) * 64 + 32
-    assert accuracy(*map(histograms, parts)) >= 0.90
+    assert accuracy(*map(color_histograms, splits)) >= 0.90
 
 
-def test_two_calls_at_once_draw_every_image_once(tmp_path: Path) -> None:
+def test_draw_sample_set_twice_at_once_draws_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(2) as pool:
-        drawn = [pool.submit(synthetic.draw_sample_set, tmp_path, train=20, val=10, workers=1) for _ in range(2)]
-        assert sorted(one.result(60) for one in drawn) == [0, 30]
+        calls = [pool.submit(synthetic.draw_sample_set, tmp_path, train=20, val=10, workers=1) for _ in range(2)]
+        assert sorted(call.result(60) for call in calls) == [0, 30]
