@@ -43,7 +43,7 @@ def front(served: tuple[Front, str], monkeypatch: pytest.MonkeyPatch) -> Front:
     for name, value in {"ACCESS_KEY_ID": "key", "SECRET_ACCESS_KEY": "secret", "REGION": "us-east-1"}.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
-    monkeypatch.setattr(download, "FIRST_PAUSE", 0.01)
+    monkeypatch.setattr(download, "FIRST_RETRY_SECONDS", 0.01)
     found.reset()
     boto3.client("s3").create_bucket(Bucket="imgnet-sets")
     return found
