@@ -1,8 +1,8 @@
 """The index of a folder of image files: path, class, width and height of each, built once and cached beside the folder.
 
 The layout is ImageNet's: `train/<class>/*.JPEG` and `val/<class>/*.JPEG`. Every file is decoded once, so that a broken
-file is named before the training and not in the middle of it. The cache holds numpy arrays without pickle. It is built
-anew when a file's name, size or modification time differs. Names that begin with a dot are ignored.
+file is named before the training and not in the middle of it. The cache holds numpy arrays without pickle. It is
+rebuilt when a file's name, size or modification time differs. Names that begin with a dot are ignored.
 """
 
 import hashlib

@@ -26,7 +26,7 @@ from .shard_writer import EncodedImage, SplitWriter, check_existing_set
 from .source_images import SourceImages, open_source_splits
 
 COPY_JPEG_QUALITY = 90
-FULL_SIZE_JPEG_QUALITY = 95  # of full-size images that have to be encoded anew: no JPEG, or one that simplejpeg refuses
+FULL_SIZE_JPEG_QUALITY = 95  # of full-size images to re-encode: not a JPEG, or one that simplejpeg refuses
 SHARD_BYTES = 256 * 10**6
 MIN_COPY_SIZE = 32  # pixels
 
@@ -35,7 +35,7 @@ MIN_COPY_SIZE = 32  # pixels
 class PackResult:
     """The result of packing: images written, images kept from an earlier call, sources left out, and messages.
 
-    `skipped_files` are (where, reason). `messages` tell the user what was packed anew, and why.
+    `skipped_files` are (where, reason). `messages` tell the user what was packed again, and why.
     """
 
     written: int = 0

@@ -269,7 +269,7 @@ def _shape_depths(class_name: str, x: FloatArray, y: FloatArray, detail: float) 
 
 
 def _polygon_depth(x: FloatArray, y: FloatArray, sides: int, ignored_sides: int) -> FloatArray:
-    """Return the depth of each point in a regular polygon. With `ignored_sides` a point may lie outside so many sides.
+    """Return the depth of each point in a regular polygon, where a point may lie outside `ignored_sides` of the sides.
 
     Five sides of which one is ignored are a star.
     """

@@ -117,7 +117,7 @@ def test_pack_set_respects_shard_bytes(source: Path, tmp_path: Path) -> None:
 
 def test_pack_set_full_size_keeps_jpeg_bytes(source: Path, tmp_path: Path) -> None:
     with Image.open(source / "train/a/0.JPEG") as image:
-        image.convert("L").save(source / "train/a/grey.JPEG", "JPEG")
+        image.convert("L").save(source / "train/a/gray.JPEG", "JPEG")
         image.convert("RGBA").save(source / "train/a/png.JPEG", "PNG")
         image.save(source / "train/a/progressive.JPEG", "JPEG", progressive=True)
     plain = (source / "train/a/0.JPEG").read_bytes()
@@ -139,7 +139,7 @@ def test_pack_set_full_size_keeps_jpeg_bytes(source: Path, tmp_path: Path) -> No
 def test_pack_set_converts_images_to_rgb_jpegs(source: Path, tmp_path: Path) -> None:
     with Image.open(source / "train/a/0.JPEG") as image:
         image.convert("CMYK").save(source / "train/a/cmyk.JPEG", "JPEG")
-        image.convert("L").save(source / "train/a/grey.JPEG", "JPEG")
+        image.convert("L").save(source / "train/a/gray.JPEG", "JPEG")
         image.convert("RGBA").save(source / "train/a/png.JPEG", "PNG")
     resize(source, tmp_path, [64])
     index = load_index(tmp_path / "64", "train")
