@@ -222,7 +222,9 @@ def summed_gradients(
 def test_fp16_unscaled_small_gradients_do_not_underflow(in_group: Any) -> None:
     row = [1e-9, 3e-8, 1e-5, 1.0, 40.0]
     ours, _ = in_group(2, lambda group: summed_gradients(group, [row, row]))
-    torchs, _ = in_group(2, lambda group: summed_gradients(group, [row, row], torch_hook=default_hooks.fp16_compress_hook))
+    torchs, _ = in_group(
+        2, lambda group: summed_gradients(group, [row, row], torch_hook=default_hooks.fp16_compress_hook)
+    )
     assert ours == pytest.approx(row, rel=0.06) and ours[1:] == pytest.approx(row[1:], rel=2e-3)
     assert torchs[0] == 0 and torchs[1] != pytest.approx(row[1], rel=0.2)
 
