@@ -79,7 +79,8 @@ class Provisioner:
             python = host.python.replace("~", home, 1) if host.python.startswith("~/") else host.python
             library = requirements.model_library(self.spec.recipe)
             argv = [python, "-m", "cluster.machines.python_env", folder, *([library] if library else [])]
-            index = (self.spec.cloud or {}).get("torch_index_url")  # has a torch for GPUs that the default build dropped
+            # An index with builds of torch for GPUs that the default build no longer supports.
+            index = (self.spec.cloud or {}).get("torch_index_url")
             variables = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
             _, stdout = self.run_logged(name, argv, ENVIRONMENT_TIMEOUT_SECONDS, **variables)
             environment = python_env.parse_output(stdout.encode(), connector.name)

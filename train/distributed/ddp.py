@@ -13,6 +13,7 @@ backward pass goes on. The rings or trees that carry the bytes are NCCL's choice
                     network. NCCL knows the machines by itself
 """
 
+import inspect
 import os
 import re
 from functools import cache
@@ -31,6 +32,11 @@ from . import comm_hooks, process_group
 from .exact_sum import exact_sum_hook
 
 POWERSGD_EXACT_STEPS = 1000  # torch's own default of start_powerSGD_iter
+# Batch-norm statistics stay each rank's own. PyTorch 2.13 renamed the option; older versions know the old name only.
+_DDP_OPTIONS = inspect.signature(DistributedDataParallel.__init__).parameters
+NO_BUFFER_SYNC: dict[str, Any] = {
+    "forward_sync_buffers" if "forward_sync_buffers" in _DDP_OPTIONS else "broadcast_buffers": False
+}
 MIB = 1 << 20  # bytes; the unit of DDP's bucket_cap_mb
 # DDP's error message: indices of the parameters, among those with requires_grad, that got no gradient
 UNUSED_PARAMETERS_PATTERN = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
@@ -76,7 +82,7 @@ def wrap_ddp(net: nn.Module, comm: Comm, exact: bool = False, exact_steps: int =
     state, hook = select_hook(comm, exact, next(net.parameters()).device, exact_steps)
     wrapped = DDP(
         net,
-        forward_sync_buffers=False,
+        **NO_BUFFER_SYNC,
         init_sync=False,
         gradient_as_bucket_view=True,
         bucket_cap_mb=bucket_cap_mib(comm),

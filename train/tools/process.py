@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -21,13 +22,15 @@ _M_MMAP_MAX = -4
 
 
 def die_with_parent() -> None:
-    """Ask the kernel to kill this process when its parent ends."""
-    _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Ask the kernel to kill this process when its parent ends. Only Linux can do that."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def adopt_orphans() -> None:
-    """Become the parent of descendants whose own parent has ended, so that `descendant_pids` finds them."""
-    _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
+    """Become the parent of descendants whose own parent has ended, so that `descendant_pids` finds them. Linux only."""
+    if sys.platform == "linux":
+        _LIBC.prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def disable_malloc_trim() -> None:
@@ -36,8 +39,9 @@ def disable_malloc_trim() -> None:
     On a CPU each training step frees and allocates the same gigabyte: steps are 18 % faster (LOG.md). A loader worker
     does so with the memory of one image after the other.
     """
-    for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1)):
-        _LIBC.mallopt(option, value)
+    if sys.platform == "linux":
+        for option, value in ((_M_MMAP_MAX, 0), (_M_TRIM_THRESHOLD, 2**31 - 1)):
+            _LIBC.mallopt(option, value)
 
 
 def descendant_pids(pid: int) -> list[int]:

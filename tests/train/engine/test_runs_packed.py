@@ -90,7 +90,8 @@ def test_open_dataset_index_alone_suffices_if_all_phases_read_copies(
     if copy:
         assert len(open_dataset(recipe, root, packed.with_name("set-sz")).indexes["train", 48]) == 50
     else:
-        with pytest.raises(DataError, match="has the index and no images, but a phase of the recipe reads full-size images") as caught:
+        message = "has the index and no images, but a phase of the recipe reads full-size images"
+        with pytest.raises(DataError, match=message) as caught:
             open_dataset(recipe, root, packed.with_name("set-sz"))
         assert f"data fetch SOURCE {root}" in str(caught.value)
 
