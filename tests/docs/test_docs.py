@@ -32,7 +32,7 @@ EVERYDAY_COMMANDS = {
 }
 # Options of other programs, and of `python -m train`, `.ci/run` and the benchmarks.
 FOREIGN_OPTIONS = {
-    *("--out", "--resume", "--nproc-per-node", "--quick", "--count"),
+    *("--out", "--resume", "--nproc-per-node", "--quick", "--count", "--dist"),
     *("--ipc", "--aws-service-name"),
     *("--lr", "--small"),  # of published programs, in the page of papers
 }
@@ -164,10 +164,7 @@ def missing_module_part(dotted: str) -> str:
     path, parts = ROOT, dotted.split(".")
     while parts and (path / parts[0]).is_dir():
         path /= parts.pop(0)
-    if parts and (path / f"{parts[0]}.py").exists():
-        path = path / f"{parts.pop(0)}.py"
-    else:
-        path = path / "__init__.py"
+    path = path / f"{parts.pop(0)}.py" if parts and (path / f"{parts[0]}.py").exists() else path / "__init__.py"
     return "" if not parts or re.search(rf"\b{parts[0]}\b", path.read_text()) else parts[0]
 
 
