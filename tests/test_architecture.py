@@ -152,7 +152,7 @@ def test_layers_name_every_package() -> None:
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_imports_only_from_lower_layers(name: str) -> None:
+def test_module_imports_only_from_lower_layers(name: str) -> None:
     own = package_of(name)
     others = {package_of(module) for module in imports(name) & MODULES.keys()} - {own}
     assert not {other for other in others if LAYER[other] >= LAYER[own]}
@@ -167,12 +167,12 @@ MAY_IMPORT = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_root_package_imports_only_its_allowed_peers(name: str) -> None:
+def test_root_package_imports_only_its_allowed_peers(name: str) -> None:
     assert top_levels(name) & set(ROOT_PACKAGES) <= MAY_IMPORT[name.split(".")[0]]
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_no_module_imports_itself_through_others(name: str) -> None:
+def test_module_is_in_no_import_cycle(name: str) -> None:
     reached: set[str] = set()
     pending = set(imports(name)) - {name}
     while pending:
@@ -183,7 +183,7 @@ def test_no_module_imports_itself_through_others(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [name for name in modules_in("cluster") if not name.startswith("cluster.cli")])
-def test_only_the_cli_may_import_its_own_package_late(name: str) -> None:
+def test_module_outside_the_cli_imports_no_sibling_late(name: str) -> None:
     """A late import of a sibling hides a cycle; the CLI imports late so that `--help` starts fast."""
     late = imports(name) - imports(name, lazy=False)
     tree = ast.parse(MODULES[name].read_text())
@@ -204,7 +204,7 @@ def test_only_the_cli_may_import_its_own_package_late(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", modules_in("recipes"))
-def test_a_recipe_imports_only_train_recipe(name: str) -> None:
+def test_recipe_imports_only_train_recipe(name: str) -> None:
     allowed = {"train.recipe", *modules_in("recipes"), "collections.abc", "dataclasses", "itertools", "typing"}
     assert imports(name) <= allowed
 
@@ -223,13 +223,13 @@ THIRD_PARTY = {
 
 
 @pytest.mark.parametrize("package, allowed", THIRD_PARTY.items())
-def test_a_third_party_package_is_imported_only_where_it_belongs(package: str, allowed: list[str]) -> None:
+def test_third_party_package_is_imported_only_where_it_belongs(package: str, allowed: list[str]) -> None:
     modules = {name for folder in allowed for name in modules_in(folder)}
     assert {name for name in MODULES if package in top_levels(name)} <= modules
 
 
 @pytest.mark.parametrize("name", [*modules_in("cluster"), *modules_in("recipes")])
-def test_outside_the_trainer_no_import_needs_torch(name: str) -> None:
+def test_module_outside_the_trainer_needs_no_torch(name: str) -> None:
     assert not {module for module in imports(name) & MODULES.keys() if "torch" in loaded_with(module)}
 
 
@@ -246,20 +246,20 @@ def test_pure_modules_need_only_the_standard_library(name: str) -> None:
     assert not third_party
 
 
-def test_there_are_four_import_packages() -> None:
+def test_repository_has_four_import_packages() -> None:
     packages = {path.parent.name for path in ROOT.glob("*/__init__.py")}
     assert packages == set(ROOT_PACKAGES) and not list(ROOT.glob("*.py"))
     others = (*ROOT.glob("tests/**/__init__.py"), *ROOT.glob("benchmarks/**/__init__.py"))
     assert not [path for path in others if ".venv" not in path.parts]  # benchmarks/.venv: made by benchmarks/peers.sh
 
 
-def test_every_folder_with_modules_is_a_package() -> None:
+def test_folder_with_modules_is_a_package() -> None:
     """setuptools finds packages by their __init__.py; a folder without one would be missing from the wheel."""
     assert not [name for name, path in MODULES.items() if not (path.parent / "__init__.py").exists()]
 
 
 @pytest.mark.parametrize("package", sorted({package_of(name) for name in MODULES} - {"recipes"}))
-def test_a_package_has_at_most_twelve_modules(package: str) -> None:
+def test_package_has_at_most_twelve_modules(package: str) -> None:
     modules = [
         name for name, path in MODULES.items() if path.name != "__init__.py" and name.rpartition(".")[0] == package
     ]
@@ -267,12 +267,12 @@ def test_a_package_has_at_most_twelve_modules(package: str) -> None:
 
 
 @pytest.mark.parametrize("name", ROOT_PACKAGES)
-def test_our_package_names_belong_to_our_distribution_only(name: str) -> None:
+def test_package_name_belongs_to_our_distribution_only(name: str) -> None:
     assert set(importlib.metadata.packages_distributions().get(name, [])) <= {"imgnet-cluster"}
 
 
 @pytest.mark.parametrize("path", FILES, ids=dotted)
-def test_a_module_is_documented_and_named_by_its_concept(path: Path) -> None:
+def test_module_is_documented_and_named_by_its_concept(path: Path) -> None:
     text = path.read_text()
     if text.count("\n") > LONG_MODULE_LINES:
         warnings.warn(f"{dotted(path)} has more than {LONG_MODULE_LINES} lines", UserWarning, stacklevel=1)
@@ -295,33 +295,35 @@ def test_a_module_is_documented_and_named_by_its_concept(path: Path) -> None:
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 
 
-def loaded(words: list[str], **env: str) -> tuple[set[str], str]:
-    """The first words of all modules that a Python process imports, as Python tells them, and its output."""
-    ran = subprocess.run(
-        [sys.executable, "-X", "importtime", *words], capture_output=True, text=True, env={**os.environ, **env}
+def imported_packages(argv: list[str], **variables: str) -> tuple[set[str], str]:
+    """Run Python. Return the top-level packages that it imports, as `-X importtime` lists them, and its stdout."""
+    completed = subprocess.run(
+        [sys.executable, "-X", "importtime", *argv], capture_output=True, text=True, env={**os.environ, **variables}
     )
-    lines = [line for line in ran.stderr.splitlines() if line.startswith("import time:")]
+    lines = [line for line in completed.stderr.splitlines() if line.startswith("import time:")]
     names = {line.rsplit("|", 1)[1].strip() for line in lines}
-    assert ran.returncode == 0 and "cluster" in names, ran.stderr
-    return {name.split(".")[0] for name in names}, ran.stdout
+    assert completed.returncode == 0 and "cluster" in names, completed.stderr
+    return {name.split(".")[0] for name in names}, completed.stdout
 
 
 @pytest.mark.parametrize(
-    "words", [["-c", "import cluster"], [COMMAND, "--help"], [COMMAND, "launch", "--help"], [COMMAND, "--version"]]
+    "argv", [["-c", "import cluster"], [COMMAND, "--help"], [COMMAND, "launch", "--help"], [COMMAND, "--version"]]
 )
-def test_help_waits_for_no_large_package(words: list[str]) -> None:
-    assert not loaded(words)[0] & SLOW_TO_IMPORT
+def test_help_imports_no_large_package(argv: list[str]) -> None:
+    assert not imported_packages(argv)[0] & SLOW_TO_IMPORT
 
 
 @pytest.mark.parametrize(
-    "asked, said",
+    ("shell_request", "expected_output"),
     [("bash_source", "complete -o nosort"), ("zsh_source", "#compdef"), ("bash_complete", "plain,launch")],
 )
-def test_completion_waits_for_no_large_package(asked: str, said: str) -> None:
-    names, out = loaded([COMMAND], _IMGNET_CLUSTER_COMPLETE=asked, COMP_WORDS="imgnet-cluster la", COMP_CWORD="1")
-    assert said in out and not names & SLOW_TO_IMPORT
+def test_completion_imports_no_large_package(shell_request: str, expected_output: str) -> None:
+    packages, output = imported_packages(
+        [COMMAND], _IMGNET_CLUSTER_COMPLETE=shell_request, COMP_WORDS="imgnet-cluster la", COMP_CWORD="1"
+    )
+    assert expected_output in output and not packages & SLOW_TO_IMPORT
 
 
-def test_a_plan_needs_no_torch() -> None:
-    names, _ = loaded([COMMAND, "plan", "-o", "json", str(ROOT / "recipes/quickstart.py")])
-    assert not names & {"torch", "boto3", "paramiko", "tensorboard", "libtmux"}
+def test_plan_imports_no_torch() -> None:
+    packages, _ = imported_packages([COMMAND, "plan", "-o", "json", str(ROOT / "recipes/quickstart.py")])
+    assert not packages & {"torch", "boto3", "paramiko", "tensorboard", "libtmux"}
