@@ -271,7 +271,7 @@ def test_eval_help_states_the_limits_of_rect(place: Fixture) -> None:
         (("job-7",), 102, "no such job"),
         (("nowhere.pt",), 2, "is neither a job nor a checkpoint"),
         (("home",), 2, "is neither a job nor a checkpoint"),
-        (("job-1", "--crops", "middle"), 2, "known are center, rect, five, tta"),
+        (("job-1", "--crops", "middle"), 2, "choose from center, rect, five, tta"),
         (("job-1", "--sizes", "224,8"), 2, "whole numbers from 16 to 4096"),
         (("job-1", "--sizes", ""), 2, "whole numbers from 16 to 4096"),
         (("job-1", "--plot", "x.jpg"), 2, "ends in .png"),

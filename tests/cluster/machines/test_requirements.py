@@ -90,4 +90,6 @@ def test_launch_exact_with_fp16_comm_is_refused(place: Fixture) -> None:
     text = Path(recipe).read_text()
     Path(recipe).write_text(text.replace("recipe = Recipe(", 'recipe = Recipe(comm="fp16", ', 1))
     completed = place.cli("launch", "--local", "-y", "--exact", recipe)
-    assert completed.code == 2 and "comm fp16 rounds" in completed.err and completed.err.count("\n") == 1, completed
+    assert (
+        completed.code == 2 and "the comm hook fp16, which rounds" in completed.err and completed.err.count("\n") == 1
+    ), completed

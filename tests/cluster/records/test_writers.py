@@ -790,7 +790,10 @@ def test_files_that_were_typed_over_are_one_line_each(hand_made: Fixture, place:
     for typed, said in (
         (re.sub('"hours": [0-9.]+', '"hours": NaN', text), "mine.json: is no JSON: NaN is no finite number"),
         (text.replace(f'"train": {IMAGES}', '"train": Infinity'), "mine.json: is no JSON: Infinity is no finite"),
-        (text.replace(f'"train": {IMAGES}', f'"train": 1{"0" * 400}'), "is not a record that this program wrote, or damaged (Overflow"),
+        (
+            text.replace(f'"train": {IMAGES}', f'"train": 1{"0" * 400}'),
+            "is not a record that this program wrote, or damaged (Overflow",
+        ),
         (deep, "mine.json: is no JSON: it is nested too deep"),
     ):
         (place.path / "mine.json").write_text(typed)

@@ -246,7 +246,7 @@ def test_run_names_a_broken_file_and_skip_bad_skips_it(runs: Any, tmp_path: Path
     assert f"error: {broken}: " in output and "1 of 50 files" in output and "Traceback" not in output
     broken.rename(broken.with_name(os.fsdecode(b"disc_\xff.JPEG")))  # a file name that is not valid UTF-8
     output = runs.run(out, "--data", str(data), "--max-steps", "3", "--skip-bad")
-    assert "1 of its files left out (--skip-bad), the first: disc/disc_" in output
+    assert "bad files left out: 1 (--skip-bad); the first: disc/disc_" in output
     assert read_result(out)["steps"] == 3
 
 

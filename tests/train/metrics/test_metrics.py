@@ -115,8 +115,12 @@ def test_metrics_log_later_attempt_hides_points_beyond_its_start(tmp_path: Path)
     assert {path.name for path in (tmp_path / "metrics").iterdir()} == {"000001.jsonl", "000002.jsonl"}
 
 
-def test_metrics_log_later_attempt_keeps_points_at_its_start(tmp_path: Path) -> None:
+def test_metrics_log_later_attempt_keeps_points_at_its_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    from tensorboard.summary.writer import event_file_writer
+
+    # File names end in a counter of the process and are read in alphabetical order, where 10 comes before 9.
+    monkeypatch.setattr(event_file_writer, "_global_uid", event_file_writer.AtomicCounter(0))
 
     for attempt, start, points in ((1, 0, (50, 100, 150)), (2, 100, (120,))):
         log = MetricsLog(tmp_path, attempt, start, 10)

@@ -67,7 +67,7 @@ def open_dataset(
     for split, index in (("train", train), ("val", val)):
         if index.skipped_files:
             first = ": ".join(index.skipped_files[0])
-            log(f"{index.folder}: left out {len(index.skipped_files)} bad files (--skip-bad), the first: {first}")
+            log(f"{index.folder}: bad files left out: {len(index.skipped_files)} (--skip-bad); the first: {first}")
         for copy in recipe.copy_sizes:
             folder = copies / str(copy)
             if not folder.is_dir():
