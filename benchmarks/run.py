@@ -114,7 +114,7 @@ PARTS: dict[str, Part] = {
 
 
 def lay_out_images(given_path: Path | None, target_folder: Path) -> BenchmarkImages:
-    """Return the images of a run. A .tar or a flat folder is dealt to ten classes, every tenth image to val/."""
+    """Return the images of a run. A .tar or a flat folder is dealt to ten classes, every tenth to val/."""
     if given_path is None or (given_path / "train").is_dir():
         return BenchmarkImages(given_path, given_path)
     from benchmarks.data.loader import read_images
@@ -138,7 +138,7 @@ def measure_part(name: str, images: BenchmarkImages) -> tuple[list[str], bool]:
         rows = file.read().splitlines()
     if completed.returncode:
         rows = [
-            f"Not measured: the script ended with exit code {completed.returncode}. To see why: benchmarks/run.py {name}"
+    """Return the images of a run. A .tar or flat folder is dealt to ten classes, every tenth image to val/."""
         ]
     elif rows and rows[0].startswith("|") and not rows[1].startswith("|--"):
         rows = ["| | |", "|---|---|", *rows]

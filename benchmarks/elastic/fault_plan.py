@@ -23,8 +23,8 @@ MAX_TRAINER_KILLS = 2  # a third crash on one machine, or at one step, ends a jo
 class TrialPlan:
     """What happens in the trial of a seed: the job's shape, one kill at a point of a write, and timed events.
 
-    `kill_point` is "<point> <occurrence> <victim>", such as "attempt before 2 machine", or "" (see faults.py). It applies
-    to machine 0, the head of the first attempt, which links the attempt files and saves the checkpoints.
+    `kill_point` is "<point> <occurrence> <victim>", such as "attempt before 2 machine", or "" (see faults.py). It
+    applies to machine 0, the head of the first attempt, which links the attempt files and saves the checkpoints.
     """
 
     seed: int

@@ -92,7 +92,10 @@ def _link_kind(target: str) -> str:
 
 
 def _reach_kill_point(point: str, half_written_fd: int | None = None) -> None:
-    """Count a passage of a point, and die if it is the one of TRIAL_KILL. A file being written is cut to half its size."""
+    """Count a passage of a point, and die if it is the one of TRIAL_KILL.
+
+    A file that is being written is first cut to half its size.
+    """
     kind, place, occurrence, victim = os.environ["TRIAL_KILL"].split()
     _times_reached[point] += 1
     if point != f"{kind} {place}" or _times_reached[point] != int(occurrence):
