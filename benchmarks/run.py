@@ -138,7 +138,8 @@ def measure_part(name: str, images: BenchmarkImages) -> tuple[list[str], bool]:
         rows = file.read().splitlines()
     if completed.returncode:
         rows = [
-    """Return the images of a run. A .tar or flat folder is dealt to ten classes, every tenth image to val/."""
+            f"Not measured: the script ended with exit code {completed.returncode}. "
+            f"To see why: benchmarks/run.py {name}"
         ]
     elif rows and rows[0].startswith("|") and not rows[1].startswith("|--"):
         rows = ["| | |", "|---|---|", *rows]

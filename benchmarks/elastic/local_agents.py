@@ -85,7 +85,7 @@ class LocalJob:
         return read_json(self.running_job.run_folder.status_path(name)) or {}
 
     def training_lines(self, number: int) -> list[tuple[int, float]]:
-        """Return (step, time) of each line that an attempt's rank 0 wrote to its metrics, on whichever machine it ran."""
+        """Return (step, time) of each line that an attempt's rank 0 wrote to its metrics, on any machine."""
         paths = self.running_job.run_folder.work_folder().parent.glob(f"*/metrics/{number:06d}.jsonl")
         return [line for path in paths for line in read_train_lines(path)]
 
@@ -162,7 +162,7 @@ class LocalJob:
         )
         if expected_reason not in attempt.reason:
             raise RuntimeError(
-                f"the reason of attempt {attempt.number} is {attempt.reason!r}, which should contain {expected_reason!r}"
+                f"the reason of attempt {attempt.number} is {attempt.reason!r}, expected {expected_reason!r} in it"
             )
         return float(step_time - since)
 

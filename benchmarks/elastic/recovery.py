@@ -1,6 +1,6 @@
 """Seconds from a loss to the next training step of four machines on this computer, compared with torchrun elastic.
 
-    .venv/bin/python benchmarks/elastic/recovery.py --data DIR       # about 45 minutes; writes its section of RESULTS.md
+    .venv/bin/python benchmarks/elastic/recovery.py --data DIR      # about 45 minutes; writes its section of RESULTS.md
     .venv/bin/python benchmarks/elastic/recovery.py --data DIR --quick worker notice
 
 DIR holds CIFAR-10 as JPEG files: train/<class>/*.jpg and val/... Nothing else should run on the computer. The time of a

@@ -2,8 +2,8 @@
 
 torchrun is measured with its defaults and tuned. Both get `--max-restarts`: without it the survivors end together with
 the lost agent. Tuned means: the store runs in a process of its own, so that the head may die; keep-alives and last call
-are short; and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. Without that variable (torch 2.13) the next group meets at the store
-of the previous group, and its members are refused by processes that have ended, or wait for them (PyTorch issue
+are short; and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1. Without that variable (torch 2.13) the next group meets at the
+store of the previous group, and its members are refused by processes that have ended, or wait for them (PyTorch issue
 135712). The trainer's option --local cannot be used: torchrun takes it for an abbreviation of its own --local-addr.
 """
 

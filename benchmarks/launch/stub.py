@@ -1,6 +1,6 @@
-"""A shell script that stands for Python on a machine: it waits as long as our modules would, and says what they would.
+"""A shell script that stands in for Python on a machine: it waits as long as our modules would, and prints the same.
 
-For benchmarks/launch/local.py, and for tests of setting up that need no training.
+Used by benchmarks/launch and by tests of the machines' set-up that need no training.
 """
 
 import re
@@ -16,8 +16,9 @@ recipe = Recipe(
 )
 """
 
-# Called as Python is: -m MODULE ARGUMENTS, or -c CODE. Each call is noted in <stub>.log; <stub>.d/MODULE-MACHINE is
-# read first, and may change what follows. MACHINE is the number of the testbed's machine.
+# Takes Python's arguments: -m MODULE ARGUMENTS, or -c CODE. Each call is logged in <stub>.log. The file
+# <stub>.d/MODULE-MACHINE, if it exists, is sourced first and may change functions and variables; MACHINE is the number
+# of the machine in the test bed. A placeholder in braces is a field of StubDelays.
 STUB_SCRIPT = r"""#!/bin/sh
 [ "$1" = -c ] && { echo 40000; exit; }
 stub=$0 module=$2 me=${HOME%/home} steps={steps} free=100
@@ -111,9 +112,10 @@ esac
 
 @dataclass(frozen=True, kw_only=True)
 class StubDelays:
-    """Seconds that a machine takes for each part, as measured on EC2 instances with a warm image; `beat` of the agent.
+    """Seconds that each part takes on a machine, as measured on EC2 instances with a warm image.
 
-    `steps` are the trainer's, one a beat; machine 0 proposes the first attempt when `count` machines have spoken.
+    `beat` is the heartbeat of the agent. `steps` are the trainer's, one per heartbeat. Machine 0 proposes the first
+    attempt when `count` machines have written a status.
     """
 
     environment: float = 8.0
@@ -125,8 +127,8 @@ class StubDelays:
     count: int = 1
 
     def write_script(self, path: Path) -> Path:
-        """Write the script that stands for Python on every machine."""
-        text = re.sub(r"\{(\w+)\}", lambda found: str(vars(self)[found[1]]), STUB_SCRIPT)
+        """Write the script, make it executable, and return its path."""
+        text = re.sub(r"\{(\w+)\}", lambda match: str(vars(self)[match[1]]), STUB_SCRIPT)
         path.write_text(text)
         path.chmod(0o755)
         return path
