@@ -255,8 +255,8 @@ def launch_lines(measurements: list[RentedLaunchMeasurement]) -> Iterator[str]:
     yield (
         f"Delays of the machines in seconds: {PENDING_SECONDS:g} pending, {SSHD_SECONDS:g} until sshd, "
         f"{MARKER_SECONDS:g} until the boot is over; {login}, environment {STUB_DELAYS.environment:g}, checks twice "
-        f"{STUB_DELAYS.probe:g}, network {STUB_DELAYS.network:g}, start {STUB_DELAYS.start:g}. EC2 answers at once, and "
-        f"lists a new machine after {VISIBLE_AFTER_SECONDS:g} s. n = {len(measurements)}, medians."
+        f"{STUB_DELAYS.probe:g}, network {STUB_DELAYS.network:g}, start {STUB_DELAYS.start:g}. EC2 answers at once, "
+        f"and lists a new machine after {VISIBLE_AFTER_SECONDS:g} s. n = {len(measurements)}, medians."
     )
     yield ""
     yield f"| {MACHINES} machines, seconds | in all | fixed delays | our own, on cores that the machines share |"

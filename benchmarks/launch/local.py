@@ -316,8 +316,8 @@ def table(measurements: dict[int, list[LaunchMeasurement]]) -> Iterator[str]:
         upper_bound = fewest_seconds + (StubDelays().network if fewest == 1 else 0.0) + extra_cpu
         yield (
             f"The rest is the machines' own work, on the cores that they share here. If each machine had its own "
-            f"cores, {most} would take at most {upper_bound / fewest_seconds:.2f} times as long: the time of one machine, the "
-            "network's delay and our processor time."
+            f"cores, {most} would take at most {upper_bound / fewest_seconds:.2f} times as long: the time of one "
+            "machine, the network's delay and our processor time."
         )
         yield (
             f"Each further machine costs {ms_per_machine:.0f} ms of our processor time (bound: 100); the bound of the "

@@ -1,4 +1,4 @@
-"""A plain training loop in the style of torchvision's references: the peer of cifar_baseline.py. One JSON line per event.
+"""A plain training loop in the style of torchvision's references: the peer of cifar_baseline.py. Prints JSON lines.
 
     .venv/bin/python benchmarks/training/baseline_loop.py --data DIR --epochs 3
 

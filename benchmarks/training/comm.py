@@ -51,7 +51,7 @@ CLUSTER_SHAPES = ((2, 1), (2, 2))  # (machines, processes on each)
 
 @dataclass(frozen=True)
 class CommMeasurement:
-    """One configuration: bytes that a machine sends per step, error of the gradients against plain, seconds of each step."""
+    """One configuration: bytes that a machine sends per step, error relative to plain, seconds of each step."""
 
     bytes_sent: float
     error: float
@@ -135,9 +135,9 @@ def table(
     yield ""
     yield (
         f"{describe_machine()}, gloo; the load was {load_average:.1f} before. {model_name}, "
-        f"{parameter_count / 1e6:.1f} million parameters, {BATCH} images of {IMAGE_PIXELS} pixels per process, links of "
-        f"{LINK_MEGABITS:g} Mbit/s. MB sent: by one machine's network interface per step; the formula is 2(P-1)/P x S. "
-        "Error: of the gradients of one step, relative to plain (none). Median (min-max), "
+        f"{parameter_count / 1e6:.1f} million parameters, {BATCH} images of {IMAGE_PIXELS} pixels per process, links "
+        f"of {LINK_MEGABITS:g} Mbit/s. MB sent: by one machine's network interface per step; the formula is "
+        "2(P-1)/P x S. Error: of the gradients of one step, relative to plain (none). Median (min-max), "
         f"n = {rounds}. Written by `benchmarks/training/comm.py`."
     )
     for machines, procs in cluster_shapes:
@@ -154,7 +154,7 @@ def table(
 
 
 def main() -> int:
-    """Measure and print; without --quick write the section of RESULTS.md. Return 1 without network namespaces."""
+    """Measure and print; without --quick write the section of RESULTS.md. Return 1 if namespaces cannot be made."""
     parser = argparse.ArgumentParser(description="Compare the ways to sum gradients.")
     parser.add_argument("--quick", action="store_true", help="one round with a small network; writes nothing")
     options = parser.parse_args()

@@ -27,9 +27,9 @@ def trials() -> Iterator[Any]:
 @pytest.fixture(scope="module")
 def outcomes(trials: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Any]]:
     """What became of them; a failed one's folder is named, and stays as long as pytest keeps it."""
-    bench = trials.TrialBench(tmp_path_factory.mktemp("trials") / "bench", fork=True, small=True)
+    bench = trials.Bench(tmp_path_factory.mktemp("trials") / "bench", fork=True, small=True)
     try:
-        yield trials.run_trials(bench, list(range(SEED, SEED + COUNT)), PARALLEL)
+        yield trials.run(bench, list(range(SEED, SEED + COUNT)), PARALLEL)
     finally:
         bench.close()
 
@@ -37,11 +37,11 @@ def outcomes(trials: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 @pytest.mark.parametrize("number", range(COUNT))
 def test_a_disturbed_job_ends_as_an_undisturbed_one(number: int, outcomes: list[Any]) -> None:
     one = outcomes[number]
-    assert not one.problems, (one.plan, one.folder, one.log_lines, one.problems)
+    assert not one.wrong, (one.plan, one.folder, one.story, one.wrong)
 
 
 def test_the_schedules_did_what_they_are_for(outcomes: list[Any]) -> None:
-    done = sum((one.event_counts for one in outcomes), Counter[str]())
+    done = sum((one.done for one in outcomes), Counter[str]())
     assert done["kill in link"] + done["kill in save"] + done["kill at result"] >= COUNT // 4, done
     assert done["join"] >= COUNT // 4 and done.total() >= 2 * COUNT, done
 
@@ -63,6 +63,6 @@ def test_a_trial_that_lost_a_bit_would_be_seen(trials: Any, tmp_path: Path) -> N
     for name in ("one", "same", "weight", "momentum"):
         (tmp_path / name).mkdir()
     one = saved("one")
-    assert trials.checkpoint_differences(saved("same"), one) == []
-    assert trials.checkpoint_differences(saved("weight", weight=2.0**-60), one) == ["weight differs"]
-    assert trials.checkpoint_differences(saved("momentum", momentum=2.0**-60), one) == ["momentum 0 differs"]
+    assert trials.different(saved("same"), one) == []
+    assert trials.different(saved("weight", weight=2.0**-60), one) == ["weight differs"]
+    assert trials.different(saved("momentum", momentum=2.0**-60), one) == ["momentum 0 differs"]
