@@ -221,7 +221,7 @@ def measure_calls(cloud: SimulatedCloud, count: int) -> WatchMeasurement:
     wait_for(lambda: not supervisor_pids(run_path), "the supervisor is dead")
     run_folder = RunFolder(run_path)
     spec = JobSpec.from_json(json.loads(run_folder.spec_path.read_text()))
-    controller.Fleet = ProvisionedFleet  # type: ignore[misc]
+    controller.Fleet = ProvisionedFleet  # type: ignore[attr-defined]
     backend.poll(spec, run_folder)  # finds the machines
     job = backend.get_controller(run_folder)
     assert len(job.live_instances) == count

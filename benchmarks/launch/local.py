@@ -327,7 +327,7 @@ def table(measurements: dict[int, list[LaunchMeasurement]]) -> Iterator[str]:
 
 def median_of(field: str, measurements: list[LaunchMeasurement]) -> float:
     """Return the median of a field."""
-    return statistics.median(getattr(measurement, field) for measurement in measurements)
+    return float(statistics.median(getattr(measurement, field) for measurement in measurements))
 
 
 def main() -> int:
