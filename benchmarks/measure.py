@@ -1,4 +1,4 @@
-"""What the scripts here share: works in turn, medians with their spread, rows with their goal."""
+"""Helpers that the benchmark scripts share: alternating timings, medians with their range, verdicts, RESULTS.md."""
 
 import os
 import platform
@@ -15,41 +15,40 @@ NO_PEERS_MESSAGE = "peers not installed: sh benchmarks/peers.sh"
 
 
 def seconds_of(function: Callable[[], object]) -> float:
-    """Seconds of one call."""
+    """Return the seconds that one call takes."""
     start = time.perf_counter()
     function()
     return time.perf_counter() - start
 
 
 def median_seconds_in_turn(rounds: int, *functions: Callable[[], object]) -> list[float]:
-    """The median seconds of each work, called in turn; the first round is not counted."""
-    seconds = [[seconds_of(work) for work in functions] for _ in range(rounds + 1)][1:]
-    return [statistics.median(column) for column in zip(*seconds, strict=True)]
+    """Return the median seconds of each function. They are called in turn; the first round is not counted."""
+    seconds_by_round = [[seconds_of(function) for function in functions] for _ in range(rounds + 1)][1:]
+    return [statistics.median(column) for column in zip(*seconds_by_round, strict=True)]
 
 
 def run_quietly(*argv: str) -> None:
-    """Run a command to its end without its output. Raises `CalledProcessError`."""
+    """Run a command to its end and discard its output. Raises `CalledProcessError`."""
     subprocess.run(argv, check=True, stdout=subprocess.DEVNULL)
 
 
 def median_with_range(values: Sequence[float], digits: int = 0) -> str:
-    """Median (least-most)."""
-    middle, least, most = (f"{one:.{digits}f}" for one in (statistics.median(values), min(values), max(values)))
-    return f"{middle} ({least}-{most})"
+    """Format values as "median (min-max)"."""
+    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}-{max(values):.{digits}f})"
 
 
 def ratios(our_values: Sequence[float], peer_values: Sequence[float]) -> list[float]:
-    """Ours over theirs, round by round: what makes a round slow slows both."""
-    return [one / other for one, other in zip(our_values, peer_values, strict=True)]
+    """Return ours / peer for each round: whatever makes a round slow slows both sides."""
+    return [ours / peer for ours, peer in zip(our_values, peer_values, strict=True)]
 
 
 def goal_verdict(value: float, goal: float, at_most: bool = False) -> str:
-    """ "met" or "missed": a value must be at least its goal, or with `most` at most."""
+    """Return "met" or "missed": a value must be at least its goal, or with `at_most` at most its goal."""
     return "met" if (value <= goal if at_most else value >= goal) else "missed"
 
 
 def cpu_name() -> str:
-    """The processor's name, or its architecture where Linux does not say."""
+    """Return the processor's name, or its architecture where Linux does not report a name."""
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -57,12 +56,12 @@ def cpu_name() -> str:
 
 
 def core_count() -> int:
-    """How many processors this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
 def describe_machine() -> str:
-    """Date, cores, processor, versions, and the load of the last minute: what each part of RESULTS.md begins with."""
+    """Return date, cores, processor and versions: the beginning of each section of RESULTS.md."""
     import numpy
     import torch
 
@@ -73,12 +72,12 @@ def describe_machine() -> str:
 
 
 def write_section(name: str, lines: Sequence[str]) -> None:
-    """Put the lines between a script's marks in RESULTS.md, at its end when there are none yet."""
-    begin, end = f"<!-- {name} -->", f"<!-- end of {name} -->"
-    text = RESULTS_PATH.read_text() if RESULTS_PATH.exists() else "# Measured\n"
-    part = "\n".join([begin, *lines, end])
-    if begin in text and end in text:
-        before, _, rest = text.partition(begin)
-        RESULTS_PATH.write_text(before + part + rest.partition(end)[2])
+    """Put the lines between a script's marks in RESULTS.md, at the end of the file while it has no such marks."""
+    begin_mark, end_mark = f"<!-- {name} -->", f"<!-- end of {name} -->"
+    text = RESULTS_PATH.read_text() if RESULTS_PATH.exists() else "# Measurements\n"
+    section = "\n".join([begin_mark, *lines, end_mark])
+    if begin_mark in text and end_mark in text:
+        before, _, rest = text.partition(begin_mark)
+        RESULTS_PATH.write_text(before + section + rest.partition(end_mark)[2])
     else:
-        RESULTS_PATH.write_text(f"{text.rstrip()}\n\n{part}\n")
+        RESULTS_PATH.write_text(f"{text.rstrip()}\n\n{section}\n")

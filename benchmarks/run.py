@@ -1,13 +1,13 @@
-"""Everything that needs no GPU, each claim beside its peer in the same run; rewrites benchmarks/RESULTS.md.
+"""Runs every benchmark that needs no GPU, each with its peer in the same run, and rewrites benchmarks/RESULTS.md.
 
-    make bench                                            # all, at most 15 minutes on two quiet cores
-    make bench IMAGES=photos.tar                          # with photographs instead of drawn images: a folder or .tar
-    .venv/bin/python benchmarks/run.py help loader        # some parts, only printed
+    make bench                                            # all of them, at most 15 minutes on two quiet cores
+    make bench IMAGES=photos.tar                          # with photographs (a folder or a .tar), not generated images
+    .venv/bin/python benchmarks/run.py help loader        # some parts; only printed
 
-Each part is a script that can be called by itself, and runs in a process of its own. Pairs alternate, so that a machine
-that grows busy slows both; the numbers are medians. Nothing else should run: the load is written down beside them.
-Scripts that take longer write parts of their own, which are kept: launch.py, launch_rented.py, recovery.py,
-cifar_peer.py, gpu.py.
+Each part is a script that also runs by itself, and runs in a process of its own. The compared programs alternate, so
+that a machine that becomes busy slows both; the numbers are medians. Nothing else should run on the machine: the load
+average is written beside the numbers. Scripts that take longer write sections of their own, which are kept:
+launch/local.py, launch/aws.py, elastic/recovery.py, training/comm.py, training/cifar_baseline.py, training/gpu.py.
 """
 
 import argparse
@@ -37,59 +37,84 @@ from benchmarks.measure import (
     run_quietly,
 )
 
-MAX_TOTAL_SECONDS = 15 * 60  # seconds for all
-MAX_LOAD_PER_CORE = 0.5  # load of a core before, above which the numbers are not of a quiet machine
+MAX_TOTAL_SECONDS = 15 * 60
+MAX_LOAD_PER_CORE = 0.5  # with a higher load average at the start, the machine does not count as quiet
+MAX_HELP_MS = 100  # that `--help` may take beyond the start of Python
 
 
 @dataclass(frozen=True)
 class BenchmarkImages:
-    """The images of a run: as they were named, and laid out as train/<class>/*.JPEG and val/; None for drawn ones."""
+    """The photographs of a run: the path as given, and a folder with train/<class>/*.JPEG and val/.
+
+    Both are None when generated images are used.
+    """
 
     given_path: Path | None
     class_folders: Path | None
 
 
+Rows = Callable[[BenchmarkImages], Iterable[str]]
+
+
+@dataclass(frozen=True)
+class Part:
+    """One part of the benchmark: its heading in RESULTS.md, and the function that measures it and returns its rows."""
+
+    title: str
+    measure_rows: Rows
+
+
 def help_rows(_: BenchmarkImages) -> Iterator[str]:
-    """Yield `--help` beside Python's own start."""
-    bare, ours = median_seconds_in_turn(
+    """Yield the seconds of `--help` beside the start of Python."""
+    python_seconds, help_seconds = median_seconds_in_turn(
         20, lambda: run_quietly(sys.executable, "-c", "pass"), lambda: run_quietly(COMMAND, "--help")
     )
-    more = 1000 * (ours - bare)
-    yield f"| `python -c pass` | {1000 * bare:.0f} ms |"
-    yield f"| `imgnet-cluster --help` | {1000 * ours:.0f} ms, {more:.0f} more, goal 100: {goal_verdict(more, 100, at_most=True)} |"
+    extra_ms = 1000 * (help_seconds - python_seconds)
+    verdict = goal_verdict(extra_ms, MAX_HELP_MS, at_most=True)
+    yield f"| `python -c pass` | {1000 * python_seconds:.0f} ms |"
+    yield (
+        f"| `imgnet-cluster --help` | {1000 * help_seconds:.0f} ms, {extra_ms:.0f} more, "
+        f"goal {MAX_HELP_MS}: {verdict} |"
+    )
 
 
-def rows_of_script(script: str, *arguments: object) -> Callable[[BenchmarkImages], Iterable[str]]:
-    """The rows of a script, with fixed words or, given "given_path" or "laid", the images."""
+def rows_of_script(script: str, *arguments: object) -> Rows:
+    """Return a function that gives the rows of a script, benchmarks.<script>.markdown_rows(*arguments).
 
-    def rows(photos: BenchmarkImages) -> Iterable[str]:
+    A string among the arguments is the name of a field of `BenchmarkImages` and is replaced by that field's value.
+    """
+
+    def measure_rows(images: BenchmarkImages) -> Iterable[str]:
         module = importlib.import_module(f"benchmarks.{script}")
-        given = [getattr(photos, one) if isinstance(one, str) else one for one in arguments]
-        found: Iterable[str] = module.markdown_rows(*given)
-        return found
+        values = [getattr(images, argument) if isinstance(argument, str) else argument for argument in arguments]
+        rows: Iterable[str] = module.markdown_rows(*values)
+        return rows
 
-    return rows
+    return measure_rows
 
 
-PARTS: dict[str, tuple[str, Callable[[BenchmarkImages], Iterable[str]]]] = {
-    "help": ("`--help` beside Python's own start", help_rows),
-    "loader": (
-        "The whole feed, all cores, beside FFCV and the classic pipeline",
+PARTS: dict[str, Part] = {
+    "help": Part("`--help` compared with the start of Python", help_rows),
+    "loader": Part(
+        "Data loading on all cores, compared with FFCV and with PIL and DataLoader",
         rows_of_script("data.loader", "given_path"),
     ),
-    "pixels": ("Decode, crop and resize, one core", rows_of_script("data.pixels", "given_path")),
-    "index": ("An index of ImageNet's size", rows_of_script("data.index_memory")),
-    "steps": ("Our steps beside a bare loop on data in memory", rows_of_script("training.steps", "class_folders")),
-    "schedule": (
-        "Goodput: `make demo` and a cut-short 18-minute schedule",
+    "pixels": Part("Decode, crop and resize on one core", rows_of_script("data.pixels", "given_path")),
+    "index": Part("An index of ImageNet's size", rows_of_script("data.index_memory")),
+    "steps": Part(
+        "Our training steps compared with a bare loop on data in memory",
+        rows_of_script("training.steps", "class_folders"),
+    ),
+    "schedule": Part(
+        "Goodput of `make demo` and of a shortened 18-minute schedule",
         rows_of_script("training.schedule", "class_folders", 3),
     ),
-    "forecast": ("A real run, forecast from a shorter one", rows_of_script("training.forecast")),
+    "forecast": Part("A real run, forecast from a shorter run", rows_of_script("training.forecast")),
 }
 
 
 def lay_out_images(given_path: Path | None, target_folder: Path) -> BenchmarkImages:
-    """Return the images, those of a .tar or a flat folder laid out by turns in ten classes, every tenth for val/."""
+    """Return the images of a run. A .tar or a flat folder is dealt to ten classes, every tenth to val/."""
     if given_path is None or (given_path / "train").is_dir():
         return BenchmarkImages(given_path, given_path)
     from benchmarks.data.loader import read_images
@@ -103,83 +128,92 @@ def lay_out_images(given_path: Path | None, target_folder: Path) -> BenchmarkIma
 
 
 def measure_part(name: str, images: BenchmarkImages) -> tuple[list[str], bool]:
-    """Run a part in a process of its own. Returns its section, and whether it came to its end."""
-    before, start = os.getloadavg()[0], time.monotonic()
+    """Run a part in a process of its own. Return its section of RESULTS.md, and whether the part succeeded."""
+    load_before = os.getloadavg()[0]
+    start = time.monotonic()
     with tempfile.NamedTemporaryFile("r", suffix=".md") as file:
-        words = [
-            f"--{key}={path}" for key, path in (("images", images.given_path), ("laid", images.class_folders)) if path
-        ]
-        child = subprocess.run([sys.executable, __file__, name, "--into", file.name, *words])
+        paths_by_option = {"--images": images.given_path, "--laid": images.class_folders}
+        options = [f"{option}={path}" for option, path in paths_by_option.items() if path]
+        completed = subprocess.run([sys.executable, __file__, name, "--into", file.name, *options])
         rows = file.read().splitlines()
-    if child.returncode:
-        rows = [f"Not measured: the script ended with {child.returncode}; see what it said: benchmarks/run.py {name}"]
+    if completed.returncode:
+        rows = [
+            f"Not measured: the script ended with exit code {completed.returncode}. "
+            f"To see why: benchmarks/run.py {name}"
+        ]
     elif rows and rows[0].startswith("|") and not rows[1].startswith("|--"):
         rows = ["| | |", "|---|---|", *rows]
-    load = f"{time.monotonic() - start:.0f} s; load {before:.1f} before, {os.getloadavg()[0]:.1f} after."
-    return ["", f"## {PARTS[name][0]}", "", *rows, "", load], not child.returncode
+    footer = f"{time.monotonic() - start:.0f} s; load {load_before:.1f} before, {os.getloadavg()[0]:.1f} after."
+    return ["", f"## {PARTS[name].title}", "", *rows, "", footer], not completed.returncode
 
 
 def sections_of_other_scripts(old_results: str) -> Iterator[str]:
-    """Yield the parts of RESULTS.md that other scripts wrote between their marks; a word where no GPU was measured."""
-    for one in re.finditer(r"<!-- (\S+) -->\n.*?<!-- end of \1 -->", old_results, re.DOTALL):
-        yield f"\n{one[0]}"
-    if "<!-- gpu.py -->" not in old_results:
+    """Yield the sections of RESULTS.md between other scripts' marks; a note as long as no GPU was measured."""
+    for section in re.finditer(r"<!-- (\S+) -->\n.*?<!-- end of \1 -->", old_results, re.DOTALL):
+        yield f"\n{section[0]}"
+    if "<!-- training/gpu.py -->" not in old_results:
         yield (
-            "\n<!-- gpu.py -->\n## On a GPU\n\nNot measured: no machine with a GPU could be had yet. "
-            "`.venv/bin/python benchmarks/training/gpu.py` measures there and writes this part.\n<!-- end of gpu.py -->"
+            "\n<!-- training/gpu.py -->\n## On a GPU\n\nNot measured yet: no machine with a GPU was available. "
+            "`.venv/bin/python benchmarks/training/gpu.py` measures on such a machine and writes this section.\n"
+            "<!-- end of training/gpu.py -->"
         )
 
 
 def header_lines(load_before: float) -> list[str]:
-    """The first lines of RESULTS.md."""
+    """Return the first lines of RESULTS.md."""
     lines = [
-        "# Measured",
+        "# Measurements",
         "",
-        f"{describe_machine()}, Linux {platform.release()}; load {load_before:.1f} before. Written by `make bench`; pairs in turn, "
-        "medians, least and most in brackets.",
+        f"{describe_machine()}, Linux {platform.release()}; load {load_before:.1f} before. Written by `make bench`. "
+        "The compared programs alternate; numbers are medians, with minimum and maximum in brackets.",
     ]
     if load_before > MAX_LOAD_PER_CORE * (os.cpu_count() or 1):
-        lines += ["", "**Other things were running: these are not the numbers of a quiet machine.**"]
+        lines += ["", "**Other programs were running: these are not the numbers of a quiet machine.**"]
     return lines if PEERS_PYTHON.exists() else [*lines, "", f"{NO_PEERS_MESSAGE.capitalize()}."]
 
 
 def measure_in_child(name: str, images: BenchmarkImages, output_path: Path) -> int:
-    """Measure a part and write its rows down."""
-    output_path.write_text("\n".join(PARTS[name][1](images)) + "\n")
+    """Measure a part in this process and write its rows to a file."""
+    output_path.write_text("\n".join(PARTS[name].measure_rows(images)) + "\n")
     return 0
 
 
 def main() -> int:
-    """Measure what is asked for and print it; with all of it, write RESULTS.md. Returns 1 when a part failed."""
-    parser = argparse.ArgumentParser(description="Measure all that needs no GPU.")
+    """Measure and print the named parts; without names measure all and write RESULTS.md. Return 1 if a part failed."""
+    parser = argparse.ArgumentParser(description="Run the benchmarks that need no GPU.")
     parser.add_argument("parts", nargs="*", metavar="PART", help=f"{', '.join(PARTS)} (default: all)")
-    parser.add_argument("--images", type=Path, metavar="DIR", help="photographs: a folder or .tar (else drawn ones)")
+    parser.add_argument(
+        "--images", type=Path, metavar="DIR", help="photographs: a folder or .tar (default: generated images)"
+    )
     parser.add_argument("--laid", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--into", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if unknown := set(options.parts) - set(PARTS):
-        parser.error(f"no such part: {', '.join(sorted(unknown))}")
+    if unknown_parts := set(options.parts) - set(PARTS):
+        parser.error(f"no such part: {', '.join(sorted(unknown_parts))}; parts are {', '.join(PARTS)}")
     if options.images and not options.images.exists():
         parser.error(f"--images: {options.images} does not exist")
-    images = options.images and options.images.resolve()
+    given_path = options.images and options.images.resolve()
     if options.into:
-        return measure_in_child(options.parts[0], BenchmarkImages(images, options.laid), options.into)
-    before, start, good = os.getloadavg()[0], time.monotonic(), True
-    lines = header_lines(before)
+        return measure_in_child(options.parts[0], BenchmarkImages(given_path, options.laid), options.into)
+    load_before = os.getloadavg()[0]
+    start = time.monotonic()
+    all_succeeded = True
+    lines = header_lines(load_before)
     with tempfile.TemporaryDirectory() as folder:
-        photos = lay_out_images(images, Path(folder))
+        images = lay_out_images(given_path, Path(folder))
         for name in options.parts or PARTS:
-            part, ended = measure_part(name, photos)
-            lines, good = [*lines, *part], good and ended
-            print("\n".join(part), flush=True)
+            section, succeeded = measure_part(name, images)
+            lines += section
+            all_succeeded = all_succeeded and succeeded
+            print("\n".join(section), flush=True)
     seconds = time.monotonic() - start
     if not options.parts:
         verdict = goal_verdict(seconds, MAX_TOTAL_SECONDS, at_most=True)
         lines += ["", f"All of the above took {seconds / 60:.1f} minutes, goal {MAX_TOTAL_SECONDS // 60}: {verdict}."]
-        old = RESULTS_PATH.read_text() if RESULTS_PATH.exists() else ""
-        RESULTS_PATH.write_text("\n".join([*lines, *sections_of_other_scripts(old)]) + "\n")
+        old_results = RESULTS_PATH.read_text() if RESULTS_PATH.exists() else ""
+        RESULTS_PATH.write_text("\n".join([*lines, *sections_of_other_scripts(old_results)]) + "\n")
         print(lines[-1])
-    return 0 if good else 1
+    return 0 if all_succeeded else 1
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Microseconds of one core for one crop, by every route from a JPEG's bytes to pixels, and how near each is to PIL.
+"""Microseconds of one core per crop, for each way from the bytes of a JPEG to pixels, and its difference from PIL.
 
-    python benchmarks/data/pixels.py [IMAGES]     a folder or a tar of JPEG files; without, drawn ones
+    .venv/bin/python benchmarks/data/pixels.py [IMAGES]    # a folder or .tar of JPEG files; default: generated images
 
-Random crops of 0.08 to 1 of the area, half of them mirrored; copies with a short side of 160 and 352 pixels are made
-here, as JPEG of quality 90. The routes run in turn over the same boxes, in processor time, the best of the passes.
-Routes whose library is not installed are left out: OpenCV's are here to show what was not taken.
+Random crops of 0.08 to 1 of the area, half of them mirrored. Copies with a short side of 160 and 352 pixels are made
+here, as JPEG of quality 90. The routes run in turn over the same boxes; the figure is processor time, of the fastest of
+the passes. Routes whose library is not installed are left out. OpenCV's routes show the alternative that we rejected.
 """
 
 import importlib
@@ -27,27 +27,28 @@ from train.data.loading import crop
 from train.data.order.rng import random_boxes
 from train.data.packing.synthetic import draw_image
 
-CASES = ((160, 128), (352, 224), (352, 288), (None, 224))  # short side of the copy (None: full size), crop
-IMAGE_COUNT = 200  # images
+CASES = ((160, 128), (352, 224), (352, 288), (None, 224))  # (short side of the copy, None for full size; crop)
+IMAGE_COUNT = 200
 PASSES = 5
+# JPEG bytes, image size, box, whether the crop is mirrored
 CropTask = tuple[bytes, decode.ImageSize, decode.Box, bool]
 Route = Callable[[list[CropTask], torch.Tensor], None]
 
 
 def read_source_images(images: Path | None) -> list[bytes]:
-    """Full-size JPEGs: of a folder, of a tar, or drawn."""
+    """Return full-size JPEGs: of a folder or a .tar, generated ones for None."""
     if images is None:
         return [draw_image(0, "train", number) for number in range(IMAGE_COUNT)]
     if images.is_dir():
-        found = [path.read_bytes() for path in sorted(images.rglob("*.JPEG"))]
+        jpegs = [path.read_bytes() for path in sorted(images.rglob("*.JPEG"))]
     else:
         with tarfile.open(images) as tar:
-            found = [tar.extractfile(one).read() for one in tar if one.isfile()]  # type: ignore[union-attr]
-    return found[:: max(1, len(found) // IMAGE_COUNT)][:IMAGE_COUNT]
+            jpegs = [tar.extractfile(member).read() for member in tar if member.isfile()]  # type: ignore[union-attr]
+    return jpegs[:: max(1, len(jpegs) // IMAGE_COUNT)][:IMAGE_COUNT]
 
 
 def shrunk_copy(data: bytes, short_side: int | None) -> bytes:
-    """The JPEG with its short side at so many pixels; a smaller one as it is."""
+    """Return a JPEG shrunk to a short side in pixels; a smaller JPEG, and any for None, as it is."""
     image = Image.open(BytesIO(data)).convert("RGB")
     if short_side is None or min(image.size) <= short_side:
         return data
@@ -57,7 +58,7 @@ def shrunk_copy(data: bytes, short_side: int | None) -> bytes:
 
 
 def make_crop_tasks(images: list[bytes]) -> list[CropTask]:
-    """A box for each image."""
+    """Draw a random box for each image."""
     sizes = [decode.decode_image(data).shape[:2] for data in images]
     heights, widths = zip(*sizes, strict=True)
     boxes, mirrors = random_boxes(0, 0, np.arange(len(images)), widths, heights, 0.08)
@@ -69,30 +70,30 @@ def make_crop_tasks(images: list[bytes]) -> list[CropTask]:
 
 
 def crop_as_loader(tasks: list[CropTask], out: torch.Tensor) -> None:
-    """As the loader does it."""
-    for job, row in zip(tasks, crop.image_views(out), strict=True):
-        crop.crop_and_resize(*job, row)
+    """Crop with the loader's own code."""
+    for task, view in zip(tasks, crop.image_views(out), strict=True):
+        crop.crop_and_resize(*task, view)
 
 
 @contextmanager
 def without_region_decoder() -> Iterator[None]:
-    """Without the extra nvimgcodec, whether it is installed or not."""
-    kept = decode.region_decoder
+    """Turn off nvimgcodec inside the context, whether it is installed or not."""
+    original = decode.region_decoder
     decode.region_decoder = lambda _thread: None  # type: ignore[assignment]
     try:
         yield
     finally:
-        decode.region_decoder = kept
+        decode.region_decoder = original
 
 
 def crop_as_loader_whole_images(tasks: list[CropTask], out: torch.Tensor) -> None:
-    """As the loader does it where nothing is installed beside it."""
+    """Crop as the loader does without nvimgcodec: decode whole images."""
     with without_region_decoder():
         crop_as_loader(tasks, out)
 
 
 def crop_by_interpolate(tasks: list[CropTask], out: torch.Tensor) -> None:
-    """The same kernel through `torch.nn.functional`."""
+    """Crop with the kernel that the loader uses, called through `torch.nn.functional`."""
     for (data, _, (top, left, height, width), mirror), target in zip(tasks, out, strict=True):
         part = torch.from_numpy(decode.decode_image(data)).permute(2, 0, 1)[
             None, :, top : top + height, left : left + width
@@ -103,7 +104,7 @@ def crop_by_interpolate(tasks: list[CropTask], out: torch.Tensor) -> None:
 
 
 def crop_by_pil(tasks: list[CropTask], out: torch.Tensor) -> None:
-    """What the others are compared with."""
+    """Crop with PIL: the reference for the differences."""
     for (data, _, (top, left, height, width), mirror), target in zip(tasks, out.numpy(), strict=True):
         image = Image.open(BytesIO(data)).convert("RGB").crop((left, top, left + width, top + height))
         image = image.resize((target.shape[1], target.shape[0]), Image.Resampling.BILINEAR)
@@ -111,10 +112,13 @@ def crop_by_pil(tasks: list[CropTask], out: torch.Tensor) -> None:
 
 
 def make_opencv_route(cv2: Any, choose_method: Callable[[int, int, int], int]) -> Route:
-    """simplejpeg, then OpenCV's resize by method(height, width, size)."""
+    """Return a route that decodes with simplejpeg and resizes with OpenCV.
 
-    def run(todo: list[CropTask], out: torch.Tensor) -> None:
-        for (data, _, (top, left, height, width), mirror), target in zip(todo, out.numpy(), strict=True):
+    `choose_method(height, width, size)` returns OpenCV's interpolation flag.
+    """
+
+    def run(tasks: list[CropTask], out: torch.Tensor) -> None:
+        for (data, _, (top, left, height, width), mirror), target in zip(tasks, out.numpy(), strict=True):
             part = decode.decode_image(data)[top : top + height, left : left + width]
             shape = (target.shape[1], target.shape[0])
             part = cv2.resize(part, shape, target, 0, 0, choose_method(height, width, shape[0]))
@@ -125,22 +129,22 @@ def make_opencv_route(cv2: Any, choose_method: Callable[[int, int, int], int]) -
 
 
 def available_routes() -> dict[str, Route]:
-    """What can run here, PIL first."""
-    found: dict[str, Route] = {
+    """Return the routes whose libraries are installed, PIL first."""
+    routes: dict[str, Route] = {
         "PIL": crop_by_pil,
         "simplejpeg, torch's interpolate": crop_by_interpolate,
         "ours": crop_as_loader_whole_images,
     }
     if decode.region_decoder(threading.get_native_id()):
-        found["ours with nvimgcodec"] = crop_as_loader
+        routes["ours with nvimgcodec"] = crop_as_loader
     with suppress(ImportError):
         cv2 = importlib.import_module("cv2")
         cv2.setNumThreads(0)
-        found["simplejpeg, OpenCV LINEAR (aliases)"] = make_opencv_route(cv2, lambda *_: int(cv2.INTER_LINEAR))
-        found["simplejpeg, OpenCV AREA"] = make_opencv_route(
+        routes["simplejpeg, OpenCV LINEAR (aliases)"] = make_opencv_route(cv2, lambda *_: int(cv2.INTER_LINEAR))
+        routes["simplejpeg, OpenCV AREA"] = make_opencv_route(
             cv2, lambda height, width, size: int(cv2.INTER_AREA if max(height, width) > size else cv2.INTER_LINEAR)
         )
-    return found
+    return routes
 
 
 # --- the table ----------------------------------------------------------------------------------------------------
@@ -149,38 +153,40 @@ def available_routes() -> dict[str, Route]:
 def measure_routes(
     tasks: list[CropTask], size: int, routes_by_name: dict[str, Route]
 ) -> dict[str, tuple[float, float]]:
-    """Microseconds of a crop by route, and the mean difference from PIL in grey levels."""
+    """Return for each route the microseconds per crop, and the mean difference from PIL in gray levels."""
     outs = {name: torch.zeros((len(tasks), size, size, 3), dtype=torch.uint8) for name in routes_by_name}
-    best = dict.fromkeys(routes_by_name, float("inf"))
+    best_seconds = dict.fromkeys(routes_by_name, float("inf"))
     for _ in range(PASSES):
         for name, route in routes_by_name.items():
             start = time.process_time()
             route(tasks, outs[name])
-            best[name] = min(best[name], time.process_time() - start)
+            best_seconds[name] = min(best_seconds[name], time.process_time() - start)
     exact = outs["PIL"].short()
-    off = {name: float((out.short() - exact).abs().double().mean()) for name, out in outs.items()}
-    return {name: (1e6 * best[name] / len(tasks), off[name]) for name in routes_by_name}
+    differences = {name: float((out.short() - exact).abs().double().mean()) for name, out in outs.items()}
+    return {name: (1e6 * best_seconds[name] / len(tasks), differences[name]) for name in routes_by_name}
 
 
 def markdown_rows(images: Path | None) -> list[str]:
-    """The table in markdown."""
+    """Measure, and return the table as lines of Markdown."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        found, full = available_routes(), read_source_images(images)
+        routes = available_routes()
+        jpegs = read_source_images(images)
         columns = {}
-        for short, size in CASES:
-            todo = make_crop_tasks([shrunk_copy(data, short) for data in full])
-            columns[f"{short or 'full'} to {size}"] = measure_routes(todo, size, found)
+        for short_side, size in CASES:
+            tasks = make_crop_tasks([shrunk_copy(data, short_side) for data in jpegs])
+            columns[f"{short_side or 'full'} to {size}"] = measure_routes(tasks, size, routes)
     finally:
         torch.set_num_threads(threads)
     table = [
-        f"{len(full)} {'photographs' if images else 'drawn images'}; us of one core a crop (mean difference from PIL).",
+        f"{len(jpegs)} {'photographs' if images else 'generated images'}; microseconds of one core per crop "
+        "(mean difference from PIL in gray levels of 255).",
         "",
         f"| route | {' | '.join(columns)} |",
         "|---|" + "---|" * len(columns),
     ]
-    for name in found:
+    for name in routes:
         cells = (f"{column[name][0]:.0f} ({column[name][1]:.2f})" for column in columns.values())
         table.append(f"| {name} | {' | '.join(cells)} |")
     return table

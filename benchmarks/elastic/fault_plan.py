@@ -1,4 +1,4 @@
-"""What a seed of trials.py stands for, and what became of it."""
+"""The random fault plan that a seed of trials.py stands for, and the outcome of its trial."""
 
 import random
 from collections import Counter
@@ -7,48 +7,57 @@ from pathlib import Path
 
 from benchmarks.elastic import faults
 
-EVENT_WEIGHTS = {
+EVENT_WEIGHTS = {  # events, with the weights by which they are drawn
     "kill": 4,
     "kill two": 2,
     "kill head": 3,
     "kill trainer": 2,
     "freeze": 3,
     "notice": 3,
-}  # with their weights
+}
 OTHER_FAULTS = ("join", "kill in link", "kill in save", "kill at result")
-MAX_TRAINER_KILLS = 2  # the third of one machine, or at one step, ends a job by design
+MAX_TRAINER_KILLS = 2  # a third crash on one machine, or at one step, ends a job by design
 
 
 @dataclass(frozen=True)
 class TrialPlan:
-    """What a seed stands for. `kill` is for machine 0, which is the head at first: it makes the links and saves."""
+    """What happens in the trial of a seed: the job's shape, one kill at a point of a write, and timed events.
+
+    `kill_point` is "<point> <occurrence> <victim>", such as "attempt before 2 machine", or "" (see faults.py). It
+    applies to machine 0, the head of the first attempt, which links the attempt files and saves the checkpoints.
+    """
 
     seed: int
     machines: int
     procs: int
     standby: bool
     kill_point: str
-    events: tuple[tuple[float, str, float], ...]  # seconds after the one before, what, and a random number for whom
+    events: tuple[tuple[float, str, float], ...]  # seconds after the previous event, kind, random number for the victim
 
     @classmethod
     def from_seed(cls, seed: int, is_small: bool = False) -> "TrialPlan":
-        """Draw one; small: fewer machines and events."""
-        dice = random.Random(seed)
+        """Draw the plan of a seed; a small plan has fewer processes and events."""
+        rng = random.Random(seed)
         names, weights = zip(*EVENT_WEIGHTS.items(), strict=True)
-        count = 2 if is_small else dice.randint(3, 6)
-        events = [(dice.uniform(0.3, 3.0), dice.choices(names, weights)[0], dice.random()) for _ in range(count)]
-        point = dice.choice(faults.KILL_POINTS)
-        turn = 1 if point.startswith("result") else dice.randint(1, 2 if is_small else 3)
-        who = "trainer" if point.startswith("save") and dice.random() < 0.3 else "machine"
+        event_count = 2 if is_small else rng.randint(3, 6)
+        events = [(rng.uniform(0.3, 3.0), rng.choices(names, weights)[0], rng.random()) for _ in range(event_count)]
+        point = rng.choice(faults.KILL_POINTS)
+        occurrence = 1 if point.startswith("result") else rng.randint(1, 2 if is_small else 3)
+        victim = "trainer" if point.startswith("save") and rng.random() < 0.3 else "machine"
+        # The order of the draws below is that of the fields: another order would change what a seed stands for.
         return cls(
-            seed, dice.choice((3, 4)), 1 if is_small else dice.choice((1, 1, 2)), dice.random() < 0.8,
-            f"{point} {turn} {who}" if dice.random() < 0.75 else "", tuple(events),
-        )  # fmt: skip
+            seed,
+            rng.choice((3, 4)),
+            1 if is_small else rng.choice((1, 1, 2)),
+            rng.random() < 0.8,
+            f"{point} {occurrence} {victim}" if rng.random() < 0.75 else "",
+            tuple(events),
+        )
 
 
 @dataclass
 class TrialOutcome:
-    """What became of a trial: what was done to it, and what is wrong with it, nothing when all is well."""
+    """What was done to a trial, how often, and what is wrong with its result (`problems`, empty for a good trial)."""
 
     plan: TrialPlan
     folder: Path

@@ -1,13 +1,14 @@
-"""What a trial (trials.py) does to its own processes: kills inside a link or a save, slower steps, cheap starts.
+"""Faults inside a trial's own processes (trials.py): kills within a link or a save, slower steps; and a fork server.
 
-Each process of a trial arms itself from its environment, by a sitecustomize or when it is forked:
+Each process of a trial installs its faults from its environment, by a sitecustomize or right after its fork:
 
-    TRIAL_KILL    "attempt before 2 machine": with its second link of an attempt file, just before it, the machine dies
-    TRIAL_NOTE    made by the one kill that comes of it: what, where
-    TRIAL_SLOW    seconds that each training step takes longer: time for faults costs no processor then
+    TRIAL_KILL    "attempt before 2 machine": the machine dies right before it links an attempt file for the second time
+    TRIAL_NOTE    file that the one resulting kill creates; its content is the point
+    TRIAL_SLOW    seconds by which each training step is prolonged; gives faults time to happen at no processor time
 
-`python elastic_faults.py` is the process from which the others are forked, for it has loaded torch: a start costs
-milliseconds instead of three seconds of a processor. Agent and trainers run as they do otherwise, from their `main`.
+`python benchmarks/elastic/faults.py` is the fork server: a process that has imported torch and from which agents and
+trainers are forked. A start then costs milliseconds instead of three seconds of a processor. Agents and trainers run
+from their `main`, as they do otherwise.
 """
 
 import json
@@ -25,17 +26,25 @@ from typing import Any, NoReturn
 ROOT = Path(__file__).resolve().parents[2]
 AGENT_MODULE = "cluster.agent"
 TRAINER_MODULES = ("train", "train.engine.standby")
-# Attempt files and their checkpoints are linked by agents, the others are the trainers' of rank 0. "in": half written.
+# Agents link attempt files and the checkpoints to resume from; the trainer of rank 0 does the rest. At "save in" the
+# checkpoint is half written.
 KILL_POINTS = (
-    "attempt before", "attempt after", "resume before", "resume after",
-    "save in", "save before", "save after", "result before", "result after",
-)  # fmt: skip
+    "attempt before",
+    "attempt after",
+    "resume before",
+    "resume after",
+    "save in",
+    "save before",
+    "save after",
+    "result before",
+    "result after",
+)
 
 _times_reached: Counter[str] = Counter()
 
 
 def install_faults() -> None:
-    """Do what the environment asks of this process."""
+    """Install the faults that the environment asks for in this process."""
     if "TRIAL_SLOW" in os.environ:
         _slow_down(float(os.environ["TRIAL_SLOW"]))
     if "TRIAL_KILL" in os.environ:
@@ -45,92 +54,96 @@ def install_faults() -> None:
 def _slow_down(seconds: float) -> None:
     from train.data.order.usage_log import UsageLog
 
-    note = UsageLog.record_step
+    record_step = UsageLog.record_step
 
-    def slowed(*words: Any) -> None:
-        note(*words)
+    def record_step_slowly(*arguments: Any) -> None:
+        record_step(*arguments)
         time.sleep(seconds)
 
-    UsageLog.record_step = slowed  # type: ignore[method-assign]
+    UsageLog.record_step = record_step_slowly  # type: ignore[method-assign,assignment]
 
 
 def _watch_files() -> None:
-    link, sync, rename = os.link, os.fsync, os.replace
+    """Wrap link, fsync and rename so that each passes its kill points."""
+    link, fsync, replace = os.link, os.fsync, os.replace
 
-    def watched_link(source: Any, target: Any, **more: Any) -> None:
-        name = _link_kind(str(target))
-        _reach_kill_point(f"{name} before")
-        link(source, target, **more)
-        _reach_kill_point(f"{name} after")
+    def watched_link(source: Any, target: Any, **options: Any) -> None:
+        kind = _link_kind(str(target))
+        _reach_kill_point(f"{kind} before")
+        link(source, target, **options)
+        _reach_kill_point(f"{kind} after")
 
-    def watched_sync(file: Any) -> None:
-        if Path(f"/proc/self/fd/{file}").readlink().name.startswith(".step-"):
-            _reach_kill_point("save in", file)
-        sync(file)
+    def watched_fsync(fd: Any) -> None:
+        if Path(f"/proc/self/fd/{fd}").readlink().name.startswith(".step-"):
+            _reach_kill_point("save in", fd)
+        fsync(fd)
 
-    def watched_rename(source: Any, target: Any, **more: Any) -> None:
-        name = "save" if Path(target).name.startswith("step-") else ""
-        _reach_kill_point(f"{name} before")
-        rename(source, target, **more)
-        _reach_kill_point(f"{name} after")
+    def watched_replace(source: Any, target: Any, **options: Any) -> None:
+        kind = "save" if Path(target).name.startswith("step-") else ""
+        _reach_kill_point(f"{kind} before")
+        replace(source, target, **options)
+        _reach_kill_point(f"{kind} after")
 
-    os.link, os.fsync, os.replace = watched_link, watched_sync, watched_rename  # type: ignore[assignment]
+    os.link, os.fsync, os.replace = watched_link, watched_fsync, watched_replace  # type: ignore[assignment]
 
 
 def _link_kind(target: str) -> str:
-    return next((name for name in ("attempt", "resume", "result") if f"/{name}" in target), "")
+    return next((kind for kind in ("attempt", "resume", "result") if f"/{kind}" in target), "")
 
 
 def _reach_kill_point(point: str, half_written_fd: int | None = None) -> None:
-    """Go through a point, or die there when it is its turn; a file that is being written is left half."""
-    wanted, place, turn, who = os.environ["TRIAL_KILL"].split()
+    """Count a passage of a point, and die if it is the one of TRIAL_KILL.
+
+    A file that is being written is first cut to half its size.
+    """
+    kind, place, occurrence, victim = os.environ["TRIAL_KILL"].split()
     _times_reached[point] += 1
-    if point != f"{wanted} {place}" or _times_reached[point] != int(turn):
+    if point != f"{kind} {place}" or _times_reached[point] != int(occurrence):
         return
     try:
-        note = os.open(os.environ["TRIAL_NOTE"], os.O_CREAT | os.O_EXCL | os.O_WRONLY)
-    except FileExistsError:  # another trainer of this machine was killed here before
+        note_fd = os.open(os.environ["TRIAL_NOTE"], os.O_CREAT | os.O_EXCL | os.O_WRONLY)
+    except FileExistsError:  # an earlier process of this machine was killed at this point already
         return
-    os.write(note, point.encode())
+    os.write(note_fd, point.encode())
     if half_written_fd is not None:
         os.ftruncate(half_written_fd, os.fstat(half_written_fd).st_size // 2)
-    if who == "machine" and wanted not in ("attempt", "resume"):
-        os.kill(os.getppid(), signal.SIGKILL)  # the agent; the others of the machine die with it
+    if victim == "machine" and kind not in ("attempt", "resume"):
+        os.kill(os.getppid(), signal.SIGKILL)  # the agent; the machine's other processes die with it
     os.killpg(0, signal.SIGKILL)
 
 
-# --- starting by a fork ------------------------------------------------------------------------------------------
+# --- the fork server ----------------------------------------------------------------------------------------------
 
 
 def serve_forks() -> None:
-    """For each line of JSON on stdin ({"argv", "environment", "folder", "log"}) fork an agent, and print its pid."""
+    """For each line of JSON on stdin, {"argv", "environment", "folder", "log"}, fork an agent and print its pid."""
     from train.tools import process
 
     _preload_torch()
-    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody has to reap
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # children need not be reaped
     for line in sys.stdin:
-        asked = json.loads(line)
+        request = json.loads(line)
         pid = os.fork()
         if not pid:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             process.die_with_parent()
             os.setsid()
-            os.chdir(asked["folder"])
-            log = os.open(asked["log"], os.O_CREAT | os.O_APPEND | os.O_WRONLY)
-            _redirect_streams(os.open(os.devnull, os.O_RDONLY), log, log)
+            os.chdir(request["folder"])
+            log_fd = os.open(request["log"], os.O_CREAT | os.O_APPEND | os.O_WRONLY)
+            _redirect_streams(os.open(os.devnull, os.O_RDONLY), log_fd, log_fd)
             subprocess.Popen._execute_child = _fork_trainer  # type: ignore[attr-defined]
             os.environ.clear()
-            os.environ.update(asked["environment"])
+            os.environ.update(request["environment"])
             install_faults()
-            _run_module(AGENT_MODULE, asked["argv"], {})
+            _run_module(AGENT_MODULE, request["argv"], {})
         print(pid, flush=True)
 
 
 def _preload_torch() -> None:
-    import libtmux  # noqa: F401
+    import libtmux  # noqa: F401 - imported for the forks
     import torch
 
-    import train.engine.run  # noqa: F401
+    import train.engine.run  # noqa: F401 - imported for the forks
 
     torch.optim.SGD([torch.zeros(1)], lr=0.0)  # imports torch._dynamo
 
@@ -139,37 +152,41 @@ _original_execute_child = subprocess.Popen._execute_child  # type: ignore[attr-d
 
 
 def _fork_trainer(self: Any, args: Sequence[str], executable: Any, preexec_fn: Any, *rest: Any) -> None:
-    """Be `Popen._execute_child`: fork the trainers, start anything else as usual."""
-    words = [str(one) for one in args]
-    module = words[words.index("-m") + 1] if "-m" in words else ""
+    """Stand in for `Popen._execute_child`: fork trainers, and start any other program as usual.
+
+    `rest` follows the private signature of CPython: rest[3] is env, rest[7:13] are the six pipe descriptors.
+    """
+    command = [str(argument) for argument in args]
+    module = command[command.index("-m") + 1] if "-m" in command else ""
     if module not in TRAINER_MODULES:
         _original_execute_child(self, args, executable, preexec_fn, *rest)
         return
-    env, pipes = rest[3], rest[7:13]
+    environment = rest[3]
+    pipe_fds = rest[7:13]
     pid = os.fork()
     if not pid:
         os.setsid()
-        _redirect_streams(pipes[0], pipes[3], pipes[5])
+        _redirect_streams(pipe_fds[0], pipe_fds[3], pipe_fds[5])
         signal.set_wakeup_fd(-1)
-        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
-            signal.signal(number, signal.SIG_DFL)
+        for signal_number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+            signal.signal(signal_number, signal.SIG_DFL)
         preexec_fn()
         _times_reached.clear()
-        _run_module(module, words[words.index("-m") + 2 :], env)
+        _run_module(module, command[command.index("-m") + 2 :], environment)
     self.pid, self._child_created = pid, True
-    self._close_pipe_fds(*pipes)
+    self._close_pipe_fds(*pipe_fds)
 
 
 def _redirect_streams(*fds: int) -> None:
-    """Take these files as stdin, stdout and stderr, and close all others, locks among them."""
-    kept = [os.dup(one) for one in fds]
-    for number, one in enumerate(kept):
-        os.dup2(one, number)
+    """Make these descriptors stdin, stdout and stderr, and close all others; locks are among those."""
+    duplicates = [os.dup(fd) for fd in fds]
+    for stream, duplicate in enumerate(duplicates):
+        os.dup2(duplicate, stream)
     os.closerange(3, 4096)
 
 
 def _run_module(module: str, argv: Sequence[str], environment: Mapping[str, str]) -> NoReturn:
-    """Run a module as `python -m` does, and end."""
+    """Run a module as `python -m` does, and end this process with its exit code."""
     os.environ.update(environment)
     sys.argv = [module, *argv]
     code: Any = 0
@@ -178,7 +195,7 @@ def _run_module(module: str, argv: Sequence[str], environment: Mapping[str, str]
     except SystemExit as end:
         code = end.code
     except BaseException:
-        sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+        sys.excepthook(*sys.exc_info())
         code = 1
     sys.stdout.flush()
     sys.stderr.flush()

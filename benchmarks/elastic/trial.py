@@ -1,6 +1,6 @@
-"""One trial of trials.py: a job of real agents and trainers on this computer, what is done to it, and the judgement.
+"""One trial of trials.py: a job of real agents and trainers on this computer, its faults, and the check of its result.
 
-The agents are started directly, without a supervisor: a machine that died is started again here, a while later.
+The agents run without a supervisor: this module starts a machine again some time after its death.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from train.recipe.schedule import Schedule
 from train.tools import process
 from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 
-DEADLINE_SECONDS = 180.0  # a trial lasts a sixth of it
+DEADLINE_SECONDS = 180.0  # a trial takes a sixth of this
 BATCH_NORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 
 
 class Trial:
-    """One job and its schedule."""
+    """One job, and the faults of its plan."""
 
     def __init__(self, bench: TrialBench, plan: TrialPlan) -> None:
         self.bench, self.plan = bench, plan
@@ -39,92 +39,108 @@ class Trial:
         self.outcome = TrialOutcome(plan, self.folder)
         self.rng = random.Random(plan.seed + 1_000_000)
         self.spec = JobSpec(
-            name="trial", recipe=bench.recipe, recipe_file="", data=str(bench.data), copies=f"{bench.data}-sz",
-            machines=plan.machines, procs=plan.procs, schedule_gpus=plan.machines * plan.procs, standby=plan.standby,
-            save_seconds=0.5, lost_seconds=2.0, stall_seconds=30.0, workers=0, log_ids=True, exact=True, probe=False,
-        )  # fmt: skip
-        self.restart_times: dict[str, float] = {}  # when a dead machine is started again
-        self.frozen: dict[str, tuple[float, list[int]]] = {}  # until when, and its processes
+            name="trial",
+            recipe=bench.recipe,
+            recipe_file="",
+            data=str(bench.data),
+            copies=f"{bench.data}-sz",
+            machines=plan.machines,
+            procs=plan.procs,
+            schedule_gpus=plan.machines * plan.procs,
+            standby=plan.standby,
+            save_seconds=0.5,
+            lost_seconds=2.0,
+            stall_seconds=30.0,
+            workers=0,
+            log_ids=True,
+            exact=True,
+            probe=False,
+        )
+        self.restart_times: dict[str, float] = {}  # by machine: when it is started again
+        self.frozen: dict[str, tuple[float, list[int]]] = {}  # by machine: until when, and its processes
         self.noticed: set[str] = set()
         self.trainer_kills: Counter[str] = Counter()
         self.kill_note = self.folder / "note"
         self.start_time = time.monotonic()
 
-    # --- what we see -------------------------------------------------------------------------------------------------
+    # --- observation -------------------------------------------------------------------------------------------------
 
     def add_log_line(self, text: str) -> None:
-        """Keep a line of the story."""
+        """Add a line to the trial's log."""
         self.outcome.log_lines.append(f"{time.strftime('%H:%M:%S')} +{time.monotonic() - self.start_time:.1f} {text}")
 
     def processes(self) -> list[int]:
-        """Return all that runs in the trial's folder, whoever its parent is; no zombies."""
-        found = []
+        """Return the processes whose working directory is the trial's folder, whatever their parent; no zombies."""
+        pids = []
         for entry in Path("/proc").iterdir():
             with contextlib.suppress(OSError):
                 if entry.name.isdigit() and (entry / "cwd").readlink() == self.folder:
-                    found.append(int(entry.name))
-        return found
+                    pids.append(int(entry.name))
+        return pids
 
     def is_agent_alive(self, name: str) -> bool:
-        """Whether the agent of a machine is there."""
+        """Return whether a machine has a running agent."""
         return is_locked(self.folders.work_folder(name) / AGENT_LOCK)
 
     def machine_status(self, name: str) -> dict[str, Any]:
-        """Return a machine's last word."""
+        """Return the content of a machine's status file, {} before the first status."""
         return read_json(self.folders.status_path(name)) or {}
 
     def agent_pid(self, name: str) -> int:
-        """Return a machine's agent. Raises `OSError` when it is gone: its number may be another's."""
+        """Return the process id of a machine's agent.
+
+        Raises `OSError` if the agent has ended; the id may then belong to another process.
+        """
         pid = int(self.machine_status(name)["pid"])
         if Path(f"/proc/{pid}/cwd").readlink() != self.folder:
-            raise ProcessLookupError(f"the agent of machine {name} is gone")
+            raise ProcessLookupError(f"the agent of machine {name} has ended")
         return pid
 
     def members(self) -> list[str]:
-        """Return who trains, the head first."""
+        """Return the machines of the newest attempt, the head first."""
         newest = attempts.newest_attempt(self.folders.shared)
         return list(newest.machine_names) if newest else []
 
     def machines_about_to_die(self) -> set[str]:
-        """Return who may die at any moment."""
+        """Return the machines that may die at any moment: machine 0, while its kill point lies ahead."""
         return {"0"} if self.plan.kill_point and not self.kill_note.exists() else set()
 
     def leaves_a_healthy_member(self, *doomed: str) -> bool:
-        """Whether a member is left that nothing is done to: when all are gone, no job can go on."""
-        down = {*doomed, *self.noticed, *self.frozen, *self.machines_about_to_die()}
-        return any(one not in down and self.is_agent_alive(one) for one in self.members())
+        """Return whether a member without any fault remains. If all members are lost, the job cannot continue."""
+        faulty = {*doomed, *self.noticed, *self.frozen, *self.machines_about_to_die()}
+        return any(name not in faulty and self.is_agent_alive(name) for name in self.members())
 
     def is_done(self) -> bool:
-        """Whether the job has its result."""
+        """Return whether the job has its result."""
         return (self.folders.shared / "result.json").exists()
 
     def is_training(self) -> bool:
-        """Whether the newest attempt has made a step."""
+        """Return whether the newest attempt has made a step."""
         head = (self.members() or ["0"])[0]
-        said, newest = self.machine_status(head), attempts.newest_attempt(self.folders.shared)
-        return bool(newest and said.get("attempt") == newest.number and said.get("last_step", -1) >= 0)
+        status = self.machine_status(head)
+        newest = attempts.newest_attempt(self.folders.shared)
+        return bool(newest and status.get("attempt") == newest.number and status.get("last_step", -1) >= 0)
 
-    # --- what we do --------------------------------------------------------------------------------------------------
+    # --- faults ------------------------------------------------------------------------------------------------------
 
     def start(self, name: str) -> None:
-        """Start a machine's agent."""
-        kill = {}
+        """Start a machine's agent, and wait until it runs."""
+        kill_environment = {}
         if name == "0" and self.machines_about_to_die():
-            kill = {"TRIAL_KILL": self.plan.kill_point, "TRIAL_NOTE": str(self.kill_note)}
-        environment = self.bench.environment(self.folder, TRIAL_SLOW="0.04", **kill)
+            kill_environment = {"TRIAL_KILL": self.plan.kill_point, "TRIAL_NOTE": str(self.kill_note)}
+        environment = self.bench.environment(self.folder, TRIAL_SLOW="0.04", **kill_environment)
         argv = [str(self.folders.shared), str(self.folders.work_folder(name)), name]
         self.bench.start(argv, self.folder, self.folder / f"agent-{name}.log", environment)
         self.noticed.discard(name)
-        for _ in poll_until(
-            lambda: self.is_done() or self.is_agent_alive(name), 30
-        ):  # where all is done it ends at once
+        # An agent that finds the job done ends at once.
+        for _ in poll_until(lambda: self.is_done() or self.is_agent_alive(name), 30):
             pass
 
     def thaw_and_restart(self) -> None:
-        """Thaw whom it is time for, and start dead machines again, each a while after its death."""
+        """Thaw the machines whose time has come, and start dead machines again, each some time after its death."""
         now = time.monotonic()
-        for name, (at, pids) in list(self.frozen.items()):
-            if now >= at:
+        for name, (thaw_time, pids) in list(self.frozen.items()):
+            if now >= thaw_time:
                 self.thaw(name, pids)
         for name in self.spec.machine_names:
             if self.is_agent_alive(name) or self.is_done():
@@ -137,33 +153,36 @@ class Trial:
                 self.outcome.event_counts["join"] += 1
 
     def thaw(self, name: str, pids: list[int]) -> None:
-        """Let a machine go on."""
+        """Let the processes of a frozen machine continue."""
         del self.frozen[name]
         for pid in reversed(pids):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGCONT)
 
     def inject_event(self, kind: str, random_number: float) -> bool:
-        """Do what the schedule says. False when it cannot be done without ending the job."""
-        taken = {*self.frozen, *self.machines_about_to_die()}  # who waits for a link or a save shall come to it
-        there = [one for one in self.members() if self.is_agent_alive(one) and one not in taken]
+        """Inject an event of the plan. Return False if that would end the job, or if the job is not training."""
+        # A machine with a kill point ahead must live until it reaches that link or save.
+        excluded = {*self.frozen, *self.machines_about_to_die()}
+        candidates = [name for name in self.members() if self.is_agent_alive(name) and name not in excluded]
         if kind == "kill head" and "0" not in self.machines_about_to_die():
-            there = [one for one in there[:1] if one == self.members()[0]]
-        if not there or not self.is_training():
+            candidates = [name for name in candidates[:1] if name == self.members()[0]]
+        if not candidates or not self.is_training():
             return False
-        first = int(random_number * len(there))
-        chosen = [there[first]] if kind != "kill two" else list({there[0], there[-1 - first % max(1, len(there) - 1)]})
+        first = int(random_number * len(candidates))
+        if kind == "kill two":
+            victims = list({candidates[0], candidates[-1 - first % max(1, len(candidates) - 1)]})
+        else:
+            victims = [candidates[first]]
         if kind == "kill trainer":
-            return self.kill_trainer(chosen[0], random_number)
-        if not self.leaves_a_healthy_member(*chosen) or (kind == "kill two" and len(chosen) < 2):
+            return self.kill_trainer(victims[0], random_number)
+        if not self.leaves_a_healthy_member(*victims) or (kind == "kill two" and len(victims) < 2):
             return False
-        self.add_log_line(f"{kind} {' '.join(chosen)}, members {' '.join(self.members())}")
-        for name in chosen:
+        self.add_log_line(f"{kind} {' '.join(victims)}, members {' '.join(self.members())}")
+        for name in victims:
             if kind == "notice":
                 self.noticed.add(name)
-                write_atomic(
-                    self.folders.work_folder(name) / "notice", to_json_bytes({"reason": "a trial", "seconds": 20})
-                )
+                notice = to_json_bytes({"reason": "a trial", "seconds": 20})
+                write_atomic(self.folders.work_folder(name) / "notice", notice)
             elif kind == "freeze":
                 self.freeze(name, 1 + 7 * (random_number * 10 % 1))
             else:
@@ -171,30 +190,30 @@ class Trial:
         return True
 
     def freeze(self, name: str, seconds: float) -> None:
-        """Stop all of a machine, the agent first: it cannot start anything then."""
-        agent = self.agent_pid(name)
-        os.kill(agent, signal.SIGSTOP)
-        pids = [agent, *process.descendant_pids(agent)]
+        """Stop all processes of a machine for some seconds; the agent first, so that it cannot start others."""
+        agent_pid = self.agent_pid(name)
+        os.kill(agent_pid, signal.SIGSTOP)
+        pids = [agent_pid, *process.descendant_pids(agent_pid)]
         for pid in pids:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGSTOP)
         self.frozen[name] = time.monotonic() + seconds, pids
 
     def kill_trainer(self, name: str, random_number: float) -> bool:
-        """Kill one trainer of a machine; too many would end the job."""
-        found = [one for one in process.descendant_pids(self.agent_pid(name)) if is_trainer(one)]
-        mine = " trainer" in self.plan.kill_point
-        if not found or self.trainer_kills.total() + mine >= MAX_TRAINER_KILLS:
+        """Kill one trainer of a machine. Return False if it has none, or if another kill would end the job."""
+        pids = [pid for pid in process.descendant_pids(self.agent_pid(name)) if is_trainer(pid)]
+        kills_by_plan = " trainer" in self.plan.kill_point
+        if not pids or self.trainer_kills.total() + kills_by_plan >= MAX_TRAINER_KILLS:
             return False
         self.trainer_kills[name] += 1
         self.add_log_line(f"kill trainer of {name}")
-        os.kill(found[int(random_number * 100) % len(found)], signal.SIGKILL)
+        os.kill(pids[int(random_number * 100) % len(pids)], signal.SIGKILL)
         return True
 
-    # --- from the first agent to the last ----------------------------------------------------------------------------
+    # --- the trial from start to end ---------------------------------------------------------------------------------
 
     def run(self) -> TrialOutcome:
-        """Carry it out, and judge it."""
+        """Run the trial, check its result, and return the outcome."""
         self.folders.shared.mkdir(parents=True)
         for name in self.spec.machine_names:
             self.folders.work_folder(name).mkdir(parents=True)
@@ -212,67 +231,72 @@ class Trial:
         return self.outcome
 
     def run_events(self) -> None:
-        """Let the schedule happen, then wait for the end. Raises `TimeoutError` when it hangs."""
-        events, at = list(self.plan.events), 0.0
+        """Inject the planned events, then wait for the job's end. Raises `TimeoutError` if the job hangs.
+
+        An event that cannot be injected now goes to the end of the list.
+        """
+        events = list(self.plan.events)
+        next_event_time = 0.0
         for _ in poll_until(
             lambda: self.is_done() and not any(map(self.is_agent_alive, self.spec.machine_names)), DEADLINE_SECONDS
         ):
             self.thaw_and_restart()
             now = time.monotonic()
             if not self.is_training() or self.is_done():
-                at = now + (events[0][0] if events else 0)
-            elif events and now >= at:
-                _, kind, number = events[0]
+                next_event_time = now + (events[0][0] if events else 0)
+            elif events and now >= next_event_time:
                 event = events.pop(0)
-                struck = False
-                with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # it has just died by itself
-                    struck = self.inject_event(kind, number)
-                if struck:
+                _, kind, random_number = event
+                was_injected = False
+                with contextlib.suppress(ProcessLookupError, FileNotFoundError):  # the process has just died by itself
+                    was_injected = self.inject_event(kind, random_number)
+                if was_injected:
                     self.outcome.event_counts[kind] += 1
                 else:
                     events.append(event)
-                at = now + (events[0][0] if events else 0)
-            if any(
-                self.machine_status(one).get("state") == "failed" and self.machine_status(one).get("ended")
-                for one in self.spec.machine_names
-            ):
+                next_event_time = now + (events[0][0] if events else 0)
+            if any(map(self.has_failed_for_good, self.spec.machine_names)):
                 break
         self.outcome.seconds = time.monotonic() - self.start_time
 
+    def has_failed_for_good(self, name: str) -> bool:
+        """Return whether a machine's agent has ended in the state failed."""
+        return bool(self.machine_status(name).get("state") == "failed" and self.machine_status(name).get("ended"))
+
     def check_outcome(self) -> None:
-        """Say what is wrong."""
-        history, wrong = attempts.history(self.folders.shared), self.outcome.problems
+        """Check the job's result, and note the problems in the outcome."""
+        history = attempts.history(self.folders.shared)
+        problems = self.outcome.problems
         self.outcome.attempts = len(history)
         if self.kill_note.exists():
             point = self.kill_note.read_text()
-            where = "in link" if point.startswith(("attempt", "resume")) else f"in {point.split()[0]}"
-            self.outcome.event_counts["kill at result" if "result" in point else f"kill {where}"] += 1
+            place = "in link" if point.startswith(("attempt", "resume")) else f"in {point.split()[0]}"
+            self.outcome.event_counts["kill at result" if "result" in point else f"kill {place}"] += 1
             self.add_log_line(f"machine 0 died at {self.plan.kill_point}")
         for name in self.spec.machine_names:
-            said = self.machine_status(name)
-            if said.get("ended") and said["state"] not in ("done", "left"):
-                wrong.append(f"machine {name} ended as {said['state']}: {said.get('reason')}")
+            status = self.machine_status(name)
+            if status.get("ended") and status["state"] not in ("done", "left"):
+                problems.append(f"machine {name} ended as {status['state']}: {status.get('reason')}")
         if not self.is_done():
-            wrong.append("the job has no result")
+            problems.append("the job has no result")
             return
         schedule = Schedule(self.spec.recipe, TRAIN_IMAGES, self.spec.schedule_gpus)
-        lines = self.folder / "ids"
-        lines.mkdir()
+        usage_folder = self.folder / "ids"
+        usage_folder.mkdir()
         for path in self.folder.glob("run/machine/work/*/ids/*.jsonl"):
-            shutil.copy(path, lines)
-        first_steps = {one.number: one.first_step for one in history if one.members}
-        wrong += usage_log.find_usage_errors(
-            lines, first_steps, TRAIN_IMAGES, {one.number: one.steps for one in schedule.epochs}
-        )
-        final = last_checkpoint(self.folders.shared, max(first_steps))
-        wrong += checkpoint_differences(final, self.bench.reference_checkpoint(self.spec.schedule_gpus))
+            shutil.copy(path, usage_folder)
+        first_steps = {attempt.number: attempt.first_step for attempt in history if attempt.members}
+        steps_per_epoch = {epoch.number: epoch.steps for epoch in schedule.epochs}
+        problems += usage_log.find_usage_errors(usage_folder, first_steps, TRAIN_IMAGES, steps_per_epoch)
+        checkpoint = last_checkpoint(self.folders.shared, max(first_steps))
+        problems += checkpoint_differences(checkpoint, self.bench.reference_checkpoint(self.spec.schedule_gpus))
         with contextlib.suppress(TimeoutError):
             for _ in poll_until(lambda: not self.processes(), 10):
                 pass
-        wrong += [f"still running: {pid}" for pid in self.processes()]
+        problems += [f"still running: {pid}" for pid in self.processes()]
 
     def clean_up(self) -> None:
-        """Leave nothing running, and no folder when all was well."""
+        """Kill all processes of the trial; remove its folder unless there were problems."""
         for pid in self.processes():
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
@@ -284,35 +308,42 @@ class Trial:
 
 
 def poll_until(condition: Callable[[], bool], seconds: float) -> Iterator[None]:
-    """Yield every tenth of a second until a condition is true. Raises `TimeoutError`."""
+    """Yield every tenth of a second until a condition is true. Raises `TimeoutError` after some seconds."""
     deadline = time.monotonic() + seconds
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not after {seconds:g} s")
+            raise TimeoutError(f"a condition was not met within {seconds:g} s")
         yield
         time.sleep(0.1)
 
 
 def is_trainer(pid: int) -> bool:
-    """Whether a process is a trainer: its output goes to the log of a rank."""
+    """Return whether a process is a trainer: its stdout is the log of a rank."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/fd/1").readlink().name.startswith("rank-")
     return False
 
 
 def checkpoint_differences(path: Path, other_path: Path) -> list[str]:
-    """Return what of weights and momentum differs in any bit; batch-norm statistics belong to a process."""
+    """Return the weights and momentum buffers that differ in any bit between two checkpoints, one line each.
+
+    Batch-norm statistics are not compared: each process has its own.
+    """
     import torch
 
     from train.tools import checkpoint_io
 
-    mine, theirs = checkpoint_io.load_checkpoint(path), checkpoint_io.load_checkpoint(other_path)
-    wrong = [] if (mine["epoch"], mine["step"]) == (theirs["epoch"], theirs["step"]) else ["another last step"]
+    state = checkpoint_io.load_checkpoint(path)
+    other = checkpoint_io.load_checkpoint(other_path)
+    differences = []
+    if (state["epoch"], state["step"]) != (other["epoch"], other["step"]):
+        differences.append("another last step")
     pairs = {
-        name: (mine["model"][name], value)
-        for name, value in theirs["model"].items()
+        name: (state["model"][name], value)
+        for name, value in other["model"].items()
         if not name.endswith(BATCH_NORM_STATISTICS)
     }
-    for number, value in theirs["optimizer"]["state"].items():
-        pairs[f"momentum {number}"] = mine["optimizer"]["state"][number]["momentum_buffer"], value["momentum_buffer"]
-    return wrong + [f"{name} differs" for name, (a, b) in pairs.items() if not torch.equal(a, b)]
+    for number, buffers in other["optimizer"]["state"].items():
+        own_buffers = state["optimizer"]["state"][number]
+        pairs[f"momentum {number}"] = own_buffers["momentum_buffer"], buffers["momentum_buffer"]
+    return differences + [f"{name} differs" for name, (a, b) in pairs.items() if not torch.equal(a, b)]

@@ -1,14 +1,14 @@
-"""Random schedules of losses against the real agents and trainers, and whether the job came out as if nothing had been.
+"""Runs random schedules of faults against real agents and trainers, and checks that each job's result is unharmed.
 
     .venv/bin/python benchmarks/elastic/trials.py --count 100 --parallel 2
 
-Each trial is a small job of three or four machines on this computer, whose steps are slowed down so that it lasts half
-a minute. Machines are killed (the head, two at once, inside a link or a save), trainers killed, machines frozen,
-given notice, started again. Afterwards the job must have ended by itself as done; every image used once in every epoch
-along the chain of attempts; weights and momentum equal, bit for bit, to a run of one process that nobody disturbed;
-and nothing of it may run any more. A trial that fails leaves its folder.
+Each trial is a small job of three or four machines on this computer. Its steps are slowed down so that it lasts half a
+minute. Machines are killed (the head, two at once, within a link or a save), frozen, given notice and started again;
+trainers are killed. Afterwards all of this must hold: the job has ended by itself as done; every image was used once in
+every epoch along the chain of attempts; weights and momentum equal, bit for bit, those of an undisturbed run of one
+process; and no process of the job is left. A trial that fails keeps its folder.
 
-With --fork the processes are forked from one that has loaded torch, ten times cheaper (elastic_faults.py).
+With --fork the processes are forked from one that has imported torch, which is ten times cheaper (faults.py).
 """
 
 import argparse
@@ -37,58 +37,65 @@ def run_trials(
     max_parallel: int,
     report_outcome: Callable[[TrialOutcome], None] = lambda _: None,
 ) -> list[TrialOutcome]:
-    """Run the trials of these seeds, so many at a time."""
+    """Run the trials of these seeds, at most `max_parallel` at a time, and return their outcomes in order."""
 
-    def one(seed: int) -> TrialOutcome:
+    def run_trial(seed: int) -> TrialOutcome:
         outcome = Trial(bench, TrialPlan.from_seed(seed, bench.small)).run()
         report_outcome(outcome)
         return outcome
 
     with ThreadPoolExecutor(max_parallel) as pool:
-        return list(pool.map(one, seeds))
+        return list(pool.map(run_trial, seeds))
 
 
 def table(outcomes: list[TrialOutcome]) -> Iterator[str]:
-    """Yield the rows of what was done in all, and of what went wrong."""
-    total = sum((one.event_counts for one in outcomes), Counter[str]())
+    """Yield the rows of a table: the faults of all trials, and what went wrong."""
+    total_counts = sum((outcome.event_counts for outcome in outcomes), Counter[str]())
     yield from ("| | |", "|---|---|")
     for name in (*EVENT_WEIGHTS, *OTHER_FAULTS):
-        yield f"| {name} | {total[name]} |"
-    yield f"| attempts | {sum(one.attempts for one in outcomes)} |"
-    yield f"| good trials | {sum(not one.problems for one in outcomes)} of {len(outcomes)} |"
-    for one in outcomes:
-        if one.problems:
-            yield f"| seed {one.plan.seed}, {one.folder} | {'; '.join(one.problems[:3])} |"
+        yield f"| {name} | {total_counts[name]} |"
+    yield f"| attempts | {sum(outcome.attempts for outcome in outcomes)} |"
+    yield f"| good trials | {sum(not outcome.problems for outcome in outcomes)} of {len(outcomes)} |"
+    for outcome in outcomes:
+        if outcome.problems:
+            yield f"| seed {outcome.plan.seed}, {outcome.folder} | {'; '.join(outcome.problems[:3])} |"
+
+
+def print_outcome(outcome: TrialOutcome) -> None:
+    """Print a line about a trial that has ended."""
+    events = ", ".join(f"{name} {count}" for name, count in outcome.event_counts.items())
+    problems = "; ".join(outcome.problems[:3])
+    print(
+        f"{outcome.plan.seed:6} {outcome.seconds:5.0f} s  {outcome.attempts:2} attempts  {events}  {problems}",
+        flush=True,
+    )
 
 
 def main() -> int:
-    """Run them and print the table. Returns 1 when a trial failed."""
-    parser = argparse.ArgumentParser(description="Random schedules of losses against real agents and trainers.")
-    parser.add_argument("--count", type=int, default=100, help="how many trials (default: 100)")
-    parser.add_argument("--seed", type=int, default=0, help="the first one's; each next one's is one more")
-    parser.add_argument("--parallel", type=int, default=2, help="how many at a time (default: 2)")
-    parser.add_argument("--fork", action="store_true", help="fork all processes from one that has loaded torch")
-    parser.add_argument("--small", action="store_true", help="shorter ones, as in the tests")
-    parser.add_argument("--folder", type=Path, help="where they run and failures stay (default: a new one in /tmp)")
-    asked = parser.parse_args()
-    bench = TrialBench((asked.folder or Path(tempfile.mkdtemp(prefix="trials-"))).resolve(), asked.fork, asked.small)
-
-    def say(one: TrialOutcome) -> None:
-        did = ", ".join(f"{name} {count}" for name, count in one.event_counts.items())
-        print(
-            f"{one.plan.seed:6} {one.seconds:5.0f} s  {one.attempts:2} attempts  {did}  {'; '.join(one.problems[:3])}",
-            flush=True,
-        )
-
-    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # all that was started dies with us
+    """Run the trials and print the table. Return 1 if a trial failed."""
+    parser = argparse.ArgumentParser(description="Run random schedules of faults against real agents and trainers.")
+    parser.add_argument("--count", type=int, default=100, help="number of trials (default: 100)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the first trial; each further trial adds one")
+    parser.add_argument("--parallel", type=int, default=2, help="trials at a time (default: 2)")
+    parser.add_argument("--fork", action="store_true", help="fork all processes from one that has imported torch")
+    parser.add_argument("--small", action="store_true", help="shorter trials, as in the tests")
+    parser.add_argument(
+        "--folder", type=Path, help="where trials run and failed trials stay (default: a new folder in /tmp)"
+    )
+    options = parser.parse_args()
+    folder = options.folder or Path(tempfile.mkdtemp(prefix="trials-"))
+    bench = TrialBench(folder.resolve(), options.fork, options.small)
+    signal.signal(signal.SIGINT, lambda *_: os._exit(130))  # all child processes die with this one
+    seeds = list(range(options.seed, options.seed + options.count))
     try:
-        found = run_trials(bench, list(range(asked.seed, asked.seed + asked.count)), asked.parallel, say)
+        outcomes = run_trials(bench, seeds, options.parallel, print_outcome)
     finally:
         bench.close()
-    print("\n".join(table(found)))
-    if not any(one.problems for one in found):
+    print("\n".join(table(outcomes)))
+    any_failed = any(outcome.problems for outcome in outcomes)
+    if not any_failed:
         shutil.rmtree(bench.folder, ignore_errors=True)
-    return int(any(one.problems for one in found))
+    return int(any_failed)
 
 
 if __name__ == "__main__":

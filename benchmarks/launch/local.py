@@ -1,11 +1,12 @@
-"""Seconds from `launch --hosts` to the first step for 1, 4, 16, 64 machines, and how much of that is ours.
+"""Seconds from `launch --hosts` to the first step for 1, 4, 16 and 64 machines, and the share that is our own work.
 
-    .venv/bin/python benchmarks/launch/local.py               # all, about ten minutes; writes its part of RESULTS.md
+    .venv/bin/python benchmarks/launch/local.py               # about ten minutes; writes its section of RESULTS.md
     .venv/bin/python benchmarks/launch/local.py 1 4 --rounds 1
 
-Each machine is a real sshd on 127.1.0.N. What runs there is a shell script that waits as long as a machine on EC2 does
-and says what our modules would say: the machines share this computer's cores, so they must cost little but time. Our
-own processor time is that of the command and of the supervisor with its children, by wait4(2) and /proc.
+Each machine is a real sshd on 127.1.0.N. Instead of Python it runs a shell script (stub.py), which waits as long as a
+machine on EC2 does and prints what our modules would print: all machines share the cores of this computer, so they must
+cost little besides time. Our own processor time is that of the command and of the supervisor with its children, from
+wait4(2) and /proc.
 """
 
 import argparse
@@ -28,15 +29,14 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from benchmarks.launch.stub import RECIPE, StubDelays
+from benchmarks.measure import write_section
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 MACHINE_COUNTS = (1, 4, 16, 64)
 CONCURRENT_JOBS = 16
 STEADY_SECONDS = 20.0
 DEADLINE_SECONDS = 240.0
-BEGIN_MARK, END_MARK = "<!-- launch.py -->", "<!-- end of launch.py -->"
-
-LOGIN_SECONDS = 1.5  # in two parts: sshd asks for the keys twice
+LOGIN_SECONDS = 1.5  # of a login on EC2; in two parts, because sshd runs AuthorizedKeysCommand twice
 SLOW_LOGIN_CONFIG = (
     "AuthorizedKeysCommand /bin/sh -c \"sleep {seconds}; cat '{keys}'\"\nAuthorizedKeysCommandUser root\n"
 )
@@ -46,28 +46,32 @@ SLOW_LOGIN_CONFIG = (
 
 
 class LaunchHost:
-    """A folder, a home and a tmux server of our own."""
+    """The computer that launches jobs: a folder, a home and a tmux server of its own."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.tmux_folder = folder, tempfile.mkdtemp(prefix="imgt-", dir="/tmp")
+        self.folder = folder
+        self.tmux_folder = tempfile.mkdtemp(prefix="imgt-", dir="/tmp")
         (folder / "home").mkdir(parents=True)
         (folder / "recipe.py").write_text(RECIPE)
-        kept = {name: text for name, text in os.environ.items() if name not in ("IMGNET_RUNS", "TMUX", "PYTHONPATH")}
-        self.env = {**kept, "HOME": str(folder / "home"), "TMUX_TMPDIR": self.tmux_folder, "TERM": "xterm"}
+        dropped = ("IMGNET_RUNS", "TMUX", "PYTHONPATH")
+        inherited = {name: value for name, value in os.environ.items() if name not in dropped}
+        self.env = {**inherited, "HOME": str(folder / "home"), "TMUX_TMPDIR": self.tmux_folder, "TERM": "xterm"}
 
-    def cli(self, *words: str) -> str:
-        """Run the installed command; raises `CalledProcessError`."""
-        run = subprocess.run([COMMAND, *words], cwd=self.folder, env=self.env, stdout=subprocess.PIPE, text=True)
-        run.check_returncode()
-        return run.stdout
+    def cli(self, *arguments: str) -> str:
+        """Run the installed command and return its output. Raises `CalledProcessError`."""
+        completed = subprocess.run(
+            [COMMAND, *arguments], cwd=self.folder, env=self.env, stdout=subprocess.PIPE, text=True
+        )
+        completed.check_returncode()
+        return completed.stdout
 
     def launch(self, hosts_file: Path) -> Path:
-        """Launch a job on these machines. Returns its run folder."""
-        said = self.cli("launch", "--hosts", str(hosts_file), "-y", "-d", "recipe.py")
-        return Path(said.partition("run folder ")[2].splitlines()[0])
+        """Launch a job on the machines of a hosts file and return its run folder."""
+        output = self.cli("launch", "--hosts", str(hosts_file), "-y", "-d", "recipe.py")
+        return Path(output.partition("run folder ")[2].splitlines()[0])
 
     def stop(self, run: Path) -> None:
-        """End a job and wait until its supervisor has gone."""
+        """Stop a job and wait until its supervisor has ended."""
         self.cli("stop", run.name)
         wait_for(lambda: not supervisor_pids(run), "the supervisor has ended")
 
@@ -78,52 +82,59 @@ class LaunchHost:
 
 
 def wait_for(condition: Callable[[], object], description: str) -> None:
-    """Return when the condition is true. Raises `TimeoutError`."""
+    """Wait until a condition is true. Raises `TimeoutError`."""
     deadline = time.monotonic() + DEADLINE_SECONDS
     while not condition():
         if time.monotonic() > deadline:
-            raise TimeoutError(f"not in {DEADLINE_SECONDS:g} s: {description}")
+            raise TimeoutError(f"waited {DEADLINE_SECONDS:g} s in vain until {description}")
         time.sleep(0.02)
 
 
 def supervisor_pids(run: Path) -> list[int]:
-    """The processes that supervise a run folder."""
-    found = []
+    """Return the process ids of the supervisors of a run folder."""
+    pids = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
-            words = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
-            if b"cluster.jobs.supervisor" in words[:4] and os.fsencode(run) in words:
-                found.append(int(entry.name))
-    return found
+            argv = (entry / "cmdline").read_bytes().split(b"\0") if entry.name.isdigit() else []
+            if b"cluster.jobs.supervisor" in argv[:4] and os.fsencode(run) in argv:
+                pids.append(int(entry.name))
+    return pids
 
 
 def cpu_seconds(pid: int) -> float:
-    """Seconds of processor time of a process and of its children that have ended (proc(5), stat)."""
+    """Return the processor time of a process and of its children that have ended, in seconds (proc(5), stat)."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return sum(int(one) for one in fields[11:15]) / os.sysconf("SC_CLK_TCK")
+    return sum(int(field) for field in fields[11:15]) / os.sysconf("SC_CLK_TCK")
 
 
 def peak_memory_mb(pid: int) -> float:
-    """The most memory a process has had, in MB (1e6 bytes)."""
-    said = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
-    return int(said[1]) * 1024 / 1e6 if said else 0.0
+    """Return the peak resident memory of a process, in MB (1e6 bytes)."""
+    match = re.search(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{pid}/status").read_text())
+    return int(match[1]) * 1024 / 1e6 if match else 0.0
 
 
 def are_all_training(run_folder: Path, machine_count: int) -> bool:
-    """Whether all machines train, as far as is known at home."""
-    folder = run_folder / "machine" / "shared" / "status"
+    """Return whether all machines train, by the status files in the run folder.
+
+    Raises `RuntimeError` if the job has ended.
+    """
+    status_folder = run_folder / "machine" / "shared" / "status"
     if (run_folder / "result.json").exists():
         raise RuntimeError((run_folder / "result.json").read_text())
-    files = [folder / f"{name}.json" for name in range(machine_count)]
-    return all(one.exists() and '"state": "training"' in one.read_text() for one in files)
+    paths = [status_folder / f"{name}.json" for name in range(machine_count)]
+    return all(path.exists() and '"state": "training"' in path.read_text() for path in paths)
 
 
-# --- what is measured ---------------------------------------------------------------------------------------------
+# --- measurements -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class LaunchMeasurement:
-    """One launch: seconds to the first step, ours of the processor, the supervisor's memory in MB, what then."""
+    """One launch: seconds to the first step, our processor time, the supervisor's memory, and its steady state.
+
+    `steady_cpu_share` is the share of a core that the supervisor takes while the job trains. `setup_steps` names each
+    set-up step with the seconds of the slowest machine.
+    """
 
     seconds: float
     cpu_seconds: float
@@ -136,34 +147,46 @@ class LaunchMeasurement:
 def measure_launch(
     host: LaunchHost, testbed: object, machine_count: int, measure_steady_state: bool
 ) -> LaunchMeasurement:
-    """Launch a job on fresh machines, wait for the first step, look at it for a while, and stop it."""
-    hosts = write_hosts_file(host, testbed, 0, machine_count)
-    before, start = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
-    run = host.launch(hosts)
+    """Launch a job on fresh machines, wait for the first step, measure the steady state if asked, and stop the job."""
+    hosts_file = write_hosts_file(host, testbed, 0, machine_count)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    start = time.monotonic()
+    run_folder = host.launch(hosts_file)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    wait_for(lambda: are_all_training(run, machine_count), f"{machine_count} machines train")
+    wait_for(lambda: are_all_training(run_folder, machine_count), f"{machine_count} machines train")
     seconds = time.monotonic() - start
-    (pid,) = supervisor_pids(run)
-    ours = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime + cpu_seconds(pid)
-    board = json.loads((run / "machines.json").read_text())
-    rows = [one["seconds"] for one in board["machines"].values()]
-    steps = {name: max(one.get(name, 0.0) for one in rows) for name in rows[0]}
+    (supervisor_pid,) = supervisor_pids(run_folder)
+    command_cpu_seconds = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
+    our_cpu_seconds = command_cpu_seconds + cpu_seconds(supervisor_pid)
+    setup_steps = slowest_setup_steps(run_folder)
     try:
-        steady, lag = (
-            (measure_steady_cpu_share([pid]), longest_log_lag(run, testbed)) if measure_steady_state else (0.0, 0.0)
-        )
+        steady_cpu_share = log_lag_seconds = 0.0
+        if measure_steady_state:
+            steady_cpu_share = measure_steady_cpu_share([supervisor_pid])
+            log_lag_seconds = longest_log_lag(run_folder, testbed)
         return LaunchMeasurement(
-            seconds, ours, peak_memory_mb(pid), steady, lag, ", ".join(f"{k} {v:.1f}" for k, v in steps.items())
+            seconds=seconds,
+            cpu_seconds=our_cpu_seconds,
+            memory_mb=peak_memory_mb(supervisor_pid),
+            steady_cpu_share=steady_cpu_share,
+            log_lag_seconds=log_lag_seconds,
+            setup_steps=setup_steps,
         )
     finally:
-        host.stop(run)
+        host.stop(run_folder)
+
+
+def slowest_setup_steps(run_folder: Path) -> str:
+    """Return the set-up steps, each with the seconds of the machine that took longest, as text."""
+    setup_progress = json.loads((run_folder / "machines.json").read_text())
+    rows = [row["seconds"] for row in setup_progress["machines"].values()]
+    return ", ".join(f"{step} {max(row.get(step, 0.0) for row in rows):.1f}" for step in rows[0])
 
 
 def write_hosts_file(host: LaunchHost, testbed: object, first: int, count: int) -> Path:
-    """Write a hosts file of so many machines, which have never been used."""
-    chosen = testbed.machines[first : first + count]  # type: ignore[attr-defined]
-    for one in chosen:
-        shutil.rmtree(one.home / ".imgnet", ignore_errors=True)
+    """Write a hosts file of `count` machines from number `first` on. The machines are reset to be unused."""
+    for machine in testbed.machines[first : first + count]:  # type: ignore[attr-defined]
+        shutil.rmtree(machine.home / ".imgnet", ignore_errors=True)
     stub = StubDelays(count=count).write_script(host.folder / f"python-{first}-{count}")
     path: Path = testbed.write_hosts_toml(host.folder / f"hosts-{first}.toml", python=str(stub))  # type: ignore[attr-defined]
     head, *tables = path.read_text().split("[[machines]]")
@@ -172,158 +195,168 @@ def write_hosts_file(host: LaunchHost, testbed: object, first: int, count: int) 
 
 
 def measure_steady_cpu_share(pids: list[int]) -> float:
-    """The part of one core that these processes take."""
-    before, start = sum(map(cpu_seconds, pids)), time.monotonic()
+    """Return the share of one core that processes take together, over STEADY_SECONDS."""
+    before = sum(map(cpu_seconds, pids))
+    start = time.monotonic()
     time.sleep(STEADY_SECONDS)
     return (sum(map(cpu_seconds, pids)) - before) / (time.monotonic() - start)
 
 
 def longest_log_lag(run_folder: Path, testbed: object) -> float:
-    """The longest of ten times from a line that is written on the machines to its being home."""
+    """Return the longest of ten times from the writing of a log line on a machine to its arrival in the run folder."""
     uid = json.loads((run_folder / "job.json").read_text())["uid"]
-    there, home = testbed.shared / uid / "logs" / "lag.log", run_folder / "logs" / "lag.log"  # type: ignore[attr-defined]
-    found = []
+    remote_log = testbed.shared / uid / "logs" / "lag.log"  # type: ignore[attr-defined]
+    local_log = run_folder / "logs" / "lag.log"
+    lags = []
     for number in range(10):
-        time.sleep(0.37)  # at another part of the second each time
-        with there.open("a") as file:
+        time.sleep(0.37)  # so that each line is written at another fraction of the second
+        with remote_log.open("a") as file:
             file.write(f"{number}\n")
-        start, size = time.monotonic(), there.stat().st_size
-        wait_for(lambda size=size: home.exists() and home.stat().st_size == size, "a line is home")  # type: ignore[misc]
-        found.append(time.monotonic() - start)
-    return max(found)
+        start = time.monotonic()
+        size = remote_log.stat().st_size
+        wait_for(
+            lambda size=size: local_log.exists() and local_log.stat().st_size == size,  # type: ignore[misc]
+            "a log line is in the run folder",
+        )
+        lags.append(time.monotonic() - start)
+    return max(lags)
 
 
 def measure_concurrent_jobs(host: LaunchHost, testbed: object) -> tuple[float, float]:
-    """Jobs at once, of one to four machines: the part of a core that all supervisors take, and the memory of all."""
-    runs, first = [], 0
+    """Run several jobs of one to four machines at once. Return all supervisors' share of a core, and memory in MB."""
+    jobs: list[tuple[Path, int]] = []  # run folder, number of machines
+    first = 0
     for number in range(CONCURRENT_JOBS):
-        count = number % 4 + 1
-        runs.append((host.launch(write_hosts_file(host, testbed, first, count)), count))
-        first += count
-    for run, count in runs:
-        wait_for(lambda run=run, count=count: are_all_training(run, count), f"{run.name} trains")  # type: ignore[misc]
-    pids = [pid for run, _ in runs for pid in supervisor_pids(run)]
+        machine_count = number % 4 + 1
+        jobs.append((host.launch(write_hosts_file(host, testbed, first, machine_count)), machine_count))
+        first += machine_count
+    for run_folder, machine_count in jobs:
+        wait_for(
+            lambda run_folder=run_folder, machine_count=machine_count: are_all_training(run_folder, machine_count),  # type: ignore[misc]
+            f"{run_folder.name} trains",
+        )
+    pids = [pid for run_folder, _ in jobs for pid in supervisor_pids(run_folder)]
     try:
         return measure_steady_cpu_share(pids), sum(map(peak_memory_mb, pids))
     finally:
-        for run, _ in runs:
-            host.stop(run)
+        for run_folder, _ in jobs:
+            host.stop(run_folder)
 
 
 def measure(machine_counts: list[int], rounds: int, with_concurrent_jobs: bool) -> Iterator[str]:
-    """Give the lines of RESULTS.md."""
+    """Measure, and yield the lines of the section of RESULTS.md."""
     from support.ssh_machines import Testbed
 
-    most = max(*machine_counts, 40 if with_concurrent_jobs else 1)
+    testbed_size = max(*machine_counts, 40 if with_concurrent_jobs else 1)
     folder = Path(tempfile.mkdtemp(prefix="imgnet-launch-", dir="/tmp"))
-    disks = Path(tempfile.mkdtemp(prefix="imgnet-launch-", dir="/dev/shm"))  # they would share one that is real
-    here = LaunchHost(folder / "here")
+    # In memory: real machines have a disk each, these would share one.
+    machines_folder = Path(tempfile.mkdtemp(prefix="imgnet-launch-", dir="/dev/shm"))
+    host = LaunchHost(folder / "here")
     try:
-        with Testbed(disks / "bed", most) as bed:
-            slow_down_logins(bed)
-            found: dict[int, list[LaunchMeasurement]] = {count: [] for count in machine_counts}
-            for turn in range(rounds):
+        with Testbed(machines_folder / "bed", testbed_size) as testbed:
+            slow_down_logins(testbed)
+            measurements: dict[int, list[LaunchMeasurement]] = {count: [] for count in machine_counts}
+            for round_number in range(rounds):
                 for count in machine_counts:
-                    found[count].append(measure_launch(here, bed, count, measure_steady_state=turn == 0))
-                    print(count, found[count][-1], flush=True)
-            yield from table(found)
+                    measurement = measure_launch(host, testbed, count, measure_steady_state=round_number == 0)
+                    measurements[count].append(measurement)
+                    print(count, measurement, flush=True)
+            yield from table(measurements)
             if with_concurrent_jobs:
                 yield ""
-                part, memory = measure_concurrent_jobs(here, bed)
+                cpu_share, memory_mb = measure_concurrent_jobs(host, testbed)
                 yield (
                     f"{CONCURRENT_JOBS} jobs at once, of 1 to 4 machines, in steady state, all supervisors "
-                    f"together: {100 * part:.1f} % of a core (bound: 5), {memory:.0f} MB."
+                    f"together: {100 * cpu_share:.1f} % of a core (bound: 5), {memory_mb:.0f} MB."
                 )
     finally:
-        here.close()
-        for one in (folder, disks):
-            shutil.rmtree(one, ignore_errors=True)
+        host.close()
+        for path in (folder, machines_folder):
+            shutil.rmtree(path, ignore_errors=True)
 
 
 def slow_down_logins(testbed: object) -> None:
-    """Let sshd ask a program for the keys, which takes as long as a login on EC2. That takes root."""
-    keys = testbed.folder / "authorized_keys"  # type: ignore[attr-defined]
+    """Make a login take as long as on EC2: sshd gets the keys from a program that sleeps. Does nothing without root."""
+    authorized_keys = testbed.folder / "authorized_keys"  # type: ignore[attr-defined]
     if os.geteuid():
         return
-    kept = keys.rename(keys.with_name("kept_keys"))
-    for one in testbed.machines:  # type: ignore[attr-defined]
-        one.configure(SLOW_LOGIN_CONFIG.format(seconds=LOGIN_SECONDS / 2, keys=kept))
+    moved_keys = authorized_keys.rename(authorized_keys.with_name("kept_keys"))
+    for machine in testbed.machines:  # type: ignore[attr-defined]
+        machine.configure(SLOW_LOGIN_CONFIG.format(seconds=LOGIN_SECONDS / 2, keys=moved_keys))
 
 
 def table(measurements: dict[int, list[LaunchMeasurement]]) -> Iterator[str]:
-    """Give a row for each number of machines."""
-    waits = StubDelays()
-    login = f"login {LOGIN_SECONDS:g}" if os.geteuid() == 0 else "login as quick as it is"
+    """Yield the delays of the machines, a table with a row per machine count, and the comparison with the bounds."""
+    delays = StubDelays()
+    login = f"login {LOGIN_SECONDS:g}" if os.geteuid() == 0 else "login without delay"
     yield (
-        f"The machines wait, in seconds: {login}, environment {waits.environment:g}, checks twice {waits.probe:g}, "
-        f"network {waits.network:g} (not for one machine), start {waits.start:g}."
+        f"Delays of the machines in seconds: {login}, environment {delays.environment:g}, checks twice "
+        f"{delays.probe:g}, network {delays.network:g} (not for one machine), start {delays.start:g}."
     )
     yield ""
-    yield "| machines | to the first step | our processor time, a machine | memory | in steady state | lag, at most |"
+    yield "| machines | to the first step | our CPU time, per machine | memory | in steady state | log lag, at most |"
     yield "|---|---|---|---|---|---|"
-    for count, ones in measurements.items():
-        seconds, ours, memory = (
-            statistics.median(getattr(one, name) for one in ones) for name in ("seconds", "processor", "memory")
-        )
+    for count, launches in measurements.items():
+        seconds = median_of("seconds", launches)
+        cpu = median_of("cpu_seconds", launches)
         yield (
-            f"| {count} | {seconds:.1f} s | {ours:.2f} s, {1000 * ours / count:.0f} ms | {memory:.0f} MB | "
-            f"{100 * ones[0].steady_cpu_share:.1f} % of a core | {ones[0].log_lag_seconds:.1f} s |"
+            f"| {count} | {seconds:.1f} s | {cpu:.2f} s, {1000 * cpu / count:.0f} ms | "
+            f"{median_of('memory_mb', launches):.0f} MB | {100 * launches[0].steady_cpu_share:.1f} % of a core | "
+            f"{launches[0].log_lag_seconds:.1f} s |"
         )
     yield ""
-    few, many = (
-        statistics.median(one.seconds for one in measurements[count])
-        for count in (min(measurements), max(measurements))
-    )
-    yield f"The slowest machine of {max(measurements)}, seconds a step: {measurements[max(measurements)][0].setup_steps}."
-    yield f"{max(measurements)} machines take {many / few:.2f} times as long as {min(measurements)} (bound: 1.3)."
+    fewest, most = min(measurements), max(measurements)
+    fewest_seconds = median_of("seconds", measurements[fewest])
+    most_seconds = median_of("seconds", measurements[most])
+    yield f"The slowest of {most} machines, seconds of each step: {measurements[most][0].setup_steps}."
+    yield f"{most} machines take {most_seconds / fewest_seconds:.2f} times as long as {fewest} (bound: 1.3)."
     if len(measurements) > 1:
-        one, other = (
-            statistics.median(one.cpu_seconds for one in measurements[count])
-            for count in (min(measurements), max(measurements))
-        )
-        each = 1000 * (other - one) / (max(measurements) - min(measurements))
-        most = few + (StubDelays().network if min(measurements) == 1 else 0.0) + other - one
+        extra_cpu = median_of("cpu_seconds", measurements[most]) - median_of("cpu_seconds", measurements[fewest])
+        ms_per_machine = 1000 * extra_cpu / (most - fewest)
+        upper_bound = fewest_seconds + (StubDelays().network if fewest == 1 else 0.0) + extra_cpu
         yield (
-            f"The rest is the machines' own work, on cores that they share here. Had each its own, {max(measurements)} would "
-            f"take at most {most / few:.2f} times as long: one machine's time, the network's wait, our processor time."
+            f"The rest is the machines' own work, on the cores that they share here. If each machine had its own "
+            f"cores, {most} would take at most {upper_bound / fewest_seconds:.2f} times as long: the time of one "
+            "machine, the network's delay and our processor time."
         )
-        yield f"Each machine more costs {each:.0f} ms of our processor time (bound: 100); the memory's bound is 200 MB."
+        yield (
+            f"Each further machine costs {ms_per_machine:.0f} ms of our processor time (bound: 100); the bound of the "
+            "memory is 200 MB."
+        )
+
+
+def median_of(field: str, measurements: list[LaunchMeasurement]) -> float:
+    """Return the median of a field."""
+    return float(statistics.median(getattr(measurement, field) for measurement in measurements))
 
 
 def main() -> int:
-    """Measure and print; with everything measured, write the part of RESULTS.md."""
+    """Measure and print; if everything was measured, write the section of RESULTS.md."""
     parser = argparse.ArgumentParser(description="Measure launches on many machines.")
     parser.add_argument("sizes", nargs="*", type=int, help="numbers of machines (default: 1 4 16 64)")
     parser.add_argument("--rounds", type=int, default=3, help="launches of each size (default: 3)")
-    parser.add_argument("--jobs", action="store_true", help=f"{CONCURRENT_JOBS} jobs at once, too")
+    parser.add_argument("--jobs", action="store_true", help=f"also measure {CONCURRENT_JOBS} jobs at once")
     options = parser.parse_args()
-    before = os.getloadavg()[1]
+    load_before = os.getloadavg()[1]
     lines = list(measure(options.sizes or list(MACHINE_COUNTS), options.rounds, options.jobs or not options.sizes))
     print("\n".join(lines))
     if not options.sizes:
-        write_results(lines, before)
+        write_results(lines, load_before)
     return 0
 
 
 def write_results(lines: list[str], load_before: float) -> None:
-    """Put the lines between our two marks in RESULTS.md, or at its end."""
-    path = ROOT / "benchmarks" / "RESULTS.md"
-    after = os.getloadavg()[2]
-    head = [
-        BEGIN_MARK,
+    """Write the section of RESULTS.md."""
+    load_after = os.getloadavg()[2]
+    was_busy = load_before > 1
+    header = [
         "## `launch --hosts` on machines that cost only time",
         "",
-        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, by `benchmarks/launch/local.py`; the load of the computer was "
-        f"{load_before:.1f} before and {after:.1f} in the last quarter of an hour"
-        f"{': other things were running, which the times include' if load_before > 1 else ''}.",
+        f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, by `benchmarks/launch/local.py`; the load of the "
+        f"computer was {load_before:.1f} before and {load_after:.1f} in the last quarter of an hour"
+        f"{': other programs were running and slowed the launches' if was_busy else ''}.",
     ]
-    text = "\n".join([*head, *lines, END_MARK])
-    old = path.read_text()
-    if BEGIN_MARK in old and END_MARK in old:
-        text = old[: old.index(BEGIN_MARK)] + text + old[old.index(END_MARK) + len(END_MARK) :]
-    else:
-        text = f"{old.rstrip()}\n\n{text}\n"
-    path.write_text(text)
+    write_section("launch/local.py", [*header, *lines])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""A shell script that stands for Python on a machine: it waits as long as our modules would, and says what they would.
+"""A shell script that stands in for Python on a machine: it waits as long as our modules would, and prints the same.
 
-For benchmarks/launch/local.py, and for tests of setting up that need no training.
+Used by benchmarks/launch and by tests of the machines' set-up that need no training.
 """
 
 import re
@@ -16,15 +16,16 @@ recipe = Recipe(
 )
 """
 
-# Called as Python is: -m MODULE ARGUMENTS, or -c CODE. Each call is noted in <stub>.log; <stub>.d/MODULE-MACHINE is
-# read first, and may change what follows. MACHINE is the number of the testbed's machine.
+# Takes Python's arguments: -m MODULE ARGUMENTS, or -c CODE. Each call is logged in <stub>.log. The file
+# <stub>.d/MODULE-MACHINE, if it exists, is sourced first and may change functions and variables; MACHINE is the number
+# of the machine in the test bed. A placeholder in braces is a field of StubDelays.
 STUB_SCRIPT = r"""#!/bin/sh
 [ "$1" = -c ] && { echo 40000; exit; }
-stub=$0 module=$2 me=${HOME%/home} steps={steps} free=100
-me=${me##*/}
+stub=$0 module=$2 machine=${HOME%/home} steps={steps} free=100
+machine=${machine##*/}
 shift 2
-echo "$module $me" >>"$stub.log"
-[ ! -e "$stub.d/$module-$me" ] || . "$stub.d/$module-$me"
+echo "$module $machine" >>"$stub.log"
+[ ! -e "$stub.d/$module-$machine" ] || . "$stub.d/$module-$machine"
 
 probe() {
   while [ $# -gt 0 ]; do
@@ -36,8 +37,8 @@ probe() {
   sleep {probe}
   if [ "$expect" ]; then
     IFS=,
-    for one in $expect; do
-      [ -e "$shared/probe/$token-$one" ] && seen="$seen${seen:+, }\"$one\": true"
+    for other in $expect; do
+      [ -e "$shared/probe/$token-$other" ] && seen="$seen${seen:+, }\"$other\": true"
     done
     printf '{"shared": {"seen": {%s}}, "time": %s}\n' "$seen" "$(date +%s.%N)"
     return
@@ -48,23 +49,23 @@ probe() {
   printf '"type": "ext4", "options": "rw", "point": "/", "source": "none"}, "time": %s}\n' "$(date +%s.%N)"
 }
 
-say() {
+write_status() {
   printf '{"id": "%s.%s", "launch": "%s", "pid": %s, "attempt": %s, "phase": "%s", "state": "%s", "step": %s, %s}' \
     "$name" "$$" "$launch" "$$" "$number" "$1" "$2" "$step" "${3:-\"steps\": $steps}" >"$shared/status/$name.json"
-  [ "$2" = "$said" ] || printf '{"time": %s, "attempt": %s, "state": "%s"}\n' "$(date +%s.%N)" "$number" "$2" \
+  [ "$2" = "$last_state" ] || printf '{"time": %s, "attempt": %s, "state": "%s"}\n' "$(date +%s.%N)" "$number" "$2" \
     >>"$shared/logs/agent-$name.jsonl"
-  said=$2
+  last_state=$2
 }
 
-rest() {
+sleep_unless_stopped() {
   sleep "$1" 9>&-
-  [ ! -e "$shared/stop" ] || { say ended stopped '"reason": "stopped by the user", "ended": true'; exit 0; }
+  [ ! -e "$shared/stop" ] || { write_status ended stopped '"reason": "stopped by the user", "ended": true'; exit 0; }
 }
 
 propose() {
-  while set -- "$shared"/status/*.json && [ $# -lt {count} ]; do rest 0.2; done
+  while set -- "$shared"/status/*.json && [ $# -lt {count} ]; do sleep_unless_stopped 0.2; done
   members=
-  for one; do one=${one##*/}; members="$members${members:+, }\"${one%.json}.1\""; done
+  for path; do file=${path##*/}; members="$members${members:+, }\"${file%.json}.1\""; done
   printf '{"number": %s, "launch_id": "%s", "members": [%s], "time": %s}' \
     "$number" "$launch" "$members" "$(date +%s.%N)" >"$shared/.attempt"
   mv "$shared/.attempt" "$attempt"
@@ -76,23 +77,23 @@ agent() {
   exec 9>>"$work/agent.lock"
   flock -w 2 9 || exit 1
   read -r launch <"$shared/launch" || [ "$launch" ] || exit 1
-  say warming warming
-  rest {start}
+  write_status warming warming
+  sleep_unless_stopped {start}
   attempt=$shared/attempts/000001.json
   [ -e "$attempt" ] || [ "$name" != 0 ] || propose
-  until [ -e "$attempt" ]; do rest 0.2; done
+  until [ -e "$attempt" ]; do sleep_unless_stopped 0.2; done
   while [ ! -e "$shared/result.json" ]; do
     step=$((step + 1))
-    say running training
+    write_status running training
     [ "$name" != 0 ] || printf '{"kind": "train", "step": %s, "images": %s, "time": 1}\n' "$step" "$step" \
       >>"$shared/metrics/000001.jsonl"
-    [ "$name" != 0 ] || [ "$step" -lt "$steps" ] || finish
-    rest {beat}
+    [ "$name" != 0 ] || [ "$step" -lt "$steps" ] || write_result
+    sleep_unless_stopped {beat}
   done
-  say ended done '"ended": true'
+  write_status ended done '"ended": true'
 }
 
-finish() {
+write_result() {
   printf '{"epochs": [{"top1": 50.0, "top5": 90.0}], "top1": 50.0, "top5": 90.0, ' >"$work/end"
   printf '"images_per_second": 1.0, "goodput": 1.0, "seconds": {"training": 1.0, "validation": 0.0}}' >>"$work/end"
   mv "$work/end" "$shared/result.json"
@@ -111,9 +112,10 @@ esac
 
 @dataclass(frozen=True, kw_only=True)
 class StubDelays:
-    """Seconds that a machine takes for each part, as measured on EC2 instances with a warm image; `beat` of the agent.
+    """Seconds that each part takes on a machine, as measured on EC2 instances with a warm image.
 
-    `steps` are the trainer's, one a beat; machine 0 proposes the first attempt when `count` machines have spoken.
+    `beat` is the heartbeat of the agent. `steps` are the trainer's, one per heartbeat. Machine 0 proposes the first
+    attempt when `count` machines have written a status.
     """
 
     environment: float = 8.0
@@ -125,8 +127,8 @@ class StubDelays:
     count: int = 1
 
     def write_script(self, path: Path) -> Path:
-        """Write the script that stands for Python on every machine."""
-        text = re.sub(r"\{(\w+)\}", lambda found: str(vars(self)[found[1]]), STUB_SCRIPT)
+        """Write the script, make it executable, and return its path."""
+        text = re.sub(r"\{(\w+)\}", lambda match: str(vars(self)[match[1]]), STUB_SCRIPT)
         path.write_text(text)
         path.chmod(0o755)
         return path

@@ -1,11 +1,12 @@
-"""Each way to sum gradients beside the plain one, in the same run: bytes on the card, error, seconds of a step.
+"""Compares the ways to sum gradients between machines in the same run: bytes sent, error, seconds per step.
 
-    sudo .venv/bin/python benchmarks/training/comm.py              # about three minutes on two quiet cores; writes its part
-    sudo .venv/bin/python benchmarks/training/comm.py --quick      # once, with a smaller net; writes nothing
+    sudo .venv/bin/python benchmarks/training/comm.py            # three minutes on two quiet cores; writes its section
+    sudo .venv/bin/python benchmarks/training/comm.py --quick    # once, with a smaller network; writes nothing
 
-Two machines are two network namespaces on a switch (tests/support/network_namespaces.py), whose cards send so many Mbit/s and no more.
-All ways take turns in each round, every process with a net of its own for each, so what makes a round slow slows all.
-Gloo sums, on a CPU: what NCCL makes of the same hooks on GPUs is not told by this.
+Two machines are two network namespaces on a switch (tests/support/network_namespaces.py), whose network interfaces send
+at a limited rate. All configurations take turns in each round, and each process has a model of its own for each, so
+whatever makes a round slow slows all configurations. The sums are made by Gloo on a CPU; these figures do not show how
+NCCL performs with the same hooks on GPUs.
 """
 
 import argparse
@@ -43,14 +44,14 @@ COMM_CONFIGS = {
     "hierarchical": Comm(hook="hierarchical"),
     "powersgd, rank 4": Comm(hook="powersgd"),
 }
-LINK_MEGABITS, ROUNDS, WARMUP_ROUNDS = 250.0, 5, 3
+LINK_MEGABITS, ROUNDS, WARMUP_ROUNDS = 250.0, 5, 3  # DDP arranges its buckets in the warm-up rounds
 MODEL_NAME, IMAGE_PIXELS, BATCH = "resnet18", 64, 4
-CLUSTER_SHAPES = ((2, 1), (2, 2))  # machines, processes on each
+CLUSTER_SHAPES = ((2, 1), (2, 2))  # (machines, processes on each)
 
 
 @dataclass(frozen=True)
 class CommMeasurement:
-    """What was measured of one way: bytes of a machine's card in a step, error beside float32, seconds of each step."""
+    """One configuration: bytes that a machine sends per step, error relative to plain, seconds of each step."""
 
     bytes_sent: float
     error: float
@@ -58,101 +59,113 @@ class CommMeasurement:
 
 
 def flat_gradients(net: torch.nn.Module) -> torch.Tensor:
-    """All of them in one piece."""
-    return torch.cat([one.grad.flatten() for one in net.parameters() if one.grad is not None])
+    """Return all gradients of a network as one vector."""
+    return torch.cat([param.grad.flatten() for param in net.parameters() if param.grad is not None])
 
 
 class CommComparison:
-    """One process: a net for each way, which take turns on the same images."""
+    """One process of the comparison: a network per configuration; they take turns on the same images."""
 
     def __init__(self, group: ProcessGroup, model_name: str, rounds: int) -> None:
         self.rounds = rounds
-        first = registry.build_model(Model(name=model_name), 1000, 0)
-        first.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.nets = {name: ddp.wrap_ddp(copy.deepcopy(first), way, exact_steps=2) for name, way in COMM_CONFIGS.items()}
-        dice = torch.Generator().manual_seed(group.rank)
-        self.images = torch.randn(BATCH, 3, IMAGE_PIXELS, IMAGE_PIXELS, generator=dice).to(
-            memory_format=torch.channels_last
-        )
-        self.labels = torch.randint(0, 1000, (BATCH,), generator=dice)
+        net = registry.build_model(Model(name=model_name), 1000, 0)
+        net.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.nets = {
+            name: ddp.wrap_ddp(copy.deepcopy(net), config, exact_steps=2) for name, config in COMM_CONFIGS.items()
+        }
+        generator = torch.Generator().manual_seed(group.rank)
+        images = torch.randn(BATCH, 3, IMAGE_PIXELS, IMAGE_PIXELS, generator=generator)
+        self.images = images.to(memory_format=torch.channels_last)
+        self.labels = torch.randint(0, 1000, (BATCH,), generator=generator)
 
     def step(self, name: str) -> tuple[float, int]:
-        """Seconds and bytes of one pass through the net and back, until all have the sums."""
+        """Run forward and backward until all processes have the sums. Return seconds and bytes sent."""
         net = self.nets[name]
         net.zero_grad(set_to_none=False)
         dist.barrier()
-        before, start = namespaces.sent(), time.perf_counter()
-        torch.nn.functional.cross_entropy(net(self.images), self.labels).backward()
+        bytes_before = namespaces.sent()
+        start = time.perf_counter()
+        torch.nn.functional.cross_entropy(net(self.images), self.labels).backward()  # type: ignore[no-untyped-call]
         dist.barrier()
-        return time.perf_counter() - start, namespaces.sent() - before
+        return time.perf_counter() - start, namespaces.sent() - bytes_before
 
     def measure(self) -> dict[str, CommMeasurement]:
-        """Go round; what settles buckets comes first."""
+        """Warm up, then measure each configuration once per round."""
         for _ in range(WARMUP_ROUNDS):
             for name in COMM_CONFIGS:
                 self.step(name)
         plain = flat_gradients(self.nets["none"]).double()
         errors = {name: float((flat_gradients(net) - plain).norm() / plain.norm()) for name, net in self.nets.items()}
-        found = [[self.step(name) for name in COMM_CONFIGS] for _ in range(self.rounds)]
-        seconds = {name: tuple(row[number][0] for row in found) for number, name in enumerate(COMM_CONFIGS)}
-        sent = {name: statistics.median(row[number][1] for row in found) for number, name in enumerate(COMM_CONFIGS)}
-        return {name: CommMeasurement(sent[name], errors[name], seconds[name]) for name in COMM_CONFIGS}
+        steps_by_round = [{name: self.step(name) for name in COMM_CONFIGS} for _ in range(self.rounds)]
+        return {
+            name: CommMeasurement(
+                bytes_sent=statistics.median(steps[name][1] for steps in steps_by_round),
+                error=errors[name],
+                seconds=tuple(steps[name][0] for steps in steps_by_round),
+            )
+            for name in COMM_CONFIGS
+        }
 
 
 def cluster_shape_rows(
     machines: int, procs: int, measurements: dict[str, CommMeasurement], parameter_count: int
 ) -> Iterator[str]:
-    """Yield the table of one group."""
-    yield f"| {machines} machines of {procs} | MB sent | formula | error | seconds a step | plain's / its |"
+    """Yield the table of one cluster shape."""
+    processes = "1 process" if procs == 1 else f"{procs} processes"
+    yield f"| {machines} machines with {processes} | MB sent | formula | error | seconds per step | plain / this |"
     yield "|---|---|---|---|---|---|"
-    for name, way in measurements.items():
-        formula = bytes_between_machines(COMM_CONFIGS[name], 4, machines, procs) * parameter_count / 1e6
-        told = "" if name.startswith("powersgd") else f"{formula:.1f}"
-        faster = median_with_range(ratios(measurements["none"].seconds, way.seconds), 2) if name != "none" else "1"
+    for name, measurement in measurements.items():
+        formula_mb = bytes_between_machines(COMM_CONFIGS[name], 4, machines, procs) * parameter_count / 1e6
+        formula_cell = "" if name.startswith("powersgd") else f"{formula_mb:.1f}"
+        speedups = ratios(measurements["none"].seconds, measurement.seconds)
+        speedup_cell = median_with_range(speedups, 2) if name != "none" else "1"
         yield (
-            f"| {name} | {way.bytes_sent / 1e6:.1f} | {told} | {way.error:.1e} | {median_with_range(way.seconds, 2)} | {faster} |"
+            f"| {name} | {measurement.bytes_sent / 1e6:.1f} | {formula_cell} | {measurement.error:.1e} | "
+            f"{median_with_range(measurement.seconds, 2)} | {speedup_cell} |"
         )
 
 
 def table(
     cluster_shapes: Sequence[tuple[int, int]], model_name: str, rounds: int, load_average: float
 ) -> Iterator[str]:
-    """Measure, and yield the part of RESULTS.md."""
-    numbers = sum(one.numel() for one in registry.build_model(Model(name=model_name), 1000, 0).parameters())
+    """Measure, and yield the section of RESULTS.md."""
+    model = registry.build_model(Model(name=model_name), 1000, 0)
+    parameter_count = sum(param.numel() for param in model.parameters())
     yield "## Ways to sum gradients"
     yield ""
     yield (
-        f"{describe_machine()}, gloo; the load was {load_average:.1f} before. {model_name}, {numbers / 1e6:.1f} million parameters, {BATCH} "
-        f"images of {IMAGE_PIXELS} pixels a process, cards of {LINK_MEGABITS:g} Mbit/s. MB sent: what one machine's card counts in a "
-        "step; the formula is 2(P-1)/P x S. Error: of one step's gradients, beside plain's. Median (least-most), "
+        f"{describe_machine()}, gloo; the load was {load_average:.1f} before. {model_name}, "
+        f"{parameter_count / 1e6:.1f} million parameters, {BATCH} images of {IMAGE_PIXELS} pixels per process, links "
+        f"of {LINK_MEGABITS:g} Mbit/s. MB sent: by one machine's network interface per step; the formula is "
+        "2(P-1)/P x S. Error: of the gradients of one step, relative to plain (none). Median (min-max), "
         f"n = {rounds}. Written by `benchmarks/training/comm.py`."
     )
     for machines, procs in cluster_shapes:
-        with namespaces.switched(machines) as places:
-            for place in places:
-                namespaces.slow_down(place, LINK_MEGABITS)
+        with namespaces.switched(machines) as machine_namespaces:
+            for namespace in machine_namespaces:
+                namespaces.slow_down(namespace, LINK_MEGABITS)
 
-            def work(group: ProcessGroup) -> dict[str, CommMeasurement]:
+            def compare(group: ProcessGroup) -> dict[str, CommMeasurement]:
                 return CommComparison(group, model_name, rounds).measure()
 
-            answers: list[Any] = namespaces.run_in(places, procs, work, seconds=900)
+            measurements_by_rank: list[Any] = namespaces.run_in(machine_namespaces, procs, compare, seconds=900)
         yield ""
-        yield from cluster_shape_rows(machines, procs, answers[0], numbers)
+        yield from cluster_shape_rows(machines, procs, measurements_by_rank[0], parameter_count)
 
 
 def main() -> int:
-    """Measure and print; write the part of RESULTS.md."""
-    parser = argparse.ArgumentParser(description="Ways to sum gradients, side by side.")
-    parser.add_argument("--quick", action="store_true", help="one round of a small net; writes nothing")
-    asked = parser.parse_args()
+    """Measure and print; without --quick write the section of RESULTS.md. Return 1 if namespaces cannot be made."""
+    parser = argparse.ArgumentParser(description="Compare the ways to sum gradients.")
+    parser.add_argument("--quick", action="store_true", help="one round with a small network; writes nothing")
+    options = parser.parse_args()
     if namespaces.missing():
         print(namespaces.missing(), file=sys.stderr)
         return 1
-    net, rounds = ("resnet10_tiny", 1) if asked.quick else (MODEL_NAME, ROUNDS)
-    lines = list(table(CLUSTER_SHAPES, net, rounds, os.getloadavg()[0]))
+    model_name, rounds = ("resnet10_tiny", 1) if options.quick else (MODEL_NAME, ROUNDS)
+    lines = list(table(CLUSTER_SHAPES, model_name, rounds, os.getloadavg()[0]))
     print("\n".join(lines))
-    if not asked.quick:
-        write_section("comm.py", lines)
+    if not options.quick:
+        write_section("training/comm.py", lines)
     return 0
 
 

@@ -1,12 +1,12 @@
-"""One command for a machine with a GPU: our step by size, beside a bare one and a plain loop's; loader; goodput.
+"""Measures on a GPU, in one command: our training step compared with a bare step and a plain loop; loader; goodput.
 
     .venv/bin/python benchmarks/training/gpu.py                  # ResNet-50, bf16, 128 to 288 pixels, about ten minutes
     .venv/bin/python benchmarks/training/gpu.py --sizes 224 --no-compile --batch 512
 
-Batches are synthetic and lie on the GPU: ours as the loader hands them over, uint8; the bare step's as it needs them.
-A batch that does not fit is halved. "Plain" is timm's ResNet-50 where timm is installed, else our network in a loop as
-torchvision's references write it: NCHW, accuracy and loss read after every step. Its rows are kept in RESULTS.md with
-their date; without a GPU the row says so.
+Batches are synthetic and lie on the GPU: for our step as the loader delivers them, uint8; for the bare step in the
+format that it needs. A batch that does not fit is halved. The plain loop is timm's ResNet-50 if timm is installed, else
+our network in a loop as torchvision's references write it: NCHW, with accuracy and loss read after every step. The
+section is kept in RESULTS.md with its date; without a GPU it says so.
 """
 
 import argparse
@@ -36,10 +36,11 @@ from benchmarks.measure import (
 )
 
 SIZES, BATCH, MODEL, CLASSES = (128, 160, 224, 288), 256, "resnet50", 1000
-WARMUP_STEPS, TIMED_STEPS, ROUNDS = 3, 20, 3  # steps before the clock, steps timed together, and how often
-COPY_SHORT_SIDES = (160, 352)  # their short sides
-MIN_BATCH = 2  # images of the smallest batch that is tried
-GOAL_RATIO = 0.95  # ours beside the bare step
+WARMUP_STEPS, TIMED_STEPS, ROUNDS = 3, 20, 3  # TIMED_STEPS are timed together, in each round
+COPY_SHORT_SIDES = (160, 352)
+MIN_BATCH = 2  # the smallest batch that is tried
+GOAL_RATIO = 0.95  # of our speed to that of the bare step
+SECTION = "training/gpu.py"  # of RESULTS.md
 NO_GPU_ROW = "| not measured | no GPU on this machine |"
 Step = Callable[[], object]
 
@@ -48,7 +49,7 @@ Step = Callable[[], object]
 
 
 def trainer_step(model: str, size: int, batch: int, use_compile: bool, device: Any, output_folder: Path) -> Step:
-    """A step of train.engine.trainer, its images on the device."""
+    """Return a step of train.engine.trainer whose images lie on the device."""
     import numpy as np
     import torch
 
@@ -64,21 +65,24 @@ def trainer_step(model: str, size: int, batch: int, use_compile: bool, device: A
     from train.recipe.schema import Phase, Recipe
 
     recipe = Recipe(
-        name="gpu", data=Data(name="none", root="none", train=10**6, val=1), model=Model(name=model, compile=use_compile),
-        gpus=1, phases=[Phase(epochs=(0, 1), size=size, batch=batch, lr=0.01)],
-    )  # fmt: skip
-    schedule = Schedule(recipe, 10**6, 1)
-    group, feed = ProcessGroup(0, 0, 1, 1, device), DistributedBatchSampler(schedule, {}, 0, 0, 1)
-    trainer = Trainer(
-        parse_train_options(["none", "--out", str(output_folder)]), recipe, group, feed, CLASSES, AgentChannel()
+        name="gpu",
+        data=Data(name="none", root="none", train=10**6, val=1),
+        model=Model(name=model, compile=use_compile),
+        gpus=1,
+        phases=[Phase(epochs=(0, 1), size=size, batch=batch, lr=0.01)],
     )
+    schedule = Schedule(recipe, 10**6, 1)
+    group = ProcessGroup(0, 0, 1, 1, device)
+    sampler = DistributedBatchSampler(schedule, {}, 0, 0, 1)
+    options = parse_train_options(["none", "--out", str(output_folder)])
+    trainer = Trainer(options, recipe, group, sampler, CLASSES, AgentChannel())
     trainer.preprocessor.warmed_shapes = {(batch, size, size)}
     images = torch.randint(256, (batch, size, size, 3), dtype=torch.uint8).to(device)
     labels = np.random.default_rng(0).integers(CLASSES, size=batch)
     batches = itertools.repeat(Batch(images, labels, BatchRequest("train", None, np.arange(batch), (size, size))))
 
     def step() -> None:
-        if trainer.meter.steps == MAX_STEPS_BETWEEN_SYNCS:  # read once a second in a run
+        if trainer.meter.steps == MAX_STEPS_BETWEEN_SYNCS:  # a run reads them about once a second
             trainer.time_breakdown.flush()
             trainer.meter.reset()
         trainer.run_step(schedule.epochs[0], 0, batches)
@@ -87,7 +91,7 @@ def trainer_step(model: str, size: int, batch: int, use_compile: bool, device: A
 
 
 def bare_step(model: str, size: int, batch: int, use_compile: bool, device: Any, net: Any = None) -> Step:
-    """Forward, loss, backward and update, and nothing else."""
+    """Return a step of forward, loss, backward and update, and nothing else."""
     import torch
     from torch.nn.functional import cross_entropy
 
@@ -114,7 +118,7 @@ def bare_step(model: str, size: int, batch: int, use_compile: bool, device: Any,
 
 
 def plain_loop_step(model: str, size: int, batch: int, device: Any) -> Step:
-    """timm's network in the bare step, or a loop in torchvision's style."""
+    """Return the bare step with timm's network, or without timm a step of a loop in torchvision's style."""
     if importlib.util.find_spec("timm"):
         import timm
 
@@ -128,9 +132,10 @@ def plain_loop_step(model: str, size: int, batch: int, device: Any) -> Step:
     net = registry.build_model(Model(name=model), CLASSES, 0).to(device)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.01, momentum=0.9, weight_decay=1e-4)
     criterion = torch.nn.CrossEntropyLoss()
-    images, labels = torch.randn(batch, 3, size, size, device=device), torch.randint(CLASSES, (batch,), device=device)
+    images = torch.randn(batch, 3, size, size, device=device)
+    labels = torch.randint(CLASSES, (batch,), device=device)
     precision = process_group.compute_dtype(device)
-    seen: dict[str, float] = {}
+    metrics: dict[str, float] = {}
 
     def step() -> None:
         with torch.autocast(device.type, precision, enabled=precision != torch.float32):
@@ -139,9 +144,9 @@ def plain_loop_step(model: str, size: int, batch: int, device: Any) -> Step:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        best = scores.topk(min(5, scores.shape[1]), 1).indices.t().eq(labels[None])
-        seen["top1"], seen["top5"] = (best[:k].flatten().sum().float().item() for k in (1, 5))
-        seen["loss"] = loss.item()
+        hits = scores.topk(min(5, scores.shape[1]), 1).indices.t().eq(labels[None])
+        metrics["top1"], metrics["top5"] = (hits[:k].flatten().sum().float().item() for k in (1, 5))
+        metrics["loss"] = loss.item()
 
     return step
 
@@ -150,7 +155,7 @@ def plain_loop_step(model: str, size: int, batch: int, device: Any) -> Step:
 
 
 def synchronize(device: Any) -> None:
-    """Until the GPU has done what it was asked."""
+    """Wait until the GPU has finished all queued work."""
     import torch
 
     if device.type == "cuda":
@@ -158,8 +163,8 @@ def synchronize(device: Any) -> None:
 
 
 def measure_speeds(step_by_side: dict[str, Step], batch: int, device: Any) -> dict[str, list[float]]:
-    """Images a second of each side in turn."""
-    found: dict[str, list[float]] = {name: [] for name in step_by_side}
+    """Return images per second of each side and round; the sides take turns."""
+    speeds: dict[str, list[float]] = {name: [] for name in step_by_side}
     for step in step_by_side.values():
         for _ in range(WARMUP_STEPS):
             step()
@@ -170,12 +175,12 @@ def measure_speeds(step_by_side: dict[str, Step], batch: int, device: Any) -> di
             for _ in range(TIMED_STEPS):
                 step()
             synchronize(device)
-            found[name].append(batch * TIMED_STEPS / (time.perf_counter() - start))
-    return found
+            speeds[name].append(batch * TIMED_STEPS / (time.perf_counter() - start))
+    return speeds
 
 
 def peak_memory_gb(step: Step, device: Any) -> float:
-    """Peak memory of a step, GB."""
+    """Return the peak memory of a step in GB (1e9 bytes), 0 on a CPU."""
     import torch
 
     if device.type != "cuda":
@@ -187,50 +192,47 @@ def peak_memory_gb(step: Step, device: Any) -> float:
 
 
 def measure_size(model: str, size: int, batch: int, use_compile: bool, device: Any) -> str:
-    """One row of the table; the batch is halved until it fits."""
+    """Return a row of the table. The batch is halved until it fits."""
     import torch
 
     torch.backends.cudnn.benchmark = True
-    torch._dynamo.reset()  # it compiles the same function 8 times at most, and then goes on without a word
+    # torch.compile compiles a function at most 8 times, and then silently runs it uncompiled.
+    torch._dynamo.reset()
+    mode = "compiled" if use_compile else "eager"
     while True:
         try:
             with tempfile.TemporaryDirectory() as folder:
                 step = trainer_step(model, size, batch, use_compile, device, Path(folder))
-                gb = peak_memory_gb(step, device)  # before the others are there
+                memory_gb = peak_memory_gb(step, device)  # before the other sides take memory
                 sides = {"ours": step, "bare": bare_step(model, size, batch, use_compile, device)}
                 sides |= {} if use_compile else {"plain": plain_loop_step(model, size, batch, device)}
-                found = measure_speeds(sides, batch, device)
+                speeds = measure_speeds(sides, batch, device)
             break
         except torch.cuda.OutOfMemoryError:
             step = sides = None  # type: ignore[assignment]
             if batch // 2 < MIN_BATCH:
-                return f"| {size} | {batch} | {compile_label(use_compile)} | out of memory | | | | |"
+                return f"| {size} | {batch} | {mode} | out of memory | | | | |"
             batch //= 2
-        except Exception as error:  # a compiler that is not there, or fails: the other rows are still worth having
-            return f"| {size} | {batch} | {compile_label(use_compile)} | {type(error).__name__}: {str(error).splitlines()[0]} | | | | |"
+        except Exception as error:  # such as a missing or failing compiler: the other rows are still worth having
+            return f"| {size} | {batch} | {mode} | {type(error).__name__}: {str(error).splitlines()[0]} | | | | |"
         torch.cuda.empty_cache()
-    ratio = statistics.median(a / b for a, b in zip(found["ours"], found["bare"], strict=True))
-    beside = median_with_range(found["plain"]) if "plain" in found else ""
+    ratio = statistics.median(ours / bare for ours, bare in zip(speeds["ours"], speeds["bare"], strict=True))
+    plain_cell = median_with_range(speeds["plain"]) if "plain" in speeds else ""
     return (
-        f"| {size} | {batch} | {compile_label(use_compile)} | {median_with_range(found['ours'])} | {median_with_range(found['bare'])} | "
-        f"{ratio:.2f}, goal {GOAL_RATIO}: {goal_verdict(ratio, GOAL_RATIO)} | {beside} | {gb:.1f} GB |"
+        f"| {size} | {batch} | {mode} | {median_with_range(speeds['ours'])} | {median_with_range(speeds['bare'])} | "
+        f"{ratio:.2f}, goal {GOAL_RATIO}: {goal_verdict(ratio, GOAL_RATIO)} | {plain_cell} | {memory_gb:.1f} GB |"
     )
 
 
-def compile_label(use_compile: bool) -> str:
-    """The word for a table."""
-    return "compiled" if use_compile else "eager"
-
-
 def loader_rates(folder: Path, sizes: Sequence[int]) -> Iterator[str]:
-    """What the loader of this machine gives, all cores, copies of 160 up to 128 pixels and of 352 above."""
+    """Yield the speed of the loader on all cores for each size: 160-pixel copies up to 128 pixels, 352 above."""
     from benchmarks.data import loader
 
-    indexes = {short: loader.pack_copies(folder / str(short)) for short in COPY_SHORT_SIDES}
+    indexes = {short_side: loader.pack_copies(folder / str(short_side)) for short_side in COPY_SHORT_SIDES}
     for size in sizes:
-        short = COPY_SHORT_SIDES[0] if size <= 128 else COPY_SHORT_SIDES[1]
-        found = loader.measure_speeds(indexes[short], size, {"ours"}, 2)
-        yield f"| {short} to {size} | {median_with_range(found['ours'])} images/s, {core_count()} workers |"
+        short_side = COPY_SHORT_SIDES[0] if size <= 128 else COPY_SHORT_SIDES[1]
+        speeds = loader.measure_speeds(indexes[short_side], size, {"ours"}, 2)
+        yield f"| {short_side} to {size} | {median_with_range(speeds['ours'])} images/s, {core_count()} workers |"
 
 
 RECIPE = """\
@@ -250,87 +252,91 @@ recipe = Recipe(
 def measure_goodput(
     folder: Path, model: str, sizes: Sequence[int], batch: int, max_steps: int | None, hide_gpu: bool
 ) -> str:
-    """One short run by `python -m train`: a switch of size, batch and copy, validations and checkpoints."""
+    """Run `python -m train` once, and return its goodput as text.
+
+    The short run changes size, batch and copy, validates, and writes checkpoints.
+    """
     text = RECIPE.format(model=model, small=min(sizes), large=max(sizes), batch=batch, half=max(2, batch // 2))
     (folder / "recipe.py").write_text(text)
     copies = folder / "352-packed-sz"
     copies.mkdir()
-    for short in COPY_SHORT_SIDES:
-        (copies / str(short)).symlink_to(folder / f"{short}-packed")
-    out = folder / "out"
-    words = [
-        "--data",
-        str(folder / "352-packed"),
-        "--out",
-        str(out),
-        *(["--max-steps", str(max_steps)] if max_steps else []),
-    ]
+    for short_side in COPY_SHORT_SIDES:
+        (copies / str(short_side)).symlink_to(folder / f"{short_side}-packed")
+    output_folder = folder / "out"
+    options = ["--data", str(folder / "352-packed"), "--out", str(output_folder)]
+    if max_steps:
+        options += ["--max-steps", str(max_steps)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **({"CUDA_VISIBLE_DEVICES": ""} if hide_gpu else {})}
-    argv = [sys.executable, "-m", "train", str(folder / "recipe.py"), *words]
-    done = subprocess.run(argv, env=environment, cwd=folder, capture_output=True, text=True)
-    if done.returncode:
-        return f"the short run failed: {(done.stderr or done.stdout).strip().splitlines()[-1]}"
-    result = json.loads((out / "result.json").read_text())
-    parts = {name: one["seconds"] for name, one in result.get("where", {}).get("parts", {}).items()}
+    argv = [sys.executable, "-m", "train", str(folder / "recipe.py"), *options]
+    completed = subprocess.run(argv, env=environment, cwd=folder, capture_output=True, text=True)
+    if completed.returncode:
+        return f"the short run failed: {(completed.stderr or completed.stdout).strip().splitlines()[-1]}"
+    result = json.loads((output_folder / "result.json").read_text())
+    parts = {name: part["seconds"] for name, part in result.get("where", {}).get("parts", {}).items()}
     seconds = result["seconds"]["first step to last"]
+    goodput = 100 * result["goodput"]
     return (
-        f"{100 * result['goodput']:.1f} % over {result['steps']} steps, {seconds:.1f} s ("
-        + ", ".join(f"{name} {part:.1f}" for name, part in parts.items())
-        + f"), goal 95: {goal_verdict(100 * result['goodput'], 95)}"
+        f"{goodput:.1f} % over {result['steps']} steps, {seconds:.1f} s ("
+        + ", ".join(f"{name} {part_seconds:.1f}" for name, part_seconds in parts.items())
+        + f"), goal 95: {goal_verdict(goodput, 95)}"
     )
 
 
 def describe_gpu(device: Any) -> str:
-    """The GPU and what drives it."""
+    """Return the names and versions of the GPU, CUDA, cuDNN and timm."""
     import torch
 
     if device.type != "cuda":
-        return "no GPU: this tries the code only"
-    timm = importlib.util.find_spec("timm") and importlib.import_module("timm").__version__
+        return "No GPU: this run only tries the code"
+    timm_version = importlib.util.find_spec("timm") and importlib.import_module("timm").__version__
     return (
         f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}, one of them measured; "
-        f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, timm {timm or 'not installed'}"
+        f"CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}, timm {timm_version or 'not installed'}"
     )
 
 
 def markdown_rows(options: argparse.Namespace | None = None) -> list[str]:
-    """Measure all; markdown lines, one that says why where there is no GPU."""
+    """Measure, and return the section as lines of Markdown; without a GPU a line that says so."""
     import torch
 
     options = options or parse_arguments([])
     if options.device == "cuda" and not torch.cuda.is_available():
         return [f"{describe_machine()}.", "", "| | |", "|---|---|", NO_GPU_ROW]
-    lines = [
-        f"{describe_machine()}. {describe_gpu(torch.device(options.device))}. Images/s, median (least-most) of {ROUNDS}.",
-        "",
-    ]
+    device = torch.device(options.device)
+    lines = [f"{describe_machine()}. {describe_gpu(device)}. Images/s, median (min-max) of {ROUNDS}.", ""]
     with tempfile.TemporaryDirectory() as folder:
         from benchmarks.data import loader
 
-        place, threads = Path(folder), torch.get_num_threads()
-        loader.write_copies(options.images, place)
+        work_folder = Path(folder)
+        threads = torch.get_num_threads()
+        loader.write_copies(options.images, work_folder)
         loader.configure_process()
-        rates = list(loader_rates(place, options.sizes))  # workers are forked before CUDA begins
+        rates = list(loader_rates(work_folder, options.sizes))  # forks the workers before CUDA is initialized
         torch.set_num_threads(threads)
+        goodput = measure_goodput(
+            work_folder, options.model, options.sizes, options.batch, options.max_steps, options.device == "cpu"
+        )
         lines += ["| copies to size | the loader |", "|---|---|", *rates, ""]
-        run = (options.model, options.sizes, options.batch, options.max_steps, options.device == "cpu")
-        lines += [f"Goodput of a short run: {measure_goodput(place, *run)}.", ""]
-    device = torch.device(options.device)
-    name = "timm" if importlib.util.find_spec("timm") else "torchvision's style"
-    lines += [f"| {options.model}, size | batch | | ours | bare step | ours / bare | {name} | ours, peak |"]
-    lines += ["|---|---|---|---|---|---|---|---|"]
-    for size, compile in itertools.product(options.sizes, (False, True) if options.compile else (False,)):
-        lines.append(measure_size(options.model, size, options.batch, compile, device))
+        lines += [f"Goodput of a short run: {goodput}.", ""]
+    plain_title = "timm" if importlib.util.find_spec("timm") else "torchvision's style"
+    lines.append(f"| {options.model}, size | batch | | ours | bare step | ours / bare | {plain_title} | ours, peak |")
+    lines.append("|---|---|---|---|---|---|---|---|")
+    for size, use_compile in itertools.product(options.sizes, (False, True) if options.compile else (False,)):
+        lines.append(measure_size(options.model, size, options.batch, use_compile, device))
         print(lines[-1], flush=True)
     return lines
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
-    """The command line."""
-    parser = argparse.ArgumentParser(description="Our training step on a GPU beside a bare one and a plain loop.")
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(
+        description="Compare our training step on a GPU with a bare step and a plain loop."
+    )
     parser.add_argument("--sizes", type=int, nargs="+", default=SIZES, help="pixels (default: 128 160 224 288)")
-    parser.add_argument("--batch", type=int, default=BATCH, help=f"images (default: {BATCH}), halved where too many")
-    parser.add_argument("--no-compile", dest="compile", action="store_false", help="leave out torch.compile: minutes")
+    parser.add_argument("--batch", type=int, default=BATCH, help=f"images (default: {BATCH}); halved until it fits")
+    parser.add_argument(
+        "--no-compile", dest="compile", action="store_false", help="leave out torch.compile, which takes minutes"
+    )
     parser.add_argument("--images", type=Path, metavar="DIR", help="photographs for the loader: a folder or .tar")
     parser.add_argument("--device", default="cuda", help=argparse.SUPPRESS)
     parser.add_argument("--model", default=MODEL, help=argparse.SUPPRESS)
@@ -339,12 +345,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def main() -> int:
-    """Measure, print, and write the part of RESULTS.md; what an earlier machine with a GPU measured is kept without."""
+    """Measure, print, and write the section of RESULTS.md. Without a GPU an earlier section is kept."""
     options = parse_arguments()
     lines = ["## On a GPU", "", *markdown_rows(options)]
     print("\n".join(lines))
-    if (NO_GPU_ROW not in lines and options.device == "cuda") or "<!-- gpu.py -->" not in RESULTS_PATH.read_text():
-        write_section("gpu.py", lines)
+    has_measured_gpu = NO_GPU_ROW not in lines and options.device == "cuda"
+    if has_measured_gpu or f"<!-- {SECTION} -->" not in RESULTS_PATH.read_text():
+        write_section(SECTION, lines)
     return 0
 
 

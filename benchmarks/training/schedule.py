@@ -1,11 +1,12 @@
-"""Goodput, where the time went and the widest gap between two epochs: the demo, and a cut-short 18-minute schedule.
+"""Goodput, time of each part and widest gap between two epochs, of the demo and of a shortened 18-minute schedule.
 
-    .venv/bin/python benchmarks/training/schedule.py                    # about two minutes on two quiet cores, images drawn
-    .venv/bin/python benchmarks/training/schedule.py --images DIR       # photographs: DIR/train/<class>/*.JPEG and DIR/val/...
+    .venv/bin/python benchmarks/training/schedule.py                 # two minutes on two quiet cores; generated images
+    .venv/bin/python benchmarks/training/schedule.py --images DIR    # DIR/train/<class>/*.JPEG and DIR/val/...
 
 The schedule has all phases of recipes/resnet50_18min.py for one machine: 128, 224 and 288 pixels, copies of 160 and 352
-pixels and full-size images, batches that shrink by its proportions, rectangles at the end; the net is a ResNet-18 and
-a batch a few images, so that two processors carry it out. Jobs of the installed command, as a person starts them.
+pixels and full-size images, batches in its proportions, rectangular crops at the end. So that two cores can run it, the
+network is a ResNet-18 and a batch has only a few images. The jobs are started by the installed command, as a user
+starts them.
 """
 
 import argparse
@@ -30,29 +31,32 @@ from train.tools.filesystem import to_json_bytes
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 GOODPUT_GOAL_PERCENT, GAP_GOAL_STEPS = 95.0, 1.0
-BATCH_DIVISOR = 32  # times smaller batches than those of eight V100
+BATCH_DIVISOR = 32  # batches are this many times smaller than those of eight V100
 MAX_STEPS = 150
-DRAWN_IMAGES = (400, 80)  # training and validation images
+DRAWN_IMAGES = (400, 80)  # generated images for training and for validation
 
 
 def shortened_recipe(model: str = "resnet18", batch_divisor: int = BATCH_DIVISOR) -> Recipe:
-    """Return the 18-minute recipe's rows for one machine with another net, smaller batches and rates to match."""
-    whole = resnet50_18min.recipe.for_machines(1)
-    rows = [
-        replace(one, batch=max(4, one.batch // batch_divisor), lr=_divide_rate(one.lr, 8 * batch_divisor))
-        for one in whole.phases
+    """Return the 18-minute recipe for one machine with another network, smaller batches and matching learning rates."""
+    full_recipe = resnet50_18min.recipe.for_machines(1)
+    phases = [
+        replace(
+            phase,
+            batch=max(4, phase.batch // batch_divisor),
+            lr=_divide_learning_rate(phase.lr, 8 * batch_divisor),
+        )
+        for phase in full_recipe.phases
     ]
-    made = replace(whole, name="cut-short", model=Model(name=model), phases=rows, tables={}, gpus=1)
-    return made
+    return replace(full_recipe, name="cut-short", model=Model(name=model), phases=phases, tables={}, gpus=1)
 
 
-def _divide_rate(rate: float | tuple[float, float], divisor: int) -> float | tuple[float, float]:
-    """By the linear rule: the nominal batch was of eight GPUs."""
-    return tuple(one / divisor for one in rate) if isinstance(rate, tuple) else rate / divisor  # type: ignore[return-value]
+def _divide_learning_rate(lr: float | tuple[float, float], divisor: int) -> float | tuple[float, float]:
+    """Scale a learning rate by the linear rule; the nominal batch was that of eight GPUs."""
+    return tuple(rate / divisor for rate in lr) if isinstance(lr, tuple) else lr / divisor  # type: ignore[return-value]
 
 
 def run_job(folder: Path, *arguments: str) -> dict[str, Any]:
-    """Run a job on this computer to its end and return its result. Raises `CalledProcessError`."""
+    """Run a job on this computer and return its result. Raises `CalledProcessError` if it fails."""
     folder.mkdir()
     command = [COMMAND, "launch", "--local", "-y", "--procs", "1", *arguments]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder)
@@ -60,83 +64,84 @@ def run_job(folder: Path, *arguments: str) -> dict[str, Any]:
 
 
 def run_demo(work_folder: Path) -> dict[str, Any]:
-    """What `make demo` runs."""
+    """Run the job of `make demo` and return its result."""
     return run_job(work_folder / "demo", str(ROOT / "recipes" / "quickstart.py"))
 
 
 def run_shortened_schedule(work_folder: Path, images: Path | None) -> dict[str, Any]:
-    """The cut-short schedule on these images, with copies of them beside the jobs' folder."""
-    data, recipe = images or work_folder / "drawn", work_folder / "cut-short.json"
+    """Run the shortened schedule on these images, or on generated ones, and return its result."""
+    data = images or work_folder / "drawn"
     if images is None:
         draw_sample_set(data, train=DRAWN_IMAGES[0], val=DRAWN_IMAGES[1])
     copies = work_folder / "copies"
-    subprocess.run(
-        [COMMAND, "data", "resize", str(data), str(copies), "--sizes", "160,352"], check=True, stdout=subprocess.DEVNULL
-    )
-    recipe.write_bytes(to_json_bytes(shortened_recipe().to_json()))
-    return run_job(
-        work_folder / "schedule",
-        str(recipe),
-        "--data",
-        str(data),
-        "--copies",
-        str(copies),
-        "--max-steps",
-        str(MAX_STEPS),
-    )
+    resize = [COMMAND, "data", "resize", str(data), str(copies), "--sizes", "160,352"]
+    subprocess.run(resize, check=True, stdout=subprocess.DEVNULL)
+    recipe_path = work_folder / "cut-short.json"
+    recipe_path.write_bytes(to_json_bytes(shortened_recipe().to_json()))
+    options = ["--data", str(data), "--copies", str(copies), "--max-steps", str(MAX_STEPS)]
+    return run_job(work_folder / "schedule", str(recipe_path), *options)
 
 
-def result_rows(name: str, results: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the rows of one run, or of the run with the middle goodput of several."""
-    found = sorted(results, key=lambda one: one["goodput"])
-    one = found[len(found) // 2]
-    where, goodput = one["where"], 100 * one["goodput"]
+def result_rows(title: str, results: Sequence[dict[str, Any]]) -> list[str]:
+    """Return the rows of a run; of several runs, those of the run with the median goodput."""
+    results_by_goodput = sorted(results, key=lambda result: result["goodput"])
+    result = results_by_goodput[len(results_by_goodput) // 2]
+    where = result["where"]
+    goodput = 100 * result["goodput"]
+    goodput_verdict = goal_verdict(goodput, GOODPUT_GOAL_PERCENT)
     gap = where["gap"] or {"steps": 0.0, "epoch": 0}
-    runs = ", ".join(f"{100 * other['goodput']:.1f}" for other in found)
+    gap_verdict = goal_verdict(gap["steps"], GAP_GOAL_STEPS, at_most=True)
+    all_goodputs = ", ".join(f"{100 * other['goodput']:.1f}" for other in results_by_goodput)
     lines = [
-        f"| {name}: goodput | {goodput:.1f} % ({goal_verdict(goodput, GOODPUT_GOAL_PERCENT)}: {GOODPUT_GOAL_PERCENT:.0f}; runs: {runs}) |",
+        f"| {title}: goodput | {goodput:.1f} % (goal {GOODPUT_GOAL_PERCENT:.0f}: {goodput_verdict}; all runs: "
+        f"{all_goodputs}) |",
         f"| widest gap between epochs | {gap['steps']:.2f} steps, before epoch {gap['epoch']} "
-        f"({goal_verdict(gap['steps'], GAP_GOAL_STEPS, at_most=True)}: {GAP_GOAL_STEPS:.0f}) |",
-        f"| first step to last | {where['wall']:.1f} s, {one['steps']} steps, {len(one['epochs'])} epochs |",
+        f"(goal {GAP_GOAL_STEPS:.0f}: {gap_verdict}) |",
+        f"| first step to last | {where['wall']:.1f} s, {result['steps']} steps, {len(result['epochs'])} epochs |",
     ]
-    for part, title in PART_TITLES.items():
+    for part, part_title in PART_TITLES.items():
         row = where["parts"][part]
         share = 100 * row["seconds"] / where["wall"]
-        lines.append(f"| {title} | {row['seconds']:.2f} s, {share:.1f} %, most in epoch {row['epoch']} |")
-    lines.append(f"| in steps slower than the median of their shape | {100 * where['slower'] / where['wall']:.1f} % |")
-    start = ", ".join(f"{state} {seconds:.1f}" for state, seconds in where["start"].items())
-    return [*lines, f"| start, before all of it | {sum(where['start'].values()):.1f} s: {start} |"]
+        lines.append(f"| {part_title} | {row['seconds']:.2f} s, {share:.1f} %, most in epoch {row['epoch']} |")
+    slower_share = 100 * where["slower"] / where["wall"]
+    lines.append(f"| in steps and batches slower than the median of their shape | {slower_share:.1f} % |")
+    seconds_by_state = where["start"]
+    states = ", ".join(f"{state} {seconds:.1f}" for state, seconds in seconds_by_state.items())
+    lines.append(f"| start, before the first step | {sum(seconds_by_state.values()):.1f} s: {states} |")
+    return lines
 
 
 def markdown_rows(
     images: Path | None = None, rounds: int = 1, parts: Sequence[str] = ("demo", "schedule")
 ) -> list[str]:
-    """Measure and return the rows of a table with two columns. Photographs where `images` is given."""
-    kind = "photographs" if images else "drawn images"
-    works: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
+    """Run the parts `rounds` times, and return the table as lines of Markdown. Without `images` they are generated."""
+    source = "photographs" if images else "generated images"
+    runs_by_part: dict[str, tuple[str, Callable[[Path], dict[str, Any]]]] = {
         "demo": ("demo", run_demo),
-        "schedule": (f"18 minutes cut short, {kind}", lambda place: run_shortened_schedule(place, images)),
+        "schedule": (f"shortened 18 minutes, {source}", lambda folder: run_shortened_schedule(folder, images)),
     }
     lines = ["| | |", "|---|---|"]
-    for name in parts:
-        title, work = works[name]
+    for part in parts:
+        title, run = runs_by_part[part]
         results = []
         for _ in range(rounds):
             with tempfile.TemporaryDirectory() as folder:
-                results.append(work(Path(folder)))
+                results.append(run(Path(folder)))
         lines += result_rows(title, results)
     return lines
 
 
 def main() -> int:
-    """Print the rows."""
-    parser = argparse.ArgumentParser(description="Goodput and stalls over the demo and a cut-short 18-minute schedule.")
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(
+        description="Goodput and stalls of the demo and of a shortened 18-minute schedule."
+    )
     parser.add_argument("parts", nargs="*", metavar="PART", help="demo, schedule (default: both)")
     parser.add_argument("--images", type=Path, metavar="DIR", help="photographs: DIR/train/<class>/*.JPEG, DIR/val/...")
-    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="runs of each; the middle one is shown")
-    asked = parser.parse_args()
-    images = asked.images and asked.images.resolve()
-    print("\n".join(markdown_rows(images, asked.rounds, asked.parts or ("demo", "schedule"))))
+    parser.add_argument("--rounds", type=int, default=1, metavar="N", help="runs of each part; the median run is shown")
+    options = parser.parse_args()
+    images = options.images and options.images.resolve()
+    print("\n".join(markdown_rows(images, options.rounds, options.parts or ("demo", "schedule"))))
     return 0
 
 

@@ -1,13 +1,14 @@
-"""Our training loop beside a bare step loop on one batch in memory: how much of the machine's steps is left.
+"""Compares our training loop with a bare loop on one batch in memory: the share of the step rate that is kept.
 
-    .venv/bin/python benchmarks/training/steps.py                       # about a minute on two quiet cores, images drawn
-    .venv/bin/python benchmarks/training/steps.py --images DIR          # photographs: DIR/train/<class>/*.JPEG and DIR/val/...
+    .venv/bin/python benchmarks/training/steps.py                 # a minute on two quiet cores; generated images
+    .venv/bin/python benchmarks/training/steps.py --images DIR    # DIR/train/<class>/*.JPEG and DIR/val/...
 
-Ours is the real Trainer with the real loader, sums and logs, one epoch of a few steps after the other; the bare loop
-has the same net, batch, optimizer, loss and threads, and one batch of normalised floats. They take turns in one
-process, so whatever else the machine does slows both. An epoch's checkpoint is left out: these epochs last a second.
-The loader makes two batches ahead instead of many, so that it cannot work in the other's time. It shares the processors
-with the steps, as it does not where there is a GPU: beside too small a net it would be the loader that is measured.
+Our side is the real Trainer with its loader, gradient sums and logs, in short epochs of a few steps. The bare loop has
+the same network, batch size, optimizer, loss and threads, and one batch of normalised floats. Both take turns in one
+process, so whatever else the machine does slows both. The checkpoint of an epoch is not counted, because these epochs
+last only a second. The loader prefetches two batches instead of many, so that it cannot work during the bare loop's
+turn. On a CPU the loader shares the cores with the steps, which it does not where there is a GPU: with too small a
+network this would measure the loader.
 """
 
 import argparse
@@ -24,7 +25,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
-os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as train/__main__.py
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")  # as train/__main__.py does
 
 import torch
 from torch.nn.functional import cross_entropy
@@ -46,13 +47,13 @@ from train.tools import process
 
 COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
 GOAL = 0.95
-CASE_BY_SIZE = {128: (160, 8, 6), 224: (352, 4, 6)}  # size: copy, batch, steps of a round
+CASE_BY_SIZE = {128: (160, 8, 6), 224: (352, 4, 6)}  # size: (short side of the copy, batch, steps of a round)
 MODEL, ROUNDS = "resnet50", 5
-DRAWN_IMAGES, VALIDATED_IMAGES = 60, 4  # images
+DRAWN_IMAGES, VALIDATED_IMAGES = 60, 4
 
 
 class BareLoop:
-    """The loop that has nothing to wait for."""
+    """Forward, backward and update on one batch in memory; it never waits for data."""
 
     def __init__(self, model: str, classes: int, batch: int, size: int) -> None:
         self.net = registry.build_model(Model(name=model), classes, 0)
@@ -62,7 +63,7 @@ class BareLoop:
         self.labels = torch.arange(batch) % classes
 
     def run_steps(self, count: int) -> float:
-        """Seconds of so many steps."""
+        """Run `count` steps and return their seconds."""
         start = time.perf_counter()
         for _ in range(count):
             cross_entropy(self.net(self.images), self.labels, reduction="sum").div(len(self.labels)).backward()  # type: ignore[no-untyped-call]
@@ -72,60 +73,69 @@ class BareLoop:
 
 
 class AlternatingTrainer(engine_trainer.Trainer):
-    """Our trainer, which lets the bare loop go before each of its epochs and takes the time of both."""
+    """Our trainer, which runs the bare loop before each of its epochs and times both.
+
+    `epoch_seconds` has (bare loop, ours) for each epoch between the first phase and the last.
+    """
 
     bare_loop: BareLoop
     epoch_seconds: list[tuple[float, float]]
 
-    def one_epoch(self, epoch: Epoch, batches: Iterator[loader.Batch]) -> None:
-        """See the class."""
-        self.saver.wait()  # else the last epoch's file would be written in the other's time
-        theirs = self.bare_loop.run_steps(epoch.steps)
+    def run_epoch(self, epoch: Epoch, batches: Iterator[loader.Batch]) -> None:
+        """Run the bare loop for as many steps, then the epoch."""
+        self.saver.wait()  # otherwise the last epoch's checkpoint would be written during the bare loop's turn
+        bare_seconds = self.bare_loop.run_steps(epoch.steps)
         start = time.perf_counter()
         super().run_epoch(epoch, batches)
-        own = time.perf_counter() - start - self.time_breakdown.epoch_times(epoch.number + 1)["where"]["checkpoints"]
+        checkpoint_seconds = self.time_breakdown.epoch_times(epoch.number + 1)["where"]["checkpoints"]
+        our_seconds = time.perf_counter() - start - checkpoint_seconds
         if epoch.scheduled_phase.phase.epochs[0] and epoch.scheduled_phase is not self.schedule.scheduled_phases[-1]:
-            self.epoch_seconds.append((theirs, own))
+            self.epoch_seconds.append((bare_seconds, our_seconds))
 
 
 def _recipe(model: str, size: int, images: int) -> Recipe:
-    """An epoch to get warm, the rounds, an epoch that is validated."""
+    """Return a recipe with one epoch of warm-up, ROUNDS timed epochs, and one epoch with a validation."""
     copy, batch, _ = CASE_BY_SIZE[size]
-    row: dict[str, Any] = {"size": size, "copy": copy, "batch": batch, "lr": 0.01, "validate": "never"}
-    edges = pairwise((0, 1, 1 + ROUNDS, 2 + ROUNDS))
-    rows = [Phase(epochs=pair, **row) for pair in edges]
+    settings: dict[str, Any] = {"size": size, "copy": copy, "batch": batch, "lr": 0.01, "validate": "never"}
+    epoch_ranges = pairwise((0, 1, 1 + ROUNDS, 2 + ROUNDS))
     return Recipe(
-        name="steps", data=Data(name="any", root="any", train=images, val=1), model=Model(name=model), gpus=1,
-        phases=rows,
-    )  # fmt: skip
+        name="steps",
+        data=Data(name="any", root="any", train=images, val=1),
+        model=Model(name=model),
+        gpus=1,
+        phases=[Phase(epochs=epochs, **settings) for epochs in epoch_ranges],
+    )
 
 
 def prepare_images(work_folder: Path, images: Path | None) -> tuple[Path, Path]:
-    """Return the folders of the images, drawn if there are none, and of their copies of 160 and 352 pixels."""
+    """Return the folder of the images (generated for None) and that of their copies of 160 and 352 pixels."""
     data = images or work_folder / "drawn"
     if images is None:
         draw_sample_set(data, train=DRAWN_IMAGES, val=10)
-    words = [COMMAND, "data", "resize", str(data), str(work_folder / "copies"), "--sizes", "160,352"]
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    return data, work_folder / "copies"
+    copies = work_folder / "copies"
+    argv = [COMMAND, "data", "resize", str(data), str(copies), "--sizes", "160,352"]
+    subprocess.run(argv, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return data, copies
 
 
 def measure_epochs(model: str, size: int, data: Path, copies: Path, output_folder: Path) -> list[tuple[float, float]]:
-    """Seconds of the bare loop and of ours, round by round."""
+    """Return the seconds of the bare loop and of ours for each timed epoch."""
     _, batch, steps = CASE_BY_SIZE[size]
-    made = _recipe(model, size, steps * batch)
-    found = open_dataset(made, data, copies, log=lambda _: None)
-    part = {
-        key: one.take(_first_indexes(len(one), steps * batch if key[0] == "train" else VALIDATED_IMAGES))
-        for key, one in found.indexes.items()
+    full_dataset = open_dataset(_recipe(model, size, steps * batch), data, copies, log=lambda _: None)
+    indexes = {
+        key: index.take(_first_indexes(len(index), steps * batch if key[0] == "train" else VALIDATED_IMAGES))
+        for key, index in full_dataset.indexes.items()
     }
-    found = Dataset(part, found.recipe)
-    schedule = Schedule(found.recipe, len(found.train), 1)
-    options, group = parse_train_options(["steps", "--out", str(output_folder)]), process_group.join_process_group()
-    feed = DistributedBatchSampler(schedule, found.indexes, 0, 0, 1)
-    trainer = AlternatingTrainer(options, found.recipe, group, feed, len(found.train.classes), AgentChannel())
-    trainer.bare_loop, trainer.epoch_seconds = BareLoop(model, len(found.train.classes), batch, size), []
-    trainer.train(loader.BatchDecoder(found.indexes, 0), process_group.loader_process_count(group, options.workers))
+    dataset = Dataset(indexes, full_dataset.recipe)
+    schedule = Schedule(dataset.recipe, len(dataset.train), 1)
+    options = parse_train_options(["steps", "--out", str(output_folder)])
+    group = process_group.join_process_group()
+    sampler = DistributedBatchSampler(schedule, dataset.indexes, 0, 0, 1)
+    class_count = len(dataset.train.classes)
+    trainer = AlternatingTrainer(options, dataset.recipe, group, sampler, class_count, AgentChannel())
+    trainer.bare_loop = BareLoop(model, class_count, batch, size)
+    trainer.epoch_seconds = []
+    trainer.train(loader.BatchDecoder(dataset.indexes, 0), process_group.loader_process_count(group, options.workers))
     return trainer.epoch_seconds
 
 
@@ -136,36 +146,37 @@ def _first_indexes(available: int, wanted: int) -> Any:
 
 
 def markdown_rows(images: Path | None = None, model: str = MODEL) -> list[str]:
-    """Measure and return the rows of a table."""
+    """Measure, and return the table as lines of Markdown."""
     process.disable_malloc_trim()
     torch.set_num_threads(os.cpu_count() or 1)
     loader.PREFETCH_BYTES_PER_WORKER = 0.0
-    kind = "photographs" if images else "drawn images"
-    lines = [f"| {model} | bare, ms a step | ours, ms a step | bare / ours | goal |", "|---|---|---|---|---|"]
-    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nothing:  # noqa: PTH123
+    source = "photographs" if images else "generated images"
+    lines = [f"| {model} | bare, ms per step | ours, ms per step | bare / ours | goal |", "|---|---|---|---|---|"]
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as devnull:  # noqa: PTH123 - a device
         data, copies = prepare_images(Path(folder), images)
         for size, (_, batch, steps) in CASE_BY_SIZE.items():
-            shown, sys.stdout = sys.stdout, nothing
+            original_stdout, sys.stdout = sys.stdout, devnull  # hides the trainer's log
             try:
-                found = measure_epochs(model, size, data, copies, Path(folder) / str(size))
+                epoch_seconds = measure_epochs(model, size, data, copies, Path(folder) / str(size))
             finally:
-                sys.stdout = shown
-            bare, ours = ([1000 * pair[which] / steps for pair in found] for which in (0, 1))
-            ratio = statistics.median(one / other for one, other in zip(bare, ours, strict=True))
+                sys.stdout = original_stdout
+            bare_ms = [1000 * bare / steps for bare, _ in epoch_seconds]
+            our_ms = [1000 * ours / steps for _, ours in epoch_seconds]
+            ratio = statistics.median(bare / ours for bare, ours in zip(bare_ms, our_ms, strict=True))
             lines.append(
-                f"| {size} pixels, batch {batch}, {kind} | {median_with_range(bare)} | {median_with_range(ours)} | {ratio:.3f} | "
-                f"{GOAL}: {goal_verdict(ratio, GOAL)} |"
+                f"| {size} pixels, batch {batch}, {source} | {median_with_range(bare_ms)} | "
+                f"{median_with_range(our_ms)} | {ratio:.3f} | {GOAL}: {goal_verdict(ratio, GOAL)} |"
             )
     return lines
 
 
 def main() -> int:
-    """Print the rows."""
-    parser = argparse.ArgumentParser(description="Our training loop beside a bare step loop on data in memory.")
+    """Measure, and print the table."""
+    parser = argparse.ArgumentParser(description="Compare our training loop with a bare loop on data in memory.")
     parser.add_argument("--images", type=Path, metavar="DIR", help="photographs: DIR/train/<class>/*.JPEG, DIR/val/...")
-    parser.add_argument("--model", default=MODEL, help=f"which net (default: {MODEL})")
-    asked = parser.parse_args()
-    print("\n".join(markdown_rows(asked.images and asked.images.resolve(), asked.model)))
+    parser.add_argument("--model", default=MODEL, help=f"network (default: {MODEL})")
+    options = parser.parse_args()
+    print("\n".join(markdown_rows(options.images and options.images.resolve(), options.model)))
     return 0
 
 
