@@ -1,50 +1,44 @@
-"""The command line: parse, call `jobs`, show. Thin, and quick: what a command needs is imported inside it."""
+"""The command line: parses the arguments, calls `cluster.jobs` and prints the result.
+
+Start-up must stay fast: a command imports what it needs inside its function, so `--help` and completion load no large
+package.
+"""
 
 import io
 import sys
-from typing import TYPE_CHECKING
 
 import click
 
 from cluster.errors import EXIT_INTERRUPTED, EXIT_USAGE
 
-from . import cloud, data_fetch, evaluate, inspect, record, report
-from .data import data
+from . import cloud, data, data_fetch, evaluate, inspect, launch, plan, record, report
 from .options import CommandGroup, exit_with_error
-from .plan import plan
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.group(cls=CommandGroup, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="imgnet-cluster", prog_name="imgnet-cluster")
 def cli() -> None:
-    """Train an ImageNet-scale image classifier with one command, on the machines you have or rent.
+    """Train an image classifier with one command, on your own machines or on rented ones.
 
     \b
-    imgnet-cluster launch --local recipes/quickstart.py      draw a data set and train on it, here
-    imgnet-cluster attach job-1                              the live tmux session
-    imgnet-cluster tensorboard job-1                         its curves
+    imgnet-cluster launch --local recipes/quickstart.py      train on a generated data set, on this computer
+    imgnet-cluster attach job-1                              show the live tmux session
+    imgnet-cluster tensorboard job-1                         show the curves
     """
 
 
-cli.add_command(plan)
-
-
-for _room in (inspect, evaluate, record, report, cloud):
-    for _command in _room.COMMANDS:
-        cli.add_command(_command)
-
-
-for _command in data_fetch.COMMANDS:
-    data.add_command(_command)
-cli.add_command(data)
+cli.add_command(plan.plan)
+for module in (launch, inspect, evaluate, record, report, cloud):
+    for command in module.COMMANDS:
+        cli.add_command(command)
+for command in data_fetch.COMMANDS:
+    data.data.add_command(command)
+cli.add_command(data.data)
 
 
 def main() -> None:
-    """Run the command line; click's own errors are one line too."""
-    if isinstance(sys.stdout, io.TextIOWrapper):  # who reads along in a file or a pipe sees each line at once
+    """Run the command line and exit. Usage errors that click finds are one line too."""
+    if isinstance(sys.stdout, io.TextIOWrapper):  # in a pipe or a file, each line must be visible at once
         sys.stdout.reconfigure(line_buffering=True)
     try:
         sys.exit(cli.main(prog_name="imgnet-cluster", standalone_mode=False))
@@ -52,8 +46,10 @@ def main() -> None:
         click.echo(help.format_message())
         sys.exit(EXIT_USAGE)
     except click.ClickException as error:
-        where = error.ctx.command_path if isinstance(error, click.UsageError) and error.ctx else "imgnet-cluster"
-        exit_with_error(f"{' '.join(error.format_message().split())} ({where} --help)", EXIT_USAGE)
+        context = error.ctx if isinstance(error, click.UsageError) else None
+        command_path = context.command_path if context else "imgnet-cluster"
+        message = " ".join(error.format_message().split())
+        exit_with_error(f"{message} ({command_path} --help)", EXIT_USAGE)
     except click.Abort:
         exit_with_error("interrupted", EXIT_INTERRUPTED)
 

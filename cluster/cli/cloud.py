@@ -1,4 +1,4 @@
-"""The commands about what is rented: up, down, gc, cost, extend, offers, check."""
+"""The commands about rented machines and the AWS resources around them: up, down, gc, cost, extend, offers, check."""
 
 import contextlib
 import sys
@@ -9,232 +9,288 @@ import click
 
 from cluster.errors import EXIT_ERROR, BadInput, ClusterError, NoSuchJob
 
-from .options import FiniteFloatRange, output_option, print_json, yes_option
+from .options import (
+    FiniteFloatRange,
+    GroupedCommand,
+    dry_run_option,
+    grouped_option,
+    output_option,
+    print_json,
+    yes_option,
+)
 
 if TYPE_CHECKING:
-    from cluster.jobs.submit import Job
+    from cluster.jobs.job import Job
 
-region_option = click.option("--region", metavar="REGION", help="Where. [default: as the AWS configuration says]")
-dry_run_option = click.option("--dry-run", "--dryrun", is_flag=True, help="Show what would be done.")
+region_option = grouped_option(
+    "AWS", "--region", metavar="REGION", help="AWS region.  [default: from the AWS configuration]"
+)
 
 
 def print_progress(text: str) -> None:
-    """Tell what is being done: talk, not data."""
+    """Print a line about work in progress on stderr: stdout is for data."""
     click.echo(text, err=True)
 
 
 def fail_if_resources_remain(descriptions: list[str]) -> None:
-    """Say what is still there, and fail for it."""
-    for one in descriptions:
-        click.echo(f"still there: {one}", err=True)
+    """Print the resources that could not be removed. Raises `ClusterError` when there are any."""
+    for description in descriptions:
+        click.echo(f"not removed: {description}", err=True)
+    if len(descriptions) == 1:
+        raise ClusterError("1 resource was not removed; run the command again")
     if descriptions:
-        raise ClusterError(f"{len(descriptions)} thing{'s are' if len(descriptions) > 1 else ' is'} still there")
+        raise ClusterError(f"{len(descriptions)} resources were not removed; run the command again")
 
 
 def confirm_or_abort(question: str, assume_yes: bool) -> None:
-    """Ask a person. Raises `ClusterError` when the answer is no, or there is nobody to answer."""
-    if not assume_yes and not sys.stdin.isatty():
-        raise ClusterError(f"{question} nobody can answer that here; say so: -y")
-    if not assume_yes and not click.confirm(question, default=False):
+    """Ask for confirmation on the terminal.
+
+    Raises `ClusterError` when the answer is no, or when there is no terminal and `assume_yes` is not set.
+    """
+    if assume_yes:
+        return
+    if not sys.stdin.isatty():
+        raise ClusterError(f"{question} There is no terminal to confirm on; pass -y")
+    if not click.confirm(question, default=False):
         raise ClusterError("nothing was done")
 
 
 @click.command()
-@click.option("--stack", is_flag=True, help="The long-lived things of a region: network, file system, keys, role.")
-@click.option("--bucket", metavar="NAME", help="And a bucket for data.")
-@click.option("--from", "address", metavar="CIDR", help="Whom ssh is open to. [default: this computer]")
+@click.option(
+    "--stack", is_flag=True, help="Create the long-lived resources of the region: network, file system, keys, role."
+)
+@click.option("--bucket", metavar="NAME", help="Create an S3 bucket for data too.")
+@click.option(
+    "--from", "address", metavar="CIDR", help="Address range that may connect by ssh.  [default: this computer]"
+)
 @region_option
 @dry_run_option
 def up(stack: bool, bucket: str | None, address: str | None, region: str | None, dry_run: bool) -> None:
-    """Make the stack of a region; a launch does so by itself. Let this computer's address in when it has changed."""
+    """Create the AWS resources that jobs of a region share.
+
+    A launch does so by itself. Run `up --stack` again when the address of this computer has changed: it then allows ssh
+    from the new address.
+    """
     from cluster.backends.aws import admin
 
     if not stack:
-        raise BadInput("say what: imgnet-cluster up --stack")
+        raise BadInput("nothing to create; run: imgnet-cluster up --stack")
     if dry_run:
-        for one in admin.missing_stack_parts(region) or ["nothing is missing"]:
-            click.echo(one)
+        for description in admin.missing_stack_parts(region) or ["nothing is missing"]:
+            click.echo(description)
         return
-    made = admin.ensure_stack(region, address, bucket, print_progress)
-    click.echo(f"the stack of {made.region} is there: {made.vpc}, file system {made.file_system}")
+    created_stack = admin.ensure_stack(region, address, bucket, print_progress)
+    click.echo(
+        f"the stack of {created_stack.region} is ready: {created_stack.vpc}, file system {created_stack.file_system}"
+    )
 
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--all", "everything", is_flag=True, help="All jobs: those of this folder, and all that bears our tags.")
-@click.option("--stack", is_flag=True, help="The stack of a region; its file system only with --delete-data.")
-@click.option("--delete-data", is_flag=True, help="With --stack: the file system and the bucket too, with all in them.")
+@click.option(
+    "--all", "all_jobs", is_flag=True, help="All jobs: those in this folder and every AWS resource with our tags."
+)
+@click.option(
+    "--stack", is_flag=True, help="The stack of a region. Its file system stays unless --delete-data is given."
+)
+@click.option("--delete-data", is_flag=True, help="With --stack: delete the file system and the bucket with all data.")
 @region_option
 @dry_run_option
 @yes_option
 def down(
     job: str | None, all_jobs: bool, stack: bool, delete_data: bool, region: str | None, dry_run: bool, yes: bool
 ) -> None:
-    """End JOB at once and all that it rents; return when AWS says that it is gone. Exit code 1 while anything is left.
+    """Terminate JOB at once, with all its rented machines.
 
-    JOB may be one that this computer never saw: its name or uid, as ls --cloud shows it.
+    Returns when AWS reports that everything is terminated. Exit code 1 if anything is left. JOB may have been launched
+    from another computer: give its name or uid, as `imgnet-cluster ls --cloud` shows it.
     """
     from cluster.jobs import billing, store
 
     if sum((bool(job), all_jobs, stack)) != 1:
-        raise BadInput("say what: a job, --all, or --stack")
+        raise BadInput("give exactly one of: a job, --all, --stack")
     if stack:
         from cluster.backends.aws import admin
 
-        what = "the stack with its file system and all data" if delete_data else "the stack but for its file system"
+        target = "the stack, its file system and all data" if delete_data else "the stack except for its file system"
         if dry_run:
-            return click.echo(f"would remove {what} of {admin.resolve_regions([region] if region else [])[0]}")
-        confirm_or_abort(f"remove {what}?", yes)
+            return click.echo(f"would remove {target} of {admin.resolve_regions([region] if region else [])[0]}")
+        confirm_or_abort(f"remove {target}?", yes)
         return fail_if_resources_remain(admin.remove_stack(region, delete_data, print_progress))
     if all_jobs:
         return _down_all(region, dry_run, yes)
     try:
-        found = store.find(job)
+        local_job = store.find(job)
     except NoSuchJob:
         from cluster.backends.aws import admin
 
-        there = admin.resolve_regions([region] if region else [])[0]
+        job_region = admin.resolve_regions([region] if region else [])[0]
         if dry_run:
-            return click.echo(f"would end all that bears the tag of {job} in {there}")
-        fail_if_resources_remain(admin.terminate_job(there, str(job), print_progress))
+            return click.echo(f"would terminate everything tagged {job} in {job_region}")
+        fail_if_resources_remain(admin.terminate_job(job_region, str(job), print_progress))
         return click.echo(f"{job} is gone")
     if dry_run:
-        return click.echo(f"would end {found.name}, which is {found.state}, and all that it rents")
-    billing.terminate_job(found)
-    click.echo(f"{found.name} is gone")
+        return click.echo(f"would terminate {local_job.name} (state: {local_job.state}) and all its rented machines")
+    billing.terminate_job(local_job)
+    click.echo(f"{local_job.name} is gone")
 
 
 def _rented_jobs() -> "list[Job]":
-    """The jobs of this folder that rent, or rented; a damaged one is left out."""
+    """Return the jobs of this folder that run, or ran, on rented machines. Damaged run folders are left out."""
     from cluster.jobs import store
 
-    found = []
-    for one in store.all_jobs():
+    rented_jobs = []
+    for job in store.all_jobs():
         with contextlib.suppress(ClusterError):
-            found += [one] if one.spec.cloud else []
-    return found
+            if job.spec.cloud:
+                rented_jobs.append(job)
+    return rented_jobs
 
 
 def _regions_to_search(region: str | None) -> list[str]:
-    """Return the regions to look at: the one named, else the usual one and those of this folder's jobs."""
+    """Return the named region; without one, the configured region and those of this folder's jobs."""
     from cluster.backends.aws import admin
 
     if region:
         return [region]
-    own = {place["region"] for one in _rented_jobs() for place in (one.spec.cloud or {})["places"]}
-    return sorted({*admin.resolve_regions([]), *own})
+    job_regions = {place["region"] for job in _rented_jobs() for place in (job.spec.cloud or {})["places"]}
+    return sorted({*admin.resolve_regions([]), *job_regions})
 
 
 def _down_all(region: str | None, dry_run: bool, assume_yes: bool) -> None:
+    """Terminate the unfinished jobs of this folder, and every instance with our tags in the regions."""
     from cluster.backends.aws import admin
     from cluster.jobs import billing
 
-    mine = sorted(
-        (one for one in _rented_jobs() if not one.has_ended), key=lambda one: not one.is_waiting
-    )  # else their turn comes
-    regions = _regions_to_search(region)
-    uids = {one.spec.uid: one for one in mine}
-    found = [row for where in sorted(regions) for row in admin.summarize_by_job(admin.list_instances(where))]
-    names = [*[one.name for one in mine], *[row["uid"] for row in found if row["uid"] not in uids]]
-    if dry_run or not names:
-        return click.echo(f"would end {', '.join(names)}" if names else "there is nothing to end")
-    confirm_or_abort(f"end {', '.join(names)}?", assume_yes)
-    lines: list[str] = []
-    for one in mine:
+    # Waiting jobs first: otherwise the queue would start them as soon as the running ones end.
+    unfinished_jobs = sorted((job for job in _rented_jobs() if not job.has_ended), key=lambda job: not job.is_waiting)
+    regions = sorted(_regions_to_search(region))
+    own_uids = {job.spec.uid for job in unfinished_jobs}
+    tagged_uids = [row["uid"] for name in regions for row in admin.summarize_by_job(admin.list_instances(name))]
+    names = [*(job.name for job in unfinished_jobs), *(uid for uid in tagged_uids if uid not in own_uids)]
+    if not names:
+        return click.echo("nothing to terminate")
+    if dry_run:
+        return click.echo(f"would terminate {', '.join(names)}")
+    confirm_or_abort(f"terminate {', '.join(names)}?", assume_yes)
+    remaining: list[str] = []
+    for job in unfinished_jobs:
         try:
-            billing.terminate_job(one)
+            billing.terminate_job(job)
         except (ClusterError, OSError) as error:
-            lines.append(str(error))
-    for where in sorted(regions):
-        lines += admin.terminate_jobs(
-            where, sorted({one.job_uid for one in admin.list_instances(where)}), print_progress
-        )
-    fail_if_resources_remain(lines)
+            remaining.append(str(error))
+    for name in regions:
+        uids = sorted({instance.job_uid for instance in admin.list_instances(name)})
+        remaining += admin.terminate_jobs(name, uids, print_progress)
+    fail_if_resources_remain(remaining)
     click.echo(f"{', '.join(names)}: gone")
 
 
 @click.command()
-@click.option("--unknown", is_flag=True, help="Also what belongs to a job that this folder does not know.")
+@click.option("--unknown", is_flag=True, help="Include resources of jobs that are not in this folder.")
 @region_option
-@click.option("-y", "--yes", is_flag=True, help="Do it; without it is only shown what would be done.")
+@click.option("-y", "--yes", is_flag=True, help="Delete the resources.  [default: only list them]")
 @output_option
 def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
-    """Remove what bears our tags and belongs to no live job, or is past its time. Only shows it without --yes."""
+    """Remove leftover AWS resources that have our tags.
+
+    Leftover means: the job has ended, or the resource is past its expiry time. Without --yes the resources are only
+    listed.
+    """
     from cluster.backends.aws import admin
 
-    known = {one.spec.uid: not one.has_ended for one in _rented_jobs()}
-    lines: list[str] = []
-    shown = []
-    for where in _regions_to_search(region):
-        remove, stay = admin.find_garbage(where, known, unknown, time.time())
-        shown.append({"region": where, "remove": remove, "stay": stay})
+    is_live_by_uid = {job.spec.uid: not job.has_ended for job in _rented_jobs()}
+    remaining: list[str] = []
+    rows: list[dict[str, Any]] = []
+    for name in _regions_to_search(region):
+        remove, stay = admin.find_garbage(name, is_live_by_uid, unknown, time.time())
+        rows.append({"region": name, "remove": remove, "stay": stay})
         if output == "table":
-            for one in remove.values():
-                click.echo(f"{'removing' if yes else 'would remove'} {one}")
-            for one in stay:
-                click.echo(f"leaving {one}")
+            for description in remove.values():
+                click.echo(f"{'removing' if yes else 'would remove'} {description}")
+            for description in stay:
+                click.echo(f"leaving {description}")
         if yes:
-            lines += admin.terminate_jobs(where, list(remove), print_progress)
+            remaining += admin.terminate_jobs(name, list(remove), print_progress)
     if output == "json":
-        print_json(shown)
-    elif not any(one["remove"] for one in shown):
-        click.echo(f"nothing to remove in {', '.join(str(one['region']) for one in shown)}")
+        print_json(rows)
+    elif not any(row["remove"] for row in rows):
+        click.echo(f"nothing to remove in {', '.join(row['region'] for row in rows)}")
     elif not yes:
-        click.echo("nothing was removed; do it: imgnet-cluster gc --yes")
-    fail_if_resources_remain(lines)
+        click.echo("nothing was removed; to remove: imgnet-cluster gc --yes")
+    fail_if_resources_remain(remaining)
 
 
 @click.command()
 @click.argument("job", required=False)
 @click.option(
     "--top5",
+    metavar="PERCENT",
     type=FiniteFloatRange(0, 100),
-    help="What had been spent when the validation first reached so many percent.",
+    help="Also show what had been spent when validation first reached this top-5 accuracy, in percent.",
 )
 @output_option
 def cost(job: str | None, top5: float | None, output: str) -> None:
-    """Show what JOB has cost (default: the newest): machines, disks, addresses; per epoch, to the target, wasted."""
+    """Show what JOB has cost (default: the newest job).
+
+    Per machine, disk and address; per epoch; until the target; and for work that had to be repeated after losses.
+    """
     from cluster.display import cloud
     from cluster.jobs import billing, store
 
     from .inspect import refresh
 
-    mine = store.find(job)
-    refresh(mine)  # its machines may have gone with nobody here to see it
-    found = billing.cost_report(mine, top5)
+    found_job = store.find(job)
+    refresh(found_job)  # its machines may have been terminated while nothing here was watching
+    report = billing.cost_report(found_job, top5)
     if output == "json":
-        print_json(found)
+        print_json(report)
     else:
-        cloud.show_cost(found)
+        cloud.show_cost(report)
 
 
 @click.command()
 @click.argument("job")
 @click.option(
-    "--max-hours", type=FiniteFloatRange(0, min_open=True), required=True, help="Since the first of its machines came."
+    "--max-hours",
+    metavar="HOURS",
+    type=FiniteFloatRange(0, min_open=True),
+    required=True,
+    help="New limit in hours since the first machine of this launch started.",
 )
 def extend(job: str, max_hours: float) -> None:
-    """Give JOB more time, or less: it saves and ends so many hours after the first machine of this launch came."""
+    """Change the time limit of JOB on its rented machines.
+
+    At the limit the job saves a checkpoint and stops. The limit can be raised or lowered.
+    """
     from cluster.jobs import billing, store
 
-    found = store.find(job)
-    billing.extend(found, max_hours)
-    click.echo(f"{found.name} may take {max_hours:g} hours")
+    running_job = store.find(job)
+    billing.extend(running_job, max_hours)
+    click.echo(f"{running_job.name} may take {max_hours:g} hours")
 
 
 @click.command()
-@click.option("--gpu", metavar="NAME", help="Only with such GPUs, such as A100.")
-@click.option("--recipe", metavar="RECIPE", help="With the forecast of this recipe, for --machines.")
-@click.option("--machines", type=click.IntRange(1), help="How many machines. [default: as the recipe says]")
+@click.option("--gpu", metavar="NAME", help="Only types with this GPU, such as A100.")
+@click.option("--recipe", metavar="RECIPE", help="Add a forecast of this recipe's minutes and dollars on each type.")
+@click.option(
+    "--machines",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Number of machines for the forecast.  [default: as the recipe says]",
+)
 @region_option
 @output_option
 def offers(gpu: str | None, recipe: str | None, machines: int | None, region: str | None, output: str) -> None:
-    """Show what EC2 offers now: types by zone, GPUs, prices; with --recipe its minutes and dollars on each."""
+    """Show the GPU instance types that EC2 offers now, with prices.
+
+    One row for each type and availability zone.
+    """
     from cluster.backends.aws import admin
     from cluster.display import cloud
-    from cluster.jobs import submit
+    from cluster.planning.resolve import load_recipes
 
-    recipes = submit.load_recipes(recipe) if recipe else []
+    recipes = load_recipes(recipe) if recipe else []
     if len(recipes) > 1:
         raise BadInput(f"{recipe}: has {len(recipes)} recipes; --recipe takes a file with one")
     rows = admin.offer_rows(region, gpu, recipes[0] if recipes else None, machines)
@@ -244,16 +300,30 @@ def offers(gpu: str | None, recipe: str | None, machines: int | None, region: st
         cloud.show_offers(rows)
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("recipe", required=False)
-@click.option("--machines", type=click.IntRange(1), help="How many machines. [default: as the recipe says]")
-@click.option("--type", metavar="TYPE", help="This type. [default: those of the recipe]")
-@click.option("--on-demand", is_flag=True, help="Machines that nobody takes away.")
-@click.option("--iam", is_flag=True, help="Print the least policies, of the user and of the machines, as JSON.")
-@click.option(
-    "--data", metavar="S3", help="With --iam: also what reading a set there takes, outside the stack's bucket."
+@grouped_option(
+    "Machines",
+    "--machines",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Number of machines.  [default: as the recipe says]",
 )
+@grouped_option("AWS", "--type", metavar="TYPE", help="EC2 instance type.  [default: the types of the recipe]")
+@grouped_option("AWS", "--on-demand", is_flag=True, help="Check for on-demand instances.  [default: spot instances]")
 @region_option
+@grouped_option(
+    "AWS",
+    "--iam",
+    is_flag=True,
+    help="Print the minimal IAM policies of the user and of the machines as JSON, and exit.",
+)
+@grouped_option(
+    "AWS",
+    "--data",
+    metavar="S3",
+    help="With --iam: also allow reading this data set outside the stack's bucket, such as s3://my-bucket/imagenet.",
+)
 @output_option
 def check(
     recipe: str | None,
@@ -265,25 +335,29 @@ def check(
     region: str | None,
     output: str,
 ) -> None:
-    """Show all that stands in the way of a launch at AWS, with what to type next. Exit code 1 when something does."""
+    """Check whether a launch on AWS would succeed.
+
+    Checks permissions, quotas, prices and types, and shows what to type next for each problem. Exit code 1 if there is
+    a problem.
+    """
     from cluster.backends.aws import admin
     from cluster.display import cloud
-    from cluster.jobs import submit
+    from cluster.planning.resolve import load_recipes
 
     if iam:
         return print_json(admin.iam_policies(data))
     if data:
-        raise BadInput("--data goes with --iam: it prints what reading a set there takes")
-    found = submit.load_recipes(recipe)[0] if recipe else None
-    types = [type] if type else list(found.types) if found else []
-    count = machines or (found.machines if found else 1)
-    findings = admin.check_launch(region, types, count, "on-demand" if on_demand else "spot")
-    rows: list[dict[str, Any]] = [vars(one) for one in findings]
+        raise BadInput("--data needs --iam: it adds the permission to read that data set to the policies")
+    checked_recipe = load_recipes(recipe)[0] if recipe else None
+    types = [type] if type else list(checked_recipe.types) if checked_recipe else []
+    machine_count = machines or (checked_recipe.machines if checked_recipe else 1)
+    findings = admin.check_launch(region, types, machine_count, "on-demand" if on_demand else "spot")
+    rows: list[dict[str, Any]] = [vars(finding) for finding in findings]
     if output == "json":
         print_json(rows)
     else:
         cloud.show_findings(rows)
-    if any(one["level"] == "error" for one in rows):
+    if any(row["level"] == "error" for row in rows):
         sys.exit(EXIT_ERROR)
 
 

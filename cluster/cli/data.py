@@ -1,4 +1,4 @@
-"""`imgnet-cluster data`: draw, pack, resize, check and list sets of images."""
+"""`imgnet-cluster data`: generate, pack, resize, check, verify and list data sets."""
 
 import sys
 from pathlib import Path
@@ -17,22 +17,33 @@ from .options import (
     translate_data_errors,
 )
 
+MIN_COPY_PIXELS, MAX_COPY_PIXELS = 32, 2048  # short side of a resized copy
+
 
 @click.group(cls=CommandGroup)
 def data() -> None:
-    """Draw, pack, resize, check and list sets of images."""
+    """Generate, pack, resize, check and list data sets."""
 
 
 @data.command()
 @click.argument("folder", type=click.Path(path_type=Path))
 @click.option(
-    "--seed", type=click.IntRange(0), default=0, show_default=True, help="The same seed draws the same bytes."
+    "--seed",
+    metavar="N",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Random seed. The same seed gives the same bytes.",
 )
-@click.option("--train", type=click.IntRange(10), default=4000, show_default=True, help="Training images.")
-@click.option("--val", type=click.IntRange(10), default=1000, show_default=True, help="Validation images.")
+@click.option(
+    "--train", metavar="N", type=click.IntRange(10), default=4000, show_default=True, help="Number of training images."
+)
+@click.option(
+    "--val", metavar="N", type=click.IntRange(10), default=1000, show_default=True, help="Number of validation images."
+)
 @translate_data_errors
 def sample(folder: Path, seed: int, train: int, val: int) -> None:
-    """Draw the built-in set of ten shapes into FOLDER."""
+    """Generate the built-in data set of ten shapes in FOLDER."""
     from train.data.packing.synthetic import draw_sample_set
 
     with ProgressBar(f"drawing {folder}") as progress:
@@ -41,44 +52,59 @@ def sample(folder: Path, seed: int, train: int, val: int) -> None:
 
 
 def packing_options(command: CommandFunction) -> CommandFunction:
-    """What `pack` and `resize` share."""
-    for option in reversed(
-        [
-            click.argument("source", type=click.Path(path_type=Path)),
-            click.argument("target", type=click.Path(path_type=Path)),
-            click.option("--skip-bad", is_flag=True, help="Leave out files that are not images instead of ending."),
-            click.option("--anew", is_flag=True, help="Replace a finished set that is of other images."),
-            click.option(
-                "--shard-mb", type=click.IntRange(1), default=256, show_default=True, help="The size of a file."
-            ),
-        ]
-    ):
-        command = option(command)
+    """Add the arguments and options that `pack` and `resize` share."""
+    decorators = [
+        click.argument("source", type=click.Path(path_type=Path)),
+        click.argument("target", type=click.Path(path_type=Path)),
+        click.option("--skip-bad", is_flag=True, help="Leave out files that are not images, instead of failing."),
+        click.option("--anew", is_flag=True, help="Replace a finished data set that was made of other images."),
+        click.option(
+            "--shard-mb",
+            metavar="MB",
+            type=click.IntRange(1),
+            default=256,
+            show_default=True,
+            help="Size of a file of the packed data set, in MB.",
+        ),
+    ]
+    for decorator in reversed(decorators):
+        command = decorator(command)
     return command
 
 
 @data.command()
 @packing_options
-@click.option("--sizes", default="160,352", show_default=True, help="Short sides in pixels, with commas.")
+@click.option(
+    "--sizes", default="160,352", show_default=True, help="Short sides of the copies in pixels, comma-separated."
+)
 @translate_data_errors
 def resize(source: Path, target: Path, sizes: str, skip_bad: bool, anew: bool, shard_mb: int) -> None:
-    """Pack smaller copies of SOURCE into TARGET/<short side>. May be stopped and called again."""
+    """Pack smaller copies of the images of SOURCE.
+
+    Each size is written to TARGET/<short side>. The command can be interrupted and run again.
+    """
     from train.data.packing.pack import copy_targets
 
     try:
-        numbers = [int(one) for one in sizes.split(",")]
+        short_sides = [int(size) for size in sizes.split(",")]
     except ValueError:
-        numbers = []
-    if min(numbers, default=0) < 32 or max(numbers) > 2048:
-        raise BadInput(f"--sizes: must be whole numbers from 32 to 2048 with commas, such as 160,352, not {sizes!r}")
-    _pack("resizing", source, target, copy_targets(target, numbers), skip_bad, anew, shard_mb)
+        short_sides = []
+    if min(short_sides, default=0) < MIN_COPY_PIXELS or max(short_sides) > MAX_COPY_PIXELS:
+        raise BadInput(
+            f"--sizes: must be whole numbers from {MIN_COPY_PIXELS} to {MAX_COPY_PIXELS}, comma-separated, such as "
+            f"160,352, not {sizes!r}"
+        )
+    _pack("resizing", source, target, copy_targets(target, short_sides), skip_bad, anew, shard_mb)
 
 
 @data.command()
 @packing_options
 @translate_data_errors
 def pack(source: Path, target: Path, skip_bad: bool, anew: bool, shard_mb: int) -> None:
-    """Pack the full-size images of SOURCE into TARGET. May be stopped and called again."""
+    """Pack the full-size images of SOURCE into large files in TARGET.
+
+    The command can be interrupted and run again.
+    """
     _pack("packing", source, target, {None: target}, skip_bad, anew, shard_mb)
 
 
@@ -91,18 +117,19 @@ def _pack(
     anew: bool,
     shard_mb: int,
 ) -> None:
+    """Pack a data set into each of the targets, given by short side (None: full size), and print what was done."""
     from train.data.packing.pack import pack_set
 
     with ProgressBar(f"{activity} {source}") as progress:
-        done = pack_set(
+        report = pack_set(
             source, targets, skip_bad=skip_bad, overwrite=anew, shard_bytes=shard_mb * 10**6, progress=progress
         )
-    for path, why in done.skipped_files:
-        click.echo(f"left out: {path}: {why}", err=True)
-    for line in done.messages:
-        click.echo(line, err=True)
-    left_out = pluralize(len(done.skipped_files), "file")
-    click.echo(f"{target}: {pluralize(done.written, 'image')} packed, {done.kept} were there, {left_out} left out")
+    for path, reason in report.skipped_files:
+        click.echo(f"left out: {path}: {reason}", err=True)
+    for message in report.messages:
+        click.echo(message, err=True)
+    left_out = pluralize(len(report.skipped_files), "file")
+    click.echo(f"{target}: {pluralize(report.written, 'image')} packed, {report.kept} were there, {left_out} left out")
 
 
 @data.command()
@@ -110,32 +137,41 @@ def _pack(
 @output_option
 @translate_data_errors
 def check(folder: Path, output: str) -> None:
-    """Decode every image of FOLDER once, count them, and name those that are broken. Packed sets: see verify."""
+    """Decode every image of the data set in FOLDER once, and count.
+
+    Broken files are named; exit code 1 if there are any. Packed data sets are compared with their checksums, as `data
+    verify` does.
+    """
     from train.data.index.open import check_layout, load_index
 
     check_layout(folder)
     with ProgressBar(f"indexing {folder}") as progress:
         train = load_index(folder, "train", skip_bad=True, progress=progress)
         val = load_index(folder, "val", train.classes, skip_bad=True, progress=progress)
-    bad = [(str(index.folder / path), why) for index in (train, val) for path, why in index.skipped_files]
-    bad += _verify_packed_splits(folder, [train.folder, val.folder])
+    broken = [(str(index.folder / path), reason) for index in (train, val) for path, reason in index.skipped_files]
+    broken += _verify_packed_splits(folder, [train.folder, val.folder])
     if output == "json":
-        print_json({"train": len(train), "val": len(val), "classes": list(train.classes), "bad": dict(bad)})
+        print_json({"train": len(train), "val": len(val), "classes": list(train.classes), "bad": dict(broken)})
     else:
-        for path, why in bad:
-            click.echo(f"broken: {path}: {why}", err=True)
-        broken = pluralize(len(bad), "broken file")
-        click.echo(f"{folder}: {len(train.classes)} classes, {len(train)} + {len(val)} images, {broken}")
-    sys.exit(EXIT_ERROR if bad else EXIT_OK)
+        for path, reason in broken:
+            click.echo(f"broken: {path}: {reason}", err=True)
+        broken_count = pluralize(len(broken), "broken file")
+        click.echo(f"{folder}: {len(train.classes)} classes, {len(train)} + {len(val)} images, {broken_count}")
+    sys.exit(EXIT_ERROR if broken else EXIT_OK)
 
 
 def _verify_packed_splits(folder: Path, split_folders: list[Path]) -> list[tuple[str, str]]:
-    """What is wrong with the packed ones of these splits."""
+    """Return (place, fault) for each fault in those splits that are packed."""
     from train.data.index.packed import is_packed
-    from train.data.packing.verify import verify_packed_sets as verify_set
+    from train.data.packing.verify import verify_packed_sets
 
     with ProgressBar(f"verifying {folder}") as progress:
-        return [fault for one in split_folders if is_packed(one) for fault in verify_set(one, progress).faults]
+        return [
+            fault
+            for split_folder in split_folders
+            if is_packed(split_folder)
+            for fault in verify_packed_sets(split_folder, progress).faults
+        ]
 
 
 @data.command()
@@ -143,23 +179,26 @@ def _verify_packed_splits(folder: Path, split_folders: list[Path]) -> list[tuple
 @output_option
 @translate_data_errors
 def verify(folder: Path, output: str) -> None:
-    """Compare every file and every image of the packed sets below FOLDER with what was written, and name each fault."""
-    from train.data.packing.verify import verify_packed_sets as verify_set
+    """Verify the checksums of all packed data sets below FOLDER.
+
+    Every file and every image is compared with what was written. Exit code 1 if there is a fault.
+    """
+    from train.data.packing.verify import verify_packed_sets
 
     with ProgressBar(f"verifying {folder}") as progress:
-        done = verify_set(folder, progress)
+        report = verify_packed_sets(folder, progress)
     if output == "json":
-        faults = [{"where": where, "what": what} for where, what in done.faults]
-        print_json({"files": done.files, "bytes": done.bytes, "images": done.images, "faults": faults})
+        faults = [{"where": place, "what": fault} for place, fault in report.faults]
+        print_json({"files": report.files, "bytes": report.bytes, "images": report.images, "faults": faults})
     else:
-        for where, what in done.faults:
-            click.echo(f"damaged: {where}: {what}", err=True)
-        size = f"{done.bytes / 1e6:.1f} MB"
-        faulty = pluralize(len(done.faults), "fault")
-        click.echo(f"{folder}: {pluralize(done.files, 'file')}, {size}, {done.images} images, {faulty}")
-        if done.faults:
-            click.echo("to mend it: remove the files that are named, then fetch, pack or resize again", err=True)
-    sys.exit(EXIT_ERROR if done.faults else EXIT_OK)
+        for place, fault in report.faults:
+            click.echo(f"damaged: {place}: {fault}", err=True)
+        megabytes = f"{report.bytes / 1e6:.1f} MB"
+        fault_count = pluralize(len(report.faults), "fault")
+        click.echo(f"{folder}: {pluralize(report.files, 'file')}, {megabytes}, {report.images} images, {fault_count}")
+        if report.faults:
+            click.echo("to repair: remove the files named above, then fetch, pack or resize again", err=True)
+    sys.exit(EXIT_ERROR if report.faults else EXIT_OK)
 
 
 @data.command()
@@ -167,23 +206,28 @@ def verify(folder: Path, output: str) -> None:
 @output_option
 @translate_data_errors
 def ls(folder: Path, output: str) -> None:
-    """List the sets of images below FOLDER: a set, or a folder of sets."""
+    """List the data sets in FOLDER and below."""
     from dataclasses import asdict
 
     from cluster.display import tables
     from train.data.packing.verify import list_sets
 
-    found = list_sets(folder)
+    splits = list_sets(folder)
     if output == "json":
-        print_json([{**asdict(one), "root": str(one.root)} for one in found])
+        print_json([{**asdict(split), "root": str(split.root)} for split in splits])
         return
     tables.print_table(
         ("set", "split", "copy", "images", "MB", "classes", "stored"),
         [
             (
-                str(one.root), one.split, one.copy or ("full" if one.kind == "packed" else ""), one.images,
-                None if one.bytes is None else f"{one.bytes / 1e6:.1f}", one.classes, one.kind,
+                str(split.root),
+                split.split,
+                split.copy or ("full" if split.kind == "packed" else ""),
+                split.images,
+                None if split.bytes is None else f"{split.bytes / 1e6:.1f}",
+                split.classes,
+                split.kind,
             )
-            for one in found
+            for split in splits
         ],
-    )  # fmt: skip
+    )

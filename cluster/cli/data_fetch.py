@@ -1,4 +1,4 @@
-"""`imgnet-cluster data fetch` and `data put`: packed sets to this machine's disk, and to S3."""
+"""`imgnet-cluster data fetch` and `data put`: copy packed data sets to a local disk, and to S3."""
 
 from pathlib import Path
 
@@ -8,56 +8,77 @@ from cluster.errors import BadInput, ClusterError
 
 from .options import ProgressBar, translate_data_errors
 
+MIN_COPY_PIXELS = 32  # short side of a resized copy
+
 sizes_option = click.option(
-    "--sizes", metavar="LIST", help="full, or short sides of the copies beside it (its name with -sz): full,160,352."
+    "--sizes",
+    metavar="LIST",
+    help="What to copy, comma-separated: full, or short sides of resized copies, such as full,160,352. The copies lie "
+    "beside the data set, under its name with -sz.  [default: full]",
 )
 
 
 def _parse_sizes(text: str | None) -> list[int | None] | None:
-    """Read --sizes; None in it is the full size."""
+    """Return the short sides that --sizes lists, None for the full size. Raises `BadInput`."""
     if text is None:
         return None
-    words = [one.strip() for one in text.split(",")]
-    if not all(one == "full" or (one.isdigit() and int(one) >= 32) for one in words):
-        raise BadInput(f"--sizes: must be full, or whole numbers of 32 or more, with commas: full,160; not {text!r}")
-    return [None if one == "full" else int(one) for one in dict.fromkeys(words)]
+    sizes = [size.strip() for size in text.split(",")]
+    if not all(size == "full" or (size.isdigit() and int(size) >= MIN_COPY_PIXELS) for size in sizes):
+        raise BadInput(
+            f"--sizes: must be full, or whole numbers of {MIN_COPY_PIXELS} or more, comma-separated, such as full,160; "
+            f"not {text!r}"
+        )
+    return [None if size == "full" else int(size) for size in dict.fromkeys(sizes)]
 
 
 @click.command()
 @click.argument("source")
 @click.argument("target", type=click.Path(path_type=Path))
 @sizes_option
-@click.option("--index-only", is_flag=True, help="Of the full-size images only index and names: no phase reads them.")
-@click.option("--copies", default="", metavar="PLACE", help="Where the copies are. [default: SOURCE's name with -sz]")
-@click.option("--else-full", is_flag=True, help="Fetch the full-size images in place of a copy that is not there.")
+@click.option(
+    "--index-only",
+    is_flag=True,
+    help="Copy only the index and the names of the full-size images: no phase reads the images themselves.",
+)
+@click.option(
+    "--copies", default="", metavar="PLACE", help="Where the resized copies are.  [default: SOURCE's name with -sz]"
+)
+@click.option("--else-full", is_flag=True, help="Copy the full-size images instead of a resized copy that is missing.")
 @translate_data_errors
 def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies: str, else_full: bool) -> None:
-    """Fetch a packed set from SOURCE, a folder or s3://bucket/prefix, to TARGET. May be stopped and called again."""
+    """Copy a packed data set from SOURCE to the folder TARGET.
+
+    SOURCE is a folder or s3://bucket/prefix. The command can be interrupted and run again.
+    """
     from cluster.planning import data_fetch
-    from train.data.fetch.fetch import fetch_sets as fetch_sets
-    from train.data.fetch.fetch import format_bytes
+    from train.data.fetch.fetch import fetch_sets, format_bytes
     from train.data.manifest import FetchError
 
-    asked, target = _parse_sizes(sizes), target.expanduser().absolute()
+    short_sides = _parse_sizes(sizes)
+    target = target.expanduser().absolute()
 
-    def say(text: str) -> None:
+    def log(text: str) -> None:
         click.echo(text, err=True)
 
     try:
-        found = data_fetch.list_parts(
-            source, target, [None] if asked is None else asked, index_only=index_only, copies=copies,
-            full_if_missing=else_full, say=say,
-        )  # fmt: skip
+        parts = data_fetch.list_parts(
+            source,
+            target,
+            [None] if short_sides is None else short_sides,
+            index_only=index_only,
+            copies=copies,
+            full_if_missing=else_full,
+            say=log,
+        )
         with ProgressBar(f"fetching {source}", format_bytes) as progress:
-            done = fetch_sets(found, progress=progress, log=say)
+            report = fetch_sets(parts, progress=progress, log=log)
     except FetchError as error:
         raise ClusterError(str(error)) from error
-    rate = (
-        f" in {done.seconds:.1f} s ({done.fetched_bytes / 1e6 / done.seconds:.0f} MB/s)" if done.fetched_bytes else ""
-    )
-    click.echo(
-        f"{target}: {format_bytes(done.fetched_bytes)} fetched{rate}, {format_bytes(done.existing_bytes)} were there"
-    )
+    speed = ""
+    if report.fetched_bytes:
+        speed = f" in {report.seconds:.1f} s ({report.fetched_bytes / 1e6 / report.seconds:.0f} MB/s)"
+    existing = format_bytes(report.existing_bytes)
+    click.echo(f"{target}: {format_bytes(report.fetched_bytes)} fetched{speed}, {existing} were there")
 
 
 @click.command()
@@ -66,24 +87,31 @@ def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies
 @sizes_option
 @translate_data_errors
 def put(folder: Path, place: str, sizes: str | None) -> None:
-    """Put a packed set into S3, at PLACE such as s3://my-bucket/data/imagenet. What is there already stays."""
+    """Upload the packed data set in FOLDER to S3.
+
+    PLACE is the destination, such as s3://my-bucket/data/imagenet. Files that are there already are not sent again.
+    """
     from cluster.backends.aws.s3_source import upload_dataset
     from cluster.planning import data_fetch
     from train.data.fetch.fetch import format_bytes
     from train.data.manifest import FetchError
 
-    counts = [0, 0]
-    for short in _parse_sizes(sizes) or [None]:
-        mine, its = str(folder), place
-        if short is not None:
-            mine, its = data_fetch.copies_location(str(folder), "", short), data_fetch.copies_location(place, "", short)
+    uploaded_files = 0
+    existing_files = 0
+    for short_side in _parse_sizes(sizes) or [None]:
+        source = str(folder)
+        destination = place
+        if short_side is not None:
+            source = data_fetch.copies_location(source, "", short_side)
+            destination = data_fetch.copies_location(destination, "", short_side)
         try:
-            with ProgressBar(f"putting {mine}", format_bytes) as progress:
-                done = upload_dataset(Path(mine).expanduser(), its, progress)
+            with ProgressBar(f"putting {source}", format_bytes) as progress:
+                uploaded, existing = upload_dataset(Path(source).expanduser(), destination, progress)
         except FetchError as error:
             raise ClusterError(str(error)) from error
-        counts = [one + more for one, more in zip(counts, done, strict=True)]
-    click.echo(f"{place}: {counts[0]} files put there, {counts[1]} were there")
+        uploaded_files += uploaded
+        existing_files += existing
+    click.echo(f"{place}: {uploaded_files} files put there, {existing_files} were there")
 
 
 COMMANDS = (fetch, put)

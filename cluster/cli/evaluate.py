@@ -1,4 +1,4 @@
-"""`imgnet-cluster eval`: how good a saved network is by several crops and sizes, and where rectangles help."""
+"""`imgnet-cluster eval`: accuracy of a trained network by crop and image size, and where rectangular crops help."""
 
 import re
 from pathlib import Path
@@ -8,33 +8,67 @@ import click
 
 from cluster.errors import BadInput, ClusterError
 
-from .options import ProgressBar, output_option, print_json
+from .options import GroupedCommand, ProgressBar, grouped_option, output_option, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     EvaluationMessage = Mapping[str, Any]
 
+PLOTTED_IMAGES = 6  # images that --plot shows
 
-@click.command("eval")
-@click.argument("what", metavar="JOB|CHECKPOINT")
-@click.option("--crops", default="center,rect", show_default=True, help="Of center, rect, five, tta, with commas.")
-@click.option("--sizes", help="In pixels, with commas. [default: that of the recipe's last phase]")
-@click.option("--data", metavar="DIR", help="Whose val/ to take. [default: the job's, or the recipe's]")
-@click.option("--copies", metavar="DIR", help="Prepared copies. [default: the data folder's name with -sz]")
-@click.option("--procs", type=click.IntRange(1), help="Processes. [default: one per GPU, else 1]")
-@click.option("--workers", type=click.IntRange(0), help="Loader processes of each. [default: by the processors]")
-@click.option(
+
+@click.command("eval", cls=GroupedCommand)
+@click.argument("job_or_checkpoint", metavar="JOB|CHECKPOINT")
+@grouped_option(
+    "Machines",
+    "--procs",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Number of processes on this computer.  [default: one per GPU, else 1]",
+)
+@grouped_option(
+    "Data",
+    "--crops",
+    default="center,rect",
+    show_default=True,
+    help="Crops to evaluate, comma-separated: center, rect, five, tta.",
+)
+@grouped_option(
+    "Data",
+    "--sizes",
+    help="Image sizes in pixels, comma-separated.  [default: the size of the recipe's last phase]",
+)
+@grouped_option(
+    "Data",
+    "--data",
+    metavar="DIR",
+    help="Data set whose val/ split is used.  [default: the data set of the job or of the recipe]",
+)
+@grouped_option(
+    "Data", "--copies", metavar="DIR", help="Folder of the resized copies.  [default: the data folder's name with -sz]"
+)
+@grouped_option(
+    "Data",
+    "--workers",
+    metavar="N",
+    type=click.IntRange(0),
+    help="Loader processes per process.  [default: from the number of CPU cores]",
+)
+@grouped_option(
+    "Output",
     "--plot",
     type=click.Path(path_type=Path),
     metavar="PNG",
-    help="Draw what each crop sees of some images, at the first size.",
+    help="Draw what each crop shows of some images, at the first of the sizes.",
 )
 @output_option
 def evaluate(
     job_or_checkpoint: str, crops: str, sizes: str | None, plot: Path | None, output: str, **options: Any
 ) -> None:
-    """Measure the newest network of JOB, or a CHECKPOINT, on all validation images, each counted once.
+    """Measure the validation accuracy of a trained network.
+
+    The network is the newest checkpoint of JOB, or the file CHECKPOINT. All validation images are used, each once.
 
     \b
     center  the middle square, as in ordinary validation
@@ -44,59 +78,61 @@ def evaluate(
     tta     these five and their mirror images (Krizhevsky et al. 2012)
     """
     from cluster.jobs import evaluation
-    from train.evaluation import protocol as trainer_protocol
+    from train.evaluation import protocol
 
     try:
-        trainer_protocol.parse_crops(crops)
+        protocol.parse_crops(crops)
         if sizes is not None:
-            trainer_protocol.parse_sizes(sizes)
+            protocol.parse_sizes(sizes)
     except ValueError as error:
         raise BadInput(str(error)) from error
     if plot and plot.suffix.lower() != ".png":
-        raise BadInput(f"--plot {plot}: the name of a picture ends in .png")
+        raise BadInput(f"--plot {plot}: the name of the picture must be one that ends in .png")
     if plot and not plot.absolute().parent.is_dir():
         raise BadInput(f"--plot {plot}: there is no folder {plot.parent}")
-    known = _evaluation_options(job_or_checkpoint, options["data"])
-    words = evaluation.evaluation_command(
-        **{**known, **{name: value for name, value in options.items() if value is not None}},
-        crops=crops, sizes=sizes, shown=6 if plot else 0,
-    )  # fmt: skip
-    begin: dict[str, Any] = {}
+    evaluation_options = {
+        **_evaluation_options(job_or_checkpoint, options["data"]),
+        **{name: value for name, value in options.items() if value is not None},
+    }
+    argv = evaluation.evaluation_command(
+        **evaluation_options, crops=crops, sizes=sizes, shown=PLOTTED_IMAGES if plot else 0
+    )
+    run_info: dict[str, Any] = {}
     rows: list[dict[str, Any]] = []
-    seen: dict[str, Any] = {}
-    for said in evaluation.run_evaluation(words):
-        kind = said.pop("kind")
+    sample_images: dict[str, Any] = {}
+    for message in evaluation.run_evaluation(argv):
+        kind = message.pop("kind")
         if kind == "row":
-            rows.append(said)
+            rows.append(message)
         elif kind == "begin":
-            begin = said
+            run_info = message
         else:
-            seen = said
-    gains = evaluation.rect_gains(rows, begin["buckets"])
+            sample_images = message
+    gains = evaluation.rect_gains(rows, run_info["buckets"])
     if output == "json":
-        print_json({**begin, "rows": rows, "gains": gains, "plot": str(plot) if plot else None})
+        print_json({**run_info, "rows": rows, "gains": gains, "plot": str(plot) if plot else None})
     else:
-        _print_results(begin, rows, gains)
-    if plot:  # last: the numbers took longer
-        _draw_crops(plot, begin, seen, has_several_sizes=len({one["size"] for one in rows}) > 1)
+        _print_results(run_info, rows, gains)
+    if plot:  # after the numbers: they took longer, and must not be lost when the picture cannot be written
+        _draw_crops(plot, run_info, sample_images, has_several_sizes=len({row["size"] for row in rows}) > 1)
         if output != "json":
-            click.echo(f"picture  {plot}")
+            click.echo(f"picture: {plot}")
 
 
 def _draw_crops(
     path: Path, run_info: "EvaluationMessage", sample_images: "EvaluationMessage", has_several_sizes: bool
 ) -> None:
-    from cluster.plots import crops as picture
+    from cluster.plots import crops
 
     title = f"{run_info['recipe']}, {run_info['epoch']} epochs done, step {run_info['step']}"
     try:
-        picture.draw_crops(path, title, sample_images["size"], sample_images["images"], has_several_sizes)
+        crops.draw_crops(path, title, sample_images["size"], sample_images["images"], has_several_sizes)
     except OSError as error:
         raise ClusterError(f"--plot {path}: {error.strerror or error}; the picture was not written") from error
 
 
 def _evaluation_options(job_or_checkpoint: str, data: str | None) -> dict[str, Any]:
-    """What is known of a job, or of a file."""
+    """Return the options that follow from a job, or from a checkpoint file. Raises `ClusterError`."""
     from cluster.jobs import evaluation, store
 
     path = Path(job_or_checkpoint)
@@ -105,11 +141,13 @@ def _evaluation_options(job_or_checkpoint: str, data: str | None) -> dict[str, A
             raise BadInput(f"{job_or_checkpoint}: is neither a job nor a checkpoint; jobs: imgnet-cluster ls")
         return {"checkpoint": path}
     job = store.find(job_or_checkpoint)
-    with ProgressBar(f"bringing the newest checkpoint of {job.name}", lambda done: f"{done / 1e6:.0f} MB") as bar:
-        found = evaluation.job_evaluation_options(job, bar)
-    if data:  # the copies are of other images then
-        del found["copies"]
-    return found
+    with ProgressBar(
+        f"downloading the newest checkpoint of {job.name}", lambda done: f"{done / 1e6:.0f} MB"
+    ) as progress:
+        options = evaluation.job_evaluation_options(job, progress)
+    if data:  # the job's copies belong to the job's own data set
+        del options["copies"]
+    return options
 
 
 def _print_results(
@@ -128,34 +166,41 @@ def _print_results(
         ("crop", "size", "views", "top-1", "top-5", "loss", "seconds", "read from"),
         [
             (
-                one["crop"], one["size"], one["views"], f"{one['top1']:.3f}", f"{one['top5']:.3f}",
-                f"{one['loss']:.4f}", f"{one['seconds']:.2f}", f"copy of {one['copy']}" if one["copy"] else "full size",
+                row["crop"],
+                row["size"],
+                row["views"],
+                f"{row['top1']:.3f}",
+                f"{row['top5']:.3f}",
+                f"{row['loss']:.4f}",
+                f"{row['seconds']:.2f}",
+                f"copy of {row['copy']}" if row["copy"] else "full size",
             )
-            for one in rows
+            for row in rows
         ],
-    )  # fmt: skip
+    )
     for gain in gains:
         click.echo(f"\nrect at {gain['size']} above center, in points, by width / height:")
-        named = [
-            *((_format_ratio_range(part), part) for part in gain["buckets"]),
+        named_buckets = [
+            *((_format_ratio_range(bucket), bucket) for bucket in gain["buckets"]),
             ("all", {"images": run_info["images"], **gain}),
         ]
         tables.print_table(
             ("w/h", "images", "top-1", "top-5"),
             [
-                (name, part["images"], _format_points(part["top1"]), _format_points(part["top5"]))
-                for name, part in named
+                (name, bucket["images"], _format_points(bucket["top1"]), _format_points(bucket["top5"]))
+                for name, bucket in named_buckets
             ],
         )
 
 
 def _format_ratio_range(bucket: "Mapping[str, Any]") -> str:
-    """Such as 0.75-0.80; one number where both ends are shown as the same."""
+    """Return a range of aspect ratios such as 0.75-0.80, or one number when both ends are rounded to the same."""
     return "-".join(dict.fromkeys(f"{bucket[end]:.2f}" for end in ("from", "to")))
 
 
 def _format_points(gain: float) -> str:
-    return f"{round(gain, 1) + 0.0:+5.1f}"  # never -0.0
+    """Return percentage points with a sign and one decimal. Adding 0.0 turns -0.0 into 0.0."""
+    return f"{round(gain, 1) + 0.0:+5.1f}"
 
 
 COMMANDS = (evaluate,)

@@ -1,4 +1,4 @@
-"""The commands that look at jobs: ls, status, logs, attach, ssh, top, tensorboard. None of them changes one."""
+"""The commands that look at jobs: ls, status, logs, attach, ssh, top, tensorboard. They change no job."""
 
 import os
 import sys
@@ -13,14 +13,21 @@ from cluster.errors import EXIT_UNFINISHED, BadInput, ClusterError
 from .options import output_option, print_json
 
 if TYPE_CHECKING:
-    from cluster.jobs.submit import Job
+    from cluster.jobs.job import Job
 
-machine_option = click.option("--machine", type=click.IntRange(0), help="Which of its machines. [default: the head]")
+LOG_POLL_SECONDS = 0.3
+
+machine_option = click.option(
+    "--machine", metavar="N", type=click.IntRange(0), help="Number of the machine.  [default: the machine of rank 0]"
+)
 
 
 def refresh(job: "Job") -> None:
-    """Bring a job up to date as far as that can be; what is known is shown in any case. Raises `ClusterError`."""
-    _ = job.spec  # a damaged one is an error, and not a warning as well
+    """Update the files of a job. When that fails, print a warning: the last known state can still be shown.
+
+    Raises `ClusterError` when job.json is damaged.
+    """
+    _ = job.spec  # read first: a damaged job.json must raise here, and not become a warning below
     try:
         job.refresh()
     except ClusterError as error:
@@ -28,8 +35,12 @@ def refresh(job: "Job") -> None:
 
 
 @click.command()
-@click.option("--cloud", is_flag=True, help="All that is rented, of other folders and computers too, by its tags.")
-@click.option("--region", "regions", multiple=True, metavar="REGION", help="With --cloud: where.")
+@click.option(
+    "--cloud", is_flag=True, help="List all rented machines with our tags, also of other folders and computers."
+)
+@click.option(
+    "--region", "regions", multiple=True, metavar="REGION", help="With --cloud: AWS region. Can be given several times."
+)
 @output_option
 def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
     """List the jobs of this folder."""
@@ -39,17 +50,17 @@ def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
     if cloud:
         return _ls_cloud(regions, output)
     if regions:
-        raise BadInput("--region goes with --cloud: the jobs of this folder are listed wherever they are")
-    found = []
+        raise BadInput("--region needs --cloud: the jobs of this folder are listed for all regions")
+    rows = []
     for job in store.all_jobs():
         try:
             refresh(job)
-            found.append({**job.status(), "hparams": job.hparams})
+            rows.append({**job.status(), "hparams": job.hparams})
         except ClusterError as error:
             click.echo(f"warning: {error}", err=True)
     if output == "json":
-        return print_json(found)
-    display_status.show_jobs(found)
+        return print_json(rows)
+    display_status.show_jobs(rows)
 
 
 def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
@@ -67,72 +78,92 @@ def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--exit-code", is_flag=True, help="Exit with 0 done, 100 failed, 101 not finished, 103 stopped.")
+@click.option(
+    "--exit-code", is_flag=True, help="Exit with the state: 0 done, 100 failed, 101 not finished, 103 stopped."
+)
 @output_option
 def status(job: str | None, exit_code: bool, output: str) -> None:
-    """Show how JOB stands, and what happened to it (default: the newest)."""
-    from cluster.display import forecast
+    """Show the state and history of JOB (default: the newest job)."""
+    from cluster.display import forecast as display_forecast
     from cluster.display import status as display_status
-    from cluster.display import tables as display_status_tables
+    from cluster.display.tables import STATE_EXIT_CODES
     from cluster.jobs import store
 
-    found = store.find(job)
-    refresh(found)
-    said = found.status()
+    found_job = store.find(job)
+    refresh(found_job)
+    job_status, timeline, machines = found_job.status(), found_job.timeline(), found_job.machine_details()
+    result = found_job.result
     if output == "json":
-        print_json(
-            {**said, "timeline": found.timeline(), "machines_now": found.machine_details(), "result": found.result}
-        )
+        print_json({**job_status, "timeline": timeline, "machines_now": machines, "result": result})
     else:
-        display_status.show_status(said, found.machine_details(), found.timeline())
-        result = found.result or {}
-        if against := result.get("against"):
-            forecast.show_forecast_vs_actual(against, (result.get("forecast") or {}).get("source", ""))
+        display_status.show_status(job_status, machines, timeline)
+        if result and (forecast_vs_actual := result.get("against")):
+            constants_source = (result.get("forecast") or {}).get("source", "")
+            display_forecast.show_forecast_vs_actual(forecast_vs_actual, constants_source)
     if exit_code:
-        sys.exit(display_status_tables.STATE_EXIT_CODES.get(said["state"], EXIT_UNFINISHED))
+        sys.exit(STATE_EXIT_CODES.get(job_status["state"], EXIT_UNFINISHED))
 
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on until the job ends. Ctrl-C leaves it running.")
-@click.option("--rank", type=click.IntRange(0), help="Which trainer of all. [default: 0]")
-@click.option("--agent", is_flag=True, help="A machine's changes of state instead.")
-@click.option("--machine", type=click.IntRange(0), help="The first trainer, or the agent, of this machine.")
+@click.option(
+    "-f", "--follow", is_flag=True, help="Print new lines until the job ends. Ctrl-C stops printing, not the job."
+)
+@click.option(
+    "--rank", metavar="N", type=click.IntRange(0), help="Rank of the process, counted over all machines.  [default: 0]"
+)
+@click.option(
+    "--machine",
+    metavar="N",
+    type=click.IntRange(0),
+    help="Show the first process of this machine; with --agent its agent.",
+)
+@click.option("--agent", is_flag=True, help="Show the state changes of a machine's agent instead.")
 def logs(job: str | None, follow: bool, rank: int | None, agent: bool, machine: int | None) -> None:
-    """Print what a trainer of JOB has written (default: the newest job, rank 0)."""
-    from cluster.display import tables as display_status_tables
+    """Print the log of a training process of JOB.
+
+    By default it is the log of rank 0, of the newest job.
+    """
+    from cluster.display.tables import STATE_EXIT_CODES
     from cluster.jobs import store
 
     if rank is not None and (agent or machine is not None):
-        raise BadInput("--rank counts over all machines; say it alone, or --machine, or --machine and --agent")
-    found, shown, before = store.find(job), 0, None
+        raise BadInput("--rank counts over all machines, so it cannot be combined with --machine or --agent")
+    found_job = store.find(job)
+    last_path = None
+    printed_bytes = 0
     while True:
-        found.refresh()
-        ended, path = found.has_ended, _log_path(found, rank, agent, machine)
-        shown = shown if path == before else 0  # from the set-up's to the first attempt's, and to the next
-        before = path
+        found_job.refresh()
+        has_ended = found_job.has_ended
+        path = _log_path(found_job, rank, agent, machine)
+        if path != last_path:  # the set-up's log is followed by that of the first attempt, then of the next attempts
+            printed_bytes = 0
+            last_path = path
         if not follow and not path.exists():
-            count = found.spec.procs * found.spec.machines
+            process_count = found_job.spec.procs * found_job.spec.machines
             raise ClusterError(
-                f"{path}: there is no such log; {found.name} has {count} trainers, and is {found.state}; "
-                f"why: imgnet-cluster status {found.name}"
+                f"{path}: no such log; {found_job.name} has {process_count} training processes and is "
+                f"{found_job.state}; see: imgnet-cluster status {found_job.name}"
             )
         if path.exists():
             with path.open("rb") as file:
-                file.seek(shown)
-                while part := file.read(1 << 20):
-                    shown += len(part)
-                    sys.stdout.buffer.write(part)
+                file.seek(printed_bytes)
+                while chunk := file.read(1 << 20):
+                    printed_bytes += len(chunk)
+                    sys.stdout.buffer.write(chunk)
             sys.stdout.buffer.flush()
-        if ended or not follow:
+        if has_ended or not follow:
             break
-        time.sleep(0.3)
+        time.sleep(LOG_POLL_SECONDS)
     if follow:
-        sys.exit(display_status_tables.STATE_EXIT_CODES[found.state])
+        sys.exit(STATE_EXIT_CODES[found_job.state])
 
 
 def _log_path(job: "Job", rank: int | None, agent: bool, machine: int | None) -> Path:
-    """Return the file that is meant: a trainer's of the last attempt, or before the first that of a set-up."""
+    """Return the log file of a process in the last attempt, or of the set-up before the first attempt.
+
+    Raises `BadInput` when the machine takes no part in the last attempt.
+    """
     from cluster.state import attempts
 
     if agent:
@@ -140,31 +171,38 @@ def _log_path(job: "Job", rank: int | None, agent: bool, machine: int | None) ->
     number = int(job.status()["attempt"])
     if machine is None or not number:
         return job.log_path(rank or 0, machine=str(machine or 0))
-    last = attempts.read_attempt(job.run_folder.shared, number)
-    names = list(last.machine_names) if last else []
-    if str(machine) not in names:
-        raise BadInput(f"machine {machine} trains nothing in attempt {number} of {job.name}: {', '.join(names)} do")
-    return job.log_path(names.index(str(machine)) * job.spec.procs)
+    attempt = attempts.read_attempt(job.run_folder.shared, number)
+    machine_names = list(attempt.machine_names) if attempt else []
+    if str(machine) not in machine_names:
+        raise BadInput(
+            f"machine {machine} takes no part in attempt {number} of {job.name}; "
+            f"the machines are {', '.join(machine_names)}"
+        )
+    return job.log_path(machine_names.index(str(machine)) * job.spec.procs)
 
 
 @click.command()
 @click.argument("job", required=False)
 @machine_option
 def attach(job: str | None, machine: int | None) -> None:
-    """Show the tmux session of JOB on this terminal. Ctrl-b d leaves it running."""
+    """Show the tmux session of JOB on this terminal.
+
+    Without JOB, the newest job is taken. Ctrl-b d leaves the session; the job keeps running.
+    """
     from cluster.jobs import store
 
-    found = store.find(job)
-    found.refresh()
-    if found.has_ended:
+    found_job = store.find(job)
+    found_job.refresh()
+    if found_job.has_ended:
         raise ClusterError(
-            f"{found.name} is {found.state}; its session is gone. What it wrote: imgnet-cluster logs {found.name}"
+            f"{found_job.name} is {found_job.state}, so its session has ended; read its log: "
+            f"imgnet-cluster logs {found_job.name}"
         )
-    words = found.attach_command(machine)
+    argv = found_job.attach_command(machine)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        raise ClusterError(f"attach needs a terminal; without one: imgnet-cluster logs -f {found.name}")
-    os.environ.pop("TMUX", None)  # a session inside the user's own tmux is meant
-    os.execvp(words[0], words)
+        raise ClusterError(f"attach needs a terminal; without one: imgnet-cluster logs -f {found_job.name}")
+    os.environ.pop("TMUX", None)  # tmux refuses to attach from inside another session, such as the user's own
+    os.execvp(argv[0], argv)
 
 
 @click.command()
@@ -172,42 +210,60 @@ def attach(job: str | None, machine: int | None) -> None:
 @click.argument("command", nargs=-1)
 @machine_option
 def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
-    """Open a shell on a machine of JOB, or run COMMAND there: imgnet-cluster ssh job-3 --machine 2 -- nvidia-smi."""
+    """Open a shell on a machine of JOB, or run COMMAND there.
+
+    Example: imgnet-cluster ssh job-3 --machine 2 -- nvidia-smi
+    """
     from cluster.jobs import store
 
-    words = store.find(job).ssh_command(machine, command, tty=sys.stdin.isatty())
-    os.execvp(words[0], words)
+    argv = store.find(job).ssh_command(machine, command, tty=sys.stdin.isatty())
+    os.execvp(argv[0], argv)
 
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--once", is_flag=True, help="Print it once.")
+@click.option("--once", is_flag=True, help="Print the table once and exit.")
 def top(job: str | None, once: bool) -> None:
-    """Show what each machine of JOB is doing, each second, until Ctrl-C (default: the newest)."""
+    """Show the live activity of each machine of JOB.
+
+    Without JOB, the newest job is taken. The table is updated every second, until Ctrl-C.
+    """
     from cluster.display import top as display_top
     from cluster.jobs import store
 
-    found = store.find(job)
+    found_job = store.find(job)
 
     def read() -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-        refresh(found)
-        return found.status(), found.machine_details()
+        refresh(found_job)
+        return found_job.status(), found_job.machine_details()
 
     display_top.show_top(read, once)
 
 
 @click.command()
 @click.argument("job", required=False)
-@click.option("--port", type=click.IntRange(0, 65535), default=6006, show_default=True, help="0 takes a free one.")
-@click.option("--all", "everything", is_flag=True, help="All jobs of this folder side by side, with their settings.")
+@click.option(
+    "--port",
+    metavar="PORT",
+    type=click.IntRange(0, 65535),
+    default=6006,
+    show_default=True,
+    help="Port of the server. 0 takes a free one.",
+)
+@click.option(
+    "--all", "all_jobs", is_flag=True, help="Show all jobs of this folder side by side, with their hyperparameters."
+)
 def tensorboard(job: str | None, port: int, all_jobs: bool) -> None:
-    """Serve the curves of JOB on 127.0.0.1 until Ctrl-C (default: the newest)."""
-    from cluster.display import tensorboard as board
+    """Serve the training curves of JOB (default: the newest job).
+
+    TensorBoard listens on 127.0.0.1 until Ctrl-C.
+    """
+    from cluster.display import tensorboard as display_tensorboard
     from cluster.jobs import store
 
     if all_jobs:
-        sys.exit(board.serve_all(port))
-    sys.exit(board.serve(store.find(job), port))
+        sys.exit(display_tensorboard.serve_all(port))
+    sys.exit(display_tensorboard.serve(store.find(job), port))
 
 
 COMMANDS = (ls, status, logs, attach, ssh, top, tensorboard)

@@ -1,4 +1,4 @@
-"""The commands that start, stop and change a job: launch, lose, stop, resume, adopt."""
+"""The commands that start, stop and change a job: launch, stop, resume, lose, adopt."""
 
 import sys
 from typing import TYPE_CHECKING, Any
@@ -10,7 +10,11 @@ from cluster.errors import EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured, BadInput
 from .options import (
     RENTAL_OPTION_NAMES,
     FiniteFloatRange,
+    GroupedCommand,
+    dry_run_option,
+    grouped_option,
     machines_option,
+    pluralize,
     recovery_options,
     rental_options,
     schedule_options,
@@ -19,42 +23,75 @@ from .options import (
 from .plan import make_plan, select_recipes
 
 if TYPE_CHECKING:
-    from cluster.jobs.submit import Job
-from .app import cli
+    from cluster.jobs.job import Job
+
+detach_option = grouped_option(
+    "Output", "-d", "--detach", is_flag=True, help="Return when the job is running; do not follow it."
+)
 
 
-@cli.command()
+@click.command(cls=GroupedCommand)
 @click.argument("recipe")
-@click.option("--local", is_flag=True, help="On this computer, with --machines as so many machines.")
-@click.option("--hosts", metavar="FILE", help="On your own machines over ssh: those of a hosts.toml.")
 @machines_option
+@grouped_option(
+    "Machines", "--local", is_flag=True, help="Train on this computer. With --machines N it acts as N machines."
+)
+@grouped_option(
+    "Machines", "--hosts", metavar="FILE", help="Train on your own machines over ssh. The hosts.toml file lists them."
+)
+@grouped_option(
+    "Training",
+    "--target",
+    metavar="top5=93",
+    help="Stop after the first validation that reaches this accuracy in percent, such as top5=93 or top1=76.1.",
+)
 @schedule_options
-@click.option(
-    "--copies", metavar="DIR", help="Prepared copies of the images. [default: the data folder's name with -sz]"
+@grouped_option(
+    "Machines",
+    "--parallel",
+    metavar="N",
+    type=click.IntRange(1),
+    help="Number of recipes to run concurrently, if the file has several.  [default: 1; with --hosts as many as there "
+    "are machines for]",
 )
-@click.option(
-    "--fetch", metavar="DIR", help="Copy the packed --data to this folder of each machine's own disk first. "
-    "[default: rented, s3://: ~/.imgnet/data, on the fast disk]",
-)  # fmt: skip
-@click.option(
-    "--max-hours", type=FiniteFloatRange(0, min_open=True), help="Save and end after so long. [default: rented: 2]"
+@grouped_option(
+    "Data",
+    "--fetch",
+    metavar="DIR",
+    help="Copy the packed data set to this folder on each machine's own disk before training.  [default: for s3:// on "
+    "rented machines ~/.imgnet/data, else no copy]",
 )
-@click.option("--target", metavar="top5=93", help="End after the validation that reaches it; or top1=76.1.")
-@click.option(
-    "--save-seconds", type=FiniteFloatRange(0), default=30.0, show_default=True, help="A checkpoint so often."
+@grouped_option(
+    "Data", "--copies", metavar="DIR", help="Folder of the resized copies.  [default: the data folder's name with -sz]"
 )
+@grouped_option(
+    "Data",
+    "--workers",
+    metavar="N",
+    type=click.IntRange(0),
+    help="Loader processes per training process.  [default: from the number of CPU cores]",
+)
+@grouped_option("Data", "--skip-bad", is_flag=True, help="Leave out files that are not images, instead of failing.")
 @recovery_options
-@rental_options
-@click.option("--skip-bad", is_flag=True, help="Leave out files that are not images instead of ending.")
-@click.option(
-    "--workers", type=click.IntRange(0), help="Loader processes of each trainer. [default: by the processors]"
+@grouped_option(
+    "Recovery",
+    "--save-seconds",
+    metavar="SECONDS",
+    type=FiniteFloatRange(0),
+    default=30.0,
+    show_default=True,
+    help="Seconds between checkpoints.",
 )
-@click.option(
-    "--parallel", type=click.IntRange(1),
-    help="Of several recipes so many at once. [default: 1, or as many as the hosts file has machines for]",
-)  # fmt: skip
-@click.option("-d", "--detach", is_flag=True, help="Do not follow it.")
-@click.option("--dry-run", "--dryrun", is_flag=True, help="Show what would be done.")
+@grouped_option(
+    "Limits",
+    "--max-hours",
+    metavar="HOURS",
+    type=FiniteFloatRange(0, min_open=True),
+    help="Stop after this many hours (saves a checkpoint first).  [default: 2 on rented machines, else no limit]",
+)
+@rental_options
+@detach_option
+@dry_run_option
 @yes_option
 @click.pass_context
 def launch(
@@ -70,66 +107,74 @@ def launch(
     only: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Train RECIPE on machines rented from AWS, and follow it. Ctrl-C leaves it running. --local, --hosts: elsewhere.
+    """Train RECIPE and follow the job.
 
-    Exit code: 0 done, 100 failed, 103 stopped.
+    Without --local and --hosts, the machines are rented from AWS. The plan and its price are shown first. Ctrl-C stops
+    following; the job keeps running. Exit code: 0 done, 100 failed, 103 stopped.
     """
     from cluster.backends import registry
-    from cluster.display import plan, progress
+    from cluster.display import plan as display_plan
+    from cluster.display import progress
     from cluster.jobs import queue, store, submit
 
     if local and hosts:
-        raise BadInput("--local and --hosts are two places; say one, or neither to rent machines from AWS")
+        raise BadInput("--local and --hosts are mutually exclusive; give one, or neither to rent machines from AWS")
     backend = "local" if local else "ssh" if hosts else "aws"
-    given = [
-        one for one in ctx.command.params if one.name in RENTAL_OPTION_NAMES and is_given_on_command_line(ctx, one.name)
+    rental_params = [
+        param
+        for param in ctx.command.params
+        if param.name in RENTAL_OPTION_NAMES and is_given_on_command_line(ctx, param.name)
     ]
-    if given and backend != "aws":
-        words = " or ".join(one.opts[0] for one in given if one.name == given[0].name)
-        raise BadInput(f"{words}: for machines rented from AWS, not for --{backend}")
-    rent = {name: options.pop(name) for name in RENTAL_OPTION_NAMES}
-    rent = {**rent, "offline": dry_run} if backend == "aws" else {}
+    if rental_params and backend != "aws":
+        first_name = rental_params[0].name
+        flags = " or ".join(param.opts[0] for param in rental_params if param.name == first_name)
+        raise BadInput(f"{flags}: only for machines rented from AWS, not for --{'local' if local else 'hosts'}")
+    rental = {name: options.pop(name) for name in RENTAL_OPTION_NAMES}
+    rental = {**rental, "offline": dry_run} if backend == "aws" else {}
+    plan_options = {**options, "hosts": hosts, "rental_options": rental}
     try:
-        more = {**options, "hosts": hosts, "rent": rent}
-        plans = [make_plan(one, recipe, more, backend) for one in select_recipes(recipe, only)]
+        plans = [
+            make_plan(selected_recipe, recipe, plan_options, backend)
+            for selected_recipe in select_recipes(recipe, only)
+        ]
     except AwsNotConfigured as error:
         raise AwsNotConfigured(
-            f"{error}; without AWS: --local (here) or --hosts FILE (machines of your own)"
+            f"{error}; without AWS: --local (this computer) or --hosts FILE (your own machines)"
         ) from error
-    at_once = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1
-    for one in plans:
-        if dry_run:  # first, for they are long
-            plan.show_rental_requests(one)
-        plan.show_plan(one)
+    max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1
+    for plan in plans:
+        if dry_run:  # before the plan: the requests are long, and the plan should be the last thing on the screen
+            display_plan.show_rental_requests(plan)
+        display_plan.show_plan(plan)
         if not dry_run or backend != "aws":
-            registry.get_backend(backend).check(one.spec, store.runs_folder())
+            registry.get_backend(backend).check(plan.spec, store.runs_folder())
     if dry_run:
-        click.echo(
-            f"would launch {len(plans)} job{'s' * (len(plans) > 1)} in {store.runs_folder()}; nothing was started"
-        )
+        click.echo(f"would launch {pluralize(len(plans), 'job')} in {store.runs_folder()}; nothing was started")
         return
     if not yes and sys.stdin.isatty() and not click.confirm("launch?", default=False):
         raise ClusterError("nothing was started")
     if len(plans) > 1:
-        sys.exit(_follow_all(queue.enqueue(plans, at_once), at_once, detach))
-    known = {one.name for one in store.all_jobs()}
+        sys.exit(_follow_all(queue.enqueue(plans, max_parallel), max_parallel, detach))
+    existing_names = {job.name for job in store.all_jobs()}
     job = submit.launch(plans[0])
-    how = "was interrupted and goes on; once more for another one" if job.name in known else "launched"
-    click.echo(f"{job.name} {how}, run folder {job.path}")
+    if job.name in existing_names:
+        click.echo(f"resuming interrupted {job.name}, run folder {job.path} (run again to launch a new job)")
+    else:
+        click.echo(f"{job.name} launched, run folder {job.path}")
     progress.print_next_commands(job)
     sys.exit(EXIT_OK if detach else _follow(job))
 
 
 def is_given_on_command_line(ctx: click.Context, name: str) -> bool:
-    """Whether an option was typed."""
+    """Whether the user typed an option."""
     return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _follow_all(launched_jobs: "list[Job]", max_parallel: int, detach: bool) -> int:
-    """Follow a sweep's jobs one after the other. Returns the worst exit code."""
+    """Follow the jobs of a sweep one after the other. Returns the largest exit code."""
     names = ", ".join(job.name for job in launched_jobs)
-    click.echo(f"{names} launched, {max_parallel} at a time\n  see them all  imgnet-cluster ls")
-    click.echo("  side by side  imgnet-cluster tensorboard --all")
+    click.echo(f"{names} launched, {max_parallel} at a time\n  list         imgnet-cluster ls")
+    click.echo("  all curves   imgnet-cluster tensorboard --all")
     code = EXIT_OK
     for job in [] if detach else launched_jobs:
         code = max(code, _follow(job))
@@ -139,72 +184,91 @@ def _follow_all(launched_jobs: "list[Job]", max_parallel: int, detach: bool) -> 
 
 
 def _follow(job: "Job") -> int:
+    """Follow a job until it ends. Returns its exit code; Ctrl-C only detaches."""
     from cluster.display import progress
 
     try:
         return progress.follow(job)
     except KeyboardInterrupt:
         click.echo(
-            f"\ndetached; {job.name} goes on. Come back: imgnet-cluster attach {job.name}; "
-            f"end it: imgnet-cluster stop {job.name}",
+            f"\ndetached; {job.name} keeps running. Return to it: imgnet-cluster attach {job.name}; "
+            f"stop it: imgnet-cluster stop {job.name}",
             err=True,
         )
         return EXIT_INTERRUPTED
 
 
-@cli.command()
-@click.argument("job")
-@click.option("--machine", required=True, type=click.IntRange(0), help="Which of its machines.")
-@click.option(
-    "--notice", type=FiniteFloatRange(0), metavar="SECONDS", help="Tell it so long ahead, as a spot notice does."
-)
-@click.option("--for-good", is_flag=True, help="Do not start it again.")
-def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
-    """Take a machine away from JOB, to see it recover: at once, as if its power was cut."""
-    from cluster.jobs import store
-
-    found = store.find(job)
-    found.kill_machine(str(machine), notice, for_good)
-    click.echo(f"machine {machine} of {found.name} is {'told to leave' if notice is not None else 'lost'}")
-    click.echo(f"  what it costs  imgnet-cluster status {found.name}")
-
-
-@cli.command()
+@click.command()
 @click.argument("job")
 def stop(job: str) -> None:
-    """Save JOB and end it; `resume` goes on from there."""
+    """Save a checkpoint of JOB and stop it.
+
+    `imgnet-cluster resume JOB` continues from the checkpoint.
+    """
     from cluster.jobs import store
 
-    found = store.find(job)
-    found.stop()
-    more = "" if found.state == "done" else f"; go on: imgnet-cluster resume {found.name}"
-    click.echo(f"{found.name} {found.state}{more}")
+    stopped_job = store.find(job)
+    stopped_job.stop()
+    state = stopped_job.state
+    hint = "" if state == "done" else f"; continue: imgnet-cluster resume {stopped_job.name}"
+    click.echo(f"{stopped_job.name} {state}{hint}")
 
 
-@cli.command()
+@click.command(cls=GroupedCommand)
 @click.argument("job")
-@click.option("-d", "--detach", is_flag=True, help="Return as soon as the job is at work.")
+@detach_option
 def resume(job: str, detach: bool) -> None:
-    """Go on with JOB from its newest whole checkpoint, and follow it. Ctrl-C leaves it running."""
+    """Continue JOB from its newest checkpoint, and follow it.
+
+    Ctrl-C stops following; the job keeps running.
+    """
     from cluster.jobs import store
 
-    found = store.find(job)
-    found.resume()
-    click.echo(f"{found.name} resumed")
-    sys.exit(EXIT_OK if detach else _follow(found))
+    resumed_job = store.find(job)
+    resumed_job.resume()
+    click.echo(f"{resumed_job.name} resumed")
+    sys.exit(EXIT_OK if detach else _follow(resumed_job))
 
 
-@cli.command()
+@click.command()
+@click.argument("job")
+@click.option("--machine", metavar="N", required=True, type=click.IntRange(0), help="Number of the machine.")
+@click.option(
+    "--notice",
+    type=FiniteFloatRange(0),
+    metavar="SECONDS",
+    help="Warn the machine this long in advance, as a spot interruption notice does.",
+)
+@click.option("--for-good", is_flag=True, help="Do not replace the machine.")
+def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
+    """Kill a machine of JOB, to rehearse a recovery.
+
+    Without --notice it fails at once, as in a power cut.
+    """
+    from cluster.jobs import store
+
+    running_job = store.find(job)
+    running_job.kill_machine(str(machine), notice, for_good)
+    outcome = "has received the notice" if notice is not None else "was killed"
+    click.echo(f"machine {machine} of {running_job.name} {outcome}")
+    click.echo(f"  recovery     imgnet-cluster status {running_job.name}")
+
+
+@click.command()
 @click.argument("uid", required=False)
-@click.option("--hosts", required=True, metavar="FILE", help="The machines it runs on: a hosts.toml.")
+@click.option("--hosts", required=True, metavar="FILE", help="The machines of the job: a hosts.toml file.")
 def adopt(uid: str | None, hosts: str) -> None:
-    """Look after a job that was launched from another computer: bring everything home, replace lost machines.
+    """Supervise a job that another computer launched.
 
-    UID is its name on the machines, such as job-3-9073e811, when there are several.
+    Its files are copied here, and lost machines are replaced from here. UID is the name of the job on its machines,
+    such as job-3-9073e811; it is needed when several jobs are unfinished.
     """
     from cluster.display import progress
-    from cluster.jobs import adopt as jobs_adopt
+    from cluster.jobs.adopt import adopt as adopt_job
 
-    job = jobs_adopt.adopt(hosts, uid)
+    job = adopt_job(hosts, uid)
     click.echo(f"{job.name} is {job.spec.uid}, run folder {job.path}")
     progress.print_next_commands(job)
+
+
+COMMANDS = (launch, stop, resume, lose, adopt)

@@ -1,4 +1,4 @@
-"""`imgnet-cluster plan`: the schedule of a recipe, and what it would take and cost on machines that nobody has yet."""
+"""`imgnet-cluster plan`: the schedule of a recipe, and a forecast of time and price on machines not yet rented."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,70 +8,106 @@ import click
 
 from cluster.errors import BadInput
 
-from .options import output_option, print_json, schedule_options
+from .options import GroupedCommand, grouped_option, output_option, print_json, schedule_options
 
 if TYPE_CHECKING:
     from cluster.backends.machine_types import MachineType
     from cluster.planning.candidates import Candidate
     from cluster.planning.plan import Plan
-    from train.forecast import Constants
     from train.recipe.schema import Recipe
 
 
 def parse_machine_counts(ctx: click.Context, param: click.Parameter, value: str | None) -> tuple[int, ...] | None:
-    """Return whole numbers above 0 that have commas between them, in ascending order. Fails as click's types do."""
+    """Return the numbers of a comma-separated list in ascending order, without duplicates.
+
+    Raises `click.BadParameter` when one is not a whole number above 0.
+    """
     if value is None:
         return None
     try:
-        found = sorted({int(one) for one in value.split(",")})
+        counts = sorted({int(number) for number in value.split(",")})
     except ValueError:
-        found = [0]
-    if found[0] < 1:
-        raise click.BadParameter(f"{value!r} is not a number of machines, nor several such as 1,2,4,8")
-    return tuple(found)
+        counts = [0]
+    if counts[0] < 1:
+        raise click.BadParameter(f"{value!r} is not a number of machines, nor a list such as 1,2,4,8")
+    return tuple(counts)
 
 
-def select_recipes(recipe: str, only: tuple[str, ...]) -> list[Any]:
-    """Return the recipes of a file, those named if any are. Raises `BadInput`."""
-    from cluster.jobs import submit
+def select_recipes(recipe: str, only: tuple[str, ...]) -> "list[Recipe]":
+    """Return the recipes of a file, or those named by `--only`. Raises `BadInput`."""
+    from cluster.planning.resolve import load_recipes
     from train.recipe.files import RecipeError
-    from train.recipe.files import select_recipes as choose
+    from train.recipe.files import select_recipes as select_by_name
 
     try:
-        return choose(submit.load_recipes(recipe), only)
+        return select_by_name(load_recipes(recipe), only)
     except RecipeError as error:
         raise BadInput(str(error)) from error
 
 
-def make_plan(recipe: Any, recipe_file: str, options: dict[str, Any], backend: str = "plan") -> Any:
+def make_plan(recipe: "Recipe", recipe_file: str, options: dict[str, Any], backend: str = "plan") -> "Plan":
     """Return what a launch would do. Raises `ClusterError`."""
-    from cluster.jobs import submit
+    from cluster.planning.resolve import plan as resolve_plan
 
-    return submit.plan(recipe, recipe_file=recipe_file, backend=backend, **options)
+    return resolve_plan(recipe, recipe_file=recipe_file, backend=backend, **options)
 
 
-@click.command()
+@click.command(cls=GroupedCommand)
 @click.argument("recipe")
-@click.option(
+@grouped_option(
+    "Machines",
     "--machines",
     metavar="N,N",
     callback=parse_machine_counts,
-    help="How many machines, or several numbers such as 1,2,4,8.",
+    help="Number of machines, or a list such as 1,2,4,8.  [default: as the recipe says]",
 )
 @schedule_options
-@click.option(
-    "--type", "types", multiple=True, metavar="TYPE", help="EC2 types, several with commas: a forecast on each."
+@grouped_option(
+    "AWS",
+    "--type",
+    "types",
+    multiple=True,
+    metavar="TYPE",
+    help="EC2 instance type, or a comma-separated list, for a forecast on each.  [default: the recipe's first type]",
 )
-@click.option("--epochs", type=click.IntRange(1), help="Forecast the first N.")
-@click.option(
-    "--trainer", type=click.Choice(["ours", "imagenet18"]), default="ours", show_default=True,
-    help="Whose constants; imagenet18 is the trainer of 2018.",
-)  # fmt: skip
-@click.option("--from", "job", metavar="JOB", help="Take the constants that JOB measured instead of presets.")
-@click.option("--plot", type=click.Path(path_type=Path), metavar="PNG", help="Draw minutes and dollars over machines.")
-@click.option("--cheapest", is_flag=True, help="Choose the cheapest row, and show how to launch it.")
-@click.option("--fastest", is_flag=True, help="Choose the fastest.")
-@click.option("--within", metavar="30min|40$", help="Choose the cheapest within a time, the fastest within a price.")
+@grouped_option(
+    "Forecast",
+    "--cheapest",
+    is_flag=True,
+    help="Choose the cheapest combination of type and number of machines, and print its launch command.",
+)
+@grouped_option("Forecast", "--fastest", is_flag=True, help="Choose the fastest combination.")
+@grouped_option(
+    "Forecast",
+    "--within",
+    metavar="30min|40$",
+    help="Choose the cheapest combination within a time, or the fastest within a price.",
+)
+@grouped_option(
+    "Forecast", "--epochs", metavar="N", type=click.IntRange(1), help="Forecast only this many epochs, the first ones."
+)
+@grouped_option(
+    "Forecast",
+    "--from",
+    "measured_job",
+    metavar="JOB",
+    help="Use the speeds that JOB measured, instead of the preset ones.",
+)
+@grouped_option(
+    "Forecast",
+    "--trainer",
+    type=click.Choice(["ours", "imagenet18"]),
+    default="ours",
+    show_default=True,
+    help="Trainer whose preset speeds are used. imagenet18 is the trainer of 2018.",
+)
+@grouped_option(
+    "Output",
+    "--plot",
+    type=click.Path(path_type=Path),
+    metavar="PNG",
+    help="Plot minutes and dollars over the number of machines.",
+)
 @output_option
 def plan(
     recipe: str,
@@ -88,109 +124,138 @@ def plan(
     only: tuple[str, ...],
     **options: Any,
 ) -> None:
-    """Show what RECIPE would do: its rows with global batch, rate and steps. Starts nothing.
+    """Show the schedule of RECIPE and a forecast; start nothing.
 
-    On several --machines, or with --type: minutes, dollars, what takes them, and where more machines stop being worth
-    it, for each. Prices are on demand, as shipped; nobody is asked.
+    For each phase: global batch, learning rate and steps. With several --machines, or with --type, also for each
+    combination: minutes, dollars, where the time goes, and the number of machines beyond which more save little. Prices
+    are the on-demand prices shipped with this program; AWS is not contacted.
     """
     from cluster.planning import choose as planning_choose
 
     if cheapest + fastest + bool(within) > 1:
-        raise BadInput("--cheapest, --fastest and --within all choose; say one")
-    how = "cheapest" if cheapest else "fastest" if fastest else None
+        raise BadInput("--cheapest, --fastest and --within are mutually exclusive")
+    criterion = "cheapest" if cheapest else "fastest" if fastest else "within" if within else None
     if measured_job and trainer != "ours":
-        raise BadInput("--from and --trainer both say whose constants; say one")
-    most = planning_choose.parse_budget(within) if within else None
-    if (how or within) and (epochs or trainer != "ours"):
-        what = "--epochs forecasts a part of what" if epochs else f"--trainer {trainer} is not what"
-        raise BadInput(f"{what} a launch would train; to choose one leave it out")
+        raise BadInput("--from and --trainer are mutually exclusive")
+    budget = planning_choose.parse_budget(within) if within else None
+    if criterion and (epochs or trainer != "ours"):
+        option = "--epochs" if epochs else "--trainer"
+        reason = "it forecasts only a part of the run" if epochs else "a launch uses our own trainer"
+        raise BadInput(f"{option} cannot be combined with --{criterion}: {reason}; leave {option} out")
     recipes = select_recipes(recipe, only)
-    names = tuple(one for some in types for one in some.split(",") if one)
-    asked = bool(
-        names or epochs or measured_job or plot or how or within or trainer != "ours" or len(machines or ()) > 1
+    type_names = tuple(name for names in types for name in names.split(",") if name)
+    needs_forecast = bool(
+        type_names or epochs or measured_job or plot or criterion or trainer != "ours" or len(machines or ()) > 1
     )
-    shown: list[dict[str, Any]] = []
-    for one in recipes:
-        if not asked:
-            shown += _show_single_plan(one, recipe, machines, options, output)
+    rows: list[dict[str, Any]] = []
+    for selected_recipe in recipes:
+        if not needs_forecast:
+            rows.append(_show_single_plan(selected_recipe, recipe, machines, options, output))
             continue
-        found, notes = _forecast_rows(one, recipe, machines, names, epochs, trainer, measured_job, options)
-        if how and len(found) == 1:
-            raise BadInput(f"--{how}: there is one row; say several, such as --machines 1,2,4,8")
-        chosen = planning_choose.choose(found, how or "within", most) if how or within else None
-        mine = only or ((one.name,) if len(recipes) > 1 else ())
-        more = {"only": mine, **{name: value for name, value in options.items() if (name, value) != ("scale", 1.0)}}
-        command = planning_choose.launch_command(chosen, recipe, more) if chosen else ""
+        candidates, notes = _forecast_candidates(
+            selected_recipe, recipe, machines, type_names, epochs, trainer, measured_job, options
+        )
+        if criterion in ("cheapest", "fastest") and len(candidates) == 1:
+            raise BadInput(f"--{criterion}: there is one row only; ask for several, such as --machines 1,2,4,8")
+        chosen = planning_choose.choose(candidates, criterion, budget) if criterion else None
+        # Only options that differ from launch's defaults belong into the command that is shown.
+        launch_options = {
+            "only": only or ((selected_recipe.name,) if len(recipes) > 1 else ()),
+            **{name: value for name, value in options.items() if (name, value) != ("scale", 1.0)},
+        }
+        command = planning_choose.launch_command(chosen, recipe, launch_options) if chosen else ""
         if plot:
-            _draw_forecast(plot, f"{one.name}, its first {epochs} epochs" if epochs else one.name, found)
-        shown += [_row_json(row) | _choice_json(row, chosen, command) for row in found]
+            name = selected_recipe.name
+            _draw_forecast(plot, f"{name}, its first {epochs} epochs" if epochs else name, candidates)
+        rows += [_candidate_json(candidate) | _choice_json(candidate, chosen, command) for candidate in candidates]
         if output == "table":
-            _print_forecast(found, notes, chosen, command, plot)
+            _print_forecast(candidates, notes, chosen, command, plot)
     if output == "json":
-        print_json(shown[0] if len(shown) == 1 else shown)
+        print_json(rows[0] if len(rows) == 1 else rows)
 
 
 def _show_single_plan(
     recipe: "Recipe", recipe_file: str, machines: tuple[int, ...] | None, options: dict[str, Any], output: str
-) -> list[dict[str, Any]]:
-    """The plan as it is, and its forecast on the first of the recipe's types that there is."""
+) -> dict[str, Any]:
+    """Show a plan with its forecast on the recipe's first type that can be rented. Returns the plan for JSON."""
     from cluster.display import forecast as display_forecast
     from cluster.display import plan as display_plan
     from cluster.planning import candidates
     from train.forecast import DEFAULT_CONSTANTS
 
-    one: Plan = make_plan(recipe, recipe_file, {**options, "machines": machines[0] if machines else None})
-    kind, row = candidates.first_rentable_type(recipe.types), None
-    if kind and one.spec.procs == kind.gpus:
-        (row,) = candidates.make_candidates(lambda count, procs: one, [kind], [one.spec.machines], DEFAULT_CONSTANTS)
+    job_plan = make_plan(recipe, recipe_file, {**options, "machines": machines[0] if machines else None})
+    machine_type = candidates.first_rentable_type(recipe.types)
+    candidate = None
+    if machine_type and job_plan.spec.procs == machine_type.gpus:
+        (candidate,) = candidates.make_candidates(
+            lambda count, procs: job_plan, [machine_type], [job_plan.spec.machines], DEFAULT_CONSTANTS
+        )
     if output == "table":
-        display_plan.show_plan(one)
-        if row:
-            display_forecast.show_forecast_line(row)
-    return [_row_json(row) if row else _plan_json(one)]
+        display_plan.show_plan(job_plan)
+        if candidate:
+            display_forecast.show_forecast_line(candidate)
+    return _candidate_json(candidate) if candidate else _plan_json(job_plan)
 
 
-def _forecast_rows(
-    recipe: "Recipe", recipe_file: str, machines: tuple[int, ...] | None, type_names: tuple[str, ...], epochs: int | None,
-    trainer: str, measured_job: str | None, options: dict[str, Any],
-) -> tuple[list["Candidate"], list[str]]:  # fmt: skip
-    """Return the rows of a forecast, and what a person should know of them. Raises `ClusterError`."""
+def _forecast_candidates(
+    recipe: "Recipe",
+    recipe_file: str,
+    machines: tuple[int, ...] | None,
+    type_names: tuple[str, ...],
+    epochs: int | None,
+    trainer: str,
+    measured_job: str | None,
+    options: dict[str, Any],
+) -> "tuple[list[Candidate], list[str]]":
+    """Return a candidate for each type and number of machines, and the notes on them. Raises `ClusterError`."""
     from cluster.jobs import billing, store
-    from cluster.planning import calibration, candidates
+    from cluster.planning import calibration
+    from cluster.planning import candidates as planning_candidates
     from train.forecast import TRAINER_CONSTANTS
 
-    ran = store.find(measured_job) if measured_job else None
-    constants = calibration.measured_constants(ran.name, ran.result) if ran else TRAINER_CONSTANTS[trainer]
-    if ran and ran.spec.recipe.model.name != recipe.model.name:
+    job = store.find(measured_job) if measured_job else None
+    constants = calibration.measured_constants(job.name, job.result) if job else TRAINER_CONSTANTS[trainer]
+    if job and job.spec.recipe.model.name != recipe.model.name:
         raise BadInput(
-            f"--from {ran.name}: it trained {ran.spec.recipe.model.name}, whose seconds say nothing of "
+            f"--from {job.name}: it trained {job.spec.recipe.model.name}, so its measured speeds do not hold for "
             f"{recipe.model.name}; leave --from out"
         )
-    card = calibration.job_machine_type(ran.spec, ran.result or {}, billing.last_rented_type(ran)) if ran else None
-    kinds: list[MachineType] = [candidates.get_machine_type(one) for one in dict.fromkeys(type_names)]
-    if not kinds:
-        first = card or candidates.first_rentable_type(recipe.types)
-        if first is None:
-            raise BadInput(f"{recipe.name}: names no type of machine that is known; say one: --type p4d.24xlarge")
-        kinds = [first]
-    found, notes = list["Candidate"](), list[str]()
-    if ran and {*(machines or (recipe.machines,))} != {ran.spec.machines}:
-        notes.append(f"{ran.name} ran on {ran.spec.machines}: that others send more between them is left out")
-    for kind in kinds:
-        own: Constants = constants
-        if card:
-            own, note = calibration.constants_for_type(constants, card, kind)
-            notes += [note] if note else []
+    job_type = None
+    if job:
+        job_type = calibration.job_machine_type(job.spec, job.result or {}, billing.last_rented_type(job))
+    machine_types: list[MachineType] = [
+        planning_candidates.get_machine_type(name) for name in dict.fromkeys(type_names)
+    ]
+    if not machine_types:
+        default_type = job_type or planning_candidates.first_rentable_type(recipe.types)
+        if default_type is None:
+            raise BadInput(f"{recipe.name}: names no known machine type; pass one, such as --type p4d.24xlarge")
+        machine_types = [default_type]
+    machine_counts = machines or (recipe.machines,)
+    candidates: list[Candidate] = []
+    notes: list[str] = []
+    if job and set(machine_counts) != {job.spec.machines}:
+        measured_on = f"{job.spec.machines} machine{'s' * (job.spec.machines > 1)}"
+        notes.append(f"{job.name} ran on {measured_on}; slower communication among more machines is not included")
 
-        def make(count: int, procs: int) -> "Plan":
-            part = candidates.truncate_recipe(recipe, count, epochs)
-            more = {**options, "machines": count, "procs": options.get("procs") or procs}
-            made: Plan = make_plan(part, recipe_file, more)
-            return replace(made, spec=replace(made.spec, backend="plan"))
+    def plan_candidate(count: int, procs: int) -> "Plan":
+        candidate_options = {**options, "machines": count, "procs": options.get("procs") or procs}
+        truncated_recipe = planning_candidates.truncate_recipe(recipe, count, epochs)
+        candidate_plan = make_plan(truncated_recipe, recipe_file, candidate_options)
+        return replace(candidate_plan, spec=replace(candidate_plan.spec, backend="plan"))
 
-        found += candidates.make_candidates(make, [kind], machines or (recipe.machines,), own)
-        notes += [f"{kind.name}: {kind.retired_reason}; for comparison only"] if kind.retired_reason else []
-    return found, notes
+    for machine_type in machine_types:
+        type_constants = constants
+        if job_type:
+            type_constants, note = calibration.constants_for_type(constants, job_type, machine_type)
+            if note:
+                notes.append(note)
+        candidates += planning_candidates.make_candidates(
+            plan_candidate, [machine_type], machine_counts, type_constants
+        )
+        if machine_type.retired_reason:
+            notes.append(f"{machine_type.name}: {machine_type.retired_reason}; for comparison only")
+    return candidates, notes
 
 
 def _plan_json(job_plan: "Plan") -> dict[str, Any]:
@@ -205,30 +270,37 @@ def _plan_json(job_plan: "Plan") -> dict[str, Any]:
     }
 
 
-def _row_json(row: "Candidate") -> dict[str, Any]:
-    return {**_plan_json(row.plan), **row.to_json()}
+def _candidate_json(candidate: "Candidate") -> dict[str, Any]:
+    return {**_plan_json(candidate.plan), **candidate.to_json()}
 
 
-def _choice_json(row: "Candidate", chosen: "Candidate | None", launch_command: str) -> dict[str, Any]:
-    return {} if chosen is None else {"chosen": row is chosen, **({"launch": launch_command} if row is chosen else {})}
+def _choice_json(candidate: "Candidate", chosen: "Candidate | None", launch_command: str) -> dict[str, Any]:
+    """Return the fields that say whether a candidate is the chosen one; none when nothing was to be chosen."""
+    if chosen is None:
+        return {}
+    return {"chosen": True, "launch": launch_command} if candidate is chosen else {"chosen": False}
 
 
-def _draw_forecast(path: Path, title: str, forecast_rows: "list[Candidate]") -> None:
-    from cluster.planning import candidates
+def _draw_forecast(path: Path, title: str, candidates: "list[Candidate]") -> None:
+    """Plot minutes and dollars over the number of machines, a curve for each type. Raises `BadInput`."""
+    from cluster.planning.candidates import group_by_type
     from cluster.plots import forecast
 
-    minutes, dollars = dict[str, list[tuple[float, float]]](), dict[str, list[tuple[float, float]]]()
-    for kind, some in candidates.group_by_type(forecast_rows).items():
-        minutes[kind] = [(one.machines, one.minutes) for one in some if one.minutes is not None]
-        costs = [(one.machines, one.dollars(one.minutes)) for one in some]
-        dollars[kind] = [(count, cost) for count, cost in costs if cost is not None]
+    minutes: dict[str, list[tuple[float, float]]] = {}
+    dollars: dict[str, list[tuple[float, float]]] = {}
+    for type_name, type_candidates in group_by_type(candidates).items():
+        minutes[type_name] = [
+            (candidate.machines, candidate.minutes) for candidate in type_candidates if candidate.minutes is not None
+        ]
+        prices = [(candidate.machines, candidate.dollars(candidate.minutes)) for candidate in type_candidates]
+        dollars[type_name] = [(count, price) for count, price in prices if price is not None]
     if not any(minutes.values()):
-        raise BadInput("--plot: there is no forecast that could be drawn")
-    forecast.draw_forecast(path, f"{title}: the forecast, with boot and set-up", minutes, dollars)
+        raise BadInput("--plot: there is no forecast to plot; pass a known --type")
+    forecast.draw_forecast(path, f"{title}: forecast with boot and set-up", minutes, dollars)
 
 
 def _print_forecast(
-    forecast_rows: "list[Candidate]",
+    candidates: "list[Candidate]",
     notes: list[str],
     chosen: "Candidate | None",
     launch_command: str,
@@ -237,14 +309,14 @@ def _print_forecast(
     from cluster.display import forecast as display_forecast
     from cluster.display import plan as display_plan
 
-    if len(forecast_rows) == 1:
-        display_plan.show_plan(forecast_rows[0].plan)
-        display_forecast.show_phase_forecasts(forecast_rows[0])
+    if len(candidates) == 1:
+        display_plan.show_plan(candidates[0].plan)
+        display_forecast.show_phase_forecasts(candidates[0])
     else:
-        display_forecast.show_candidates(forecast_rows)
+        display_forecast.show_candidates(candidates)
     for note in notes:
         click.echo(f"note: {note}")
     if plot:
-        click.echo(f"drawn: {plot}")
+        click.echo(f"plot: {plot}")
     if chosen:
         display_forecast.show_choice(chosen, launch_command)

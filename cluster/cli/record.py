@@ -1,4 +1,4 @@
-"""`imgnet-cluster record`: a run as DAWNBench's TSV and JSON and as MLPerf's log, and whether such files add up."""
+"""`imgnet-cluster record`: writes a run as DAWNBench's TSV and JSON and as MLPerf's log, and checks such files."""
 
 import contextlib
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ import click
 from cluster.errors import BadInput, ClusterError
 
 if TYPE_CHECKING:
-    from cluster.jobs.submit import Job
+    from cluster.jobs.job import Job
 
 FORMAT_BY_SUFFIX = {".tsv": "tsv", ".json": "json", ".log": "mlperf"}
 MLLOG_MARK = ":::MLLOG"
@@ -19,48 +19,61 @@ MLLOG_MARK = ":::MLLOG"
 @click.command()
 @click.argument("job", required=False)
 @click.option(
-    "--format",
-    "kind",
-    type=click.Choice(list(FORMAT_BY_SUFFIX.values())),
-    help="How. [default: by -o's name, else tsv]",
+    "-o",
+    "--output",
+    "output_path",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File to write: x.tsv, x.json or x.log. A name without these endings writes all three.  [default: stdout]",
 )
 @click.option(
-    "-o", "--output", "path", type=click.Path(path_type=Path), metavar="FILE",
-    help="Where to: x.tsv, x.json, x.log; a name without such an end makes all three.",
-)  # fmt: skip
-@click.option("--author", metavar="NAME", help="Whose record it is, for the JSON.")
-@click.option("--email", metavar="ADDRESS", help="And how to reach them.")
-@click.option("--code-url", metavar="URL", help="Where the code can be had.")
-@click.option("--check", metavar="FILE|JOB", help="Write nothing; see whether it adds up, and agrees with its job.")
+    "--format",
+    "record_format",
+    type=click.Choice(list(FORMAT_BY_SUFFIX.values())),
+    help="Format of the record.  [default: from the name of the file, else tsv]",
+)
+@click.option("--author", metavar="NAME", help="Author of the record, for the JSON.")
+@click.option("--email", metavar="ADDRESS", help="Contact e-mail of the author, for the JSON.")
+@click.option("--code-url", metavar="URL", help="Where the code is published, for the JSON.")
+@click.option(
+    "--check", metavar="FILE|JOB", help="Write nothing. Check that a record is consistent, and agrees with its job."
+)
 def record(
-    job: str | None, record_format: str | None, output_path: Path | None, author: str | None, email: str | None,
-    code_url: str | None, check: str | None,
-) -> None:  # fmt: skip
-    """Write down what JOB has run (default: the newest): hours, accuracies, hardware, price, the schedule as executed.
+    job: str | None,
+    record_format: str | None,
+    output_path: Path | None,
+    author: str | None,
+    email: str | None,
+    code_url: str | None,
+    check: str | None,
+) -> None:
+    """Write a benchmark record of JOB (default: the newest job).
 
-    Hours count from the start of loading the images. What is not known is null. Nobody is asked: it works on a job
-    that is over, after its machines are gone. --check prints the first row that does not fit; exit code 1.
+    It contains hours, accuracies, hardware, price, and the schedule as executed. Hours count from the start of loading
+    the images. Unknown values are null. Only the run folder is read, so it works after the machines are gone. --check
+    prints the first row that is wrong; exit code 1.
     """
     from cluster.jobs import store
 
     if check is not None:
         if record_format or output_path or author or email or code_url:
-            raise BadInput("--check writes nothing; leave the other options out")
+            raise BadInput("--check writes nothing, so it cannot be combined with the other options; leave them out")
         return click.echo(_check_record(check, store.find(job) if job else None))
-    files = _output_files(record_format, output_path) if output_path is not None else {}
-    said = _load_run_data(store.find(job))
-    _require_consistent_result(said)
-    who = {"author": author, "email": email, "code": code_url}
+    path_by_format = _output_files(record_format, output_path) if output_path is not None else {}
+    run_data = _load_run_data(store.find(job))
+    _require_consistent_result(run_data)
+    authorship = {"author": author, "email": email, "code": code_url}
     if output_path is None:
-        return click.echo(_render(record_format or "tsv", said, **who), nl=False)
-    for one, file in files.items():
-        log = output_path.name + ".log" if one == "json" and file != output_path else None
-        _write_text(file, _render(one, said, log=log, **who))
-        click.echo(f"written: {file}")
+        return click.echo(_render(record_format or "tsv", run_data, **authorship), nl=False)
+    for file_format, path in path_by_format.items():
+        # The JSON names the log that is written together with it.
+        log = output_path.name + ".log" if file_format == "json" and path != output_path else None
+        _write_text(path, _render(file_format, run_data, log=log, **authorship))
+        click.echo(f"written: {path}")
 
 
 def _load_run_data(job: "Job") -> dict[str, Any]:
-    """What a job has run. Raises `ClusterError`."""
+    """Return the data of a run from its run folder. Raises `ClusterError`."""
     from cluster.records import run_data
 
     from .inspect import refresh
@@ -72,7 +85,7 @@ def _load_run_data(job: "Job") -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _damage_as_cluster_error(description: str) -> Iterator[None]:
-    """Turn what plain data of an unforeseen form leads to into one line."""
+    """Turn the errors that data of an unexpected form causes into a one-line `ClusterError`."""
     try:
         yield
     except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
@@ -80,16 +93,19 @@ def _damage_as_cluster_error(description: str) -> Iterator[None]:
 
 
 def _require_consistent_result(run_data: dict[str, Any]) -> None:
-    """Raise `ClusterError` where the run folder tells an epoch in two ways: of which should a record be?"""
+    """Raise `ClusterError` when metrics and result.json disagree about an epoch: a record could follow only one."""
     from cluster.records import check as records_check
 
     with _damage_as_cluster_error(f"{run_data['job']}: result.json is damaged"):
-        if wrong := next(records_check.check_metrics_against_result(run_data), None):
-            raise ClusterError(f"{run_data['job']}: {wrong}; nothing was written, for it cannot be known which is true")
+        problem = next(records_check.check_metrics_against_result(run_data), None)
+        if problem:
+            raise ClusterError(
+                f"{run_data['job']}: {problem}; nothing was written, because one of the two must be wrong"
+            )
 
 
 def _render(record_format: str, run_data: dict[str, Any], **authorship: str | None) -> str:
-    """The record in one of its forms."""
+    """Return the record in one of the formats."""
     from cluster.records import writers
     from train.tools.filesystem import to_json_bytes
 
@@ -100,17 +116,20 @@ def _render(record_format: str, run_data: dict[str, Any], **authorship: str | No
 
 
 def _output_files(record_format: str | None, output_path: Path) -> dict[str, Path]:
-    """Return which file gets which form. Raises `BadInput` where that cannot be a file's name."""
+    """Return the file of each format to write. Raises `BadInput` when `output_path` is not the name of a file."""
     if output_path.name in ("", ".."):
-        raise BadInput(f"-o {output_path}: names no file; name one, such as {output_path / 'mine'}")
+        raise BadInput(f"-o {output_path}: is not a file name; give one, such as {output_path / 'mine'}")
     if record_format or output_path.suffix in FORMAT_BY_SUFFIX:
-        found = {record_format or FORMAT_BY_SUFFIX[output_path.suffix]: output_path}
+        path_by_format = {record_format or FORMAT_BY_SUFFIX[output_path.suffix]: output_path}
     else:
-        found = {one: output_path.with_name(output_path.name + end) for end, one in FORMAT_BY_SUFFIX.items()}
-    for one in found.values():
-        if one.is_dir():
-            raise BadInput(f"-o {output_path}: {one} is a folder; name a file, such as {one / 'mine'}")
-    return found
+        path_by_format = {
+            file_format: output_path.with_name(output_path.name + suffix)
+            for suffix, file_format in FORMAT_BY_SUFFIX.items()
+        }
+    for path in path_by_format.values():
+        if path.is_dir():
+            raise BadInput(f"-o {output_path}: {path} is a folder; name a file, such as {path / 'mine'}")
+    return path_by_format
 
 
 def _write_text(path: Path, text: str) -> None:
@@ -121,75 +140,81 @@ def _write_text(path: Path, text: str) -> None:
 
 
 def _check_record(file_or_job: str, job: "Job | None") -> str:
-    """Return a line that says what is in order. Raises `ClusterError` with the first row that is not."""
+    """Return a line about what was checked. Raises `ClusterError` with the first row that is wrong.
+
+    A file is checked together with the files of the other formats beside it, and against its job where the job is
+    known. For a job, the records that it would write now are checked.
+    """
     from cluster.jobs import store
     from cluster.records import check as records_check
 
     path = Path(file_or_job)
-    texts = _read_record_files(path) if path.is_file() else {}
-    if not texts:
+    text_by_format = _read_record_files(path) if path.is_file() else {}
+    if not text_by_format:
         job = store.find(file_or_job)
-    entry = _parse_entry(texts["json"], path) if "json" in texts else None
+    entry = _parse_entry(text_by_format["json"], path) if "json" in text_by_format else None
     job = job or _find_job_of_entry(entry)
-    said = _load_run_data(job) if job else None
-    if not texts and said:
-        texts = {kind: _render(kind, said) for kind in FORMAT_BY_SUFFIX.values()}
-        entry = _parse_entry(texts["json"], path)
-    with _damage_as_cluster_error(f"{file_or_job}: is no record of ours, or damaged"):
-        wrong = next(records_check.find_problems(texts.get("tsv"), entry, texts.get("mlperf"), said), None)
-        if wrong is None:
-            return f"{file_or_job}: {_check_summary(texts, entry, job)}"
-    raise ClusterError(f"{file_or_job}: {wrong}")
+    run_data = _load_run_data(job) if job else None
+    if not text_by_format and run_data:
+        text_by_format = {file_format: _render(file_format, run_data) for file_format in FORMAT_BY_SUFFIX.values()}
+        entry = _parse_entry(text_by_format["json"], path)
+    with _damage_as_cluster_error(f"{file_or_job}: is not a record that this program wrote, or damaged"):
+        problems = records_check.find_problems(text_by_format.get("tsv"), entry, text_by_format.get("mlperf"), run_data)
+        problem = next(problems, None)
+        if problem is None:
+            return f"{file_or_job}: {_check_summary(text_by_format, entry, job)}"
+    raise ClusterError(f"{file_or_job}: {problem}")
 
 
 def _read_record_files(path: Path) -> dict[str, str]:
-    """Return the text of a file by its form, and of those of the other forms beside it. Raises `ClusterError`."""
+    """Return the texts of a record and of the files beside it, by format. Raises `ClusterError`."""
     text = _read_text(path)
-    form = "json" if text.lstrip().startswith("{") else "mlperf" if text.startswith(MLLOG_MARK) else "tsv"
-    found = {form: text}
-    for end, other in FORMAT_BY_SUFFIX.items():
-        beside = path.with_suffix(end)
-        if other != form and beside != path and beside.is_file():
-            text = _read_text(beside)
-            if other != "mlperf" or MLLOG_MARK in text:  # any program's log may lie there
-                found[other] = text
-    return found
+    own_format = "json" if text.lstrip().startswith("{") else "mlperf" if text.startswith(MLLOG_MARK) else "tsv"
+    text_by_format = {own_format: text}
+    for suffix, file_format in FORMAT_BY_SUFFIX.items():
+        sibling = path.with_suffix(suffix)
+        if file_format != own_format and sibling != path and sibling.is_file():
+            text = _read_text(sibling)
+            if file_format != "mlperf" or MLLOG_MARK in text:  # a .log file may belong to any other program
+                text_by_format[file_format] = text
+    return text_by_format
 
 
 def _read_text(path: Path) -> str:
     try:
         return path.read_text()
     except UnicodeDecodeError:
-        raise ClusterError(f"{path}: is no text; a record is TSV, JSON or lines of {MLLOG_MARK}") from None
+        raise ClusterError(f"{path}: is not text; a record is TSV, JSON or lines of {MLLOG_MARK}") from None
 
 
 def _parse_entry(text: str, path: Path) -> dict[str, Any]:
+    """Return the JSON object of a record. Raises `ClusterError`."""
     from cluster.records.check import parse_json
 
     try:
-        found = parse_json(text)
+        entry = parse_json(text)
     except ValueError as error:
         raise ClusterError(f"{path.with_suffix('.json')}: is no JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise ClusterError(f"{path.with_suffix('.json')}: is no JSON object")
-    return found
+    if not isinstance(entry, dict):
+        raise ClusterError(f"{path.with_suffix('.json')}: is not a JSON object")
+    return entry
 
 
 def _find_job_of_entry(entry: dict[str, Any] | None) -> "Job | None":
-    """Return the job of this folder that a JSON is of, None when it is of none."""
+    """Return the job of this folder that a record describes, None when there is none."""
     from cluster.jobs import store
 
     misc = (entry or {}).get("misc")
     uid = misc.get("uid") if isinstance(misc, dict) else None
-    for one in store.all_jobs() if uid else []:
-        with contextlib.suppress(ClusterError):  # a damaged one is not it
-            if one.spec.uid == uid:
-                return one
+    for job in store.all_jobs() if uid else []:
+        with contextlib.suppress(ClusterError):  # the run folder of another job may be damaged
+            if job.spec.uid == uid:
+                return job
     return None
 
 
 def _check_summary(text_by_format: dict[str, str], entry: dict[str, Any] | None, job: "Job | None") -> str:
-    """What was looked at, in one line."""
+    """Return in one line what was checked, and what could not be."""
     parts = []
     if "tsv" in text_by_format:
         parts.append(f"{len(text_by_format['tsv'].splitlines()) - 1} validated epochs")
