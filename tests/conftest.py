@@ -50,7 +50,7 @@ def place(sandbox: Sandbox) -> Sandbox:
 
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Iterator[FinishedSandbox]:
-    """A sandbox in which job-1, with two processes, has run to its end. Tests may look at it, but must not change it."""
+    """A sandbox in which job-1, with two processes, has run to its end. Tests must not change it."""
     sandbox = FinishedSandbox(tmp_path_factory.mktemp("finished") / "place", images)
     try:
         sandbox.run_job("--procs", "2", "--save-seconds", "0", sandbox.write_recipe(3))

@@ -30,9 +30,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.simcloud.__main__ import environment
-from support.simcloud.cloud import Sim
+from support.simcloud.cloud import SimulatedAws
 from support.simcloud.http_server import serve
-from support.simcloud.machines import Machines
+from support.simcloud.machines import SimulatedMachines
 
 from benchmarks.launch.local import (
     COMMAND,
@@ -79,21 +79,21 @@ WatchMeasurement = tuple[
 ]  # by what was done; seconds of a look, of a loop over machines
 
 
-class SlowMachines(Machines):
+class SlowMachines(SimulatedMachines):
     """Machines to which a login takes as long as on EC2 (that takes root), and whose fast disk is mounted late."""
 
-    def _open(self, id: str) -> None:
+    def _start_sshd(self, id: str) -> None:
         machine = self.machines[id]
         if IS_ROOT:
             kept = (machine.folder / "authorized_keys").rename(machine.folder / "kept_keys")
             machine.write_config(machine.env, SLOW_LOGIN_CONFIG.format(seconds=LOGIN_SECONDS / 2, keys=kept))
-        super()._open(id)
+        super()._start_sshd(id)
 
-    def _ready(self, id: str) -> None:
+    def _finish_setup(self, id: str) -> None:
         below = self.machines[id].home / ".imgnet"
         if below.exists():  # who logged in before has left files there, which nobody sees below the mount
             below.rename(below.with_name(".below"))
-        super()._ready(id)
+        super()._finish_setup(id)
 
 
 class ProvisionedFleet(Fleet):
@@ -107,14 +107,14 @@ class SimulatedCloud:
     """The simulated cloud in this process, and a home from which it looks like AWS."""
 
     def __init__(self, folder: Path, disks: Path) -> None:
-        self.sim = Sim(boot_seconds=PENDING_SECONDS, visible_after=VISIBLE_AFTER_SECONDS)
+        self.sim = SimulatedAws(boot_seconds=PENDING_SECONDS, visible_after=VISIBLE_AFTER_SECONDS)
         self.server, url = serve(sim=self.sim)
         self.host = LaunchHost(folder / "here")
         self.host.env |= environment(url)
         os.environ |= {name: self.host.env[name] for name in ("HOME", "TMUX_TMPDIR", *environment(url))}
         python = STUB_DELAYS.write_script(folder / "python")
-        self.machines: Machines | None = SlowMachines(self.sim, disks / "machines", python=str(python))
-        self.machines.set(ssh_late=SSHD_SECONDS, ready_late=MARKER_SECONDS)
+        self.machines: SimulatedMachines | None = SlowMachines(self.sim, disks / "machines", python=str(python))
+        self.machines.configure(ssh_delay_seconds=SSHD_SECONDS, ready_delay_seconds=MARKER_SECONDS)
 
     def remove_machines(self) -> None:
         """From now on there is nothing behind an instance, and its image says nothing of a login."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.aws_user import NEVER_SECONDS, Renter
 from support.sandbox import Sandbox
-from support.simcloud.fixture import SimulatedCloud
+from support.simcloud.fixture import CloudProcess
 
 from cluster.jobs.job import Job
 
@@ -23,7 +23,7 @@ class Lane(Renter):
     Nobody can log in to the machines.
     """
 
-    def __init__(self, sandbox: Sandbox, cloud: SimulatedCloud) -> None:
+    def __init__(self, sandbox: Sandbox, cloud: CloudProcess) -> None:
         super().__init__(sandbox, cloud)
         cloud.begin()
         cloud.post("machines", ssh_delay_seconds=NEVER_SECONDS)
@@ -90,7 +90,7 @@ class Lane(Renter):
 
 @pytest.fixture
 def lanes(tmp_path: Path, images: Path) -> Iterator[list[Lane]]:
-    lanes = [Lane(Sandbox(tmp_path / f"sandbox{number}", images), SimulatedCloud()) for number in range(LANES)]
+    lanes = [Lane(Sandbox(tmp_path / f"sandbox{number}", images), CloudProcess()) for number in range(LANES)]
     yield lanes
     leftovers = [command_line for lane in lanes for command_line in lane.sandbox.close()]
     try:

@@ -179,9 +179,7 @@ def test_two_first_launches_at_once_create_one_stack_and_two_jobs(renter: Renter
     assert {row["uid"] for row in rows} == {job.spec.uid for job in jobs}
     assert [row["machines"] for row in rows] == [2, 2]
     resources = renter.cloud.post("leftovers")
-    kinds = [
-        resource["kind"] for resource in resources if resource.get("tags", {}).get("imgnet:stack") == "imgnet"
-    ]
+    kinds = [resource["kind"] for resource in resources if resource.get("tags", {}).get("imgnet:stack") == "imgnet"]
     stack_counts = {"vpc": 1, "internet-gateway": 1, "security-group": 1, "file-system": 1, "key-pair": 2}
     assert {kind: kinds.count(kind) for kind in stack_counts} == stack_counts
     renter.run("down", "job-1")
@@ -210,9 +208,7 @@ def test_resources_of_others_with_our_names_are_left_alone(renter: Renter) -> No
     ec2.create_placement_group(GroupName=f"imgnet-{job.spec.uid}-9", Strategy="cluster")
     ec2.create_volume(AvailabilityZone=ZONES[0], Size=1, TagSpecifications=[{"ResourceType": "volume", "Tags": tags}])
     ec2.allocate_address(Domain="vpc", TagSpecifications=[{"ResourceType": "elastic-ip", "Tags": tags}])
-    renter.cloud.wait_for(
-        lambda: all(resource.get("state") != "pending" for resource in renter.cloud.all_resources())
-    )
+    renter.cloud.wait_for(lambda: all(resource.get("state") != "pending" for resource in renter.cloud.all_resources()))
     renter.cloud.foreign_resources += [
         resource for resource in renter.cloud.all_resources()
         if resource["id"] not in ids_before and resource not in renter.cloud.foreign_resources

@@ -20,7 +20,8 @@ from support.sandbox import Sandbox
 from support.waiting import wait_for
 
 from cluster.jobs.job import Job
-from cluster.state import attempts, status
+from cluster.state import attempts as job_attempts
+from cluster.state import status
 from train.data.order import usage_log
 from train.tools import checkpoint_io
 
@@ -56,11 +57,11 @@ class ElasticJob:
         """Return the last status of each machine."""
         return status.machine_statuses(self.job.run_folder, self.job.spec)
 
-    def attempts(self) -> list[attempts.Attempt]:
-        return attempts.history(self.job.run_folder.shared)
+    def attempts(self) -> list[job_attempts.Attempt]:
+        return job_attempts.history(self.job.run_folder.shared)
 
-    def newest_attempt(self) -> attempts.Attempt:
-        return attempts.newest_attempt(self.job.run_folder.shared) or attempts.Attempt()
+    def newest_attempt(self) -> job_attempts.Attempt:
+        return job_attempts.newest_attempt(self.job.run_folder.shared) or job_attempts.Attempt()
 
     def agent_pid(self, machine: str) -> int:
         return int(self.statuses()[machine]["pid"])
@@ -141,23 +142,17 @@ def elastic_job(sandbox: Sandbox) -> ElasticJob:
 def final_parameters(job: Job) -> dict[str, Any]:
     """Return weights and momenta of the last checkpoint. Batch-norm statistics are each process's own."""
     assert job.result
-    path = checkpoint_io.newest_checkpoint(
-        job.run_folder.shared / "checkpoints" / f"{job.result['attempts']:06d}"
-    )
+    path = checkpoint_io.newest_checkpoint(job.run_folder.shared / "checkpoints" / f"{job.result['attempts']:06d}")
     assert path is not None
     checkpoint = checkpoint_io.load_checkpoint(path)
-    momenta = {
-        f"momentum {key}": state["momentum_buffer"] for key, state in checkpoint["optimizer"]["state"].items()
-    }
-    weights = {
-        name: value for name, value in checkpoint["model"].items() if not name.endswith(BATCH_NORM_STATISTICS)
-    }
+    momenta = {f"momentum {key}": state["momentum_buffer"] for key, state in checkpoint["optimizer"]["state"].items()}
+    weights = {name: value for name, value in checkpoint["model"].items() if not name.endswith(BATCH_NORM_STATISTICS)}
     assert len(momenta) > 20
     return {**weights, **momenta}
 
 
 def assert_ended_undisturbed(elastic_job: ElasticJob, undisturbed_parameters: dict[str, Any]) -> None:
-    """Assert that the job is done, used every image once per epoch, has the undisturbed parameters, and left nothing."""
+    """Assert that the job is done, with every image once per epoch and the undisturbed parameters, and left nothing."""
     job = elastic_job.job
     assert job.result and job.result["state"] == "done", elastic_job.describe()
     first_steps = {attempt.number: attempt.first_step for attempt in elastic_job.attempts() if attempt.members}

@@ -102,12 +102,8 @@ def final_parameters(shared: Path) -> dict[str, Any]:
     path = checkpoint_io.newest_checkpoint(sorted((shared / "checkpoints").iterdir())[-1])
     assert path
     checkpoint = checkpoint_io.load_checkpoint(path)
-    momenta = {
-        f"momentum {key}": state["momentum_buffer"] for key, state in checkpoint["optimizer"]["state"].items()
-    }
-    weights = {
-        name: value for name, value in checkpoint["model"].items() if not name.endswith(BATCH_NORM_STATISTICS)
-    }
+    momenta = {f"momentum {key}": state["momentum_buffer"] for key, state in checkpoint["optimizer"]["state"].items()}
+    weights = {name: value for name, value in checkpoint["model"].items() if not name.endswith(BATCH_NORM_STATISTICS)}
     return {**weights, **momenta}
 
 

@@ -5,13 +5,13 @@ from functools import cache
 
 import botocore.loaders
 import pytest
-from support.simcloud.cloud import Sim
-from support.simcloud.http_server import Front, serve
+from support.simcloud.cloud import SimulatedAws
+from support.simcloud.http_server import AwsFrontend, serve
 
 
 @pytest.fixture(scope="session")
-def front_of_session() -> Iterator[tuple[Front, str]]:
-    server, url = serve(sim=Sim())
+def front_of_session() -> Iterator[tuple[AwsFrontend, str]]:
+    server, url = serve(sim=SimulatedAws())
     yield server.front, url
     server.shutdown()
     server.server_close()
@@ -21,7 +21,7 @@ ONE_LOADER = cache(botocore.loaders.create_loader)  # else each session reads EC
 
 
 @pytest.fixture
-def front(front_of_session: tuple[Front, str], monkeypatch: pytest.MonkeyPatch) -> Front:
+def front(front_of_session: tuple[AwsFrontend, str], monkeypatch: pytest.MonkeyPatch) -> AwsFrontend:
     """An empty cloud, to which boto3 in this process goes: its faults, its calls, `front.sim`."""
     found, url = front_of_session
     for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from support.simcloud.http_server import Front
+from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import client as aws_client
 from infra.aws import journal
@@ -61,7 +61,7 @@ class Clock:
 class Bed:
     """One job in one stack."""
 
-    def __init__(self, front: Front, url: str, folder: Path) -> None:
+    def __init__(self, front: AwsFrontend, url: str, folder: Path) -> None:
         self.front, self.sim, self.account = front, front.sim, account_at(url)
         self.clock, self.journal = Clock(front.sim), Journal(folder / "cloud.jsonl")
         self.uid, self.jobs = "job-3-9073e811", 3
@@ -203,7 +203,7 @@ def public_key() -> str:
 
 @pytest.fixture
 def bed(
-    front: Front, front_of_session: tuple[Front, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    front: AwsFrontend, front_of_session: tuple[AwsFrontend, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Bed]:
     """A stack with nothing in it, at 20:00. After the test the job is ended, and nothing may be left of it."""
     front.sim.clock = lambda: START

@@ -11,7 +11,7 @@ os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # read when moto is imported
 from botocore.exceptions import ClientError
 from botocore.loaders import Loader
 from moto import mock_aws
-from support.simcloud.cloud import Sim
+from support.simcloud.cloud import SimulatedAws
 
 from infra.aws import client as aws_client
 from infra.aws.client import Account
@@ -85,7 +85,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.fixture
 def aws(home: Path) -> Iterator[Path]:
     """AWS with nothing in it, a home of one's own. A simulated cloud in this process waits for nothing."""
-    if there := getattr(Sim, "current", None):
+    if there := getattr(SimulatedAws, "current", None):
         there.reset()
         there.efs_seconds = 0.0
     with mock_aws():

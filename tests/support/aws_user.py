@@ -6,12 +6,11 @@ import os
 import re
 import signal
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from support.sandbox import CommandResult, Sandbox
-from support.simcloud.fixture import Simcloud
+from support.simcloud.fixture import CloudProcess
 from support.waiting import wait_for
 
 from cluster.jobs.job import Job
@@ -26,7 +25,7 @@ ENDED_STATES = ("shutting-down", "terminated")
 class Renter:
     """A user with a sandbox and a cloud. Nothing but the environment tells the command that the cloud is AWS."""
 
-    def __init__(self, sandbox: Sandbox, cloud: Simcloud) -> None:
+    def __init__(self, sandbox: Sandbox, cloud: CloudProcess) -> None:
         self.sandbox = sandbox
         self.cloud = cloud
         self.path = sandbox.path
@@ -143,6 +142,6 @@ def _machine_name(instance: dict[str, Any]) -> str:
 
 
 @pytest.fixture
-def renter(simcloud: Simcloud, sandbox: Sandbox) -> Iterator[Renter]:
+def renter(simcloud: CloudProcess, sandbox: Sandbox) -> Iterator[Renter]:
     """A user with an empty cloud, in which nothing may cost anything after the test."""
     yield Renter(sandbox, simcloud)

@@ -80,7 +80,7 @@ def sent() -> int:
 
 
 def _enter(machine: int) -> None:
-    with open(f"/proc/{machine}/ns/net") as namespace:
+    with Path(f"/proc/{machine}/ns/net").open() as namespace:
         if _LIBC.setns(namespace.fileno(), _CLONE_NEWNET):
             raise OSError(ctypes.get_errno(), "setns")
 

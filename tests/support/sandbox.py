@@ -200,7 +200,10 @@ class Sandbox:
         return pid
 
     def trainer_pids(self) -> list[int]:
-        """Return the trainers: children of agents. Loader workers have the same command line, but are children of these."""
+        """Return the trainers.
+
+        They are children of agents. Loader workers have the same command line, but are children of trainers.
+        """
         return self._training_children(self.program_pids("-m cluster.agent"))
 
     def worker_pids(self) -> list[int]:

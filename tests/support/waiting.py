@@ -8,6 +8,10 @@ DEADLINE_SECONDS = 120.0  # a computer with nothing else to do needs a twentieth
 POLL_SECONDS = 0.02
 
 
+class WaitTimeout(AssertionError, TimeoutError):
+    """A condition was not true before its deadline."""
+
+
 def wait_for(
     condition: Callable[[], Any],
     seconds: float = DEADLINE_SECONDS,
@@ -16,7 +20,7 @@ def wait_for(
 ) -> Any:
     """Return the value of `condition` as soon as it is true.
 
-    Raises `AssertionError` after `seconds`. `describe` is called then, and what it returns ends the message.
+    Raises `WaitTimeout` after `seconds`. `describe` is called then, and what it returns ends the message.
     """
     deadline = time.monotonic() + seconds
     while not (value := condition()):
@@ -24,6 +28,6 @@ def wait_for(
             code = getattr(condition, "__code__", None)
             line = f", line {code.co_firstlineno}" if code else ""
             name = getattr(condition, "__qualname__", repr(condition))
-            raise AssertionError(f"not true after {seconds:g} s: {name}{line}\n{describe()}".strip())
+            raise WaitTimeout(f"not true after {seconds:g} s: {name}{line}\n{describe()}".strip())
         time.sleep(poll_seconds)
     return value

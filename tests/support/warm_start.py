@@ -10,9 +10,9 @@ import signal
 import sys
 from typing import Any
 
-import torch._dynamo
+import torch._dynamo  # noqa: F401  # loaded before the fork
 
-import train.engine.run
+import train.engine.run  # noqa: F401  # loaded before the fork
 from train.engine.main import main
 from train.tools.process import die_with_parent
 

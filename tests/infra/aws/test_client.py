@@ -5,7 +5,7 @@ from typing import Any
 import boto3
 import pytest
 from support.aws_gang import Bed, bed
-from support.simcloud.http_server import Front
+from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import client as aws_client
 from infra.aws.client import Account
@@ -15,7 +15,7 @@ __all__ = ["bed"]
 
 
 def test_the_region_is_the_one_that_is_named_or_the_one_of_the_variables(
-    front: Front, monkeypatch: pytest.MonkeyPatch
+    front: AwsFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert Account("eu-west-1").region == "eu-west-1" and Account().region == "us-east-1"
     monkeypatch.setenv("AWS_DEFAULT_REGION", "ap-south-1")
@@ -26,14 +26,14 @@ def test_the_region_is_the_one_that_is_named_or_the_one_of_the_variables(
         Account()
 
 
-def test_another_region_is_asked_with_the_same_keys(front: Front) -> None:
+def test_another_region_is_asked_with_the_same_keys(front: AwsFrontend) -> None:
     here = Account()
     there = here.in_region("us-west-2")
     zones = there.ec2.describe_availability_zones()["AvailabilityZones"]
     assert {one["RegionName"] for one in zones} == {"us-west-2"} and here.in_region("us-east-1") is here
 
 
-def test_without_keys_it_says_how_to_get_some(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_keys_it_says_how_to_get_some(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     with pytest.raises(NoCredentials, match="aws configure"):
@@ -88,7 +88,7 @@ def test_all_pages_are_read(bed: Bed) -> None:
     assert bed.front.count("DescribeInstances") == before + 2
 
 
-def test_the_owner_is_the_role_and_the_person(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_owner_is_the_role_and_the_person(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("getpass.getuser", lambda: "ann")
     account = Account()
     number, arn = account.identity
@@ -96,7 +96,7 @@ def test_the_owner_is_the_role_and_the_person(front: Front, monkeypatch: pytest.
 
 
 def test_this_computers_address_is_the_one_that_the_endpoint_sees(
-    front: Front, monkeypatch: pytest.MonkeyPatch
+    front: AwsFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert aws_client.get_public_address() == "127.0.0.1/32"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
@@ -104,7 +104,7 @@ def test_this_computers_address_is_the_one_that_the_endpoint_sees(
         aws_client.get_public_address()
 
 
-def test_clients_are_made_when_they_are_used(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_are_made_when_they_are_used(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account()
     monkeypatch.setattr(boto3.session.Session, "client", lambda *_, **__: pytest.fail("made too early"))
     assert not {"ec2", "once", "iam"} & vars(account).keys()

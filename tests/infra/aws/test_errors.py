@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
-from support.simcloud.http_server import Front
+from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import errors
 from infra.aws.client import NO_RETRY_CONFIG, Account
@@ -65,7 +65,7 @@ def test_what_never_reached_aws_goes_wrong_again(error: Exception) -> None:
 @pytest.mark.parametrize("fault", [
     {"drop": True}, {"drop": True, "after": True}, {"code": "InternalError"}, {"code": "ServiceUnavailable"},
 ])  # fmt: skip
-def test_answers_are_lost_for_real(front: Front, fault: dict[str, Any]) -> None:
+def test_answers_are_lost_for_real(front: AwsFrontend, fault: dict[str, Any]) -> None:
     front.fault(action="DescribeVpcs", times=9, **fault)
     with pytest.raises((boto.ClientError, boto.BotoCoreError)) as caught:
         Account().client("ec2", NO_RETRY_CONFIG).describe_vpcs()

@@ -7,7 +7,7 @@ from typing import Any
 
 import boto3
 import pytest
-from support.simcloud.http_server import Front
+from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import s3 as aws_s3
 from infra.aws.errors import CloudError, NoCredentials
@@ -18,7 +18,7 @@ URL = "s3://imgnet-test/data/imagenet"
 
 
 @pytest.fixture
-def bucket(front: Front) -> Any:
+def bucket(front: AwsFrontend) -> Any:
     """A bucket with one object; the client that made it."""
     s3 = boto3.client("s3")
     s3.create_bucket(Bucket="imgnet-test")
@@ -46,7 +46,7 @@ def test_a_place_is_a_bucket_and_what_lies_below(bucket: Any, url: str, name: st
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///x", "https://x/y", "/data"])
-def test_what_is_no_place_in_s3_is_said(front: Front, url: str) -> None:
+def test_what_is_no_place_in_s3_is_said(front: AwsFrontend, url: str) -> None:
     with pytest.raises(CloudError, match="one looks like s3://my-bucket/data/imagenet"):
         S3Prefix(url)
 
@@ -110,7 +110,7 @@ def test_an_object_that_is_replaced_between_two_ranges_is_noticed(place: S3Prefi
     assert read(S3Prefix(URL), 0, 2) == WHOLE[::-1][:2]
 
 
-def test_a_denial_names_the_right_that_is_missing(place: S3Prefix, front: Front) -> None:
+def test_a_denial_names_the_right_that_is_missing(place: S3Prefix, front: AwsFrontend) -> None:
     front.fault(service="s3", code="AccessDenied", status=403)
     with pytest.raises(CloudError) as said:
         read(place, 0, 10)
@@ -121,7 +121,7 @@ def test_a_denial_names_the_right_that_is_missing(place: S3Prefix, front: Front)
 
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"])
-def test_keys_that_are_not_accepted_are_said_and_not_tried_again(place: S3Prefix, front: Front, code: str) -> None:
+def test_keys_that_are_not_accepted_are_said_and_not_tried_again(place: S3Prefix, front: AwsFrontend, code: str) -> None:
     front.fault(service="s3", code=code, status=400)
     with pytest.raises(NoCredentials, match=f"does not accept the credentials.*{code}.*aws sts get-caller-identity"):
         place.read("train/a.bin")
@@ -143,7 +143,7 @@ def test_no_region_need_be_named(bucket: Any, monkeypatch: pytest.MonkeyPatch) -
     ("SlowDown", 503), ("InternalError", 500), ("ServiceUnavailable", 503), ("RequestTimeout", 400), ("Whatever", 502),
 ])  # fmt: skip
 def test_what_may_pass_is_told_from_what_will_not_and_is_asked_once(
-    place: S3Prefix, front: Front, code: str, status: int
+    place: S3Prefix, front: AwsFrontend, code: str, status: int
 ) -> None:
     front.fault(service="s3", code=code, status=status)
     before = front.count("GetObject")
@@ -153,7 +153,7 @@ def test_what_may_pass_is_told_from_what_will_not_and_is_asked_once(
     assert read(place, 0, 10) == WHOLE[:10]
 
 
-def test_a_connection_that_is_cut_may_come_back(place: S3Prefix, front: Front) -> None:
+def test_a_connection_that_is_cut_may_come_back(place: S3Prefix, front: AwsFrontend) -> None:
     front.fault(service="s3", drop=True)
     with pytest.raises(TransientError):
         read(place, 0, 10)
@@ -161,7 +161,7 @@ def test_a_connection_that_is_cut_may_come_back(place: S3Prefix, front: Front) -
 
 
 def test_a_connection_that_is_cut_in_the_middle_keeps_what_has_come(
-    place: S3Prefix, front: Front, monkeypatch: pytest.MonkeyPatch
+    place: S3Prefix, front: AwsFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     answer, cuts = front.do, [2]
 
@@ -197,7 +197,7 @@ def parts_of_5_mb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_a_file_is_put_once(place: S3Prefix, front: Front, tmp_path: Path) -> None:
+def test_a_file_is_put_once(place: S3Prefix, front: AwsFrontend, tmp_path: Path) -> None:
     file = tmp_path / "b.bin"
     file.write_bytes(WHOLE)
     assert place.upload(file, "train/b.bin") and place.read("train/b.bin") == WHOLE
@@ -208,7 +208,7 @@ def test_a_file_is_put_once(place: S3Prefix, front: Front, tmp_path: Path) -> No
 
 
 def test_a_large_file_is_put_in_parts(
-    place: S3Prefix, bucket: Any, front: Front, tmp_path: Path, parts_of_5_mb: None
+    place: S3Prefix, bucket: Any, front: AwsFrontend, tmp_path: Path, parts_of_5_mb: None
 ) -> None:
     file = tmp_path / "c.bin"
     file.write_bytes(bytes(11 << 20))
@@ -219,7 +219,7 @@ def test_a_large_file_is_put_in_parts(
 
 @pytest.mark.parametrize("number", [0, 1])
 def test_a_denial_to_put_names_the_right_that_is_missing(
-    place: S3Prefix, front: Front, tmp_path: Path, number: int
+    place: S3Prefix, front: AwsFrontend, tmp_path: Path, number: int
 ) -> None:
     file = tmp_path / "b.bin"
     file.write_bytes(WHOLE)

@@ -8,8 +8,8 @@ from typing import Any
 import boto3
 import pytest
 from support.packed_sets import content, make_set
-from support.simcloud.cloud import Sim
-from support.simcloud.http_server import Front, serve
+from support.simcloud.cloud import SimulatedAws
+from support.simcloud.http_server import AwsFrontend, serve
 
 from cluster.backends.aws.s3_source import S3Source, machine_role_problems, upload_dataset
 from cluster.errors import AwsNotConfigured, ClusterError
@@ -25,15 +25,15 @@ PLACE = "s3://imgnet-sets/data/set"
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Front, str]]:
-    server, url = serve(sim=Sim())
+def served() -> Iterator[tuple[AwsFrontend, str]]:
+    server, url = serve(sim=SimulatedAws())
     yield server.front, url  # type: ignore[attr-defined]
     server.shutdown()
     server.server_close()
 
 
 @pytest.fixture
-def front(served: tuple[Front, str], monkeypatch: pytest.MonkeyPatch) -> Front:
+def front(served: tuple[AwsFrontend, str], monkeypatch: pytest.MonkeyPatch) -> AwsFrontend:
     """A cloud with an empty bucket, which boto3 in this process takes for AWS."""
     found, url = served
     for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
@@ -50,7 +50,7 @@ def front(served: tuple[Front, str], monkeypatch: pytest.MonkeyPatch) -> Front:
 
 
 @pytest.fixture
-def root(tmp_path: Path, front: Front) -> Path:
+def root(tmp_path: Path, front: AwsFrontend) -> Path:
     """A set that was put there."""
     made = make_set(tmp_path / "set")
     assert upload_dataset(made, PLACE, lambda done, total: None) == (10, 0)
@@ -63,7 +63,7 @@ def bring(target: Path, patience: float = 20.0, place: str = PLACE) -> FetchResu
     )
 
 
-def test_what_was_put_there_comes_back_and_is_not_put_twice(root: Path, front: Front, tmp_path: Path) -> None:
+def test_what_was_put_there_comes_back_and_is_not_put_twice(root: Path, front: AwsFrontend, tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
     before = front.count("PutObject")
     assert upload_dataset(root, PLACE, lambda *both: told.append(both)) == (0, 10)
@@ -72,7 +72,7 @@ def test_what_was_put_there_comes_back_and_is_not_put_twice(root: Path, front: F
     assert content(tmp_path / "t") == content(root)
 
 
-def test_manifests_are_put_last(tmp_path: Path, front: Front) -> None:
+def test_manifests_are_put_last(tmp_path: Path, front: AwsFrontend) -> None:
     front.fault(action="PutObject", code="AccessDenied", status=403, skip=8)
     with pytest.raises(ClusterError, match=r"not permitted; it takes s3:PutObject on imgnet-sets/data/set"):
         upload_dataset(make_set(tmp_path / "set"), PLACE, lambda done, total: None)
@@ -80,7 +80,7 @@ def test_manifests_are_put_last(tmp_path: Path, front: Front) -> None:
     assert len(there) == 8 and not [key for key in there if "manifest" in key]
 
 
-def test_a_set_that_is_not_whole_is_not_put_there(tmp_path: Path, front: Front) -> None:
+def test_a_set_that_is_not_whole_is_not_put_there(tmp_path: Path, front: AwsFrontend) -> None:
     made = make_set(tmp_path / "set")
     (made / "train/shard-00001.bin").unlink()
     with pytest.raises(ClusterError, match=r"shard-00001\.bin: is not whole; look: imgnet-cluster data verify"):
@@ -90,7 +90,7 @@ def test_a_set_that_is_not_whole_is_not_put_there(tmp_path: Path, front: Front) 
         upload_dataset(tmp_path / "files", PLACE, lambda done, total: None)
 
 
-def test_hiccups_of_all_kinds_pass(root: Path, front: Front, tmp_path: Path) -> None:
+def test_hiccups_of_all_kinds_pass(root: Path, front: AwsFrontend, tmp_path: Path) -> None:
     for code, status in (("SlowDown", 503), ("InternalError", 500), ("RequestTimeout", 400)):
         front.fault(service="s3", code=code, status=status, times=3, skip=2)
     front.fault(service="s3", drop=True, times=3, skip=8)
@@ -98,7 +98,7 @@ def test_hiccups_of_all_kinds_pass(root: Path, front: Front, tmp_path: Path) -> 
     assert content(tmp_path / "t") == content(root)
 
 
-def test_what_does_not_pass_is_one_line_at_once_or_in_the_end(root: Path, front: Front, tmp_path: Path) -> None:
+def test_what_does_not_pass_is_one_line_at_once_or_in_the_end(root: Path, front: AwsFrontend, tmp_path: Path) -> None:
     front.fault(action="GetObject", service="s3", code="AccessDenied", status=403, skip=6, times=99)
     with pytest.raises(ClusterError, match=r"s3://imgnet-sets/data/set/\S+: not permitted; .* --data s3://imgnet-sets"):
         bring(tmp_path / "t")
@@ -118,14 +118,14 @@ def test_what_does_not_pass_is_one_line_at_once_or_in_the_end(root: Path, front:
     assert content(tmp_path / "t") == content(root)
 
 
-def test_what_is_not_there_says_how_to_put_it_there(front: Front, tmp_path: Path) -> None:
+def test_what_is_not_there_says_how_to_put_it_there(front: AwsFrontend, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match=r"train/manifest\.json: is not there; .* data put FOLDER s3://imgnet-sets/x$"):
         bring(tmp_path / "t", place="s3://imgnet-sets/x")
     with pytest.raises(ClusterError, match="there is no bucket imgnet-nobody"):
         bring(tmp_path / "t", place="s3://imgnet-nobody/x")
 
 
-def test_it_says_so_when_the_machines_role_does_not_reach_a_place(front: Front) -> None:
+def test_it_says_so_when_the_machines_role_does_not_reach_a_place(front: AwsFrontend) -> None:
     (line,) = machine_role_problems(PLACE, Account())
     assert "the machines' role reads no bucket yet" in line and f"check --iam --data {PLACE}" in line
     efs = boto3.client("efs", region_name="us-east-1")

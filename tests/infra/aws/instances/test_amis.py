@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from moto.ssm.models import ssm_backends
-from support.simcloud.http_server import Front
+from support.simcloud.http_server import AwsFrontend
 from support.simcloud.spot_market import IMAGES, PARAMETER, image_id
 
 from infra.aws.client import Account
@@ -37,7 +37,7 @@ def tag(account: Account, id: str, **tags: str) -> None:
     account.ec2.create_tags(Resources=[id], Tags=[{"Key": f"imgnet:{k}", "Value": v} for k, v in tags.items()])
 
 
-def test_the_image_with_torch_is_preferred_and_says_where_its_python_is(front: Front) -> None:
+def test_the_image_with_torch_is_preferred_and_says_where_its_python_is(front: AwsFrontend) -> None:
     found = amis.resolve_image(Account(), "sm_80")
     assert found == amis.Image(
         image_id("us-east-1", TORCH), "ubuntu", 22, 75, "/dev/sda1", TORCH, "/opt/pytorch/bin/python"
@@ -45,7 +45,7 @@ def test_the_image_with_torch_is_preferred_and_says_where_its_python_is(front: F
     assert amis.resolve_image(Account("eu-west-1"), "sm_90").id == image_id("eu-west-1", TORCH)
 
 
-def test_without_it_the_plain_one_is_taken_whose_python_must_be_searched(front: Front) -> None:
+def test_without_it_the_plain_one_is_taken_whose_python_must_be_searched(front: AwsFrontend) -> None:
     amis.resolve_image(Account(), "sm_80")  # the region is there from now on
     drop_parameters("oss-nvidia-driver-gpu-pytorch-2.9-ubuntu-24.04")
     found = amis.resolve_image(Account(), "sm_89")
@@ -59,13 +59,13 @@ def drop_parameters(*names: str) -> None:
         parameters.pop(PARAMETER.format(name))
 
 
-def test_a_region_without_images_is_told_to_pass_one(front: Front) -> None:
+def test_a_region_without_images_is_told_to_pass_one(front: AwsFrontend) -> None:
     amis.resolve_image(Account(), "sm_80")
     drop_parameters(*IMAGES)
     assert refusal(Account(), "sm_80") == "AWS names no deep-learning image in us-east-1; pass one: --ami ami-..."
 
 
-def test_the_parameters_are_asked_for_in_one_call_that_aws_accepts(front: Front) -> None:
+def test_the_parameters_are_asked_for_in_one_call_that_aws_accepts(front: AwsFrontend) -> None:
     amis.resolve_image(Account(), "sm_80")
     assert front.calls == [("ssm", "GetParameters"), ("ec2", "DescribeImages")]
     assert len(amis.AMI_PARAMETERS) <= 10 and len(set(amis.AMI_PARAMETERS)) == len(amis.AMI_PARAMETERS)
@@ -73,13 +73,13 @@ def test_the_parameters_are_asked_for_in_one_call_that_aws_accepts(front: Front)
     assert torch == sorted(torch, reverse=True)
 
 
-def test_an_image_says_by_its_tags_how_to_log_in(front: Front) -> None:
+def test_an_image_says_by_its_tags_how_to_log_in(front: AwsFrontend) -> None:
     front.sim.login = ("somebody", 2222)
     found = amis.resolve_image(Account(), "sm_80")
     assert (found.ssh_user, found.ssh_port) == ("somebody", 2222)
 
 
-def test_an_image_of_ones_own_is_taken_as_it_is(front: Front) -> None:
+def test_an_image_of_ones_own_is_taken_as_it_is(front: AwsFrontend) -> None:
     account = Account()
     ami = own(account)
     found = amis.resolve_image(account, "sm_80", ami)
@@ -91,7 +91,7 @@ def test_an_image_of_ones_own_is_taken_as_it_is(front: Front) -> None:
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "ssh", "-1", "22 ", "2²"])
-def test_a_tag_that_is_no_port_is_refused_with_the_command_that_mends_it(front: Front, port: str) -> None:
+def test_a_tag_that_is_no_port_is_refused_with_the_command_that_mends_it(front: AwsFrontend, port: str) -> None:
     account = Account()
     ami = own(account)
     tag(account, ami, port=port)
@@ -99,7 +99,7 @@ def test_a_tag_that_is_no_port_is_refused_with_the_command_that_mends_it(front: 
     assert f"imgnet:port is {port!r}" in said and f"aws ec2 create-tags --resources {ami}" in said
 
 
-def test_an_image_that_is_not_there_is_one_line(front: Front) -> None:
+def test_an_image_that_is_not_there_is_one_line(front: AwsFrontend) -> None:
     said = refusal(Account(), "sm_80", "ami-0123456789abcdef0")
     assert "ami-0123456789abcdef0" in said
     assert "look at image ami-x" in refusal(Account(), "sm_80", "ami-x")
@@ -111,7 +111,7 @@ def test_an_image_that_is_not_there_is_one_line(front: Front) -> None:
     ({"Architecture": "arm64"}, "image ami-1 is for arm64, and the machines are x86_64"),
     (None, "there is no image ami-1 in us-east-1"),
 ])  # fmt: skip
-def test_an_image_that_cannot_be_started_is_refused(front: Front, changes: dict[str, str] | None, said: str) -> None:
+def test_an_image_that_cannot_be_started_is_refused(front: AwsFrontend, changes: dict[str, str] | None, said: str) -> None:
     assert refusal(told(changes), "sm_80", "ami-1").startswith(said)
 
 
@@ -123,7 +123,7 @@ def told(changes: dict[str, Any] | None) -> Account:
     return account
 
 
-def test_the_root_disk_is_the_one_that_has_the_roots_name(front: Front) -> None:
+def test_the_root_disk_is_the_one_that_has_the_roots_name(front: AwsFrontend) -> None:
     disks = [
         {"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"},
         {"DeviceName": "/dev/sdc", "Ebs": {"VolumeSize": 7}},
@@ -135,7 +135,7 @@ def test_the_root_disk_is_the_one_that_has_the_roots_name(front: Front) -> None:
     assert (found.root_device, found.snapshot_gb, found.name) == ("/dev/sda1", 0, "")
 
 
-def test_a_v100_is_refused_without_an_image_of_ones_own_and_gets_a_torch_that_fits(front: Front) -> None:
+def test_a_v100_is_refused_without_an_image_of_ones_own_and_gets_a_torch_that_fits(front: AwsFrontend) -> None:
     said = refusal(Account(), BUILTIN_TYPES["p3dn.24xlarge"].gpu_arch)
     assert "sm_70" in said and "proprietary driver" in said and "--ami ami-" in said and "cu126, < 2.15" in said
     assert not front.calls

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simcloud.http_server import Front
+from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import tags
 from infra.aws.client import Account
@@ -53,7 +53,7 @@ def subnet(account: Account, bits: int = 20, ours: bool = True) -> str:
     return str(made["Subnet"]["SubnetId"])
 
 
-def test_where_all_is_well_everything_is_listed_and_nothing_must_be_typed(front: Front, tools: Path) -> None:
+def test_where_all_is_well_everything_is_listed_and_nothing_must_be_typed(front: AwsFrontend, tools: Path) -> None:
     account = Account()
     subnet(account)
     found = check(account)
@@ -67,7 +67,7 @@ def test_where_all_is_well_everything_is_listed_and_nothing_must_be_typed(front:
         assert [what for what in said[OK] if word in what], (word, said)
 
 
-def test_it_changes_nothing(front: Front, tools: Path) -> None:
+def test_it_changes_nothing(front: AwsFrontend, tools: Path) -> None:
     found = check(stack_missing=["network", "file system"])
     assert one(found, "the first launch makes network, file system").level == OK
     assert {f"ec2:{name} is permitted" for name in CHANGING} <= set(levels(found)[OK])
@@ -80,7 +80,7 @@ def test_it_changes_nothing(front: Front, tools: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [[], ["network"]])
-def test_every_changing_call_is_a_dry_run(front: Front, tools: Path, missing: list[str]) -> None:
+def test_every_changing_call_is_a_dry_run(front: AwsFrontend, tools: Path, missing: list[str]) -> None:
     account, asked = Account(), []
     for client in (account.ec2, account.ec2_no_retry):
         client.meta.events.register("provide-client-params.ec2.*", lambda params, model, **_: asked.append((model, params)))  # fmt: skip
@@ -93,7 +93,7 @@ def test_every_changing_call_is_a_dry_run(front: Front, tools: Path, missing: li
         assert marked == tags.STACK_VALUE
 
 
-def test_the_dry_run_of_a_machine_is_what_the_least_policy_wants_to_see(front: Front, tools: Path) -> None:
+def test_the_dry_run_of_a_machine_is_what_the_least_policy_wants_to_see(front: AwsFrontend, tools: Path) -> None:
     spot = preflight._dry_run_request("g5.xlarge", "ami-1", "subnet-1", spot=True)
     assert spot["InstanceMarketOptions"] == {"MarketType": "spot"} and spot["SubnetId"] == "subnet-1"
     assert spot["MetadataOptions"] == {"HttpTokens": "required"}
@@ -104,7 +104,7 @@ def test_the_dry_run_of_a_machine_is_what_the_least_policy_wants_to_see(front: F
 
 
 def test_without_credentials_only_what_needs_none_is_looked_at(
-    front: Front, tools: Path, monkeypatch: pytest.MonkeyPatch
+    front: AwsFrontend, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     (tools / "tmux").unlink()
@@ -115,14 +115,14 @@ def test_without_credentials_only_what_needs_none_is_looked_at(
     assert found[1:] == preflight.check_tools() and len(found) == 4 and not front.calls
 
 
-def test_credentials_that_aws_refuses_are_an_error_and_end_the_questions(front: Front, tools: Path) -> None:
+def test_credentials_that_aws_refuses_are_an_error_and_end_the_questions(front: AwsFrontend, tools: Path) -> None:
     front.fault(action="GetCallerIdentity", code="InvalidClientTokenId", status=403, times=99)
     found = check()
     assert (found[0].level, found[0].next_command) == (ERROR, "see: aws sts get-caller-identity")
     assert "InvalidClientTokenId" in found[0].message and len(found) == 4
 
 
-def test_a_region_that_does_not_exist_is_answered_with_the_nearest(front: Front, tools: Path) -> None:
+def test_a_region_that_does_not_exist_is_answered_with_the_nearest(front: AwsFrontend, tools: Path) -> None:
     found = check(Account("us-eats-1"))
     assert found[0] == Finding(ERROR, "boto3 knows no region us-eats-1", "--region us-east-1, or pip install -U boto3")
     assert len(found) == 4 and not front.calls
@@ -130,7 +130,7 @@ def test_a_region_that_does_not_exist_is_answered_with_the_nearest(front: Front,
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_a_region_that_is_not_switched_on_is_told_from_bad_credentials(
-    front: Front, tools: Path, refused: bool, monkeypatch: pytest.MonkeyPatch
+    front: AwsFrontend, tools: Path, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account, home = Account("af-south-1"), Account("us-east-1")
     answer = {"Regions": [{"RegionName": "af-south-1", "OptInStatus": "not-opted-in"}]}
@@ -150,7 +150,7 @@ def test_a_region_that_is_not_switched_on_is_told_from_bad_credentials(
 
 
 def test_all_that_is_wrong_is_said_at_once_each_with_the_next_thing_to_type(
-    front: Front, tools: Path, monkeypatch: pytest.MonkeyPatch
+    front: AwsFrontend, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account = Account()
     subnet(account, bits=28)
@@ -176,21 +176,21 @@ def test_all_that_is_wrong_is_said_at_once_each_with_the_next_thing_to_type(
 # --- quotas -------------------------------------------------------------------------------------------------------
 
 
-def quotas(front: Front, market: str, **allowed: float) -> list[tuple[str, str]]:
+def quotas(front: AwsFrontend, market: str, **allowed: float) -> list[tuple[str, str]]:
     """Level and text of what is said of quotas."""
     front.sim.quota_vcpu = {"L-" + code: value for code, value in allowed.items()}
     found = check(types=("p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge"), market=market)
     return [(it.level, it.message) for it in found if "vCPU" in it.message]
 
 
-def test_a_quota_that_is_too_small_is_a_warning_while_another_is_enough(front: Front, tools: Path) -> None:
+def test_a_quota_that_is_too_small_is_a_warning_while_another_is_enough(front: AwsFrontend, tools: Path) -> None:
     assert quotas(front, "spot", **{"7212CCBC": 1535, "C4BD4855": 3072}) == [
         (WARNING, "p4d.24xlarge, p3dn.24xlarge, spot: 1536 vCPU, and quota L-7212CCBC allows 1535"),
         (OK, "p5.48xlarge, spot: 3072 vCPU of 3072 that quota L-C4BD4855 allows"),
     ]
 
 
-def test_the_market_says_which_quotas_are_looked_at(front: Front, tools: Path) -> None:
+def test_the_market_says_which_quotas_are_looked_at(front: AwsFrontend, tools: Path) -> None:
     short = quotas(front, "spot-then-on-demand", **{"7212CCBC": 0, "C4BD4855": 0, "417A185B": 2000})
     assert [level for level, _ in short] == [WARNING, WARNING, OK, WARNING]
     assert short[2][1] == "p4d.24xlarge, p3dn.24xlarge, on-demand: 1536 vCPU of 2000 that quota L-417A185B allows"
@@ -198,14 +198,14 @@ def test_the_market_says_which_quotas_are_looked_at(front: Front, tools: Path) -
     assert front.count("GetServiceQuota") == 3 + 1  # one question for each code
 
 
-def test_a_quota_that_cannot_be_looked_up_is_a_warning_and_no_reason_to_stop(front: Front, tools: Path) -> None:
+def test_a_quota_that_cannot_be_looked_up_is_a_warning_and_no_reason_to_stop(front: AwsFrontend, tools: Path) -> None:
     front.fault(action="GetServiceQuota", code="AccessDeniedException", times=99)
     found = [it for it in check() if "vCPU" in it.message]
     assert [it.level for it in found] == [WARNING, WARNING] and "cannot be looked up" in found[0].message
     assert found[0].next_command.startswith("aws service-quotas get-service-quota --region us-east-1")
 
 
-def test_a_type_whose_quota_is_not_known_is_a_warning(front: Front, tools: Path) -> None:
+def test_a_type_whose_quota_is_not_known_is_a_warning(front: AwsFrontend, tools: Path) -> None:
     (it,) = [it for it in check(types=("inf2.xlarge",)) if "vCPU" in it.message]
     assert (it.level, it.next_command) == (WARNING, "")
 
@@ -214,7 +214,7 @@ def test_a_type_whose_quota_is_not_known_is_a_warning(front: Front, tools: Path)
 
 
 def test_a_region_without_any_of_the_types_is_an_error_and_the_rest_is_still_looked_at(
-    front: Front, tools: Path
+    front: AwsFrontend, tools: Path
 ) -> None:
     found = check(types=("p3.16xlarge", "q9.large"))
     wrong = one(found, "p3.16xlarge")
@@ -222,7 +222,7 @@ def test_a_region_without_any_of_the_types_is_an_error_and_the_rest_is_still_loo
     assert one(found, "ec2:CreatePlacementGroup").level == OK and one(found, "tmux").level == OK
 
 
-def test_a_type_without_an_image_is_a_warning_while_another_has_one(front: Front, tools: Path) -> None:
+def test_a_type_without_an_image_is_a_warning_while_another_has_one(front: AwsFrontend, tools: Path) -> None:
     found = check(types=("p3dn.24xlarge", "p4d.24xlarge"))
     wrong = one(found, "sm_70")
     assert wrong.level == WARNING and "--type" in wrong.next_command and one(found, "image ami-").level == OK
@@ -230,17 +230,17 @@ def test_a_type_without_an_image_is_a_warning_while_another_has_one(front: Front
     assert one(found, "sm_70").level == ERROR and not [it for it in found if "RunInstances" in it.message]
 
 
-def test_an_image_of_ones_own_is_looked_at_instead(front: Front, tools: Path) -> None:
+def test_an_image_of_ones_own_is_looked_at_instead(front: AwsFrontend, tools: Path) -> None:
     assert one(check(ami="ami-0123456789abcdef0"), "ami-0123456789abcdef0").level == ERROR
 
 
-def test_subnets_of_others_are_not_counted_and_none_is_no_error(front: Front, tools: Path) -> None:
+def test_subnets_of_others_are_not_counted_and_none_is_no_error(front: AwsFrontend, tools: Path) -> None:
     account = Account()
     subnet(account, ours=False)
     assert not [it for it in check(account) if "addresses" in it.message]
 
 
-def test_a_full_subnet_is_a_warning_while_another_has_addresses(front: Front, tools: Path) -> None:
+def test_a_full_subnet_is_a_warning_while_another_has_addresses(front: AwsFrontend, tools: Path) -> None:
     account = Account()
     subnet(account, bits=28)
     subnet(account, bits=20)
@@ -268,7 +268,7 @@ def test_a_dry_run_that_does_something_is_no_permission() -> None:
     assert preflight._check_permission("RunInstances", lambda: None).level == WARNING
 
 
-def test_no_finding_is_longer_than_a_line_and_no_error_escapes(front: Front, tools: Path) -> None:
+def test_no_finding_is_longer_than_a_line_and_no_error_escapes(front: AwsFrontend, tools: Path) -> None:
     for action in ("DescribeInstanceTypeOfferings", "GetParameters", "DescribeSubnets", "GetServiceQuota"):
         front.fault(action=action, code="UnauthorizedOperation", times=99)
     found = check()

@@ -3,7 +3,7 @@
 import shlex
 
 import pytest
-from support.simcloud.http_server import Front
+from support.simcloud.http_server import AwsFrontend
 from support.simcloud.spot_market import quota_code
 
 from infra.aws.client import Account
@@ -27,14 +27,14 @@ def test_the_code_is_the_one_by_which_the_cloud_counts(name: str, market: str) -
     assert quotas.get_quota_code(BUILTIN_TYPES[name].quota_family, market) == quota_code(name, market)
 
 
-def test_a_quota_is_looked_up_in_the_region(front: Front) -> None:
+def test_a_quota_is_looked_up_in_the_region(front: AwsFrontend) -> None:
     front.sim.quota_vcpu = {"L-417A185B": 96.0, "L-7212CCBC": 0.0}
     assert quotas.look_up_quota(Account(), "L-417A185B") == 96.0
     assert quotas.look_up_quota(Account(), "L-7212CCBC") == 0.0  # nothing allowed is not the same as unknown
 
 
 @pytest.mark.parametrize("fault", ["AccessDeniedException", "NoSuchResourceException", "UnrecognizedClientException"])
-def test_a_quota_that_cannot_be_looked_up_is_unknown(front: Front, fault: str) -> None:
+def test_a_quota_that_cannot_be_looked_up_is_unknown(front: AwsFrontend, fault: str) -> None:
     front.fault(action="GetServiceQuota", code=fault, times=99)
     assert quotas.look_up_quota(Account(), "L-417A185B") is None
     front.reset()

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from support.aws_stack import HERE, NOTHING, REGION, WHOLE, Killed, Seen, account, aws, counts, home
-from support.simcloud.cloud import Sim
+from support.simcloud.cloud import SimulatedAws
 from support.simcloud.http_server import serve
 
 from infra.aws.errors import CloudError
@@ -73,9 +73,9 @@ def test_data_stays_unless_it_is_named_with_its_price_and_is_found_again(account
 
 
 @pytest.fixture
-def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sim]:
+def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedAws]:
     """The simulated cloud, where things take their time."""
-    sim = Sim(boot_seconds=0, stop_seconds=1000, efs_seconds=0.2, login=("me", 22))
+    sim = SimulatedAws(boot_seconds=0, stop_seconds=1000, efs_seconds=0.2, login=("me", 22))
     sim.reset()
     server, url = serve(port=0, sim=sim)
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
@@ -85,7 +85,7 @@ def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sim]:
 
 
 def test_it_is_not_removed_under_machines_that_run_and_waits_for_those_that_end(
-    cloud: Sim, monkeypatch: pytest.MonkeyPatch
+    cloud: SimulatedAws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resources, "BUSY_SECONDS", 30.0)
     account = Seen()
