@@ -67,8 +67,8 @@ def record(
         return click.echo(_render(record_format or "tsv", run_data, **authorship), nl=False)
     for file_format, path in path_by_format.items():
         # The JSON names the log that is written together with it.
-        log = output_path.name + ".log" if file_format == "json" and path != output_path else None
-        _write_text(path, _render(file_format, run_data, log=log, **authorship))
+        log_filename = output_path.name + ".log" if file_format == "json" and path != output_path else None
+        _write_text(path, _render(file_format, run_data, log_filename=log_filename, **authorship))
         click.echo(f"written: {path}")
 
 
