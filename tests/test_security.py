@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simcloud.cloud import Sim
-from support.simcloud.http_server import Front, serve
+from support.simcloud.cloud import SimulatedAws
+from support.simcloud.http_server import AwsFrontend, serve
 
 from cluster.backends.aws import plan as aws_plan
 from cluster.jobs import submit
@@ -26,7 +26,7 @@ SECRET = "a-secret-access-key-of-the-user"
 @pytest.fixture(scope="module")
 def cloud(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """A simulated EC2, the account that created a stack in it, and the stack."""
-    server, url = serve(sim=Sim())
+    server, url = serve(sim=SimulatedAws())
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(tmp_path_factory.mktemp("home")))
         for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
@@ -138,7 +138,7 @@ def test_disks_and_file_system_are_encrypted(cloud: Any) -> None:
 
 
 def test_credentials_stay_on_this_computer(cloud: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    front: Front = cloud[0]
+    front: AwsFrontend = cloud[0]
     monkeypatch.chdir(ROOT)
     plan = submit.plan(submit.load_recipes(str(ROOT / "recipes/quickstart.py"))[0], backend="aws", machines=2)
     archive, _ = code_archive.pack_code()

@@ -29,9 +29,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from support.simcloud.__main__ import environment
-from support.simcloud.cloud import Sim
+from support.simcloud.cloud import SimulatedAws
 from support.simcloud.http_server import serve
-from support.simcloud.machines import Machines
+from support.simcloud.machines import SimulatedMachines
 
 from benchmarks.launch.local import (
     COMMAND,
@@ -76,21 +76,21 @@ CallCounts = Counter[str]
 WatchMeasurement = tuple[dict[str, CallCounts], float, float]
 
 
-class SlowMachines(Machines):
+class SlowMachines(SimulatedMachines):
     """Machines with logins as slow as on EC2 (needs root), whose instance storage is mounted late."""
 
-    def _open(self, id: str) -> None:
+    def _start_sshd(self, id: str) -> None:
         machine = self.machines[id]
         if IS_ROOT:
             moved_keys = (machine.folder / "authorized_keys").rename(machine.folder / "kept_keys")
             machine.write_config(machine.env, SLOW_LOGIN_CONFIG.format(seconds=LOGIN_SECONDS / 2, keys=moved_keys))
-        super()._open(id)
+        super()._start_sshd(id)
 
-    def _ready(self, id: str) -> None:
+    def _finish_setup(self, id: str) -> None:
         work_folder = self.machines[id].home / ".imgnet"
         if work_folder.exists():  # the mount hides files that an earlier login left in the folder
             work_folder.rename(work_folder.with_name(".below"))
-        super()._ready(id)
+        super()._finish_setup(id)
 
 
 class ProvisionedFleet(Fleet):
@@ -104,14 +104,16 @@ class SimulatedCloud:
     """The simulated cloud in this process, and a host to which it looks like AWS."""
 
     def __init__(self, folder: Path, machines_folder: Path) -> None:
-        self.sim = Sim(boot_seconds=PENDING_SECONDS, visible_after=VISIBLE_AFTER_SECONDS)
+        self.sim = SimulatedAws(boot_seconds=PENDING_SECONDS, visible_after=VISIBLE_AFTER_SECONDS)
         self.server, url = serve(sim=self.sim)
         self.host = LaunchHost(folder / "here")
         self.host.env |= environment(url)
         os.environ |= {name: self.host.env[name] for name in ("HOME", "TMUX_TMPDIR", *environment(url))}
         python = STUB_DELAYS.write_script(folder / "python")
-        self.machines: Machines | None = SlowMachines(self.sim, machines_folder / "machines", python=str(python))
-        self.machines.set(ssh_late=SSHD_SECONDS, ready_late=MARKER_SECONDS)
+        self.machines: SimulatedMachines | None = SlowMachines(
+            self.sim, machines_folder / "machines", python=str(python)
+        )
+        self.machines.configure(ssh_delay_seconds=SSHD_SECONDS, ready_delay_seconds=MARKER_SECONDS)
 
     def remove_machines(self) -> None:
         """Remove the sshds behind the instances, and the login that they set in the image."""

@@ -1,9 +1,9 @@
 """Training on rented machines by the installed command, with AWS_ENDPOINT_URL and nothing else.
 
-Machines are taken away, lost, stopped, out of time, out of money, out of sight; each test ends with nothing that costs.
+Machines are interrupted and killed; time, money and credentials run out; nobody looks after the job. Each test ends
+with nothing that costs.
 """
 
-import contextlib
 import json
 import re
 from pathlib import Path
@@ -12,211 +12,231 @@ from typing import Any
 import pytest
 from support.aws_user import TYPE, Renter, renter
 from support.simcloud.fixture import simcloud
-from support.simcloud.process_keeper import everything
+from support.simcloud.process_keeper import process_ids
 from support.ssh_machines import command_line
 
+from cluster.jobs.job import Job
 from cluster.state import attempts
 
 __all__ = ["renter", "simcloud"]  # fixtures
 
-LONG = 4000  # epochs: more than any test waits for
+ENDLESS = 4000  # epochs: more than any test waits for
 
 
-def trains(renter: Renter, job: Any, attempt: int = 1, steps: int = 4) -> int:
-    """Wait until this attempt or a later one has made so many steps. Returns the step."""
-
-    def made() -> bool:
-        newest = attempts.newest_attempt(job.folders.shared)
-        assert not job.ended, f"{job.status()}\n{renter.tell()}"
-        at_work = newest is not None and newest.number >= attempt and bool(newest.members)
-        return at_work and renter.step(job) >= newest.first_step + steps  # type: ignore[union-attr]
-
-    renter.wait(made, 120)
-    return renter.step(job)
+def newest_attempt(job: Job) -> attempts.Attempt:
+    return attempts.newest_attempt(job.run_folder.shared) or attempts.Attempt()
 
 
-def first_step(job: Any) -> int:
-    """Where the last attempt began."""
-    newest = attempts.newest_attempt(job.folders.shared)
-    return int(newest.first_step) if newest else 0
+def wait_for_steps(renter: Renter, job: Job, attempt: int = 1, steps: int = 4) -> int:
+    """Wait until an attempt of this number or a later one has trained `steps` steps. Returns the job's step."""
+
+    def has_trained() -> bool:
+        newest = newest_attempt(job)
+        assert not job.has_ended, f"{job.status()}\n{renter.describe()}"
+        is_training = newest.number >= attempt and bool(newest.members)
+        return is_training and renter.training_step(job) >= newest.first_step + steps
+
+    renter.wait_for(has_trained, 120)
+    return renter.training_step(job)
 
 
-def ended(renter: Renter, job: Any, state: str, seconds: float = 120.0) -> dict[str, Any]:
-    """Wait for the end, and see which it is."""
-    renter.wait(lambda: job.ended, seconds)
-    assert job.state == state, f"{job.status()}\n{renter.tell()}"
+def wait_for_end(renter: Renter, job: Job, state: str, seconds: float = 120.0) -> dict[str, Any]:
+    """Wait until the job has ended in this state. Returns its result."""
+    renter.wait_for(lambda: job.has_ended, seconds)
+    assert job.state == state, f"{job.status()}\n{renter.describe()}"
     assert job.result is not None
     return dict(job.result)
 
 
-def same_bill(renter: Renter, job: Any) -> None:
-    """The command and the cloud say the same dollars."""
-    said, bill = renter.json("cost", job.name), renter.cloud.bill()
-    ids = {one["id"] for one in said["machines"]}
-    assert ids == set(renter.ever()) == set(bill["instances"]) and said["running"] == 0 and said["unknown"] == []
-    assert said["dollars"] == pytest.approx(bill["total"], rel=0.01), (said, bill)
+def wait_for_members(renter: Renter, job: Job, *machines: str) -> None:
+    """Wait until these machines are the members of the newest attempt."""
+
+    def are_members() -> bool:
+        newest = newest_attempt(job)
+        return bool(newest.members) and set(newest.machine_names) == set(machines)
+
+    renter.wait_for(are_members, 90)
 
 
-def test_a_machine_taken_away_and_one_lost_are_replaced_and_the_job_is_done_and_paid_for(renter: Renter) -> None:
+def wait_for_replacement(renter: Renter, machine: str, old_id: str) -> None:
+    """Wait until a machine is another instance than `old_id`."""
+    renter.wait_for(lambda: renter.live_instances_by_machine().get(machine, old_id) != old_id, 90)
+
+
+def assert_costs_match_the_bill(renter: Renter, job: Job) -> None:
+    """Assert that `cost` and the simulated cloud's bill say the same dollars."""
+    report = renter.run_json("cost", job.name)
+    bill = renter.cloud.bill()
+    ids = {machine["id"] for machine in report["machines"]}
+    assert ids == set(renter.all_instance_ids()) == set(bill["instances"])
+    assert report["running"] == 0 and report["unknown"] == []
+    assert report["dollars"] == pytest.approx(bill["total"], rel=0.01), (report, bill)
+
+
+def cloud_log_lines(job: Job, word: str) -> list[str]:
+    """Return the lines with a word of the job's log of AWS."""
+    path = job.path / "cloud.log"
+    return [line for line in path.read_text().splitlines() if word in line] if path.exists() else []
+
+
+def agent_pids(renter: Renter) -> list[int]:
+    """Return the agents on the cloud's machines."""
+    return [pid for pid in process_ids(renter.cloud.folder) if "-m cluster.agent" in command_line(pid)]
+
+
+# --- machines are lost -----------------------------------------------------------------------------------------------
+
+
+def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter: Renter) -> None:
     job = renter.launch("--save-seconds", "1", machines=3, epochs=170)
-    trains(renter, job)
-    first = renter.alive()
+    wait_for_steps(renter, job)
+    first_ids = renter.live_instance_ids()
     elsewhere = {"IMGNET_RUNS": str(renter.path / "empty")}
-    (row,) = renter.json("ls", "--cloud", env=elsewhere)
+    (row,) = renter.run_json("ls", "--cloud", env=elsewhere)
     assert (row["uid"], row["job"], row["machines"], row["state"]) == (job.spec.uid, "job-1", 3, "3 running")
-    assert renter.json("ls", env=elsewhere) == []
+    assert renter.run_json("ls", env=elsewhere) == []
 
-    taken = renter.of("1")
-    renter.cloud.interrupt(taken, notice=60)
-    renter.wait(lambda: present(renter).get("1", taken) != taken, 90)
-    trains(renter, job, attempts.newest_attempt(job.folders.shared).number)  # type: ignore[union-attr]
-    renter.wait(lambda: members(job) == {"0", "1", "2"}, 90)
+    interrupted_id = renter.instance_id("1")
+    renter.cloud.interrupt(interrupted_id, notice=60)
+    wait_for_replacement(renter, "1", interrupted_id)
+    wait_for_steps(renter, job, newest_attempt(job).number)
+    wait_for_members(renter, job, "0", "1", "2")
 
-    lost = renter.of("2")
-    assert "machine 2 of job-1 is lost" in renter.ok("lose", job.name, "--machine", "2")
-    before = attempts.newest_attempt(job.folders.shared).number  # type: ignore[union-attr]
-    renter.wait(lambda: present(renter).get("2", lost) != lost, 90)
-    trains(renter, job, before)
-    renter.wait(lambda: members(job) == {"0", "1", "2"}, 90)
-    assert {one["id"] for one in renter.cloud.instances() if one["state"] == "terminated"} == {taken, lost}
-    reasons = {one["reason"] for one in renter.cloud.instances() if one["state"] == "terminated"}
-    assert reasons == {"Client.UserInitiatedShutdown"}  # the one with notice, too: given back when its agent had left
+    lost_id = renter.instance_id("2")
+    assert "machine 2 of job-1 was killed" in renter.run("lose", job.name, "--machine", "2")
+    attempt_before = newest_attempt(job).number
+    wait_for_replacement(renter, "2", lost_id)
+    wait_for_steps(renter, job, attempt_before)
+    wait_for_members(renter, job, "0", "1", "2")
+    terminated = [instance for instance in renter.cloud.instances() if instance["state"] == "terminated"]
+    assert {instance["id"] for instance in terminated} == {interrupted_id, lost_id}
+    # The supervisor terminates the interrupted instance, too, as soon as its agent has left.
+    assert {instance["reason"] for instance in terminated} == {"Client.UserInitiatedShutdown"}
 
-    result = ended(renter, job, "done", 180)
+    result = wait_for_end(renter, job, "done", 180)
     assert len(result["epochs"]) == 170 and result["attempts"] >= 4
-    assert len(renter.ever()) == 5 and set(first) < set(renter.ever())
-    shown = renter.ok("status", job.name)
-    numbers = [row["attempt"] for row in result["timeline"] if row["machines"]]
-    assert all(re.search(rf"^ *{number} ", shown, re.MULTILINE) for number in numbers), shown
-    home = {path.name for path in job.run.rglob("*") if path.is_file()}
-    assert {"result.json", "rank-0.log", "val-000001.json"} <= home and list(job.run.rglob("*tfevents*"))
-    renter.nothing_left()
-    same_bill(renter, job)
-    told = renter.json("eval", job.name, "--crops", "center", "--workers", "0")  # its machines are gone
-    assert told["rows"][0]["top1"] == result["epochs"][-1]["top1"]
-    renter.ok("record", job.name, "-o", "mine")
+    assert len(renter.all_instance_ids()) == 5 and set(first_ids) < set(renter.all_instance_ids())
+    table = renter.run("status", job.name)
+    trained_attempts = [row["attempt"] for row in result["timeline"] if row["machines"]]
+    assert all(re.search(rf"^ *{number} ", table, re.MULTILINE) for number in trained_attempts), table
+    names = {path.name for path in job.path.rglob("*") if path.is_file()}
+    assert {"result.json", "rank-0.log", "val-000001.json"} <= names and list(job.path.rglob("*tfevents*"))
+    renter.assert_nothing_left()
+    assert_costs_match_the_bill(renter, job)
+    evaluation = renter.run_json("eval", job.name, "--crops", "center", "--workers", "0")  # its machines are gone
+    assert evaluation["rows"][0]["top1"] == result["epochs"][-1]["top1"]
+    renter.run("record", job.name, "-o", "mine")
     assert TYPE in json.loads((renter.path / "mine.json").read_text())["hardware"]
-    renter.ok("record", "--check", "mine.tsv")
-    page = Path(renter.ok("report", job.name).strip()).read_text()
+    renter.run("record", "--check", "mine.tsv")
+    page = Path(renter.run("report", job.name).strip()).read_text()
     assert page.count("data:image/jpeg") == 6 and TYPE in page and "machine 2 lost" in page
 
 
-def present(renter: Renter) -> dict[str, str]:
-    """The ids of the machines that are alive, by name; each is asked for once, for it may go at any moment."""
-    found = {}
-    for name in ("0", "1", "2"):
-        with contextlib.suppress(ValueError):
-            found[name] = renter.of(name)
-    return found
+def test_job_survives_expired_keys_loss_of_all_machines_stop_and_extend(renter: Renter) -> None:
+    job = renter.launch("--save-seconds", "1", epochs=ENDLESS)
 
-
-def members(job: Any) -> set[str]:
-    """Who is in the newest attempt."""
-    newest = attempts.newest_attempt(job.folders.shared)
-    return set(newest.machine_names) if newest and newest.members else set()
-
-
-def test_keys_expire_all_machines_are_taken_it_is_stopped_and_resumed_and_always_goes_on(renter: Renter) -> None:
-    job = renter.launch("--save-seconds", "1", epochs=LONG)
-    at = trains(renter, job)
+    # The credentials expire: the machines train on, and the log says once what to do.
+    step = wait_for_steps(renter, job)
     renter.cloud.post("fault", action="DescribeInstances", code="ExpiredToken", message="too old", times=100000)
-    renter.wait(lambda: said(job, "ExpiredToken"))
-    asked = renter.cloud.post("calls")["count"]["DescribeInstances"]
-    renter.wait(lambda: renter.cloud.post("calls")["count"]["DescribeInstances"] >= asked + 2)
-    (line,) = said(job, "ExpiredToken")
+    renter.wait_for(lambda: cloud_log_lines(job, "ExpiredToken"))
+    calls_before = renter.cloud.post("calls")["count"]["DescribeInstances"]
+    renter.wait_for(lambda: renter.cloud.post("calls")["count"]["DescribeInstances"] >= calls_before + 2)
+    (line,) = cloud_log_lines(job, "ExpiredToken")
     assert "the machines end by their own limit" in line and "aws sts get-caller-identity" in line, line
     assert re.search(r"at 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", line), line
-    assert renter.step(job) > at and len(attempts.history(job.folders.shared)) == 1
+    assert renter.training_step(job) > step and len(attempts.history(job.run_folder.shared)) == 1
     status = renter.cli("status", job.name, "--exit-code")
     assert status.code == 101 and "Traceback" not in status.out + status.err
     renter.cloud.post("no_faults")
 
-    gang, at = renter.alive(), renter.step(job)
-    for one in gang:
-        renter.cloud.post("kill", id=one, reason="Server.SpotInstanceTermination")
-    trains(renter, job, 2)
-    assert len(renter.alive()) == 2 and not set(renter.alive()) & set(gang) and first_step(job) > 0
-    assert first_step(job) >= at - 40  # of the last second's save
+    # All machines are lost: new ones continue from the last checkpoint.
+    lost_ids = renter.live_instance_ids()
+    step = renter.training_step(job)
+    for instance_id in lost_ids:
+        renter.cloud.post("kill", id=instance_id, reason="Server.SpotInstanceTermination")
+    wait_for_steps(renter, job, 2)
+    assert len(renter.live_instance_ids()) == 2 and not set(renter.live_instance_ids()) & set(lost_ids)
+    assert newest_attempt(job).first_step > 0
+    assert newest_attempt(job).first_step >= step - 40, "checkpoints are a second apart"
 
-    renter.ok("stop", job.name)
+    # Stop and resume: new machines continue at the step of the stop.
+    renter.run("stop", job.name)
     assert job.state == "stopped"
-    renter.nothing_left()
-    stopped_at, old = int(job.status()["step"]), renter.ever()
-    renter.ok("resume", "-d", job.name)
-    trains(renter, job, attempts.newest_attempt(job.folders.shared).number + 1)  # type: ignore[union-attr]
-    assert first_step(job) == stopped_at and not set(renter.alive()) & set(old) and len(renter.alive()) == 2
+    renter.assert_nothing_left()
+    stopped_step = int(job.status()["step"])
+    ended_ids = renter.all_instance_ids()
+    renter.run("resume", "-d", job.name)
+    wait_for_steps(renter, job, newest_attempt(job).number + 1)
+    assert newest_attempt(job).first_step == stopped_step
+    assert not set(renter.live_instance_ids()) & set(ended_ids) and len(renter.live_instance_ids()) == 2
 
-    alive, at = renter.alive(), renter.step(job)
-    assert "may take 4 hours" in renter.ok("extend", job.name, "--max-hours", "4")
+    # A later limit: the machines outlive the first one.
+    live_ids = renter.live_instance_ids()
+    step = renter.training_step(job)
+    assert "may take 4 hours" in renter.run("extend", job.name, "--max-hours", "4")
     renter.cloud.post("advance", seconds=9000)  # past the first limit of 2 hours and a quarter
-    renter.wait(lambda: renter.step(job) > at + 20)
-    assert renter.alive() == alive and not job.ended
-    renter.ok("down", job.name)
-    assert job.state == "stopped" and len(renter.ever()) == 6
-    renter.nothing_left()
+    renter.wait_for(lambda: renter.training_step(job) > step + 20)
+    assert renter.live_instance_ids() == live_ids and not job.has_ended
+    renter.run("down", job.name)
+    assert job.state == "stopped" and len(renter.all_instance_ids()) == 6
+    renter.assert_nothing_left()
 
 
-def said(job: Any, word: str) -> list[str]:
-    """The lines of the job's log of AWS that have a word."""
-    log = job.run / "cloud.log"
-    return [line for line in log.read_text().splitlines() if word in line] if log.exists() else []
+# --- the end of a job ------------------------------------------------------------------------------------------------
 
 
-def test_time_and_money_run_out_and_the_job_saves_and_ends_by_itself(renter: Renter) -> None:
-    renter.ok("up", "--stack")
-    hours = renter.launch("--max-hours", "0.028", machines=1, epochs=LONG)
-    dollars = renter.launch("--max-price-total", "0.0045", machines=1, epochs=LONG - 1)  # 111 seconds of one machine
-    for job in (hours, dollars):
-        trains(renter, job)
-    for job, word in ((hours, "hours"), (dollars, "dollars")):
-        result = ended(renter, job, "stopped", 180)
-        assert word in result["reason"] and job.status()["step"] > 0, result["reason"]
-        saved = [*renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/checkpoints/*")]
-        assert saved
-    assert len(renter.ever()) == 2
-    renter.nothing_left()
+def test_job_saves_and_stops_at_its_limit_of_hours_or_dollars(renter: Renter) -> None:
+    renter.run("up", "--stack")
+    hours_job = renter.launch("--max-hours", "0.028", machines=1, epochs=ENDLESS)
+    # This pays one machine for 111 seconds.
+    dollars_job = renter.launch("--max-price-total", "0.0045", machines=1, epochs=ENDLESS - 1)
+    for job in (hours_job, dollars_job):
+        wait_for_steps(renter, job)
+    for job, unit in ((hours_job, "hours"), (dollars_job, "dollars")):
+        result = wait_for_end(renter, job, "stopped", 180)
+        assert unit in result["reason"] and job.status()["step"] > 0, result["reason"]
+        assert list(renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/checkpoints/*"))
+    assert len(renter.all_instance_ids()) == 2
+    renter.assert_nothing_left()
 
 
-def test_a_stop_saves_and_brings_home_also_when_nobody_looked_after_the_job(renter: Renter) -> None:
-    job = renter.launch("--save-seconds", "600", epochs=LONG)
-    trains(renter, job, steps=2)
+def test_stop_saves_and_fetches_the_files_without_a_supervisor(renter: Renter) -> None:
+    job = renter.launch("--save-seconds", "600", epochs=ENDLESS)
+    wait_for_steps(renter, job, steps=2)
     renter.kill_supervisor()
-    renter.ok("stop", job.name)
-    result = ended(renter, job, "stopped")
-    saved = max(int(path.stem.split("-")[1]) for path in renter.cloud.folder.glob("efs/*/*/checkpoints/*/step-*.pt"))
-    said = json.loads((job.folders.status("0")).read_text())
-    assert said["state"] == "stopped" and saved == said["step"] > 2 and "user" in result["reason"]
-    renter.nothing_left()
+    renter.run("stop", job.name)
+    result = wait_for_end(renter, job, "stopped")
+    saved_step = max(
+        int(path.stem.split("-")[1]) for path in renter.cloud.folder.glob("efs/*/*/checkpoints/*/step-*.pt")
+    )
+    agent_status = json.loads(job.run_folder.status_path("0").read_text())
+    assert agent_status["state"] == "stopped" and saved_step == agent_status["step"] > 2
+    assert "user" in result["reason"]
+    renter.assert_nothing_left()
 
 
-def test_without_a_supervisor_the_machines_end_by_themselves_and_the_result_comes_home_later(renter: Renter) -> None:
+def test_machines_without_a_supervisor_power_off_and_resume_fetches_the_result(renter: Renter) -> None:
     job = renter.launch(epochs=25)
-    trains(renter, job, steps=2)
+    wait_for_steps(renter, job, steps=2)
     renter.kill_supervisor()
-
-    def finished() -> Any:
-        return next(iter(renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/result.json")), None)
-
-    there: Path = renter.wait(finished, 120)
-    assert json.loads(there.read_text())["state"] == "done" and not job.ended
-    renter.wait(lambda: not agents(renter))  # they have armed the power-off by then
-    alive = renter.alive()
+    result_path: Path = renter.wait_for(
+        lambda: next(renter.cloud.folder.glob(f"efs/*/{job.spec.uid}/result.json"), None), 120
+    )
+    assert json.loads(result_path.read_text())["state"] == "done" and not job.has_ended
+    renter.wait_for(lambda: not agent_pids(renter))  # at their end they have set the power-off
+    live_ids = renter.live_instance_ids()
     renter.cloud.post("advance", seconds=500)
-    assert renter.alive() == alive != []
+    assert renter.live_instance_ids() == live_ids != []
     renter.cloud.post("advance", seconds=200)
-    renter.wait(lambda: renter.alive() == [])
-    assert {one["reason"] for one in renter.cloud.instances()} == {"Client.InstanceInitiatedShutdown"}
-    assert "nothing to remove" in renter.ok("gc")
-    renter.ok("ls")
-    reason = ended(renter, job, "stopped")["reason"]  # what is home by now is not the end; nobody rents unasked
-    assert "limit" in reason and f"imgnet-cluster resume {job.name}" in reason and len(renter.ever()) == 2
-    renter.ok("resume", "-d", job.name)
-    renter.wait(lambda: not (job.ended and job.state == "stopped"))
-    result = ended(renter, job, "done")
+    renter.wait_for(lambda: renter.live_instance_ids() == [])
+    assert {instance["reason"] for instance in renter.cloud.instances()} == {"Client.InstanceInitiatedShutdown"}
+    assert "nothing to remove" in renter.run("gc")
+    renter.run("ls")
+    # The files at home do not show the end, and a supervisor rents no machines that nobody asked for.
+    reason = wait_for_end(renter, job, "stopped")["reason"]
+    assert "limit" in reason and f"imgnet-cluster resume {job.name}" in reason and len(renter.all_instance_ids()) == 2
+    renter.run("resume", "-d", job.name)
+    renter.wait_for(lambda: not (job.has_ended and job.state == "stopped"))
+    result = wait_for_end(renter, job, "done")
     assert len(result["epochs"]) == 25
-    renter.nothing_left()
-
-
-def agents(renter: Renter) -> list[int]:
-    """The agents on the cloud's machines."""
-    return [pid for pid in everything(renter.cloud.folder) if "-m cluster.agent" in command_line(pid)]
+    renter.assert_nothing_left()

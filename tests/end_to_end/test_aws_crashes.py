@@ -1,129 +1,138 @@
-"""A launch on rented machines killed at any of its calls to the cloud: whatever is typed next, nobody pays twice."""
+"""A launch on rented machines that is killed at any of its calls to AWS: nobody pays twice, whatever is typed next."""
 
 import queue
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
-from support.aws_user import NEVER, Renter
-from support.simcloud.fixture import Simcloud
+from support.aws_user import NEVER_SECONDS, Renter
+from support.sandbox import Sandbox
+from support.simcloud.fixture import CloudProcess
 
-AGAIN = ("launch", "down", "gc", "ls")
-LOOKS = ("Describe", "Get", "List")  # killed before one is killed after it
+from cluster.jobs.job import Job
+
+NEXT_COMMANDS = ("launch", "down", "gc", "ls")
+READING_ACTIONS = ("Describe", "Get", "List")  # these change nothing: a kill after one is a kill before the next call
 LANES = 3
 
 
 class Lane(Renter):
-    """One of several who launch at the same time, each on a cloud and in a place of his own.
+    """One of several users who launch at the same time, each on a cloud and in a sandbox of their own.
 
-    Nobody can log in there.
+    Nobody can log in to the machines.
     """
 
-    def __init__(self, place: Any, cloud: Simcloud) -> None:
-        super().__init__(place, cloud)
+    def __init__(self, sandbox: Sandbox, cloud: CloudProcess) -> None:
+        super().__init__(sandbox, cloud)
         cloud.begin()
-        cloud.post("machines", ssh_late=NEVER)
-        self.asked = self.words()
-        self.elsewhere = self.path / "elsewhere"
-        self.elsewhere.mkdir()
+        cloud.post("machines", ssh_delay_seconds=NEVER_SECONDS)
+        self.arguments = self.launch_arguments()
+        self.other_folder = self.path / "elsewhere"
+        self.other_folder.mkdir()
 
     def calls(self) -> list[str]:
-        """The calls since they were last forgotten."""
-        return [name for _, name in self.cloud.post("calls")["calls"]]
+        """Return the actions that were called since the calls were last forgotten."""
+        return [action for _, action in self.cloud.post("calls")["calls"]]
 
-    def undisturbed(self, folder: str) -> list[str]:
-        """Launch in a folder until the machines are there, and end it. Returns the calls until then."""
+    def run_undisturbed(self, folder: str) -> list[str]:
+        """Launch in a folder until the machines are there, and end the job. Returns the calls until then."""
         self.cloud.post("forget_calls")
-        job = self.start(folder)
-        self.wait(lambda: self.granted(job))
+        job = self.launch_in(folder)
+        self.wait_for(lambda: self.granted_ids(job))
         calls = self.calls()
-        self.ok("down", "--all", "-y", cwd=self.path / folder)
+        self.run("down", "--all", "-y", cwd=self.path / folder)
         return calls
 
-    def start(self, folder: str) -> Any:
-        """Launch in a folder, whatever becomes of it; its first job."""
+    def launch_in(self, folder: str) -> Job:
+        """Launch in a folder, where the launch may fail. Returns the folder's first job."""
         (self.path / folder).mkdir(exist_ok=True)
-        self.cli(*self.asked, cwd=self.path / folder)
-        return type(self.place.job())(self.path / folder / "runs/job-1")
+        self.cli(*self.arguments, cwd=self.path / folder)
+        return Job(self.path / folder / "runs/job-1")
 
-    def killed_at(self, number: int, when: str, again: str) -> None:
-        """Kill who makes a call, do something again, and see that there is one gang or nothing; then end it."""
+    def launch_and_kill(self, number: int, when: str, next_command: str) -> None:
+        """Kill the caller of a call of a launch, run another command, and end the job.
+
+        `number` is the call's, from 1; `when` is "before" or "after" the call. Asserts that there are all machines or
+        none after the command, and none in the end.
+        """
         folder = f"{number}-{when}"
-        before, killed = set(self.ever()), len(self.cloud.post("calls")["killed"])
+        ids_before = self.all_instance_ids()
+        kills_before = len(self.cloud.post("calls")["killed"])
         self.cloud.post("forget_calls")
         self.cloud.post("kill_caller", at=number, when=when)
-        job = self.start(folder)
-        self.wait(lambda: self.granted(job) or len(self.cloud.post("calls")["killed"]) > killed)
-        self.wait(lambda: self.granted(job) or not self.place.pids("-m cluster.jobs.supervisor"))
-        if not job.run.exists() and number % 6:  # the command itself, before there was a job: nothing to go on with
-            assert self.ever() == sorted(before, key=self.ever().index) and self.calls()[number:] == []
+        job = self.launch_in(folder)
+        self.wait_for(lambda: self.granted_ids(job) or len(self.cloud.post("calls")["killed"]) > kills_before)
+        self.wait_for(lambda: self.granted_ids(job) or not self.supervisor_pids())
+        if not job.path.exists() and number % 6:
+            # The command itself was killed before there was a job. Of six such cases one runs the next command too.
+            assert self.all_instance_ids() == ids_before and self.calls()[number:] == []
             return
-        where = self.elsewhere if again == "gc" else self.path / folder
-        more = {
-            "launch": self.asked,
+        cwd = self.other_folder if next_command == "gc" else self.path / folder
+        arguments = {
+            "launch": self.arguments,
             "down": ("down", "--all", "-y"),
             "gc": ("gc", "--yes", "--unknown"),
             "ls": ("ls",),
         }
-        self.ok(*more[again], cwd=where)
-        if again == "launch" or (again == "ls" and job.folders.spec.exists()):
-            self.wait(lambda: self.granted(job))
-            assert len(self.alive()) == 2 and len(self.place.programs("-m cluster.jobs.supervisor")) == 1
-            self.ok("down", "--all", "-y", cwd=where)
-        assert self.alive() == [] == self.groups()
-        self.wait(lambda: not self.place.pids("-m cluster.jobs.supervisor"), 20)
-        came = [one for one in self.cloud.instances() if one["id"] not in before]
-        assert len(came) in (0, 2) and len({one["tags"]["imgnet:launch"] for one in came}) < 2, came
+        self.run(*arguments[next_command], cwd=cwd)
+        if next_command == "launch" or (next_command == "ls" and job.run_folder.spec_path.exists()):
+            self.wait_for(lambda: self.granted_ids(job))
+            assert len(self.live_instance_ids()) == 2
+            assert len(self.sandbox.program_pids("-m cluster.jobs.supervisor")) == 1
+            self.run("down", "--all", "-y", cwd=cwd)
+        assert self.live_instance_ids() == [] == self.placement_group_ids()
+        self.wait_for(lambda: not self.supervisor_pids(), 20)
+        new_instances = [instance for instance in self.cloud.instances() if instance["id"] not in ids_before]
+        launch_ids = {instance["tags"]["imgnet:launch"] for instance in new_instances}
+        assert len(new_instances) in (0, 2) and len(launch_ids) < 2, new_instances
 
 
 @pytest.fixture
-def lanes(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Lane]]:
-    from conftest import Place
-
-    made = [Lane(Place(tmp_path / f"place{number}", images), Simcloud()) for number in range(LANES)]
-    yield made
-    left = [line for one in made for line in one.place.close()]
+def lanes(tmp_path: Path, images: Path) -> Iterator[list[Lane]]:
+    lanes = [Lane(Sandbox(tmp_path / f"sandbox{number}", images), CloudProcess()) for number in range(LANES)]
+    yield lanes
+    leftovers = [command_line for lane in lanes for command_line in lane.sandbox.close()]
     try:
-        for one in made:
-            one.cloud.check()
+        for lane in lanes:
+            lane.cloud.assert_clean()
     finally:
-        for one in made:
-            one.cloud.close()
-    assert not left
+        for lane in lanes:
+            lane.cloud.close()
+    assert not leftovers
 
 
-def test_killed_at_any_call_of_a_launch_whatever_is_typed_next_there_is_one_gang_or_nothing(lanes: list[Lane]) -> None:
-    first, *others = lanes
-    making = first.undisturbed("empty")
-    calls = first.undisturbed("made")
+def test_launch_killed_at_any_call_leaves_all_machines_or_none(lanes: list[Lane]) -> None:
+    first_lane, *other_lanes = lanes
+    calls_with_stack = first_lane.run_undisturbed("empty")  # this launch creates the stack, the next one finds it
+    calls = first_lane.run_undisturbed("made")
     assert calls[-1] == "DescribeInstances" and calls.count("RunInstances") == 1 and len(calls) > 30, calls
-    cases: queue.SimpleQueue[tuple[int, str, str]] = queue.SimpleQueue()
     kills = [
         (number, when)
-        for number, name in reversed([*enumerate(calls, 1)])  # `down` waits a minute for an answer that was lost
-        for when in (("before",) if name.startswith(LOOKS) else ("before", "after"))
+        for number, action in reversed([*enumerate(calls, 1)])  # `down` waits a minute for an answer that was lost
+        for when in (("before",) if action.startswith(READING_ACTIONS) else ("before", "after"))
     ]
-    for place, (number, when) in enumerate(kills):
-        cases.put((number, when, AGAIN[place % len(AGAIN)]))
-    failed: list[str] = []
+    cases: queue.SimpleQueue[tuple[int, str, str]] = queue.SimpleQueue()
+    for index, (number, when) in enumerate(kills):
+        cases.put((number, when, NEXT_COMMANDS[index % len(NEXT_COMMANDS)]))
+    failures: list[str] = []
 
     def work(lane: Lane, case: tuple[int, str, str] | None) -> None:
         while True:
             try:
                 case = case or cases.get_nowait()
-                lane.killed_at(*case)
+                lane.launch_and_kill(*case)
             except queue.Empty:
                 return
-            except BaseException as error:  # a failure of pytest's is no Exception
-                failed.append(f"killed {case}, {calls[case[0] - 1] if case else ''}: {error}")
+            except BaseException as error:  # pytest's own failures are no subclass of Exception
+                failures.append(f"killed {case}, {calls[case[0] - 1] if case else ''}: {error}")
                 return
             case = None
 
-    with ThreadPoolExecutor() as pool:  # the others have no stack yet: killed in the middle of making it
-        pool.submit(work, first, None)
-        for lane, name in zip(others, ("CreateVpc", "CreateFileSystem"), strict=True):
-            pool.submit(work, lane, (making.index(name) + 1, "after", "launch"))
-    assert not failed, "\n\n".join(failed)
+    with ThreadPoolExecutor() as pool:
+        pool.submit(work, first_lane, None)
+        # The other lanes have no stack yet. Each begins with a kill in the middle of creating it.
+        for lane, action in zip(other_lanes, ("CreateVpc", "CreateFileSystem"), strict=True):
+            pool.submit(work, lane, (calls_with_stack.index(action) + 1, "after", "launch"))
+    assert not failures, "\n\n".join(failures)
     assert cases.empty()

@@ -1,5 +1,7 @@
-"""Three machines of one job, on this computer, by the installed command: some are lost, told to leave, frozen; the
-parameters at the end are those of a run that nobody disturbed, bit for bit, and no image was used twice or left out.
+"""A job of three machines on this computer, by the installed command: machines are killed, given notice and frozen.
+
+At the end the parameters are those of a run that nobody disturbed, bit for bit, and every image was used once in every
+epoch.
 """
 
 import contextlib
@@ -7,20 +9,27 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from support.sandbox import Sandbox
+from support.waiting import wait_for
 
-from cluster.state import attempts as state_attempts
+from cluster.jobs.job import Job
+from cluster.state import attempts as job_attempts
 from cluster.state import status
 from train.data.order import usage_log
 from train.tools import checkpoint_io
 
-EPOCHS, IMAGES, BATCH = 50, 60, 4
-STEPS = IMAGES // (3 * BATCH)  # of an epoch
+EPOCHS = 50
+IMAGES = 60
+BATCH = 4
+STEPS_PER_EPOCH = IMAGES // (3 * BATCH)
+BATCH_NORM_STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 RECIPE = """\
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
@@ -38,192 +47,187 @@ OPTIONS = ("--keep-batch", "--exact", "--workers", "0", "--save-seconds", "1")
 
 
 @dataclass
-class Several:
-    """A job of three machines, and what is done to them."""
+class ElasticJob:
+    """A job of three machines, and what can be done to them."""
 
-    place: Any
-    job: Any
+    sandbox: Sandbox
+    job: Job
 
-    def words(self) -> dict[str, dict[str, Any]]:
-        return status.machine_statuses(self.job.folders, self.job.spec)
+    def statuses(self) -> dict[str, dict[str, Any]]:
+        """Return the last status of each machine."""
+        return status.machine_statuses(self.job.run_folder, self.job.spec)
 
-    def newest(self) -> state_attempts.Attempt:
-        return state_attempts.newest_attempt(self.job.folders.shared) or state_attempts.Attempt()
+    def attempts(self) -> list[job_attempts.Attempt]:
+        return job_attempts.history(self.job.run_folder.shared)
 
-    def pid(self, machine: str) -> int:
-        return int(self.words()[machine]["pid"])
+    def newest_attempt(self) -> job_attempts.Attempt:
+        return job_attempts.newest_attempt(self.job.run_folder.shared) or job_attempts.Attempt()
 
-    def kill(self, *machines: str) -> None:
-        for pid in [self.pid(one) for one in machines]:
+    def agent_pid(self, machine: str) -> int:
+        return int(self.statuses()[machine]["pid"])
+
+    def kill_agents(self, *machines: str) -> None:
+        for pid in [self.agent_pid(machine) for machine in machines]:
             os.kill(pid, signal.SIGKILL)
 
-    def tell(self) -> str:
-        lines = [f"{one.number} {one.machine_names} {one.reason} from {one.first_step}" for one in self.attempts()]
-        return "\n".join([*lines, json.dumps({name: one.get("state") for name, one in self.words().items()})])
+    def describe(self) -> str:
+        """Return the attempts and the machines' states, for the message of a failure."""
+        lines = [
+            f"{attempt.number} {attempt.machine_names} {attempt.reason} from {attempt.first_step}"
+            for attempt in self.attempts()
+        ]
+        states = {machine: row.get("state") for machine, row in self.statuses().items()}
+        return "\n".join([*lines, json.dumps(states)])
 
-    def attempts(self) -> list[state_attempts.Attempt]:
-        return state_attempts.history(self.job.folders.shared)
+    def wait_for(self, condition: Callable[[], Any], seconds: float = 60.0) -> None:
+        """Wait for a condition. Raises `AssertionError` when the job ends before."""
 
-    def wait(self, condition: Callable[[], Any], seconds: float = 60.0) -> None:
-        """Wait for a condition; the job must not end before."""
-        deadline = time.monotonic() + seconds
-        while not condition():
-            assert not self.job.ended, f"ended: {self.job.result['reason']}\n{self.tell()}"
-            assert time.monotonic() < deadline, self.tell()
-            time.sleep(0.05)
+        def holds() -> Any:
+            if value := condition():
+                return value
+            result = self.job.result
+            assert result is None, f"the job has ended: {result['reason']}\n{self.describe()}"
+            return None
 
-    def wait_for_steps(self, count: int, *machines: str, after: int = 0) -> None:
-        """Wait until these machines, and no others, have made some steps together, in an attempt after `after`."""
+        wait_for(holds, seconds, describe=self.describe, poll_seconds=0.05)
 
-        def trains() -> bool:
-            newest, words = self.newest(), self.words()
+    def wait_for_steps(self, steps: int, *machines: str, after_attempt: int = 0) -> None:
+        """Wait until these machines, and no others, have trained `steps` steps in an attempt after `after_attempt`."""
+
+        def have_trained() -> bool:
+            newest = self.newest_attempt()
+            statuses = self.statuses()
             return (
-                newest.number > after
+                newest.number > after_attempt
                 and sorted(newest.machine_names) == sorted(machines)
-                and all(words.get(one, {}).get("attempt") == newest.number for one in machines)
-                and all(words[one]["at"] >= newest.first_step + count for one in machines)
+                and all(statuses.get(machine, {}).get("attempt") == newest.number for machine in machines)
+                and all(statuses[machine]["last_step"] >= newest.first_step + steps for machine in machines)
             )
 
-        self.wait(trains)
+        self.wait_for(have_trained)
 
 
-@pytest.fixture
-def recipe(place: Any) -> str:
-    return write_recipe(place)
-
-
-def write_recipe(place: Any) -> str:
-    path = place.path / "several.py"
-    path.write_text(RECIPE.format(data=str(place.data), images=IMAGES, epochs=EPOCHS, batch=BATCH))
-    return str(path)
+def write_recipe(sandbox: Sandbox) -> Path:
+    path = sandbox.path / "several.py"
+    path.write_text(RECIPE.format(data=str(sandbox.data), images=IMAGES, epochs=EPOCHS, batch=BATCH))
+    return path
 
 
 @pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory, images: Path, several_places: Any) -> dict[str, Any]:
-    """What one process alone ends with, that takes all three chunks of a step itself."""
-    place = several_places(tmp_path_factory.mktemp("alone") / "place", images)
-    ran = place.cli("launch", "--local", *OPTIONS, write_recipe(place))
-    assert ran.code == 0, ran
-    return final(place.job())
-
-
-@pytest.fixture(scope="module")
-def several_places() -> Iterator[Callable[..., Any]]:
-    """Make places that live as long as this file's tests."""
-    made: list[Any] = []
-
-    def make(path: Path, images: Path) -> Any:
-        from conftest import Place
-
-        made.append(Place(path, images))
-        return made[-1]
-
-    yield make
-    left = [line for one in made for line in one.close()]
-    assert not left
+def undisturbed_parameters(tmp_path_factory: pytest.TempPathFactory, images: Path) -> dict[str, Any]:
+    """The final parameters of one process alone, which computes all three chunks of each step itself."""
+    sandbox = Sandbox(tmp_path_factory.mktemp("alone") / "sandbox", images)
+    try:
+        result = sandbox.cli("launch", "--local", *OPTIONS, write_recipe(sandbox))
+        assert result.code == 0, result
+        return final_parameters(sandbox.job())
+    finally:
+        leftovers = sandbox.close()
+        assert not leftovers
 
 
 @pytest.fixture
-def several(place: Any, recipe: str) -> Several:
+def elastic_job(sandbox: Sandbox) -> ElasticJob:
     """A job of three machines that train."""
     options = ("--machines", "3", "--log-ids", "--lost-seconds", "2")
-    ran = place.cli("launch", "--local", "-d", *options, *OPTIONS, recipe)
-    assert ran.code == 0, ran
-    made = Several(place, place.job())
-    os.utime(made.job.folders.launch, (time.time() - 60,) * 2)  # else the supervisor gives the agents 20 s to come
-    made.wait_for_steps(3, "0", "1", "2")
-    return made
+    result = sandbox.cli("launch", "--local", "-d", *options, *OPTIONS, write_recipe(sandbox))
+    assert result.code == 0, result
+    elastic_job = ElasticJob(sandbox, sandbox.job())
+    # For 20 s after a launch the supervisor takes an agent that is missing for one that has not started yet.
+    os.utime(elastic_job.job.run_folder.launch_path, (time.time() - 60,) * 2)
+    elastic_job.wait_for_steps(3, "0", "1", "2")
+    return elastic_job
 
 
-def final(job: Any) -> dict[str, Any]:
-    """The parameters and momenta at the end."""
-    folder = job.folders.shared / "checkpoints" / f"{job.result['attempts']:06d}"
-    path = checkpoint_io.newest_checkpoint(folder)
+def final_parameters(job: Job) -> dict[str, Any]:
+    """Return weights and momenta of the last checkpoint. Batch-norm statistics are each process's own."""
+    assert job.result
+    path = checkpoint_io.newest_checkpoint(job.run_folder.shared / "checkpoints" / f"{job.result['attempts']:06d}")
     assert path is not None
-    state = checkpoint_io.load_checkpoint(path)
-    momenta = {f"momentum {key}": one["momentum_buffer"] for key, one in state["optimizer"]["state"].items()}
-    counted = ("running_mean", "running_var", "num_batches_tracked")  # of each process's own chunks
-    weights = {name: one for name, one in state["model"].items() if not name.endswith(counted)}
+    checkpoint = checkpoint_io.load_checkpoint(path)
+    momenta = {f"momentum {key}": state["momentum_buffer"] for key, state in checkpoint["optimizer"]["state"].items()}
+    weights = {name: value for name, value in checkpoint["model"].items() if not name.endswith(BATCH_NORM_STATISTICS)}
     assert len(momenta) > 20
     return {**weights, **momenta}
 
 
-def differing(one: dict[str, Any], other: dict[str, Any]) -> list[str]:
-    import torch
-
-    assert one.keys() == other.keys()
-    return [name for name in one if not torch.equal(one[name], other[name])]
-
-
-def assert_undisturbed(several: Several, undisturbed: dict[str, Any]) -> None:
-    """The job is done, with every image once in every epoch, the bits of the undisturbed run, and nothing left."""
-    job = several.job
-    assert job.result["state"] == "done", several.tell()
-    first_steps = {one.number: one.first_step for one in several.attempts() if one.members}
-    assert usage_log.find_usage_errors(job.run / "ids", first_steps, IMAGES, dict.fromkeys(range(EPOCHS), STEPS)) == []
-    assert differing(final(job), undisturbed) == []
-    assert len(job.result["epochs"]) == EPOCHS and job.result["steps"] == EPOCHS * STEPS
-    several.place.wait_for(lambda: not several.place.at_work(), 30)
+def assert_ended_undisturbed(elastic_job: ElasticJob, undisturbed_parameters: dict[str, Any]) -> None:
+    """Assert that the job is done, with every image once per epoch and the undisturbed parameters, and left nothing."""
+    job = elastic_job.job
+    assert job.result and job.result["state"] == "done", elastic_job.describe()
+    first_steps = {attempt.number: attempt.first_step for attempt in elastic_job.attempts() if attempt.members}
+    steps = dict.fromkeys(range(EPOCHS), STEPS_PER_EPOCH)
+    assert usage_log.find_usage_errors(job.path / "ids", first_steps, IMAGES, steps) == []
+    parameters = final_parameters(job)
+    assert parameters.keys() == undisturbed_parameters.keys()
+    assert not [name for name, value in parameters.items() if not torch.equal(value, undisturbed_parameters[name])]
+    assert len(job.result["epochs"]) == EPOCHS and job.result["steps"] == EPOCHS * STEPS_PER_EPOCH
+    elastic_job.sandbox.wait_for(lambda: not elastic_job.sandbox.job_pids(), 30)
 
 
-def test_machines_are_lost_told_to_leave_and_frozen_and_the_job_ends_as_if_nothing_had_been(
-    several: Several, undisturbed: dict[str, Any]
+def test_job_ends_undisturbed_after_a_kill_a_notice_and_a_freeze(
+    elastic_job: ElasticJob, undisturbed_parameters: dict[str, Any]
 ) -> None:
-    place, job = several.place, several.job
-    ran = place.cli("lose", "job-1", "--machine", "1")
-    assert ran.code == 0 and "machine 1 of job-1 is lost" in ran.out, ran
-    several.wait_for_steps(1, "0", "2", after=1)
-    several.wait_for_steps(3, "0", "1", "2", after=2)  # the supervisor has started it again
+    sandbox = elastic_job.sandbox
+    job = elastic_job.job
+    killed = sandbox.cli("lose", "job-1", "--machine", "1")
+    assert killed.code == 0 and "machine 1 of job-1 was killed" in killed.out, killed
+    elastic_job.wait_for_steps(1, "0", "2", after_attempt=1)
+    elastic_job.wait_for_steps(3, "0", "1", "2", after_attempt=2)  # the supervisor has started machine 1 again
 
-    number = several.newest().number
-    assert place.cli("lose", "job-1", "--machine", "2", "--notice", "60", "--for-good").code == 0
-    several.wait_for_steps(3, "0", "1", after=number)
-    left = several.newest()
-    assert "machine 2 left" in left.reason
+    number = elastic_job.newest_attempt().number
+    assert sandbox.cli("lose", "job-1", "--machine", "2", "--notice", "60", "--for-good").code == 0
+    elastic_job.wait_for_steps(3, "0", "1", after_attempt=number)
+    attempt_after_notice = elastic_job.newest_attempt()
+    assert "machine 2 left" in attempt_after_notice.reason
 
-    victim, number = several.newest().machine_names[1], several.newest().number
-    agent = several.pid(victim)
-    frozen = [place.parent(agent), agent, *place.children(agent)]  # tmux would wake its panes
-    for pid in frozen:
+    frozen_machine = attempt_after_notice.machine_names[1]
+    agent_pid = elastic_job.agent_pid(frozen_machine)
+    # tmux would wake the processes of its panes, so it is frozen too.
+    frozen_pids = [sandbox.parent_pid(agent_pid), agent_pid, *sandbox.descendant_pids(agent_pid)]
+    for pid in frozen_pids:
         os.kill(pid, signal.SIGSTOP)
-    several.wait_for_steps(1, *({"0", "1"} - {victim}), after=number)
-    for pid in reversed(frozen):
+    elastic_job.wait_for_steps(1, *({"0", "1"} - {frozen_machine}), after_attempt=attempt_after_notice.number)
+    for pid in reversed(frozen_pids):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     assert job.wait(60) == "done"
-    assert {name: one["state"] for name, one in several.words().items()} == {"0": "done", "1": "done", "2": "left"}
-    assert_undisturbed(several, undisturbed)
+    states = {machine: row["state"] for machine, row in elastic_job.statuses().items()}
+    assert states == {"0": "done", "1": "done", "2": "left"}
+    assert_ended_undisturbed(elastic_job, undisturbed_parameters)
 
+    assert job.result
     rows = job.result["timeline"]
     assert [row["attempt"] for row in rows] == list(range(1, len(rows) + 1)) and rows[0]["reason"] == "start"
-    by_reason = {row["reason"]: row for row in rows}
-    assert by_reason[left.reason]["steps_lost"] == 0, "a planned change loses no step"
-    stepped = [row for row in rows[1:] if row["last_step"] is not None]  # another may follow before it makes a step
-    assert len(stepped) >= 4 and all(0 < row["pause"] < 60 for row in stepped)
+    rows_by_reason = {row["reason"]: row for row in rows}
+    assert rows_by_reason[attempt_after_notice.reason]["steps_lost"] == 0, "a change with notice loses no step"
+    trained_rows = [row for row in rows[1:] if row["last_step"] is not None]  # an attempt may end before its first step
+    assert len(trained_rows) >= 4 and all(0 < row["pause"] < 60 for row in trained_rows)
 
 
-def test_two_lost_at_once_no_supervisor_and_none_left_at_all_and_a_resume_ends_it_well(
-    several: Several, undisturbed: dict[str, Any]
+def test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all(
+    elastic_job: ElasticJob, undisturbed_parameters: dict[str, Any]
 ) -> None:
-    place = several.place
-    assert several.newest().machine_names[0] == "0", "the head is one of them"
-    several.kill("0", "1")
-    several.wait_for_steps(1, "2", after=1)
-    assert several.attempts()[1].reason == "machines 0, 1 lost"
-    several.wait_for_steps(3, "0", "1", "2", after=2)
+    sandbox = elastic_job.sandbox
+    assert elastic_job.newest_attempt().machine_names[0] == "0", "the machine of rank 0 is one of the two"
+    elastic_job.kill_agents("0", "1")
+    elastic_job.wait_for_steps(1, "2", after_attempt=1)
+    assert elastic_job.attempts()[1].reason == "machines 0, 1 lost"
+    elastic_job.wait_for_steps(3, "0", "1", "2", after_attempt=2)
 
-    (supervisor,) = place.programs("-m cluster.jobs.supervisor")
-    os.kill(supervisor, signal.SIGKILL)
-    number, at = several.newest().number, max(one["at"] for one in several.words().values())
-    several.wait(lambda: min(one["at"] for one in several.words().values()) > at + 2)
-    assert several.newest().number == number, "the end of the supervisor has changed something"
+    (supervisor_pid,) = sandbox.program_pids("-m cluster.jobs.supervisor")
+    os.kill(supervisor_pid, signal.SIGKILL)
+    number = elastic_job.newest_attempt().number
+    step = max(row["last_step"] for row in elastic_job.statuses().values())
+    elastic_job.wait_for(lambda: min(row["last_step"] for row in elastic_job.statuses().values()) > step + 2)
+    assert elastic_job.newest_attempt().number == number, "the end of the supervisor has changed something"
 
-    several.kill("0", "1", "2")
-    place.wait_for(lambda: not place.pids("-m train"), 10)
-    shown = place.cli("status", "--exit-code")
-    assert shown.code == 100 and "imgnet-cluster resume job-1" in shown.out, shown
-    assert json.loads(place.cli("ls", "-o", "json").out)[0]["state"] == "failed"
-    place.wait_for(lambda: not place.at_work(), 30)
-    resumed = place.cli("resume", "job-1")
+    elastic_job.kill_agents("0", "1", "2")
+    sandbox.wait_for(lambda: not sandbox.pids("-m train"), 10)
+    status_result = sandbox.cli("status", "--exit-code")
+    assert status_result.code == 100 and "imgnet-cluster resume job-1" in status_result.out, status_result
+    assert json.loads(sandbox.cli("ls", "-o", "json").out)[0]["state"] == "failed"
+    sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
+    resumed = sandbox.cli("resume", "job-1")
     assert resumed.code == 0 and "job-1 done" in resumed.out, resumed
-    assert_undisturbed(several, undisturbed)
+    assert_ended_undisturbed(elastic_job, undisturbed_parameters)

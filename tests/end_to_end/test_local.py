@@ -1,31 +1,54 @@
-"""The main path, by the installed command, from a recipe to a result on this computer."""
+"""Jobs on this computer by the installed command: from a recipe to a result, with kills, stops and resumes between."""
 
 import json
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
-from typing import Any
 
 import pytest
+from support.sandbox import FinishedSandbox, Sandbox
 
-KEYS = {
+from cluster.jobs.job import Job
+
+RESULT_KEYS = {
     "recipe", "state", "top1", "top5", "epochs", "seconds", "images_per_second", "goodput", "machines", "procs",
     "attempts", "dollars", "versions", "git_commit", "seed", "schedule",
 }  # fmt: skip
+ENDLESS = 4000  # epochs: more than any test waits for
 
 
-def files(folder: Path) -> dict[str, bytes]:
-    return {str(one.relative_to(folder)): one.read_bytes() for one in folder.rglob("*") if one.is_file()}
+def read_files(folder: Path) -> dict[str, bytes]:
+    """Return the content of all files below a folder, by relative path."""
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_one_command_trains_to_a_result_and_ends_with_0(finished: Any) -> None:
-    assert finished.code == 0, finished.said()
-    assert "job-1 done" in finished.said() and "tensorboard job-1" in finished.said()
+def list_jobs(sandbox: Sandbox, cwd: Path | None = None) -> list[dict[str, object]]:
+    """Return what `ls` says of each job."""
+    rows: list[dict[str, object]] = json.loads(sandbox.cli("ls", "-o", "json", cwd=cwd).out)
+    return rows
+
+
+def launch_and_follow(sandbox: Sandbox, epochs: int, *options: str) -> tuple["subprocess.Popen[bytes]", Job]:
+    """Start a launch that follows its job. Returns the process and the job, as soon as its folder is there."""
+    launch = sandbox.start("launch", "--local", *options, sandbox.write_recipe(epochs))
+    job = sandbox.job()
+    sandbox.wait_for(lambda: job.run_folder.spec_path.exists())
+    return launch, job
+
+
+# --- a job that nobody disturbs --------------------------------------------------------------------------------------
+
+
+def test_launch_trains_to_a_complete_result_and_exits_with_0(finished: FinishedSandbox) -> None:
+    output = finished.output()
+    assert finished.launch_exit_code == 0, output
+    assert "job-1 done" in output and "tensorboard job-1" in output
     result = json.loads((finished.path / "runs/job-1/result.json").read_text())
-    assert result.keys() >= KEYS
+    assert result.keys() >= RESULT_KEYS
     assert (result["state"], result["attempts"], result["machines"], result["procs"]) == ("done", 1, 1, 2)
-    assert len(result["epochs"]) == 3 and all(one["val_images"] == 20 for one in result["epochs"])
+    assert len(result["epochs"]) == 3 and all(epoch["val_images"] == 20 for epoch in result["epochs"])
     assert result["epochs"][-1]["top1"] == result["top1"] and 0 <= result["top1"] <= result["top5"] <= 100
     assert result["dollars"] == 0 and 0 < result["goodput"] <= 1 and result["images_per_second"] > 0
     seconds = result["seconds"]
@@ -33,237 +56,247 @@ def test_one_command_trains_to_a_result_and_ends_with_0(finished: Any) -> None:
     assert result["versions"]["torch"].startswith("2.")
 
 
-def test_the_run_folder_has_all_that_a_job_leaves(finished: Any) -> None:
-    run = finished.path / "runs/job-1"
-    assert json.loads((run / "job.json").read_text())["name"] == "job-1"
-    assert {"rank-0.log", "rank-1.log"} == {one.name for one in (run / "logs/000001").iterdir()}
-    assert any(run.glob("events/events.out.tfevents.*")) and (run / "metrics/000001.jsonl").stat().st_size
-    assert (run / "logs/val-000001.json").exists()
-    assert not [one for one in run.rglob("*.tmp")] and "Traceback" not in finished.said()
+def test_run_folder_has_spec_logs_metrics_and_events(finished: FinishedSandbox) -> None:
+    run_path = finished.path / "runs/job-1"
+    assert json.loads((run_path / "job.json").read_text())["name"] == "job-1"
+    assert {"rank-0.log", "rank-1.log"} == {path.name for path in (run_path / "logs/000001").iterdir()}
+    assert any(run_path.glob("events/events.out.tfevents.*"))
+    assert (run_path / "metrics/000001.jsonl").stat().st_size
+    assert (run_path / "logs/val-000001.json").exists()
+    assert not list(run_path.rglob("*.tmp")) and "Traceback" not in finished.output()
 
 
-def test_what_came_home_is_equal_to_what_the_machine_wrote(finished: Any) -> None:
-    run = finished.path / "runs/job-1"
+def test_run_folder_equals_the_shared_folder(finished: FinishedSandbox) -> None:
+    run_path = finished.path / "runs/job-1"
     for folder in ("events", "logs", "metrics"):
-        assert files(run / folder) == files(run / "machine/shared" / folder) != {}, folder
+        assert read_files(run_path / folder) == read_files(run_path / "machine/shared" / folder) != {}, folder
 
 
-def test_the_windows_train_agent_and_gpu_were_there_while_it_ran(finished: Any) -> None:
-    assert {"train", "agent", "gpu", "supervisor"} <= finished.windows
+def test_tmux_session_has_all_windows_while_the_job_runs(finished: FinishedSandbox) -> None:
+    assert {"train", "agent", "gpu", "supervisor"} <= finished.tmux_windows
 
 
-def test_nothing_runs_after_it(finished: Any) -> None:
-    # A report is written meanwhile.
-    assert finished.after == [] or finished.wait_for(lambda: not finished.at_work(), 30)
+def test_no_process_and_no_session_remain_after_the_job(finished: FinishedSandbox) -> None:
+    # The command's end and the supervisor's last work, the report, overlap.
+    assert finished.pids_at_end == [] or finished.wait_for(lambda: not finished.job_pids(), 30)
     assert "job-1" not in finished.tmux("list-sessions")
 
 
-def test_every_epoch_is_one_line_on_stdout(finished: Any) -> None:
-    rows = [line.split() for line in finished.said().splitlines() if line.strip()[:1].isdigit()]
-    table = [row for row in rows if len(row) == 11]
-    assert [row[:3] for row in table] == [["1", "32", "16"], ["2", "32", "16"], ["3", "32", "16"]]
+def test_launch_prints_one_line_per_epoch(finished: FinishedSandbox) -> None:
+    rows = [line.split() for line in finished.output().splitlines() if line.strip()[:1].isdigit()]
+    epoch_rows = [row for row in rows if len(row) == 11]
+    assert [row[:3] for row in epoch_rows] == [["1", "32", "16"], ["2", "32", "16"], ["3", "32", "16"]]
 
 
-def test_two_launches_at_the_same_moment_get_two_numbers(place: Any) -> None:
-    recipe = place.recipe(1)
-    both = [place.start("launch", "--local", "--workers", "0", recipe) for _ in range(2)]
-    assert [one.wait(120) for one in both] == [0, 0], place.said(0) + place.said(1)
-    assert sorted(one.name for one in (place.path / "runs").iterdir()) == ["job-1", "job-2"]
-    assert [one["state"] for one in json.loads(place.cli("ls", "-o", "json").out)] == ["done", "done"]
+def test_two_launches_at_once_get_two_job_numbers(sandbox: Sandbox) -> None:
+    recipe = sandbox.write_recipe(1)
+    launches = [sandbox.start("launch", "--local", "--workers", "0", recipe) for _ in range(2)]
+    assert [launch.wait(120) for launch in launches] == [0, 0], sandbox.output(0) + sandbox.output(1)
+    assert sorted(path.name for path in (sandbox.path / "runs").iterdir()) == ["job-1", "job-2"]
+    assert [row["state"] for row in list_jobs(sandbox)] == ["done", "done"]
 
 
-def test_ctrl_c_on_a_launch_only_detaches_and_the_job_goes_on_to_its_end(place: Any) -> None:
-    launched = place.start("launch", "--local", place.recipe(30))
-    job = place.job()
-    place.wait_for(lambda: job.folders.spec.exists())
-    place.wait_for_step(job, 4)
-    launched.send_signal(signal.SIGINT)
-    assert launched.wait(10) == 130
-    assert "detached; job-1 keeps running" in place.said() and "Traceback" not in place.said()
-    place.wait_for(lambda: job.ended)  # by its supervisor: nobody else looks
-    assert job.state == "done" and len(job.lines("epoch")) == 30
+# --- kills -----------------------------------------------------------------------------------------------------------
 
 
-def test_killing_the_launch_and_the_supervisor_does_not_end_the_job(place: Any) -> None:
-    launched = place.start("launch", "--local", place.recipe(30))
-    job = place.job()
-    place.wait_for(lambda: job.folders.spec.exists())
-    place.wait_for_step(job, 4)
-    launched.kill()
-    (supervisor,) = place.programs("-m cluster.jobs.supervisor")
-    signal.pidfd_send_signal(os.pidfd_open(supervisor), signal.SIGKILL)
-    assert place.cli("status", "--exit-code").code == 101
-    place.wait_for(lambda: not place.trainers())
-    assert json.loads(place.cli("ls", "-o", "json").out)[0]["state"] == "done"
-    assert place.cli("status", "--exit-code").code == 0
-    assert files(job.run / "events") == files(job.folders.shared / "events")
+def test_ctrl_c_detaches_from_the_job_which_ends_well(sandbox: Sandbox) -> None:
+    launch, job = launch_and_follow(sandbox, 30)
+    sandbox.wait_for_step(job, 4)
+    launch.send_signal(signal.SIGINT)
+    assert launch.wait(10) == 130
+    assert "detached; job-1 keeps running" in sandbox.output() and "Traceback" not in sandbox.output()
+    sandbox.wait_for(lambda: job.has_ended)  # its supervisor has written the result: nobody else looks at the job
+    assert job.state == "done" and len(job.metric_rows("epoch")) == 30
 
 
-def test_a_killed_agent_takes_its_trainers_along_and_the_job_can_be_resumed_to_its_end(place: Any) -> None:
-    job = place.launch(30, "--procs", "2", "--save-seconds", "0")
-    place.wait_for_step(job, 16)
-    killed = place.agent()
-    os.kill(killed, signal.SIGKILL)
-    place.wait_for(lambda: not place.pids("-m train "), 2)
-    shown = place.cli("status", "--exit-code")
-    assert shown.code == 100 and "agent was killed" in shown.out and "imgnet-cluster resume job-1" in shown.out
-    assert json.loads(place.cli("ls", "-o", "json").out)[0]["state"] == "failed"
-    saved = sorted((job.folders.shared / "checkpoints/000001").glob("step-*.pt"))
-    assert saved
-    resumed = place.cli("resume", "job-1")
+def test_job_survives_the_kill_of_launch_and_supervisor(sandbox: Sandbox) -> None:
+    launch, job = launch_and_follow(sandbox, 30)
+    sandbox.wait_for_step(job, 4)
+    launch.kill()
+    (supervisor_pid,) = sandbox.program_pids("-m cluster.jobs.supervisor")
+    signal.pidfd_send_signal(os.pidfd_open(supervisor_pid), signal.SIGKILL)
+    assert sandbox.cli("status", "--exit-code").code == 101
+    sandbox.wait_for(lambda: not sandbox.trainer_pids())
+    assert list_jobs(sandbox)[0]["state"] == "done"
+    assert sandbox.cli("status", "--exit-code").code == 0
+    assert read_files(job.path / "events") == read_files(job.run_folder.shared / "events")
+
+
+def test_killed_agent_ends_its_trainers_and_resume_finishes_the_job(sandbox: Sandbox) -> None:
+    job = sandbox.launch(30, "--procs", "2", "--save-seconds", "0")
+    sandbox.wait_for_step(job, 16)
+    os.kill(sandbox.agent_pid(), signal.SIGKILL)
+    sandbox.wait_for(lambda: not sandbox.pids("-m train "), 2)
+    status = sandbox.cli("status", "--exit-code")
+    assert status.code == 100 and "agent was killed" in status.out and "imgnet-cluster resume job-1" in status.out
+    assert list_jobs(sandbox)[0]["state"] == "failed"
+    checkpoints = sorted((job.run_folder.shared / "checkpoints/000001").glob("step-*.pt"))
+    assert checkpoints
+    resumed = sandbox.cli("resume", "job-1")
     assert resumed.code == 0 and "job-1 done" in resumed.out, resumed
-    assert job.result["attempts"] == 2 and len(job.result["epochs"]) == 30
-    said = place.cli("logs", "job-1").out
-    (begun,) = [line for line in said.splitlines() if line.startswith("resumed from ")]
-    assert f"checkpoints/000002/resume-{saved[-1].stem.removeprefix('step-')}-" in begun
-    assert place.cli("resume", "job-1").code == 1
+    assert job.result and job.result["attempts"] == 2 and len(job.result["epochs"]) == 30
+    log = sandbox.cli("logs", "job-1").out
+    (resume_line,) = [line for line in log.splitlines() if line.startswith("resumed from ")]
+    assert f"checkpoints/000002/resume-{checkpoints[-1].stem.removeprefix('step-')}-" in resume_line
+    assert sandbox.cli("resume", "job-1").code == 1
 
 
-def kill_rank_1(place: Any) -> None:
-    environment = {pid: Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in place.trainers()}
-    (victim,) = [pid for pid, words in environment.items() if b"RANK=1" in words]
-    os.kill(victim, signal.SIGKILL)
+def kill_rank_1(sandbox: Sandbox) -> None:
+    environments = {pid: Path(f"/proc/{pid}/environ").read_bytes().split(b"\0") for pid in sandbox.trainer_pids()}
+    (rank_1_pid,) = [pid for pid, variables in environments.items() if b"RANK=1" in variables]
+    os.kill(rank_1_pid, signal.SIGKILL)
 
 
-def wait_for_attempt(place: Any, job: Any, number: int) -> None:
+def wait_for_attempt(sandbox: Sandbox, job: Job, number: int) -> None:
     """Wait until an attempt trains."""
-    place.wait_for(lambda: job.status()["attempt"] == number and job.status()["doing"] in ("training", "validating"))
+
+    def trains() -> bool:
+        status = job.status()
+        return status["attempt"] == number and status["doing"] in ("training", "validating")
+
+    sandbox.wait_for(trains)
 
 
-def test_a_dead_trainer_is_replaced_and_the_third_ends_the_job_with_the_rank_and_the_signal(place: Any) -> None:
-    launched = place.start("launch", "--local", "--procs", "2", "--workers", "0", place.recipe(4000))
-    job = place.job()
-    place.wait_for(lambda: job.folders.spec.exists())
-    for number in (1, 2, 3):
-        wait_for_attempt(place, job, number)
-        assert (job.status()["reason"] != "") == (number > 1)
-        kill_rank_1(place)
-    assert launched.wait(30) == 100
+def test_job_fails_at_the_third_death_of_a_rank_with_rank_and_signal(sandbox: Sandbox) -> None:
+    launch, job = launch_and_follow(sandbox, ENDLESS, "--procs", "2", "--workers", "0")
+    for attempt in (1, 2, 3):
+        wait_for_attempt(sandbox, job, attempt)
+        assert (job.status()["reason"] != "") == (attempt > 1)
+        kill_rank_1(sandbox)
+    assert launch.wait(30) == 100
     reason = job.status()["reason"]
     assert "rank 1" in reason and "SIGKILL" in reason and "3 times" in reason
-    assert [row["attempt"] for row in job.result["timeline"]] == [1, 2, 3, 4]
-    place.wait_for(lambda: not place.at_work(), 30)
-    assert "Traceback" not in place.said()
+    assert job.result and [row["attempt"] for row in job.result["timeline"]] == [1, 2, 3, 4]
+    sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
+    assert "Traceback" not in sandbox.output()
 
 
-def test_a_dead_loader_worker_costs_an_attempt_with_a_reason(place: Any) -> None:
-    job = place.launch(4000, "--workers", "1")
-    place.wait_for_step(job, 4)
-    os.kill(place.workers()[0], signal.SIGKILL)
-    wait_for_attempt(place, job, 2)
+def test_killed_loader_worker_starts_a_new_attempt_with_a_reason(sandbox: Sandbox) -> None:
+    job = sandbox.launch(ENDLESS, "--workers", "1")
+    sandbox.wait_for_step(job, 4)
+    os.kill(sandbox.worker_pids()[0], signal.SIGKILL)
+    wait_for_attempt(sandbox, job, 2)
     assert "worker" in job.status()["reason"].lower()
-    assert place.cli("stop", "job-1").code == 0
-    place.wait_for(lambda: not place.at_work(), 30)
+    assert sandbox.cli("stop", "job-1").code == 0
+    sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
 
 
-def test_a_dead_tmux_server_leaves_no_trainer_and_a_state_that_is_told(place: Any) -> None:
-    job = place.launch(4000, "--procs", "2")
-    place.wait_for_step(job, 4)
-    os.kill(place.parent(place.agent()), signal.SIGKILL)
-    place.wait_for(lambda: not place.pids("-m train "), 40)
-    shown = json.loads(place.cli("ls", "-o", "json").out)[0]
-    assert shown["state"] in ("stopped", "failed") and shown["reason"]
-    assert place.cli("attach", "job-1").code == 1
-    place.wait_for(lambda: not place.at_work(), 30)
+def test_killed_tmux_server_ends_the_trainers_and_the_job_with_a_reason(sandbox: Sandbox) -> None:
+    job = sandbox.launch(ENDLESS, "--procs", "2")
+    sandbox.wait_for_step(job, 4)
+    os.kill(sandbox.parent_pid(sandbox.agent_pid()), signal.SIGKILL)
+    sandbox.wait_for(lambda: not sandbox.pids("-m train "), 40)
+    row = list_jobs(sandbox)[0]
+    assert row["state"] in ("stopped", "failed") and row["reason"]
+    assert sandbox.cli("attach", "job-1").code == 1
+    sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
 
 
-def test_stop_saves_and_resume_goes_on_from_that_step(place: Any) -> None:
-    job = place.launch(60, "--save-seconds", "1000")
-    place.wait_for_step(job, 12)
-    stopped = place.cli("stop", "job-1")
+# --- stop and resume -------------------------------------------------------------------------------------------------
+
+
+def test_resume_continues_at_the_step_that_stop_saved(sandbox: Sandbox) -> None:
+    job = sandbox.launch(60, "--save-seconds", "1000")
+    sandbox.wait_for_step(job, 12)
+    stopped = sandbox.cli("stop", "job-1")
     assert stopped.code == 0 and "stopped" in stopped.out
-    assert not place.at_work() or place.wait_for(lambda: not place.at_work(), 30)
+    sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
     assert job.state == "stopped" and job.status()["reason"] == "stopped by the user"
-    saved = sorted((job.folders.shared / "checkpoints/000001").glob("step-*.pt"))[-1]
-    step = int(saved.stem.split("-")[1])
-    again = place.cli("stop", "job-1")
-    assert again.code == 1 and again.err.count("\n") == 1 and again.err.startswith("error: ")
-    assert place.cli("status", "--exit-code").code == 103
-    both = [place.start("resume", "job-1") for _ in range(2)]
-    codes = sorted(one.wait(120) for one in both)
-    assert codes == [0, 1], place.said(0) + place.said(1)
-    assert f"at step {step}" in place.cli("logs", "job-1").out
-    assert job.result["attempts"] == 2 and job.state == "done" and len(job.result["epochs"]) == 60
-    images = [row["images"] for row in job.lines("train")]
-    assert images == sorted(set(images)), "a step is drawn twice"
+    last_checkpoint = sorted((job.run_folder.shared / "checkpoints/000001").glob("step-*.pt"))[-1]
+    saved_step = int(last_checkpoint.stem.split("-")[1])
+    second_stop = sandbox.cli("stop", "job-1")
+    assert second_stop.code == 1 and second_stop.err.count("\n") == 1 and second_stop.err.startswith("error: ")
+    assert sandbox.cli("status", "--exit-code").code == 103
+    resumes = [sandbox.start("resume", "job-1") for _ in range(2)]
+    exit_codes = sorted(resume.wait(120) for resume in resumes)
+    assert exit_codes == [0, 1], sandbox.output(0) + sandbox.output(1)
+    assert f"at step {saved_step}" in sandbox.cli("logs", "job-1").out
+    assert job.result and job.result["attempts"] == 2 and len(job.result["epochs"]) == 60
+    assert job.state == "done"
+    images = [row["images"] for row in job.metric_rows("train")]
+    assert images == sorted(set(images)), "a step is in the metrics twice"
 
 
-def test_a_running_job_cannot_be_resumed_and_follows_a_limit_in_hours(place: Any) -> None:
-    launched = place.start("launch", "--local", "--max-hours", "0.0015", place.recipe(4000))
-    job = place.job()
-    place.wait_for(lambda: job.folders.spec.exists() and job.status()["state"] == "running")
-    again = place.cli("resume", "job-1")
-    assert again.code == 1 and again.err.startswith("error: job-1 is running") and again.err.count("\n") == 1
-    assert launched.wait(60) == 103
-    assert "--max-hours" in job.result["reason"] and job.state == "stopped"
+def test_max_hours_stops_the_job_and_resume_of_a_running_job_is_refused(sandbox: Sandbox) -> None:
+    launch, job = launch_and_follow(sandbox, ENDLESS, "--max-hours", "0.0015")
+    sandbox.wait_for(lambda: job.status()["state"] == "running")
+    resume = sandbox.cli("resume", "job-1")
+    assert resume.code == 1 and resume.err.startswith("error: job-1 is running") and resume.err.count("\n") == 1
+    assert launch.wait(60) == 103
+    assert job.result and "--max-hours" in job.result["reason"] and job.state == "stopped"
 
 
-def test_a_job_that_is_stopped_while_it_sets_up_can_be_resumed(place: Any) -> None:
-    job = place.launch(4000, "--data", "sample")
-    place.wait_for(lambda: job.status()["state"] == "setup" and job.status()["progress"])
-    shown = place.cli("logs", "job-1")
-    assert shown.code == 0 and "drawing" in shown.out, "before the first attempt the log is the set-up's"
+def test_job_stopped_during_setup_can_be_resumed(sandbox: Sandbox) -> None:
+    job = sandbox.launch(ENDLESS, "--data", "sample")
+    sandbox.wait_for(lambda: job.status()["state"] == "setup" and job.status()["progress"])
+    logs = sandbox.cli("logs", "job-1")
+    assert logs.code == 0 and "drawing" in logs.out, "before the first attempt, logs shows the log of the setup"
     start = time.monotonic()
-    assert place.cli("stop", "job-1").code == 0
-    assert time.monotonic() - start < 10 and job.state == "stopped"
-    place.wait_for(lambda: not place.at_work(), 30)
-    assert place.cli("resume", "-d", "job-1").code == 0
-    place.wait_for(lambda: job.status()["state"] == "setup")
-    assert place.cli("stop", "job-1").code == 0
+    assert sandbox.cli("stop", "job-1").code == 0
+    assert time.monotonic() - start < 10, "stop interrupts the setup, which takes longer"
+    assert job.state == "stopped"
+    sandbox.wait_for(lambda: not sandbox.job_pids(), 30)
+    assert sandbox.cli("resume", "-d", "job-1").code == 0
+    sandbox.wait_for(lambda: job.status()["state"] == "setup")
+    assert sandbox.cli("stop", "job-1").code == 0
 
 
-def test_environment_of_the_launch_reaches_the_trainers_and_that_of_an_earlier_job_does_not(place: Any) -> None:
-    first = place.cli("launch", "--local", "-d", place.recipe(4000), env={"OF_THE_FIRST": "1", "BOTH": "one"})
-    second = place.cli("launch", "--local", "-d", place.recipe(4000), env={"OF_THE_SECOND": "2", "BOTH": "two"})
+# --- several jobs ----------------------------------------------------------------------------------------------------
+
+
+def test_trainers_get_the_environment_of_their_own_launch_only(sandbox: Sandbox) -> None:
+    recipe = sandbox.write_recipe(ENDLESS)
+    first = sandbox.cli("launch", "--local", "-d", recipe, env={"OF_THE_FIRST": "1", "BOTH": "one"})
+    second = sandbox.cli("launch", "--local", "-d", recipe, env={"OF_THE_SECOND": "2", "BOTH": "two"})
     assert first.code == second.code == 0
-    both = place.wait_for(lambda: len(found := place.trainers()) == 2 and found)
-    seen = []
-    for pid in both:
-        words = Path(f"/proc/{pid}/environ").read_text().split("\0")
-        seen.append(sorted(one for one in words if one.startswith(("OF_THE", "BOTH"))))
-    assert sorted(seen) == [["BOTH=one", "OF_THE_FIRST=1"], ["BOTH=two", "OF_THE_SECOND=2"]]
+    sandbox.wait_for(lambda: len(sandbox.trainer_pids()) == 2)
+    environments = []
+    for pid in sandbox.trainer_pids():
+        variables = Path(f"/proc/{pid}/environ").read_text().split("\0")
+        environments.append(sorted(variable for variable in variables if variable.startswith(("OF_THE", "BOTH"))))
+    assert sorted(environments) == [["BOTH=one", "OF_THE_FIRST=1"], ["BOTH=two", "OF_THE_SECOND=2"]]
     for name in ("job-1", "job-2"):
-        assert place.cli("stop", name).code == 0
+        assert sandbox.cli("stop", name).code == 0
 
 
-def test_jobs_of_two_folders_never_share_a_name_and_leave_each_other_alone(place: Any) -> None:
-    job = place.launch(4000)
-    other = place.path / "elsewhere"
-    other.mkdir()
-    ran = place.cli("launch", "--local", "-d", place.recipe(4000), cwd=other)
-    assert ran.code == 0 and "job-2 launched" in ran.out
-    assert place.cli("stop", "job-1", cwd=other).code == 102 and job.alive
-    assert place.cli("stop", "job-1").code == 0
-    assert [one["state"] for one in json.loads(place.cli("ls", "-o", "json", cwd=other).out)] == ["running"]
-    third = place.path / "third"
-    third.mkdir()
-    ran = place.cli("launch", "--local", "-d", place.recipe(4000), cwd=third)
-    assert ran.code == 0 and "job-1 launched" in ran.out  # the name is free now; ours must not take it back
-    again = place.cli("resume", "job-1")
-    assert again.code == 1 and again.err.startswith("error: ") and str(third) in again.err, again
-    assert [one["state"] for one in json.loads(place.cli("ls", "-o", "json", cwd=third).out)] == ["running"]
-    assert place.cli("stop", "job-1", cwd=third).code == 0
-    assert place.cli("stop", "job-2", cwd=other).code == 0
-    assert place.cli("resume", "-d", "job-1").code == 0 and place.cli("stop", "job-1").code == 0
+def test_jobs_of_two_folders_never_share_a_name(sandbox: Sandbox) -> None:
+    job = sandbox.launch(ENDLESS)
+    second_folder = sandbox.path / "elsewhere"
+    second_folder.mkdir()
+    launched = sandbox.cli("launch", "--local", "-d", sandbox.write_recipe(ENDLESS), cwd=second_folder)
+    assert launched.code == 0 and "job-2 launched" in launched.out
+    assert sandbox.cli("stop", "job-1", cwd=second_folder).code == 102 and job.is_alive
+    assert sandbox.cli("stop", "job-1").code == 0
+    assert [row["state"] for row in list_jobs(sandbox, second_folder)] == ["running"]
+    third_folder = sandbox.path / "third"
+    third_folder.mkdir()
+    launched = sandbox.cli("launch", "--local", "-d", sandbox.write_recipe(ENDLESS), cwd=third_folder)
+    assert launched.code == 0 and "job-1 launched" in launched.out, "the stopped job has freed its name"
+    resume = sandbox.cli("resume", "job-1")
+    assert resume.code == 1 and resume.err.startswith("error: ") and str(third_folder) in resume.err, resume
+    assert [row["state"] for row in list_jobs(sandbox, third_folder)] == ["running"]
+    assert sandbox.cli("stop", "job-1", cwd=third_folder).code == 0
+    assert sandbox.cli("stop", "job-2", cwd=second_folder).code == 0
+    assert sandbox.cli("resume", "-d", "job-1").code == 0 and sandbox.cli("stop", "job-1").code == 0
 
 
-def test_a_launch_that_was_killed_before_its_session_began_shows_as_failed_and_can_be_resumed(place: Any) -> None:
+# --- failures --------------------------------------------------------------------------------------------------------
+
+
+def test_launch_killed_before_its_tmux_session_is_failed_and_can_be_resumed(sandbox: Sandbox) -> None:
     from cluster.jobs import submit
 
-    spec = submit.plan(submit.load_recipes(place.recipe(2))[0], data=place.data).spec
-    job = submit.create_job(spec)
-    long_ago = time.time() - 60
-    text = json.loads(job.run_folder.spec_path.read_text())
-    job.run_folder.spec_path.write_text(json.dumps({**text, "created": long_ago}))
-    assert json.loads(place.cli("ls", "-o", "json").out)[0]["state"] == "failed"
-    resumed = place.cli("resume", "job-1")
-    assert resumed.code == 0 and json.loads(place.cli("ls", "-o", "json").out)[0]["state"] == "done"
+    job = submit.create_job(submit.plan(submit.load_recipes(sandbox.write_recipe(2))[0], data=sandbox.data).spec)
+    spec = json.loads(job.run_folder.spec_path.read_text())
+    job.run_folder.spec_path.write_text(json.dumps({**spec, "created": time.time() - 60}))
+    assert list_jobs(sandbox)[0]["state"] == "failed"
+    resumed = sandbox.cli("resume", "job-1")
+    assert resumed.code == 0 and list_jobs(sandbox)[0]["state"] == "done"
 
 
-@pytest.mark.parametrize("rate", [1e9])
-def test_a_diverged_job_is_failed_with_the_step_and_the_reason(place: Any, rate: float) -> None:
-    path = place.recipe(50, "wild", lr=rate)
-    ran = place.cli("launch", "--local", path)
-    assert ran.code == 100 and "the loss is" in ran.out and "at step" in ran.out, ran
-    assert place.cli("status", "--exit-code", "job-1").code == 100
-    place.wait_for(lambda: not place.at_work(), 30)
+@pytest.mark.parametrize("lr", [1e9])
+def test_diverged_job_fails_with_the_loss_and_the_step(sandbox: Sandbox, lr: float) -> None:
+    launched = sandbox.cli("launch", "--local", sandbox.write_recipe(50, "wild", lr=lr))
+    assert launched.code == 100 and "the loss is" in launched.out and "at step" in launched.out, launched
+    assert sandbox.cli("status", "--exit-code", "job-1").code == 100
+    sandbox.wait_for(lambda: not sandbox.job_pids(), 30)

@@ -5,14 +5,14 @@ from functools import cache
 
 import botocore.loaders
 import pytest
-from support.simcloud.cloud import Sim
-from support.simcloud.http_server import Front, serve
+from support.simcloud.cloud import SimulatedAws
+from support.simcloud.http_server import AwsFrontend, serve
 
 
 @pytest.fixture(scope="session")
-def front_of_session() -> Iterator[tuple[Front, str]]:
+def front_of_session() -> Iterator[tuple[AwsFrontend, str]]:
     """The server of the simulated EC2, and its URL."""
-    server, url = serve(sim=Sim())
+    server, url = serve(sim=SimulatedAws())
     yield server.front, url
     server.shutdown()
     server.server_close()
@@ -22,7 +22,7 @@ SHARED_LOADER = cache(botocore.loaders.create_loader)  # else each session reads
 
 
 @pytest.fixture
-def front(front_of_session: tuple[Front, str], monkeypatch: pytest.MonkeyPatch) -> Front:
+def front(front_of_session: tuple[AwsFrontend, str], monkeypatch: pytest.MonkeyPatch) -> AwsFrontend:
     """An empty simulated EC2 that boto3 in this process talks to. `front.sim` is the cloud behind it."""
     front, url = front_of_session
     for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):

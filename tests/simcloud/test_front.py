@@ -92,7 +92,7 @@ def test_a_dropped_connection_gives_no_answer(cloud: Cloud, after: bool) -> None
 
 def test_a_slow_call_is_done_and_others_go_on_meanwhile(cloud: Cloud) -> None:
     cloud.front.fault(action="RunInstances", delay=2)
-    impatient = cloud._client("ec2", read_timeout=0.3)
+    impatient = cloud.new_client("ec2", read_timeout=0.3)
     words = cloud.request()
     begun = time.monotonic()
     with pytest.raises(botocore.exceptions.ReadTimeoutError):
@@ -244,4 +244,4 @@ def test_this_process_is_not_killed(cloud: Cloud) -> None:
 def test_a_fault_of_no_kind_and_a_kill_at_no_time_are_refused(cloud: Cloud) -> None:
     with pytest.raises(ValueError, match="before or after"):
         cloud.front.kill_caller_at(1, "during")
-    assert not Fault(action="RunInstances").hits("ec2", "DescribeVpcs", 1)
+    assert not Fault(action="RunInstances").strikes("ec2", "DescribeVpcs", 1)

@@ -142,7 +142,7 @@ def test_a_spot_request_follows_its_instance(cloud: Cloud) -> None:
     request = cloud.instance(third)["SpotInstanceRequestId"]
     cloud.ec2.cancel_spot_instance_requests(SpotInstanceRequestIds=[request])
     assert status(third)[0] == "cancelled" and cloud.state(third) == "running"
-    assert cloud.found(instance_lifecycle="spot", spot_instance_request_id=request) == [third]
+    assert cloud.find_ids(instance_lifecycle="spot", spot_instance_request_id=request) == [third]
     call = cloud.ec2.describe_spot_instance_requests
     assert refused(call, SpotInstanceRequestIds=["sir-00000000"])[0] == "InvalidSpotInstanceRequestID.NotFound"
 
@@ -239,5 +239,5 @@ def test_reservation_and_group_can_be_filtered_by(cloud: Cloud) -> None:
     made = cloud.ec2.run_instances(**words)
     ids = [one["InstanceId"] for one in made["Instances"]]
     cloud.launch()
-    assert cloud.found(placement_group_name="g") == cloud.found(reservation_id=made["ReservationId"]) == ids
-    assert cloud.found(launch_index="1") == ids[1:] and cloud.instance(ids[0])["Placement"]["GroupName"] == "g"
+    assert cloud.find_ids(placement_group_name="g") == cloud.find_ids(reservation_id=made["ReservationId"]) == ids
+    assert cloud.find_ids(launch_index="1") == ids[1:] and cloud.instance(ids[0])["Placement"]["GroupName"] == "g"

@@ -2,7 +2,7 @@
 
 import moto
 import pytest
-from support.simcloud.cloud import Sim
+from support.simcloud.cloud import SimulatedAws
 from support.simcloud.in_process import START, Cloud, cloud, refused, served
 
 __all__ = ["cloud", "served"]
@@ -31,7 +31,7 @@ def test_fewer_than_the_least_is_none_and_http_500(cloud: Cloud) -> None:
     cloud.sim.capacity = {("us-east-1a", "g5.xlarge"): 3}
     answer = refused(cloud.launch, 4)
     assert answer == ("InsufficientInstanceCapacity", 500)
-    assert cloud.found() == [] and cloud.sim.capacity["us-east-1a", "g5.xlarge"] == 3
+    assert cloud.find_ids() == [] and cloud.sim.capacity["us-east-1a", "g5.xlarge"] == 3
 
 
 def test_another_zone_has_its_own_capacity(cloud: Cloud) -> None:
@@ -55,8 +55,8 @@ def test_the_least_above_the_most_and_zero_are_refused(cloud: Cloud) -> None:
 
 def test_the_same_token_gives_the_same_instances(cloud: Cloud) -> None:
     ids = cloud.launch(3, ClientToken="t")
-    assert cloud.launch(3, ClientToken="t") == ids == cloud.found()
-    assert cloud.found(client_token="t") == ids and cloud.found(client_token="other") == []
+    assert cloud.launch(3, ClientToken="t") == ids == cloud.find_ids()
+    assert cloud.find_ids(client_token="t") == ids and cloud.find_ids(client_token="other") == []
 
 
 def test_the_same_token_gives_the_terminated_ones_too_with_their_state(cloud: Cloud) -> None:
@@ -72,7 +72,7 @@ def test_the_same_token_with_other_words_is_refused_and_other_regions_have_their
     west = cloud.client("ec2", "us-west-2")
     words = cloud.request(ClientToken="t", ImageId=cloud.image("us-west-2"))
     assert west.run_instances(**words)["Instances"][0]["InstanceId"] not in ids
-    assert cloud.found() == ids
+    assert cloud.find_ids() == ids
 
 
 def test_a_token_that_launched_nothing_is_free(cloud: Cloud) -> None:
@@ -91,9 +91,9 @@ def test_a_young_instance_is_not_seen_by_id_nor_by_filter(cloud: Cloud) -> None:
     for call in (cloud.ec2.describe_instances, cloud.ec2.describe_instance_status, cloud.ec2.terminate_instances):
         assert refused(call, InstanceIds=[id]) == (LATE, 400)
     assert refused(cloud.ec2.create_tags, Resources=[id], Tags=[DAY])[0] == LATE
-    assert cloud.found(**{"tag:job": "job-3"}) == [] and cloud.sim.leaks()
+    assert cloud.find_ids(**{"tag:job": "job-3"}) == [] and cloud.sim.leaks()
     cloud.sim.advance(10)
-    assert cloud.found(**{"tag:job": "job-3"}) == [id] and cloud.state(id) == "running"
+    assert cloud.find_ids(**{"tag:job": "job-3"}) == [id] and cloud.state(id) == "running"
 
 
 def test_pending_running_shutting_down_terminated_by_the_clock(cloud: Cloud) -> None:
@@ -182,7 +182,7 @@ def test_pages_hold_instances_not_reservations(cloud: Cloud) -> None:
 
 
 class Listener:
-    def __init__(self, sim: Sim) -> None:
+    def __init__(self, sim: SimulatedAws) -> None:
         self.heard: list[tuple[object, ...]] = []
         sim.listeners.append(self)
 
@@ -257,7 +257,7 @@ def test_a_reset_kills_the_living_and_no_address_is_used_again(cloud: Cloud) -> 
     cloud.sim.boot_seconds = 99
     cloud.sim.reset()
     assert sorted(one[1] for one in ear.heard if one[0] == "dying") == sorted(ids)
-    assert cloud.found() == [] and cloud.sim.boot_seconds == 0
+    assert cloud.find_ids() == [] and cloud.sim.boot_seconds == 0
     cloud.launch(3)
     after = {one.private for one in cloud.sim.instances()}
     assert len(before | after) == 6 and all(one.startswith("127.1.") for one in before | after)
@@ -265,14 +265,14 @@ def test_a_reset_kills_the_living_and_no_address_is_used_again(cloud: Cloud) -> 
 
 def test_the_settings_a_cloud_was_made_with_come_back(cloud: Cloud) -> None:
     try:
-        one = Sim(boot_seconds=7, login=("me", 2222))
+        one = SimulatedAws(boot_seconds=7, login=("me", 2222))
         one.boot_seconds = 1
         one.reset()
         assert (one.boot_seconds, one.login) == (7, ("me", 2222))
         with pytest.raises(TypeError):
-            Sim(bootseconds=7)
+            SimulatedAws(bootseconds=7)
     finally:
-        Sim.current = cloud.sim
+        SimulatedAws.current = cloud.sim
 
 
 # --- dollars ---------------------------------------------------------------------------------------------------------

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simcloud.machines import Machines
-from support.ssh_machines import _new_key as new_key
-from support.ssh_machines import command_line
+from support.simcloud.machines import SimulatedMachines
+from support.ssh_machines import command_line, generate_key
 
 from cluster.agent.watchdog import Watchdog
 
@@ -60,8 +59,8 @@ class World:
     def __init__(self, folder: Path) -> None:
         self.folder, self.cloud = folder, Cloud()
         for name in ("user", "host"):
-            new_key(folder / name)
-        self.machines = Machines(self.cloud, folder / "cloud", env={"OF_THE_BED": "yes"})
+            generate_key(folder / name)
+        self.machines = SimulatedMachines(self.cloud, folder / "cloud", env={"OF_THE_BED": "yes"})
 
     def user_data(self, limit: float = 600, **changes: Any) -> str:
         config = {
@@ -91,7 +90,7 @@ class World:
         one = self.run(number, **changes)
         machine = wait_for(lambda: self.machines.machines.get(one.id))
         wait_for(lambda: machine._sshd and machine.listens())
-        wait_for(lambda: self.marker(one) or machine.data.efs is None)
+        wait_for(lambda: self.marker(one) or machine.user_data.file_system is None)
         return machine
 
     def marker(self, one: Any) -> str:
@@ -144,7 +143,7 @@ def test_the_key_of_the_user_data_is_the_host_key_and_the_key_pair_opens_the_doo
     machine = world.machine()
     said = world.ssh(machine, "echo", "$HOME", "$OF_THE_BED", "$AWS_EC2_METADATA_SERVICE_ENDPOINT")
     assert said.stdout.split() == [str(machine.home), "yes", world.machines.metadata.url(machine.id)], said
-    new_key(world.folder / "other")
+    generate_key(world.folder / "other")
     assert world.ssh(machine, "true", pin=(world.folder / "other.pub").read_text()).returncode == 255
     (world.folder / "user").write_text((world.folder / "other").read_text())
     assert "Permission denied" in world.ssh(machine, "true").stderr
@@ -159,14 +158,14 @@ def test_it_leaves_what_runcmd_leaves(world: World) -> None:
 
 
 def test_a_setting_up_that_fails_says_so_and_is_not_ready(world: World) -> None:
-    world.machines.fail_boot = {"127.1.77.2", 2}
+    world.machines.failing_machines = {"127.1.77.2", 2}
     _, failed, _ = [world.machine(number) for number in range(3)]
     assert [world.marker(one) for one in world.cloud.running.values()] == ["ready", "failed", "failed"]
     assert world.ssh(failed, "cat ~/.imgnet/failed; ls ~/.imgnet").stdout.splitlines()[1:] == ["failed"]
 
 
 def test_sshd_comes_late_and_the_marker_later(world: World) -> None:
-    world.machines.ssh_late, world.machines.ready_late = 3600, 3600
+    world.machines.ssh_delay_seconds, world.machines.ready_delay_seconds = 3600, 3600
     one = world.run(user_data=world.user_data(limit=1e6))
     machine = wait_for(lambda: world.machines.machines.get(one.id))
     assert machine._sshd is None
@@ -265,10 +264,10 @@ def test_an_instance_that_dies_while_it_boots_leaves_nothing(world: World) -> No
 
 def test_after_a_reset_all_is_as_new(world: World) -> None:
     machine = world.machine()
-    world.machines.ssh_late = 7.0
+    world.machines.ssh_delay_seconds = 7.0
     world.machines.reset()
     assert not machine.processes() and not list((world.folder / "cloud").iterdir())
-    assert world.machines.ssh_late == 0 and world.ssh(world.machine(), "true").returncode == 0
+    assert world.machines.ssh_delay_seconds == 0 and world.ssh(world.machine(), "true").returncode == 0
 
 
 def test_sixteen_machines_stand_in_seconds(world: World) -> None:

@@ -1,4 +1,4 @@
-"""For tests of the stack: AWS in this process (moto), an account whose calls are seen, refused, and die where told."""
+"""AWS in this process (moto) for tests of the stack, and an account that records its calls, fails them, or dies."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -7,71 +7,76 @@ from typing import Any
 
 import pytest
 
-os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # read when moto is imported; 1301 images cost seconds
+os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # moto reads it at its import: 1301 images cost seconds
 from botocore.exceptions import ClientError
 from botocore.loaders import Loader
 from moto import mock_aws
-from support.simcloud.cloud import Sim
+from support.simcloud.cloud import SimulatedAws
 
 from infra.aws import client as aws_client
 from infra.aws.client import Account
 from infra.aws.stack import resources
 from infra.aws.stack.resources import StackContext
 
-LOADER = Loader()  # one for all tests: to read what EC2 can do takes half a second
-LOOKS = ("Describe", "Get", "List", "Head")
-HERE = "203.0.113.7/32"
+LOADER = Loader()  # one for all tests: it takes half a second to read the description of EC2
+READING_ACTIONS = ("Describe", "Get", "List", "Head")
+OWN_CIDR = "203.0.113.7/32"
 REGION = "us-west-1"  # two zones
 
 
 class Killed(BaseException):
-    """The process has died."""
+    """Stands for the death of the process."""
 
 
-class Seen(Account):
-    """An account whose calls are written down; `die`: how many more changes it lives; `deny`: what it may not."""
+class RecordingAccount(Account):
+    """An account that records its calls.
+
+    `changes_left` is the number of changing calls after which it raises `Killed`. `denied` maps the actions that fail
+    to the codes of their errors.
+    """
 
     def __init__(self, region: str = REGION) -> None:
         super().__init__(region)
         self._session._session.register_component("data_loader", LOADER)
         self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.die: int | None = None
-        self.deny: dict[str, str] = {}  # action -> code
-        self.before: dict[str, Callable[[], None]] = {}  # action -> done once, just before it is asked for
-        self.after: dict[str, Callable[[], None]] = {}  # action -> done once, when it has been executed
+        self.changes_left: int | None = None
+        self.denied: dict[str, str] = {}
+        self.before: dict[str, Callable[[], None]] = {}  # by action: called once, just before the action
+        self.after: dict[str, Callable[[], None]] = {}  # by action: called once, when the action is done
 
-    def client(self, service: str, *args: Any, **words: Any) -> Any:
-        made = super().client(service, *args, **words)
-        made.meta.events.register("before-parameter-build", self._asked)
-        made.meta.events.register("after-call", self._answered)
-        return made
+    def client(self, service: str, *args: Any, **options: Any) -> Any:
+        client = super().client(service, *args, **options)
+        client.meta.events.register("before-parameter-build", self._before_call)
+        client.meta.events.register("after-call", self._after_call)
+        return client
 
     def changes(self) -> list[str]:
-        return [action for action, _ in self.calls if not action.startswith(LOOKS)]
+        """Return the actions that have been called, without those that only read."""
+        return [action for action, _ in self.calls if not action.startswith(READING_ACTIONS)]
 
-    def _asked(self, params: dict[str, Any], model: Any, **_: Any) -> None:
-        for action, code in self.deny.items():
+    def _before_call(self, params: dict[str, Any], model: Any, **_: Any) -> None:
+        for action, code in self.denied.items():
             if model.name.startswith(action):
                 raise ClientError({"Error": {"Code": code, "Message": "no"}}, model.name)
         self.before.pop(model.name, lambda: None)()
         self.calls.append((model.name, dict(params)))
 
-    def _answered(self, model: Any, **_: Any) -> None:
+    def _after_call(self, model: Any, **_: Any) -> None:
         self.after.pop(model.name, lambda: None)()
-        if self.die is not None and not model.name.startswith(LOOKS):
-            self.die -= 1
-            if self.die <= 0:
-                self.die = None
+        if self.changes_left is not None and not model.name.startswith(READING_ACTIONS):
+            self.changes_left -= 1
+            if self.changes_left <= 0:
+                self.changes_left = None
                 raise Killed(model.name)
 
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A home of one's own, keys that are none, and no wait longer than it must be."""
+    """A home folder for this test, with fake credentials and short waiting times."""
     for name in ("AWS_ENDPOINT_URL", "AWS_PROFILE", "AWS_REGION"):
         monkeypatch.delenv(name, raising=False)
-    fake = {"AWS_ACCESS_KEY_ID": "fake", "AWS_SECRET_ACCESS_KEY": "fake", "AWS_DEFAULT_REGION": REGION}
-    for name, text in {**fake, "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}.items():
+    credentials = {"AWS_ACCESS_KEY_ID": "fake", "AWS_SECRET_ACCESS_KEY": "fake", "AWS_DEFAULT_REGION": REGION}
+    for name, text in {**credentials, "HOME": str(tmp_path), "AWS_EC2_METADATA_DISABLED": "true"}.items():
         monkeypatch.setenv(name, text)
     for module, name, seconds in (
         (resources, "SETTLE_SECONDS", 0.02), (resources, "RESOURCE_POLL_SECONDS", 0.01),
@@ -85,47 +90,68 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def aws(home: Path) -> Iterator[Path]:
-    """AWS with nothing in it, a home of one's own. A simulated cloud in this process waits for nothing."""
-    if there := getattr(Sim, "current", None):
-        there.reset()
-        there.efs_seconds = 0.0
+    """An empty AWS, and a home folder for this test. A simulated cloud of this process creates EFS at once."""
+    if sim := getattr(SimulatedAws, "current", None):
+        sim.reset()
+        sim.efs_seconds = 0.0
     with mock_aws():
         yield home
 
 
 @pytest.fixture
-def account(aws: Path) -> Seen:
+def account(aws: Path) -> RecordingAccount:
     """An account in a region with two zones."""
-    return Seen()
+    return RecordingAccount()
 
 
 @pytest.fixture
-def work(account: Seen) -> StackContext:
-    """Work in it, whose words nobody hears."""
+def work(account: RecordingAccount) -> StackContext:
+    """A context for changes of a stack, whose messages are not shown."""
     return StackContext(account)
 
 
-def counts(account: Account) -> dict[str, int]:
-    """How many things bear our tag, by kind, whoever has made them."""
-    where = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
-    found = {
-        key: len([one for one in getattr(account.ec2, operation)(Filters=where)[key] if one.get("State") != "deleted"])
-        for operation, key in (
-            ("describe_vpcs", "Vpcs"), ("describe_subnets", "Subnets"), ("describe_route_tables", "RouteTables"),
-            ("describe_internet_gateways", "InternetGateways"), ("describe_vpc_endpoints", "VpcEndpoints"),
-            ("describe_security_groups", "SecurityGroups"), ("describe_key_pairs", "KeyPairs"),
-        )
-    }  # fmt: skip
-    files = account.efs.describe_file_systems()["FileSystems"]
-    targets = [account.efs.describe_mount_targets(FileSystemId=one["FileSystemId"])["MountTargets"] for one in files]
-    found |= {"FileSystems": len(files), "MountTargets": sum(map(len, targets))}
-    found["AccessPoints"] = len(account.efs.describe_access_points()["AccessPoints"])
-    found["Roles"] = len(account.iam.list_roles()["Roles"])
-    return found | {"InstanceProfiles": len(account.iam.list_instance_profiles()["InstanceProfiles"])}
+def count_resources(account: Account) -> dict[str, int]:
+    """Return the number of resources with our tag by kind, and of all roles, file systems and access points."""
+    filters = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
+    counts = {}
+    for operation, key in (
+        ("describe_vpcs", "Vpcs"),
+        ("describe_subnets", "Subnets"),
+        ("describe_route_tables", "RouteTables"),
+        ("describe_internet_gateways", "InternetGateways"),
+        ("describe_vpc_endpoints", "VpcEndpoints"),
+        ("describe_security_groups", "SecurityGroups"),
+        ("describe_key_pairs", "KeyPairs"),
+    ):
+        resources = getattr(account.ec2, operation)(Filters=filters)[key]
+        counts[key] = len([resource for resource in resources if resource.get("State") != "deleted"])
+    file_systems = account.efs.describe_file_systems()["FileSystems"]
+    mount_targets = [
+        account.efs.describe_mount_targets(FileSystemId=file_system["FileSystemId"])["MountTargets"]
+        for file_system in file_systems
+    ]
+    return {
+        **counts,
+        "FileSystems": len(file_systems),
+        "MountTargets": sum(map(len, mount_targets)),
+        "AccessPoints": len(account.efs.describe_access_points()["AccessPoints"]),
+        "Roles": len(account.iam.list_roles()["Roles"]),
+        "InstanceProfiles": len(account.iam.list_instance_profiles()["InstanceProfiles"]),
+    }
 
 
-WHOLE = {
-    "Vpcs": 1, "Subnets": 2, "RouteTables": 1, "InternetGateways": 1, "VpcEndpoints": 1, "SecurityGroups": 1,
-    "KeyPairs": 1, "FileSystems": 1, "MountTargets": 2, "AccessPoints": 1, "Roles": 1, "InstanceProfiles": 1,
-}  # fmt: skip
-NOTHING = dict.fromkeys(WHOLE, 0)
+COMPLETE_STACK = {
+    "Vpcs": 1,
+    "Subnets": 2,
+    "RouteTables": 1,
+    "InternetGateways": 1,
+    "VpcEndpoints": 1,
+    "SecurityGroups": 1,
+    "KeyPairs": 1,
+    "FileSystems": 1,
+    "MountTargets": 2,
+    "AccessPoints": 1,
+    "Roles": 1,
+    "InstanceProfiles": 1,
+}
+NO_RESOURCES = dict.fromkeys(COMPLETE_STACK, 0)

@@ -1,132 +1,147 @@
-"""Somebody who rents machines with the installed command: a place of his own, and a simulated cloud that is his AWS."""
+"""A user who rents machines with the installed command: a sandbox, and a simulated cloud that is the user's AWS."""
 
 import contextlib
 import json
 import os
 import re
 import signal
-import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simcloud.fixture import Simcloud
+from support.sandbox import CommandResult, Sandbox
+from support.simcloud.fixture import CloudProcess
+from support.waiting import wait_for
+
+from cluster.jobs.job import Job
+from infra.aws.journal import Journal
 
 TYPE = "c7i.2xlarge"
 OPTIONS = ("-y", "--type", TYPE, "--procs", "1", "--workers", "0", "--no-probe")
-NEVER = 1e6  # seconds until sshd of a machine answers: so it never gets ready
-GONE = ("shutting-down", "terminated")
+NEVER_SECONDS = 1e6  # from running to sshd: such a machine never gets ready
+ENDED_STATES = ("shutting-down", "terminated")
 
 
 class Renter:
-    """A place and a cloud: nothing but the environment tells the command that the cloud is AWS."""
+    """A user with a sandbox and a cloud. Nothing but the environment tells the command that the cloud is AWS."""
 
-    def __init__(self, place: Any, cloud: Simcloud) -> None:
-        self.place, self.cloud, self.path = place, cloud, Path(place.path)
-        place.env |= cloud.env
+    def __init__(self, sandbox: Sandbox, cloud: CloudProcess) -> None:
+        self.sandbox = sandbox
+        self.cloud = cloud
+        self.path = sandbox.path
+        sandbox.env |= cloud.env
 
     # --- commands --------------------------------------------------------------------------------------------------
 
-    def cli(self, *words: str, **more: Any) -> Any:
-        """Run the installed command to its end."""
-        return self.place.cli(*words, **more)
+    def cli(self, *arguments: Any, **settings: Any) -> CommandResult:
+        """Run the installed command to its end. `settings` are those of `Sandbox.cli`."""
+        return self.sandbox.cli(*arguments, **settings)
 
-    def ok(self, *words: str, **more: Any) -> str:
-        """Run it, see that it did not fail, and return what it printed."""
-        ran = self.cli(*words, **more)
-        assert ran.code == 0, f"{words}: {ran}\n{self.tell()}"
-        return str(ran.out)
+    def run(self, *arguments: Any, **settings: Any) -> str:
+        """Run the installed command and return what it prints. Raises `AssertionError` when it fails."""
+        result = self.cli(*arguments, **settings)
+        assert result.code == 0, f"{arguments}: {result}\n{self.describe()}"
+        return result.out
 
-    def json(self, *words: str, **more: Any) -> Any:
-        """What it prints as JSON."""
-        return json.loads(self.ok(*words, "-o", "json", **more))
+    def run_json(self, *arguments: Any, **settings: Any) -> Any:
+        """Run the installed command with `-o json` and return its output, parsed."""
+        return json.loads(self.run(*arguments, "-o", "json", **settings))
 
-    def words(self, *more: str, machines: int = 2, epochs: int = 3) -> tuple[str, ...]:
-        """The words of a launch that is not followed."""
-        return "launch", "-d", *OPTIONS, "--machines", str(machines), *more, self.place.recipe(epochs)
+    def launch_arguments(self, *options: str, machines: int = 2, epochs: int = 3) -> tuple[str, ...]:
+        """Return the arguments of a launch that does not follow the job."""
+        recipe = self.sandbox.write_recipe(epochs)
+        return "launch", "-d", *OPTIONS, "--machines", str(machines), *options, recipe
 
-    def launch(self, *more: str, machines: int = 2, epochs: int = 3) -> Any:
-        """Launch a job and return it; its supervisor has only just begun."""
-        said = self.ok(*self.words(*more, machines=machines, epochs=epochs))
-        return self.place.job(int(re.findall(r"job-(\d+) launched", said)[0]))
+    def launch(self, *options: str, machines: int = 2, epochs: int = 3) -> Job:
+        """Launch a job and return it. Its supervisor has only just started."""
+        output = self.run(*self.launch_arguments(*options, machines=machines, epochs=epochs))
+        return self.sandbox.job(int(re.findall(r"job-(\d+) launched", output)[0]))
 
-    # --- what there is -----------------------------------------------------------------------------------------------
+    # --- observations ------------------------------------------------------------------------------------------------
 
-    def wait(self, condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-        """Return what the condition gave as soon as it is true; fail at the deadline, and say how things stand."""
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            if time.monotonic() > deadline:
-                pytest.fail(f"not true after {seconds:g} s: {condition}\n{self.tell()}")
-            time.sleep(0.1)
-        return found
+    def wait_for(self, condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+        """Return the value of `condition` as soon as it is true.
 
-    def tell(self) -> str:
-        """What jobs, supervisors and the cloud say, for a failure."""
-        lines = [str([(one["id"], one["state"], one["reason"]) for one in self.cloud.instances()])]
-        for run in sorted((self.path / "runs").glob("job-*")):
+        Raises `AssertionError` after `seconds`, with the state of the jobs and the cloud.
+        """
+        return wait_for(condition, seconds, describe=self.describe, poll_seconds=0.1)
+
+    def describe(self) -> str:
+        """Return what the cloud, the jobs and their supervisors say, for the message of a failure."""
+        lines = [str([(instance["id"], instance["state"], instance["reason"]) for instance in self.cloud.instances()])]
+        for run_path in sorted((self.path / "runs").glob("job-*")):
             for name in ("cloud.log", "supervisor.log", "result.json", "cloud.json"):
                 with contextlib.suppress(OSError):
-                    lines.append(f"--- {run.name}/{name}\n{(run / name).read_text()[-1500:]}")
+                    lines.append(f"--- {run_path.name}/{name}\n{(run_path / name).read_text()[-1500:]}")
         return "\n".join(lines)
 
-    def lines(self, job: Any, *what: str) -> list[dict[str, Any]]:
-        """What the job's journal says."""
-        from infra.aws.journal import Journal
+    def journal_lines(self, job: Job, *kinds: str) -> list[dict[str, Any]]:
+        """Return the lines of the job's journal, all or those of some kinds."""
+        return Journal(job.path / "cloud.jsonl").lines(*kinds)
 
-        return Journal(job.run / "cloud.jsonl").lines(*what)
+    def granted_ids(self, job: Job) -> list[list[str]]:
+        """Return the instances that each granted request of the job brought."""
+        return [[machine["id"] for machine in line["machines"]] for line in self.journal_lines(job, "granted")]
 
-    def granted(self, job: Any) -> list[list[str]]:
-        """The machines that came, by asking."""
-        return [[one["id"] for one in line["machines"]] for line in self.lines(job, "granted")]
+    def live_instance_ids(self) -> list[str]:
+        """Return our instances that have not been ended."""
+        return [instance["id"] for instance in self.cloud.instances() if instance["state"] not in ENDED_STATES]
 
-    def alive(self) -> list[str]:
-        """Our instances that cost something."""
-        return [one["id"] for one in self.cloud.instances() if one["state"] not in GONE]
+    def all_instance_ids(self) -> list[str]:
+        """Return our instances, those that have ended too."""
+        return [instance["id"] for instance in self.cloud.instances()]
 
-    def ever(self) -> list[str]:
-        """All instances of ours that ever were."""
-        return [one["id"] for one in self.cloud.instances()]
+    def live_instances_by_machine(self) -> dict[str, str]:
+        """Return the instance of each machine that has one, by the machine's name."""
+        live_instances = [instance for instance in self.cloud.instances() if instance["state"] not in ENDED_STATES]
+        return {_machine_name(instance): str(instance["id"]) for instance in live_instances}
 
-    def of(self, name: str) -> str:
-        """The id of the living machine of this name."""
-        found = [one for one in self.cloud.instances() if one["state"] not in GONE]
-        (id,) = [one["id"] for one in found if _name(one) == name]
-        return str(id)
+    def instance_id(self, machine: str) -> str:
+        """Return the live instance of a machine. Raises `KeyError` when it has none."""
+        return self.live_instances_by_machine()[machine]
 
-    def groups(self) -> list[str]:
-        """Placement groups of our jobs."""
-        left = self.cloud.post("leftovers")
-        return [one["id"] for one in left if one["kind"] == "placement-group" and "imgnet:job" in one.get("tags", {})]
+    def placement_group_ids(self) -> list[str]:
+        """Return the placement groups of our jobs."""
+        resources = self.cloud.post("leftovers")
+        return [
+            resource["id"]
+            for resource in resources
+            if resource["kind"] == "placement-group" and "imgnet:job" in resource.get("tags", {})
+        ]
 
-    def supervisor(self) -> int:
-        """The process of the one supervisor."""
-        return int(self.wait(lambda: self.place.programs("-m cluster.jobs.supervisor"), 20)[0])
+    def supervisor_pids(self) -> list[int]:
+        """Return the supervisors that run now."""
+        return self.sandbox.pids("-m cluster.jobs.supervisor")
+
+    def wait_for_supervisor(self) -> int:
+        """Wait until a supervisor runs, and return its process."""
+        return int(self.wait_for(lambda: self.sandbox.program_pids("-m cluster.jobs.supervisor"), 20)[0])
 
     def kill_supervisor(self) -> None:
-        """SIGKILL, and wait until it is gone."""
-        os.kill(pid := self.supervisor(), signal.SIGKILL)
-        self.wait(lambda: pid not in self.place.pids("-m cluster.jobs.supervisor"), 10)
+        """Kill the supervisor with SIGKILL and wait until it has ended."""
+        pid = self.wait_for_supervisor()
+        os.kill(pid, signal.SIGKILL)
+        self.wait_for(lambda: pid not in self.supervisor_pids(), 10)
 
-    def step(self, job: Any) -> int:
-        """The step that is trained, 0 while none is."""
-        known = job.status()
-        return int(known["step"] or 0) if known["doing"] in ("training", "validating") else 0
+    def training_step(self, job: Job) -> int:
+        """Return the step that the job trains, 0 while it does not train."""
+        status = job.status()
+        return int(status["step"] or 0) if status["doing"] in ("training", "validating") else 0
 
-    def nothing_left(self) -> None:
-        """Nothing bills, nothing clutters, and gc says so too."""
-        assert self.alive() == [] == self.groups(), self.tell()
-        said = self.cli("gc")
-        assert said.code == 0 and said.out.strip() == "nothing to remove in us-east-1", said
+    def assert_nothing_left(self) -> None:
+        """Raises `AssertionError` when an instance or placement group of ours is left, or `gc` finds anything."""
+        assert self.live_instance_ids() == [] == self.placement_group_ids(), self.describe()
+        collected = self.cli("gc")
+        assert collected.code == 0 and collected.out.strip() == "nothing to remove in us-east-1", collected
 
 
-def _name(one: dict[str, Any]) -> str:
-    first = str(one["tags"]["imgnet:machine"]).partition("-")[0]
-    return str(int(first) + int(one["index"]))
+def _machine_name(instance: dict[str, Any]) -> str:
+    """Return the name of the machine that an instance is: its request's first name plus its index in the request."""
+    first_name = str(instance["tags"]["imgnet:machine"]).partition("-")[0]
+    return str(int(first_name) + int(instance["index"]))
 
 
 @pytest.fixture
-def renter(simcloud: Simcloud, place: Any) -> Iterator[Renter]:
-    """Somebody with an empty cloud, which must be as free of costs at the end."""
-    yield Renter(place, simcloud)
+def renter(simcloud: CloudProcess, sandbox: Sandbox) -> Iterator[Renter]:
+    """A user with an empty cloud, in which nothing may cost anything after the test."""
+    yield Renter(sandbox, simcloud)

@@ -1,4 +1,4 @@
-"""Groups of processes for tests: forked from the test, so that no rank waits for the import of torch."""
+"""Process groups for tests. Ranks are forked from the test, so that none of them spends time to import torch."""
 
 import multiprocessing
 import os
@@ -9,44 +9,48 @@ from typing import Any
 
 import pytest
 
-from train.tools import process
+from train.tools.process import die_with_parent
 
 
-def _be_rank(work: Callable[[int, Path], Any], rank: int, store: Path, line: Any) -> None:
-    process.die_with_parent()
+def _run_rank(work: Callable[[int, Path], Any], rank: int, store: Path, connection: Any) -> None:
+    die_with_parent()
     try:
-        line.send((True, work(rank, store)))
+        connection.send((True, work(rank, store)))
     except BaseException as error:
-        line.send((False, f"rank {rank}: {type(error).__name__}: {error}"))
+        connection.send((False, f"rank {rank}: {type(error).__name__}: {error}"))
     finally:
-        line.close()
+        connection.close()
         os._exit(0)
 
 
 def run_ranks(world: int, work: Callable[[int, Path], Any], seconds: float = 60.0) -> list[Any]:
-    """Run work(rank, store) in so many forked processes, which may meet at the store; return their answers by rank."""
+    """Run work(rank, store) in `world` forked processes and return the results by rank.
+
+    The processes may form a group at `store`. Raises `AssertionError` when a rank fails or takes more than `seconds`.
+    """
     fork = multiprocessing.get_context("fork")
-    lines = [fork.Pipe(duplex=False) for _ in range(world)]
+    pipes = [fork.Pipe(duplex=False) for _ in range(world)]
     with tempfile.TemporaryDirectory(prefix="imgt-") as folder:
         store = Path(folder) / "store"
-        ranks = [fork.Process(target=_be_rank, args=(work, rank, store, lines[rank][1])) for rank in range(world)]
+        processes = [fork.Process(target=_run_rank, args=(work, rank, store, pipes[rank][1])) for rank in range(world)]
         try:
-            for one in ranks:
-                one.start()
-            answers = []
-            for reader, _ in lines:
+            for process in processes:
+                process.start()
+            outcomes = []
+            for reader, _ in pipes:
                 assert reader.poll(seconds), "a rank does not answer"
-                answers.append(reader.recv())
+                outcomes.append(reader.recv())
         finally:
-            for one in ranks:
-                one.kill()
-                one.join()
-    assert all(good for good, _ in answers), [what for good, what in answers if not good]
-    return [what for _, what in answers]
+            for process in processes:
+                process.kill()
+                process.join()
+    errors = [result for succeeded, result in outcomes if not succeeded]
+    assert not errors, errors
+    return [result for _, result in outcomes]
 
 
-def join(store: Path, rank: int, world: int, procs: int) -> Any:
-    """Form a group over Gloo with `procs` ranks on each machine, if there are others, and return it."""
+def join_group(store: Path, rank: int, world: int, procs: int) -> Any:
+    """Return the process group of a rank: over Gloo, with `procs` ranks on each machine; alone when `world` is 1."""
     import torch
     import torch.distributed as dist
 
@@ -60,9 +64,9 @@ def join(store: Path, rank: int, world: int, procs: int) -> Any:
 
 @pytest.fixture
 def in_group() -> Callable[[int, Any], list[Any]]:
-    """Run function(group) in so many forked processes that form a real group; return their answers by rank."""
+    """Run function(group) in `world` forked processes that form a group: in_group(world, function). Results by rank."""
 
     def run(world: int, function: Any) -> list[Any]:
-        return run_ranks(world, lambda rank, store: function(join(store, rank, world, world)))
+        return run_ranks(world, lambda rank, store: function(join_group(store, rank, world, world)))
 
     return run

@@ -1,4 +1,4 @@
-"""Packed sets made by hand, of bytes that are no images, for tests of what only carries them."""
+"""Packed data sets of random bytes instead of images, for tests of code that only copies them."""
 
 import hashlib
 import io
@@ -10,18 +10,20 @@ from typing import Any
 
 import numpy as np
 
-ROW = [
+INDEX_DTYPE = [
     *(("shard", "<u4"), ("offset", "<u8"), ("length", "<u4"), ("label", "<u4")),
     *(("width", "<u2"), ("height", "<u2"), ("crc", "<u4")),
 ]
 
 
 def make_split(folder: Path, images: int = 12, seed: int = 0, each: int = 1000, shard: int = 4500) -> dict[str, Any]:
-    """Write one split of `images` pieces of about `each` bytes; returns its manifest."""
+    """Write a split of `images` images of about `each` bytes, in shards of at most `shard` bytes. Returns its manifest."""
     folder.mkdir(parents=True, exist_ok=True)
-    dice, shards, rows = random.Random(f"{seed} {folder.name}"), [b""], []
+    generator = random.Random(f"{seed} {folder.name}")
+    shards = [b""]
+    rows = []
     for number in range(images):
-        data = dice.randbytes(each + dice.randrange(7))
+        data = generator.randbytes(each + generator.randrange(7))
         if len(shards[-1]) + len(data) > shard:
             shards.append(b"")
         row = len(shards) - 1, len(shards[-1]), len(data), number * 2 // images, 32, 32, zlib.crc32(data)
@@ -29,7 +31,7 @@ def make_split(folder: Path, images: int = 12, seed: int = 0, each: int = 1000, 
         shards[-1] += data
     names = "".join(f"{'ab'[number * 2 // images]}/{number:04d}.JPEG\n" for number in range(images)).encode()
     index = io.BytesIO()
-    np.save(index, np.array(rows, ROW))
+    np.save(index, np.array(rows, INDEX_DTYPE))
     files = {f"shard-{number:05d}.bin": data for number, data in enumerate(shards)}
     files |= {"index.npy": index.getvalue(), "names.txt": names}
     manifest = {
@@ -41,22 +43,22 @@ def make_split(folder: Path, images: int = 12, seed: int = 0, each: int = 1000, 
         },
         "packing_info": {},
     }  # fmt: skip
-    for old in folder.iterdir():
-        old.unlink()
+    for old_file in folder.iterdir():
+        old_file.unlink()
     for name, data in files.items():
         (folder / name).write_bytes(data)
     (folder / "manifest.json").write_text(json.dumps(manifest, indent=1) + "\n")
     return manifest
 
 
-def make_set(root: Path, **words: Any) -> Path:
-    """Write train/ and, a third as large, val/; returns the root."""
-    make_split(root / "train", **words)
-    make_split(root / "val", **{**words, "images": max(2, words.get("images", 12) // 3)})
+def make_set(root: Path, **options: Any) -> Path:
+    """Write the splits train/ and val/, which is a third as large. Returns the root."""
+    make_split(root / "train", **options)
+    make_split(root / "val", **{**options, "images": max(2, options.get("images", 12) // 3)})
     return root
 
 
 def content(root: Path) -> dict[str, bytes]:
-    """All files below a folder that are not hidden."""
-    found = (one for one in root.rglob("*") if one.is_file() and not one.name.startswith("."))
-    return {str(one.relative_to(root)): one.read_bytes() for one in found}
+    """Return the content of all files below a folder that are not hidden, by relative path."""
+    paths = [path for path in root.rglob("*") if path.is_file() and not path.name.startswith(".")]
+    return {str(path.relative_to(root)): path.read_bytes() for path in paths}

@@ -1,4 +1,4 @@
-"""Run folders for the tests of reports: made by hand, with what a job of several machines leaves at home."""
+"""Hand-made run folders for the tests of reports, with the files that a job of several machines leaves at home."""
 
 import json
 from pathlib import Path
@@ -9,19 +9,19 @@ from PIL import Image
 from train.data.index.open import load_index
 from train.metrics.thumbnails import write_thumbnails
 
-BEGIN = 1_790_000_000.0
-PARTS = {"steps": 8.0, "waits": 1.0, "validation": 1.5, "switches": 0.5, "checkpoints": 0.25, "other": 0.25}
+BEGIN = 1_790_000_000.0  # seconds since 1970
+TIME_PARTS = {"steps": 8.0, "waits": 1.0, "validation": 1.5, "switches": 0.5, "checkpoints": 0.25, "other": 0.25}
 
 
 def home(run: Any, path: str, *rows: dict[str, Any]) -> None:
-    """Write rows into a file of the run folder at home."""
-    file = run.folders.run / path
+    """Write rows into a file of the run folder."""
+    file = run.run_folder.path / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def step(number: int, at: float, **more: Any) -> dict[str, Any]:
-    """A stretch of the metrics."""
+    """Return a row of training metrics: `number` is the step."""
     scalars = {
         "train/loss": 3.0 - 0.01 * number, "sizes/lr": 0.05, "sizes/image": 32, "sizes/batch_total": 8,
         "times/images_per_second": 100.0,
@@ -30,23 +30,23 @@ def step(number: int, at: float, **more: Any) -> dict[str, Any]:
 
 
 def epoch(number: int, at: float, **more: Any) -> dict[str, Any]:
-    """An epoch of the metrics, and of the result."""
+    """Return the row of an epoch, as the metrics and the result have it."""
     row = {
         "epoch": number, "size": 32, "global_batch": 8, "lr": 0.05, "steps": 8, "seconds": 11.5, "train_seconds": 10.0,
         "val_seconds": 1.5, "train_loss": 2.5, "train_top1": 20.0, "train_top5": 60.0, "train_images": 60,
         "val_loss": 2.4, "val_images": 20, "view": "square", "top1": 10.0 * number, "top5": 50.0 + number,
-        "top1_square": 10.0 * number, "top5_square": 50.0 + number, "images_per_second": 6.0, "where": PARTS,
+        "top1_square": 10.0 * number, "top5_square": 50.0 + number, "images_per_second": 6.0, "where": TIME_PARTS,
     }  # fmt: skip
     return {"kind": "epoch", "time": at, "step": 8 * number, "images": 60 * number, **row, **more}
 
 
 def agent(run: Any, machine: str, *states: tuple[str, float]) -> None:
-    """Let a machine's agent have said these states so many seconds after the beginning."""
+    """Write the state log of a machine's agent, from pairs of a state and its seconds after BEGIN."""
     home(run, f"logs/agent-{machine}.jsonl", *({"time": BEGIN + at, "state": state} for state, at in states))
 
 
 def lost(run: Any) -> None:
-    """Let a job of two machines have lost machine 1 in its second attempt, and got it back in its third."""
+    """Write the files of a job of two machines that loses machine 1 in its second attempt and regains it in its third."""
     agent(run, "0", ("setup", 0), ("training", 4), ("failed", 14), ("training", 16), ("saved", 20), ("training", 21),
           ("validating", 30), ("done", 32))  # fmt: skip
     agent(run, "1", ("setup", 0), ("training", 4), ("gone", 13), ("setup", 17), ("training", 21), ("done", 32))
@@ -55,40 +55,46 @@ def lost(run: Any) -> None:
     run.attempt(3, "0.a", "1.c", time=BEGIN + 20, reason="machine 1 joined")
     home(run, "metrics/000001.jsonl", step(1, BEGIN + 5), step(4, BEGIN + 13))
     home(run, "metrics/000002.jsonl", step(4, BEGIN + 17, attempt=2), step(6, BEGIN + 19, attempt=2))
-    last = step(7, BEGIN + 22, attempt=3), epoch(1, BEGIN + 25), step(12, BEGIN + 28, attempt=3), epoch(2, BEGIN + 32)
-    home(run, "metrics/000003.jsonl", *last)
+    home(
+        run,
+        "metrics/000003.jsonl",
+        step(7, BEGIN + 22, attempt=3),
+        epoch(1, BEGIN + 25),
+        step(12, BEGIN + 28, attempt=3),
+        epoch(2, BEGIN + 32),
+    )
 
 
 def done(run: Any, **more: Any) -> None:
-    """Let the job have ended well."""
+    """Write the result of a job that is done."""
     result = {
         "job": "job-1", "recipe": "tiny", "state": "done", "reason": "", "top1": 20.0, "top5": 52.0, "steps": 16,
         "epochs": [epoch(1, 0.0), epoch(2, 0.0)], "images_per_second": 61.0, "goodput": 0.87, "seed": 7,
         "seconds": {"total": 32.0, "training": 20.0, "validation": 3.0}, "attempts": 3, "dollars": 0.0,
         "where": {
             "wall": 23.0, "pauses": 4.0, "gap": None, "start": {"group": 1.25},
-            "parts": {part: {"seconds": 2 * one, "epoch": 1, "most": one} for part, one in PARTS.items()},
+            "parts": {part: {"seconds": 2 * seconds, "epoch": 1, "most": seconds} for part, seconds in TIME_PARTS.items()},
         },
         "forecast": {"minutes": 0.5, "terms": {}, "phases": [], "start": {}, "source": "presets"},
         "against": [{"term": "steps", "forecast": 15.0, "actual": 16.0, "error": -0.0625},
                     {"term": "all", "forecast": 25.0, "actual": 27.0, "error": -0.074}],
         "versions": {"torch": "2.13.0"}, "device": "cpu", "precision": "float32",
     }  # fmt: skip
-    run.folders.result.write_text(json.dumps({**result, **more}))
+    run.run_folder.result_path.write_text(json.dumps({**result, **more}))
 
 
 def thumbnails(run: Any, data: Path) -> None:
-    """Let the job's first attempt have kept thumbnails of a data folder's validation images."""
-    write_thumbnails(load_index(data, "val"), run.folders.run, 1)
+    """Write the thumbnails of a data folder's validation images, as the job's first attempt does."""
+    write_thumbnails(load_index(data, "val"), run.run_folder.path, 1)
 
 
 def draw_val(
     root: Path, *names: str, sizes: tuple[tuple[int, int], ...] = ((90, 60), (60, 60), (48, 80)), split: str = "val"
 ) -> Path:
-    """Make a validation folder with these classes, an image of each size in every one."""
-    for place, name in enumerate(names):
+    """Draw a split with these classes, each with one image of each size."""
+    for index, name in enumerate(names):
         (root / split / name).mkdir(parents=True)
         for size in sizes:
-            colour = (40 * place % 256, 90, 160)
-            Image.new("RGB", size, colour).save(root / split / name / f"{size[0]}x{size[1]}.JPEG")
+            color = (40 * index % 256, 90, 160)
+            Image.new("RGB", size, color).save(root / split / name / f"{size[0]}x{size[1]}.JPEG")
     return root

@@ -1,8 +1,8 @@
-"""Machines of one's own for tests and benchmarks: a real OpenSSH sshd for each, on 127.1.0.N, with a home, a tmux and a
-host key of its own.
+"""Machines for tests and benchmarks: a real OpenSSH sshd for each, on 127.1.0.N, with its own home, tmux and host key.
 
-A machine can be powered off, frozen, booted again and unplugged. What a login starts there carries an environment
-variable that names the machine, so that everything on it is found, whatever its parent. At the end nothing may be left.
+A machine can be powered off, frozen, booted again, and unplugged from the network. Whatever a login starts there has an
+environment variable that names the machine, so that every process of it is found, whatever its parent. When a testbed
+is closed, nothing but sshd may be running on its machines.
 """
 
 import contextlib
@@ -15,19 +15,19 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
 import pytest
+from support.waiting import WaitTimeout, wait_for
 
 from train.tools.process import die_with_parent
 
-MARK = "IMGNET_TESTBED"
-SECONDS = 20.0  # for what takes a tenth of a second on a quiet computer
+MARK_VARIABLE = "IMGNET_TESTBED"
+WAIT_SECONDS = 20.0  # for what takes a tenth of a second on a computer with nothing else to do
 
-SSHD = """\
+SSHD_CONFIG = """\
 Port {port}
 ListenAddress {address}
 HostKey {folder}/host_key
@@ -41,53 +41,52 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 PermitRootLogin prohibit-password
 Subsystem sftp internal-sftp
-{more}SetEnv {variables}
+{extra_lines}SetEnv {variables}
 """
 
 
-def _wait(condition: Callable[[], Any], what: str, seconds: float = SECONDS) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"not after {seconds:g} s: {what}")
-        time.sleep(0.01)
+def wait_until(condition: Callable[[], Any], description: str, seconds: float = WAIT_SECONDS) -> None:
+    """Wait for a condition. Raises `WaitTimeout`, which is a `TimeoutError`, after `seconds`."""
+    wait_for(condition, seconds, describe=lambda: description, poll_seconds=0.01)
 
 
-def _table() -> dict[int, tuple[int, str, str]]:
-    """Every process that is not a zombie: its parent, its state, the name of its program."""
-    found = {}
+def process_table() -> dict[int, tuple[int, str, str]]:
+    """Return parent, state and program name of every process that is not a zombie."""
+    table = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with contextlib.suppress(OSError):
                 before, _, after = (entry / "stat").read_text().rpartition(")")
-                state, parent = after.split()[:2]
+                state, parent_pid = after.split()[:2]
                 if state not in "ZX":
-                    found[int(entry.name)] = (int(parent), state, before.partition("(")[2])
-    return found
+                    table[int(entry.name)] = (int(parent_pid), state, before.partition("(")[2])
+    return table
 
 
-def _signal(pids: Sequence[int], number: int) -> None:
+def send_signal(pids: Sequence[int], signal_number: int) -> None:
+    """Send a signal to processes, of which some may have ended."""
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, number)
+            os.kill(pid, signal_number)
 
 
 def command_line(pid: int) -> str:
-    """The words of a process, "" when it is gone."""
+    """Return the command line of a process, "" when it has ended."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
     return ""
 
 
-def marked(mark: str, table: Mapping[int, Any]) -> set[int]:
-    """The processes among these whose environment has this machine's mark, or one below it."""
-    found, head = set(), f"{MARK}={mark}".encode()
+def marked_pids(mark: str, table: Mapping[int, Any]) -> set[int]:
+    """Return the processes of a table whose environment has a mark: this folder's, or that of a folder below it."""
+    marked = set()
+    variable = f"{MARK_VARIABLE}={mark}".encode()
     for pid in table:
         with contextlib.suppress(OSError):
             for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                if entry == head or entry.startswith(head + b"/"):
-                    found.add(pid)
-    return found - {os.getpid()}
+                if entry == variable or entry.startswith(variable + b"/"):
+                    marked.add(pid)
+    return marked - {os.getpid()}
 
 
 class TestMachine:
@@ -96,38 +95,45 @@ class TestMachine:
     __test__ = False  # not a test class
 
     def __init__(self, bed: "Testbed", number: int, port: int) -> None:
-        self.bed, self.number, self.port = bed, number, port
+        self.bed = bed
+        self.number = number
+        self.port = port
         self.address = f"127.1.0.{number + 1}"
         self.folder = bed.folder / str(number)
         self.home = self.folder / "home"
         self.home.mkdir(parents=True)
-        tmux = bed.sockets / str(number)
-        tmux.mkdir()
-        path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        own = {"HOME": str(self.home), "TMUX_TMPDIR": str(tmux), "PATH": path, MARK: str(self.folder), **bed.env}
-        strange = ("TMUX", "PYTHONPATH", "SSH_AUTH_SOCK", "IMGNET_RUNS")
-        self.env = {**{name: text for name, text in os.environ.items() if name not in strange}, **own}
+        tmux_folder = bed.sockets / str(number)
+        tmux_folder.mkdir()
+        login_variables = {
+            "HOME": str(self.home),
+            "TMUX_TMPDIR": str(tmux_folder),
+            "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+            MARK_VARIABLE: str(self.folder),
+            **bed.env,
+        }
+        uninherited = ("TMUX", "PYTHONPATH", "SSH_AUTH_SOCK", "IMGNET_RUNS")
+        inherited = {name: value for name, value in os.environ.items() if name not in uninherited}
+        self.env = {**inherited, **login_variables}
         self._sshd: subprocess.Popen[bytes] | None = None
-        _new_key(self.folder / "host_key")
-        self.write_config(own)
+        generate_key(self.folder / "host_key")
+        self.write_config(login_variables)
 
-    def write_config(self, variables: Mapping[str, str], more: str = "") -> None:
-        """Write sshd's configuration; `more` is lines of it, which hold from the next boot."""
+    def write_config(self, variables: Mapping[str, str], extra_lines: str = "") -> None:
+        """Write sshd's configuration, which holds from the next boot. `extra_lines` are added to it."""
         self._variables = dict(variables)
-        words = " ".join('"{}={}"'.format(*one) for one in variables.items())
-        text = SSHD.format(
+        text = SSHD_CONFIG.format(
             port=self.port,
             address=self.address,
             folder=self.folder,
             keys=self.bed.folder / "authorized_keys",
-            more=more,
-            variables=words,
+            extra_lines=extra_lines,
+            variables=" ".join(f'"{name}={value}"' for name, value in variables.items()),
         )
         (self.folder / "sshd_config").write_text(text)
 
-    def configure(self, more: str) -> None:
-        """Boot with these further lines of sshd_config(5)."""
-        self.write_config(self._variables, more)
+    def configure(self, extra_lines: str) -> None:
+        """Restart sshd with further lines of sshd_config(5)."""
+        self.write_config(self._variables, extra_lines)
         self.unplug()
         self.plug()
 
@@ -138,7 +144,7 @@ class TestMachine:
 
     @property
     def log(self) -> str:
-        """What sshd said."""
+        """The log of sshd."""
         return (self.folder / "sshd.log").read_text(errors="replace")
 
     # --- power -----------------------------------------------------------------------------------------------------
@@ -148,7 +154,7 @@ class TestMachine:
         if self._sshd and self._sshd.poll() is None:
             return
         # A test run that is killed leaves no sshd. By parent the kernel means the thread, not the process.
-        dies = die_with_parent if threading.current_thread() is threading.main_thread() else None
+        is_main_thread = threading.current_thread() is threading.main_thread()
         with (self.folder / "sshd.log").open("ab") as log:
             self._sshd = subprocess.Popen(
                 [_sshd_path(), "-D", "-e", "-f", str(self.folder / "sshd_config")],
@@ -157,94 +163,97 @@ class TestMachine:
                 stderr=log,
                 env={**self.env, **self._variables},
                 start_new_session=True,
-                preexec_fn=dies,
+                preexec_fn=die_with_parent if is_main_thread else None,
             )
 
     def listens(self) -> bool:
-        """Whether the port is open."""
+        """Return whether sshd listens. Raises `RuntimeError` when it has ended."""
         if self._sshd is None or self._sshd.poll() is not None:
             raise RuntimeError(f"sshd of machine {self.number} has ended: {self.log[-500:]}")
-        with socket.socket() as one:
-            one.settimeout(1)
-            return one.connect_ex((self.address, self.port)) == 0
+        with socket.socket() as connection:
+            connection.settimeout(1)
+            return connection.connect_ex((self.address, self.port)) == 0
 
     def boot(self) -> None:
-        """Power on: sshd listens again, with the same address and host key; of what ran before nothing runs."""
+        """Power the machine on: sshd listens again, with the same address and host key; nothing else runs."""
         self.start()
-        _wait(self.listens, f"sshd of machine {self.number} listens")
+        wait_until(self.listens, f"sshd of machine {self.number} listens")
 
     plug = boot
 
     def power_off(self) -> None:
         """Kill everything on the machine at once, as a power cut does."""
 
-        def dead() -> bool:
-            self._reap()
-            _signal(self.freeze(), signal.SIGKILL)
-            self._reap()
+        def is_off() -> bool:
+            self._reap_sshd()
+            send_signal(self.freeze(), signal.SIGKILL)
+            self._reap_sshd()
             return not self.processes()
 
-        _wait(dead, f"machine {self.number} is off")
+        wait_until(is_off, f"machine {self.number} is off")
 
     def unplug(self) -> None:
-        """End sshd and its connections; whatever else runs there goes on."""
+        """Kill sshd and its connections. Everything else on the machine keeps running."""
 
-        def dead() -> bool:
+        def is_unplugged() -> bool:
             pids = [pid for pid in self.processes() if pid in self.sshd_pids()]
-            _signal(pids, signal.SIGSTOP)
+            send_signal(pids, signal.SIGSTOP)
             if set(pids) == self.sshd_pids():
-                _signal(pids, signal.SIGKILL)
-            self._reap()
+                send_signal(pids, signal.SIGKILL)
+            self._reap_sshd()
             return not self.sshd_pids()
 
-        _wait(dead, f"machine {self.number} is unplugged")
+        wait_until(is_unplugged, f"machine {self.number} is unplugged")
 
     def cut(self) -> int:
-        """End the connections that there are, not the sshd that takes new ones. Returns how many there were."""
-        listener = self._sshd.pid if self._sshd else 0
-        pids = [pid for pid in self.sshd_pids() if pid != listener]
-        _signal(pids, signal.SIGKILL)
+        """Kill the open connections, but not the sshd that accepts new ones. Returns how many processes they were."""
+        listener_pid = self._sshd.pid if self._sshd else 0
+        pids = [pid for pid in self.sshd_pids() if pid != listener_pid]
+        send_signal(pids, signal.SIGKILL)
         return len(pids)
 
     def freeze(self) -> list[int]:
-        """Stop everything on the machine: connections stay open and nobody answers. Returns the pids."""
-        before: list[int] = []
-        while (pids := self.processes()) != before:  # one may have had a child just now
-            _signal(pids, signal.SIGSTOP)
-            before = pids
+        """Stop everything on the machine: connections stay open, and nothing answers. Returns the processes."""
+        stopped_pids: list[int] = []
+        while (pids := self.processes()) != stopped_pids:  # a process may have had a child just now
+            send_signal(pids, signal.SIGSTOP)
+            stopped_pids = pids
         return pids
 
     def thaw(self) -> None:
-        """Let everything on the machine go on."""
-        _signal(self.processes(), signal.SIGCONT)
+        """Continue everything on the machine."""
+        send_signal(self.processes(), signal.SIGCONT)
 
-    def _reap(self) -> None:
+    def _reap_sshd(self) -> None:
         if self._sshd:
             with contextlib.suppress(subprocess.TimeoutExpired):
-                self._sshd.wait(0.2 if self._sshd.pid not in _table() else 0)
+                self._sshd.wait(0.2 if self._sshd.pid not in process_table() else 0)
 
     # --- processes -------------------------------------------------------------------------------------------------
 
     def sshd_pids(self) -> set[int]:
-        """sshd and the processes of its connections; their titles cover their environment, so by descent."""
-        table = _table()
-        found = {self._sshd.pid} & table.keys() if self._sshd else set()
-        while more := {pid for pid, (parent, _, name) in table.items() if parent in found and name == "sshd"} - found:
-            found |= more
-        return found
+        """Return sshd and the processes of its connections.
+
+        They are found by descent: sshd writes its process title over its environment, and the mark with it.
+        """
+        table = process_table()
+        pids = {self._sshd.pid} & table.keys() if self._sshd else set()
+        while new := {pid for pid, (parent, _, name) in table.items() if parent in pids and name == "sshd"} - pids:
+            pids |= new
+        return pids
 
     def processes(self, *words: str) -> list[int]:
-        """All that is alive on the machine, sshd too; with `words`, those whose command line has them all."""
-        table = _table()
-        found = marked(str(self.folder), table) | self.sshd_pids()
-        while more := {pid for pid, (parent, _, _) in table.items() if parent in found} - found:
-            found |= more
-        return sorted(pid for pid in found if all(word in command_line(pid) for word in words))
+        """Return all processes on the machine, sshd too; with `words`, those whose command line contains them all."""
+        table = process_table()
+        pids = marked_pids(str(self.folder), table) | self.sshd_pids()
+        while new := {pid for pid, (parent, _, _) in table.items() if parent in pids} - pids:
+            pids |= new
+        return sorted(pid for pid in pids if all(word in command_line(pid) for word in words))
 
-    def left(self) -> list[int]:
-        """What is alive on the machine beside sshd and its connections."""
-        sshd = self.sshd_pids()
-        return [pid for pid in self.processes() if pid not in sshd]
+    def leaked_pids(self) -> list[int]:
+        """Return the processes on the machine except for sshd and its connections."""
+        sshd_pids = self.sshd_pids()
+        return [pid for pid in self.processes() if pid not in sshd_pids]
 
 
 class Testbed:
@@ -253,20 +262,21 @@ class Testbed:
     __test__ = False  # not a test class
 
     def __init__(self, folder: Path, count: int, env: Mapping[str, str] | None = None) -> None:
-        self.folder, self.env = folder.resolve(), dict(env or {})
+        self.folder = folder.resolve()
+        self.env = dict(env or {})
         self.sockets = Path(tempfile.mkdtemp(prefix="imgb-", dir="/tmp"))  # a socket's path has 107 characters at most
         self.shared = self.folder / "shared"
         self.shared.mkdir(parents=True)
         self.key = self.folder / "user_key"
-        _new_key(self.key)
+        generate_key(self.key)
         self.authorize(self.key)
-        port = _free_port(count)
+        port = _find_free_port(count)
         self.machines = [TestMachine(self, number, port) for number in range(count)]
         try:
-            for one in self.machines:
-                one.start()
-            for one in self.machines:
-                one.boot()
+            for machine in self.machines:
+                machine.start()
+            for machine in self.machines:
+                machine.boot()
         except BaseException:
             self.close(0)
             raise
@@ -275,79 +285,89 @@ class Testbed:
         return self
 
     def __exit__(self, kind: object, error: object, trace: object) -> None:
-        left = self.close()
-        if left and not kind:
-            raise AssertionError(f"still running on the testbed: {left}")
+        leaks = self.close()
+        if leaks and not kind:
+            raise AssertionError(f"still running on the testbed: {leaks}")
 
     def authorize(self, key: Path) -> None:
-        """Let whoever has this key in, on all machines."""
+        """Let the owner of a key log in to all machines."""
         with (self.folder / "authorized_keys").open("a") as file:
             file.write(key.with_name(f"{key.name}.pub").read_text())
 
     def new_key(self, name: str, passphrase: str = "") -> Path:
-        """Make a key pair of this name that opens no machine."""
-        _new_key(self.folder / name, passphrase)
+        """Generate a key pair of this name, which no machine accepts yet."""
+        generate_key(self.folder / name, passphrase)
         return self.folder / name
 
     def known_hosts(self, path: Path) -> Path:
         """Write the host keys of all machines as a known_hosts file."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text("".join(f"[{one.address}]:{one.port} {one.host_key}\n" for one in self.machines))
+        lines = [f"[{machine.address}]:{machine.port} {machine.host_key}\n" for machine in self.machines]
+        path.write_text("".join(lines))
         return path
 
     def write_hosts_toml(self, path: Path, count: int | None = None, **extra: Any) -> Path:
-        """Write a hosts file of the first `count` machines; `extra` are further keys for all, None leaves one out."""
+        """Write a hosts file of the first `count` machines. `extra` adds keys for all machines; None removes a key."""
         user = Path("~").expanduser().owner() if os.geteuid() else "root"
-        top = {"shared": str(self.shared), "user": user, "key": str(self.key), "python": sys.executable, **extra}
-        lines = [f"{key} = {_toml(value)}" for key, value in top.items() if value is not None]
-        for one in self.machines[:count]:
-            lines += ["[[machines]]", f'host = "{one.address}"', f"port = {one.port}", f'address = "{one.address}"']
-            lines += [f'host_key = "{one.host_key}"', f'folder = "{one.home}/.imgnet"']
+        common = {"shared": str(self.shared), "user": user, "key": str(self.key), "python": sys.executable, **extra}
+        lines = [f"{key} = {_to_toml(value)}" for key, value in common.items() if value is not None]
+        for machine in self.machines[:count]:
+            lines += [
+                "[[machines]]",
+                f'host = "{machine.address}"',
+                f"port = {machine.port}",
+                f'address = "{machine.address}"',
+                f'host_key = "{machine.host_key}"',
+                f'folder = "{machine.home}/.imgnet"',
+            ]
         path.write_text("\n".join([*lines, ""]))
         return path
 
     def leaks(self) -> list[str]:
-        """The command lines of whatever runs on the machines beside sshd and its connections."""
-        sshd = {pid for one in self.machines for pid in one.sshd_pids()}
-        return [line for pid in sorted(marked(str(self.folder), _table()) - sshd) if (line := command_line(pid))]
+        """Return the command lines of all processes on the machines except for sshd and its connections."""
+        sshd_pids = {pid for machine in self.machines for pid in machine.sshd_pids()}
+        pids = sorted(marked_pids(str(self.folder), process_table()) - sshd_pids)
+        return [line for pid in pids if (line := command_line(pid))]
 
-    def close(self, grace: float = 5.0) -> list[str]:
-        """End everything. Returns what was still running on the machines after `grace` seconds."""
-        left: list[str] = []
-        for one in getattr(self, "machines", []):
-            one.thaw()
-        with contextlib.suppress(TimeoutError):
-            _wait(lambda: not self.leaks(), "nothing is left", grace)
-        left = self.leaks()
-        for one in getattr(self, "machines", []):
-            one.power_off()
-        _signal(sorted(marked(str(self.folder), _table())), signal.SIGKILL)
-        _wait(lambda: not marked(str(self.folder), _table()), "everything has ended")
+    def close(self, grace_seconds: float = 5.0) -> list[str]:
+        """Kill everything. Returns the command lines of what still ran on the machines after `grace_seconds`."""
+        machines = getattr(self, "machines", [])  # missing when the constructor failed
+        for machine in machines:
+            machine.thaw()
+        with contextlib.suppress(WaitTimeout):
+            wait_until(lambda: not self.leaks(), "nothing is left", grace_seconds)
+        leaks = self.leaks()
+        for machine in machines:
+            machine.power_off()
+        send_signal(sorted(marked_pids(str(self.folder), process_table())), signal.SIGKILL)
+        wait_until(lambda: not marked_pids(str(self.folder), process_table()), "everything has ended")
         shutil.rmtree(self.sockets, ignore_errors=True)
-        return left
+        return leaks
 
 
-def _toml(value: Any) -> str:
+def _to_toml(value: Any) -> str:
     if isinstance(value, bool | int | float):
         return str(value).lower()
     return '"' + str(value).replace("\\", "\\\\").replace('"', '\\"') + '"'
 
 
-def _new_key(path: Path, passphrase: str = "") -> None:
+def generate_key(path: Path, passphrase: str = "") -> None:
+    """Generate an ed25519 key pair: `path`, and `path`.pub."""
     subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", passphrase, "-C", "", "-f", str(path)], check=True)
 
 
 def _sshd_path() -> str:
-    found = shutil.which("sshd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
-    if not found:
+    """Return the resolved path of sshd, by which it starts itself for each connection."""
+    path = shutil.which("sshd", path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/usr/local/sbin")
+    if not path:
         raise RuntimeError("sshd is missing; install it: sudo apt-get install openssh-server")
     if os.geteuid() == 0:
-        Path("/run/sshd").mkdir(exist_ok=True)  # where it locks itself in before anybody has logged in
-    return str(Path(found).resolve())  # it starts itself anew for each connection, by its whole path
+        Path("/run/sshd").mkdir(exist_ok=True)  # sshd changes its root to it before a login
+    return str(Path(path).resolve())
 
 
-def _free_port(count: int) -> int:
-    """A port that is free on all addresses, below those that the kernel gives to outgoing connections."""
+def _find_free_port(count: int) -> int:
+    """Return a port that is free on all addresses, below those that the kernel gives to outgoing connections."""
     while True:
         port = random.randrange(20000, 32000)
         with contextlib.ExitStack() as sockets, contextlib.suppress(OSError):
@@ -359,12 +379,12 @@ def _free_port(count: int) -> int:
 @pytest.fixture
 def testbed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., Testbed]]:
     """Make testbeds: `testbed(3)` is three machines that listen. They end with the test, which fails on a leak."""
-    made: list[Testbed] = []
+    testbeds: list[Testbed] = []
 
     def make(count: int = 1, env: Mapping[str, str] | None = None) -> Testbed:
-        made.append(Testbed(tmp_path_factory.mktemp("testbed") / "bed", count, env))
-        return made[-1]
+        testbeds.append(Testbed(tmp_path_factory.mktemp("testbed") / "bed", count, env))
+        return testbeds[-1]
 
     yield make
-    left = [line for one in made for line in one.close()]
-    assert not left, f"still running on the testbed: {left}"
+    leaks = [line for bed in testbeds for line in bed.close()]
+    assert not leaks, f"still running on the testbed: {leaks}"

@@ -5,7 +5,7 @@ from typing import Any
 import boto3
 import pytest
 from support.aws_gang import Bed, bed
-from support.simcloud.http_server import Front
+from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import client as aws_client
 from infra.aws.client import Account
@@ -14,7 +14,7 @@ from infra.aws.errors import CloudError, ErrorKind, NoCredentials
 __all__ = ["bed"]
 
 
-def test_account_region_comes_from_argument_or_environment(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_account_region_comes_from_argument_or_environment(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     assert Account("eu-west-1").region == "eu-west-1" and Account().region == "us-east-1"
     monkeypatch.setenv("AWS_DEFAULT_REGION", "ap-south-1")
     assert Account().region == "ap-south-1"
@@ -24,14 +24,14 @@ def test_account_region_comes_from_argument_or_environment(front: Front, monkeyp
         Account()
 
 
-def test_in_region_uses_the_same_credentials(front: Front) -> None:
+def test_in_region_uses_the_same_credentials(front: AwsFrontend) -> None:
     account = Account()
     western_account = account.in_region("us-west-2")
     zones = western_account.ec2.describe_availability_zones()["AvailabilityZones"]
     assert {zone["RegionName"] for zone in zones} == {"us-west-2"} and account.in_region("us-east-1") is account
 
 
-def test_identity_without_credentials_names_aws_configure(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_without_credentials_names_aws_configure(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
     with pytest.raises(NoCredentials, match="aws configure"):
@@ -91,21 +91,23 @@ def test_paginate_returns_the_items_of_all_pages(bed: Bed) -> None:
     assert bed.front.count("DescribeInstances") == before + 2
 
 
-def test_owner_is_the_role_and_the_user_name(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_owner_is_the_role_and_the_user_name(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("getpass.getuser", lambda: "ann")
     account = Account()
     number, arn = account.identity
     assert number == "123456789012" and account.owner == f"{arn.rpartition('/')[2]} ann"
 
 
-def test_get_public_address_is_the_one_that_the_endpoint_sees(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_get_public_address_is_the_one_that_the_endpoint_sees(
+    front: AwsFrontend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert aws_client.get_public_address() == "127.0.0.1/32"
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     with pytest.raises(CloudError, match=r"pass it: --from 203\.0\.113\.7/32"):
         aws_client.get_public_address()
 
 
-def test_account_creates_clients_on_first_use(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_account_creates_clients_on_first_use(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     account = Account()
     monkeypatch.setattr(boto3.session.Session, "client", lambda *_, **__: pytest.fail("made too early"))
     assert not {"ec2", "ec2_no_retry", "iam"} & vars(account).keys()

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
-from support.simcloud.http_server import Front
+from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import errors
 from infra.aws.client import NO_RETRY_CONFIG, Account
@@ -102,7 +102,7 @@ def test_classify_error_local_error_is_permanent(error: Exception) -> None:
         {"code": "ServiceUnavailable"},
     ],
 )
-def test_classify_error_of_a_dropped_connection_is_outcome_unknown(front: Front, fault: dict[str, Any]) -> None:
+def test_classify_error_of_a_dropped_connection_is_outcome_unknown(front: AwsFrontend, fault: dict[str, Any]) -> None:
     front.fault(action="DescribeVpcs", times=9, **fault)
     with pytest.raises((boto.ClientError, boto.BotoCoreError)) as caught:
         Account().client("ec2", NO_RETRY_CONFIG).describe_vpcs()

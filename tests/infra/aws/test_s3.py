@@ -7,7 +7,7 @@ from typing import Any
 
 import boto3
 import pytest
-from support.simcloud.http_server import Front
+from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import s3 as aws_s3
 from infra.aws.errors import CloudError, NoCredentials
@@ -18,7 +18,7 @@ URL = "s3://imgnet-test/data/imagenet"
 
 
 @pytest.fixture
-def bucket(front: Front) -> Any:
+def bucket(front: AwsFrontend) -> Any:
     """A bucket with one object. The value is the client that created it."""
     s3 = boto3.client("s3")
     s3.create_bucket(Bucket="imgnet-test")
@@ -52,7 +52,7 @@ def test_s3_prefix_reads_below_bucket_and_prefix(bucket: Any, url: str, name: st
 
 
 @pytest.mark.parametrize("url", ["s3://", "s3:///x", "https://x/y", "/data"])
-def test_s3_prefix_rejects_other_addresses(front: Front, url: str) -> None:
+def test_s3_prefix_rejects_other_addresses(front: AwsFrontend, url: str) -> None:
     with pytest.raises(CloudError, match="write it like s3://my-bucket/data/imagenet"):
         S3Prefix(url)
 
@@ -116,7 +116,7 @@ def test_read_range_notices_a_replaced_object(place: S3Prefix, bucket: Any) -> N
     assert read(S3Prefix(URL), 0, 2) == WHOLE[::-1][:2]
 
 
-def test_read_denied_names_the_missing_permission(place: S3Prefix, front: Front) -> None:
+def test_read_denied_names_the_missing_permission(place: S3Prefix, front: AwsFrontend) -> None:
     front.fault(service="s3", code="AccessDenied", status=403)
     with pytest.raises(CloudError) as caught:
         read(place, 0, 10)
@@ -127,7 +127,7 @@ def test_read_denied_names_the_missing_permission(place: S3Prefix, front: Front)
 
 
 @pytest.mark.parametrize("code", ["ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch"])
-def test_read_with_rejected_credentials_raises_no_credentials(place: S3Prefix, front: Front, code: str) -> None:
+def test_read_with_rejected_credentials_raises_no_credentials(place: S3Prefix, front: AwsFrontend, code: str) -> None:
     front.fault(service="s3", code=code, status=400)
     with pytest.raises(NoCredentials, match=f"does not accept the credentials.*{code}.*aws sts get-caller-identity"):
         place.read("train/a.bin")
@@ -156,7 +156,7 @@ def test_s3_prefix_works_without_a_region(bucket: Any, monkeypatch: pytest.Monke
     ],
 )
 def test_read_range_raises_transient_errors_without_a_retry(
-    place: S3Prefix, front: Front, code: str, status: int
+    place: S3Prefix, front: AwsFrontend, code: str, status: int
 ) -> None:
     front.fault(service="s3", code=code, status=status)
     before = front.count("GetObject")
@@ -166,7 +166,7 @@ def test_read_range_raises_transient_errors_without_a_retry(
     assert read(place, 0, 10) == WHOLE[:10]
 
 
-def test_read_range_after_a_dropped_connection_is_transient(place: S3Prefix, front: Front) -> None:
+def test_read_range_after_a_dropped_connection_is_transient(place: S3Prefix, front: AwsFrontend) -> None:
     front.fault(service="s3", drop=True)
     with pytest.raises(TransientError):
         read(place, 0, 10)
@@ -174,7 +174,7 @@ def test_read_range_after_a_dropped_connection_is_transient(place: S3Prefix, fro
 
 
 def test_read_range_cut_in_the_middle_keeps_the_received_bytes(
-    place: S3Prefix, front: Front, monkeypatch: pytest.MonkeyPatch
+    place: S3Prefix, front: AwsFrontend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real_do, cuts = front.do, [2]
 
@@ -210,7 +210,7 @@ def upload_parts_of_5_mb(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     yield
 
 
-def test_upload_skips_a_file_that_the_bucket_has(place: S3Prefix, front: Front, tmp_path: Path) -> None:
+def test_upload_skips_a_file_that_the_bucket_has(place: S3Prefix, front: AwsFrontend, tmp_path: Path) -> None:
     file = tmp_path / "b.bin"
     file.write_bytes(WHOLE)
     assert place.upload(file, "train/b.bin") and place.read("train/b.bin") == WHOLE
@@ -221,7 +221,7 @@ def test_upload_skips_a_file_that_the_bucket_has(place: S3Prefix, front: Front, 
 
 
 def test_upload_sends_a_large_file_in_parts(
-    place: S3Prefix, bucket: Any, front: Front, tmp_path: Path, upload_parts_of_5_mb: None
+    place: S3Prefix, bucket: Any, front: AwsFrontend, tmp_path: Path, upload_parts_of_5_mb: None
 ) -> None:
     file = tmp_path / "c.bin"
     file.write_bytes(bytes(11 << 20))
@@ -231,7 +231,9 @@ def test_upload_sends_a_large_file_in_parts(
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_upload_denied_names_the_missing_permission(place: S3Prefix, front: Front, tmp_path: Path, number: int) -> None:
+def test_upload_denied_names_the_missing_permission(
+    place: S3Prefix, front: AwsFrontend, tmp_path: Path, number: int
+) -> None:
     file = tmp_path / "b.bin"
     file.write_bytes(WHOLE)
     action, right = (("HeadObject", "s3:GetObject"), ("PutObject", "s3:PutObject"))[number]

@@ -1,10 +1,10 @@
 """The simulated cloud for a person: EC2 on this computer, with machines that can be logged in to.
 
-    python -m simcloud [--port 5555] [--folder DIR] [--boot-seconds 2]      serve until Ctrl-C; prints what to export
-    python -m simcloud ls | bill                                            what runs, what it has cost
-    python -m simcloud interrupt i-... [--notice 20]                        take a spot machine back
+    python -m support.simcloud [--port 5555] [--folder DIR] [--boot-seconds 2]   serve until Ctrl-C; print the exports
+    python -m support.simcloud ls | bill                                         list instances; show what they cost
+    python -m support.simcloud interrupt i-... [--notice 20]                     interrupt a spot instance
 
-`make simcloud` is the first; the others also without PYTHONPATH: `python tests/support/simcloud ls`.
+`make simcloud` is the first. All of them work without PYTHONPATH too: `python tests/support/simcloud ls`.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # also for `python tests/support/simcloud`
 
-PORT = 5555
+DEFAULT_PORT = 5555
 
 
 def environment(url: str) -> dict[str, str]:
-    """All that a command needs to take this cloud for AWS."""
+    """Return the environment in which a command takes the cloud at this address for AWS."""
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": "simulated",
@@ -36,22 +36,22 @@ def environment(url: str) -> dict[str, str]:
     }
 
 
-def ask(url: str, what: str, **words: Any) -> Any:
-    """Post to a running cloud's control and return what it answers. Raises `RuntimeError` when it refuses."""
-    request = urllib.request.Request(f"{url}/_sim/{what}", json.dumps(words).encode(), method="POST")
+def post_command(url: str, command: str, **arguments: Any) -> Any:
+    """Give a running cloud a control command and return the answer. Raises `RuntimeError` when the cloud refuses."""
+    request = urllib.request.Request(f"{url}/_sim/{command}", json.dumps(arguments).encode(), method="POST")
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=60) as answer:
-            return json.loads(answer.read() or b"null")
+        with opener.open(request, timeout=60) as response:
+            return json.loads(response.read() or b"null")
     except urllib.error.HTTPError as error:
-        said = error.read().decode(errors="replace")
+        message = error.read().decode(errors="replace")
         with contextlib.suppress(ValueError):
-            said = json.loads(said)["error"]
-        raise RuntimeError(f"{what}: {said}") from None
+            message = json.loads(message)["error"]
+        raise RuntimeError(f"{command}: {message}") from None
 
 
-def orders(machines: Any) -> dict[str, Callable[[Any, dict[str, Any]], Any]]:
-    """What can be posted to a cloud with machines, beside the orders of `simcloud.control`."""
+def machine_commands(machines: Any) -> dict[str, Callable[[Any, dict[str, Any]], Any]]:
+    """Return the control commands of a cloud with machines, beside those of `support.simcloud.control`."""
 
     def forget_calls(front: Any, _: dict[str, Any]) -> None:
         """Count the calls from 1 again."""
@@ -61,67 +61,74 @@ def orders(machines: Any) -> dict[str, Callable[[Any, dict[str, Any]], Any]]:
         front.reset()
         machines.reset()
 
-    return {"forget_calls": forget_calls, "machines": lambda _, words: machines.set(**words), "reset": reset}
+    def configure(_: Any, settings: dict[str, Any]) -> Any:
+        return machines.configure(**settings)
+
+    return {"forget_calls": forget_calls, "machines": configure, "reset": reset}
 
 
 def serve(port: int, folder: Path, boot_seconds: float) -> None:
     """Serve until SIGINT or SIGTERM, then end all machines."""
-    from support.simcloud.cloud import Sim
-    from support.simcloud.control import ORDERS
-    from support.simcloud.http_server import serve as listen
-    from support.simcloud.machines import Machines
+    from support.simcloud import http_server
+    from support.simcloud.cloud import SimulatedAws
+    from support.simcloud.control import CONTROL_COMMANDS
+    from support.simcloud.machines import SimulatedMachines
 
-    over = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda *_: over.set())
-    sim = Sim(boot_seconds=boot_seconds)
-    machines = Machines(sim, folder)
-    ORDERS.update(orders(machines))
+    is_over = threading.Event()
+    for signal_number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(signal_number, lambda *_: is_over.set())
+    sim = SimulatedAws(boot_seconds=boot_seconds)
+    machines = SimulatedMachines(sim, folder)
+    CONTROL_COMMANDS.update(machine_commands(machines))
     try:
-        server, url = listen(port, sim)
-        machines.env["AWS_ENDPOINT_URL"] = url  # what a machine takes for AWS; its keys are the metadata service's
-        print("\n".join(f"export {name}={text}" for name, text in environment(url).items()))
-        print(f"\n# Their disks: {machines.folder}/<instance id>/home. Ctrl-C here ends them all. In another terminal:")
-        more = f" --port {url.rpartition(':')[2]}" if port != PORT else ""
-        print(f"#   python tests/support/simcloud ls{more}, bill{more}, interrupt i-... --notice 20{more}", flush=True)
-        over.wait()
+        server, url = http_server.serve(port, sim)
+        machines.env["AWS_ENDPOINT_URL"] = url  # for the commands on the machines, whose keys are in their metadata
+        print("\n".join(f"export {name}={value}" for name, value in environment(url).items()))
+        print(f"\n# The machines' disks: {machines.folder}/<instance id>/home. Ctrl-C ends all machines.")
+        option = f" --port {url.rpartition(':')[2]}" if port != DEFAULT_PORT else ""
+        print("# In another terminal:")
+        for command in ("ls", "bill", "interrupt i-... --notice 20"):
+            print(f"#   python tests/support/simcloud {command}{option}", flush=True)
+        is_over.wait()
         server.shutdown()
     finally:
         machines.close()
 
 
-def show(url: str) -> None:
+def print_instances(url: str) -> None:
     """Print a line for each instance."""
-    for one in ask(url, "instances"):
-        words = [one["id"], one["state"], one["type"], one["market"], one["zone"], one["private"]]
-        print(*words, one["tags"].get("Name", ""), sep="\t")
+    for instance in post_command(url, "instances"):
+        columns = [instance[key] for key in ("id", "state", "type", "market", "zone", "private")]
+        print(*columns, instance["tags"].get("Name", ""), sep="\t")
 
 
 def main() -> None:
-    """Parse and do."""
+    """Parse the command line and run the command."""
     parser = argparse.ArgumentParser("simcloud", description="A simulated EC2 on this computer.")
-    parser.add_argument("what", nargs="?", choices=["serve", "ls", "bill", "interrupt"], default="serve")
+    parser.add_argument("command", nargs="?", choices=["serve", "ls", "bill", "interrupt"], default="serve")
     parser.add_argument("id", nargs="?", help="the instance to interrupt")
-    parser.add_argument("--port", type=int, default=PORT)
-    parser.add_argument("--folder", type=Path, help="where the machines' disks are; default: a temporary folder")
-    parser.add_argument("--boot-seconds", type=float, default=2.0, help="from pending to running")
-    parser.add_argument("--notice", type=float, default=120.0, help="seconds from a notice to the end")
-    said = parser.parse_args()
-    url = f"http://127.0.0.1:{said.port}"
+    parser.add_argument("--port", type=int, default=DEFAULT_PORT)
+    parser.add_argument("--folder", type=Path, help="folder of the machines' disks; default: a temporary folder")
+    parser.add_argument("--boot-seconds", type=float, default=2.0, help="seconds from pending to running")
+    parser.add_argument(
+        "--notice", type=float, default=120.0, help="seconds from the notice to the end of the instance"
+    )
+    options = parser.parse_args()
+    url = f"http://127.0.0.1:{options.port}"
     try:
-        if said.what == "serve" and said.folder:
-            serve(said.port, said.folder, said.boot_seconds)
-        elif said.what == "serve":
+        if options.command == "serve" and options.folder:
+            serve(options.port, options.folder, options.boot_seconds)
+        elif options.command == "serve":
             with tempfile.TemporaryDirectory(prefix="simcloud-", ignore_cleanup_errors=True) as folder:
-                serve(said.port, Path(folder), said.boot_seconds)
-        elif said.what == "ls":
-            show(url)
-        elif said.what == "bill":
-            print(json.dumps(ask(url, "bill"), indent=1))
-        elif not said.id:
-            parser.error("which instance? `python -m simcloud ls` names them")
+                serve(options.port, Path(folder), options.boot_seconds)
+        elif options.command == "ls":
+            print_instances(url)
+        elif options.command == "bill":
+            print(json.dumps(post_command(url, "bill"), indent=1))
+        elif not options.id:
+            parser.error("which instance? `python tests/support/simcloud ls` lists them")
         else:
-            ask(url, "interrupt", id=said.id, notice=said.notice)
+            post_command(url, "interrupt", id=options.id, notice=options.notice)
     except (OSError, RuntimeError) as error:
         sys.exit(f"error: {url}: {error}")
 

@@ -1,85 +1,94 @@
-"""Elastic addresses, and what a terminated instance lets go of."""
+"""Elastic addresses, and the resources that a terminated instance releases."""
 
 from typing import Any
 
 from moto.core.responses import ActionResult, EmptyResult
 from support.simcloud import placement_groups
-from support.simcloud.cloud import AwsError, Sim
+from support.simcloud.cloud import AwsError, SimulatedAws
 
 
-def release(instance: Any) -> None:
-    """A terminated instance lets go of its interfaces, disks and elastic address."""
+def release_resources(instance: Any) -> None:
+    """Release the interfaces, disks and elastic address of a terminated instance."""
     backend = instance.ec2_backend
-    for nic in list(instance.nics.values()):
+    for interface in list(instance.nics.values()):
         for address in backend.addresses:
-            if address.eni is nic:
-                _unmap(address)
-        nic.instance, nic.attachment_id, nic.status = None, None, "available"
-        if nic.delete_on_termination:
-            backend.enis.pop(nic.id, None)
-            for one in nic.private_ip_addresses:
-                nic.subnet.del_subnet_ip(one["PrivateIpAddress"])
+            if address.eni is interface:
+                _disassociate(address)
+        interface.instance = None
+        interface.attachment_id = None
+        interface.status = "available"
+        if interface.delete_on_termination:
+            backend.enis.pop(interface.id, None)
+            for private_address in interface.private_ip_addresses:
+                interface.subnet.del_subnet_ip(private_address["PrivateIpAddress"])
     instance.nics = {}
     instance.teardown_defaults()
     backend.iam_instance_profile_associations.pop(instance.id, None)
 
 
 def allocate_address(self: Any) -> ActionResult:
-    """At most `max_addresses` of a region, each of which costs from now on."""
-    sim = Sim.current
+    """Allocate one of at most `max_addresses` of a region. It costs from now on."""
+    sim = SimulatedAws.current
     if len(self.ec2_backend.addresses) >= sim.max_addresses:
         raise AwsError("AddressLimitExceeded", "The maximum number of addresses has been reached.")
-    answer = placement_groups.then("allocate_address", self)
+    result = placement_groups.call_moto("allocate_address", self)
     address = self.ec2_backend.addresses[-1]
-    address.own = address.public_ip
-    sim.meter.start(address.allocation_id, "addresses", sim.meter.ADDRESS)
-    return answer
+    address.own_ip = address.public_ip
+    sim.meter.start(address.allocation_id, "addresses", sim.meter.ADDRESS_DOLLARS_PER_HOUR)
+    return result
 
 
 def associate_address(self: Any) -> ActionResult:
-    """The elastic address becomes the loopback address of the machine, so that it leads there."""
+    """Associate an elastic address. It becomes the loopback address of the machine, so that it leads there."""
     from support.simcloud import instances
 
-    for one in instances.named(self, [id for id in [self._get_param("InstanceId")] if id]):
-        if one.state not in ("running", "stopped"):
-            message = f"The {one.state} instance '{one.id}' is not in a valid state for this operation."
+    instance_id = self._get_param("InstanceId")
+    for instance in instances.find_instances(self, [instance_id] if instance_id else []):
+        if instance.state not in ("running", "stopped"):
+            message = f"The {instance.state} instance '{instance.id}' is not in a valid state for this operation."
             raise AwsError("InvalidInstanceID", message)
-        if len(one.nics) > 1:
-            message = f"There are multiple interfaces attached to instance '{one.id}'. Please specify an interface ID"
-            raise AwsError("InvalidInstanceID", f"{message} for the operation instead.")
-    answer = placement_groups.then("associate_address", self)
+        if len(instance.nics) > 1:
+            message = f"There are multiple interfaces attached to instance '{instance.id}'."
+            message += " Please specify an interface ID for the operation instead."
+            raise AwsError("InvalidInstanceID", message)
+    result = placement_groups.call_moto("associate_address", self)
     for address in self.ec2_backend.addresses:
-        if address.eni is not None and address.public_ip != address.eni.private_ip_address:
-            address.public_ip = address.eni.public_ip = address.eni.private_ip_address
-            if address.eni.instance is not None:
-                Sim.current.meter.stop(f"ip-{address.eni.instance.id}")
-    return answer
+        interface = address.eni
+        if interface is not None and address.public_ip != interface.private_ip_address:
+            address.public_ip = interface.public_ip = interface.private_ip_address
+            if interface.instance is not None:
+                SimulatedAws.current.meter.stop(f"ip-{interface.instance.id}")
+    return result
 
 
 def disassociate_address(self: Any) -> ActionResult:
-    """It is its own again."""
-    found = [one for one in self.ec2_backend.addresses if one.association_id == self._get_param("AssociationId")]
-    if not self._get_param("AssociationId") or not found:
-        id = self._get_param("AssociationId")
-        raise AwsError("InvalidAssociationID.NotFound", f"The association ID '{id}' does not exist")
-    _unmap(found[0])
+    """Disassociate an elastic address, which gets its own IP address back."""
+    association_id = self._get_param("AssociationId")
+    addresses = [address for address in self.ec2_backend.addresses if address.association_id == association_id]
+    if not association_id or not addresses:
+        message = f"The association ID '{association_id}' does not exist"
+        raise AwsError("InvalidAssociationID.NotFound", message)
+    _disassociate(addresses[0])
     return EmptyResult()
 
 
-def _unmap(address: Any) -> None:
+def _disassociate(address: Any) -> None:
     address.eni.public_ip = None
-    address.public_ip, address.eni, address.instance, address.association_id = address.own, None, None, None
+    address.public_ip = address.own_ip
+    address.eni = None
+    address.instance = None
+    address.association_id = None
 
 
 def release_address(self: Any) -> ActionResult:
-    """Not while it is somebody's."""
-    id = self._get_param("AllocationId")
+    """Release an elastic address. It is refused while the address is associated."""
+    allocation_id = self._get_param("AllocationId")
     for address in self.ec2_backend.addresses:
-        if address.allocation_id == id and address.eni is not None:
+        if address.allocation_id == allocation_id and address.eni is not None:
             raise AwsError("InvalidIPAddress.InUse", f"Address {address.public_ip} is in use.")
-    answer = placement_groups.then("release_address", self)
-    Sim.current.meter.stop(id)
-    return answer
+    result = placement_groups.call_moto("release_address", self)
+    SimulatedAws.current.meter.stop(allocation_id)
+    return result
 
 
 ACTIONS = {

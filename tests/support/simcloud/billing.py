@@ -1,60 +1,68 @@
-"""Dollars: what runs, by the second, each thing from its start to its end."""
+"""The bill of a simulated cloud: dollars by the second, for each resource from its start to its end."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+MONTH_HOURS = 730
+
 
 @dataclass
-class Line:
-    """One thing on the bill."""
+class BillLine:
+    """What one resource costs. Times are in seconds."""
 
     kind: str
-    hourly: float
+    dollars_per_hour: float
     start: float
-    minimum: float
+    minimum_seconds: float
     end: float | None = None
 
     def dollars(self, now: float) -> float:
-        """What it has cost: by the second, at least the minimum of seconds."""
-        seconds = max((self.end if self.end is not None else now) - self.start, self.minimum)
-        return seconds / 3600 * self.hourly
+        """Return the cost until now: by the second, but at least for the minimum time."""
+        end = self.end if self.end is not None else now
+        return max(end - self.start, self.minimum_seconds) / 3600 * self.dollars_per_hour
 
 
-class Meter:
-    """The bill of a cloud. Prices of us-east-1 in dollars an hour (a month has 730 hours)."""
+class BillingMeter:
+    """Measures what the resources of a cloud cost, at prices of us-east-1."""
 
-    ADDRESS = 0.005  # public IPv4, in use or idle
-    GB: ClassVar[dict[str, float]] = {"gp3": 0.08 / 730, "gp2": 0.10 / 730, "io2": 0.125 / 730, "standard": 0.05 / 730}
-    EFS_GB = 0.30 / 730
-    EFS_MIBPS = 6.0 / 730  # provisioned throughput
+    ADDRESS_DOLLARS_PER_HOUR = 0.005  # public IPv4, in use or idle
+    GB_DOLLARS_PER_HOUR: ClassVar[dict[str, float]] = {
+        "gp3": 0.08 / MONTH_HOURS,
+        "gp2": 0.10 / MONTH_HOURS,
+        "io2": 0.125 / MONTH_HOURS,
+        "standard": 0.05 / MONTH_HOURS,
+    }
+    EFS_GB_DOLLARS_PER_HOUR = 0.30 / MONTH_HOURS
+    EFS_MIBPS_DOLLARS_PER_HOUR = 6.0 / MONTH_HOURS  # provisioned throughput
 
     def __init__(self, now: Callable[[], float]) -> None:
         self.now = now
-        self.lines: dict[str, Line] = {}
+        self.lines: dict[str, BillLine] = {}
 
-    def start(self, id: str, kind: str, hourly: float, minimum: float = 0.0) -> None:
-        """A thing of this kind begins to cost."""
-        self.lines[id] = Line(kind, hourly, self.now(), minimum)
+    def start(self, id: str, kind: str, dollars_per_hour: float, minimum: float = 0.0) -> None:
+        """Start the cost of a resource: of at least `minimum` seconds."""
+        self.lines[id] = BillLine(kind, dollars_per_hour, self.now(), minimum)
 
     def stop(self, id: str) -> None:
-        """It costs no more. An unknown or ended thing: nothing."""
+        """End the cost of a resource. Does nothing for one that is unknown or has ended."""
         line = self.lines.get(id)
         if line is not None and line.end is None:
             line.end = self.now()
 
-    def volume(self, volume: Any) -> None:
-        """A disk begins to cost."""
-        self.start(volume.id, "volumes", self.GB.get(volume.volume_type, 0.1 / 730) * int(volume.size), 60.0)
+    def start_volume(self, volume: Any) -> None:
+        """Start the cost of a disk."""
+        gb_price = self.GB_DOLLARS_PER_HOUR.get(volume.volume_type, 0.1 / MONTH_HOURS)
+        self.start(volume.id, "volumes", gb_price * int(volume.size), 60.0)
 
     def bill(self) -> dict[str, Any]:
-        """Dollars until now, by kind; of instances one by one."""
+        """Return the dollars until now by kind, those of instances one by one."""
         now = self.now()
-        kinds: dict[str, Any] = {"instances": {}, "volumes": 0.0, "addresses": 0.0, "efs": 0.0}
+        instances: dict[str, float] = {}
+        others = {"volumes": 0.0, "addresses": 0.0, "efs": 0.0}
         for id, line in self.lines.items():
             if line.kind == "instances":
-                kinds["instances"][id] = line.dollars(now)
+                instances[id] = line.dollars(now)
             else:
-                kinds[line.kind] += line.dollars(now)
-        rest = sum(value for kind, value in kinds.items() if kind != "instances")
-        return {"total": sum(kinds["instances"].values()) + rest, **kinds}
+                others[line.kind] += line.dollars(now)
+        return {"total": sum(instances.values()) + sum(others.values()), "instances": instances, **others}

@@ -1,4 +1,4 @@
-"""The simulated EC2: moto with what it leaves out. Settings, the clock, who listens, instances, dollars."""
+"""The simulated AWS: moto, and what it leaves out: settings, a clock, events, the life of instances, dollars."""
 
 import itertools
 import os
@@ -14,8 +14,8 @@ os.environ["MOTO_EC2_LOAD_DEFAULT_AMIS"] = "false"  # 1301 images of 2017
 from moto.core.model_instances import reset_model_data
 from moto.ec2.exceptions import EC2ClientError
 from moto.ec2.models import EC2Backend, ec2_backends
-from support.simcloud.billing import Meter
-from support.simcloud.lifecycle import BILLED, Ends, Shown
+from support.simcloud.billing import BillingMeter
+from support.simcloud.lifecycle import BILLED_STATES, InstanceEndings, InstanceView
 
 ACCOUNT = "123456789012"
 DEFAULTS: dict[str, Any] = {
@@ -33,160 +33,172 @@ DEFAULTS: dict[str, Any] = {
 
 
 class AwsError(EC2ClientError):
-    """An error of EC2 by its code; the HTTP status comes from `simcloud.patches.STATUS`."""
+    """An error of EC2 by its code. The HTTP status follows from `moto_patches.HTTP_STATUS_BY_CODE`."""
 
 
-class Sim(Ends):
-    """The cloud of this process. There is one: the last one made is what the servers show.
+class SimulatedAws(InstanceEndings):
+    """The cloud of this process. There is one: the servers show the one that was made last.
 
-    Settable: `clock`, `capacity` {(zone, type): free; missing: unlimited}, `quota_vcpu` {quota code: vCPU; missing:
-    plenty}, `listeners`, and what DEFAULTS lists, which keyword arguments change for good: `reset` returns to them.
+    These attributes may be set: `clock`; `capacity`, the free places by (zone, type), unlimited where missing;
+    `quota_vcpu`, the vCPU by quota code, plenty where missing; `listeners`; and what DEFAULTS lists. The constructor's
+    arguments replace these defaults, to which `reset` returns.
+
+    A listener has the methods on_running(view), on_dying(view) and on_notice(view, time, action).
     """
 
-    current: "Sim"
-    lock = threading.RLock()  # one for all clouds, as moto's backends are
-    visible_after: float  # seconds until EC2 tells of a new instance
-    boot_seconds: float  # pending to running
-    stop_seconds: float  # shutting-down to terminated
-    notice_seconds: float  # of a spot interruption
-    efs_seconds: float  # a file system or mount target comes, or goes
+    current: "SimulatedAws"
+    lock = threading.RLock()  # one for all clouds, as moto's backends are shared by all
+    visible_after: float  # seconds until EC2 lists a new instance
+    boot_seconds: float  # from pending to running
+    stop_seconds: float  # from shutting-down to terminated
+    notice_seconds: float  # from a spot interruption notice to the end
+    efs_seconds: float  # to create or delete a file system or mount target
     efs_gb: float  # stored in each file system
-    forget_seconds: float  # a terminated instance is still told of
-    image_gb: int  # the disk of the images
-    max_addresses: int  # elastic, of a region
+    forget_seconds: float  # EC2 lists a terminated instance for this long
+    image_gb: int  # size of the images' disk
+    max_addresses: int  # elastic addresses of a region
 
     def __init__(self, **defaults: Any) -> None:
         unknown = set(defaults) - set(DEFAULTS)
         if unknown:
             raise TypeError(f"no such setting: {sorted(unknown)}")
         self._defaults = {**DEFAULTS, **defaults}
-        self._delivery = threading.RLock()
+        self._delivery_lock = threading.RLock()
         self._events: deque[tuple[str, tuple[Any, ...]]] = deque()
         self.listeners: list[Any] = []
         self.errors: list[str] = []
-        self._numbers = itertools.count(os.getpid() % 200 * 250)  # two sims of one machine begin at different addresses
-        self._live: dict[str, Any] = {}
+        # Clouds of different processes on one computer begin at different addresses.
+        self._address_numbers = itertools.count(os.getpid() % 200 * 250)
+        self._live_instances: dict[str, Any] = {}
         self._login = self._defaults["login"]
-        Sim.current = self
+        SimulatedAws.current = self
         from support.simcloud import moto_patches
 
         moto_patches.install()
         self.reset()
 
     def reset(self) -> None:
-        """Back to an empty cloud and the settings it began with. The living die; addresses are not used again."""
+        """Empty the cloud and restore its settings. Live instances end; addresses are not used again."""
         from support.simcloud import moto_patches, spot_market
 
         with self.lock:
-            Sim.current = self
-            for instance in [one for one in self._live.values() if one.state in BILLED]:
-                self._emit("on_dying", self.show(instance))
-            self._live = {}
+            SimulatedAws.current = self
+            for instance in self._live_instances.values():
+                if instance.state in BILLED_STATES:
+                    self._add_event("on_dying", self.view(instance))
+            self._live_instances = {}
             self.clock: Callable[[], float] = time.time
-            self._offset = 0.0
+            self._clock_offset = 0.0
             for name, value in self._defaults.items():
                 if name != "login":
                     setattr(self, name, value)
             self.capacity: dict[tuple[str, str], int] = {}
             self.quota_vcpu: dict[str, float] = {}
-            self.tokens: dict[tuple[str, str], tuple[str, Any]] = {}
-            self.groups: dict[tuple[str, str], dict[str, Any]] = {}
-            self.requests: dict[str, dict[str, Any]] = {}
+            self.launches_by_token: dict[tuple[str, str], tuple[str, Any]] = {}  # of (region, client token)
+            self.groups: dict[tuple[str, str], dict[str, Any]] = {}  # placement groups of (region, name)
+            self.spot_requests: dict[str, dict[str, Any]] = {}
             self.market = spot_market.Market()
-            self.meter = Meter(self.now)
+            self.meter = BillingMeter(self.now)
             moto_patches.reset_backends()
             reset_model_data()
-        self.deliver()
+        self.deliver_events()
 
     # --- time ------------------------------------------------------------------------------------------------------
 
     def now(self) -> float:
-        """Seconds since the epoch, by the clock of this cloud."""
-        return self.clock() + self._offset
+        """Return the seconds since 1970, by the clock of this cloud."""
+        return self.clock() + self._clock_offset
 
     def advance(self, seconds: float) -> None:
-        """Let time pass at once."""
+        """Move the clock forward at once."""
         with self.lock:
-            self._offset += seconds
+            self._clock_offset += seconds
         self.tick()
-        self.deliver()
+        self.deliver_events()
 
     def tick(self) -> None:
         """Do what is due: boots, announced interruptions, ends."""
+        from support.simcloud import efs
+
         with self.lock:
             now = self.now()
-            for instance in list(self._live.values()):
-                life, state = instance.life, instance.state
-                if state == "pending" and now >= life.born + self.boot_seconds:
-                    self._state(instance, "running")
-                    self._emit("on_running", self.show(instance))
-                if life.taken_at is not None and now >= life.taken_at and instance.state in BILLED:
-                    self.shut(instance, "Server.SpotInstanceTermination", "Spot instance termination", taken=True)
-                if instance.state == "shutting-down" and now >= life.dying + self.stop_seconds:
-                    self._bury(instance)
-                if instance.state == "stopping" and now >= life.stopping + self.stop_seconds:
-                    self._state(instance, "stopped")
-            from support.simcloud import efs
-
+            for instance in list(self._live_instances.values()):
+                life = instance.life
+                if instance.state == "pending" and now >= life.launch_time + self.boot_seconds:
+                    self._set_state(instance, "running")
+                    self._add_event("on_running", self.view(instance))
+                is_interrupted = life.interruption_time is not None and now >= life.interruption_time
+                if is_interrupted and instance.state in BILLED_STATES:
+                    message = "Spot instance termination"
+                    self.shut_down(instance, "Server.SpotInstanceTermination", message, loses_capacity=True)
+                if instance.state == "shutting-down" and now >= life.shutdown_time + self.stop_seconds:
+                    self._terminate(instance)
+                if instance.state == "stopping" and now >= life.stop_time + self.stop_seconds:
+                    self._set_state(instance, "stopped")
             efs.tick(now)
 
-    def run(self, every: float = 0.1) -> None:
-        """Keep ticking, so that things happen between calls too. For a thread of its own."""
+    def run(self, interval_seconds: float = 0.1) -> None:
+        """Tick for ever, so that things happen between calls too. For a thread of its own."""
         while True:
-            time.sleep(every)
+            time.sleep(interval_seconds)
             with self.lock:
-                if Sim.current is not self:  # an older cloud's clock must not move what is the next one's
+                if SimulatedAws.current is not self:  # an older cloud's clock must not move the resources of the next
                     continue
                 self.tick()
-            self.deliver()
+            self.deliver_events()
 
     # --- listeners -------------------------------------------------------------------------------------------------
 
-    def _emit(self, name: str, *words: Any) -> None:
-        self._events.append((name, words))
+    def _add_event(self, name: str, *arguments: Any) -> None:
+        self._events.append((name, arguments))
 
-    def deliver(self) -> None:
-        """Tell the listeners, in order, outside the lock. Whoever delivers already delivers the rest too."""
-        while self._events and self._delivery.acquire(blocking=False):
+    def deliver_events(self) -> None:
+        """Send the events to the listeners, in order, outside the lock.
+
+        When another thread delivers already, it delivers these events too.
+        """
+        while self._events and self._delivery_lock.acquire(blocking=False):
             try:
                 while self._events:
-                    name, words = self._events.popleft()
+                    name, arguments = self._events.popleft()
                     for listener in list(self.listeners):
-                        self._tell(listener, name, words)
+                        self._notify(listener, name, arguments)
             finally:
-                self._delivery.release()
+                self._delivery_lock.release()
 
-    def _tell(self, listener: Any, name: str, words: tuple[Any, ...]) -> None:
+    def _notify(self, listener: Any, name: str, arguments: tuple[Any, ...]) -> None:
         try:
-            getattr(listener, name)(*words)
-        except Exception:  # a machine that cannot start is the test's to see, not the caller's of the API
+            getattr(listener, name)(*arguments)
+        except Exception:  # the test must see that a machine cannot start, not the caller of the API
             self.errors.append(traceback.format_exc())
             traceback.print_exc()
 
     # --- instances -------------------------------------------------------------------------------------------------
 
-    def all(self, backend: EC2Backend) -> Iterator[Any]:
-        """Every instance of a region that EC2 has made, visible or not."""
+    def all_instances(self, backend: EC2Backend) -> Iterator[Any]:
+        """Yield every instance of a region, visible or not."""
         for reservation in list(backend.reservations.values()):
             yield from reservation.instances
 
-    def visible(self, instance: Any) -> bool:
-        """True if EC2 tells of it: not too young, not gone for an hour."""
+    def is_visible(self, instance: Any) -> bool:
+        """Return whether EC2 lists an instance: not too early, and for an hour after its end."""
         now = self.now()
-        forgotten = instance.life.gone is not None and now >= instance.life.gone + self.forget_seconds
-        return now >= instance.life.born + self.visible_after and not forgotten
+        life = instance.life
+        is_forgotten = life.termination_time is not None and now >= life.termination_time + self.forget_seconds
+        return now >= life.launch_time + self.visible_after and not is_forgotten
 
-    def instances(self, region: str = "us-east-1") -> list[Shown]:
-        """All instances of a region, the terminated ones too, as they are now."""
+    def instances(self, region: str = "us-east-1") -> list[InstanceView]:
+        """Return all instances of a region as they are now, including the terminated ones."""
         self.tick()
-        self.deliver()
+        self.deliver_events()
         with self.lock:
-            return [self.show(one) for one in self.all(ec2_backends[ACCOUNT][region])]
+            return [self.view(instance) for instance in self.all_instances(ec2_backends[ACCOUNT][region])]
 
-    def show(self, instance: Any) -> Shown:
-        """An instance for those outside."""
-        life, tags = instance.life, instance.ec2_backend.tags
-        return Shown(
+    def view(self, instance: Any) -> InstanceView:
+        """Return an instance as it looks from outside."""
+        life = instance.life
+        tags = instance.ec2_backend.tags
+        return InstanceView(
             id=instance.id,
             state=instance.state,
             region=instance.region_name,
@@ -199,53 +211,53 @@ class Sim(Ends):
             key=life.key,
             ami_tags=dict(tags.get(life.image, {})),
             tags=dict(tags.get(instance.id, {})),
-            launched=life.born,
-            ended=life.dying,
+            launched=life.launch_time,
+            ended=life.shutdown_time,
             index=instance.ami_launch_index,
             group=instance.placement.group_name,
-            request=life.request,
+            request=life.spot_request_id,
             reason=instance.state_reason.code,
         )
 
     def find(self, id: str) -> Any:
-        """The living or dead instance of this id, in any region. Raises KeyError."""
+        """Return the instance of an id, live or ended, of any region. Raises `KeyError`."""
         for backend in list(ec2_backends[ACCOUNT].values()):
-            for instance in self.all(backend):
+            for instance in self.all_instances(backend):
                 if instance.id == id:
                     return instance
         raise KeyError(f"no instance {id}")
 
-    def born(self, instance: Any) -> None:
-        """A new instance begins to cost."""
-        self._live[instance.id] = instance
-        self._state(instance, "pending")
-        self.meter.start(instance.id, "instances", self.market.hourly(instance), minimum=60.0)
+    def add_instance(self, instance: Any) -> None:
+        """Begin the life and the cost of a new instance."""
+        self._live_instances[instance.id] = instance
+        self._set_state(instance, "pending")
+        self.meter.start(instance.id, "instances", self.market.dollars_per_hour(instance), minimum=60.0)
         if instance.public_ip:
-            self.meter.start(f"ip-{instance.id}", "addresses", self.meter.ADDRESS, 60.0)
+            self.meter.start(f"ip-{instance.id}", "addresses", self.meter.ADDRESS_DOLLARS_PER_HOUR, 60.0)
 
-    def live(self) -> list[Any]:
-        """The instances that are not terminated, of all regions."""
-        return list(self._live.values())
+    def live_instances(self) -> list[Any]:
+        """Return the instances of all regions that are not terminated."""
+        return list(self._live_instances.values())
 
-    def address(self) -> str:
-        """A loopback address that no instance had: 127.1.0.2 to 127.1.249.251, then again."""
-        number = next(self._numbers) % (250 * 250)
+    def next_address(self) -> str:
+        """Return a loopback address that no instance had: from 127.1.0.2 to 127.1.249.251, then again."""
+        number = next(self._address_numbers) % (250 * 250)
         return f"127.1.{number // 250}.{number % 250 + 2}"
 
     # --- dollars ---------------------------------------------------------------------------------------------------
 
     def set_price(self, zone: str, type: str, dollars: float) -> None:
-        """Spot dollars per hour of a type in a zone, for instances launched from now on."""
+        """Set the spot price of a type in a zone, in dollars per hour, for instances launched from now on."""
         self.market.spot[zone, type] = dollars
 
     def bill(self) -> dict[str, Any]:
-        """Dollars until now: {"total", "instances": {id: dollars}, "volumes", "addresses", "efs"}."""
+        """Return the dollars until now: {"total", "instances": {id: dollars}, "volumes", "addresses", "efs"}."""
         self.tick()
         with self.lock:
             return self.meter.bill()
 
     def leaks(self) -> list[dict[str, Any]]:
-        """What exists and costs: instances that are not terminated, volumes, elastic addresses; with their tags."""
+        """Return the resources that cost: instances that are not terminated, volumes, addresses, throughput."""
         from support.simcloud import leak_check
 
         self.tick()
@@ -253,7 +265,7 @@ class Sim(Ends):
             return leak_check.billable(self)
 
     def leftovers(self) -> list[dict[str, Any]]:
-        """What exists and is free or meant to stay: groups, key pairs, networks, file systems."""
+        """Return the resources that are free or meant to stay: groups, key pairs, networks, file systems."""
         from support.simcloud import leak_check
 
         with self.lock:
@@ -261,7 +273,7 @@ class Sim(Ends):
 
     @property
     def login(self) -> tuple[str, int]:
-        """User and ssh port that the images tell by their tags."""
+        """The user and the ssh port, which the images have as tags."""
         return self._login[0], int(self._login[1])
 
     @login.setter

@@ -1,5 +1,6 @@
-"""One machine of the fake EC2: an sshd on its own address, booted from its user data, with fakes of the commands that
-need root. `runcmd` is not run; what it leaves behind is made here.
+"""One machine of the simulated EC2: an sshd on its own address, and fakes of the commands that need root.
+
+It boots from its instance's user data. `runcmd` is not run: its results are made here.
 """
 
 import json
@@ -15,17 +16,15 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from support.ssh_machines import MARK, SECONDS, TestMachine
-from support.ssh_machines import _new_key as new_key
-from support.ssh_machines import _wait as wait
+from support.ssh_machines import MARK_VARIABLE, WAIT_SECONDS, TestMachine, generate_key, wait_until
 
 from train.tools.filesystem import write_atomic
 
 FAKES = Path(__file__).with_name("fakes.py")
-NAMES = ("imgnet-limit", "imgnet-hostkey", "systemctl", "shutdown", "poweroff", "halt", "reboot")
+FAKE_COMMANDS = ("imgnet-limit", "imgnet-hostkey", "systemctl", "shutdown", "poweroff", "halt", "reboot")
 SUDO = """\
 #!/bin/sh
-# What sudo -n does for a user who may do everything; anything else it cannot do.
+# Does what sudo -n does for a user who may do everything, and nothing else.
 [ "$1" = -n ] || { echo "sudo: a simulated machine knows only: sudo -n COMMAND" >&2; exit 1; }
 shift
 [ "${1-}" = -- ] && shift
@@ -37,127 +36,153 @@ exec "$@"
 
 @dataclass(frozen=True)
 class UserData:
-    """What the machine's side of the contract reads of a cloud-config: host key, limit in seconds, and the id of the
-    EFS, "" for none, None when there is no runcmd that would get a machine ready.
+    """What a machine reads of its user data, which is a cloud-config.
+
+    `private_key` and `public_key` are the host key. `limit_seconds` is the time until the power-off. `file_system` is
+    the id of the EFS, "" for none, None when no runcmd sets up the machine.
     """
 
-    private: str = ""
-    public: str = ""
-    limit: float | None = None
-    efs: str | None = None
+    private_key: str = ""
+    public_key: str = ""
+    limit_seconds: float | None = None
+    file_system: str | None = None
 
     @classmethod
     def parse(cls, text: str) -> "UserData":
-        """Read user data. What is no cloud-config in JSON says nothing, as on a real machine."""
-        head, _, rest = text.partition("\n")
+        """Read user data. As on a real machine, what is no cloud-config has no effect."""
+        first_line, _, rest = text.partition("\n")
         try:
-            config = json.loads(rest) if head.strip() == "#cloud-config" else {}
+            config = json.loads(rest) if first_line.strip() == "#cloud-config" else {}
         except ValueError:
             config = {}
         if not isinstance(config, dict):
             config = {}
         keys = config.get("ssh_keys", {})
-        boot, run = ([one for one in config.get(name, []) if isinstance(one, list)] for name in ("bootcmd", "runcmd"))
-        words = [word for line in boot if "--unit=imgnet-limit" in line for word in line]
-        limits = [float(word.partition("=")[2].rstrip("s")) for word in words if word.startswith("--on-active=")]
-        if limits and not {"--no-block", "--timer-property=DefaultDependencies=no"} & {*words}:
-            return cls("", "", None, None)  # systemd-run waits for the timer, that for sysinit, and sysinit for bootcmd
-        scripts = [line for line in run if line[3:4] == ["sh"]]
+        boot_commands, run_commands = (
+            [argv for argv in config.get(name, []) if isinstance(argv, list)] for name in ("bootcmd", "runcmd")
+        )
+        limit_words = [word for argv in boot_commands if "--unit=imgnet-limit" in argv for word in argv]
+        limits = [float(word.partition("=")[2].rstrip("s")) for word in limit_words if word.startswith("--on-active=")]
+        if limits and not {"--no-block", "--timer-property=DefaultDependencies=no"} & {*limit_words}:
+            # The boot hangs: systemd-run waits for the timer, the timer for sysinit, and sysinit for bootcmd.
+            return cls("", "", None, None)
+        setup_scripts = [argv for argv in run_commands if argv[3:4] == ["sh"]]
         return cls(
-            keys.get("ed25519_private", ""),
-            keys.get("ed25519_public", ""),
-            limits[0] if limits else None,
-            next((str((line[4:] or [""])[0]) for line in scripts), None),
+            private_key=keys.get("ed25519_private", ""),
+            public_key=keys.get("ed25519_public", ""),
+            limit_seconds=limits[0] if limits else None,
+            file_system=next((str((argv[4:] or [""])[0]) for argv in setup_scripts), None),
         )
 
 
-class Computer(TestMachine):
-    """The machine of an instance. `number` counts the machines of a cloud; `metadata` is the address of its IMDS."""
+class SimulatedMachine(TestMachine):
+    """The machine of an instance.
+
+    `number` counts the machines of a cloud. `metadata_url` is the address of its metadata service.
+    """
 
     def __init__(
-        self, instance: Any, number: int, port: int, folder: Path, sockets: Path, metadata: str, env: Mapping[str, str]
+        self,
+        instance: Any,
+        number: int,
+        port: int,
+        folder: Path,
+        sockets: Path,
+        metadata_url: str,
+        env: Mapping[str, str],
     ) -> None:
-        self.id, self.number, self.address, self.port = instance.id, number, instance.private, port
-        self.data = UserData.parse(instance.user_data or "")
-        self.folder, self.home, tools = folder, folder / "home", folder / "bin"
-        self.bed = SimpleNamespace(folder=folder)  # type: ignore[assignment]  # where the keys are that open it
-        self.say: dict[str, str] = {}  # what its IMDS says beside what it always says
-        self._sshd, self.own_key = None, False
-        for one in (self.home, tools, sockets):
-            one.mkdir(parents=True)
-        path = os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
-        own = {"HOME": str(self.home), "TMUX_TMPDIR": str(sockets), "PATH": path, MARK: str(folder)}
-        self.env = {"AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata, **own, **env}
+        self.id = instance.id
+        self.number = number
+        self.address = instance.private
+        self.port = port
+        self.user_data = UserData.parse(instance.user_data or "")
+        self.folder = folder
+        self.home = folder / "home"
+        tools = folder / "bin"
+        self.bed = SimpleNamespace(folder=folder)  # type: ignore[assignment]  # the folder of authorized_keys
+        self.notices: dict[str, str] = {}  # interruption notices in its metadata, by path
+        self._sshd = None
+        self.has_new_host_key = False
+        for path in (self.home, tools, sockets):
+            path.mkdir(parents=True)
+        self.env = {
+            "AWS_EC2_METADATA_SERVICE_ENDPOINT": metadata_url,
+            "HOME": str(self.home),
+            "TMUX_TMPDIR": str(sockets),
+            "PATH": os.pathsep.join([str(tools), str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)]),
+            MARK_VARIABLE: str(folder),
+            **env,
+        }
         (folder / "authorized_keys").write_text(f"{instance.key}\n")
-        self._make_tools(tools, metadata)
-        self._make_host_key()
+        self._write_fake_commands(tools, metadata_url)
+        self._write_host_key()
         self.write_config(self.env)
 
-    def _make_tools(self, folder: Path, metadata: str) -> None:
-        """Put the fakes first in PATH: what is typed on a machine must never cut this computer's own power."""
-        for name in NAMES:
-            _script(folder / name, _exec(sys.executable, "-I", "-S", str(FAKES), name, metadata))
-        _script(folder / "sudo", SUDO)
+    def _write_fake_commands(self, folder: Path, metadata_url: str) -> None:
+        """Put fakes first in PATH: a command on a machine must never cut the power of this computer."""
+        for name in FAKE_COMMANDS:
+            _write_script(folder / name, _exec_script(sys.executable, "-I", "-S", str(FAKES), name, metadata_url))
+        _write_script(folder / "sudo", SUDO)
 
-    def _make_host_key(self) -> None:
-        """Take the host key of the user data; without one a machine makes its own (cloud-init, cc_ssh)."""
-        if not self.data.private:
-            return new_key(self.folder / "host_key")
-        text = self.data.private.strip() + "\n"
-        write_atomic(self.folder / "host_key.pub", f"{self.data.public.strip()}\n".encode(), durable=False)
+    def _write_host_key(self) -> None:
+        """Write the host key of the user data. Without one a machine generates its own (cloud-init, cc_ssh)."""
+        if not self.user_data.private_key:
+            return generate_key(self.folder / "host_key")
+        public_key = f"{self.user_data.public_key.strip()}\n"
+        write_atomic(self.folder / "host_key.pub", public_key.encode(), durable=False)
         (self.folder / "host_key").touch(mode=0o600)
-        (self.folder / "host_key").write_text(text)
+        (self.folder / "host_key").write_text(self.user_data.private_key.strip() + "\n")
         return None
 
-    # --- what its user data leaves -----------------------------------------------------------------------------------
+    # --- the results of its user data --------------------------------------------------------------------------------
 
-    def get_ready(self, shared: Path, python: str, failure: str = "") -> None:
-        """Do what runcmd does: shared folder, Python and the marker, or the line that says why not."""
-        if self.data.efs is None:
+    def finish_setup(self, shared: Path, python: str, failure: str = "") -> None:
+        """Make the results of runcmd: shared folder, Python and marker file, or the line of a failure."""
+        if self.user_data.file_system is None:
             return
         folder = self.home / ".imgnet"
-        folder.mkdir(exist_ok=True)  # our first login may be here before
+        folder.mkdir(exist_ok=True)  # the first login may have created it
         if failure:
             write_atomic(folder / "failed", f"{failure}\n".encode(), durable=False)
             return
-        if self.data.efs:
-            home = shared / self.data.efs
-            home.mkdir(parents=True, exist_ok=True)
-            (folder / "shared").symlink_to(home)
+        if self.user_data.file_system:
+            file_system = shared / self.user_data.file_system
+            file_system.mkdir(parents=True, exist_ok=True)
+            (folder / "shared").symlink_to(file_system)
         # Not a symlink: in another folder the Python of a virtual environment does not find its packages.
-        _script(folder / "python", _exec(python))
+        _write_script(folder / "python", _exec_script(python))
         write_atomic(folder / "ready", b"", durable=False)
 
-    # --- what is done on it as root ----------------------------------------------------------------------------------
+    # --- root commands -----------------------------------------------------------------------------------------------
 
     def change_host_key(self) -> str:
-        """Make a host key of its own, once, and let sshd use it for new connections; return the public half."""
-        if self.own_key:
+        """Generate a new host key, once, and let sshd use it for new connections. Returns the public key."""
+        if self.has_new_host_key:
             return self.host_key
-        self.own_key = True
-        new_key(self.folder / "new_key")
-        for ending in ("", ".pub"):
-            (self.folder / f"new_key{ending}").replace(self.folder / f"host_key{ending}")
+        self.has_new_host_key = True
+        generate_key(self.folder / "new_key")
+        for suffix in ("", ".pub"):
+            (self.folder / f"new_key{suffix}").replace(self.folder / f"host_key{suffix}")
         if self._sshd and self._sshd.poll() is None:
-            self._sshd.send_signal(signal.SIGHUP)  # it starts itself anew; its connections go on
-        wait(lambda: self.host_key in self._presented(), f"sshd of {self.id} has the new host key")
+            self._sshd.send_signal(signal.SIGHUP)  # sshd restarts itself and keeps its connections
+        wait_until(lambda: self.host_key in self._presented_host_key(), f"sshd of {self.id} has the new host key")
         return self.host_key
 
-    def _presented(self) -> str:
-        """The ed25519 host key that sshd shows to who comes now."""
-        words = ["ssh-keyscan", "-T", "2", "-t", "ed25519", "-p", str(self.port), self.address]
-        return subprocess.run(words, capture_output=True, text=True, timeout=SECONDS, check=False).stdout
+    def _presented_host_key(self) -> str:
+        """Return the ed25519 host key that sshd presents to new connections."""
+        argv = ["ssh-keyscan", "-T", "2", "-t", "ed25519", "-p", str(self.port), self.address]
+        return subprocess.run(argv, capture_output=True, text=True, timeout=WAIT_SECONDS, check=False).stdout
 
     def remove(self) -> None:
-        """Forget a machine that is off."""
+        """Delete the files of a machine that is off."""
         for folder in (self.folder, Path(self.env["TMUX_TMPDIR"])):
             shutil.rmtree(folder, ignore_errors=True)
 
 
-def _exec(*words: str) -> str:
+def _exec_script(*words: str) -> str:
     return f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n'
 
 
-def _script(path: Path, text: str) -> None:
+def _write_script(path: Path, text: str) -> None:
     path.write_text(text)
     path.chmod(0o755)

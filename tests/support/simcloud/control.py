@@ -1,92 +1,97 @@
-"""Orders to a cloud that runs in another process: POST /_sim/<order> with JSON, answered by JSON."""
+"""Control commands of a simulated cloud in another process: POST /_sim/<command> with JSON, answered by JSON."""
 
 from collections.abc import Callable
 from typing import Any
 
 from support.simcloud.cloud import DEFAULTS
 
-
-def _fault(front: Any, words: dict[str, Any]) -> None:
-    front.fault(**words)
+Arguments = dict[str, Any]
 
 
-def _no_faults(front: Any, words: dict[str, Any]) -> None:
+def _fault(front: Any, arguments: Arguments) -> None:
+    front.fault(**arguments)
+
+
+def _no_faults(front: Any, arguments: Arguments) -> None:
     front.faults = []
 
 
-def _capacity(front: Any, words: dict[str, Any]) -> dict[str, int]:
-    """{"us-east-1a/p4d.24xlarge": 4, "us-east-1b/g5.xlarge": null}: null is no limit. Answers all limits."""
-    for place, free in words.items():
-        zone, type = place.split("/")
-        if free is None:
+def _capacity(front: Any, arguments: Arguments) -> dict[str, int]:
+    """Set the free places: {"us-east-1a/p4d.24xlarge": 4, "us-east-1b/g5.xlarge": null}, where null is no limit.
+
+    Returns all limits.
+    """
+    for pool, places in arguments.items():
+        zone, type = pool.split("/")
+        if places is None:
             front.sim.capacity.pop((zone, type), None)
         else:
-            front.sim.capacity[zone, type] = int(free)
-    return {f"{zone}/{type}": free for (zone, type), free in front.sim.capacity.items()}
+            front.sim.capacity[zone, type] = int(places)
+    return {f"{zone}/{type}": places for (zone, type), places in front.sim.capacity.items()}
 
 
-def _set(front: Any, words: dict[str, Any]) -> dict[str, Any]:
-    """Settings by name; answers all of them."""
-    for name, value in words.items():
+def _set(front: Any, arguments: Arguments) -> dict[str, Any]:
+    """Change settings by name. Returns all settings."""
+    for name, value in arguments.items():
         if name not in (*DEFAULTS, "quota_vcpu"):
             raise ValueError(f"no setting {name}")
         setattr(front.sim, name, tuple(value) if name == "login" else value)
     return {name: getattr(front.sim, name) for name in (*DEFAULTS, "quota_vcpu")}
 
 
-def _interrupt(front: Any, words: dict[str, Any]) -> None:
-    front.sim.interrupt(words["id"], words.get("notice"))
+def _interrupt(front: Any, arguments: Arguments) -> None:
+    front.sim.interrupt(arguments["id"], arguments.get("notice"))
 
 
-def _rebalance(front: Any, words: dict[str, Any]) -> None:
-    front.sim.rebalance(words["id"])
+def _rebalance(front: Any, arguments: Arguments) -> None:
+    front.sim.rebalance(arguments["id"])
 
 
-def _power_off(front: Any, words: dict[str, Any]) -> None:
-    front.sim.power_off(words["id"])
+def _power_off(front: Any, arguments: Arguments) -> None:
+    front.sim.power_off(arguments["id"])
 
 
-def _kill(front: Any, words: dict[str, Any]) -> None:
-    front.sim.kill(words["id"], words.get("reason", "Server.InternalError"))
+def _kill(front: Any, arguments: Arguments) -> None:
+    front.sim.kill(arguments["id"], arguments.get("reason", "Server.InternalError"))
 
 
-def _kill_caller(front: Any, words: dict[str, Any]) -> None:
-    front.kill_caller_at(int(words["at"]), words.get("when", "before"))
+def _kill_caller(front: Any, arguments: Arguments) -> None:
+    front.kill_caller_at(int(arguments["at"]), arguments.get("when", "before"))
 
 
-def _price(front: Any, words: dict[str, Any]) -> None:
-    front.sim.set_price(words["zone"], words["type"], float(words["price"]))
+def _price(front: Any, arguments: Arguments) -> None:
+    front.sim.set_price(arguments["zone"], arguments["type"], float(arguments["price"]))
 
 
-def _advance(front: Any, words: dict[str, Any]) -> None:
-    front.sim.advance(float(words["seconds"]))
+def _advance(front: Any, arguments: Arguments) -> None:
+    front.sim.advance(float(arguments["seconds"]))
 
 
-def _instances(front: Any, words: dict[str, Any]) -> Any:
-    return front.sim.instances(words.get("region", "us-east-1"))
+def _instances(front: Any, arguments: Arguments) -> Any:
+    return front.sim.instances(arguments.get("region", "us-east-1"))
 
 
-def _calls(front: Any, words: dict[str, Any]) -> dict[str, Any]:
+def _calls(front: Any, arguments: Arguments) -> dict[str, Any]:
     return {"calls": front.calls, "count": front.count(), "killed": front.killed}
 
 
-def _reset(front: Any, words: dict[str, Any]) -> None:
+def _reset(front: Any, arguments: Arguments) -> None:
     front.reset()
 
 
-ORDERS: dict[str, Callable[[Any, dict[str, Any]], Any]] = {
+CONTROL_COMMANDS: dict[str, Callable[[Any, Arguments], Any]] = {
     "advance": _advance,
-    "bill": lambda front, words: front.sim.bill(),
+    "bill": lambda front, arguments: front.sim.bill(),
     "calls": _calls,
     "capacity": _capacity,
-    "errors": lambda front, words: front.sim.errors,
+    "errors": lambda front, arguments: front.sim.errors,
     "fault": _fault,
     "instances": _instances,
     "interrupt": _interrupt,
     "kill": _kill,
     "kill_caller": _kill_caller,
-    "leaks": lambda front, words: front.sim.leaks(),
-    "leftovers": lambda front, words: front.sim.leftovers(),
+    "leaks": lambda front, arguments: front.sim.leaks(),
+    "leftovers": lambda front, arguments: front.sim.leftovers(),
     "no_faults": _no_faults,
     "power_off": _power_off,
     "price": _price,

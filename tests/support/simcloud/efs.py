@@ -1,95 +1,101 @@
-"""EFS by the clock: file systems and mount targets take `efs_seconds` to come and to go."""
+"""EFS by the clock: file systems and mount targets take `efs_seconds` to be created and deleted."""
 
 from typing import Any
 
 from moto.core.exceptions import JsonRESTError
 from moto.efs.models import efs_backends
-from support.simcloud.billing import Meter
-from support.simcloud.cloud import ACCOUNT, Sim
+from support.simcloud.billing import BillingMeter
+from support.simcloud.cloud import ACCOUNT, SimulatedAws
 
 
-class Refused(JsonRESTError):
-    """An error of EFS that moto does not know."""
+class EfsError(JsonRESTError):
+    """An error of EFS that moto does not have."""
 
     def __init__(self, code: str, message: str, status: int) -> None:
         super().__init__(code, message)
         self.code = status
 
 
-def _then(name: str) -> Any:
+def _moto_method(name: str) -> Any:
     from support.simcloud import moto_patches
 
-    return moto_patches.originals[name]
+    return moto_patches.moto_originals[name]
 
 
-def _begin(thing: Any, state: str) -> None:
-    """A change that takes its time; `info_json` leaves out names that begin with a line."""
-    thing.life_cycle_state, thing._since = state, Sim.current.now()
-    if Sim.current.efs_seconds == 0:
-        tick(Sim.current.now())
+def _begin_change(resource: Any, state: str) -> None:
+    """Begin the creation or deletion of a resource."""
+    resource.life_cycle_state = state
+    resource._since = SimulatedAws.current.now()  # moto's info_json leaves out names that begin with an underscore
+    if SimulatedAws.current.efs_seconds == 0:
+        tick(SimulatedAws.current.now())
 
 
 def tick(now: float) -> None:
-    """Finish what has come or gone."""
-    wait = Sim.current.efs_seconds
+    """Finish the creations and deletions that are due."""
+    efs_seconds = SimulatedAws.current.efs_seconds
     for backend in list(efs_backends[ACCOUNT].values()):
-        things: list[Any] = [*backend.mount_targets_by_id.values(), *backend.file_systems_by_id.values()]
-        for thing in [one for one in things if now >= getattr(one, "_since", now) + wait]:
-            if thing.life_cycle_state == "creating":
-                thing.life_cycle_state = "available"
-            elif thing.life_cycle_state == "deleting" and hasattr(thing, "mount_target_id"):
-                _then("delete_mount_target")(backend, thing.mount_target_id)
-            elif thing.life_cycle_state == "deleting":
-                _then("delete_file_system")(backend, thing.file_system_id)
+        resources: list[Any] = [*backend.mount_targets_by_id.values(), *backend.file_systems_by_id.values()]
+        for resource in resources:
+            if now < getattr(resource, "_since", now) + efs_seconds:
+                continue
+            if resource.life_cycle_state == "creating":
+                resource.life_cycle_state = "available"
+            elif resource.life_cycle_state == "deleting" and hasattr(resource, "mount_target_id"):
+                _moto_method("delete_mount_target")(backend, resource.mount_target_id)
+            elif resource.life_cycle_state == "deleting":
+                _moto_method("delete_file_system")(backend, resource.file_system_id)
 
 
-def create_file_system(self: Any, *words: Any, **options: Any) -> Any:
-    """Created, not available yet. A token that is taken names the file system that has it."""
+def create_file_system(self: Any, *arguments: Any, **options: Any) -> Any:
+    """Begin to create a file system. A creation token that is taken names the file system that has it."""
     token = options.get("creation_token")
-    for other in self.file_systems_by_id.values():
-        if other.creation_token == token:
-            message = f"File system '{other.file_system_id}' already exists with creation token '{token}'"
-            raise Refused("FileSystemAlreadyExists", message, 409)
-    system = _then("create_file_system")(self, *words, **options)
-    paid = float(system.provisioned_throughput_in_mibps or 0)
-    hourly = paid * Meter.EFS_MIBPS + Sim.current.efs_gb * Meter.EFS_GB
-    Sim.current.meter.start(system.file_system_id, "efs", hourly)
-    _begin(system, "creating")
-    return system
+    for file_system in self.file_systems_by_id.values():
+        if file_system.creation_token == token:
+            message = f"File system '{file_system.file_system_id}' already exists with creation token '{token}'"
+            raise EfsError("FileSystemAlreadyExists", message, 409)
+    file_system = _moto_method("create_file_system")(self, *arguments, **options)
+    sim = SimulatedAws.current
+    throughput = float(file_system.provisioned_throughput_in_mibps or 0)
+    dollars_per_hour = throughput * BillingMeter.EFS_MIBPS_DOLLARS_PER_HOUR
+    dollars_per_hour += sim.efs_gb * BillingMeter.EFS_GB_DOLLARS_PER_HOUR
+    sim.meter.start(file_system.file_system_id, "efs", dollars_per_hour)
+    _begin_change(file_system, "creating")
+    return file_system
 
 
 def delete_file_system(self: Any, file_system_id: str) -> None:
-    """Not while it has mount targets, those that are going included."""
-    system = self.file_systems_by_id.get(file_system_id)
-    if system is None or system.number_of_mount_targets > 0:
-        _then("delete_file_system")(self, file_system_id)  # raises
+    """Begin to delete a file system. It is refused while there are mount targets, even ones that are being deleted."""
+    file_system = self.file_systems_by_id.get(file_system_id)
+    if file_system is None or file_system.number_of_mount_targets > 0:
+        _moto_method("delete_file_system")(self, file_system_id)  # raises
         return
-    Sim.current.meter.stop(file_system_id)
-    _begin(system, "deleting")
+    SimulatedAws.current.meter.stop(file_system_id)
+    _begin_change(file_system, "deleting")
 
 
-def create_mount_target(self: Any, file_system_id: str, *words: Any, **options: Any) -> Any:
-    """Of a file system that is available."""
-    system = self.file_systems_by_id.get(file_system_id)
-    if system is not None and system.life_cycle_state != "available":
-        message = f"Filesystem is in the state {system.life_cycle_state}, not available."
-        raise Refused("IncorrectFileSystemLifeCycleState", message, 409)
-    groups = options.get("security_groups") or []
-    for missing in [one for one in groups if self.ec2_backend.get_security_group_from_id(one) is None]:
-        raise Refused("SecurityGroupNotFound", f"The SecurityGroup ID '{missing}' does not exist", 400)
-    target = _then("create_mount_target")(self, file_system_id, *words, **options)
-    nic = self.ec2_backend.enis[target.network_interface_id]
-    nic.description, nic.status = f"EFS mount target for {file_system_id} ({target.mount_target_id})", "in-use"
-    _begin(target, "creating")
-    return target
+def create_mount_target(self: Any, file_system_id: str, *arguments: Any, **options: Any) -> Any:
+    """Begin to create a mount target of a file system, which must be available."""
+    file_system = self.file_systems_by_id.get(file_system_id)
+    if file_system is not None and file_system.life_cycle_state != "available":
+        message = f"Filesystem is in the state {file_system.life_cycle_state}, not available."
+        raise EfsError("IncorrectFileSystemLifeCycleState", message, 409)
+    for group_id in options.get("security_groups") or []:
+        if self.ec2_backend.get_security_group_from_id(group_id) is None:
+            raise EfsError("SecurityGroupNotFound", f"The SecurityGroup ID '{group_id}' does not exist", 400)
+    mount_target = _moto_method("create_mount_target")(self, file_system_id, *arguments, **options)
+    interface = self.ec2_backend.enis[mount_target.network_interface_id]
+    interface.description = f"EFS mount target for {file_system_id} ({mount_target.mount_target_id})"
+    interface.status = "in-use"
+    _begin_change(mount_target, "creating")
+    return mount_target
 
 
 def delete_mount_target(self: Any, mount_target_id: str) -> None:
-    """It goes, and its interface with it."""
-    target = self.mount_targets_by_id.get(mount_target_id)
-    if target is None:
-        _then("delete_mount_target")(self, mount_target_id)  # raises
-    _begin(target, "deleting")
+    """Begin to delete a mount target and its network interface."""
+    mount_target = self.mount_targets_by_id.get(mount_target_id)
+    if mount_target is None:
+        _moto_method("delete_mount_target")(self, mount_target_id)  # raises
+    _begin_change(mount_target, "deleting")
 
 
 METHODS = {

@@ -1,6 +1,6 @@
-"""The commands of a simulated machine that need root: fakes.py NAME URL [WORDS]. They ask the cloud at URL to do it.
+"""The commands of a simulated machine that need root: fakes.py NAME URL [WORDS]. The cloud at URL carries them out.
 
-Imports nothing of ours: it is started for each command, by whatever Python there is.
+Imports nothing of this project, because any Python may run it, once for each command.
 """
 
 import http.client
@@ -19,8 +19,8 @@ USAGE = {
 }
 
 
-def meaning(name: str, words: list[str]) -> str | None:
-    """Return what the cloud shall do, None when the words make no sense to this fake."""
+def cloud_request(name: str, words: list[str]) -> str | None:
+    """Return what the cloud is asked for, None when this fake does not know the command."""
     if name == "imgnet-limit" and len(words) == 1 and re.fullmatch(r"[0-9]+(\.[0-9]+)?", words[0]):
         return f"limit/{words[0]}"
     if name == "imgnet-hostkey" and not words:
@@ -28,30 +28,30 @@ def meaning(name: str, words: list[str]) -> str | None:
     if (name in ("poweroff", "halt") and not words) or (name, words) == ("systemctl", ["poweroff"]):
         return "poweroff"
     if name == "shutdown":
-        rest = [word for word in words if word not in ("-h", "-P")]
-        if rest == ["now"]:
+        times = [word for word in words if word not in ("-h", "-P")]
+        if times == ["now"]:
             return "poweroff"
-        if len(rest) == 1 and re.fullmatch(r"\+[0-9]+", rest[0]):
-            return f"limit/{60 * int(rest[0])}"
+        if len(times) == 1 and re.fullmatch(r"\+[0-9]+", times[0]):
+            return f"limit/{60 * int(times[0])}"
     return None
 
 
 def main(name: str, url: str, *words: str) -> int:
-    """Run one command; its exit code."""
-    what = meaning(name, list(words))
-    if what is None:
-        print(f"usage: {name} {USAGE.get(name, '')} (a fake of the simulated cloud: it knows no more)", file=sys.stderr)
+    """Run one command and return its exit code."""
+    request = cloud_request(name, list(words))
+    if request is None:
+        print(f"usage: {name} {USAGE.get(name, '')} (a fake command that knows no more)", file=sys.stderr)
         return 2
     if "SUDO_USER" not in os.environ:
         print(f"{name}: only root may do this: sudo -n {name} ...", file=sys.stderr)
         return 1
-    place = urlsplit(url)
-    link = http.client.HTTPConnection(place.hostname or "", place.port, timeout=30)
-    link.request("POST", f"{place.path}/machine/{what}")
-    answer = link.getresponse()
-    text = answer.read().decode()
-    print(text, end="", file=sys.stdout if answer.status == 200 else sys.stderr)
-    return 0 if answer.status == 200 else 1
+    address = urlsplit(url)
+    connection = http.client.HTTPConnection(address.hostname or "", address.port, timeout=30)
+    connection.request("POST", f"{address.path}/machine/{request}")
+    response = connection.getresponse()
+    text = response.read().decode()
+    print(text, end="", file=sys.stdout if response.status == 200 else sys.stderr)
+    return 0 if response.status == 200 else 1
 
 
 if __name__ == "__main__":

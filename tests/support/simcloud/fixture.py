@@ -1,10 +1,11 @@
-"""The simulated cloud for tests: one process for a whole test run, an empty cloud for each test, and the leak oracle.
+"""The simulated cloud for tests: one process for a whole test run, an empty cloud for each test, and a leak check.
 
-    from simcloud.fixture import simcloud
+    from support.simcloud.fixture import simcloud
 
     def test_something(simcloud): ...
 
-Something foreign of our name but without our tags is there from the start, and must be there, unchanged, at the end.
+From the start the cloud contains resources of somebody else that have our name but not our tags. They must be there,
+unchanged, when the test ends.
 """
 
 import contextlib
@@ -14,26 +15,28 @@ import signal
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simcloud.__main__ import ask, environment
+from support.simcloud.__main__ import environment, post_command
+from support.simcloud.process_keeper import kill_all, process_ids
+from support.waiting import wait_for
 
 from train.tools.process import die_with_parent
 
 COMMAND = [sys.executable, str(Path(__file__).resolve().parent)]
 IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-22.04/latest/ami-id"
-OURS = "imgnet"  # a name that our things bear too
-STARTED = pytest.StashKey["Simcloud"]()
+OUR_NAME = "imgnet"  # the name of our resources, which the foreign ones have too
+RUNNING_CLOUD = pytest.StashKey["CloudProcess"]()
 
 
-class Simcloud:
-    """A simulated cloud in a process of its own: `url`; `env`, which makes a command take it for AWS; `folder`, disks.
+class CloudProcess:
+    """A simulated cloud in a process of its own.
 
-    `expect_leaks` is set by a test that leaves something on purpose.
+    `url` is its address, `env` makes a command take it for AWS, and `folder` has its machines' disks. A test that
+    leaves something on purpose sets `expect_leaks`.
     """
 
     def __init__(self, boot_seconds: float = 0.2) -> None:
@@ -48,13 +51,13 @@ class Simcloud:
                 start_new_session=True,
                 preexec_fn=die_with_parent,
             )
-        self.url = self._first_words()
+        self.url = self._wait_for_url()
         self.env = environment(self.url)
-        self.foreign: list[dict[str, Any]] = []
+        self.foreign_resources: list[dict[str, Any]] = []
         self.expect_leaks = False
 
-    def _first_words(self) -> str:
-        """Wait until it serves, and return its address."""
+    def _wait_for_url(self) -> str:
+        """Wait until the cloud serves, and return its address. Raises `RuntimeError` when it does not start."""
         for line in self.process.stdout or []:
             name, _, value = line.removeprefix("export ").strip().partition("=")
             if name == "AWS_ENDPOINT_URL":
@@ -63,94 +66,63 @@ class Simcloud:
 
     @property
     def log(self) -> str:
-        """What its process has said of errors."""
+        """The errors that the cloud's process has printed."""
         return (self.folder / "log").read_text(errors="replace")
 
     def close(self) -> None:
-        """End it and all its machines. Raises `AssertionError` when a process outlives it."""
-        from support.simcloud.process_keeper import end, everything
-
+        """End the cloud and all its machines. Raises `AssertionError` when a process outlives it."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         self.process.wait(60)
         if self.process.stdout:
             self.process.stdout.close()
-        with contextlib.suppress(AssertionError):
-            self.wait(lambda: not everything(self.folder), 10)  # when it was killed, its keeper needs a moment
-        left = everything(self.folder)
-        end(self.folder)
+        with contextlib.suppress(AssertionError):  # after a kill of the cloud its process keeper needs a moment
+            self.wait_for(lambda: not process_ids(self.folder), 10)
+        leftover_pids = process_ids(self.folder)
+        kill_all(self.folder)
         shutil.rmtree(self.folder, ignore_errors=True)
-        assert not left, f"processes outlived the simulated cloud: {sorted(left)}"
+        assert not leftover_pids, f"processes outlived the simulated cloud: {sorted(leftover_pids)}"
 
-    # --- what can be said to it ---------------------------------------------------------------------------------------
+    # --- control ------------------------------------------------------------------------------------------------------
 
-    def post(self, what: str, **words: Any) -> Any:
-        """Post to its control (`simcloud.front`)."""
-        return ask(self.url, what, **words)
+    def post(self, command: str, **arguments: Any) -> Any:
+        """Give the cloud a command of `support.simcloud.control` and return the answer."""
+        return post_command(self.url, command, **arguments)
 
     def instances(self) -> list[dict[str, Any]]:
-        """Our instances, the terminated ones too; a foreign one is none of ours."""
-        foreign = {one["id"] for one in self.foreign}
-        return [one for one in self.post("instances") if one["id"] not in foreign]
+        """Return our instances, including the terminated ones."""
+        foreign_ids = {resource["id"] for resource in self.foreign_resources}
+        return [instance for instance in self.post("instances") if instance["id"] not in foreign_ids]
 
     def interrupt(self, id: str, notice: float = 2.0) -> None:
-        """Take a spot machine back: IMDS says so now, and it ends in so many seconds."""
+        """Interrupt a spot instance: its metadata says so now, and it ends in `notice` seconds."""
         self.post("interrupt", id=id, notice=notice)
 
     def bill(self) -> dict[str, Any]:
-        """What our things have cost; a foreign instance is taken off (its disk of 1 GB is not: 0.0001 $/h)."""
+        """Return what our resources have cost, without foreign instances.
+
+        The disk of the foreign instance is in the total. It has 1 GB and costs 0.0001 $/h.
+        """
         bill: dict[str, Any] = self.post("bill")
-        for one in self.foreign:
-            bill["total"] -= bill["instances"].pop(one["id"], 0.0)
+        for resource in self.foreign_resources:
+            bill["total"] -= bill["instances"].pop(resource["id"], 0.0)
         return bill
 
     def leaks(self) -> list[dict[str, Any]]:
-        """What of ours still costs something."""
-        foreign = {one["id"] for one in self.foreign}
-        return [one for one in self.post("leaks") if one["id"] not in foreign]
+        """Return our resources that cost something now."""
+        foreign_ids = {resource["id"] for resource in self.foreign_resources}
+        return [resource for resource in self.post("leaks") if resource["id"] not in foreign_ids]
 
-    def machine(self, id: str) -> Path:
-        """The home folder of an instance's machine."""
-        return self.folder / id / "home"
-
-    # --- tests --------------------------------------------------------------------------------------------------------
-
-    def begin(self) -> None:
-        """Be an empty cloud in which something foreign stands."""
-        self.post("reset")
-        self.foreign, self.expect_leaks, self._errors = [], False, len(self.post("errors"))
-        before = {one["id"] for one in self._everything()}
-        self._make_foreign()
-        self.foreign = [one for one in self._everything() if one["id"] not in before]
-
-    def _everything(self) -> list[dict[str, Any]]:
+    def all_resources(self) -> list[dict[str, Any]]:
+        """Return all resources of the cloud, foreign ones and free ones too."""
         return [*self.post("leaks"), *self.post("leftovers")]
 
-    def _make_foreign(self) -> None:
-        """A stranger's security group, placement group and instance of our name."""
-        ec2, ssm = (self.client(name) for name in ("ec2", "ssm"))
-        tags = [{"Key": "Name", "Value": OURS}, {"Key": "owner", "Value": "somebody else"}]
-        group = ec2.create_security_group(GroupName=OURS, Description="not ours")["GroupId"]
-        ec2.create_tags(Resources=[group], Tags=tags)
-        ec2.create_placement_group(GroupName=OURS, Strategy="cluster")
-        usual = self.post("set")["image_gb"]
-        self.post("set", image_gb=1)  # so that its disk does not count on our bill
-        ec2.run_instances(
-            ImageId=ssm.get_parameter(Name=IMAGE)["Parameter"]["Value"],
-            InstanceType="c5.large",
-            MinCount=1,
-            MaxCount=1,
-            Placement={"GroupName": OURS},
-            BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 1, "DeleteOnTermination": True}}],
-            NetworkInterfaces=[{"DeviceIndex": 0, "Groups": [group], "AssociatePublicIpAddress": False}],
-            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
-        )
-        self.wait(lambda: all(one.get("state", "running") == "running" for one in self.post("leaks")))
-        self.post("set", image_gb=usual)
-        self.post("forget_calls")
+    def machine_home(self, id: str) -> Path:
+        """Return the home folder of an instance's machine."""
+        return self.folder / id / "home"
 
     def client(self, service: str) -> Any:
-        """A boto3 client of this cloud."""
+        """Return a boto3 client of this cloud."""
         import boto3
 
         return boto3.client(
@@ -161,36 +133,69 @@ class Simcloud:
             aws_secret_access_key=self.env["AWS_SECRET_ACCESS_KEY"],
         )
 
-    def wait(self, condition: Any, seconds: float = 30.0) -> Any:
-        """Return what the condition gave as soon as it is true. Raises `AssertionError` at the deadline."""
-        deadline = time.monotonic() + seconds
-        while not (found := condition()):
-            assert time.monotonic() < deadline, f"not in {seconds:g} s"
-            time.sleep(0.02)
-        return found
+    def wait_for(self, condition: Callable[[], Any], seconds: float = 30.0) -> Any:
+        """Return the value of `condition` as soon as it is true. Raises `AssertionError` after `seconds`."""
+        return wait_for(condition, seconds)
 
-    def check(self) -> None:
-        """The oracle: raises `AssertionError` when something of ours still costs, or a foreign thing was touched."""
-        now = {one["id"]: one for one in self._everything()}
-        touched = [one for one in self.foreign if now.get(one["id"]) != one]
-        assert not touched, f"foreign things were touched: {touched}, now {[now.get(one['id']) for one in touched]}"
-        errors = self.post("errors")[self._errors :]
+    # --- tests --------------------------------------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Empty the cloud, and create the foreign resources."""
+        self.post("reset")
+        self.foreign_resources = []
+        self.expect_leaks = False
+        self._error_count = len(self.post("errors"))
+        ids_before = {resource["id"] for resource in self.all_resources()}
+        self._create_foreign_resources()
+        self.foreign_resources = [resource for resource in self.all_resources() if resource["id"] not in ids_before]
+
+    def _create_foreign_resources(self) -> None:
+        """Create a security group, a placement group and an instance with our name and somebody else's tags."""
+        ec2 = self.client("ec2")
+        ssm = self.client("ssm")
+        tags = [{"Key": "Name", "Value": OUR_NAME}, {"Key": "owner", "Value": "somebody else"}]
+        security_group = ec2.create_security_group(GroupName=OUR_NAME, Description="not ours")["GroupId"]
+        ec2.create_tags(Resources=[security_group], Tags=tags)
+        ec2.create_placement_group(GroupName=OUR_NAME, Strategy="cluster")
+        usual_image_gb = self.post("set")["image_gb"]
+        self.post("set", image_gb=1)  # so that the instance's disk hardly counts on our bill
+        ec2.run_instances(
+            ImageId=ssm.get_parameter(Name=IMAGE)["Parameter"]["Value"],
+            InstanceType="c5.large",
+            MinCount=1,
+            MaxCount=1,
+            Placement={"GroupName": OUR_NAME},
+            BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 1, "DeleteOnTermination": True}}],
+            NetworkInterfaces=[{"DeviceIndex": 0, "Groups": [security_group], "AssociatePublicIpAddress": False}],
+            TagSpecifications=[{"ResourceType": "instance", "Tags": tags}],
+        )
+        self.wait_for(lambda: all(row.get("state", "running") == "running" for row in self.post("leaks")))
+        self.post("set", image_gb=usual_image_gb)
+        self.post("forget_calls")
+
+    def assert_clean(self) -> None:
+        """Raises `AssertionError` when a resource of ours still costs, a foreign one changed, or the cloud failed."""
+        resources_by_id = {resource["id"]: resource for resource in self.all_resources()}
+        touched = [row for row in self.foreign_resources if resources_by_id.get(row["id"]) != row]
+        now = [resources_by_id.get(row["id"]) for row in touched]
+        assert not touched, f"foreign resources were touched: {touched}, now {now}"
+        errors = self.post("errors")[self._error_count :]
         assert not errors, f"the simulated cloud itself failed: {errors[0]}"
-        left = [] if self.expect_leaks else self.leaks()
-        assert not left, f"left behind, and costing: {left}"
+        leaks = [] if self.expect_leaks else self.leaks()
+        assert not leaks, f"left behind, and costing: {leaks}"
 
 
 @pytest.fixture
-def simcloud(request: pytest.FixtureRequest) -> Iterator[Simcloud]:
+def simcloud(request: pytest.FixtureRequest) -> Iterator[CloudProcess]:
     """An empty simulated cloud for this test, which fails when it leaves something that costs."""
-    one = request.config.stash.get(STARTED, None)
-    if one is None or one.process.poll() is not None:
-        one = request.config.stash[STARTED] = Simcloud()
-        request.config.add_cleanup(one.close)
-    one.begin()
-    yield one
+    cloud = request.config.stash.get(RUNNING_CLOUD, None)
+    if cloud is None or cloud.process.poll() is not None:
+        cloud = request.config.stash[RUNNING_CLOUD] = CloudProcess()
+        request.config.add_cleanup(cloud.close)
+    cloud.begin()
+    yield cloud
     try:
-        one.check()
+        cloud.assert_clean()
     finally:
         with contextlib.suppress(OSError, RuntimeError):
-            one.post("reset")
+            cloud.post("reset")

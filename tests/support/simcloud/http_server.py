@@ -1,4 +1,4 @@
-"""The door of the simulated cloud: a server on loopback that counts calls, makes faults, and takes orders by /_sim/."""
+"""The HTTP server of the simulated cloud: it counts calls, injects faults, and takes control commands by /_sim/."""
 
 import contextlib
 import io
@@ -11,23 +11,23 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from moto.moto_server.werkzeug_app import DomainDispatcherApplication, MotoRequestHandler, create_backend_app
-from support.simcloud.aws_protocol import error_body, named_action
-from support.simcloud.cloud import Sim
-from support.simcloud.control import ORDERS
+from support.simcloud.aws_protocol import error_response, parse_action
+from support.simcloud.cloud import SimulatedAws
+from support.simcloud.control import CONTROL_COMMANDS
 from support.simcloud.peer import kill, peer_pids
 from support.simcloud.prices import TARGETS, ServiceError
 from werkzeug.serving import BaseWSGIServer, make_server
 
-Answer = tuple[str, list[tuple[str, str]], bytes]
+Response = tuple[str, list[tuple[str, str]], bytes]  # status line, headers, body
 
 
 @dataclass
 class Fault:
-    """What goes wrong: at calls of this action (and service, if named), after `skip` of them, `times` times.
+    """A fault at calls of an action (and a service): after `skip` such calls, at `times` of them.
 
-    With a code, the answer is that error; with `drop` the connection ends without one; with neither, only `delay`
-    seconds pass before the call is done. `after`: the call is done first, and its answer is lost. `when`: at the call
-    of this number only, counted from 1 over all calls.
+    With `code` the answer is that error. With `drop` the connection ends without an answer. With neither, the call is
+    done after `delay` seconds. `after`: the call is done first, and its answer is lost. `when`: only the call of this
+    number, counted from 1 over all calls.
     """
 
     action: str = ""
@@ -42,10 +42,10 @@ class Fault:
     delay: float = 0.0
     when: int | None = None
 
-    def hits(self, service: str, action: str, number: int) -> bool:
-        """True if it strikes this call; uses up one of its times."""
-        named = self.action in ("", action) and self.service in ("", service)
-        if not named or self.times < 1 or self.when not in (None, number):
+    def strikes(self, service: str, action: str, number: int) -> bool:
+        """Return whether the fault strikes this call, and count it."""
+        is_named = self.action in ("", action) and self.service in ("", service)
+        if not is_named or self.times < 1 or self.when not in (None, number):
             return False
         if self.skip > 0:
             self.skip -= 1
@@ -55,39 +55,39 @@ class Fault:
 
 
 @dataclass
-class Front:
-    """The WSGI application. `calls` are (service, action) in order; orders by /_sim/ are not among them."""
+class AwsFrontend:
+    """The WSGI application. `calls` are (service, action) in order, without control commands."""
 
-    sim: Sim
+    sim: SimulatedAws
     calls: list[tuple[str, str]] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    kills: dict[int, str] = field(default_factory=dict)
-    killed: list[int] = field(default_factory=list)
+    kills: dict[int, str] = field(default_factory=dict)  # number of a call: kill its caller "before" or "after"
+    killed: list[int] = field(default_factory=list)  # killed processes
 
     def __post_init__(self) -> None:
         self.app = DomainDispatcherApplication(create_backend_app)
         self.lock = threading.Lock()
 
     def reset(self) -> None:
-        """An empty cloud, no faults, nothing counted."""
+        """Empty the cloud, and forget faults and calls."""
         with self.lock:
             self.calls, self.faults, self.kills, self.killed = [], [], {}, []
         self.sim.reset()
 
     def count(self, action: str = "") -> Any:
-        """How often an action was called; without one, all by action."""
-        counted = Counter(name for _, name in self.calls)
-        return counted[action] if action else dict(counted)
+        """Return how often an action was called; without an argument, the counts of all actions."""
+        counts = Counter(name for _, name in self.calls)
+        return counts[action] if action else dict(counts)
 
-    def fault(self, **words: Any) -> Fault:
+    def fault(self, **settings: Any) -> Fault:
         """Add a fault."""
-        one = Fault(**words)
+        fault = Fault(**settings)
         with self.lock:
-            self.faults.append(one)
-        return one
+            self.faults.append(fault)
+        return fault
 
     def kill_caller_at(self, number: int, when: str = "before") -> None:
-        """SIGKILL who makes the call of this number (from 1), before or after it is done."""
+        """Kill the process that makes the call of this number (from 1), "before" or "after" the call is done."""
         if when not in ("before", "after"):
             raise ValueError("when: before or after")
         with self.lock:
@@ -95,100 +95,105 @@ class Front:
 
     # --- calls -----------------------------------------------------------------------------------------------------
 
-    def __call__(self, environ: dict[str, Any], start: Any) -> list[bytes]:
+    def __call__(self, environ: dict[str, Any], start_response: Any) -> list[bytes]:
         length = int(environ.get("CONTENT_LENGTH") or 0)
         body = environ["wsgi.input"].read(length) if length else b""
         if environ["PATH_INFO"].startswith("/_sim/"):
-            status, headers, answer = self.order(environ["PATH_INFO"][6:], body)
+            status, headers, content = self.run_control_command(environ["PATH_INFO"].removeprefix("/_sim/"), body)
         else:
-            status, headers, answer = self.call(environ, body)
-        start(status, headers)
-        return [answer]
+            status, headers, content = self.handle_call(environ, body)
+        start_response(status, headers)
+        return [content]
 
-    def call(self, environ: dict[str, Any], body: bytes) -> Answer:
-        """One API call, with what goes wrong at it. Raises ConnectionError: there is no answer."""
-        service, region, action = named_action(environ, body)
+    def handle_call(self, environ: dict[str, Any], body: bytes) -> Response:
+        """Answer one API call, with its fault. Raises `ConnectionError` when there is no answer."""
+        service, region, action = parse_action(environ, body)
         with self.lock:
             self.calls.append((service, action))
             number = len(self.calls)
-            fault = next((one for one in self.faults if one.hits(service, action, number)), None)
-            death = self.kills.pop(number, None)
-        if death == "before":
-            return self._kill(environ, service)
+            fault = next((fault for fault in self.faults if fault.strikes(service, action, number)), None)
+            kill_when = self.kills.pop(number, None)
+        if kill_when == "before":
+            return self._kill_caller(environ, service)
         if fault is not None and fault.delay:
             time.sleep(fault.delay)
-        spoiled = fault is not None and (fault.drop or bool(fault.code))
-        answer = None if spoiled and not fault.after else self.do(environ, body, service, region)  # type: ignore[union-attr]
-        if death == "after":
-            return self._kill(environ, service)
+        loses_answer = fault is not None and (fault.drop or bool(fault.code))
+        is_done = fault is None or not loses_answer or fault.after
+        response = self.do(environ, body, service, region) if is_done else None
+        if kill_when == "after":
+            return self._kill_caller(environ, service)
         if fault is not None and fault.drop:
-            _hang_up(environ)
-        if answer is None or spoiled:
+            _close_connection(environ)
+        if response is None or loses_answer:
             assert fault is not None
-            return error_body(service, fault.code, fault.message, fault.status)
-        return answer
+            return error_response(service, fault.code, fault.message, fault.status)
+        return response
 
-    def do(self, environ: dict[str, Any], body: bytes, service: str, region: str) -> Answer:
-        """Let moto, or one of the services that it lacks, do the call."""
+    def do(self, environ: dict[str, Any], body: bytes, service: str, region: str) -> Response:
+        """Let moto do the call, or one of the services that moto does not have."""
         target = TARGETS.get(environ.get("HTTP_X_AMZ_TARGET", ""))
         if target is not None:
             try:
                 with self.sim.lock:
                     text = json.dumps(target(self.sim, region, json.loads(body or b"{}"))).encode()
             except ServiceError as error:
-                return error_body(service, error.code, error.message, error.status)
+                return error_response(service, error.code, error.message, error.status)
             return "200 OK", [("Content-Type", "application/x-amz-json-1.1"), ("Content-Length", str(len(text)))], text
         if service in ("pricing", "servicequotas"):
-            return error_body(service, "NotImplemented", "not in the simulated cloud", 501)
-        return self._moto(environ, body)
+            return error_response(service, "NotImplemented", "not in the simulated cloud", 501)
+        return self._call_moto(environ, body)
 
-    def _moto(self, environ: dict[str, Any], body: bytes) -> Answer:
-        said: list[Any] = []
-        chunks = self.app({**environ, "wsgi.input": io.BytesIO(body)}, lambda *words: said.append(words[:2]))
-        answer = b"".join(chunks)
-        status, headers = said[0]
-        return status, [one for one in headers if one[0].lower() != "connection"], answer
+    def _call_moto(self, environ: dict[str, Any], body: bytes) -> Response:
+        starts: list[Any] = []
+        chunks = self.app({**environ, "wsgi.input": io.BytesIO(body)}, lambda *start: starts.append(start[:2]))
+        content = b"".join(chunks)
+        status, headers = starts[0]
+        return status, [header for header in headers if header[0].lower() != "connection"], content
 
-    def _kill(self, environ: dict[str, Any], service: str) -> Answer:
+    def _kill_caller(self, environ: dict[str, Any], service: str) -> Response:
         pids = peer_pids(environ["REMOTE_ADDR"], int(environ["REMOTE_PORT"]), int(environ["SERVER_PORT"]))
         self.killed += pids
         kill(pids)
         if pids:
-            _hang_up(environ)
-        return error_body(service, "SimulatorBroken", "nobody but this process is at the other end", None)
+            _close_connection(environ)
+        return error_response(service, "SimulatorBroken", "nobody but this process is at the other end", None)
 
-    # --- orders ----------------------------------------------------------------------------------------------------
+    # --- control ---------------------------------------------------------------------------------------------------
 
-    def order(self, what: str, body: bytes) -> Answer:
-        """Do an order of /_sim/; its answer, or {"error": line} with status 400."""
+    def run_control_command(self, command: str, body: bytes) -> Response:
+        """Run a command of /_sim/. Returns its answer, or {"error": line} with status 400."""
+        answer: Any
         try:
-            words = json.loads(body or b"{}")
-            if what not in ORDERS:
-                raise KeyError(f"no order {what}")
-            done, status = ORDERS[what](self, words), "200 OK"
+            arguments = json.loads(body or b"{}")
+            if command not in CONTROL_COMMANDS:
+                raise KeyError(f"no order {command}")
+            answer, status = CONTROL_COMMANDS[command](self, arguments), "200 OK"
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            done, status = {"error": f"{type(error).__name__}: {error}"}, "400 BAD"
-        text = json.dumps({} if done is None else done, default=asdict).encode()
+            answer, status = {"error": f"{type(error).__name__}: {error}"}, "400 BAD"
+        text = json.dumps({} if answer is None else answer, default=asdict).encode()
         return status, [("Content-Type", "application/json"), ("Content-Length", str(len(text)))], text
 
 
-def _hang_up(environ: dict[str, Any]) -> None:
+def _close_connection(environ: dict[str, Any]) -> None:
     """End the connection without an answer."""
     with contextlib.suppress(OSError):
         environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
-    raise ConnectionResetError("the answer is lost, as asked")
+    raise ConnectionResetError("the answer is lost, as requested")
 
 
-class _Quiet(MotoRequestHandler):
+class _QuietRequestHandler(MotoRequestHandler):
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Say nothing."""
+        """Log nothing."""
 
 
-def serve(port: int = 0, sim: Sim | None = None) -> tuple[BaseWSGIServer, str]:
-    """Serve a cloud on loopback, in a thread. `server.front` is its Front; `server.shutdown()` ends it."""
-    sim = sim or Sim()
-    front = Front(sim)
-    server = make_server("127.0.0.1", port, front, threaded=True, request_handler=_Quiet)
+def serve(port: int = 0, sim: SimulatedAws | None = None) -> tuple[BaseWSGIServer, str]:
+    """Serve a cloud on loopback, in a thread. Returns the server and its address.
+
+    `server.front` is its AwsFrontend; `server.shutdown()` ends it.
+    """
+    sim = sim or SimulatedAws()
+    front = AwsFrontend(sim)
+    server = make_server("127.0.0.1", port, front, threaded=True, request_handler=_QuietRequestHandler)
     server.daemon_threads = True  # type: ignore[attr-defined]
     server.front = front  # type: ignore[attr-defined]
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()

@@ -1,7 +1,8 @@
-"""The instance metadata service of all simulated machines, and what their fakes of root's commands ask for.
+"""The instance metadata service of all simulated machines, which also carries out their fake root commands.
 
-One server on 127.0.0.1; the first word of a path says which machine asks: http://127.0.0.1:PORT/i-0123456789abcdef0.
-It is version 2 alone, as our machines require: a token by PUT first (AWS, "Use the Instance Metadata Service").
+One server on 127.0.0.1. The first part of a path is the instance that asks: http://127.0.0.1:PORT/i-0123456789abcdef0.
+Like our machines, it requires version 2 of the service: a PUT gives a token, and each GET must present it (AWS, "Use
+the Instance Metadata Service").
 """
 
 import http.server
@@ -10,28 +11,35 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-HEADER = "X-aws-ec2-metadata-token"
+TOKEN_HEADER = "X-aws-ec2-metadata-token"
 
 
-class Metadata:
-    """The service. `tell(id)` gives what an instance may know, None when none such runs; `obey(id, words)` does what
-    root asked for and gives the answer.
+class MetadataService:
+    """The service.
+
+    `get_metadata(id)` returns the metadata of an instance by path, None when no such instance runs.
+    `run_root_command(id, words)` carries out a root command of an instance and returns its output.
     """
 
-    def __init__(self, tell: Callable[[str], dict[str, str] | None], obey: Callable[[str, list[str]], str]) -> None:
-        self.tell, self.obey = tell, obey
-        self.tokens: set[tuple[str, str]] = set()
+    def __init__(
+        self,
+        get_metadata: Callable[[str], dict[str, str] | None],
+        run_root_command: Callable[[str, list[str]], str],
+    ) -> None:
+        self.get_metadata = get_metadata
+        self.run_root_command = run_root_command
+        self.tokens: set[tuple[str, str]] = set()  # (instance, token)
         handler = type("Handler", (_Handler,), {"service": self})
         self._server = _Server(("127.0.0.1", 0), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), daemon=True)
         self._thread.start()
 
-    def url(self, instance: str) -> str:
-        """The address that an instance asks."""
-        return f"http://127.0.0.1:{self._server.server_port}/{instance}"
+    def url(self, instance_id: str) -> str:
+        """Return the address of the service for an instance."""
+        return f"http://127.0.0.1:{self._server.server_port}/{instance_id}"
 
     def close(self) -> None:
-        """End it."""
+        """End the server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -42,49 +50,51 @@ class _Server(http.server.ThreadingHTTPServer):
     request_queue_size = 128
 
     def handle_error(self, *_: Any) -> None:
-        """Whoever asked has just been killed."""
+        """Print nothing: the machine that asked has just been killed."""
 
 
 class _Handler(http.server.BaseHTTPRequestHandler):
-    service: Metadata
+    service: MetadataService
 
     def log_message(self, *_: object) -> None:
-        """Be silent."""
+        """Log nothing."""
 
-    def _answer(self, code: int, text: str = "") -> None:
-        self.send_response(code)
+    def _send(self, status: int, text: str = "") -> None:
+        self.send_response(status)
         self.send_header("Content-Length", str(len(text.encode())))
         self.end_headers()
         self.wfile.write(text.encode())
 
-    def _asked(self) -> tuple[str, str]:
-        instance, _, path = self.path.lstrip("/").partition("/")
-        return instance, path
+    def _split_path(self) -> tuple[str, str]:
+        instance_id, _, path = self.path.lstrip("/").partition("/")
+        return instance_id, path
 
     def do_PUT(self) -> None:
-        instance, path = self._asked()
-        seconds = self.headers[f"{HEADER}-ttl-seconds"] or ""
-        if path != "latest/api/token" or self.service.tell(instance) is None:
-            return self._answer(404)
-        if not seconds.isdigit() or not 1 <= int(seconds) <= 21600:
-            return self._answer(400)
+        instance_id, path = self._split_path()
+        lifetime_seconds = self.headers[f"{TOKEN_HEADER}-ttl-seconds"] or ""
+        if path != "latest/api/token" or self.service.get_metadata(instance_id) is None:
+            return self._send(404)
+        if not lifetime_seconds.isdigit() or not 1 <= int(lifetime_seconds) <= 21600:
+            return self._send(400)
         token = secrets.token_urlsafe(16)
-        self.service.tokens.add((instance, token))
-        return self._answer(200, token)
+        self.service.tokens.add((instance_id, token))
+        return self._send(200, token)
 
     def do_GET(self) -> None:
-        instance, path = self._asked()
-        if (instance, self.headers[HEADER] or "") not in self.service.tokens:
-            return self._answer(401)
-        said = self.service.tell(instance) or {}
+        instance_id, path = self._split_path()
+        if (instance_id, self.headers[TOKEN_HEADER] or "") not in self.service.tokens:
+            return self._send(401)
+        metadata = self.service.get_metadata(instance_id) or {}
         key = path.removeprefix("latest/").removeprefix("meta-data/")
-        return self._answer(200, said[key]) if path.startswith("latest/") and key in said else self._answer(404)
+        if not path.startswith("latest/") or key not in metadata:
+            return self._send(404)
+        return self._send(200, metadata[key])
 
     def do_POST(self) -> None:
-        instance, path = self._asked()
-        if not path.startswith("machine/") or self.service.tell(instance) is None:
-            return self._answer(404, "no such machine\n")
+        instance_id, path = self._split_path()
+        if not path.startswith("machine/") or self.service.get_metadata(instance_id) is None:
+            return self._send(404, "no such machine\n")
         try:
-            return self._answer(200, self.service.obey(instance, path.split("/")[1:]))
+            return self._send(200, self.service.run_root_command(instance_id, path.split("/")[1:]))
         except (TimeoutError, RuntimeError) as error:
-            return self._answer(500, f"{error}\n")
+            return self._send(500, f"{error}\n")

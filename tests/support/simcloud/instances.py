@@ -1,4 +1,4 @@
-"""The calls on instances that exist: describe, terminate, stop; and tags."""
+"""The calls on existing instances: describe, terminate, stop, and tags."""
 
 import copy
 import re
@@ -6,108 +6,133 @@ from typing import Any
 
 from moto.core.responses import ActionResult
 from moto.ec2.utils import passes_filter_dict
-from support.simcloud.cloud import AwsError, Sim
+from support.simcloud.cloud import AwsError, SimulatedAws
 from support.simcloud.lifecycle import STATES
 
 
-def named(self: Any, ids: list[str]) -> list[Any]:
-    """The instances of these ids, all of them or an error."""
-    sim = Sim.current
-    for one in ids:
-        if not re.fullmatch(r"i-([0-9a-f]{8}|[0-9a-f]{17})", one):
-            raise AwsError("InvalidInstanceID.Malformed", f'Invalid id: "{one}"')
-    known = {one.id: one for one in sim.all(self.ec2_backend) if sim.visible(one)}
-    missing = [one for one in ids if one not in known]
+def find_instances(self: Any, ids: list[str]) -> list[Any]:
+    """Return the visible instances of these ids. Raises `AwsError` when one is missing."""
+    sim = SimulatedAws.current
+    for id in ids:
+        if not re.fullmatch(r"i-([0-9a-f]{8}|[0-9a-f]{17})", id):
+            raise AwsError("InvalidInstanceID.Malformed", f'Invalid id: "{id}"')
+    known = {instance.id: instance for instance in sim.all_instances(self.ec2_backend) if sim.is_visible(instance)}
+    missing = [id for id in ids if id not in known]
     if missing:
-        words = f"ID '{missing[0]}' does" if len(missing) == 1 else f"IDs '{', '.join(missing)}' do"
-        raise AwsError("InvalidInstanceID.NotFound", f"The instance {words} not exist")
-    return [known[one] for one in dict.fromkeys(ids)]
+        subject = f"ID '{missing[0]}' does" if len(missing) == 1 else f"IDs '{', '.join(missing)}' do"
+        raise AwsError("InvalidInstanceID.NotFound", f"The instance {subject} not exist")
+    return [known[id] for id in dict.fromkeys(ids)]
 
 
 def describe_instances(self: Any) -> ActionResult:
-    """By ids or filters, in pages of instances (moto: of reservations)."""
-    sim, filters = Sim.current, self._filters_from_querystring()
-    ids, most = self._get_param("InstanceIds", []), self._get_param("MaxResults")
-    if ids and most:
+    """Describe instances by ids or filters, in pages of instances, where moto makes pages of reservations."""
+    sim = SimulatedAws.current
+    filters = self._filters_from_querystring()
+    ids = self._get_param("InstanceIds", [])
+    page_size = self._get_param("MaxResults")
+    if ids and page_size:
         message = "The parameter instancesSet cannot be used with the parameter maxResults"
         raise AwsError("InvalidParameterCombination", message)
-    if most is not None and not 5 <= int(most) <= 1000:
-        raise AwsError("InvalidParameterValue", f"Value ( {most} ) for parameter maxResults is invalid: 5 to 1000.")
-    wanted = {one.id for one in named(self, ids)} if ids else None
-    found = [
-        (reservation, one)
+    if page_size is not None and not 5 <= int(page_size) <= 1000:
+        message = f"Value ( {page_size} ) for parameter maxResults is invalid: 5 to 1000."
+        raise AwsError("InvalidParameterValue", message)
+    requested_ids = {instance.id for instance in find_instances(self, ids)} if ids else None
+    matches = [
+        (reservation, instance)
         for reservation in self.ec2_backend.reservations.values()
-        for one in reservation.instances
-        if sim.visible(one) and (wanted is None or one.id in wanted) and passes_filter_dict(one, filters)
+        for instance in reservation.instances
+        if sim.is_visible(instance)
+        and (requested_ids is None or instance.id in requested_ids)
+        and passes_filter_dict(instance, filters)
     ]
     start = int(self._get_param("NextToken") or 0)
-    end = start + int(most or 1000)
-    pages: dict[str, Any] = {}
-    for reservation, one in found[start:end]:
-        page = pages.setdefault(reservation.id, copy.copy(reservation))
-        page.instances = [*(page.instances if page.instances is not reservation.instances else []), one]
-    return ActionResult({"Reservations": list(pages.values()), "NextToken": str(end) if end < len(found) else None})
+    end = start + int(page_size or 1000)
+    reservations: dict[str, Any] = {}
+    for reservation, instance in matches[start:end]:
+        if reservation.id not in reservations:
+            reservations[reservation.id] = copy.copy(reservation)
+            reservations[reservation.id].instances = []
+        reservations[reservation.id].instances.append(instance)
+    next_token = str(end) if end < len(matches) else None
+    return ActionResult({"Reservations": list(reservations.values()), "NextToken": next_token})
 
 
 def describe_instance_status(self: Any) -> ActionResult:
-    """Of the visible ones; a young one passes its checks only after it runs."""
-    ids, everything = self._get_param("InstanceIds", []), self._get_bool_param("IncludeAllInstances", False)
-    sim, filters = Sim.current, self._filters_from_querystring()
-    found = named(self, ids) if ids else [one for one in sim.all(self.ec2_backend) if sim.visible(one)]
-    shown = [one for one in found if (everything or one.state == "running") and passes_filter_dict(one, filters)]
-    return ActionResult({"InstanceStatuses": shown})
+    """Describe the status of visible instances, by default of those that run."""
+    ids = self._get_param("InstanceIds", [])
+    includes_all_states = self._get_bool_param("IncludeAllInstances", False)
+    sim = SimulatedAws.current
+    filters = self._filters_from_querystring()
+    if ids:
+        instances = find_instances(self, ids)
+    else:
+        instances = [instance for instance in sim.all_instances(self.ec2_backend) if sim.is_visible(instance)]
+    matches = [
+        instance
+        for instance in instances
+        if (includes_all_states or instance.state == "running") and passes_filter_dict(instance, filters)
+    ]
+    return ActionResult({"InstanceStatuses": matches})
 
 
 def terminate_instances(self: Any) -> ActionResult:
-    """All of them, or none if one is unknown or protected."""
+    """Terminate all instances of a request, or none if one is unknown or protected."""
     ids = self._get_param("InstanceIds", [])
     if not ids:
         raise AwsError("MissingParameter", "The request must contain the parameter InstanceId")
-    found = named(self, ids)
-    for one in found:
-        if str(one.disable_api_termination).lower() == "true":
-            message = f"The instance '{one.id}' may not be terminated. Modify its 'disableApiTermination' attribute."
+    instances = find_instances(self, ids)
+    for instance in instances:
+        if str(instance.disable_api_termination).lower() == "true":
+            message = f"The instance '{instance.id}' may not be terminated."
+            message += " Modify its 'disableApiTermination' attribute."
             raise AwsError("OperationNotPermitted", message)
-    return ActionResult({"TerminatingInstances": [_terminate(one) for one in found]})
+    return ActionResult({"TerminatingInstances": [_terminate(instance) for instance in instances]})
 
 
 def _terminate(instance: Any) -> dict[str, Any]:
-    before = instance.state
-    Sim.current.shut(instance, "Client.UserInitiatedShutdown", "User initiated shutdown", by="User initiated")
-    return _change(instance, before)
+    old_state = instance.state
+    message = "User initiated shutdown"
+    SimulatedAws.current.shut_down(instance, "Client.UserInitiatedShutdown", message, by="User initiated")
+    return _state_change(instance, old_state)
 
 
-def _change(instance: Any, before: str) -> dict[str, Any]:
-    states = {"PreviousState": before, "CurrentState": instance.state}
-    return {"InstanceId": instance.id, **{name: {"Code": STATES[to], "Name": to} for name, to in states.items()}}
+def _state_change(instance: Any, old_state: str) -> dict[str, Any]:
+    states = {"PreviousState": old_state, "CurrentState": instance.state}
+    return {
+        "InstanceId": instance.id,
+        **{key: {"Code": STATES[state], "Name": state} for key, state in states.items()},
+    }
 
 
 def stop_instances(self: Any) -> ActionResult:
-    """On-demand ones only: a one-time spot instance cannot be stopped."""
-    found, done = named(self, self._get_param("InstanceIds", [])), []
-    for one in found:
-        if one.life.market == "spot":
-            message = f"You can't stop the Spot Instance '{one.id}': it is associated with a one-time Spot request."
+    """Stop on-demand instances. A one-time spot instance cannot be stopped."""
+    instances = find_instances(self, self._get_param("InstanceIds", []))
+    for instance in instances:
+        if instance.life.market == "spot":
+            message = f"You can't stop the Spot Instance '{instance.id}':"
+            message += " it is associated with a one-time Spot request."
             raise AwsError("UnsupportedOperation", message)
-    for one in found:
-        before = one.state
-        Sim.current.halt(one, "Client.UserInitiatedShutdown", "User initiated shutdown")
-        done.append(_change(one, before))
-    return ActionResult({"StoppingInstances": done})
+    changes = []
+    for instance in instances:
+        old_state = instance.state
+        message = "User initiated shutdown"
+        SimulatedAws.current.stop_instance(instance, "Client.UserInitiatedShutdown", message)
+        changes.append(_state_change(instance, old_state))
+    return ActionResult({"StoppingInstances": changes})
 
 
 def start_instances(self: Any) -> ActionResult:
-    """Nothing here starts stopped instances."""
+    """Refuse: the simulated EC2 does not start stopped instances."""
     raise AwsError("NotImplemented", "the simulated EC2 does not start stopped instances")
 
 
 def create_tags(self: Any) -> ActionResult:
-    """As moto does; an instance that is not there has no tags."""
+    """Create tags as moto does, but refuse those of an unknown instance."""
     from support.simcloud import moto_patches
 
-    named(self, [one for one in self._get_param("Resources", []) if one.startswith("i-")])
-    answer: ActionResult = moto_patches.originals["create_tags"](self)
-    return answer
+    find_instances(self, [id for id in self._get_param("Resources", []) if id.startswith("i-")])
+    result: ActionResult = moto_patches.moto_originals["create_tags"](self)
+    return result
 
 
 ACTIONS = {

@@ -1,51 +1,57 @@
-"""What exists in all regions: what costs, and what is free or meant to stay."""
+"""All resources in all regions: those that cost, and those that are free or meant to stay."""
 
 from typing import Any
 
 from moto.ec2.models import ec2_backends
 from moto.efs.models import efs_backends
-from support.simcloud.cloud import ACCOUNT, Sim
+from support.simcloud.cloud import ACCOUNT, SimulatedAws
 from support.simcloud.placement_groups import security_groups
 
-
-def _regions() -> list[Any]:
-    return list(ec2_backends[ACCOUNT].values())
+ResourceRow = dict[str, Any]
 
 
-def _thing(kind: str, backend: Any, id: str, **more: Any) -> dict[str, Any]:
-    return {"kind": kind, "id": id, "region": backend.region_name, "tags": dict(backend.tags.get(id, {})), **more}
+def _ec2_row(kind: str, backend: Any, id: Any, **columns: Any) -> ResourceRow:
+    tags = dict(backend.tags.get(id, {}))
+    return {"kind": kind, "id": id, "region": backend.region_name, "tags": tags, **columns}
 
 
-def billable(sim: Sim) -> list[dict[str, Any]]:
-    """Instances that are not terminated, volumes, elastic addresses, file systems with paid throughput."""
-    found = []
-    for backend in _regions():
-        alive = [one for one in sim.all(backend) if one.state != "terminated"]
-        found += [_thing("instance", backend, one.id, state=one.state) for one in alive]
-        found += [_thing("volume", backend, one.id) for one in backend.volumes.values()]
-        found += [_thing("address", backend, one.allocation_id) for one in backend.addresses]
-    for region, backend in efs_backends[ACCOUNT].items():
-        paid = [one for one in backend.file_systems_by_id.values() if one.provisioned_throughput_in_mibps]
-        found += [{"kind": "throughput", "id": one.file_system_id, "region": region, "tags": {}} for one in paid]
-    return found
+def billable(sim: SimulatedAws) -> list[ResourceRow]:
+    """Return instances that are not terminated, volumes, elastic addresses, and file systems with paid throughput."""
+    rows = []
+    for backend in ec2_backends[ACCOUNT].values():
+        live_instances = [instance for instance in sim.all_instances(backend) if instance.state != "terminated"]
+        rows += [_ec2_row("instance", backend, instance.id, state=instance.state) for instance in live_instances]
+        rows += [_ec2_row("volume", backend, volume.id) for volume in backend.volumes.values()]
+        rows += [_ec2_row("address", backend, address.allocation_id) for address in backend.addresses]
+    for region, efs_backend in efs_backends[ACCOUNT].items():
+        for file_system in efs_backend.file_systems_by_id.values():
+            if file_system.provisioned_throughput_in_mibps:
+                rows.append({"kind": "throughput", "id": file_system.file_system_id, "region": region, "tags": {}})
+    return rows
 
 
-def free(sim: Sim) -> list[dict[str, Any]]:
-    """Placement groups, key pairs, networks and their parts that are not EC2's own, interfaces, file systems."""
-    found = []
-    for backend in _regions():
-        groups = [group for (region, _), group in sim.groups.items() if region == backend.region_name]
-        found += [_thing("placement-group", backend, one["GroupId"], name=one["GroupName"]) for one in groups]
-        found += [_thing("key-pair", backend, one.id, name=one.key_name) for one in backend.key_pairs.values()]
-        found += [_thing("security-group", backend, one.id) for one in security_groups(backend) if not one.is_default]
-        found += [_thing("vpc", backend, one.id) for one in backend.vpcs.values() if not one.is_default]
-        subnets = [one for zone in backend.subnets.values() for one in zone.values()]
-        found += [_thing("subnet", backend, one.id) for one in subnets if not one.default_for_az]
-        found += [_thing("internet-gateway", backend, one.id) for one in backend.internet_gateways.values()]
-        found += [_thing("network-interface", backend, one.id) for one in backend.enis.values()]
-        found += [_thing("launch-template", backend, one.id) for one in backend.launch_templates.values()]
-    for region, backend in efs_backends[ACCOUNT].items():
-        for one in backend.file_systems_by_id.values():
-            tags = {tag["Key"]: tag["Value"] for tag in backend.list_tags_for_resource(one.file_system_id)}
-            found.append({"kind": "file-system", "id": one.file_system_id, "region": region, "tags": tags})
-    return found
+def free(sim: SimulatedAws) -> list[ResourceRow]:
+    """Return placement groups, key pairs, networks and their parts without EC2's defaults, and file systems."""
+    rows = []
+    for backend in ec2_backends[ACCOUNT].values():
+        for (region, name), group in sim.groups.items():
+            if region == backend.region_name:
+                rows.append(_ec2_row("placement-group", backend, group["GroupId"], name=name))
+        rows += [_ec2_row("key-pair", backend, key.id, name=key.key_name) for key in backend.key_pairs.values()]
+        rows += [
+            _ec2_row("security-group", backend, group.id) for group in security_groups(backend) if not group.is_default
+        ]
+        rows += [_ec2_row("vpc", backend, vpc.id) for vpc in backend.vpcs.values() if not vpc.is_default]
+        subnets = [subnet for zone in backend.subnets.values() for subnet in zone.values()]
+        rows += [_ec2_row("subnet", backend, subnet.id) for subnet in subnets if not subnet.default_for_az]
+        for kind, resources in (
+            ("internet-gateway", backend.internet_gateways),
+            ("network-interface", backend.enis),
+            ("launch-template", backend.launch_templates),
+        ):
+            rows += [_ec2_row(kind, backend, resource.id) for resource in resources.values()]
+    for region, efs_backend in efs_backends[ACCOUNT].items():
+        for id in efs_backend.file_systems_by_id:
+            tags = {tag["Key"]: tag["Value"] for tag in efs_backend.list_tags_for_resource(id)}
+            rows.append({"kind": "file-system", "id": id, "region": region, "tags": tags})
+    return rows

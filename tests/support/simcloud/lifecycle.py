@@ -1,4 +1,4 @@
-"""The life of an instance: what EC2 knows of it, how it looks from outside, and the ways it ends."""
+"""The life of an instance: what EC2 knows of it, how it looks from outside, and the ways in which it ends."""
 
 import time
 from dataclasses import dataclass
@@ -7,12 +7,12 @@ from typing import Any
 from moto.ec2.models.instances import InstanceState, StateReason
 
 STATES = {"pending": 0, "running": 16, "shutting-down": 32, "terminated": 48, "stopping": 64, "stopped": 80}
-BILLED = ("pending", "running")
+BILLED_STATES = ("pending", "running")
 
 
 @dataclass(frozen=True)
-class Shown:
-    """An instance as the outside sees it at one moment. Times are seconds since the epoch."""
+class InstanceView:
+    """An instance as it looks from outside at one moment. Times are seconds since 1970."""
 
     id: str
     state: str
@@ -20,119 +20,126 @@ class Shown:
     zone: str
     type: str
     market: str
-    private: str
-    public: str | None
+    private: str  # address
+    public: str | None  # address
     user_data: str
-    key: str
+    key: str  # public half of the key pair
     ami_tags: dict[str, str]
     tags: dict[str, str]
     launched: float
     ended: float | None
-    index: int
-    group: str
-    request: str | None
+    index: int  # in its RunInstances request
+    group: str  # placement group
+    request: str | None  # spot request
     reason: str
 
 
 @dataclass
-class Life:
-    """What EC2 knows of an instance and moto does not."""
+class InstanceLife:
+    """What EC2 knows of an instance and moto does not. Times are seconds since 1970."""
 
-    born: float
+    launch_time: float
     market: str
     key: str
     user_data: str
     image: str
     address: str
-    request: str | None = None
-    taken_at: float | None = None  # the time a spot notice named
-    dying: float | None = None
-    stopping: float | None = None
-    gone: float | None = None
+    spot_request_id: str | None = None
+    interruption_time: float | None = None  # the time in its interruption notice
+    shutdown_time: float | None = None
+    stop_time: float | None = None
+    termination_time: float | None = None
 
 
-class Ends:
-    """How instances end. A part of `simcloud.layer.Sim`, whose lock and listeners it uses."""
+class InstanceEndings:
+    """The ways in which instances end. A part of `support.simcloud.cloud.SimulatedAws`: it uses its lock and events."""
 
-    def shut(
-        self: Any, instance: Any, code: str, message: str, taken: bool = False, by: str = "Service initiated"
+    def shut_down(
+        self: Any, instance: Any, code: str, message: str, loses_capacity: bool = False, by: str = "Service initiated"
     ) -> None:
-        """Begin the end of an instance, unless it has begun. It costs nothing from here. `taken`: its place is lost."""
-        if instance.state not in (*BILLED, "stopping", "stopped"):
+        """Begin the end of an instance, unless it has begun. From here on it costs nothing.
+
+        `loses_capacity` says that the instance's place does not become free.
+        """
+        if instance.state not in (*BILLED_STATES, "stopping", "stopped"):
             return
-        ran = instance.state in BILLED
-        self._state(instance, "shutting-down")
-        instance.life.dying = self.now()
+        had_capacity = instance.state in BILLED_STATES
+        self._set_state(instance, "shutting-down")
+        instance.life.shutdown_time = self.now()
         instance.state_reason = StateReason(f"{code}: {message}", code)
-        when = time.strftime("%Y-%m-%d %H:%M:%S GMT", time.gmtime(self.now()))
-        instance._reason = f"{by} ({when})" if by else ""  # EC2 does not say when a machine ended itself
+        timestamp = time.strftime("%Y-%m-%d %H:%M:%S GMT", time.gmtime(self.now()))
+        instance._reason = f"{by} ({timestamp})" if by else ""  # EC2 does not say when a machine ended itself
         self._end_billing(instance)
-        place = (instance.placement.zone, instance.instance_type)
-        if place in self.capacity and ran and not taken:
-            self.capacity[place] += 1
-        self.market.close_request(self, instance, taken)
-        self._emit("on_dying", self.show(instance))
+        pool = (instance.placement.zone, instance.instance_type)
+        if pool in self.capacity and had_capacity and not loses_capacity:
+            self.capacity[pool] += 1
+        self.market.close_request(self, instance, loses_capacity)
+        self._add_event("on_dying", self.view(instance))
 
     def _end_billing(self: Any, instance: Any) -> None:
         self.meter.stop(instance.id)
         self.meter.stop(f"ip-{instance.id}")
 
-    def _bury(self: Any, instance: Any) -> None:
-        """Terminated: its disks and interfaces go with it, its elastic address is free again."""
+    def _terminate(self: Any, instance: Any) -> None:
+        """Finish the end of an instance: disks and interfaces are deleted, its elastic address is free again."""
         from support.simcloud import addresses
 
-        addresses.release(instance)
-        self._state(instance, "terminated")
-        instance.life.gone = self.now()
-        self._live.pop(instance.id, None)
+        addresses.release_resources(instance)
+        self._set_state(instance, "terminated")
+        instance.life.termination_time = self.now()
+        self._live_instances.pop(instance.id, None)
 
-    def _state(self: Any, instance: Any, name: str) -> None:
+    def _set_state(self: Any, instance: Any, name: str) -> None:
         instance._state = InstanceState(name, STATES[name])
 
     def interrupt(self: Any, id: str, notice: float | None = None) -> None:
-        """Take a spot instance back: notice now, the end so many seconds later. Raises ValueError: not a living one."""
+        """Interrupt a spot instance: its notice comes now, its end `notice` seconds later.
+
+        Raises `ValueError` for an instance that is not a live spot instance.
+        """
         with self.lock:
             instance = self.find(id)
-            if instance.life.market != "spot" or instance.state not in BILLED:
+            if instance.life.market != "spot" or instance.state not in BILLED_STATES:
                 raise ValueError(f"{id} is not a living spot instance")
             seconds = self.notice_seconds if notice is None else notice
-            instance.life.taken_at = self.now() + seconds
+            instance.life.interruption_time = self.now() + seconds
             self.market.mark_request(self, instance)
-            self._emit("on_notice", self.show(instance), instance.life.taken_at, "terminate")
+            self._add_event("on_notice", self.view(instance), instance.life.interruption_time, "terminate")
         self.tick()
-        self.deliver()
+        self.deliver_events()
 
     def rebalance(self: Any, id: str) -> None:
-        """Recommend to leave a spot instance, which is no notice yet."""
+        """Send a spot instance the recommendation to rebalance, which is no interruption notice yet."""
         with self.lock:
-            self._emit("on_notice", self.show(self.find(id)), self.now(), "rebalance")
-        self.deliver()
+            self._add_event("on_notice", self.view(self.find(id)), self.now(), "rebalance")
+        self.deliver_events()
 
     def power_off(self: Any, id: str) -> None:
-        """What `shutdown -h now` on the machine does: by its shutdown behaviour it is terminated, or stopped."""
+        """Do what `shutdown -h now` on the machine does: terminate or stop it, by its shutdown behavior."""
         with self.lock:
             instance = self.find(id)
+            code = "Client.InstanceInitiatedShutdown"
             if instance.instance_initiated_shutdown_behavior == "terminate" or instance.life.market == "spot":
-                self.shut(instance, "Client.InstanceInitiatedShutdown", "Instance initiated shutdown", by="")
+                self.shut_down(instance, code, "Instance initiated shutdown", by="")
             else:
-                self.halt(instance, "Client.InstanceInitiatedShutdown", "Instance initiated shutdown")
+                self.stop_instance(instance, code, "Instance initiated shutdown")
         self.tick()
-        self.deliver()
+        self.deliver_events()
 
-    def halt(self: Any, instance: Any, code: str, message: str) -> None:
-        """Stop an on-demand instance: its disks stay and cost."""
-        if instance.state in BILLED:
-            self._state(instance, "stopping")
-            instance.life.stopping = instance.life.dying = self.now()
+    def stop_instance(self: Any, instance: Any, code: str, message: str) -> None:
+        """Stop an on-demand instance. Its disks stay, and cost."""
+        if instance.state in BILLED_STATES:
+            self._set_state(instance, "stopping")
+            instance.life.stop_time = instance.life.shutdown_time = self.now()
             instance.state_reason = StateReason(f"{code}: {message}", code)
             self._end_billing(instance)
-            self._emit("on_dying", self.show(instance))
+            self._add_event("on_dying", self.view(instance))
 
     def kill(self: Any, id: str, reason: str = "Server.InternalError") -> None:
-        """It is terminated at once, from pending too, without notice; its place is lost."""
+        """Terminate an instance at once and without notice, a pending one too. Its place does not become free."""
         with self.lock:
             instance = self.find(id)
-            self.shut(instance, reason, "the instance ended", taken=True)
+            self.shut_down(instance, reason, "the instance ended", loses_capacity=True)
             if instance.state == "shutting-down":
-                self._bury(instance)
-        self.deliver()
+                self._terminate(instance)
+        self.deliver_events()

@@ -1,4 +1,4 @@
-"""The machines behind the fake EC2: each running instance has an sshd on its address, an IMDS, and a limit that holds.
+"""The machines behind the simulated EC2: each running instance has an sshd, a metadata service, and a time limit.
 
     <folder>/<instance id>/home      a machine's home           <folder>/efs/<file system id>    what its machines share
 
@@ -22,41 +22,52 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from . import process_keeper
-from .computer import Computer
-from .imds import Metadata
+from support.simcloud import process_keeper
+from support.simcloud.computer import SimulatedMachine
+from support.simcloud.imds import MetadataService
 
-TICK = 0.05
+POLL_SECONDS = 0.05
 ROOT = Path(__file__).resolve().parents[3]
-FAILURE = "the file system was not mounted: simulated"
-ROLE = "imgnet-machine"  # whose rights nobody checks here
+SETUP_FAILURE = "the file system was not mounted: simulated"
+IAM_ROLE = "imgnet-machine"  # the simulated AWS checks no rights
 CREDENTIALS = {
-    "Code": "Success", "Type": "AWS-HMAC", "AccessKeyId": "machine", "SecretAccessKey": "machine", "Token": "machine",
-    "LastUpdated": "2026-01-01T00:00:00Z", "Expiration": "2099-01-01T00:00:00Z",
-}  # fmt: skip
+    "Code": "Success",
+    "Type": "AWS-HMAC",
+    "AccessKeyId": "machine",
+    "SecretAccessKey": "machine",
+    "Token": "machine",
+    "LastUpdated": "2026-01-01T00:00:00Z",
+    "Expiration": "2099-01-01T00:00:00Z",
+}
 
 
-class Machines:
-    """Makes a machine of each instance of `sim` that runs and has a key, and ends it with the instance.
+class SimulatedMachines:
+    """Boots a machine for each running instance of `sim` with a key, and ends it with the instance.
 
-    May be set at any time: `ssh_late`, seconds from running to sshd; `ready_late`, from sshd to the marker;
-    `fail_boot`, ids, addresses or numbers (in the order in which they came) of machines whose setting up fails.
+    These settings may be changed at any time: `ssh_delay_seconds`, from running to sshd; `ready_delay_seconds`, from
+    sshd to the marker file; `failing_machines`, the instance ids, addresses or numbers (from 0, in the order of
+    booting) of machines whose setup fails.
     """
 
     def __init__(
         self, sim: Any, folder: Path, python: str = sys.executable, env: Mapping[str, str] | None = None
     ) -> None:
-        self.sim, self.folder, self.python, self.env = sim, folder.resolve(), python, dict(env or {})
+        self.sim = sim
+        self.folder = folder.resolve()
+        self.python = python
+        self.env = dict(env or {})
         self.folder.mkdir(parents=True, exist_ok=True)
-        self._defaults()
+        self._restore_defaults()
         self.sockets = Path(tempfile.mkdtemp(prefix="imgs-", dir="/tmp"))  # a socket's path has 107 characters at most
-        self.machines: dict[str, Computer] = {}
+        self.machines: dict[str, SimulatedMachine] = {}
         self._instances: dict[str, Any] = {}
-        self._timers: dict[tuple[str, str], float] = {}  # (instance, what to do): when
-        self._lock, self._busy = threading.Lock(), threading.Lock()  # the tables; who boots and ends machines
-        self._woken, self._over = threading.Event(), False
-        self.port = _free_port()
-        self.metadata = Metadata(self.tell, self.obey)
+        self._timers: dict[tuple[str, str], float] = {}  # (instance id, action): time
+        self._lock = threading.Lock()  # guards the tables
+        self._busy = threading.Lock()  # held while machines are booted or ended
+        self._woken = threading.Event()
+        self._is_over = False
+        self.port = _find_free_port()
+        self.metadata = MetadataService(self.metadata_of, self.run_root_command)
         self._keeper = subprocess.Popen(
             [sys.executable, "-m", "support.simcloud.process_keeper", str(self.folder), str(self.sockets)],
             stdin=subprocess.PIPE,
@@ -68,24 +79,25 @@ class Machines:
         sim.login = (getpass.getuser(), self.port)
         sim.listeners.append(self)
 
-    def _defaults(self) -> None:
-        self.ssh_late, self.ready_late = 0.0, 0.0
-        self.fail_boot: set[Any] = set()
+    def _restore_defaults(self) -> None:
+        self.ssh_delay_seconds = 0.0
+        self.ready_delay_seconds = 0.0
+        self.failing_machines: set[Any] = set()
         self.count = 0
 
     def close(self) -> None:
-        """End all machines and whatever belongs to them."""
-        self._over = True
+        """End all machines and everything that belongs to them."""
+        self._is_over = True
         self._woken.set()
         self._thread.join()
         for id in list(self.machines):
             self._end(id)
         self.metadata.close()
-        self._keeper.communicate(process_keeper.DONE)
+        self._keeper.communicate(process_keeper.CLEAN_EXIT_MESSAGE)
         shutil.rmtree(self.sockets, ignore_errors=True)
 
     def reset(self) -> None:
-        """End all machines, forget them and their file systems, and be as new."""
+        """End and forget all machines, delete their file systems, and restore the default settings."""
         with self._busy:
             with self._lock:
                 self._timers.clear()
@@ -94,20 +106,24 @@ class Machines:
                 self._end(id)
                 self.machines.pop(id).remove()
             shutil.rmtree(self.folder / "efs", ignore_errors=True)
-            self._defaults()
+            self._restore_defaults()
 
-    def set(self, **words: Any) -> dict[str, Any]:
-        """Change settings by their names; return all. Raises `ValueError` for another name."""
-        if unknown := words.keys() - {"ssh_late", "ready_late", "fail_boot"}:
+    def configure(self, **settings: Any) -> dict[str, Any]:
+        """Change settings by name, and return all settings. Raises `ValueError` for an unknown name."""
+        if unknown := settings.keys() - {"ssh_delay_seconds", "ready_delay_seconds", "failing_machines"}:
             raise ValueError(f"no such setting of machines: {sorted(unknown)}")
-        for name, value in words.items():
-            setattr(self, name, set(value) if name == "fail_boot" else float(value))
-        return {"ssh_late": self.ssh_late, "ready_late": self.ready_late, "fail_boot": sorted(self.fail_boot, key=str)}
+        for name, value in settings.items():
+            setattr(self, name, set(value) if name == "failing_machines" else float(value))
+        return {
+            "ssh_delay_seconds": self.ssh_delay_seconds,
+            "ready_delay_seconds": self.ready_delay_seconds,
+            "failing_machines": sorted(self.failing_machines, key=str),
+        }
 
-    # --- what the cloud says, in whatever thread ---------------------------------------------------------------------
+    # --- events of the cloud, in any thread --------------------------------------------------------------------------
 
     def on_running(self, instance: Any) -> None:
-        """Boot a machine, unless nobody could log in."""
+        """Boot a machine. An instance without a key gets none, because nobody could log in."""
         if not instance.key:
             return
         with self._lock:
@@ -125,23 +141,25 @@ class Machines:
         self._woken.set()
 
     def on_notice(self, instance: Any, when: float, action: str) -> None:
-        """Let the machine's IMDS say that it will be taken away, or that this may come."""
-        machine, time = self.machines.get(instance.id), _stamp(when)
+        """Put an interruption notice, or the recommendation to rebalance, into a machine's metadata."""
+        machine = self.machines.get(instance.id)
+        time = _format_time(when)
         if machine is None:
             return
         if action == "rebalance":
-            machine.say["events/recommendations/rebalance"] = f'{{"noticeTime": "{time}"}}'
+            machine.notices["events/recommendations/rebalance"] = f'{{"noticeTime": "{time}"}}'
         else:
-            machine.say["spot/instance-action"] = f'{{"action": "{action}", "time": "{time}"}}'
+            machine.notices["spot/instance-action"] = f'{{"action": "{action}", "time": "{time}"}}'
 
-    # --- what a machine asks -----------------------------------------------------------------------------------------
+    # --- requests of machines ----------------------------------------------------------------------------------------
 
-    def tell(self, id: str) -> dict[str, str] | None:
-        """Return what the IMDS says to an instance, None to one that does not run."""
-        instance, machine = self._instances.get(id), self.machines.get(id)
+    def metadata_of(self, id: str) -> dict[str, str] | None:
+        """Return the metadata of an instance by path, None for one that does not run."""
+        instance = self._instances.get(id)
+        machine = self.machines.get(id)
         if instance is None or machine is None:
             return None
-        always = {
+        metadata = {
             "instance-id": id,
             "instance-type": instance.type,
             "local-ipv4": instance.private,
@@ -149,16 +167,17 @@ class Machines:
             "placement/availability-zone": instance.zone,
             "placement/region": instance.zone[:-1],
             "user-data": instance.user_data or "",
-            "iam/security-credentials/": ROLE,
-            f"iam/security-credentials/{ROLE}": json.dumps(CREDENTIALS),
+            "iam/security-credentials/": IAM_ROLE,
+            f"iam/security-credentials/{IAM_ROLE}": json.dumps(CREDENTIALS),
+            **machine.notices,
         }
-        return {key: text for key, text in {**always, **machine.say}.items() if text}
+        return {path: text for path, text in metadata.items() if text}
 
-    def obey(self, id: str, words: list[str]) -> str:
-        """Do what root on a machine asked for; return what its command prints."""
+    def run_root_command(self, id: str, words: list[str]) -> str:
+        """Carry out a root command of a machine and return its output. Raises `RuntimeError` for an unknown one."""
         match words:
             case ["limit", seconds]:
-                self.arm(id, float(seconds))
+                self.set_power_off(id, float(seconds))
                 return ""
             case ["hostkey"]:
                 return f"{self.machines[id].change_host_key()}\n"
@@ -167,43 +186,43 @@ class Machines:
                 return ""
         raise RuntimeError(f"a simulated machine cannot do this: {words}")
 
-    def arm(self, id: str, seconds: float) -> None:
-        """Let an instance end in so many seconds from now, and no earlier by what was armed before."""
-        self._set(id, "limit", seconds)
+    def set_power_off(self, id: str, seconds: float) -> None:
+        """Let an instance power off in this many seconds. This replaces the time that was set before."""
+        self._set_timer(id, "power off", seconds)
 
-    def _set(self, id: str, what: str, seconds: float) -> None:
-        """Do this in so many seconds, unless the instance is dying."""
+    def _set_timer(self, id: str, action: str, seconds: float) -> None:
+        """Take an action in this many seconds, unless the instance is ending."""
         with self._lock:
             if id in self._instances:
-                self._timers[id, what] = self.sim.now() + seconds
+                self._timers[id, action] = self.sim.now() + seconds
         self._woken.set()
 
     # --- the thread --------------------------------------------------------------------------------------------------
 
     def _work(self) -> None:
-        while not self._over:
-            self._woken.wait(TICK if self._timers else None)
+        while not self._is_over:
+            self._woken.wait(POLL_SECONDS if self._timers else None)
             self._woken.clear()
             with self._busy:
-                for id, what in self._due():
-                    self._do(id, what)
+                for id, action in self._take_due_actions():
+                    self._run_action(id, action)
 
-    def _do(self, id: str, what: str) -> None:
-        act = {
+    def _run_action(self, id: str, action: str) -> None:
+        functions = {
             "boot": self._boot,
-            "open": self._open,
-            "ready": self._ready,
-            "limit": self.sim.power_off,
+            "start sshd": self._start_sshd,
+            "finish setup": self._finish_setup,
+            "power off": self.sim.power_off,
             "end": self._end,
         }
         try:
-            act[what](id)
-        except Exception:  # one machine's trouble is not the others'
+            functions[action](id)
+        except Exception:  # the failure of one machine must not end the thread
             self.sim.errors.append(traceback.format_exc())
             traceback.print_exc()
 
-    def _due(self) -> list[tuple[str, str]]:
-        """Take what is to be done now, the oldest first."""
+    def _take_due_actions(self) -> list[tuple[str, str]]:
+        """Remove the actions that are due and return them, the oldest first."""
         with self._lock:
             now = self.sim.now()
             due = sorted((key for key, when in self._timers.items() if when <= now), key=lambda key: self._timers[key])
@@ -212,40 +231,42 @@ class Machines:
             return due
 
     def _boot(self, id: str) -> None:
-        """What happens before there is sshd: bootcmd, which arms the limit."""
+        """Do what happens before there is an sshd: bootcmd, which sets the power-off."""
         instance = self._instances.get(id)
         if instance is None or id in self.machines:
             return
-        number, self.count = self.count, self.count + 1
+        number = self.count
+        self.count += 1
         sockets = self.sockets / str(number)
-        machine = Computer(instance, number, self.port, self.folder / id, sockets, self.metadata.url(id), self.env)
+        metadata_url = self.metadata.url(id)
+        machine = SimulatedMachine(instance, number, self.port, self.folder / id, sockets, metadata_url, self.env)
         self.machines[id] = machine
-        if machine.data.limit is not None:
-            self.arm(id, machine.data.limit)
-        self._set(id, "open", self.ssh_late)
+        if machine.user_data.limit_seconds is not None:
+            self.set_power_off(id, machine.user_data.limit_seconds)
+        self._set_timer(id, "start sshd", self.ssh_delay_seconds)
 
-    def _open(self, id: str) -> None:
+    def _start_sshd(self, id: str) -> None:
         self.machines[id].start()
-        self._set(id, "ready", self.ready_late)
+        self._set_timer(id, "finish setup", self.ready_delay_seconds)
 
-    def _ready(self, id: str) -> None:
+    def _finish_setup(self, id: str) -> None:
         machine = self.machines[id]
-        fails = self.fail_boot & {id, machine.address, machine.number}
-        machine.get_ready(self.folder / "efs", self.python, FAILURE if fails else "")
+        fails = self.failing_machines & {id, machine.address, machine.number}
+        machine.finish_setup(self.folder / "efs", self.python, SETUP_FAILURE if fails else "")
 
     def _end(self, id: str) -> None:
         if id in self.machines:
             self.machines[id].power_off()
 
 
-def _stamp(when: float) -> str:
-    return datetime.fromtimestamp(when, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+def _format_time(seconds: float) -> str:
+    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def _free_port() -> int:
-    """A port below those that the kernel gives to outgoing connections, on which nothing listens now."""
+def _find_free_port() -> int:
+    """Return a port below those that the kernel gives to outgoing connections, on which nothing listens now."""
     while True:
         port = random.randrange(20000, 32000)
-        with socket.socket() as one:
-            if one.connect_ex(("127.1.0.1", port)):
+        with socket.socket() as connection:
+            if connection.connect_ex(("127.1.0.1", port)):
                 return port

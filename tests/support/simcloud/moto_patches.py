@@ -1,4 +1,7 @@
-"""Where the layer takes hold of moto, which is pinned: its insides are private; test_layer.py tells of changes."""
+"""The places where the simulated cloud replaces parts of moto.
+
+These parts are private to moto. Therefore its version is pinned, and tests/simcloud/test_layer.py fails on changes.
+"""
 
 import traceback
 from typing import Any
@@ -21,10 +24,10 @@ from moto.s3.models import s3_backends
 from moto.ssm.models import SimpleSystemManagerBackend, ssm_backends
 from moto.sts.models import sts_backends
 from support.simcloud import addresses, efs, instances, placement_groups, run_instances, spot_market
-from support.simcloud.aws_protocol import error_body
-from support.simcloud.cloud import Sim
+from support.simcloud.aws_protocol import error_response
+from support.simcloud.cloud import SimulatedAws
 
-STATUS = {  # EC2 answers 400 to all other errors; moto to these too
+HTTP_STATUS_BY_CODE = {  # EC2 answers 400 to all other errors; moto answers 400 to these too
     "AuthFailure": 401,
     "UnauthorizedOperation": 403,
     "DryRunOperation": 412,
@@ -52,156 +55,164 @@ FILTERS = {
     "spot-instance-request-id": "spot_instance_request_id",
     "tenancy": "placement.tenancy",
 }
-originals: dict[str, Any] = {}
+moto_originals: dict[str, Any] = {}
 
 
-def put(owner: Any, name: str, ours: Any, key: str = "") -> None:
-    """Ours in the place of moto's, which is kept in `originals` by the key, or by its name."""
-    originals[key or name] = getattr(owner, name, None)
-    setattr(owner, name, ours)
+def replace_attribute(owner: Any, name: str, replacement: Any, key: str = "") -> None:
+    """Replace an attribute of moto, and keep the original in `moto_originals` under `key`, or under its name."""
+    moto_originals[key or name] = getattr(owner, name, None)
+    setattr(owner, name, replacement)
 
 
 def install() -> None:
-    """Patch moto, once in a process. Which cloud answers is looked up at each call."""
-    if originals:
+    """Patch moto, once in a process. Each call looks up the cloud that answers it."""
+    if moto_originals:
         return
     for module in (addresses, placement_groups, instances, run_instances, spot_market):
         for name, function in module.ACTIONS.items():
-            put(EC2Response, name, function)
+            replace_attribute(EC2Response, name, function)
     for name, function in efs.METHODS.items():
-        put(EFSBackend, name, function)
+        replace_attribute(EFSBackend, name, function)
     for owner in (EC2Response, EFSResponse):
-        put(owner, "call_action", call_action, owner.__name__)
-    put(EC2Response, "serialized", serialized)
+        replace_attribute(owner, "call_action", call_action, owner.__name__)
+    replace_attribute(EC2Response, "serialized", serialized)
     shapes = EC2Response.RESPONSE_KEY_PATH_TO_TRANSFORMER
-    shapes.pop("RunInstances.Reservation.Instances.Instance.State")  # the state as it is, for a token used again too
+    # A repeated client token shows the state as it is now.
+    shapes.pop("RunInstances.Reservation.Instances.Instance.State")
     shapes["Instances.Instance.StateReason"] = lambda reason: reason if reason.code else None
-    _regions()
-    _instances()
+    _patch_regions()
+    _patch_instances()
 
 
-def _regions() -> None:
-    put(EC2Backend, "__init__", ec2_init, "ec2 init")
-    put(SimpleSystemManagerBackend, "__init__", ssm_init, "ssm init")
-    put(EC2Backend, "create_volume", create_volume)
-    put(EC2Backend, "delete_volume", delete_volume)
-    put(Ami, "block_device_mappings", property(spot_market.image_disks))
-    put(TaggedEC2Resource, "get_tags", get_tags)
-    put(moto_addresses, "random_ip", lambda: Sim.current.address())  # moto's are real addresses of strangers
+def _patch_regions() -> None:
+    replace_attribute(EC2Backend, "__init__", ec2_init, "ec2 init")
+    replace_attribute(SimpleSystemManagerBackend, "__init__", ssm_init, "ssm init")
+    replace_attribute(EC2Backend, "create_volume", create_volume)
+    replace_attribute(EC2Backend, "delete_volume", delete_volume)
+    replace_attribute(Ami, "block_device_mappings", property(spot_market.image_disks))
+    replace_attribute(TaggedEC2Resource, "get_tags", get_tags)
+    # The addresses that moto draws belong to strangers.
+    replace_attribute(moto_addresses, "random_ip", lambda: SimulatedAws.current.next_address())
     for kind, prefix in (("placement-group", "pg"), ("spot-instances-request", "sir")):
         moto_utils.EC2_RESOURCE_TO_PREFIX[kind] = prefix
         moto_utils.EC2_PREFIX_TO_RESOURCE[prefix] = kind
 
 
-def _instances() -> None:
-    put(Attachment, "__init__", attachment, "attachment")
-    put(NetworkInterface, "group_set", property(lambda self: self._group_set))
-    put(NetworkInterface, "network_card_index", 0)
-    put(Instance, "prep_nics", run_instances.prep_nics)
-    put(Instance, "spot_instance_request_id", None)
-    put(Instance, "filter_state_code", property(lambda self: str(self._state.code)))
-    put(Instance, "filter_index", property(lambda self: str(self.ami_launch_index)))
-    put(Instance, "filter_group_names", property(lambda self: [group.name for group in self.security_groups]))
+def _patch_instances() -> None:
+    replace_attribute(Attachment, "__init__", attachment_init, "attachment init")
+    replace_attribute(NetworkInterface, "group_set", property(lambda self: self._group_set))
+    replace_attribute(NetworkInterface, "network_card_index", 0)
+    replace_attribute(Instance, "prep_nics", run_instances.prep_nics)
+    replace_attribute(Instance, "spot_instance_request_id", None)
+    replace_attribute(Instance, "filter_state_code", property(lambda self: str(self._state.code)))
+    replace_attribute(Instance, "filter_index", property(lambda self: str(self.ami_launch_index)))
+    replace_attribute(
+        Instance, "filter_group_names", property(lambda self: [group.name for group in self.security_groups])
+    )
     for name in ("private_ip", "private_ip_address", "public_ip", "public_ip_address"):
-        put(Instance, name, property(_address(name)))
+        replace_attribute(Instance, name, property(_address_getter(name)))
     for name in ("private_dns_name", "public_dns_name"):
-        put(Instance, name, property(_dns_name(getattr(Instance, name))))
+        replace_attribute(Instance, name, property(_dns_name_getter(getattr(Instance, name))))
     moto_utils.filter_dict_attribute_mapping.update(FILTERS)
 
 
 def get_tags(self: Any) -> list[dict[str, str]]:
-    """The tags of a thing, looked up; moto searches those of all things for each."""
+    """Look up the tags of a resource. moto searches the tags of all resources for each one."""
     return [{"key": key, "value": value} for key, value in dict(self.ec2_backend.tags.get(self.id) or {}).items()]
 
 
-def _address(name: str) -> Any:
-    """A terminated instance has no interface, so no address."""
-    public = name.startswith("public")
+def _address_getter(name: str) -> Any:
+    """Return a property for an address, which is None for a terminated instance: it has no interface."""
+    is_public = name.startswith("public")
 
-    def read(self: Any) -> str | None:
-        nic = self.nics.get(0)
-        return None if nic is None else nic.public_ip if public else nic.private_ip_address
+    def read_address(self: Any) -> str | None:
+        interface = self.nics.get(0)
+        if interface is None:
+            return None
+        address: str | None = interface.public_ip if is_public else interface.private_ip_address
+        return address
 
-    return read
+    return read_address
 
 
-def _dns_name(original: property) -> Any:
+def _dns_name_getter(original: property) -> Any:
     return lambda self: original.__get__(self) if self.nics else ""
 
 
 def call_action(self: Any) -> Any:
-    """One call at a time, at one moment of the clock; a dry run never gets further, except to check a launch."""
-    sim, action = Sim.current, self._get_action()
+    """Handle one call at a time, at one moment of the clock. Only a launch is checked in a dry run."""
+    sim = SimulatedAws.current
+    action = self._get_action()
     with sim.lock:
         sim.tick()
         if isinstance(self, EC2Response) and self._get_param("DryRun", False) and action != "RunInstances":
-            answer = _refusal(self, DryRunClientError())
+            response = _error_response(self, DryRunClientError())
         else:
             try:
-                answer = originals[type(self).__name__](self)
+                response = moto_originals[type(self).__name__](self)
             except NotImplementedError as error:
-                answer = _refusal(self, ServiceException("NotImplemented", str(error)))
-            except Exception as error:  # a fault of moto or of this layer, which must not look like one of EC2
+                response = _error_response(self, ServiceException("NotImplemented", str(error)))
+            except Exception as error:  # a bug of moto or of this package, which must not look like an error of EC2
                 sim.errors.append(traceback.format_exc())
                 traceback.print_exc()
-                answer = _refusal(self, ServiceException("SimulatorBroken", f"{action}: {error!r}"))
-    sim.deliver()
-    return answer
+                response = _error_response(self, ServiceException("SimulatorBroken", f"{action}: {error!r}"))
+    sim.deliver_events()
+    return response
 
 
-def _refusal(self: Any, error: ServiceException) -> Any:
-    line, headers, body = error_body(self.boto3_service_name, error.code, error.message, None)
-    status = line.split()[0]
+def _error_response(self: Any, error: ServiceException) -> Any:
+    status_line, headers, body = error_response(self.boto3_service_name, error.code, error.message, None)
+    status = status_line.split()[0]
     return int(status), {**dict(headers), "status": status}, body.decode()
 
 
 def serialized(self: Any, result: ActionResult) -> Any:
-    """moto's answer, with the HTTP status that EC2 gives to this error."""
-    status, headers, body = originals["serialized"](self, result)
+    """Return moto's answer with the HTTP status that EC2 gives to the error."""
+    status, headers, body = moto_originals["serialized"](self, result)
     if isinstance(result.result, ServiceException):
-        status = STATUS.get(result.result.code, status)
+        status = HTTP_STATUS_BY_CODE.get(result.result.code, status)
     return status, headers, body
 
 
-def attachment(self: Any, eni: Any) -> None:
-    """An interface's attachment, which knows its network card."""
-    originals["attachment"](self, eni)
+def attachment_init(self: Any, eni: Any) -> None:
+    """Initialize the attachment of an interface, with its network card."""
+    moto_originals["attachment init"](self, eni)
     self.network_card_index = eni.network_card_index
 
 
-# --- regions as they are made ----------------------------------------------------------------------------------------
+# --- new regions -----------------------------------------------------------------------------------------------------
 
 
 def ec2_init(self: Any, region_name: str, account_id: str) -> None:
-    """A new region has our images."""
-    originals["ec2 init"](self, region_name, account_id)
-    spot_market.make_images(Sim.current, self)
-    self.metered = True
+    """Initialize a region, with our images."""
+    moto_originals["ec2 init"](self, region_name, account_id)
+    spot_market.make_images(SimulatedAws.current, self)
+    self.is_metered = True
 
 
 def ssm_init(self: Any, region_name: str, account_id: str) -> None:
-    """A new region has the public parameters that name our images."""
-    originals["ssm init"](self, region_name, account_id)
+    """Initialize a region, with the public parameters that name our images."""
+    moto_originals["ssm init"](self, region_name, account_id)
     spot_market.make_parameters(self)
 
 
-def create_volume(self: Any, *words: Any, **options: Any) -> Any:
-    """A disk, on the bill."""
-    volume = originals["create_volume"](self, *words, **options)
-    if getattr(self, "metered", False):
-        Sim.current.meter.volume(volume)
+def create_volume(self: Any, *arguments: Any, **options: Any) -> Any:
+    """Create a disk and begin to bill it."""
+    volume = moto_originals["create_volume"](self, *arguments, **options)
+    if getattr(self, "is_metered", False):
+        SimulatedAws.current.meter.start_volume(volume)
     return volume
 
 
 def delete_volume(self: Any, volume_id: str) -> Any:
-    """A disk's end, on the bill."""
-    volume = originals["delete_volume"](self, volume_id)
-    Sim.current.meter.stop(volume_id)
+    """Delete a disk and end its bill."""
+    volume = moto_originals["delete_volume"](self, volume_id)
+    SimulatedAws.current.meter.stop(volume_id)
     return volume
 
 
 def reset_backends() -> None:
-    """Empty regions, of the services that we use."""
+    """Empty the regions of all services that are used."""
     services: tuple[Any, ...] = (ec2_backends, efs_backends, iam_backends, s3_backends, ssm_backends, sts_backends)
     for service in services:
         for account in list(service.values()):

@@ -1,10 +1,10 @@
-"""Prices of us-east-1 and the two services that moto does not have: Pricing and Service Quotas."""
+"""Prices of us-east-1, and two services that moto does not have: Pricing and Service Quotas."""
 
 import hashlib
 import json
 from typing import Any
 
-# Dollars an hour, Linux, on demand. The big GPU machines by Karpenter's list of 2026-07-20, the small ones from memory.
+# Dollars per hour, Linux, on demand. Large GPU machines: Karpenter's list of 2026-07-20; small ones: from memory.
 ON_DEMAND = {
     "p3.2xlarge": 3.06,
     "p3.8xlarge": 12.24,
@@ -32,39 +32,42 @@ ON_DEMAND = {
     "c5.large": 0.085,
     "t3.micro": 0.0104,
 }
-REGIONS = ("us-east-1", "eu-central-1", "ap-south-1")  # where the price list is served
+PRICE_LIST_REGIONS = ("us-east-1", "eu-central-1", "ap-south-1")
 
 
 def on_demand(type: str, vcpu: int) -> float:
-    """Dollars an hour; a type without a price here costs 5 cents a vCPU."""
+    """Return the on-demand price in dollars per hour. A type without a price here costs 5 cents per vCPU."""
     return ON_DEMAND.get(type, 0.05 * vcpu)
 
 
 def spot_factor(zone: str, type: str) -> float:
-    """The part of the on-demand price: 0.30 to 0.50, by zone and type."""
+    """Return the spot price as a fraction of the on-demand price: 0.30 to 0.50, by zone and type."""
     return 0.30 + int(hashlib.sha256(f"{zone} {type}".encode()).hexdigest()[:4], 16) / 0xFFFF * 0.20
 
 
 class ServiceError(Exception):
-    """An answer that is an error: code, message, HTTP status."""
+    """An error of a service: code, message, HTTP status."""
 
     def __init__(self, code: str, message: str, status: int = 400) -> None:
         super().__init__(message)
-        self.code, self.message, self.status = code, message, status
+        self.code = code
+        self.message = message
+        self.status = status
 
 
-def get_products(sim: Any, region: str, ask: dict[str, Any]) -> dict[str, Any]:
-    """Pricing GetProducts of AmazonEC2: the Linux on-demand product of a type, as a list of JSON texts."""
-    if region not in REGIONS:
+def get_products(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Answer GetProducts of Pricing: the Linux on-demand products of EC2 that match, as JSON texts."""
+    if region not in PRICE_LIST_REGIONS:
         raise ServiceError("UnknownEndpoint", f"the price list is not served in {region}", 404)
-    if ask.get("ServiceCode") != "AmazonEC2":
+    if arguments.get("ServiceCode") != "AmazonEC2":
         raise ServiceError("InvalidParameterException", "the simulated price list knows AmazonEC2 alone")
-    wanted = {one["Field"]: one["Value"] for one in ask.get("Filters", [])}
+    filters = {row["Field"]: row["Value"] for row in arguments.get("Filters", [])}
     texts = []
     for type, price in ON_DEMAND.items():
-        product = _product(type, price, wanted.get("regionCode", region))
-        facts = product["product"]["attributes"]
-        if all(facts.get(name) == value for name, value in wanted.items() if name in facts or name == "instanceType"):
+        product = _product(type, price, filters.get("regionCode", region))
+        attributes = product["product"]["attributes"]
+        checked = {name: value for name, value in filters.items() if name in attributes or name == "instanceType"}
+        if all(attributes.get(name) == value for name, value in checked.items()):
             texts.append(json.dumps(product))
     return {"FormatVersion": "aws_v1", "PriceList": texts}
 
@@ -92,16 +95,16 @@ def _product(type: str, price: float, region: str) -> dict[str, Any]:
     return {"product": product, "serviceCode": "AmazonEC2", "terms": {"OnDemand": {f"{sku}.JRTCKXETXF": term}}}
 
 
-def get_service_quota(sim: Any, region: str, ask: dict[str, Any]) -> dict[str, Any]:
-    """Service Quotas GetServiceQuota of ec2, in vCPU (and the number of elastic addresses)."""
-    from support.simcloud.spot_market import PLENTY, QUOTAS
+def get_service_quota(sim: Any, region: str, arguments: dict[str, Any]) -> dict[str, Any]:
+    """Answer GetServiceQuota of Service Quotas: vCPU of EC2, or the number of elastic addresses."""
+    from support.simcloud.spot_market import PLENTY_VCPU, QUOTAS
 
-    code = ask.get("QuotaCode", "")
-    known = {one: (name, sim.quota_vcpu.get(one, PLENTY)) for one, (_, _, name) in QUOTAS.items()}
-    known["L-0263D0A3"] = ("EC2-VPC Elastic IPs", float(sim.max_addresses))
-    if ask.get("ServiceCode") != "ec2" or code not in known:
+    code = arguments.get("QuotaCode", "")
+    quotas = {id: (name, sim.quota_vcpu.get(id, PLENTY_VCPU)) for id, (_, _, name) in QUOTAS.items()}
+    quotas["L-0263D0A3"] = ("EC2-VPC Elastic IPs", float(sim.max_addresses))
+    if arguments.get("ServiceCode") != "ec2" or code not in quotas:
         raise ServiceError("NoSuchResourceException", f"The request failed because the quota {code} does not exist.")
-    name, value = known[code]
+    name, value = quotas[code]
     arn = f"arn:aws:servicequotas:{region}:123456789012:ec2/{code}"
     quota: dict[str, Any] = {
         "ServiceCode": "ec2",

@@ -1,8 +1,8 @@
-"""Ends what is left on the machines of a simulated cloud when the cloud dies, whatever kills it.
+"""Kills what is left on the machines of a simulated cloud when the cloud's process ends, whatever ends it.
 
     python -m support.simcloud.process_keeper FOLDER SOCKETS
 
-Its stdin is a pipe from the cloud, which closes when that is gone.
+Its stdin is a pipe from the cloud. The pipe closes when the cloud's process has ended.
 """
 
 import contextlib
@@ -13,36 +13,42 @@ import sys
 import time
 from pathlib import Path
 
-DONE = b"nothing is left"  # what the cloud says when it has ended its machines itself
+CLEAN_EXIT_MESSAGE = b"nothing is left"  # the cloud writes it when it has ended its machines itself
+KILL_SECONDS = 30.0
 
 
-def everything(folder: Path) -> set[int]:
-    """What runs on the machines of this folder: marked, an sshd by its configuration, or below one of these."""
-    from support.ssh_machines import command_line, marked  # late: each cloud starts a keeper, few need it
+def process_ids(folder: Path) -> set[int]:
+    """Return the processes on the machines of a folder.
+
+    These are the processes with the machines' mark in their environment, every sshd with a configuration of the
+    folder, and all descendants of these.
+    """
+    # Imported late: every cloud starts a keeper, and few keepers get here.
+    from support.ssh_machines import command_line, marked_pids
 
     from train.tools.process import descendant_pids
 
-    pids = {int(one.name): None for one in Path("/proc").iterdir() if one.name.isdigit()}
-    found = marked(str(folder), pids)
-    found |= {pid for pid in pids if "sshd" in (line := command_line(pid)) and f" -f {folder}/" in line}
-    return {pid for one in found for pid in (one, *descendant_pids(one))} - {os.getpid()}
+    all_pids = {int(entry.name): None for entry in Path("/proc").iterdir() if entry.name.isdigit()}
+    roots = marked_pids(str(folder), all_pids)
+    roots |= {pid for pid in all_pids if "sshd" in (line := command_line(pid)) and f" -f {folder}/" in line}
+    return {pid for root in roots for pid in (root, *descendant_pids(root))} - {os.getpid()}
 
 
-def end(folder: Path) -> None:
-    """Kill it all, and what it starts meanwhile."""
-    deadline = time.monotonic() + 30
-    while (pids := everything(folder)) and time.monotonic() < deadline:
-        for number in (signal.SIGSTOP, signal.SIGKILL):
+def kill_all(folder: Path) -> None:
+    """Kill all processes on the machines of a folder, and those that they start meanwhile."""
+    deadline = time.monotonic() + KILL_SECONDS
+    while (pids := process_ids(folder)) and time.monotonic() < deadline:
+        for signal_number in (signal.SIGSTOP, signal.SIGKILL):
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)
+                    os.kill(pid, signal_number)
         time.sleep(0.02)
 
 
 def main(folder: str, sockets: str) -> None:
-    """Wait for the end of the cloud, then see to it that nothing outlives it."""
-    if sys.stdin.buffer.read() != DONE:
-        end(Path(folder))
+    """Wait until the cloud's process ends, then kill what outlives it and delete the tmux sockets."""
+    if sys.stdin.buffer.read() != CLEAN_EXIT_MESSAGE:
+        kill_all(Path(folder))
     shutil.rmtree(sockets, ignore_errors=True)
 
 

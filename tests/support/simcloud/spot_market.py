@@ -1,4 +1,4 @@
-"""What may be launched and for how much: types by zone, capacity, quotas, spot requests, prices, and the images."""
+"""The market of instances: types by zone, capacity, quotas, spot requests, prices, and the images."""
 
 import hashlib
 from datetime import UTC, datetime
@@ -9,12 +9,12 @@ from moto.core.utils import utcnow
 from moto.ec2.models.amis import Ami
 from moto.ec2.models.instance_types import INSTANCE_TYPE_OFFERINGS, INSTANCE_TYPES
 from moto.ssm.models import Parameter
-from support.simcloud.cloud import AwsError, Sim
-from support.simcloud.lifecycle import BILLED
+from support.simcloud.cloud import AwsError, SimulatedAws
+from support.simcloud.lifecycle import BILLED_STATES
 from support.simcloud.prices import ON_DEMAND, on_demand, spot_factor
 
-PLENTY = 100_000.0
-IMAGES = {  # SSM parameter: name of the image (the names are AWS's; the numbers of the images are ours)
+PLENTY_VCPU = 100_000.0
+IMAGES = {  # names of the images by SSM parameter (the names are AWS's, the ids of the images are ours)
     "base-oss-nvidia-driver-gpu-ubuntu-22.04": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 22.04) 20261113",
     "base-oss-nvidia-driver-gpu-ubuntu-24.04": "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 20261113",
     "oss-nvidia-driver-gpu-pytorch-2.9-ubuntu-24.04": (
@@ -23,7 +23,7 @@ IMAGES = {  # SSM parameter: name of the image (the names are AWS's; the numbers
 }
 PARAMETER = "/aws/service/deeplearning/ami/x86_64/{}/latest/ami-id"
 AMAZON = "898082745236"
-QUOTAS = {  # quota code: (market, first letters of the types' names, its name)
+QUOTAS = {  # by quota code: (market, prefixes of the types' names, name of the quota)
     "L-417A185B": ("on-demand", ("p",), "Running On-Demand P instances"),
     "L-DB2E81BA": ("on-demand", ("g", "vt"), "Running On-Demand G and VT instances"),
     "L-1216C47A": ("on-demand", ("standard",), "Running On-Demand Standard (A, C, D, H, I, M, R, T, Z) instances"),
@@ -32,214 +32,254 @@ QUOTAS = {  # quota code: (market, first letters of the types' names, its name)
     "L-3819A6DF": ("spot", ("g", "vt"), "All G and VT Spot Instance Requests"),
     "L-34B43A08": ("spot", ("standard",), "All Standard (A, C, D, H, I, M, R, T, Z) Spot Instance Requests"),
 }
-STANDARD = tuple("acdhimrtz")
+STANDARD_PREFIXES = tuple("acdhimrtz")
 
 
 def quota_code(type: str, market: str) -> str | None:
-    """The quota that counts this type in this market."""
-    for code, (of, prefixes, _) in QUOTAS.items():
-        standard = "standard" in prefixes and type.startswith(STANDARD)
-        if of == market and (standard or type.startswith(prefixes)):
+    """Return the code of the quota that counts this type in this market, None without one."""
+    for code, (quota_market, prefixes, _) in QUOTAS.items():
+        is_standard = "standard" in prefixes and type.startswith(STANDARD_PREFIXES)
+        if quota_market == market and (is_standard or type.startswith(prefixes)):
             return code
     return None
 
 
 def vcpus(type: str) -> int:
-    """The vCPU of a type."""
+    """Return the number of vCPU of a type."""
     return int(INSTANCE_TYPES[type]["VCpuInfo"]["DefaultVCpus"])
 
 
 def offered(region: str, type: str) -> list[str]:
-    """The zones of a region where a type is offered."""
+    """Return the zones of a region where a type is offered."""
     rows = INSTANCE_TYPE_OFFERINGS["availability-zone"].get(region, [])
     return sorted(row["Location"] for row in rows if row["InstanceType"] == type)
 
 
 class Market:
-    """Who gets what, and at which price."""
+    """Capacity, quotas and prices, and the spot requests."""
 
     def __init__(self) -> None:
         self.spot: dict[tuple[str, str], float] = {}
 
     def spot_price(self, zone: str, type: str) -> float:
-        """Dollars an hour: as set, else a part of the on-demand price that depends on the zone."""
+        """Return the spot price in dollars per hour: as set, else a zone's fraction of the on-demand price."""
         if (zone, type) in self.spot:
             return self.spot[zone, type]
         return round(on_demand(type, vcpus(type) if type in INSTANCE_TYPES else 8) * spot_factor(zone, type), 4)
 
-    def hourly(self, instance: Any) -> float:
-        """What a new instance costs an hour."""
+    def dollars_per_hour(self, instance: Any) -> float:
+        """Return the price of a new instance."""
         type = instance.instance_type
         if instance.life.market == "spot":
             return self.spot_price(instance.placement.zone, type)
         return on_demand(type, vcpus(type))
 
-    def unknown_type(self, type: str) -> None:
-        """Refuse a type that EC2 does not describe: one that it once had, and one that never was."""
+    def raise_unknown_type(self, type: str) -> None:
+        """Raise the error of EC2 for a type that it does not describe: a retired one, or one that never was."""
         if type in ON_DEMAND:
             message = "The requested configuration is currently not supported. Please check the documentation."
             raise AwsError("Unsupported", message)
         raise AwsError("InvalidParameterValue", f"Invalid value '{type}' for InstanceType.")
 
-    def take(self, sim: Sim, ask: Any) -> int:
-        """How many are launched now. Raises the error of EC2 if fewer than the least. Capacity goes down by as many."""
-        zones = offered(ask.region, ask.type)
-        if ask.zone not in zones:
-            message = f"Your requested instance type ({ask.type}) is not supported in your requested Availability Zone"
-            message += f" ({ask.zone}). Please retry your request by not specifying an Availability Zone or choosing"
+    def allocate(self, sim: SimulatedAws, request: Any) -> int:
+        """Return how many instances are launched now, and take them from the capacity.
+
+        Raises the error of EC2 when these are fewer than MinCount.
+        """
+        zones = offered(request.region, request.type)
+        if request.zone not in zones:
+            message = (
+                f"Your requested instance type ({request.type}) is not supported in your requested Availability Zone"
+            )
+            message += (
+                f" ({request.zone}). Please retry your request by not specifying an Availability Zone or choosing"
+            )
             raise AwsError("Unsupported", f"{message} {', '.join(zones)}.")
-        self._price(ask)
-        within = self._within_quota(sim, ask)
-        free: int = sim.capacity.get((ask.zone, ask.type), ask.high)
-        count = min(int(ask.high), int(within), free)
-        if within < ask.low:
-            self._over_quota(sim, ask)
-        if count < ask.low:
-            message = f"We currently do not have sufficient {ask.type} capacity in the Availability Zone you requested"
-            message += f" ({ask.zone}). Our system will be working on provisioning additional capacity."
+        self._check_max_price(request)
+        quota_count = self._quota_count(sim, request)
+        free: int = sim.capacity.get((request.zone, request.type), request.max_count)
+        count = min(int(request.max_count), int(quota_count), free)
+        if quota_count < request.min_count:
+            self._raise_over_quota(sim, request)
+        if count < request.min_count:
+            message = (
+                f"We currently do not have sufficient {request.type} capacity in the Availability Zone you requested"
+            )
+            message += f" ({request.zone}). Our system will be working on provisioning additional capacity."
             raise AwsError("InsufficientInstanceCapacity", message)
-        if (ask.zone, ask.type) in sim.capacity:
-            sim.capacity[ask.zone, ask.type] -= count
+        if (request.zone, request.type) in sim.capacity:
+            sim.capacity[request.zone, request.type] -= count
         return count
 
-    def _price(self, ask: Any) -> None:
-        price, most = self.spot_price(ask.zone, ask.type), ask.spot["MaxPrice"]
-        if ask.market == "spot" and most and float(most) < price:
-            message = f"Your Spot request price of {most} is lower than the minimum required Spot request fulfillment"
+    def _check_max_price(self, request: Any) -> None:
+        price = self.spot_price(request.zone, request.type)
+        max_price = request.spot["MaxPrice"]
+        if request.market == "spot" and max_price and float(max_price) < price:
+            message = (
+                f"Your Spot request price of {max_price} is lower than the minimum required Spot request fulfillment"
+            )
             raise AwsError("SpotMaxPriceTooLow", f"{message} price of {price}.")
 
-    def _within_quota(self, sim: Sim, ask: Any) -> float:
-        code = quota_code(ask.type, ask.market)
+    def _quota_count(self, sim: SimulatedAws, request: Any) -> float:
+        code = quota_code(request.type, request.market)
         if code is None:
-            return float(ask.high)
-        used = sum(vcpus(one.instance_type) for one in sim.live() if self._counts(one, ask, code))
-        return (sim.quota_vcpu.get(code, PLENTY) - used) // vcpus(ask.type)
+            return float(request.max_count)
+        used = sum(
+            vcpus(instance.instance_type)
+            for instance in sim.live_instances()
+            if self._counts_in_quota(instance, request, code)
+        )
+        return (sim.quota_vcpu.get(code, PLENTY_VCPU) - used) // vcpus(request.type)
 
-    def _counts(self, instance: Any, ask: Any, code: str) -> bool:
-        here = instance.region_name == ask.region and instance.state in BILLED
-        return here and quota_code(instance.instance_type, instance.life.market) == code
+    def _counts_in_quota(self, instance: Any, request: Any, code: str) -> bool:
+        is_in_region = instance.region_name == request.region and instance.state in BILLED_STATES
+        return is_in_region and quota_code(instance.instance_type, instance.life.market) == code
 
-    def _over_quota(self, sim: Sim, ask: Any) -> None:
-        if ask.market == "spot":
+    def _raise_over_quota(self, sim: SimulatedAws, request: Any) -> None:
+        if request.market == "spot":
             raise AwsError("MaxSpotInstanceCountExceeded", "Max spot instance count exceeded")
-        limit = sim.quota_vcpu.get(quota_code(ask.type, ask.market) or "", PLENTY)
+        limit = sim.quota_vcpu.get(quota_code(request.type, request.market) or "", PLENTY_VCPU)
         message = f"You have requested more vCPU capacity than your current vCPU limit of {limit:g} allows for the"
         message += " instance bucket that the specified instance type belongs to."
         raise AwsError("VcpuLimitExceeded", message)
 
     # --- spot requests ---------------------------------------------------------------------------------------------
 
-    def open_request(self, sim: Sim, ask: Any, instance: Any) -> None:
-        """A spot instance belongs to a request, with tags of its own."""
-        if ask.market != "spot":
+    def open_request(self, sim: SimulatedAws, request: Any, instance: Any) -> None:
+        """Create the request to which a new spot instance belongs, with tags of its own."""
+        if request.market != "spot":
             return
         id = "sir-" + hashlib.sha256(instance.id.encode()).hexdigest()[:8]
-        instance.spot_instance_request_id = instance.life.request = id
-        instance.ec2_backend.create_tags([id], ask.tags.get("spot-instances-request", {}))
-        sim.requests[id] = {
+        instance.spot_instance_request_id = instance.life.spot_request_id = id
+        instance.ec2_backend.create_tags([id], request.tags.get("spot-instances-request", {}))
+        sim.spot_requests[id] = {
             "SpotInstanceRequestId": id,
             "CreateTime": datetime.fromtimestamp(sim.now(), UTC),
             "InstanceId": instance.id,
-            "InstanceInterruptionBehavior": ask.spot["InstanceInterruptionBehavior"] or "terminate",
+            "InstanceInterruptionBehavior": request.spot["InstanceInterruptionBehavior"] or "terminate",
             "LaunchedAvailabilityZone": instance.placement.zone,
             "ProductDescription": "Linux/UNIX",
-            "SpotPrice": ask.spot["MaxPrice"] or f"{on_demand(ask.type, vcpus(ask.type)):.6f}",
+            "SpotPrice": request.spot["MaxPrice"] or f"{on_demand(request.type, vcpus(request.type)):.6f}",
             "State": "active",
             "Status": {"Code": "fulfilled", "Message": "Your spot request is fulfilled."},
-            "Type": ask.spot["SpotInstanceType"] or "one-time",
-            "region": ask.region,
+            "Type": request.spot["SpotInstanceType"] or "one-time",
+            "region": request.region,
         }
 
-    def mark_request(self, sim: Sim, instance: Any) -> None:
-        """A notice has been given."""
-        sim.requests[instance.life.request]["Status"] = {"Code": "marked-for-termination", "Message": "Interruption."}
+    def mark_request(self, sim: SimulatedAws, instance: Any) -> None:
+        """Note in a request that its instance has received an interruption notice."""
+        status = {"Code": "marked-for-termination", "Message": "Interruption."}
+        sim.spot_requests[instance.life.spot_request_id]["Status"] = status
 
-    def close_request(self, sim: Sim, instance: Any, taken: bool) -> None:
-        """Its instance has ended."""
-        request = sim.requests.get(instance.life.request or "")
+    def close_request(self, sim: SimulatedAws, instance: Any, lost_capacity: bool) -> None:
+        """Close the request of an instance that has ended."""
+        request = sim.spot_requests.get(instance.life.spot_request_id or "")
         if request is not None:
             request["State"] = "closed" if request["State"] == "active" else request["State"]
-            code = "instance-terminated-no-capacity" if taken else "instance-terminated-by-user"
+            code = "instance-terminated-no-capacity" if lost_capacity else "instance-terminated-by-user"
             request["Status"] = {"Code": code, "Message": code.replace("-", " ")}
 
 
 def describe_spot_instance_requests(self: Any) -> ActionResult:
-    """By ids or filters, with tags; a young one is not seen yet, like its instance."""
+    """Describe spot requests by ids or filters, with tags. A request is visible when its instance is."""
     from support.simcloud import placement_groups
 
-    sim, backend, filters = Sim.current, self.ec2_backend, self._filters_from_querystring()
-    ids, found = self._get_param("SpotInstanceRequestIds", []), []
-    known = {id: one for id, one in sim.requests.items() if one["region"] == self.region}
-    known = {id: one for id, one in known.items() if sim.visible(sim.find(one["InstanceId"]))}
-    for missing in [id for id in ids if id not in known]:
+    sim = SimulatedAws.current
+    backend = self.ec2_backend
+    filters = self._filters_from_querystring()
+    ids = self._get_param("SpotInstanceRequestIds", [])
+    spot_requests = {
+        id: spot_request
+        for id, spot_request in sim.spot_requests.items()
+        if spot_request["region"] == self.region and sim.is_visible(sim.find(spot_request["InstanceId"]))
+    }
+    for missing in [id for id in ids if id not in spot_requests]:
         message = f"The spot instance request ID '{missing}' does not exist"
         raise AwsError("InvalidSpotInstanceRequestID.NotFound", message)
-    for id, one in known.items():
-        facts = {"spot-instance-request-id": id, "instance-id": one["InstanceId"], "state": one["State"]}
-        facts |= {"type": one["Type"], "launched-availability-zone": one["LaunchedAvailabilityZone"]}
-        facts["status-code"] = one["Status"]["Code"]
-        if (not ids or id in ids) and placement_groups.matches(backend, id, facts, filters):
-            shown = {name: value for name, value in one.items() if name != "region"}
-            found.append({**shown, "Tags": placement_groups.Tagged(backend, id).tags()})
-    return ActionResult({"SpotInstanceRequests": found})
+    rows = []
+    for id, spot_request in spot_requests.items():
+        attributes = {
+            "spot-instance-request-id": id,
+            "instance-id": spot_request["InstanceId"],
+            "state": spot_request["State"],
+            "type": spot_request["Type"],
+            "launched-availability-zone": spot_request["LaunchedAvailabilityZone"],
+            "status-code": spot_request["Status"]["Code"],
+        }
+        if (not ids or id in ids) and placement_groups.matches(backend, id, attributes, filters):
+            row = {name: value for name, value in spot_request.items() if name != "region"}
+            rows.append({**row, "Tags": placement_groups.TaggedResource(backend, id).tags()})
+    return ActionResult({"SpotInstanceRequests": rows})
 
 
 def cancel_spot_instance_requests(self: Any) -> ActionResult:
-    """The request is cancelled; its instance goes on."""
-    sim, done = Sim.current, []
+    """Cancel spot requests. Their instances keep running."""
+    sim = SimulatedAws.current
+    changes = []
     for id in self._get_param("SpotInstanceRequestIds", []):
-        if id not in sim.requests:
+        if id not in sim.spot_requests:
             message = f"The spot instance request ID '{id}' does not exist"
             raise AwsError("InvalidSpotInstanceRequestID.NotFound", message)
-        if sim.requests[id]["State"] == "active":
-            sim.requests[id]["State"] = "cancelled"
+        if sim.spot_requests[id]["State"] == "active":
+            sim.spot_requests[id]["State"] = "cancelled"
             code = "request-canceled-and-instance-running"
-            sim.requests[id]["Status"] = {"Code": code, "Message": code.replace("-", " ")}
-        done.append({"SpotInstanceRequestId": id, "State": sim.requests[id]["State"]})
-    return ActionResult({"CancelledSpotInstanceRequests": done})
+            sim.spot_requests[id]["Status"] = {"Code": code, "Message": code.replace("-", " ")}
+        changes.append({"SpotInstanceRequestId": id, "State": sim.spot_requests[id]["State"]})
+    return ActionResult({"CancelledSpotInstanceRequests": changes})
 
 
 def describe_spot_price_history(self: Any) -> ActionResult:
-    """Prices of each zone where the type is offered: now's, 10 minutes old, and older ones back to StartTime."""
-    sim, filters, rows = Sim.current, self._filters_from_querystring(), []
+    """List the prices of types in the zones that offer them: of 10 minutes ago, and back to StartTime."""
+    sim = SimulatedAws.current
+    filters = self._filters_from_querystring()
+    rows = []
     types = self._get_param("InstanceTypes", []) or filters.get("instance-type", [])
     zone = self._get_param("AvailabilityZone")
     zones = [zone] if zone else filters.get("availability-zone", [])
     products = self._get_param("ProductDescriptions", []) or filters.get("product-description", ["Linux/UNIX"])
-    since = self._get_param("StartTime")
-    begin = sim.now() - 86400 if since is None else min(sim.now(), since.replace(tzinfo=UTC).timestamp())
+    start_time = self._get_param("StartTime")
+    begin = sim.now() - 86400
+    if start_time is not None:
+        begin = min(sim.now(), start_time.replace(tzinfo=UTC).timestamp())
     if not types:
         raise AwsError("NotImplemented", "the simulated price history wants instance types")
     if not {"Linux/UNIX", "Linux/UNIX (Amazon VPC)"} & set(products):
         return ActionResult({"SpotPriceHistory": []})
     for type in types:
-        for place in [one for one in offered(self.region, type) if not zones or one in zones]:
-            rows += _history(sim, type, place, begin)
+        for offered_zone in offered(self.region, type):
+            if not zones or offered_zone in zones:
+                rows += _price_history(sim, type, offered_zone, begin)
     return ActionResult({"SpotPriceHistory": sorted(rows, key=lambda row: row["Timestamp"], reverse=True)})
 
 
-def _history(sim: Sim, type: str, zone: str, begin: float) -> list[dict[str, Any]]:
+def _price_history(sim: SimulatedAws, type: str, zone: str, begin: float) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
-    price, at = sim.market.spot_price(zone, type), sim.now() - 600
+    price = sim.market.spot_price(zone, type)
+    moment = sim.now() - 600
     while True:  # the last row is the price that was in force at the beginning
-        when = datetime.fromtimestamp(at, UTC).replace(microsecond=0)
-        rows.append({"InstanceType": type, "ProductDescription": "Linux/UNIX", "SpotPrice": f"{price:.6f}"})
-        rows[-1] |= {"AvailabilityZone": zone, "Timestamp": when}
-        if at <= begin:
+        row = {
+            "InstanceType": type,
+            "ProductDescription": "Linux/UNIX",
+            "SpotPrice": f"{price:.6f}",
+            "AvailabilityZone": zone,
+            "Timestamp": datetime.fromtimestamp(moment, UTC).replace(microsecond=0),
+        }
+        rows.append(row)
+        if moment <= begin:
             return rows
-        at -= 6 * 3600  # the meter takes one price for a machine's whole life, so it has not changed
+        moment -= 6 * 3600  # the bill has one price for a machine's whole life, so the price never changes
 
 
 # --- images ----------------------------------------------------------------------------------------------------------
 
 
 def image_id(region: str, name: str) -> str:
-    """The number of an image in a region."""
+    """Return the id of an image in a region."""
     return "ami-" + hashlib.sha256(f"{region} {name}".encode()).hexdigest()[:17]
 
 
-def make_images(sim: Sim, backend: Any) -> None:
-    """Our images in a new region."""
+def make_images(sim: SimulatedAws, backend: Any) -> None:
+    """Create the images of a new region."""
     for name in IMAGES.values():
         id = image_id(backend.region_name, name)
         backend.amis[id] = Ami(
@@ -260,8 +300,8 @@ def make_images(sim: Sim, backend: Any) -> None:
     tag_images(sim, backend)
 
 
-def tag_images(sim: Sim, backend: Any) -> None:
-    """The images say how to log in."""
+def tag_images(sim: SimulatedAws, backend: Any) -> None:
+    """Tag the images of a region with the user and the port for a login."""
     user, port = sim.login
     for id in [image_id(backend.region_name, name) for name in IMAGES.values()]:
         if id in backend.amis:
@@ -269,18 +309,19 @@ def tag_images(sim: Sim, backend: Any) -> None:
 
 
 def image_disks(image: Any) -> list[dict[str, Any]]:
-    """The disk of an image: as big as `sim.image_gb`."""
-    disk = {"SnapshotId": image.ebs_snapshot.id, "VolumeSize": Sim.current.image_gb}
+    """Return the disk of an image, which has `image_gb` of the cloud."""
+    disk = {"SnapshotId": image.ebs_snapshot.id, "VolumeSize": SimulatedAws.current.image_gb}
     disk |= {"DeleteOnTermination": True, "VolumeType": "gp3", "Encrypted": False}
     return [{"DeviceName": image.root_device_name, "Ebs": disk}]
 
 
 def make_parameters(backend: Any) -> None:
-    """The public parameters of a new region."""
+    """Create the public parameters of a new region."""
     for short, name in IMAGES.items():
-        full, value = PARAMETER.format(short), image_id(backend.region_name, name)
-        words = (backend.account_id, full, value, "String", None, None, None, utcnow(), 1, "aws:ec2:image")
-        backend._parameters[full].append(Parameter(*words))  # type: ignore[abstract]
+        parameter = PARAMETER.format(short)
+        value = image_id(backend.region_name, name)
+        arguments = (backend.account_id, parameter, value, "String", None, None, None, utcnow(), 1, "aws:ec2:image")
+        backend._parameters[parameter].append(Parameter(*arguments))  # type: ignore[abstract]
 
 
 ACTIONS = {

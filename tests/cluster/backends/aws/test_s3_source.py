@@ -8,8 +8,8 @@ from typing import Any
 import boto3
 import pytest
 from support.packed_sets import content, make_set
-from support.simcloud.cloud import Sim
-from support.simcloud.http_server import Front, serve
+from support.simcloud.cloud import SimulatedAws
+from support.simcloud.http_server import AwsFrontend, serve
 
 from cluster.backends.aws.s3_source import S3Source, machine_role_problems, upload_dataset
 from cluster.errors import AwsNotConfigured, ClusterError
@@ -25,16 +25,16 @@ SET_URL = "s3://imgnet-sets/data/set"
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[tuple[Front, str]]:
+def served() -> Iterator[tuple[AwsFrontend, str]]:
     """A simulated cloud, and its URL."""
-    server, url = serve(sim=Sim())
+    server, url = serve(sim=SimulatedAws())
     yield server.front, url  # type: ignore[attr-defined]
     server.shutdown()
     server.server_close()
 
 
 @pytest.fixture
-def front(served: tuple[Front, str], monkeypatch: pytest.MonkeyPatch) -> Front:
+def front(served: tuple[AwsFrontend, str], monkeypatch: pytest.MonkeyPatch) -> AwsFrontend:
     """A simulated cloud with an empty bucket, which boto3 in this process takes for AWS."""
     front, url = served
     for name in ("AWS_PROFILE", "AWS_DEFAULT_REGION", "AWS_SESSION_TOKEN"):
@@ -55,7 +55,7 @@ def ignore_progress(done_bytes: int, total_bytes: int) -> None:
 
 
 @pytest.fixture
-def root(tmp_path: Path, front: Front) -> Path:
+def root(tmp_path: Path, front: AwsFrontend) -> Path:
     """A packed set that was uploaded."""
     folder = make_set(tmp_path / "set")
     assert upload_dataset(folder, SET_URL, ignore_progress) == (10, 0)
@@ -68,7 +68,7 @@ def fetch(target: Path, stall_timeout: float = 20.0, url: str = SET_URL) -> Fetc
     )
 
 
-def test_upload_twice_skips_and_fetch_returns_the_same_files(root: Path, front: Front, tmp_path: Path) -> None:
+def test_upload_twice_skips_and_fetch_returns_the_same_files(root: Path, front: AwsFrontend, tmp_path: Path) -> None:
     progress: list[tuple[int, int]] = []
     uploads = front.count("PutObject")
     assert upload_dataset(root, SET_URL, lambda *counts: progress.append(counts)) == (0, 10)
@@ -77,7 +77,7 @@ def test_upload_twice_skips_and_fetch_returns_the_same_files(root: Path, front: 
     assert content(tmp_path / "t") == content(root)
 
 
-def test_upload_dataset_uploads_manifests_last(tmp_path: Path, front: Front) -> None:
+def test_upload_dataset_uploads_manifests_last(tmp_path: Path, front: AwsFrontend) -> None:
     front.fault(action="PutObject", code="AccessDenied", status=403, skip=8)
     with pytest.raises(ClusterError, match=r"not permitted; it takes s3:PutObject on imgnet-sets/data/set"):
         upload_dataset(make_set(tmp_path / "set"), SET_URL, ignore_progress)
@@ -85,7 +85,7 @@ def test_upload_dataset_uploads_manifests_last(tmp_path: Path, front: Front) -> 
     assert len(keys) == 8 and not [key for key in keys if "manifest" in key]
 
 
-def test_upload_of_an_incomplete_set_is_refused(tmp_path: Path, front: Front) -> None:
+def test_upload_of_an_incomplete_set_is_refused(tmp_path: Path, front: AwsFrontend) -> None:
     folder = make_set(tmp_path / "set")
     (folder / "train/shard-00001.bin").unlink()
     with pytest.raises(
@@ -97,7 +97,7 @@ def test_upload_of_an_incomplete_set_is_refused(tmp_path: Path, front: Front) ->
         upload_dataset(tmp_path / "files", SET_URL, ignore_progress)
 
 
-def test_fetch_survives_transient_errors(root: Path, front: Front, tmp_path: Path) -> None:
+def test_fetch_survives_transient_errors(root: Path, front: AwsFrontend, tmp_path: Path) -> None:
     for code, status in (("SlowDown", 503), ("InternalError", 500), ("RequestTimeout", 400)):
         front.fault(service="s3", code=code, status=status, times=3, skip=2)
     front.fault(service="s3", drop=True, times=3, skip=8)
@@ -105,7 +105,7 @@ def test_fetch_survives_transient_errors(root: Path, front: Front, tmp_path: Pat
     assert content(tmp_path / "t") == content(root)
 
 
-def test_fetch_lasting_errors_are_one_line(root: Path, front: Front, tmp_path: Path) -> None:
+def test_fetch_lasting_errors_are_one_line(root: Path, front: AwsFrontend, tmp_path: Path) -> None:
     front.fault(action="GetObject", service="s3", code="AccessDenied", status=403, skip=6, times=99)
     with pytest.raises(ClusterError, match=r"s3://imgnet-sets/data/set/\S+: not permitted; .* --data s3://imgnet-sets"):
         fetch(tmp_path / "t")
@@ -125,14 +125,14 @@ def test_fetch_lasting_errors_are_one_line(root: Path, front: Front, tmp_path: P
     assert content(tmp_path / "t") == content(root)
 
 
-def test_fetch_of_a_missing_set_says_how_to_upload_one(front: Front, tmp_path: Path) -> None:
+def test_fetch_of_a_missing_set_says_how_to_upload_one(front: AwsFrontend, tmp_path: Path) -> None:
     with pytest.raises(FetchError, match=r"train/manifest\.json: not found; .* data put FOLDER s3://imgnet-sets/x$"):
         fetch(tmp_path / "t", url="s3://imgnet-sets/x")
     with pytest.raises(ClusterError, match="there is no bucket imgnet-nobody"):
         fetch(tmp_path / "t", url="s3://imgnet-nobody/x")
 
 
-def test_machine_role_problems_of_an_unreadable_location(front: Front) -> None:
+def test_machine_role_problems_of_an_unreadable_location(front: AwsFrontend) -> None:
     (line,) = machine_role_problems(SET_URL, Account())
     assert "the machines' IAM role reads no bucket yet" in line and f"check --iam --data {SET_URL}" in line
     efs = boto3.client("efs", region_name="us-east-1")

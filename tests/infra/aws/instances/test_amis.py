@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 from moto.ssm.models import ssm_backends
-from support.simcloud.http_server import Front
+from support.simcloud.http_server import AwsFrontend
 from support.simcloud.spot_market import IMAGES, PARAMETER, image_id
 
 from infra.aws.client import Account
@@ -39,7 +39,7 @@ def tag_image(account: Account, ami: str, **values: str) -> None:
     account.ec2.create_tags(Resources=[ami], Tags=[{"Key": f"imgnet:{k}", "Value": v} for k, v in values.items()])
 
 
-def test_resolve_image_prefers_one_with_pytorch_and_names_its_python(front: Front) -> None:
+def test_resolve_image_prefers_one_with_pytorch_and_names_its_python(front: AwsFrontend) -> None:
     image = amis.resolve_image(Account(), "sm_80")
     assert image == amis.Image(
         image_id("us-east-1", TORCH), "ubuntu", 22, 75, "/dev/sda1", TORCH, "/opt/pytorch/bin/python"
@@ -47,7 +47,7 @@ def test_resolve_image_prefers_one_with_pytorch_and_names_its_python(front: Fron
     assert amis.resolve_image(Account("eu-west-1"), "sm_90").id == image_id("eu-west-1", TORCH)
 
 
-def test_resolve_image_without_pytorch_uses_the_base_image(front: Front) -> None:
+def test_resolve_image_without_pytorch_uses_the_base_image(front: AwsFrontend) -> None:
     amis.resolve_image(Account(), "sm_80")  # creates the simulated region
     drop_parameters("oss-nvidia-driver-gpu-pytorch-2.9-ubuntu-24.04")
     image = amis.resolve_image(Account(), "sm_89")
@@ -61,13 +61,13 @@ def drop_parameters(*names: str) -> None:
         parameters.pop(PARAMETER.format(name))
 
 
-def test_resolve_image_without_parameters_asks_for_ami(front: Front) -> None:
+def test_resolve_image_without_parameters_asks_for_ami(front: AwsFrontend) -> None:
     amis.resolve_image(Account(), "sm_80")
     drop_parameters(*IMAGES)
     assert refusal(Account(), "sm_80") == "AWS has no deep-learning image in us-east-1; pass one: --ami ami-..."
 
 
-def test_resolve_image_asks_for_all_parameters_in_one_call(front: Front) -> None:
+def test_resolve_image_asks_for_all_parameters_in_one_call(front: AwsFrontend) -> None:
     amis.resolve_image(Account(), "sm_80")
     assert front.calls == [("ssm", "GetParameters"), ("ec2", "DescribeImages")]
     assert len(amis.AMI_PARAMETERS) <= 10 and len(set(amis.AMI_PARAMETERS)) == len(amis.AMI_PARAMETERS)
@@ -75,13 +75,13 @@ def test_resolve_image_asks_for_all_parameters_in_one_call(front: Front) -> None
     assert torch == sorted(torch, reverse=True)
 
 
-def test_resolve_image_reads_the_ssh_login_from_tags(front: Front) -> None:
+def test_resolve_image_reads_the_ssh_login_from_tags(front: AwsFrontend) -> None:
     front.sim.login = ("somebody", 2222)
     image = amis.resolve_image(Account(), "sm_80")
     assert (image.ssh_user, image.ssh_port) == ("somebody", 2222)
 
 
-def test_resolve_image_uses_an_own_image_unchanged(front: Front) -> None:
+def test_resolve_image_uses_an_own_image_unchanged(front: AwsFrontend) -> None:
     account = Account()
     ami = register_own_image(account)
     image = amis.resolve_image(account, "sm_80", ami)
@@ -93,7 +93,7 @@ def test_resolve_image_uses_an_own_image_unchanged(front: Front) -> None:
 
 
 @pytest.mark.parametrize("port", ["0", "65536", "ssh", "-1", "22 ", "2²"])
-def test_resolve_image_with_a_bad_port_tag_names_the_fix(front: Front, port: str) -> None:
+def test_resolve_image_with_a_bad_port_tag_names_the_fix(front: AwsFrontend, port: str) -> None:
     account = Account()
     ami = register_own_image(account)
     tag_image(account, ami, port=port)
@@ -101,7 +101,7 @@ def test_resolve_image_with_a_bad_port_tag_names_the_fix(front: Front, port: str
     assert f"imgnet:port is {port!r}" in message and f"aws ec2 create-tags --resources {ami}" in message
 
 
-def test_resolve_image_missing_is_a_one_line_error(front: Front) -> None:
+def test_resolve_image_missing_is_a_one_line_error(front: AwsFrontend) -> None:
     message = refusal(Account(), "sm_80", "ami-0123456789abcdef0")
     assert "ami-0123456789abcdef0" in message
     assert "look up image ami-x" in refusal(Account(), "sm_80", "ami-x")
@@ -117,7 +117,7 @@ def test_resolve_image_missing_is_a_one_line_error(front: Front) -> None:
     ],
 )
 def test_resolve_image_refuses_images_that_cannot_launch(
-    front: Front, changes: dict[str, str] | None, message: str
+    front: AwsFrontend, changes: dict[str, str] | None, message: str
 ) -> None:
     assert refusal(account_with_image(changes), "sm_80", "ami-1").startswith(message)
 
@@ -130,7 +130,7 @@ def account_with_image(changes: dict[str, Any] | None) -> Account:
     return account
 
 
-def test_resolve_image_reads_the_size_of_the_root_device(front: Front) -> None:
+def test_resolve_image_reads_the_size_of_the_root_device(front: AwsFrontend) -> None:
     disks = [
         {"DeviceName": "/dev/sdb", "VirtualName": "ephemeral0"},
         {"DeviceName": "/dev/sdc", "Ebs": {"VolumeSize": 7}},
@@ -144,7 +144,7 @@ def test_resolve_image_reads_the_size_of_the_root_device(front: Front) -> None:
     assert (image.root_device, image.snapshot_gb, image.name) == ("/dev/sda1", 0, "")
 
 
-def test_resolve_image_for_v100_needs_an_own_image(front: Front) -> None:
+def test_resolve_image_for_v100_needs_an_own_image(front: AwsFrontend) -> None:
     message = refusal(Account(), BUILTIN_TYPES["p3dn.24xlarge"].gpu_arch)
     assert (
         "sm_70" in message

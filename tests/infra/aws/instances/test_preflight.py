@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.simcloud.http_server import Front
+from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import tags
 from infra.aws.client import Account
@@ -56,7 +56,7 @@ def subnet(account: Account, bits: int = 20, ours: bool = True) -> str:
     return str(response["Subnet"]["SubnetId"])
 
 
-def test_run_preflight_without_problems_lists_every_check(front: Front, tools: Path) -> None:
+def test_run_preflight_without_problems_lists_every_check(front: AwsFrontend, tools: Path) -> None:
     account = Account()
     subnet(account)
     findings = check(account)
@@ -84,7 +84,7 @@ def test_run_preflight_without_problems_lists_every_check(front: Front, tools: P
         assert [message for message in messages[OK] if text in message], (text, messages)
 
 
-def test_run_preflight_changes_nothing(front: Front, tools: Path) -> None:
+def test_run_preflight_changes_nothing(front: AwsFrontend, tools: Path) -> None:
     findings = check(stack_missing=["network", "file system"])
     assert find_one(findings, "the first launch creates network, file system").level == OK
     assert {f"ec2:{name} is permitted" for name in CHANGING_ACTIONS} <= set(messages_by_level(findings)[OK])
@@ -97,7 +97,7 @@ def test_run_preflight_changes_nothing(front: Front, tools: Path) -> None:
 
 
 @pytest.mark.parametrize("missing", [[], ["network"]])
-def test_run_preflight_sends_changing_calls_as_dry_runs(front: Front, tools: Path, missing: list[str]) -> None:
+def test_run_preflight_sends_changing_calls_as_dry_runs(front: AwsFrontend, tools: Path, missing: list[str]) -> None:
     account, calls = Account(), []
     for client in (account.ec2, account.ec2_no_retry):
         client.meta.events.register(
@@ -112,7 +112,7 @@ def test_run_preflight_sends_changing_calls_as_dry_runs(front: Front, tools: Pat
         assert tag_value == tags.STACK_VALUE
 
 
-def test_dry_run_request_satisfies_the_least_policy(front: Front, tools: Path) -> None:
+def test_dry_run_request_satisfies_the_least_policy(front: AwsFrontend, tools: Path) -> None:
     spot = preflight._dry_run_request("g5.xlarge", "ami-1", "subnet-1", spot=True)
     assert spot["InstanceMarketOptions"] == {"MarketType": "spot"} and spot["SubnetId"] == "subnet-1"
     assert spot["MetadataOptions"] == {"HttpTokens": "required"}
@@ -123,7 +123,7 @@ def test_dry_run_request_satisfies_the_least_policy(front: Front, tools: Path) -
 
 
 def test_run_preflight_without_credentials_checks_tools_only(
-    front: Front, tools: Path, monkeypatch: pytest.MonkeyPatch
+    front: AwsFrontend, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     (tools / "tmux").unlink()
@@ -134,14 +134,14 @@ def test_run_preflight_without_credentials_checks_tools_only(
     assert findings[1:] == preflight.check_tools() and len(findings) == 4 and not front.calls
 
 
-def test_run_preflight_with_refused_credentials_stops_there(front: Front, tools: Path) -> None:
+def test_run_preflight_with_refused_credentials_stops_there(front: AwsFrontend, tools: Path) -> None:
     front.fault(action="GetCallerIdentity", code="InvalidClientTokenId", status=403, times=99)
     findings = check()
     assert (findings[0].level, findings[0].next_command) == (ERROR, "see: aws sts get-caller-identity")
     assert "InvalidClientTokenId" in findings[0].message and len(findings) == 4
 
 
-def test_run_preflight_suggests_the_closest_region_name(front: Front, tools: Path) -> None:
+def test_run_preflight_suggests_the_closest_region_name(front: AwsFrontend, tools: Path) -> None:
     findings = check(Account("us-eats-1"))
     assert findings[0] == Finding(
         ERROR, "boto3 knows no region us-eats-1", "--region us-east-1, or pip install -U boto3"
@@ -151,7 +151,7 @@ def test_run_preflight_suggests_the_closest_region_name(front: Front, tools: Pat
 
 @pytest.mark.parametrize("refused", [False, True])
 def test_run_preflight_tells_a_disabled_region_from_bad_credentials(
-    front: Front, tools: Path, refused: bool, monkeypatch: pytest.MonkeyPatch
+    front: AwsFrontend, tools: Path, refused: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account, home_account = Account("af-south-1"), Account("us-east-1")
     response = {"Regions": [{"RegionName": "af-south-1", "OptInStatus": "not-opted-in"}]}
@@ -171,7 +171,7 @@ def test_run_preflight_tells_a_disabled_region_from_bad_credentials(
 
 
 def test_run_preflight_reports_all_problems_with_commands(
-    front: Front, tools: Path, monkeypatch: pytest.MonkeyPatch
+    front: AwsFrontend, tools: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     account = Account()
     subnet(account, bits=28)
@@ -207,21 +207,21 @@ def test_run_preflight_reports_all_problems_with_commands(
 # --- quotas -------------------------------------------------------------------------------------------------------
 
 
-def quotas(front: Front, market: str, **allowed: float) -> list[tuple[str, str]]:
+def quotas(front: AwsFrontend, market: str, **allowed: float) -> list[tuple[str, str]]:
     """Return level and message of each finding on quotas."""
     front.sim.quota_vcpu = {"L-" + code: value for code, value in allowed.items()}
     findings = check(types=("p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge"), market=market)
     return [(finding.level, finding.message) for finding in findings if "vCPU" in finding.message]
 
 
-def test_small_quota_is_a_warning_while_another_suffices(front: Front, tools: Path) -> None:
+def test_small_quota_is_a_warning_while_another_suffices(front: AwsFrontend, tools: Path) -> None:
     assert quotas(front, "spot", **{"7212CCBC": 1535, "C4BD4855": 3072}) == [
         (WARNING, "p4d.24xlarge, p3dn.24xlarge, spot: 1536 vCPU, but quota L-7212CCBC allows 1535"),
         (OK, "p5.48xlarge, spot: 3072 vCPU of 3072 that quota L-C4BD4855 allows"),
     ]
 
 
-def test_market_decides_which_quotas_are_checked(front: Front, tools: Path) -> None:
+def test_market_decides_which_quotas_are_checked(front: AwsFrontend, tools: Path) -> None:
     short = quotas(front, "spot-then-on-demand", **{"7212CCBC": 0, "C4BD4855": 0, "417A185B": 2000})
     assert [level for level, _ in short] == [WARNING, WARNING, OK, WARNING]
     assert short[2][1] == "p4d.24xlarge, p3dn.24xlarge, on-demand: 1536 vCPU of 2000 that quota L-417A185B allows"
@@ -229,7 +229,7 @@ def test_market_decides_which_quotas_are_checked(front: Front, tools: Path) -> N
     assert front.count("GetServiceQuota") == 3 + 1  # one call for each code
 
 
-def test_quota_that_cannot_be_looked_up_is_a_warning(front: Front, tools: Path) -> None:
+def test_quota_that_cannot_be_looked_up_is_a_warning(front: AwsFrontend, tools: Path) -> None:
     front.fault(action="GetServiceQuota", code="AccessDeniedException", times=99)
     findings = [finding for finding in check() if "vCPU" in finding.message]
     assert [finding.level for finding in findings] == [WARNING, WARNING] and "cannot be looked up" in findings[
@@ -238,7 +238,7 @@ def test_quota_that_cannot_be_looked_up_is_a_warning(front: Front, tools: Path) 
     assert findings[0].next_command.startswith("aws service-quotas get-service-quota --region us-east-1")
 
 
-def test_type_with_unknown_quota_is_a_warning(front: Front, tools: Path) -> None:
+def test_type_with_unknown_quota_is_a_warning(front: AwsFrontend, tools: Path) -> None:
     (finding,) = [finding for finding in check(types=("inf2.xlarge",)) if "vCPU" in finding.message]
     assert (finding.level, finding.next_command) == (WARNING, "")
 
@@ -246,14 +246,14 @@ def test_type_with_unknown_quota_is_a_warning(front: Front, tools: Path) -> None
 # --- types, image, addresses, permissions --------------------------------------------------------------------------
 
 
-def test_region_without_the_types_is_an_error_and_checks_go_on(front: Front, tools: Path) -> None:
+def test_region_without_the_types_is_an_error_and_checks_go_on(front: AwsFrontend, tools: Path) -> None:
     findings = check(types=("p3.16xlarge", "q9.large"))
     problem = find_one(findings, "p3.16xlarge")
     assert problem.level == ERROR and "imgnet-cluster offers" in problem.next_command
     assert find_one(findings, "ec2:CreatePlacementGroup").level == OK and find_one(findings, "tmux").level == OK
 
 
-def test_type_without_image_is_a_warning_while_another_has_one(front: Front, tools: Path) -> None:
+def test_type_without_image_is_a_warning_while_another_has_one(front: AwsFrontend, tools: Path) -> None:
     findings = check(types=("p3dn.24xlarge", "p4d.24xlarge"))
     problem = find_one(findings, "sm_70")
     assert (
@@ -265,17 +265,17 @@ def test_type_without_image_is_a_warning_while_another_has_one(front: Front, too
     ]
 
 
-def test_own_image_is_checked_instead(front: Front, tools: Path) -> None:
+def test_own_image_is_checked_instead(front: AwsFrontend, tools: Path) -> None:
     assert find_one(check(ami="ami-0123456789abcdef0"), "ami-0123456789abcdef0").level == ERROR
 
 
-def test_foreign_subnets_are_not_counted(front: Front, tools: Path) -> None:
+def test_foreign_subnets_are_not_counted(front: AwsFrontend, tools: Path) -> None:
     account = Account()
     subnet(account, ours=False)
     assert not [finding for finding in check(account) if "addresses" in finding.message]
 
 
-def test_full_subnet_is_a_warning_while_another_has_addresses(front: Front, tools: Path) -> None:
+def test_full_subnet_is_a_warning_while_another_has_addresses(front: AwsFrontend, tools: Path) -> None:
     account = Account()
     subnet(account, bits=28)
     subnet(account, bits=20)
@@ -314,7 +314,7 @@ def test_check_permission_without_an_error_is_a_warning() -> None:
     assert preflight._check_permission("RunInstances", lambda: None).level == WARNING
 
 
-def test_run_preflight_turns_errors_into_one_line_findings(front: Front, tools: Path) -> None:
+def test_run_preflight_turns_errors_into_one_line_findings(front: AwsFrontend, tools: Path) -> None:
     for action in ("DescribeInstanceTypeOfferings", "GetParameters", "DescribeSubnets", "GetServiceQuota"):
         front.fault(action=action, code="UnauthorizedOperation", times=99)
     findings = check()

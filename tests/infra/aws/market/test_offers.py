@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from moto.ec2.models.instance_types import INSTANCE_TYPES
-from support.simcloud.http_server import Front
+from support.simcloud.http_server import AwsFrontend
 
 from infra.aws.client import Account
 from infra.aws.errors import CloudError, NoCredentials
@@ -36,7 +36,7 @@ def refusal(*args: Any, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_list_instance_types_leaves_out_unknown_names(front: Front) -> None:
+def test_list_instance_types_leaves_out_unknown_names(front: AwsFrontend) -> None:
     names = ["p5.48xlarge", "p3.16xlarge", "g5.xlarge", "q9.large"]
     assert offers.list_instance_types(Account(), names) == {
         name: find_builtin_type(name) for name in ("p5.48xlarge", "g5.xlarge")
@@ -46,7 +46,7 @@ def test_list_instance_types_leaves_out_unknown_names(front: Front) -> None:
     )
 
 
-def test_list_instance_types_always_names_types_in_batches(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_instance_types_always_names_types_in_batches(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     account, calls = Account(), []
     account.ec2.meta.events.register(
         "provide-client-params.ec2.DescribeInstanceTypes", lambda params, **_: calls.append(params)
@@ -61,14 +61,14 @@ def test_list_instance_types_always_names_types_in_batches(front: Front, monkeyp
     assert [len(params["InstanceTypes"]) for params in calls[-3:]] == [10, 10, 5]
 
 
-def test_list_instance_types_leaves_out_arm_and_other_gpus(front: Front) -> None:
+def test_list_instance_types_leaves_out_arm_and_other_gpus(front: AwsFrontend) -> None:
     assert offers.list_instance_types(Account(), ["g5g.xlarge", "g5.xlarge"]).keys() == {"g5.xlarge"}  # arm64
     amd_type = json.loads(json.dumps(INSTANCE_TYPES["g5.xlarge"]))
     amd_type["GpuInfo"]["Gpus"][0]["Manufacturer"] = "AMD"
     assert offers._is_supported(INSTANCE_TYPES["g5.xlarge"]) and not offers._is_supported(amd_type)
 
 
-def test_list_instance_types_without_gpus_is_cpu(front: Front) -> None:
+def test_list_instance_types_without_gpus_is_cpu(front: AwsFrontend) -> None:
     (instance_type,) = offers.list_instance_types(Account(), ["c7i.4xlarge"]).values()
     assert (
         instance_type.gpus,
@@ -105,7 +105,7 @@ def test_sustained_gbps(performance: str, card_gbps: list[float], expected: floa
     assert offers._sustained_gbps(network) == expected
 
 
-def test_list_zones_by_type(front: Front) -> None:
+def test_list_zones_by_type(front: AwsFrontend) -> None:
     zones_by_type = offers.list_zones_by_type(Account(), ["p3dn.24xlarge", "p3.16xlarge", "p4d.24xlarge"])
     assert zones_by_type == {
         "p3dn.24xlarge": ["us-east-1c", "us-east-1d"],
@@ -125,7 +125,7 @@ def asked_prices(names: list[str], region: str = "us-east-1") -> dict[tuple[str,
     return offers.look_up_prices(account, names, offers.list_zones_by_type(account, names))
 
 
-def test_look_up_prices_returns_newest_spot_and_list_price(front: Front) -> None:
+def test_look_up_prices_returns_newest_spot_and_list_price(front: AwsFrontend) -> None:
     front.sim.set_price("us-east-1c", "p3dn.24xlarge", 9.5)
     front.sim.set_price("us-east-1d", "p3dn.24xlarge", 11.25)
     prices = asked_prices(["p3dn.24xlarge", "p5.48xlarge"])
@@ -139,7 +139,7 @@ def test_look_up_prices_returns_newest_spot_and_list_price(front: Front) -> None
     assert len(prices) == 4 + 2 * 6
 
 
-def test_spot_prices_do_not_depend_on_the_order_of_history(front: Front) -> None:
+def test_spot_prices_do_not_depend_on_the_order_of_history(front: AwsFrontend) -> None:
     def row(price: str, minute: int) -> dict[str, Any]:
         when = datetime(2026, 11, 21, 20, minute, tzinfo=UTC)
         return {"AvailabilityZone": "a", "InstanceType": "t", "SpotPrice": price, "Timestamp": when}
@@ -154,7 +154,7 @@ def test_spot_prices_do_not_depend_on_the_order_of_history(front: Front) -> None
     assert offers._spot_prices(account, ["t"]) == {("a", "t", "spot"): 3.0}
 
 
-def test_on_demand_prices_stop_after_the_first_failed_call(front: Front) -> None:
+def test_on_demand_prices_stop_after_the_first_failed_call(front: AwsFrontend) -> None:
     names = [name for name in ON_DEMAND_PRICES if "4xlarge" in name]
     asked_prices(names)
     assert front.count("GetProducts") == len(names)
@@ -173,7 +173,7 @@ def test_on_demand_prices_stop_after_the_first_failed_call(front: Front) -> None
         {"code": "InternalFailure", "status": 500},
     ],
 )
-def test_list_offers_with_failed_lookups_has_unknown_prices(front: Front, fault: dict[str, Any]) -> None:
+def test_list_offers_with_failed_lookups_has_unknown_prices(front: AwsFrontend, fault: dict[str, Any]) -> None:
     account = Account()
     account.__dict__["ec2"] = account.ec2_no_retry  # without retries, of which there would be eight
     for action in ("GetProducts", "DescribeSpotPriceHistory"):
@@ -186,7 +186,7 @@ def test_list_offers_with_failed_lookups_has_unknown_prices(front: Front, fault:
     }
 
 
-def test_look_up_prices_without_network_is_empty(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_look_up_prices_without_network_is_empty(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     account = Account()
     account.__dict__["ec2"] = account.ec2_no_retry
@@ -226,7 +226,7 @@ def test_list_price_with_two_prices_is_none() -> None:
 # --- offers -------------------------------------------------------------------------------------------------------
 
 
-def test_list_offers_by_gpu_has_zones_and_both_prices(front: Front) -> None:
+def test_list_offers_by_gpu_has_zones_and_both_prices(front: AwsFrontend) -> None:
     front.sim.set_price("us-east-1d", "p4d.24xlarge", 7.0)
     found_offers = offers.list_offers(Account(), "a100")
     assert [(offer.type, offer.zone[-1]) for offer in found_offers if offer.type.startswith("p4d.")] == [
@@ -239,20 +239,20 @@ def test_list_offers_by_gpu_has_zones_and_both_prices(front: Front) -> None:
     ]
 
 
-def test_list_offers_without_names_covers_the_builtin_table(front: Front) -> None:
+def test_list_offers_without_names_covers_the_builtin_table(front: AwsFrontend) -> None:
     type_names = {offer.type for offer in offers.list_offers(Account())}
     assert {"p4d.24xlarge", "g5.xlarge", "g4dn.xlarge"} <= type_names <= BUILTIN_TYPES.keys()
     assert not {offer.type for offer in offers.list_offers(Account("eu-north-1"), "V100")}
 
 
-def test_list_offers_looks_up_types_that_are_not_builtin(front: Front) -> None:
+def test_list_offers_looks_up_types_that_are_not_builtin(front: AwsFrontend) -> None:
     assert {offer.type for offer in offers.list_offers(Account(), "L4", ["gr6.4xlarge", "p4d.24xlarge"])} == {
         "gr6.4xlarge"
     }
     assert offers.list_offers(Account(), "A100", ["gr6.4xlarge"]) == []
 
 
-def test_list_offers_uses_builtin_prices_in_their_region_only(front: Front) -> None:
+def test_list_offers_uses_builtin_prices_in_their_region_only(front: AwsFrontend) -> None:
     front.fault(action="GetProducts", code="AccessDeniedException", times=99)
     (offer, *_) = offers.list_offers(Account("us-west-2"), names=["p4d.24xlarge"])
     assert (offer.on_demand_price, offer.is_builtin_price) == (None, False) and offer.spot_price
@@ -260,7 +260,7 @@ def test_list_offers_uses_builtin_prices_in_their_region_only(front: Front) -> N
     assert (offer.zone, offer.spot_price, offer.on_demand_price, offer.is_builtin_price) == ("", None, None, False)
 
 
-def test_prices_without_credentials_raise_no_credentials(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_prices_without_credentials_raise_no_credentials(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     with pytest.raises(NoCredentials):
         offers.list_offers(Account())
@@ -271,7 +271,7 @@ def test_prices_without_credentials_raise_no_credentials(front: Front, monkeypat
 # --- choose_types -------------------------------------------------------------------------------------------------
 
 
-def test_choose_types_notes_types_that_are_not_offered(front: Front) -> None:
+def test_choose_types_notes_types_that_are_not_offered(front: AwsFrontend) -> None:
     types, lines = offers.choose_types(Account(), PREFERRED)
     assert types == ["p4d.24xlarge", "p3dn.24xlarge", "p5.48xlarge"]
     assert lines == [f"{P3_IS_GONE}: p4d.24xlarge is used instead"]
@@ -284,17 +284,17 @@ def test_choose_types_notes_types_that_are_not_offered(front: Front) -> None:
     assert offers.choose_types(Account(), ("p5.48xlarge", "p3.16xlarge")) == (["p5.48xlarge"], [])
 
 
-def test_choose_types_trusts_ec2_over_the_retired_list(front: Front, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_choose_types_trusts_ec2_over_the_retired_list(front: AwsFrontend, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(RETIREMENT_REASONS, "p5.48xlarge", "AWS stopped listing p5.48xlarge in 2031")
     assert offers.choose_types(Account(), ("p5.48xlarge",)) == (["p5.48xlarge"], [])
 
 
-def test_choose_types_without_preference_uses_the_defaults(front: Front) -> None:
+def test_choose_types_without_preference_uses_the_defaults(front: AwsFrontend) -> None:
     assert offers.choose_types(Account(), ()) == (list(DEFAULT_TYPES), [])
     assert offers.choose_types(None, (), offline=True) == (list(DEFAULT_TYPES), [])
 
 
-def test_choose_types_uses_a_requested_type_alone_or_refuses(front: Front) -> None:
+def test_choose_types_uses_a_requested_type_alone_or_refuses(front: AwsFrontend) -> None:
     assert offers.choose_types(Account(), PREFERRED, "g5.xlarge") == (["g5.xlarge"], [])
     assert offers.choose_types(Account(), PREFERRED, "p5.48xlarge") == (["p5.48xlarge"], [])
     assert refusal(Account(), PREFERRED, "p3.16xlarge") == f"{P3_IS_GONE}; take another: --type p4d.24xlarge"
@@ -304,12 +304,12 @@ def test_choose_types_uses_a_requested_type_alone_or_refuses(front: Front) -> No
     )
 
 
-def test_choose_types_with_nothing_offered_names_all_types(front: Front) -> None:
+def test_choose_types_with_nothing_offered_names_all_types(front: AwsFrontend) -> None:
     message = refusal(Account("eu-north-1"), ("p3.16xlarge", "p3dn.24xlarge"))
     assert P3_IS_GONE in message and "no p3dn.24xlarge" in message and "imgnet-cluster offers" in message
 
 
-def test_choose_types_reports_a_denied_lookup(front: Front) -> None:
+def test_choose_types_reports_a_denied_lookup(front: AwsFrontend) -> None:
     front.fault(action="DescribeInstanceTypeOfferings", code="UnauthorizedOperation", times=99)
     assert "not permitted" in refusal(Account(), PREFERRED) and front.count("DescribeInstanceTypeOfferings") == 1
 
@@ -341,6 +341,6 @@ def test_offline_choice_does_not_load_boto3() -> None:
     assert (completed.returncode, completed.stdout) == (0, "[]\n"), completed.stderr
 
 
-def test_look_up_prices_has_ec2s_zone_and_market_names(front: Front) -> None:
+def test_look_up_prices_has_ec2s_zone_and_market_names(front: AwsFrontend) -> None:
     for zone, type, market in asked_prices(["g5.xlarge"]):
         assert re.fullmatch(r"us-east-1[a-f]", zone) and type == "g5.xlarge" and market in ("spot", "on-demand")

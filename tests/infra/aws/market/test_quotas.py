@@ -3,7 +3,7 @@
 import shlex
 
 import pytest
-from support.simcloud.http_server import Front
+from support.simcloud.http_server import AwsFrontend
 from support.simcloud.spot_market import quota_code
 
 from infra.aws.client import Account
@@ -37,14 +37,14 @@ def test_get_quota_code_agrees_with_the_simulated_cloud(name: str, market: str) 
     assert quotas.get_quota_code(BUILTIN_TYPES[name].quota_family, market) == quota_code(name, market)
 
 
-def test_look_up_quota_returns_the_regions_value(front: Front) -> None:
+def test_look_up_quota_returns_the_regions_value(front: AwsFrontend) -> None:
     front.sim.quota_vcpu = {"L-417A185B": 96.0, "L-7212CCBC": 0.0}
     assert quotas.look_up_quota(Account(), "L-417A185B") == 96.0
     assert quotas.look_up_quota(Account(), "L-7212CCBC") == 0.0  # nothing allowed is not the same as unknown
 
 
 @pytest.mark.parametrize("fault", ["AccessDeniedException", "NoSuchResourceException", "UnrecognizedClientException"])
-def test_look_up_quota_on_errors_returns_none(front: Front, fault: str) -> None:
+def test_look_up_quota_on_errors_returns_none(front: AwsFrontend, fault: str) -> None:
     front.fault(action="GetServiceQuota", code=fault, times=99)
     assert quotas.look_up_quota(Account(), "L-417A185B") is None
     front.reset()

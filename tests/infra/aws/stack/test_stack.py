@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from support.aws_stack import HERE, NOTHING, REGION, WHOLE, Killed, Seen, account, aws, counts, home
-from support.simcloud.cloud import Sim
+from support.simcloud.cloud import SimulatedAws
 from support.simcloud.http_server import serve
 
 from infra.aws.errors import CloudError
@@ -80,9 +80,9 @@ def test_remove_keeps_data_without_delete_data(account: Seen) -> None:
 
 
 @pytest.fixture
-def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sim]:
+def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimulatedAws]:
     """The simulated cloud, in which resources take time to appear and to end."""
-    sim = Sim(boot_seconds=0, stop_seconds=1000, efs_seconds=0.2, login=("me", 22))
+    sim = SimulatedAws(boot_seconds=0, stop_seconds=1000, efs_seconds=0.2, login=("me", 22))
     sim.reset()
     server, url = serve(port=0, sim=sim)
     monkeypatch.setenv("AWS_ENDPOINT_URL", url)
@@ -91,7 +91,9 @@ def cloud(home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sim]:
     sim.reset()
 
 
-def test_remove_refuses_while_machines_run_and_waits_for_ending(cloud: Sim, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remove_refuses_while_machines_run_and_waits_for_ending(
+    cloud: SimulatedAws, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(resources, "RESOURCE_IN_USE_SECONDS", 30.0)
     account = Seen()
     own_stack = stack.ensure(account, HERE)

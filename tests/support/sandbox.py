@@ -1,0 +1,261 @@
+"""A sandbox for a test: a folder with a home and a tmux server of its own, in which it runs the installed command.
+
+What a test starts there carries the sandbox's TMUX_TMPDIR in its environment, so that every process of the sandbox is
+found, whatever its parent. Whatever still runs when the sandbox is closed fails the test.
+"""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from cluster.jobs.job import Job
+from train.tools.process import descendant_pids
+
+from .waiting import DEADLINE_SECONDS, wait_for
+
+COMMAND = str(Path(sys.executable).parent / "imgnet-cluster")
+CLOSE_SECONDS = 15.0  # for processes to end after their tmux server
+
+# Variables of the shell that runs the tests; a user's shell need not have them.
+UNINHERITED_VARIABLES = ("IMGNET_RUNS", "TMUX", "PYTHONPATH", "PYTHONUNBUFFERED")
+
+RECIPE = """\
+from train.recipe import Data, Model, Optim, Phase, Recipe
+
+recipe = Recipe(
+    name={name!r},
+    data=Data(name="drawn", root={data!r}, train=60, val=20),
+    model=Model(name="resnet10_tiny"),
+    optim=Optim(nesterov=True),
+    machines=1,
+    gpus=1,
+    phases=[Phase(epochs=(0, {epochs}), size=32, batch=8, lr={lr})],
+)
+"""
+
+
+@dataclass(frozen=True)
+class CommandResult:
+    """The exit code and the output of a command."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Sandbox:
+    """A folder to work in, with a home and a tmux server that no other test shares. `data` is a data set of images."""
+
+    wait_for = staticmethod(wait_for)
+    command = COMMAND
+
+    def __init__(self, path: Path, data: Path) -> None:
+        self.path = path
+        self.data = data
+        self.tmux_folder = tempfile.mkdtemp(prefix="imgt-", dir="/tmp")  # a socket's path has 107 characters at most
+        (path / "home").mkdir(parents=True)
+        self.env = {
+            **{name: value for name, value in os.environ.items() if name not in UNINHERITED_VARIABLES},
+            "TMUX_TMPDIR": self.tmux_folder,
+            "HOME": str(path / "home"),
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "AWS_ENDPOINT_URL": "http://127.0.0.1:9",  # the discard port: no request reaches AWS
+            "AWS_EC2_METADATA_DISABLED": "true",
+            "TERM": "xterm",
+        }
+        self.started: list[subprocess.Popen[bytes]] = []
+
+    # --- commands --------------------------------------------------------------------------------------------------
+
+    def cli(
+        self,
+        *arguments: Any,
+        timeout: float = DEADLINE_SECONDS,
+        cwd: Path | None = None,
+        env: dict[str, str] | None = None,
+    ) -> CommandResult:
+        """Run the installed command to its end. `env` is added to the sandbox's environment."""
+        completed = subprocess.run(
+            [COMMAND, *map(str, arguments)],
+            capture_output=True,
+            text=True,
+            stdin=subprocess.DEVNULL,
+            timeout=timeout,
+            cwd=cwd or self.path,
+            env={**self.env, **(env or {})},
+        )
+        return CommandResult(completed.returncode, completed.stdout, completed.stderr)
+
+    def start(self, *arguments: Any, cwd: Path | None = None) -> "subprocess.Popen[bytes]":
+        """Start the installed command in a process group of its own. `output` returns what it prints."""
+        with self._output_path(len(self.started)).open("wb") as file:
+            process = subprocess.Popen(
+                [COMMAND, *map(str, arguments)],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=file,
+                cwd=cwd or self.path,
+                env=self.env,
+                start_new_session=True,
+            )
+        self.started.append(process)
+        return process
+
+    def output(self, index: int = 0) -> str:
+        """Return what the command that was started at this position has printed so far, stdout and stderr together."""
+        return self._output_path(index).read_text()
+
+    def _output_path(self, index: int) -> Path:
+        return self.path / f"output-{index}"
+
+    def tmux(self, *arguments: str) -> str:
+        """Run a command of tmux on the sandbox's server and return what it prints."""
+        return subprocess.run(
+            ["tmux", "-L", "imgnet", *arguments], capture_output=True, text=True, env=self.env, timeout=20
+        ).stdout
+
+    # --- jobs ------------------------------------------------------------------------------------------------------
+
+    def write_recipe(self, epochs: int = 2, name: str = "tiny", lr: Any = 0.05) -> str:
+        """Write a recipe file and return its path. An epoch has 8 steps and takes about 0.1 s."""
+        path = self.path / f"{name}_{epochs}.py"
+        path.write_text(RECIPE.format(name=name, epochs=epochs, data=str(self.data), lr=lr))
+        return str(path)
+
+    def launch(self, epochs: int, *options: str) -> Job:
+        """Launch a job on this computer without following it, and return it."""
+        result = self.cli("launch", "--local", "-d", *options, self.write_recipe(epochs))
+        assert result.code == 0, result
+        return self.job(int(result.out.split(" launched")[0].rsplit("job-", 1)[1]))
+
+    def job(self, number: int = 1) -> Job:
+        """Return the job of a number, as the Python interface sees it."""
+        return Job(self.path / "runs" / f"job-{number}")
+
+    def wait_for_step(self, job: Job, step: int = 8) -> None:
+        """Wait until a job has trained `step` steps and still trains."""
+
+        def has_trained() -> bool:
+            status = job.status()
+            return (status["step"] or 0) >= step and status["doing"] in ("training", "validating")
+
+        wait_for(has_trained)
+
+    # --- processes -------------------------------------------------------------------------------------------------
+
+    def pids(self, *words: str) -> list[int]:
+        """Return the living processes of the sandbox whose command line contains all `words`.
+
+        A zombie is not among them, for it has no environment.
+        """
+        return sorted(self._command_lines(*words))
+
+    def program_pids(self, *words: str) -> list[int]:
+        """Return the processes of `pids` without forks that have not become another program yet.
+
+        Between fork and exec a process has its parent's command line, and would be counted as a second one.
+        """
+        command_lines = self._command_lines(*words)
+        forks = set()
+        for pid, command_line in command_lines.items():
+            with contextlib.suppress(OSError):  # the process has ended
+                if command_lines.get(self.parent_pid(pid)) == command_line:
+                    forks.add(pid)
+        return sorted(command_lines.keys() - forks)
+
+    def _command_lines(self, *words: str) -> dict[int, str]:
+        marker = f"TMUX_TMPDIR={self.tmux_folder}".encode()
+        command_lines = {}
+        for entry in Path("/proc").iterdir():
+            if not entry.name.isdigit() or int(entry.name) == os.getpid():
+                continue
+            with contextlib.suppress(OSError):  # the process has ended
+                command_line = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+                if words and "tmux" not in words and "tmux -Limgnet" in command_line:
+                    continue  # the tmux server's own command line contains that of the first session
+                is_ours = marker in (entry / "environ").read_bytes().split(b"\0")
+                if is_ours and all(word in command_line for word in words):
+                    command_lines[int(entry.name)] = command_line
+        return command_lines
+
+    def parent_pid(self, pid: int) -> int:
+        """Return the parent of a process. Raises `OSError` when the process has ended."""
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+    def descendant_pids(self, pid: int) -> list[int]:
+        """Return all processes below a process."""
+        return descendant_pids(pid)
+
+    def agent_pid(self) -> int:
+        """Return the process of the sandbox's only agent."""
+        (pid,) = self.program_pids("-m cluster.agent")
+        return pid
+
+    def trainer_pids(self) -> list[int]:
+        """Return the trainers.
+
+        They are children of agents. Loader workers have the same command line, but are children of trainers.
+        """
+        return self._training_children(self.program_pids("-m cluster.agent"))
+
+    def worker_pids(self) -> list[int]:
+        """Return the loader workers of the trainers."""
+        return self._training_children(self.trainer_pids())
+
+    def _training_children(self, parent_pids: list[int]) -> list[int]:
+        child_pids = []
+        for pid in self.pids("-m train "):
+            with contextlib.suppress(OSError):
+                if self.parent_pid(pid) in parent_pids:
+                    child_pids.append(pid)
+        return child_pids
+
+    def job_pids(self) -> list[int]:
+        """Return the processes of all jobs: agents, trainers, workers, supervisors, windows; not the tmux server."""
+        return [pid for pid in self.pids() if pid not in self.pids("tmux")]
+
+    def close(self) -> list[str]:
+        """Kill the tmux server and the started commands. Returns the command lines of processes that outlive these.
+
+        These processes are killed as well.
+        """
+        for process in self.started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        subprocess.run(["tmux", "-L", "imgnet", "kill-server"], capture_output=True, env=self.env, timeout=20)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self.pids() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        leftovers = self._command_lines()
+        for pid in leftovers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        shutil.rmtree(self.tmux_folder, ignore_errors=True)
+        return list(leftovers.values())
+
+
+class FinishedSandbox(Sandbox):
+    """A sandbox whose only job has ended, and what was seen of it while it ran."""
+
+    launch_exit_code: int
+    tmux_windows: set[str]
+    pids_at_end: list[int]
+
+    def run_job(self, *options: str) -> None:
+        """Launch a job, follow it to its end, and note which tmux windows it had and what still ran at its end."""
+        self.tmux_windows = set()
+        launch = self.start("launch", "--local", *options)
+        while launch.poll() is None:
+            self.tmux_windows |= set(self.tmux("list-windows", "-t", "=job-1", "-F", "#W").split())
+            time.sleep(0.05)
+        self.launch_exit_code = launch.returncode
+        self.pids_at_end = self.job_pids()

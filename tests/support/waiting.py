@@ -1,0 +1,33 @@
+"""Waiting for a condition, with a deadline: the one polling loop of all tests."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+DEADLINE_SECONDS = 120.0  # a computer with nothing else to do needs a twentieth of it
+POLL_SECONDS = 0.02
+
+
+class WaitTimeout(AssertionError, TimeoutError):
+    """A condition was not true before its deadline."""
+
+
+def wait_for(
+    condition: Callable[[], Any],
+    seconds: float = DEADLINE_SECONDS,
+    describe: Callable[[], Any] = lambda: "",
+    poll_seconds: float = POLL_SECONDS,
+) -> Any:
+    """Return the value of `condition` as soon as it is true.
+
+    Raises `WaitTimeout` after `seconds`. `describe` is called then, and what it returns ends the message.
+    """
+    deadline = time.monotonic() + seconds
+    while not (value := condition()):
+        if time.monotonic() > deadline:
+            code = getattr(condition, "__code__", None)
+            line = f", line {code.co_firstlineno}" if code else ""
+            name = getattr(condition, "__qualname__", repr(condition))
+            raise WaitTimeout(f"not true after {seconds:g} s: {name}{line}\n{describe()}".strip())
+        time.sleep(poll_seconds)
+    return value
