@@ -42,12 +42,6 @@ def sandbox(tmp_path: Path, images: Path, monkeypatch: pytest.MonkeyPatch) -> It
     assert_nothing_outlived(sandbox)
 
 
-@pytest.fixture
-def place(sandbox: Sandbox) -> Sandbox:
-    """The fixture `sandbox` under its former name."""
-    return sandbox
-
-
 @pytest.fixture(scope="session")
 def finished(tmp_path_factory: pytest.TempPathFactory, images: Path) -> Iterator[FinishedSandbox]:
     """A sandbox in which job-1, with two processes, has run to its end. Tests must not change it."""

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.sandbox import Sandbox
 
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
@@ -30,73 +31,73 @@ TINY = Recipe(
 )
 
 
-class HandMade:
+class HandMadeRun:
     """A run folder written by a test, not by a command. The job is an hour old, as if its machine had gone down."""
 
     def __init__(self, run: Path, **changes: Any) -> None:
-        self.folders = RunFolder(run)
+        self.run_folder = RunFolder(run)
         values = {"name": run.name, "recipe": TINY, "recipe_file": "", "data": "/nowhere", "copies": "/nowhere-sz"}
         self.spec = JobSpec(**{**values, "created": time.time() - 3600, **changes})
-        self.folders.shared.mkdir(parents=True)
+        self.run_folder.shared.mkdir(parents=True)
         for name in self.spec.machine_names:
-            self.folders.work_folder(name).mkdir(parents=True)
-        for path in (self.folders.spec_path, self.folders.shared / "job.json"):
+            self.run_folder.work_folder(name).mkdir(parents=True)
+        for path in (self.run_folder.spec_path, self.run_folder.shared / "job.json"):
             path.write_text(json.dumps(self.spec.to_json()))
-        self.folders.recipe_path.write_text(json.dumps(self.spec.recipe.to_json()))
+        self.run_folder.recipe_path.write_text(json.dumps(self.spec.recipe.to_json()))
 
     @property
     def job(self) -> Any:
         """The job, read anew from its files."""
         from cluster.jobs.submit import Job
 
-        return Job(self.folders.path)
+        return Job(self.run_folder.path)
 
-    def shared(self, path: str, content: str | bytes) -> Path:
+    def write_shared(self, path: str, content: str | bytes) -> Path:
         """Write a file of the shared folder and return its path."""
-        file = self.folders.shared / path
+        file = self.run_folder.shared / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
         return file
 
-    def says(self, state: str, machine: str = "0", **more: Any) -> None:
+    def write_status(self, state: str, machine: str = "0", **more: Any) -> None:
         """Write the status of a machine's agent."""
         status = {"state": state, "time": time.time(), **more}
-        self.shared(f"status/{machine}.json", json.dumps(status))
+        self.write_shared(f"status/{machine}.json", json.dumps(status))
 
-    def history(self, *states: tuple[str, float], machine: str = "0") -> None:
+    def write_state_log(self, *states: tuple[str, float], machine: str = "0") -> None:
         """Write the state log of a machine's agent from (state, time) pairs."""
         lines = [json.dumps({"time": begin, "attempt": 1, "state": state}) for state, begin in states]
-        self.shared(f"logs/agent-{machine}.jsonl", "".join(line + "\n" for line in lines))
+        self.write_shared(f"logs/agent-{machine}.jsonl", "".join(line + "\n" for line in lines))
 
-    def attempt(self, number: int, *members: str, **more: Any) -> None:
+    def write_attempt(self, number: int, *members: str, **more: Any) -> None:
         """Write an attempt file."""
         text = json.dumps({"number": number, "members": members, "time": time.time(), **more})
-        self.shared(f"attempts/{number:06d}.json", text)
+        self.write_shared(f"attempts/{number:06d}.json", text)
 
-    def metrics(self, attempt: int, *rows: dict[str, Any], tail: str = "") -> None:
+    def write_metrics(self, attempt: int, *rows: dict[str, Any], tail: str = "") -> None:
         """Write the metrics of an attempt; `tail` is added as it is, such as half a line."""
         text = "".join(json.dumps(row) + "\n" for row in rows)
-        self.shared(f"metrics/{attempt:06d}.jsonl", text + tail)
+        self.write_shared(f"metrics/{attempt:06d}.jsonl", text + tail)
 
-    def checkpoint(self, attempt: int, step: int, whole: bool = True) -> str:
+    def write_checkpoint(self, attempt: int, step: int, whole: bool = True) -> str:
         """Write a checkpoint, damaged unless `whole`; return its path relative to the shared folder."""
         name = f"checkpoints/{attempt:06d}/step-{step:08d}.pt"
         content = with_checksum(f"{attempt} {step}".encode() * 100)
-        self.shared(name, content if whole else content[:-1])
+        self.write_shared(name, content if whole else content[:-1])
         return name
 
     @contextlib.contextmanager
-    def agent_at_work(self, machine: str = "0") -> Iterator[None]:
+    def hold_agent_lock(self, machine: str = "0") -> Iterator[None]:
         """Hold the lock of a machine's agent, as a living agent does."""
-        with (self.folders.work_folder(machine) / "agent.lock").open("w") as lock:
+        with (self.run_folder.work_folder(machine) / "agent.lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
 
 
 @pytest.fixture
-def hand_made(place: Any) -> Callable[..., HandMade]:
-    """Make a run folder in this test's place, with its commands and tmux server: hand_made("job-1", procs=2)."""
-    return lambda name="job-1", **changes: HandMade(place.path / "runs" / name, **changes)
+def hand_made(sandbox: Sandbox) -> Callable[..., HandMadeRun]:
+    """Make a run folder in this test's sandbox, with its commands and tmux server: hand_made("job-1", procs=2)."""
+    return lambda name="job-1", **changes: HandMadeRun(sandbox.path / "runs" / name, **changes)
 
 
 def fill(disk: Path) -> None:
@@ -114,18 +115,18 @@ def full_disk(small_disk: Path) -> Path:
 
 
 @pytest.fixture
-def on_terminal(place: Any) -> Callable[..., tuple[int, str]]:
+def on_terminal(sandbox: Sandbox) -> Callable[..., tuple[int, str]]:
     """Run a command on a terminal of its own with these keys typed. Returns (exit code, all text on the terminal)."""
 
     def run(*words: str, typed: bytes = b"", cwd: Path | None = None, **env: str) -> tuple[int, str]:
         own_fd, command_fd = pty.openpty()
         command = subprocess.Popen(
-            [place.command, *words],
+            [sandbox.command, *words],
             stdin=command_fd,
             stdout=command_fd,
             stderr=command_fd,
-            cwd=cwd or place.path,
-            env={**place.env, "COLUMNS": "200", **env},
+            cwd=cwd or sandbox.path,
+            env={**sandbox.env, "COLUMNS": "200", **env},
             start_new_session=True,
         )
         os.close(command_fd)
@@ -145,7 +146,7 @@ def on_terminal(place: Any) -> Callable[..., tuple[int, str]]:
 
 
 @pytest.fixture
-def crowd() -> Callable[..., list[Any]]:
+def run_in_processes() -> Callable[..., list[Any]]:
     """Call a function in several processes at the same moment, with the number of each; return all results."""
 
     def call(count: int, function: Callable[[int], Any]) -> list[Any]:

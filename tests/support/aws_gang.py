@@ -148,7 +148,7 @@ class GangTestbed:
         return self.gang().acquire(places, names, make_request, dict(BUILTIN_TYPES), seconds)
 
     def find_or_acquire(self, *places: Place, n: int = 3) -> list[Instance]:
-        """Do what the supervisor does at its start: finish open requests, list the machines, and rent if there are none."""
+        """Do what a supervisor does at its start: finish open requests, and rent machines if there are none."""
         gang = self.gang()
         gang.finish_open_requests()
         return list(instances.live_by_name(gang.list_instances()).values()) or self.acquire(*places, n=n)
@@ -186,7 +186,7 @@ class GangTestbed:
         self.hooks.append((client, event, function))
 
     def change_instances(self, change: Callable[[dict[str, Any]], Any], action: str = "DescribeInstances") -> None:
-        """Let a function change each instance in the responses to an action; if it returns False, the instance is removed."""
+        """Let a function change each instance in responses to an action, or remove it by returning False."""
 
         def change_response(parsed: dict[str, Any], **_: Any) -> None:
             for reservation in parsed.get("Reservations", [parsed]):

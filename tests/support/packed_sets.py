@@ -17,7 +17,7 @@ INDEX_DTYPE = [
 
 
 def make_split(folder: Path, images: int = 12, seed: int = 0, each: int = 1000, shard: int = 4500) -> dict[str, Any]:
-    """Write a split of `images` images of about `each` bytes, in shards of at most `shard` bytes. Returns its manifest."""
+    """Write a split of images of about `each` bytes, in shards of at most `shard` bytes. Returns its manifest."""
     folder.mkdir(parents=True, exist_ok=True)
     generator = random.Random(f"{seed} {folder.name}")
     shards = [b""]

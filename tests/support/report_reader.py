@@ -46,13 +46,13 @@ def agent(run: Any, machine: str, *states: tuple[str, float]) -> None:
 
 
 def lost(run: Any) -> None:
-    """Write the files of a job of two machines that loses machine 1 in its second attempt and regains it in its third."""
+    """Write the files of a job of two machines that loses machine 1 in attempt 2 and regains it in attempt 3."""
     agent(run, "0", ("setup", 0), ("training", 4), ("failed", 14), ("training", 16), ("saved", 20), ("training", 21),
           ("validating", 30), ("done", 32))  # fmt: skip
     agent(run, "1", ("setup", 0), ("training", 4), ("gone", 13), ("setup", 17), ("training", 21), ("done", 32))
-    run.attempt(1, "0.a", "1.b", time=BEGIN + 3, reason="start")
-    run.attempt(2, "0.a", time=BEGIN + 15, reason="machine 1 lost")
-    run.attempt(3, "0.a", "1.c", time=BEGIN + 20, reason="machine 1 joined")
+    run.write_attempt(1, "0.a", "1.b", time=BEGIN + 3, reason="start")
+    run.write_attempt(2, "0.a", time=BEGIN + 15, reason="machine 1 lost")
+    run.write_attempt(3, "0.a", "1.c", time=BEGIN + 20, reason="machine 1 joined")
     home(run, "metrics/000001.jsonl", step(1, BEGIN + 5), step(4, BEGIN + 13))
     home(run, "metrics/000002.jsonl", step(4, BEGIN + 17, attempt=2), step(6, BEGIN + 19, attempt=2))
     home(
@@ -73,7 +73,9 @@ def done(run: Any, **more: Any) -> None:
         "seconds": {"total": 32.0, "training": 20.0, "validation": 3.0}, "attempts": 3, "dollars": 0.0,
         "where": {
             "wall": 23.0, "pauses": 4.0, "gap": None, "start": {"group": 1.25},
-            "parts": {part: {"seconds": 2 * seconds, "epoch": 1, "most": seconds} for part, seconds in TIME_PARTS.items()},
+            "parts": {
+                part: {"seconds": 2 * seconds, "epoch": 1, "most": seconds} for part, seconds in TIME_PARTS.items()
+            },
         },
         "forecast": {"minutes": 0.5, "terms": {}, "phases": [], "start": {}, "source": "presets"},
         "against": [{"term": "steps", "forecast": 15.0, "actual": 16.0, "error": -0.0625},

@@ -57,16 +57,16 @@ FOR_EVER = TRAIN + "until(lambda: False)"
 class Agents:
     """Starts agents on run folders, and reads their statuses and logs."""
 
-    def __init__(self, place: Any) -> None:
-        self.place = place
+    def __init__(self, sandbox: Any) -> None:
+        self.place = sandbox
         self.started: list[subprocess.Popen[bytes]] = []
-        (place.path / "stand-in").mkdir()
-        (place.path / "stand-in/sitecustomize.py").write_text(STAND_IN)
+        (sandbox.path / "stand-in").mkdir()
+        (sandbox.path / "stand-in/sitecustomize.py").write_text(STAND_IN)
 
     def start(self, run: Any, trainer: str = PUBLISH, machine: str = "0", *options: str) -> "subprocess.Popen[bytes]":
         path = f"{ROOT}{os.pathsep}{self.place.path / 'stand-in'}"
         with self.log.open("ab") as log:
-            arguments = [str(run.folders.shared), str(run.folders.work_folder(machine)), machine, *options]
+            arguments = [str(run.run_folder.shared), str(run.run_folder.work_folder(machine)), machine, *options]
             agent = subprocess.Popen(
                 [sys.executable, "-P", "-m", "cluster.agent", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -96,18 +96,18 @@ class Agents:
 
     def end(self, run: Any) -> tuple[str, str]:
         """Return state and reason of the agent's final status."""
-        status = json.loads((run.folders.shared / "status/0.json").read_text())
+        status = json.loads((run.run_folder.shared / "status/0.json").read_text())
         assert status["ended"]
         return status["state"], status["reason"]
 
     def states(self, run: Any) -> list[str]:
-        lines = (run.folders.shared / "logs/agent-0.jsonl").read_text().splitlines()
+        lines = (run.run_folder.shared / "logs/agent-0.jsonl").read_text().splitlines()
         return [json.loads(line)["state"] for line in lines]
 
 
 @pytest.fixture
-def agents(place: Fixture) -> Iterator[Agents]:
-    agents = Agents(place)
+def agents(sandbox: Fixture) -> Iterator[Agents]:
+    agents = Agents(sandbox)
     yield agents
     for agent in agents.started:
         agent.kill()
@@ -126,23 +126,23 @@ def test_agent_sets_torchrun_variables(agents: Fixture, hand_made: Fixture) -> N
     run = hand_made(procs=3)
     write_environment = "(out / f'environment-{rank}').write_text(json.dumps(dict(os.environ)))\n"
     assert agents.run(run, write_environment + PUBLISH) == 0
-    environments = [json.loads((run.folders.shared / f"environment-{rank}").read_text()) for rank in range(3)]
+    environments = [json.loads((run.run_folder.shared / f"environment-{rank}").read_text()) for rank in range(3)]
     for rank, environment in enumerate(environments):
         assert environment["RANK"] == environment["LOCAL_RANK"] == str(rank)
         assert environment["WORLD_SIZE"] == environment["LOCAL_WORLD_SIZE"] == "3"
         assert environment["MASTER_ADDR"] == "127.0.0.1"
         assert environment["MASTER_PORT"] == environments[0]["MASTER_PORT"]
-        assert environment["IMGNET_WORK"] == str(run.folders.work_folder() / "000001")
+        assert environment["IMGNET_WORK"] == str(run.run_folder.work_folder() / "000001")
 
 
 def test_agent_passes_job_options_to_trainers(agents: Fixture, hand_made: Fixture) -> None:
     options = {"max_steps": 7, "scale": 0.5, "workers": 0, "skip_bad": True, "schedule_gpus": 4, "save_seconds": 2.0}
     run = hand_made(**options, target="top5=93")
     assert agents.run(run, "(out / 'argv').write_text(json.dumps(sys.orig_argv))\n" + PUBLISH) == 0
-    arguments = json.loads((run.folders.shared / "argv").read_text())[4:]
-    assert arguments[0] == str(run.folders.recipe_path) and "--skip-bad" in arguments
+    arguments = json.loads((run.run_folder.shared / "argv").read_text())[4:]
+    assert arguments[0] == str(run.run_folder.recipe_path) and "--skip-bad" in arguments
     for option in (
-        f"--data {run.spec.data}", f"--copies {run.spec.copies}", f"--out {run.folders.shared}", "--max-steps 7",
+        f"--data {run.spec.data}", f"--copies {run.spec.copies}", f"--out {run.run_folder.shared}", "--max-steps 7",
         "--scale 0.5", "--workers 0", "--gpus 4", "--save-seconds 2.0", "--target top5=93", "--attempt 1",
         "--resume none",
     ):  # fmt: skip
@@ -176,7 +176,7 @@ def test_agent_failed_trainer_ends_job_with_its_reason(
         assert end_reason.endswith(("(3 times at step 8)", "(3 times)"))
     else:
         assert end_reason.endswith("(3 times at step 0)")
-    assert len(list((run.folders.shared / "attempts").iterdir())) == 4, "three tries and the end"
+    assert len(list((run.run_folder.shared / "attempts").iterdir())) == 4, "three tries and the end"
     assert run.job.wait(5) == "failed" and run.job.result["reason"] == end_reason
 
 
@@ -189,14 +189,16 @@ def test_agent_final_failure_ends_job_at_once(agents: Fixture, hand_made: Fixtur
 
 def test_agent_crash_resumes_from_newest_checkpoint(agents: Fixture, hand_made: Fixture) -> None:
     run = hand_made(procs=2)
-    saved = run.checkpoint(1, 8)
+    saved = run.write_checkpoint(1, 8)
     crash = "if rank == 1 and not (out / 'crashed').exists():\n    (out / 'crashed').touch()\n    os.abort()\n"
     wait_for_crash = "until((out / 'crashed').exists)\ntime.sleep(0.3)\n"
     write_argv = "(out / f'argv-{rank}').write_text(json.dumps(sys.orig_argv))\nuntil((out / 'argv-1').exists)\n"
     assert agents.run(run, TRAIN + crash + wait_for_crash + write_argv + PUBLISH) == 0
-    argv = json.loads((run.folders.shared / "argv-1").read_text())
-    assert Path(argv[argv.index("--resume") + 1]).samefile(run.folders.shared / saved)
-    reasons = [json.loads(path.read_text())["reason"] for path in sorted((run.folders.shared / "attempts").iterdir())]
+    argv = json.loads((run.run_folder.shared / "argv-1").read_text())
+    assert Path(argv[argv.index("--resume") + 1]).samefile(run.run_folder.shared / saved)
+    reasons = [
+        json.loads(path.read_text())["reason"] for path in sorted((run.run_folder.shared / "attempts").iterdir())
+    ]
     assert reasons == ["start", "the trainer of rank 1 was killed by SIGABRT"]
     assert run.job.wait(5) == "done" and run.job.result["attempts"] == 2
     assert [row["reason"] for row in run.job.result["timeline"]] == reasons
@@ -210,23 +212,23 @@ def test_agents_of_two_machines_survive_loss_of_the_first(agents: Fixture, hand_
     end = "if os.environ['WORLD_SIZE'] == '2':\n    " + PUBLISH + "    sys.exit(0)\n"
     trainer = TRAIN + write_environment + next_step + end + "until(lambda: False)"
     first_agent, second_agent = (agents.start(run, trainer, name) for name in ("0", "1"))
-    agents.place.wait_for(lambda: len(list(run.folders.shared.glob("environment-*-4"))) == 4)
-    environments = [json.loads((run.folders.shared / f"environment-{rank}-4").read_text()) for rank in range(4)]
-    first = json.loads((run.folders.shared / "attempts/000001.json").read_text())
+    agents.place.wait_for(lambda: len(list(run.run_folder.shared.glob("environment-*-4"))) == 4)
+    environments = [json.loads((run.run_folder.shared / f"environment-{rank}-4").read_text()) for rank in range(4)]
+    first = json.loads((run.run_folder.shared / "attempts/000001.json").read_text())
     assert [environment["LOCAL_RANK"] for environment in environments] == ["0", "1", "0", "1"]
     masters = {(environment["MASTER_ADDR"], environment["MASTER_PORT"]) for environment in environments}
     assert masters == {(first["master_address"], str(first["master_port"]))}
     assert [environment["IMGNET_WORK"] for environment in environments[1:3]] == [
-        str(run.folders.work_folder(name) / "000001") for name in ("0", "1")
+        str(run.run_folder.work_folder(name) / "000001") for name in ("0", "1")
     ]
     agents.wait_for_step(run)
     first_agent.kill()  # the machine of rank 0
     assert second_agent.wait(30) == 0 and not agents.trainers()
-    second = json.loads((run.folders.shared / "attempts/000002.json").read_text())
+    second = json.loads((run.run_folder.shared / "attempts/000002.json").read_text())
     assert second["reason"] == "machine 0 lost" and second["members"] == first["members"][1:]
     assert second["master_port"] != first["master_port"]
-    assert json.loads((run.folders.shared / "environment-0-2").read_text())["IMGNET_WORK"].startswith(
-        str(run.folders.work_folder("1"))
+    assert json.loads((run.run_folder.shared / "environment-0-2").read_text())["IMGNET_WORK"].startswith(
+        str(run.run_folder.work_folder("1"))
     )
     assert run.job.wait(5) == "done"
 
@@ -241,7 +243,7 @@ def test_agent_stop_request_saves_and_stops(agents: Fixture, hand_made: Fixture)
     run = hand_made(procs=2)
     agent = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
-    run.shared("stop", "{}")
+    run.write_shared("stop", "{}")
     assert agent.wait(30) == 0 and not agents.trainers()
     assert agents.end(run) == ("stopped", "stopped by the user")
 
@@ -269,7 +271,7 @@ def test_agent_stop_before_first_step_ends_at_once(agents: Fixture, hand_made: F
     run = hand_made()
     agent = agents.start(run, "report.report_state('joining'); until(lambda: False)")
     agents.place.wait_for(lambda: "joining" in agents.states(run) if run.job.has_agent_status else False)
-    run.shared("stop", "{}")
+    run.write_shared("stop", "{}")
     assert agent.wait(SAVE_GRACE_SECONDS - 10) == 0, "the agent waited for a save"
     assert agents.end(run)[0] == "stopped" and not agents.trainers()
 
@@ -291,8 +293,8 @@ def test_agent_second_in_same_work_folder_exits(agents: Fixture, hand_made: Fixt
     agents.wait_for_step(run)
     assert agents.start(run).wait(30) == 1
     assert "another agent already uses this work folder" in agents.log.read_text()
-    assert first.poll() is None and len(agents.trainers()) == 1 and not (run.folders.shared / "result.json").exists()
-    run.shared("stop", "{}")
+    assert first.poll() is None and len(agents.trainers()) == 1 and not (run.run_folder.shared / "result.json").exists()
+    run.write_shared("stop", "{}")
     assert first.wait(30) == 0
 
 
@@ -300,20 +302,22 @@ def test_agent_next_launch_resumes_in_clean_work_folder(agents: Fixture, hand_ma
     run = hand_made()
     agent = agents.start(run, SAVE_WHEN_ASKED)
     agents.wait_for_step(run)
-    run.shared("stop", "{}")
+    run.write_shared("stop", "{}")
     assert agent.wait(30) == 0
-    saved = run.folders.shared / run.checkpoint(1, 9)
-    (run.folders.work_folder() / "000001/failed-0.json").write_text('{"rank": 0, "reason": "long ago", "time": 1}')
-    (run.folders.shared / "stop").unlink()
-    run.folders.launch_path.write_text("the next")
+    saved = run.run_folder.shared / run.write_checkpoint(1, 9)
+    (run.run_folder.work_folder() / "000001/failed-0.json").write_text('{"rank": 0, "reason": "long ago", "time": 1}')
+    (run.run_folder.shared / "stop").unlink()
+    run.run_folder.launch_path.write_text("the next")
     write_argv = "(out / 'argv').write_text(json.dumps(sys.orig_argv))\nif report.stop_requested(): sys.exit(7)\n"
     assert agents.run(run, write_argv + PUBLISH) == 0
-    argv = json.loads((run.folders.shared / "argv").read_text())
+    argv = json.loads((run.run_folder.shared / "argv").read_text())
     resumed = Path(argv[argv.index("--resume") + 1])
-    assert resumed.parent == run.folders.shared / "checkpoints/000002" and resumed.name.startswith("resume-00000009-")
+    assert resumed.parent == run.run_folder.shared / "checkpoints/000002" and resumed.name.startswith(
+        "resume-00000009-"
+    )
     assert resumed.samefile(saved) and argv[argv.index("--attempt") + 1] == "2"
     assert agents.end(run) == ("done", "")
-    assert {path.name for path in (run.folders.shared / "logs").iterdir()} >= {"000001", "000002"}
+    assert {path.name for path in (run.run_folder.shared / "logs").iterdir()} >= {"000001", "000002"}
 
 
 def test_agent_failed_data_preparation_starts_no_trainer(agents: Fixture, hand_made: Fixture) -> None:
@@ -321,7 +325,7 @@ def test_agent_failed_data_preparation_starts_no_trainer(agents: Fixture, hand_m
     assert agents.run(run) == 1
     state, reason = agents.end(run)
     assert state == "failed" and "generating the built-in set" in reason and "/dev/null" in reason
-    assert not (run.folders.shared / "attempts").exists()
+    assert not (run.run_folder.shared / "attempts").exists()
 
 
 FILL = (
@@ -335,7 +339,7 @@ def test_agent_full_disk_fails_job_and_leaves_nothing_running(
 ) -> None:
     run = hand_made(str(small_disk / "job-1"))
     assert agents.run(run, TRAIN + FILL + "report.report_failure('No space left on device', 'final')") == 1
-    (run.folders.shared / "fill").unlink()
+    (run.run_folder.shared / "fill").unlink()
     assert run.job.wait(5) == "failed"
 
 
@@ -343,8 +347,8 @@ def test_agent_disk_full_for_a_while_continues(agents: Fixture, hand_made: Fixtu
     run = hand_made(str(small_disk / "job-1"))
     agent = agents.start(run, TRAIN + FILL + "until(lambda: not (out / 'fill').exists())\n" + PUBLISH)
     agents.place.wait_for(lambda: shutil.disk_usage(small_disk).free == 0)
-    status_text = run.folders.status_path().read_text()
-    agents.place.wait_for(lambda: run.folders.status_path().read_text() != status_text, 10)
+    status_text = run.run_folder.status_path().read_text()
+    agents.place.wait_for(lambda: run.run_folder.status_path().read_text() != status_text, 10)
     assert agent.poll() is None
-    (run.folders.shared / "fill").unlink()
+    (run.run_folder.shared / "fill").unlink()
     assert agent.wait(20) == 0 and run.job.wait(5) == "done"

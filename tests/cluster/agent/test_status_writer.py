@@ -70,14 +70,14 @@ def test_write_urgent_change_is_written_at_once(
 
 
 def test_write_numbers_wait_for_heartbeat(
-    tmp_path: Path, make_writer: Callable[..., StatusWriter], place: Fixture
+    tmp_path: Path, make_writer: Callable[..., StatusWriter], sandbox: Fixture
 ) -> None:
     writer = make_writer()
     writer.write(STATUS, "training", step=8)
     writer.write(STATUS, "training", step=9)
     assert read_status(tmp_path)["step"] == 8
     writer.heartbeat_seconds = 0.05
-    place.wait_for(lambda: writer.write(STATUS, "training", step=10) or read_status(tmp_path)["step"] == 10, 5)
+    sandbox.wait_for(lambda: writer.write(STATUS, "training", step=10) or read_status(tmp_path)["step"] == 10, 5)
 
 
 def test_write_keeps_extra_fields_but_not_reason(tmp_path: Path, make_writer: Callable[..., StatusWriter]) -> None:

@@ -56,9 +56,9 @@ def make_trainers(
 
     def make(text: str = "until(lambda: False)", **changes: Any) -> Trainers:
         run = hand_made(**changes)
-        run.shared("trainer.py", text)
+        run.write_shared("trainer.py", text)
         (tmp_path / "temp").mkdir(exist_ok=True)
-        started.append(Trainers(run.spec, run.folders.shared, run.folders.work_folder(), tmp_path / "temp"))
+        started.append(Trainers(run.spec, run.run_folder.shared, run.run_folder.work_folder(), tmp_path / "temp"))
         return started[-1]
 
     process.adopt_orphans()  # as the agent does

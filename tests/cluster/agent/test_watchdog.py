@@ -286,7 +286,7 @@ fifo = os.open(work / "fifo", os.O_RDONLY)  # nobody writes to it: the main thre
 
 
 @pytest.fixture
-def hanging(tmp_path: Path, place: Fixture) -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
+def hanging(tmp_path: Path, sandbox: Fixture) -> Iterator[Callable[..., "subprocess.Popen[bytes]"]]:
     """Start a watchdog whose main thread hangs in a system call, with a limit in seconds and a metadata service."""
     os.mkfifo(tmp_path / "fifo")
     started = []
@@ -296,7 +296,7 @@ def hanging(tmp_path: Path, place: Fixture) -> Iterator[Callable[..., "subproces
     ) -> "subprocess.Popen[bytes]":
         argv = [sys.executable, "-c", HANGING_PROCESS, str(tmp_path), limit_seconds, metadata_address, poweroff_grace]
         started.append(subprocess.Popen(argv, cwd=ROOT, start_new_session=True))
-        place.wait_for((tmp_path / "ready").exists, 30)
+        sandbox.wait_for((tmp_path / "ready").exists, 30)
         return started[-1]
 
     yield start
@@ -311,25 +311,27 @@ def read_if_exists(path: Path) -> str:
 
 @pytest.mark.parametrize("stop_signal", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_watchdog_signal_is_noticed_while_main_thread_hangs(
-    tmp_path: Path, place: Fixture, hanging: Fixture, stop_signal: signal.Signals
+    tmp_path: Path, sandbox: Fixture, hanging: Fixture, stop_signal: signal.Signals
 ) -> None:
     process = hanging()
     process.send_signal(stop_signal)
-    assert place.wait_for(lambda: read_if_exists(tmp_path / "leave_reason"), 10) == f"the agent got {stop_signal.name}"
+    assert (
+        sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason"), 10) == f"the agent got {stop_signal.name}"
+    )
     assert process.poll() is None
 
 
-def test_watchdog_rented_machine_ignores_ctrl_c(tmp_path: Path, place: Fixture, hanging: Fixture) -> None:
+def test_watchdog_rented_machine_ignores_ctrl_c(tmp_path: Path, sandbox: Fixture, hanging: Fixture) -> None:
     process = hanging(poweroff_grace="900")
     process.send_signal(signal.SIGINT)
     process.send_signal(signal.SIGTERM)
-    assert place.wait_for(lambda: read_if_exists(tmp_path / "leave_reason"), 10) == "the agent got SIGTERM"
+    assert sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason"), 10) == "the agent got SIGTERM"
 
 
-def test_watchdog_notice_is_noticed_while_main_thread_hangs(tmp_path: Path, place: Fixture, hanging: Fixture) -> None:
+def test_watchdog_notice_is_noticed_while_main_thread_hangs(tmp_path: Path, sandbox: Fixture, hanging: Fixture) -> None:
     hanging()
     write_atomic(tmp_path / "notice", to_json_bytes({"reason": "a rehearsal"}))
-    assert place.wait_for(lambda: read_if_exists(tmp_path / "leave_reason"), 10) == "a rehearsal"
+    assert sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason"), 10) == "a rehearsal"
 
 
 def test_watchdog_limit_kills_hanging_agent(tmp_path: Path, hanging: Fixture) -> None:
@@ -340,13 +342,13 @@ def test_watchdog_limit_kills_hanging_agent(tmp_path: Path, hanging: Fixture) ->
 
 @pytest.mark.parametrize("answer", ["[]", b"garbage\r\n\r\n"], ids=["a list", "no http"])
 def test_watchdog_invalid_service_does_not_block_signals(
-    tmp_path: Path, place: Fixture, hanging: Fixture, service: Any, answer: str | bytes
+    tmp_path: Path, sandbox: Fixture, hanging: Fixture, service: Any, answer: str | bytes
 ) -> None:
     if isinstance(answer, bytes):
         service.garbage = answer
     else:
         service.texts[SPOT] = answer
     process = hanging(metadata_address=service.address)
-    place.wait_for(lambda: len(service.requested) >= 1, 10)
+    sandbox.wait_for(lambda: len(service.requested) >= 1, 10)
     process.send_signal(signal.SIGTERM)
-    assert place.wait_for(lambda: read_if_exists(tmp_path / "leave_reason"), 5) == "the agent got SIGTERM"
+    assert sandbox.wait_for(lambda: read_if_exists(tmp_path / "leave_reason"), 5) == "the agent got SIGTERM"

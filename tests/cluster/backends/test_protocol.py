@@ -49,15 +49,15 @@ def test_terminate_of_a_job_that_never_started_does_nothing(hand_made: Fixture, 
     backend = registry.get_backend(name)
     hosts = {"shared": "/nowhere", "machines": []} if backend.IS_REMOTE else None
     run = hand_made(backend=name, hosts=hosts)
-    assert not backend.agents_alive(run.spec, run.folders)
-    backend.terminate(run.spec, run.folders)
-    shutil.rmtree(run.folders.path)
-    assert not backend.agents_alive(run.spec, run.folders)
-    backend.terminate(run.spec, run.folders)
-    assert backend.cost_dollars(run.spec, run.folders) >= 0
+    assert not backend.agents_alive(run.spec, run.run_folder)
+    backend.terminate(run.spec, run.run_folder)
+    shutil.rmtree(run.run_folder.path)
+    assert not backend.agents_alive(run.spec, run.run_folder)
+    backend.terminate(run.spec, run.run_folder)
+    assert backend.cost_dollars(run.spec, run.run_folder) >= 0
 
 
 def test_local_backend_is_free_and_the_only_one_not_remote(hand_made: Fixture) -> None:
     run = hand_made()
-    assert registry.get_backend("local").cost_dollars(run.spec, run.folders) == 0.0
+    assert registry.get_backend("local").cost_dollars(run.spec, run.run_folder) == 0.0
     assert [name for name in registry.backend_names() if not registry.get_backend(name).IS_REMOTE] == ["local"]

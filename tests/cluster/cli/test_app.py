@@ -39,15 +39,15 @@ def assert_refused(ran: Any, code: int, *messages: str) -> None:
 
 
 @pytest.fixture
-def refused(place: Fixture) -> Callable[..., None]:
+def refused(sandbox: Fixture) -> Callable[..., None]:
     """Check that a command is refused, creates no file and leaves no process."""
 
     def check(argv: list[str], code: int, *messages: str, env: dict[str, str] | None = None) -> None:
-        before = tree(place.path)
-        ran = place.cli(*argv, env=env)
+        before = tree(sandbox.path)
+        ran = sandbox.cli(*argv, env=env)
         assert_refused(ran, code, *messages)
-        assert tree(place.path) == before
-        assert not place.pids(), "a process is left"
+        assert tree(sandbox.path) == before
+        assert not sandbox.pids(), "a process is left"
 
     return check
 
@@ -76,12 +76,12 @@ BAD_RECIPES = {
 
 
 @pytest.mark.parametrize("name", BAD_RECIPES)
-def test_launch_bad_recipe_is_named_with_line_and_reason(place: Fixture, refused: Fixture, name: str) -> None:
+def test_launch_bad_recipe_is_named_with_line_and_reason(sandbox: Fixture, refused: Fixture, name: str) -> None:
     text, message = BAD_RECIPES[name]
     if text == "a folder":
-        (place.path / name).mkdir()
+        (sandbox.path / name).mkdir()
     elif text is not None:
-        (place.path / name).write_text(text)
+        (sandbox.path / name).write_text(text)
     refused(["launch", "--local", name], 2, name, message)
     if name in ("nowhere.py", "twins.py"):
         refused(["plan", name], 2, name, message)
@@ -98,15 +98,15 @@ BAD_FOLDERS = {
 
 
 @pytest.mark.parametrize("kind", BAD_FOLDERS)
-def test_launch_bad_data_folder_is_refused_before_start(place: Fixture, refused: Fixture, kind: str) -> None:
+def test_launch_bad_data_folder_is_refused_before_start(sandbox: Fixture, refused: Fixture, kind: str) -> None:
     folders, message = BAD_FOLDERS[kind]
     for folder in folders:
-        (place.path / "images" / folder).mkdir(parents=True)
-    refused(["launch", "--local", "--data", "images", place.recipe()], 1, str(place.path / "images"), message)
+        (sandbox.path / "images" / folder).mkdir(parents=True)
+    refused(["launch", "--local", "--data", "images", sandbox.write_recipe()], 1, str(sandbox.path / "images"), message)
 
 
-def test_launch_checks_the_data_folder_of_the_recipe(place: Fixture, refused: Fixture) -> None:
-    (place.path / "one.py").write_text(f"{HEAD}recipe = {recipe('a', root='/no/such/images')}")
+def test_launch_checks_the_data_folder_of_the_recipe(sandbox: Fixture, refused: Fixture) -> None:
+    (sandbox.path / "one.py").write_text(f"{HEAD}recipe = {recipe('a', root='/no/such/images')}")
     refused(["launch", "--local", "one.py"], 1, "/no/such/images: there is no such data folder", "--data")
 
 
@@ -141,40 +141,40 @@ def test_cli_bad_option_is_named_in_one_line(refused: Fixture, argv: list[str], 
     refused(argv, 2, message)
 
 
-def test_launch_without_aws_names_the_other_backends(place: Fixture, refused: Fixture) -> None:
-    refused(["launch", place.recipe()], 1, "no region", "--local (this computer)", "--hosts FILE")
-    refused(["launch", "--local", "--hosts", "x", place.recipe()], 2, "mutually exclusive")
+def test_launch_without_aws_names_the_other_backends(sandbox: Fixture, refused: Fixture) -> None:
+    refused(["launch", sandbox.write_recipe()], 1, "no region", "--local (this computer)", "--hosts FILE")
+    refused(["launch", "--local", "--hosts", "x", sandbox.write_recipe()], 2, "mutually exclusive")
 
 
-def test_launch_min_machines_above_machines_assert_refused(place: Fixture, refused: Fixture) -> None:
-    argv = ["launch", "--local", "--machines", "3", "--min-machines", "4", place.recipe()]
+def test_launch_min_machines_above_machines_assert_refused(sandbox: Fixture, refused: Fixture) -> None:
+    argv = ["launch", "--local", "--machines", "3", "--min-machines", "4", sandbox.write_recipe()]
     refused(argv, 2, "--min-machines 4 is more than the 3 machines of the job")
-    assert not (place.path / "runs").exists()
+    assert not (sandbox.path / "runs").exists()
 
 
 def test_lose_needs_a_machine_of_a_running_job(hand_made: Fixture, refused: Fixture) -> None:
     run = hand_made(machines=2)
-    run.says("training")
-    with run.agent_at_work("1"):
+    run.write_status("training")
+    with run.hold_agent_lock("1"):
         run.job.refresh()
         refused(["lose", "job-1", "--machine", "2"], 2, "machines 0, 1", "no machine 2")
         refused(["lose", "job-1", "--machine", "0"], 1, "machine 0 of job-1 has no running agent")
-    run.says("stopped", ended=True)
+    run.write_status("stopped", ended=True)
     run.job.refresh()
     refused(["lose", "job-1", "--machine", "0"], 1, "no machine that could be lost")
 
 
-def test_plan_several_recipes_and_only(place: Fixture, refused: Fixture) -> None:
-    (place.path / "two.py").write_text(f"{HEAD}def recipes():\n    return [{recipe('a')}, {recipe('b')}]")
+def test_plan_several_recipes_and_only(sandbox: Fixture, refused: Fixture) -> None:
+    (sandbox.path / "two.py").write_text(f"{HEAD}def recipes():\n    return [{recipe('a')}, {recipe('b')}]")
     refused(["launch", "--local", "--parallel", "0", "two.py"], 2, "--parallel")
     refused(["plan", "--only", "c", "two.py"], 2, "'c'", "a, b")
-    plans = json.loads(place.cli("plan", "-o", "json", "two.py").out)
+    plans = json.loads(sandbox.cli("plan", "-o", "json", "two.py").out)
     assert [plan["recipe"] for plan in plans] == ["a", "b"]
-    assert json.loads(place.cli("plan", "-o", "json", "--only", "b", "two.py").out)["recipe"] == "b"
+    assert json.loads(sandbox.cli("plan", "-o", "json", "--only", "b", "two.py").out)["recipe"] == "b"
 
 
-def test_plan_max_steps_below_phases_assert_refused(place: Fixture, refused: Fixture) -> None:
-    (place.path / "rows.py").write_text(f"{HEAD}recipe = {recipe('a', phase(0, 1), phase(1, 2))}")
+def test_plan_max_steps_below_phases_assert_refused(sandbox: Fixture, refused: Fixture) -> None:
+    (sandbox.path / "rows.py").write_text(f"{HEAD}recipe = {recipe('a', phase(0, 1), phase(1, 2))}")
     refused(["plan", "--max-steps", "1", "rows.py"], 2, "1 is too few", "2 phases")
 
 
@@ -187,33 +187,37 @@ def test_cli_unknown_job_exits_with_102(refused: Fixture, command: str, name: st
         refused([command], 102, "there are none")
 
 
-def test_launch_without_tmux_says_how_to_install_it(place: Fixture, refused: Fixture) -> None:
-    refused(["launch", "--local", place.recipe()], 1, "tmux is missing", "install", env={"PATH": str(place.path)})
+def test_launch_without_tmux_says_how_to_install_it(sandbox: Fixture, refused: Fixture) -> None:
+    refused(
+        ["launch", "--local", sandbox.write_recipe()], 1, "tmux is missing", "install", env={"PATH": str(sandbox.path)}
+    )
 
 
-def test_launch_on_full_disk_is_refused_before_start(place: Fixture, refused: Fixture, full_disk: Path) -> None:
-    refused(["launch", "--local", place.recipe()], 1, str(full_disk), env={"IMGNET_RUNS": str(full_disk / "runs")})
+def test_launch_on_full_disk_is_refused_before_start(sandbox: Fixture, refused: Fixture, full_disk: Path) -> None:
+    refused(
+        ["launch", "--local", sandbox.write_recipe()], 1, str(full_disk), env={"IMGNET_RUNS": str(full_disk / "runs")}
+    )
     assert tree(full_disk) == {"filling"}
 
 
-def test_launch_unusable_runs_folder_is_named(place: Fixture, refused: Fixture) -> None:
-    refused(["launch", "--local", place.recipe()], 1, "/dev/null", env={"IMGNET_RUNS": "/dev/null/runs"})
+def test_launch_unusable_runs_folder_is_named(sandbox: Fixture, refused: Fixture) -> None:
+    refused(["launch", "--local", sandbox.write_recipe()], 1, "/dev/null", env={"IMGNET_RUNS": "/dev/null/runs"})
 
 
 @pytest.mark.parametrize("option", ["--dry-run", "--dryrun"])
-def test_launch_dry_run_shows_plan_and_starts_nothing(place: Fixture, option: str) -> None:
-    path = place.recipe()
-    before = tree(place.path)
-    ran = place.cli("launch", "--local", option, path)
+def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Fixture, option: str) -> None:
+    path = sandbox.write_recipe()
+    before = tree(sandbox.path)
+    ran = sandbox.cli("launch", "--local", option, path)
     assert ran.code == 0 and ran.err == "" and "nothing was started" in ran.out
     assert "tiny: resnet10_tiny" in ran.out
-    assert tree(place.path) == before and not place.pids()
+    assert tree(sandbox.path) == before and not sandbox.pids()
 
 
-def test_launch_on_terminal_asks_for_confirmation(place: Fixture, on_terminal: Fixture) -> None:
-    code, screen = on_terminal("launch", "--local", place.recipe(), typed=b"n\n")
+def test_launch_on_terminal_asks_for_confirmation(sandbox: Fixture, on_terminal: Fixture) -> None:
+    code, screen = on_terminal("launch", "--local", sandbox.write_recipe(), typed=b"n\n")
     assert code == 1 and "launch? [y/N]" in screen and "error: nothing was started" in screen
-    assert not (place.path / "runs").exists() and not place.pids()
+    assert not (sandbox.path / "runs").exists() and not sandbox.pids()
 
 
 @pytest.mark.parametrize(
@@ -247,31 +251,31 @@ def test_cli_finished_job_refuses_stop_resume_attach(
         ("-160", "-160"),
     ],
 )
-def test_data_resize_bad_sizes_are_refused(place: Fixture, refused: Fixture, sizes: str, message: str) -> None:
-    refused(["data", "resize", str(place.data), "copies", f"--sizes={sizes}"], 2, message)
+def test_data_resize_bad_sizes_are_refused(sandbox: Fixture, refused: Fixture, sizes: str, message: str) -> None:
+    refused(["data", "resize", str(sandbox.data), "copies", f"--sizes={sizes}"], 2, message)
 
 
-def test_data_commands_refuse_bad_folders(place: Fixture, refused: Fixture) -> None:
-    (place.path / "file").write_text("")
+def test_data_commands_refuse_bad_folders(sandbox: Fixture, refused: Fixture) -> None:
+    (sandbox.path / "file").write_text("")
     refused(["data", "resize", "nowhere", "copies"], 1, "nowhere: there is no such data folder")
     refused(["data", "check", "nowhere"], 1, "nowhere: there is no such data folder")
     refused(["data", "sample", "file"], 1, "file")
 
 
 @pytest.mark.parametrize("target", ["train", "train/copies", "val/disc"])
-def test_data_resize_target_among_the_images_assert_refused(place: Fixture, refused: Fixture, target: str) -> None:
+def test_data_resize_target_among_the_images_assert_refused(sandbox: Fixture, refused: Fixture, target: str) -> None:
     for split in ("train", "val"):
-        (place.path / "set" / split / "disc").mkdir(parents=True)
-        image = next((place.data / split / "disc").iterdir())
-        (place.path / "set" / split / "disc" / image.name).write_bytes(image.read_bytes())
+        (sandbox.path / "set" / split / "disc").mkdir(parents=True)
+        image = next((sandbox.data / split / "disc").iterdir())
+        (sandbox.path / "set" / split / "disc" / image.name).write_bytes(image.read_bytes())
     refused(["data", "resize", "set", f"set/{target}", "--sizes", "64"], 1, target.split("/")[0])
 
 
-def test_data_sample_does_not_replace_another_sample(place: Fixture, refused: Fixture) -> None:
+def test_data_sample_does_not_replace_another_sample(sandbox: Fixture, refused: Fixture) -> None:
     argv = ["data", "sample", "--train", "10", "--val", "10", "drawn"]
-    assert place.cli(*argv).code == 0
+    assert sandbox.cli(*argv).code == 0
     refused([*argv, "--seed", "1"], 1, "drawn")
-    assert "0 drawn now" in place.cli(*argv).out
+    assert "0 drawn now" in sandbox.cli(*argv).out
 
 
 @pytest.mark.parametrize(
@@ -289,20 +293,25 @@ def test_launch_local_refuses_options_without_effect(
     refused(argv, 2, message)
 
 
-def test_launch_hosts_refuses_aws_options_by_name(place: Fixture, refused: Fixture) -> None:
-    refused(["launch", "--hosts", "x.toml", "--no-group", place.recipe()], 2, "--no-group: only for", "not for --hosts")
-
-
-def test_logs_of_a_machine_is_that_of_its_first_process(place: Fixture, hand_made: Fixture) -> None:
-    run = hand_made(machines=2, procs=2)
-    run.attempt(1, "1.b", "0.a", reason="start")
-    for machine in "01":
-        run.says("failed", machine=machine, ended=True)
-    for rank in range(4):
-        run.shared(f"logs/000001/rank-{rank}.log", f"rank {rank}\n")
-    for options, rank in (((), 0), (("--machine", "0"), 2), (("--machine", "1"), 0), (("--rank", "3"), 3)):
-        assert place.cli("logs", *options).out == f"rank {rank}\n"
-    assert_refused(
-        place.cli("logs", "--machine", "2"), 2, "machine 2 takes no part in attempt 1 of job-1; the machines are 1, 0"
+def test_launch_hosts_refuses_aws_options_by_name(sandbox: Fixture, refused: Fixture) -> None:
+    refused(
+        ["launch", "--hosts", "x.toml", "--no-group", sandbox.write_recipe()],
+        2,
+        "--no-group: only for",
+        "not for --hosts",
     )
-    assert_refused(place.cli("logs", "--machine", "1", "--rank", "1"), 2, "--rank counts over all machines")
+
+
+def test_logs_of_a_machine_is_that_of_its_first_process(sandbox: Fixture, hand_made: Fixture) -> None:
+    run = hand_made(machines=2, procs=2)
+    run.write_attempt(1, "1.b", "0.a", reason="start")
+    for machine in "01":
+        run.write_status("failed", machine=machine, ended=True)
+    for rank in range(4):
+        run.write_shared(f"logs/000001/rank-{rank}.log", f"rank {rank}\n")
+    for options, rank in (((), 0), (("--machine", "0"), 2), (("--machine", "1"), 0), (("--rank", "3"), 3)):
+        assert sandbox.cli("logs", *options).out == f"rank {rank}\n"
+    assert_refused(
+        sandbox.cli("logs", "--machine", "2"), 2, "machine 2 takes no part in attempt 1 of job-1; the machines are 1, 0"
+    )
+    assert_refused(sandbox.cli("logs", "--machine", "1", "--rank", "1"), 2, "--rank counts over all machines")

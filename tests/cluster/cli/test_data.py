@@ -20,65 +20,67 @@ def small_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def test_data_pack_resize_ls_verify_check_in_sequence(place: Fixture, small_set: Path) -> None:
-    packed = place.cli("data", "pack", str(small_set), "full")
+def test_data_pack_resize_ls_verify_check_in_sequence(sandbox: Fixture, small_set: Path) -> None:
+    packed = sandbox.cli("data", "pack", str(small_set), "full")
     assert packed.code == 0 and packed.out == "full: 20 images packed, 0 were there, 0 files left out\n"
-    resized = place.cli("data", "resize", "full", "sz", "--sizes", "64,96", "--shard-mb", "1")
+    resized = sandbox.cli("data", "resize", "full", "sz", "--sizes", "64,96", "--shard-mb", "1")
     assert resized.code == 0 and resized.out == "sz: 40 images packed, 0 were there, 0 files left out\n"
-    again = place.cli("data", "resize", "full", "sz", "--sizes", "96,64")
+    again = sandbox.cli("data", "resize", "full", "sz", "--sizes", "96,64")
     assert again.code == 0 and again.out == "sz: 0 images packed, 40 were there, 0 files left out\n"
-    listed = json.loads(place.cli("data", "ls", "sz", "-o", "json").out)
+    listed = json.loads(sandbox.cli("data", "ls", "sz", "-o", "json").out)
     assert [(split["root"], split["split"], split["copy"], split["images"]) for split in listed] == [
         (f"sz/{size}", split, size, 10) for size in (64, 96) for split in ("train", "val")
     ]
-    table = place.cli("data", "ls", ".").out.splitlines()
+    table = sandbox.cli("data", "ls", ".").out.splitlines()
     assert table[0].split() == ["set", "split", "copy", "images", "MB", "classes", "stored"]
     assert [line.split()[:4] for line in table if line.startswith("full")] == [
         ["full", split, "full", "10"] for split in ("train", "val")
     ]
-    good = place.cli("data", "verify", "sz")
+    good = sandbox.cli("data", "verify", "sz")
     assert good.code == 0 and good.out.endswith("40 images, 0 faults\n") and "verifying sz" in good.err
-    checked = json.loads(place.cli("data", "check", "full", "-o", "json").out)
+    checked = json.loads(sandbox.cli("data", "check", "full", "-o", "json").out)
     assert (checked["train"], checked["val"], checked["bad"]) == (10, 10, {})
 
 
-def test_data_verify_names_each_fault_and_exits_with_1(place: Fixture, small_set: Path) -> None:
-    assert place.cli("data", "pack", str(small_set), "full").code == 0
-    shard = place.path / "full/train/shard-00000.bin"
+def test_data_verify_names_each_fault_and_exits_with_1(sandbox: Fixture, small_set: Path) -> None:
+    assert sandbox.cli("data", "pack", str(small_set), "full").code == 0
+    shard = sandbox.path / "full/train/shard-00000.bin"
     data = bytearray(shard.read_bytes())
     data[1000] ^= 1
     shard.write_bytes(data)
-    ran = place.cli("data", "verify", "full")
+    ran = sandbox.cli("data", "verify", "full")
     assert ran.code == 1 and ran.out.endswith("2 faults\n")
     damaged = [line for line in ran.err.splitlines() if line.startswith("damaged: ")]
     assert damaged[0].startswith("damaged: full/train/shard-00000.bin: ")
     assert damaged[1].startswith("damaged: full/train/shard-00000.bin, image 0 in it (id 0, checkers/")
-    as_json = place.cli("data", "verify", "full", "-o", "json")
+    as_json = sandbox.cli("data", "verify", "full", "-o", "json")
     assert as_json.code == 1 and len(json.loads(as_json.out)["faults"]) == 2
-    assert place.cli("data", "check", "full").code == 1
+    assert sandbox.cli("data", "check", "full").code == 1
 
 
-def test_data_pack_broken_image_fails_or_is_skipped(place: Fixture, small_set: Path) -> None:
-    shutil.copytree(small_set, place.path / "set")
-    broken = next((place.path / "set/train/disc").iterdir())
+def test_data_pack_broken_image_fails_or_is_skipped(sandbox: Fixture, small_set: Path) -> None:
+    shutil.copytree(small_set, sandbox.path / "set")
+    broken = next((sandbox.path / "set/train/disc").iterdir())
     broken.write_bytes(b"no image")
-    ran = place.cli("data", "pack", "set", "full")
+    ran = sandbox.cli("data", "pack", "set", "full")
     last_line = ran.err.splitlines()[-1]
     assert (
-        ran.code == 1 and last_line.startswith(f"error: {broken.relative_to(place.path)}: not an image") and not ran.out
+        ran.code == 1
+        and last_line.startswith(f"error: {broken.relative_to(sandbox.path)}: not an image")
+        and not ran.out
     )
-    skipped = place.cli("data", "pack", "set", "full", "--skip-bad")
+    skipped = sandbox.cli("data", "pack", "set", "full", "--skip-bad")
     assert skipped.code == 0 and skipped.out.endswith("1 file left out\n")
-    assert f"left out: {broken.relative_to(place.path)}: not an image" in skipped.err
+    assert f"left out: {broken.relative_to(sandbox.path)}: not an image" in skipped.err
 
 
-def test_data_pack_changed_sources_need_anew(place: Fixture, small_set: Path) -> None:
-    shutil.copytree(small_set, place.path / "set")
-    assert place.cli("data", "pack", "set", "full").code == 0
-    next((place.path / "set/train/disc").iterdir()).unlink()
-    ran = place.cli("data", "pack", "set", "full")
+def test_data_pack_changed_sources_need_anew(sandbox: Fixture, small_set: Path) -> None:
+    shutil.copytree(small_set, sandbox.path / "set")
+    assert sandbox.cli("data", "pack", "set", "full").code == 0
+    next((sandbox.path / "set/train/disc").iterdir()).unlink()
+    ran = sandbox.cli("data", "pack", "set", "full")
     assert ran.code == 1 and "have changed since; give another folder, or replace it: --anew" in ran.err
-    ran = place.cli("data", "pack", "set", "full", "--anew")
+    ran = sandbox.cli("data", "pack", "set", "full", "--anew")
     assert ran.code == 0 and "full/train: the sources, or how they are packed, have changed; packed again" in ran.err
     assert ran.out == "full: 9 images packed, 10 were there, 0 files left out\n"
 
@@ -98,7 +100,7 @@ def test_data_pack_changed_sources_need_anew(place: Fixture, small_set: Path) ->
     ],
 )
 def test_data_bad_input_is_refused_in_one_line(
-    place: Fixture, small_set: Path, arguments: list[str], code: int, message: str
+    sandbox: Fixture, small_set: Path, arguments: list[str], code: int, message: str
 ) -> None:
-    ran = place.cli("data", *[str(small_set) if argument == "SET" else argument for argument in arguments])
+    ran = sandbox.cli("data", *[str(small_set) if argument == "SET" else argument for argument in arguments])
     assert ran.code == code and message in ran.err and not ran.out and "Traceback" not in ran.err

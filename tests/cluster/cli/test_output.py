@@ -52,16 +52,16 @@ def test_json_output_has_nothing_else_on_stdout(finished: Fixture, argv: list[st
         assert status["result"]["top1"] == status["top1"]
 
 
-def test_ls_without_jobs_is_empty(place: Fixture) -> None:
-    assert json.loads(place.cli("ls", "-o", "json").out) == []
-    assert place.cli("ls").code == 0 and not (place.path / "runs").exists()
+def test_ls_without_jobs_is_empty(sandbox: Fixture) -> None:
+    assert json.loads(sandbox.cli("ls", "-o", "json").out) == []
+    assert sandbox.cli("ls").code == 0 and not (sandbox.path / "runs").exists()
 
 
 def test_output_without_terminal_has_no_color_and_full_lines(finished: Fixture) -> None:
-    for argv in (["ls"], ["plan", finished.recipe(3)], ["status"]):
+    for argv in (["ls"], ["plan", finished.write_recipe(3)], ["status"]):
         ran = finished.cli(*argv, env={"COLUMNS": "40"})
         assert ran.code == 0 and "\x1b" not in ran.out + ran.err and "…" not in ran.out
-    assert "\x1b" not in finished.said()
+    assert "\x1b" not in finished.output()
 
 
 def test_output_on_terminal_has_color_unless_no_color(finished: Fixture, on_terminal: Fixture) -> None:
@@ -93,35 +93,35 @@ def test_output_to_full_device_is_a_one_line_error(finished: Fixture) -> None:
     assert ran.returncode == 1 and ran.stderr.startswith("error: ") and ran.stderr.count("\n") == 1
 
 
-def test_ls_damaged_job_is_a_warning(place: Fixture, hand_made: Fixture) -> None:
-    runs_folder = hand_made("job-1").folders.path.parent
+def test_ls_damaged_job_is_a_warning(sandbox: Fixture, hand_made: Fixture) -> None:
+    runs_folder = hand_made("job-1").run_folder.path.parent
     (runs_folder / "job-2").mkdir()
     (runs_folder / "job-2/job.json").write_text('{"name": "job-2", "recipe"')
-    ran = place.cli("ls", "-o", "json")
+    ran = sandbox.cli("ls", "-o", "json")
     assert ran.code == 0 and [status["job"] for status in json.loads(ran.out)] == ["job-1"]
     assert ran.err.startswith("warning: ") and ran.err.count("\n") == 1 and "job-2/job.json" in ran.err
-    ran = place.cli("status", "job-2")
+    ran = sandbox.cli("status", "job-2")
     assert ran.code == 1 and ran.err.startswith("error: ") and ran.err.count("\n") == 1 and "job-2/job.json" in ran.err
 
 
-def test_help_lists_the_commands_and_version_is_printed(place: Fixture) -> None:
-    text = place.cli("--help").out
+def test_help_lists_the_commands_and_version_is_printed(sandbox: Fixture) -> None:
+    text = sandbox.cli("--help").out
     for command in ("plan", "launch", "ls", "status", "logs", "attach", "tensorboard", "stop", "resume", "data"):
         assert f"  {command} " in text
-    assert place.cli("--version").out == "imgnet-cluster, version 0.1.0\n"
-    assert "Exit code" in place.cli("launch", "-h").out
+    assert sandbox.cli("--version").out == "imgnet-cluster, version 0.1.0\n"
+    assert "Exit code" in sandbox.cli("launch", "-h").out
 
 
-def test_data_check_counts_images_and_names_broken_ones(place: Fixture) -> None:
+def test_data_check_counts_images_and_names_broken_ones(sandbox: Fixture) -> None:
     argv = ["data", "sample", "--train", "10", "--val", "10", "drawn"]
-    assert place.cli(*argv).code == 0
-    good = place.cli("data", "check", "drawn", "-o", "json")
+    assert sandbox.cli(*argv).code == 0
+    good = sandbox.cli("data", "check", "drawn", "-o", "json")
     counts = json.loads(good.out)
     assert good.code == 0 and (counts["train"], counts["val"], len(counts["classes"])) == (10, 10, 10)
-    broken = next((place.path / "drawn/val/disc").iterdir())
+    broken = next((sandbox.path / "drawn/val/disc").iterdir())
     broken.write_bytes(broken.read_bytes()[:100])
-    bad = place.cli("data", "check", "drawn", "-o", "json")
+    bad = sandbox.cli("data", "check", "drawn", "-o", "json")
     assert bad.code == 1 and list(json.loads(bad.out)["bad"]) == [str(Path("drawn/val/disc") / broken.name)]
-    as_text = place.cli("data", "check", "drawn")
+    as_text = sandbox.cli("data", "check", "drawn")
     assert as_text.code == 1 and f"broken: drawn/val/disc/{broken.name}" in as_text.err
     assert "10 + 9 images, 1 broken" in as_text.out

@@ -83,11 +83,11 @@ def test_run_unknown_program_fails_with_126_or_127(program: str) -> None:
 
 @pytest.mark.parametrize("check", [True, False])
 @pytest.mark.parametrize("script", ["echo begun; exec sleep 4321", "echo begun; sleep 4321 & wait"])
-def test_run_timeout_kills_command_and_children(place: Fixture, check: bool, script: str) -> None:
+def test_run_timeout_kills_command_and_children(sandbox: Fixture, check: bool, script: str) -> None:
     with pytest.raises(CommandFailed, match="not over in") as caught:
         LOCAL.run(["sh", "-c", script], timeout=0.3, check=check)
     assert caught.value.result.out == b"begun\n"
-    assert not place.pids("sleep 4321")  # the call returned although the command would have slept for an hour
+    assert not sandbox.pids("sleep 4321")  # the call returned although the command would have slept for an hour
 
 
 def test_put_get_and_write_copy_whole_files(tmp_path: Path) -> None:
@@ -130,7 +130,7 @@ def test_list_files_returns_sizes_by_relative_path(tmp_path: Path) -> None:
     assert LOCAL.list_files(str(tmp_path)) == {"a": 1, "folder/b c": 10, "folder/deep/\n": 13}
 
 
-def test_list_files_tolerates_concurrent_changes(tmp_path: Path, crowd: Callable[..., list[Any]]) -> None:
+def test_list_files_tolerates_concurrent_changes(tmp_path: Path, run_in_processes: Callable[..., list[Any]]) -> None:
     (tmp_path / "stays").write_text("1234")
 
     def worker(worker_index: int) -> bool:
@@ -148,7 +148,7 @@ def test_list_files_tolerates_concurrent_changes(tmp_path: Path, crowd: Callable
                 folder.rmdir()
         return True
 
-    assert all(crowd(3, worker))
+    assert all(run_in_processes(3, worker))
 
 
 def test_module_command_ignores_packages_in_current_folder(tmp_path: Path) -> None:

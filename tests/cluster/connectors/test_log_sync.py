@@ -83,7 +83,7 @@ def test_pull_logs_file_grows_during_read(shared: Path, run_folder: Path) -> Non
 
 
 def test_pull_logs_concurrent_processes_copy_each_line_once(
-    shared: Path, run_folder: Path, crowd: Callable[..., list[Any]]
+    shared: Path, run_folder: Path, run_in_processes: Callable[..., list[Any]]
 ) -> None:
     lines = [b"line %d\n" % number for number in range(10_000)]
 
@@ -98,7 +98,7 @@ def test_pull_logs_concurrent_processes_copy_each_line_once(
             pulled_bytes += pull_logs(Connector(), str(shared), run_folder)
         return pulled_bytes + pull_logs(Connector(), str(shared), run_folder)
 
-    assert sum(crowd(4, write_or_pull)) == len(b"".join(lines))
+    assert sum(run_in_processes(4, write_or_pull)) == len(b"".join(lines))
     assert (run_folder / "logs/a").read_bytes() == b"".join(lines)
 
 
@@ -117,12 +117,12 @@ pull_logs(SlowConnector(), sys.argv[1], Path(sys.argv[2]))
 """
 
 
-def test_pull_logs_continues_after_sigkill(shared: Path, run_folder: Path, place: Fixture) -> None:
+def test_pull_logs_continues_after_sigkill(shared: Path, run_folder: Path, sandbox: Fixture) -> None:
     append(shared / "logs/a", os.urandom(30_000_000))
     target = run_folder / "logs/a"
     for part in (1, 2, 3):
         process = subprocess.Popen([sys.executable, "-c", SLOW_PULL, str(shared), str(run_folder)])
-        place.wait_for(lambda part=part: target.exists() and target.stat().st_size > part * 100_000)
+        sandbox.wait_for(lambda part=part: target.exists() and target.stat().st_size > part * 100_000)
         process.kill()
         assert process.wait() == -9
         assert target.stat().st_size < 30_000_000

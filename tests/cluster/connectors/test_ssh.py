@@ -207,7 +207,7 @@ def test_run_does_not_wait_for_background_processes(machine: SSHConnector, share
 def test_run_leaves_no_files_or_processes(machine: SSHConnector, shared_bed: Testbed) -> None:
     machine.run(["cat"], input=b"a")
     folder = shared_bed.machines[0].home / ".imgnet/commands"
-    wait_for(lambda: not list(folder.iterdir()) and not shared_bed.machines[0].left())
+    wait_for(lambda: not list(folder.iterdir()) and not shared_bed.machines[0].leaked_pids())
 
 
 def test_run_sweeps_command_folders_older_than_a_day(shared_bed: Testbed) -> None:
@@ -264,7 +264,7 @@ def test_run_ctrl_c_kills_remote_command(own: tuple[Any, SSHConnector]) -> None:
     with pytest.raises(KeyboardInterrupt):
         connector.run(["sh", "-c", "touch ran; sleep 4327 & wait"], timeout=300)
     thread.join()
-    wait_for(lambda: not server.left())
+    wait_for(lambda: not server.leaked_pids())
     assert not list((server.home / ".imgnet/commands").iterdir())
 
 
@@ -300,7 +300,7 @@ def test_run_fetches_outcome_after_sshd_was_down(own: tuple[Any, SSHConnector]) 
     wait_for(lambda: (server.home / "ran").exists())
     server.unplug()
     (server.home / "go").touch()
-    wait_for(lambda: not server.left())
+    wait_for(lambda: not server.leaked_pids())
     server.plug()
     thread.join(60)
     assert results[0].out == b"end\n" and (server.home / "ran").read_text() == "ran\n"

@@ -26,35 +26,35 @@ ARGUMENTS = [
 
 
 @pytest.fixture
-def dump_process(place: Fixture) -> Any:
+def dump_process(sandbox: Fixture) -> Any:
     """Start a process in a session or window that writes down its arguments, environment and folder; return these."""
 
     def start_and_dump(
         name: str, run_folder: Path, arguments: list[str], window: str = "first", as_window: bool = False
     ) -> Any:
-        dump_path = place.path / f"dump-{name}-{window}"
+        dump_path = sandbox.path / f"dump-{name}-{window}"
         argv = [sys.executable, "-c", DUMP_PROCESS, str(dump_path), *arguments]
         tmux.add_window(name, window, argv) if as_window else tmux.start_session(name, run_folder, window, argv)
-        place.wait_for(dump_path.exists)
+        sandbox.wait_for(dump_path.exists)
         return json.loads(dump_path.read_text())
 
     return start_and_dump
 
 
-def test_start_session_and_add_window_pass_arguments_unchanged(place: Fixture, dump_process: Fixture) -> None:
-    run_folder = place.path / "runs/job-1"
+def test_start_session_and_add_window_pass_arguments_unchanged(sandbox: Fixture, dump_process: Fixture) -> None:
+    run_folder = sandbox.path / "runs/job-1"
     assert dump_process("job-1", run_folder, ARGUMENTS)["argv"] == ARGUMENTS
     assert dump_process("job-1", run_folder, ARGUMENTS, window="second", as_window=True)["argv"] == ARGUMENTS
-    assert place.tmux("list-windows", "-t", "=job-1", "-F", "#W").split() == ["first", "second"]
+    assert sandbox.tmux("list-windows", "-t", "=job-1", "-F", "#W").split() == ["first", "second"]
 
 
 @pytest.mark.parametrize("word", ["", "a;", ";", "'", "#S"])
-def test_start_session_passes_last_argument_unchanged(place: Fixture, dump_process: Fixture, word: str) -> None:
-    assert dump_process("job-1", place.path, ["first", word])["argv"] == ["first", word]
+def test_start_session_passes_last_argument_unchanged(sandbox: Fixture, dump_process: Fixture, word: str) -> None:
+    assert dump_process("job-1", sandbox.path, ["first", word])["argv"] == ["first", word]
 
 
-def test_is_owned_by_matches_exact_name_and_run_folder(place: Fixture, dump_process: Fixture) -> None:
-    run_folder = place.path / "runs/job-1"
+def test_is_owned_by_matches_exact_name_and_run_folder(sandbox: Fixture, dump_process: Fixture) -> None:
+    run_folder = sandbox.path / "runs/job-1"
     dump_process("job-1", run_folder, [])
     assert tmux.is_owned_by("job-1", run_folder)
     for name, folder in (
@@ -70,28 +70,28 @@ def test_is_owned_by_matches_exact_name_and_run_folder(place: Fixture, dump_proc
     dump_process("job-11", run_folder.with_name("job-11"), [])
     tmux.kill_session("job-1", run_folder)
     assert not tmux.is_owned_by("job-1", run_folder) and tmux.is_owned_by("job-11", run_folder.with_name("job-11"))
-    place.wait_for(lambda: len(place.at_work()) == 1)
+    sandbox.wait_for(lambda: len(sandbox.job_pids()) == 1)
 
 
-def test_start_session_leaves_session_of_other_run_folder_alone(place: Fixture, dump_process: Fixture) -> None:
-    run_folder, other = place.path / "runs/job-1", place.path / "elsewhere/runs/job-1"
+def test_start_session_leaves_session_of_other_run_folder_alone(sandbox: Fixture, dump_process: Fixture) -> None:
+    run_folder, other = sandbox.path / "runs/job-1", sandbox.path / "elsewhere/runs/job-1"
     dump_process("job-1", run_folder, [])
-    before = place.at_work()
+    before = sandbox.job_pids()
     with pytest.raises(ClusterError, match="job-1") as caught:
         tmux.start_session("job-1", other, "first", ["sleep", "1000"])
     assert "\n" not in str(caught.value)
     tmux.kill_session("job-1", other)
-    assert tmux.is_owned_by("job-1", run_folder) and place.at_work() == before
+    assert tmux.is_owned_by("job-1", run_folder) and sandbox.job_pids() == before
 
 
-def test_kill_session_without_server_does_nothing(place: Fixture) -> None:
-    tmux.kill_session("job-1", place.path)
-    assert not tmux.is_owned_by("job-1", place.path)
-    assert not place.pids("tmux"), "the question started a server"
+def test_kill_session_without_server_does_nothing(sandbox: Fixture) -> None:
+    tmux.kill_session("job-1", sandbox.path)
+    assert not tmux.is_owned_by("job-1", sandbox.path)
+    assert not sandbox.pids("tmux"), "the question started a server"
 
 
-def test_add_window_unknown_session_raises_one_line(place: Fixture, dump_process: Fixture) -> None:
-    dump_process("job-1", place.path, [])
+def test_add_window_unknown_session_raises_one_line(sandbox: Fixture, dump_process: Fixture) -> None:
+    dump_process("job-1", sandbox.path, [])
     for name in ("job-2", "job"):
         with pytest.raises(ClusterError) as caught:
             tmux.add_window(name, "more", ["sleep", "1000"])
@@ -99,81 +99,81 @@ def test_add_window_unknown_session_raises_one_line(place: Fixture, dump_process
 
 
 def test_start_session_inherits_caller_environment_and_folder(
-    place: Fixture, dump_process: Fixture, monkeypatch: pytest.MonkeyPatch
+    sandbox: Fixture, dump_process: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("BOTH", "of the first; $HOME #{x}")
     monkeypatch.setenv("OF_THE_FIRST", "1")
-    first = dump_process("job-1", place.path / "1", [])
+    first = dump_process("job-1", sandbox.path / "1", [])
     monkeypatch.delenv("OF_THE_FIRST")
     monkeypatch.setenv("BOTH", "of the second")
     monkeypatch.setenv("OF_THE_SECOND", "2")
-    (place.path / "second").mkdir()
-    monkeypatch.chdir(place.path / "second")
-    second = dump_process("job-2", place.path / "2", [])
-    window = dump_process("job-1", place.path / "1", [], window="later", as_window=True)
+    (sandbox.path / "second").mkdir()
+    monkeypatch.chdir(sandbox.path / "second")
+    second = dump_process("job-2", sandbox.path / "2", [])
+    window = dump_process("job-1", sandbox.path / "1", [], window="later", as_window=True)
     for process in (first, window):
         assert process["environ"]["BOTH"] == "of the first; $HOME #{x}" and process["environ"]["OF_THE_FIRST"] == "1"
         assert "OF_THE_SECOND" not in process["environ"]
     assert second["environ"]["BOTH"] == "of the second" and second["environ"]["OF_THE_SECOND"] == "2"
     assert "OF_THE_FIRST" not in second["environ"]
-    assert (first["cwd"], second["cwd"]) == (str(place.path), str(place.path / "second"))
+    assert (first["cwd"], second["cwd"]) == (str(sandbox.path), str(sandbox.path / "second"))
 
 
-def test_start_session_command_may_end_at_once(place: Fixture) -> None:
-    tmux.start_session("job-1", place.path, "first", ["true"])
-    place.wait_for(lambda: not tmux.is_owned_by("job-1", place.path))
+def test_start_session_command_may_end_at_once(sandbox: Fixture) -> None:
+    tmux.start_session("job-1", sandbox.path, "first", ["true"])
+    sandbox.wait_for(lambda: not tmux.is_owned_by("job-1", sandbox.path))
 
 
-def test_start_session_overrides_user_tmux_conf(place: Fixture, dump_process: Fixture) -> None:
+def test_start_session_overrides_user_tmux_conf(sandbox: Fixture, dump_process: Fixture) -> None:
     lines = ["default-shell /bin/false", "destroy-unattached on", "exit-unattached on", "remain-on-exit on"]
-    (Path(place.env["HOME"]) / ".tmux.conf").write_text(
+    (Path(sandbox.env["HOME"]) / ".tmux.conf").write_text(
         "".join(f"set -g {line}\n" for line in [*lines, "base-index 1"])
     )
-    assert dump_process("job-1", place.path, ["a"])["argv"] == ["a"]
-    assert dump_process("job-1", place.path, ["b"], "second", as_window=True)["argv"] == ["b"]
-    assert tmux.is_owned_by("job-1", place.path)
+    assert dump_process("job-1", sandbox.path, ["a"])["argv"] == ["a"]
+    assert dump_process("job-1", sandbox.path, ["b"], "second", as_window=True)["argv"] == ["b"]
+    assert tmux.is_owned_by("job-1", sandbox.path)
 
 
 @pytest.mark.parametrize("name", ["a;", "#{pane_id}", "#S", "it's", "ä b"])
 def test_start_session_in_folder_with_special_characters(
-    place: Fixture, dump_process: Fixture, name: str, monkeypatch: pytest.MonkeyPatch
+    sandbox: Fixture, dump_process: Fixture, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (place.path / name).mkdir()
-    monkeypatch.chdir(place.path / name)
-    assert dump_process("job-1", place.path, [])["cwd"] == str(place.path / name)
+    (sandbox.path / name).mkdir()
+    monkeypatch.chdir(sandbox.path / name)
+    assert dump_process("job-1", sandbox.path, [])["cwd"] == str(sandbox.path / name)
 
 
 def test_kill_session_frozen_server_raises_one_line(
-    place: Fixture, dump_process: Fixture, monkeypatch: pytest.MonkeyPatch
+    sandbox: Fixture, dump_process: Fixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tmux, "SERVER_TIMEOUT_SECONDS", 0.3)
-    dump_process("job-1", place.path, [])
-    server = int(place.tmux("display-message", "-p", "#{pid}"))
+    dump_process("job-1", sandbox.path, [])
+    server = int(sandbox.tmux("display-message", "-p", "#{pid}"))
     os.kill(server, signal.SIGSTOP)
     try:
         with pytest.raises(ClusterError, match="does not answer"):
-            tmux.kill_session("job-1", place.path)
+            tmux.kill_session("job-1", sandbox.path)
     finally:
         os.kill(server, signal.SIGCONT)
-    assert tmux.is_owned_by("job-1", place.path)
+    assert tmux.is_owned_by("job-1", sandbox.path)
 
 
-def test_start_session_uses_private_socket(place: Fixture, dump_process: Fixture) -> None:
-    dump_process("job-1", place.path, [])
-    assert place.tmux("list-sessions").startswith("job-1:")
-    assert [path.name for path in Path(place.tmux_folder).rglob("*") if path.is_socket()] == ["imgnet"]
+def test_start_session_uses_private_socket(sandbox: Fixture, dump_process: Fixture) -> None:
+    dump_process("job-1", sandbox.path, [])
+    assert sandbox.tmux("list-sessions").startswith("job-1:")
+    assert [path.name for path in Path(sandbox.tmux_folder).rglob("*") if path.is_socket()] == ["imgnet"]
 
 
-def test_attach_argv_targets_exact_session(place: Fixture, dump_process: Fixture) -> None:
+def test_attach_argv_targets_exact_session(sandbox: Fixture, dump_process: Fixture) -> None:
     argv = tmux.attach_argv("job-1")
     assert argv[:3] == ["tmux", "-L", "imgnet"] and argv[-1].startswith("=job-1")
 
 
-def test_require_tmux_missing_raises_install_hint(place: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(place.path))
-    for call in (tmux.require_tmux, lambda: tmux.start_session("job-1", place.path, "first", ["true"])):
+def test_require_tmux_missing_raises_install_hint(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(sandbox.path))
+    for call in (tmux.require_tmux, lambda: tmux.start_session("job-1", sandbox.path, "first", ["true"])):
         with pytest.raises(ClusterError, match="tmux is missing; install it") as caught:
             call()
         assert "\n" not in str(caught.value)
-    tmux.kill_session("job-1", place.path)
-    assert os.environ["PATH"] == str(place.path)
+    tmux.kill_session("job-1", sandbox.path)
+    assert os.environ["PATH"] == str(sandbox.path)

@@ -64,7 +64,7 @@ def test_print_table_without_rows_prints_the_header(capsys: pytest.CaptureFixtur
 
 
 def test_plan_command_prints_the_schedule(finished: Fixture) -> None:
-    ran = finished.cli("plan", finished.recipe(3), "--procs", "2")
+    ran = finished.cli("plan", finished.write_recipe(3), "--procs", "2")
     assert ran.code == 0 and ran.err == ""
     for text_part in (
         "global batch",

@@ -20,10 +20,10 @@ Fixture = Any
 
 
 @pytest.fixture
-def place_with_job(place: Fixture, finished: Fixture) -> Any:
-    """A place with a copy of the finished job."""
-    shutil.copytree(finished.path / "runs", place.path / "runs")
-    return place
+def place_with_job(sandbox: Fixture, finished: Fixture) -> Any:
+    """A sandbox with a copy of the finished job."""
+    shutil.copytree(finished.path / "runs", sandbox.path / "runs")
+    return sandbox
 
 
 @pytest.fixture
@@ -124,10 +124,10 @@ def test_serve_all_shows_all_jobs_with_hparams_and_metrics(place_with_job: Fixtu
     place_with_job.wait_for(lambda: sorted(path.name for path in (runs / ".board").iterdir()) == ["job-1", "job-4"], 10)
 
 
-def test_serve_all_without_jobs_is_refused(place: Fixture) -> None:
+def test_serve_all_without_jobs_is_refused(sandbox: Fixture) -> None:
     with pytest.raises(NoSuchJob, match="there are none"):
         tensorboard.serve_all(0)
-    assert not (place.path / "runs").exists() and not place.pids()
+    assert not (sandbox.path / "runs").exists() and not sandbox.pids()
 
 
 def test_tensorboard_server_ends_when_the_command_is_killed(place_with_job: Fixture) -> None:

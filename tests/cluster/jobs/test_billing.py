@@ -25,25 +25,27 @@ def write_journal(run: Any, *machines: tuple[str, float, float], price: float | 
             {"what": "granted", "number": number, "machines": [{"id": id, "name": "0", "launched": launched}]},
             {"what": "gone", "id": id, "name": "0", "ended": ended, "why": "Client.UserInitiatedShutdown"},
         ]
-    (run.folders.path / "cloud.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (run.run_folder.path / "cloud.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def write_metrics(run: Any, attempt: int, *steps: tuple[int, float], epoch: float) -> None:
     """Write the metrics of an attempt: (step, time) of each step, and the time of the epoch's end."""
     rows = [{"kind": "train", "step": step, "images": step, "time": time} for step, time in steps]
     rows.append({"kind": "epoch", "step": steps[-1][0], "images": steps[-1][0], "time": epoch, "top5": 50.0})
-    path = run.folders.path / "metrics" / f"{attempt:06d}.jsonl"
+    path = run.run_folder.path / "metrics" / f"{attempt:06d}.jsonl"
     path.parent.mkdir(exist_ok=True)
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def test_cost_report_counts_losses_and_no_time_between_launches(hand_made: Fixture) -> None:
     run = hand_made(backend="aws", cloud={})
-    run.attempt(1, "0.a", reason="start", launch_id="evening")
+    run.write_attempt(1, "0.a", reason="start", launch_id="evening")
     write_metrics(run, 1, (1, 100.0), (20, 500.0), epoch=500.0)
-    run.attempt(2, "0.b", reason="lost", launch_id="evening", resume="checkpoints/000002/resume-00000016-abcd.pt")
+    run.write_attempt(2, "0.b", reason="lost", launch_id="evening", resume="checkpoints/000002/resume-00000016-abcd.pt")
     write_metrics(run, 2, (17, 560.0), (30, 900.0), epoch=900.0)
-    run.attempt(3, "0.c", reason="start", launch_id="morning", resume="checkpoints/000003/resume-00000030-abcd.pt")
+    run.write_attempt(
+        3, "0.c", reason="start", launch_id="morning", resume="checkpoints/000003/resume-00000030-abcd.pt"
+    )
     write_metrics(run, 3, (31, 90_100.0), (40, 90_500.0), epoch=90_500.0)
     write_journal(run, ("i-1", 0.0, 1000.0), ("i-2", 90_000.0, 91_000.0))
     report = billing.cost_report(run.job)

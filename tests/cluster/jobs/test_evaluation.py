@@ -28,15 +28,15 @@ Fixture = Any
 def test_newest_checkpoint_takes_last_attempt_with_a_complete_file(hand_made: Any) -> None:
     run = hand_made()
     for attempt, step, is_complete in ((1, 5, True), (2, 8, True), (2, 9, False)):
-        run.checkpoint(attempt, step, is_complete)
-    (run.folders.shared / "checkpoints" / "000003").mkdir()
+        run.write_checkpoint(attempt, step, is_complete)
+    (run.run_folder.shared / "checkpoints" / "000003").mkdir()
     path = checkpoints.newest_checkpoint(run.job)
-    assert path == run.folders.shared / "checkpoints/000002/step-00000008.pt"
+    assert path == run.run_folder.shared / "checkpoints/000002/step-00000008.pt"
 
 
 def test_newest_checkpoint_of_attempt_without_save_is_its_start(hand_made: Any) -> None:
     run = hand_made()
-    path = run.folders.shared / run.checkpoint(2, 8)
+    path = run.run_folder.shared / run.write_checkpoint(2, 8)
     path.rename(path.with_name("resume-00000008-abc.pt"))
     assert checkpoints.newest_checkpoint(run.job).name == "resume-00000008-abc.pt"
 
@@ -59,13 +59,13 @@ class SlowConnector(Connector):
 
 @pytest.fixture
 def remote_shared(hand_made: Any) -> Any:
-    """The shared folder of another machine: two attempts, the newest file of the second one damaged."""
+    """The write_shared folder of another machine: two attempts, the newest file of the second one damaged."""
     run = hand_made("job-9")
     for attempt, step, is_complete in ((1, 50, True), (2, 7, True), (2, 8, True), (2, 9, False)):
-        run.checkpoint(attempt, step, is_complete)
-    run.shared("checkpoints/000002/resume-00000050-abc.pt", "x")
-    run.shared("checkpoints/000002/notes.txt", "x")
-    return run.folders.shared
+        run.write_checkpoint(attempt, step, is_complete)
+    run.write_shared("checkpoints/000002/resume-00000050-abc.pt", "x")
+    run.write_shared("checkpoints/000002/notes.txt", "x")
+    return run.run_folder.write_shared
 
 
 def test_download_checkpoint_newest_complete_file_once(remote_shared: Path, tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_newest_checkpoint_remote_job_falls_back_to_local_copy(
     fleet = Fleet()
     monkeypatch.setattr(checkpoints, "_job_fleet", lambda job: fleet)
     run = hand_made(backend="ssh")
-    local_path = run.folders.shared / "checkpoints/000002/step-00000008.pt"
+    local_path = run.run_folder.shared / "checkpoints/000002/step-00000008.pt"
     assert checkpoints.newest_checkpoint(run.job) == local_path
     fleet.is_silent = True
     assert checkpoints.newest_checkpoint(run.job) == local_path
@@ -126,7 +126,7 @@ def python(program: str) -> list[str]:
     return [sys.executable, "-c", program]
 
 
-def test_run_evaluation_yields_messages_and_raises_errors(place: Fixture) -> None:
+def test_run_evaluation_yields_messages_and_raises_errors(sandbox: Fixture) -> None:
     row = 'print(\'{"kind": "row", "n": 1}\', flush=True)'
     messages = evaluation.run_evaluation(python(f"{row}; import time; time.sleep(60)"))
     assert next(messages) == {"kind": "row", "n": 1}
@@ -190,7 +190,7 @@ def test_eval_numbers_are_those_of_the_job_result(finished: Fixture, evaluated: 
         assert [(bucket["from"], bucket["to"], bucket["images"]) for bucket in gain["buckets"]] == expected_buckets
     assert [gain["size"] for gain in report["gains"]] == [32, 48]
     assert report["checkpoint"].endswith(".pt") and report["plot"] == "crops.png"
-    assert not finished.at_work()
+    assert not finished.job_pids()
 
 
 def test_eval_plot_has_a_column_per_crop_and_tight_rows(finished: Fixture, evaluated: Any) -> None:
@@ -260,8 +260,8 @@ def test_print_results_gains_have_ratio_ranges_and_one_decimal(capsys: Any) -> N
     ]
 
 
-def test_eval_help_states_the_limits_of_rect(place: Fixture) -> None:
-    text = " ".join(place.cli("eval", "--help").out.split())
+def test_eval_help_states_the_limits_of_rect(sandbox: Fixture) -> None:
+    text = " ".join(sandbox.cli("eval", "--help").out.split())
     assert "in steps of 32 pixels, but at most 1.5 times its short side" in text and "whole" not in text
 
 
@@ -280,9 +280,9 @@ def test_eval_help_states_the_limits_of_rect(place: Fixture) -> None:
     ],
 )
 def test_eval_bad_input_is_refused_in_one_line(
-    place: Fixture, arguments: tuple[str, ...], code: int, message: str
+    sandbox: Fixture, arguments: tuple[str, ...], code: int, message: str
 ) -> None:
-    ran = place.cli("eval", *arguments)
+    ran = sandbox.cli("eval", *arguments)
     assert ran.code == code and message in ran.err and ran.err.count("\n") == 1 and not ran.out, ran
 
 

@@ -31,10 +31,10 @@ def recipes():
 """
 
 
-def sweep(place: Fixture, *rows: tuple[str, Any, int]) -> list[Any]:
-    """The plans of a recipe file with recipes(), given as (name, folder of the images, epochs)."""
-    base = Path(place.recipe()).stem
-    path = place.path / "sweep.py"
+def sweep(sandbox: Fixture, *rows: tuple[str, Any, int]) -> list[Any]:
+    """The plans of a write_recipe file with recipes(), given as (name, folder of the images, epochs)."""
+    base = Path(sandbox.write_recipe()).stem
+    path = sandbox.path / "sweep.py"
     path.write_text(SWEEP.format(base=base, rows=[(name, str(root), end) for name, root, end in rows]))
     return [submit.plan(recipe, recipe_file=str(path)) for recipe in submit.load_recipes(str(path))]
 
@@ -49,18 +49,18 @@ def state_and_activity(job: Any) -> tuple[str, str]:
 
 
 @pytest.mark.rehearsal
-def test_queue_survives_kill_stopped_job_and_failing_job(place: Fixture) -> None:
-    shifting = place.path / "shifting"
-    shifting.symlink_to(place.data)
-    rows = ("long", place.data, 2000), ("gone", shifting, 1), ("unwanted", place.data, 1), ("last", place.data, 1)
-    jobs = queue.enqueue(sweep(place, *rows))
+def test_queue_survives_kill_stopped_job_and_failing_job(sandbox: Fixture) -> None:
+    shifting = sandbox.path / "shifting"
+    shifting.symlink_to(sandbox.data)
+    rows = ("long", sandbox.data, 2000), ("gone", shifting, 1), ("unwanted", sandbox.data, 1), ("last", sandbox.data, 1)
+    jobs = queue.enqueue(sweep(sandbox, *rows))
     long, gone, unwanted, last = jobs
     assert [job.name for job in jobs] == ["job-1", "job-2", "job-3", "job-4"]
-    place.wait_for(lambda: not long.is_waiting)
+    sandbox.wait_for(lambda: not long.is_waiting)
     shifting.unlink()
     queue_id = long.spec.queue
-    runs_folder = place.path / "runs"
-    sessions = [name.lstrip("=") for name in place.tmux("list-sessions", "-F", "#S").split()]
+    runs_folder = sandbox.path / "runs"
+    sessions = [name.lstrip("=") for name in sandbox.tmux("list-sessions", "-F", "#S").split()]
     assert sessions == ["job-1", f"queue-{queue_id}"]
     assert state_and_activity(gone) == ("waiting", "waiting for job-1")
     assert state_and_activity(last) == ("waiting", "waiting for job-1, job-2, job-3")
@@ -70,28 +70,28 @@ def test_queue_survives_kill_stopped_job_and_failing_job(place: Fixture) -> None
     with pytest.raises(ClusterError, match="stopped already"):
         unwanted.stop()
 
-    (first,) = place.programs("-m cluster.jobs.queue")
+    (first,) = sandbox.program_pids("-m cluster.jobs.queue")
     argv = [sys.executable, "-m", "cluster.jobs.queue", str(runs_folder), queue_id]
     second = subprocess.run(argv, capture_output=True, text=True, timeout=120)
     assert second.returncode == 0 and "another process is at work" in second.stderr
     launch_id = long.run_folder.launch_id
     os.kill(first, signal.SIGKILL)
-    place.wait_for(lambda: not place.pids("-m cluster.jobs.queue"))
-    place.wait_for(lambda: not place.tmux("list-sessions", "-f", "#{m:queue-*,#S}"))  # tmux sees a moment later
+    sandbox.wait_for(lambda: not sandbox.pids("-m cluster.jobs.queue"))
+    sandbox.wait_for(lambda: not sandbox.tmux("list-sessions", "-f", "#{m:queue-*,#S}"))  # tmux sees a moment later
     queue_state.queue_start_marker(runs_folder, queue_id).touch()
     last.refresh()
-    assert not place.tmux("list-sessions", "-f", "#{m:queue-*,#S}"), "started again and again"
+    assert not sandbox.tmux("list-sessions", "-f", "#{m:queue-*,#S}"), "started again and again"
     os.utime(queue_state.queue_start_marker(runs_folder, queue_id), (1, 1))
     gone.refresh()
-    place.wait_for(lambda: place.pids("-m cluster.jobs.queue"))
+    sandbox.wait_for(lambda: sandbox.pids("-m cluster.jobs.queue"))
 
-    place.wait_for_step(long)
+    sandbox.wait_for_step(long)
     assert long.run_folder.launch_id == launch_id and last.is_waiting
     long.stop()
     assert last.wait(120) == "done" and last.result["attempts"] == 1
     assert gone.state == "failed" and f"{shifting}: there is no such data folder" in gone.result["reason"]
     assert [job.state for job in jobs] == ["stopped", "failed", "stopped", "done"]
-    place.wait_for(lambda: not place.at_work())
+    sandbox.wait_for(lambda: not sandbox.job_pids())
     assert sorted(path.name for path in runs_folder.iterdir()) == ["job-1", "job-2", "job-3", "job-4"]
     states = [json.loads(line)["state"] for line in last.log_path(None).read_text().splitlines()]
     assert states.count("setup") == 1
@@ -103,9 +103,9 @@ def test_queue_survives_kill_stopped_job_and_failing_job(place: Fixture) -> None
 class RecordingBackend:
     """Replaces functions of the local backend: launches are recorded, and an agent lives until `over` exists."""
 
-    def __init__(self, place: Any, patch: pytest.MonkeyPatch) -> None:
-        self.runs_folder = place.path / "runs"
-        self.record = place.path / "started"
+    def __init__(self, sandbox: Any, patch: pytest.MonkeyPatch) -> None:
+        self.runs_folder = sandbox.path / "runs"
+        self.record = sandbox.path / "started"
         patch.setattr(local, "launch", self.launch)
         patch.setattr(local, "agents_alive", self.agents_alive)
         patch.setattr(local, "check", lambda spec, runs_folder: None)
@@ -142,9 +142,9 @@ def end_job(job: Job) -> None:
 
 
 @pytest.fixture
-def backend(place: Fixture, monkeypatch: pytest.MonkeyPatch) -> RecordingBackend:
+def backend(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> RecordingBackend:
     """A local backend that starts no process."""
-    return RecordingBackend(place, monkeypatch)
+    return RecordingBackend(sandbox, monkeypatch)
 
 
 def test_advance_queue_starts_parallel_jobs_in_order(backend: RecordingBackend, hand_made: Fixture) -> None:
@@ -166,10 +166,10 @@ def test_advance_queue_starts_parallel_jobs_in_order(backend: RecordingBackend, 
 
 
 def test_advance_queue_concurrent_calls_start_each_job_once(
-    backend: RecordingBackend, hand_made: Fixture, crowd: Callable[..., list[Any]]
+    backend: RecordingBackend, hand_made: Fixture, run_in_processes: Callable[..., list[Any]]
 ) -> None:
     backend.make_jobs(hand_made, 3, parallel=3)
-    assert crowd(6, lambda _: backend.advance()) == [True] * 6
+    assert run_in_processes(6, lambda _: backend.advance()) == [True] * 6
     backend.advance()  # a call that found a job locked left it to the next call
     assert sorted(backend.started) == ["job-1", "job-2", "job-3"]
 
@@ -254,14 +254,14 @@ def test_status_of_waiting_job_names_the_jobs_before_it(backend: RecordingBacken
 
 
 def test_refresh_concurrent_calls_start_one_queue_process(
-    place: Fixture,
+    sandbox: Fixture,
     backend: RecordingBackend,
     hand_made: Fixture,
-    crowd: Callable[..., list[Any]],
+    run_in_processes: Callable[..., list[Any]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     jobs = backend.make_jobs(hand_made, 4)
-    calls = place.path / "calls"
+    calls = sandbox.path / "calls"
     runs_folder = backend.runs_folder
 
     def start_session(name: str, run_folder: Path, window: str, argv: list[str]) -> None:
@@ -269,7 +269,7 @@ def test_refresh_concurrent_calls_start_one_queue_process(
             file.write(f"{name} {run_folder} {' '.join(argv[-4:])}\n")
 
     monkeypatch.setattr(queue_state.tmux, "start_session", start_session)
-    crowd(4, lambda number: jobs[number].refresh())
+    run_in_processes(4, lambda number: jobs[number].refresh())
     jobs[0].refresh()
     assert calls.read_text() == f"queue-q {runs_folder} -m cluster.jobs.queue {runs_folder} q\n"
     os.utime(queue_state.queue_start_marker(runs_folder, "q"), (1, 1))
@@ -304,9 +304,9 @@ def requested_queues(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return queue_ids
 
 
-def hosts_file(place: Fixture, count: int) -> str:
+def hosts_file(sandbox: Fixture, count: int) -> str:
     """A hosts file with this many machines."""
-    path = place.path / "hosts.toml"
+    path = sandbox.path / "hosts.toml"
     path.write_text(f'shared = "/shared"\nmachines = {[f"gpu{number}" for number in range(count)]!r}\n')
     return str(path)
 
@@ -317,13 +317,13 @@ def host_names(spec: Any) -> list[str]:
 
 
 def test_queue_gives_each_job_machines_of_its_own(
-    place: Fixture, requested_queues: list[str], monkeypatch: pytest.MonkeyPatch
+    sandbox: Fixture, requested_queues: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ssh, "launch", lambda spec, run_folder: None)
-    (recipe,) = submit.load_recipes(place.recipe())
-    options = {"hosts": hosts_file(place, 7), "machines": 2, "spares": 1, "data": "/data", "procs": 1}
+    (recipe,) = submit.load_recipes(sandbox.write_recipe())
+    options = {"hosts": hosts_file(sandbox, 7), "machines": 2, "spares": 1, "data": "/data", "procs": 1}
     plans = [submit.plan(replace(recipe, name=f"r{number}"), **options) for number in range(4)]
-    runs_folder = place.path / "runs"
+    runs_folder = sandbox.path / "runs"
     assert queue.resolve_parallel(plans) == 2
     for parallel in (3, 0):
         with pytest.raises(BadInput, match="--parallel") as caught:
@@ -353,21 +353,21 @@ def test_queue_gives_each_job_machines_of_its_own(
     assert host_names(Job(third.path).spec) == ["gpu0", "gpu1", "gpu2"]
 
 
-def test_create_job_without_queue_takes_first_machines(place: Fixture) -> None:
-    (recipe,) = submit.load_recipes(place.recipe())
-    plan = submit.plan(recipe, hosts=hosts_file(place, 4), machines=2, data="/data", procs=1)
+def test_create_job_without_queue_takes_first_machines(sandbox: Fixture) -> None:
+    (recipe,) = submit.load_recipes(sandbox.write_recipe())
+    plan = submit.plan(write_recipe, hosts=hosts_file(sandbox, 4), machines=2, data="/data", procs=1)
     job = submit.create_job(plan.spec)
     assert host_names(plan.spec) == ["gpu0", "gpu1", "gpu2", "gpu3"] and host_names(job.spec) == ["gpu0", "gpu1"]
     assert not job.is_waiting and job.state == "booting"
 
 
-def test_enqueue_failure_leaves_no_job(place: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = sweep(place, ("a", place.data, 1), ("b", place.data, 1))
+def test_enqueue_failure_leaves_no_job(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = sweep(sandbox, ("a", sandbox.data, 1), ("b", sandbox.data, 1))
     with pytest.raises(BadInput, match="no recipes to queue"):
         queue.enqueue([])
     with pytest.raises(ClusterError, match="no such data folder"):
         queue.enqueue([plans[0], replace(plans[1], spec=replace(plans[1].spec, data="/nowhere"))])
-    assert not (place.path / "runs").exists()
+    assert not (sandbox.path / "runs").exists()
 
     def ensure_queue_process(runs_folder: Path, queue_id: str) -> None:
         assert len(queue_state.queue_run_folders(runs_folder, queue_id)) == 2
@@ -376,11 +376,11 @@ def test_enqueue_failure_leaves_no_job(place: Fixture, monkeypatch: pytest.Monke
     monkeypatch.setattr(queue_state, "ensure_queue_process", ensure_queue_process)
     with pytest.raises(ClusterError, match="no tmux here"):
         queue.enqueue(plans)
-    assert store.all_jobs() == [] and not list((place.path / "runs").iterdir())
+    assert store.all_jobs() == [] and not list((sandbox.path / "runs").iterdir())
 
 
-def test_resolve_parallel_local_refuses_to_share_gpus(place: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    plans = sweep(place, ("a", place.data, 1), ("b", place.data, 1))
+def test_resolve_parallel_local_refuses_to_share_gpus(sandbox: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    plans = sweep(sandbox, ("a", sandbox.data, 1), ("b", sandbox.data, 1))
     assert queue.resolve_parallel(plans) == 1 and queue.resolve_parallel(plans, 2) == 2
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     with pytest.raises(BadInput, match=r"--parallel 2: the jobs would share this computer's GPUs \(2\)"):

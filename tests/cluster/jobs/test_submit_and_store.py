@@ -16,9 +16,9 @@ Fixture = Any
 
 
 @pytest.fixture
-def spec(place: Fixture) -> Any:
+def spec(sandbox: Fixture) -> Any:
     """The spec of a tiny job."""
-    return submit.plan(submit.load_recipes(place.recipe())[0], data=place.data).spec
+    return submit.plan(submit.load_recipes(sandbox.write_recipe())[0], data=sandbox.data).spec
 
 
 @pytest.mark.parametrize("name", jobs.__all__)
@@ -27,9 +27,9 @@ def test_jobs_package_exports_each_public_name(name: str) -> None:
 
 
 def test_create_job_concurrent_calls_get_distinct_numbers(
-    place: Fixture, spec: Any, crowd: Callable[..., list[Any]]
+    sandbox: Fixture, spec: Any, run_in_processes: Callable[..., list[Any]]
 ) -> None:
-    names_by_process = crowd(6, lambda _: [submit.create_job(spec).name for _ in range(2)])
+    names_by_process = run_in_processes(6, lambda _: [submit.create_job(spec).name for _ in range(2)])
     names = [name for process_names in names_by_process for name in process_names]
     assert sorted(names) == sorted(f"job-{number}" for number in range(1, 13))
     assert [job.name for job in store.all_jobs()] == [f"job-{number}" for number in range(1, 13)]
@@ -39,17 +39,17 @@ def test_create_job_concurrent_calls_get_distinct_numbers(
 
 
 def test_create_run_folder_concurrent_calls_get_distinct_numbers(
-    place: Fixture, crowd: Callable[..., list[Any]]
+    sandbox: Fixture, run_in_processes: Callable[..., list[Any]]
 ) -> None:
-    names_by_process = crowd(4, lambda _: [store.create_run_folder(set()).name for _ in range(60)])
+    names_by_process = run_in_processes(4, lambda _: [store.create_run_folder(set()).name for _ in range(60)])
     names = [name for process_names in names_by_process for name in process_names]
     assert sorted(names) == sorted(f"job-{number}" for number in range(1, 241))
 
 
-def test_create_job_does_not_reuse_number_of_existing_path(place: Fixture, spec: Any) -> None:
+def test_create_job_does_not_reuse_number_of_existing_path(sandbox: Fixture, spec: Any) -> None:
     assert [submit.create_job(spec).name for _ in range(3)] == ["job-1", "job-2", "job-3"]
-    (place.path / "runs/job-2").rename(place.path / "runs/kept")
-    (place.path / "runs/job-4").touch()
+    (sandbox.path / "runs/job-2").rename(sandbox.path / "runs/kept")
+    (sandbox.path / "runs/job-4").touch()
     assert submit.create_job(spec).name == "job-5"
 
 
@@ -60,11 +60,11 @@ def test_all_jobs_are_ordered_by_number(hand_made: Fixture) -> None:
     assert store.find().name == "job-100"
 
 
-def test_all_jobs_ignores_other_folders(place: Fixture, hand_made: Fixture) -> None:
+def test_all_jobs_ignores_other_folders(sandbox: Fixture, hand_made: Fixture) -> None:
     hand_made("job-3")
     for name in ("job-", "job-x", "job-1.old", "job--1", "job-²", "other", ".job-5"):
-        (place.path / "runs" / name).mkdir()
-    (place.path / "runs/job-4").touch()
+        (sandbox.path / "runs" / name).mkdir()
+    (sandbox.path / "runs/job-4").touch()
     assert [job.name for job in store.all_jobs()] == ["job-3"]
 
 
@@ -84,16 +84,18 @@ def test_find_unknown_name_lists_existing_jobs(hand_made: Fixture, name: str) ->
     assert caught.value.exit_code == 102 and "\n" not in str(caught.value)
 
 
-def test_find_without_any_job_raises(place: Fixture) -> None:
+def test_find_without_any_job_raises(sandbox: Fixture) -> None:
     with pytest.raises(NoSuchJob, match="there are none"):
         store.find()
 
 
-def test_runs_folder_is_taken_from_the_environment(place: Fixture, spec: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_runs_folder_is_taken_from_the_environment(
+    sandbox: Fixture, spec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("IMGNET_RUNS", "some/where")
-    assert submit.create_job(spec).path == place.path / "some/where/job-1"
+    assert submit.create_job(spec).path == sandbox.path / "some/where/job-1"
     monkeypatch.delenv("IMGNET_RUNS")
-    assert store.all_jobs() == [] and store.runs_folder() == place.path / "runs"
+    assert store.all_jobs() == [] and store.runs_folder() == sandbox.path / "runs"
 
 
 def test_create_job_on_full_disk_leaves_no_job(spec: Any, full_disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -104,20 +106,20 @@ def test_create_job_on_full_disk_leaves_no_job(spec: Any, full_disk: Path, monke
     assert store.all_jobs() == []
 
 
-def test_launch_refuses_bad_input_before_creating_a_folder(place: Fixture) -> None:
-    (place.path / "two.py").write_text(
+def test_launch_refuses_bad_input_before_creating_a_folder(sandbox: Fixture) -> None:
+    (sandbox.path / "two.py").write_text(
         "from dataclasses import replace\nfrom tiny_2 import recipe\n"
         "def recipes():\n    return [recipe, replace(recipe, name='other')]\n"
     )
     with pytest.raises(BadInput, match="has 2 recipes"):
-        place.recipe() and launch(place.path / "two.py")
+        sandbox.write_recipe() and launch(sandbox.path / "two.py")
     with pytest.raises(BadInput, match="no such recipe file"):
         launch("nowhere.py")
     with pytest.raises(ClusterError, match="there is no such data folder"):
-        launch(place.recipe(), data=place.path / "nowhere")
+        launch(sandbox.write_recipe(), data=sandbox.path / "nowhere")
     with pytest.raises(BadInput, match="no backend 'cloud'; the backends are"):
-        launch(place.recipe(), backend="cloud")
-    assert not (place.path / "runs").exists() and not place.pids()
+        launch(sandbox.write_recipe(), backend="cloud")
+    assert not (sandbox.path / "runs").exists() and not sandbox.pids()
 
 
 def test_job_scalars_of_finished_job(finished: Fixture) -> None:

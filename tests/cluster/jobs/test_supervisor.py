@@ -14,14 +14,14 @@ Fixture = Any
 
 
 @pytest.fixture
-def start_supervisor(place: Fixture) -> Any:
-    """Start a supervisor of a run folder as another process of this place."""
+def start_supervisor(sandbox: Fixture) -> Any:
+    """Start a supervisor of a run folder as another process of this sandbox."""
     processes = []
 
     def start(run: Any) -> "subprocess.Popen[bytes]":
-        argv = [sys.executable, "-m", "cluster.jobs.supervisor", str(run.folders.path)]
-        with (place.path / "supervisor.log").open("ab") as log:
-            processes.append(subprocess.Popen(argv, stdout=log, stderr=log, cwd=place.path, env=place.env))
+        argv = [sys.executable, "-m", "cluster.jobs.supervisor", str(run.run_folder.path)]
+        with (sandbox.path / "supervisor.log").open("ab") as log:
+            processes.append(subprocess.Popen(argv, stdout=log, stderr=log, cwd=sandbox.path, env=sandbox.env))
         return processes[-1]
 
     yield start
@@ -35,7 +35,7 @@ LOG = "logs/000001/rank-0.log"
 
 def append_log(run: Any, text: str) -> None:
     """Append to the trainer's log in the shared folder."""
-    path = run.folders.shared / LOG
+    path = run.run_folder.shared / LOG
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a") as file:
         file.write(text)
@@ -43,54 +43,54 @@ def append_log(run: Any, text: str) -> None:
 
 def local_log(run: Any) -> str:
     """The copy of the trainer's log in the run folder, "" when there is none."""
-    path = run.folders.path / LOG
+    path = run.run_folder.path / LOG
     return path.read_text() if path.exists() else ""
 
 
 def test_supervisor_second_one_exits_and_next_continues_after_kill(
-    place: Fixture, hand_made: Fixture, start_supervisor: Fixture
+    sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture
 ) -> None:
     run = hand_made()
-    run.says("training")
-    with run.agent_at_work():
+    run.write_status("training")
+    with run.hold_agent_lock():
         append_log(run, "one\n")
         first = start_supervisor(run)
-        place.wait_for(lambda: local_log(run) == "one\n")
+        sandbox.wait_for(lambda: local_log(run) == "one\n")
         assert start_supervisor(run).wait(20) == 0 and first.poll() is None
-        assert "another supervisor is at work" in (place.path / "supervisor.log").read_text()
+        assert "another supervisor is at work" in (sandbox.path / "supervisor.log").read_text()
         first.kill()
         first.wait()
         append_log(run, "two\n")
         third = start_supervisor(run)
-        place.wait_for(lambda: local_log(run) == "one\ntwo\n")
+        sandbox.wait_for(lambda: local_log(run) == "one\ntwo\n")
         third.send_signal(signal.SIGHUP)
         append_log(run, "three\n")
-        place.wait_for(lambda: local_log(run) == "one\ntwo\nthree\n")
+        sandbox.wait_for(lambda: local_log(run) == "one\ntwo\nthree\n")
         assert third.poll() is None and not run.job.has_ended
-        run.says("stopped", reason="stopped by the user", ended=True)
+        run.write_status("stopped", reason="stopped by the user", ended=True)
     assert third.wait(20) == 0
     assert run.job.state == "stopped" and local_log(run) == "one\ntwo\nthree\n"
-    assert "Traceback" not in (place.path / "supervisor.log").read_text()
+    assert "Traceback" not in (sandbox.path / "supervisor.log").read_text()
 
 
 def test_supervisor_of_ended_job_exits_and_keeps_result(hand_made: Fixture, start_supervisor: Fixture) -> None:
     run = hand_made()
-    run.says("failed", reason="long ago", ended=True)
+    run.write_status("failed", reason="long ago", ended=True)
     run.job.refresh()
-    before = run.folders.result_path.read_bytes()
-    assert start_supervisor(run).wait(20) == 0 and run.folders.result_path.read_bytes() == before
+    before = run.run_folder.result_path.read_bytes()
+    assert start_supervisor(run).wait(20) == 0 and run.run_folder.result_path.read_bytes() == before
 
 
 def test_supervisor_on_full_disk_stays_until_agent_is_gone(
-    place: Fixture, hand_made: Fixture, start_supervisor: Fixture, small_disk: Path
+    sandbox: Fixture, hand_made: Fixture, start_supervisor: Fixture, small_disk: Path
 ) -> None:
     run = hand_made(str(small_disk / "job-1"))
-    run.says("training")
-    with run.agent_at_work():
-        run.shared(LOG, bytes(150_000))
+    run.write_status("training")
+    with run.hold_agent_lock():
+        run.write_shared(LOG, bytes(150_000))
         supervisor = start_supervisor(run)
-        log = place.path / "supervisor.log"
-        place.wait_for(lambda: "No space left" in log.read_text())
+        log = sandbox.path / "supervisor.log"
+        sandbox.wait_for(lambda: "No space left" in log.read_text())
         assert supervisor.poll() is None
     assert supervisor.wait(20) == 1 and "Traceback" not in log.read_text()
 
@@ -110,7 +110,7 @@ def job(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     running_job.dead = []
     running_job.replaced = []
     for name in running_job.spec.machine_names:
-        run.says("training", name)
+        run.write_status("training", name)
     backend = running_job.backend
     monkeypatch.setattr(backend, "dead_machines", lambda spec, run_folder: list(running_job.dead))
     monkeypatch.setattr(backend, "replace", lambda spec, run_folder, name: running_job.replaced.append(name))
@@ -159,22 +159,22 @@ def test_replacer_replaces_nothing_when_pointless(job: Any, hand_made: Fixture, 
         case "for good":
             job._disabled_marker("1").touch()
         case "it failed":
-            run.says("failed", "1", ended=True)
+            run.write_status("failed", "1", ended=True)
         case "a stop":
-            run.shared("stop", "{}")
+            run.write_shared("stop", "{}")
         case "a result":
-            run.shared("result.json", "{}")
+            run.write_shared("result.json", "{}")
         case "the end":
-            run.attempt(1, end_state="failed", reason="why", launch_id="")
+            run.write_attempt(1, end_state="failed", reason="why", launch_id="")
         case "booting":
-            run.folders.launch_path.write_text("")  # launched just now, and machine 1 has no status yet
-            run.folders.status_path("1").unlink()
+            run.run_folder.launch_path.write_text("")  # launched just now, and machine 1 has no status yet
+            run.run_folder.status_path("1").unlink()
     replacer = MachineReplacer(job)
     assert [replacer.replace_due_machines(float(now)) for now in range(0, 200, 5)] == [[]] * 40 and job.replaced == []
 
 
 def test_replacer_machine_that_left_is_replaced(job: Any) -> None:
-    job.run_.says("left", "1", ended=True, reason="a notice")
+    job.run_.write_status("left", "1", ended=True, reason="a notice")
     job.dead = ["1"]
     replacer = MachineReplacer(job)
     assert replacer.replace_due_machines(0.0) == [] and replacer.replace_due_machines(1.0) == ["1"]

@@ -51,10 +51,12 @@ class RunningJob:
         """Make a fleet for the job with a run folder of its own; `progress` goes into its machines.json."""
         values = {"machines": len(self.bed.machines), "backend": "ssh", "hosts": self.hosts, "uid": self.uid}
         run = self.make_run_folder(name, **values)
-        run.folders.launch_path.write_text("first")
+        run.run_folder.launch_path.write_text("first")
         if progress:
-            (run.folders.path / "machines.json").write_text(json.dumps({"launch": "first", "machines": {}, **progress}))
-        self.fleets.append(Fleet(run.spec, run.folders, reconnect_seconds=2))
+            (run.run_folder.path / "machines.json").write_text(
+                json.dumps({"launch": "first", "machines": {}, **progress})
+            )
+        self.fleets.append(Fleet(run.spec, run.run_folder, reconnect_seconds=2))
         return self.fleets[-1]
 
     def agents(self, machine: str) -> list[int]:
@@ -89,13 +91,13 @@ class RunningJob:
             fleet.terminate()
             fleet.close()
         for machine in self.bed.machines:
-            if machine.left():
+            if machine.leaked_pids():
                 machine.power_off()
                 machine.boot()
 
 
 @pytest.fixture
-def job(hand_made: Callable[..., Any], bed: Testbed, tmp_path: Path, place: Any) -> Iterator[RunningJob]:
+def job(hand_made: Callable[..., Any], bed: Testbed, tmp_path: Path, sandbox: Any) -> Iterator[RunningJob]:
     for machine in bed.machines:
         shutil.rmtree(machine.home / ".imgnet", ignore_errors=True)
     job = RunningJob(hand_made, bed, tmp_path)
@@ -293,7 +295,7 @@ def test_terminate_returns_silent_machines(job: RunningJob) -> None:
 
 def test_pull_files_without_setup_raises_unreachable(hand_made: Callable[..., Any]) -> None:
     run = hand_made("job-1", hosts={"shared": "/nowhere", "machines": [{"host": "127.1.0.9", "port": 1}]}, uid="x")
-    fleet = Fleet(run.spec, run.folders, reconnect_seconds=0.1)
+    fleet = Fleet(run.spec, run.run_folder, reconnect_seconds=0.1)
     fleet.setup_progress.rows["0"] = SimpleNamespace().__dict__
     with pytest.raises(Unreachable, match=r"machine 0 \(127.1.0.9\)"):
         fleet.pull_files()

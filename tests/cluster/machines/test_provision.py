@@ -76,7 +76,7 @@ class SetupJob:
 
 @pytest.fixture
 def make_job(
-    hand_made: Callable[..., Any], bed: Testbed, tmp_path: Path, place: Any
+    hand_made: Callable[..., Any], bed: Testbed, tmp_path: Path, sandbox: Any
 ) -> Iterator[Callable[..., SetupJob]]:
     """Make a job on the machines of these numbers: make_job(0, 1, spares=1)."""
     jobs: list[SetupJob] = []
@@ -88,7 +88,7 @@ def make_job(
     yield make
     for job in jobs:
         job.close()
-    place.wait_for(lambda: not bed.leaks(), 20)
+    sandbox.wait_for(lambda: not bed.leaks(), 20)
 
 
 def use_unauthorized_key(job: SetupJob) -> None:
@@ -205,7 +205,7 @@ def test_set_up_machines_spare_may_fail(make_job: Callable[..., SetupJob]) -> No
     assert not job.calls("train.distributed.network_probe") and fleet.agents_alive() and fleet.dead_machines() == []
 
 
-def test_set_up_machines_twice_repeats_nothing(make_job: Callable[..., SetupJob], place: Any) -> None:
+def test_set_up_machines_twice_repeats_nothing(make_job: Callable[..., SetupJob], sandbox: Any) -> None:
     job = make_job(0, 1)
     fleet = job.fleet()
     fleet.set_up_machines()
@@ -219,7 +219,7 @@ def test_set_up_machines_twice_repeats_nothing(make_job: Callable[..., SetupJob]
     }
     fleet.set_up_machines()
     Fleet(fleet.spec, fleet.folders).set_up_machines()
-    place.wait_for(lambda: job.calls("cluster.agent") == ["0", "1"], 20)
+    sandbox.wait_for(lambda: job.calls("cluster.agent") == ["0", "1"], 20)
     assert job.calls("cluster.machines.python_env") == ["0", "1"] and job.calls("cluster.machines.probe") == [
         "0",
         "0",
@@ -234,22 +234,22 @@ def test_set_up_machines_twice_repeats_nothing(make_job: Callable[..., SetupJob]
 class PausedLaunch:
     """A job launched by the installed command, whose set-up is paused at one module on machine 0."""
 
-    def __init__(self, place: Any, bed: Testbed, held: str) -> None:
-        self.place, self.bed = place, bed
+    def __init__(self, sandbox: Any, bed: Testbed, held: str) -> None:
+        self.sandbox, self.bed = sandbox, bed
         for machine in bed.machines:
             shutil.rmtree(machine.home / ".imgnet", ignore_errors=True)
-        self.stub = replace(NO_DELAYS, count=2).write_script(place.path / "python")
-        (place.path / "python.d").mkdir()
-        self.hold = place.path / "python.d" / "hold"
+        self.stub = replace(NO_DELAYS, count=2).write_script(sandbox.path / "python")
+        (sandbox.path / "python.d").mkdir()
+        self.hold = sandbox.path / "python.d" / "hold"
         self.hold.touch()
         lines = f'while [ -e "{self.hold}" ]; do sleep 0.05; done'
-        (place.path / "python.d" / f"{held}-0").write_text(lines)
-        (place.path / "recipe.py").write_text(RECIPE)
-        hosts = bed.write_hosts_toml(place.path / "hosts.toml", count=2, python=str(self.stub))
-        completed = place.cli("launch", "--hosts", str(hosts), "-y", "-d", "recipe.py")
+        (sandbox.path / "python.d" / f"{held}-0").write_text(lines)
+        (sandbox.path / "recipe.py").write_text(RECIPE)
+        hosts = bed.write_hosts_toml(sandbox.path / "hosts.toml", count=2, python=str(self.stub))
+        completed = sandbox.cli("launch", "--hosts", str(hosts), "-y", "-d", "recipe.py")
         assert completed.code == 0, completed
-        self.job, self.log = place.job(), place.path / "python.log"
-        place.wait_for(lambda: self.log.exists() and f"{held} 0\n" in self.log.read_text(), 30)
+        self.job, self.log = sandbox.job(), sandbox.path / "python.log"
+        sandbox.wait_for(lambda: self.log.exists() and f"{held} 0\n" in self.log.read_text(), 30)
 
     def agents(self) -> int:
         """How many agents run: those that hold their lock."""
@@ -265,11 +265,11 @@ class PausedLaunch:
 
 
 @pytest.fixture
-def launched(place: Any, bed: Testbed) -> Iterator[Callable[[str], PausedLaunch]]:
+def launched(sandbox: Any, bed: Testbed) -> Iterator[Callable[[str], PausedLaunch]]:
     """Launch a job whose set-up is paused: launched("cluster.machines.probe")."""
-    yield lambda held: PausedLaunch(place, bed, held)
+    yield lambda held: PausedLaunch(sandbox, bed, held)
     for machine in bed.machines:
-        if machine.left():  # the test has failed, and the next one must not fail because of it
+        if machine.leaked_pids():  # the test has failed, and the next one must not fail because of it
             machine.power_off()
             machine.boot()
 
@@ -280,46 +280,46 @@ def launched(place: Any, bed: Testbed) -> Iterator[Callable[[str], PausedLaunch]
     ["cluster.machines.python_env", "cluster.machines.probe", "train.distributed.network_probe", "cluster.agent"],
 )
 def test_killed_supervisor_is_replaced_and_setup_finishes(
-    place: Any, bed: Testbed, launched: Callable[[str], PausedLaunch], part: str
+    sandbox: Any, bed: Testbed, launched: Callable[[str], PausedLaunch], part: str
 ) -> None:
     launched_job = launched(part)
     (pid,) = supervisor_pids(launched_job.job.path)
     os.kill(pid, signal.SIGKILL)
-    place.wait_for(lambda: not supervisor_pids(launched_job.job.path) and "job-1" not in place.tmux("ls"), 20)
+    sandbox.wait_for(lambda: not supervisor_pids(launched_job.job.path) and "job-1" not in sandbox.tmux("ls"), 20)
     launched_job.hold.unlink()
     launched_job.job.refresh()  # as every command that looks at the job does
-    place.wait_for(lambda: launched_job.states() == ["training", "training"], 30)
+    sandbox.wait_for(lambda: launched_job.states() == ["training", "training"], 30)
     assert launched_job.agents() == 2 and len(supervisor_pids(launched_job.job.path)) == 1
     assert [path.name for path in launched_job.job.run_folder.shared.glob("attempts/*")] == ["000001.json"]
-    assert place.cli("stop", "job-1").code == 0
+    assert sandbox.cli("stop", "job-1").code == 0
     assert launched_job.job.state == "stopped" and launched_job.agents() == 0
-    place.wait_for(lambda: not bed.leaks(), 20)
+    sandbox.wait_for(lambda: not bed.leaks(), 20)
 
 
 @pytest.mark.parametrize("part", ["cluster.machines.python_env", "train.distributed.network_probe"])
 def test_stop_during_setup_starts_no_agent(
-    place: Any, bed: Testbed, launched: Callable[[str], PausedLaunch], part: str
+    sandbox: Any, bed: Testbed, launched: Callable[[str], PausedLaunch], part: str
 ) -> None:
     launched_job = launched(part)
-    completed = place.cli("stop", "job-1")
+    completed = sandbox.cli("stop", "job-1")
     launched_job.hold.unlink()
     assert completed.code == 0
     assert launched_job.job.has_ended and "stopped by the user" in launched_job.job.result["reason"]
     assert "cluster.agent" not in launched_job.log.read_text()
-    place.wait_for(lambda: not (bed.leaks() or supervisor_pids(launched_job.job.path)), 20)
+    sandbox.wait_for(lambda: not (bed.leaks() or supervisor_pids(launched_job.job.path)), 20)
 
 
-def test_launch_with_failing_machine_names_reason_and_cleans_up(place: Any, bed: Testbed) -> None:
-    stub = NO_DELAYS.write_script(place.path / "python")
-    (place.path / "python.d").mkdir()
-    (place.path / "python.d" / "cluster.machines.probe-1").write_text("free=1")
-    (place.path / "recipe.py").write_text(RECIPE)
-    hosts = bed.write_hosts_toml(place.path / "hosts.toml", count=2, python=str(stub))
-    completed = place.cli("launch", "--hosts", str(hosts), "-y", "recipe.py")
+def test_launch_with_failing_machine_names_reason_and_cleans_up(sandbox: Any, bed: Testbed) -> None:
+    stub = NO_DELAYS.write_script(sandbox.path / "python")
+    (sandbox.path / "python.d").mkdir()
+    (sandbox.path / "python.d" / "cluster.machines.probe-1").write_text("free=1")
+    (sandbox.path / "recipe.py").write_text(RECIPE)
+    hosts = bed.write_hosts_toml(sandbox.path / "hosts.toml", count=2, python=str(stub))
+    completed = sandbox.cli("launch", "--hosts", str(hosts), "-y", "recipe.py")
     assert (
         completed.code == 100
         and "machine 1 (127.1.0.2)" in completed.out
         and "1 GB free, 2 GB are needed" in completed.out
     ), completed
-    assert "failed" in place.cli("ls").out
-    place.wait_for(lambda: not (bed.leaks() or supervisor_pids(place.job().path)), 20)
+    assert "failed" in sandbox.cli("ls").out
+    sandbox.wait_for(lambda: not (bed.leaks() or supervisor_pids(sandbox.job().path)), 20)

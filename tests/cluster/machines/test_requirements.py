@@ -72,24 +72,24 @@ def test_missing_requirements_names_weights_file(tiny: Recipe, tmp_path: Path, m
     assert len(requirements.requirements_not_sent(with_names(tiny, weights="~/own.pt"), PROJECT_ROOT)) == 1
 
 
-def test_launch_with_missing_module_is_refused_and_plan_notes_it(place: Fixture) -> None:
-    recipe = place.recipe(1)
+def test_launch_with_missing_module_is_refused_and_plan_notes_it(sandbox: Fixture) -> None:
+    recipe = sandbox.write_recipe(1)
     text = Path(recipe).read_text()
     Path(recipe).write_text(text.replace("resnet10_tiny", "nowhere:net"))
-    completed = place.cli("launch", "--local", "-y", recipe)
+    completed = sandbox.cli("launch", "--local", "-y", recipe)
     assert completed.code == 2 and "no module nowhere here" in completed.err and completed.err.count("\n") == 1, (
         completed
     )
-    assert place.cli("ls").out.strip() == "" or "job-1" not in place.cli("ls").out
-    completed = place.cli("plan", recipe)
+    assert sandbox.cli("ls").out.strip() == "" or "job-1" not in sandbox.cli("ls").out
+    completed = sandbox.cli("plan", recipe)
     assert completed.code == 0 and "note: model, name: there is no module nowhere here" in completed.out
 
 
-def test_launch_exact_with_fp16_comm_is_refused(place: Fixture) -> None:
-    recipe = place.recipe(1)
+def test_launch_exact_with_fp16_comm_is_refused(sandbox: Fixture) -> None:
+    recipe = sandbox.write_recipe(1)
     text = Path(recipe).read_text()
     Path(recipe).write_text(text.replace("recipe = Recipe(", 'recipe = Recipe(comm="fp16", ', 1))
-    completed = place.cli("launch", "--local", "-y", "--exact", recipe)
+    completed = sandbox.cli("launch", "--local", "-y", "--exact", recipe)
     assert (
         completed.code == 2 and "the comm hook fp16, which rounds" in completed.err and completed.err.count("\n") == 1
     ), completed

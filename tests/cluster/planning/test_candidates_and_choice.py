@@ -270,9 +270,9 @@ DONE: dict[str, Any] = {
 def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> None:
     planned = {"terms": {"compute": 3.0, "start": 1.0}, "minutes": 1 / 15, "phases": [], "source": "presets"}
     run = hand_made(forecast=planned)
-    run.shared("result.json", json.dumps(DONE))
-    write_result(run.folders, run.spec, registry.get_backend("local"))
-    result = json.loads(run.folders.result_path.read_text())
+    run.write_shared("result.json", json.dumps(DONE))
+    write_result(run.run_folder, run.spec, registry.get_backend("local"))
+    result = json.loads(run.run_folder.result_path.read_text())
     assert result["forecast"] == planned and {row["term"]: row["error"] for row in result["against"]}["steps"] == 1.0
     constants = calibration.measured_constants("job-1", result)
     assert constants.batch_timings == ((32, 8, pytest.approx(0.2)),) and constants == Constants.from_json(
@@ -282,8 +282,8 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> 
 
 def test_write_result_of_a_failed_job_has_no_constants(hand_made: Fixture) -> None:
     run = hand_made(forecast={"terms": {}})
-    write_result(run.folders, run.spec, registry.get_backend("local"), end_reason="it fell", end_state="failed")
-    result = json.loads(run.folders.result_path.read_text())
+    write_result(run.run_folder, run.spec, registry.get_backend("local"), end_reason="it fell", end_state="failed")
+    result = json.loads(run.run_folder.result_path.read_text())
     assert result["state"] == "failed" and not {"forecast", "against", "constants"} & result.keys()
     assert state_result.forecast_vs_actual({"terms": {}}, {"state": "done", "epochs": []}) == {}
     for useless_result in (None, result, {"state": "done"}):

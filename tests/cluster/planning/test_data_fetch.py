@@ -159,18 +159,18 @@ def test_list_parts_full_if_missing_replaces_missing_copies(sets: Path) -> None:
         fetch_sets(list_parts("set", Path("/t"), [96]))
 
 
-def test_fetch_cli_copies_the_set_and_prints_the_rate(place: Fixture) -> None:
-    make_set(place.path / "set", images=30, each=20_000, shard=200_000)
-    make_set(place.path / "set-sz/64", images=30, each=500)
-    ran = place.cli("data", "fetch", "set", "disk/set", "--sizes", "full,64")
+def test_fetch_cli_copies_the_set_and_prints_the_rate(sandbox: Fixture) -> None:
+    make_set(sandbox.path / "set", images=30, each=20_000, shard=200_000)
+    make_set(sandbox.path / "set-sz/64", images=30, each=500)
+    ran = sandbox.cli("data", "fetch", "set", "disk/set", "--sizes", "full,64")
     assert ran.code == 0 and " fetched in " in ran.out and " MB/s), 0 bytes were there" in ran.out, ran
-    assert content(place.path / "disk/set") == content(place.path / "set")
-    assert content(place.path / "disk/set-sz/64") == content(place.path / "set-sz/64")
+    assert content(sandbox.path / "disk/set") == content(sandbox.path / "set")
+    assert content(sandbox.path / "disk/set-sz/64") == content(sandbox.path / "set-sz/64")
     assert "(100 %)" in ran.err and "kB of 8" in ran.err
-    again = place.cli("data", "fetch", "set", "disk/set", "--sizes", "full,64")
+    again = sandbox.cli("data", "fetch", "set", "disk/set", "--sizes", "full,64")
     assert again.code == 0 and "0 bytes fetched, " in again.out and again.err.count("is there already") == 2
-    alone = place.cli("data", "fetch", "set", "other", "--index-only")
-    assert alone.code == 0 and not list((place.path / "other").rglob("*.bin"))
+    alone = sandbox.cli("data", "fetch", "set", "other", "--index-only")
+    assert alone.code == 0 and not list((sandbox.path / "other").rglob("*.bin"))
 
 
 @pytest.mark.parametrize("arguments, code, message", [
@@ -181,10 +181,10 @@ def test_fetch_cli_copies_the_set_and_prints_the_rate(place: Fixture) -> None:
     (("s3://", "t"), 1, "s3://: not an S3 address"),
     (("set", "set/manifest.json"), 1, "set/manifest.json: File exists"),
 ])  # fmt: skip
-def test_fetch_cli_errors_are_one_line(place: Fixture, arguments: tuple[str, ...], code: int, message: str) -> None:
-    make_set(place.path / "set")
-    (place.path / "set/manifest.json").touch()
-    ran = place.cli("data", "fetch", *arguments)
+def test_fetch_cli_errors_are_one_line(sandbox: Fixture, arguments: tuple[str, ...], code: int, message: str) -> None:
+    make_set(sandbox.path / "set")
+    (sandbox.path / "set/manifest.json").touch()
+    ran = sandbox.cli("data", "fetch", *arguments)
     assert (ran.code, ran.out) == (code, "") and message in ran.err and ran.err.count("\n") == 1, ran
 
 
@@ -194,13 +194,15 @@ def test_fetch_cli_errors_are_one_line(place: Fixture, arguments: tuple[str, ...
 def test_startup_seconds_include_the_fetch(hand_made: Fixture) -> None:
     run = hand_made()
     states = ("setup", "fetching", "warming", "waiting", "starting", "joining", "warming", "training")
-    run.history(*((state, 100.0 + 10 * number) for number, state in enumerate(states)))
-    run.folders.path.joinpath("logs").mkdir()
-    local_log = run.folders.path / "logs/agent-0.jsonl"
-    local_log.write_text((run.folders.shared / "logs/agent-0.jsonl").read_text())
-    assert timeline.startup_seconds(run.folders.path, "0")["fetch"] == 10
+    run.write_state_log(*((state, 100.0 + 10 * number) for number, state in enumerate(states)))
+    run.run_folder.path.joinpath("logs").mkdir()
+    local_log = run.run_folder.path / "logs/agent-0.jsonl"
+    local_log.write_text((run.run_folder.shared / "logs/agent-0.jsonl").read_text())
+    assert timeline.startup_seconds(run.run_folder.path, "0")["fetch"] == 10
     assert run.job.machine_details()["0"]["seconds"]["fetch"] == 10
-    run.says("fetching", doing="fetching s3://b/x", progress="fetching s3://b/x: 1 MB of 2 MB (50 %)", phase="warming")
-    with run.agent_at_work():
+    run.write_status(
+        "fetching", doing="fetching s3://b/x", progress="fetching s3://b/x: 1 MB of 2 MB (50 %)", phase="warming"
+    )
+    with run.hold_agent_lock():
         status = run.job.status()
     assert (status["state"], status["doing"], status["progress"][-6:]) == ("setup", "fetching s3://b/x", "(50 %)")

@@ -134,19 +134,21 @@ def made(hand_made: Fixture, backend: str = "local", done: bool = True, target: 
         cloud=cloud, target=target, **more,
     )  # fmt: skip
     paper = Paper().all()
-    run.attempt(1, "0.a", "1.b", time=BEGUN)
-    run.attempt(2, "0.a", "1.c", time=BEGUN, resume=f"checkpoints/000002/resume-{SAVED:08d}-abcd.pt", reason="lost")
-    for folder in (run.folders.run, run.folders.shared):
+    run.write_attempt(1, "0.a", "1.b", time=BEGUN)
+    run.write_attempt(
+        2, "0.a", "1.c", time=BEGUN, resume=f"checkpoints/000002/resume-{SAVED:08d}-abcd.pt", reason="lost"
+    )
+    for folder in (run.run_folder.run, run.run_folder.shared):
         (folder / "metrics").mkdir(exist_ok=True)
         for number, rows in paper.lines.items():
             text = "".join(json.dumps(row) + "\n" for row in rows)
             (folder / f"metrics/{number:06d}.jsonl").write_text(text)
     if backend == "aws":
-        journal(run.folders.run)
-    run.says("done" if done else "failed", ended=True)
+        journal(run.run_folder.run)
+    run.write_status("done" if done else "failed", ended=True)
     if done:
-        run.shared("result.json", json.dumps(paper.result(target)))
-    state_result.write_result(run.folders, run.spec, registry.get_backend(backend))
+        run.write_shared("result.json", json.dumps(paper.result(target)))
+    state_result.write_result(run.run_folder, run.spec, registry.get_backend(backend))
     return run.job
 
 
@@ -233,7 +235,7 @@ def test_the_schedule_is_the_one_that_was_executed_also_over_a_loss(facts: Any) 
 
 def test_steps_beyond_the_save_that_was_gone_on_from_do_not_count(hand_made: Fixture) -> None:
     job = made(hand_made)
-    lines = run_data.effective_metrics(job, {one.number: one for one in attempts.history(job.folders.shared)})
+    lines = run_data.effective_metrics(job, {one.number: one for one in attempts.history(job.run_folder.shared)})
     steps = [(row["attempt"], row["step"]) for row in lines if row["kind"] == "train"]
     assert max(step for attempt, step in steps if attempt == 1) == SAVED
     assert min(step for attempt, step in steps if attempt == 2) == SAVED + 1
@@ -333,9 +335,9 @@ def test_the_result_says_seconds_and_dollars_to_the_target(hand_made: Fixture, b
     assert told["dollars"] == (None if backend == "local" else pytest.approx(spent, abs=2 * PRICE / 3600))
 
 
-def test_status_says_what_became_of_the_target(hand_made: Fixture, place: Any) -> None:
+def test_status_says_what_became_of_the_target(hand_made: Fixture, sandbox: Any) -> None:
     made(hand_made)
-    shown = place.cli("status", "job-1")
+    shown = sandbox.cli("status", "job-1")
     assert "top-5 of 93 % reached in epoch 4, " in shown.out and shown.code == 0
 
 
@@ -347,17 +349,17 @@ def test_of_a_job_that_failed_the_rows_until_then_are_told(hand_made: Fixture) -
     assert wrong(table=writers.render_tsv(facts), entry=written(writers.dawnbench_entry(facts)), ran=facts) == []
 
 
-def test_a_target_is_asked_for_at_the_launch_and_refused_in_one_line(place: Any) -> None:
+def test_a_target_is_asked_for_at_the_launch_and_refused_in_one_line(sandbox: Any) -> None:
     assert plan(RECIPE).spec.target == "" and plan(RECIPE, target="top5=93.0").spec.target == "top5=93"
-    shown = place.cli("launch", "--local", "--dry-run", "--target", "93", place.recipe(1))
+    shown = sandbox.cli("launch", "--local", "--dry-run", "--target", "93", sandbox.write_recipe(1))
     assert shown.err == "error: '93' is no target; they look like top5=93 or top1=76.1, in percent\n"
     assert shown.code == 2
 
 
 def test_while_it_runs_the_target_is_told_as_it_was_asked_for(hand_made: Fixture) -> None:
     run = hand_made(target="top5=93")
-    run.says("training", step=8, steps=16)
-    with run.agent_at_work():
+    run.write_status("training", step=8, steps=16)
+    with run.hold_agent_lock():
         assert run.job.status()["target"] == "top5=93"
         with pytest.raises(ClusterError, match="job-1 is running; a record is of a run that is over"):
             run_data.collect_run_data(run.job)
@@ -688,14 +690,14 @@ def test_a_result_without_an_epoch_of_the_metrics_or_with_another_end_is_found(h
     )
 
 
-def test_of_a_run_folder_that_tells_two_things_nothing_is_written(hand_made: Fixture, place: Any) -> None:
+def test_of_a_run_folder_that_tells_two_things_nothing_is_written(hand_made: Fixture, sandbox: Any) -> None:
     job = made(hand_made)
     retyped(job.run / "metrics/000002.jsonl", '"top1": 60.0', '"top1": 70.0')
     for words in (("job-1",), ("job-1", "-o", "mine"), ("--check", "job-1")):
-        shown = place.cli("record", *words)
+        shown = sandbox.cli("record", *words)
         assert shown.code == 1 and shown.out == "" and len(shown.err.splitlines()) == 1
         assert "job-1: epoch 4: top1 is 70.0 in the metrics; result.json says 60.0" in shown.err
-    assert not list(place.path.glob("mine*"))
+    assert not list(sandbox.path.glob("mine*"))
 
 
 @pytest.mark.parametrize("name", ["result", "noted"])
@@ -711,32 +713,32 @@ def test_a_clock_that_says_two_things_in_the_run_folder_is_found(facts: Any, nam
 # --- the command ----------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_all_three_and_finds_the_job_of_a_file(hand_made: Fixture, place: Any) -> None:
+def test_the_command_writes_all_three_and_finds_the_job_of_a_file(hand_made: Fixture, sandbox: Any) -> None:
     made(hand_made)
-    shown = place.cli("record", "job-1", "-o", "mine", "--author", "Ann")
+    shown = sandbox.cli("record", "job-1", "-o", "mine", "--author", "Ann")
     assert shown.code == 0 and shown.out.split("written: ")[1:] == ["mine.tsv\n", "mine.json\n", "mine.log\n"]
-    entry = json.loads((place.path / "mine.json").read_text())
+    entry = json.loads((sandbox.path / "mine.json").read_text())
     assert (entry["author"], entry["logFilename"]) == ("Ann", "mine.log")
-    assert place.cli("record").out == (place.path / "mine.tsv").read_text()
+    assert sandbox.cli("record").out == (sandbox.path / "mine.tsv").read_text()
     for name in ("mine.tsv", "mine.json", "job-1"):
-        checked = place.cli("record", "--check", name)
+        checked = sandbox.cli("record", "--check", name)
         assert checked.code == 0 and "add up" in checked.out and "as job-1 ran" in checked.out, checked
-    assert place.cli("record", "--check", "mine.log", "job-1").code == 0
-    text = (place.path / "mine.tsv").read_text()
-    (place.path / "mine.tsv").write_text(text.replace("94.0000", "95.0000"))
-    bad = place.cli("record", "--check", "mine.tsv")
+    assert sandbox.cli("record", "--check", "mine.log", "job-1").code == 0
+    text = (sandbox.path / "mine.tsv").read_text()
+    (sandbox.path / "mine.tsv").write_text(text.replace("94.0000", "95.0000"))
+    bad = sandbox.cli("record", "--check", "mine.tsv")
     assert bad.code == 1 and bad.err == "error: mine.tsv: row 3 (epoch 4): top5 95; the run says 94.0000\n"
-    (place.path / "alone.tsv").write_text(text)
-    assert "cannot be checked without" in place.cli("record", "--check", "alone.tsv").out
-    (place.path / "mine.json").write_text("{}")
-    assert place.cli("record", "--check", "mine.json").err.startswith("error: mine.json: the fields version, author")
+    (sandbox.path / "alone.tsv").write_text(text)
+    assert "cannot be checked without" in sandbox.cli("record", "--check", "alone.tsv").out
+    (sandbox.path / "mine.json").write_text("{}")
+    assert sandbox.cli("record", "--check", "mine.json").err.startswith("error: mine.json: the fields version, author")
 
 
-def test_of_a_job_with_nothing_to_record_there_is_one_clear_line(hand_made: Fixture, place: Any) -> None:
+def test_of_a_job_with_nothing_to_record_there_is_one_clear_line(hand_made: Fixture, sandbox: Any) -> None:
     run = hand_made()
-    run.says("failed", reason="rank 1 was killed", ended=True)
-    run.attempt(1, "0.a")
-    shown = place.cli("record", "job-1")
+    run.write_status("failed", reason="rank 1 was killed", ended=True)
+    run.write_attempt(1, "0.a")
+    shown = sandbox.cli("record", "job-1")
     assert shown.code == 1 and shown.out == "" and len(shown.err.splitlines()) == 1
     assert "job-1 has validated no epoch, so there is nothing to record; it is failed: rank 1 was killed" in shown.err
 
@@ -750,22 +752,22 @@ def test_a_job_of_an_older_version_is_refused_in_one_line(hand_made: Fixture) ->
 
 
 @pytest.mark.parametrize("words", [("--check", "job-1", "-o", "x"), ("--check", "nothing.tsv"), ("job-9",)])
-def test_what_cannot_be_done_is_one_line(hand_made: Fixture, place: Any, words: tuple[str, ...]) -> None:
+def test_what_cannot_be_done_is_one_line(hand_made: Fixture, sandbox: Any, words: tuple[str, ...]) -> None:
     made(hand_made)
-    shown = place.cli("record", *words)
+    shown = sandbox.cli("record", *words)
     assert shown.code in (1, 2, 102) and len(shown.err.splitlines()) == 1 and shown.err.startswith("error: ")
 
 
 @pytest.mark.parametrize("words", [("-o", "."), ("-o", ""), ("-o", "/"), ("-o", ".."), ("--format", "json", "-o", "f")])
 def test_a_name_that_no_file_can_have_is_wrong_usage_and_leaves_nothing_behind(
-    hand_made: Fixture, place: Any, words: tuple[str, ...]
+    hand_made: Fixture, sandbox: Any, words: tuple[str, ...]
 ) -> None:
     made(hand_made)
-    (place.path / "f").mkdir()
-    before = {*place.path.iterdir(), *place.path.parent.iterdir()}
-    shown = place.cli("record", "job-1", *words)
+    (sandbox.path / "f").mkdir()
+    before = {*sandbox.path.iterdir(), *sandbox.path.parent.iterdir()}
+    shown = sandbox.cli("record", "job-1", *words)
     assert shown.code == 2 and len(shown.err.splitlines()) == 1 and shown.err.startswith("error: -o "), shown
-    assert {*place.path.iterdir(), *place.path.parent.iterdir()} == before
+    assert {*sandbox.path.iterdir(), *sandbox.path.parent.iterdir()} == before
 
 
 def test_a_file_that_cannot_take_a_name_is_removed_and_the_name_is_told(tmp_path: Path) -> None:
@@ -779,13 +781,13 @@ def test_a_file_that_cannot_take_a_name_is_removed_and_the_name_is_told(tmp_path
     assert caught.value.filename == str(tmp_path / "file/name")
 
 
-def test_files_that_were_typed_over_are_one_line_each(hand_made: Fixture, place: Any) -> None:
+def test_files_that_were_typed_over_are_one_line_each(hand_made: Fixture, sandbox: Any) -> None:
     job = made(hand_made)
-    assert place.cli("record", "job-1", "-o", "mine").code == 0
+    assert sandbox.cli("record", "job-1", "-o", "mine").code == 0
     shutil.rmtree(job.run)
-    whole = place.cli("record", "--check", "mine.log")
+    whole = sandbox.cli("record", "--check", "mine.log")
     assert whole.code == 0 and "3 validated epochs, 96 steps in" in whole.out and "lines of the log\n" in whole.out
-    text = (place.path / "mine.json").read_text()
+    text = (sandbox.path / "mine.json").read_text()
     deep = text.replace('"author": null', f'"author": {"[" * 50_000}{"]" * 50_000}')
     for typed, said in (
         (re.sub('"hours": [0-9.]+', '"hours": NaN', text), "mine.json: is no JSON: NaN is no finite number"),
@@ -796,13 +798,13 @@ def test_files_that_were_typed_over_are_one_line_each(hand_made: Fixture, place:
         ),
         (deep, "mine.json: is no JSON: it is nested too deep"),
     ):
-        (place.path / "mine.json").write_text(typed)
-        shown = place.cli("record", "--check", "mine.json")
+        (sandbox.path / "mine.json").write_text(typed)
+        shown = sandbox.cli("record", "--check", "mine.json")
         assert shown.code == 1 and len(shown.err.splitlines()) == 1 and said in shown.err, shown
-    (place.path / "mine.json").write_text(text)
-    retyped(place.path / "mine.log", '"value": 0.6', '"value": 0.7')
-    shown = place.cli("record", "--check", "mine.json")
+    (sandbox.path / "mine.json").write_text(text)
+    retyped(sandbox.path / "mine.log", '"value": 0.6', '"value": 0.7')
+    shown = sandbox.cli("record", "--check", "mine.json")
     assert shown.code == 1 and shown.err.startswith("error: mine.json: the log, line "), shown
-    (place.path / "mine.log").rename(place.path / "alone.log")
-    shown = place.cli("record", "--check", "alone.log")
+    (sandbox.path / "mine.log").rename(sandbox.path / "alone.log")
+    shown = sandbox.cli("record", "--check", "alone.log")
     assert shown.code == 0 and "accuracies and rates cannot be checked without its JSON" in shown.out, shown

@@ -106,8 +106,8 @@ def test_a_machine_that_stays_away_is_lost_to_the_end_and_a_spare_is_not(hand_ma
     agent(run, "0", ("training", 0), ("done", 50))
     agent(run, "1", ("training", 0), ("gone", 20))
     agent(run, "2", ("waiting", 0), ("done", 49))
-    run.attempt(1, "0.a", "1.b", time=BEGIN)
-    run.attempt(2, "0.a", time=BEGIN + 21)
+    run.write_attempt(1, "0.a", "1.b", time=BEGIN)
+    run.write_attempt(2, "0.a", time=BEGIN + 21)
     done(run)
     said = report_facts.collect_facts(run.job)
     assert said["lives"]["1"][-1] == ("lost", 20.0, 50.0) and said["losses"] == [("1", 20.0)]
@@ -122,7 +122,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_end_and_its_mean() -> None:
 
 
 def test_a_damaged_file_is_one_line(run: Any) -> None:
-    run.folders.result.write_text('{"state": "done", "epochs": 3}')
+    run.run_folder.result.write_text('{"state": "done", "epochs": 3}')
     with pytest.raises(ClusterError, match="is damaged") as error:
         reports.render_report([run.job])
     assert "\n" not in str(error.value)
@@ -164,7 +164,7 @@ def test_a_page_of_the_largest_runs_stays_below_a_megabyte(hand_made: Fixture) -
     for name in run.spec.names:
         states = [(("training", "validating")[one % 2], 10.0 * one) for one in range(180)]
         agent(run, name, *states, ("done", 1800))
-    run.attempt(1, *(f"{name}.a" for name in run.spec.names), time=BEGIN)
+    run.write_attempt(1, *(f"{name}.a" for name in run.spec.names), time=BEGIN)
     rows = [step(one, BEGIN + one / 5) for one in range(9000)]
     home(run, "metrics/000001.jsonl", *rows, *(epoch(one, BEGIN + 20.0 * one) for one in range(1, 91)))
     done(run)
@@ -214,9 +214,9 @@ def test_hostile_names_are_texts(hand_made: Fixture, tmp_path: Path) -> None:
     run = hand_made("job-2", machines=2, recipe=recipe, recipe_file=HOSTILE, git_commit=HOSTILE)
     thumbnails(run, data)
     lost(run)
-    run.attempt(2, "0.a", time=BEGIN + 15, reason=HOSTILE)
+    run.write_attempt(2, "0.a", time=BEGIN + 15, reason=HOSTILE)
     done(run, reason=HOSTILE, recipe=plain, versions={HOSTILE: HOSTILE})
-    run.folders.run.joinpath("machines.json").write_text(json.dumps({"machines": {"0": {"host": HOSTILE}}}))
+    run.run_folder.run.joinpath("machines.json").write_text(json.dumps({"machines": {"0": {"host": HOSTILE}}}))
     page = reports.render_report([run.job])
     read = Reader(page)
     assert "script" not in read.tags and not any(name.startswith("on") for name, _ in read.attributes)
@@ -240,7 +240,7 @@ def test_of_a_job_that_has_just_been_launched_there_is_a_page(hand_made: Fixture
 def test_before_the_first_validation_there_are_curves_and_no_accuracy(hand_made: Fixture) -> None:
     run = hand_made(forecast={"minutes": 3.0, "terms": {"compute": 60.0}, "source": "presets", "start": {}})
     home(run, "metrics/000001.jsonl", step(1, BEGIN), step(2, BEGIN + 1), epoch(1, BEGIN + 2, top1=None, top5=None))
-    run.says("training", step=2, steps=16)
+    run.write_status("training", step=2, steps=16)
     page = reports.render_report([run.job])
     assert "No validation yet." in page and "Loss over images" in titles(page)
     assert not [one for one in titles(page) if "Accuracy" in one]
@@ -269,8 +269,8 @@ def test_a_run_of_an_older_version_has_a_page(hand_made: Fixture) -> None:
 def test_several_jobs_stand_side_by_side_and_the_same_images_once(run: Any, hand_made: Fixture) -> None:
     recipe = replace(run.spec.recipe, seed=11)
     second = hand_made("job-2", recipe=recipe)
-    (second.folders.run / "logs").mkdir(exist_ok=True)
-    shutil.copy(run.folders.run / "logs/val-000001.json", second.folders.run / "logs")
+    (second.run_folder.run / "logs").mkdir(exist_ok=True)
+    shutil.copy(run.run_folder.run / "logs/val-000001.json", second.run_folder.run / "logs")
     home(second, "metrics/000001.jsonl", step(1, BEGIN), step(9, BEGIN + 9), epoch(1, BEGIN + 10))
     done(second)
     page = reports.render_report([run.job, second.job])
@@ -358,7 +358,7 @@ def test_a_forecast_is_said_once_and_beside_what_it_took(run: Any) -> None:
 
 def test_why_an_attempt_began_is_there_in_full(run: Any) -> None:
     reason = "model, name: timm:resnet18 needs timm, which is not here (No module named 'timm'); " + 20 * "and more "
-    run.attempt(3, "0.a", time=BEGIN + 20, reason=reason.strip())
+    run.write_attempt(3, "0.a", time=BEGIN + 20, reason=reason.strip())
     page = reports.render_report([run.job])
     assert reason.strip() in Reader(page).texts
     assert "steps lost" in page and "steps lost" not in reports.render_report([alone(run)])
@@ -367,7 +367,7 @@ def test_why_an_attempt_began_is_there_in_full(run: Any) -> None:
 def alone(run: Any) -> Any:
     """The same job before anything was lost: columns of nothing are left out."""
     for number in (2, 3):
-        (run.folders.shared / f"attempts/{number:06d}.json").unlink()
+        (run.run_folder.shared / f"attempts/{number:06d}.json").unlink()
     return run.job
 
 
@@ -435,10 +435,10 @@ def test_the_box_is_what_the_validation_crops(size: tuple[int, int]) -> None:
 
 
 def test_images_are_seen_as_the_schedules_row_validates_them(run: Any) -> None:
-    found = sample_images.sample_images(run.folders.run, {"size": 64, "rect_val": True})
+    found = sample_images.sample_images(run.run_folder.run, {"size": 64, "rect_val": True})
     assert len(found) == 6 and found[0]["size"] == (48, 80) and found[-1]["size"] == (90, 60)
     assert found[-1]["pixels"] == (96, 64) and found[-1]["square"] != found[-1]["rectangle"]
-    square = sample_images.sample_images(run.folders.run, {"size": 64, "rect_val": False})
+    square = sample_images.sample_images(run.run_folder.run, {"size": 64, "rect_val": False})
     assert square[0]["rectangle"] is None and square[0]["pixels"] == (64, 64)
 
 
@@ -446,14 +446,14 @@ def test_the_caption_says_that_a_rectangle_does_not_hold_all_of_a_tall_image(run
     assert "the square (solid)" in reports.render_report([run.job])
     phases = [replace(run.spec.recipe.phases[0], rect_val=True)]
     second = hand_made("job-2", recipe=replace(run.spec.recipe, phases=phases))
-    (second.folders.run / "logs").mkdir(exist_ok=True)
-    shutil.copy(run.folders.run / "logs/val-000001.json", second.folders.run / "logs")
+    (second.run_folder.run / "logs").mkdir(exist_ok=True)
+    shutil.copy(run.run_folder.run / "logs/val-000001.json", second.run_folder.run / "logs")
     assert "at most 1.5 times as long as broad, so that part of a very tall" in reports.render_report([second.job])
 
 
 @pytest.mark.parametrize("what", ["nothing", "half a file", "no list", "no JPEG"])
 def test_without_images_a_line_says_so(run: Any, what: str) -> None:
-    path = run.folders.run / "logs/val-000001.json"
+    path = run.run_folder.run / "logs/val-000001.json"
     whole = path.read_bytes()
     path.unlink()
     if what != "nothing":
@@ -464,43 +464,43 @@ def test_without_images_a_line_says_so(run: Any, what: str) -> None:
 # --- who writes it --------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_into_the_run_folder_or_where_it_is_told(place: Fixture, run: Any) -> None:
-    ran = place.cli("report")
-    assert ran.code == 0 and ran.out.strip() == str(run.folders.run / "report.html"), ran
-    assert "machine 1 lost" in (run.folders.run / "report.html").read_text()
-    assert place.cli("report", "1", "job-1", "-o", "here.html").out.strip() == "here.html"
-    assert "side by side" not in (place.path / "here.html").read_text()  # the same job twice is one
-    assert place.cli("report", "job-7").code == 102
-    ran = place.cli("report", "job-1", "-o", "no/such/folder.html")
+def test_the_command_writes_into_the_run_folder_or_where_it_is_told(sandbox: Fixture, run: Any) -> None:
+    ran = sandbox.cli("report")
+    assert ran.code == 0 and ran.out.strip() == str(run.run_folder.run / "report.html"), ran
+    assert "machine 1 lost" in (run.run_folder.run / "report.html").read_text()
+    assert sandbox.cli("report", "1", "job-1", "-o", "here.html").out.strip() == "here.html"
+    assert "side by side" not in (sandbox.path / "here.html").read_text()  # the same job twice is one
+    assert sandbox.cli("report", "job-7").code == 102
+    ran = sandbox.cli("report", "job-1", "-o", "no/such/folder.html")
     assert ran.code == 1 and ran.err.startswith("error: ") and ran.err.count("\n") == 1
 
 
-def test_several_jobs_have_their_page_beside_them(place: Fixture, run: Any, hand_made: Fixture) -> None:
+def test_several_jobs_have_their_page_beside_them(sandbox: Fixture, run: Any, hand_made: Fixture) -> None:
     done(hand_made("job-2"))
-    ran = place.cli("report", "2", "1")
-    assert ran.code == 0 and ran.out.strip() == str(place.path / "runs/report.html"), ran
-    assert "2 runs side by side" in (place.path / "runs/report.html").read_text()
+    ran = sandbox.cli("report", "2", "1")
+    assert ran.code == 0 and ran.out.strip() == str(sandbox.path / "runs/report.html"), ran
+    assert "2 runs side by side" in (sandbox.path / "runs/report.html").read_text()
 
 
-def supervise(place: Fixture, run: Any) -> int:
-    words = [sys.executable, "-m", "cluster.jobs.supervisor", str(run.folders.run)]
-    return subprocess.run(words, cwd=place.path, env=place.env, timeout=60, capture_output=True).returncode
+def supervise(sandbox: Fixture, run: Any) -> int:
+    words = [sys.executable, "-m", "cluster.jobs.supervisor", str(run.run_folder.run)]
+    return subprocess.run(words, cwd=sandbox.path, env=sandbox.env, timeout=60, capture_output=True).returncode
 
 
-def test_the_supervisor_leaves_a_report_when_the_job_has_ended(place: Fixture, hand_made: Fixture) -> None:
+def test_the_supervisor_leaves_a_report_when_the_job_has_ended(sandbox: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
-    run.says("failed", reason="the disk & the rest", ended=True)
-    assert supervisor(place, run) == 0 and run.job.state == "failed"
-    assert "the disk &amp; the rest" in (run.folders.run / "report.html").read_text()
-    assert not (run.folders.run / "supervisor.log").read_text()
+    run.write_status("failed", reason="the disk & the rest", ended=True)
+    assert supervisor(sandbox, run) == 0 and run.job.state == "failed"
+    assert "the disk &amp; the rest" in (run.run_folder.run / "report.html").read_text()
+    assert not (run.run_folder.run / "supervisor.log").read_text()
 
 
-def test_a_report_that_cannot_be_written_takes_nothing_from_the_job(place: Fixture, hand_made: Fixture) -> None:
+def test_a_report_that_cannot_be_written_takes_nothing_from_the_job(sandbox: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
-    run.says("stopped", reason="stopped by the user", ended=True)
-    (run.folders.run / "report.html").mkdir()
-    assert supervisor(place, run) == 0 and run.job.state == "stopped"
-    said = (run.folders.run / "supervisor.log").read_text()
+    run.write_status("stopped", reason="stopped by the user", ended=True)
+    (run.run_folder.run / "report.html").mkdir()
+    assert supervisor(sandbox, run) == 0 and run.job.state == "stopped"
+    said = (run.run_folder.run / "supervisor.log").read_text()
     assert "no report was written" in said and said.count("\n") == 1 and "Traceback" not in said
 
 
@@ -512,4 +512,4 @@ def test_a_report_that_takes_for_ever_is_given_up(hand_made: Fixture, monkeypatc
     monkeypatch.setattr(supervisor, "REPORT_SECONDS", 0.3)
     monkeypatch.setattr(supervisor, "python", lambda *_: ["sleep", "600"])
     supervisor.write_job_report(run.job)
-    assert "the report took longer than" in (run.folders.run / "supervisor.log").read_text()
+    assert "the report took longer than" in (run.run_folder.run / "supervisor.log").read_text()

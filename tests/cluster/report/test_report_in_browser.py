@@ -75,7 +75,7 @@ def pages(hand_made: Fixture, tmp_path: Path) -> Callable[[str], str]:
         done(run, reason="a reason" if run is first else "R" * 300, versions={"torch": "2.13.0+" + "v" * 120})
     home(third, "metrics/000001.jsonl", step(1, 1.8e9))
     home(large, "metrics/000001.jsonl", step(1, 1.8e9), epoch(1, 1.8e9 + 10, top1=100.0, top5=100.0))
-    large.says("training", step=98_765, steps=1_234_567, seconds=123_456.0)
+    large.write_status("training", step=98_765, steps=1_234_567, seconds=123_456.0)
     found = {"one": [first.job], "two": [first.job, second.job], "new": [third.job], "large": [large.job]}
     return lambda name: reports.render_report(found[name])
 

@@ -26,7 +26,7 @@ def resume_content(run: Any, attempt: attempts.Attempt) -> bytes:
 
     The checkpoint must be a link in the attempt's own folder, named after its step.
     """
-    path = run.folders.shared / attempt.resume
+    path = run.run_folder.shared / attempt.resume
     assert path.parent.name == f"{attempt.number:06d}" and path.name.startswith(f"resume-{attempt.first_step:08d}-")
     payload = read_with_checksum(path)
     return payload[: len(payload) // 100]
@@ -42,13 +42,13 @@ def test_propose_first_attempt_has_no_checkpoint(tmp_path: Path) -> None:
 
 def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(hand_made: Fixture) -> None:
     run = hand_made()
-    propose(run.folders.shared)
+    propose(run.run_folder.shared)
     for step in (8, 16, 24):
-        run.checkpoint(1, step)
-    second = propose(run.folders.shared)
+        run.write_checkpoint(1, step)
+    second = propose(run.run_folder.shared)
     assert (second.number, second.first_step, resume_content(run, second)) == (2, 24, b"1 24")
-    run.checkpoint(2, 32)
-    third = propose(run.folders.shared)
+    run.write_checkpoint(2, 32)
+    third = propose(run.run_folder.shared)
     assert (third.first_step, resume_content(run, third)) == (32, b"2 32")
 
 
@@ -67,65 +67,65 @@ def test_propose_resumes_from_newest_checkpoint_of_previous_attempt(hand_made: F
 )
 def test_propose_damaged_checkpoint_is_skipped(hand_made: Fixture, damage: Callable[[Path], Any]) -> None:
     run = hand_made()
-    propose(run.folders.shared)
-    whole = run.checkpoint(1, 8)
-    damage(run.folders.shared / run.checkpoint(1, 16))
-    second = propose(run.folders.shared)
-    assert resume_content(run, second) == b"1 8" and (run.folders.shared / second.resume).samefile(
-        run.folders.shared / whole
+    propose(run.run_folder.shared)
+    whole = run.write_checkpoint(1, 8)
+    damage(run.run_folder.shared / run.write_checkpoint(1, 16))
+    second = propose(run.run_folder.shared)
+    assert resume_content(run, second) == b"1 8" and (run.run_folder.shared / second.resume).samefile(
+        run.run_folder.shared / whole
     )
 
 
 def test_propose_previous_attempt_saved_nothing_keeps_its_checkpoint(hand_made: Fixture) -> None:
     run = hand_made()
-    assert propose(run.folders.shared).resume == propose(run.folders.shared).resume == ""
-    run.checkpoint(2, 8)
+    assert propose(run.run_folder.shared).resume == propose(run.run_folder.shared).resume == ""
+    run.write_checkpoint(2, 8)
     for number in (3, 4, 5):
-        following = propose(run.folders.shared)
+        following = propose(run.run_folder.shared)
         assert (following.number, resume_content(run, following)) == (number, b"2 8")
 
 
 def test_propose_all_checkpoints_damaged_keeps_resume_checkpoint(hand_made: Fixture) -> None:
     run = hand_made()
-    propose(run.folders.shared)
-    run.checkpoint(1, 8)
-    propose(run.folders.shared)
-    run.checkpoint(2, 16, whole=False)
-    assert resume_content(run, propose(run.folders.shared)) == b"1 8"
+    propose(run.run_folder.shared)
+    run.write_checkpoint(1, 8)
+    propose(run.run_folder.shared)
+    run.write_checkpoint(2, 16, whole=False)
+    assert resume_content(run, propose(run.run_folder.shared)) == b"1 8"
 
 
 def test_propose_late_checkpoint_of_older_attempt_is_ignored(hand_made: Fixture) -> None:
     run = hand_made()
-    propose(run.folders.shared)
-    run.checkpoint(1, 8)
-    assert resume_content(run, propose(run.folders.shared)) == b"1 8"
-    run.checkpoint(1, 999)
-    assert resume_content(run, propose(run.folders.shared)) == b"1 8"
-    run.checkpoint(3, 16)
-    run.checkpoint(2, 999)
-    run.checkpoint(1, 1000)
-    assert resume_content(run, propose(run.folders.shared)) == b"3 16"
+    propose(run.run_folder.shared)
+    run.write_checkpoint(1, 8)
+    assert resume_content(run, propose(run.run_folder.shared)) == b"1 8"
+    run.write_checkpoint(1, 999)
+    assert resume_content(run, propose(run.run_folder.shared)) == b"1 8"
+    run.write_checkpoint(3, 16)
+    run.write_checkpoint(2, 999)
+    run.write_checkpoint(1, 1000)
+    assert resume_content(run, propose(run.run_folder.shared)) == b"3 16"
 
 
 def test_propose_late_pruning_by_older_attempt_does_no_harm(hand_made: Fixture) -> None:
     """Trainers of an older attempt may live on for a while, and keep two of their own checkpoints."""
     run = hand_made()
-    propose(run.folders.shared)
+    propose(run.run_folder.shared)
     for step in (8, 16):
-        run.checkpoint(1, step)
-    second = propose(run.folders.shared)
-    for path in (run.folders.shared / "checkpoints/000001").iterdir():
+        run.write_checkpoint(1, step)
+    second = propose(run.run_folder.shared)
+    for path in (run.run_folder.shared / "checkpoints/000001").iterdir():
         path.unlink()
-    run.checkpoint(1, 24)
-    assert resume_content(run, second) == resume_content(run, propose(run.folders.shared)) == b"1 16"
+    run.write_checkpoint(1, 24)
+    assert resume_content(run, second) == resume_content(run, propose(run.run_folder.shared)) == b"1 16"
 
 
 def test_propose_deletes_only_checkpoints_of_older_attempts(hand_made: Fixture) -> None:
     run = hand_made()
     for number in range(1, 7):
-        newest = propose(run.folders.shared)
-        run.checkpoint(number, 8 * number)
-    folders = sorted(path.name for path in (run.folders.shared / "checkpoints").iterdir())
+        newest = propose(run.run_folder.shared)
+        run.write_checkpoint(number, 8 * number)
+    folders = sorted(path.name for path in (run.run_folder.shared / "checkpoints").iterdir())
     assert folders == ["000005", "000006"] and resume_content(run, newest) == b"5 40"
 
 
@@ -139,14 +139,14 @@ def test_propose_stale_knowledge_returns_newest_attempt(tmp_path: Path) -> None:
 
 def test_propose_new_launch_continues_numbers_and_checkpoint(hand_made: Fixture) -> None:
     run = hand_made()
-    propose(run.folders.shared)
-    run.checkpoint(1, 8)
+    propose(run.run_folder.shared)
+    run.write_checkpoint(1, 8)
     end = attempts.Attempt(launch_id="now", end_state="stopped")
-    attempts.propose(run.folders.shared, attempts.newest_attempt(run.folders.shared), end)
-    new = attempts.propose(run.folders.shared, None, attempts.Attempt(launch_id="next", members=("0.new",)))
+    attempts.propose(run.run_folder.shared, attempts.newest_attempt(run.run_folder.shared), end)
+    new = attempts.propose(run.run_folder.shared, None, attempts.Attempt(launch_id="next", members=("0.new",)))
     assert (new.number, new.launch_id, resume_content(run, new)) == (3, "next", b"1 8")
     again = attempts.Attempt(launch_id="next", members=("1.new",))
-    assert attempts.propose(run.folders.shared, None, again) == new, "neither knew an attempt: the first one wins"
+    assert attempts.propose(run.run_folder.shared, None, again) == new, "neither knew an attempt: the first one wins"
 
 
 @pytest.mark.parametrize("cause", ["pruned by the old rank 0", "deleted by a faster proposer"])
@@ -154,10 +154,10 @@ def test_propose_checkpoint_vanishes_chooses_again(
     hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, cause: str
 ) -> None:
     run, newest_intact_file = hand_made(), attempts.newest_intact_file
-    shared = run.folders.shared
+    shared = run.run_folder.shared
     first = propose(shared)
     for step in (8, 16):
-        run.checkpoint(1, step)
+        run.write_checkpoint(1, step)
     faster: list[attempts.Attempt] = []
 
     def choose_then_delete(folder: Path, pattern: str) -> Path | None:
@@ -166,7 +166,7 @@ def test_propose_checkpoint_vanishes_chooses_again(
         if cause.startswith("pruned"):
             assert path
             path.unlink()
-            run.checkpoint(1, 24)
+            run.write_checkpoint(1, 24)
         else:
             faster.extend([propose(shared, "1.b"), propose(shared, "2.c")])
         return path
@@ -205,12 +205,12 @@ def test_propose_damaged_attempt_file_raises(tmp_path: Path, hang_alarm: Fixture
 
 def test_propose_checkpoints_deleted_restarts_or_raises(hand_made: Fixture, hang_alarm: Fixture) -> None:
     run = hand_made()
-    propose(run.folders.shared)
-    run.checkpoint(1, 8)
-    propose(run.folders.shared)
-    shutil.rmtree(run.folders.shared / "checkpoints")
+    propose(run.run_folder.shared)
+    run.write_checkpoint(1, 8)
+    propose(run.run_folder.shared)
+    shutil.rmtree(run.run_folder.shared / "checkpoints")
     try:
-        assert propose(run.folders.shared).resume == ""
+        assert propose(run.run_folder.shared).resume == ""
     except OSError as error:
         assert "resume-00000008" in str(error)
 
@@ -225,11 +225,11 @@ def test_propose_never_changes_published_attempts(tmp_path: Path) -> None:
     assert attempts.newest_attempt(tmp_path) == published[-1]
 
 
-def test_propose_concurrently_has_one_winner(tmp_path: Path, crowd: Callable[..., list[Any]]) -> None:
+def test_propose_concurrently_has_one_winner(tmp_path: Path, run_in_processes: Callable[..., list[Any]]) -> None:
     def propose_40_times(number: int) -> list[attempts.Attempt]:
         return [propose(tmp_path, f"{number}.x") for _ in range(40)]
 
-    returned = [attempt for process_attempts in crowd(4, propose_40_times) for attempt in process_attempts]
+    returned = [attempt for process_attempts in run_in_processes(4, propose_40_times) for attempt in process_attempts]
     files = sorted((tmp_path / "attempts").iterdir())
     members_by_number = {int(path.stem): json.loads(path.read_text())["members"] for path in files}
     assert sorted(members_by_number) == list(range(1, len(members_by_number) + 1))

@@ -31,10 +31,10 @@ def step(images: int) -> dict[str, Any]:
 
 def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
     run = hand_made(procs=2, git_commit="of the launch")
-    run.says("done", ended=True, attempt=1)
-    run.history(("setup", NOW), ("starting", NOW + 1), ("training", NOW + 4), ("done", NOW + 10))
-    run.shared("result.json", TRAINED)
-    run.shared("attempts/000001.json", '{"number": 1, "members": ["0"], "resume": "", "reason": "", "time": 0}')
+    run.write_status("done", ended=True, attempt=1)
+    run.write_state_log(("setup", NOW), ("starting", NOW + 1), ("training", NOW + 4), ("done", NOW + 10))
+    run.write_shared("result.json", TRAINED)
+    run.write_shared("attempts/000001.json", '{"number": 1, "members": ["0"], "resume": "", "reason": "", "time": 0}')
     job = run.job
     job.refresh()
     assert job.has_ended and job.state == "done"
@@ -44,13 +44,13 @@ def test_write_result_done_merges_trainer_result(hand_made: Fixture) -> None:
     assert (result["job"], result["backend"], result["git_commit"]) == ("job-1", "local", "of the launch")
     # The trainers measured 4 s of training, the agent saw 6 s: the trainers' figure counts.
     assert result["seconds"] == {"training": 4.0, "total": 10.0, "setup": 1.0, "starting": 3.0}
-    assert (run.folders.path / "logs/agent-0.jsonl").exists(), "the logs were not pulled"
+    assert (run.run_folder.path / "logs/agent-0.jsonl").exists(), "the logs were not pulled"
 
 
 @pytest.mark.parametrize("state, reason", [("failed", "rank 1 was killed"), ("stopped", "stopped by the user")])
 def test_write_result_uses_agents_final_status(hand_made: Fixture, state: str, reason: str) -> None:
     run = hand_made()
-    run.says(state, reason=reason, ended=True)
+    run.write_status(state, reason=reason, ended=True)
     job = run.job
     job.refresh()
     assert (job.state, job.result["reason"]) == (state, reason)
@@ -59,8 +59,8 @@ def test_write_result_uses_agents_final_status(hand_made: Fixture, state: str, r
 
 def test_write_result_agent_killed_is_failed_and_resumable(hand_made: Fixture) -> None:
     run = hand_made()
-    run.says("training", step=8)
-    run.metrics(1, epoch(60, 25.0), epoch(120, 30.0))
+    run.write_status("training", step=8)
+    run.write_metrics(1, epoch(60, 25.0), epoch(120, 30.0))
     job = run.job
     job.refresh()
     assert job.state == "failed" and "was killed" in job.result["reason"]
@@ -70,8 +70,8 @@ def test_write_result_agent_killed_is_failed_and_resumable(hand_made: Fixture) -
 
 def test_write_result_agent_killed_after_training_is_done(hand_made: Fixture) -> None:
     run = hand_made()
-    run.says("training")
-    run.shared("result.json", TRAINED)
+    run.write_status("training")
+    run.write_shared("result.json", TRAINED)
     run.job.refresh()
     assert (run.job.state, run.job.result["reason"], run.job.result["top1"]) == ("done", "", 50.0)
 
@@ -90,7 +90,7 @@ def test_refresh_first_status_during_poll_keeps_job_alive(hand_made: Fixture, mo
     run = hand_made("job-1", created=time.time())
 
     def step(*_: object) -> bool:
-        run.says("starting")
+        run.write_status("starting")
         return False
 
     monkeypatch.setattr(run.job.backend, "poll", step)
@@ -102,11 +102,11 @@ def test_refresh_first_status_during_poll_keeps_job_alive(hand_made: Fixture, mo
 
 def test_refresh_failed_resume_ignores_status_of_earlier_launch(hand_made: Fixture) -> None:
     run = hand_made()
-    run.says("stopped", reason="stopped by the user", ended=True, time=time.time() - 1800)
-    run.folders.launch_path.write_text("the next one")
+    run.write_status("stopped", reason="stopped by the user", ended=True, time=time.time() - 1800)
+    run.run_folder.launch_path.write_text("the next one")
     run.job.refresh()
     assert not run.job.has_ended, "its agent may still start"
-    os.utime(run.folders.launch_path, (time.time() - 600,) * 2)
+    os.utime(run.run_folder.launch_path, (time.time() - 600,) * 2)
     run.job.refresh()
     assert run.job.state == "failed" and "before it wrote its first status" in run.job.result["reason"]
 
@@ -117,8 +117,8 @@ def test_refresh_failed_resume_ignores_status_of_earlier_launch(hand_made: Fixtu
 )
 def test_refresh_living_agent_writes_no_result(hand_made: Fixture, agent_state: str, job_state: str) -> None:
     run = hand_made()
-    run.says(agent_state, step=8, steps=16)
-    with run.agent_at_work():
+    run.write_status(agent_state, step=8, steps=16)
+    with run.hold_agent_lock():
         run.job.refresh()
         assert not run.job.has_ended and run.job.is_alive
         status = run.job.status()
@@ -131,27 +131,27 @@ def test_refresh_living_agent_writes_no_result(hand_made: Fixture, agent_state: 
 
 def test_refresh_writes_result_once(hand_made: Fixture) -> None:
     run = hand_made()
-    run.says("stopped", ended=True)
+    run.write_status("stopped", ended=True)
     run.job.refresh()
-    before = run.folders.result_path.read_bytes()
-    run.says("failed", ended=True)
+    before = run.run_folder.result_path.read_bytes()
+    run.write_status("failed", ended=True)
     run.job.refresh()
-    assert run.job.wait(0) == "stopped" and run.folders.result_path.read_bytes() == before
+    assert run.job.wait(0) == "stopped" and run.run_folder.result_path.read_bytes() == before
 
 
 def test_write_result_full_disk_is_the_reason(small_disk: Fixture, hand_made: Fixture) -> None:
     run = hand_made(str(small_disk / "job-1"))
-    run.says("training")
+    run.write_status("training")
     run.job.refresh()
     assert run.job.state == "failed" and "no space left on the disk" in run.job.result["reason"]
 
 
 def test_read_metrics_later_attempt_replaces_repeated_steps(hand_made: Fixture) -> None:
     run = hand_made()
-    run.says("failed", ended=True)
-    run.metrics(1, step(8), step(16), epoch(16, 10.0), step(24), step(32), epoch(32, 20.0), tail='{"kind": "tra')
-    run.metrics(2, step(24), step(32), epoch(32, 21.0), step(40))
-    run.metrics(3, tail='{"kind"')
+    run.write_status("failed", ended=True)
+    run.write_metrics(1, step(8), step(16), epoch(16, 10.0), step(24), step(32), epoch(32, 20.0), tail='{"kind": "tra')
+    run.write_metrics(2, step(24), step(32), epoch(32, 21.0), step(40))
+    run.write_metrics(3, tail='{"kind"')
     run.job.refresh()
     assert [row["images"] for row in run.job.metric_rows("train")] == [8, 16, 24, 32, 40]
     assert [row["top1"] for row in run.job.metric_rows("epoch")] == [10.0, 21.0]
@@ -166,50 +166,50 @@ WHERE = {
 }  # fmt: skip
 
 
-def test_write_result_epoch_without_validation_has_no_accuracy(hand_made: Fixture, place: Fixture) -> None:
+def test_write_result_epoch_without_validation_has_no_accuracy(hand_made: Fixture, sandbox: Fixture) -> None:
     run = hand_made()
-    run.says("failed", ended=True)
+    run.write_status("failed", ended=True)
     without = {**epoch(120, 0.0), "top1": None, "top5": None}
-    run.metrics(1, epoch(60, 25.0), without)
+    run.write_metrics(1, epoch(60, 25.0), without)
     run.job.refresh()
     assert (run.job.result["top1"], run.job.result["top5"], len(run.job.result["epochs"])) == (25.0, 90.0, 2)
     assert run.job.scalars("val/top1") == [(60, 25.0)]
     other = hand_made("job-2")
-    other.says("failed", ended=True)
-    other.metrics(1, without)
+    other.write_status("failed", ended=True)
+    other.write_metrics(1, without)
     other.job.refresh()
     assert other.job.result["top1"] is None
     for arguments in (("ls",), ("status", "job-2")):
-        assert place.cli(*arguments).code == 0
+        assert sandbox.cli(*arguments).code == 0
 
 
-def test_add_job_times_shows_pauses_in_status_and_result(hand_made: Fixture, place: Fixture) -> None:
+def test_add_job_times_shows_pauses_in_status_and_result(hand_made: Fixture, sandbox: Fixture) -> None:
     run = hand_made()
     assert run.job.status()["where"] is None
-    run.attempt(1, "0.a", reason="start")
-    run.metrics(1, {**step(8), "step": 1, "time": 100.0}, {**step(16), "step": 9, "time": 108.0})
-    run.attempt(2, "0.a", reason="crash", resume="checkpoints/000002/resume-00000009-abcd.pt")
-    run.metrics(2, {**step(24), "step": 10, "time": 120.5})
-    run.says("training", step=8, where=WHERE)
-    with run.agent_at_work():
+    run.write_attempt(1, "0.a", reason="start")
+    run.write_metrics(1, {**step(8), "step": 1, "time": 100.0}, {**step(16), "step": 9, "time": 108.0})
+    run.write_attempt(2, "0.a", reason="crash", resume="checkpoints/000002/resume-00000009-abcd.pt")
+    run.write_metrics(2, {**step(24), "step": 10, "time": 120.5})
+    run.write_status("training", step=8, where=WHERE)
+    with run.hold_agent_lock():
         run.job.refresh()
         assert run.job.status()["where"] == {**WHERE, "pauses": 12.5}
-        output = place.cli("status").out
+        output = sandbox.cli("status").out
     assert "where the time went" in output and "pauses of losses" in output and "epoch 2: 6.00 s" in output
     assert "first step to last       62.50" in output and "{" not in output
-    run.shared("result.json", TRAINED.replace("{", '{"where": ' + json.dumps({**WHERE, "slower": 2.0}) + ", ", 1))
+    run.write_shared("result.json", TRAINED.replace("{", '{"where": ' + json.dumps({**WHERE, "slower": 2.0}) + ", ", 1))
     run.job.refresh()
     assert run.job.result["where"] == {**WHERE, "slower": 2.0, "pauses": 12.5}
-    assert "goodput 90.0%" in place.cli("status").out
+    assert "goodput 90.0%" in sandbox.cli("status").out
 
 
 def test_seconds_by_state_excludes_time_between_launches(hand_made: Fixture) -> None:
     run = hand_made()
-    run.says("done", ended=True)
+    run.write_status("done", ended=True)
     stopped = (("setup", NOW), ("starting", NOW + 1), ("training", NOW + 3), ("stopped", NOW + 10))
     killed = (("setup", NOW + 1000), ("starting", NOW + 1001))
     failed = (("setup", NOW + 2000), ("starting", NOW + 2001), ("failed", NOW + 2011))
-    run.history(*stopped, *killed, *failed)
+    run.write_state_log(*stopped, *killed, *failed)
     run.job.refresh()
     seconds = {part: round(value, 3) for part, value in run.job.result["seconds"].items()}
     assert seconds == {"total": 22.0, "setup": 3.0, "starting": 12.0, "training": 7.0}
@@ -218,18 +218,18 @@ def test_seconds_by_state_excludes_time_between_launches(hand_made: Fixture) -> 
 @pytest.mark.parametrize("text", ["", "{", "[]", "{}", '{"name": "job-1"}', '{"recipe": {}}', "\x00\xff"])
 def test_status_damaged_spec_raises_one_line_with_path(hand_made: Fixture, text: str) -> None:
     run = hand_made()
-    run.folders.spec_path.write_text(text)
+    run.run_folder.spec_path.write_text(text)
     with pytest.raises(ClusterError) as caught:
         run.job.status()
-    assert str(run.folders.spec_path) in str(caught.value) and "\n" not in str(caught.value)
+    assert str(run.run_folder.spec_path) in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_seconds_by_state_killed_agent_counts_until_last_heartbeat(hand_made: Fixture) -> None:
     run = hand_made()
-    run.history(
+    run.write_state_log(
         ("setup", NOW), ("training", NOW + 2), ("gone", NOW + 60), ("setup", NOW + 500), ("training", NOW + 501)
     )
-    run.says("training", time=NOW + 531)
+    run.write_status("training", time=NOW + 531)
     run.job.refresh()
     assert run.job.state == "failed"
     assert run.job.result["seconds"] == {"total": 91.0, "setup": 3.0, "training": 88.0}
@@ -237,29 +237,29 @@ def test_seconds_by_state_killed_agent_counts_until_last_heartbeat(hand_made: Fi
 
 def test_refresh_launch_time_in_future_still_fails(hand_made: Fixture) -> None:
     run = hand_made()
-    run.says("training", step=8)
-    os.utime(run.folders.spec_path, (time.time() + 3600,) * 2)
-    run.folders.launch_path.write_text("")
-    os.utime(run.folders.launch_path, (time.time() + 3600,) * 2)
+    run.write_status("training", step=8)
+    os.utime(run.run_folder.spec_path, (time.time() + 3600,) * 2)
+    run.run_folder.launch_path.write_text("")
+    os.utime(run.run_folder.launch_path, (time.time() + 3600,) * 2)
     run.job.refresh()
     assert run.job.state == "failed"
 
 
 @pytest.mark.parametrize("result", ["[1]", "{}", '{"top1": 1}', "7"])
-def test_status_damaged_result_raises_and_ls_warns(hand_made: Fixture, place: Fixture, result: str) -> None:
+def test_status_damaged_result_raises_and_ls_warns(hand_made: Fixture, sandbox: Fixture, result: str) -> None:
     run, _ = hand_made(), hand_made("job-2")
-    run.folders.result_path.write_text(result)
+    run.run_folder.result_path.write_text(result)
     with pytest.raises(ClusterError, match="damaged"):
         run.job.status()
-    ran = place.cli("ls", "-o", "json")
+    ran = sandbox.cli("ls", "-o", "json")
     assert ran.code == 0 and ran.err.count("warning: ") == 1 and '"job-2"' in ran.out
 
 
 def test_read_metrics_invalid_lines_are_skipped(hand_made: Fixture) -> None:
     run = hand_made()
-    run.says("done", ended=True)
-    run.metrics(1, epoch(60, 25.0))
-    with next((run.folders.shared / "metrics").iterdir()).open("ab") as file:
+    run.write_status("done", ended=True)
+    run.write_metrics(1, epoch(60, 25.0))
+    with next((run.run_folder.shared / "metrics").iterdir()).open("ab") as file:
         file.write(b"\xff\n[1]\n{}\n")
     run.job.refresh()
     assert run.job.has_ended and len(run.job.metric_rows("epoch")) == 1
@@ -267,16 +267,16 @@ def test_read_metrics_invalid_lines_are_skipped(hand_made: Fixture) -> None:
 
 def test_job_status_uses_best_informed_machine(hand_made: Fixture) -> None:
     run = hand_made(machines=3)
-    run.attempt(1, "0.a", "1.b", reason="start", launch_id="")
-    run.says("waiting", "2", phase="spare", attempt=1)
-    run.says("training", "1", phase="running", attempt=1, step=8)
-    run.says("failed", "0", phase="failed", attempt=0, reason="an old failure")
-    with run.agent_at_work("2"):
+    run.write_attempt(1, "0.a", "1.b", reason="start", launch_id="")
+    run.write_status("waiting", "2", phase="spare", attempt=1)
+    run.write_status("training", "1", phase="running", attempt=1, step=8)
+    run.write_status("failed", "0", phase="failed", attempt=0, reason="an old failure")
+    with run.hold_agent_lock("2"):
         run.job.refresh()
         status = run.job.status()
         assert (status["state"], status["doing"], status["step"], status["machines"]) == ("running", "training", 8, 3)
-        run.attempt(2, "1.b", "2.c", reason="machine 0 lost", launch_id="")
-        run.says("starting", "1", phase="running", attempt=2)
+        run.write_attempt(2, "1.b", "2.c", reason="machine 0 lost", launch_id="")
+        run.write_status("starting", "1", phase="running", attempt=2)
         status = run.job.status()
         assert (status["state"], status["attempt"], status["reason"]) == ("recovering", 2, "machine 0 lost")
 
@@ -284,10 +284,10 @@ def test_job_status_uses_best_informed_machine(hand_made: Fixture) -> None:
 @pytest.mark.parametrize("state, reason", [("failed", "machine 1: the loss is nan"), ("stopped", "taken away")])
 def test_infer_end_state_agreed_end_wins(hand_made: Fixture, state: str, reason: str) -> None:
     run = hand_made(machines=2)
-    run.says("left", "0", ended=True, reason="a notice")
-    run.says("training", "1")
-    run.attempt(1, "0.a", "1.b", reason="start", launch_id="")
-    run.attempt(2, end_state=state, reason=reason, launch_id="")
+    run.write_status("left", "0", ended=True, reason="a notice")
+    run.write_status("training", "1")
+    run.write_attempt(1, "0.a", "1.b", reason="start", launch_id="")
+    run.write_attempt(2, end_state=state, reason=reason, launch_id="")
     run.job.refresh()
     assert (run.job.state, run.job.result["reason"], run.job.result["attempts"]) == (state, reason, 1)
     assert run.job.log_path().name == "rank-0.log" and run.job.log_path().parent.name == "000001"
@@ -295,10 +295,10 @@ def test_infer_end_state_agreed_end_wins(hand_made: Fixture, state: str, reason:
 
 def test_infer_end_state_ignores_end_of_earlier_launch(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
-    run.attempt(1, end_state="stopped", reason="long ago", launch_id="the first")
-    run.folders.launch_path.write_text("the second")
-    os.utime(run.folders.launch_path, (time.time() - 600,) * 2)
-    run.says("training", "1", launch="the second")
+    run.write_attempt(1, end_state="stopped", reason="long ago", launch_id="the first")
+    run.run_folder.launch_path.write_text("the second")
+    os.utime(run.run_folder.launch_path, (time.time() - 600,) * 2)
+    run.write_status("training", "1", launch="the second")
     run.job.refresh()
     assert run.job.state == "failed" and "was killed" in run.job.result["reason"]
 
@@ -317,9 +317,9 @@ def test_infer_end_state_combines_final_statuses(hand_made: Fixture, ends: Any, 
     run = hand_made(machines=2)
     for name, end in enumerate(ends):
         if end:
-            run.says(end[0], str(name), reason=end[1], ended=True)
+            run.write_status(end[0], str(name), reason=end[1], ended=True)
         else:
-            run.says("training", str(name))
+            run.write_status("training", str(name))
     run.job.refresh()
     assert run.job.state == state and reason in run.job.result["reason"]
 
@@ -327,13 +327,13 @@ def test_infer_end_state_combines_final_statuses(hand_made: Fixture, ends: Any, 
 def test_refresh_one_living_machine_writes_no_result(hand_made: Fixture) -> None:
     run = hand_made(machines=3)
     for name in "012":
-        run.says("training", name)
-    with run.agent_at_work("2"):
+        run.write_status("training", name)
+    with run.hold_agent_lock("2"):
         run.job.refresh()
         assert (
             not run.job.has_ended
             and run.job.is_alive
-            and run.job.backend.dead_machines(run.spec, run.folders) == ["0", "1"]
+            and run.job.backend.dead_machines(run.spec, run.run_folder) == ["0", "1"]
         )
     run.job.refresh()
     assert run.job.has_ended
@@ -341,14 +341,14 @@ def test_refresh_one_living_machine_writes_no_result(hand_made: Fixture) -> None
 
 def test_seconds_by_state_overlapping_machines_count_once(hand_made: Fixture) -> None:
     run = hand_made(machines=3)
-    run.history(("setup", NOW), ("training", NOW + 2), ("gone", NOW + 10), ("setup", NOW + 12), ("training", NOW + 14),
+    run.write_state_log(("setup", NOW), ("training", NOW + 2), ("gone", NOW + 10), ("setup", NOW + 12), ("training", NOW + 14),
                 ("done", NOW + 20))  # fmt: skip
-    run.history(("setup", NOW + 1), ("training", NOW + 3), ("failed", NOW + 11), ("starting", NOW + 13),
+    run.write_state_log(("setup", NOW + 1), ("training", NOW + 3), ("failed", NOW + 11), ("starting", NOW + 13),
                 ("training", NOW + 14), ("validating", NOW + 18), ("done", NOW + 20), machine="1")  # fmt: skip
-    run.history(("setup", NOW), ("waiting", NOW + 1), ("done", NOW + 21), machine="2")
+    run.write_state_log(("setup", NOW), ("waiting", NOW + 1), ("done", NOW + 21), machine="2")
     for name in "012":
-        run.says("done", name, ended=True)
-    run.shared("result.json", '{"epochs": []}')
+        run.write_status("done", name, ended=True)
+    run.write_shared("result.json", '{"epochs": []}')
     run.job.refresh()
     seconds = {part: round(value, 3) for part, value in run.job.result["seconds"].items()}
     assert seconds == {"total": 21.0, "setup": 1.0, "waiting": 2.0, "training": 15.0, "failed": 2.0, "starting": 1.0}
@@ -356,34 +356,36 @@ def test_seconds_by_state_overlapping_machines_count_once(hand_made: Fixture) ->
 
 def test_agents_start_time_is_after_setup_of_this_launch(hand_made: Fixture) -> None:
     run = hand_made()
-    write_atomic(run.folders.launch_path, b"mark")
-    os.utime(run.folders.launch_path, (1000.0, 1000.0))
-    assert job_status.agents_start_time(run.folders, run.spec) == 1000.0
+    write_atomic(run.run_folder.launch_path, b"mark")
+    os.utime(run.run_folder.launch_path, (1000.0, 1000.0))
+    assert job_status.agents_start_time(run.run_folder, run.spec) == 1000.0
     for launch_id, start_time in (("mark", 5000.0), ("an earlier one", 1000.0)):
-        write_atomic(run.folders.path / "machines.json", to_json_bytes({"launch": launch_id, "finished": 5000.0}))
-        assert job_status.agents_start_time(run.folders, run.spec) == start_time
+        write_atomic(run.run_folder.path / "machines.json", to_json_bytes({"launch": launch_id, "finished": 5000.0}))
+        assert job_status.agents_start_time(run.run_folder, run.spec) == start_time
 
 
 def test_add_job_times_start_fits_into_total_seconds(hand_made: Fixture) -> None:
     run = hand_made()
-    run.history(("setup", 0.0), ("starting", 2.0), ("warming", 5.0), ("training", 9.0), ("done", 20.0))
-    state_log = run.folders.path / "logs/agent-0.jsonl"
+    run.write_state_log(("setup", 0.0), ("starting", 2.0), ("warming", 5.0), ("training", 9.0), ("done", 20.0))
+    state_log = run.run_folder.path / "logs/agent-0.jsonl"
     state_log.parent.mkdir(exist_ok=True)
-    state_log.write_text((run.folders.shared / "logs/agent-0.jsonl").read_text())
-    assert job_status.machine_rows(run.folders, run.spec)["0"]["seconds"] == {
+    state_log.write_text((run.run_folder.shared / "logs/agent-0.jsonl").read_text())
+    assert job_status.machine_rows(run.run_folder, run.spec)["0"]["seconds"] == {
         "data": 2.0,
         "rendezvous": 3.0,
         "first step": 4.0,
     }
     where = {**WHERE, "wall": 12.0, "start": {"starting": 1.0}}
-    breakdown = job_status.add_job_times(run.folders, run.spec, where)
+    breakdown = job_status.add_job_times(run.run_folder, run.spec, where)
     assert breakdown and breakdown["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 4.0}
-    ended = job_status.add_job_times(run.folders, run.spec, where, total_seconds=20.0)
+    ended = job_status.add_job_times(run.run_folder, run.spec, where, total_seconds=20.0)
     assert ended and ended["start"] == {"data": 2.0, "rendezvous": 3.0, "first step": 3.0}
 
 
 def test_write_result_trained_job_is_done_despite_end_reason(hand_made: Fixture) -> None:
     run = hand_made()
-    run.shared("result.json", TRAINED)
-    job_result.write_result(run.folders, run.spec, run.job.backend, end_reason="ended by the user", end_state="stopped")
+    run.write_shared("result.json", TRAINED)
+    job_result.write_result(
+        run.run_folder, run.spec, run.job.backend, end_reason="ended by the user", end_state="stopped"
+    )
     assert (run.job.state, run.job.result["reason"], run.job.result["top1"]) == ("done", "", 50.0)

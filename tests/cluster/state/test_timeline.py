@@ -10,14 +10,14 @@ Fixture = Any
 def write_steps(run: Any, attempt: int, *pairs: tuple[int, float], tail: str = "") -> None:
     """Write the metrics of an attempt from (step, time) pairs."""
     rows = [{"kind": "train", "step": step, "time": time, "images": step} for step, time in pairs]
-    run.metrics(attempt, *rows, tail=tail)
+    run.write_metrics(attempt, *rows, tail=tail)
 
 
 def timeline_rows(run: Any) -> list[dict[str, Any]]:
     """End the job and return its timeline, which must be part of the result."""
-    run.says("failed", ended=True)
+    run.write_status("failed", ended=True)
     run.job.refresh()
-    rows = timeline.attempt_rows(run.folders.path, run.folders.shared)
+    rows = timeline.attempt_rows(run.run_folder.path, run.run_folder.shared)
     assert rows == run.job.result["timeline"]
     return rows
 
@@ -28,11 +28,11 @@ def test_attempt_rows_no_attempts_is_empty(hand_made: Fixture) -> None:
 
 def test_attempt_rows_have_machines_pause_and_lost_steps(hand_made: Fixture) -> None:
     run = hand_made(machines=2)
-    run.attempt(1, "0.a", "1.b", reason="start")
+    run.write_attempt(1, "0.a", "1.b", reason="start")
     write_steps(run, 1, (1, 100.0), (10, 109.0), (20, 119.0))
-    run.attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
+    run.write_attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
     write_steps(run, 2, (17, 122.5), (40, 145.0))
-    run.attempt(3, "1.b", "0.c", reason="machine 0 joined", resume="checkpoints/000003/resume-00000040-ef01.pt")
+    run.write_attempt(3, "1.b", "0.c", reason="machine 0 joined", resume="checkpoints/000003/resume-00000040-ef01.pt")
     write_steps(run, 3, (41, 146.0))
     first, second, third = timeline_rows(run)
     assert (first["machines"], first["reason"], first["pause"], first["steps_lost"]) == (
@@ -51,10 +51,10 @@ def test_attempt_rows_attempt_without_steps_has_no_pause(
     hand_made: Fixture,
 ) -> None:
     run = hand_made(machines=2)
-    run.attempt(1, "0.a", "1.b", reason="start")
+    run.write_attempt(1, "0.a", "1.b", reason="start")
     write_steps(run, 1, (1, 100.0), (20, 119.0))
-    run.attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
-    run.attempt(3, "1.b", reason="machine 1: killed", resume="checkpoints/000003/resume-00000016-ef01.pt")
+    run.write_attempt(2, "1.b", reason="machine 0 lost", resume="checkpoints/000002/resume-00000016-abcd.pt")
+    run.write_attempt(3, "1.b", reason="machine 1: killed", resume="checkpoints/000003/resume-00000016-ef01.pt")
     write_steps(run, 3, (17, 130.0))
     _, second, third = timeline_rows(run)
     assert (second["last_step"], second["pause"], second["steps_lost"]) == (None, None, 4)
@@ -63,9 +63,9 @@ def test_attempt_rows_attempt_without_steps_has_no_pause(
 
 def test_attempt_rows_job_end_has_no_cost(hand_made: Fixture) -> None:
     run = hand_made()
-    run.attempt(1, "0.a", reason="start")
+    run.write_attempt(1, "0.a", reason="start")
     write_steps(run, 1, (8, 100.0))
-    run.attempt(2, end_state="failed", reason="killed (3 times at step 8)")
+    run.write_attempt(2, end_state="failed", reason="killed (3 times at step 8)")
     end = timeline_rows(run)[1]
     assert (end["machines"], end["reason"], end["pause"], end["steps_lost"]) == (
         [],
@@ -77,7 +77,7 @@ def test_attempt_rows_job_end_has_no_cost(hand_made: Fixture) -> None:
 
 def test_attempt_rows_ignore_partial_lines_and_other_kinds(hand_made: Fixture) -> None:
     run = hand_made()
-    run.attempt(1, "0.a", reason="start")
+    run.write_attempt(1, "0.a", reason="start")
     write_steps(run, 1, (8, 100.0), tail='{"kind": "epoch", "step": 99}\n[1]\n{"kind": "train"}\n{"kind": "train", "st')
     assert timeline_rows(run)[0]["last_step"] == 8
 
@@ -86,17 +86,23 @@ def test_lost_intervals_exclude_time_between_launches(
     hand_made: Fixture,
 ) -> None:
     run = hand_made()
-    run.attempt(1, "0.a", reason="start", launch_id="evening")
+    run.write_attempt(1, "0.a", reason="start", launch_id="evening")
     write_steps(run, 1, (1, 100.0), (20, 119.0))
-    run.attempt(2, "0.b", reason="start", launch_id="morning", resume="checkpoints/000002/resume-00000016-abcd.pt")
-    run.attempt(3, "0.b", reason="killed", launch_id="morning", resume="checkpoints/000003/resume-00000016-ef01.pt")
+    run.write_attempt(
+        2, "0.b", reason="start", launch_id="morning", resume="checkpoints/000002/resume-00000016-abcd.pt"
+    )
+    run.write_attempt(
+        3, "0.b", reason="killed", launch_id="morning", resume="checkpoints/000003/resume-00000016-ef01.pt"
+    )
     write_steps(run, 3, (17, 30_000.0), (30, 30_013.0))
-    run.attempt(4, "0.b", reason="killed", launch_id="morning", resume="checkpoints/000004/resume-00000030-ef02.pt")
+    run.write_attempt(
+        4, "0.b", reason="killed", launch_id="morning", resume="checkpoints/000004/resume-00000030-ef02.pt"
+    )
     write_steps(run, 4, (31, 30_016.0))
     assert [row["pause"] for row in timeline_rows(run)] == [None, None, None, 3.0]
-    intervals = timeline.lost_intervals(run.folders.path, run.folders.shared)
+    intervals = timeline.lost_intervals(run.run_folder.path, run.run_folder.shared)
     assert intervals == [
         (100.0, 119.0),
         (30_013.0, 30_016.0),
     ]  # steps 17 to 20 were done again; the first known time before them is that of step 1
-    assert timeline.lost_seconds(run.folders.path, run.folders.shared) == 22.0
+    assert timeline.lost_seconds(run.run_folder.path, run.run_folder.shared) == 22.0

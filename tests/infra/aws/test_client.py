@@ -4,7 +4,7 @@ from typing import Any
 
 import boto3
 import pytest
-from support.aws_gang import Bed, bed
+from support.aws_gang import GangTestbed, bed
 from support.simcloud.http_server import AwsFrontend
 
 from infra.aws import client as aws_client
@@ -49,7 +49,7 @@ def test_identity_without_credentials_names_aws_configure(front: AwsFrontend, mo
         ("ec2", "InternalError", 3),
     ],
 )
-def test_ec2_no_retry_sends_once_and_ec2_retries(bed: Bed, client: str, code: str, calls: int) -> None:
+def test_ec2_no_retry_sends_once_and_ec2_retries(bed: GangTestbed, client: str, code: str, calls: int) -> None:
     bed.front.fault(action="DescribeVpcs", code=code, times=2)
     before = bed.front.count("DescribeVpcs")
     try:
@@ -66,7 +66,7 @@ def test_no_retry_config_has_a_long_read_timeout() -> None:
     )
 
 
-def test_call_with_retry_repeats_only_the_given_kinds(bed: Bed) -> None:
+def test_call_with_retry_repeats_only_the_given_kinds(bed: GangTestbed) -> None:
     describe_vpcs = bed.account.ec2.describe_vpcs
     bed.front.fault(action="DescribeVpcs", code="InvalidSubnetID.NotFound", times=3)
     assert aws_client.call_with_retry("look", describe_vpcs, pause=bed.clock.sleep)["Vpcs"]
@@ -82,7 +82,7 @@ def test_call_with_retry_repeats_only_the_given_kinds(bed: Bed) -> None:
     assert len(bed.clock.pauses) == 3 + 5
 
 
-def test_paginate_returns_the_items_of_all_pages(bed: Bed) -> None:
+def test_paginate_returns_the_items_of_all_pages(bed: GangTestbed) -> None:
     bed.acquire(n=7)
     params: dict[str, Any] = {"PaginationConfig": {"PageSize": 5}}
     before = bed.front.count("DescribeInstances")

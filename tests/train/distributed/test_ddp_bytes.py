@@ -15,7 +15,7 @@ from train.distributed.process_group import ProcessGroup
 from train.forecast.model import bytes_between_machines
 from train.recipe import Comm
 
-pytestmark = pytest.mark.skipif(bool(namespaces.missing()), reason=namespaces.missing())
+pytestmark = pytest.mark.skipif(bool(namespaces.why_unavailable()), reason=namespaces.why_unavailable())
 
 ROWS, COLUMNS, STEPS, ROUNDS = 500, 2000, 4, 3
 NUMBERS = ROWS * COLUMNS
@@ -34,7 +34,7 @@ def bytes_sent_at_rest() -> int:
     """Return the bytes that this machine has sent, once all ranks are here and nothing is in flight."""
     dist.barrier()
     last = -1
-    while (current := namespaces.sent()) != last:
+    while (current := namespaces.sent_bytes()) != last:
         last = current
         time.sleep(0.05)
     dist.barrier()  # no rank sends while another still counts
@@ -67,8 +67,8 @@ def measure_bytes(group: ProcessGroup) -> list[float]:
 @pytest.mark.parametrize(("machines", "procs"), [(2, 1), (2, 2), (3, 1)])
 def test_hook_bytes_per_step_match_the_formula(machines: int, procs: int) -> None:
     world = machines * procs
-    with namespaces.switched(machines) as namespaces_by_machine:
-        answers: list[Any] = namespaces.run_in(namespaces_by_machine, procs, measure_bytes)
+    with namespaces.switched_machines(machines) as namespaces_by_machine:
+        answers: list[Any] = namespaces.run_on_machines(namespaces_by_machine, procs, measure_bytes)
     ring, by_machine = 2 * (world - 1) / world * NUMBERS, 2 * (machines - 1) / machines * NUMBERS
     low_rank_share = comm_hooks.POWERSGD_RANK * (ROWS + COLUMNS) / NUMBERS
     expected = [4 * ring, 2 * ring, 2 * ring, 4 * by_machine, 4 * ring, 4 * ring * low_rank_share]

@@ -40,15 +40,15 @@ def supervised(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     job_instances = SimpleNamespace(
         rental_spec=SimpleNamespace(max_dollars=None),
         journal=None,
-        run_folder=run.folders,
+        run_folder=run.run_folder,
         log=events.append,
         terminate=lambda ids, reason: events.append((ids, reason)),
         is_overdue=False,
         list_instances=lambda: {},
     )
     monkeypatch.setattr(sys.modules[AwsController.__module__], "JobInstances", lambda *_: job_instances)
-    controller: Any = AwsController(run.spec, run.folders)
-    controller.fleet = FakeFleet(run.folders.path / "remote")
+    controller: Any = AwsController(run.spec, run.run_folder)
+    controller.fleet = FakeFleet(run.run_folder.path / "remote")
     controller.last_poll_time = time.monotonic()
     controller.events = events
     public_ips = {"0": "", "1": "198.51.100.7"}
@@ -63,7 +63,7 @@ def test_poll_of_a_finished_job_waits_for_an_open_rental_only(supervised: Fixtur
     run, controller = supervised
     controller.rental_futures["1"] = rental = Future()
     assert controller.poll() is True and controller.get_stop_reason() == ""
-    run.shared("result.json", "{}")
+    run.write_shared("result.json", "{}")
     assert controller.get_stop_reason() == "the job is over"  # which also interrupts the renting thread
     assert controller.poll() is True  # that thread may be in a request to EC2
     rental.set_result(None)
@@ -72,26 +72,26 @@ def test_poll_of_a_finished_job_waits_for_an_open_rental_only(supervised: Fixtur
 
 def test_poll_downloads_the_final_checkpoint_through_the_jump_host(supervised: Fixture) -> None:
     run, controller = supervised
-    checkpoint = run.folders.shared / run.checkpoint(1, 8)
-    remote = run.folders.path / "remote"
+    write_checkpoint = run.run_folder.write_shared / run.write_checkpoint(1, 8)
+    remote = run.run_folder.path / "remote"
     remote.mkdir()
-    (run.folders.shared / "checkpoints").rename(remote / "checkpoints")
-    run.shared("result.json", "{}")
+    (run.run_folder.write_shared / "checkpoints").rename(remote / "checkpoints")
+    run.write_shared("result.json", "{}")
     assert controller.poll() is False
-    assert checkpoint_files.newest_local_checkpoint(run.folders.shared) == checkpoint
+    assert checkpoint_files.newest_local_checkpoint(run.run_folder.write_shared) == write_checkpoint
     assert controller.events == [(["i-0"], "the job is done")]
-    activity = json.loads((run.folders.path / "cloud.json").read_text())["doing"]
+    activity = json.loads((run.run_folder.path / "cloud.json").read_text())["doing"]
     assert "downloading the network: 0 of 0 MB" in activity
 
 
 def test_poll_goes_on_when_the_final_checkpoint_cannot_be_downloaded(supervised: Fixture) -> None:
     run, controller = supervised
-    run.shared("result.json", "{}")
+    run.write_shared("result.json", "{}")
     del controller.fleet.connectors["1"]
     assert controller.poll() is False
     assert controller.events == [
         (["i-0"], "the job is done"),
-        "the network stays on the stack's shared file system: '1'",
+        "the network stays on the stack's write_shared file system: '1'",
     ]
 
 
@@ -100,7 +100,7 @@ def test_poll_after_a_stop_connects_to_instances_that_are_still_there(
 ) -> None:
     """So that they save a checkpoint, also when no supervisor was running for a while."""
     run, controller = supervised
-    run.shared("stop", "{}")
+    run.write_shared("stop", "{}")
     controller.fleet = None
     controller.job_instances.first_machine_time = None
     with pytest.raises(SetupFailed, match="stopped by the user"):
@@ -126,7 +126,7 @@ def test_poll_stops_an_overdue_job(supervised: Fixture) -> None:
 def test_poll_does_not_move_machines_that_reached_their_limit(supervised: Fixture) -> None:
     """Also if a machine had left before and was not replaced."""
     run, controller = supervised
-    run.says("left", machine="0", ended=True, launch="")
-    run.says("stopped", machine="1", ended=True, launch="")
+    run.write_status("left", machine="0", ended=True, launch="")
+    run.write_status("stopped", machine="1", ended=True, launch="")
     controller.fleet.agents_alive = lambda: False
     assert controller.poll() is False and controller.fleet is not None

@@ -43,8 +43,8 @@ def make_instances(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
         rental_spec = RentalSpec(**{**rental_fields, **spec_fields.pop("rental", {})})
         run = hand_made(machines=machine_count, backend="aws", cloud=rental_spec.to_json(), **spec_fields)
         rows = [{"what": kind, "time": NOW, **fields} for kind, fields in lines]
-        (run.folders.path / "cloud.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        job_instances: Any = JobInstances(run.spec, run.folders, lambda text: None)
+        (run.run_folder.path / "cloud.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        job_instances: Any = JobInstances(run.spec, run.run_folder, lambda text: None)
         job_instances.fake_gang = fake_gang
         return job_instances
 

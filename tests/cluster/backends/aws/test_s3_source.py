@@ -146,9 +146,9 @@ def test_machine_role_problems_of_an_unreadable_location(front: AwsFrontend) -> 
     assert "reads only s3://imgnet-sets/data;" in line
 
 
-def test_check_iam_prints_the_policy_for_another_bucket(place: Fixture) -> None:
-    policies = json.loads(place.cli("check", "--iam", "--data", "s3://theirs/sets/imagenet").out)
+def test_check_iam_prints_the_policy_for_another_bucket(sandbox: Fixture) -> None:
+    policies = json.loads(sandbox.cli("check", "--iam", "--data", "s3://theirs/sets/imagenet").out)
     assert [statement["Action"] for statement in policies["data"]["Statement"]] == [["s3:GetObject"], ["s3:ListBucket"]]
-    assert "data" not in json.loads(place.cli("check", "--iam").out)
-    refused = place.cli("check", "--iam", "--data", "/x")
+    assert "data" not in json.loads(sandbox.cli("check", "--iam").out)
+    refused = sandbox.cli("check", "--iam", "--data", "/x")
     assert refused.code == 1 and "not an S3 address" in refused.err

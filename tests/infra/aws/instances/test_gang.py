@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.aws_gang import ZONES, Bed, Crash, bed
+from support.aws_gang import ZONES, Crash, GangTestbed, bed
 from support.simcloud.spot_market import offered
 
 from infra.aws import tags
@@ -26,7 +26,7 @@ A, B, C = ZONES
 G5_SPOT, G5_ON_DEMAND = "L-3819A6DF", "L-DB2E81BA"
 
 
-def refusal(bed: Bed, *places: Any, error: type[CloudError] = CloudError, **changes: Any) -> str:
+def refusal(bed: GangTestbed, *places: Any, error: type[CloudError] = CloudError, **changes: Any) -> str:
     """Return the one-line error with which `acquire` fails."""
     with pytest.raises(error) as caught:
         bed.acquire(*places, **changes)
@@ -45,33 +45,37 @@ def live_instances(gang: Gang) -> list[Instance]:
 # --- order of places -------------------------------------------------------------------------------------------------
 
 
-def test_acquire_uses_the_first_place_and_a_new_group(bed: Bed) -> None:
+def test_acquire_uses_the_first_place_and_a_new_group(bed: GangTestbed) -> None:
     machines = bed.acquire()
-    shown = {machine.id: machine for machine in bed.alive(A)}
+    shown = {machine.id: machine for machine in bed.live_instances(A)}
     assert [machine.name for machine in machines] == ["0", "1", "2"] and [
         shown[machine.id].index for machine in machines
     ] == [0, 1, 2]
-    assert {machine.placement_group for machine in machines} == {"imgnet-job-3-9073e811-1"} == set(bed.groups())
-    assert bed.what() == ["ask", "granted"] and bed.front.count("RunInstances") == 1
+    assert (
+        {machine.placement_group for machine in machines}
+        == {"imgnet-job-3-9073e811-1"}
+        == set(bed.placement_group_names())
+    )
+    assert bed.journal_kinds() == ["ask", "granted"] and bed.front.count("RunInstances") == 1
     assert bed.clock.pauses == []
 
 
-def test_f1_acquire_without_capacity_tries_the_next_zone(bed: Bed) -> None:
+def test_f1_acquire_without_capacity_tries_the_next_zone(bed: GangTestbed) -> None:
     bed.sim.capacity[A, "g5.xlarge"] = 0
-    tokens = bed.tokens()
+    tokens = bed.record_client_tokens()
     machines = bed.acquire()
-    assert {machine.zone for machine in machines} == {B} and len(bed.alive()) == 3
-    assert bed.groups() == [f"imgnet-{bed.uid}-2"] and {machine.placement_group for machine in machines} == set(
-        bed.groups()
-    )
-    assert bed.what() == ["ask", "refused", "ask", "granted"] and len(set(tokens)) == 2
-    assert bed.said == [
+    assert {machine.zone for machine in machines} == {B} and len(bed.live_instances()) == 3
+    assert bed.placement_group_names() == [f"imgnet-{bed.uid}-2"] and {
+        machine.placement_group for machine in machines
+    } == set(bed.placement_group_names())
+    assert bed.journal_kinds() == ["ask", "refused", "ask", "granted"] and len(set(record_client_tokens)) == 2
+    assert bed.log_lines == [
         f"{A}: InsufficientInstanceCapacity: We currently do not have sufficient g5.xlarge capacity in the Availability"
         f" Zone you requested ({A}). Our system will be working on provisioning additional capacity."
     ], "EC2 answers 500 then, which botocore must not take for a transient error"
 
 
-def test_f2_acquire_without_any_capacity_repeats_in_rounds(bed: Bed) -> None:
+def test_f2_acquire_without_any_capacity_repeats_in_rounds(bed: GangTestbed) -> None:
     bed.sim.capacity |= {(A, "g5.xlarge"): 0, (B, "g5.xlarge"): 0}
     start = bed.sim.now()
     request_times: list[float] = []
@@ -88,15 +92,15 @@ def test_f2_acquire_without_any_capacity_repeats_in_rounds(bed: Bed) -> None:
 
     bed.clock.meanwhile.append(restore_capacity)
     machines = bed.acquire()
-    assert {machine.zone for machine in machines} == {B} and len(bed.alive()) == 3 and len(request_times) == 8
+    assert {machine.zone for machine in machines} == {B} and len(bed.live_instances()) == 3 and len(request_times) == 8
     assert all(
         later - earlier >= gang_module.CAPACITY_COOLDOWN_SECONDS
         for earlier, later in zip(request_times, request_times[2:], strict=False)
     )
-    assert bed.clock.pauses[:5] == [15, 30, 60, 120, 120] and bed.groups() == [f"imgnet-{bed.uid}-8"]
+    assert bed.clock.pauses[:5] == [15, 30, 60, 120, 120] and bed.placement_group_names() == [f"imgnet-{bed.uid}-8"]
 
 
-def test_acquire_skips_a_place_during_its_cooldown(bed: Bed) -> None:
+def test_acquire_skips_a_place_during_its_cooldown(bed: GangTestbed) -> None:
     bed.sim.capacity[A, "g5.xlarge"] = 0
     refusal(bed, bed.place(A, "spot"), bed.place(A, "on-demand"), seconds=100)
     assert bed.front.count("RunInstances") == 2 and bed.clock.pauses == [15, 30]
@@ -104,15 +108,15 @@ def test_acquire_skips_a_place_during_its_cooldown(bed: Bed) -> None:
     assert bed.front.count("RunInstances") == 2
 
 
-def test_acquire_failure_lists_each_places_refusal(bed: Bed) -> None:
+def test_acquire_failure_lists_each_places_refusal(bed: GangTestbed) -> None:
     bed.sim.capacity |= {(A, "g5.xlarge"): 0, (B, "g5.xlarge"): 2}
     message = refusal(bed, seconds=0)
     assert f"g5.xlarge spot in {A}: InsufficientInstanceCapacity" in message and f"in {B}: Insuff" in message
     assert message.startswith("EC2 has no 3 machines for this job") and message.endswith("see imgnet-cluster offers")
-    assert bed.alive() == [] and bed.groups() == []
+    assert bed.live_instances() == [] and bed.placement_group_names() == []
 
 
-def test_f3_acquire_launches_none_where_some_are_free(bed: Bed) -> None:
+def test_f3_acquire_launches_none_where_some_are_free(bed: GangTestbed) -> None:
     bed.sim.capacity[A, "g5.xlarge"] = 2
     assert {machine.zone for machine in bed.acquire()} == {B}
     assert (
@@ -120,23 +124,23 @@ def test_f3_acquire_launches_none_where_some_are_free(bed: Bed) -> None:
     )
 
 
-def test_acquire_terminates_an_incomplete_launch(bed: Bed) -> None:
-    bed.doctor(lambda machine: machine["AmiLaunchIndex"] != 1, "RunInstances")
+def test_acquire_terminates_an_incomplete_launch(bed: GangTestbed) -> None:
+    bed.change_instances(lambda machine: machine["AmiLaunchIndex"] != 1, "RunInstances")
     with pytest.raises(CloudError, match="EC2 launched 2 of 3 machines"):
         bed.acquire(bed.place(A), seconds=0)
-    bed.unhook()
+    bed.remove_faults()
     bed.gang().list_instances()
-    assert bed.alive() == [], "also the one that was missing in the response"
+    assert bed.live_instances() == [], "also the one that was missing in the response"
 
 
-def test_f4_acquire_skips_all_places_of_an_exceeded_quota(bed: Bed) -> None:
+def test_f4_acquire_skips_all_places_of_an_exceeded_quota(bed: GangTestbed) -> None:
     bed.sim.quota_vcpu[G5_SPOT] = 8
     machines = bed.acquire(bed.place(A), bed.place(B), bed.place(C), bed.place(A, "on-demand"))
     assert {machine.market for machine in machines} == {"on-demand"} and bed.front.count("RunInstances") == 2
-    assert len(bed.said) == 1 and "MaxSpotInstanceCountExceeded" in bed.said[0]
+    assert len(bed.log_lines) == 1 and "MaxSpotInstanceCountExceeded" in bed.log_lines[0]
 
 
-def test_f4_acquire_without_quota_stops_and_names_the_command(bed: Bed) -> None:
+def test_f4_acquire_without_quota_stops_and_names_the_command(bed: GangTestbed) -> None:
     bed.sim.quota_vcpu |= {G5_SPOT: 8, G5_ON_DEMAND: 0}
     message = refusal(bed, *[bed.place(zone, market) for market in ("spot", "on-demand") for zone in (A, B)])
     assert bed.front.count("RunInstances") == 2 and bed.clock.pauses == []
@@ -145,85 +149,88 @@ def test_f4_acquire_without_quota_stops_and_names_the_command(bed: Bed) -> None:
         assert f"--region us-east-1 --service-code ec2 --quota-code {code} --desired-value 12" in message
 
 
-def test_f6_acquire_without_permission_stops_at_once(bed: Bed) -> None:
+def test_f6_acquire_without_permission_stops_at_once(bed: GangTestbed) -> None:
     bed.front.fault(action="RunInstances", code="UnauthorizedOperation", message="You are not authorized", times=9)
     message = refusal(bed, error=LaunchRefused)
     assert "ec2:RunInstances" in message and "not permitted" in message and "check --iam" in message
-    assert bed.front.count("RunInstances") == 1 and bed.groups() == [] and bed.clock.pauses == []
+    assert bed.front.count("RunInstances") == 1 and bed.placement_group_names() == [] and bed.clock.pauses == []
 
 
-def test_f6_acquire_without_group_permission_launches_nothing(bed: Bed) -> None:
+def test_f6_acquire_without_group_permission_launches_nothing(bed: GangTestbed) -> None:
     bed.front.fault(action="CreatePlacementGroup", code="UnauthorizedOperation", times=9)
     assert "ec2:CreatePlacementGroup" in refusal(bed)
     assert bed.front.count("RunInstances") == 0 and bed.front.count("CreatePlacementGroup") == 1
 
 
-def test_f7_throttled_request_is_repeated_with_growing_pauses(bed: Bed) -> None:
+def test_f7_throttled_request_is_repeated_with_growing_pauses(bed: GangTestbed) -> None:
     bed.front.fault(action="RunInstances", code="RequestLimitExceeded", times=3)
-    tokens = bed.tokens()
-    assert len(bed.acquire()) == 3 == len(bed.alive(A))
+    tokens = bed.record_client_tokens()
+    assert len(bed.acquire()) == 3 == len(bed.live_instances(A))
     assert len(tokens) == 4 and len(set(tokens)) == 1 and bed.clock.pauses == [1, 2, 4]
-    assert bed.what() == ["ask", "unanswered", "unanswered", "unanswered", "granted"]
+    assert bed.journal_kinds() == ["ask", "unanswered", "unanswered", "unanswered", "granted"]
 
 
-def test_f7_always_throttled_request_moves_to_the_next_place(bed: Bed) -> None:
+def test_f7_always_throttled_request_moves_to_the_next_place(bed: GangTestbed) -> None:
     bed.front.fault(action="RunInstances", code="RequestLimitExceeded", times=gang_module.RUN_ATTEMPTS)
     assert {machine.zone for machine in bed.acquire()} == {B}
-    assert sum(bed.clock.pauses) < 60 and "RequestLimitExceeded" in bed.said[0] and "appeared" not in bed.said[0]
+    assert (
+        sum(bed.clock.pauses) < 60 and "RequestLimitExceeded" in bed.log_lines[0] and "appeared" not in bed.log_lines[0]
+    )
 
 
 # --- lost responses---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("fault", [{"drop": True}, {"code": "InternalError"}, {"code": "Unavailable"}])
-def test_f8_lost_response_is_repeated_with_the_same_token(bed: Bed, fault: dict[str, Any]) -> None:
+def test_f8_lost_response_is_repeated_with_the_same_token(bed: GangTestbed, fault: dict[str, Any]) -> None:
     bed.front.fault(action="RunInstances", after=True, **fault)
-    tokens = bed.tokens()
+    tokens = bed.record_client_tokens()
     machines = bed.acquire()
     assert len(tokens) == 2 and len(set(tokens)) == 1
     assert ids(machines) == ids(bed.sim.instances()) and len(machines) == 3
 
 
-def test_f8_without_any_response_machines_are_found_by_tag(bed: Bed) -> None:
+def test_f8_without_any_response_machines_are_found_by_tag(bed: GangTestbed) -> None:
     bed.front.fault(action="RunInstances", drop=True, after=True, times=99)
     bed.sim.visible_after = 70.0
-    assert ids(bed.acquire()) == ids(bed.sim.instances()) and len(bed.alive(A)) == 3
-    assert bed.front.count("RunInstances") == gang_module.RUN_ATTEMPTS and bed.what()[-1] == "granted"
+    assert ids(bed.acquire()) == ids(bed.sim.instances()) and len(bed.live_instances(A)) == 3
+    assert bed.front.count("RunInstances") == gang_module.RUN_ATTEMPTS and bed.journal_kinds()[-1] == "granted"
 
 
-def test_f8_without_response_and_machines_the_next_place_is_tried(bed: Bed) -> None:
+def test_f8_without_response_and_machines_the_next_place_is_tried(bed: GangTestbed) -> None:
     bed.front.fault(action="RunInstances", drop=True, times=gang_module.RUN_ATTEMPTS)
     assert {machine.zone for machine in bed.acquire()} == {B} and len(bed.sim.instances()) == 3
-    assert "0 of 3 machines appeared" in bed.said[0] and bed.groups() == [f"imgnet-{bed.uid}-2"]
+    assert "0 of 3 machines appeared" in bed.log_lines[0] and bed.placement_group_names() == [f"imgnet-{bed.uid}-2"]
 
 
-def test_list_instances_terminates_machines_that_appear_late(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_list_instances_terminates_machines_that_appear_late(bed: GangTestbed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gang_module, "GANG_POLL_SECONDS", 10.0)
     bed.front.fault(action="RunInstances", drop=True, after=True, times=gang_module.RUN_ATTEMPTS)
     bed.sim.visible_after = 200.0
     machines = bed.acquire()
-    assert {machine.zone for machine in machines} == {B} and len(bed.alive()) == 6
-    assert ids(live_instances(bed.gang())) == ids(machines) == ids(bed.alive())
+    assert {machine.zone for machine in machines} == {B} and len(bed.live_instances()) == 6
+    assert ids(live_instances(bed.gang())) == ids(machines) == ids(bed.live_instances())
 
 
-def test_f9_acquire_waits_for_invisible_machines(bed: Bed) -> None:
+def test_f9_acquire_waits_for_invisible_machines(bed: GangTestbed) -> None:
     bed.sim.visible_after = 30.0
     machines = bed.acquire()
     assert len(machines) == 3 == len(bed.sim.instances()) and sum(bed.clock.pauses) >= 30
-    assert bed.what() == ["ask", "granted"]
+    assert bed.journal_kinds() == ["ask", "granted"]
 
 
-def test_idempotent_mismatch_recovers_machines_by_tag(bed: Bed) -> None:
+def test_idempotent_mismatch_recovers_machines_by_tag(bed: GangTestbed) -> None:
     first = bed.acquire()
     (line,) = bed.journal.lines("ask")
     line["request"]["UserData"] += " "
     bed.journal.path.write_text(json.dumps(line) + "\n")  # the request was edited, its outcome forgotten
-    assert ids(bed.gang().finish_open_requests()) == ids(first) == ids(bed.alive())
+    assert ids(bed.gang().finish_open_requests()) == ids(first) == ids(bed.live_instances())
     bed.journal.path.write_text(json.dumps(line) + "\n")
     instances.terminate(bed.account, [first[0].id])
-    assert bed.gang().finish_open_requests() == [] and bed.alive() == []
+    assert bed.gang().finish_open_requests() == [] and bed.live_instances() == []
     assert (
-        "IdempotentParameterMismatch" in bed.said[-1] and "2 of 3 machines appeared and were terminated" in bed.said[-1]
+        "IdempotentParameterMismatch" in bed.log_lines[-1]
+        and "2 of 3 machines appeared and were terminated" in bed.log_lines[-1]
     )
 
 
@@ -231,19 +238,19 @@ def test_idempotent_mismatch_recovers_machines_by_tag(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("reason", ["Server.SpotInstanceTermination", "Client.VolumeLimitExceeded"])
-def test_f10_acquire_terminates_all_when_one_ends_early(bed: Bed, reason: str) -> None:
+def test_f10_acquire_terminates_all_when_one_ends_early(bed: GangTestbed, reason: str) -> None:
     bed.sim.boot_seconds = 20.0
-    bed.clock.meanwhile.append(lambda: bed.sim.kill(bed.alive()[1].id, reason))
+    bed.clock.meanwhile.append(lambda: bed.sim.kill(bed.live_instances()[1].id, reason))
     machines = bed.acquire()
-    assert {machine.zone for machine in machines} == {B} and ids(bed.alive()) == ids(machines)
-    assert reason in bed.said[0] and "ended before it was running" in bed.said[0]
+    assert {machine.zone for machine in machines} == {B} and ids(bed.live_instances()) == ids(machines)
+    assert reason in bed.log_lines[0] and "ended before it was running" in bed.log_lines[0]
 
 
-def test_acquire_gives_up_machines_that_never_start(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acquire_gives_up_machines_that_never_start(bed: GangTestbed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gang_module, "START_TIMEOUT_SECONDS", 20.0)
     bed.sim.boot_seconds = 1e6
     assert "did not start in 20 s" in refusal(bed, bed.place(A), seconds=0)
-    assert bed.alive() == [] and sum(bed.clock.pauses) < 60
+    assert bed.live_instances() == [] and sum(bed.clock.pauses) < 60
 
 
 def change_zone(machine: dict[str, Any]) -> None:
@@ -273,13 +280,15 @@ def set_same_address(machine: dict[str, Any]) -> None:
         (set_same_address, "with the same address"),
     ],
 )
-def test_acquire_terminates_machines_unlike_the_request(bed: Bed, change: Callable[[Any], None], message: str) -> None:
-    bed.doctor(change)
+def test_acquire_terminates_machines_unlike_the_request(
+    bed: GangTestbed, change: Callable[[Any], None], message: str
+) -> None:
+    bed.change_instances(change)
     assert message in refusal(bed, bed.place(A), seconds=0)
-    assert bed.alive() == [] and bed.what() == ["ask", "refused"]
+    assert bed.live_instances() == [] and bed.journal_kinds() == ["ask", "refused"]
 
 
-def test_f13_all_interfaces_are_in_the_subnet_of_the_zone(bed: Bed) -> None:
+def test_f13_all_interfaces_are_in_the_subnet_of_the_zone(bed: GangTestbed) -> None:
     type_name = "p4d.24xlarge"
     zone, other_zone = [zone for zone in offered("us-east-1", type_name) if zone in ZONES][:2]
     bed.sim.capacity[zone, type_name] = 1
@@ -295,78 +304,82 @@ def test_f13_all_interfaces_are_in_the_subnet_of_the_zone(bed: Bed) -> None:
     }
 
 
-def test_f14_acquire_with_a_foreign_image_stops_at_once(bed: Bed) -> None:
-    image = replace(bed.want(bed.place()).image, id=bed.image("us-west-2"))
-    message = refusal(bed, error=LaunchRefused, image=image)
-    assert "InvalidAMIID.NotFound" in message and bed.front.count("RunInstances") == 1 and bed.groups() == []
+def test_f14_acquire_with_a_foreign_image_stops_at_once(bed: GangTestbed) -> None:
+    image_id = replace(bed.instance_request(bed.place()).image_id, id=bed.image_id("us-west-2"))
+    message = refusal(bed, error=LaunchRefused, image_id=image_id)
+    assert (
+        "InvalidAMIID.NotFound" in message
+        and bed.front.count("RunInstances") == 1
+        and bed.placement_group_names() == []
+    )
 
 
-def test_acquire_with_an_unknown_key_pair_stops_after_retries(bed: Bed) -> None:
+def test_acquire_with_an_unknown_key_pair_stops_after_retries(bed: GangTestbed) -> None:
     bed.stack = replace(bed.stack, key_name="nobody")
     message = refusal(bed, error=LaunchRefused)
     assert "InvalidKeyPair.NotFound" in message and bed.front.count("RunInstances") == gang_module.RUN_ATTEMPTS
     assert sum(bed.clock.pauses) < 60
 
 
-def test_acquire_waits_for_a_new_role(bed: Bed) -> None:
+def test_acquire_waits_for_a_new_role(bed: GangTestbed) -> None:
     message = "Value (imgnet-machine) for parameter iamInstanceProfile.name is invalid. Invalid IAM Instance Profile"
     bed.front.fault(action="RunInstances", code="InvalidParameterValue", message=message, times=2)
     assert len(bed.acquire()) == 3 and bed.clock.pauses == [1, 2]
 
 
-def test_acquire_without_free_addresses_tries_the_next_zone(bed: Bed) -> None:
+def test_acquire_without_free_addresses_tries_the_next_zone(bed: GangTestbed) -> None:
     bed.front.fault(action="RunInstances", code="InsufficientFreeAddressesInSubnet")
     assert {machine.zone for machine in bed.acquire()} == {B}
 
 
-def test_request_instances_joins_an_existing_placement_group(bed: Bed) -> None:
+def test_request_instances_joins_an_existing_placement_group(bed: GangTestbed) -> None:
     first = bed.acquire()
     instances.terminate(bed.account, [first[1].id])
     place = bed.place(A)
     (replacement,) = bed.gang().request_instances(
-        place, ["1"], bed.want(place), BUILTIN_TYPES["g5.xlarge"], first[0].placement_group
+        place, ["1"], bed.instance_request(place), BUILTIN_TYPES["g5.xlarge"], first[0].placement_group
     )
     assert (
         replacement.name == "1"
         and replacement.placement_group == first[0].placement_group
-        and bed.groups() == [first[0].placement_group]
+        and bed.placement_group_names() == [first[0].placement_group]
     )
     assert ids(live_instances(bed.gang())) == ids([first[0], first[2], replacement])
     (gone_line,) = bed.journal.lines("gone")
     assert gone_line["id"] == first[1].id and gone_line["why"] == "Client.UserInitiatedShutdown"
 
 
-def test_acquire_refuses_a_foreign_placement_group(bed: Bed) -> None:
+def test_acquire_refuses_a_foreign_placement_group(bed: GangTestbed) -> None:
     bed.account.ec2.create_placement_group(GroupName=f"imgnet-{bed.uid}-1", Strategy="cluster")
-    bed.others.append(f"imgnet-{bed.uid}-1")
+    bed.foreign_ids.append(f"imgnet-{bed.uid}-1")
     assert "is not ours" in refusal(bed) and bed.front.count("RunInstances") == 0
-    bed.nothing_left()
-    assert bed.groups() == [f"imgnet-{bed.uid}-1"]
+    bed.end_job()
+    assert bed.placement_group_names() == [f"imgnet-{bed.uid}-1"]
 
 
 # --- crashes ---------------------------------------------------------------------------------------------------------
 
 
-def test_expired_credentials_leave_a_request_to_finish_later(bed: Bed) -> None:
+def test_expired_credentials_leave_a_request_to_finish_later(bed: GangTestbed) -> None:
     bed.sim.boot_seconds = 5.0
     bed.front.fault(action="RunInstances", code="ExpiredToken", after=True)
     assert "aws sts get-caller-identity" in refusal(bed, error=NoCredentials)
     bed.front.fault(action="DescribeInstances", code="ExpiredToken", skip=1)
     with pytest.raises(NoCredentials):
-        bed.gather()
-    assert ids(bed.gather()) == ids(bed.sim.instances()) and len(bed.alive()) == 3
+        bed.find_or_acquire()
+    assert ids(bed.find_or_acquire()) == ids(bed.sim.instances()) and len(bed.live_instances()) == 3
 
 
-def test_finish_open_requests_after_a_crash_finds_machines_by_tag(bed: Bed) -> None:
+def test_finish_open_requests_after_a_crash_finds_machines_by_tag(bed: GangTestbed) -> None:
     bed.hook(bed.account.ec2_no_retry, "response-received.ec2.RunInstances", raise_crash)
     with pytest.raises(Crash):
         bed.acquire()
-    bed.unhook()
+    bed.remove_faults()
     bed.front.fault(action="RunInstances", code="RequestLimitExceeded", times=99)
-    assert ids(bed.gang().finish_open_requests()) == ids(bed.alive()) and len(bed.sim.instances()) == 3
+    assert ids(bed.gang().finish_open_requests()) == ids(bed.live_instances()) and len(bed.sim.instances()) == 3
 
 
-def test_interrupted_acquire_is_cleaned_up_by_terminate_job(bed: Bed) -> None:
+def test_interrupted_acquire_is_cleaned_up_by_terminate_job(bed: GangTestbed) -> None:
     bed.sim.boot_seconds = 50.0
 
     def stop() -> None:
@@ -375,20 +388,20 @@ def test_interrupted_acquire_is_cleaned_up_by_terminate_job(bed: Bed) -> None:
     bed.clock.meanwhile.append(stop)
     with pytest.raises(Interrupted):
         bed.acquire()
-    assert len(bed.alive()) == 3
-    assert bed.gang().terminate_job() == [] and bed.alive() == [] and bed.gang().open_requests() == []
+    assert len(bed.live_instances()) == 3
+    assert bed.gang().terminate_job() == [] and bed.live_instances() == [] and bed.gang().open_requests() == []
 
 
-def test_two_gangs_on_one_journal_do_not_rent_twice(bed: Bed) -> None:
+def test_two_gangs_on_one_journal_do_not_rent_twice(bed: GangTestbed) -> None:
     first_gang, second_gang = bed.gang(), bed.gang()
     bed.hook(bed.account.ec2_no_retry, "response-received.ec2.RunInstances", raise_crash)
     with pytest.raises(Crash):
         bed.acquire()
-    bed.unhook()
+    bed.remove_faults()
     first_instances = first_gang.finish_open_requests()
     second_instances = second_gang.finish_open_requests() or live_instances(second_gang)
     assert ids(first_instances) == ids(second_instances)
-    assert ids(bed.gather()) == ids(bed.sim.instances()) and len(bed.alive()) == 3
+    assert ids(bed.find_or_acquire()) == ids(bed.sim.instances()) and len(bed.live_instances()) == 3
     assert first_gang.granted_ids == second_gang.granted_ids and len(first_gang.granted_ids) == 3
 
 
@@ -399,7 +412,7 @@ def raise_crash(**_: Any) -> None:
 class StepCounter:
     """Counts journal writes, requests and responses as steps, and raises `Crash` at step `at`."""
 
-    def __init__(self, bed: Bed, monkeypatch: pytest.MonkeyPatch, at: int | None) -> None:
+    def __init__(self, bed: GangTestbed, monkeypatch: pytest.MonkeyPatch, at: int | None) -> None:
         self.at, self.count = at, 0
         for client in (bed.account.ec2, bed.account.ec2_no_retry):
             for event in ("before-send.ec2", "response-received.ec2"):
@@ -419,17 +432,17 @@ class StepCounter:
             raise Crash
 
 
-def start_next_job(bed: Bed) -> None:
+def start_next_job(bed: GangTestbed) -> None:
     """Begin another job, whose first zone has too few machines."""
     bed.jobs += 1
     bed.uid, bed.sim.forget_seconds = f"job-{bed.jobs}-9073e811", 30.0
     bed.sim.capacity[A, "g5.xlarge"] = 2
     bed.sim.visible_after, bed.sim.boot_seconds = 1.0, 3.0
     bed.journal.path.unlink(missing_ok=True)
-    bed.said.clear()
+    bed.log_lines.clear()
 
 
-def count_steps(bed: Bed, act: Callable[[], Any], at: int | None) -> int:
+def count_steps(bed: GangTestbed, act: Callable[[], Any], at: int | None) -> int:
     """Run `act`, killed at step `at`, and return the number of steps that it made."""
     with pytest.MonkeyPatch.context() as patch:
         steps = StepCounter(bed, patch, at)
@@ -439,26 +452,26 @@ def count_steps(bed: Bed, act: Callable[[], Any], at: int | None) -> int:
         except Crash:
             pass
         finally:
-            bed.unhook()
+            bed.remove_faults()
     return steps.count
 
 
-def test_acquire_killed_at_any_step_and_restarted_gives_one_gang(bed: Bed) -> None:
+def test_acquire_killed_at_any_step_and_restarted_gives_one_gang(bed: GangTestbed) -> None:
     start_next_job(bed)
     steps = count_steps(bed, bed.acquire, None)
     assert steps >= 20
-    bed.nothing_left()
+    bed.end_job()
     for at in range(1, steps + 1):
         start_next_job(bed)
         count_steps(bed, bed.acquire, at)
-        machines = bed.gather()
-        assert ids(machines) == ids(bed.alive()) and len(machines) == 3, at
+        machines = bed.find_or_acquire()
+        assert ids(machines) == ids(bed.live_instances()) and len(machines) == 3, at
         assert sorted(bed.gang().granted_ids) == ids(machines), at
-        assert {machine.zone for machine in machines} == {B} and len(set(bed.groups())) == 1, at
-        bed.nothing_left()
+        assert {machine.zone for machine in machines} == {B} and len(set(bed.placement_group_names())) == 1, at
+        bed.end_job()
 
 
-def test_terminate_job_killed_at_any_step_and_repeated_leaves_none(bed: Bed) -> None:
+def test_terminate_job_killed_at_any_step_and_repeated_leaves_none(bed: GangTestbed) -> None:
     bed.sim.stop_seconds = 3.0
 
     def kill_and_repeat(at: int | None) -> int:
@@ -466,8 +479,8 @@ def test_terminate_job_killed_at_any_step_and_repeated_leaves_none(bed: Bed) -> 
         bed.sim.visible_after = bed.sim.boot_seconds = 0.0
         bed.acquire(bed.place(B), n=2)
         steps = count_steps(bed, lambda: bed.gang().terminate_job(), at)
-        bed.nothing_left()
-        assert bed.what()[-1] == "ended", at
+        bed.end_job()
+        assert bed.journal_kinds()[-1] == "ended", at
         return steps
 
     steps = kill_and_repeat(None)
@@ -476,23 +489,23 @@ def test_terminate_job_killed_at_any_step_and_repeated_leaves_none(bed: Bed) -> 
         kill_and_repeat(at)
 
 
-def test_acquire_killed_and_then_terminated_leaves_nothing(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acquire_killed_and_then_terminated_leaves_nothing(bed: GangTestbed, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(instances, "INSTANCE_POLL_SECONDS", 10.0)  # each termination waits a minute for late machines
     for at in range(1, 24, 2):
         start_next_job(bed)
         count_steps(bed, bed.acquire, at)
-        bed.nothing_left()
+        bed.end_job()
         assert bed.gang().open_requests() == []
 
 
-def test_requests_of_another_region_are_finished_there(bed: Bed) -> None:
+def test_requests_of_another_region_are_finished_there(bed: GangTestbed) -> None:
     west = bed.account.in_region("us-west-2")
-    bed.stack = bed.network("us-west-2", west.ec2, ["us-west-2a"])
+    bed.stack = bed.create_stack("us-west-2", west.ec2, ["us-west-2a"])
     place = bed.place("us-west-2a")
     bed.hook(west.ec2_no_retry, "response-received.ec2.RunInstances", raise_crash)
     with pytest.raises(Crash):
-        bed.gang(account=west).acquire([place], ["0", "1"], bed.want, dict(BUILTIN_TYPES), 60)
-    bed.unhook()
+        bed.gang(account=west).acquire([place], ["0", "1"], bed.instance_request, dict(BUILTIN_TYPES), 60)
+    bed.remove_faults()
     assert bed.gang().finish_open_requests() == [] and bed.gang().terminate_job() == [], "this region has nothing"
     machines = bed.gang(account=west).finish_open_requests()
     assert ids(machines) == ids(bed.sim.instances("us-west-2")) and len(machines) == 2
@@ -500,7 +513,7 @@ def test_requests_of_another_region_are_finished_there(bed: Bed) -> None:
     assert bed.gang(account=west).terminate_job() == [] and bed.sim.leaks() == []
 
 
-def test_acquire_on_a_full_disk_sends_nothing(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_acquire_on_a_full_disk_sends_nothing(bed: GangTestbed, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(descriptor: int) -> None:
         raise OSError(28, "No space left on device")
 
@@ -514,7 +527,7 @@ def test_acquire_on_a_full_disk_sends_nothing(bed: Bed, monkeypatch: pytest.Monk
 # --- termination -----------------------------------------------------------------------------------------------------
 
 
-def test_terminate_job_works_on_a_full_disk(bed: Bed, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_terminate_job_works_on_a_full_disk(bed: GangTestbed, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(what: str, **fields: Any) -> None:
         raise OSError(28, "No space left on device")
 
@@ -522,18 +535,18 @@ def test_terminate_job_works_on_a_full_disk(bed: Bed, monkeypatch: pytest.Monkey
     with monkeypatch.context() as patch:
         patch.setattr(bed.journal, "write", full)
         bed.gang().list_instances()
-        assert bed.gang().terminate_job() == [] and bed.alive() == []
+        assert bed.gang().terminate_job() == [] and bed.live_instances() == []
 
 
-def test_f48_terminate_job_twice_is_the_same(bed: Bed) -> None:
+def test_f48_terminate_job_twice_is_the_same(bed: GangTestbed) -> None:
     bed.acquire()
     assert bed.gang().terminate_job() == [] == bed.gang().terminate_job()
-    assert bed.groups() == [] and bed.what().count("ended") == 2
+    assert bed.placement_group_names() == [] and bed.journal_kinds().count("ended") == 2
     assert len(bed.journal.lines("gone")) == 3
     assert bed.front.count("TerminateInstances") == 1
 
 
-def test_forgotten_machines_ended_at_their_limit_at_the_latest(bed: Bed) -> None:
+def test_forgotten_machines_ended_at_their_limit_at_the_latest(bed: GangTestbed) -> None:
     machines = bed.acquire()
     for machine in machines:
         bed.sim.power_off(machine.id)
@@ -544,26 +557,26 @@ def test_forgotten_machines_ended_at_their_limit_at_the_latest(bed: Bed) -> None
     assert {line["ended"] for line in gone_lines} == {tags.parse_time(machines[0].tags[tags.EXPIRES])}
 
 
-def test_terminate_job_waits_for_invisible_machines(bed: Bed) -> None:
+def test_terminate_job_waits_for_invisible_machines(bed: GangTestbed) -> None:
     bed.sim.visible_after = 40.0
     bed.hook(bed.account.ec2_no_retry, "response-received.ec2.RunInstances", raise_crash)
     with pytest.raises(Crash):
         bed.acquire()
-    bed.unhook()
-    assert bed.gang().terminate_job() == [] and bed.alive() == [] and bed.sim.leaks() == []
+    bed.remove_faults()
+    assert bed.gang().terminate_job() == [] and bed.live_instances() == [] and bed.sim.leaks() == []
     assert sum(bed.clock.pauses) >= 40
 
 
-def test_launch_refused_has_kind_and_code(bed: Bed) -> None:
+def test_launch_refused_has_kind_and_code(bed: GangTestbed) -> None:
     bed.sim.quota_vcpu[G5_SPOT] = 0
     place = bed.place()
     with pytest.raises(LaunchRefused) as caught:
-        bed.gang().request_instances(place, ["0"], bed.want(place), BUILTIN_TYPES["g5.xlarge"])
+        bed.gang().request_instances(place, ["0"], bed.instance_request(place), BUILTIN_TYPES["g5.xlarge"])
     assert caught.value.error_kind is ErrorKind.QUOTA_EXCEEDED and caught.value.code == "MaxSpotInstanceCountExceeded"
     assert bed.journal.lines("refused")[0]["code"] == "MaxSpotInstanceCountExceeded"
 
 
-def test_acquire_returns_described_instances(bed: Bed) -> None:
+def test_acquire_returns_described_instances(bed: GangTestbed) -> None:
     (machine,) = bed.acquire(n=1)
     assert (
         isinstance(machine, Instance) and machine.job_uid == bed.uid and machine.is_billed and machine.end_time is None

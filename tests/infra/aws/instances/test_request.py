@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.aws_gang import ZONES, Bed, bed
+from support.aws_gang import ZONES, GangTestbed, bed
 
 from infra.aws import tags
 from infra.aws.instances import request
@@ -170,15 +170,15 @@ def test_machine_name_in_range_reverses_format_machine_range(names: list[str]) -
     assert request.machine_name_in_range(text, len(names)) == ""
 
 
-def test_request_is_unchanged_by_the_journal(bed: Bed) -> None:
+def test_request_is_unchanged_by_the_journal(bed: GangTestbed) -> None:
     place = bed.place(ZONES[0])
-    run_request = build_run_instances(bed.want(place), BUILTIN_TYPES["g5.xlarge"], place, ["0"], 1)
+    run_request = build_run_instances(bed.instance_request(place), BUILTIN_TYPES["g5.xlarge"], place, ["0"], 1)
     bed.journal.write("look", request=run_request)
     assert bed.journal.lines()[0]["request"] == run_request
 
 
 @pytest.mark.parametrize("type", ["g5.xlarge", "p4d.24xlarge", "p5.48xlarge"])
-def test_ec2_launches_machines_as_requested(bed: Bed, type: str) -> None:
+def test_ec2_launches_machines_as_requested(bed: GangTestbed, type: str) -> None:
     (machine,) = bed.acquire(bed.place(ZONES[0], type=type), n=1)
     (description,) = bed.account.ec2.describe_instances(InstanceIds=[machine.id])["Reservations"][0]["Instances"]
     assert len(description["NetworkInterfaces"]) == len(request.network_interfaces(BUILTIN_TYPES[type], "", ""))

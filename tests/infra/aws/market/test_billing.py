@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.aws_gang import START, ZONES, Bed, bed
+from support.aws_gang import START, ZONES, GangTestbed, bed
 
 from infra.aws.journal import Journal
 from infra.aws.market import billing
@@ -18,7 +18,7 @@ __all__ = ["bed"]
 A, B, C = ZONES
 
 
-def assert_near_meter(bed: Bed) -> None:
+def assert_near_meter(bed: GangTestbed) -> None:
     """Assert that the journal's dollars equal the meter's within 1 %, for each machine and in all."""
     costs = billing.machine_costs(bed.journal, bed.sim.now())
     meter = bed.sim.bill()
@@ -31,7 +31,7 @@ def assert_near_meter(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("market", ["spot", "on-demand"])
-def test_machine_costs_equal_the_meter_during_and_after_a_job(bed: Bed, market: str) -> None:
+def test_machine_costs_equal_the_meter_during_and_after_a_job(bed: GangTestbed, market: str) -> None:
     bed.acquire(bed.place(A, market))
     bed.sim.advance(1800)
     assert_near_meter(bed)
@@ -43,13 +43,15 @@ def test_machine_costs_equal_the_meter_during_and_after_a_job(bed: Bed, market: 
     assert all(cost.ended == START + 3600 for cost in billing.machine_costs(bed.journal, bed.sim.now()))
 
 
-def test_machine_costs_of_a_replaced_machine_and_its_replacement(bed: Bed) -> None:
+def test_machine_costs_of_a_replaced_machine_and_its_replacement(bed: GangTestbed) -> None:
     first = bed.acquire()
     bed.sim.advance(1000)
     bed.sim.interrupt(first[1].id, 0)
     place = bed.place(A)
     bed.gang().list_instances()
-    bed.gang().request_instances(place, ["1"], bed.want(place), BUILTIN_TYPES["g5.xlarge"], first[0].placement_group)
+    bed.gang().request_instances(
+        place, ["1"], bed.instance_request(place), BUILTIN_TYPES["g5.xlarge"], first[0].placement_group
+    )
     bed.sim.advance(1000)
     assert_near_meter(bed)
     costs = billing.machine_costs(bed.journal, bed.sim.now())
@@ -58,9 +60,9 @@ def test_machine_costs_of_a_replaced_machine_and_its_replacement(bed: Bed) -> No
     assert [cost.why for cost in costs] == ["", "Server.SpotInstanceTermination", "", ""]
 
 
-def test_machine_costs_of_refused_machines_are_a_minute_each(bed: Bed) -> None:
+def test_machine_costs_of_refused_machines_are_a_minute_each(bed: GangTestbed) -> None:
     bed.sim.boot_seconds = 4.0
-    bed.clock.meanwhile.append(lambda: bed.sim.kill(bed.alive()[1].id, "Server.InternalError"))
+    bed.clock.meanwhile.append(lambda: bed.sim.kill(bed.live_instances()[1].id, "Server.InternalError"))
     bed.acquire(n=2)
     bed.sim.advance(600)
     bed.gang().list_instances()
@@ -69,7 +71,7 @@ def test_machine_costs_of_refused_machines_are_a_minute_each(bed: Bed) -> None:
     assert [(cost.zone, cost.seconds) for cost in costs] == [(A, 60), (A, 60), (B, 604), (B, 604)]
 
 
-def test_machine_costs_count_a_grant_recorded_twice_once(bed: Bed) -> None:
+def test_machine_costs_count_a_grant_recorded_twice_once(bed: GangTestbed) -> None:
     bed.acquire()
     (line,) = bed.journal.lines("granted")
     bed.journal.write("granted", number=1, machines=line["machines"])
@@ -82,7 +84,7 @@ def test_billed_seconds_are_whole_and_a_minute_at_least(seconds: float, billed: 
     assert billing.billed_seconds(START, START + seconds) == billed
 
 
-def test_unknown_price_stays_unknown_and_is_reported(bed: Bed) -> None:
+def test_unknown_price_stays_unknown_and_is_reported(bed: GangTestbed) -> None:
     machines = bed.acquire(replace(bed.place(A), price=None))
     bed.sim.advance(600)
     costs = billing.machine_costs(bed.journal, bed.sim.now())
@@ -113,7 +115,7 @@ def test_integrate_price_follows_the_changes(begin: float, end: float, dollars: 
     assert result == (None if dollars is None else pytest.approx(dollars))
 
 
-def report_price_history(bed: Bed) -> None:
+def report_price_history(bed: GangTestbed) -> None:
     """Let EC2 return HISTORY from here on."""
 
     def replace_history(parsed: dict[str, Any], **_: Any) -> None:
@@ -124,7 +126,7 @@ def report_price_history(bed: Bed) -> None:
     bed.hook(bed.account.ec2, "after-call.ec2.DescribeSpotPriceHistory", replace_history)
 
 
-def test_record_spot_costs_uses_the_price_history_once(bed: Bed) -> None:
+def test_record_spot_costs_uses_the_price_history_once(bed: GangTestbed) -> None:
     bed.acquire(n=2)
     bed.sim.advance(3600)
     bed.gang().terminate_job()
@@ -135,7 +137,7 @@ def test_record_spot_costs_uses_the_price_history_once(bed: Bed) -> None:
     assert len(bed.journal.lines("price")) == 2 and bed.front.count("DescribeSpotPriceHistory") == 1
 
 
-def test_record_spot_costs_of_a_short_job_uses_the_price_in_force(bed: Bed) -> None:
+def test_record_spot_costs_of_a_short_job_uses_the_price_in_force(bed: GangTestbed) -> None:
     bed.sim.set_price(A, "g5.xlarge", 0.77)
     bed.acquire()
     bed.sim.advance(500)
@@ -145,7 +147,7 @@ def test_record_spot_costs_of_a_short_job_uses_the_price_in_force(bed: Bed) -> N
     assert_near_meter(bed)
 
 
-def test_record_spot_costs_skips_running_and_on_demand_machines(bed: Bed) -> None:
+def test_record_spot_costs_skips_running_and_on_demand_machines(bed: GangTestbed) -> None:
     report_price_history(bed)
     bed.acquire(n=1)
     billing.record_spot_costs(bed.account, bed.journal, bed.sim.now())

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from botocore.exceptions import ClientError
-from support.aws_stack import HERE, Seen, account, aws, home, work
+from support.aws_stack import OWN_CIDR, RecordingAccount, account, aws, home, work
 
 from infra.aws.errors import CloudError
 from infra.aws.stack import buckets, efs, network, security_group, stack
@@ -22,7 +22,7 @@ def subnets_and_group(work: StackContext) -> tuple[dict[str, str], str]:
 
 
 def test_ensure_creates_an_encrypted_file_system_in_each_zone(
-    account: Seen, work: StackContext, subnets_and_group: tuple[dict[str, str], str]
+    account: RecordingAccount, work: StackContext, subnets_and_group: tuple[dict[str, str], str]
 ) -> None:
     file_system, served = efs.ensure(work, *subnets_and_group)
     (description,) = account.efs.describe_file_systems()["FileSystems"]
@@ -39,7 +39,7 @@ def test_ensure_creates_an_encrypted_file_system_in_each_zone(
 
 
 def test_ensure_requires_tls_and_a_role_and_maps_to_one_user(
-    account: Seen, work: StackContext, subnets_and_group: tuple[dict[str, str], str]
+    account: RecordingAccount, work: StackContext, subnets_and_group: tuple[dict[str, str], str]
 ) -> None:
     file_system, _ = efs.ensure(work, *subnets_and_group)
     statements = json.loads(account.efs.describe_file_system_policy(FileSystemId=file_system.id)["Policy"])["Statement"]
@@ -52,7 +52,10 @@ def test_ensure_requires_tls_and_a_role_and_maps_to_one_user(
 
 
 def test_ensure_waits_until_the_file_system_is_available(
-    account: Seen, work: StackContext, subnets_and_group: tuple[dict[str, str], str], monkeypatch: pytest.MonkeyPatch
+    account: RecordingAccount,
+    work: StackContext,
+    subnets_and_group: tuple[dict[str, str], str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real_paginator = account.efs.get_paginator("describe_file_systems")
     states = ["creating"] * 4
@@ -72,7 +75,10 @@ def test_ensure_waits_until_the_file_system_is_available(
 
 
 def test_ensure_leaves_out_zones_without_efs(
-    account: Seen, work: StackContext, subnets_and_group: tuple[dict[str, str], str], monkeypatch: pytest.MonkeyPatch
+    account: RecordingAccount,
+    work: StackContext,
+    subnets_and_group: tuple[dict[str, str], str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = account.efs.create_mount_target
 
@@ -82,14 +88,14 @@ def test_ensure_leaves_out_zones_without_efs(
         return real(**params)
 
     monkeypatch.setattr(account.efs, "create_mount_target", create)
-    assert list(stack.ensure(account, HERE).subnets) == ["us-west-1b"]
+    assert list(stack.ensure(account, OWN_CIDR).subnets) == ["us-west-1b"]
     assert stack.missing_parts(account) == []
-    second_account = Seen()
-    assert stack.ensure(second_account, HERE) == stack.find(account) and not second_account.changes()
+    second_account = RecordingAccount()
+    assert stack.ensure(second_account, OWN_CIDR) == stack.find(account) and not second_account.changes()
 
 
 def test_missing_parts_names_a_removed_mount_target(
-    account: Seen, work: StackContext, subnets_and_group: tuple[dict[str, str], str]
+    account: RecordingAccount, work: StackContext, subnets_and_group: tuple[dict[str, str], str]
 ) -> None:
     file_system, _ = efs.ensure(work, *subnets_and_group)
     target = account.efs.describe_mount_targets(FileSystemId=file_system.id)["MountTargets"][0]
@@ -104,32 +110,34 @@ def test_missing_parts_names_a_removed_mount_target(
 # --- the bucket -----------------------------------------------------------------------------------------------------
 
 
-def test_bucket_is_private_encrypted_and_found_by_others(account: Seen) -> None:
-    own_stack = stack.ensure(account, HERE, bucket="imgnet-data")
-    assert own_stack.bucket == "imgnet-data" and stack.find(Seen()) == own_stack == stack.ensure(Seen(), HERE)
+def test_bucket_is_private_encrypted_and_found_by_others(account: RecordingAccount) -> None:
+    own_stack = stack.ensure(account, OWN_CIDR, bucket="imgnet-data")
+    assert own_stack.bucket == "imgnet-data" and stack.find(RecordingAccount()) == own_stack == stack.ensure(
+        RecordingAccount(), OWN_CIDR
+    )
     public_access = account.s3.get_public_access_block(Bucket="imgnet-data")["PublicAccessBlockConfiguration"]
     assert len(public_access) == 4 and all(public_access.values())
     rules = account.s3.get_bucket_encryption(Bucket="imgnet-data")["ServerSideEncryptionConfiguration"]["Rules"]
     assert rules[0]["ApplyServerSideEncryptionByDefault"]["SSEAlgorithm"] == "AES256"
 
 
-def test_bucket_with_data_stays_without_delete_data(account: Seen) -> None:
-    stack.ensure(account, HERE, bucket="imgnet-data")
+def test_bucket_with_data_stays_without_delete_data(account: RecordingAccount) -> None:
+    stack.ensure(account, OWN_CIDR, bucket="imgnet-data")
     account.s3.put_object(Bucket="imgnet-data", Key="data/one", Body=b"x")
     leftovers = stack.remove(account, False)
     assert len(leftovers) == 2 and leftovers[0].startswith("bucket imgnet-data stays with its data")
-    assert stack.ensure(account, HERE).bucket == "imgnet-data"
+    assert stack.ensure(account, OWN_CIDR).bucket == "imgnet-data"
     assert stack.remove(account, True) == [] and not account.s3.list_buckets()["Buckets"]
 
 
-def test_empty_bucket_is_deleted_while_the_file_system_stays(account: Seen) -> None:
-    stack.ensure(account, HERE, bucket="imgnet-data")
+def test_empty_bucket_is_deleted_while_the_file_system_stays(account: RecordingAccount) -> None:
+    stack.ensure(account, OWN_CIDR, bucket="imgnet-data")
     assert len(stack.remove(account, False)) == 1
-    assert not account.s3.list_buckets()["Buckets"] and stack.ensure(account, HERE).bucket is None
+    assert not account.s3.list_buckets()["Buckets"] and stack.ensure(account, OWN_CIDR).bucket is None
 
 
 @pytest.mark.parametrize("tagged", [True, False])
-def test_foreign_bucket_is_refused_and_stays(account: Seen, work: StackContext, tagged: bool) -> None:
+def test_foreign_bucket_is_refused_and_stays(account: RecordingAccount, work: StackContext, tagged: bool) -> None:
     location = {"LocationConstraint": "us-west-1"}
     account.s3.create_bucket(Bucket="imgnet-data", CreateBucketConfiguration=location)
     if tagged:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.aws_stack import Seen, account, aws, counts, home, work
+from support.aws_stack import RecordingAccount, account, aws, count_resources, home, work
 
 from infra.aws.stack import network
 from infra.aws.stack.resources import StackContext
@@ -11,7 +11,7 @@ from infra.aws.stack.resources import StackContext
 __all__ = ["account", "aws", "home", "work"]
 
 
-def test_ensure_creates_a_subnet_in_each_zone(account: Seen, work: StackContext) -> None:
+def test_ensure_creates_a_subnet_in_each_zone(account: RecordingAccount, work: StackContext) -> None:
     created = network.ensure(work)
     subnets = account.ec2.describe_subnets(SubnetIds=[*created.subnets.values()])["Subnets"]
     assert {subnet["AvailabilityZone"]: subnet["CidrBlock"] for subnet in subnets} == {
@@ -24,7 +24,7 @@ def test_ensure_creates_a_subnet_in_each_zone(account: Seen, work: StackContext)
     assert vpc["CidrBlock"] == "10.77.0.0/16"
 
 
-def test_ensure_routes_subnets_to_the_internet_and_s3(account: Seen, work: StackContext) -> None:
+def test_ensure_routes_subnets_to_the_internet_and_s3(account: RecordingAccount, work: StackContext) -> None:
     created = network.ensure(work)
     filters = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
     (table,) = account.ec2.describe_route_tables(Filters=filters)["RouteTables"]
@@ -42,7 +42,7 @@ def test_ensure_routes_subnets_to_the_internet_and_s3(account: Seen, work: Stack
     assert endpoint["RouteTableIds"] == [table["RouteTableId"]]
 
 
-def test_ensure_enables_dns_host_names(account: Seen, work: StackContext) -> None:
+def test_ensure_enables_dns_host_names(account: RecordingAccount, work: StackContext) -> None:
     response = account.ec2.describe_vpc_attribute(VpcId=network.ensure(work).vpc, Attribute="enableDnsHostnames")
     assert response["EnableDnsHostnames"]["Value"] is True
 
@@ -66,7 +66,7 @@ def test_list_zones_leaves_out_local_and_opt_in_zones(work: StackContext, monkey
 
 
 def test_ensure_derives_addresses_from_the_zone_alone(
-    account: Seen, work: StackContext, monkeypatch: pytest.MonkeyPatch
+    account: RecordingAccount, work: StackContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = account.ec2.describe_availability_zones
     zone_b = [zone for zone in real()["AvailabilityZones"] if zone["ZoneName"].endswith("b")]
@@ -77,7 +77,7 @@ def test_ensure_derives_addresses_from_the_zone_alone(
     assert list(network.ensure(work).subnets) == ["us-west-1a", "us-west-1b"]
 
 
-def test_mark_without_efs_leaves_the_zone_out(account: Seen, work: StackContext) -> None:
+def test_mark_without_efs_leaves_the_zone_out(account: RecordingAccount, work: StackContext) -> None:
     created = network.ensure(work)
     network.mark_without_efs(work, "us-west-1a", created.subnets["us-west-1a"])
     for stack_network in (network.inspect_network(work), network.ensure(work)):
@@ -93,7 +93,7 @@ def test_mark_without_efs_leaves_the_zone_out(account: Seen, work: StackContext)
         ("disassociate_route_table", "route table"),
     ],
 )
-def test_ensure_restores_a_removed_part(account: Seen, work: StackContext, part: str, label: str) -> None:
+def test_ensure_restores_a_removed_part(account: RecordingAccount, work: StackContext, part: str, label: str) -> None:
     created = network.ensure(work)
     filters = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
     (table,) = account.ec2.describe_route_tables(Filters=filters)["RouteTables"]
@@ -110,15 +110,15 @@ def test_ensure_restores_a_removed_part(account: Seen, work: StackContext, part:
     assert network.ensure(work) == created and network.inspect_network(work).missing_parts == ()
 
 
-def test_ensure_takes_the_used_vpc_and_deletes_idle_ones(account: Seen, work: StackContext) -> None:
+def test_ensure_takes_the_used_vpc_and_deletes_idle_ones(account: RecordingAccount, work: StackContext) -> None:
     created = network.ensure(work)
     for _ in range(3):  # one of them sorts first by ID
         account.ec2.create_vpc(CidrBlock="10.77.0.0/16", TagSpecifications=work.tag_specifications("vpc"))
     assert network.inspect_network(work) == created and network.ensure(work) == created
-    assert counts(account)["Vpcs"] == 1
+    assert count_resources(account)["Vpcs"] == 1
 
 
-def test_ensure_replaces_a_stale_route(account: Seen, work: StackContext) -> None:
+def test_ensure_replaces_a_stale_route(account: RecordingAccount, work: StackContext) -> None:
     created = network.ensure(work)
     (gateway,) = account.ec2.describe_internet_gateways(
         Filters=[{"Name": "attachment.vpc-id", "Values": [created.vpc]}]

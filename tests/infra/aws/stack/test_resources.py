@@ -3,7 +3,7 @@
 from typing import Any
 
 import pytest
-from support.aws_stack import Seen, account, aws, home, work
+from support.aws_stack import RecordingAccount, account, aws, home, work
 
 from infra.aws.errors import CloudError
 from infra.aws.stack import resources
@@ -66,8 +66,8 @@ def test_ensure_single_reports_a_resource_that_stays_invisible(
         work.ensure_single("thing", list, lambda: None, lambda _: None, id_key="Id", is_used=lambda _: False)
 
 
-def test_delete_records_failures_and_ignores_missing_resources(account: Seen, work: StackContext) -> None:
+def test_delete_records_failures_and_ignores_missing_resources(account: RecordingAccount, work: StackContext) -> None:
     assert work.delete("subnet", account.ec2.delete_subnet, SubnetId="subnet-12345678") and not work.leftovers
-    account.deny = {"DeleteSubnet": "UnauthorizedOperation"}
+    account.denied = {"DeleteSubnet": "UnauthorizedOperation"}
     assert not work.delete("subnet", account.ec2.delete_subnet, SubnetId="subnet-12345678")
     assert work.leftovers == ["subnet stays: not permitted (no); print the policy you need: imgnet-cluster check --iam"]

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.aws_stack import HERE, Seen, account, aws, home, work
+from support.aws_stack import OWN_CIDR, RecordingAccount, account, aws, home, work
 
 from infra.aws.errors import CloudError
 from infra.aws.stack import key_pairs, policies, role, security_group
@@ -16,7 +16,7 @@ GOLDEN = Path(__file__).parents[2] / "golden"
 TRUST = json.dumps(policies.trust_policy())
 
 
-def requests_of(account: Seen, *actions: str, **names: str) -> list[Any]:
+def requests_of(account: RecordingAccount, *actions: str, **names: str) -> list[Any]:
     """Return the recorded requests of these actions, with names in place of IDs."""
     text = json.dumps([[action, params] for action, params in account.calls if action in actions])
     for name, resource_id in names.items():
@@ -36,28 +36,35 @@ def vpc(work: StackContext) -> str:
     return str(work.account.ec2.create_vpc(CidrBlock="10.77.0.0/16")["Vpc"]["VpcId"])
 
 
-def test_ensure_security_group_requests_equal_the_golden_file(account: Seen, work: StackContext, vpc: str) -> None:
+def test_ensure_security_group_requests_equal_the_golden_file(
+    account: RecordingAccount, work: StackContext, vpc: str
+) -> None:
     group = security_group.ensure_security_group(work, vpc)
-    security_group.allow_ssh_from(account, group, HERE, "ada")
+    security_group.allow_ssh_from(account, group, OWN_CIDR, "ada")
     actions = ("CreateSecurityGroup", "AuthorizeSecurityGroupIngress", "AuthorizeSecurityGroupEgress")
     owner = account.owner
     assert_golden("security_group.json", requests_of(account, *actions, group=group, vpc=vpc, owner=owner))
 
 
-def test_security_group_allows_own_machines_and_one_ssh_address(account: Seen, work: StackContext, vpc: str) -> None:
+def test_security_group_allows_own_machines_and_one_ssh_address(
+    account: RecordingAccount, work: StackContext, vpc: str
+) -> None:
     group = security_group.ensure_security_group(work, vpc)
-    security_group.allow_ssh_from(account, group, HERE, "ada")
+    security_group.allow_ssh_from(account, group, OWN_CIDR, "ada")
     (description,) = account.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
     rules = [(rule["IpProtocol"], rule.get("FromPort"), rule["IpRanges"]) for rule in description["IpPermissions"]]
     allowed_groups = [pair["GroupId"] for rule in description["IpPermissions"] for pair in rule["UserIdGroupPairs"]]
-    assert sorted(rules, key=str) == [("-1", None, []), ("tcp", 22, [{"CidrIp": HERE, "Description": "ssh from ada"}])]
+    assert sorted(rules, key=str) == [
+        ("-1", None, []),
+        ("tcp", 22, [{"CidrIp": OWN_CIDR, "Description": "ssh from ada"}]),
+    ]
     assert allowed_groups == [group] and not any(rule["Ipv6Ranges"] for rule in description["IpPermissions"])
     assert {rule["IpProtocol"] for rule in description["IpPermissionsEgress"]} == {"-1"} and security_group.is_complete(
         description
     )
 
 
-def test_foreign_security_group_is_refused_and_stays(account: Seen, work: StackContext, vpc: str) -> None:
+def test_foreign_security_group_is_refused_and_stays(account: RecordingAccount, work: StackContext, vpc: str) -> None:
     account.ec2.create_security_group(GroupName="imgnet", Description="theirs", VpcId=vpc)
     account.calls.clear()
     with pytest.raises(CloudError, match=rf"security group imgnet in {vpc} is not ours: it has no tag imgnet:stack"):
@@ -66,7 +73,7 @@ def test_foreign_security_group_is_refused_and_stays(account: Seen, work: StackC
     assert not account.changes() and not work.leftovers
 
 
-def test_ensure_security_group_restores_a_removed_rule(account: Seen, work: StackContext, vpc: str) -> None:
+def test_ensure_security_group_restores_a_removed_rule(account: RecordingAccount, work: StackContext, vpc: str) -> None:
     group = security_group.ensure_security_group(work, vpc)
     own_rule = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group}]}
     account.ec2.revoke_security_group_egress(GroupId=group, IpPermissions=[own_rule])
@@ -84,7 +91,7 @@ def group(work: StackContext, vpc: str) -> str:
     return security_group.ensure_security_group(work, vpc)
 
 
-def test_allow_ssh_from_closes_the_owners_old_address(account: Seen, group: str) -> None:
+def test_allow_ssh_from_closes_the_owners_old_address(account: RecordingAccount, group: str) -> None:
     log_lines: list[str] = []
     security_group.allow_ssh_from(account, group, "203.0.113.7", "ada", log=log_lines.append)
     security_group.allow_ssh_from(account, group, "203.0.113.9/32", "bob", log=log_lines.append)
@@ -100,9 +107,9 @@ def test_allow_ssh_from_closes_the_owners_old_address(account: Seen, group: str)
     assert not account.changes() and len(log_lines) == 4
 
 
-def test_allow_ssh_from_opens_several_ports(account: Seen, group: str) -> None:
-    security_group.allow_ssh_from(account, group, HERE, "ada")
-    security_group.allow_ssh_from(account, group, HERE, "ada", ports=(22, 2222))
+def test_allow_ssh_from_opens_several_ports(account: RecordingAccount, group: str) -> None:
+    security_group.allow_ssh_from(account, group, OWN_CIDR, "ada")
+    security_group.allow_ssh_from(account, group, OWN_CIDR, "ada", ports=(22, 2222))
     (description,) = account.ec2.describe_security_groups(GroupIds=[group])["SecurityGroups"]
     assert sorted(rule["FromPort"] for rule in description["IpPermissions"] if rule["IpProtocol"] == "tcp") == [
         22,
@@ -110,10 +117,10 @@ def test_allow_ssh_from_opens_several_ports(account: Seen, group: str) -> None:
     ]
 
 
-def test_allow_ssh_from_one_address_for_two_owners(account: Seen, group: str) -> None:
-    security_group.allow_ssh_from(account, group, HERE, "ada")
-    security_group.allow_ssh_from(account, group, HERE, "bob")
-    assert security_group.list_ssh_addresses(account, group) == [HERE]
+def test_allow_ssh_from_one_address_for_two_owners(account: RecordingAccount, group: str) -> None:
+    security_group.allow_ssh_from(account, group, OWN_CIDR, "ada")
+    security_group.allow_ssh_from(account, group, OWN_CIDR, "bob")
+    assert security_group.list_ssh_addresses(account, group) == [OWN_CIDR]
 
 
 def test_rule_description_replaces_characters_aws_rejects() -> None:
@@ -126,7 +133,7 @@ def test_rule_description_replaces_characters_aws_rejects() -> None:
 # --- the key pair ---------------------------------------------------------------------------------------------------
 
 
-def test_key_pairs_are_imported_once_and_only_ours_removed(account: Seen, work: StackContext) -> None:
+def test_key_pairs_are_imported_once_and_only_ours_removed(account: RecordingAccount, work: StackContext) -> None:
     account.ec2.create_key_pair(KeyName="theirs")
     for _ in range(2):
         public = key_pairs.generate_key_pair()[1]
@@ -137,7 +144,7 @@ def test_key_pairs_are_imported_once_and_only_ours_removed(account: Seen, work: 
     assert [key_pair["KeyName"] for key_pair in account.ec2.describe_key_pairs()["KeyPairs"]] == ["theirs"]
 
 
-def test_foreign_key_pair_is_refused(account: Seen, work: StackContext) -> None:
+def test_foreign_key_pair_is_refused(account: RecordingAccount, work: StackContext) -> None:
     public = key_pairs.generate_key_pair()[1]
     account.ec2.import_key_pair(KeyName=key_pairs.key_pair_name(public), PublicKeyMaterial=public.encode())
     with pytest.raises(CloudError, match=r"is not ours: .*type: aws ec2 delete-key-pair --key-name imgnet-"):
@@ -147,7 +154,7 @@ def test_foreign_key_pair_is_refused(account: Seen, work: StackContext) -> None:
 # --- the role -------------------------------------------------------------------------------------------------------
 
 
-def test_role_requests_equal_the_golden_file(account: Seen, work: StackContext) -> None:
+def test_role_requests_equal_the_golden_file(account: RecordingAccount, work: StackContext) -> None:
     role.ensure(work)
     role.grant_access(work, "fs-0123456789abcdef0", "my-imagenet")
     requests = requests_of(
@@ -159,7 +166,7 @@ def test_role_requests_equal_the_golden_file(account: Seen, work: StackContext) 
     assert_golden("role.json", requests)
 
 
-def test_grant_access_follows_file_system_and_bucket(account: Seen, work: StackContext) -> None:
+def test_grant_access_follows_file_system_and_bucket(account: RecordingAccount, work: StackContext) -> None:
     role.ensure(work)
     role.grant_access(work, "fs-1", None)
     assert role.missing_parts(work, "fs-1", None) == []
@@ -172,8 +179,8 @@ def test_grant_access_follows_file_system_and_bucket(account: Seen, work: StackC
     assert role.missing_parts(work, "fs-2", "b") == []
 
 
-def test_remove_keeps_a_role_that_another_region_uses(account: Seen, work: StackContext) -> None:
-    western_context = StackContext(Seen("eu-west-1"))
+def test_remove_keeps_a_role_that_another_region_uses(account: RecordingAccount, work: StackContext) -> None:
+    western_context = StackContext(RecordingAccount("eu-west-1"))
     for context in (work, western_context):
         role.ensure(context)
         role.grant_access(context, "fs-1", None)
@@ -184,14 +191,16 @@ def test_remove_keeps_a_role_that_another_region_uses(account: Seen, work: Stack
 
 
 @pytest.mark.parametrize("action", ["CreateRole", "CreateInstanceProfile", "PutRolePolicy"])
-def test_role_without_permission_names_the_admin_command(account: Seen, work: StackContext, action: str) -> None:
-    account.deny = {action: "AccessDenied"}
+def test_role_without_permission_names_the_admin_command(
+    account: RecordingAccount, work: StackContext, action: str
+) -> None:
+    account.denied = {action: "AccessDenied"}
     with pytest.raises(CloudError, match=r"^role imgnet-machine .*an admin types once: .*imgnet-cluster check --iam$"):
         role.ensure(work)
         role.grant_access(work, "fs-1", None)
 
 
-def test_role_for_all_regions_is_used_unchanged(account: Seen, work: StackContext) -> None:
+def test_role_for_all_regions_is_used_unchanged(account: RecordingAccount, work: StackContext) -> None:
     role.ensure(work)
     params = {
         "RoleName": "imgnet-machine",
@@ -199,13 +208,13 @@ def test_role_for_all_regions_is_used_unchanged(account: Seen, work: StackContex
         "PolicyDocument": json.dumps(policies.machine_policy()),
     }
     account.iam.put_role_policy(**params)
-    account.deny = {"Put": "AccessDenied", "Create": "AccessDenied"}
+    account.denied = {"Put": "AccessDenied", "Create": "AccessDenied"}
     role.ensure(work)
     role.grant_access(work, "fs-1", None)
     assert role.missing_parts(work, "fs-1", None) == []
 
 
-def test_foreign_role_and_profile_are_refused_and_stay(account: Seen, work: StackContext) -> None:
+def test_foreign_role_and_profile_are_refused_and_stay(account: RecordingAccount, work: StackContext) -> None:
     account.iam.create_role(RoleName="imgnet-machine", AssumeRolePolicyDocument=TRUST)
     with pytest.raises(CloudError, match="role imgnet-machine is not ours: it has no tag imgnet:stack"):
         role.ensure(work)

@@ -7,7 +7,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from support.aws_stack import HERE, NOTHING, REGION, WHOLE, Killed, Seen, account, aws, counts, home
+from support.aws_stack import (
+    COMPLETE_STACK,
+    NO_RESOURCES,
+    OWN_CIDR,
+    REGION,
+    Killed,
+    RecordingAccount,
+    account,
+    aws,
+    count_resources,
+    home,
+)
 from support.simcloud.cloud import SimulatedAws
 from support.simcloud.http_server import serve
 
@@ -19,29 +30,29 @@ IMAGE = "/aws/service/deeplearning/ami/x86_64/base-oss-nvidia-driver-gpu-ubuntu-
 TAG = [{"Key": "Name", "Value": "imgnet"}]
 
 
-def missing_text(account: Seen) -> str:
+def missing_text(account: RecordingAccount) -> str:
     return " | ".join(stack.missing_parts(account))
 
 
-def test_missing_parts_lists_everything_at_first_without_a_change(account: Seen, aws: Path) -> None:
+def test_missing_parts_lists_everything_at_first_without_a_change(account: RecordingAccount, aws: Path) -> None:
     text = missing_text(account)
     for part in ("network 10.77.0.0/16", "security group", "file system", "key pair", "role"):
         assert part in text
     assert stack.find(account) is None and not account.changes() and not list(aws.iterdir())
 
 
-def test_ensure_is_complete_and_idempotent(account: Seen) -> None:
+def test_ensure_is_complete_and_idempotent(account: RecordingAccount) -> None:
     log_lines: list[str] = []
-    own_stack = stack.ensure(account, HERE, log_lines.append)
-    assert counts(account) == WHOLE and len(log_lines) > 5
+    own_stack = stack.ensure(account, OWN_CIDR, log_lines.append)
+    assert count_resources(account) == COMPLETE_STACK and len(log_lines) > 5
     assert stack.missing_parts(account) == [] and stack.find(account) == own_stack
     account.calls.clear()
-    assert stack.ensure(account, HERE, log_lines.append) == own_stack
+    assert stack.ensure(account, OWN_CIDR, log_lines.append) == own_stack
     assert not account.changes() and len(account.calls) < 30
 
 
-def test_ensure_returns_what_a_launch_needs(account: Seen, aws: Path) -> None:
-    own_stack = stack.ensure(account, HERE)
+def test_ensure_returns_what_a_launch_needs(account: RecordingAccount, aws: Path) -> None:
+    own_stack = stack.ensure(account, OWN_CIDR)
     assert (
         list(own_stack.subnets) == ["us-west-1a", "us-west-1b"]
         and own_stack.region == REGION
@@ -51,8 +62,8 @@ def test_ensure_returns_what_a_launch_needs(account: Seen, aws: Path) -> None:
     assert own_stack.access_point.startswith("fsap-") and own_stack.file_system.startswith("fs-")
 
 
-def test_ensure_tags_everything_in_the_creating_call(account: Seen) -> None:
-    stack.ensure(account, HERE)
+def test_ensure_tags_everything_in_the_creating_call(account: RecordingAccount) -> None:
+    stack.ensure(account, OWN_CIDR)
     creating_calls = [(action, params) for action, params in account.calls if action.startswith(("Create", "Import"))]
     untagged_actions = {"CreateRoute", "CreateMountTarget"}  # parts of tagged resources
     assert len(creating_calls) > 10
@@ -62,21 +73,21 @@ def test_ensure_tags_everything_in_the_creating_call(account: Seen) -> None:
         assert action in untagged_actions or {"Key": "imgnet:stack", "Value": "imgnet"} in tags, action
 
 
-def test_remove_deletes_everything_and_is_idempotent(account: Seen) -> None:
-    stack.ensure(account, HERE)
-    assert stack.remove(account, True) == [] and counts(account) == NOTHING
+def test_remove_deletes_everything_and_is_idempotent(account: RecordingAccount) -> None:
+    stack.ensure(account, OWN_CIDR)
+    assert stack.remove(account, True) == [] and count_resources(account) == NO_RESOURCES
     account.calls.clear()
     assert stack.remove(account, True) == [] and not account.changes()
 
 
-def test_remove_keeps_data_without_delete_data(account: Seen) -> None:
-    own_stack = stack.ensure(account, HERE)
+def test_remove_keeps_data_without_delete_data(account: RecordingAccount) -> None:
+    own_stack = stack.ensure(account, OWN_CIDR)
     (line,) = stack.remove(account, False)
     assert own_stack.file_system in line and "GB" in line and "$ a month" in line and "--delete-data" in line
-    assert counts(account) == {**NOTHING, "FileSystems": 1, "AccessPoints": 1}
-    second_stack = stack.ensure(account, HERE)
+    assert count_resources(account) == {**NO_RESOURCES, "FileSystems": 1, "AccessPoints": 1}
+    second_stack = stack.ensure(account, OWN_CIDR)
     assert second_stack.file_system == own_stack.file_system and second_stack.access_point == own_stack.access_point
-    assert counts(account) == WHOLE
+    assert count_resources(account) == COMPLETE_STACK
 
 
 @pytest.fixture
@@ -95,8 +106,8 @@ def test_remove_refuses_while_machines_run_and_waits_for_ending(
     cloud: SimulatedAws, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(resources, "RESOURCE_IN_USE_SECONDS", 30.0)
-    account = Seen()
-    own_stack = stack.ensure(account, HERE)
+    account = RecordingAccount()
+    own_stack = stack.ensure(account, OWN_CIDR)
     image = account.ssm.get_parameter(Name=IMAGE)["Parameter"]["Value"]
     tags = [{"ResourceType": "instance", "Tags": [{"Key": "imgnet:job", "Value": "job-3-9073e811"}]}]
     network = {"DeviceIndex": 0, "SubnetId": own_stack.subnets["us-west-1a"], "Groups": [own_stack.security_group]}
@@ -114,26 +125,26 @@ def test_remove_refuses_while_machines_run_and_waits_for_ending(
     assert "\n" not in str(caught.value) and not account.changes() and stack.find(account) == own_stack
     account.ec2.terminate_instances(InstanceIds=[machine["InstanceId"]])
     account.after["DeleteSecurityGroup"] = lambda: setattr(cloud, "stop_seconds", 0)  # the group is in use until then
-    assert stack.remove(account, True) == [] and counts(account) == NOTHING
+    assert stack.remove(account, True) == [] and count_resources(account) == NO_RESOURCES
     assert account.changes().count("DeleteSecurityGroup") == 2
     assert not cloud.leaks() and not cloud.leftovers()
 
 
-def test_remove_names_what_stays_and_goes_on(account: Seen) -> None:
-    stack.ensure(account, HERE)
-    account.deny = {"DeleteSubnet": "DependencyViolation"}
+def test_remove_names_what_stays_and_goes_on(account: RecordingAccount) -> None:
+    stack.ensure(account, OWN_CIDR)
+    account.denied = {"DeleteSubnet": "DependencyViolation"}
     leftovers = stack.remove(account, True)
     assert any("subnet-" in line and "DependencyViolation" in line for line in leftovers)
-    remaining = counts(account)
+    remaining = count_resources(account)
     assert remaining["Roles"] == remaining["FileSystems"] == remaining["InternetGateways"] == 0
-    account.deny = {}
-    assert stack.remove(account, True) == [] and counts(account) == NOTHING
+    account.denied = {}
+    assert stack.remove(account, True) == [] and count_resources(account) == NO_RESOURCES
 
 
 # --- crashes and races ----------------------------------------------------------------------------------------------
 
 
-def kill_until_done(account: Seen, command: Callable[[], Any]) -> list[str]:
+def kill_until_done(account: RecordingAccount, command: Callable[[], Any]) -> list[str]:
     """Run a command again and again, killed each time right after the first change that it had not made before.
 
     Return the actions after which it was killed.
@@ -141,35 +152,35 @@ def kill_until_done(account: Seen, command: Callable[[], Any]) -> list[str]:
     changes: list[str] = []
     changes_to_live = 1
     while changes_to_live < 10:
-        account.die = changes_to_live
+        account.changes_left = changes_to_live
         try:
             command()
         except Killed:
             change = json.dumps(account.calls[-1], default=str)
             changes_to_live = changes_to_live + 1 if change in changes else 1
             changes.append(change)
-            assert all(count <= WHOLE[name] for name, count in counts(account).items()), changes
+            assert all(count <= COMPLETE_STACK[name] for name, count in count_resources(account).items()), changes
             continue
-        account.die = None
+        account.changes_left = None
         return [json.loads(change)[0] for change in changes]
     raise AssertionError(changes)
 
 
-def test_ensure_and_remove_killed_after_each_change_converge(account: Seen) -> None:
-    kill_actions = kill_until_done(account, lambda: stack.ensure(account, HERE, bucket="imgnet-data"))
-    assert counts(account) == WHOLE and stack.missing_parts(account) == []
+def test_ensure_and_remove_killed_after_each_change_converge(account: RecordingAccount) -> None:
+    kill_actions = kill_until_done(account, lambda: stack.ensure(account, OWN_CIDR, bucket="imgnet-data"))
+    assert count_resources(account) == COMPLETE_STACK and stack.missing_parts(account) == []
     assert len(kill_actions) > 25 and {"CreateVpc", "PutRolePolicy", "PutBucketTagging"} <= {*kill_actions}
     kill_actions = kill_until_done(account, lambda: stack.remove(account, True))
-    assert counts(account) == NOTHING and not account.s3.list_buckets()["Buckets"]
+    assert count_resources(account) == NO_RESOURCES and not account.s3.list_buckets()["Buckets"]
     assert len(kill_actions) > 15 and {"DeleteVpc", "DeleteFileSystem", "DeleteRole", "DeleteBucket"} <= {*kill_actions}
 
 
-def test_remove_deletes_what_a_killed_ensure_left(account: Seen) -> None:
+def test_remove_deletes_what_a_killed_ensure_left(account: RecordingAccount) -> None:
     for lives in (2, 5, 8, 12):
-        account.die = lives
+        account.changes_left = lives
         with pytest.raises(Killed):
-            stack.ensure(account, HERE)
-        assert stack.remove(account, True) == [] and counts(account) == NOTHING
+            stack.ensure(account, OWN_CIDR)
+        assert stack.remove(account, True) == [] and count_resources(account) == NO_RESOURCES
 
 
 def test_ensure_by_two_threads_makes_one_stack(aws: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,12 +189,12 @@ def test_ensure_by_two_threads_makes_one_stack(aws: Path, monkeypatch: pytest.Mo
     start = threading.Barrier(2)
 
     def ensure() -> None:
-        thread_account = Seen()
+        thread_account = RecordingAccount()
         for name in ("ec2", "efs", "iam"):
             getattr(thread_account, name)
         start.wait(20)
         try:
-            results.append(stack.ensure(thread_account, HERE))
+            results.append(stack.ensure(thread_account, OWN_CIDR))
         except BaseException as error:
             results.append(error)
 
@@ -193,9 +204,9 @@ def test_ensure_by_two_threads_makes_one_stack(aws: Path, monkeypatch: pytest.Mo
     for thread in threads:
         thread.join(60)
     assert len(results) == 2 and results[0] == results[1], results
-    resource_counts = counts(Seen())
+    resource_counts = count_resources(RecordingAccount())
     assert resource_counts.pop("AccessPoints") in (1, 2)  # AWS honors the client token, moto does not
-    assert resource_counts == {name: count for name, count in WHOLE.items() if name != "AccessPoints"}
+    assert resource_counts == {name: count for name, count in COMPLETE_STACK.items() if name != "AccessPoints"}
 
 
 BEFORE = (
@@ -211,34 +222,34 @@ AFTER = ("CreateVpc", "CreateInternetGateway", "CreateRouteTable", "CreateVpcEnd
 
 @pytest.mark.parametrize("moment, actions", [("before", BEFORE), ("after", AFTER)])
 def test_ensure_agrees_with_another_process_at_each_action(
-    account: Seen, moment: str, actions: tuple[str, ...]
+    account: RecordingAccount, moment: str, actions: tuple[str, ...]
 ) -> None:
-    other_account = Seen()
+    other_account = RecordingAccount()
     for action in actions:
         other_stacks: list[Any] = []
         getattr(account, moment)[action] = lambda other_stacks=other_stacks: other_stacks.append(
-            stack.ensure(other_account, HERE)
+            stack.ensure(other_account, OWN_CIDR)
         )
-        own_stack = stack.ensure(account, HERE)
-        assert other_stacks == [own_stack] and counts(account) == WHOLE, action
+        own_stack = stack.ensure(account, OWN_CIDR)
+        assert other_stacks == [own_stack] and count_resources(account) == COMPLETE_STACK, action
         assert stack.remove(account, True) == [], action
 
 
-def test_ensure_records_an_intent_before_each_change(account: Seen, aws: Path) -> None:
-    account.die = 1
+def test_ensure_records_an_intent_before_each_change(account: RecordingAccount, aws: Path) -> None:
+    account.changes_left = 1
     with pytest.raises(Killed):
-        stack.ensure(account, HERE)
+        stack.ensure(account, OWN_CIDR)
     (line,) = (aws / f".imgnet/aws/{REGION}.jsonl").read_text().splitlines()
     assert json.loads(line)["what"] == "make role"
-    account.die = None
-    stack.ensure(account, HERE)
+    account.changes_left = None
+    stack.ensure(account, OWN_CIDR)
     assert len(stack.stack_journal(REGION).lines()) >= len(account.changes())
 
 
 # --- foreign resources ----------------------------------------------------------------------------------------------
 
 
-def describe_foreign(account: Seen) -> list[Any]:
+def describe_foreign(account: RecordingAccount) -> list[Any]:
     """Return AWS's descriptions of the foreign resources that have our name."""
     vpc = account.ec2.describe_vpcs(Filters=[{"Name": "tag:Name", "Values": ["imgnet"]}])["Vpcs"]
     groups = account.ec2.describe_security_groups(GroupNames=["imgnet"])["SecurityGroups"]
@@ -254,7 +265,7 @@ def describe_foreign(account: Seen) -> list[Any]:
     ]
 
 
-def test_foreign_resources_with_our_name_are_unchanged(account: Seen) -> None:
+def test_foreign_resources_with_our_name_are_unchanged(account: RecordingAccount) -> None:
     names = [{"ResourceType": "vpc", "Tags": TAG}]
     vpc = account.ec2.create_vpc(CidrBlock="10.9.0.0/16", TagSpecifications=names)["Vpc"]["VpcId"]
     account.ec2.create_security_group(GroupName="imgnet", Description="theirs", VpcId=vpc)
@@ -263,17 +274,17 @@ def test_foreign_resources_with_our_name_are_unchanged(account: Seen) -> None:
     account.iam.create_role(RoleName="imgnet", AssumeRolePolicyDocument="{}")
     before = describe_foreign(account)
     assert all(before) and before[1][0]["VpcId"] == vpc
-    stack.ensure(account, HERE)
+    stack.ensure(account, OWN_CIDR)
     assert stack.remove(account, True) == []
     assert describe_foreign(account) == before
 
 
-def test_file_system_with_our_token_but_no_tag_is_refused(account: Seen) -> None:
+def test_file_system_with_our_token_but_no_tag_is_refused(account: RecordingAccount) -> None:
     account.efs.create_file_system(CreationToken=f"imgnet-{REGION}")
     for function in (
         stack.find,
         stack.missing_parts,
-        lambda account: stack.ensure(account, HERE),
+        lambda account: stack.ensure(account, OWN_CIDR),
         lambda account: stack.remove(account, True),
     ):
         with pytest.raises(CloudError, match=r"file system fs-.* is not ours: it has no tag imgnet:stack; remove it"):
@@ -283,9 +294,9 @@ def test_file_system_with_our_token_but_no_tag_is_refused(account: Seen) -> None
 # --- errors ---------------------------------------------------------------------------------------------------------
 
 
-def test_ensure_without_permission_to_read_roles_does_the_rest(account: Seen) -> None:
-    stack.ensure(account, HERE)
-    restricted_account = Seen()
+def test_ensure_without_permission_to_read_roles_does_the_rest(account: RecordingAccount) -> None:
+    stack.ensure(account, OWN_CIDR)
+    restricted_account = RecordingAccount()
     restricted_account.deny = {
         name: "AccessDenied" for name in ("GetInstanceProfile", "GetRole", "ListRole", "PutRole")
     }
@@ -293,26 +304,26 @@ def test_ensure_without_permission_to_read_roles_does_the_rest(account: Seen) ->
     log_lines: list[str] = []
     assert (
         stack.find(restricted_account)
-        == stack.ensure(restricted_account, HERE, log_lines.append)
+        == stack.ensure(restricted_account, OWN_CIDR, log_lines.append)
         == stack.find(account)
     )
     assert log_lines == ["role: you have no permission to read it; assuming that it exists"]
 
 
-def test_ensure_at_the_vpc_limit_names_the_command(account: Seen) -> None:
-    account.deny = {"CreateVpc": "VpcLimitExceeded"}
+def test_ensure_at_the_vpc_limit_names_the_command(account: RecordingAccount) -> None:
+    account.denied = {"CreateVpc": "VpcLimitExceeded"}
     with pytest.raises(CloudError, match=r"as many networks.*aws service-quotas .*L-F678F1CE.*--region us-west-1"):
-        stack.ensure(account, HERE)
+        stack.ensure(account, OWN_CIDR)
 
 
 @pytest.mark.parametrize("text", ["0.0.0.0/0", "203.0.113.0/24", "::1", "home", "0.0.0.0/32"])
-def test_ensure_rejects_other_than_one_address_before_any_call(account: Seen, text: str) -> None:
+def test_ensure_rejects_other_than_one_address_before_any_call(account: RecordingAccount, text: str) -> None:
     with pytest.raises(CloudError, match=r"open to one IPv4 address only"):
         stack.ensure(account, text)
     assert not account.calls
 
 
-def test_missing_parts_with_an_expired_token_says_so(account: Seen) -> None:
-    account.deny = {"Describe": "ExpiredToken", "Get": "ExpiredToken"}
+def test_missing_parts_with_an_expired_token_says_so(account: RecordingAccount) -> None:
+    account.denied = {"Describe": "ExpiredToken", "Get": "ExpiredToken"}
     with pytest.raises(CloudError, match="does not accept the credentials"):
         stack.missing_parts(account)
