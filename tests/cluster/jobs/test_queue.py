@@ -355,7 +355,7 @@ def test_queue_gives_each_job_machines_of_its_own(
 
 def test_create_job_without_queue_takes_first_machines(sandbox: Fixture) -> None:
     (recipe,) = submit.load_recipes(sandbox.write_recipe())
-    plan = submit.plan(write_recipe, hosts=hosts_file(sandbox, 4), machines=2, data="/data", procs=1)
+    plan = submit.plan(recipe, hosts=hosts_file(sandbox, 4), machines=2, data="/data", procs=1)
     job = submit.create_job(plan.spec)
     assert host_names(plan.spec) == ["gpu0", "gpu1", "gpu2", "gpu3"] and host_names(job.spec) == ["gpu0", "gpu1"]
     assert not job.is_waiting and job.state == "booting"

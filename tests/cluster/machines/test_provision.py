@@ -54,8 +54,8 @@ class SetupJob:
         """Make a fleet for the job, as a supervisor does."""
         values = {"machines": len(self.hosts.machines), "backend": "ssh", "hosts": self.hosts.to_json()}
         run = self.make(uid=f"job-1-{time.monotonic_ns()}", **{**values, **self.spec})
-        run.folders.launch_path.write_text("first")
-        self.fleets.append(Fleet(run.spec, run.folders, reconnect_seconds=3))
+        run.run_folder.launch_path.write_text("first")
+        self.fleets.append(Fleet(run.spec, run.run_folder, reconnect_seconds=3))
         return self.fleets[-1]
 
     def override(self, call: str, script: str) -> None:

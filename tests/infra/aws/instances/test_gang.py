@@ -68,7 +68,7 @@ def test_f1_acquire_without_capacity_tries_the_next_zone(bed: GangTestbed) -> No
     assert bed.placement_group_names() == [f"imgnet-{bed.uid}-2"] and {
         machine.placement_group for machine in machines
     } == set(bed.placement_group_names())
-    assert bed.journal_kinds() == ["ask", "refused", "ask", "granted"] and len(set(record_client_tokens)) == 2
+    assert bed.journal_kinds() == ["ask", "refused", "ask", "granted"] and len(set(tokens)) == 2
     assert bed.log_lines == [
         f"{A}: InsufficientInstanceCapacity: We currently do not have sufficient g5.xlarge capacity in the Availability"
         f" Zone you requested ({A}). Our system will be working on provisioning additional capacity."
