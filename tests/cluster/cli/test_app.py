@@ -287,7 +287,7 @@ def test_data_sample_does_not_replace_another_sample(sandbox: Fixture, refused: 
     ],
 )
 def test_launch_local_refuses_options_without_effect(
-    place: Fixture, refused: Fixture, options: Any, message: str
+    sandbox: Fixture, refused: Fixture, options: Any, message: str
 ) -> None:
     argv = ["launch", "--local", "--dry-run", "--data", str(sandbox.data), *options, sandbox.write_recipe()]
     refused(argv, 2, message)

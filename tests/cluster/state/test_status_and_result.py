@@ -341,8 +341,10 @@ def test_refresh_one_living_machine_writes_no_result(hand_made: Fixture) -> None
 
 def test_seconds_by_state_overlapping_machines_count_once(hand_made: Fixture) -> None:
     run = hand_made(machines=3)
-    run.write_state_log(("setup", NOW), ("training", NOW + 2), ("gone", NOW + 10), ("setup", NOW + 12), ("training", NOW + 14),
-                ("done", NOW + 20))  # fmt: skip
+    run.write_state_log(
+        *(("setup", NOW), ("training", NOW + 2), ("gone", NOW + 10), ("setup", NOW + 12), ("training", NOW + 14)),
+        ("done", NOW + 20),
+    )
     run.write_state_log(("setup", NOW + 1), ("training", NOW + 3), ("failed", NOW + 11), ("starting", NOW + 13),
                 ("training", NOW + 14), ("validating", NOW + 18), ("done", NOW + 20), machine="1")  # fmt: skip
     run.write_state_log(("setup", NOW), ("waiting", NOW + 1), ("done", NOW + 21), machine="2")
