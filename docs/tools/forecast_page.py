@@ -109,7 +109,13 @@ def forecast_on_v100(machines: int, epochs: int, constants: Constants, hook: str
     recipe = replace(load_18min_recipe(), comm=Comm(hook=hook))
     phases = phases_until(recipe.tables[machines], epochs)
     schedule = Schedule(replace(recipe, tables={}, phases=phases), IMAGENET.train, 8 * machines)
-    own = replace(constants, images=IMAGENET18_CONSTANTS.images_per_second, boot=0.0, setup=0.0, fetch=0.0)
+    own = replace(
+        constants,
+        images_per_second=IMAGENET18_CONSTANTS.images_per_second,
+        boot_seconds=0.0,
+        setup_seconds=0.0,
+        fetch_bytes_per_second=0.0,
+    )
     found = forecast(schedule, gpus=8, gpu="V100", gbit=25.0, machines=machines, vcpus=64, constants=own)
     if found is None:
         raise ValueError("no forecast for V100")

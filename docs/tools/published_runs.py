@@ -166,7 +166,7 @@ MLPERF_H100_CONSTANTS = Constants(
     gradient_bytes=2,
     optimizer_seconds=0.0040,
 )
-MLPERF_L40S_CONSTANTS = replace(MLPERF_H100_CONSTANTS, images=1_919.0)
+MLPERF_L40S_CONSTANTS = replace(MLPERF_H100_CONSTANTS, images_per_second=1_919.0)
 MLPERF_SOURCE = "mlcommons/training_results_v4.0, "
 
 

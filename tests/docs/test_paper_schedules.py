@@ -76,7 +76,7 @@ def test_every_recipe_is_beside_its_paper_or_has_none() -> None:
 
 def test_a_number_that_differs_stands_out_in_bold() -> None:
     claim = next(one for one in PAPER_SCHEDULES if one.recipe_name == "resnet50_1hour")
-    wrong = replace(claim, text=claim.phase_table.replace("0.032", "0.033").replace("60-80", "60-81"))
+    wrong = replace(claim, phase_table=claim.phase_table.replace("0.032", "0.033").replace("60-80", "60-81"))
     found = "\n".join(schedule_section(wrong))
     assert "**0.033, ours 0.032**" in found and "**60-81, ours 60-80**" in found and "3.2 = 3.2" in found
     assert "**" not in render_page()

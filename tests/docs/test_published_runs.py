@@ -50,17 +50,17 @@ def test_no_run_is_predicted_from_itself_and_every_one_says_whence_it_is() -> No
 
 
 @pytest.mark.parametrize(("system", "name", "change", "percent"), [
-    ("imagenet18, V100", "1 machine, 28 epochs", {"bus": 1000.0}, -13.5),
-    ("imagenet18, V100", "1 machine, 28 epochs", {"feed": 1e6}, -7.3),
-    ("MLPerf, H100", "64 H100, 35 epochs", {"optimizer": 0.0, "images": 35 * 1_281_167 / (13.27 * 480)}, -33.5),
-    ("MLPerf, L40S", "64 L40S, 35 epochs", {"optimizer": 0.0, "images": 35 * 1_281_167 / (50.59 * 480)}, -10.7),
+    ("imagenet18, V100", "1 machine, 28 epochs", {"bus_gbit": 1000.0}, -13.5),
+    ("imagenet18, V100", "1 machine, 28 epochs", {"vcpu_images_per_second": 1e6}, -7.3),
+    ("MLPerf, H100", "64 H100, 35 epochs", {"optimizer_seconds": 0.0, "images_per_second": 35 * 1_281_167 / (13.27 * 480)}, -33.5),
+    ("MLPerf, L40S", "64 L40S, 35 epochs", {"optimizer_seconds": 0.0, "images_per_second": 35 * 1_281_167 / (50.59 * 480)}, -10.7),
 ])  # fmt: skip
 def test_what_the_notes_say_of_other_readings_is_so(
     system: str, name: str, change: dict[str, float], percent: float
 ) -> None:
     one = BY_NAME[system, name]
     error = 100 * replace(one, constants=replace(one.constants, **change)).error
-    validation = 100 * one.forecast.term_seconds["validation"] / 60 / one.minutes if "feed" in change else 0.0
+    validation = 100 * one.forecast.term_seconds["validation"] / 60 / one.minutes if "vcpu_images_per_second" in change else 0.0
     assert error == pytest.approx(percent, abs=0.1 + validation) and f"({percent} %)" in one.note
 
 

@@ -101,14 +101,14 @@ def test_rules_of_scaling_give_the_rates_they_are_named_by() -> None:
 def test_a_growing_batch_has_the_rate_per_image_of_the_falling_rate() -> None:
     plain, _, growing, _ = (arm.recipe.phases for arm in EXPERIMENTS["progressive"].arms)
     for one, other in zip(plain, growing, strict=True):
-        assert one.rates[0] / one.batch == pytest.approx(other.rates[0] / other.batch)
+        assert one.lr_endpoints[0] / one.batch == pytest.approx(other.lr_endpoints[0] / other.batch)
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
 def test_an_experiment_says_what_its_script_is(name: str) -> None:
     one = EXPERIMENTS[name]
-    script = Path(everything.__file__).with_name(f"{name}.py").read_text()
-    assert f"python experiments/{name}.py --{one.needs} " in script
+    script = (Path(everything.__file__).parent / "studies" / f"{name}.py").read_text()
+    assert f"python experiments/studies/{name}.py --{one.required_source} " in script
     assert [list(EXPERIMENTS).index(name) + 1] == [int(one.title.partition(".")[0])]
     assert not any(claim.text.endswith(".") for claim in one.claims)
 

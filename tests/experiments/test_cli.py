@@ -112,9 +112,9 @@ def test_ticks_are_few_and_hold_the_values(low: float, high: float) -> None:
 def test_an_experiment_is_one_command(
     experiment: Experiment, stub: Any, tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "Place", partial(SweepLocation, trainer=stub))
+    monkeypatch.setattr(command, "SweepLocation", partial(SweepLocation, trainer=stub))
     monkeypatch.setattr(command, "HERE", tmp_path)
-    monkeypatch.setattr(command, "SEEDS", 2)
+    monkeypatch.setattr(command, "MIN_SEEDS", 2)
     words = ["--data", "here", "--seeds", "2", "--work", str(tmp_path / "work"), "--results", str(tmp_path / "rows")]
     assert command.main([experiment], [*words, "--list"]) == 0
     assert capfd.readouterr().out.count("slow, seed") == 2
@@ -136,8 +136,7 @@ def test_what_is_missing_is_said_in_a_line(experiment: Experiment, capsys: pytes
         command.main([experiment], ["--data", "x", "--seeds", "0"])
 
 
-@pytest.mark.parametrize("name", ["run", "rectangles"])
-def test_a_script_runs_as_it_is_told_to(name: str, tmp_path: Path) -> None:
-    script = ROOT / "experiments" / f"{name}.py"
-    done = subprocess.run([sys.executable, script, "--help"], cwd=tmp_path, capture_output=True, text=True)
+@pytest.mark.parametrize("script", ["run.py", "studies/rectangles.py"])
+def test_a_script_runs_as_it_is_told_to(script: str, tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, ROOT / "experiments" / script, "--help"], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0 and "--photographs" in done.stdout and not done.stderr

@@ -96,7 +96,7 @@ def other(bed: Bed, *seeds: int) -> "subprocess.Popen[bytes]":
 import pickle, sys
 from experiments.harness import sweep
 runs, place = pickle.loads(sys.stdin.buffer.read())
-sweep.sweep(runs, place, 1)
+sweep.run_sweep(runs, place, 1)
 """
     import pickle
 

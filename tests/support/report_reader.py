@@ -15,7 +15,7 @@ PARTS = {"steps": 8.0, "waits": 1.0, "validation": 1.5, "switches": 0.5, "checkp
 
 def home(run: Any, path: str, *rows: dict[str, Any]) -> None:
     """Write rows into a file of the run folder at home."""
-    file = run.folders.run / path
+    file = run.folders.path / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
 
@@ -74,12 +74,12 @@ def done(run: Any, **more: Any) -> None:
                     {"term": "all", "forecast": 25.0, "actual": 27.0, "error": -0.074}],
         "versions": {"torch": "2.13.0"}, "device": "cpu", "precision": "float32",
     }  # fmt: skip
-    run.folders.result.write_text(json.dumps({**result, **more}))
+    run.folders.result_path.write_text(json.dumps({**result, **more}))
 
 
 def thumbnails(run: Any, data: Path) -> None:
     """Let the job's first attempt have kept thumbnails of a data folder's validation images."""
-    write_thumbnails(load_index(data, "val"), run.folders.run, 1)
+    write_thumbnails(load_index(data, "val"), run.folders.path, 1)
 
 
 def draw_val(

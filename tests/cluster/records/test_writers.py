@@ -130,19 +130,19 @@ def made(hand_made: Fixture, backend: str = "local", done: bool = True, target: 
     """A run folder of that backend whose job is over."""
     cloud = {"places": [ASK]} if backend == "aws" else None
     run = hand_made(
-        recipe=RECIPE, procs=2, gpus=2, machines=2, uid="job-1-abc", created=BEGUN - 100.0, backend=backend,
+        recipe=RECIPE, procs=2, schedule_gpus=2, machines=2, uid="job-1-abc", created=BEGUN - 100.0, backend=backend,
         cloud=cloud, target=target, **more,
     )  # fmt: skip
     paper = Paper().all()
     run.attempt(1, "0.a", "1.b", time=BEGUN)
     run.attempt(2, "0.a", "1.c", time=BEGUN, resume=f"checkpoints/000002/resume-{SAVED:08d}-abcd.pt", reason="lost")
-    for folder in (run.folders.run, run.folders.shared):
+    for folder in (run.folders.path, run.folders.shared):
         (folder / "metrics").mkdir(exist_ok=True)
         for number, rows in paper.lines.items():
             text = "".join(json.dumps(row) + "\n" for row in rows)
             (folder / f"metrics/{number:06d}.jsonl").write_text(text)
     if backend == "aws":
-        journal(run.folders.run)
+        journal(run.folders.path)
     run.says("done" if done else "failed", ended=True)
     if done:
         run.shared("result.json", json.dumps(paper.result(target)))
@@ -233,7 +233,7 @@ def test_the_schedule_is_the_one_that_was_executed_also_over_a_loss(facts: Any) 
 
 def test_steps_beyond_the_save_that_was_gone_on_from_do_not_count(hand_made: Fixture) -> None:
     job = made(hand_made)
-    lines = run_data.effective_metrics(job, {one.number: one for one in attempts.history(job.folders.shared)})
+    lines = run_data.effective_metrics(job, {one.number: one for one in attempts.history(job.run_folder.shared)})
     steps = [(row["attempt"], row["step"]) for row in lines if row["kind"] == "train"]
     assert max(step for attempt, step in steps if attempt == 1) == SAVED
     assert min(step for attempt, step in steps if attempt == 2) == SAVED + 1
@@ -249,7 +249,7 @@ def test_what_nobody_knows_is_null_on_machines_of_one_s_own(hand_made: Fixture) 
 
 def test_a_machine_of_unknown_price_leaves_the_price_unknown(hand_made: Fixture) -> None:
     job = made(hand_made, "aws")
-    path = job.run / "cloud.jsonl"
+    path = job.path / "cloud.jsonl"
     first, *others = path.read_text().splitlines()
     path.write_text("\n".join([first.replace(f'"price": {PRICE}', '"price": null'), *others, ""]))
     entry = writers.dawnbench_entry(run_data.collect_run_data(job))
@@ -281,7 +281,7 @@ def test_a_run_that_missed_its_target_was_aborted(hand_made: Fixture) -> None:
 
 def test_a_lost_line_is_taken_from_the_trainers_history_and_its_rates_are_not_known(hand_made: Fixture) -> None:
     job = made(hand_made)
-    path = job.run / "metrics/000001.jsonl"
+    path = job.path / "metrics/000001.jsonl"
     kept = [line for line in path.read_text().splitlines() if json.loads(line)["step"] != 64]
     path.write_text("\n".join(kept) + "\n")
     facts = run_data.collect_run_data(job)
@@ -292,7 +292,7 @@ def test_a_lost_line_is_taken_from_the_trainers_history_and_its_rates_are_not_kn
             table=writers.render_tsv(facts),
             entry=written(writers.dawnbench_entry(facts)),
             log=writers.render_mlperf_log(facts),
-            ran=facts,
+            run_data=facts,
         )
         == []
     )
@@ -315,7 +315,7 @@ def test_of_an_optimizer_stands_there_what_it_uses_and_the_schedule_is_made_agai
     entry = written(writers.dawnbench_entry(facts))
     always = {"name", "weight_decay", "loss", "label_smoothing", "scaling"}
     assert entry["misc"]["optimizer"].keys() == entry["misc"]["recipe"]["optim"].keys() == always | {*kept}
-    assert wrong(table=writers.render_tsv(facts), entry=entry, log=writers.render_mlperf_log(facts), ran=facts) == []
+    assert wrong(table=writers.render_tsv(facts), entry=entry, log=writers.render_mlperf_log(facts), run_data=facts) == []
     assert wrong(entry=entry, log=writers.render_mlperf_log(facts)) == []
 
 
@@ -344,7 +344,7 @@ def test_of_a_job_that_failed_the_rows_until_then_are_told(hand_made: Fixture) -
     assert job.state == "failed" and job.result["target"]["reached"] is False
     assert job.result["target"]["best"] == 94.0
     facts = run_data.collect_run_data(job)
-    assert wrong(table=writers.render_tsv(facts), entry=written(writers.dawnbench_entry(facts)), ran=facts) == []
+    assert wrong(table=writers.render_tsv(facts), entry=written(writers.dawnbench_entry(facts)), run_data=facts) == []
 
 
 def test_a_target_is_asked_for_at_the_launch_and_refused_in_one_line(place: Any) -> None:
@@ -370,7 +370,7 @@ def test_while_it_runs_the_target_is_told_as_it_was_asked_for(hand_made: Fixture
 def test_what_was_written_adds_up(hand_made: Fixture, backend: str) -> None:
     facts = run_data.collect_run_data(made(hand_made, backend))
     entry = written(writers.dawnbench_entry(facts, author="Ann"))
-    assert wrong(table=writers.render_tsv(facts), entry=entry, log=writers.render_mlperf_log(facts), ran=facts) == []
+    assert wrong(table=writers.render_tsv(facts), entry=entry, log=writers.render_mlperf_log(facts), run_data=facts) == []
 
 
 def cell(row: int, column: int, text: str) -> Callable[[str], str]:
@@ -422,7 +422,7 @@ def test_a_table_is_checked_by_itself(facts: Any, typed: Any, said: str) -> None
 def test_a_number_typed_over_in_the_table_is_found_by_the_json_or_the_job(
     facts: Any, beside: str, typed: Any, said: str
 ) -> None:
-    how = {"entry": written(writers.dawnbench_entry(facts))} if beside == "json" else {"ran": facts}
+    how = {"entry": written(writers.dawnbench_entry(facts))} if beside == "json" else {"run_data": facts}
     assert wrong(table=typed(writers.render_tsv(facts)), **how)[0].startswith(said)
 
 
@@ -499,7 +499,7 @@ def test_a_number_typed_over_in_the_json_is_found_without_the_job_and_with_it(
     at(path, value)(entry)
     found = wrong(entry=entry)
     assert found and found[0].startswith(said), found
-    assert wrong(entry=entry, ran=facts)
+    assert wrong(entry=entry, run_data=facts)
 
 
 @pytest.mark.parametrize(
@@ -518,14 +518,14 @@ def test_a_number_typed_over_in_the_json_is_found_without_the_job_and_with_it(
 def test_what_only_the_job_can_know_is_found_with_it(facts: Any, path: str, value: Any, said: str) -> None:
     entry = written(writers.dawnbench_entry(facts))
     at(path, value)(entry)
-    assert wrong(entry=entry) == [] and wrong(entry=entry, ran=facts)[0].startswith(said)
+    assert wrong(entry=entry) == [] and wrong(entry=entry, run_data=facts)[0].startswith(said)
 
 
 def test_who_wrote_it_down_is_theirs_to_say_and_a_bill_may_go_on(facts: Any) -> None:
     entry = written(writers.dawnbench_entry(facts, author="Ann", code_url="https://example.org"))
     for path, value in (("logFilename", "x.log"), ("misc.cost.billed", 9.0), ("misc.machines.0.seconds", 1.0)):
         at(path, value)(entry)
-    assert wrong(entry=entry, ran=facts) == []
+    assert wrong(entry=entry, run_data=facts) == []
 
 
 @pytest.mark.parametrize(
@@ -542,7 +542,7 @@ def test_who_wrote_it_down_is_theirs_to_say_and_a_bill_may_go_on(facts: Any) -> 
 )
 def test_a_log_that_was_changed_is_found(facts: Any, typed: Any, said: str) -> None:
     lines = writers.render_mlperf_log(facts).splitlines()
-    found = wrong(log="\n".join(typed(lines)) + "\n", ran=facts)
+    found = wrong(log="\n".join(typed(lines)) + "\n", run_data=facts)
     assert found and found[0].startswith(said), found
 
 
@@ -665,32 +665,32 @@ def test_an_epoch_that_the_run_folder_tells_in_two_ways_is_found(
     hand_made: Fixture, name: str, old: str, new: str, said: str
 ) -> None:
     job = made(hand_made)
-    result = json.loads((job.run / "result.json").read_text())
+    result = json.loads((job.path / "result.json").read_text())
     del result["target"]["best"]  # an accuracy too
     rows = result.pop("epochs")
-    (job.run / "result.json").write_text(json.dumps({**result, "schedule": [], "epochs": rows}))
+    (job.path / "result.json").write_text(json.dumps({**result, "schedule": [], "epochs": rows}))
     assert list(check.check_metrics_against_result(run_data.collect_run_data(job))) == []
-    retyped(job.run / name, old, new)
+    retyped(job.path / name, old, new)
     facts = run_data.collect_run_data(job)
-    found = wrong(ran=facts)
+    found = wrong(run_data=facts)
     assert found and found[0].startswith(said) and "result.json says" in found[0], found
 
 
 def test_a_result_without_an_epoch_of_the_metrics_or_with_another_end_is_found(hand_made: Fixture) -> None:
     job = made(hand_made)
-    result = json.loads((job.run / "result.json").read_text())
-    path = job.run / "result.json"
+    result = json.loads((job.path / "result.json").read_text())
+    path = job.path / "result.json"
     path.write_text(json.dumps({**result, "top1": 61.0}))
-    assert wrong(ran=run_data.collect_run_data(job)) == ["result.json: top1 is 61.0; epoch 4 in it has 60.0"]
+    assert wrong(run_data=run_data.collect_run_data(job)) == ["result.json: top1 is 61.0; epoch 4 in it has 60.0"]
     path.write_text(json.dumps({**result, "epochs": result["epochs"][:2], "top1": 40.0, "top5": 72.0}))
     assert (
-        wrong(ran=run_data.collect_run_data(job))[0] == "epoch 3: stands in the metrics; result.json has no such epoch"
+        wrong(run_data=run_data.collect_run_data(job))[0] == "epoch 3: stands in the metrics; result.json has no such epoch"
     )
 
 
 def test_of_a_run_folder_that_tells_two_things_nothing_is_written(hand_made: Fixture, place: Any) -> None:
     job = made(hand_made)
-    retyped(job.run / "metrics/000002.jsonl", '"top1": 60.0', '"top1": 70.0')
+    retyped(job.path / "metrics/000002.jsonl", '"top1": 60.0', '"top1": 70.0')
     for words in (("job-1",), ("job-1", "-o", "mine"), ("--check", "job-1")):
         shown = place.cli("record", *words)
         assert shown.code == 1 and shown.out == "" and len(shown.err.splitlines()) == 1
@@ -705,7 +705,7 @@ def test_a_clock_that_says_two_things_in_the_run_folder_is_found(facts: Any, nam
         bent["result_seconds"] += 2.0
     else:
         bent["epochs"][1]["noted"] += 2.0
-    assert wrong(ran=facts) == [] and len(wrong(ran=bent)) == 1
+    assert wrong(run_data=facts) == [] and len(wrong(run_data=bent)) == 1
 
 
 # --- the command ----------------------------------------------------------------------------------------------------
@@ -743,7 +743,7 @@ def test_of_a_job_with_nothing_to_record_there_is_one_clear_line(hand_made: Fixt
 
 def test_a_job_of_an_older_version_is_refused_in_one_line(hand_made: Fixture) -> None:
     job = made(hand_made)
-    for path in (job.run / "metrics").iterdir():
+    for path in (job.path / "metrics").iterdir():
         path.write_text("\n".join(path.read_text().splitlines()[1:]) + "\n")
     with pytest.raises(ClusterError, match="older version, which did not note when loading began"):
         run_data.collect_run_data(job)
@@ -782,7 +782,7 @@ def test_a_file_that_cannot_take_a_name_is_removed_and_the_name_is_told(tmp_path
 def test_files_that_were_typed_over_are_one_line_each(hand_made: Fixture, place: Any) -> None:
     job = made(hand_made)
     assert place.cli("record", "job-1", "-o", "mine").code == 0
-    shutil.rmtree(job.run)
+    shutil.rmtree(job.path)
     whole = place.cli("record", "--check", "mine.log")
     assert whole.code == 0 and "3 validated epochs, 96 steps in" in whole.out and "lines of the log\n" in whole.out
     text = (place.path / "mine.json").read_text()

@@ -122,7 +122,7 @@ def test_a_long_curve_is_thinned_and_keeps_its_end_and_its_mean() -> None:
 
 
 def test_a_damaged_file_is_one_line(run: Any) -> None:
-    run.folders.result.write_text('{"state": "done", "epochs": 3}')
+    run.folders.result_path.write_text('{"state": "done", "epochs": 3}')
     with pytest.raises(ClusterError, match="is damaged") as error:
         reports.render_report([run.job])
     assert "\n" not in str(error.value)
@@ -161,10 +161,10 @@ def test_the_page_of_a_run_has_everything_in_it_and_asks_nobody(run: Any) -> Non
 
 def test_a_page_of_the_largest_runs_stays_below_a_megabyte(hand_made: Fixture) -> None:
     run = hand_made(machines=64)
-    for name in run.spec.names:
+    for name in run.spec.machine_names:
         states = [(("training", "validating")[one % 2], 10.0 * one) for one in range(180)]
         agent(run, name, *states, ("done", 1800))
-    run.attempt(1, *(f"{name}.a" for name in run.spec.names), time=BEGIN)
+    run.attempt(1, *(f"{name}.a" for name in run.spec.machine_names), time=BEGIN)
     rows = [step(one, BEGIN + one / 5) for one in range(9000)]
     home(run, "metrics/000001.jsonl", *rows, *(epoch(one, BEGIN + 20.0 * one) for one in range(1, 91)))
     done(run)
@@ -216,7 +216,7 @@ def test_hostile_names_are_texts(hand_made: Fixture, tmp_path: Path) -> None:
     lost(run)
     run.attempt(2, "0.a", time=BEGIN + 15, reason=HOSTILE)
     done(run, reason=HOSTILE, recipe=plain, versions={HOSTILE: HOSTILE})
-    run.folders.run.joinpath("machines.json").write_text(json.dumps({"machines": {"0": {"host": HOSTILE}}}))
+    run.folders.path.joinpath("machines.json").write_text(json.dumps({"machines": {"0": {"host": HOSTILE}}}))
     page = reports.render_report([run.job])
     read = Reader(page)
     assert "script" not in read.tags and not any(name.startswith("on") for name, _ in read.attributes)
@@ -269,8 +269,8 @@ def test_a_run_of_an_older_version_has_a_page(hand_made: Fixture) -> None:
 def test_several_jobs_stand_side_by_side_and_the_same_images_once(run: Any, hand_made: Fixture) -> None:
     recipe = replace(run.spec.recipe, seed=11)
     second = hand_made("job-2", recipe=recipe)
-    (second.folders.run / "logs").mkdir(exist_ok=True)
-    shutil.copy(run.folders.run / "logs/val-000001.json", second.folders.run / "logs")
+    (second.folders.path / "logs").mkdir(exist_ok=True)
+    shutil.copy(run.folders.path / "logs/val-000001.json", second.folders.path / "logs")
     home(second, "metrics/000001.jsonl", step(1, BEGIN), step(9, BEGIN + 9), epoch(1, BEGIN + 10))
     done(second)
     page = reports.render_report([run.job, second.job])
@@ -334,8 +334,8 @@ def test_provenance_counts_images_machines_and_processes_and_says_how_it_trains(
     assert said["images"] == "6 to train on, 2 to validate: a rehearsal with 0.1 of all"
     assert said["processes"] == "1 machine x 1 process, schedule for 1 GPU"
     assert said["training"] == metrics_text.describe_training(small.spec.recipe)
-    large = hand_made("job-2", machines=2, procs=8, gpus=16)
-    large = hand_made("job-3", machines=2, procs=8, gpus=16, recipe=replace(large.spec.recipe, data=IMAGENET))
+    large = hand_made("job-2", machines=2, procs=8, schedule_gpus=16)
+    large = hand_made("job-3", machines=2, procs=8, schedule_gpus=16, recipe=replace(large.spec.recipe, data=IMAGENET))
     said = dict(report_facts.collect_facts(large.job)["provenance"])
     assert said["images"] == "1,281,167 to train on, 50,000 to validate"
     assert said["processes"] == "2 machines x 8 processes, schedule for 16 GPUs"
@@ -435,10 +435,10 @@ def test_the_box_is_what_the_validation_crops(size: tuple[int, int]) -> None:
 
 
 def test_images_are_seen_as_the_schedules_row_validates_them(run: Any) -> None:
-    found = sample_images.sample_images(run.folders.run, {"size": 64, "rect_val": True})
+    found = sample_images.sample_images(run.folders.path, {"size": 64, "rect_val": True})
     assert len(found) == 6 and found[0]["size"] == (48, 80) and found[-1]["size"] == (90, 60)
     assert found[-1]["pixels"] == (96, 64) and found[-1]["square"] != found[-1]["rectangle"]
-    square = sample_images.sample_images(run.folders.run, {"size": 64, "rect_val": False})
+    square = sample_images.sample_images(run.folders.path, {"size": 64, "rect_val": False})
     assert square[0]["rectangle"] is None and square[0]["pixels"] == (64, 64)
 
 
@@ -446,14 +446,14 @@ def test_the_caption_says_that_a_rectangle_does_not_hold_all_of_a_tall_image(run
     assert "the square (solid)" in reports.render_report([run.job])
     phases = [replace(run.spec.recipe.phases[0], rect_val=True)]
     second = hand_made("job-2", recipe=replace(run.spec.recipe, phases=phases))
-    (second.folders.run / "logs").mkdir(exist_ok=True)
-    shutil.copy(run.folders.run / "logs/val-000001.json", second.folders.run / "logs")
+    (second.folders.path / "logs").mkdir(exist_ok=True)
+    shutil.copy(run.folders.path / "logs/val-000001.json", second.folders.path / "logs")
     assert "at most 1.5 times as long as broad, so that part of a very tall" in reports.render_report([second.job])
 
 
 @pytest.mark.parametrize("what", ["nothing", "half a file", "no list", "no JPEG"])
 def test_without_images_a_line_says_so(run: Any, what: str) -> None:
-    path = run.folders.run / "logs/val-000001.json"
+    path = run.folders.path / "logs/val-000001.json"
     whole = path.read_bytes()
     path.unlink()
     if what != "nothing":
@@ -466,8 +466,8 @@ def test_without_images_a_line_says_so(run: Any, what: str) -> None:
 
 def test_the_command_writes_into_the_run_folder_or_where_it_is_told(place: Fixture, run: Any) -> None:
     ran = place.cli("report")
-    assert ran.code == 0 and ran.out.strip() == str(run.folders.run / "report.html"), ran
-    assert "machine 1 lost" in (run.folders.run / "report.html").read_text()
+    assert ran.code == 0 and ran.out.strip() == str(run.folders.path / "report.html"), ran
+    assert "machine 1 lost" in (run.folders.path / "report.html").read_text()
     assert place.cli("report", "1", "job-1", "-o", "here.html").out.strip() == "here.html"
     assert "side by side" not in (place.path / "here.html").read_text()  # the same job twice is one
     assert place.cli("report", "job-7").code == 102
@@ -483,24 +483,24 @@ def test_several_jobs_have_their_page_beside_them(place: Fixture, run: Any, hand
 
 
 def supervise(place: Fixture, run: Any) -> int:
-    words = [sys.executable, "-m", "cluster.jobs.supervisor", str(run.folders.run)]
+    words = [sys.executable, "-m", "cluster.jobs.supervisor", str(run.folders.path)]
     return subprocess.run(words, cwd=place.path, env=place.env, timeout=60, capture_output=True).returncode
 
 
 def test_the_supervisor_leaves_a_report_when_the_job_has_ended(place: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
     run.says("failed", reason="the disk & the rest", ended=True)
-    assert supervisor(place, run) == 0 and run.job.state == "failed"
-    assert "the disk &amp; the rest" in (run.folders.run / "report.html").read_text()
-    assert not (run.folders.run / "supervisor.log").read_text()
+    assert supervise(place, run) == 0 and run.job.state == "failed"
+    assert "the disk &amp; the rest" in (run.folders.path / "report.html").read_text()
+    assert not (run.folders.path / "supervisor.log").read_text()
 
 
 def test_a_report_that_cannot_be_written_takes_nothing_from_the_job(place: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
     run.says("stopped", reason="stopped by the user", ended=True)
-    (run.folders.run / "report.html").mkdir()
-    assert supervisor(place, run) == 0 and run.job.state == "stopped"
-    said = (run.folders.run / "supervisor.log").read_text()
+    (run.folders.path / "report.html").mkdir()
+    assert supervise(place, run) == 0 and run.job.state == "stopped"
+    said = (run.folders.path / "supervisor.log").read_text()
     assert "no report was written" in said and said.count("\n") == 1 and "Traceback" not in said
 
 
@@ -509,7 +509,7 @@ def test_a_report_that_takes_for_ever_is_given_up(hand_made: Fixture, monkeypatc
 
     run = hand_made()
     done(run)
-    monkeypatch.setattr(supervisor, "REPORT_SECONDS", 0.3)
-    monkeypatch.setattr(supervisor, "python", lambda *_: ["sleep", "600"])
+    monkeypatch.setattr(supervisor, "REPORT_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "module_command", lambda *_: ["sleep", "600"])
     supervisor.write_job_report(run.job)
-    assert "the report took longer than" in (run.folders.run / "supervisor.log").read_text()
+    assert "the report took longer than" in (run.folders.path / "supervisor.log").read_text()
