@@ -286,7 +286,7 @@ def test_a_lost_line_is_taken_from_the_trainers_history_and_its_rates_are_not_kn
     path.write_text("\n".join(kept) + "\n")
     facts = run_data.collect_run_data(job)
     assert [row["epoch"] for row in facts["epochs"]] == [1, 2, 3, 4]
-    assert facts["epochs"][1]["last_lr"] is None and facts["epochs"][1]["trained"] is None
+    assert facts["epochs"][1]["last_lr"] is None and facts["epochs"][1]["trained_at"] is None
     assert (
         wrong(
             table=writers.render_tsv(facts),
@@ -359,7 +359,7 @@ def test_while_it_runs_the_target_is_told_as_it_was_asked_for(hand_made: Fixture
     run.says("training", step=8, steps=16)
     with run.agent_at_work():
         assert run.job.status()["target"] == "top5=93"
-        with pytest.raises(ClusterError, match="job-1 is running; a record is of a run that is over"):
+        with pytest.raises(ClusterError, match="job-1 is running; a record can only be made of a job that has ended"):
             run_data.collect_run_data(run.job)
 
 
@@ -440,39 +440,39 @@ def at(path: str, value: Any) -> Callable[[dict[str, Any]], None]:
 
 
 MUTATIONS = [
-    ("misc.epochs.0.steps", 31, "epoch 1: 31 steps; 1000 images by 32 are 32"),
+    ("misc.epochs.0.steps", 31, "epoch 1: 31 steps; 1000 images in batches of 32 are 32"),
     ("misc.epochs.2.step", 81, "epoch 3: ends at step 81"),
-    ("misc.epochs.2.global_batch", 128, "epoch 3: 96 pixels and a batch of 128; by the recipe 96 and 64"),
+    ("misc.epochs.2.global_batch", 128, "epoch 3: 96 pixels and a batch of 128; the recipe has 96 and 64"),
     ("misc.epochs.2.size", 128, "epoch 3: 128 pixels"),
     ("misc.epochs.1.images", 999, "epoch 2: 999 images"),
     ("misc.epochs.1.epoch", 3, "epoch 3: is not epoch number 2"),
-    ("misc.epochs.0.lr.0", 0.1, "epoch 1: the rate of its first step is 0.1; by the recipe 0.2"),
-    ("misc.epochs.3.lr.1", 0.02, "epoch 4: the rate of its last step is 0.02; by the recipe 0.04"),
+    ("misc.epochs.0.lr.0", 0.1, "epoch 1: the learning rate of its first step is 0.1; by the recipe it is 0.2"),
+    ("misc.epochs.3.lr.1", 0.02, "epoch 4: the learning rate of its last step is 0.02; by the recipe it is 0.04"),
     ("misc.epochs.1.images_per_second", 17.0, "epoch 2: 17 images/s"),
     ("misc.epochs.1.train_seconds", 60.0, "epoch 2: "),
     ("misc.epochs.1.val_seconds", 60.0, "epoch 2: the clock says 69.2 s for 64.0 s of steps, 60.0 s of validation"),
     ("misc.epochs.1.seconds", 100.0, "epoch 2: the clock says 11.0 s"),
     ("misc.epochs.3.seconds", 200.0, "epoch 4: the clock says"),
     ("misc.epochs.3.seconds", 400.0, "epoch 4: the clock says"),
-    ("misc.epochs.3.top5", 94.5, "epoch 4: top5 94.5 % of 50 images is no whole number of them"),
+    ("misc.epochs.3.top5", 94.5, "epoch 4: top5 94.5 % of 50 images is not a whole number of images"),
     ("misc.epochs.3.top1", 96.0, "epoch 4: top-1 96.0 and top-5 94.0"),
     ("misc.epochs.3.top1_square", 99.0, "epoch 4: top-1 99.0 and top-5 94.0 of the square"),
     ("misc.epochs.3.top5_square", 101.0, "epoch 4: top-1 60.0 and top-5 101.0 of the square"),
-    ("misc.epochs.3.top1_square", 59.0, "epoch 4: top1_square 59 % of 50 images is no whole number"),
+    ("misc.epochs.3.top1_square", 59.0, "epoch 4: top1_square 59 % of 50 images is not a whole number"),
     ("misc.epochs.3.top5_square", None, "epoch 4: top-1 60.0 and top-5 None of the square"),
     ("misc.epochs.2.top1_square", 50.0, "epoch 3: "),
     ("misc.epochs.2.view", "rect", "epoch 3: view rect without a validation"),
-    ("misc.epochs.3.view", "square", "epoch 4: view square; by the recipe rect"),
-    ("misc.epochs.0.view", "rect", "epoch 1: view rect; by the recipe square"),
+    ("misc.epochs.3.view", "square", "epoch 4: view square; by the recipe it is rect"),
+    ("misc.epochs.0.view", "rect", "epoch 1: view rect; by the recipe it is square"),
     ("misc.epochs.0.top1_square", 18.0, "epoch 1: top1 20 and top1_square 18 are of the same view"),
-    ("misc.epochs.1.val_seconds", -0.2, "misc.epochs[1].val_seconds is -0.2; no time is below zero"),
+    ("misc.epochs.1.val_seconds", -0.2, "misc.epochs[1].val_seconds is -0.2; a time cannot be negative"),
     ("misc.seconds_to_loading", -100.0, "misc.seconds_to_loading is -100"),
     ("misc.attempts.1.seconds_lost", -1, "misc.attempts[1].seconds_lost is -1"),
     ("misc.recipe.phases.1.epochs.1", 10**30, "misc.recipe: 1000000000000000000000000000000 epochs; no run has more"),
     ("misc.epochs.3.val_images", 49, "epoch 4: validated on 49 images of 50"),
     ("misc.seconds_to_first_step", 1.0, "epoch 1: the clock says"),
-    ("misc.schedule.0.lr", [0.1, 0.8], "misc.schedule is not what the epochs add up to"),
-    ("misc.schedule.1.steps", 33, "misc.schedule is not"),
+    ("misc.schedule.0.lr", [0.1, 0.8], "misc.schedule does not agree with the epochs"),
+    ("misc.schedule.1.steps", 33, "misc.schedule does not agree"),
     ("misc.optimizer.momentum", 0.95, "misc.optimizer is not the recipe's"),
     ("misc.seed", 1, "misc.seed is not the recipe's"),
     ("model", "resnet50", "model resnet50: the recipe has resnet18"),
@@ -485,9 +485,9 @@ MUTATIONS = [
     ("misc.target.reached", False, "misc.target: epoch 4"),
     ("misc.target.seconds", 200.0, "misc.target: 200.00 s; epoch 4 ended at"),
     ("misc.target.minutes", 2.0, "misc.target: 2.0000 minutes"),
-    ("misc.recipe.phases.0.lr", [0.1, 0.5], "epoch 1: the rate of its last step"),
-    ("misc.gpus", 4, "epoch 1: 64 pixels and a batch of 32; by the recipe 64 and 64"),
-    ("misc.images.train", 1200, "epoch 1: 32 steps; 1200 images by 32 are 38"),
+    ("misc.recipe.phases.0.lr", [0.1, 0.5], "epoch 1: the learning rate of its last step"),
+    ("misc.gpus", 4, "epoch 1: 64 pixels and a batch of 32; the recipe has 64 and 64"),
+    ("misc.images.train", 1200, "epoch 1: 32 steps; 1200 images in batches of 32 are 38"),
 ]
 
 
@@ -549,9 +549,9 @@ def test_a_log_that_was_changed_is_found(facts: Any, typed: Any, said: str) -> N
 def test_a_log_is_checked_by_itself_for_order_and_ends(facts: Any) -> None:
     lines = writers.render_mlperf_log(facts).splitlines()
     assert wrong(log="\n".join(lines)) == []
-    assert wrong(log="\n".join([lines[0], lines[-1], *lines[1:-1]]))[0].endswith("comes before the line above it")
-    assert "run was begun and not ended" in wrong(log="\n".join(lines[:-1]))[0]
-    assert "ends what was not begun" in wrong(log="\n".join(lines[1:]))[0]
+    assert wrong(log="\n".join([lines[0], lines[-1], *lines[1:-1]]))[0].endswith("is earlier than the line above it")
+    assert "run has a beginning and no end" in wrong(log="\n".join(lines[:-1]))[0]
+    assert "ends an interval that has no beginning" in wrong(log="\n".join(lines[1:]))[0]
 
 
 def heard(key: str, old: str, new: str) -> Callable[[str], str]:
@@ -570,11 +570,11 @@ def heard(key: str, old: str, new: str) -> Callable[[str], str]:
 @pytest.mark.parametrize(
     "typed, said",
     [
-        (heard("eval_accuracy", '"value": 0.6', '"value": 0.7'), "top1 0.7; beside it epoch 4 has 60.0000 %"),
-        (heard("eval_accuracy", '"top5": 0.94', '"top5": 0.96'), "top5 0.96; beside it epoch 4 has 94.0000 %"),
+        (heard("eval_accuracy", '"value": 0.6', '"value": 0.7'), "top1 0.7; the file beside it has 60.0000 % for epoch 4"),
+        (heard("eval_accuracy", '"top5": 0.94', '"top5": 0.96'), "top5 0.96; the file beside it has 94.0000 % for epoch 4"),
         (heard("eval_accuracy", ', "top5": 0.94', ""), "top5 None"),
-        (heard("eval_accuracy", '"epoch_num": 4', '"epoch_num": 3'), "epoch 3; beside it epoch 4 was validated"),
-        (heard("eval_accuracy", '"eval_accuracy"', '"eval_loss"'), "stands there 2 times; beside it 3 epochs"),
+        (heard("eval_accuracy", '"epoch_num": 4', '"epoch_num": 3'), "epoch 3; the file beside it has epoch 4 there"),
+        (heard("eval_accuracy", '"eval_accuracy"', '"eval_loss"'), "the log has 2 lines of it; the file beside it has 3 validated epochs"),
         (lambda log: log.replace(f'"time_ms": {1000 * BEGUN:.0f}', f'"time_ms": {1000 * BEGUN - 50:.0f}'), "s after"),
     ],
 )
@@ -596,9 +596,9 @@ def test_an_accuracy_typed_over_in_the_log_is_found_by_the_json_or_the_tsv(
     [
         (heard("seed", '"value": 0', '"value": 1'), "(seed): 1; the JSON says 0"),
         (heard("sgd_opt_momentum", "0.9", "0.8"), "(sgd_opt_momentum): 0.8; the JSON says 0.9"),
-        (heard("train_samples", '"train_samples"', '"samples"'), "train_samples: is not there"),
+        (heard("train_samples", '"train_samples"', '"samples"'), "train_samples: is missing"),
         (heard("global_batch_size", '"value": 64', '"value": 128'), "(global_batch_size): 128; the JSON says 64"),
-        (heard("run_stop", "success", "aborted"), "(run_stop): aborted; by the JSON success"),
+        (heard("run_stop", "success", "aborted"), "(run_stop): aborted; the JSON says success"),
     ],
 )
 def test_a_setting_typed_over_in_the_log_is_found_by_the_json(facts: Any, typed: Any, said: str) -> None:
@@ -681,10 +681,10 @@ def test_a_result_without_an_epoch_of_the_metrics_or_with_another_end_is_found(h
     result = json.loads((job.path / "result.json").read_text())
     path = job.path / "result.json"
     path.write_text(json.dumps({**result, "top1": 61.0}))
-    assert wrong(run_data=run_data.collect_run_data(job)) == ["result.json: top1 is 61.0; epoch 4 in it has 60.0"]
+    assert wrong(run_data=run_data.collect_run_data(job)) == ["result.json: top1 is 61.0; its epoch 4 has 60.0"]
     path.write_text(json.dumps({**result, "epochs": result["epochs"][:2], "top1": 40.0, "top5": 72.0}))
     assert (
-        wrong(run_data=run_data.collect_run_data(job))[0] == "epoch 3: stands in the metrics; result.json has no such epoch"
+        wrong(run_data=run_data.collect_run_data(job))[0] == "epoch 3: is in the metrics, but not in result.json"
     )
 
 
@@ -704,7 +704,7 @@ def test_a_clock_that_says_two_things_in_the_run_folder_is_found(facts: Any, nam
     if name == "result":
         bent["result_seconds"] += 2.0
     else:
-        bent["epochs"][1]["noted"] += 2.0
+        bent["epochs"][1]["noted_at"] += 2.0
     assert wrong(run_data=facts) == [] and len(wrong(run_data=bent)) == 1
 
 
@@ -788,9 +788,9 @@ def test_files_that_were_typed_over_are_one_line_each(hand_made: Fixture, place:
     text = (place.path / "mine.json").read_text()
     deep = text.replace('"author": null', f'"author": {"[" * 50_000}{"]" * 50_000}')
     for typed, said in (
-        (re.sub('"hours": [0-9.]+', '"hours": NaN', text), "mine.json: is no JSON: NaN is no finite number"),
-        (text.replace(f'"train": {IMAGES}', '"train": Infinity'), "mine.json: is no JSON: Infinity is no finite"),
-        (text.replace(f'"train": {IMAGES}', f'"train": 1{"0" * 400}'), "is no record of ours, or damaged (Overflow"),
+        (re.sub('"hours": [0-9.]+', '"hours": NaN', text), "mine.json: is no JSON: NaN is not a finite number"),
+        (text.replace(f'"train": {IMAGES}', '"train": Infinity'), "mine.json: is no JSON: Infinity is not a finite"),
+        (text.replace(f'"train": {IMAGES}', f'"train": 1{"0" * 400}'), "is not a record that this program wrote, or damaged (Overflow"),
         (deep, "mine.json: is no JSON: it is nested too deep"),
     ):
         (place.path / "mine.json").write_text(typed)
