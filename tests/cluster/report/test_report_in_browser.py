@@ -34,7 +34,8 @@ onload = () => {{
     const {{ height, right }} = text.getBoundingClientRect()
     return height > 1.7 * parseFloat(style.fontSize) || right > edge - 1
   }}).map(b => b.textContent)
-  document.title = `${{page.document.documentElement.scrollWidth}} ${{page.innerWidth}}` + (bad.length ? ': ' + bad : '')
+  const pageWidth = page.document.documentElement.scrollWidth
+  document.title = `${{pageWidth}} ${{page.innerWidth}}` + (bad.length ? ': ' + bad : '')
 }}
 </script>"""
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
