@@ -170,7 +170,7 @@ def _time_breakdown_card(facts: JobFacts) -> list[Html]:
     wall = breakdown["wall"] + pauses
     parts = [(PART_TITLES.get(part, part), row["seconds"]) for part, row in breakdown["parts"].items()]
     if pauses:
-        parts.append(("pauses after losses", pauses))
+        parts.append(("pauses of losses", pauses))
     parts.append(("first step to last", wall))
     rows = [(name, f"{seconds:.1f}", f"{100 * seconds / wall:.1f} %" if wall else "") for name, seconds in parts]
     start = breakdown.get("start", {})
