@@ -176,7 +176,7 @@ def test_run_sweep_failed_run_stops_sweep_and_keeps_folder(bed: SweepBed) -> Non
 
 @pytest.mark.rehearsal
 def test_run_sweep_real_trainer_resumes_and_another_diverges(tmp_path: Path, blots: ImageSet, arm: Any) -> None:
-    run = ExperimentRun(arm(epochs=200), 0, blots)
+    run = ExperimentRun(arm(epochs=60), 0, blots)
     diverging_run = ExperimentRun(arm("wild", lr=1e30), 0, blots)
     location = SweepLocation(tmp_path / "results", tmp_path / "work")
     process = sweep.start_run(run, location)
@@ -189,6 +189,6 @@ def test_run_sweep_real_trainer_resumes_and_another_diverges(tmp_path: Path, blo
     assert process.returncode == 3
     sweep.run_sweep([run, diverging_run], location, 2, lambda _: None)
     row = runs.read_row(run, location.results)
-    assert row and row["top1"] == 100.0 and row["steps"] == 600 and len(row["train_top1"]) == 200
+    assert row and row["top1"] == 100.0 and row["steps"] == 180 and len(row["train_top1"]) == 60
     diverged_row = runs.read_row(diverging_run, location.results)
     assert diverged_row and diverged_row["top1"] is None and "is nan at step" in diverged_row["diverged"]
