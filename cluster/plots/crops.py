@@ -1,4 +1,7 @@
-"""A picture of crops: the same few images under each, what the network does not see dimmed, and its answers."""
+"""Plot of test-time crops: each image under each crop, with the network's answer below (`imgnet-cluster eval --plot`).
+
+The part of an image that the network does not see is dimmed.
+"""
 
 import base64
 from collections.abc import Mapping, Sequence
@@ -6,120 +9,129 @@ from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from .palette import BACKGROUND_COLOUR, TEXT_COLOUR, load_font
+from .palette import BACKGROUND_COLOR, TEXT_COLOR, load_font
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from PIL.ImageDraw import ImageDraw
 
-CELL_PIXELS, CELL_GAP, HEADER_HEIGHT, LEFT_MARGIN, TITLE_FONT_SIZE = 224, 16, 144, 16, 18  # pixels
-ANSWER_HEIGHT, TRUE_CLASS_HEIGHT = 26, 18  # below an image: its answers; the right class where one of them is wrong
-CORRECT_COLOUR, WRONG_COLOUR, FRAME_COLOUR = "#2a9d5c", "#d1495b", "#ffcc00"
-DIM_FRACTION = 0.65  # towards white
+# Lengths in pixels.
+CELL_PIXELS = 224
+CELL_GAP = 16
+HEADER_HEIGHT = 144
+LEFT_MARGIN = 16
+TITLE_FONT_SIZE = 18
+ANSWER_HEIGHT = 26  # below each image: the predicted class of each crop
+TRUE_CLASS_HEIGHT = 18  # below the answers, only where one of them is wrong: the true class
+
+CORRECT_COLOR = "#2a9d5c"
+WRONG_COLOR = "#d1495b"
+FRAME_COLOR = "#ffcc00"
+DIM_FRACTION = 0.65  # how far a dimmed pixel is moved towards white
 CROP_LABELS = {"tta": "tta: also mirrored"}
 
 
 def draw_crops(
     path: Path, title: str, size: int, images: Sequence[Mapping[str, Any]], has_several_sizes: bool = False
 ) -> None:
-    """Write the picture: a row for each image, a column for each crop. Raises `OSError`.
+    """Write the plot to `path`: one row for each image, one column for each crop.
 
-    `images` is what train.evaluation.__main__ tells as "seen", of `size` pixels: the first of `several`.
+    `images` is the list "seen" in the output of `python -m train.evaluation`. It was evaluated at `size` pixels; when
+    the evaluation `has_several_sizes`, that is the first of them, and the plot says so. Raises `OSError`.
     """
     from PIL import Image, ImageDraw
 
-    crops = [one["crop"] for one in images[0]["answers"]] if images else []
-    wholes = [_decode_to_cell_size(one["jpeg"]) for one in images]
-    feet = [
-        ANSWER_HEIGHT + (0 if all(answer["right"] for answer in one["answers"]) else TRUE_CLASS_HEIGHT)
-        for one in images
-    ]
+    crop_names = [answer["crop"] for answer in images[0]["answers"]] if images else []
+    cells = [_decode_to_cell_size(image["jpeg"]) for image in images]
+    answer_heights = []
+    for image in images:
+        is_all_right = all(answer["right"] for answer in image["answers"])
+        answer_heights.append(ANSWER_HEIGHT + (0 if is_all_right else TRUE_CLASS_HEIGHT))
     width = max(
-        LEFT_MARGIN + max(2, len(crops)) * (CELL_PIXELS + CELL_GAP),
+        LEFT_MARGIN + max(2, len(crop_names)) * (CELL_PIXELS + CELL_GAP),
         2 * LEFT_MARGIN + round(load_font(TITLE_FONT_SIZE).getlength(title)),
     )
-    height = HEADER_HEIGHT + sum(whole.height + foot + CELL_GAP for whole, foot in zip(wholes, feet, strict=True))
-    page = Image.new("RGB", (width, height), BACKGROUND_COLOUR)
+    row_heights = [
+        cell.height + answer_height + CELL_GAP for cell, answer_height in zip(cells, answer_heights, strict=True)
+    ]
+    page = Image.new("RGB", (width, HEADER_HEIGHT + sum(row_heights)), BACKGROUND_COLOR)
     pen = ImageDraw.Draw(page)
-    others = ", the first of --sizes, and not at the others" if has_several_sizes else ""
-    _draw_header(pen, title, f"Drawn at {size} pixels{others}.")
-    for column, crop in enumerate(crops):
-        pen.text(
-            (_column_centre(column), HEADER_HEIGHT - 16),
-            CROP_LABELS.get(crop, crop),
-            TEXT_COLOUR,
-            font=load_font(16),
-            anchor="mm",
-        )
+    size_note = ", the first of --sizes" if has_several_sizes else ""
+    _draw_header(pen, title, f"Drawn at {size} pixels{size_note}.")
+    for column, crop_name in enumerate(crop_names):
+        position = (_column_center(column), HEADER_HEIGHT - 16)
+        pen.text(position, CROP_LABELS.get(crop_name, crop_name), TEXT_COLOR, font=load_font(16), anchor="mm")
     top = HEADER_HEIGHT
-    for one, whole, foot in zip(images, wholes, feet, strict=True):
-        for column, answer in enumerate(one["answers"]):
-            page.paste(dim_outside_boxes(whole, answer["boxes"]), (_column_centre(column) - whole.width // 2, top))
-            _draw_answer(pen, _column_centre(column), top + whole.height, answer, one["class"])
-        top += whole.height + foot + CELL_GAP
+    for image, cell, row_height in zip(images, cells, row_heights, strict=True):
+        for column, answer in enumerate(image["answers"]):
+            center_x = _column_center(column)
+            page.paste(dim_outside_boxes(cell, answer["boxes"]), (center_x - cell.width // 2, top))
+            _draw_answer(pen, center_x, top + cell.height, answer, image["class"])
+        top += row_height
     page.save(path)
 
 
-def _column_centre(column: int) -> int:
+def _column_center(column: int) -> int:
     return LEFT_MARGIN + column * (CELL_PIXELS + CELL_GAP) + CELL_PIXELS // 2
 
 
-def _decode_to_cell_size(jpeg: str) -> "Image":
-    """The image, as large as a cell has room for: small copies are enlarged, so that all rows are alike."""
+def _decode_to_cell_size(base64_jpeg: str) -> "Image":
+    """Decode an image and scale its long side to the cell: small images are enlarged, so that all rows look alike."""
     from PIL import Image
 
-    whole = Image.open(BytesIO(base64.b64decode(jpeg))).convert("RGB")
-    factor = CELL_PIXELS / max(whole.size)
-    return whole.resize((max(1, round(whole.width * factor)), max(1, round(whole.height * factor))))
+    image = Image.open(BytesIO(base64.b64decode(base64_jpeg))).convert("RGB")
+    factor = CELL_PIXELS / max(image.size)
+    return image.resize((max(1, round(image.width * factor)), max(1, round(image.height * factor))))
 
 
 def _draw_header(pen: "ImageDraw", title: str, subtitle: str) -> None:
-    """The title, what is drawn, and what frames, percentages and colours mean."""
-    pen.text((LEFT_MARGIN, 14), title, TEXT_COLOUR, font=load_font(TITLE_FONT_SIZE))
-    pen.text((LEFT_MARGIN, 42), subtitle, TEXT_COLOUR, font=load_font(13))
-    pen.text((LEFT_MARGIN, 62), "Yellow frame: what the network sees.", TEXT_COLOUR, font=load_font(13))
-    left, says = float(LEFT_MARGIN), "Below: the class it says, and its probability; "
-    for words, colour in (
-        (says, TEXT_COLOUR),
-        ("green: right", CORRECT_COLOUR),
-        (", ", TEXT_COLOUR),
-        ("red: wrong", WRONG_COLOUR),
+    """Draw the title, the subtitle, and the legend of frames, percentages and colors."""
+    pen.text((LEFT_MARGIN, 14), title, TEXT_COLOR, font=load_font(TITLE_FONT_SIZE))
+    pen.text((LEFT_MARGIN, 42), subtitle, TEXT_COLOR, font=load_font(13))
+    pen.text((LEFT_MARGIN, 62), "Yellow frame: what the network sees.", TEXT_COLOR, font=load_font(13))
+    x = float(LEFT_MARGIN)
+    for text, color in (
+        ("Below: the predicted class and its probability; ", TEXT_COLOR),
+        ("green: right", CORRECT_COLOR),
+        (", ", TEXT_COLOR),
+        ("red: wrong", WRONG_COLOR),
     ):
-        pen.text((left, 82), words, colour, font=load_font(13))
-        left += pen.textlength(words, font=load_font(13))
+        pen.text((x, 82), text, color, font=load_font(13))
+        x += pen.textlength(text, font=load_font(13))
 
 
-def _draw_answer(pen: "ImageDraw", centre_x: int, top: int, answer: Mapping[str, Any], true_class: str) -> None:
-    """What the network says of a crop, and what it is where that is wrong."""
-    words = f"{_truncate_class_name(answer['class'])} {answer['percent']:.0f} %"
-    pen.text(
-        (centre_x, top + 6), words, CORRECT_COLOUR if answer["right"] else WRONG_COLOUR, font=load_font(15), anchor="ma"
-    )
+def _draw_answer(pen: "ImageDraw", center_x: int, top: int, answer: Mapping[str, Any], true_class: str) -> None:
+    """Draw the predicted class and its probability, and the true class where the prediction is wrong."""
+    prediction = f"{_truncate_class_name(answer['class'])} {answer['percent']:.0f} %"
+    color = CORRECT_COLOR if answer["right"] else WRONG_COLOR
+    pen.text((center_x, top + 6), prediction, color, font=load_font(15), anchor="ma")
     if not answer["right"]:
-        pen.text(
-            (centre_x, top + ANSWER_HEIGHT),
-            f"is {_truncate_class_name(true_class)}",
-            TEXT_COLOUR,
-            font=load_font(13),
-            anchor="ma",
-        )
+        truth = f"is {_truncate_class_name(true_class)}"
+        pen.text((center_x, top + ANSWER_HEIGHT), truth, TEXT_COLOR, font=load_font(13), anchor="ma")
 
 
 def dim_outside_boxes(image: "Image", boxes: Sequence[Sequence[float]]) -> "Image":
-    """Return an image with its parts (top, left, height, width, of 1) as they are, the rest dimmed, and their edges."""
+    """Return a copy of `image` that is dimmed outside `boxes`, with a frame around each box.
+
+    A box is (top, left, height, width) as fractions of the image.
+    """
     from PIL import Image, ImageDraw
 
-    seen = Image.new("L", image.size, round(255 * (1 - DIM_FRACTION)))
-    places = []
+    mask = Image.new("L", image.size, round(255 * (1 - DIM_FRACTION)))
+    pixel_boxes = []
     for top, left, height, width in boxes:
-        corner = round(left * image.width), round(top * image.height)
-        end = round((left + width) * image.width) - 1, round((top + height) * image.height) - 1
-        places.append((*corner, *end))
-        ImageDraw.Draw(seen).rectangle(places[-1], fill=255)
-    found = Image.composite(image, Image.new("RGB", image.size, BACKGROUND_COLOUR), seen)
-    for place in places:
-        ImageDraw.Draw(found).rectangle(place, outline=FRAME_COLOUR, width=2)
-    return found
+        pixel_box = (
+            round(left * image.width),
+            round(top * image.height),
+            round((left + width) * image.width) - 1,
+            round((top + height) * image.height) - 1,
+        )
+        pixel_boxes.append(pixel_box)
+        ImageDraw.Draw(mask).rectangle(pixel_box, fill=255)
+    dimmed = Image.composite(image, Image.new("RGB", image.size, BACKGROUND_COLOR), mask)
+    for pixel_box in pixel_boxes:
+        ImageDraw.Draw(dimmed).rectangle(pixel_box, outline=FRAME_COLOR, width=2)
+    return dimmed
 
 
 def _truncate_class_name(name: str) -> str:

@@ -1,4 +1,7 @@
-"""The charts of a report: what is drawn from the facts of one job, or of several side by side."""
+"""Charts of the HTML report, drawn with matplotlib from the facts of one job or of several jobs side by side.
+
+`cluster/report/facts.py` collects the facts. A chart of which there is nothing to draw yet is None.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -8,29 +11,38 @@ from typing import TYPE_CHECKING, Any
 
 from train.metrics.text import PART_TITLES
 
-from . import svg as plots_svg
-from .palette import SERIES_COLOURS
+from . import svg
+from .palette import SERIES_COLORS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 JobFacts = Mapping[str, Any]
 Points = Sequence[tuple[float, float]]
+Unit = tuple[str, float]  # label of an axis, and how many seconds or images one unit of it is
+
 LINE_STYLES = {"solid": "-", "dashed": (0, (4, 2)), "dotted": (0, (1, 1.5))}
+LINE_WIDTH = 1.8
+MAX_POINTS_WITH_MARKERS = 40
+FORECAST_COLOR = SERIES_COLORS[3]
+ACTUAL_COLOR = SERIES_COLORS[0]
 
 
 @dataclass(frozen=True)
 class LegendEntry:
-    """One entry of a legend: a name, a colour, and its mark: a line ("solid", "dashed"), a "box" or a "cross"."""
+    """One entry of a legend. `symbol` is a line ("solid", "dashed", "dotted"), a "box" or a "cross"."""
 
     name: str
-    colour: str
+    color: str
     symbol: str = "solid"
 
 
 @dataclass(frozen=True)
 class Chart:
-    """A drawing as SVG with its title, legend and a word below; `narrow` is the same for a phone, "": it fits."""
+    """A drawing as SVG, with the title, legend and note that the page shows around it.
+
+    `narrow_svg` is a second drawing for narrow screens; it is empty where one drawing fits all screens.
+    """
 
     title: str
     svg: str
@@ -41,259 +53,295 @@ class Chart:
 
 @dataclass(frozen=True)
 class Curve:
-    """One curve."""
+    """One line of a chart. A point whose y is NaN interrupts the line."""
 
     legend_entry: LegendEntry
     points: Points
     is_step_plot: bool = False
-    width: float = 1.8
+    width: float = LINE_WIDTH
 
 
-def job_colour(index: int) -> str:
-    """Return the colour of the job at this place."""
-    return SERIES_COLOURS[index % len(SERIES_COLOURS)]
+def job_color(index: int) -> str:
+    """Return the color of the job with this index among those of the page."""
+    return SERIES_COLORS[index % len(SERIES_COLORS)]
 
 
-# --- curves ---------------------------------------------------------------------------------------------------------
+# --- curves of all jobs ---------------------------------------------------------------------------------------------
 
 
 def training_charts(all_facts: Sequence[JobFacts]) -> list[Chart]:
-    """Return the charts over time and images, all jobs in each; those of which there is nothing yet are left out."""
-    at, images = time_unit(_largest_value(all_facts, "at")), image_unit(_largest_value(all_facts, "images"))
-    both = (("time", "at", at), ("images", "images", images))
+    """Return the charts over time and over images, with the curves of all jobs in each. Empty charts are left out."""
+    time = time_unit(_largest_value(all_facts, "at"))
+    images = image_unit(_largest_value(all_facts, "images"))
+    rates = _training_curves(all_facts, "lr", images)
     charts = [
-        *(_curve_chart(f"acc-{name}", f"Accuracy over {name}", "percent", unit, _accuracy_curves(all_facts, key, unit))
-          for name, key, unit in both),
+        _curve_chart("acc-time", "Accuracy over time", "percent", time, _accuracy_curves(all_facts, "at", time)),
+        _curve_chart(
+            "acc-images", "Accuracy over images", "percent", images, _accuracy_curves(all_facts, "images", images)
+        ),
         _curve_chart("loss", "Loss over images", "loss", images, _loss_curves(all_facts, images)),
-        _curve_chart("rate", "Learning rate over images", "rate", images, _training_curves(all_facts, "lr", images), y_from_zero=True),
+        _curve_chart("rate", "Learning rate over images", "learning rate", images, rates, y_from_zero=True),
         _size_and_batch_chart(all_facts, images),
-        _curve_chart("speed", "Images per second over time", "images/s", at, _speed_curves(all_facts, at), y_from_zero=True),
-    ]  # fmt: skip
-    return [one for one in charts if one]
+        _curve_chart(
+            "speed",
+            "Images per second over time",
+            "images/s",
+            time,
+            _speed_curves(all_facts, time),
+            y_from_zero=True,
+        ),
+    ]
+    return [chart for chart in charts if chart]
 
 
 def _largest_value(all_facts: Sequence[JobFacts], key: str) -> float:
-    return max((row[key] for one in all_facts for row in (*one["train"], *one["epochs"])), default=0.0)
+    return max((row[key] for facts in all_facts for row in (*facts["train"], *facts["epochs"])), default=0.0)
 
 
-def time_unit(seconds: float) -> tuple[str, float]:
-    """Return by which word and factor to say so many seconds."""
-    return ("seconds", 1.0) if seconds < 180 else ("minutes", 60.0) if seconds < 4 * 3600 else ("hours", 3600.0)
+def time_unit(max_seconds: float) -> Unit:
+    """Return the name of the time unit for an axis up to `max_seconds`, and the number of seconds in it."""
+    if max_seconds < 180:
+        return "seconds", 1.0
+    return ("minutes", 60.0) if max_seconds < 4 * 3600 else ("hours", 3600.0)
 
 
-def image_unit(images: float) -> tuple[str, float]:
-    """Return by which word and factor to say so many images."""
-    if images < 5000:
+def image_unit(max_images: float) -> Unit:
+    """Return the label of an axis up to `max_images` seen images, and the number of images in one unit of it."""
+    if max_images < 5000:
         return "images seen", 1.0
-    return ("images seen, thousands", 1e3) if images < 5e6 else ("images seen, millions", 1e6)
+    return ("images seen, thousands", 1e3) if max_images < 5e6 else ("images seen, millions", 1e6)
 
 
-def _accuracy_curves(all_facts: Sequence[JobFacts], x_column: str, unit: tuple[str, float]) -> list[Curve]:
-    lines = []
-    for place, one in enumerate(all_facts):
-        for measure, mark in (("top1", "solid"), ("top5", "dashed")):
-            name = measure.replace("top", "top-")
-            of = job_colour(place if len(all_facts) > 1 else {"top1": 0, "top5": 1}[measure])
-            label = f"{one['job']} {name}" if len(all_facts) > 1 else name
-            rows = [(row[x_column] / unit[1], row[measure]) for row in one["epochs"] if row.get(measure) is not None]
-            lines.append(Curve(LegendEntry(label, of, mark), rows))
-    return lines
+def _accuracy_curves(all_facts: Sequence[JobFacts], x_column: str, unit: Unit) -> list[Curve]:
+    curves = []
+    for index, facts in enumerate(all_facts):
+        for metric_index, (metric, style) in enumerate((("top1", "solid"), ("top5", "dashed"))):
+            label = metric.replace("top", "top-")
+            color = job_color(metric_index)
+            if len(all_facts) > 1:  # the color tells the jobs apart, the style the metrics
+                label = f"{facts['job']} {label}"
+                color = job_color(index)
+            points = [(row[x_column] / unit[1], row[metric]) for row in facts["epochs"] if row.get(metric) is not None]
+            curves.append(Curve(LegendEntry(label, color, style), points))
+    return curves
 
 
-def _loss_curves(all_facts: Sequence[JobFacts], unit: tuple[str, float]) -> list[Curve]:
-    lines = []
-    for place, one in enumerate(all_facts):
-        name = f"{one['job']} " if len(all_facts) > 1 else ""
-        second = job_colour(place if len(all_facts) > 1 else 1)
-        trained = [(row["images"] / unit[1], row["loss"]) for row in one["train"] if row["loss"] is not None]
-        held = [(row["images"] / unit[1], row["val_loss"]) for row in one["epochs"] if row.get("val_loss") is not None]
-        lines += [Curve(LegendEntry(f"{name}training", job_colour(place)), trained),
-                  Curve(LegendEntry(f"{name}validation", second, "dashed"), held)]  # fmt: skip
-    return lines
+def _loss_curves(all_facts: Sequence[JobFacts], unit: Unit) -> list[Curve]:
+    curves = []
+    for index, facts in enumerate(all_facts):
+        prefix = f"{facts['job']} " if len(all_facts) > 1 else ""
+        validation_color = job_color(index if len(all_facts) > 1 else 1)
+        training = [(row["images"] / unit[1], row["loss"]) for row in facts["train"] if row["loss"] is not None]
+        validation = [
+            (row["images"] / unit[1], row["val_loss"]) for row in facts["epochs"] if row.get("val_loss") is not None
+        ]
+        curves.append(Curve(LegendEntry(f"{prefix}training", job_color(index)), training))
+        curves.append(Curve(LegendEntry(f"{prefix}validation", validation_color, "dashed"), validation))
+    return curves
 
 
-def _training_curves(
-    all_facts: Sequence[JobFacts], column: str, unit: tuple[str, float], is_step_plot: bool = False
-) -> list[Curve]:
-    return [
-        Curve(
-            LegendEntry(one["job"], job_colour(place)),
-            [(row["images"] / unit[1], row[column]) for row in one["train"] if row[column] is not None],
-            is_step_plot,
-            1.8 + 0.9 * min(2, len(all_facts) - 1 - place),  # of lines that cover each other all are seen
-        )
-        for place, one in enumerate(all_facts)
-    ]
+def _training_curves(all_facts: Sequence[JobFacts], column: str, unit: Unit, is_step_plot: bool = False) -> list[Curve]:
+    curves = []
+    for index, facts in enumerate(all_facts):
+        points = [(row["images"] / unit[1], row[column]) for row in facts["train"] if row[column] is not None]
+        # Earlier jobs get wider lines, so that lines which cover each other are all visible.
+        width = LINE_WIDTH + 0.9 * min(2, len(all_facts) - 1 - index)
+        curves.append(Curve(LegendEntry(facts["job"], job_color(index)), points, is_step_plot, width))
+    return curves
 
 
-def _speed_curves(all_facts: Sequence[JobFacts], unit: tuple[str, float]) -> list[Curve]:
-    """Images per second; between two attempts nothing was trained, and nothing is drawn."""
-    lines = []
-    for place, one in enumerate(all_facts):
+def _speed_curves(all_facts: Sequence[JobFacts], unit: Unit) -> list[Curve]:
+    """Return the curves of images per second, interrupted between attempts, where nothing was trained."""
+    curves = []
+    for index, facts in enumerate(all_facts):
         points: list[tuple[float, float]] = []
-        before = None
-        for row in (row for row in one["train"] if row["speed"] is not None):
-            if before not in (None, row["attempt"]):
+        last_attempt = None
+        for row in facts["train"]:
+            if row["speed"] is None:
+                continue
+            if last_attempt not in (None, row["attempt"]):
                 points.append((row["at"] / unit[1], math.nan))
             points.append((row["at"] / unit[1], row["speed"]))
-            before = row["attempt"]
-        lines.append(Curve(LegendEntry(one["job"], job_colour(place)), points))
-    return lines
+            last_attempt = row["attempt"]
+        curves.append(Curve(LegendEntry(facts["job"], job_color(index)), points))
+    return curves
 
 
 def _curve_chart(
-    name: str, title: str, y_label: str, unit: tuple[str, float], lines: Sequence[Curve], y_from_zero: bool = False
+    name: str, title: str, y_label: str, unit: Unit, curves: Sequence[Curve], y_from_zero: bool = False
 ) -> Chart | None:
-    shown = [one for one in lines if one.points]
-    if not shown:
+    curves = [curve for curve in curves if curve.points]
+    if not curves:
         return None
-    figure, (axes,) = plots_svg.make_axes()
-    _plot_curves(axes, shown)
+    figure, (axes,) = svg.make_axes()
+    _plot_curves(axes, curves)
     axes.set(xlabel=unit[0], ylabel=y_label)
     if y_from_zero:
         axes.set_ylim(bottom=0)
-    keys = [one.legend_entry for one in shown]
-    return Chart(title, plots_svg.figure_to_svg(figure, name, title), keys if len(keys) > 1 else [])
+    legend = [curve.legend_entry for curve in curves] if len(curves) > 1 else []
+    return Chart(title, svg.figure_to_svg(figure, name, title), legend)
 
 
-def _plot_curves(axes: "Axes", lines: Sequence[Curve]) -> None:
-    end = max(x for one in lines for x, _ in one.points)
-    for one in lines:
-        x, y = zip(*one.points, strict=True)
-        marked = short_piece_ends(one.points, 0.02 * end)
-        if len(one.points) <= 40 and not one.is_step_plot:
-            marked = list(range(len(one.points)))
+def _plot_curves(axes: "Axes", curves: Sequence[Curve]) -> None:
+    end = max(x for curve in curves for x, _ in curve.points)
+    for curve in curves:
+        marked_points = short_piece_ends(curve.points, 0.02 * end)
+        if len(curve.points) <= MAX_POINTS_WITH_MARKERS and not curve.is_step_plot:
+            marked_points = list(range(len(curve.points)))
         axes.plot(
-            x, y, color=one.legend_entry.colour, linestyle=LINE_STYLES[one.legend_entry.symbol], marker="o" if marked else "",
-            markevery=marked or None, drawstyle="steps-post" if one.is_step_plot else "default", linewidth=one.width,
-        )  # fmt: skip
+            [x for x, _ in curve.points],
+            [y for _, y in curve.points],
+            color=curve.legend_entry.color,
+            linestyle=LINE_STYLES[curve.legend_entry.symbol],
+            marker="o" if marked_points else "",
+            markevery=marked_points or None,
+            drawstyle="steps-post" if curve.is_step_plot else "default",
+            linewidth=curve.width,
+        )
     axes.margins(x=0.02)
     axes.set_xlim(left=0)
 
 
 def short_piece_ends(points: Points, min_length: float) -> list[int]:
-    """Return which points end a piece of a curve that is less than so long: without a mark nobody would see it."""
-    ends = [place for place, (_, y) in enumerate(points) if math.isnan(y)]
-    pieces = [(begin + 1, end - 1) for begin, end in pairwise([-1, *ends, len(points)]) if end - begin > 1]
+    """Return the index of the last point of each uninterrupted piece of a curve that is shorter than `min_length`.
+
+    These points get a marker, because a very short line is invisible.
+    """
+    interruptions = [index for index, (_, y) in enumerate(points) if math.isnan(y)]
+    pieces = [
+        (before + 1, after - 1) for before, after in pairwise([-1, *interruptions, len(points)]) if after - before > 1
+    ]
     return [last for first, last in pieces if points[last][0] - points[first][0] < min_length]
 
 
-def _size_and_batch_chart(all_facts: Sequence[JobFacts], unit: tuple[str, float]) -> Chart | None:
-    """Image side and global batch, one above the other."""
-    sides, batches = (_training_curves(all_facts, name, unit, is_step_plot=True) for name in ("size", "batch"))
-    if not any(one.points for one in (*sides, *batches)):
+def _size_and_batch_chart(all_facts: Sequence[JobFacts], unit: Unit) -> Chart | None:
+    """Return the chart of the image size above the global batch."""
+    size_curves = [curve for curve in _training_curves(all_facts, "size", unit, is_step_plot=True) if curve.points]
+    batch_curves = [curve for curve in _training_curves(all_facts, "batch", unit, is_step_plot=True) if curve.points]
+    if not size_curves and not batch_curves:
         return None
-    figure, (above, below) = plots_svg.make_axes(rows=2)
-    sides, batches = ([one for one in lines if one.points] for lines in (sides, batches))
-    for axes, lines, label in ((above, sides, "side, pixels"), (below, batches, "global batch")):
-        _plot_curves(axes, lines)
+    figure, (upper_axes, lower_axes) = svg.make_axes(rows=2)
+    for axes, curves, label in (
+        (upper_axes, size_curves, "image size, pixels"),
+        (lower_axes, batch_curves, "global batch"),
+    ):
+        _plot_curves(axes, curves)
         axes.set_ylabel(label)
-        axes.set_ylim(0, 1.15 * max(y for one in lines for _, y in one.points))
-    below.set_xlabel(unit[0])
-    title = "Side and global batch over images"
-    return Chart(
-        title,
-        plots_svg.figure_to_svg(figure, "sizes", title),
-        [one.legend_entry for one in sides] if len(all_facts) > 1 else [],
-    )
+        axes.set_ylim(0, 1.15 * max(y for curve in curves for _, y in curve.points))
+    lower_axes.set_xlabel(unit[0])
+    title = "Image size and global batch over images"
+    legend = [curve.legend_entry for curve in size_curves] if len(all_facts) > 1 else []
+    return Chart(title, svg.figure_to_svg(figure, "sizes", title), legend)
 
 
-# --- of one job -----------------------------------------------------------------------------------------------------
+# --- charts of one job ----------------------------------------------------------------------------------------------
 
 
 def time_breakdown_chart(facts: JobFacts, name: str) -> Chart | None:
-    """Return the seconds of each epoch, stacked by part; of an old run its training and validation only."""
+    """Return the seconds of each epoch, stacked by part. A run of an old version has only training and validation.
+
+    `name` is the prefix of the SVG ids, unique in the page.
+    """
     rows = [(row["epoch"], row.get("where") or _training_and_validation_seconds(row)) for row in facts["epochs"]]
-    parts = [part for part in PART_TITLES if any(said.get(part, 0.0) > 0 for _, said in rows)]
+    parts = [part for part in PART_TITLES if any(seconds.get(part, 0.0) > 0 for _, seconds in rows)]
     if not rows or not parts:
         return None
-    figure, (axes,) = plots_svg.make_axes()
-    numbers, floor = [number for number, _ in rows], [0.0] * len(rows)
+    figure, (axes,) = svg.make_axes()
+    epoch_numbers = [number for number, _ in rows]
+    bottoms = [0.0] * len(rows)
     for part in parts:
-        seconds = [max(0.0, said.get(part, 0.0)) for _, said in rows]
-        axes.bar(numbers, seconds, bottom=floor, color=_part_colour(part), width=0.8)
-        floor = [below + more for below, more in zip(floor, seconds, strict=True)]
+        heights = [max(0.0, seconds.get(part, 0.0)) for _, seconds in rows]
+        axes.bar(epoch_numbers, heights, bottom=bottoms, color=_part_color(part), width=0.8)
+        bottoms = [bottom + height for bottom, height in zip(bottoms, heights, strict=True)]
     axes.set(xlabel="epoch", ylabel="seconds")
     axes.grid(visible=False, axis="x")
     axes.xaxis.get_major_locator().set_params(integer=True)
-    title = "Where the seconds of each epoch went"
-    keys = [LegendEntry(PART_TITLES[part], _part_colour(part), "box") for part in parts]
-    return Chart(title, plots_svg.figure_to_svg(figure, f"{name}-where", title), keys)
+    title = "Time of each epoch by part"
+    legend = [LegendEntry(PART_TITLES[part], _part_color(part), "box") for part in parts]
+    return Chart(title, svg.figure_to_svg(figure, f"{name}-where", title), legend)
 
 
 def _training_and_validation_seconds(row: JobFacts) -> dict[str, float]:
     return {"steps": row.get("train_seconds") or 0.0, "validation": row.get("val_seconds") or 0.0}
 
 
-def _part_colour(part: str) -> str:
-    return SERIES_COLOURS[list(PART_TITLES).index(part)]
+def _part_color(part: str) -> str:
+    return SERIES_COLORS[list(PART_TITLES).index(part)]
 
 
 def forecast_chart(facts: JobFacts, name: str) -> Chart | None:
-    """Return the time of each term, forecast above what it took, in numbers too; before the end the forecast only."""
-    rows = [
-        (row["term"], row["forecast"], row["actual"], row["error"]) for row in facts["against"] if row["term"] != "all"
-    ]
-    total = next((row for row in facts["against"] if row["term"] == "all"), None)
-    if not rows and facts["forecast"]:
-        rows = [(term, seconds, None, None) for term, seconds in facts["forecast"].get("terms", {}).items() if seconds]
-    if not rows:
+    """Return the forecast and the actual time of each term as bars; while the job runs, only the forecast.
+
+    `name` is the prefix of the SVG ids, unique in the page.
+    """
+    terms = [row for row in facts["forecast_comparison"] if row["term"] != "all"]
+    total = next((row for row in facts["forecast_comparison"] if row["term"] == "all"), None)
+    if not terms and facts["forecast"]:
+        terms = [
+            {"term": term, "forecast": seconds, "actual": None, "error": None}
+            for term, seconds in facts["forecast"].get("terms", {}).items()
+            if seconds
+        ]
+    if not terms:
         return None
-    figure, (axes,) = plots_svg.make_axes(height=0.8 + 0.42 * len(rows))
-    unit, factor = time_unit(max(max(told, real or 0.0) for _, told, real, _ in rows))
-    for place, (_, told, real, error) in enumerate(rows):
-        _draw_bar(axes, place - 0.2, told / factor, SERIES_COLOURS[3])
-        if real is not None:
-            _draw_bar(axes, place + 0.2, real / factor, SERIES_COLOURS[0], format_forecast_error(real, error))
-    axes.set(xlabel=unit, ylim=(len(rows) - 0.5, -0.5))
-    axes.margins(x=0.26)
+    figure, (axes,) = svg.make_axes(height=0.8 + 0.42 * len(terms))
+    unit, seconds_per_unit = time_unit(max(max(row["forecast"], row["actual"] or 0.0) for row in terms))
+    for index, row in enumerate(terms):
+        _draw_bar(axes, index - 0.2, row["forecast"] / seconds_per_unit, FORECAST_COLOR)
+        if row["actual"] is not None:
+            error_text = format_forecast_error(row["actual"], row["error"])
+            _draw_bar(axes, index + 0.2, row["actual"] / seconds_per_unit, ACTUAL_COLOR, error_text)
+    axes.set(xlabel=unit, ylim=(len(terms) - 0.5, -0.5))
+    axes.margins(x=0.26)  # room for the numbers beside the bars
     axes.set_xlim(left=0)
-    axes.set_yticks(range(len(rows)), [row[0] for row in rows])
+    axes.set_yticks(range(len(terms)), [row["term"] for row in terms])
     axes.grid(visible=False, axis="y")
-    keys = [LegendEntry("forecast", SERIES_COLOURS[3], "box")] + [LegendEntry("took", SERIES_COLOURS[0], "box")] * bool(
-        facts["against"]
-    )
-    title = "Forecast and what it took" if facts["against"] else "Forecast"
-    return Chart(
-        title, plots_svg.figure_to_svg(figure, f"{name}-forecast", title), keys, _forecast_total_note(facts, total)
-    )
+    title = "Forecast"
+    legend = [LegendEntry("forecast", FORECAST_COLOR, "box")]
+    if facts["forecast_comparison"]:
+        title = "Forecast and actual time"
+        legend.append(LegendEntry("actual", ACTUAL_COLOR, "box"))
+    drawing = svg.figure_to_svg(figure, f"{name}-forecast", title)
+    return Chart(title, drawing, legend, _forecast_total_note(facts, total))
 
 
-def _draw_bar(axes: "Axes", y: float, length: float, fill_colour: str, suffix: str = "") -> None:
-    axes.barh(y, length, height=0.36, color=fill_colour)
+def _draw_bar(axes: "Axes", y: float, length: float, fill_color: str, suffix: str = "") -> None:
+    axes.barh(y, length, height=0.36, color=fill_color)
     axes.text(length, y, f" {length:.1f}{suffix and ', ' + suffix}", va="center", fontsize=8.5)
 
 
 def format_forecast_error(actual: float | None, error: float | None) -> str:
-    """Return by how much a forecast was off; of less than a second it says nothing."""
+    """Return the relative error of a forecast in percent.
+
+    It is empty where nothing is known, and for terms below a second, where a relative error is meaningless.
+    """
     return "" if error is None or not actual or actual < 1 else f"{100 * error:+.0f} %"
 
 
 def _forecast_total_note(facts: JobFacts, total: JobFacts | None) -> str:
-    """What the terms come to, and by whose measured constants it was told."""
-    source = (facts["forecast"] or {}).get("source")
-    told = f" (constants: {source})" if source else ""
+    """Return a sentence on the total time, and where the constants of the forecast come from."""
+    forecast = facts["forecast"] or {}
+    source_note = f" (constants: {forecast['source']})" if forecast.get("source") else ""
     if not total:
-        minutes = (facts["forecast"] or {}).get("minutes")
-        return "" if minutes is None else f"{minutes:.3g} minutes in all{told}"
-    forecast, real, error = total["forecast"], total["actual"], format_forecast_error(total["actual"], total["error"])
-    how = f" ({error})" if error else ""
-    unit, factor = time_unit(max(forecast, real))
-    return f"in all {forecast / factor:.1f} {unit}{told}; it took {real / factor:.1f}{how}"
+        minutes = forecast.get("minutes")
+        return "" if minutes is None else f"{minutes:.3g} minutes in total{source_note}"
+    error_text = format_forecast_error(total["actual"], total["error"])
+    error_note = f" ({error_text})" if error_text else ""
+    unit, seconds_per_unit = time_unit(max(total["forecast"], total["actual"]))
+    predicted = f"{total['forecast'] / seconds_per_unit:.1f} {unit}"
+    return f"total: forecast {predicted}{source_note}, actual {total['actual'] / seconds_per_unit:.1f}{error_note}"
 
 
 def cost_chart(all_facts: Sequence[JobFacts]) -> Chart | None:
-    """Return what the jobs had cost by when, of those that cost something."""
-    priced = [(place, one) for place, one in enumerate(all_facts) if one["dollars"]["over"]]
-    if not priced:
+    """Return the dollars spent over time, with a curve for each job on rented machines."""
+    rented_jobs = [(index, facts) for index, facts in enumerate(all_facts) if facts["cost"]["over_time"]]
+    if not rented_jobs:
         return None
-    unit = time_unit(max(one["dollars"]["over"][-1][0] for _, one in priced))
-    lines = [
-        Curve(
-            LegendEntry(one["job"], job_colour(place)), [(at / unit[1], spent) for at, spent in one["dollars"]["over"]]
-        )
-        for place, one in priced
-    ]
-    note = f"{unit[0]} since the first machine came; machines, disks and addresses"
-    chart = _curve_chart("dollars", "Dollars spent over time", "dollars", unit, lines, y_from_zero=True)
+    unit = time_unit(max(facts["cost"]["over_time"][-1][0] for _, facts in rented_jobs))
+    curves = []
+    for index, facts in rented_jobs:
+        points = [(seconds / unit[1], dollars) for seconds, dollars in facts["cost"]["over_time"]]
+        curves.append(Curve(LegendEntry(facts["job"], job_color(index)), points))
+    chart = _curve_chart("dollars", "Cost over time", "dollars", unit, curves, y_from_zero=True)
+    note = f"{unit[0]} since the launch of the first machine; machines, disks and addresses"
     return chart and Chart(chart.title, chart.svg, chart.legend, note)

@@ -1,4 +1,4 @@
-"""The chart of a job's machines: what each did over time, losses, attempts."""
+"""Chart of a job's machines over time: the activity of each, losses, and the start of each attempt."""
 
 from collections import defaultdict
 from collections.abc import Sequence
@@ -6,58 +6,71 @@ from typing import TYPE_CHECKING
 
 from . import svg
 from .curves import LINE_STYLES, Chart, JobFacts, LegendEntry, Points, time_unit
-from .palette import SERIES_COLOURS
-from .svg import MUTED_COLOUR, PAGE_BACKGROUND_COLOUR
+from .palette import SERIES_COLORS
+from .svg import MUTED_COLOR, PAGE_BACKGROUND_COLOR
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-ACTIVITY_COLOURS = {
-    "training": SERIES_COLOURS[0],
-    "validating": SERIES_COLOURS[2],
-    "getting ready": SERIES_COLOURS[3],
-    "waiting": MUTED_COLOUR,
+ActivitySpan = tuple[str, float, float]  # activity, begin, end
+Bar = tuple[float, float, float]  # row, begin, end
+
+ACTIVITY_COLORS = {
+    "training": SERIES_COLORS[0],
+    "validating": SERIES_COLORS[2],
+    "getting ready": SERIES_COLORS[3],
+    "waiting": MUTED_COLOR,
 }
-MAX_BARS_FOR_NARROW_CHART = 3000  # of a chart of machines that is drawn a second time for a phone
+LOST_COLOR = SERIES_COLORS[1]
+MAX_BARS_FOR_NARROW_CHART = 3000  # above it, the second drawing for phones is left out: it would double the page's size
 
 
 def machines_chart(facts: JobFacts, name: str) -> Chart | None:
-    """Return what each machine did over time, the losses, and where each attempt began."""
-    if not any(facts["lives"].values()):
+    """Return the chart of what each machine did, or None when no activity is known.
+
+    `name` is the prefix of the SVG ids, unique in the page.
+    """
+    activity = facts["activity"]
+    if not any(activity.values()):
         return None
     title = "Machines over time"
     wide = svg.figure_to_svg(_machines_figure(facts, 3.2 * svg.WIDTH_INCHES, False), f"{name}-machines", title)
     narrow = ""
-    if sum(map(len, facts["lives"].values())) <= MAX_BARS_FOR_NARROW_CHART:
+    if sum(map(len, activity.values())) <= MAX_BARS_FOR_NARROW_CHART:
         narrow = svg.figure_to_svg(_machines_figure(facts, svg.WIDTH_INCHES, True), f"{name}-narrow", title)
-    kinds = {kind for some in facts["lives"].values() for kind, *_ in some}
-    keys = [LegendEntry(kind, of, "box") for kind, of in ACTIVITY_COLOURS.items() if kind in kinds]
-    keys += [LegendEntry("lost", SERIES_COLOURS[1], "dotted")] if "lost" in kinds else []
-    keys += [LegendEntry("the loss", SERIES_COLOURS[1], "cross")] if facts["losses"] else []
-    keys += [LegendEntry("an attempt begins", MUTED_COLOUR, "dashed")] if facts["timeline"] else []
-    return Chart(title, wide, keys, narrow_svg=narrow)
+    kinds = {kind for spans in activity.values() for kind, *_ in spans}
+    legend = [LegendEntry(kind, color, "box") for kind, color in ACTIVITY_COLORS.items() if kind in kinds]
+    if "lost" in kinds:
+        legend.append(LegendEntry("lost", LOST_COLOR, "dotted"))
+    if facts["losses"]:
+        legend.append(LegendEntry("moment of the loss", LOST_COLOR, "cross"))
+    if facts["timeline"]:
+        legend.append(LegendEntry("start of an attempt", MUTED_COLOR, "dashed"))
+    return Chart(title, wide, legend, narrow_svg=narrow)
 
 
 def _machines_figure(facts: JobFacts, width: float, is_narrow: bool) -> "Figure":
-    names, bars = list(facts["lives"]), defaultdict[str, list[tuple[float, float, float]]](list)
+    names = list(facts["activity"])
     figure, (axes,) = svg.make_axes(width, 0.95 + 0.3 * min(len(names), 40))
-    unit, factor = time_unit(max((end for some in facts["lives"].values() for *_, end in some), default=0.0))
+    end_time = max((end for spans in facts["activity"].values() for *_, end in spans), default=0.0)
+    unit, seconds_per_unit = time_unit(end_time)
+    bars_by_kind = defaultdict[str, list[Bar]](list)
     for row, name in enumerate(names):
-        for kind, begin, end in merge_adjacent_spans(facts["lives"][name]):
-            bars[kind].append((row, begin / factor, end / factor))
-    for kind, of in ACTIVITY_COLOURS.items():
-        _draw_bars(axes, bars[kind], of)
-    for place, begin, end in bars["lost"]:
-        axes.plot([begin, end], [place, place], color=SERIES_COLOURS[1], linestyle=LINE_STYLES["dotted"], linewidth=1.6)
+        for kind, begin, end in merge_adjacent_spans(facts["activity"][name]):
+            bars_by_kind[kind].append((row, begin / seconds_per_unit, end / seconds_per_unit))
+    for kind, color in ACTIVITY_COLORS.items():
+        _draw_bars(axes, bars_by_kind[kind], color)
+    for row, begin, end in bars_by_kind["lost"]:
+        axes.plot([begin, end], [row, row], color=LOST_COLOR, linestyle=LINE_STYLES["dotted"], linewidth=1.6)
     for name, moment in facts["losses"]:
         if name in names:
-            spot = [moment / factor], [names.index(name)]
             axes.plot(
-                *spot,
+                [moment / seconds_per_unit],
+                [names.index(name)],
                 marker="X",
-                color=SERIES_COLOURS[1],
-                markeredgecolor=PAGE_BACKGROUND_COLOUR,
+                color=LOST_COLOR,
+                markeredgecolor=PAGE_BACKGROUND_COLOR,
                 markersize=10,
                 zorder=5,
             )
@@ -65,42 +78,45 @@ def _machines_figure(facts: JobFacts, width: float, is_narrow: bool) -> "Figure"
     axes.set_yticks(range(len(names)), names)
     axes.grid(visible=False, axis="y")
     axes.margins(x=0.01)
-    _draw_attempt_starts(axes, [(row["attempt"], row["seconds"] / factor) for row in facts["timeline"]], is_narrow)
+    attempt_starts = [(row["attempt"], row["seconds"] / seconds_per_unit) for row in facts["timeline"]]
+    _draw_attempt_starts(axes, attempt_starts, is_narrow)
     return figure
 
 
-def _draw_bars(axes: "Axes", bars: Sequence[tuple[float, float, float]], fill_colour: str) -> None:
-    """Draw bars (row, begin, end) of one colour as one path: of many machines there are thousands."""
+def _draw_bars(axes: "Axes", bars: Sequence[Bar], fill_color: str) -> None:
+    """Draw all bars of one color as a single path: a job with many machines has thousands of bars."""
     from matplotlib.patches import PathPatch
     from matplotlib.path import Path
 
-    corners = [
-        corner
-        for row, begin, end in bars
-        for corner in ((begin, row - 0.32), (end, row - 0.32), (end, row + 0.32), (begin, row + 0.32), (begin, row))
-    ]
-    codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(bars)
-    if corners:
-        axes.add_patch(PathPatch(Path(corners, codes), facecolor=fill_colour, linewidth=0))
+    if bars:
+        corners = [
+            corner
+            for row, begin, end in bars
+            for corner in ((begin, row - 0.32), (end, row - 0.32), (end, row + 0.32), (begin, row + 0.32), (begin, row))
+        ]
+        codes = [Path.MOVETO, Path.LINETO, Path.LINETO, Path.LINETO, Path.CLOSEPOLY] * len(bars)
+        axes.add_patch(PathPatch(Path(corners, codes), facecolor=fill_color, linewidth=0))
     axes.autoscale_view()
 
 
 def _draw_attempt_starts(axes: "Axes", starts: Points, is_narrow: bool) -> None:
-    """A line where each attempt began, and its number above, unless it would be written over the one before."""
-    last, room = -1e9, (axes.get_xlim()[1] - axes.get_xlim()[0]) * (0.07 if is_narrow else 0.015)
+    """Draw a line where each attempt started, with its number above unless it would overlap the number before."""
+    left, right = axes.get_xlim()
+    min_distance = (right - left) * (0.07 if is_narrow else 0.015)
+    last_labelled = -1e9
     for number, moment in starts:
-        axes.axvline(moment, color=MUTED_COLOUR, linestyle=LINE_STYLES["dashed"], linewidth=1.0)
-        if moment - last >= room:
-            axes.text(moment, -0.62, f" {number:.0f}", color=MUTED_COLOUR, va="center", fontsize=9.5)
-            last = moment
+        axes.axvline(moment, color=MUTED_COLOR, linestyle=LINE_STYLES["dashed"], linewidth=1.0)
+        if moment - last_labelled >= min_distance:
+            axes.text(moment, -0.62, f" {number:.0f}", color=MUTED_COLOR, va="center", fontsize=9.5)
+            last_labelled = moment
 
 
-def merge_adjacent_spans(spans: Sequence[tuple[str, float, float]]) -> list[tuple[str, float, float]]:
-    """Return the spans with neighbours of one kind as one."""
-    found: list[tuple[str, float, float]] = []
+def merge_adjacent_spans(spans: Sequence[ActivitySpan]) -> list[ActivitySpan]:
+    """Merge neighboring spans of the same activity."""
+    merged: list[ActivitySpan] = []
     for kind, begin, end in spans:
-        if found and found[-1][0] == kind and begin <= found[-1][2]:
-            found[-1] = kind, found[-1][1], end
+        if merged and merged[-1][0] == kind and begin <= merged[-1][2]:
+            merged[-1] = (kind, merged[-1][1], end)
         else:
-            found.append((kind, begin, end))
-    return found
+            merged.append((kind, begin, end))
+    return merged

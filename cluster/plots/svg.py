@@ -1,6 +1,7 @@
-"""From a figure of matplotlib to SVG that lies in a page: no size, no style sheet, no address, colours by their names.
+"""Converts matplotlib figures to SVG elements that can be inlined in an HTML page.
 
-The colours are variables of the page's style, so that one drawing is read in the dark and in the light.
+The elements have no fixed size, no style sheet of their own and no external references. Colors are CSS variables of the
+page, so that the same drawing is readable in the light and in the dark scheme.
 """
 
 import contextlib
@@ -11,67 +12,99 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 from xml.etree import ElementTree
 
-from .palette import GRID_COLOUR, SERIES_COLOURS, TEXT_COLOUR
+from .palette import GRID_COLOR, SERIES_COLORS, TEXT_COLOR
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-PAGE_BACKGROUND_COLOUR, MUTED_COLOUR = "#fefefe", "#5d6670"
-CSS_VARIABLE_BY_COLOUR = {
-    TEXT_COLOUR: "ink",
-    GRID_COLOUR: "grid",
-    PAGE_BACKGROUND_COLOUR: "paper",
-    MUTED_COLOUR: "soft",
-} | {colour: f"s{place + 1}" for place, colour in enumerate(SERIES_COLOURS)}
-WIDTH_INCHES, HEIGHT_INCHES = 4.9, 3.0  # inches of 72 units: a unit is about a pixel on a phone
+PAGE_BACKGROUND_COLOR = "#fefefe"
+MUTED_COLOR = "#5d6670"
+CSS_VARIABLE_BY_COLOR = {
+    TEXT_COLOR: "ink",
+    GRID_COLOR: "grid",
+    PAGE_BACKGROUND_COLOR: "paper",
+    MUTED_COLOR: "soft",
+} | {color: f"s{index + 1}" for index, color in enumerate(SERIES_COLORS)}
+
+# Size of a chart in inches. matplotlib's SVG has 72 units to the inch, and on a phone a unit is about a pixel.
+WIDTH_INCHES = 4.9
+HEIGHT_INCHES = 3.0
+
 MATPLOTLIB_SETTINGS: dict[str, Any] = {
-    "svg.fonttype": "none", "svg.hashsalt": "imgnet-cluster", "font.family": "sans-serif",
-    "font.sans-serif": ["DejaVu Sans"], "font.size": 10, "axes.labelsize": 10, "xtick.labelsize": 9.5,
-    "ytick.labelsize": 9.5, "text.parse_math": False, "axes.spines.top": False, "axes.spines.right": False,
-    "axes.spines.left": False, "axes.edgecolor": MUTED_COLOUR, "axes.labelcolor": MUTED_COLOUR, "xtick.color": MUTED_COLOUR,
-    "ytick.color": MUTED_COLOUR, "text.color": TEXT_COLOUR, "grid.color": GRID_COLOUR, "axes.grid": True, "grid.linewidth": 0.8,
-    "axes.axisbelow": True, "ytick.major.size": 0, "figure.facecolor": "none", "axes.facecolor": "none",
-    "savefig.facecolor": "none", "lines.linewidth": 1.8, "lines.markersize": 4.5, "axes.formatter.useoffset": False,
-    "axes.formatter.limits": [-4, 6], "hatch.linewidth": 0.7, "axes.unicode_minus": True, "axes.ymargin": 0.08,
-}  # fmt: skip
+    "svg.fonttype": "none",
+    "svg.hashsalt": "imgnet-cluster",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "font.size": 10,
+    "text.color": TEXT_COLOR,
+    "text.parse_math": False,
+    "axes.axisbelow": True,
+    "axes.edgecolor": MUTED_COLOR,
+    "axes.facecolor": "none",
+    "axes.formatter.limits": [-4, 6],
+    "axes.formatter.useoffset": False,
+    "axes.grid": True,
+    "axes.labelcolor": MUTED_COLOR,
+    "axes.labelsize": 10,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.unicode_minus": True,
+    "axes.ymargin": 0.08,
+    "xtick.color": MUTED_COLOR,
+    "xtick.labelsize": 9.5,
+    "ytick.color": MUTED_COLOR,
+    "ytick.labelsize": 9.5,
+    "ytick.major.size": 0,
+    "grid.color": GRID_COLOR,
+    "grid.linewidth": 0.8,
+    "lines.linewidth": 1.8,
+    "lines.markersize": 4.5,
+    "hatch.linewidth": 0.7,
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+}
 
 
 @contextlib.contextmanager
 def matplotlib_settings() -> Iterator[None]:
-    """Draw by our settings within this context, whatever a matplotlibrc of the user's says."""
+    """Draw with the settings above inside this context, whatever the user's matplotlibrc says."""
     import matplotlib
 
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells when it looks for fonts
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it logs when it builds its font cache
     with matplotlib.rc_context():
         matplotlib.rcdefaults()
-        settings: Any = matplotlib.rcParams  # whose types name every setting of one version
-        settings.update(MATPLOTLIB_SETTINGS)
+        rc_params: Any = matplotlib.rcParams  # its type lists the settings of one version of matplotlib only
+        rc_params.update(MATPLOTLIB_SETTINGS)
         yield
 
 
 def make_axes(width: float = WIDTH_INCHES, height: float = HEIGHT_INCHES, rows: int = 1) -> "tuple[Figure, list[Any]]":
-    """Return a figure of so many inches, and its axes, one above the other."""
+    """Return a figure of `width` x `height` inches and its axes, from top to bottom, which share the x axis."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(width, height), layout="constrained")
-    found = figure.subplots(rows, 1, sharex=True, squeeze=False)
-    return figure, [one[0] for one in found]
+    grid = figure.subplots(rows, 1, sharex=True, squeeze=False)
+    return figure, [row[0] for row in grid]
 
 
 def figure_to_svg(figure: "Figure", id_prefix: str, title: str) -> str:
-    """Return a figure as an SVG element for a page, `name` apart from all others of that page, `title` read aloud."""
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
-    root = ElementTree.fromstring(out.getvalue())
-    used = set(re.findall(r'(?:url\(|href=")#([^")]+)', out.getvalue()))
+    """Return a figure as an SVG element.
+
+    `id_prefix` must be unique in the page, because SVG ids are global there. Screen readers read `title`.
+    """
+    output = io.StringIO()
+    figure.savefig(output, format="svg", metadata=dict.fromkeys(("Date", "Creator", "Format", "Type")))
+    svg_text = output.getvalue()
+    root = ElementTree.fromstring(svg_text)
+    used_ids = set(re.findall(r'(?:url\(|href=")#([^")]+)', svg_text))
     for parent in list(root.iter()):
         for child in list(parent):
             if _local_name(child.tag) in ("metadata", "style"):
                 parent.remove(child)
-    for one in root.iter():
-        _clean_element(one, id_prefix, used)
-    box = root.get("viewBox", "")
-    root.attrib = {"viewBox": box, "role": "img", "aria-label": title}
+    for element in root.iter():
+        _clean_element(element, id_prefix, used_ids)
+    root.attrib = {"viewBox": root.get("viewBox", ""), "role": "img", "aria-label": title}
     return ElementTree.tostring(root, encoding="unicode")
 
 
@@ -80,25 +113,25 @@ def _local_name(qualified_name: str) -> str:
 
 
 def _clean_element(element: ElementTree.Element, id_prefix: str, used_ids: set[str]) -> None:
-    """Make an element one of a page: no namespaces, ids only where they are used and of this page, short numbers."""
+    """Adapt an element to the page: no namespaces, only ids that are referenced, CSS colors, short numbers."""
     element.tag = _local_name(element.tag)
-    words = {}
-    for key, value in element.attrib.items():
-        key = _local_name(key)
-        if (key == "id" and value not in used_ids) or key in ("version", "xmlns", "type"):
+    attributes = {}
+    for qualified_name, value in element.attrib.items():
+        name = _local_name(qualified_name)
+        if (name == "id" and value not in used_ids) or name in ("version", "xmlns", "type"):
             continue
-        if key == "id":
+        if name == "id":
             value = f"{id_prefix}-{value}"
-        elif key == "href":
+        elif name == "href":
             value = f"#{id_prefix}-{value[1:]}"
-        elif key == "clip-path":
+        elif name == "clip-path":
             value = value.replace("#", f"#{id_prefix}-")
-        elif key == "style":
-            value = _use_css_colours(value)
-        elif key in ("d", "x", "y"):
+        elif name == "style":
+            value = _use_css_colors(value)
+        elif name in ("d", "x", "y"):
             value = _shorten_path(value)
-        words[key] = value
-    element.attrib = words
+        attributes[name] = value
+    element.attrib = attributes
     if element.tag != "text" and not (element.text or "").strip():
         element.text = None
     if not (element.tail or "").strip():
@@ -106,18 +139,19 @@ def _clean_element(element: ElementTree.Element, id_prefix: str, used_ids: set[s
 
 
 def _shorten_path(path: str) -> str:
-    """A path, or a number, to a tenth of a unit and without what need not be said."""
-    path = re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.1f}".removesuffix(".0"), path)
+    """Round the numbers of a path, or a single number, to a tenth of a unit, and drop needless spaces."""
+    path = re.sub(r"-?\d+\.\d+", lambda match: f"{float(match[0]):.1f}".removesuffix(".0"), path)
     path = re.sub(r"\s*([A-Za-z])\s*", r"\1", path.strip())
-    return re.sub(r"M(\S+) (\S+?)L(\S+?) \2L\3 (\S+?)L\1 \4z", r"M\1 \2H\3V\4H\1z", path)  # a box
+    return re.sub(r"M(\S+) (\S+?)L(\S+?) \2L\3 (\S+?)L\1 \4z", r"M\1 \2H\3V\4H\1z", path)  # a rectangle
 
 
-def _use_css_colours(css: str) -> str:
-    """A style with our colours by their names, and without fonts: those are the page's."""
+def _use_css_colors(css: str) -> str:
+    """Replace our colors by CSS variables of the page, and drop fonts, which the page sets."""
     css = re.sub(r"font:\s*([\d.]+px)[^;]*", r"font-size: \1", css)
     css = re.sub(r"font-family:[^;]*;?\s*", "", css)
-    return re.sub(
-        r"#[0-9a-f]{6}",
-        lambda found: f"var(--{CSS_VARIABLE_BY_COLOUR[found[0]]})" if found[0] in CSS_VARIABLE_BY_COLOUR else found[0],
-        css,
-    )
+
+    def to_variable(match: re.Match[str]) -> str:
+        variable = CSS_VARIABLE_BY_COLOR.get(match[0])
+        return f"var(--{variable})" if variable else match[0]
+
+    return re.sub(r"#[0-9a-f]{6}", to_variable, css)

@@ -1,4 +1,4 @@
-"""Does a record's JSON add up by itself? What is wrong with it, in order, each as a line that names the epoch. Pure."""
+"""Checks whether DAWNBench's JSON of a run is consistent by itself. Each problem is one line that names the epoch."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,84 +12,99 @@ from train.tools.filesystem import json_roundtrip
 from . import writers
 from .writers import JsonMapping
 
-EPOCH_SLACK_SECONDS, EPOCH_SLACK_FRACTION = (
-    3.0,
-    0.05,
-)  # seconds, and share of its time, that an epoch may take beside its steps and validation
-CLOCK_TOLERANCE_SECONDS = 1.0  # seconds by which two clocks may tell the same moment
-MAX_EPOCHS = 100_000  # no run has more; a schedule of more takes for ever to lay out
+# The time that an epoch may take beyond its steps and its validation: seconds, plus a fraction of its own time.
+EPOCH_SLACK_SECONDS = 3.0
+EPOCH_SLACK_FRACTION = 0.05
+CLOCK_TOLERANCE_SECONDS = 1.0  # by which two clocks may differ about the same moment
+MAX_EPOCHS = 100_000  # far above any run; to lay out a longer schedule would take forever
 ACCURACY_FIELD_PAIRS = (
-    ("top1", "top5"),
-    ("top1_square", "top5_square"),
-)  # of the view that counts, and of the square centre
-INVALID_ACCURACIES_MESSAGE = "top-1 {} and top-5 {}{} are no accuracies in percent, the first at most the second"
+    ("top1", "top5"),  # of the view that counts
+    ("top1_square", "top5_square"),  # of the square center crop
+)
+INVALID_ACCURACIES_MESSAGE = "top-1 {} and top-5 {}{} are not accuracies in percent with top-1 at most top-5"
 
 
 def check_entry(entry: JsonMapping) -> Iterator[str]:
-    """Yield what is wrong within a JSON: fields, steps, rates, times, cost, target."""
+    """Yield the problems within a JSON: fields, steps, learning rates, times, cost, target."""
     missing = [name for name in writers.ENTRY_FIELDS if name not in entry]
     if missing:
         yield f"the fields {', '.join(missing)} are missing"
         return
     misc = entry["misc"]
     yield from check_no_negative_seconds(misc, "misc")
-    rows = misc["epochs"]
-    recipe, images = Recipe.from_json(misc["recipe"]), misc["images"]["train"]
+    epochs = misc["epochs"]
+    recipe = Recipe.from_json(misc["recipe"])
     if recipe.epochs > MAX_EPOCHS:
         yield f"misc.recipe: {recipe.epochs} epochs; no run has more than {MAX_EPOCHS}"
         return
-    schedule = Schedule(recipe, images, misc["gpus"], misc["max_steps"])
-    done = 0
-    for place, row in enumerate(rows):
-        done += row["steps"]
-        yield from check_epoch_steps(row, schedule, place, done)
+    schedule = Schedule(recipe, misc["images"]["train"], misc["gpus"], misc["max_steps"])
+    steps_so_far = 0
+    for index, row in enumerate(epochs):
+        steps_so_far += row["steps"]
+        planned_epoch = schedule.epochs[index] if index < len(schedule.epochs) else None
+        yield from check_epoch_steps(row, schedule, index, steps_so_far)
         yield from check_accuracies(row, misc["images"]["val"])
-        yield from check_validation_view(row, schedule.epochs[place] if place < len(schedule.epochs) else None)
+        yield from check_validation_view(row, planned_epoch)
     yield from check_epoch_seconds(misc)
-    if json_roundtrip(writers.executed_phases(rows, misc["recipe"])) != misc["schedule"]:
-        yield "misc.schedule is not what the epochs add up to"
-    for name, told in (("optimizer", "optim"), ("comm", "comm"), ("seed", "seed")):
-        if misc[name] != misc["recipe"][told]:
+    if json_roundtrip(writers.executed_phases(epochs, misc["recipe"])) != misc["schedule"]:
+        yield "misc.schedule does not agree with the epochs"
+    for name, recipe_field in (("optimizer", "optim"), ("comm", "comm"), ("seed", "seed")):
+        if misc[name] != misc["recipe"][recipe_field]:
             yield f"misc.{name} is not the recipe's"
     if entry["model"] != recipe.model.name:
         yield f"model {entry['model']}: the recipe has {recipe.model.name}"
     yield from check_cost(entry)
-    yield from check_target(misc["target"], rows)
+    yield from check_target(misc["target"], epochs)
 
 
 def check_no_negative_seconds(value: Any, path: str) -> Iterator[str]:
-    """Yield each number of seconds below zero, by its place."""
-    pairs = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
-    for name, one in pairs:
-        place = f"{path}[{name}]" if isinstance(name, int) else f"{path}.{name}"
-        if isinstance(one, int | float) and "seconds" in str(name) and one < 0:
-            yield f"{place} is {one:g}; no time is below zero"
-        yield from check_no_negative_seconds(one, place)
+    """Yield each number of seconds below zero, with its path."""
+    children: list[tuple[Any, Any]] = []
+    if isinstance(value, Mapping):
+        children = list(value.items())
+    elif isinstance(value, list):
+        children = list(enumerate(value))
+    for name, child in children:
+        child_path = f"{path}[{name}]" if isinstance(name, int) else f"{path}.{name}"
+        if isinstance(child, int | float) and "seconds" in str(name) and child < 0:
+            yield f"{child_path} is {child:g}; a time cannot be negative"
+        yield from check_no_negative_seconds(child, child_path)
 
 
 def check_epoch_steps(row: JsonMapping, schedule: Schedule, index: int, steps_so_far: int) -> Iterator[str]:
-    """Yield what is wrong with an epoch's steps, sizes, rates and speed; `done` are the steps until its end."""
-    where, batch, images = f"epoch {row['epoch']}", row["global_batch"], schedule.images
+    """Yield the problems of an epoch's steps, sizes, learning rates and speed.
+
+    `index` is its place among the epochs of the record, `steps_so_far` the steps until its end.
+    """
+    where = f"epoch {row['epoch']}"
     if index >= len(schedule.epochs) or row["epoch"] != schedule.epochs[index].number + 1:
         yield f"{where}: is not epoch number {index + 1} of the recipe's schedule"
         return
     planned = schedule.epochs[index]
-    if (row["size"], batch) != (planned.scheduled_phase.phase.size, planned.scheduled_phase.global_batch):
+    planned_size = planned.scheduled_phase.phase.size
+    planned_batch = planned.scheduled_phase.global_batch
+    batch = row["global_batch"]
+    if (row["size"], batch) != (planned_size, planned_batch):
         yield (
-            f"{where}: {row['size']} pixels and a batch of {batch}; by the recipe {planned.scheduled_phase.phase.size} and "
-            f"{planned.scheduled_phase.global_batch}"
+            f"{where}: {row['size']} pixels and a batch of {batch}; the recipe has {planned_size} and {planned_batch}"
         )
         return
-    full = math.ceil(images / batch)
-    if row["steps"] != planned.steps or (schedule.max_steps is None and row["steps"] != full):
-        yield f"{where}: {row['steps']} steps; {images} images by {batch} are {min(full, planned.steps)}"
+    images = schedule.images
+    steps_of_whole_epoch = math.ceil(images / batch)
+    if row["steps"] != planned.steps or (schedule.max_steps is None and row["steps"] != steps_of_whole_epoch):
+        expected_steps = min(steps_of_whole_epoch, planned.steps)
+        yield f"{where}: {row['steps']} steps; {images} images in batches of {batch} are {expected_steps}"
     if row["step"] != steps_so_far:
         yield f"{where}: ends at step {row['step']}; the steps of the epochs add up to {steps_so_far}"
-    if row["images"] != (seen := min(images, row["steps"] * batch)):
-        yield f"{where}: {row['images']} images; {row['steps']} steps of {batch} have {seen}"
-    for name, told, step in zip(("first", "last"), row["lr"], (0, planned.steps - 1), strict=True):
-        if told is not None and not math.isclose(told, planned.lr_at(step), rel_tol=1e-9, abs_tol=1e-15):
-            yield f"{where}: the rate of its {name} step is {told:.6g}; by the recipe {planned.lr_at(step):.6g}"
+    expected_images = min(images, row["steps"] * batch)
+    if row["images"] != expected_images:
+        yield f"{where}: {row['images']} images; {row['steps']} steps of {batch} have {expected_images}"
+    for name, rate, step in zip(("first", "last"), row["lr"], (0, planned.steps - 1), strict=True):
+        planned_rate = planned.lr_at(step)
+        if rate is not None and not math.isclose(rate, planned_rate, rel_tol=1e-9, abs_tol=1e-15):
+            yield (
+                f"{where}: the learning rate of its {name} step is {rate:.6g}; by the recipe it is {planned_rate:.6g}"
+            )
     if not math.isclose(row["images_per_second"] * row["train_seconds"], row["images"], rel_tol=1e-6):
         yield (
             f"{where}: {row['images_per_second']:.6g} images/s for {row['train_seconds']:.6g} s are not "
@@ -98,85 +113,111 @@ def check_epoch_steps(row: JsonMapping, schedule: Schedule, index: int, steps_so
 
 
 def check_accuracies(row: JsonMapping, val_images: int) -> Iterator[str]:
-    """Yield what is wrong with an epoch's accuracies, of which each is a whole number of images and all or none are."""
+    """Yield the problems of an epoch's accuracies: all of them exist or none, and each is a whole number of images."""
     where = f"epoch {row['epoch']}"
     if all(row[name] is None for pair in ACCURACY_FIELD_PAIRS for name in pair):
         return
     if row["val_images"] != val_images:
         yield f"{where}: validated on {row['val_images']} images of {val_images}"
     for pair in ACCURACY_FIELD_PAIRS:
-        first, five = (row[name] for name in pair)
-        if None in (first, five) or not 0 <= first <= five <= 100:
-            yield f"{where}: {INVALID_ACCURACIES_MESSAGE.format(first, five, '' if pair is ACCURACY_FIELD_PAIRS[0] else ' of the square')}"
+        top1, top5 = (row[name] for name in pair)
+        if None in (top1, top5) or not 0 <= top1 <= top5 <= 100:
+            view_note = "" if pair is ACCURACY_FIELD_PAIRS[0] else " of the square"
+            yield f"{where}: {INVALID_ACCURACIES_MESSAGE.format(top1, top5, view_note)}"
             return
         for name in pair:
-            hits = row[name] * val_images / 100
-            if abs(hits - round(hits)) > 1e-6 * max(1.0, hits):
-                yield f"{where}: {name} {row[name]:.6g} % of {val_images} images is no whole number of them"
+            correct_images = row[name] * val_images / 100
+            if abs(correct_images - round(correct_images)) > 1e-6 * max(1.0, correct_images):
+                yield f"{where}: {name} {row[name]:.6g} % of {val_images} images is not a whole number of images"
 
 
 def check_validation_view(row: JsonMapping, planned_epoch: Epoch | None) -> Iterator[str]:
-    """Yield where an epoch was not seen as its phase asks for, or its square centre is not what it was judged by."""
-    where, view = f"epoch {row['epoch']}", row["view"]
+    """Yield an epoch that was not validated with the view of its phase.
+
+    With the square view, both pairs of accuracies must be equal, because they are of the same crops.
+    """
+    where = f"epoch {row['epoch']}"
+    view = row["view"]
     if row["top1"] is None:
         if view is not None:
             yield f"{where}: view {view} without a validation"
         return
-    if planned_epoch and view != (asked := "rect" if planned_epoch.scheduled_phase.phase.rect_val else "square"):
-        yield f"{where}: view {view}; by the recipe {asked}"
-    for name, square in zip(*ACCURACY_FIELD_PAIRS, strict=True) if view == "square" else ():
-        if row[name] != row[square]:
-            yield f"{where}: {name} {row[name]:.6g} and {square} {row[square]:.6g} are of the same view"
+    if planned_epoch:
+        planned_view = "rect" if planned_epoch.scheduled_phase.phase.rect_val else "square"
+        if view != planned_view:
+            yield f"{where}: view {view}; by the recipe it is {planned_view}"
+    if view == "square":
+        for name, square_name in zip(*ACCURACY_FIELD_PAIRS, strict=True):
+            if row[name] != row[square_name]:
+                yield (
+                    f"{where}: {name} {row[name]:.6g} and {square_name} {row[square_name]:.6g} are of the same view, "
+                    "and must be equal"
+                )
 
 
 def check_epoch_seconds(misc: JsonMapping) -> Iterator[str]:
-    """Yield where the clock does not go on as steps, validations and losses say."""
-    before, step = misc["seconds_to_first_step"], 0
+    """Yield the epochs whose time on the clock does not agree with their steps, validation and losses."""
+    last_seconds = misc["seconds_to_first_step"]
+    last_step = 0
     for row in misc["epochs"]:
-        where, needs = f"epoch {row['epoch']}", row["train_seconds"] + row["val_seconds"]
-        lost = [one["seconds_lost"] for one in misc["attempts"][1:] if step <= one["first_step"] <= row["step"]]
-        took = row["seconds"] - (before or 0.0)
-        allowed = needs * (1 + EPOCH_SLACK_FRACTION) + EPOCH_SLACK_SECONDS + sum(one or 0.0 for one in lost)
-        if took < needs * (1 - EPOCH_SLACK_FRACTION) - CLOCK_TOLERANCE_SECONDS or (
-            before is not None and None not in lost and took > allowed
-        ):
-            losses = f" and losses of {sum(one or 0.0 for one in lost):.1f} s" if lost else ""
+        own_seconds = row["train_seconds"] + row["val_seconds"]
+        losses = [
+            attempt["seconds_lost"]
+            for attempt in misc["attempts"][1:]
+            if last_step <= attempt["first_step"] <= row["step"]
+        ]
+        lost_seconds = sum(seconds or 0.0 for seconds in losses)
+        clock_seconds = row["seconds"] - (last_seconds or 0.0)
+        min_seconds = own_seconds * (1 - EPOCH_SLACK_FRACTION) - CLOCK_TOLERANCE_SECONDS
+        max_seconds = own_seconds * (1 + EPOCH_SLACK_FRACTION) + EPOCH_SLACK_SECONDS + lost_seconds
+        knows_max = last_seconds is not None and None not in losses
+        if clock_seconds < min_seconds or (knows_max and clock_seconds > max_seconds):
+            losses_note = f" and losses of {lost_seconds:.1f} s" if losses else ""
             yield (
-                f"{where}: the clock says {took:.1f} s for {row['train_seconds']:.1f} s of steps, "
-                f"{row['val_seconds']:.1f} s of validation{losses}"
+                f"epoch {row['epoch']}: the clock says {clock_seconds:.1f} s for {row['train_seconds']:.1f} s of "
+                f"steps, {row['val_seconds']:.1f} s of validation{losses_note}"
             )
-        before, step = row["seconds"], row["step"]
+        last_seconds = row["seconds"]
+        last_step = row["step"]
 
 
 def check_cost(entry: JsonMapping) -> Iterator[str]:
-    """Yield where hours and price do not make the cost, or the machines not the price."""
-    misc, price = entry["misc"], entry["costPerHour"]
-    told = [row["seconds"] for row in misc["epochs"] if row["top1"] is not None]
-    if not told or abs(3600 * misc["hours"] - told[-1]) > 0.01:
-        yield f"misc.hours {misc['hours']:g}: the last validated epoch ends at {told[-1] / 3600 if told else 0:.6f}"
+    """Yield disagreements between hours, price per hour, cost, and the prices of the machines."""
+    misc = entry["misc"]
+    price = entry["costPerHour"]
+    validated_seconds = [row["seconds"] for row in misc["epochs"] if row["top1"] is not None]
+    if not validated_seconds or abs(3600 * misc["hours"] - validated_seconds[-1]) > 0.01:
+        last_hours = validated_seconds[-1] / 3600 if validated_seconds else 0
+        yield f"misc.hours {misc['hours']:g}: the last validated epoch ends at {last_hours:.6f}"
     dollars = misc["cost"]["dollars"]
     if (price is None) != (dollars is None):
         yield f"costPerHour {price} and misc.cost.dollars {dollars}: one is known without the other"
     elif price is not None and not math.isclose(dollars, price * misc["hours"], rel_tol=1e-9, abs_tol=1e-9):
         yield f"misc.cost.dollars {dollars:.6g}: {misc['hours']:.6g} hours at {price:g} are {price * misc['hours']:.6g}"
-    each = {one["name"]: one["price"] for one in misc["machines"]}
-    prices = [each.get(name) for name in misc["at_work"]]
-    known = [one for one in prices if one is not None]
-    whole = sum(known) if known and len(known) == len(prices) else None
-    if (price is None) != (whole is None) or (price is not None and not math.isclose(price, whole or 0.0)):
-        yield f"costPerHour {price}: the machines at work cost {whole}"
+    price_by_machine = {machine["name"]: machine["price"] for machine in misc["machines"]}
+    prices = [price_by_machine.get(name) for name in misc["at_work"]]
+    known_prices = [machine_price for machine_price in prices if machine_price is not None]
+    total_price = sum(known_prices) if known_prices and len(known_prices) == len(prices) else None
+    if (price is None) != (total_price is None) or (price is not None and not math.isclose(price, total_price or 0.0)):
+        yield f"costPerHour {price}: the machines at work cost {total_price}"
 
 
-def check_target(target: JsonMapping | None, rows: Sequence[JsonMapping]) -> Iterator[str]:
-    """Yield where a target was not reached as it is told."""
+def check_target(target: JsonMapping | None, epochs: Sequence[JsonMapping]) -> Iterator[str]:
+    """Yield disagreements between the outcome of the target and the epochs."""
     if target is None:
         return
     metric = target["metric"]
-    hit = Target(metric, target["goal"]).first_epoch_reaching(rows)
-    reached = hit["epoch"] if hit else None
-    if target["reached"] != (hit is not None) or target["epoch"] != reached:
-        yield f"misc.target: epoch {target['epoch']} for {metric} {target['goal']:g}; by the rows it is epoch {reached}"
-    elif hit and target["seconds"] is not None and abs(target["seconds"] - hit["seconds"]) > 0.01:
-        yield f"misc.target: {target['seconds']:.2f} s; epoch {hit['epoch']} ended at {hit['seconds']:.2f}"
-    elif hit and target["seconds"] is not None and abs(60 * target["minutes"] - target["seconds"]) > 0.01:
-        yield f"misc.target: {target['minutes']:.4f} minutes are not {target['seconds']:.2f} s"
+    reaching_row = Target(metric, target["goal"]).first_epoch_reaching(epochs)
+    reaching_epoch = reaching_row["epoch"] if reaching_row else None
+    if target["reached"] != (reaching_row is not None) or target["epoch"] != reaching_epoch:
+        yield (
+            f"misc.target: epoch {target['epoch']} for {metric} {target['goal']:g}; by the rows it is epoch "
+            f"{reaching_epoch}"
+        )
+    elif reaching_row and target["seconds"] is not None:
+        if abs(target["seconds"] - reaching_row["seconds"]) > 0.01:
+            yield (
+                f"misc.target: {target['seconds']:.2f} s; epoch {reaching_epoch} ended at {reaching_row['seconds']:.2f}"
+            )
+        elif abs(60 * target["minutes"] - target["seconds"]) > 0.01:
+            yield f"misc.target: {target['minutes']:.4f} minutes are not {target['seconds']:.2f} s"

@@ -1,7 +1,8 @@
-"""What a job has run, from its run folder, as plain data: for whoever writes it down. Reads only; asks no machine.
+"""Collects what a job has run, from its run folder, as plain data for the benchmark records.
 
-Epochs are those that count: what an attempt did beyond the save that the next one went on from is left out. Their rows
-are the metrics' lines, or the trainers' own history where a machine was lost with its last lines.
+It only reads, and asks no machine. Only epochs and steps that count are included: steps that an attempt made beyond the
+checkpoint from which the next attempt resumed are left out. The rows of the epochs come from the metrics, or from the
+trainers' own history where a machine was lost together with its last lines.
 """
 
 import math
@@ -16,126 +17,181 @@ from cluster.state import result as state_result
 from train.tools.filesystem import read_json_lines
 
 JsonDict = dict[str, Any]
+AttemptsByNumber = Mapping[int, attempts.Attempt]
+
+METRICS_ONLY_FIELDS = ("kind", "time", "images", "where", "gap_steps")  # of an epoch's line; not part of a record
+BILLED_MACHINE_FIELDS = ("name", "type", "market", "zone", "price", "seconds", "dollars", "all")
 
 
 def collect_run_data(job: Job) -> JsonDict:
     """Return what a job has run.
 
-    Raises `ClusterError` when it is not over, nothing of it was validated, or it is of an old version.
+    Raises `ClusterError` when the job has not ended, when no epoch was validated, or when the version that trained it
+    was too old.
     """
     if not job.has_ended:
-        raise ClusterError(f"{job.name} is {job.state}; a record is of a run that is over, which this is not yet")
-    spec, folders = job.spec, job.run_folder
+        raise ClusterError(f"{job.name} is {job.state}; a record can only be made of a job that has ended")
+    spec = job.spec
+    run_folder = job.run_folder
     result = job.result or {}
-    members = {one.number: one for one in attempts.history(folders.shared) if one.members}
-    lines = effective_metrics(job, members)
-    starts = [row for row in lines if row["kind"] == "start"]
-    epochs = epoch_rows(lines, result.get("epochs") or [])
+    attempts_by_number = {attempt.number: attempt for attempt in attempts.history(run_folder.shared) if attempt.members}
+    metrics_rows = effective_metrics(job, attempts_by_number)
+    start_rows = [row for row in metrics_rows if row["kind"] == "start"]
+    epochs = epoch_rows(metrics_rows, result.get("epochs") or [])
     if not any(row["top1"] is not None for row in epochs):
-        state = job.status()
-        why = f": {state['reason']}" if state["reason"] else ""
+        status = job.status()
+        reason = f": {status['reason']}" if status["reason"] else ""
         raise ClusterError(
-            f"{job.name} has validated no epoch, so there is nothing to record; it is {state['state']}{why}"
+            f"{job.name} has validated no epoch, so there is nothing to record; it is {status['state']}{reason}"
         )
-    if not starts or any(row.get("clock") is None for row in epochs):
+    if not start_rows or any(row.get("clock") is None for row in epochs):
         raise ClusterError(f"{job.name} was trained by an older version, which did not note when loading began")
-    first, last = starts[0], starts[-1]
-    found = {
-        "job": job.name, "uid": spec.uid, "state": job.state, "backend": spec.backend,
-        "recipe": spec.recipe.to_json(), "gpus": last["gpus"], "max_steps": spec.max_steps, "scale": spec.scale,
-        "commit": spec.git_commit, "begun": first["begun"], "launched": state_result.first_launch_time(folders, spec),
-        "train_images": last["train_images"], "val_images": last["val_images"],
-        "device": last["device"], "processor": last["processor"] or None, "precision": last["precision"],
-        "versions": last["versions"], "worlds": {str(row["attempt"]): row["world"] for row in starts},
-        "epochs": epochs, "attempts": timeline.attempt_rows(job.path, folders.shared), "away": recovery_costs(lines, members),
-        "first_step_at": next((row["began"] for row in epochs if row["began"] is not None), None),
-        "target": result.get("target"), "schedule": result.get("schedule"),
-        "result_seconds": (result.get("clock") or {}).get("seconds"), "result_epochs": result.get("epochs") or [],
+    last_start = start_rows[-1]
+    return {
+        "job": job.name,
+        "uid": spec.uid,
+        "state": job.state,
+        "backend": spec.backend,
+        "recipe": spec.recipe.to_json(),
+        "gpus": last_start["gpus"],
+        "max_steps": spec.max_steps,
+        "scale": spec.scale,
+        "commit": spec.git_commit,
+        "launched_at": state_result.first_launch_time(run_folder, spec),
+        "loading_began_at": start_rows[0]["begun"],
+        "first_step_at": next((row["began_at"] for row in epochs if row["began_at"] is not None), None),
+        "train_images": last_start["train_images"],
+        "val_images": last_start["val_images"],
+        "device": last_start["device"],
+        "processor": last_start["processor"] or None,
+        "precision": last_start["precision"],
+        "versions": last_start["versions"],
+        "processes_by_attempt": {str(row["attempt"]): row["world"] for row in start_rows},
+        "epochs": epochs,
+        "attempts": timeline.attempt_rows(job.path, run_folder.shared),
+        "recovery_costs": recovery_costs(metrics_rows, attempts_by_number),
+        "target": result.get("target"),
+        "schedule": result.get("schedule"),
+        "result_seconds": (result.get("clock") or {}).get("seconds"),
+        "result_epochs": result.get("epochs") or [],
         "result_top": {name: result.get(name) for name in ("top1", "top5")},
-        "machines_at_once": [len(one.members) for one in members.values()],
-    }  # fmt: skip
-    return found | machine_costs(job, members, epochs[-1]["at"])
+        "machine_counts": [len(attempt.members) for attempt in attempts_by_number.values()],
+        **machine_costs(job, attempts_by_number, epochs[-1]["at"]),
+    }
 
 
-def effective_metrics(job: Job, attempts_by_number: Mapping[int, attempts.Attempt]) -> list[JsonDict]:
-    """Return the metrics' lines that count, in order: none beyond the step that a later attempt went on from."""
-    found: list[JsonDict] = []
+def effective_metrics(job: Job, attempts_by_number: AttemptsByNumber) -> list[JsonDict]:
+    """Return the rows of the metrics that count, in order: none beyond the step from which a later attempt resumed."""
+    rows: list[JsonDict] = []
     for path in sorted((job.path / "metrics").glob("*.jsonl")):
         number = int(path.stem)
-        kept = min((one.first_step for later, one in attempts_by_number.items() if later > number), default=math.inf)
-        rows = read_json_lines(path, "kind", "step", "time")
-        found += [{**row, "attempt": number} for row in rows if row["kind"] == "start" or row["step"] <= kept]
-    return found
+        last_step = min(
+            (attempt.first_step for later, attempt in attempts_by_number.items() if later > number), default=math.inf
+        )
+        rows += [
+            {**row, "attempt": number}
+            for row in read_json_lines(path, "kind", "step", "time")
+            if row["kind"] == "start" or row["step"] <= last_step
+        ]
+    return rows
 
 
-def epoch_rows(metrics_lines: Sequence[JsonDict], result_epochs: Sequence[Mapping[str, Any]]) -> list[JsonDict]:
-    """Return a row for each epoch that was done: its result, `step` of the run at its end, the attempt that ended it,
-    the measured rates of its first and last step, and when it began and its last step was made; None: not known.
+def epoch_rows(metrics_rows: Sequence[JsonDict], result_epochs: Sequence[Mapping[str, Any]]) -> list[JsonDict]:
+    """Return a row for each epoch that has ended.
+
+    To the epoch's result it adds "step" (of the run, at the end of the epoch), "attempt" (in which it ended),
+    "first_lr" and "last_lr" (the measured learning rates of its first and last step), and moments of the wall clock:
+    "began_at", "trained_at" (after its last step) and "noted_at" (when its line was written). What is not known is
+    None.
     """
-    told = {row["epoch"]: row for row in result_epochs}
-    told |= {row["epoch"]: row for row in metrics_lines if row["kind"] == "epoch"}  # of two lines the later attempt's
-    steps = {row["step"]: row for row in metrics_lines if row["kind"] == "train"}
-    found, done = list[JsonDict](), 0
-    for number in sorted(told):
-        row = told[number]
-        first, last = steps.get(done + 1, {}), steps.get(done + row["steps"], {})
-        done += row["steps"]
-        speed, images = first.get("times/images_per_second"), min(row["global_batch"], row["train_images"])
-        found.append({
-            **{name: one for name, one in row.items() if name not in ("kind", "time", "images", "where", "gap_steps")},
-            "step": done, "attempt": row.get("attempt"), "first_lr": first.get("sizes/lr"),
-            "last_lr": last.get("sizes/lr"), "noted": row.get("time"),
-            "began": first["time"] - images / speed if speed else None, "trained": last.get("time"),
-        })  # fmt: skip
-    return found
+    row_by_epoch = {row["epoch"]: row for row in result_epochs}
+    # Of two lines about the same epoch, the one of the later attempt counts.
+    row_by_epoch |= {row["epoch"]: row for row in metrics_rows if row["kind"] == "epoch"}
+    training_row_by_step = {row["step"]: row for row in metrics_rows if row["kind"] == "train"}
+    epochs = list[JsonDict]()
+    steps_done = 0
+    for number in sorted(row_by_epoch):
+        row = row_by_epoch[number]
+        first_step = training_row_by_step.get(steps_done + 1, {})
+        steps_done += row["steps"]
+        last_step = training_row_by_step.get(steps_done, {})
+        # The first line is written after the first step, so the epoch began one step's time before.
+        images_per_second = first_step.get("times/images_per_second")
+        images_of_step = min(row["global_batch"], row["train_images"])
+        began_at = first_step["time"] - images_of_step / images_per_second if images_per_second else None
+        epochs.append(
+            {
+                **{name: value for name, value in row.items() if name not in METRICS_ONLY_FIELDS},
+                "step": steps_done,
+                "attempt": row.get("attempt"),
+                "first_lr": first_step.get("sizes/lr"),
+                "last_lr": last_step.get("sizes/lr"),
+                "noted_at": row.get("time"),
+                "began_at": began_at,
+                "trained_at": last_step.get("time"),
+            }
+        )
+    return epochs
 
 
-def recovery_costs(
-    metrics_lines: Sequence[JsonDict], attempts_by_number: Mapping[int, attempts.Attempt]
-) -> list[JsonDict]:
-    """Return what each later attempt cost in seconds of the clock, and the step it went on from: from the save that it
-    was given until its own first step was done; None where nobody noted that.
+def recovery_costs(metrics_rows: Sequence[JsonDict], attempts_by_number: AttemptsByNumber) -> list[JsonDict]:
+    """Return, for each attempt after the first, the step from which it resumed and the seconds that it cost.
+
+    The seconds are those of the wall clock from the checkpoint that the attempt loaded until its own first step was
+    done. They are None where no metrics tell.
     """
-    begun = min((row["begun"] for row in metrics_lines if row["kind"] == "start"), default=None)
-    steps = [row for row in metrics_lines if row["kind"] == "train"]
-    found = []
-    for number, one in list(attempts_by_number.items())[1:]:
-        before = [row["time"] for row in steps if row["attempt"] < number and row["step"] <= one.first_step]
-        after = [row["time"] for row in steps if row["attempt"] == number]
-        since = before[-1] if before else begun
-        lost = after[0] - since if after and since is not None else None
-        found.append({"attempt": number, "step": one.first_step, "seconds": lost})
-    return found
+    loading_began_at = min((row["begun"] for row in metrics_rows if row["kind"] == "start"), default=None)
+    training_rows = [row for row in metrics_rows if row["kind"] == "train"]
+    costs = []
+    for number, attempt in list(attempts_by_number.items())[1:]:
+        times_before = [
+            row["time"] for row in training_rows if row["attempt"] < number and row["step"] <= attempt.first_step
+        ]
+        times_after = [row["time"] for row in training_rows if row["attempt"] == number]
+        checkpoint_time = times_before[-1] if times_before else loading_began_at
+        seconds = times_after[0] - checkpoint_time if times_after and checkpoint_time is not None else None
+        costs.append({"attempt": number, "step": attempt.first_step, "seconds": seconds})
+    return costs
 
 
-def machine_costs(job: Job, attempts_by_number: Mapping[int, attempts.Attempt], end_time: float) -> JsonDict:
-    """Return the machines, and what those of the last attempt cost an hour; None where that is not known."""
+def machine_costs(job: Job, attempts_by_number: AttemptsByNumber, end_time: float) -> JsonDict:
+    """Return the machines until `end_time`, and what the machines of the last attempt cost.
+
+    "cost_per_hour" and "billed" are in dollars, None where a price is not known.
+    """
     spec = job.spec
-    last = attempts_by_number[max(attempts_by_number)].machine_names if attempts_by_number else ()
+    last_members = attempts_by_number[max(attempts_by_number)].machine_names if attempts_by_number else ()
     if not spec.cloud:
-        own = [
-            {"name": name, "type": None, "price": None} for name in spec.machine_names
-        ]  # addresses are nobody's business
-        return {"machines": own, "kinds": {}, "at_work": list(last), "cost_per_hour": None, "billed": None}
+        # Names only: the addresses of somebody's own machines do not belong in a public record.
+        own_machines = [{"name": name, "type": None, "price": None} for name in spec.machine_names]
+        return {
+            "machines": own_machines,
+            "gpus_by_type": {},
+            "at_work": list(last_members),
+            "cost_per_hour": None,
+            "billed": None,
+        }
     from cluster.backends.aws import admin
 
-    said = admin.job_cost(job.path)
-    each = [
-        {name: one[name] for name in ("name", "type", "market", "zone", "price", "seconds", "dollars", "all")}
-        for one in said["machines"]
-        if one["launched"] <= end_time
+    cost = admin.job_cost(job.path)
+    machines = [
+        {name: machine[name] for name in BILLED_MACHINE_FIELDS}
+        for machine in cost["machines"]
+        if machine["launched"] <= end_time
     ]
-    there = {one["name"]: one["price"] for one in each}
-    hourly = [there.get(name) for name in last]
-    prices = [one for one in hourly if one is not None]
+    price_by_name = {machine["name"]: machine["price"] for machine in machines}
+    prices = [price_by_name.get(name) for name in last_members]
+    known_prices = [price for price in prices if price is not None]
     return {
-        "machines": each, "kinds": {one["type"]: describe_gpus(one["type"]) for one in each}, "at_work": list(last),
-        "cost_per_hour": sum(prices) if prices and len(prices) == len(hourly) else None,
-        "billed": None if said["unknown"] else said["dollars"],
-    }  # fmt: skip
+        "machines": machines,
+        "gpus_by_type": {machine["type"]: describe_gpus(machine["type"]) for machine in machines},
+        "at_work": list(last_members),
+        "cost_per_hour": sum(known_prices) if known_prices and len(known_prices) == len(prices) else None,
+        "billed": None if cost["unknown"] else cost["dollars"],
+    }
 
 
 def describe_gpus(type_name: str) -> str:
-    """Return what GPUs a type of machine has, such as "8 x A100"; "" where that is none or not known."""
-    found = machine_types.find_machine_type(type_name)
-    return f"{found.gpus} x {found.gpu}" if found and found.gpu != "CPU" else ""
+    """Return the GPUs of a machine type, such as "8 x A100"; empty when it has none, or is not known."""
+    machine_type = machine_types.find_machine_type(type_name)
+    return f"{machine_type.gpus} x {machine_type.gpu}" if machine_type and machine_type.gpu != "CPU" else ""

@@ -1,8 +1,14 @@
-"""A report: one page of HTML about a job, or about several side by side, that needs nothing but a browser.
+"""HTML report about one job, or about several jobs side by side: one file that needs nothing but a browser.
 
-markup      HTML that cannot be broken into           gather, lives   what there is to show, as plain data
-draw        a drawing of matplotlib that lies in it   pictures        validation images, small
-charts, timelines   what is drawn                     page, headline  what stands where, in the style of look
+    facts           collects what is known of a job, as plain data
+    activity        what each machine did when, and the job's work clock
+    sample_images   a few validation images with the crop that the validation sees
+    page            the page as a whole: sections, cards, tables
+    summary         the headline numbers, and the comparison of several jobs
+    html            HTML elements in which every text is escaped
+    style           the style sheet
+
+The charts are in `cluster/plots`.
 """
 
 from collections.abc import Sequence
@@ -16,20 +22,26 @@ REPORT_FILENAME = "report.html"  # in a run folder
 
 
 def render_report(jobs: Sequence[Job]) -> str:
-    """Return the page of these jobs. Raises `ClusterError` when a run folder is damaged, or nothing can be drawn."""
+    """Return the HTML page about these jobs.
+
+    Raises `ClusterError` when a run folder is damaged, or when matplotlib is missing.
+    """
     from .facts import collect_facts
     from .page import render_page
 
     try:
-        import matplotlib
+        import matplotlib  # noqa: F401  (checks that it is installed, before anything is read)
     except ImportError as error:
         raise ClusterError(
-            f"a report is drawn by matplotlib, which is missing here ({error}): pip install matplotlib"
+            f"the report needs matplotlib, which cannot be imported ({error}); type: pip install matplotlib"
         ) from error
-    return render_page([collect_facts(one) for one in jobs])
+    return render_page([collect_facts(job) for job in jobs])
 
 
 def write_report(jobs: Sequence[Job], path: Path) -> Path:
-    """Write the page; a reader sees the old one or the new. Raises `ClusterError`, `OSError`."""
+    """Write the page and return its path. A reader sees the old page or the new one, never a part of it.
+
+    Raises `ClusterError`, `OSError`.
+    """
     write_atomic(path, render_report(jobs).encode("utf-8", "replace"), durable=False)
     return path

@@ -1,4 +1,7 @@
-"""Write a job's report into its run folder: `python -m cluster.report RUN`. The supervisor's, at the end of a job."""
+"""Write a job's report into its run folder: `python -m cluster.report RUN_FOLDER`.
+
+The supervisor runs this in a process of its own when a job has ended, so that a failing report cannot harm the job.
+"""
 
 import os
 import sys
@@ -10,13 +13,14 @@ from train.tools.filesystem import one_line_error
 
 
 def main() -> int:
-    """Write it. Returns 1 with one line on stderr when that cannot be done."""
-    run = Path(sys.argv[1])
-    os.nice(10)  # other jobs come first
+    """Write the report. Return 0, or 1 with one line on stderr when it could not be written."""
+    run_folder = Path(sys.argv[1])
+    os.nice(10)  # jobs that still run on this computer come first
     try:
-        write_report([Job(run)], run / REPORT_FILENAME)
-    except Exception as error:  # the job is over, and does not fail of its report
-        print(f"{run.name}: no report was written: {type(error).__name__}: {one_line_error(error)}", file=sys.stderr)
+        write_report([Job(run_folder)], run_folder / REPORT_FILENAME)
+    except Exception as error:  # the job has ended, and a missing report must not make it fail
+        reason = f"{type(error).__name__}: {one_line_error(error)}"
+        print(f"{run_folder.name}: no report was written: {reason}", file=sys.stderr)
         return 1
     return 0
 

@@ -1,4 +1,4 @@
-"""What each machine of a job did when, and the job's own clock. Read from the agents' logs at home."""
+"""What each machine of a job did when, and the job's work clock. Read from the agents' state logs in the run folder."""
 
 import time
 from bisect import bisect_right
@@ -10,59 +10,74 @@ from cluster.state.run_folder import RunFolder
 from cluster.state.timeline import FINAL_AGENT_STATES, state_changes
 
 ABSENT_STATES = ("gone", "left")
-ACTIVITY_BY_STATE = {  # of an agent's states, as they are drawn
-    "setup": "getting ready", "fetching": "getting ready", "indexing": "getting ready", "warming": "getting ready",
-    "starting": "getting ready", "joining": "getting ready", "training": "training", "validating": "validating",
-    "waiting": "waiting", "saved": "waiting", "failed": "waiting", "stopping": "waiting",
-}  # fmt: skip
-ActivitySpan = tuple[str, float, float]  # kind, begin and end in seconds of the wall clock
+ACTIVITY_BY_STATE = {  # how the states of an agent are drawn
+    "setup": "getting ready",
+    "fetching": "getting ready",
+    "indexing": "getting ready",
+    "warming": "getting ready",
+    "starting": "getting ready",
+    "joining": "getting ready",
+    "training": "training",
+    "validating": "validating",
+    "waiting": "waiting",
+    "saved": "waiting",
+    "failed": "waiting",
+    "stopping": "waiting",
+}
+ActivitySpan = tuple[str, float, float]  # activity, begin and end in seconds of the wall clock
 SpansByMachine = dict[str, list[ActivitySpan]]
 
 
-def machine_activity(folders: RunFolder, names: Sequence[str]) -> SpansByMachine:
-    """Return the spans of each machine; "lost" from when it was gone until it came back."""
-    return {name: list(_machine_spans(folders, name)) for name in names}
+def machine_activity(run_folder: RunFolder, names: Sequence[str]) -> SpansByMachine:
+    """Return the activity of each machine. A machine is "lost" from when it was gone until it came back."""
+    return {name: list(_machine_spans(run_folder, name)) for name in names}
 
 
-def _machine_spans(folders: RunFolder, name: str) -> Iterable[ActivitySpan]:
-    for (state, begin), (following, end) in pairwise(state_changes(folders, name)):
-        cut = (
-            following == "setup" and state not in FINAL_AGENT_STATES
-        )  # by another agent, and nobody knows when the first one ended
-        kind = (
-            "lost"
-            if state in ABSENT_STATES or cut
-            else ""
-            if state in FINAL_AGENT_STATES
-            else ACTIVITY_BY_STATE.get(state, "waiting")
-        )
-        if kind and end > begin:
-            yield kind, begin, end
+def _machine_spans(run_folder: RunFolder, name: str) -> Iterable[ActivitySpan]:
+    for (state, begin), (next_state, end) in pairwise(state_changes(run_folder, name)):
+        # "setup" after a state that is not final is the first line of a new agent. The old agent died without a
+        # word, and nobody knows when.
+        was_replaced = next_state == "setup" and state not in FINAL_AGENT_STATES
+        if state in ABSENT_STATES or was_replaced:
+            activity = "lost"
+        elif state in FINAL_AGENT_STATES:
+            continue
+        else:
+            activity = ACTIVITY_BY_STATE.get(state, "waiting")
+        if end > begin:
+            yield activity, begin, end
 
 
 class WorkClock:
-    """Seconds for which a job was at work until a moment: the time between two launches is left out."""
+    """Clock of the time in which a job was at work: the time between a stop and a resume is left out."""
 
     def __init__(self, spans_by_machine: Mapping[str, Sequence[ActivitySpan]], start_time: float | None = None) -> None:
-        """Of these lives; without any the clock simply goes on from `first`."""
-        merged: list[list[float]] = []
-        for begin, end in sorted(
-            (one[1], one[2]) for some in spans_by_machine.values() for one in some if one[0] != "lost"
-        ):
-            if merged and begin <= merged[-1][1]:
-                merged[-1][1] = max(merged[-1][1], end)
+        """Take the job as at work while any of its machines is active, that is not "lost".
+
+        Without any activity, the clock runs from `start_time` until now.
+        """
+        active_spans = sorted(
+            (begin, end) for spans in spans_by_machine.values() for kind, begin, end in spans if kind != "lost"
+        )
+        intervals: list[list[float]] = []
+        for begin, end in active_spans:
+            if intervals and begin <= intervals[-1][1]:
+                intervals[-1][1] = max(intervals[-1][1], end)
             else:
-                merged.append([begin, end])
-        self.busy_intervals = merged or [[start_time or 0.0, max(start_time or 0.0, time.time())]]
-        self.seconds_before_interval = [0.0, *accumulate(end - begin for begin, end in self.busy_intervals)]
+                intervals.append([begin, end])
+        if not intervals:
+            start = start_time or 0.0
+            intervals = [[start, max(start, time.time())]]
+        self.busy_intervals = intervals
+        self.seconds_before_interval = [0.0, *accumulate(end - begin for begin, end in intervals)]
 
     def seconds_at(self, timestamp: float) -> float:
         """Return the seconds at work until a moment of the wall clock."""
-        place = bisect_right(self.busy_intervals, timestamp, key=lambda one: one[0]) - 1
-        if place < 0:
+        index = bisect_right(self.busy_intervals, timestamp, key=lambda interval: interval[0]) - 1
+        if index < 0:
             return 0.0
-        begin, end = self.busy_intervals[place]
-        return self.seconds_before_interval[place] + min(timestamp, end) - begin
+        begin, end = self.busy_intervals[index]
+        return self.seconds_before_interval[index] + min(timestamp, end) - begin
 
     @property
     def start_time(self) -> float:
@@ -73,30 +88,32 @@ class WorkClock:
 def machine_losses(
     timeline: Sequence[Mapping[str, Any]], spans_by_machine: Mapping[str, Sequence[ActivitySpan]]
 ) -> list[tuple[str, float]]:
-    """Return (machine, moment) of each loss: who is not in the next attempt, when it was last alive."""
-    lost = []
-    for one, following in pairwise(timeline):
-        if not following["machines"]:  # by which the job ended
+    """Return (machine, moment) of each loss: a machine that the next attempt goes on without.
+
+    The moment is when the machine was last alive.
+    """
+    losses = []
+    for attempt, next_attempt in pairwise(timeline):
+        if not next_attempt["machines"]:  # the row of the job's end
             continue
-        for name in one["machines"]:
-            if name not in following["machines"]:
-                before = [
+        for name in attempt["machines"]:
+            if name not in next_attempt["machines"]:
+                last_seen = [
                     end
                     for kind, _, end in spans_by_machine.get(name, ())
-                    if kind != "lost" and end <= following["at"] + 1
+                    if kind != "lost" and end <= next_attempt["at"] + 1
                 ]
-                lost.append((name, max(before, default=following["at"])))
-    return lost
+                losses.append((name, max(last_seen, default=next_attempt["at"])))
+    return losses
 
 
 def extend_losses_to_job_end(spans_by_machine: SpansByMachine, timeline: Sequence[Mapping[str, Any]]) -> SpansByMachine:
-    """Return the lives with "lost" to the job's end for machines that the last attempt goes on without."""
-    members: list[str] = next((one["machines"] for one in reversed(timeline) if one["machines"]), [])
-    once = {name for one in timeline for name in one["machines"]}
-    end = max((one[2] for some in spans_by_machine.values() for one in some), default=0.0)
-    gone = [
-        name for name, some in spans_by_machine.items() if some and name in once - set(members) and some[-1][2] < end
-    ]
-    return spans_by_machine | {
-        name: [*spans_by_machine[name], ("lost", spans_by_machine[name][-1][2], end)] for name in gone
-    }
+    """Return the activity with "lost" until the job's end for machines that the last attempt goes on without."""
+    last_members: list[str] = next((row["machines"] for row in reversed(timeline) if row["machines"]), [])
+    all_members = {name for row in timeline for name in row["machines"]}
+    job_end = max((span[2] for spans in spans_by_machine.values() for span in spans), default=0.0)
+    extended = dict(spans_by_machine)
+    for name, spans in spans_by_machine.items():
+        if spans and name in all_members and name not in last_members and spans[-1][2] < job_end:
+            extended[name] = [*spans, ("lost", spans[-1][2], job_end)]
+    return extended

@@ -1,4 +1,4 @@
-"""What a report says of a job, as plain data. Reads what is at home."""
+"""Collects what a report shows of a job, as plain data, from the run folder. No machine is asked."""
 
 import statistics
 import time
@@ -14,13 +14,20 @@ from train.recipe.schedule import Schedule, scaled_image_count
 from .activity import WorkClock, extend_losses_to_job_end, machine_activity, machine_losses
 from .sample_images import sample_images
 
-MAX_CURVE_POINTS = 400  # of a curve: what a chart of a hand's breadth can show
-COST_CURVE_POINTS = 80  # of the curve of dollars
+MAX_CURVE_POINTS = 400  # points of a curve: more cannot be told apart in a chart of this size
+COST_CURVE_POINTS = 80  # points of the curve of dollars
+METRIC_BY_COLUMN = {  # column of a curve -> name in the metrics
+    "loss": "train/loss",
+    "lr": "sizes/lr",
+    "size": "sizes/image",
+    "batch": "sizes/batch_total",
+    "speed": "times/images_per_second",
+}
 JsonDict = dict[str, Any]
 
 
 def collect_facts(job: Job) -> JsonDict:
-    """Return what there is to show of a job in whatever state.
+    """Return the facts of a job in any state.
 
     Raises `ClusterError` when the run folder is damaged.
     """
@@ -31,12 +38,14 @@ def collect_facts(job: Job) -> JsonDict:
 
 
 def _collect_facts(job: Job) -> JsonDict:
-    spec, result, status = job.spec, job.result or {}, job.status()
+    spec = job.spec
+    result = job.result or {}
+    status = job.status()
     timeline = job.timeline()
-    found = extend_losses_to_job_end(machine_activity(job.run_folder, spec.machine_names), timeline)
-    lines = job.metric_rows("train")
-    clock = WorkClock(found, lines[0]["time"] if lines else spec.created)
-    rows = result.get("schedule") or _planned_schedule(job)
+    activity = extend_losses_to_job_end(machine_activity(job.run_folder, spec.machine_names), timeline)
+    training_rows = job.metric_rows("train")
+    clock = WorkClock(activity, training_rows[0]["time"] if training_rows else spec.created)
+    schedule = result.get("schedule") or _planned_schedule(job)
     return {
         "job": job.name,
         "status": status,
@@ -44,63 +53,72 @@ def _collect_facts(job: Job) -> JsonDict:
         "model": spec.recipe.model.name,
         "settings": comparable_settings(job),
         "data": spec.recipe.data.name,
-        "where": job.backend.DESCRIPTION,
+        "backend": job.backend.DESCRIPTION,
         "machines": spec.machines,
         "processes": spec.machines * spec.procs,
         "epochs": epochs_over_time(job.metric_rows("epoch"), result.get("epochs") or [], clock),
-        "train": downsample([_training_row(row, clock) for row in lines]),
-        "schedule": rows,
-        "timeline": [{**one, "seconds": clock.seconds_at(one["at"])} for one in timeline],
-        "lives": {
-            name: [(kind, clock.seconds_at(begin), clock.seconds_at(end)) for kind, begin, end in some]
-            for name, some in found.items()
+        "train": downsample([_training_row(row, clock) for row in training_rows]),
+        "schedule": schedule,
+        "timeline": [{**row, "seconds": clock.seconds_at(row["at"])} for row in timeline],
+        "activity": {
+            name: [(kind, clock.seconds_at(begin), clock.seconds_at(end)) for kind, begin, end in spans]
+            for name, spans in activity.items()
         },
-        "losses": [(name, clock.seconds_at(moment)) for name, moment in machine_losses(timeline, found)],
-        "hosts": {name: one["host"] for name, one in job.machine_details().items()},
+        "losses": [(name, clock.seconds_at(moment)) for name, moment in machine_losses(timeline, activity)],
+        "hosts": {name: details["host"] for name, details in job.machine_details().items()},
         "forecast": result.get("forecast") or spec.forecast,
-        "against": result.get("against") or [],
-        "dollars": cost_over_time(job, result),
-        "images": sample_images(job.path, rows[-1] if rows else {}),
+        "forecast_comparison": result.get("against") or [],
+        "cost": cost_over_time(job, result),
+        "sample_images": sample_images(job.path, schedule[-1] if schedule else {}),
         "provenance": provenance(job, result, clock),
     }
 
 
 def epochs_over_time(
-    metrics_lines: Sequence[Mapping[str, Any]], result_epochs: Sequence[Mapping[str, Any]], clock: WorkClock
+    metrics_rows: Sequence[Mapping[str, Any]], result_epochs: Sequence[Mapping[str, Any]], clock: WorkClock
 ) -> list[JsonDict]:
-    """Return the epochs' rows with "at" (seconds at work) and "images" seen; those of the result where no lines are."""
-    if metrics_lines:
-        return [{**row, "at": clock.seconds_at(row["time"])} for row in metrics_lines]
-    found, at, seen = [], 0.0, 0
+    """Return the rows of the epochs with "at", in seconds at work, and "images", the number of images seen.
+
+    They come from the metrics, or from the result of an old run that has no metrics.
+    """
+    if metrics_rows:
+        return [{**row, "at": clock.seconds_at(row["time"])} for row in metrics_rows]
+    rows = []
+    seconds = 0.0
+    images = 0
     for row in result_epochs:
-        at, seen = at + row["seconds"], seen + row["train_images"]
-        found.append({**row, "at": at, "images": seen})
-    return found
+        seconds += row["seconds"]
+        images += row["train_images"]
+        rows.append({**row, "at": seconds, "images": images})
+    return rows
 
 
 def _training_row(row: Mapping[str, Any], clock: WorkClock) -> JsonDict:
-    """A line of the metrics in short; what an older trainer did not write is None."""
-    names = {
-        "loss": "train/loss", "lr": "sizes/lr", "size": "sizes/image", "batch": "sizes/batch_total",
-        "speed": "times/images_per_second",
-    }  # fmt: skip
-    known = {"images": row["images"], "at": clock.seconds_at(row["time"]), "attempt": row.get("attempt", 1)}
-    return {**known, **{key: row.get(one) for key, one in names.items()}}
+    """Return the columns of the curves from a row of the metrics; None for what an old trainer did not write."""
+    return {
+        "images": row["images"],
+        "at": clock.seconds_at(row["time"]),
+        "attempt": row.get("attempt", 1),
+        **{column: row.get(metric) for column, metric in METRIC_BY_COLUMN.items()},
+    }
 
 
 def downsample(rows: Sequence[JsonDict], max_rows: int = MAX_CURVE_POINTS) -> list[JsonDict]:
-    """Return at most so many rows: of several one, with their mean loss, median speed, and the last one's rest."""
+    """Return at most `max_rows` rows.
+
+    Several rows become one, with their mean loss and median speed; its other columns are those of the last of them.
+    """
     if len(rows) <= max_rows:
         return list(rows)
-    edges = [len(rows) * one // max_rows for one in range(max_rows + 1)]
-    parts = [rows[begin:end] for begin, end in pairwise(edges)]
+    edges = [len(rows) * index // max_rows for index in range(max_rows + 1)]
+    groups = [rows[begin:end] for begin, end in pairwise(edges)]
     return [
         {
-            **part[-1],
-            "loss": _aggregate(statistics.fmean, part, "loss"),
-            "speed": _aggregate(statistics.median, part, "speed"),
+            **group[-1],
+            "loss": _aggregate(statistics.fmean, group, "loss"),
+            "speed": _aggregate(statistics.median, group, "speed"),
         }
-        for part in parts
+        for group in groups
     ]
 
 
@@ -110,80 +128,83 @@ def _aggregate(function: Callable[[list[float]], float], rows: Sequence[JsonDict
 
 
 def _planned_schedule(job: Job) -> list[JsonDict]:
-    """What is planned, of a job that has no result yet."""
+    """Return the rows of the planned schedule, for a job without a result."""
     spec = job.spec
-    images = scaled_image_count(spec.recipe.data.train, spec.scale)
-    return Schedule(spec.recipe, images, spec.schedule_gpus, spec.max_steps).table()
+    train_images = scaled_image_count(spec.recipe.data.train, spec.scale)
+    return Schedule(spec.recipe, train_images, spec.schedule_gpus, spec.max_steps).table()
 
 
 def cost_over_time(job: Job, result: Mapping[str, Any]) -> JsonDict:
-    """Return what the job has cost: "total", rows of "machines", and ("over") the sum after so many seconds."""
+    """Return what the job has cost.
+
+    "total" is in dollars, "machines" has a row for each rented machine, "over_time" has points (seconds since the first
+    launch, dollars until then), and "unknown" names the machines without a known price, which are in no sum.
+    """
     if job.spec.backend != "aws":
-        return {"total": result.get("dollars", 0.0), "machines": [], "over": [], "unknown": []}
+        return {"total": result.get("dollars", 0.0), "machines": [], "over_time": [], "unknown": []}
     from cluster.backends.aws import admin
 
-    said = admin.job_cost(job.path)
-    begin = min((one["launched"] for one in said["machines"]), default=0.0)
-    end = max((one["ended"] or time.time() for one in said["machines"]), default=0.0)
-    moments = (
-        [begin + (end - begin) * one / COST_CURVE_POINTS for one in range(COST_CURVE_POINTS + 1)]
-        if said["machines"]
-        else []
-    )
-    return {
-        "total": said["dollars"],
-        "machines": said["machines"],
-        "over": [(one - begin, admin.job_cost(job.path, one)["dollars"]) for one in moments],
-        "unknown": said["unknown"],
-    }
+    cost = admin.job_cost(job.path)
+    machines = cost["machines"]
+    over_time = []
+    if machines:
+        begin = min(machine["launched"] for machine in machines)
+        end = max(machine["ended"] or time.time() for machine in machines)
+        for index in range(COST_CURVE_POINTS + 1):
+            moment = begin + (end - begin) * index / COST_CURVE_POINTS
+            over_time.append((moment - begin, admin.job_cost(job.path, moment)["dollars"]))
+    return {"total": cost["dollars"], "machines": machines, "over_time": over_time, "unknown": cost["unknown"]}
 
 
 def provenance(job: Job, result: Mapping[str, Any], clock: WorkClock) -> list[tuple[str, str]]:
-    """Return by what the numbers can be had again: code, versions, seed, data, times."""
+    """Return what is needed to reproduce the numbers: code, versions, seed, data, times. Unknown rows are left out."""
     spec = job.spec
-    versions, machines = result.get("versions") or {}, _format_count(spec.machines, "machine")
+    machines = _format_count(spec.machines, "machine")
+    processes = _format_count(spec.procs, "process", "es")
+    scale_note = "" if spec.scale == 1 else f": a rehearsal with {spec.scale:g} of all"
+    versions = result.get("versions") or {}
     rows = [
         ("recipe", f"{spec.recipe.name}, {spec.recipe_file or 'from Python'}"),
         ("git commit", str(spec.git_commit or "not known")),
         ("seed", str(result.get("seed", spec.recipe.seed))),
         ("data", f"{spec.recipe.data.name}, {spec.data_source or spec.data}"),
-        ("images", _describe_images(job) + ("" if spec.scale == 1 else f": a rehearsal with {spec.scale:g} of all")),
+        ("images", _describe_images(job) + scale_note),
         ("training", text.describe_training(spec.recipe)),
-        (
-            "processes",
-            f"{machines} x {_format_count(spec.procs, 'process', 'es')}, schedule for {_format_count(spec.schedule_gpus, 'GPU')}",
-        ),
+        ("processes", f"{machines} x {processes}, schedule for {_format_count(spec.schedule_gpus, 'GPU')}"),
         ("device", ", ".join(str(result[name]) for name in ("device", "precision") if name in result)),
         ("versions", ", ".join(f"{name} {version}" for name, version in versions.items())),
         ("job", spec.uid or spec.name),
         ("launched", format_utc(spec.created)),
-        ("began", format_utc(clock.start_time)),
+        ("started work", format_utc(clock.start_time)),
     ]
     if "ids_wrong" in result:
         rows.append(("images used", "; ".join(result["ids_wrong"]) or "every image exactly once in every epoch"))
-    return [(name, said) for name, said in rows if said]
+    return [(name, value) for name, value in rows if value]
 
 
 def comparable_settings(job: Job) -> JsonDict:
-    """Return what was asked of a job, by words, to stand beside what was asked of others; None: it would mislead."""
-    recipe, known = job.spec.recipe, job.hparams
-    rising = any(one.shape in ("one_cycle", "gradual_warmup") for one in recipe.phases)  # in parts of phases, too
+    """Return the settings of a job, by name, that are worth comparing with other jobs; None where it would mislead."""
+    recipe = job.spec.recipe
+    hparams = job.hparams
+    # These shapes warm up within a part of a phase, so the number of warm-up epochs would be wrong.
+    warms_up_within_phase = any(phase.shape in ("one_cycle", "gradual_warmup") for phase in recipe.phases)
     return {
         "data": f"{recipe.data.name}, {_describe_images(job)}",
         "training": text.describe_training(recipe),
-        "highest rate": known["lr"],
-        "epochs of warm-up": None if rising else known["warmup_epochs"],
-        "epochs planned": known["epochs"],
-        "first global batch": known["batch_first"],
-        "largest global batch": known["batch_largest"],
-        "largest side, pixels": known["size_largest"],
-        "seed": known["seed"],
+        "highest learning rate": hparams["lr"],
+        "epochs of warm-up": None if warms_up_within_phase else hparams["warmup_epochs"],
+        "epochs planned": hparams["epochs"],
+        "first global batch": hparams["batch_first"],
+        "largest global batch": hparams["batch_largest"],
+        "largest image size": hparams["size_largest"],
+        "seed": hparams["seed"],
     }
 
 
 def _describe_images(job: Job) -> str:
-    data, scale = job.spec.recipe.data, job.spec.scale
-    return f"{scaled_image_count(data.train, scale):,} to train on, {scaled_image_count(data.val, scale):,} to validate"
+    data = job.spec.recipe.data
+    train_images, val_images = (scaled_image_count(count, job.spec.scale) for count in (data.train, data.val))
+    return f"{train_images:,} for training, {val_images:,} for validation"
 
 
 def _format_count(number: int, noun: str, plural_suffix: str = "s") -> str:
@@ -191,5 +212,5 @@ def _format_count(number: int, noun: str, plural_suffix: str = "s") -> str:
 
 
 def format_utc(timestamp: float) -> str:
-    """Return a moment of the wall clock for people."""
+    """Return a moment of the wall clock in UTC, as text for people."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(timestamp))

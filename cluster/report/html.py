@@ -1,6 +1,6 @@
-"""HTML that cannot be broken into: every text is escaped, every element is made here.
+"""HTML elements that no text can break out of: every text is escaped, and every element is made by `tag`.
 
-Names of classes, recipes, machines, and reasons are other people's texts.
+Names of classes, recipes and machines, and the reasons of failures, are texts that other people wrote.
 """
 
 import re
@@ -10,51 +10,64 @@ from typing import Any
 
 VOID_ELEMENTS = ("meta", "img", "br")
 NUMBER_PATTERN = re.compile(r"[-+$]?[\d.,:]+( %)?")
+MAX_SHORT_CELL = 28  # characters; longer cells of a table may break into lines
 
 
 class Html(str):
-    """A text that is HTML already, made by `tag` or `join`."""
+    """Text that is HTML already, made by `tag` or `join`."""
 
 
 def tag(name: str, /, *children: Any, **attributes: Any) -> Html:
-    """Return an element. What is inside is escaped unless it is `Html`, None is left out; so are attributes of None.
+    """Return an element. Children are escaped unless they are `Html`; children and attributes of None are left out.
 
-    An attribute's underscore at the end is dropped (class_), others become dashes (aria_label).
+    In the name of an attribute, an underscore at the end is dropped (class_) and others become dashes (aria_label).
     """
-    words = "".join(
+    attribute_text = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{escape(_display_text(value))}"'
         for key, value in attributes.items()
         if value is not None
     )
     if name in VOID_ELEMENTS:
-        return Html(f"<{name}{words}>")
-    return Html(f"<{name}{words}>{join(children)}</{name}>")
+        return Html(f"<{name}{attribute_text}>")
+    return Html(f"<{name}{attribute_text}>{join(children)}</{name}>")
 
 
 def join(parts: Iterable[Any]) -> Html:
-    """Return the parts one after the other, escaped unless they are `Html`."""
+    """Return the parts one after the other, escaped unless they are `Html`. None is left out."""
     return Html(
-        "".join(one if isinstance(one, Html) else escape(_display_text(one)) for one in parts if one is not None)
+        "".join(part if isinstance(part, Html) else escape(_display_text(part)) for part in parts if part is not None)
     )
 
 
 def table(columns: Sequence[Any], rows: Iterable[Sequence[Any]], caption: str = "") -> Html:
-    """Return a table that scrolls in itself when it is broader than the screen; numbers stand to the right."""
-    shown = [[one if isinstance(one, Html) else _display_text(one) for one in row] for row in rows]
-    right = [all(_is_numeric(row[place]) for row in shown) for place in range(len(columns))]
-    kinds = ["number" if one else None for one in right]
-    head = tag("tr", *(tag("th", name, class_=kind, scope="col") for name, kind in zip(columns, kinds, strict=True)))
-    body = [
-        tag("tr", *(tag("td", one, class_=kind or _cell_class(one)) for one, kind in zip(row, kinds, strict=True)))
-        for row in shown
+    """Return a table that scrolls by itself when it is wider than the screen. Columns of numbers are right-aligned."""
+    cells = [[cell if isinstance(cell, Html) else _display_text(cell) for cell in row] for row in rows]
+    column_classes = [
+        "number" if all(_is_numeric(row[index]) for row in cells) else None for index in range(len(columns))
     ]
-    inside = (tag("caption", caption) if caption else None, tag("thead", head), tag("tbody", *body))
-    return tag("div", tag("table", *inside), class_="scroll", tabindex="0")
+    header_cells = [
+        tag("th", name, class_=column_class, scope="col")
+        for name, column_class in zip(columns, column_classes, strict=True)
+    ]
+    body_rows = []
+    for row in cells:
+        body_cells = [
+            tag("td", cell, class_=column_class or _cell_class(cell))
+            for cell, column_class in zip(row, column_classes, strict=True)
+        ]
+        body_rows.append(tag("tr", *body_cells))
+    content = tag(
+        "table",
+        tag("caption", caption) if caption else None,
+        tag("thead", tag("tr", *header_cells)),
+        tag("tbody", *body_rows),
+    )
+    return tag("div", content, class_="scroll", tabindex="0")
 
 
 def _cell_class(text: str) -> str:
-    """What is short stands in one line; texts of machines and people break theirs."""
-    return "short" if len(text) < 28 else "long"
+    """Return the class of a cell: short texts stay on one line, long texts may break."""
+    return "short" if len(text) < MAX_SHORT_CELL else "long"
 
 
 def _is_numeric(text: str) -> bool:
@@ -62,8 +75,8 @@ def _is_numeric(text: str) -> bool:
 
 
 def _display_text(value: Any) -> str:
-    """A value as a person reads it; what no HTML may have is left out."""
+    """Return a value as text for people, without the characters that HTML does not allow."""
     if value is None:
         return ""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return "".join(one for one in text if one.isprintable() or one in "\n\t ")
+    return "".join(character for character in text if character.isprintable() or character in "\n\t ")

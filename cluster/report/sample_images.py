@@ -1,4 +1,4 @@
-"""A few validation images, small, with the part of each that a validation looks at."""
+"""A few validation images as thumbnails, with the part of each that the validation sees."""
 
 import base64
 from collections.abc import Mapping
@@ -8,43 +8,48 @@ from typing import Any
 from train.data.order.rect_val import RESIZE_TO_CROP_RATIO, rect_crop_shape
 from train.metrics import thumbnails
 
-RelativeBox = tuple[float, float, float, float]  # left, top, width, height as shares of the image
+RelativeBox = tuple[float, float, float, float]  # left, top, width, height as fractions of the image
 PixelSize = tuple[int, int]  # width, height
 
 
 def sample_images(run_folder: Path, schedule_row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the validation images that a run has kept, as a schedule's `row` validates them.
+    """Return the thumbnails of a run, with the crops that the phase `schedule_row` validates.
 
-    Of each "label", "src" (a data URI), "size", "shown", "square" and "rectangle" (boxes; None when they are not looked
-    at), and "pixels", the side lengths at which it is seen.
+    Each has "label", "src" (a data URI), "size" of the image, "shown" (size of the thumbnail), "square" and "rectangle"
+    (the boxes of the crops; the rectangle is None when the phase does not use it), and "pixels", the size of the crop.
     """
-    return (
-        [_describe_image(one, schedule_row) for one in thumbnails.read_thumbnails(run_folder)] if schedule_row else []
-    )
+    if not schedule_row:
+        return []
+    return [_describe_image(thumbnail, schedule_row) for thumbnail in thumbnails.read_thumbnails(run_folder)]
 
 
 def _describe_image(thumbnail: Mapping[str, Any], schedule_row: Mapping[str, Any]) -> dict[str, Any]:
-    side, (width, height) = int(schedule_row["size"]), thumbnail["size"]
-    high, wide = rect_crop_shape(width, height, side) if schedule_row.get("rect_val") else (side, side)
+    side = int(schedule_row["size"])
+    width, height = thumbnail["size"]
+    uses_rectangle = bool(schedule_row.get("rect_val"))
+    crop_height, crop_width = rect_crop_shape(width, height, side) if uses_rectangle else (side, side)
     return {
         "label": thumbnail["label"],
         "size": (width, height),
         "shown": thumbnail["shown"],
         "src": "data:image/jpeg;base64," + base64.b64encode(thumbnail["jpeg"]).decode(),
-        "square": centre_crop_box((width, height), (side, side)),
-        "rectangle": centre_crop_box((width, height), (high, wide)) if schedule_row.get("rect_val") else None,
-        "pixels": (wide, high),
+        "square": center_crop_box((width, height), (side, side)),
+        "rectangle": center_crop_box((width, height), (crop_height, crop_width)) if uses_rectangle else None,
+        "pixels": (crop_width, crop_height),
     }
 
 
-def centre_crop_box(image_size: PixelSize, crop_shape: tuple[int, int]) -> RelativeBox:
-    """Return the part of an image that a validation's centre crop of `shape` (height, width) looks at.
+def center_crop_box(image_size: PixelSize, crop_shape: tuple[int, int]) -> RelativeBox:
+    """Return the part of an image that the center crop of shape (height, width) sees.
 
-    The image's short side is made `MARGIN` times the crop's, or longer where the crop would not fit (train/data/crop).
+    As in train/data/loading/crop.py, the short side of the image is first scaled to `RESIZE_TO_CROP_RATIO` times the
+    short side of the crop, or to more where the crop would not fit.
     """
     width, height = image_size
+    crop_height, crop_width = crop_shape
     factor = max(
-        round(min(crop_shape) * RESIZE_TO_CROP_RATIO) / min(image_size), crop_shape[0] / height, crop_shape[1] / width
+        round(min(crop_shape) * RESIZE_TO_CROP_RATIO) / min(image_size), crop_height / height, crop_width / width
     )
-    high, wide = (min(1.0, cut / (one * factor)) for cut, one in zip(crop_shape, (height, width), strict=True))
-    return (1 - wide) / 2, (1 - high) / 2, wide, high
+    box_height = min(1.0, crop_height / (height * factor))
+    box_width = min(1.0, crop_width / (width * factor))
+    return (1 - box_width) / 2, (1 - box_height) / 2, box_width, box_height

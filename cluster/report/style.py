@@ -1,4 +1,7 @@
-"""The page's style sheet: dark and light, one column on a phone, and the colours that the drawings are made of."""
+"""The style sheet of the report: light and dark scheme, one column on a phone.
+
+The variables --ink, --grid, --paper, --soft and --s1 to --s6 are the colors of the charts (cluster/plots/svg.py).
+"""
 
 CSS = """
 :root { color-scheme: light dark; --paper: #ffffff; --card: #f7f8fa; --ink: #1d2228; --soft: #5b6570; --grid: #d9dde3;

@@ -1,4 +1,4 @@
-"""The numbers that come first: tiles for one job, a table for several."""
+"""The numbers at the top of a report: tiles for one job, a table of comparison for several."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -6,37 +6,49 @@ from typing import Any
 from .html import Html, table, tag
 
 JobFacts = Mapping[str, Any]
+MAX_NARROW_TILE = len("100.00 %")  # characters; a longer number takes a tile of double width
 
 
 def headline_values(facts: JobFacts) -> dict[str, str]:
-    """Return what is known of a job by name; what is not yet known is "-"."""
-    status, result, told = facts["status"], facts["result"], facts["forecast"]
+    """Return the headline numbers of a job by name; "-" for what is not known yet."""
+    status = facts["status"]
+    result = facts["result"]
+    forecast = facts["forecast"]
+    target = result.get("target") or {}
     validated = [row for row in facts["epochs"] if row.get("top1") is not None]
-    last: Mapping[str, Any] = validated[-1] if validated else result
+    last_validation: Mapping[str, Any] = validated[-1] if validated else result
     speed = result.get("images_per_second") or status.get("images_per_second")
-    steps, done = status.get("steps"), status.get("step") or 0
-    reached = result.get("target") or {}
+    goodput = None if result.get("goodput") is None else 100 * result["goodput"]
+    cost = facts["cost"]
     return {
-        "top-1": _format_percent(last.get("top1")),
-        "top-5": _format_percent(last.get("top5")),
+        "top-1": _format_percent(last_validation.get("top1")),
+        "top-5": _format_percent(last_validation.get("top5")),
         "minutes": _format_minutes((status.get("seconds") or 0.0) / 60),
-        "cost": f"${facts['dollars']['total']:,.2f}" + (" or more" if facts["dollars"]["unknown"] else ""),
+        "cost": f"${cost['total']:,.2f}" + (" or more" if cost["unknown"] else ""),
         "machines": str(facts["machines"]),
         "processes": str(facts["processes"]),
         "images/s": "-" if speed is None else f"{speed:,.0f}",
-        "goodput": _format_percent(100 * result["goodput"] if result.get("goodput") is not None else None, 1),
-        "steps": "-" if not steps else f"{steps:,}" if done == steps else f"{done:,} / {steps:,}",
+        "goodput": _format_percent(goodput, 1),
+        "steps": _format_steps(status.get("step") or 0, status.get("steps")),
         "epochs run": str(len(facts["epochs"])),
         "attempts": str(status.get("attempt") or 0),
         "machines lost": str(len(facts["losses"])),
-        "to target, min": _format_minutes(reached.get("minutes")),
-        "forecast, min": _format_minutes(told["minutes"] if told else None),
+        "minutes to target": _format_minutes(target.get("minutes")),
+        "minutes forecast": _format_minutes(forecast["minutes"] if forecast else None),
     }
 
 
+def _format_steps(done: int, total: int | None) -> str:
+    if not total:
+        return "-"
+    return f"{total:,}" if done == total else f"{done:,} / {total:,}"
+
+
 def _format_minutes(value: float | None) -> str:
-    """With three digits, so that what is compared is as exact."""
-    return "-" if value is None else f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
+    """Return minutes with at least three significant digits, so that numbers that are compared are equally exact."""
+    if value is None:
+        return "-"
+    return f"{value:.2f}" if value < 9.995 else f"{value:.1f}"
 
 
 def _format_percent(value: float | None, digits: int = 2) -> str:
@@ -44,32 +56,40 @@ def _format_percent(value: float | None, digits: int = 2) -> str:
 
 
 def tiles(facts: JobFacts) -> Html:
-    """Return the numbers of one job, large."""
-    known = [(name, value) for name, value in headline_values(facts).items() if value != "-" or name.startswith("top")]
-    shown = (
-        tag("div", tag("b", value), tag("span", name), class_="tile" if len(value) <= len("100.00 %") else "tile two")
-        for name, value in known
-    )
-    return tag("div", *shown, class_="tiles")
+    """Return the headline numbers of one job as tiles. Unknown numbers are left out, except the accuracies."""
+    shown_values = {
+        name: value for name, value in headline_values(facts).items() if value != "-" or name.startswith("top")
+    }
+    tile_elements = [
+        tag("div", tag("b", value), tag("span", name), class_="tile" if len(value) <= MAX_NARROW_TILE else "tile two")
+        for name, value in shown_values.items()
+    ]
+    return tag("div", *tile_elements, class_="tiles")
 
 
 def comparison_card(all_facts: Sequence[JobFacts]) -> Html:
-    """Return a card of a table with a column for each job: first the settings in which they differ."""
-    rows = [
-        ("recipe", *(one["status"]["recipe"] for one in all_facts)),
-        ("model", *(one["model"] for one in all_facts)),
+    """Return a card with a table that has one column for each job: first the settings in which they differ."""
+    rows: list[tuple[Any, ...]] = [
+        ("recipe", *(facts["status"]["recipe"] for facts in all_facts)),
+        ("model", *(facts["model"] for facts in all_facts)),
         *((name, *values) for name, values in _differing_settings(all_facts)),
-        ("state", *(one["status"]["state"] for one in all_facts)),
+        ("state", *(facts["status"]["state"] for facts in all_facts)),
     ]
-    why = [one["status"].get("reason") or "" for one in all_facts]
-    rows += [("why", *why)] if any(why) else []
-    told = [headline_values(one) for one in all_facts]
-    rows += [(name, *values) for name in told[0] if set(values := [one[name] for one in told]) != {"-"}]
-    return tag("div", table(("", *(one["job"] for one in all_facts)), rows), class_="card")
+    reasons = [facts["status"].get("reason") or "" for facts in all_facts]
+    if any(reasons):
+        rows.append(("reason", *reasons))
+    headlines = [headline_values(facts) for facts in all_facts]
+    for name in headlines[0]:
+        values = [headline[name] for headline in headlines]
+        if set(values) != {"-"}:
+            rows.append((name, *values))
+    return tag("div", table(("", *(facts["job"] for facts in all_facts)), rows), class_="card")
 
 
 def _differing_settings(all_facts: Sequence[JobFacts]) -> list[tuple[str, list[Any]]]:
-    """The settings of which the jobs have not all the same, but for those that would mislead of one of them."""
-    names = dict.fromkeys(name for one in all_facts for name in one["settings"])
-    rows = [(name, [one["settings"].get(name) for one in all_facts]) for name in names]
-    return [(name, values) for name, values in rows if None not in values and any(one != values[0] for one in values)]
+    """Return the settings in which the jobs differ, without those that would mislead for one of the jobs (None)."""
+    names = dict.fromkeys(name for facts in all_facts for name in facts["settings"])
+    rows = [(name, [facts["settings"].get(name) for facts in all_facts]) for name in names]
+    return [
+        (name, values) for name, values in rows if None not in values and any(value != values[0] for value in values)
+    ]

@@ -1,4 +1,7 @@
-"""docs/forecast.md: what the forecast says of published runs, and of the 18 minutes with our loop."""
+"""Writes docs/forecast.md: the forecast beside published runs, and the 18-minute runs of 2018 with our trainer.
+
+python docs/tools/forecast_page.py docs/forecast.md
+"""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -16,37 +19,42 @@ from train.recipe.schema import Phase, Recipe
 
 REPOSITORY_ROOT = Path(__file__).resolve().parents[2]
 RECIPE_PATH = REPOSITORY_ROOT / "recipes" / "resnet50_18min.py"
-KNOWN_MISSES: Mapping[tuple[str, str], float] = {}  # runs that are known to be beyond the bound, with their error
+# Predicted runs, by system and name, whose error is known to be above `MAX_ERROR`, and their error.
+KNOWN_MISSES: Mapping[tuple[str, str], float] = {}
 
 PAGE_HEAD = """\
 # The forecast
 
-`imgnet-cluster plan RECIPE --machines 1,2,4,8 --type p4d.24xlarge` says beforehand what a machine more is worth. How it
-reckons stands in `train/forecast`; each preset has its source beside it in the code. This page is written by
-`python docs/tools/forecast_page.py docs/forecast.md`, and a test holds it to the code.
+`imgnet-cluster plan RECIPE --machines 1,2,4,8 --type p4d.24xlarge` forecasts the training time on each number of
+machines, before any of them is rented. The formulas are in `train/forecast`; each preset there names its source. This
+page is written by `python docs/tools/forecast_page.py docs/forecast.md`, and a test checks that it agrees with the
+code.
 
 ## Published runs
 
-The constants of a system come from the run that is named; those rows are marked *fitted* and prove nothing. All others
-are predicted. What is forecast is the time that was published: without boot and set-up.
+For each system, the constants of the forecast come from the runs named in the column "constants from". Rows of such
+runs are marked *fitted* and prove nothing. All other rows are predictions. The forecast covers the time that was
+published: training without boot and set-up.
 """
-LOOPS_SECTION = """
-## The 18 minutes with our loop
+COMPARISON_SECTION = """
+## The 18-minute schedules with our trainer
 
-The same schedules on the same V100s (835 images of 224 pixels a second, though plain PyTorch does about 1000 by now)
-and 25 Gbit/s. Minutes of training; ours are presets, not measured on such machines.
+Minutes of training with the schedules of 2018, on the same V100s (835 images of 224 pixels per second, although plain
+PyTorch reaches about 1000 by now) with 25 Gbit/s. The columns "ours" are forecasts from presets. They were not measured
+on such machines.
 """
-LOOPS_EXPLANATION = """
-- **all-reduce**: the gradients travel during the backward pass, so only what it cannot hide is seen, though ours are of
-  four bytes and twice as many: float32, whatever the layers compute in. With `comm="fp16"` it would be {half:.1f}
-  minutes on 16 machines.
-- **logging**: 2018's first process wrote to the shared file system after every fifth step, and all waited: 33 ms a
-  step. Ours sums up once a second and writes to its own disk.
-- **fixed**: 2018 forked its loaders anew for each epoch, and tuned and read cold files at each switch of size or batch.
-  Ours lives through the run, with the next epoch's batches in flight; shapes are warmed before the first step.
-- **validation**: ours makes the square crops beside the rectangles, hence more passes at the end; it is the loader that
-  2018 waited for.
-- **start**: assumed; of 2018 the first epoch's standstill.
+COMPARISON_NOTES = """
+- **all-reduce**: our trainer sends the gradients during the backward pass, so only the part that the backward pass
+  cannot hide takes time. They are float32, whatever the layers compute in, and thus twice as many bytes as in 2018.
+  With `comm="fp16"` the term would be {half_precision:.1f} minutes on 16 machines.
+- **logging**: in 2018, rank 0 wrote to the shared file system after every fifth step, and all ranks waited for it: 33
+  ms per step. Our trainer sums up once per second and writes to its own disk.
+- **fixed**: in 2018, the loader's processes were started anew for each epoch, and at each new image size or batch the
+  trainer tuned its kernels and read files that were not in the page cache. Our loader lives for the whole run and reads
+  the next epoch's batches ahead, and all shapes are warmed up before the first step.
+- **validation**: our trainer also validates the square crops beside the rectangles, which takes more passes in the last
+  epochs. In 2018, validation waited for the loader.
+- **start**: assumed for our trainer; for 2018, the pause before the first step.
 """
 TERM_ORDER = ("compute", "all-reduce", "optimizer", "logging", "loader", "validation", "fixed", "start")
 
@@ -57,87 +65,98 @@ def phases_by_machines() -> dict[int, Sequence[Phase]]:
 
 
 def load_18min_recipe() -> Recipe:
-    """Return recipes/resnet50_18min.py, which nobody here may import."""
-    (found,) = read_recipes(str(RECIPE_PATH))
-    return found
+    """Return the recipe of recipes/resnet50_18min.py, read as a file: this code must not import recipes."""
+    (recipe,) = read_recipes(str(RECIPE_PATH))
+    return recipe
 
 
-def format_signed_percent(share: float) -> str:
-    """Return a share as percent with its sign, such as "+2.7 %"."""
-    return f"{100 * share:+.1f} %"
+def format_signed_percent(fraction: float) -> str:
+    """Return a fraction as percent with its sign, such as "+2.7 %"."""
+    return f"{100 * fraction:+.1f} %"
 
 
-def published_table(all_runs: Sequence[PublishedRun]) -> Iterator[str]:
-    """Yield the table of all runs, and the notes on some."""
+def published_table(runs: Sequence[PublishedRun]) -> Iterator[str]:
+    """Yield the lines of the table of published runs, of the notes below it, and of the summary."""
     yield "| system | run | published, min | forecast, min | error | constants from | source |"
     yield "|---|---|---|---|---|---|---|"
     notes: list[str] = []
-    for one in all_runs:
-        mark = ""
-        if one.note:
-            notes.append(f"{len(notes) + 1}. {one.system}, {one.name}: {one.note}")
-            mark = f" ({len(notes)})"
-        error = (
-            "*fitted*"
-            if one.is_fitted
-            else f"**{format_signed_percent(one.error)}**"
-            if abs(one.error) > MAX_ERROR
-            else format_signed_percent(one.error)
-        )
-        minutes = one.forecast.training_seconds / 60
+    for run in runs:
+        note_mark = ""
+        if run.note:
+            notes.append(f"{len(notes) + 1}. {run.system}, {run.name}: {run.note}")
+            note_mark = f" ({len(notes)})"
+        error = format_signed_percent(run.error)
+        if run.is_fitted:
+            error = "*fitted*"
+        elif abs(run.error) > MAX_ERROR:
+            error = f"**{error}**"
+        published_minutes = format_minutes(run.minutes)
+        forecast_minutes = format_minutes(run.forecast.training_seconds / 60)
         yield (
-            f"| {one.system} | {one.name}{mark} | {format_minutes(one.minutes)} | {format_minutes(minutes)} | {error} | {one.constants_from} "
-            f"| {one.source} |"
+            f"| {run.system} | {run.name}{note_mark} | {published_minutes} | {forecast_minutes} | {error} "
+            f"| {run.constants_from} | {run.source} |"
         )
     yield ""
     yield from notes
     yield ""
-    predicted = [one for one in all_runs if not one.is_fitted]
-    beyond = [one for one in predicted if abs(one.error) > MAX_ERROR]
-    worst = max(predicted, key=lambda one: abs(one.error))
-    count = f"{len(predicted) - len(beyond)} of {len(predicted)} predicted runs are within {100 * MAX_ERROR:.0f} %"
-    yield f"{count}; the worst is {worst.system}, {worst.name}: {format_signed_percent(worst.error)}."
+    predicted = [run for run in runs if not run.is_fitted]
+    within_bound = [run for run in predicted if abs(run.error) <= MAX_ERROR]
+    worst = max(predicted, key=lambda run: abs(run.error))
+    yield (
+        f"{len(within_bound)} of {len(predicted)} predicted runs are within {100 * MAX_ERROR:.0f} %. The largest error "
+        f"is that of {worst.system}, {worst.name}: {format_signed_percent(worst.error)}."
+    )
 
 
-def format_minutes(value: float) -> str:
+def format_minutes(minutes: float) -> str:
     """Return minutes with as many digits as they were published with."""
-    return f"{value:.3f}" if value < 10 else f"{value:.2f}"
+    return f"{minutes:.3f}" if minutes < 10 else f"{minutes:.2f}"
 
 
 def forecast_on_v100(machines: int, epochs: int, constants: Constants, hook: str = "none") -> Forecast:
-    """Return the 18 minutes' schedule on p3.16xlarge, as 2018's trainer or ours would take it with a hook."""
+    """Return the forecast of the 18-minute schedule on p3.16xlarge, with a trainer's constants and a comm hook.
+
+    Boot, set-up and fetching are left out, and the speed of the card is the one measured in 2018. Raises `ValueError`.
+    """
     recipe = replace(load_18min_recipe(), comm=Comm(hook=hook))
     phases = phases_until(recipe.tables[machines], epochs)
     schedule = Schedule(replace(recipe, tables={}, phases=phases), IMAGENET.train, 8 * machines)
-    own = replace(constants, images=IMAGENET18_CONSTANTS.images_per_second, boot=0.0, setup=0.0, fetch=0.0)
-    found = forecast(schedule, gpus=8, gpu="V100", gbit=25.0, machines=machines, vcpus=64, constants=own)
-    if found is None:
+    trainer_constants = replace(
+        constants,
+        images_per_second=IMAGENET18_CONSTANTS.images_per_second,
+        boot_seconds=0.0,
+        setup_seconds=0.0,
+        fetch_bytes_per_second=0.0,
+    )
+    result = forecast(schedule, gpus=8, gpu="V100", gbit=25.0, machines=machines, vcpus=64, constants=trainer_constants)
+    if result is None:
         raise ValueError("no forecast for V100")
-    return found
+    return result
 
 
-def loops_table() -> Iterator[str]:
-    """Yield the two loops side by side, term by term, and why."""
-    cases = [(1, 28), (4, 30), (8, 30), (16, 38)]
-    pairs = [
-        (forecast_on_v100(*case, IMAGENET18_CONSTANTS), forecast_on_v100(*case, DEFAULT_CONSTANTS)) for case in cases
-    ]
-    yield "| | " + " | ".join(f"{m} x p3.16xlarge, {e} epochs: 2018 | ours" for m, e in cases) + " |"
-    yield "|---" * (1 + 2 * len(cases)) + "|"
-    for name in TERM_ORDER:
-        cells = [f"{one.term_seconds[name] / 60:.2f}" for pair in pairs for one in pair]
-        yield f"| {name} | {' | '.join(cells)} |"
-    totals = [f"**{one.training_seconds / 60:.1f}**" for pair in pairs for one in pair]
+def comparison_table() -> Iterator[str]:
+    """Yield the lines of the table that compares both trainers term by term, and of the notes below it."""
+    cases = [(1, 28), (4, 30), (8, 30), (16, 38)]  # machines, epochs
+    forecasts = []
+    for machines, epochs in cases:
+        forecasts.append(forecast_on_v100(machines, epochs, IMAGENET18_CONSTANTS))
+        forecasts.append(forecast_on_v100(machines, epochs, DEFAULT_CONSTANTS))
+    headings = [f"{machines} x p3.16xlarge, {epochs} epochs: 2018 | ours" for machines, epochs in cases]
+    yield f"| | {' | '.join(headings)} |"
+    yield "|---" * (1 + len(forecasts)) + "|"
+    for term in TERM_ORDER:
+        cells = [f"{result.term_seconds[term] / 60:.2f}" for result in forecasts]
+        yield f"| {term} | {' | '.join(cells)} |"
+    totals = [f"**{result.training_seconds / 60:.1f}**" for result in forecasts]
     yield f"| all | {' | '.join(totals)} |"
-    half = forecast_on_v100(16, 38, DEFAULT_CONSTANTS, "fp16").term_seconds["all-reduce"] / 60
-    yield LOOPS_EXPLANATION.format(half=half).rstrip()
+    half_precision = forecast_on_v100(16, 38, DEFAULT_CONSTANTS, "fp16").term_seconds["all-reduce"] / 60
+    yield COMPARISON_NOTES.format(half_precision=half_precision).rstrip()
 
 
 def render_page() -> str:
     """Return the whole page."""
-    return "\n".join(
-        [PAGE_HEAD, *published_table(published_runs(phases_by_machines())), LOOPS_SECTION, *loops_table(), ""]
-    )
+    table = published_table(published_runs(phases_by_machines()))
+    return "\n".join([PAGE_HEAD, *table, COMPARISON_SECTION, *comparison_table(), ""])
 
 
 if __name__ == "__main__":

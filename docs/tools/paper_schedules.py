@@ -1,24 +1,29 @@
-"""The schedules of papers and records, in their own numbers: typed from the sources, nothing computed.
+"""The schedules of papers and records, copied from the sources. Nothing is computed.
 
-A row is: epochs (the end excluded), pixels, images a step on all GPUs, the rate of its first and of its last step.
-`steps` is what the source counts, or what epochs x images / batch comes to; where ours are others, `why` says why.
+A row of a `phase_table` is a phase: its epochs (without the end), image size in pixels, images in a step on all GPUs,
+and the learning rates of its first and its last step; a single rate is constant. `steps` is what the source counts,
+or epochs x images / batch. Where our number of steps differs, `step_difference` gives the reason.
 """
 
 from dataclasses import dataclass
 
-IMAGENET18_SOURCE, IMAGENET18_2019_SOURCE = "diux-dev/imagenet18, train.py", "cybertronai/imagenet18, train.py"
+IMAGENET18_SOURCE = "diux-dev/imagenet18, train.py"
+IMAGENET18_2019_SOURCE = "cybertronai/imagenet18, train.py"
 GOYAL_SOURCE = "Goyal et al. 2017, sections 2.2 and 5.1"
 WU_SOURCE = "tornadomeet/ResNet, log/resnet-152.log, log/README.md, train_resnet.py"
 LARS_SOURCE = "tensorflow/tpu, models/official/resnet/lars_util.py (11a028b)"
 CONTINUOUS_STEPS_NOTE = (
-    "Theirs are {theirs:.1f} an epoch and go on into the next; ours are {ours:,}, the last with what is left"
+    "The source has {theirs:.1f} steps an epoch, and a batch may continue into the next epoch; ours has {ours:,}, the "
+    "last with the remaining images"
 )
-WHOLE_BATCHES_NOTE = "They count {theirs:,.0f} whole batches an epoch; ours are {ours:,}, the last with what is left"
+WHOLE_BATCHES_NOTE = (
+    "The source counts {theirs:,.0f} whole batches an epoch; ours has {ours:,}, the last with the remaining images"
+)
 
 
 @dataclass(frozen=True)
 class PaperPhase:
-    """One row of a schedule."""
+    """One phase of a schedule: its epochs, image size, images in a step, and first and last learning rate."""
 
     epochs: tuple[int, int]
     size: int
@@ -28,7 +33,10 @@ class PaperPhase:
 
 @dataclass(frozen=True, kw_only=True)
 class PaperSchedule:
-    """A source's schedule, and the recipe of ours that follows it: `name` in recipes/`file`.py, on `machines`."""
+    """The schedule of a source, and our recipe that follows it.
+
+    The recipe is `recipe_name` in recipes/<recipe_file>.py, on `machines` machines. `note` says what is uncertain.
+    """
 
     recipe_file: str
     recipe_name: str
@@ -41,23 +49,28 @@ class PaperSchedule:
 
     @property
     def paper_phases(self) -> list[PaperPhase]:
-        """The rows of `text`."""
-        found = []
+        """The rows of `phase_table`."""
+        phases = []
         for row in self.phase_table.strip().splitlines():
             epochs, size, batch, first, *last = row.split()
             start, end = epochs.split("-")
-            rates = float(first), float(last[0] if last else first)
-            found.append(PaperPhase((int(start), int(end)), int(size), int(batch), rates))
-        return found
+            rates = (float(first), float(last[0] if last else first))
+            phases.append(PaperPhase((int(start), int(end)), int(size), int(batch), rates))
+        return phases
 
 
 def imagenet18_schedule(
-    machines: int, steps: int, text: str, source: str = IMAGENET18_SOURCE, note: str = ""
+    machines: int, steps: int, phase_table: str, source: str = IMAGENET18_SOURCE, note: str = ""
 ) -> PaperSchedule:
-    """Return a table of the 18 minutes."""
-    file = "resnet50_18min"
+    """Return the schedule of an 18-minute run on this number of machines."""
     return PaperSchedule(
-        recipe_file=file, recipe_name=file, machines=machines, source=source, steps=steps, phase_table=text, note=note
+        recipe_file="resnet50_18min",
+        recipe_name="resnet50_18min",
+        machines=machines,
+        source=source,
+        steps=steps,
+        phase_table=phase_table,
+        note=note,
     )
 
 
@@ -104,7 +117,7 @@ IMAGENET18_SCHEDULES = [
         31-37  224  24576   0.0564
         37-38  288  16384   0.0376
         38-50  288  16384   0.00376
-    """, note="It met 93 % after 38 epochs."),
+    """, note="The run reached 93 % after 38 epochs."),
 ]  # fmt: skip
 
 THREE_HOURS_SCHEDULE = PaperSchedule(
@@ -121,20 +134,20 @@ THREE_HOURS_SCHEDULE = PaperSchedule(
         41-43  288   1024   0.004
         43-45  288   1024   0.0004
     """,
-    note="The entry's own list has the drops at 20, 34 and 42; the code that it names and the accuracies of its "
-    "fastai_pytorch.tsv have them at 21, 35 and 43.",
+    note="The entry's own list has the drops of the rate at epochs 20, 34 and 42. The code that it names, and the "
+    "accuracies in its fastai_pytorch.tsv, have them at 21, 35 and 43.",
 )  # fmt: skip
 
 
-def goyal_schedule(name: str, text: str, machines: int = 32, steps: int = 14_075) -> PaperSchedule:
-    """Return one of the hour's."""
+def goyal_schedule(name: str, phase_table: str, machines: int = 32, steps: int = 14_075) -> PaperSchedule:
+    """Return a schedule of "ImageNet in 1 hour" (Goyal et al.)."""
     return PaperSchedule(
         recipe_file="resnet50_1hour",
         recipe_name=name,
         machines=machines,
         source=GOYAL_SOURCE,
         steps=steps,
-        phase_table=text,
+        phase_table=phase_table,
         step_difference=CONTINUOUS_STEPS_NOTE,
     )
 
@@ -174,12 +187,18 @@ ONE_HOUR_SCHEDULES = [
 ]  # fmt: skip
 
 
-def mxnet_schedule(batch: int, steps: int, text: str, source: str = WU_SOURCE, note: str = "") -> PaperSchedule:
-    """Return one of MXNet's; their counts are of whole batches, the rest of an epoch left out."""
+def mxnet_schedule(batch: int, steps: int, phase_table: str, source: str = WU_SOURCE, note: str = "") -> PaperSchedule:
+    """Return a schedule of MXNet. It counts whole batches and leaves out the rest of an epoch."""
     return PaperSchedule(
-        recipe_file="resnet152_mxnet", recipe_name=f"resnet152_mxnet_{batch}", machines=batch // 256, source=source, steps=steps,
-        phase_table=text, step_difference=WHOLE_BATCHES_NOTE, note=note,
-    )  # fmt: skip
+        recipe_file="resnet152_mxnet",
+        recipe_name=f"resnet152_mxnet_{batch}",
+        machines=batch // 256,
+        source=source,
+        steps=steps,
+        phase_table=phase_table,
+        step_difference=WHOLE_BATCHES_NOTE,
+        note=note,
+    )
 
 
 MXNET_SCHEDULES = [
@@ -196,28 +215,28 @@ MXNET_SCHEDULES = [
          60-90   224   2560   0.005
          90-100  224   2560   0.0005
         100-120  224   2560   0.0005
-    """, source="apache/mxnet, example/image-classification/README.md: as at 256, but 80 x 32 images and rate 0.5"),
+    """, source="apache/mxnet, example/image-classification/README.md: as with 256, but 80 x 32 images and rate 0.5"),
     mxnet_schedule(5120, 30_000, """
           0-40   224   5120   1
          40-70   224   5120   0.1
          70-100  224   5120   0.01
         100-120  224   5120   0.001
-    """, source="Mu Li's thesis, section 4.6, not read",
-          note="Batch and rate are the source's, the epochs of the drops a guess."),
+    """, source="Mu Li's thesis, section 4.6 (which we have not read)",
+          note="Batch and rate are the source's. The epochs of the drops are a guess."),
 ]  # fmt: skip
 
 
 def lars_schedule(
-    name: str, machines: int, steps: int, text: str, source: str = LARS_SOURCE, note: str = ""
+    name: str, machines: int, steps: int, phase_table: str, source: str = LARS_SOURCE, note: str = ""
 ) -> PaperSchedule:
-    """Return one of those with LARS."""
+    """Return a schedule with LARS."""
     return PaperSchedule(
         recipe_file="resnet50_lars",
         recipe_name=name,
         machines=machines,
         source=source,
         steps=steps,
-        phase_table=text,
+        phase_table=phase_table,
         step_difference=CONTINUOUS_STEPS_NOTE,
         note=note,
     )
@@ -231,7 +250,7 @@ LARGE_BATCH_SCHEDULES = [
     lars_schedule("resnet50_lars_64k", 256, 1_759, """
          0-16  224  65536   0   41
         16-90  224  65536   41  0
-    """, note="Batch and epochs are Jia et al.'s too; their rate was not read."),
+    """, note="Batch and epochs are also those of Jia et al., whose rate we have not read."),
     lars_schedule("alexnet_lars_32k", 128, 4_000, """
          0-10   224  32768   1   32
         10-100  224  32768   32  0
@@ -240,7 +259,7 @@ LARGE_BATCH_SCHEDULES = [
          0-10  224  65536   1      45.25
         10-95  224  65536   45.25  0
     """, source="Jia et al. 2018: 65,536 images, 95 epochs",
-         note="The rate is a guess: 32 times the root of 2, by the row above."),
+         note="The rate is a guess: the square root of 2 times the 32 of the schedule above."),
 ]  # fmt: skip
 
 PAPER_SCHEDULES: list[PaperSchedule] = [

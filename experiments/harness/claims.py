@@ -1,4 +1,4 @@
-"""What an experiment is: arms that differ in one thing, and what is claimed of them before anything is measured."""
+"""The parts of an experiment: arms that differ in one thing, and claims about them, fixed before any measurement."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -7,12 +7,15 @@ from pathlib import Path
 from experiments.harness.images import ImageSet, prepare_cifar
 from train.recipe import Recipe
 
-MARGIN_POINTS = 1.0  # points of top-1 within which two arms count as equally good, set before the first run
+MARGIN_POINTS = 1.0  # points of top-1 within which two arms count as equally good; set before the first run
 
 
 @dataclass(frozen=True, kw_only=True)
 class Arm:
-    """One way to train: a recipe, on so many GPUs as `python -m train --gpus` means them: chunks of a step."""
+    """One way to train: a recipe and a number of GPUs.
+
+    `gpus` is what `python -m train --gpus` gets: the number of chunks of a step. One processor computes all of them.
+    """
 
     name: str
     recipe: Recipe
@@ -21,23 +24,23 @@ class Arm:
 
 @dataclass(frozen=True)
 class ClaimSide:
-    """One side of a comparison: the values of `field` in an arm's rows; of several arms, the one of the best mean."""
+    """One side of a comparison: the values of `metric` in the rows of an arm; of several arms, the best one by mean."""
 
     arms: tuple[str, ...]
     metric: str = "top1"
 
 
 def make_side(*arms: str, metric: str = "top1") -> ClaimSide:
-    """Return a side by the names of its arms."""
+    """Return a side from the names of its arms."""
     return ClaimSide(arms, metric)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """That `first` is higher than `second`; with `margin` that it is not lower by more points than this.
+    """The claim that `first` is higher than `second`; with a `margin`, that it is at most `margin` points lower.
 
-    `text` says it as a sentence without its end. `source` is what was published of it, with numbers. With `cheaper` the
-    sentence also says how much work and time the first side took of the second's.
+    `text` is the claim as a sentence without its period. `source` is what was published about it, with numbers. With
+    `cheaper`, the report also says how much work and time the first side took compared with the second.
     """
 
     text: str
@@ -50,7 +53,7 @@ class Claim:
 
 @dataclass(frozen=True)
 class ImageSources:
-    """Where images come from, None where they are not at hand, and the folder to work in."""
+    """Where the images of the experiments come from (None: not available), and the folder to work in."""
 
     data: Path | None
     photographs: Path | None
@@ -65,10 +68,19 @@ def cifar_images(sources: ImageSources, _: int) -> ImageSet:
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    """Arms and claims. `name` is that of its script and its picture; `about` what is held equal, and why.
+    """Arms and the claims about them.
 
-    `images` gives the images of a seed, found at the sources' field `needs`. `repeats` times as many seeds are run as
-    asked for.
+    Attributes:
+        name: Name of the experiment, its script and its picture.
+        title: Heading of its section, with its number.
+        description: What differs, and what is held equal.
+        arms: The arms; the first is the reference of the table.
+        claims: The claims about the arms.
+        required_source: The field of `ImageSources` that the experiment needs.
+        images: Returns the images of a seed.
+        seeds_factor: How many times as many seeds are run as the command line asks for.
+
+    Construction raises `ValueError` when two arms have the same name, or a claim names an unknown arm.
     """
 
     name: str
@@ -82,6 +94,9 @@ class Experiment:
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
-        named = {name for claim in self.claims for one in (claim.first, claim.second) for name in one.arms}
-        if len(set(names)) < len(names) or not named <= set(names):
-            raise ValueError(f"{self.name}: two arms of one name, or a claim of an arm that is not there")
+        if len(set(names)) < len(names):
+            raise ValueError(f"{self.name}: two arms have the same name")
+        claimed_names = {name for claim in self.claims for side in (claim.first, claim.second) for name in side.arms}
+        unknown_names = claimed_names - set(names)
+        if unknown_names:
+            raise ValueError(f"{self.name}: a claim names an unknown arm: {', '.join(sorted(unknown_names))}")

@@ -1,4 +1,4 @@
-"""The command line of all experiments: make what is missing, then show what is seen."""
+"""Command line of the experiments: makes the runs that are missing, then prints tables and draws pictures."""
 
 import argparse
 import signal
@@ -17,96 +17,117 @@ from experiments.harness.sweep import RunFailed, SweepLocation, missing_runs, ru
 from train.tools.filesystem import one_line_error
 
 HERE = Path(__file__).resolve().parents[1]
-MIN_SEEDS = 5  # fewer are a trial: neither RESULTS.md nor a picture is written
+MIN_SEEDS = 5  # with fewer it is a trial run: neither RESULTS.md nor a picture is written
 OPTION_BY_SOURCE = {"data": "--data DIR", "photographs": "--photographs DIR|TAR"}
 
 
 def main(experiments: Sequence[Experiment], argv: Sequence[str] | None = None) -> int:
-    """Run experiments to their end and print their tables; of several write RESULTS.md too.
+    """Run experiments to their end and print their tables; for several experiments also write RESULTS.md.
 
-    Returns 0, 1 with one line on stderr when a run failed, 130 when it was interrupted.
+    Returns 0, 1 with one line on stderr when a run failed, or 130 when it was interrupted.
     """
-    asked = parse(experiments, argv)
+    arguments = parse(experiments, argv)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return _run_all(experiments, asked)
+        return _run_all(experiments, arguments)
     except KeyboardInterrupt:
-        print("interrupted; called again it goes on", file=sys.stderr)
+        print("interrupted; run the same command to continue", file=sys.stderr)
         return 130
     except BlockingIOError:
-        print(f"error: another sweep works in {asked.work}; wait for it, or say --work DIR", file=sys.stderr)
+        print(
+            f"error: another sweep is running in {arguments.work}; wait until it ends, or pass another --work DIR",
+            file=sys.stderr,
+        )
     except (RunFailed, ImageSourceError, OSError) as error:
         print(f"error: {one_line_error(error)}", file=sys.stderr)
     return 1
 
 
 def parse(experiments: Sequence[Experiment], argv: Sequence[str] | None) -> argparse.Namespace:
-    """Read the command line; ends the program with code 2 when it is wrong."""
-    title = experiments[0].title if len(experiments) == 1 else "All experiments, and RESULTS.md."
-    parser = argparse.ArgumentParser(description=title)
-    needs = {one.required_source for one in experiments}
+    """Return the parsed command line. Ends the program with exit code 2 when it is wrong."""
+    description = experiments[0].title if len(experiments) == 1 else "All experiments, and RESULTS.md."
+    parser = argparse.ArgumentParser(description=description)
+    required_sources = {experiment.required_source for experiment in experiments}
     parser.set_defaults(data=None, photographs=None)
-    if "data" in needs:
-        parser.add_argument("--data", type=Path, help="CIFAR-10 as JPEG files: a folder with train/ and val/, or a tar")
-    if "photographs" in needs:
-        parser.add_argument("--photographs", type=Path, help="photographs of any names: a folder, or a tar")
+    if "data" in required_sources:
+        parser.add_argument(
+            "--data",
+            type=Path,
+            metavar="DIR|TAR",
+            help="CIFAR-10 as JPEG files: a folder with train/ and val/, or a tar",
+        )
+    if "photographs" in required_sources:
+        parser.add_argument(
+            "--photographs", type=Path, metavar="DIR|TAR", help="photographs with any names: a folder, or a tar"
+        )
     parser.add_argument("--seeds", type=int, default=MIN_SEEDS, help=f"runs of each arm (default: {MIN_SEEDS})")
     parser.add_argument(
-        "--jobs", type=int, default=core_count(), help="runs at a time, of one thread each (default: cores)"
+        "--jobs", type=int, default=core_count(), help="runs at the same time, of one thread each (default: cores)"
     )
-    parser.add_argument("--work", type=Path, default=HERE.parent / "runs" / "experiments", help="for what is under way")
-    parser.add_argument("--results", type=Path, default=HERE / "results", help="the rows (default: results/ here)")
-    parser.add_argument("--list", action="store_true", help="say which runs are missing, and make none")
-    asked = parser.parse_args(argv)
-    if asked.seeds < 1 or asked.jobs < 1:
+    parser.add_argument(
+        "--work", type=Path, default=HERE.parent / "runs" / "experiments", help="folder for images and unfinished runs"
+    )
+    parser.add_argument(
+        "--results", type=Path, default=HERE / "results", help="folder of the rows (default: experiments/results)"
+    )
+    parser.add_argument("--list", action="store_true", help="list the runs that are missing, and make none")
+    arguments = parser.parse_args(argv)
+    if arguments.seeds < 1 or arguments.jobs < 1:
         parser.error("--seeds and --jobs must be at least 1")
-    if not any(getattr(asked, need) for need in needs):
-        parser.error("say " + " or ".join(OPTION_BY_SOURCE[need] for need in sorted(needs)))
-    return asked
+    if not any(getattr(arguments, source) for source in required_sources):
+        parser.error("no images: pass " + " or ".join(OPTION_BY_SOURCE[source] for source in sorted(required_sources)))
+    return arguments
 
 
 def _run_all(experiments: Sequence[Experiment], arguments: argparse.Namespace) -> int:
     sources = ImageSources(arguments.data, arguments.photographs, arguments.work.resolve())
-    able = [one for one in experiments if getattr(sources, one.required_source)]
-    for one in experiments:
-        if one not in able:
-            print(f"{one.name}: left out; it needs {OPTION_BY_SOURCE[one.required_source]}")
-    runs = {one.name: planned_runs(one, sources, arguments.seeds) for one in able}
-    order = sorted((run for mine in runs.values() for run in mine), key=lambda run: run.seed)
+    runnable = []
+    for experiment in experiments:
+        if getattr(sources, experiment.required_source):
+            runnable.append(experiment)
+        else:
+            print(f"{experiment.name}: left out; it needs {OPTION_BY_SOURCE[experiment.required_source]}")
+    runs = {experiment.name: planned_runs(experiment, sources, arguments.seeds) for experiment in runnable}
+    all_runs = sorted((run for runs_of_one in runs.values() for run in runs_of_one), key=lambda run: run.seed)
     if arguments.list:
-        print(*(f"{run.key} {run.name}" for run in missing_runs(order, arguments.results)), sep="\n")
+        print(*(f"{run.key} {run.name}" for run in missing_runs(all_runs, arguments.results)), sep="\n")
         return 0
-    run_sweep(
-        order, SweepLocation(arguments.results, sources.work), arguments.jobs, lambda text: print(text, flush=True)
-    )
-    rows = {one.name: collect_rows(one, runs[one.name], arguments.results) for one in able}
-    show_results(able, rows, arguments.seeds >= MIN_SEEDS, is_complete=able == list(experiments) and len(able) > 1)
+    location = SweepLocation(arguments.results, sources.work)
+    run_sweep(all_runs, location, arguments.jobs, lambda text: print(text, flush=True))
+    rows = {
+        experiment.name: collect_rows(experiment, runs[experiment.name], arguments.results) for experiment in runnable
+    }
+    is_complete = runnable == list(experiments) and len(runnable) > 1
+    show_results(runnable, rows, arguments.seeds >= MIN_SEEDS, is_complete)
     return 0
 
 
 def planned_runs(experiment: Experiment, sources: ImageSources, seeds: int) -> list[ExperimentRun]:
-    """Return all runs of an experiment, seed by seed."""
+    """Return all runs of an experiment, ordered by seed."""
     images = {seed: experiment.images(sources, seed) for seed in range(seeds * experiment.seeds_factor)}
     return [ExperimentRun(arm, seed, images[seed]) for seed in images for arm in experiment.arms]
 
 
 def collect_rows(experiment: Experiment, runs: Sequence[ExperimentRun], results: Path) -> RowsByArm:
-    """Return the rows that are there, by arm."""
-    found: dict[str, list[Any]] = {arm.name: [] for arm in experiment.arms}
+    """Return the rows that exist, by arm."""
+    rows_by_arm: dict[str, list[Any]] = {arm.name: [] for arm in experiment.arms}
     for run in runs:
         row = read_row(run, results)
         if row is not None:
-            found[run.arm.name].append(row)
-    return found
+            rows_by_arm[run.arm.name].append(row)
+    return rows_by_arm
 
 
 def show_results(
     experiments: Sequence[Experiment], rows: dict[str, RowsByArm], has_enough_seeds: bool, is_complete: bool
 ) -> None:
-    """Print each experiment's part; with enough seeds draw its picture, and of all of them write RESULTS.md."""
-    for one in experiments:
-        print("", *table.section(one, rows[one.name]), sep="\n")
+    """Print the section of each experiment.
+
+    With enough seeds its picture is drawn too and, when all experiments are complete, RESULTS.md is written.
+    """
+    for experiment in experiments:
+        print("", *table.section(experiment, rows[experiment.name]), sep="\n")
         if has_enough_seeds:
-            plots.draw_experiment(HERE / "pictures" / f"{one.name}.png", one, rows[one.name])
+            plots.draw_experiment(HERE / "pictures" / f"{experiment.name}.png", experiment, rows[experiment.name])
     if has_enough_seeds and is_complete:
         (HERE / "RESULTS.md").write_text(table.render_results_page(experiments, rows))

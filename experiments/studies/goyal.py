@@ -1,11 +1,13 @@
-"""Goyal et al. 2017 in small: 8,000 images, 11 epochs, a base batch of 8 where they had 256, and 32 times that.
+"""Goyal et al. 2017 on a small scale: 8,000 images, 11 epochs, batches of 8 (where they have 256) and of 32 times 8.
 
-A step is `gpus` chunks of 8 images, which is what batch norm sees at any batch (their section 2.3). Everything else is
-one recipe: a ramp over two epochs from a 32nd of the rate, which 32 GPUs make the rate of the base batch, and from
-there in a line to 0. Their drops by ten would spend a third of so few steps on rates that move nothing.
+A step consists of `gpus` chunks of 8 images, and batch norm sees a chunk at any batch size (their section 2.3). All
+arms share one recipe: a warm-up of two epochs from a 32nd of the learning rate, then a linear decay to 0. With 32
+GPUs, a 32nd of the scaled rate is the rate of the base batch. Goyal's drops by a factor of ten would spend a third of
+so few steps at rates that are too small to change anything.
 
-Chosen by hand on seed 100, one run each, so the scale is one where the linear rule has a chance: with 16 and 512 images
-a step, 18 epochs and drops by ten it had not (60.9 against 56.5 % at 0.0125, 62.5 against 48.9 % at 0.025).
+Batches, epochs and rates were chosen by hand on seed 100, one run each, at a scale where the linear rule can hold. With
+16 and 512 images a step, 18 epochs and drops by ten it did not hold (60.9 against 56.5 % at rate 0.0125, 62.5 against
+48.9 % at 0.025).
 """
 
 from dataclasses import replace
@@ -23,7 +25,7 @@ OPTIM = Optim(momentum=0.9, nesterov=True, weight_decay=5e-4)
 
 
 def make_phase(start: int, end: int, lr: float | tuple[float, float], **phase_fields: Any) -> Phase:
-    """Return a row of the schedule; only the run's end is validated."""
+    """Return a phase of the schedule. Validation takes place only at the end of the run."""
     return Phase(
         epochs=(start, end), size=32, batch=BASE_BATCH, lr=lr, min_scale=0.75, validate="never", **phase_fields
     )
@@ -32,18 +34,20 @@ def make_phase(start: int, end: int, lr: float | tuple[float, float], **phase_fi
 def make_recipe(
     rate: float = BASE_RATE, warmup_rate: float | tuple[float, float] | None = None, **changes: Any
 ) -> Recipe:
-    """Return the recipe at a rate, with another first row's rate, and with changes to `Model` and `Optim` by name."""
-    model = {name: value for name, value in changes.items() if name in ("zero_gamma",)}
-    optim = {name: value for name, value in changes.items() if name not in model}
+    """Return the recipe with a learning rate, a rate of the warm-up, and changed fields of `Model` and `Optim`."""
+    model_changes = {name: value for name, value in changes.items() if name == "zero_gamma"}
+    optim_changes = {name: value for name, value in changes.items() if name not in model_changes}
+    if warmup_rate is None:
+        warmup_rate = (rate / LARGE_BATCH_FACTOR, rate)
     return Recipe(
         name="goyal",
         data=CIFAR,
-        model=replace(MODEL, **model),
-        optim=replace(OPTIM, **optim),
+        model=replace(MODEL, **model_changes),
+        optim=replace(OPTIM, **optim_changes),
         machines=1,
         gpus=1,
         phases=[
-            make_phase(0, WARMUP_EPOCHS, (rate / LARGE_BATCH_FACTOR, rate) if warmup_rate is None else warmup_rate),
+            make_phase(0, WARMUP_EPOCHS, warmup_rate),
             make_phase(WARMUP_EPOCHS, EPOCHS, (rate, 0.0)),
         ],
     )
@@ -54,22 +58,22 @@ LARGE_ARM = Arm(name=f"{BASE_BATCH * LARGE_BATCH_FACTOR}", recipe=make_recipe(),
 
 
 def on_and_off_arms(field: str, values: tuple[bool, bool], names: tuple[str, str]) -> tuple[Arm, ...]:
-    """Return the arms of a choice at the base batch and at the large one, each with the first value and the second."""
+    """Return four arms: the base batch and the large batch, each with both values of a field."""
     return tuple(
-        Arm(name=f"{one.name}, {name}", recipe=make_recipe(**{field: value}), gpus=one.gpus)
-        for one in (BASE_ARM, LARGE_ARM)
+        Arm(name=f"{arm.name}, {name}", recipe=make_recipe(**{field: value}), gpus=arm.gpus)
+        for arm in (BASE_ARM, LARGE_ARM)
         for value, name in zip(values, names, strict=True)
     )
 
 
 def better_claims(choice_names: tuple[str, str], sources: tuple[str, str]) -> tuple[Claim, ...]:
-    """Return the claims that the first of two names is better, at the base batch and at the large one."""
+    """Return the claims that the first choice is better, at the base batch and at the large batch."""
     return tuple(
         Claim(
-            text=f"At {one.name} images a step {choice_names[0]} is better than {choice_names[1]}",
-            first=make_side(f"{one.name}, {choice_names[0]}"),
-            second=make_side(f"{one.name}, {choice_names[1]}"),
+            text=f"At {arm.name} images a step {choice_names[0]} is better than {choice_names[1]}",
+            first=make_side(f"{arm.name}, {choice_names[0]}"),
+            second=make_side(f"{arm.name}, {choice_names[1]}"),
             source=source,
         )
-        for one, source in zip((BASE_ARM, LARGE_ARM), sources, strict=True)
+        for arm, source in zip((BASE_ARM, LARGE_ARM), sources, strict=True)
     )

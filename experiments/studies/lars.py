@@ -1,4 +1,4 @@
-"""LARS where the linear rule breaks (You et al. 2017; Jia et al. 2018).
+"""LARS at a batch where the linear scaling rule breaks (You et al. 2017; Jia et al. 2018).
 
 python experiments/studies/lars.py --data DIR
 """
@@ -20,7 +20,7 @@ TRUST_COEFFICIENTS = (0.01, 0.02, 0.04)
 
 
 def polynomial_recipe(rate: float = BASE_RATE, **changes: Any) -> Recipe:
-    """Return the recipe with LARS' own shape: a ramp, then down to 0 by a parabola."""
+    """Return the recipe with the schedule of LARS: a linear warm-up, then polynomial decay to 0."""
     phases = [
         make_phase(0, WARMUP_EPOCHS, (rate / BATCH_FACTOR, rate)),
         make_phase(WARMUP_EPOCHS, EPOCHS, (rate, 0.0), shape="polynomial"),
@@ -48,9 +48,10 @@ EXPERIMENT = Experiment(
     name="lars",
     title="3. LARS where the linear rule breaks",
     description=(
-        f"{LARGE_BATCH} images a step, {BATCH_FACTOR} times the base batch, over 11 epochs: a ramp of two, then a parabola to 0. "
-        "LARS runs at the rate of the linear rule with three trust coefficients; SGD at this rate, a quarter of it, "
-        "and by the square root. The best of three is held against the best of three."
+        f"{LARGE_BATCH} images a step, {BATCH_FACTOR} times the base batch, for {EPOCHS} epochs: {WARMUP_EPOCHS} of "
+        "warm-up, then polynomial decay to 0. LARS uses the learning rate of the linear rule with three trust "
+        "coefficients. SGD uses this rate, a quarter of it, and the rate of the square-root rule. The best of the "
+        "three arms with LARS is compared with the best of the three with SGD."
     ),
     arms=(BASE_ARM, *SGD_ARMS, *LARS_ARMS),
     claims=(
@@ -63,14 +64,14 @@ EXPERIMENT = Experiment(
         ),
         Claim(
             text=f"At {LARGE_BATCH} LARS is better than SGD by the linear rule",
-            first=make_side(*(one.name for one in LARS_ARMS)),
+            first=make_side(*(arm.name for arm in LARS_ARMS)),
             second=make_side(SGD_ARMS[0].name),
             source="ResNet-50 at 65,536: 71.9 against 60.6 % top-1 (Jia et al. 2018)",
         ),
         Claim(
             text=f"At {LARGE_BATCH} the best LARS is better than the best SGD",
-            first=make_side(*(one.name for one in LARS_ARMS)),
-            second=make_side(*(one.name for one in SGD_ARMS)),
+            first=make_side(*(arm.name for arm in LARS_ARMS)),
+            second=make_side(*(arm.name for arm in SGD_ARMS)),
         ),
     ),
 )

@@ -1,4 +1,4 @@
-"""Norms without weight decay against with it (Jia et al. 2018, section 3.2).
+"""Weight decay on norms against none (Jia et al. 2018, section 3.2).
 
 python experiments/studies/norm_decay.py --data DIR
 """
@@ -18,8 +18,8 @@ EXPERIMENT = Experiment(
     name="norm_decay",
     title="5. No weight decay on norms against decay",
     description=(
-        "Goyal's rules in small (goyal.py) at both batches with a decay of 5e-4; only whether it holds for the "
-        "weights and biases of the norms differs."
+        "Goyal's recipe on a small scale (goyal.py) at both batches, with a weight decay of 5e-4. The arms differ only "
+        "in whether it applies to the weights and biases of the norms."
     ),
     arms=on_and_off_arms("norm_decay", (False, True), CHOICE_NAMES),
     claims=better_claims(

@@ -1,10 +1,10 @@
-"""Training on rectangles against square crops, on photographs: do they stand upright, or are they turned?
+"""Training on rectangular against square crops, on photographs that are upright or turned by 180 degrees.
 
 python experiments/studies/rectangles.py --photographs DIR|TAR
 
-Few photographs are at hand, of nearly as many kinds of things, so their kinds cannot be learned. Whether a photograph
-was turned by 180 degrees can, with a label for each that nobody has to give, and turning changes neither width nor
-height: the shape of a rectangle does not give it away.
+There are few photographs, of nearly as many kinds of things, so the kinds cannot be learned. Whether a photograph was
+turned by 180 degrees can be learned. The label needs no human, and turning changes neither width nor height, so the
+shape of a rectangle does not reveal it.
 """
 
 import sys
@@ -21,13 +21,19 @@ EPOCHS = 30
 
 
 def make_arm(name: str, rect_train: bool) -> Arm:
-    """Return an arm; both are validated on whole rectangles and on centre squares."""
+    """Return an arm. Both arms are validated on whole rectangles and on center squares."""
 
-    def row(start: int, end: int, lr: tuple[float, float]) -> Phase:
+    def make_phase(start: int, end: int, lr: tuple[float, float]) -> Phase:
         return Phase(
-            epochs=(start, end), size=96, batch=32, lr=lr, min_scale=0.35, validate="never",
-            rect_val=True, rect_train=rect_train,
-        )  # fmt: skip
+            epochs=(start, end),
+            size=96,
+            batch=32,
+            lr=lr,
+            min_scale=0.35,
+            validate="never",
+            rect_val=True,
+            rect_train=rect_train,
+        )
 
     recipe = Recipe(
         name="rectangles",
@@ -36,38 +42,40 @@ def make_arm(name: str, rect_train: bool) -> Arm:
         optim=Optim(momentum=0.9, nesterov=True, weight_decay=5e-4),
         machines=1,
         gpus=1,
-        phases=[row(0, 6, (0.005, 0.05)), row(6, EPOCHS, (0.05, 0.0))],
+        phases=[make_phase(0, 6, (0.005, 0.05)), make_phase(6, EPOCHS, (0.05, 0.0))],
     )
     return Arm(name=name, recipe=recipe)
 
 
 def fold_images(sources: ImageSources, seed: int) -> ImageSet:
-    """Return the seed's fold: another fifth of the photographs for validation."""
+    """Return the photographs with the seed's fold, a fifth of them, for validation."""
     assert sources.photographs is not None
     return prepare_photographs(sources.photographs, sources.work, seed % FOLDS)
 
 
-SQUARE_ARM, RECTANGLE_ARM = make_arm("trained on squares", False), make_arm("trained on rectangles", True)
+SQUARE_ARM = make_arm("trained on squares", False)
+RECTANGLE_ARM = make_arm("trained on rectangles", True)
 METRIC_BY_VIEW = {"rectangles": "top1", "squares": "top1_square"}
 
 EXPERIMENT = Experiment(
     name="rectangles",
     title="7. Training on rectangles, on photographs",
     description=(
-        "Photographs, each upright and turned by 180 degrees; the network says which. 96 pixels, "
-        f"{EPOCHS} epochs, the same number of images and steps; a fifth of the photographs, another one for each seed "
-        "of five, is kept for validation with both of its versions. Top-1 is that of whole rectangles; guessing gives "
-        "50 %. The same photographs come back in several seeds, so the intervals speak of these photographs."
+        "Each photograph appears upright and turned by 180 degrees, and the network predicts which. 96 pixels, "
+        f"{EPOCHS} epochs, the same number of images and steps in both arms. A fifth of the photographs, with both "
+        "versions of each, is for validation; five consecutive seeds use five different fifths. Top-1 is that of "
+        "whole rectangles; guessing gives 50 %. Several seeds use the same photographs, so the intervals are valid "
+        "only for these photographs."
     ),
     arms=(SQUARE_ARM, RECTANGLE_ARM),
     claims=(
         *(
             Claim(
                 text=f"Validated on {view}, training on rectangles is better than on squares",
-                first=ClaimSide((RECTANGLE_ARM.name,), field),
-                second=ClaimSide((SQUARE_ARM.name,), field),
+                first=ClaimSide((RECTANGLE_ARM.name,), metric),
+                second=ClaimSide((SQUARE_ARM.name,), metric),
             )
-            for view, field in METRIC_BY_VIEW.items()
+            for view, metric in METRIC_BY_VIEW.items()
         ),
         Claim(
             text="Trained on squares, validation on rectangles is better than on squares",

@@ -1,4 +1,4 @@
-"""Warm-up against none at 32 times the base batch (Goyal et al. 2017, table 1).
+"""Warm-up of the learning rate against none, at 32 times the base batch (Goyal et al. 2017, table 1).
 
 python experiments/studies/warmup.py --data DIR
 """
@@ -25,8 +25,9 @@ EXPERIMENT = Experiment(
     name="warmup",
     title="1. Warm-up against none, at 32 times the base batch",
     description=(
-        f"{LARGE_ARM.name} images a step at {LARGE_BATCH_FACTOR} times the rate (goyal.py). Only the first two of 11 epochs differ: the "
-        f"full rate, the base batch's rate, or a ramp from this to that. The base batch of {BASE_ARM.name} is beside them."
+        f"{LARGE_ARM.name} images a step at {LARGE_BATCH_FACTOR} times the learning rate (goyal.py). The arms differ "
+        "only in the first two of 11 epochs: the full rate, the rate of the base batch, or a linear ramp from the "
+        f"rate of the base batch to the full rate. The base batch of {BASE_ARM.name} images is shown for comparison."
     ),
     arms=(BASE_BATCH_ARM, NO_WARMUP_ARM, CONSTANT_ARM, GRADUAL_ARM),
     claims=(

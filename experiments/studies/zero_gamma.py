@@ -1,4 +1,4 @@
-"""The last norm of each block starting at 0 against 1 (Goyal et al. 2017, table 2b).
+"""Initializing the last norm of each residual block with 0 against 1 (Goyal et al. 2017, table 2b).
 
 python experiments/studies/zero_gamma.py --data DIR
 """
@@ -18,8 +18,8 @@ EXPERIMENT = Experiment(
     name="zero_gamma",
     title="4. Zero-gamma against ones",
     description=(
-        "Goyal's rules in small (goyal.py) at both batches; only the first value of the last norm's weight in "
-        "each of the four blocks differs."
+        "Goyal's recipe on a small scale (goyal.py) at both batches. The arms differ only in the initial weight of the "
+        "last norm in each of the four residual blocks."
     ),
     arms=on_and_off_arms("zero_gamma", (True, False), CHOICE_NAMES),
     claims=better_claims(

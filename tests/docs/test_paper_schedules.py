@@ -1,4 +1,4 @@
-"""docs/recipes-beside-papers.md: each paper's own numbers beside what plan computes from our recipe, equal to the digit."""
+"""Tests that our recipes follow their papers exactly, and of docs/recipes-beside-papers.md."""
 
 import json
 from dataclasses import replace
@@ -23,75 +23,76 @@ from cluster.cli.app import cli
 
 ROOT = Path(__file__).resolve().parents[2]
 IMAGES = 1_281_167
-OURS = {"resnet50_2026", "finetune", "sweeps", "quickstart", "cifar10"}  # follow no paper
-NAMES = [f"{one.recipe_name}, {one.machines}" for one in PAPER_SCHEDULES]
+RECIPES_WITHOUT_PAPER = {"resnet50_2026", "finetune", "sweeps", "quickstart", "cifar10"}
+SCHEDULE_IDS = [f"{schedule.recipe_name}, {schedule.machines}" for schedule in PAPER_SCHEDULES]
 
 
-def numbers(one: PaperPhase) -> tuple[Any, ...]:
-    return one.epochs, one.size, one.batch, *map(format_number, one.lr_endpoints)
+def phase_numbers(phase: PaperPhase) -> tuple[Any, ...]:
+    """Return the numbers of a phase, with learning rates as text of twelve digits."""
+    return phase.epochs, phase.size, phase.batch, *map(format_number, phase.lr_endpoints)
 
 
-@pytest.mark.parametrize("claim", PAPER_SCHEDULES, ids=NAMES)
-def test_epochs_pixels_batch_and_rates_are_the_papers_to_the_digit(claim: PaperSchedule) -> None:
-    assert [numbers(as_paper_phase(row)) for row in our_schedule(claim).scheduled_phases] == [
-        numbers(one) for one in claim.paper_phases
-    ]
+@pytest.mark.parametrize("paper_schedule", PAPER_SCHEDULES, ids=SCHEDULE_IDS)
+def test_our_schedule_phases_equal_the_papers(paper_schedule: PaperSchedule) -> None:
+    ours = [phase_numbers(as_paper_phase(row)) for row in our_schedule(paper_schedule).scheduled_phases]
+    assert ours == [phase_numbers(phase) for phase in paper_schedule.paper_phases]
 
 
-@pytest.mark.parametrize("claim", PAPER_SCHEDULES, ids=NAMES)
-def test_steps_are_the_papers_or_one_more_in_each_epoch_at_most(claim: PaperSchedule) -> None:
-    """A last step of an epoch takes what is left, where others go on into the next epoch or leave it out."""
-    ours, batch = our_schedule(claim).steps, claim.paper_phases[0].batch
-    if claim.step_difference and ours != claim.steps:
-        epochs = claim.paper_phases[-1].epochs[1]
-        assert {one.batch for one in claim.paper_phases} == {batch}
-        assert claim.steps in (epochs * IMAGES // batch, IMAGES // batch * epochs)
-        assert ours == -(-IMAGES // batch) * epochs and 0 < ours - claim.steps <= epochs
+@pytest.mark.parametrize("paper_schedule", PAPER_SCHEDULES, ids=SCHEDULE_IDS)
+def test_our_schedule_has_at_most_one_step_more_in_each_epoch(paper_schedule: PaperSchedule) -> None:
+    """The last step of our epochs takes the remaining images. Others leave these out, or use them in the next epoch."""
+    our_steps = our_schedule(paper_schedule).steps
+    if paper_schedule.step_difference and our_steps != paper_schedule.steps:
+        batch = paper_schedule.paper_phases[0].batch
+        epochs = paper_schedule.paper_phases[-1].epochs[1]
+        assert {phase.batch for phase in paper_schedule.paper_phases} == {batch}
+        assert paper_schedule.steps in (epochs * IMAGES // batch, IMAGES // batch * epochs)
+        assert our_steps == -(-IMAGES // batch) * epochs and 0 < our_steps - paper_schedule.steps <= epochs
     else:
-        assert ours == claim.steps
+        assert our_steps == paper_schedule.steps
 
 
-def test_the_hour_starts_at_a_tenth_peaks_at_3_2_and_makes_157_steps_of_156_an_epoch() -> None:
-    claim = next(one for one in PAPER_SCHEDULES if one.recipe_name == "resnet50_1hour")
-    schedule = our_schedule(claim)
-    assert (schedule.gpus, schedule.scheduled_phases[0].global_batch, schedule.scheduled_phases[0].steps_per_epoch) == (
-        256,
-        8192,
-        157,
-    )
-    assert schedule.scheduled_phases[0].scaled_lr_endpoints == pytest.approx((0.1, 3.2)) and (
-        claim.steps,
-        schedule.steps,
-    ) == (14_075, 14_130)
-    assert "156.4 an epoch and go on into the next; ours are 157" in "\n".join(schedule_section(claim))
+def find_paper_schedule(recipe_name: str) -> PaperSchedule:
+    return next(schedule for schedule in PAPER_SCHEDULES if schedule.recipe_name == recipe_name)
 
 
-def test_every_recipe_is_beside_its_paper_or_has_none() -> None:
-    told = {(one.recipe_file, one.recipe_name, one.machines) for one in PAPER_SCHEDULES}
+def test_our_schedule_of_one_hour_has_goyals_rates_and_157_steps() -> None:
+    paper_schedule = find_paper_schedule("resnet50_1hour")
+    schedule = our_schedule(paper_schedule)
+    first_phase = schedule.scheduled_phases[0]
+    assert (schedule.gpus, first_phase.global_batch, first_phase.steps_per_epoch) == (256, 8192, 157)
+    assert first_phase.scaled_lr_endpoints == pytest.approx((0.1, 3.2))
+    assert (paper_schedule.steps, schedule.steps) == (14_075, 14_130)
+    section = "\n".join(schedule_section(paper_schedule))
+    assert "156.4 steps an epoch, and a batch may continue into the next epoch; ours has 157" in section
+
+
+def test_paper_schedules_cover_every_recipe_with_a_paper() -> None:
+    covered = {(schedule.recipe_file, schedule.recipe_name, schedule.machines) for schedule in PAPER_SCHEDULES}
     for path in (ROOT / "recipes").glob("[!_]*.py"):
-        if path.stem not in OURS:
-            for one in load_recipe_file(path.stem):
-                assert {(path.stem, one.name, count) for count in one.tables or (one.machines,)} <= told
+        if path.stem not in RECIPES_WITHOUT_PAPER:
+            for recipe in load_recipe_file(path.stem):
+                assert {(path.stem, recipe.name, count) for count in recipe.tables or (recipe.machines,)} <= covered
 
 
-def test_a_number_that_differs_stands_out_in_bold() -> None:
-    claim = next(one for one in PAPER_SCHEDULES if one.recipe_name == "resnet50_1hour")
-    wrong = replace(claim, text=claim.phase_table.replace("0.032", "0.033").replace("60-80", "60-81"))
-    found = "\n".join(schedule_section(wrong))
-    assert "**0.033, ours 0.032**" in found and "**60-81, ours 60-80**" in found and "3.2 = 3.2" in found
+def test_schedule_section_different_number_is_bold() -> None:
+    paper_schedule = find_paper_schedule("resnet50_1hour")
+    changed_table = paper_schedule.phase_table.replace("0.032", "0.033").replace("60-80", "60-81")
+    section = "\n".join(schedule_section(replace(paper_schedule, phase_table=changed_table)))
+    assert "**0.033, ours 0.032**" in section and "**60-81, ours 60-80**" in section and "3.2 = 3.2" in section
     assert "**" not in render_page()
 
 
-def test_the_forecast_on_the_page_is_what_plan_says() -> None:
-    words = ["plan", "--machines", "1,8", "--type", ",".join(MACHINE_TYPES), "--only", "resnet50_2026", "-o", "json"]
-    ran = CliRunner().invoke(cli, [*words, str(ROOT / "recipes/resnet50_2026.py")])
-    told = {(one["type"], one["machines"]): one["forecast"]["minutes"] for one in json.loads(ran.output)}
-    (ours, _) = load_recipe_file("resnet50_2026")
+def test_forecast_on_each_type_equals_plan_command() -> None:
+    options = ["--machines", "1,8", "--type", ",".join(MACHINE_TYPES), "--only", "resnet50_2026", "-o", "json"]
+    completed = CliRunner().invoke(cli, ["plan", *options, str(ROOT / "recipes/resnet50_2026.py")])
+    minutes = {(row["type"], row["machines"]): row["forecast"]["minutes"] for row in json.loads(completed.output)}
+    recipe, _ = load_recipe_file("resnet50_2026")
     for machines in (1, 8):
-        for name, (_, found) in zip(MACHINE_TYPES, forecast_on_each_type(ours, machines), strict=True):
-            assert told[name, machines] == pytest.approx(found.total_minutes)
+        for type_name, (_, forecast) in zip(MACHINE_TYPES, forecast_on_each_type(recipe, machines), strict=True):
+            assert minutes[type_name, machines] == pytest.approx(forecast.total_minutes)
 
 
-def test_the_page_in_docs_is_what_the_code_says() -> None:
+def test_render_page_equals_docs_recipes_beside_papers() -> None:
     page = ROOT / "docs" / "recipes-beside-papers.md"
     assert page.read_text() == render_page(), "python docs/tools/recipes_page.py docs/recipes-beside-papers.md"

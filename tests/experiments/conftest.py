@@ -1,4 +1,4 @@
-"""A set of images small enough to be trained on in a second, and a recipe for it."""
+"""Fixtures of the tests of the experiments: a tiny image set, arms that train on it, and a stand-in for the trainer."""
 
 import io
 import sys
@@ -15,20 +15,26 @@ from experiments.harness.images import ImageSet
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
 STUB = '''
-"""Stands for the trainer: notes that it began, waits while it is held, and ends as its seed is told to."""
-import json, os, pathlib, signal, sys, time
+"""Stand-in for the trainer: notes that it started, waits while its seed is held, and fails if its seed has an error.
 
-words = dict(zip(sys.argv[2::2], sys.argv[3::2]))
-out, seed, told = pathlib.Path(words["--out"]), words["--seed"], pathlib.Path(os.environ["STUB"])
-with (told / "began").open("a") as file:
+Files in the folder $STUB_CONTROL: "started" has a line (seed, PID) for each start, "running-PID" exists while it runs,
+"hold-SEED" makes it wait, "error-SEED" makes it fail with this text.
+"""
+import json, os, pathlib, sys, time
+
+options = dict(zip(sys.argv[2::2], sys.argv[3::2]))
+out = pathlib.Path(options["--out"])
+seed = options["--seed"]
+control = pathlib.Path(os.environ["STUB_CONTROL"])
+with (control / "started").open("a") as file:
     file.write(f"{seed} {os.getpid()}\\n")
-busy = told / f"busy-{os.getpid()}"
-busy.touch()
-while (told / f"hold-{seed}").exists():
+running = control / f"running-{os.getpid()}"
+running.touch()
+while (control / f"hold-{seed}").exists():
     time.sleep(0.01)
-busy.unlink()
-if (told / f"say-{seed}").exists():
-    print((told / f"say-{seed}").read_text())
+running.unlink()
+if (control / f"error-{seed}").exists():
+    print((control / f"error-{seed}").read_text())
     sys.exit(1)
 epoch = {"train_images": 20, "size": 16, "train_seconds": 1.0, "train_top1": 50.0, "train_loss": 1.0}
 result = {"epochs": [epoch], "top1": 60.0, "top1_square": 60.0, "steps": 3, "images": 20, "where": {"wall": 1.0}}
@@ -38,24 +44,25 @@ result = {"epochs": [epoch], "top1": 60.0, "top1_square": 60.0, "steps": 3, "ima
 
 @pytest.fixture(scope="session")
 def blots(tmp_path_factory: pytest.TempPathFactory) -> ImageSet:
-    """Ten bright and ten dark blots to train on, four to validate. Not to be changed."""
-    rng, root = np.random.default_rng(0), tmp_path_factory.mktemp("blots")
+    """Images of noise, bright or dark: ten of each class for training, two for validation. Read-only."""
+    rng = np.random.default_rng(0)
+    root = tmp_path_factory.mktemp("blots")
     for split, count in (("train", 10), ("val", 2)):
-        for kind, least in (("bright", 150), ("dark", 0)):
-            (root / split / kind).mkdir(parents=True)
+        for class_name, min_value in (("bright", 150), ("dark", 0)):
+            (root / split / class_name).mkdir(parents=True)
             for number in range(count):
                 with io.BytesIO() as file:
-                    pixels = rng.integers(least, least + 100, (20, 20, 3), np.uint8)
+                    pixels = rng.integers(min_value, min_value + 100, (20, 20, 3), np.uint8)
                     Image.fromarray(pixels).save(file, "JPEG")
-                    (root / split / kind / f"{number}.jpg").write_bytes(file.getvalue())
+                    (root / split / class_name / f"{number}.jpg").write_bytes(file.getvalue())
     return ImageSet(root, "blots", 2)
 
 
 @pytest.fixture(scope="session")
 def arm() -> Callable[..., Arm]:
-    """An arm by its name, its rate and its epochs."""
+    """Make an arm from its name, learning rate and number of epochs."""
 
-    def make(name: str = "a", lr: float = 0.05, epochs: int = 2, **more: Any) -> Arm:
+    def make_arm(name: str = "a", lr: float = 0.05, epochs: int = 2, **arm_fields: Any) -> Arm:
         phase = Phase(epochs=(0, epochs), size=16, batch=8, lr=lr, validate="never")
         recipe = Recipe(
             name="blots",
@@ -66,15 +73,15 @@ def arm() -> Callable[..., Arm]:
             gpus=1,
             phases=[phase],
         )
-        return Arm(name=name, recipe=recipe, **more)
+        return Arm(name=name, recipe=recipe, **arm_fields)
 
-    return make
+    return make_arm
 
 
 @pytest.fixture
-def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
-    """What stands for `python -m train`; it is told by files in the folder `told`."""
-    (tmp_path / "told").mkdir()
+def stub_trainer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[str, ...]:
+    """The command of a stand-in for `python -m train`, which files in the folder `control` direct."""
+    (tmp_path / "control").mkdir()
     (tmp_path / "stub.py").write_text(STUB)
-    monkeypatch.setenv("STUB", str(tmp_path / "told"))
+    monkeypatch.setenv("STUB_CONTROL", str(tmp_path / "control"))
     return sys.executable, str(tmp_path / "stub.py")

@@ -1,4 +1,4 @@
-"""The command line: from images to a table, pictures, and RESULTS.md."""
+"""Tests of the experiments' command line, tables and pictures."""
 
 import subprocess
 import sys
@@ -10,9 +10,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from experiments.harness import cli as command
-from experiments.harness import plots as picture
-from experiments.harness import table
+from experiments.harness import cli, plots, table
 from experiments.harness.claims import Claim, Experiment, ImageSources, make_side
 from experiments.harness.images import ImageSet
 from experiments.harness.sweep import SweepLocation
@@ -20,7 +18,8 @@ from experiments.harness.sweep import SweepLocation
 ROOT = Path(__file__).resolve().parents[2]
 
 
-def made_up(seed: int, top1: float | None, seconds: float = 100.0) -> dict[str, Any]:
+def make_row(seed: int, top1: float | None, seconds: float = 100.0) -> dict[str, Any]:
+    """Return the row of a run with this accuracy; None: it diverged."""
     return {
         "name": f"x, seed {seed}", "seed": seed, "top1": top1, "top1_square": top1, "classes": 10,
         "diverged": None if top1 is not None else "the loss is nan", "train_loss": 1.0,
@@ -33,6 +32,8 @@ def made_up(seed: int, top1: float | None, seconds: float = 100.0) -> dict[str, 
 
 @pytest.fixture
 def experiment(blots: ImageSet, arm: Any) -> Experiment:
+    """An experiment of two arms, of which one diverges."""
+
     def images(sources: ImageSources, seed: int) -> ImageSet:
         return blots
 
@@ -50,94 +51,100 @@ def experiment(blots: ImageSet, arm: Any) -> Experiment:
 
 ROWS = {
     "toy": {
-        "slow": [made_up(0, 60.0), made_up(1, 61.0), made_up(2, 62.0)],
-        "wild": [made_up(0, 40.0, 50.0), made_up(1, None), made_up(2, 41.0, 52.0)],
+        "slow": [make_row(0, 60.0), make_row(1, 61.0), make_row(2, 62.0)],
+        "wild": [make_row(0, 40.0, 50.0), make_row(1, None), make_row(2, 41.0, 52.0)],
     }
 }
 
 
-def test_the_table_is_made_of_the_rows(experiment: Experiment) -> None:
-    head, _, slow, wild = table.experiment_table(experiment, ROWS["toy"])
-    assert head == "| | n | top-1 % | least to most | to the first | steps | work | seconds |"
+def test_experiment_table_summarizes_the_rows(experiment: Experiment) -> None:
+    header, _, slow, wild = table.experiment_table(experiment, ROWS["toy"])
+    assert header == "| | n | top-1 % | min to max | difference to the first | steps | work | seconds |"
     assert slow == "| slow | 3 | 61.00 ± 1.00 | 60.00 to 62.00 |  | 30 | 12 MP | 100 ± 0 |"
     assert wild.startswith("| wild | 3, 1 diverged | 30.33 ± 17.62 | 10.00 to 41.00 | -30.67 (-74.2")
     assert wild.endswith(") | 30 | 12 MP | 51 ± 1 |")
 
 
-def test_an_arm_without_runs_or_with_none_that_ended_is_a_row_too(experiment: Experiment) -> None:
-    lines = list(table.experiment_table(experiment, {"slow": [], "wild": [made_up(0, None), made_up(1, None)]}))
+def test_experiment_table_arms_without_results_have_rows(experiment: Experiment) -> None:
+    lines = list(table.experiment_table(experiment, {"slow": [], "wild": [make_row(0, None), make_row(1, None)]}))
     assert lines[2] == "| slow | 0 | | | | | | |"
     assert lines[3] == "| wild | 2, 2 diverged | 10.00 ± 0.00 | 10.00 to 10.00 |  |  |  |  |"
     assert {line.count("|") for line in lines} == {9}
 
 
-def test_seconds_are_told_only_where_something_is_claimed_of_them(experiment: Experiment) -> None:
-    plain = replace(experiment, claims=tuple(replace(one, cheaper=False) for one in experiment.claims))
-    lines = list(table.experiment_table(plain, {**ROWS["toy"], "wild": [made_up(0, None)]}))
-    assert lines[0] == "| | n | top-1 % | least to most | to the first | steps | work |"
+def test_experiment_table_has_seconds_only_for_cheaper_claims(experiment: Experiment) -> None:
+    without_timing = replace(experiment, claims=tuple(replace(claim, cheaper=False) for claim in experiment.claims))
+    lines = list(table.experiment_table(without_timing, {**ROWS["toy"], "wild": [make_row(0, None)]}))
+    assert lines[0] == "| | n | top-1 % | min to max | difference to the first | steps | work |"
     assert lines[2].endswith("|  | 30 | 12 MP |") and {line.count("|") for line in lines} == {8}
 
 
-def test_two_views_are_two_columns(experiment: Experiment) -> None:
-    mine = [row | {"top1_square": row["top1"] - 3} for row in ROWS["toy"]["slow"]]
-    head, line, slow, wild = table.experiment_table(experiment, {"slow": mine, "wild": []})
-    assert "top-1 %, squares" in head and "| 58.00 ± 1.00 |" in slow
-    assert {one.count("|") for one in (head, line, slow, wild)} == {10}
+def test_experiment_table_two_views_have_two_columns(experiment: Experiment) -> None:
+    slow_rows = [row | {"top1_square": row["top1"] - 3} for row in ROWS["toy"]["slow"]]
+    lines = list(table.experiment_table(experiment, {"slow": slow_rows, "wild": []}))
+    header, _, slow, _ = lines
+    assert "top-1 %, squares" in header and "| 58.00 ± 1.00 |" in slow
+    assert {line.count("|") for line in lines} == {10}
 
 
-def test_the_page_says_when_where_and_how_long(experiment: Experiment) -> None:
+def test_render_results_page_says_when_where_and_how_long(experiment: Experiment) -> None:
     text = table.render_results_page([experiment], ROWS)
-    assert "6 different runs, 2026-01-01 to 2026-01-03, 0.2 hours of one thread in all. Made on\n2 cores (X).\n" in text
+    assert (
+        "6 different runs, 2026-01-01 to 2026-01-03, 0.2 hours of one thread in total. Made on\n2 cores (X).\n" in text
+    )
     assert "Commits: 0123456789ab." in text and "![1. A toy](pictures/toy.png)" in text
     assert "- **Not seen at this scale.** Slow is better than wild" in text
     assert "No runs yet." in table.render_results_page([experiment], {"toy": {}})
 
 
-def test_a_picture_has_a_line_for_each_arm(experiment: Experiment, tmp_path: Path) -> None:
-    picture.draw_experiment(tmp_path / "a" / "toy.png", experiment, ROWS["toy"])
-    picture.draw_experiment(tmp_path / "one.png", experiment, {"slow": ROWS["toy"]["slow"][:1], "wild": []})
-    picture.draw_experiment(tmp_path / "none.png", experiment, {"slow": [], "wild": [made_up(0, None)]})
+def test_draw_experiment_has_a_row_for_each_arm(experiment: Experiment, tmp_path: Path) -> None:
+    plots.draw_experiment(tmp_path / "a" / "toy.png", experiment, ROWS["toy"])
+    plots.draw_experiment(tmp_path / "one.png", experiment, {"slow": ROWS["toy"]["slow"][:1], "wild": []})
+    plots.draw_experiment(tmp_path / "none.png", experiment, {"slow": [], "wild": [make_row(0, None)]})
     with Image.open(tmp_path / "a" / "toy.png") as image, Image.open(tmp_path / "one.png") as small:
-        assert image.size[1] - small.size[1] == picture.ROW_HEIGHT
-        colours = {colour for _, colour in image.convert("RGB").getcolors(1 << 20) or ()}
-    assert {tuple(bytes.fromhex(one[1:])) for one in picture.ARM_COLOURS[:2]} <= colours
+        assert image.size[1] - small.size[1] == plots.ROW_HEIGHT
+        colors = {color for _, color in image.convert("RGB").getcolors(1 << 20) or ()}
+    assert {tuple(bytes.fromhex(color[1:])) for color in plots.ARM_COLORS[:2]} <= colors
 
 
 @pytest.mark.parametrize("low, high", [(0, 100), (59.2, 61.4), (10, 10), (0.01, 0.02), (57.3, 98.0)])
-def test_ticks_are_few_and_hold_the_values(low: float, high: float) -> None:
-    found = picture.axis_ticks(low, high)
-    assert found[0] <= low + 1e-6 and found[-1] >= high - 1e-6 and 2 <= len(found) <= 8
+def test_axis_ticks_are_few_and_contain_the_values(low: float, high: float) -> None:
+    ticks = plots.axis_ticks(low, high)
+    assert ticks[0] <= low + 1e-6 and ticks[-1] >= high - 1e-6 and 2 <= len(ticks) <= 8
 
 
-def test_an_experiment_is_one_command(
-    experiment: Experiment, stub: Any, tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
+def test_main_makes_runs_and_prints_tables(
+    experiment: Experiment, stub_trainer: Any, tmp_path: Path, monkeypatch: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(command, "Place", partial(SweepLocation, trainer=stub))
-    monkeypatch.setattr(command, "HERE", tmp_path)
-    monkeypatch.setattr(command, "SEEDS", 2)
-    words = ["--data", "here", "--seeds", "2", "--work", str(tmp_path / "work"), "--results", str(tmp_path / "rows")]
-    assert command.main([experiment], [*words, "--list"]) == 0
+    monkeypatch.setattr(cli, "SweepLocation", partial(SweepLocation, trainer=stub_trainer))
+    monkeypatch.setattr(cli, "HERE", tmp_path)
+    monkeypatch.setattr(cli, "MIN_SEEDS", 2)
+    argv = ["--data", "here", "--seeds", "2", "--work", str(tmp_path / "work"), "--results", str(tmp_path / "rows")]
+    assert cli.main([experiment], [*argv, "--list"]) == 0
     assert capfd.readouterr().out.count("slow, seed") == 2
-    assert command.main([experiment], words) == 0
-    said = capfd.readouterr().out
-    assert "4 runs, 4 of them to be made" in said and "wild, seed 0: 60.00 %" in said
-    assert "| wild | 2 | 60.00 ± 0.00 |" in said and (tmp_path / "pictures" / "toy.png").exists()
-    assert not (tmp_path / "RESULTS.md").exists()  # that is of all experiments
-    assert command.main([experiment, experiment], words) == 0  # all that is needed is there
-    assert "4 runs, 0 of them to be made" in capfd.readouterr().out
+    assert cli.main([experiment], argv) == 0
+    output = capfd.readouterr().out
+    assert "4 runs, 4 of them missing" in output and "wild, seed 0: 60.00 %" in output
+    assert "| wild | 2 | 60.00 ± 0.00 |" in output and (tmp_path / "pictures" / "toy.png").exists()
+    assert not (tmp_path / "RESULTS.md").exists()  # it is only written for several experiments
+    assert cli.main([experiment, experiment], argv) == 0  # all runs have rows already
+    assert "4 runs, 0 of them missing" in capfd.readouterr().out
     assert "| slow | 2 |" in (tmp_path / "RESULTS.md").read_text()
 
 
-def test_what_is_missing_is_said_in_a_line(experiment: Experiment, capsys: pytest.CaptureFixture[str]) -> None:
+def test_parse_missing_images_or_no_seeds_is_usage_error(
+    experiment: Experiment, capsys: pytest.CaptureFixture[str]
+) -> None:
     with pytest.raises(SystemExit) as end:
-        command.main([experiment], [])
-    assert end.value.code == 2 and "say --data DIR" in capsys.readouterr().err
+        cli.main([experiment], [])
+    assert end.value.code == 2 and "no images: pass --data DIR" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        command.main([experiment], ["--data", "x", "--seeds", "0"])
+        cli.main([experiment], ["--data", "x", "--seeds", "0"])
 
 
-@pytest.mark.parametrize("name", ["run", "rectangles"])
-def test_a_script_runs_as_it_is_told_to(name: str, tmp_path: Path) -> None:
-    script = ROOT / "experiments" / f"{name}.py"
-    done = subprocess.run([sys.executable, script, "--help"], cwd=tmp_path, capture_output=True, text=True)
-    assert done.returncode == 0 and "--photographs" in done.stdout and not done.stderr
+@pytest.mark.parametrize("script", ["run.py", "studies/rectangles.py"])
+def test_scripts_run_from_any_folder(script: str, tmp_path: Path) -> None:
+    completed = subprocess.run(
+        [sys.executable, ROOT / "experiments" / script, "--help"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert completed.returncode == 0 and "--photographs" in completed.stdout and not completed.stderr

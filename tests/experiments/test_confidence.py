@@ -1,36 +1,36 @@
-"""Intervals against printed tables, and the sentences that follow from made-up runs."""
+"""Tests of the confidence intervals against printed tables, and of the sentences about simulated runs."""
 
 import math
 from typing import Any
 
 import pytest
 
-from experiments.harness import confidence as evidence
+from experiments.harness import confidence
 from experiments.harness.claims import Claim, make_side
 from experiments.harness.confidence import Interval
 
 Row = dict[str, Any]
 
 
-def rows(*top1: float | None, **more: Any) -> list[Row]:
-    fixed = {"classes": 10, "megapixels": 100.0, "steps": 50, "train_seconds": 20.0}
+def make_rows(*top1: float | None) -> list[Row]:
+    """Return a row for each accuracy; None: the run diverged."""
+    common = {"classes": 10, "megapixels": 100.0, "steps": 50, "train_seconds": 20.0}
     return [
-        {"seed": seed, "top1": one, "top1_square": one, "diverged": "the loss is nan" if one is None else None}
-        | fixed
-        | more
-        for seed, one in enumerate(top1)
+        {"seed": seed, "top1": value, "top1_square": value, "diverged": "the loss is nan" if value is None else None}
+        | common
+        for seed, value in enumerate(top1)
     ]
 
 
-def claim(margin: float | None = None, **more: Any) -> Claim:
-    return Claim(text="A is better than B", first=make_side("a"), second=make_side("b"), margin=margin, **more)
+def make_claim(margin: float | None = None, **fields: Any) -> Claim:
+    return Claim(text="A is better than B", first=make_side("a"), second=make_side("b"), margin=margin, **fields)
 
 
 @pytest.mark.parametrize(
     "degrees, printed", [(1, 12.706), (2, 4.303), (4, 2.776), (8, 2.306), (30, 2.042), (1000, 1.962)]
 )
-def test_students_distribution_is_that_of_the_tables(degrees: float, printed: float) -> None:
-    assert evidence.student_t(degrees) == pytest.approx(printed, abs=0.001)
+def test_student_t_equals_printed_tables(degrees: float, printed: float) -> None:
+    assert confidence.student_t(degrees) == pytest.approx(printed, abs=0.001)
 
 
 @pytest.mark.parametrize(
@@ -40,79 +40,94 @@ def test_students_distribution_is_that_of_the_tables(degrees: float, printed: fl
         ([1, 2, 3, 4, 5], [3, 3, 3, 3, 3], 0.0, 2.776 * math.sqrt(0.5)),  # all variance on one side: 4 degrees
     ],
 )
-def test_welchs_interval_is_that_of_examples_by_hand(first: Any, second: Any, difference: float, half: float) -> None:
-    found = evidence.welch_interval(first, second)
-    assert found is not None
-    assert (found.difference, found.half_width) == pytest.approx((difference, half), abs=0.001)
-    assert (found.low + found.high) / 2 == pytest.approx(difference)
+def test_welch_interval_equals_examples_by_hand(first: Any, second: Any, difference: float, half: float) -> None:
+    interval = confidence.welch_interval(first, second)
+    assert interval is not None
+    assert (interval.difference, interval.half_width) == pytest.approx((difference, half), abs=0.001)
+    assert (interval.low + interval.high) / 2 == pytest.approx(difference)
 
 
-def test_one_run_has_no_interval_and_equal_runs_have_one_without_width() -> None:
-    assert evidence.welch_interval([1.0], [2.0, 3.0]) is None
-    assert evidence.welch_interval([10.0, 10.0], [12.0, 12.0]) == Interval(-2.0, -2.0, -2.0)
+def test_welch_interval_single_or_equal_runs() -> None:
+    assert confidence.welch_interval([1.0], [2.0, 3.0]) is None
+    assert confidence.welch_interval([10.0, 10.0], [12.0, 12.0]) == Interval(-2.0, -2.0, -2.0)
 
 
 @pytest.mark.parametrize(
-    "low, high, margin, found",
+    "low, high, margin, expected",
     [
         (0.1, 2.0, None, "seen"), (-2.0, -0.1, None, "opposite"), (-0.1, 2.0, None, "open"), (0.0, 1.0, None, "open"),
         (-0.9, 0.3, 1.0, "seen"), (-1.1, 0.3, 1.0, "open"), (-3.0, -1.1, 1.0, "opposite"), (0.5, 2.0, 1.0, "seen"),
     ],
 )  # fmt: skip
-def test_a_verdict_follows_from_the_interval_alone(low: float, high: float, margin: float | None, found: str) -> None:
-    assert evidence.verdict(claim(margin), Interval((low + high) / 2, low, high)) == found
+def test_verdict_follows_from_interval_and_margin(low: float, high: float, margin: float | None, expected: str) -> None:
+    assert confidence.verdict(make_claim(margin), Interval((low + high) / 2, low, high)) == expected
 
 
 @pytest.mark.parametrize(
-    "a, b, margin, begins",
+    "first, second, margin, beginning",
     [
         ((61.0, 61.2, 61.1), (58.0, 58.1, 58.3), None, "**Seen.** A is better than B: 61.10 ± 0.10 against"),
         ((58.0, 58.1, 58.3), (61.0, 61.2, 61.1), None, "**The opposite is seen.**"),
         ((60.0, 61.0, 62.0), (59.9, 61.1, 61.9), None, "**Not seen at this scale.**"),
         ((60.0, 60.1, 60.2), (60.0, 60.1, 60.2), 1.0, "**Seen, within 1 point.**"),
-        ((50.0, 50.1, 50.2), (60.0, 60.1, 60.2), 1.0, "**Not so at this scale.**"),
+        ((50.0, 50.1, 50.2), (60.0, 60.1, 60.2), 1.0, "**Refuted at this scale.**"),
         ((57.0, 60.0, 63.0), (58.0, 60.0, 62.0), 1.0, "**Undecided.**"),
     ],
 )  # fmt: skip
-def test_a_sentence_begins_with_what_is_seen(a: Any, b: Any, margin: float | None, begins: str) -> None:
-    assert evidence.claim_sentence(claim(margin), {"a": rows(*a), "b": rows(*b)}).startswith(begins)
+def test_claim_sentence_begins_with_the_outcome(first: Any, second: Any, margin: float | None, beginning: str) -> None:
+    rows = {"a": make_rows(*first), "b": make_rows(*second)}
+    assert confidence.claim_sentence(make_claim(margin), rows).startswith(beginning)
 
 
-def test_where_nothing_is_seen_the_sentence_says_what_could_have_been() -> None:
-    found = evidence.claim_sentence(claim(), {"a": rows(60.0, 61.0, 62.0), "b": rows(59.9, 61.1, 61.9)})
-    assert "These runs can tell differences from about 2.3 points on." in found
-
-
-def test_a_diverged_run_counts_as_chance_and_is_named() -> None:
-    found = evidence.claim_sentence(claim(), {"a": rows(60.0, 61.0), "b": rows(None, None)})
-    assert "against 10.00 ± 0.00 %" in found and '2 of 2 runs of "b" diverged and count as chance.' in found
-
-
-def test_of_several_arms_the_best_is_taken_and_named() -> None:
-    one = Claim(text="x", first=make_side("a", "b", "c"), second=make_side("d"))
-    found = evidence.claim_sentence(
-        one, {"a": rows(50.0, 51.0), "b": rows(60.0, 61.0), "c": rows(None, 99.0), "d": rows(10.0, 11.0)}
+def test_claim_sentence_open_claim_says_what_runs_can_detect() -> None:
+    sentence = confidence.claim_sentence(
+        make_claim(), {"a": make_rows(60.0, 61.0, 62.0), "b": make_rows(59.9, 61.1, 61.9)}
     )
-    assert 'Of 3, "b" is the best.' in found and "60.50 ± 0.71 against" in found
+    assert "These runs can detect differences of about 2.3 points or more." in sentence
 
 
-def test_a_side_may_be_another_field() -> None:
-    mine = [row | {"top1_square": row["top1"] - 5} for row in rows(60.0, 60.1, 60.2)]
-    one = Claim(text="x", first=make_side("a"), second=make_side("a", metric="top1_square"))
-    assert "+5.00 points" in evidence.claim_sentence(one, {"a": mine})
+def test_claim_sentence_diverged_runs_count_as_guessing() -> None:
+    sentence = confidence.claim_sentence(make_claim(), {"a": make_rows(60.0, 61.0), "b": make_rows(None, None)})
+    assert "against 10.00 ± 0.00 %" in sentence and '2 of 2 runs of "b" diverged and count as guessing.' in sentence
 
 
-def test_missing_runs_and_single_runs_are_said_so() -> None:
-    assert evidence.claim_sentence(claim(), {"a": rows(1.0), "b": []}).startswith("**Not run yet.**")
-    assert evidence.claim_sentence(claim(), {"a": rows(61.0), "b": rows(50.0)}).startswith("**One run says nothing.**")
+def test_claim_sentence_of_several_arms_uses_the_best() -> None:
+    claim = Claim(text="x", first=make_side("a", "b", "c"), second=make_side("d"))
+    sentence = confidence.claim_sentence(
+        claim,
+        {
+            "a": make_rows(50.0, 51.0),
+            "b": make_rows(60.0, 61.0),
+            "c": make_rows(None, 99.0),
+            "d": make_rows(10.0, 11.0),
+        },
+    )
+    assert 'The best of 3 arms is "b".' in sentence and "60.50 ± 0.71 against" in sentence
 
 
-def test_savings_are_by_seed_and_leave_out_what_diverged() -> None:
-    mine = [row | {"train_seconds": 10.0 + row["seed"], "megapixels": 60.0} for row in rows(60.0, 61.0, None)]
-    found = evidence.claim_sentence(claim(1.0, cheaper=True), {"a": mine, "b": rows(60.0, 61.0, 60.5)})
-    assert "60% of the work (images x pixels), 100% of the steps and 52% of the training seconds (50% to 55%" in found
+def test_claim_sentence_side_may_use_another_metric() -> None:
+    rows = [row | {"top1_square": row["top1"] - 5} for row in make_rows(60.0, 60.1, 60.2)]
+    claim = Claim(text="x", first=make_side("a"), second=make_side("a", metric="top1_square"))
+    assert "+5.00 points" in confidence.claim_sentence(claim, {"a": rows})
 
 
-def test_what_was_published_stands_at_the_end() -> None:
-    found = evidence.claim_sentence(claim(source="1 against 2"), {"a": rows(61.0, 62.0), "b": rows(50.0, 51.0)})
-    assert found.endswith("Published: 1 against 2.")
+def test_claim_sentence_missing_and_single_runs() -> None:
+    assert confidence.claim_sentence(make_claim(), {"a": make_rows(1.0), "b": []}).startswith("**Not run yet.**")
+    assert confidence.claim_sentence(make_claim(), {"a": make_rows(61.0), "b": make_rows(50.0)}).startswith(
+        "**A single run proves nothing.**"
+    )
+
+
+def test_savings_sentence_compares_by_seed_without_diverged() -> None:
+    rows = [row | {"train_seconds": 10.0 + row["seed"], "megapixels": 60.0} for row in make_rows(60.0, 61.0, None)]
+    sentence = confidence.claim_sentence(make_claim(1.0, cheaper=True), {"a": rows, "b": make_rows(60.0, 61.0, 60.5)})
+    assert (
+        "60% of the work (images x pixels), 100% of the steps and 52% of the training seconds (50% to 55%" in sentence
+    )
+
+
+def test_claim_sentence_ends_with_published_source() -> None:
+    sentence = confidence.claim_sentence(
+        make_claim(source="1 against 2"), {"a": make_rows(61.0, 62.0), "b": make_rows(50.0, 51.0)}
+    )
+    assert sentence.endswith("Published: 1 against 2.")

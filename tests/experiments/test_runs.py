@@ -1,4 +1,4 @@
-"""What a run is: a hash that stays, changes with everything that decides the outcome, and with nothing else."""
+"""Tests of a run's key: it is stable, and changes with everything that decides the outcome and with nothing else."""
 
 import dataclasses
 import json
@@ -23,7 +23,7 @@ RECIPE = Recipe(
     phases=[Phase(epochs=(0, 1), size=32, batch=8, lr=0.1), Phase(epochs=(1, 2), size=32, batch=8, lr=(0.1, 0.0))],
 )
 RUN = ExperimentRun(Arm(name="x", recipe=RECIPE), 0, IMAGES)
-OTHERS: dict[str, Any] = {  # another value for each field that counts
+CHANGED_VALUES: dict[str, Any] = {  # another value for each field that counts
     "Model.name": "resnet10_cifar", "Model.zero_gamma": False, "Model.fc_std": 0.02, "Model.weights": "w.pt",
     "Model.compile": True, "Optim.name": "lars", "Optim.momentum": 0.8, "Optim.nesterov": True,
     "Optim.betas": (0.8, 0.999), "Optim.eps": 1e-5, "Optim.trust": 0.002, "Optim.weight_decay": 2e-4,
@@ -34,26 +34,30 @@ OTHERS: dict[str, Any] = {  # another value for each field that counts
 }  # fmt: skip
 
 
-def changed(field: str) -> Recipe:
+def recipe_with_changed(field: str) -> Recipe:
+    """Return the recipe with another value of a field such as "Optim.name"; of a phase, in its second one."""
     part, name = field.split(".")
+    change = {name: CHANGED_VALUES[field]}
     if part == "Phase":
-        return replace(RECIPE, phases=(RECIPE.phases[0], replace(RECIPE.phases[1], **{name: OTHERS[field]})))
-    return replace(RECIPE, **{part.lower(): replace(getattr(RECIPE, part.lower()), **{name: OTHERS[field]})})
+        return replace(RECIPE, phases=(RECIPE.phases[0], replace(RECIPE.phases[1], **change)))
+    return replace(RECIPE, **{part.lower(): replace(getattr(RECIPE, part.lower()), **change)})
 
 
-def test_the_hash_is_what_it_was() -> None:
-    assert RUN.key == "e9b43e0db721d9b6"  # if it is another: all rows are worthless; was that meant? then raise FORMAT
+def test_key_is_stable() -> None:
+    assert RUN.key == "e9b43e0db721d9b6"  # another key makes all rows worthless; if that is intended, increase FORMAT
 
 
-@pytest.mark.parametrize("field", OTHERS)
-def test_the_hash_changes_with_each_field_of_the_recipe(field: str) -> None:
-    assert ExperimentRun(Arm(name="x", recipe=changed(field)), 0, IMAGES).key != RUN.key
+@pytest.mark.parametrize("field", CHANGED_VALUES)
+def test_key_changes_with_each_field_of_the_recipe(field: str) -> None:
+    assert ExperimentRun(Arm(name="x", recipe=recipe_with_changed(field)), 0, IMAGES).key != RUN.key
 
 
-def test_every_field_that_counts_is_one_of_the_recipe_and_is_tried_above() -> None:
-    named = {f"{kind.__name__}.{name}" for kind, names in FIELDS_OF_FORMAT_1.items() for name in names}
-    there = {f"{kind.__name__}.{one.name}" for kind in FIELDS_OF_FORMAT_1 for one in dataclasses.fields(kind)}
-    assert named == set(OTHERS) and named <= there
+def test_relevant_fields_exist_and_are_tested_above() -> None:
+    names = {f"{kind.__name__}.{name}" for kind, names in FIELDS_OF_FORMAT_1.items() for name in names}
+    recipe_fields = {
+        f"{kind.__name__}.{field.name}" for kind in FIELDS_OF_FORMAT_1 for field in dataclasses.fields(kind)
+    }
+    assert names == set(CHANGED_VALUES) and names <= recipe_fields
 
 
 @pytest.mark.parametrize(
@@ -64,51 +68,49 @@ def test_every_field_that_counts_is_one_of_the_recipe_and_is_tried_above() -> No
         replace(RUN, arm=replace(RUN.arm, recipe=replace(RECIPE, phases=RECIPE.phases[:1]))),
     ],
 )  # fmt: skip
-def test_the_hash_changes_with_seed_images_gpus_and_rows(other: ExperimentRun) -> None:
+def test_key_changes_with_seed_images_gpus_and_phases(other: ExperimentRun) -> None:
     assert other.key != RUN.key
 
 
-def test_the_hash_does_not_change_with_names_and_places(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_key_ignores_names_and_paths(monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = replace(RECIPE, name="y", data=replace(RECIPE.data, root="elsewhere"), seed=7, types=("p4d.24xlarge",))
     other = ExperimentRun(Arm(name="y", recipe=recipe), 0, replace(IMAGES, folder=Path("elsewhere")))
-    before = RUN.key
-    assert other.key == before
+    key = RUN.key
+    assert other.key == key
     monkeypatch.setattr(runs, "FORMAT", 2)
-    assert RUN.key != before
+    assert RUN.key != key
 
 
-def test_a_field_that_recipes_gain_later_counts_only_away_from_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(
-        FIELDS_OF_FORMAT_1, Phase, tuple(name for name in FIELDS_OF_FORMAT_1[Phase] if name != "rect_val")
-    )
-    without, other = RUN.key, ExperimentRun(Arm(name="x", recipe=changed("Phase.rect_val")), 0, IMAGES)
+def test_key_counts_new_field_only_away_from_its_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    old_fields = tuple(name for name in FIELDS_OF_FORMAT_1[Phase] if name != "rect_val")
+    monkeypatch.setitem(FIELDS_OF_FORMAT_1, Phase, old_fields)
+    key_without_field = RUN.key
+    other = ExperimentRun(Arm(name="x", recipe=recipe_with_changed("Phase.rect_val")), 0, IMAGES)
     monkeypatch.undo()
     assert "rect_val" in RUN.config["phases"][0]
-    monkeypatch.setitem(
-        FIELDS_OF_FORMAT_1, Phase, tuple(name for name in FIELDS_OF_FORMAT_1[Phase] if name != "rect_val")
-    )
-    assert "rect_val" not in RUN.config["phases"][0] and without == RUN.key
+    monkeypatch.setitem(FIELDS_OF_FORMAT_1, Phase, old_fields)
+    assert "rect_val" not in RUN.config["phases"][0] and key_without_field == RUN.key
     assert other.config["phases"][1]["rect_val"] is True and other.key != RUN.key
 
 
-def test_a_row_comes_back_only_for_the_same_configuration(tmp_path: Path) -> None:
+def test_read_row_returns_only_the_same_configuration(tmp_path: Path) -> None:
     assert runs.read_row(RUN, tmp_path) is None
     row = runs.write_row(RUN, tmp_path, {"top1": 50.0})
     assert runs.read_row(RUN, tmp_path) == row and row["name"] == "x, seed 0"
     path = tmp_path / f"{RUN.key}.json"
-    assert len(path.read_text().splitlines()) == 6  # the configuration in one
-    path.write_text(json.dumps({**row, "config": {**row["config"], "seed": 5}}))  # by hand, or from elsewhere
+    assert len(path.read_text().splitlines()) == 6  # the configuration is on one line
+    path.write_text(json.dumps({**row, "config": {**row["config"], "seed": 5}}))  # edited by hand, or copied
     assert runs.read_row(RUN, tmp_path) is None
     path.write_text(path.read_text()[:40])
     assert runs.read_row(RUN, tmp_path) is None
 
 
-def test_the_numbers_of_a_row_are_those_of_the_result() -> None:
+def test_result_values_come_from_the_result() -> None:
     epochs = [
         {"train_images": 100, "size": size, "train_seconds": 1.5, "train_top1": top1, "train_loss": 1.0}
         for size, top1 in ((16, 20.123), (32, 30.0))
     ]
-    found = runs.result_values({"epochs": epochs, "top1": 1.0, "top1_square": 2.0, "steps": 8, "images": 200}, 10)
-    assert found["megapixels"] == pytest.approx((100 * 256 + 100 * 1024) / 1e6)
-    assert found["train_seconds"] == 3.0 and found["train_top1"] == [20.12, 30.0] and found["diverged"] is None
-    assert runs.diverged_values("the loss is nan", epochs, 10).keys() == found.keys()
+    values = runs.result_values({"epochs": epochs, "top1": 1.0, "top1_square": 2.0, "steps": 8, "images": 200}, 10)
+    assert values["megapixels"] == pytest.approx((100 * 256 + 100 * 1024) / 1e6)
+    assert values["train_seconds"] == 3.0 and values["train_top1"] == [20.12, 30.0] and values["diverged"] is None
+    assert runs.diverged_values("the loss is nan", epochs, 10).keys() == values.keys()

@@ -14,7 +14,7 @@ TIME_PARTS = {"steps": 8.0, "waits": 1.0, "validation": 1.5, "switches": 0.5, "c
 
 
 def home(run: Any, path: str, *rows: dict[str, Any]) -> None:
-    """Write rows into a file of the run folder."""
+    """Write rows into a file of the run folder at home."""
     file = run.run_folder.path / path
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -86,7 +86,7 @@ def done(run: Any, **more: Any) -> None:
 
 
 def thumbnails(run: Any, data: Path) -> None:
-    """Write the thumbnails of a data folder's validation images, as the job's first attempt does."""
+    """Let the job's first attempt have kept thumbnails of a data folder's validation images."""
     write_thumbnails(load_index(data, "val"), run.run_folder.path, 1)
 
 

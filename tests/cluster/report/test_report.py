@@ -1,4 +1,4 @@
-"""The report of jobs: its facts, its page, what it makes of hostile names, of little, and of nothing."""
+"""Tests of the HTML report: facts, page, hostile names, jobs with little or no data, and who writes it."""
 
 import html.parser
 import io
@@ -32,7 +32,7 @@ HOSTILE = "</title></style><script>alert(1)</script>\"'><img src=x onerror=alert
 
 
 class Reader(html.parser.HTMLParser):
-    """A page as a browser reads it: elements, attributes, texts."""
+    """Parser that collects the elements, attributes and texts of a page, as a browser reads it."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -53,55 +53,49 @@ class Reader(html.parser.HTMLParser):
         return "\n".join(self.texts)
 
 
-def titles(page: str) -> list[str]:
-    return [one for one in re.findall(r"<figcaption>(.*?)</figcaption>", page)]
+def chart_titles(page: str) -> list[str]:
+    """Return the titles of the charts of a page."""
+    return re.findall(r"<figcaption>(.*?)</figcaption>", page)
 
 
 @pytest.fixture
 def run(hand_made: Fixture, tmp_path: Path) -> Any:
-    """A job of two machines that lost one of them, got it back, and is done."""
-    found = hand_made(machines=2)
-    thumbnails(found, draw_val(tmp_path / "data", "cat", "dog"))
-    lost(found)
-    done(found)
-    return found
+    """A finished job of two machines that lost one of them and got it back."""
+    run = hand_made(machines=2)
+    thumbnails(run, draw_val(tmp_path / "data", "cat", "dog"))
+    lost(run)
+    done(run)
+    return run
 
 
 # --- facts ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_lost_machine_is_lost_from_its_last_word_until_it_is_back(run: Any) -> None:
-    said = report_facts.collect_facts(run.job)
-    assert said["losses"] == [("1", 13.0)]
-    assert [one for one in said["lives"]["1"] if one[0] == "lost"] == [("lost", 13.0, 17.0)]
-    assert said["lives"]["1"][0] == ("getting ready", 0.0, 4.0) and said["lives"]["1"][-1] == ("training", 21.0, 32.0)
-    assert [(one["attempt"], one["seconds"], one["machines"]) for one in said["timeline"]] == [
-        (1, 3.0, ["0", "1"]), (2, 15.0, ["0"]), (3, 20.0, ["0", "1"])
-    ]  # fmt: skip
-    assert [(one["at"], one["images"], one["top1"]) for one in said["epochs"]] == [(25.0, 60, 10.0), (32.0, 120, 20.0)]
+def test_collect_facts_lost_machine_is_lost_until_it_is_back(run: Any) -> None:
+    facts = report_facts.collect_facts(run.job)
+    assert facts["losses"] == [("1", 13.0)]
+    spans = facts["activity"]["1"]
+    assert [span for span in spans if span[0] == "lost"] == [("lost", 13.0, 17.0)]
+    assert spans[0] == ("getting ready", 0.0, 4.0) and spans[-1] == ("training", 21.0, 32.0)
+    attempts = [(row["attempt"], row["seconds"], row["machines"]) for row in facts["timeline"]]
+    assert attempts == [(1, 3.0, ["0", "1"]), (2, 15.0, ["0"]), (3, 20.0, ["0", "1"])]
+    epochs = [(row["at"], row["images"], row["top1"]) for row in facts["epochs"]]
+    assert epochs == [(25.0, 60, 10.0), (32.0, 120, 20.0)]
 
 
-def test_what_a_later_attempt_did_again_is_drawn_once(run: Any) -> None:
-    assert [one["images"] for one in report_facts.collect_facts(run.job)["train"]] == [8, 32, 48, 56, 96]
+def test_collect_facts_repeated_steps_appear_once(run: Any) -> None:
+    assert [row["images"] for row in report_facts.collect_facts(run.job)["train"]] == [8, 32, 48, 56, 96]
 
 
-def test_the_time_between_two_launches_is_not_time_at_work() -> None:
+def test_work_clock_leaves_out_time_between_stop_and_resume() -> None:
     clock = activity.WorkClock(
         {"0": [("training", 100.0, 160.0), ("lost", 160.0, 900.0), ("training", 1000.0, 1030.0)]}
     )
-    assert [clock.seconds_at(one) for one in (50, 100, 130, 160, 500, 1000, 1010, 2000)] == [
-        0,
-        0,
-        30,
-        60,
-        60,
-        60,
-        70,
-        90,
-    ]
+    moments = (50, 100, 130, 160, 500, 1000, 1010, 2000)
+    assert [clock.seconds_at(moment) for moment in moments] == [0, 0, 30, 60, 60, 60, 70, 90]
 
 
-def test_a_machine_that_stays_away_is_lost_to_the_end_and_a_spare_is_not(hand_made: Fixture) -> None:
+def test_collect_facts_machine_lost_for_good_is_lost_to_the_end(hand_made: Fixture) -> None:
     run = hand_made(machines=2, spares=1)
     agent(run, "0", ("training", 0), ("done", 50))
     agent(run, "1", ("training", 0), ("gone", 20))
@@ -109,20 +103,20 @@ def test_a_machine_that_stays_away_is_lost_to_the_end_and_a_spare_is_not(hand_ma
     run.write_attempt(1, "0.a", "1.b", time=BEGIN)
     run.write_attempt(2, "0.a", time=BEGIN + 21)
     done(run)
-    said = report_facts.collect_facts(run.job)
-    assert said["lives"]["1"][-1] == ("lost", 20.0, 50.0) and said["losses"] == [("1", 20.0)]
-    assert said["lives"]["2"] == [("waiting", 0.0, 49.0)]
+    facts = report_facts.collect_facts(run.job)
+    assert facts["activity"]["1"][-1] == ("lost", 20.0, 50.0) and facts["losses"] == [("1", 20.0)]
+    assert facts["activity"]["2"] == [("waiting", 0.0, 49.0)]  # the spare was never a member
 
 
-def test_a_long_curve_is_thinned_and_keeps_its_end_and_its_mean() -> None:
-    rows = [{"images": one, "at": one, "loss": float(one % 2), "speed": None, "lr": one} for one in range(10_001)]
-    found = report_facts.downsample(rows, 100)
-    assert len(found) == 100 and found[-1]["images"] == 10_000 and found[-1]["lr"] == 10_000
-    assert all(0.49 < one["loss"] < 0.51 and one["speed"] is None for one in found)
+def test_downsample_keeps_end_and_mean() -> None:
+    rows = [{"images": step, "at": step, "loss": float(step % 2), "speed": None, "lr": step} for step in range(10_001)]
+    kept_rows = report_facts.downsample(rows, 100)
+    assert len(kept_rows) == 100 and kept_rows[-1]["images"] == 10_000 and kept_rows[-1]["lr"] == 10_000
+    assert all(0.49 < row["loss"] < 0.51 and row["speed"] is None for row in kept_rows)
 
 
-def test_a_damaged_file_is_one_line(run: Any) -> None:
-    run.run_folder.result.write_text('{"state": "done", "epochs": 3}')
+def test_render_report_damaged_file_is_one_line_error(run: Any) -> None:
+    run.run_folder.result_path.write_text('{"state": "done", "epochs": 3}')
     with pytest.raises(ClusterError, match="is damaged") as error:
         reports.render_report([run.job])
     assert "\n" not in str(error.value)
@@ -131,15 +125,15 @@ def test_a_damaged_file_is_one_line(run: Any) -> None:
 # --- the page -------------------------------------------------------------------------------------------------------
 
 
-def test_the_page_of_a_run_has_everything_in_it_and_asks_nobody(run: Any) -> None:
+def test_render_report_page_is_complete_and_self_contained(run: Any) -> None:
     page = reports.render_report([run.job])
-    assert titles(page) == [
+    assert chart_titles(page) == [
         "Accuracy over time", "Accuracy over images", "Loss over images", "Learning rate over images",
-        "Side and global batch over images", "Images per second over time", "Machines over time",
-        "Where the seconds of each epoch went", "Forecast and what it took",
+        "Image size and global batch over images", "Images per second over time", "Machines over time",
+        "Time of each epoch by part", "Forecast and actual time",
     ]  # fmt: skip
-    read = Reader(page)
-    for word in (
+    reader = Reader(page)
+    for text in (
         "20.00 %",
         "52.00 %",
         "87.0 %",
@@ -147,108 +141,109 @@ def test_the_page_of_a_run_has_everything_in_it_and_asks_nobody(run: Any) -> Non
         "cat",
         "2.13.0",
         "16.0, -6 %",
-        "before it 1.2: group 1.2",
+        "before the first step 1.2: group 1.2",
     ):
-        assert word in read.text, word
+        assert text in reader.text, text
     assert len(page) < 1_000_000
     assert not re.search(r"https?:|//\w", re.sub(r"base64,[\w+/=]+", "", page))
-    assert not read.tags.keys() & {"script", "link", "iframe", "object", "base", "form"}
-    for name, value in read.attributes:
+    assert not reader.tags.keys() & {"script", "link", "iframe", "object", "base", "form"}
+    for name, value in reader.attributes:
         assert not name.startswith("on"), name
         assert name not in ("src", "href") or str(value).startswith(("data:image/jpeg;base64,", "#")), value
     assert not re.search(r"@import|url\((?!#)", page)
 
 
-def test_a_page_of_the_largest_runs_stays_below_a_megabyte(hand_made: Fixture) -> None:
+def test_render_report_largest_run_stays_below_one_megabyte(hand_made: Fixture) -> None:
     run = hand_made(machines=64)
-    for name in run.spec.names:
-        states = [(("training", "validating")[one % 2], 10.0 * one) for one in range(180)]
+    for name in run.spec.machine_names:
+        states = [(("training", "validating")[index % 2], 10.0 * index) for index in range(180)]
         agent(run, name, *states, ("done", 1800))
-    run.write_attempt(1, *(f"{name}.a" for name in run.spec.names), time=BEGIN)
-    rows = [step(one, BEGIN + one / 5) for one in range(9000)]
-    home(run, "metrics/000001.jsonl", *rows, *(epoch(one, BEGIN + 20.0 * one) for one in range(1, 91)))
+    run.write_attempt(1, *(f"{name}.a" for name in run.spec.machine_names), time=BEGIN)
+    steps = [step(number, BEGIN + number / 5) for number in range(9000)]
+    epochs = [epoch(number, BEGIN + 20.0 * number) for number in range(1, 91)]
+    home(run, "metrics/000001.jsonl", *steps, *epochs)
     done(run)
     assert 100_000 < len(reports.render_report([run.job])) < 1_000_000
 
 
-def test_the_drawings_name_colours_of_the_page_and_point_only_at_what_is_there(run: Any) -> None:
+def test_render_report_drawings_use_css_colors_and_existing_ids(run: Any) -> None:
     page = reports.render_report([run.job])
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids)) > 10
     assert set(re.findall(r'(?:url\(|href=")#([^")]+)', page)) <= set(ids)
-    drawn = "".join(re.findall(r"<svg viewBox.*?</svg>", page, re.DOTALL))
-    assert not re.findall(r"#[0-9a-fA-F]{6}\b", drawn) and "font-family" not in drawn
-    named = set(re.findall(r"var\(--(\w+)\)", page)) - {"key"}
-    assert named <= set(re.findall(r"--(\w+):", page)) and {"ink", "grid", "s1"} <= named
+    drawings = "".join(re.findall(r"<svg viewBox.*?</svg>", page, re.DOTALL))
+    assert not re.findall(r"#[0-9a-fA-F]{6}\b", drawings) and "font-family" not in drawings
+    used_variables = set(re.findall(r"var\(--(\w+)\)", page)) - {"key"}
+    assert used_variables <= set(re.findall(r"--(\w+):", page)) and {"ink", "grid", "s1"} <= used_variables
 
 
-def test_nothing_is_drawn_between_two_attempts(run: Any) -> None:
-    [line] = curves._speed_curves([report_facts.collect_facts(run.job)], ("seconds", 1.0))
-    assert [(at, math.isnan(speed)) for at, speed in line.points] == [
+def test_speed_curves_are_interrupted_between_attempts(run: Any) -> None:
+    [curve] = curves._speed_curves([report_facts.collect_facts(run.job)], ("seconds", 1.0))
+    assert [(at, math.isnan(speed)) for at, speed in curve.points] == [
         (5.0, False), (17.0, True), (17.0, False), (19.0, False), (22.0, True), (22.0, False), (28.0, False)
     ]  # fmt: skip
 
 
-def test_when_the_target_was_reached_stands_above(run: Any) -> None:
-    told = {"metric": "top5", "goal": 52, "reached": True, "epoch": 2, "minutes": 0.48, "best": 52.0}
-    done(run, target=told)
+def test_render_report_header_says_when_target_was_reached(run: Any) -> None:
+    target = {"metric": "top5", "goal": 52, "reached": True, "epoch": 2, "minutes": 0.48, "best": 52.0}
+    done(run, target=target)
     text = Reader(reports.render_report([run.job])).text
     assert "top-5 of 52 % reached in epoch 2, 0.48 minutes after the start of loading" in text and "0.48\n" in text
 
 
-def test_a_matplotlibrc_of_the_user_changes_nothing(run: Any) -> None:
+def test_matplotlib_settings_ignore_the_users_matplotlibrc(run: Any) -> None:
     import matplotlib
 
-    said = report_facts.collect_facts(run.job)
+    facts = report_facts.collect_facts(run.job)
     with svg.matplotlib_settings():
-        plain = [one.svg for one in curves.training_charts([said])]
+        drawings = [chart.svg for chart in curves.training_charts([facts])]
     with matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}), svg.matplotlib_settings():
-        assert [one.svg for one in curves.training_charts([said])] == plain
+        assert [chart.svg for chart in curves.training_charts([facts])] == drawings
 
 
-def test_hostile_names_are_texts(hand_made: Fixture, tmp_path: Path) -> None:
+def test_render_report_hostile_names_stay_text(hand_made: Fixture, tmp_path: Path) -> None:
     data = draw_val(tmp_path / "data", HOSTILE.replace("/", "\u2044"), "$x_{", "b\udcffd")
     first = hand_made()
-    plain = HOSTILE.replace("/", "").replace("\\", "")  # of a recipe's name
-    recipe = replace(first.spec.recipe, name=plain, data=replace(first.spec.recipe.data, name=HOSTILE))
+    recipe_name = HOSTILE.replace("/", "").replace("\\", "")  # a recipe refuses names with these characters
+    recipe = replace(first.spec.recipe, name=recipe_name, data=replace(first.spec.recipe.data, name=HOSTILE))
     run = hand_made("job-2", machines=2, recipe=recipe, recipe_file=HOSTILE, git_commit=HOSTILE)
     thumbnails(run, data)
     lost(run)
     run.write_attempt(2, "0.a", time=BEGIN + 15, reason=HOSTILE)
-    done(run, reason=HOSTILE, recipe=plain, versions={HOSTILE: HOSTILE})
-    run.run_folder.run.joinpath("machines.json").write_text(json.dumps({"machines": {"0": {"host": HOSTILE}}}))
+    done(run, reason=HOSTILE, recipe=recipe_name, versions={HOSTILE: HOSTILE})
+    run.run_folder.path.joinpath("machines.json").write_text(json.dumps({"machines": {"0": {"host": HOSTILE}}}))
     page = reports.render_report([run.job])
-    read = Reader(page)
-    assert "script" not in read.tags and not any(name.startswith("on") for name, _ in read.attributes)
-    assert read.tags["title"] == read.tags["style"] == read.tags["main"] == 1
-    assert read.text.count(HOSTILE) >= 5 and "alert(1)" in read.text and "$x_{" in read.text
+    reader = Reader(page)
+    assert "script" not in reader.tags and not any(name.startswith("on") for name, _ in reader.attributes)
+    assert reader.tags["title"] == reader.tags["style"] == reader.tags["main"] == 1
+    assert reader.text.count(HOSTILE) >= 5 and "alert(1)" in reader.text and "$x_{" in reader.text
     assert page.encode("utf-8")
 
 
-def test_markup_escapes_all_but_its_own() -> None:
+def test_tag_escapes_everything_but_html() -> None:
     assert tag("p", "<b>", Html("<i>"), None, class_='"x') == '<p class="&quot;x">&lt;b&gt;<i></p>'
     assert "&lt;u&gt;" in table(("<u>",), [("\x00\ud800<td>",)]) and "\ud800" not in table(("a",), [("\ud800",)])
 
 
-def test_of_a_job_that_has_just_been_launched_there_is_a_page(hand_made: Fixture) -> None:
+def test_render_report_new_job_has_a_page(hand_made: Fixture) -> None:
     run = hand_made()
     page = reports.render_report([run.job])
-    assert titles(page) == [] and "Nothing was trained yet." in page and "None was kept" in page
-    assert "0 to 2" in page  # what is planned
+    assert chart_titles(page) == [] and "Training has not started yet." in page and "There are none: no trainer" in page
+    assert "0 to 2" in page  # the planned schedule
 
 
-def test_before_the_first_validation_there_are_curves_and_no_accuracy(hand_made: Fixture) -> None:
+def test_render_report_before_validation_has_no_accuracy_chart(hand_made: Fixture) -> None:
     run = hand_made(forecast={"minutes": 3.0, "terms": {"compute": 60.0}, "source": "presets", "start": {}})
     home(run, "metrics/000001.jsonl", step(1, BEGIN), step(2, BEGIN + 1), epoch(1, BEGIN + 2, top1=None, top5=None))
     run.write_status("training", step=2, steps=16)
     page = reports.render_report([run.job])
-    assert "No validation yet." in page and "Loss over images" in titles(page)
-    assert not [one for one in titles(page) if "Accuracy" in one]
-    assert "3 minutes in all (constants: presets)" in page and "Forecast" in titles(page)
+    assert "No validation yet." in page and "Loss over images" in chart_titles(page)
+    assert not [title for title in chart_titles(page) if "Accuracy" in title]
+    assert "3 minutes in total (constants: presets)" in page and "Forecast" in chart_titles(page)
 
 
 @pytest.mark.parametrize("state", ["failed", "stopped"])
-def test_a_job_that_did_not_end_well_says_why(hand_made: Fixture, state: str) -> None:
+def test_render_report_unsuccessful_job_shows_reason(hand_made: Fixture, state: str) -> None:
     run = hand_made()
     home(run, "metrics/000001.jsonl", step(1, BEGIN))
     done(run, state=state, reason="because of <that>", epochs=[], where=None, goodput=None, top1=None, top5=None)
@@ -256,43 +251,46 @@ def test_a_job_that_did_not_end_well_says_why(hand_made: Fixture, state: str) ->
     assert "because of &lt;that&gt;" in page and f'class="state {state}"' in page
 
 
-def test_a_run_of_an_older_version_has_a_page(hand_made: Fixture) -> None:
+def test_render_report_run_of_older_version_has_a_page(hand_made: Fixture) -> None:
     run = hand_made()
-    old = [{key: one for key, one in epoch(n, 0.0).items() if key not in ("where", "kind", "time")} for n in (1, 2)]
-    done(run, epochs=old, forecast=None, against=None, where=None, schedule=None)
+    newer_fields = ("where", "kind", "time")
+    epochs = [
+        {name: value for name, value in epoch(number, 0.0).items() if name not in newer_fields} for number in (1, 2)
+    ]
+    done(run, epochs=epochs, forecast=None, against=None, where=None, schedule=None)
     agent(run, "0", ("training", 0), ("done", 30))
     page = reports.render_report([run.job])
-    assert {"Accuracy over time", "Where the seconds of each epoch went"} <= set(titles(page))
-    assert [one["at"] for one in report_facts.collect_facts(run.job)["epochs"]] == [11.5, 23.0]
+    assert {"Accuracy over time", "Time of each epoch by part"} <= set(chart_titles(page))
+    assert [row["at"] for row in report_facts.collect_facts(run.job)["epochs"]] == [11.5, 23.0]
 
 
-def test_several_jobs_stand_side_by_side_and_the_same_images_once(run: Any, hand_made: Fixture) -> None:
+def test_render_report_several_jobs_share_charts_and_images(run: Any, hand_made: Fixture) -> None:
     recipe = replace(run.spec.recipe, seed=11)
     second = hand_made("job-2", recipe=recipe)
-    (second.run_folder.run / "logs").mkdir(exist_ok=True)
-    shutil.copy(run.run_folder.run / "logs/val-000001.json", second.run_folder.run / "logs")
+    (second.run_folder.path / "logs").mkdir(exist_ok=True)
+    shutil.copy(run.run_folder.path / "logs/val-000001.json", second.run_folder.path / "logs")
     home(second, "metrics/000001.jsonl", step(1, BEGIN), step(9, BEGIN + 9), epoch(1, BEGIN + 10))
     done(second)
     page = reports.render_report([run.job, second.job])
-    assert titles(page).count("Accuracy over time") == 1 and titles(page).count("Machines over time") == 1
+    assert chart_titles(page).count("Accuracy over time") == 1 and chart_titles(page).count("Machines over time") == 1
     assert re.search(r"<td[^>]*>seed</td><td[^>]*>0</td><td[^>]*>11</td>", page)
-    assert "momentum" not in page.partition("Training</h2>")[0]  # they have it in common
+    assert "momentum" not in page.partition("Training</h2>")[0]  # the jobs have it in common
     assert "job-2 top-5" in page and "the same as job-1's" in Reader(page).text
     assert 'aria-label="Machines over time"' in page and page.count("<h2>job-2: ") == 4
     ids = re.findall(r'\bid="([^"]+)"', page)
     assert len(ids) == len(set(ids))
 
 
-def differences(*runs: Any) -> dict[str, list[str]]:
-    """The first table of a page of several jobs: what stands in each row."""
-    found = reports.render_report([one.job for one in runs]).partition("<h2>")[0]
-    assert re.search(r'<div class="card"><div class="scroll" tabindex="0"><table>', found)
-    rows = [Reader(one).texts for one in re.findall(r"<tr>(.*?)</tr>", re.sub(r"></td>", ">-</td>", found))]
-    assert len({name for name, *_ in rows}) == len(rows), "a row stands there twice"
+def comparison_rows(*runs: Any) -> dict[str, list[str]]:
+    """Return the rows of the comparison at the top of a page of several jobs, by name."""
+    header = reports.render_report([run.job for run in runs]).partition("<h2>")[0]
+    assert re.search(r'<div class="card"><div class="scroll" tabindex="0"><table>', header)
+    rows = [Reader(row).texts for row in re.findall(r"<tr>(.*?)</tr>", re.sub(r"></td>", ">-</td>", header))]
+    assert len({name for name, *_ in rows}) == len(rows), "two rows have the same name"
     return {name: values for name, *values in rows}
 
 
-def test_jobs_differ_in_words_and_by_what_they_train_on_and_from(hand_made: Fixture) -> None:
+def test_comparison_card_shows_only_differing_settings(hand_made: Fixture) -> None:
     first = hand_made()
     recipe = first.spec.recipe
     phases = [replace(recipe.phases[0], frozen=True, rect_train=True, epochs=(0, 3))]
@@ -305,73 +303,76 @@ def test_jobs_differ_in_words_and_by_what_they_train_on_and_from(hand_made: Fixt
         scale=0.5,
     )  # fmt: skip
     done(second, state="failed", reason="nothing <but> this", epochs=[], top1=None, top5=None)
-    rows = differences(first, second)
-    assert rows["data"] == ["drawn, 60 to train on, 20 to validate", "mine, 500 to train on, 10 to validate"]
+    rows = comparison_rows(first, second)
+    assert rows["data"] == [
+        "drawn, 60 for training, 20 for validation",
+        "mine, 500 for training, 10 for validation",
+    ]
     assert rows["training"] == [
         metrics_text.describe_training(first.spec.recipe),
         metrics_text.describe_training(second.spec.recipe),
     ]
-    for word in ("nesterov", "old.pt", "bf16", "frozen", "rectangles"):
-        assert word in rows["training"][1] and word not in rows["training"][0], word
+    for text in ("nesterov", "old.pt", "bf16", "frozen", "rectangles"):
+        assert text in rows["training"][1] and text not in rows["training"][0], text
     assert rows["epochs planned"] == ["2", "3"] and rows["epochs run"] == ["0", "0"]
-    assert rows["why"][1] == "nothing <but> this"
+    assert rows["reason"][1] == "nothing <but> this"
     assert not any("_" in name or name in ("lr", "nesterov", "batch first", "epochs", "world") for name in rows)
 
 
-def test_how_long_a_warm_up_is_stands_there_only_where_it_is_known(hand_made: Fixture) -> None:
+def test_comparison_card_warm_up_only_where_known(hand_made: Fixture) -> None:
     first = hand_made()
     [phase] = first.spec.recipe.phases
-    warm = [replace(phase, epochs=(0, 1), lr=(0.0, 0.05)), replace(phase, epochs=(1, 2))]
-    second = hand_made("job-2", recipe=replace(first.spec.recipe, phases=warm))
-    assert differences(first, second)["epochs of warm-up"] == ["0", "1"]
+    warm_up_phases = [replace(phase, epochs=(0, 1), lr=(0.0, 0.05)), replace(phase, epochs=(1, 2))]
+    second = hand_made("job-2", recipe=replace(first.spec.recipe, phases=warm_up_phases))
+    assert comparison_rows(first, second)["epochs of warm-up"] == ["0", "1"]
     cycle = hand_made("job-3", recipe=replace(first.spec.recipe, phases=[replace(phase, shape="one_cycle")]))
-    assert "epochs of warm-up" not in differences(second, cycle)
+    assert "epochs of warm-up" not in comparison_rows(second, cycle)
 
 
-def test_provenance_counts_images_machines_and_processes_and_says_how_it_trains(hand_made: Fixture) -> None:
+def test_provenance_counts_images_machines_and_processes(hand_made: Fixture) -> None:
     small = hand_made(scale=0.1)
-    said = dict(report_facts.collect_facts(small.job)["provenance"])
-    assert said["images"] == "6 to train on, 2 to validate: a rehearsal with 0.1 of all"
-    assert said["processes"] == "1 machine x 1 process, schedule for 1 GPU"
-    assert said["training"] == metrics_text.describe_training(small.spec.recipe)
-    large = hand_made("job-2", machines=2, procs=8, gpus=16)
-    large = hand_made("job-3", machines=2, procs=8, gpus=16, recipe=replace(large.spec.recipe, data=IMAGENET))
-    said = dict(report_facts.collect_facts(large.job)["provenance"])
-    assert said["images"] == "1,281,167 to train on, 50,000 to validate"
-    assert said["processes"] == "2 machines x 8 processes, schedule for 16 GPUs"
+    provenance = dict(report_facts.collect_facts(small.job)["provenance"])
+    assert provenance["images"] == "6 for training, 2 for validation: a rehearsal with 0.1 of all"
+    assert provenance["processes"] == "1 machine x 1 process, schedule for 1 GPU"
+    assert provenance["training"] == metrics_text.describe_training(small.spec.recipe)
+    large = hand_made("job-2", machines=2, procs=8, schedule_gpus=16)
+    large = hand_made("job-3", machines=2, procs=8, schedule_gpus=16, recipe=replace(large.spec.recipe, data=IMAGENET))
+    provenance = dict(report_facts.collect_facts(large.job)["provenance"])
+    assert provenance["images"] == "1,281,167 for training, 50,000 for validation"
+    assert provenance["processes"] == "2 machines x 8 processes, schedule for 16 GPUs"
 
 
-def test_minutes_that_are_compared_have_as_many_digits(run: Any) -> None:
+def test_headline_values_minutes_have_three_digits(run: Any) -> None:
     facts = report_facts.collect_facts(run.job)
-    for took, told, shown in ((10.84, 11.0, ("10.8", "11.0")), (4.7, 0.907, ("4.70", "0.91"))):
-        status = {**facts["status"], "seconds": 60 * took}
-        found = summary.headline_values({**facts, "status": status, "forecast": {"minutes": told}})
-        assert (found["minutes"], found["forecast, min"]) == shown
+    for actual, forecast, expected in ((10.84, 11.0, ("10.8", "11.0")), (4.7, 0.907, ("4.70", "0.91"))):
+        status = {**facts["status"], "seconds": 60 * actual}
+        values = summary.headline_values({**facts, "status": status, "forecast": {"minutes": forecast}})
+        assert (values["minutes"], values["minutes forecast"]) == expected
 
 
-def test_a_forecast_is_said_once_and_beside_what_it_took(run: Any) -> None:
-    read = Reader(reports.render_report([run.job]))
-    assert "in all 25.0 seconds (constants: presets); it took 27.0 (-7 %)" in read.text
-    assert len([one for one in read.texts if "16.0" in one and "-6 %" in one]) == 1
-    assert "Forecast against actual" not in read.text
+def test_forecast_chart_shows_forecast_beside_actual_once(run: Any) -> None:
+    reader = Reader(reports.render_report([run.job]))
+    assert "total: forecast 25.0 seconds (constants: presets), actual 27.0 (-7 %)" in reader.text
+    assert len([text for text in reader.texts if "16.0" in text and "-6 %" in text]) == 1
+    assert "Forecast against actual" not in reader.text
 
 
-def test_why_an_attempt_began_is_there_in_full(run: Any) -> None:
+def test_attempts_card_shows_whole_reason_and_no_empty_columns(run: Any) -> None:
     reason = "model, name: timm:resnet18 needs timm, which is not here (No module named 'timm'); " + 20 * "and more "
     run.write_attempt(3, "0.a", time=BEGIN + 20, reason=reason.strip())
     page = reports.render_report([run.job])
     assert reason.strip() in Reader(page).texts
-    assert "steps lost" in page and "steps lost" not in reports.render_report([alone(run)])
+    assert "steps lost" in page and "steps lost" not in reports.render_report([keep_first_attempt(run)])
 
 
-def alone(run: Any) -> Any:
-    """The same job before anything was lost: columns of nothing are left out."""
+def keep_first_attempt(run: Any) -> Any:
+    """Return the job without its later attempts: nothing was lost, so the columns of losses are empty."""
     for number in (2, 3):
         (run.run_folder.shared / f"attempts/{number:06d}.json").unlink()
     return run.job
 
 
-def test_each_line_of_a_legend_can_be_seen(run: Any, hand_made: Fixture) -> None:
+def test_training_charts_every_legend_entry_is_visible(run: Any, hand_made: Fixture) -> None:
     assert (
         curves.short_piece_ends([(5.0, 1.0)], 1.0) == [0]
         and curves.short_piece_ends([(0.0, 1.0), (5.0, 1.0)], 1.0) == []
@@ -382,17 +383,17 @@ def test_each_line_of_a_legend_can_be_seen(run: Any, hand_made: Fixture) -> None
     short, none = hand_made("job-2"), hand_made("job-3")
     home(short, "metrics/000001.jsonl", step(1, BEGIN))
     with svg.matplotlib_settings():
-        found = curves.training_charts([report_facts.collect_facts(one.job) for one in (run, short, none)])
-    for chart in found:
-        assert "job-3" not in "".join(key.name for key in chart.legend), chart.title
-        if "job-2" in "".join(key.name for key in chart.legend):  # of one point
+        charts = curves.training_charts([report_facts.collect_facts(each.job) for each in (run, short, none)])
+    for chart in charts:
+        assert "job-3" not in "".join(entry.name for entry in chart.legend), chart.title
+        if "job-2" in "".join(entry.name for entry in chart.legend):  # its curves have one point
             assert re.search(r"<use [^>]*var\(--s2\)", chart.svg), chart.title
-    [sizes] = [one for one in found if one.title.startswith("Side")]
-    assert [one.name for one in sizes.legend] == ["job-1", "job-2"]
+    [sizes] = [chart for chart in charts if chart.title.startswith("Image size")]
+    assert [entry.name for entry in sizes.legend] == ["job-1", "job-2"]
     assert len(re.findall(r"<use [^>]*var\(--s2\)", sizes.svg)) == 2
 
 
-def test_what_rented_machines_cost_stands_there_and_over_time(hand_made: Fixture) -> None:
+def test_render_report_rented_job_shows_cost_over_time(hand_made: Fixture) -> None:
     run = hand_made(backend="aws", cloud={"places": []}, hosts={"machines": []})
     place = {"region": "us-east-1", "zone": "us-east-1a", "type": "g5.xlarge", "market": "spot", "price": 3.6}
     request = {"BlockDeviceMappings": [{"Ebs": {"VolumeSize": 100}}], "NetworkInterfaces": [{}]}
@@ -403,18 +404,18 @@ def test_what_rented_machines_cost_stands_there_and_over_time(hand_made: Fixture
         {"time": BEGIN + 1000, "what": "gone", "id": "i-1", "name": "0", "ended": BEGIN + 1000, "why": "ended by us"},
     )  # fmt: skip
     done(run, dollars=1.0)
-    said = report_facts.collect_facts(run.job)["dollars"]
-    assert said["total"] == pytest.approx(1.003, abs=0.001) and said["over"][0][1] < said["over"][-1][1]
-    assert said["over"][-1] == (1000.0, pytest.approx(said["total"]))
+    cost = report_facts.collect_facts(run.job)["cost"]
+    assert cost["total"] == pytest.approx(1.003, abs=0.001) and cost["over_time"][0][1] < cost["over_time"][-1][1]
+    assert cost["over_time"][-1] == (1000.0, pytest.approx(cost["total"]))
     page = reports.render_report([run.job])
-    assert "Dollars spent over time" in titles(page) and "g5.xlarge" in page and "$1.00" in page
+    assert "Cost over time" in chart_titles(page) and "g5.xlarge" in page and "$1.00" in page
 
 
 # --- validation images ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [(300, 200), (200, 300), (240, 240), (1200, 300)])
-def test_the_box_is_what_the_validation_crops(size: tuple[int, int]) -> None:
+def test_center_crop_box_is_what_center_crop_reads(size: tuple[int, int]) -> None:
     torch = pytest.importorskip("torch")
     from train.data.loading import crop
     from train.data.order import rect_val
@@ -427,89 +428,93 @@ def test_the_box_is_what_the_validation_crops(size: tuple[int, int]) -> None:
     shape = rect_val.rect_crop_shape(width, height, 128)
     batch = torch.empty((1, *shape, 3), dtype=torch.uint8)
     crop.center_crop(data.getvalue(), (height, width), crop.image_views(batch)[0])
-    left, top, wide, high = sample_images.centre_crop_box(size, shape)
-    seen = batch[0].numpy().astype(float)
-    for channel, begin, share in ((0, left, wide), (1, top, high)):
-        assert seen[..., channel].min() == pytest.approx(255 * begin, abs=2.5)
-        assert seen[..., channel].max() == pytest.approx(255 * (begin + share), abs=2.5)
+    left, top, box_width, box_height = sample_images.center_crop_box(size, shape)
+    crop_pixels = batch[0].numpy().astype(float)
+    for channel, begin, length in ((0, left, box_width), (1, top, box_height)):
+        assert crop_pixels[..., channel].min() == pytest.approx(255 * begin, abs=2.5)
+        assert crop_pixels[..., channel].max() == pytest.approx(255 * (begin + length), abs=2.5)
 
 
-def test_images_are_seen_as_the_schedules_row_validates_them(run: Any) -> None:
-    found = sample_images.sample_images(run.run_folder.run, {"size": 64, "rect_val": True})
-    assert len(found) == 6 and found[0]["size"] == (48, 80) and found[-1]["size"] == (90, 60)
-    assert found[-1]["pixels"] == (96, 64) and found[-1]["square"] != found[-1]["rectangle"]
-    square = sample_images.sample_images(run.run_folder.run, {"size": 64, "rect_val": False})
+def test_sample_images_follow_the_schedule_row(run: Any) -> None:
+    images = sample_images.sample_images(run.run_folder.path, {"size": 64, "rect_val": True})
+    assert len(images) == 6 and images[0]["size"] == (48, 80) and images[-1]["size"] == (90, 60)
+    assert images[-1]["pixels"] == (96, 64) and images[-1]["square"] != images[-1]["rectangle"]
+    square = sample_images.sample_images(run.run_folder.path, {"size": 64, "rect_val": False})
     assert square[0]["rectangle"] is None and square[0]["pixels"] == (64, 64)
 
 
-def test_the_caption_says_that_a_rectangle_does_not_hold_all_of_a_tall_image(run: Any, hand_made: Fixture) -> None:
+def test_sample_images_caption_names_limit_of_rectangles(run: Any, hand_made: Fixture) -> None:
     assert "the square (solid)" in reports.render_report([run.job])
     phases = [replace(run.spec.recipe.phases[0], rect_val=True)]
     second = hand_made("job-2", recipe=replace(run.spec.recipe, phases=phases))
-    (second.run_folder.run / "logs").mkdir(exist_ok=True)
-    shutil.copy(run.run_folder.run / "logs/val-000001.json", second.run_folder.run / "logs")
-    assert "at most 1.5 times as long as broad, so that part of a very tall" in reports.render_report([second.job])
+    (second.run_folder.path / "logs").mkdir(exist_ok=True)
+    shutil.copy(run.run_folder.path / "logs/val-000001.json", second.run_folder.path / "logs")
+    assert "at most 1.5 times as long as it is wide, so that parts of a very tall" in reports.render_report(
+        [second.job]
+    )
 
 
-@pytest.mark.parametrize("what", ["nothing", "half a file", "no list", "no JPEG"])
-def test_without_images_a_line_says_so(run: Any, what: str) -> None:
-    path = run.run_folder.run / "logs/val-000001.json"
+@pytest.mark.parametrize("content", ["nothing", "half a file", "no list", "no JPEG"])
+def test_render_report_unreadable_images_are_one_line(run: Any, content: str) -> None:
+    path = run.run_folder.path / "logs/val-000001.json"
     whole = path.read_bytes()
     path.unlink()
-    if what != "nothing":
-        path.write_bytes({"half a file": whole[:500], "no list": b"7", "no JPEG": b'[{"jpeg": "\'><script>"}]'}[what])
-    assert "no trainer came as far" in Reader(reports.render_report([run.job])).text
+    damaged = {"half a file": whole[:500], "no list": b"7", "no JPEG": b'[{"jpeg": "\'><script>"}]'}
+    if content != "nothing":
+        path.write_bytes(damaged[content])
+    assert "There are none: no trainer" in Reader(reports.render_report([run.job])).text
 
 
 # --- who writes it --------------------------------------------------------------------------------------------------
 
 
-def test_the_command_writes_into_the_run_folder_or_where_it_is_told(sandbox: Fixture, run: Any) -> None:
-    ran = sandbox.cli("report")
-    assert ran.code == 0 and ran.out.strip() == str(run.run_folder.run / "report.html"), ran
-    assert "machine 1 lost" in (run.run_folder.run / "report.html").read_text()
+def test_report_command_writes_run_folder_or_output(sandbox: Fixture, run: Any) -> None:
+    completed = sandbox.cli("report")
+    assert completed.code == 0 and completed.out.strip() == str(run.run_folder.path / "report.html"), completed
+    assert "machine 1 lost" in (run.run_folder.path / "report.html").read_text()
     assert sandbox.cli("report", "1", "job-1", "-o", "here.html").out.strip() == "here.html"
     assert "side by side" not in (sandbox.path / "here.html").read_text()  # the same job twice is one
     assert sandbox.cli("report", "job-7").code == 102
-    ran = sandbox.cli("report", "job-1", "-o", "no/such/folder.html")
-    assert ran.code == 1 and ran.err.startswith("error: ") and ran.err.count("\n") == 1
+    completed = sandbox.cli("report", "job-1", "-o", "no/such/folder.html")
+    assert completed.code == 1 and completed.err.startswith("error: ") and completed.err.count("\n") == 1
 
 
-def test_several_jobs_have_their_page_beside_them(sandbox: Fixture, run: Any, hand_made: Fixture) -> None:
+def test_report_command_several_jobs_write_beside_them(sandbox: Fixture, run: Any, hand_made: Fixture) -> None:
     done(hand_made("job-2"))
-    ran = sandbox.cli("report", "2", "1")
-    assert ran.code == 0 and ran.out.strip() == str(sandbox.path / "runs/report.html"), ran
+    completed = sandbox.cli("report", "2", "1")
+    assert completed.code == 0 and completed.out.strip() == str(sandbox.path / "runs/report.html"), completed
     assert "2 runs side by side" in (sandbox.path / "runs/report.html").read_text()
 
 
 def supervise(sandbox: Fixture, run: Any) -> int:
-    words = [sys.executable, "-m", "cluster.jobs.supervisor", str(run.run_folder.run)]
-    return subprocess.run(words, cwd=sandbox.path, env=sandbox.env, timeout=60, capture_output=True).returncode
+    """Run a job's supervisor to its end and return its exit code."""
+    argv = [sys.executable, "-m", "cluster.jobs.supervisor", str(run.run_folder.path)]
+    return subprocess.run(argv, cwd=sandbox.path, env=sandbox.env, timeout=60, capture_output=True).returncode
 
 
-def test_the_supervisor_leaves_a_report_when_the_job_has_ended(sandbox: Fixture, hand_made: Fixture) -> None:
+def test_supervisor_writes_report_when_job_has_ended(sandbox: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
     run.write_status("failed", reason="the disk & the rest", ended=True)
-    assert supervisor(sandbox, run) == 0 and run.job.state == "failed"
-    assert "the disk &amp; the rest" in (run.run_folder.run / "report.html").read_text()
-    assert not (run.run_folder.run / "supervisor.log").read_text()
+    assert supervise(sandbox, run) == 0 and run.job.state == "failed"
+    assert "the disk &amp; the rest" in (run.run_folder.path / "report.html").read_text()
+    assert not (run.run_folder.path / "supervisor.log").read_text()
 
 
-def test_a_report_that_cannot_be_written_takes_nothing_from_the_job(sandbox: Fixture, hand_made: Fixture) -> None:
+def test_supervisor_failed_report_does_not_harm_job(sandbox: Fixture, hand_made: Fixture) -> None:
     run = hand_made()
     run.write_status("stopped", reason="stopped by the user", ended=True)
-    (run.run_folder.run / "report.html").mkdir()
-    assert supervisor(sandbox, run) == 0 and run.job.state == "stopped"
-    said = (run.run_folder.run / "supervisor.log").read_text()
-    assert "no report was written" in said and said.count("\n") == 1 and "Traceback" not in said
+    (run.run_folder.path / "report.html").mkdir()
+    assert supervise(sandbox, run) == 0 and run.job.state == "stopped"
+    log = (run.run_folder.path / "supervisor.log").read_text()
+    assert "no report was written" in log and log.count("\n") == 1 and "Traceback" not in log
 
 
-def test_a_report_that_takes_for_ever_is_given_up(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_job_report_gives_up_after_timeout(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     from cluster.jobs import supervisor
 
     run = hand_made()
     done(run)
-    monkeypatch.setattr(supervisor, "REPORT_SECONDS", 0.3)
-    monkeypatch.setattr(supervisor, "python", lambda *_: ["sleep", "600"])
+    monkeypatch.setattr(supervisor, "REPORT_TIMEOUT_SECONDS", 0.3)
+    monkeypatch.setattr(supervisor, "module_command", lambda *_: ["sleep", "600"])
     supervisor.write_job_report(run.job)
-    assert "the report took longer than" in (run.run_folder.run / "supervisor.log").read_text()
+    assert "the report took longer than" in (run.run_folder.path / "supervisor.log").read_text()
