@@ -1,4 +1,4 @@
-"""The whole simulated cloud, as other tests and a person use it: EC2's calls make and end machines, the oracle sees."""
+"""The whole simulated cloud, as other tests and a person use it: EC2 calls boot and end machines; the leak check."""
 
 import json
 import signal
@@ -17,23 +17,25 @@ from cluster.agent.watchdog import Watchdog
 
 Fixture = Any
 
-BOOT = ("systemd-run", "--no-block", "--unit=imgnet-limit")
+LIMIT_COMMAND = ("systemd-run", "--no-block", "--unit=imgnet-limit")
 
 
 class User:
-    """Somebody who launches machines on a cloud and logs in to them."""
+    """A user who launches machines on a cloud and logs in to them."""
 
     def __init__(self, cloud: CloudProcess, folder: Path) -> None:
-        self.cloud, self.folder, self.ec2 = cloud, folder, cloud.client("ec2")
+        self.cloud = cloud
+        self.folder = folder
+        self.ec2 = cloud.client("ec2")
         for name in ("user", "host"):
             generate_key(folder / name)
         self.ec2.import_key_pair(KeyName="mine", PublicKeyMaterial=(folder / "user.pub").read_bytes())
 
-    def launch(self, count: int = 1, limit: float = 600, **more: Any) -> list[str]:
-        """Launch spot machines; their ids."""
+    def launch(self, count: int = 1, limit: float = 600) -> list[str]:
+        """Launch spot instances with this limit in seconds, and return their ids."""
         config = {
             "bootcmd": [
-                [*BOOT, f"--on-active={limit:.0f}", "systemctl", "poweroff"],
+                [*LIMIT_COMMAND, f"--on-active={limit:.0f}", "systemctl", "poweroff"],
             ],
             "ssh_keys": {
                 "ed25519_private": (self.folder / "host").read_text(),
@@ -42,7 +44,7 @@ class User:
             "runcmd": [["sh", "-c", "exit 1", "sh", "fs-0123", "us-east-1"]],
         }
         image = self.cloud.client("ssm").get_parameter(Name=IMAGE)["Parameter"]["Value"]
-        answer = self.ec2.run_instances(
+        reservation = self.ec2.run_instances(
             ImageId=image,
             InstanceType="g5.xlarge",
             MinCount=count,
@@ -52,33 +54,38 @@ class User:
             InstanceMarketOptions={"MarketType": "spot"},
             InstanceInitiatedShutdownBehavior="terminate",
             BlockDeviceMappings=[{"DeviceName": "/dev/sda1", "Ebs": {"DeleteOnTermination": True, "VolumeSize": 100}}],
-            **more,
         )
-        return [one["InstanceId"] for one in answer["Instances"]]
+        return [instance["InstanceId"] for instance in reservation["Instances"]]
 
-    def ready(self, *ids: str) -> None:
-        """Wait until these machines can be worked with."""
+    def wait_until_ready(self, *ids: str) -> None:
+        """Wait until these machines are set up and can be logged in to."""
         self.cloud.wait_for(lambda: all((self.cloud.machine_home(id) / ".imgnet/ready").exists() for id in ids))
         self.cloud.wait_for(lambda: all(self.ssh(id, "true").returncode == 0 for id in ids))
 
     def ssh(self, id: str, command: str) -> "subprocess.CompletedProcess[str]":
-        """Run a command on a machine, as EC2 says where it is, how to log in by its image's tags."""
-        (one,) = self.ec2.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
-        (image,) = self.ec2.describe_images(ImageIds=[one["ImageId"]])["Images"]
+        """Run a command on a machine. EC2 says its address, and its image's tags say the user and the port."""
+        (instance,) = self.ec2.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
+        (image,) = self.ec2.describe_images(ImageIds=[instance["ImageId"]])["Images"]
         tags = {tag["Key"]: tag["Value"] for tag in image["Tags"]}
-        known = self.folder / "known"
-        known.write_text(f"imgnet {(self.folder / 'host.pub').read_text()}")
+        known_hosts = self.folder / "known"
+        known_hosts.write_text(f"imgnet {(self.folder / 'host.pub').read_text()}")
         options = [
-            "HostKeyAlias=imgnet", f"UserKnownHostsFile={known}", "StrictHostKeyChecking=yes", "BatchMode=yes",
-            "IdentitiesOnly=yes", "LogLevel=ERROR", f"Port={tags['imgnet:port']}", f"User={tags['imgnet:user']}",
-        ]  # fmt: skip
-        words = ["ssh", "-F", "none", "-i", str(self.folder / "user"), *(f"-o{option}" for option in options)]
-        return subprocess.run([*words, one["PublicIpAddress"], command], capture_output=True, text=True, timeout=30)
+            "HostKeyAlias=imgnet",
+            f"UserKnownHostsFile={known_hosts}",
+            "StrictHostKeyChecking=yes",
+            "BatchMode=yes",
+            "IdentitiesOnly=yes",
+            "LogLevel=ERROR",
+            f"Port={tags['imgnet:port']}",
+            f"User={tags['imgnet:user']}",
+        ]
+        argv = ["ssh", "-F", "none", "-i", str(self.folder / "user"), *(f"-o{option}" for option in options)]
+        return subprocess.run([*argv, instance["PublicIpAddress"], command], capture_output=True, text=True, timeout=30)
 
     def state(self, id: str) -> str:
-        """What EC2 says of it, and why."""
-        (one,) = self.ec2.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
-        return " ".join([one["State"]["Name"], one.get("StateReason", {}).get("Code", "")]).strip()
+        """Return the state of an instance and the code of its reason, as EC2 says them."""
+        (instance,) = self.ec2.describe_instances(InstanceIds=[id])["Reservations"][0]["Instances"]
+        return " ".join([instance["State"]["Name"], instance.get("StateReason", {}).get("Code", "")]).strip()
 
 
 @pytest.fixture
@@ -86,52 +93,54 @@ def user(simcloud: CloudProcess, tmp_path: Path) -> User:  # noqa: F811
     return User(simcloud, tmp_path)
 
 
-def test_what_run_instances_starts_can_be_logged_in_to_and_ends_with_terminate_instances(user: User) -> None:
+def test_run_instances_boots_machines_and_terminate_ends_them(user: User) -> None:
     ids = user.launch(3)
-    user.ready(*ids)
+    user.wait_until_ready(*ids)
     assert [user.ssh(id, "echo $HOME").stdout.strip() for id in ids] == [str(user.cloud.machine_home(id)) for id in ids]
     user.ssh(ids[0], "setsid -f sleep 1000 >/dev/null 2>&1 </dev/null")
     assert process_ids(user.cloud.folder / ids[0])
     user.ec2.terminate_instances(InstanceIds=ids)
     user.cloud.wait_for(lambda: not process_ids(user.cloud.folder))
     user.cloud.wait_for(lambda: not user.cloud.leaks())
-    assert {one["id"]: one["state"] for one in user.cloud.instances()} == dict.fromkeys(ids, "terminated")
+    assert {instance["id"]: instance["state"] for instance in user.cloud.instances()} == dict.fromkeys(
+        ids, "terminated"
+    )
 
 
-def test_the_limit_ends_the_instance_and_the_bill(user: User) -> None:
+def test_time_limit_ends_the_instance_and_its_cost(user: User) -> None:
     (id,) = user.launch(limit=1)
     user.cloud.wait_for(lambda: user.state(id) == "terminated Client.InstanceInitiatedShutdown")
     user.cloud.wait_for(lambda: not process_ids(user.cloud.folder))
     assert 0 < user.cloud.bill()["total"] == pytest.approx(user.cloud.bill()["total"], abs=1e-5)
 
 
-def test_a_machine_that_is_taken_away_hears_it_first(user: User, tmp_path: Path) -> None:
+def test_interrupt_puts_a_notice_into_the_metadata_first(user: User, tmp_path: Path) -> None:
     (id,) = user.launch()
-    user.ready(id)
+    user.wait_until_ready(id)
     url = user.ssh(id, "echo $AWS_EC2_METADATA_SERVICE_ENDPOINT").stdout.strip()
-    guard = Watchdog(tmp_path, None, 0.0, url, lambda: None)
-    assert guard.query_metadata() == "" and guard._metadata_token
+    watchdog = Watchdog(tmp_path, None, 0.0, url, lambda: None)
+    assert watchdog.query_metadata() == "" and watchdog._metadata_token
     user.cloud.interrupt(id, notice=1.5)
-    assert user.cloud.wait_for(guard.query_metadata).startswith("spot/instance-action: terminate at 20")
+    assert user.cloud.wait_for(watchdog.query_metadata).startswith("spot/instance-action: terminate at 20")
     assert user.state(id) == "running"
     user.cloud.wait_for(lambda: user.state(id) == "terminated Server.SpotInstanceTermination")
     user.cloud.wait_for(lambda: not process_ids(user.cloud.folder))
 
 
-def test_machines_can_be_slow_and_fail_as_the_test_says(user: User) -> None:
+def test_machines_setting_delays_sshd_and_fails_setups(user: User) -> None:
     user.cloud.post("machines", failing_machines=[0], ssh_delay_seconds=0.5)
     first, second = user.launch(2)
-    user.ready(second)
+    user.wait_until_ready(second)
     assert "not mounted" in (user.cloud.machine_home(first) / ".imgnet/failed").read_text()
     user.ec2.terminate_instances(InstanceIds=[first, second])
     user.cloud.begin()
     assert user.cloud.post("machines")["ssh_delay_seconds"] == 0
 
 
-# --- the oracle ------------------------------------------------------------------------------------------------------
+# --- leak check ----------------------------------------------------------------------------------------------------
 
 
-def test_the_oracle_sees_an_instance_and_an_address_that_are_left(user: User) -> None:
+def test_assert_clean_fails_on_a_left_instance_or_address(user: User) -> None:
     (id,) = user.launch()
     with pytest.raises(AssertionError, match=id):
         user.cloud.assert_clean()
@@ -143,61 +152,62 @@ def test_the_oracle_sees_an_instance_and_an_address_that_are_left(user: User) ->
     user.cloud.expect_leaks = True
 
 
-@pytest.mark.parametrize("what", ["end", "tag"])
-def test_the_oracle_sees_that_something_foreign_was_touched(user: User, what: str) -> None:
-    (foreign,) = [one["id"] for one in user.cloud.foreign_resources if one["kind"] == "instance"]
+@pytest.mark.parametrize("change", ["end", "tag"])
+def test_assert_clean_fails_on_a_changed_foreign_resource(user: User, change: str) -> None:
+    (foreign_id,) = [row["id"] for row in user.cloud.foreign_resources if row["kind"] == "instance"]
     user.cloud.assert_clean()
-    if what == "end":
-        user.ec2.terminate_instances(InstanceIds=[foreign])
+    if change == "end":
+        user.ec2.terminate_instances(InstanceIds=[foreign_id])
     else:
-        user.ec2.create_tags(Resources=[foreign], Tags=[{"Key": "imgnet:stack", "Value": "imgnet"}])
+        user.ec2.create_tags(Resources=[foreign_id], Tags=[{"Key": "imgnet:stack", "Value": "imgnet"}])
     with pytest.raises(AssertionError, match="touched"):
         user.cloud.assert_clean()
     user.cloud.begin()
 
 
-def test_a_foreign_instance_group_and_placement_group_of_our_name_are_there_and_cost_us_nothing(user: User) -> None:
-    kinds = {one["kind"] for one in user.cloud.foreign_resources}
+def test_begin_creates_foreign_resources_that_cost_us_nothing(user: User) -> None:
+    kinds = {row["kind"] for row in user.cloud.foreign_resources}
     assert {"instance", "volume", "security-group", "placement-group"} <= kinds
     assert user.cloud.instances() == [] == user.cloud.leaks() and user.cloud.bill()["total"] < 1e-5
     assert user.cloud.post("calls")["calls"] == [["ec2", "ImportKeyPair"]]
 
 
-# --- for a person ----------------------------------------------------------------------------------------------------
+# --- the command ---------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
-def person(tmp_path: Path) -> Iterator[CloudProcess]:
-    """A cloud of this test's own, that it may end as it likes."""
-    one = CloudProcess()
-    yield one
-    one.close()
+def own_cloud() -> Iterator[CloudProcess]:
+    """A cloud of this test's own, which the test may end."""
+    cloud = CloudProcess()
+    yield cloud
+    cloud.close()
 
 
-def test_ls_bill_and_interrupt_are_commands(person: CloudProcess, tmp_path: Path) -> None:
-    def command(*words: str) -> "subprocess.CompletedProcess[str]":
-        port = f"--port={person.url.rpartition(':')[2]}"
-        return subprocess.run([*COMMAND, *words, port], capture_output=True, text=True, timeout=60)
+def test_main_ls_bill_and_interrupt(own_cloud: CloudProcess, tmp_path: Path) -> None:
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        port = f"--port={own_cloud.url.rpartition(':')[2]}"
+        return subprocess.run([*COMMAND, *arguments, port], capture_output=True, text=True, timeout=60)
 
-    (id,) = User(person, tmp_path).launch()
-    person.wait_for(lambda: "running" in command("ls").stdout)
-    assert command("interrupt", id, "--notice", "0").returncode == 0
-    person.wait_for(lambda: "terminated" in command("ls").stdout)
-    assert json.loads(command("bill").stdout)["instances"][id] > 0
-    said = command("interrupt", "i-00000000000000000")
-    assert said.returncode == 1 and said.stderr.startswith("error: ") and said.stderr.count("\n") == 1, said
+    (id,) = User(own_cloud, tmp_path).launch()
+    own_cloud.wait_for(lambda: "running" in run("ls").stdout)
+    assert run("interrupt", id, "--notice", "0").returncode == 0
+    own_cloud.wait_for(lambda: "terminated" in run("ls").stdout)
+    assert json.loads(run("bill").stdout)["instances"][id] > 0
+    result = run("interrupt", "i-00000000000000000")
+    assert result.returncode == 1, result
+    assert result.stderr.startswith("error: ") and result.stderr.count("\n") == 1, result
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_no_process_outlives_the_cloud_whatever_ends_it(person: CloudProcess, tmp_path: Path, number: int) -> None:
-    user = User(person, tmp_path)
+@pytest.mark.parametrize("signal_number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_no_process_outlives_a_signal_to_the_cloud(own_cloud: CloudProcess, tmp_path: Path, signal_number: int) -> None:
+    user = User(own_cloud, tmp_path)
     ids = user.launch(2)
-    user.ready(*ids)
+    user.wait_until_ready(*ids)
     user.ssh(ids[0], "tmux -L imgnet new -d sleep 1000; setsid -f sleep 1000 >/dev/null 2>&1 </dev/null")
-    assert len(process_ids(person.folder)) >= 4
-    person.process.send_signal(number)
-    code = person.process.wait(30)
-    assert code == (-number if number == signal.SIGKILL else 0), person.log
-    person.wait_for(lambda: not process_ids(person.folder))
+    assert len(process_ids(own_cloud.folder)) >= 4
+    own_cloud.process.send_signal(signal_number)
+    exit_code = own_cloud.process.wait(30)
+    assert exit_code == (-signal_number if signal_number == signal.SIGKILL else 0), own_cloud.log
+    own_cloud.wait_for(lambda: not process_ids(own_cloud.folder))
     with pytest.raises(OSError):
-        post_command(person.url, "instances")
+        post_command(own_cloud.url, "instances")

@@ -1,4 +1,4 @@
-"""RunInstances of the simulated EC2: what is refused and with which code, and what a launched instance has."""
+"""RunInstances of the simulated EC2: its checks with their error codes, and the properties of new instances."""
 
 import base64
 import json
@@ -9,17 +9,17 @@ from support.simcloud.in_process import Cloud, cloud, refused, served
 
 __all__ = ["cloud", "served"]
 SPOT = {"MarketType": "spot"}
-PUBLIC = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE a@b"
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGb9ECWmEzf6FQbrBZ9w7lshQhqowtrbLDFw4rXAxZuE a@b"
 
 
-def code(cloud: Cloud, **changes: Any) -> str:
-    """The code that a changed request is refused with; nothing is launched."""
-    answer, status = refused(cloud.launch, **changes)
+def error_code(cloud: Cloud, **changes: Any) -> str:
+    """Return the code with which a changed request is refused. Asserts that nothing is launched."""
+    code, status = refused(cloud.launch, **changes)
     assert status == 400 and cloud.sim.instances() == []
-    return answer
+    return code
 
 
-def spec(kind: str, key: str = "job") -> dict[str, Any]:
+def tag_specification(kind: str, key: str = "job") -> dict[str, Any]:
     return {"ResourceType": kind, "Tags": [{"Key": key, "Value": "job-3"}]}
 
 
@@ -43,8 +43,8 @@ def spec(kind: str, key: str = "job") -> dict[str, Any]:
         ({"Placement": {"GroupName": "nobody"}}, "InvalidPlacementGroup.Unknown"),
         ({"UserData": "x" * 16385}, "InvalidParameterValue"),
         ({"ClientToken": "x" * 65}, "InvalidParameterValue"),
-        ({"TagSpecifications": [spec("placement-group")]}, "InvalidParameterValue"),
-        ({"TagSpecifications": [spec("spot-instances-request")]}, "InvalidParameterCombination"),
+        ({"TagSpecifications": [tag_specification("placement-group")]}, "InvalidParameterValue"),
+        ({"TagSpecifications": [tag_specification("spot-instances-request")]}, "InvalidParameterCombination"),
         ({"BlockDeviceMappings": [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 8}}]}, "InvalidBlockDeviceMapping"),
         ({"InstanceMarketOptions": {**SPOT, "SpotOptions": {"MaxPrice": "0.01"}}}, "SpotMaxPriceTooLow"),
         (
@@ -53,23 +53,25 @@ def spec(kind: str, key: str = "job") -> dict[str, Any]:
         ),
     ],
 )
-def test_what_does_not_exist_or_does_not_fit_is_refused(cloud: Cloud, changes: dict[str, Any], expected: str) -> None:
-    assert code(cloud, **changes) == expected
+def test_run_instances_rejects_unknown_or_unfit_parameters(
+    cloud: Cloud, changes: dict[str, Any], expected: str
+) -> None:
+    assert error_code(cloud, **changes) == expected
     assert refused(cloud.launch, **changes, DryRun=True) == (
         ("DryRunOperation", 412) if "MaxPrice" in str(changes) or "1e" in str(changes) else (expected, 400)
     )
 
 
-def test_a_dry_run_of_a_good_launch_launches_nothing(cloud: Cloud) -> None:
+def test_run_instances_dry_run_launches_nothing(cloud: Cloud) -> None:
     assert refused(cloud.launch, ClientToken="t", DryRun=True) == ("DryRunOperation", 412)
     assert cloud.sim.instances() == [] and cloud.launch(ClientToken="t")
 
 
-def test_groups_of_another_network_and_full_subnets_are_refused(cloud: Cloud) -> None:
+def test_run_instances_rejects_foreign_groups_and_full_subnets(cloud: Cloud) -> None:
     _, subnet, group = cloud.network()
-    other = cloud.ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": ["default"]}])
-    others = [one["GroupId"] for one in other["SecurityGroups"] if one["GroupId"] != group]
-    assert code(cloud, SubnetId=subnet, SecurityGroupIds=others) == "InvalidParameter"
+    response = cloud.ec2.describe_security_groups(Filters=[{"Name": "group-name", "Values": ["default"]}])
+    other_groups = [row["GroupId"] for row in response["SecurityGroups"] if row["GroupId"] != group]
+    assert error_code(cloud, SubnetId=subnet, SecurityGroupIds=other_groups) == "InvalidParameter"
     small = cloud.subnet(cloud.ec2.create_vpc(CidrBlock="10.9.0.0/16")["Vpc"]["VpcId"], "us-east-1a", "10.9.0.0/28")
     assert refused(cloud.launch, 12, SubnetId=small)[0] == "InsufficientFreeAddressesInSubnet"
     assert len(cloud.launch(11, SubnetId=small)) == 11
@@ -83,54 +85,55 @@ def test_quotas_count_vcpu_by_market_and_family(cloud: Cloud) -> None:
     assert refused(cloud.launch)[0] == "VcpuLimitExceeded"
     cloud.launch(InstanceMarketOptions=SPOT)
     assert refused(cloud.launch, InstanceMarketOptions=SPOT) == ("MaxSpotInstanceCountExceeded", 400)
-    big = {"InstanceMarketOptions": SPOT, "Placement": {"AvailabilityZone": "us-east-1d"}}
-    assert refused(cloud.launch, InstanceType="p5.48xlarge", **big)[0] == "MaxSpotInstanceCountExceeded"
-    assert cloud.launch(InstanceType="p4d.24xlarge", **big)
+    large = {"InstanceMarketOptions": SPOT, "Placement": {"AvailabilityZone": "us-east-1d"}}
+    assert refused(cloud.launch, InstanceType="p5.48xlarge", **large)[0] == "MaxSpotInstanceCountExceeded"
+    assert cloud.launch(InstanceType="p4d.24xlarge", **large)
     assert refused(cloud.launch, InstanceType="p4d.24xlarge")[0] == "VcpuLimitExceeded"
     cloud.ec2.terminate_instances(InstanceIds=[first])
     assert cloud.launch()
 
 
-def test_fewer_are_launched_where_the_quota_allows_fewer(cloud: Cloud) -> None:
+def test_run_instances_launches_as_many_as_the_quota_allows(cloud: Cloud) -> None:
     cloud.sim.quota_vcpu = {"L-DB2E81BA": 8}
     assert len(cloud.launch(MinCount=1, MaxCount=9)) == 2
 
 
-# --- what an instance has --------------------------------------------------------------------------------------------
+# --- new instances --------------------------------------------------------------------------------------------------
 
 
-def test_every_instance_has_the_profile_the_metadata_options_and_its_number(cloud: Cloud) -> None:
+def test_run_instances_sets_profile_metadata_options_and_index(cloud: Cloud) -> None:
     cloud.client("iam").create_instance_profile(InstanceProfileName="node")
     options = {"HttpTokens": "required", "HttpPutResponseHopLimit": 1}
     ids = cloud.launch(3, IamInstanceProfile={"Name": "node"}, MetadataOptions=options)
-    found = [cloud.instance(id) for id in ids]
-    assert all(one["IamInstanceProfile"]["Arn"].endswith(":instance-profile/node") for one in found)
-    assert all(one["MetadataOptions"]["HttpTokens"] == "required" for one in found)
-    assert [one["AmiLaunchIndex"] for one in found] == [0, 1, 2]
+    instances = [cloud.instance(id) for id in ids]
+    assert all(instance["IamInstanceProfile"]["Arn"].endswith(":instance-profile/node") for instance in instances)
+    assert all(instance["MetadataOptions"]["HttpTokens"] == "required" for instance in instances)
+    assert [instance["AmiLaunchIndex"] for instance in instances] == [0, 1, 2]
 
 
-def test_all_things_of_a_launch_bear_their_tags(cloud: Cloud) -> None:
+def test_run_instances_tags_all_resources(cloud: Cloud) -> None:
     kinds = ("instance", "volume", "network-interface", "spot-instances-request")
-    specs = [spec(kind, kind) for kind in kinds]
-    (id,) = cloud.launch(InstanceMarketOptions=SPOT, TagSpecifications=specs)
-    found = cloud.instance(id)
-    nic = cloud.ec2.describe_network_interfaces(Filters=[{"Name": "tag:network-interface", "Values": ["job-3"]}])
-    disk = cloud.ec2.describe_volumes(Filters=[{"Name": "tag:volume", "Values": ["job-3"]}])
-    asked = [{"Name": "tag:spot-instances-request", "Values": ["job-*"]}]
-    request = cloud.ec2.describe_spot_instance_requests(Filters=asked)["SpotInstanceRequests"]
-    assert found["Tags"] == [{"Key": "instance", "Value": "job-3"}]
-    assert nic["NetworkInterfaces"][0]["Attachment"]["InstanceId"] == id
-    assert disk["Volumes"][0]["Attachments"][0]["InstanceId"] == id
-    assert request[0]["SpotInstanceRequestId"] == found["SpotInstanceRequestId"] and request[0]["InstanceId"] == id
+    specifications = [tag_specification(kind, kind) for kind in kinds]
+    (id,) = cloud.launch(InstanceMarketOptions=SPOT, TagSpecifications=specifications)
+    instance = cloud.instance(id)
+    interfaces = cloud.ec2.describe_network_interfaces(Filters=[{"Name": "tag:network-interface", "Values": ["job-3"]}])
+    disks = cloud.ec2.describe_volumes(Filters=[{"Name": "tag:volume", "Values": ["job-3"]}])
+    filters = [{"Name": "tag:spot-instances-request", "Values": ["job-*"]}]
+    requests = cloud.ec2.describe_spot_instance_requests(Filters=filters)["SpotInstanceRequests"]
+    assert instance["Tags"] == [{"Key": "instance", "Value": "job-3"}]
+    assert interfaces["NetworkInterfaces"][0]["Attachment"]["InstanceId"] == id
+    assert disks["Volumes"][0]["Attachments"][0]["InstanceId"] == id
+    assert requests[0]["SpotInstanceRequestId"] == instance["SpotInstanceRequestId"]
+    assert requests[0]["InstanceId"] == id
 
 
-def test_a_spot_request_follows_its_instance(cloud: Cloud) -> None:
+def test_spot_request_follows_its_instance(cloud: Cloud) -> None:
     first, second, third = cloud.launch(3, InstanceMarketOptions=SPOT)
 
     def status(id: str) -> tuple[str, str]:
-        asked = [cloud.instance(id)["SpotInstanceRequestId"]]
-        (one,) = cloud.ec2.describe_spot_instance_requests(SpotInstanceRequestIds=asked)["SpotInstanceRequests"]
-        return one["State"], one["Status"]["Code"]
+        ids = [cloud.instance(id)["SpotInstanceRequestId"]]
+        (row,) = cloud.ec2.describe_spot_instance_requests(SpotInstanceRequestIds=ids)["SpotInstanceRequests"]
+        return row["State"], row["Status"]["Code"]
 
     assert status(first) == ("active", "fulfilled")
     cloud.sim.interrupt(first, 60)
@@ -147,34 +150,34 @@ def test_a_spot_request_follows_its_instance(cloud: Cloud) -> None:
     assert refused(call, SpotInstanceRequestIds=["sir-00000000"])[0] == "InvalidSpotInstanceRequestID.NotFound"
 
 
-def test_disks_are_as_asked_and_go_with_the_instance(cloud: Cloud) -> None:
+def test_disks_are_as_requested_and_end_with_the_instance(cloud: Cloud) -> None:
     disks = [{"DeviceName": "/dev/sda1", "Ebs": {"VolumeSize": 200, "VolumeType": "gp3", "Encrypted": True}}]
     disks[0]["Ebs"] |= {"Iops": 6000, "Throughput": 500}  # type: ignore[operator]
-    kept = {"DeviceName": "/dev/sdb", "Ebs": {"VolumeSize": 10, "DeleteOnTermination": False}}
-    (id,) = cloud.launch(BlockDeviceMappings=[*disks, kept])
-    (plain,) = cloud.launch()
-    big, small, default = cloud.ec2.describe_volumes()["Volumes"]
-    assert (big["Size"], big["Iops"], big["Throughput"], big["Encrypted"]) == (200, 6000, 500, True)
+    kept_disk = {"DeviceName": "/dev/sdb", "Ebs": {"VolumeSize": 10, "DeleteOnTermination": False}}
+    (id,) = cloud.launch(BlockDeviceMappings=[*disks, kept_disk])
+    (default_id,) = cloud.launch()
+    large, kept, default = cloud.ec2.describe_volumes()["Volumes"]
+    assert (large["Size"], large["Iops"], large["Throughput"], large["Encrypted"]) == (200, 6000, 500, True)
     assert (default["Size"], default["VolumeType"]) == (75, "gp3")
-    cloud.ec2.terminate_instances(InstanceIds=[id, plain])
-    assert [one["VolumeId"] for one in cloud.ec2.describe_volumes()["Volumes"]] == [small["VolumeId"]]
+    cloud.ec2.terminate_instances(InstanceIds=[id, default_id])
+    assert [row["VolumeId"] for row in cloud.ec2.describe_volumes()["Volumes"]] == [kept["VolumeId"]]
 
 
-def test_addresses_are_loopback_unique_and_the_same_inside_and_outside(cloud: Cloud) -> None:
+def test_addresses_are_unique_loopback_addresses(cloud: Cloud) -> None:
     _, subnet, _ = cloud.network(public=True)
-    _, hidden, _ = cloud.network()
+    _, private_subnet, _ = cloud.network()
     cloud.launch(3, SubnetId=subnet)
-    cloud.launch(SubnetId=hidden)
-    cloud.launch(NetworkInterfaces=[{"DeviceIndex": 0, "SubnetId": hidden, "AssociatePublicIpAddress": True}])
-    shown = cloud.sim.instances()
-    assert [one.public == one.private for one in shown] == [True, True, True, False, True]
-    assert shown[3].public is None and len({one.private for one in shown}) == 5
-    assert all(one.private.startswith("127.1.") for one in shown)
-    assert cloud.instance(shown[0].id)["PublicIpAddress"] == shown[0].public
-    assert "PublicIpAddress" not in cloud.instance(shown[3].id)
+    cloud.launch(SubnetId=private_subnet)
+    cloud.launch(NetworkInterfaces=[{"DeviceIndex": 0, "SubnetId": private_subnet, "AssociatePublicIpAddress": True}])
+    views = cloud.sim.instances()
+    assert [view.public == view.private for view in views] == [True, True, True, False, True]
+    assert views[3].public is None and len({view.private for view in views}) == 5
+    assert all(view.private.startswith("127.1.") for view in views)
+    assert cloud.instance(views[0].id)["PublicIpAddress"] == views[0].public
+    assert "PublicIpAddress" not in cloud.instance(views[3].id)
 
 
-def efa(subnet: str, group: str, number: int) -> list[dict[str, Any]]:
+def efa_interfaces(subnet: str, group: str, count: int) -> list[dict[str, Any]]:
     return [
         {
             "NetworkCardIndex": card,
@@ -184,60 +187,65 @@ def efa(subnet: str, group: str, number: int) -> list[dict[str, Any]]:
             "InterfaceType": "efa",
             "DeleteOnTermination": True,
         }
-        for card in range(number)
+        for card in range(count)
     ]
 
 
 @pytest.mark.parametrize(("type", "zone", "number"), [("p4d.24xlarge", "a", 4), ("p5.48xlarge", "d", 32)])
-def test_efa_interfaces_keep_their_cards_and_the_machine_gets_no_public_address(
-    cloud: Cloud, type: str, zone: str, number: int
-) -> None:
+def test_efa_interfaces_keep_cards_and_have_no_public_address(cloud: Cloud, type: str, zone: str, number: int) -> None:
     _, subnet, group = cloud.network(f"us-east-1{zone}", public=True)
-    (id,) = cloud.launch(InstanceType=type, NetworkInterfaces=efa(subnet, group, number))
-    nics = cloud.instance(id)["NetworkInterfaces"]
-    assert [one["Attachment"]["NetworkCardIndex"] for one in nics] == list(range(number))
-    assert [one["Attachment"]["DeviceIndex"] for one in nics] == [min(card, 1) for card in range(number)]
-    assert {one["InterfaceType"] for one in nics} == {"efa"} and {one["Groups"][0]["GroupId"] for one in nics} == {
-        group
-    }
+    (id,) = cloud.launch(InstanceType=type, NetworkInterfaces=efa_interfaces(subnet, group, number))
+    interfaces = cloud.instance(id)["NetworkInterfaces"]
+    assert [interface["Attachment"]["NetworkCardIndex"] for interface in interfaces] == list(range(number))
+    assert [interface["Attachment"]["DeviceIndex"] for interface in interfaces] == [
+        min(card, 1) for card in range(number)
+    ]
+    assert {interface["InterfaceType"] for interface in interfaces} == {"efa"}
+    assert {interface["Groups"][0]["GroupId"] for interface in interfaces} == {group}
     assert "PublicIpAddress" not in cloud.instance(id) and cloud.instance(id)["PrivateIpAddress"].startswith("127.1.")
     cloud.ec2.terminate_instances(InstanceIds=[id])
     assert cloud.ec2.describe_network_interfaces()["NetworkInterfaces"] == []
 
 
-def test_interfaces_that_cannot_be_are_refused(cloud: Cloud) -> None:
+def test_run_instances_rejects_impossible_interfaces(cloud: Cloud) -> None:
     _, subnet, group = cloud.network()
-    nics = efa(subnet, group, 4)
-    assert code(cloud, NetworkInterfaces=nics[:1]) == "InvalidParameterCombination"  # g5.xlarge has no EFA
+    interfaces = efa_interfaces(subnet, group, 4)
+    assert error_code(cloud, NetworkInterfaces=interfaces[:1]) == "InvalidParameterCombination"  # g5.xlarge has no EFA
     p4d = {"InstanceType": "p4d.24xlarge"}
-    public = [{**nics[0], "AssociatePublicIpAddress": True}, *nics[1:]]
-    assert code(cloud, **p4d, NetworkInterfaces=public) == "InvalidParameterCombination"
-    assert code(cloud, **p4d, NetworkInterfaces=[nics[0], nics[0]]) == "InvalidParameterValue"
-    assert code(cloud, **p4d, NetworkInterfaces=efa(subnet, group, 5)) == "AttachmentLimitExceeded"
-    assert code(cloud, **p4d, NetworkInterfaces=nics, SubnetId=subnet) == "InvalidParameterCombination"
-    assert code(cloud, **p4d, NetworkInterfaces=nics, SecurityGroupIds=[group]) == "InvalidParameterCombination"
+    public = [{**interfaces[0], "AssociatePublicIpAddress": True}, *interfaces[1:]]
+    assert error_code(cloud, **p4d, NetworkInterfaces=public) == "InvalidParameterCombination"
+    assert error_code(cloud, **p4d, NetworkInterfaces=[interfaces[0], interfaces[0]]) == "InvalidParameterValue"
+    assert error_code(cloud, **p4d, NetworkInterfaces=efa_interfaces(subnet, group, 5)) == "AttachmentLimitExceeded"
+    assert error_code(cloud, **p4d, NetworkInterfaces=interfaces, SubnetId=subnet) == "InvalidParameterCombination"
+    assert (
+        error_code(cloud, **p4d, NetworkInterfaces=interfaces, SecurityGroupIds=[group])
+        == "InvalidParameterCombination"
+    )
 
 
-def test_outside_an_instance_shows_key_user_data_and_how_to_log_in(cloud: Cloud) -> None:
-    cloud.ec2.import_key_pair(KeyName="job", PublicKeyMaterial=PUBLIC.encode())
-    data = "#cloud-config\n" + json.dumps({"bootcmd": [["true"]]})
-    (id,) = cloud.launch(KeyName="job", UserData=data, InstanceMarketOptions=SPOT, TagSpecifications=[spec("instance")])
+def test_view_has_key_user_data_and_login(cloud: Cloud) -> None:
+    cloud.ec2.import_key_pair(KeyName="job", PublicKeyMaterial=PUBLIC_KEY.encode())
+    user_data = "#cloud-config\n" + json.dumps({"bootcmd": [["true"]]})
+    (id,) = cloud.launch(
+        KeyName="job", UserData=user_data, InstanceMarketOptions=SPOT, TagSpecifications=[tag_specification("instance")]
+    )
     cloud.sim.login = ("tester", 2222)
-    (one,) = cloud.sim.instances()
-    assert (one.id, one.key, one.user_data, one.market) == (id, PUBLIC, data, "spot")
-    assert one.ami_tags == {"imgnet:user": "tester", "imgnet:port": "2222"} and one.tags == {"job": "job-3"}
+    (view,) = cloud.sim.instances()
+    assert (view.id, view.key, view.user_data, view.market) == (id, PUBLIC_KEY, user_data, "spot")
+    assert view.ami_tags == {"imgnet:user": "tester", "imgnet:port": "2222"} and view.tags == {"job": "job-3"}
     (image,) = cloud.ec2.describe_images(ImageIds=[cloud.image()])["Images"]
-    assert {tag["Key"]: tag["Value"] for tag in image["Tags"]} == one.ami_tags
-    told = cloud.ec2.describe_instance_attribute(InstanceId=id, Attribute="userData")["UserData"]["Value"]
-    assert base64.b64decode(told).decode() == data
+    assert {tag["Key"]: tag["Value"] for tag in image["Tags"]} == view.ami_tags
+    attribute = cloud.ec2.describe_instance_attribute(InstanceId=id, Attribute="userData")
+    assert base64.b64decode(attribute["UserData"]["Value"]).decode() == user_data
     cloud.sim.login = ("ubuntu", 22)
 
 
-def test_reservation_and_group_can_be_filtered_by(cloud: Cloud) -> None:
+def test_describe_instances_filters_by_reservation_and_group(cloud: Cloud) -> None:
     cloud.ec2.create_placement_group(GroupName="g", Strategy="cluster")
-    words = cloud.request(Placement={"GroupName": "g"}, MinCount=2, MaxCount=2)
-    made = cloud.ec2.run_instances(**words)
-    ids = [one["InstanceId"] for one in made["Instances"]]
+    request = cloud.request(Placement={"GroupName": "g"}, MinCount=2, MaxCount=2)
+    reservation = cloud.ec2.run_instances(**request)
+    ids = [instance["InstanceId"] for instance in reservation["Instances"]]
     cloud.launch()
-    assert cloud.find_ids(placement_group_name="g") == cloud.find_ids(reservation_id=made["ReservationId"]) == ids
+    assert cloud.find_ids(placement_group_name="g") == ids
+    assert cloud.find_ids(reservation_id=reservation["ReservationId"]) == ids
     assert cloud.find_ids(launch_index="1") == ids[1:] and cloud.instance(ids[0])["Placement"]["GroupName"] == "g"

@@ -1,9 +1,9 @@
-"""The machines behind the fake EC2: they boot from user data, end with their instance, and obey its limit."""
+"""The machines behind the simulated EC2: they boot from user data, and end with their instance or at its limit."""
 
 import json
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,15 +11,16 @@ from typing import Any
 import pytest
 from support.simcloud.machines import SimulatedMachines
 from support.ssh_machines import command_line, generate_key
+from support.waiting import wait_for
 
 from cluster.agent.watchdog import Watchdog
 
-BOOT = ("systemd-run", "--no-block", "--unit=imgnet-limit")
+LIMIT_COMMAND = ("systemd-run", "--no-block", "--unit=imgnet-limit")
 
 
 @dataclass(frozen=True)
 class Instance:
-    """What the cloud tells of an instance, as far as machines look."""
+    """The attributes of an instance that machines read."""
 
     id: str
     private: str
@@ -30,42 +31,43 @@ class Instance:
     zone: str = "us-east-1b"
 
 
-class Cloud:
-    """A cloud that only knows who runs."""
+class FakeCloud:
+    """A cloud that only knows which instances run, with a clock that can be moved forward."""
 
     def __init__(self) -> None:
         self.listeners: list[Any] = []
-        self.off: list[str] = []
+        self.powered_off: list[str] = []
         self.errors: list[str] = []
-        self.later = 0.0
+        self.clock_offset = 0.0
         self.login = ("", 0)
         self.running: dict[str, Instance] = {}
 
     def now(self) -> float:
-        return time.time() + self.later
+        return time.time() + self.clock_offset
 
-    def tell(self, name: str, *words: Any) -> None:
-        for one in self.listeners:
-            getattr(one, name)(*words)
+    def send_event(self, name: str, *arguments: Any) -> None:
+        for listener in self.listeners:
+            getattr(listener, name)(*arguments)
 
     def power_off(self, id: str) -> None:
-        self.off.append(id)
-        self.tell("on_dying", self.running[id])
+        self.powered_off.append(id)
+        self.send_event("on_dying", self.running[id])
 
 
-class World:
-    """A cloud with machines, a key that opens them, and a bootstrap host key."""
+class MachineTestbed:
+    """A cloud with machines, a user key that they accept, and a host key for their boot."""
 
     def __init__(self, folder: Path) -> None:
-        self.folder, self.cloud = folder, Cloud()
+        self.folder = folder
+        self.cloud = FakeCloud()
         for name in ("user", "host"):
             generate_key(folder / name)
-        self.machines = SimulatedMachines(self.cloud, folder / "cloud", env={"OF_THE_BED": "yes"})
+        self.machines = SimulatedMachines(self.cloud, folder / "cloud", env={"OF_THE_TESTBED": "yes"})
 
     def user_data(self, limit: float = 600, **changes: Any) -> str:
         config = {
             "bootcmd": [
-                [*BOOT, f"--on-active={limit:.0f}", "systemctl", "poweroff"],
+                [*LIMIT_COMMAND, f"--on-active={limit:.0f}", "systemctl", "poweroff"],
             ],
             "ssh_keys": {
                 "ed25519_private": (self.folder / "host").read_text(),
@@ -77,61 +79,57 @@ class World:
         }
         return f"#cloud-config\n{json.dumps(config)}"
 
-    def run(self, number: int = 0, **changes: Any) -> Any:
-        """Let an instance run, and return its machine when that is ready."""
+    def run_instance(self, number: int = 0, **changes: Any) -> Instance:
+        """Let an instance run, and return the instance."""
         key = (self.folder / "user.pub").read_text()
-        one = replace(Instance(f"i-{number:017x}", f"127.1.77.{number + 1}", key, self.user_data()), **changes)
-        self.cloud.running[one.id] = one
-        self.cloud.tell("on_running", one)
-        return one
+        instance = Instance(f"i-{number:017x}", f"127.1.77.{number + 1}", key, self.user_data())
+        instance = replace(instance, **changes)
+        self.cloud.running[instance.id] = instance
+        self.cloud.send_event("on_running", instance)
+        return instance
 
-    def machine(self, number: int = 0, **changes: Any) -> Any:
-        """Let an instance run, and return its machine when it can be logged in to."""
-        one = self.run(number, **changes)
-        machine = wait_for(lambda: self.machines.machines.get(one.id))
+    def boot_machine(self, number: int = 0, **changes: Any) -> Any:
+        """Let an instance run, and return its machine when it is set up."""
+        instance = self.run_instance(number, **changes)
+        machine = wait_for(lambda: self.machines.machines.get(instance.id))
         wait_for(lambda: machine._sshd and machine.listens())
-        wait_for(lambda: self.marker(one) or machine.user_data.file_system is None)
+        wait_for(lambda: self.marker(instance) or machine.user_data.file_system is None)
         return machine
 
-    def marker(self, one: Any) -> str:
-        """The marker that runcmd leaves, "" before."""
-        folder = self.folder / "cloud" / one.id / "home/.imgnet"
+    def marker(self, instance: Instance) -> str:
+        """Return the marker file that the setup of an instance's machine has written, "" while there is none."""
+        folder = self.folder / "cloud" / instance.id / "home/.imgnet"
         return next((name for name in ("ready", "failed") if (folder / name).exists()), "")
 
-    def ssh(self, machine: Any, *words: str, pin: str = "", **more: Any) -> "subprocess.CompletedProcess[str]":
-        """Run a command there over OpenSSH, believing this host key alone: the bootstrap key, or `pin`."""
-        known = self.folder / f"known-{time.monotonic_ns()}"
-        key = pin or " ".join((self.folder / "host.pub").read_text().split()[:2])
-        known.write_text(f"imgnet {key}\n")
+    def ssh(self, machine: Any, *words: str, host_key: str = "") -> "subprocess.CompletedProcess[str]":
+        """Run a command on a machine over OpenSSH. Only one host key is trusted: `host_key`, or that of the boot."""
+        known_hosts = self.folder / f"known-{time.monotonic_ns()}"
+        trusted_key = host_key or " ".join((self.folder / "host.pub").read_text().split()[:2])
+        known_hosts.write_text(f"imgnet {trusted_key}\n")
         options = [
-            "HostKeyAlias=imgnet", f"UserKnownHostsFile={known}", "StrictHostKeyChecking=yes", "BatchMode=yes",
-            "IdentitiesOnly=yes", "LogLevel=ERROR",
-        ]  # fmt: skip
+            "HostKeyAlias=imgnet",
+            f"UserKnownHostsFile={known_hosts}",
+            "StrictHostKeyChecking=yes",
+            "BatchMode=yes",
+            "IdentitiesOnly=yes",
+            "LogLevel=ERROR",
+        ]
         user, port = self.cloud.login
-        argv = ["ssh", "-F", "none", "-i", str(self.folder / "user"), "-p", str(port), *(f"-o{one}" for one in options)]
-        return subprocess.run(
-            [*argv, f"{user}@{machine.address}", *words], capture_output=True, text=True, timeout=30, **more
-        )
-
-
-def wait_for(condition: Callable[[], Any], seconds: float = 30.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (found := condition()):
-        assert time.monotonic() < deadline, "not in time"
-        time.sleep(0.01)
-    return found
+        argv = ["ssh", "-F", "none", "-i", str(self.folder / "user"), "-p", str(port)]
+        argv += [f"-o{option}" for option in options]
+        return subprocess.run([*argv, f"{user}@{machine.address}", *words], capture_output=True, text=True, timeout=30)
 
 
 @pytest.fixture
-def world(tmp_path: Path) -> Iterator[World]:
-    one = World(tmp_path)
-    yield one
-    one.machines.close()
-    assert not one.cloud.errors
-    assert not [command_line(pid) for machine in one.machines.machines.values() for pid in machine.processes()]
+def bed(tmp_path: Path) -> Iterator[MachineTestbed]:
+    bed = MachineTestbed(tmp_path)
+    yield bed
+    bed.machines.close()
+    assert not bed.cloud.errors
+    assert not [command_line(pid) for machine in bed.machines.machines.values() for pid in machine.processes()]
 
 
-def guard(machine: Any, tmp_path: Path) -> Watchdog:
+def make_watchdog(machine: Any, tmp_path: Path) -> Watchdog:
     url = machine.env["AWS_EC2_METADATA_SERVICE_ENDPOINT"]
     return Watchdog(tmp_path, None, 0.0, url, lambda: None)
 
@@ -139,165 +137,168 @@ def guard(machine: Any, tmp_path: Path) -> Watchdog:
 # --- booting ---------------------------------------------------------------------------------------------------------
 
 
-def test_the_key_of_the_user_data_is_the_host_key_and_the_key_pair_opens_the_door(world: World) -> None:
-    machine = world.machine()
-    said = world.ssh(machine, "echo", "$HOME", "$OF_THE_BED", "$AWS_EC2_METADATA_SERVICE_ENDPOINT")
-    assert said.stdout.split() == [str(machine.home), "yes", world.machines.metadata.url(machine.id)], said
-    generate_key(world.folder / "other")
-    assert world.ssh(machine, "true", pin=(world.folder / "other.pub").read_text()).returncode == 255
-    (world.folder / "user").write_text((world.folder / "other").read_text())
-    assert "Permission denied" in world.ssh(machine, "true").stderr
+def test_machine_has_the_host_key_of_its_user_data(bed: MachineTestbed) -> None:
+    machine = bed.boot_machine()
+    result = bed.ssh(machine, "echo", "$HOME", "$OF_THE_TESTBED", "$AWS_EC2_METADATA_SERVICE_ENDPOINT")
+    assert result.stdout.split() == [str(machine.home), "yes", bed.machines.metadata.url(machine.id)], result
+    generate_key(bed.folder / "other")
+    assert bed.ssh(machine, "true", host_key=(bed.folder / "other.pub").read_text()).returncode == 255
+    (bed.folder / "user").write_text((bed.folder / "other").read_text())
+    assert "Permission denied" in bed.ssh(machine, "true").stderr
 
 
-def test_it_leaves_what_runcmd_leaves(world: World) -> None:
-    one, other = world.machine(0), world.machine(1)
-    assert world.ssh(one, "echo seen > ~/.imgnet/shared/file; ls ~/.imgnet").stdout == "python\nready\nshared\n"
-    assert world.ssh(other, "cat ~/.imgnet/shared/file").stdout == "seen\n"
-    assert world.ssh(one, "~/.imgnet/python -c 'import torch; print(torch.__name__)'").stdout == "torch\n"
-    assert (world.folder / "cloud/efs/fs-0123/file").exists()
+def test_finish_setup_makes_shared_folder_python_and_marker(bed: MachineTestbed) -> None:
+    first = bed.boot_machine(0)
+    second = bed.boot_machine(1)
+    assert bed.ssh(first, "echo seen > ~/.imgnet/shared/file; ls ~/.imgnet").stdout == "python\nready\nshared\n"
+    assert bed.ssh(second, "cat ~/.imgnet/shared/file").stdout == "seen\n"
+    assert bed.ssh(first, "~/.imgnet/python -c 'import torch; print(torch.__name__)'").stdout == "torch\n"
+    assert (bed.folder / "cloud/efs/fs-0123/file").exists()
 
 
-def test_a_setting_up_that_fails_says_so_and_is_not_ready(world: World) -> None:
-    world.machines.failing_machines = {"127.1.77.2", 2}
-    _, failed, _ = [world.machine(number) for number in range(3)]
-    assert [world.marker(one) for one in world.cloud.running.values()] == ["ready", "failed", "failed"]
-    assert world.ssh(failed, "cat ~/.imgnet/failed; ls ~/.imgnet").stdout.splitlines()[1:] == ["failed"]
+def test_failing_machines_write_the_failure_and_no_marker(bed: MachineTestbed) -> None:
+    bed.machines.failing_machines = {"127.1.77.2", 2}
+    _, failed, _ = [bed.boot_machine(number) for number in range(3)]
+    assert [bed.marker(instance) for instance in bed.cloud.running.values()] == ["ready", "failed", "failed"]
+    assert bed.ssh(failed, "cat ~/.imgnet/failed; ls ~/.imgnet").stdout.splitlines()[1:] == ["failed"]
 
 
-def test_sshd_comes_late_and_the_marker_later(world: World) -> None:
-    world.machines.ssh_delay_seconds, world.machines.ready_delay_seconds = 3600, 3600
-    one = world.run(user_data=world.user_data(limit=1e6))
-    machine = wait_for(lambda: world.machines.machines.get(one.id))
+def test_delays_hold_back_sshd_and_marker(bed: MachineTestbed) -> None:
+    bed.machines.ssh_delay_seconds = 3600
+    bed.machines.ready_delay_seconds = 3600
+    instance = bed.run_instance(user_data=bed.user_data(limit=1e6))
+    machine = wait_for(lambda: bed.machines.machines.get(instance.id))
     assert machine._sshd is None
-    world.cloud.later = 3601
+    bed.cloud.clock_offset = 3601
     wait_for(lambda: machine._sshd and machine.listens())
-    assert world.marker(one) == ""
-    world.cloud.later = 7300
-    wait_for(lambda: world.marker(one) == "ready")
+    assert bed.marker(instance) == ""
+    bed.cloud.clock_offset = 7300
+    wait_for(lambda: bed.marker(instance) == "ready")
 
 
 @pytest.mark.parametrize("text", ["", "#!/bin/sh\necho", "#cloud-config\nnot json", "#cloud-config\n[]"])
-def test_a_machine_of_other_user_data_makes_a_host_key_of_its_own(world: World, text: str) -> None:
-    machine = world.machine(user_data=text)
-    assert world.ssh(machine, "echo in", pin=machine.host_key).stdout == "in\n"
-    assert world.ssh(machine, "ls -A ~", pin=machine.host_key).stdout == ""
+def test_machine_without_cloud_config_makes_its_own_host_key(bed: MachineTestbed, text: str) -> None:
+    machine = bed.boot_machine(user_data=text)
+    assert bed.ssh(machine, "echo in", host_key=machine.host_key).stdout == "in\n"
+    assert bed.ssh(machine, "ls -A ~", host_key=machine.host_key).stdout == ""
 
 
-def test_where_nobody_could_log_in_nothing_is_started(world: World) -> None:
-    one = world.run(key="")
-    world.machine(1)
-    assert one.id not in world.machines.machines
+def test_instance_without_a_key_gets_no_machine(bed: MachineTestbed) -> None:
+    instance = bed.run_instance(key="")
+    bed.boot_machine(1)
+    assert instance.id not in bed.machines.machines
 
 
-# --- what root may do ------------------------------------------------------------------------------------------------
+# --- root commands -------------------------------------------------------------------------------------------------
 
 
-def test_after_a_new_host_key_only_that_is_shown_and_open_connections_go_on(world: World) -> None:
-    machine = world.machine()
-    said = world.ssh(machine, "sudo -n imgnet-hostkey && echo still here")
-    key, after = said.stdout.splitlines()
-    assert key.startswith("ssh-ed25519 ") and after == "still here", said
-    assert world.ssh(machine, "echo in", pin=key).stdout == "in\n"
-    assert world.ssh(machine, "true").returncode == 255
-    assert (
-        world.ssh(machine, "sudo -n imgnet-hostkey", pin=key).stdout == f"{key}\n"
-    )  # whoever did not hear it asks again
+def test_imgnet_hostkey_replaces_the_key_and_keeps_connections(bed: MachineTestbed) -> None:
+    machine = bed.boot_machine()
+    result = bed.ssh(machine, "sudo -n imgnet-hostkey && echo still here")
+    key, last_line = result.stdout.splitlines()
+    assert key.startswith("ssh-ed25519 ") and last_line == "still here", result
+    assert bed.ssh(machine, "echo in", host_key=key).stdout == "in\n"
+    assert bed.ssh(machine, "true").returncode == 255
+    # A caller that lost the answer may ask again.
+    assert bed.ssh(machine, "sudo -n imgnet-hostkey", host_key=key).stdout == f"{key}\n"
 
 
-def test_the_limit_of_the_user_data_cuts_the_power(world: World) -> None:
-    machine = world.machine(user_data=world.user_data(limit=600))
-    world.cloud.later = 590
-    assert world.ssh(machine, "true").returncode == 0 and world.cloud.off == []
-    world.cloud.later = 601
-    wait_for(lambda: world.cloud.off == [machine.id] and not machine.processes())
+def test_limit_of_the_user_data_powers_off(bed: MachineTestbed) -> None:
+    machine = bed.boot_machine(user_data=bed.user_data(limit=600))
+    bed.cloud.clock_offset = 590
+    assert bed.ssh(machine, "true").returncode == 0 and bed.cloud.powered_off == []
+    bed.cloud.clock_offset = 601
+    wait_for(lambda: bed.cloud.powered_off == [machine.id] and not machine.processes())
 
 
-def test_the_limit_is_armed_anew_and_holds_then(world: World) -> None:
-    machine = world.machine(user_data=world.user_data(limit=600))
-    assert world.ssh(machine, "sudo -n imgnet-limit 1000").returncode == 0
-    world.cloud.later = 800
-    assert world.ssh(machine, "true").returncode == 0 and world.cloud.off == []
-    assert world.ssh(machine, "sudo -n imgnet-limit 0.2").returncode == 0
-    wait_for(lambda: world.cloud.off == [machine.id] and not machine.processes())
+def test_imgnet_limit_replaces_the_limit(bed: MachineTestbed) -> None:
+    machine = bed.boot_machine(user_data=bed.user_data(limit=600))
+    assert bed.ssh(machine, "sudo -n imgnet-limit 1000").returncode == 0
+    bed.cloud.clock_offset = 800
+    assert bed.ssh(machine, "true").returncode == 0 and bed.cloud.powered_off == []
+    assert bed.ssh(machine, "sudo -n imgnet-limit 0.2").returncode == 0
+    wait_for(lambda: bed.cloud.powered_off == [machine.id] and not machine.processes())
 
 
-@pytest.mark.parametrize("words", ["systemctl poweroff", "shutdown -h now", "poweroff"])
-def test_a_shutdown_ends_the_instance(world: World, words: str) -> None:
-    machine = world.machine()
-    world.ssh(machine, f"sudo -n {words}")
-    wait_for(lambda: world.cloud.off == [machine.id] and not machine.processes())
+@pytest.mark.parametrize("command", ["systemctl poweroff", "shutdown -h now", "poweroff"])
+def test_shutdown_commands_power_off(bed: MachineTestbed, command: str) -> None:
+    machine = bed.boot_machine()
+    bed.ssh(machine, f"sudo -n {command}")
+    wait_for(lambda: bed.cloud.powered_off == [machine.id] and not machine.processes())
 
 
 @pytest.mark.parametrize(
-    "words", ["imgnet-limit 5", "systemctl poweroff", "sudo imgnet-limit 5", "sudo -n imgnet-limit", "sudo -n reboot"]
+    "command", ["imgnet-limit 5", "systemctl poweroff", "sudo imgnet-limit 5", "sudo -n imgnet-limit", "sudo -n reboot"]
 )
-def test_what_is_no_roots_command_does_nothing(world: World, words: str) -> None:
-    machine = world.machine()
-    said = world.ssh(machine, words)
-    assert said.returncode in (1, 2) and said.stderr.count("\n") == 1, said
-    assert world.cloud.off == [] and machine.listens()
+def test_fake_commands_reject_other_uses(bed: MachineTestbed, command: str) -> None:
+    machine = bed.boot_machine()
+    result = bed.ssh(machine, command)
+    assert result.returncode in (1, 2) and result.stderr.count("\n") == 1, result
+    assert bed.cloud.powered_off == [] and machine.listens()
 
 
 # --- the end ---------------------------------------------------------------------------------------------------------
 
 
-def test_with_its_instance_everything_on_a_machine_dies(world: World) -> None:
-    machine, other = world.machine(0), world.machine(1)
-    world.ssh(machine, "tmux -L imgnet new -d sleep 1000; setsid -f sleep 1000 >/dev/null 2>&1 </dev/null")
-    world.ssh(other, "setsid -f sleep 1000 >/dev/null 2>&1 </dev/null")
+def test_end_of_an_instance_kills_everything_on_its_machine(bed: MachineTestbed) -> None:
+    machine = bed.boot_machine(0)
+    other = bed.boot_machine(1)
+    bed.ssh(machine, "tmux -L imgnet new -d sleep 1000; setsid -f sleep 1000 >/dev/null 2>&1 </dev/null")
+    bed.ssh(other, "setsid -f sleep 1000 >/dev/null 2>&1 </dev/null")
     assert len(machine.processes("sleep", "1000")) >= 2
-    world.cloud.tell("on_dying", world.cloud.running[machine.id])
+    bed.cloud.send_event("on_dying", bed.cloud.running[machine.id])
     wait_for(lambda: not machine.processes())
-    assert world.ssh(machine, "true").returncode == 255
-    assert other.processes("sleep", "1000") and world.ssh(other, "true").returncode == 0
+    assert bed.ssh(machine, "true").returncode == 255
+    assert other.processes("sleep", "1000") and bed.ssh(other, "true").returncode == 0
 
 
-def test_an_instance_that_dies_while_it_boots_leaves_nothing(world: World) -> None:
+def test_end_of_an_instance_during_its_boot_leaves_nothing(bed: MachineTestbed) -> None:
     for number in range(4):
-        one = world.run(number)
-        world.cloud.tell("on_dying", one)
-    world.machine(9)
-    dead = [one for id, one in world.machines.machines.items() if id in list(world.cloud.running)[:4]]
-    wait_for(lambda: not any(one.processes() for one in dead))
-    assert not world.cloud.off
+        instance = bed.run_instance(number)
+        bed.cloud.send_event("on_dying", instance)
+    bed.boot_machine(9)
+    ended_ids = list(bed.cloud.running)[:4]
+    ended_machines = [machine for id, machine in bed.machines.machines.items() if id in ended_ids]
+    wait_for(lambda: not any(machine.processes() for machine in ended_machines))
+    assert not bed.cloud.powered_off
 
 
-def test_after_a_reset_all_is_as_new(world: World) -> None:
-    machine = world.machine()
-    world.machines.ssh_delay_seconds = 7.0
-    world.machines.reset()
-    assert not machine.processes() and not list((world.folder / "cloud").iterdir())
-    assert world.machines.ssh_delay_seconds == 0 and world.ssh(world.machine(), "true").returncode == 0
+def test_reset_removes_machines_and_restores_settings(bed: MachineTestbed) -> None:
+    machine = bed.boot_machine()
+    bed.machines.ssh_delay_seconds = 7.0
+    bed.machines.reset()
+    assert not machine.processes() and not list((bed.folder / "cloud").iterdir())
+    assert bed.machines.ssh_delay_seconds == 0 and bed.ssh(bed.boot_machine(), "true").returncode == 0
 
 
-def test_sixteen_machines_stand_in_seconds(world: World) -> None:
-    begun = time.monotonic()
-    wanted = [world.run(number) for number in range(16)]
-    wait_for(lambda: all(world.marker(one) for one in wanted))
-    machines = [world.machines.machines[one.id] for one in wanted]
-    wait_for(lambda: all(one.listens() for one in machines))
-    for one in wanted:
-        world.cloud.tell("on_dying", one)
-    wait_for(lambda: not any(one.processes() for one in machines))
-    assert time.monotonic() - begun < 20  # half a second on a quiet computer
+def test_sixteen_machines_boot_and_end(bed: MachineTestbed) -> None:
+    instances = [bed.run_instance(number) for number in range(16)]
+    wait_for(lambda: all(bed.marker(instance) for instance in instances))
+    machines = [bed.machines.machines[instance.id] for instance in instances]
+    wait_for(lambda: all(machine.listens() for machine in machines))
+    for instance in instances:
+        bed.cloud.send_event("on_dying", instance)
+    wait_for(lambda: not any(machine.processes() for machine in machines))
 
 
 # --- metadata --------------------------------------------------------------------------------------------------------
 
 
-def test_the_agents_guard_hears_notice_and_recommendation(world: World, tmp_path: Path) -> None:
-    machine, other = world.machine(0), world.machine(1)
-    one = guard(machine, tmp_path)
-    assert one.query_metadata() == "" and one._metadata_token
-    world.cloud.tell("on_notice", world.cloud.running[machine.id], 0.0, "rebalance")
-    assert one.query_metadata() == "events/recommendations/rebalance: rebalance at 1970-01-01T00:00:00Z"
-    world.cloud.tell("on_notice", world.cloud.running[machine.id], 61.0, "terminate")
-    assert one.query_metadata() == "spot/instance-action: terminate at 1970-01-01T00:01:01Z"
-    assert guard(other, tmp_path).query_metadata() == ""
+def test_watchdog_reads_notice_and_recommendation(bed: MachineTestbed, tmp_path: Path) -> None:
+    machine = bed.boot_machine(0)
+    other = bed.boot_machine(1)
+    watchdog = make_watchdog(machine, tmp_path)
+    assert watchdog.query_metadata() == "" and watchdog._metadata_token
+    bed.cloud.send_event("on_notice", bed.cloud.running[machine.id], 0.0, "rebalance")
+    assert watchdog.query_metadata() == "events/recommendations/rebalance: rebalance at 1970-01-01T00:00:00Z"
+    bed.cloud.send_event("on_notice", bed.cloud.running[machine.id], 61.0, "terminate")
+    assert watchdog.query_metadata() == "spot/instance-action: terminate at 1970-01-01T00:01:01Z"
+    assert make_watchdog(other, tmp_path).query_metadata() == ""
 
 
-def test_the_metadata_service_wants_a_token_and_knows_each_machine(world: World) -> None:
-    machine, other = world.machine(0), world.machine(1)
+def test_metadata_service_requires_a_token_and_knows_each_machine(bed: MachineTestbed) -> None:
+    machine = bed.boot_machine(0)
+    other = bed.boot_machine(1)
     script = (
         'url=$AWS_EC2_METADATA_SERVICE_ENDPOINT; "$HOME"/.imgnet/python - "$url" <<"E"\n'
         "import sys, urllib.error, urllib.request as r\n"
@@ -311,5 +312,5 @@ def test_the_metadata_service_wants_a_token_and_knows_each_machine(world: World)
         "    print(ask('meta-data/' + path, **{'X-aws-ec2-metadata-token': token}))\n"
         "E\n"
     )
-    for one in (machine, other):
-        assert world.ssh(one, script).stdout.split() == ["401", "400", one.id, "404", "us-east-1b"]
+    for asking in (machine, other):
+        assert bed.ssh(asking, script).stdout.split() == ["401", "400", asking.id, "404", "us-east-1b"]
