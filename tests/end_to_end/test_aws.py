@@ -113,7 +113,7 @@ def test_interrupted_and_lost_machines_are_replaced_and_the_cost_is_right(renter
     # The supervisor terminates the interrupted instance, too, as soon as its agent has left.
     assert {instance["reason"] for instance in terminated} == {"Client.UserInitiatedShutdown"}
 
-    result = wait_for_end(renter, job, "done", 180)
+    result = wait_for_end(renter, job, "done", 600)
     assert len(result["epochs"]) == 170 and result["attempts"] >= 4
     assert len(renter.all_instance_ids()) == 5 and set(first_ids) < set(renter.all_instance_ids())
     table = renter.run("status", job.name)
