@@ -62,13 +62,13 @@ def record(
     path_by_format = _output_files(record_format, output_path) if output_path is not None else {}
     run_data = _load_run_data(store.find(job))
     _require_consistent_result(run_data)
-    authorship = {"author": author, "email": email, "code": code_url}
+    authorship = {"author": author, "email": email, "code_url": code_url}
     if output_path is None:
         return click.echo(_render(record_format or "tsv", run_data, **authorship), nl=False)
     for file_format, path in path_by_format.items():
         # The JSON names the log that is written together with it.
-        log = output_path.name + ".log" if file_format == "json" and path != output_path else None
-        _write_text(path, _render(file_format, run_data, log=log, **authorship))
+        log_filename = output_path.name + ".log" if file_format == "json" and path != output_path else None
+        _write_text(path, _render(file_format, run_data, log_filename=log_filename, **authorship))
         click.echo(f"written: {path}")
 
 

@@ -61,8 +61,10 @@ def _machines_figure(facts: JobFacts, width: float, is_narrow: bool) -> "Figure"
             bars_by_kind[kind].append((row, begin / seconds_per_unit, end / seconds_per_unit))
     for kind, color in ACTIVITY_COLORS.items():
         _draw_bars(axes, bars_by_kind[kind], color)
-    for row, begin, end in bars_by_kind["lost"]:
-        axes.plot([begin, end], [row, row], color=LOST_COLOR, linestyle=LINE_STYLES["dotted"], linewidth=1.6)
+    for machine_row, begin, end in bars_by_kind["lost"]:
+        axes.plot(
+            [begin, end], [machine_row, machine_row], color=LOST_COLOR, linestyle=LINE_STYLES["dotted"], linewidth=1.6
+        )
     for name, moment in facts["losses"]:
         if name in names:
             axes.plot(
