@@ -1,4 +1,4 @@
-"""The supervisor of a job: copies its files home, replaces lost machines, writes its result and its report.
+"""The supervisor of a job: copies its files to the run folder, replaces lost machines, writes its result and its report.
 
 `python -m cluster.jobs.supervisor RUN`.
 
