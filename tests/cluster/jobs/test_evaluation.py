@@ -42,7 +42,7 @@ def test_newest_checkpoint_of_attempt_without_save_is_its_start(hand_made: Any) 
 
 
 def test_newest_checkpoint_without_any_raises(hand_made: Any) -> None:
-    with pytest.raises(ClusterError, match=r"job-1 is \w+ and has saved nothing yet; imgnet-cluster status job-1"):
+    with pytest.raises(ClusterError, match=r"job-1 is \w+ and has saved nothing yet; see: imgnet-cluster status job-1"):
         checkpoints.newest_checkpoint(hand_made().job)
 
 
@@ -271,7 +271,7 @@ def test_eval_help_states_the_limits_of_rect(place: Fixture) -> None:
         (("job-7",), 102, "no such job"),
         (("nowhere.pt",), 2, "is neither a job nor a checkpoint"),
         (("home",), 2, "is neither a job nor a checkpoint"),
-        (("job-1", "--crops", "middle"), 2, "known are center, rect, five, tta"),
+        (("job-1", "--crops", "middle"), 2, "choose from center, rect, five, tta"),
         (("job-1", "--sizes", "224,8"), 2, "whole numbers from 16 to 4096"),
         (("job-1", "--sizes", ""), 2, "whole numbers from 16 to 4096"),
         (("job-1", "--plot", "x.jpg"), 2, "ends in .png"),

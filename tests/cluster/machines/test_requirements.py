@@ -42,7 +42,8 @@ def test_missing_requirements_names_missing_library(
     assert requirements.model_library(recipe) == library
     assert requirements.requirements_not_sent(recipe, PROJECT_ROOT) == []  # the machines install it themselves
     assert requirements.missing_requirements(recipe) == [
-        f"model, name: {library}:resnet18 needs {library}, which is not installed here; pip install {library}"
+        f"model, name: {library}:resnet18 needs {library}, which is not installed here; "
+        f"install it: pip install {library}"
     ]
 
 
@@ -90,4 +91,6 @@ def test_launch_exact_with_fp16_comm_is_refused(place: Fixture) -> None:
     text = Path(recipe).read_text()
     Path(recipe).write_text(text.replace("recipe = Recipe(", 'recipe = Recipe(comm="fp16", ', 1))
     completed = place.cli("launch", "--local", "-y", "--exact", recipe)
-    assert completed.code == 2 and "comm fp16 rounds" in completed.err and completed.err.count("\n") == 1, completed
+    assert completed.code == 2 and "comm hook fp16, which rounds" in completed.err and completed.err.count("\n") == 1, (
+        completed
+    )

@@ -274,7 +274,10 @@ def test_file_system_with_our_token_but_no_tag_is_refused(account: Seen) -> None
         lambda account: stack.ensure(account, HERE),
         lambda account: stack.remove(account, True),
     ):
-        with pytest.raises(CloudError, match=r"file system fs-.* is not ours: it has no tag imgnet:stack; remove it"):
+        with pytest.raises(
+            CloudError,
+            match=r"file system fs-.* does not belong to imgnet-cluster: it has no tag imgnet:stack; remove it",
+        ):
             function(account)
 
 
