@@ -16,7 +16,7 @@ def main() -> int:
     """Run the agent of a machine and return its exit code; 1 when another agent uses the same work folder."""
     parser = argparse.ArgumentParser(prog="python -m cluster.agent", description=__doc__)
     parser.add_argument("shared", type=Path, help="the job's folder that all its machines share")
-    parser.add_argument("work", type=Path, help="a folder of this machine alone")
+    parser.add_argument("work", type=Path, help="a folder that only this machine uses")
     parser.add_argument("machine", help="this machine's number")
     parser.add_argument("--address", default="127.0.0.1", help="address at which the other machines reach this one")
     parser.add_argument("--elapsed", type=float, default=0.0, help="seconds since the launch, for the time limit")

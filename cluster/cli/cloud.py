@@ -88,7 +88,10 @@ def up(stack: bool, bucket: str | None, address: str | None, region: str | None,
 @click.command()
 @click.argument("job", required=False)
 @click.option(
-    "--all", "all_jobs", is_flag=True, help="All jobs: those in this folder and every AWS resource with our tags."
+    "--all",
+    "all_jobs",
+    is_flag=True,
+    help="All jobs: those in this folder, and every AWS resource with imgnet-cluster's tags.",
 )
 @click.option(
     "--stack", is_flag=True, help="The stack of a region. Its file system stays unless --delete-data is given."
@@ -192,7 +195,7 @@ def _down_all(region: str | None, dry_run: bool, assume_yes: bool) -> None:
 @click.option("-y", "--yes", is_flag=True, help="Delete the resources.  [default: only list them]")
 @output_option
 def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
-    """Remove leftover AWS resources that have our tags.
+    """Remove leftover AWS resources of imgnet-cluster's jobs.
 
     A resource is left over when no unfinished job owns it, or when it is past its expiry time. Without --yes the
     resources are only listed.
@@ -227,7 +230,7 @@ def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
     "--top5",
     metavar="PERCENT",
     type=FiniteFloatRange(0, 100),
-    help="Also show what had been spent when validation first reached this top-5 accuracy, in percent.",
+    help="Also show the cost until validation first reached this top-5 accuracy (in percent).",
 )
 @output_option
 def cost(job: str | None, top5: float | None, output: str) -> None:

@@ -64,7 +64,7 @@ def packing_options(command: CommandFunction) -> CommandFunction:
             type=click.IntRange(1),
             default=256,
             show_default=True,
-            help="Size of a file of the packed data set, in MB.",
+            help="Size of each file of the packed data set, in MB.",
         ),
     ]
     for decorator in reversed(decorators):

@@ -43,7 +43,7 @@ def _parse_sizes(text: str | None) -> list[int | None] | None:
 @click.option(
     "--copies", default="", metavar="PLACE", help="Where the resized copies are.  [default: SOURCE's name with -sz]"
 )
-@click.option("--else-full", is_flag=True, help="Copy the full-size images instead of a resized copy that is missing.")
+@click.option("--else-full", is_flag=True, help="If a resized copy is missing, copy the full-size images.")
 @translate_data_errors
 def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies: str, else_full: bool) -> None:
     """Copy a packed data set from SOURCE to the folder TARGET.

@@ -138,7 +138,9 @@ def _evaluation_options(job_or_checkpoint: str, data: str | None) -> dict[str, A
     path = Path(job_or_checkpoint)
     if path.is_file() or path.suffix == ".pt" or not re.fullmatch(r"(job-)?[0-9]+", job_or_checkpoint):
         if not path.is_file():
-            raise BadInput(f"{job_or_checkpoint}: is neither a job nor a checkpoint; jobs: imgnet-cluster ls")
+            raise BadInput(
+                f"{job_or_checkpoint}: is neither a job nor a checkpoint; to list the jobs: imgnet-cluster ls"
+            )
         return {"checkpoint": path}
     job = store.find(job_or_checkpoint)
     with ProgressBar(

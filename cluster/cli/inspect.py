@@ -36,7 +36,9 @@ def refresh(job: "Job") -> None:
 
 @click.command()
 @click.option(
-    "--cloud", is_flag=True, help="List all rented machines with our tags, also of other folders and computers."
+    "--cloud",
+    is_flag=True,
+    help="List all rented machines with imgnet-cluster's tags, also of other folders and computers.",
 )
 @click.option(
     "--region", "regions", multiple=True, metavar="REGION", help="With --cloud: AWS region. Can be given several times."
@@ -79,7 +81,9 @@ def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
 @click.command()
 @click.argument("job", required=False)
 @click.option(
-    "--exit-code", is_flag=True, help="Exit with the state: 0 done, 100 failed, 101 not finished, 103 stopped."
+    "--exit-code",
+    is_flag=True,
+    help="Exit with a code for the state: 0 done, 100 failed, 101 not finished, 103 stopped.",
 )
 @output_option
 def status(job: str | None, exit_code: bool, output: str) -> None:

@@ -51,8 +51,8 @@ detach_option = grouped_option(
     "--parallel",
     metavar="N",
     type=click.IntRange(1),
-    help="Number of recipes to run concurrently, if the file has several.  [default: 1; with --hosts as many as there "
-    "are machines for]",
+    help="Number of recipes to run concurrently, if the file has several.  [default: 1; with --hosts: as many as "
+    "the machines in the file suffice for]",
 )
 @grouped_option(
     "Data",

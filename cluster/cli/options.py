@@ -167,8 +167,8 @@ machines_option = grouped_option(
     "--machines",
     metavar="N",
     type=click.IntRange(1),
-    help="Number of machines. The recipe may have phases of its own for it.  [default: as the recipe says; --local: "
-    "1; --hosts: all that the file lists, without --spares]",
+    help="Number of machines. A recipe may have its own phases for each number.  [default: as the recipe says; "
+    "--local: 1; --hosts: all that the file lists, without --spares]",
 )
 
 
@@ -192,7 +192,7 @@ def schedule_options(command: CommandFunction) -> CommandFunction:
                 'The word "sample" generates the built-in set.  [default: as the recipe says]',
             ),
             grouped_option(
-                "Training", "--only", multiple=True, metavar="NAME", help="Take this recipe of a file with several."
+                "Training", "--only", multiple=True, metavar="NAME", help="Recipe to use, if the file has several."
             ),
             grouped_option(
                 "Training",
@@ -247,7 +247,7 @@ def recovery_options(command: CommandFunction) -> CommandFunction:
                 type=click.IntRange(1),
                 default=1,
                 show_default=True,
-                help="Keep training with at least this many machines; pause below it.",
+                help="Keep training with at least this many machines; pause with fewer.",
             ),
             grouped_option(
                 "Recovery",

@@ -99,7 +99,7 @@ def make_plan(recipe: "Recipe", recipe_file: str, options: dict[str, Any], backe
     type=click.Choice(["ours", "imagenet18"]),
     default="ours",
     show_default=True,
-    help="Trainer whose preset speeds are used. imagenet18 is the trainer of 2018.",
+    help="Trainer whose preset speeds are used: this project's (ours), or the one of 2018 (imagenet18).",
 )
 @grouped_option(
     "Output",
@@ -140,7 +140,7 @@ def plan(
     budget = planning_choose.parse_budget(within) if within else None
     if criterion and (epochs or trainer != "ours"):
         option = "--epochs" if epochs else "--trainer"
-        reason = "it forecasts only a part of the run" if epochs else "a launch uses our own trainer"
+        reason = "it forecasts only a part of the run" if epochs else "a launch uses this project's own trainer"
         raise BadInput(f"{option} cannot be combined with --{criterion}: {reason}; leave {option} out")
     recipes = select_recipes(recipe, only)
     type_names = tuple(name for names in types for name in names.split(",") if name)

@@ -1,9 +1,9 @@
 """Copies files that only grow, such as logs and metrics, from the machines to the run folder, each byte exactly once.
 
-A machine's agent copies what its trainers write on the local disk to the shared folder (`LogShipper`). Whoever looks at
-the job copies it from there to the run folder (`pull_logs`). The length of the copy is the offset to continue from, so
-there is no further state to lose at a restart. In the run folder a lock keeps two processes from appending the same
-bytes; the kernel releases it when its holder dies.
+A machine's agent copies what its trainers write on the local disk to the shared folder (`LogShipper`). From there the
+files are copied to the run folder: by `pull_logs` on this computer, by `Fleet.pull_files` (cluster/machines/fleet.py)
+over ssh. The length of the copy is the offset to continue from, so there is no further state to lose at a restart. In
+the run folder a lock keeps two processes from appending the same bytes; the kernel releases it when its holder dies.
 """
 
 from pathlib import Path

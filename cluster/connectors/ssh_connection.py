@@ -239,7 +239,7 @@ def _log_in(transport: "paramiko.Transport", route: Route, machine_label: str) -
     tried_files = " and ".join(str(path) for path in route.key_files if path.exists()) or "the keys of ssh-agent"
     raise SSHRefused(
         f"{machine_label}: does not let {route.user} in with {tried_files}; "
-        f"try: ssh-copy-id {destination}, or set user and key"
+        f"try: ssh-copy-id {destination}, or set another user or key"
     )
 
 
@@ -251,7 +251,8 @@ def _loadable_keys(route: Route, machine_label: str, passphrase_key_paths: list[
         if not path.exists():
             if route.requires_keys and path == route.key_files[0]:
                 raise SSHRefused(
-                    f"{machine_label}: the key {path} does not exist; make it: ssh-keygen -f {path}, or set another key"
+                    f"{machine_label}: the key {path} does not exist; "
+                    f"make it: ssh-keygen -f {path}, or name another key file"
                 )
             continue
         try:
@@ -260,7 +261,9 @@ def _loadable_keys(route: Route, machine_label: str, passphrase_key_paths: list[
             passphrase_key_paths.append(str(path))
         except (OSError, ValueError, paramiko.SSHException, paramiko.pkey.UnknownKeyType) as error:
             if route.requires_keys:
-                raise SSHRefused(f"{machine_label}: the key {path} cannot be used: {error}; set another key") from None
+                raise SSHRefused(
+                    f"{machine_label}: the key {path} cannot be used: {error}; name another key file"
+                ) from None
     if route.uses_ssh_agent:
         with contextlib.closing(paramiko.Agent()) as agent:
             yield from agent.get_keys()

@@ -53,7 +53,7 @@ def adopt(hosts_file: str | Path, uid: str | None = None) -> Job:
         for job in store.all_jobs():
             local_spec = read_json(job.run_folder.spec_path)
             if isinstance(local_spec, dict) and local_spec.get("uid") == uid:
-                raise ClusterError(f"{uid} is here already, as {job.name}; imgnet-cluster status {job.name}")
+                raise ClusterError(f"{uid} is here already, as {job.name}; see: imgnet-cluster status {job.name}")
         return _create_run_folder(spec, hosts, launch_id)
 
 

@@ -98,7 +98,7 @@ def extend(job: Job, hours: float) -> None:
     Raises `ClusterError` when the job has no rented machines at work, or with the machines that did not get the change.
     """
     if job.spec.backend != "aws" or job.has_ended:
-        raise ClusterError(f"{job.name} has no rented machines at work; imgnet-cluster status {job.name}")
+        raise ClusterError(f"{job.name} has no rented machines at work; see: imgnet-cluster status {job.name}")
     from cluster.backends.aws import backend
 
     backend.extend_time_limit(job.spec, job.run_folder, hours)

@@ -30,7 +30,7 @@ def newest_checkpoint(job: Job, progress: DownloadProgress = lambda done, total:
         return path
     if failure:
         raise ClusterError(f"{job.name}: its checkpoints are on its machines, and no machine sent one: {failure}")
-    raise ClusterError(f"{job.name} is {job.state} and has saved nothing yet; imgnet-cluster status {job.name}")
+    raise ClusterError(f"{job.name} is {job.state} and has saved nothing yet; see: imgnet-cluster status {job.name}")
 
 
 def _download_from_machines(job: Job, progress: DownloadProgress) -> Path | None:

@@ -203,7 +203,7 @@ class Job:
                 return self.state
             if deadline is not None and time.monotonic() > deadline:
                 raise ClusterError(
-                    f"{self.name}: not finished after {timeout_seconds:g} s; imgnet-cluster status {self.name}"
+                    f"{self.name}: not finished after {timeout_seconds:g} s; see: imgnet-cluster status {self.name}"
                 )
             time.sleep(WAIT_POLL_SECONDS)
 
@@ -248,7 +248,7 @@ class Job:
         if self.backend.IS_REMOTE:
             return self.ssh_command(int(name), tmux.attach_argv(self.spec.tmux_session), tty=True)
         if not tmux.is_owned_by(self.name, self.path):
-            raise ClusterError(f"{self.name} has no tmux session; imgnet-cluster status {self.name}")
+            raise ClusterError(f"{self.name} has no tmux session; see: imgnet-cluster status {self.name}")
         return tmux.attach_argv(self.name, f"train-{name}" if len(self.spec.machine_names) > 1 else "")
 
     def ssh_command(self, machine: int | None, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
@@ -286,7 +286,7 @@ class Job:
     def start_locked(self) -> None:
         """Start the job. The caller holds its lock. Raises `ClusterError`."""
         if self.is_alive:
-            raise ClusterError(f"{self.name} is running; imgnet-cluster attach {self.name}")
+            raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.name}")
         (self.run_folder.shared / "stop").unlink(missing_ok=True)
         for name in self.spec.machine_names:
             self._disabled_marker(name).unlink(missing_ok=True)
@@ -373,7 +373,7 @@ class Job:
         """
         self.refresh()
         if not self.has_ended:
-            raise ClusterError(f"{self.name} is running; imgnet-cluster attach {self.name}")
+            raise ClusterError(f"{self.name} is running; to watch it: imgnet-cluster attach {self.name}")
         if self.state == "done":
             raise ClusterError(f"{self.name} is done; there is nothing to resume. Run it again: imgnet-cluster launch")
         self.backend.check(self.spec, self.path.parent)

@@ -1,10 +1,10 @@
-"""The supervisor of a job: copies its files home, replaces lost machines, writes its result and its report.
+"""The supervisor of a job: copies its files to the run folder, replaces lost machines, writes result and report.
 
 `python -m cluster.jobs.supervisor RUN`.
 
 The process may be killed and started again at any time, and two of them do no harm: every command that looks at the job
-does the same step once, and a running agent admits no second one. The job needs the supervisor neither for progress nor
-for recovery of its remaining machines.
+does the same step once, and an agent does not start where another one runs. The job needs the supervisor neither for
+progress nor for recovery of its remaining machines.
 """
 
 import contextlib

@@ -40,7 +40,7 @@ def check_clock(offset: float, uncertainty: float) -> list[Finding]:
     if abs(offset) - uncertainty <= MAX_CLOCK_SKEW_SECONDS:
         return []
     direction = "ahead of" if offset > 0 else "behind"
-    what = f"its clock is {abs(offset):.0f} s {direction} ours; set it: sudo timedatectl set-ntp true"
+    what = f"its clock is {abs(offset):.0f} s {direction} that of this computer; set it: sudo timedatectl set-ntp true"
     return [{"level": "warning", "what": what}]
 
 
@@ -65,7 +65,7 @@ def _check_machine(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield (
             "warning",
             f"/dev/shm has only {facts['shm_bytes'] / 1e6:.0f} MB, and loader workers pass images through it; "
-            "sudo mount -o remount,size=8g /dev/shm, or docker run --ipc=host",
+            "enlarge it: sudo mount -o remount,size=8g /dev/shm, or docker run --ipc=host",
         )
 
 
@@ -82,7 +82,10 @@ def _check_gpus(facts: Mapping[str, Any], required_gpus: int) -> Iterator[tuple[
             f"look for errors (sudo dmesg | grep -i xid), reboot, or ask for {gpu_count}",
         )
     elif complaint == "missing":
-        yield "error", "no GPU: nvidia-smi is missing; install the NVIDIA driver, or docker run --gpus all"
+        yield (
+            "error",
+            "no GPU: nvidia-smi is missing; install the NVIDIA driver, or start the container with --gpus all",
+        )
     elif complaint == "hangs":
         yield "error", "no GPU: nvidia-smi does not answer; reboot this machine"
     else:

@@ -1,7 +1,8 @@
 """A job's machines over ssh, as its supervisor sees them: sets them up, copies files, and tracks which agents run.
 
 Small files of the shared folder are mirrored to the local run folder, so commands that only read need no network. Two
-files go the other way: `launch` and `stop`. A machine that cannot be reached is never taken for gone.
+files are copied from here to the shared folder: `launch` and `stop`. A machine that cannot be reached does not count as
+lost.
 """
 
 import json

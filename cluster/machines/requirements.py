@@ -36,7 +36,8 @@ def missing_requirements(recipe: Recipe) -> list[str]:
     lines = []
     if (library := model_library(recipe)) and not _is_importable(library):
         lines.append(
-            f"model, name: {recipe.model.name} needs {library}, which is not installed here; pip install {library}"
+            f"model, name: {recipe.model.name} needs {library}, which is not installed here; "
+            f"install it: pip install {library}"
         )
     for field, module in user_modules(recipe):
         if not _is_importable(module.partition(".")[0]):

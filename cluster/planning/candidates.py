@@ -95,7 +95,7 @@ def truncate_recipe(recipe: Recipe, machines: int, epochs: int | None) -> Recipe
         return recipe
     sized_recipe = recipe.for_machines(machines)
     if epochs > sized_recipe.epochs:
-        raise BadInput(f"--epochs {epochs}: {recipe.name} has {sized_recipe.epochs} on {machines} machines")
+        raise BadInput(f"--epochs {epochs}: {recipe.name} has {sized_recipe.epochs} epochs on {machines} machines")
     phases = [
         replace(phase, epochs=(phase.epochs[0], min(phase.epochs[1], epochs)))
         for phase in sized_recipe.phases

@@ -163,7 +163,10 @@ def fetch_target(source: str, fetch_folder: str, backend: str) -> Path:
     Raises `BadInput` when the folder is missing or relative.
     """
     if not fetch_folder and backend in ("local", "ssh"):
-        raise BadInput(f"{source}: the machines fetch this data set first; give the folder for it: --fetch DIR")
+        raise BadInput(
+            f"{source}: the machines copy this data set to their own disks before training; "
+            "name the folder there: --fetch DIR"
+        )
     folder = Path(fetch_folder or RENTED_DATA_FOLDER)
     if backend == "local":
         folder = folder.expanduser().absolute()

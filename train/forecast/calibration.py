@@ -36,7 +36,7 @@ def schedule_row_of(result: JsonObject, row: JsonObject) -> JsonObject:
     for phase in result["schedule"]:
         if phase["start"] < row["epoch"] <= phase["end"]:
             return dict(phase)
-    raise ValueError(f"epoch {row['epoch']} stands in no row of the schedule")
+    raise ValueError(f"epoch {row['epoch']} is in no row of the schedule")
 
 
 def calibrate(result: JsonObject, source: str = "") -> Constants:

@@ -62,7 +62,7 @@ def _build_from_library(library: str, name: str, classes: int, zero_gamma: bool)
     except ImportError as error:
         raise TrainingError(
             f"model, name: {library}:{name} needs {error.name or library}, which is not installed here "
-            f"({one_line_error(error)}); pip install {library}"
+            f"({one_line_error(error)}); install it: pip install {library}"
         ) from error
     except Exception as error:  # for example a torchvision that was built for another torch
         raise TrainingError(
@@ -158,8 +158,8 @@ def check_trainable(net: nn.Module, name: str) -> None:
         )
     if not any(parameter.requires_grad for parameter in parameters):
         raise TrainingError(
-            f"model, name: {name} has requires_grad=False in all its parameters, so it cannot be trained; leave it at "
-            "True, and set frozen=True in phases that train only the classifier"
+            f"model, name: {name} has requires_grad=False in all its parameters, so it cannot be trained; keep "
+            "requires_grad=True, and set frozen=True in phases that train only the classifier"
         )
 
 

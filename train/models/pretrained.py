@@ -158,7 +158,8 @@ def _read_safetensors(path: Path) -> Any:
         from safetensors.torch import load_file
     except ImportError as error:
         raise TrainingError(
-            f"model, weights: {path} needs safetensors, which is not installed here; pip install safetensors"
+            f"model, weights: {path} needs safetensors, which is not installed here; "
+            "install it: pip install safetensors"
         ) from error
     try:
         return load_file(path)

@@ -26,8 +26,8 @@ def import_function(where: str, name: str) -> Callable[..., Any]:
         function = getattr(importlib.import_module(module_name), function_name, None)
     except SystemExit as error:
         raise TrainingError(
-            f"{where}: {module_name} ends the program when it is imported ({describe_error(error)}); what only a "
-            'script is to do belongs under `if __name__ == "__main__":`'
+            f"{where}: {module_name} ends the program when it is imported ({describe_error(error)}); move code "
+            'that only a script should run under `if __name__ == "__main__":`'
         ) from error
     except Exception as error:  # the import of a user's module may raise anything
         raise TrainingError(

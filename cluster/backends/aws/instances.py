@@ -427,5 +427,5 @@ def external_termination_reason(journal: Journal, grant_lines: Iterable[Mapping[
     if not reason.startswith("Client."):
         return ""
     if "InstanceInitiated" in reason:
-        return "its machines were ended by their own limit, or when it was done"
-    return "its machines were ended by somebody (down, or the AWS console)"
+        return "its machines powered themselves off, at their time limit or after the job's end"
+    return "its machines were terminated by a user (imgnet-cluster down, or the AWS console)"

@@ -114,7 +114,7 @@ def _ssh_login(ami: str, image_tags: dict[str, str]) -> tuple[str, int]:
     if not port.isdecimal() or not 0 < int(port) < 65536:
         raise CloudError(
             f"image {ami}: its tag {PORT_TAG} is {port!r}, which is not a port; "
-            f"aws ec2 create-tags --resources {ami} --tags Key={PORT_TAG},Value=22"
+            f"set it: aws ec2 create-tags --resources {ami} --tags Key={PORT_TAG},Value=22"
         )
     return user, int(port)
 

@@ -207,7 +207,9 @@ class Gang:
             is_hopeless = set(refusal_kinds.values()) <= {ErrorKind.QUOTA_EXCEEDED, ErrorKind.NO_FREE_ADDRESSES}
             if is_hopeless or time.monotonic() + round_pause > deadline:
                 reasons = "; ".join(f"{label}: {text}" for label, text in refusals.items())
-                raise NoMachines(f"EC2 has no {len(names)} machines for this job: {reasons}; see imgnet-cluster offers")
+                raise NoMachines(
+                    f"EC2 has no {len(names)} machines for this job: {reasons}; see: imgnet-cluster offers"
+                )
             self.log(f"no place has {len(names)} machines now; trying again in {round_pause:.0f} s")
             self.pause(round_pause)
             round_pause = min(MAX_ROUND_PAUSE_SECONDS, 2 * round_pause)
@@ -296,7 +298,9 @@ class Gang:
                 self.account, {tags.STACK: tags.STACK_VALUE, tags.JOB: self.job_uid}
             )
             if name not in [group["GroupName"] for group in own_groups]:
-                raise CloudError(f"placement group {name} exists and is not ours; remove it, or rename it") from error
+                raise CloudError(
+                    f"placement group {name} exists and was not created by imgnet-cluster; remove it, or rename it"
+                ) from error
 
     def _remove_placement_group(self, name: str) -> None:
         """Delete the group of a refused request. A group in use stays until `terminate_job`."""

@@ -92,7 +92,9 @@ def check_region(name: str) -> None:
     known_regions = _list_known_regions()
     if known_regions and name not in known_regions:
         closest_region = _closest_region(name, known_regions)
-        raise CloudError(f"boto3 knows no region {name}; --region {closest_region}, or pip install -U boto3")
+        raise CloudError(
+            f"boto3 knows no region {name}; pass --region {closest_region}, or update boto3: pip install -U boto3"
+        )
 
 
 # --- identity and region ------------------------------------------------------------------------------------------

@@ -42,7 +42,7 @@ def test_newest_checkpoint_of_attempt_without_save_is_its_start(hand_made: Any) 
 
 
 def test_newest_checkpoint_without_any_raises(hand_made: Any) -> None:
-    with pytest.raises(ClusterError, match=r"job-1 is \w+ and has saved nothing yet; imgnet-cluster status job-1"):
+    with pytest.raises(ClusterError, match=r"job-1 is \w+ and has saved nothing yet; see: imgnet-cluster status job-1"):
         checkpoints.newest_checkpoint(hand_made().job)
 
 

@@ -327,8 +327,8 @@ def test_check_clock_warns_only_beyond_uncertainty() -> None:
     assert checks.clock_skew(100.0, 104.0, 102.5) == (0.5, 2.0)
     assert checks.check_clock(*checks.clock_skew(100.0, 104.0, 102.0)) == []
     assert checks.check_clock(31.0, 2.0) == []
-    assert "its clock is 3600 s behind ours" in findings_text(checks.check_clock(-3600.0, 0.1))
-    assert "its clock is 40 s ahead of ours" in findings_text(checks.check_clock(40.0, 2.0))
+    assert "its clock is 3600 s behind that of this computer" in findings_text(checks.check_clock(-3600.0, 0.1))
+    assert "its clock is 40 s ahead of that of this computer" in findings_text(checks.check_clock(40.0, 2.0))
 
 
 def test_memory_gb_reads_meminfo() -> None:

@@ -93,7 +93,7 @@ def test_truncate_recipe_takes_the_machine_counts_table() -> None:
         and truncated.phases[:-1] == LARGE.tables[8][:-1]
     )
     assert candidates.truncate_recipe(LARGE, 8, None) is LARGE
-    with pytest.raises(BadInput, match="--epochs 37: resnet50_18min has 36 on 8 machines"):
+    with pytest.raises(BadInput, match="--epochs 37: resnet50_18min has 36 epochs on 8 machines"):
         candidates.truncate_recipe(LARGE, 8, 37)
 
 

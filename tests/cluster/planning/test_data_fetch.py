@@ -114,7 +114,8 @@ def test_plan_data_root_of_the_recipe_may_be_in_s3(sets: Path) -> None:
 
 def test_plan_impossible_fetches_are_refused(sets: Path) -> None:
     with pytest.raises(
-        BadInput, match="s3://b/x: the machines fetch this data set first; give the folder for it: --fetch DIR"
+        BadInput,
+        match=r"s3://b/x: the machines copy this data set to their own disks .*; name the folder there: --fetch DIR",
     ):
         plan(recipe(32), data="s3://b/x")
     with pytest.raises(BadInput, match="--fetch does not work with the built-in data set"):

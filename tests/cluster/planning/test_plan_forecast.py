@@ -106,7 +106,7 @@ def test_plan_plot_writes_a_png(sandbox: Fixture) -> None:
 @pytest.mark.parametrize(("arguments", "code", "message"), [
     (["--machines", "0"], 2, "--machines"), (["--machines", "1,x"], 2, "such as 1,2,4,8"),
     (["--machines", ""], 2, "--machines"), (["--type", "q9.large"], 2, "q9.large: unknown machine type"),
-    (["--epochs", "0"], 2, "--epochs"), (["--type", "p4d.24xlarge", "--epochs", "99"], 2, "has 50 on 16 machines"),
+    (["--epochs", "0"], 2, "--epochs"), (["--type", "p4d.24xlarge", "--epochs", "99"], 2, "has 50 epochs on 16"),
     (["--within", "soon"], 2, "30min, 2h or 40$"), (["--cheapest", "--within", "1h"], 2, "mutually exclusive"),
     (["--plot", "x.jpg"], 2, "ends in .png"), (["--plot", "x.png", "--type", "p6-b200.48xlarge"], 2, "no forecast"),
     (["--trainer", "nobody"], 2, "--trainer"), (["--from", "job-9"], 102, "job-9: no such job"),

@@ -261,7 +261,9 @@ def test_load_pretrained_safetensors_if_installed(
     for name in ("w.safetensors", "w.pt"):  # recognized by its bytes or by its name
         assert states_equal(load_file(str(tmp_path / name))[0], other_state)
     monkeypatch.setitem(sys.modules, "safetensors.torch", None)
-    with pytest.raises(TrainingError, match=r"needs safetensors, .* not installed here; pip install safetensors$"):
+    with pytest.raises(
+        TrainingError, match=r"needs safetensors, .* not installed here; install it: pip install safetensors$"
+    ):
         load_file(str(tmp_path / "w.safetensors"))
 
 

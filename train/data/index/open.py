@@ -39,7 +39,7 @@ def class_names(root: Path, split: str) -> list[str]:
         return list(packed.read_manifest(folder).classes)
     if packed.is_unfinished(folder):
         raise DataError(
-            f"{folder}: a packed set that is not finished; run the command that makes it again (imgnet-cluster data "
+            f"{folder}: a packed set that is not finished; run the command that creates it again (imgnet-cluster data "
             "resize, pack or fetch), which resumes where it stopped"
         )
     classes = index_folder.class_folders(folder)
@@ -85,7 +85,7 @@ def check_same_images(full_size: Index, copy: Index) -> None:
     reason = f"{missing} are missing, {extra} too many" if missing or extra else "they are in another order"
     raise DataError(
         f"{copy.folder}: does not have the same images as {full_size.folder} ({reason}); "
-        f"make it again: imgnet-cluster data resize {full_size.folder.parent} {copy.folder.parent.parent} "
+        f"create it again: imgnet-cluster data resize {full_size.folder.parent} {copy.folder.parent.parent} "
         f"--sizes {copy.folder.parent.name} --anew"
     )
 

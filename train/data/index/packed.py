@@ -55,11 +55,13 @@ def read_manifest(folder: Path) -> PackedManifest:
     path = folder / MANIFEST_FILE
     content = read_json(path)
     if not isinstance(content, dict) or content.get("format") != FORMAT:
-        raise DataError(f"{path}: is damaged, or not a manifest of this program; remove it and make the set again")
+        raise DataError(
+            f"{path}: is damaged, or not a manifest of this program; remove it and create the data set again"
+        )
     if content.get("version") != VERSION:
         raise DataError(
-            f"{path}: the set has format version {content.get('version')}, this program reads {VERSION}; make it "
-            "again, or use the version of imgnet-cluster that made it"
+            f"{path}: the set has format version {content.get('version')}, this program reads {VERSION}; create it "
+            "again, or use the version of imgnet-cluster that created it"
         )
     try:
         required = [name for name in PackedManifest.__dataclass_fields__ if name != "fetched"]
@@ -74,7 +76,7 @@ def read_manifest(folder: Path) -> PackedManifest:
         if not (isinstance(manifest.images, int) and manifest.images > 0 and manifest.classes and entries):
             raise ValueError
     except (KeyError, TypeError, ValueError, AttributeError):
-        raise DataError(f"{path}: is damaged; remove it and make the set again") from None
+        raise DataError(f"{path}: is damaged; remove it and create the data set again") from None
     return manifest
 
 

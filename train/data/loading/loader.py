@@ -65,7 +65,7 @@ class BatchDecoder:
         index = self.indexes[request.split, request.copy]
         widths, heights = index.widths[request.ids], index.heights[request.ids]
         if not (widths.all() and heights.all()):
-            raise DataError(f"{index.folder}: its index was overwritten during the run; make the set again")
+            raise DataError(f"{index.folder}: its index was overwritten during the run; create the data set again")
         crops: Iterable[tuple[Box, bool] | None] = repeat(None)
         if request.min_scale is not None:
             boxes, mirror_flags = self._random_crops(request, widths, heights)

@@ -104,7 +104,7 @@ def verify_packed_sets(folder: Path, progress: ProgressCallback | None = None) -
             manifests[split_folder] = packed.read_manifest(split_folder)
         except DataError as error:
             is_unfinished = packed.is_unfinished(split_folder)
-            unfinished_fault = (str(split_folder), "is not finished: run the command that makes it again")
+            unfinished_fault = (str(split_folder), "is not finished: run the command that creates it again")
             result.faults.append(unfinished_fault if is_unfinished else _split_message(error))
     total = sum(manifest.images for manifest in manifests.values())
     done_before = 0

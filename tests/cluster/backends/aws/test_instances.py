@@ -72,11 +72,11 @@ USER = "Client.UserInitiatedShutdown"
     "endings, reason",
     [
         ({"0": (900, SPOT), "1": (901, SPOT)}, ""),
-        ({"0": (100, SPOT), "1": (900, LIMIT)}, "by their own limit"),
-        ({"0": (100, SPOT), "1": (900, USER)}, "by somebody"),
+        ({"0": (100, SPOT), "1": (900, LIMIT)}, "powered themselves off"),
+        ({"0": (100, SPOT), "1": (900, USER)}, "by a user"),
         ({"0": (100, USER), "1": (900, SPOT)}, ""),
-        ({"0": (100, SPOT)}, "by their own limit"),
-        ({}, "by their own limit"),
+        ({"0": (100, SPOT)}, "powered themselves off"),
+        ({}, "powered themselves off"),
     ],
 )
 def test_find_or_rent_rents_again_only_if_ec2_ended_the_last_machine(
@@ -87,7 +87,7 @@ def test_find_or_rent_rents_again_only_if_ec2_ended_the_last_machine(
     calls: list[str] = []
     job_instances._rent_all = list
     if reason:
-        with pytest.raises(EndedExternally, match=f"ended {reason}.*imgnet-cluster resume job-1"):
+        with pytest.raises(EndedExternally, match=f"{reason}.*imgnet-cluster resume job-1"):
             job_instances.find_or_rent(lambda: calls.append("before_renting"))
     else:
         assert job_instances.find_or_rent(lambda: calls.append("before_renting")) == {}

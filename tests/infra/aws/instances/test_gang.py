@@ -112,7 +112,7 @@ def test_acquire_failure_lists_each_places_refusal(bed: GangTestbed) -> None:
     bed.sim.capacity |= {(A, "g5.xlarge"): 0, (B, "g5.xlarge"): 2}
     message = refusal(bed, seconds=0)
     assert f"g5.xlarge spot in {A}: InsufficientInstanceCapacity" in message and f"in {B}: Insuff" in message
-    assert message.startswith("EC2 has no 3 machines for this job") and message.endswith("see imgnet-cluster offers")
+    assert message.startswith("EC2 has no 3 machines for this job") and message.endswith("see: imgnet-cluster offers")
     assert bed.live_instances() == [] and bed.placement_group_names() == []
 
 
@@ -352,7 +352,7 @@ def test_request_instances_joins_an_existing_placement_group(bed: GangTestbed) -
 def test_acquire_refuses_a_foreign_placement_group(bed: GangTestbed) -> None:
     bed.account.ec2.create_placement_group(GroupName=f"imgnet-{bed.uid}-1", Strategy="cluster")
     bed.foreign_ids.append(f"imgnet-{bed.uid}-1")
-    assert "is not ours" in refusal(bed) and bed.front.count("RunInstances") == 0
+    assert "was not created by imgnet-cluster" in refusal(bed) and bed.front.count("RunInstances") == 0
     bed.end_job()
     assert bed.placement_group_names() == [f"imgnet-{bed.uid}-1"]
 

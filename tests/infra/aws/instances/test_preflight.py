@@ -144,7 +144,7 @@ def test_run_preflight_with_refused_credentials_stops_there(front: AwsFrontend, 
 def test_run_preflight_suggests_the_closest_region_name(front: AwsFrontend, tools: Path) -> None:
     findings = check(Account("us-eats-1"))
     assert findings[0] == Finding(
-        ERROR, "boto3 knows no region us-eats-1", "--region us-east-1, or pip install -U boto3"
+        ERROR, "boto3 knows no region us-eats-1", "pass --region us-east-1, or update boto3: pip install -U boto3"
     )
     assert len(findings) == 4 and not front.calls
 

@@ -143,6 +143,9 @@ def test_foreign_bucket_is_refused_and_stays(account: RecordingAccount, work: St
     if tagged:
         account.s3.put_bucket_tagging(Bucket="imgnet-data", Tagging={"TagSet": [{"Key": "team", "Value": "x"}]})
     account.calls.clear()
-    with pytest.raises(CloudError, match="bucket imgnet-data is not ours: it has no tag imgnet:stack; take another"):
+    with pytest.raises(
+        CloudError,
+        match="bucket imgnet-data does not belong to imgnet-cluster: it has no tag imgnet:stack; take another",
+    ):
         buckets.ensure(work, "imgnet-data", "fs-1")
     assert not account.changes()

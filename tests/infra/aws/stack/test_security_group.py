@@ -67,7 +67,10 @@ def test_security_group_allows_own_machines_and_one_ssh_address(
 def test_foreign_security_group_is_refused_and_stays(account: RecordingAccount, work: StackContext, vpc: str) -> None:
     account.ec2.create_security_group(GroupName="imgnet", Description="theirs", VpcId=vpc)
     account.calls.clear()
-    with pytest.raises(CloudError, match=rf"security group imgnet in {vpc} is not ours: it has no tag imgnet:stack"):
+    with pytest.raises(
+        CloudError,
+        match=rf"security group imgnet in {vpc} does not belong to imgnet-cluster: it has no tag imgnet:stack",
+    ):
         security_group.ensure_security_group(work, vpc)
     security_group.remove_security_groups(work, vpc)
     assert not account.changes() and not work.leftovers
@@ -147,7 +150,9 @@ def test_key_pairs_are_imported_once_and_only_ours_removed(account: RecordingAcc
 def test_foreign_key_pair_is_refused(account: RecordingAccount, work: StackContext) -> None:
     public = key_pairs.generate_key_pair()[1]
     account.ec2.import_key_pair(KeyName=key_pairs.key_pair_name(public), PublicKeyMaterial=public.encode())
-    with pytest.raises(CloudError, match=r"is not ours: .*type: aws ec2 delete-key-pair --key-name imgnet-"):
+    with pytest.raises(
+        CloudError, match=r"does not belong to imgnet-cluster: .*type: aws ec2 delete-key-pair --key-name imgnet-"
+    ):
         security_group.ensure_key_pair(work, key_pairs.key_pair_name(public), public)
 
 
@@ -216,10 +221,15 @@ def test_role_for_all_regions_is_used_unchanged(account: RecordingAccount, work:
 
 def test_foreign_role_and_profile_are_refused_and_stay(account: RecordingAccount, work: StackContext) -> None:
     account.iam.create_role(RoleName="imgnet-machine", AssumeRolePolicyDocument=TRUST)
-    with pytest.raises(CloudError, match="role imgnet-machine is not ours: it has no tag imgnet:stack"):
+    with pytest.raises(
+        CloudError, match="role imgnet-machine does not belong to imgnet-cluster: it has no tag imgnet:stack"
+    ):
         role.ensure(work)
     account.iam.create_instance_profile(InstanceProfileName="imgnet-machine")
-    with pytest.raises(CloudError, match="instance profile imgnet-machine is not ours: it has no tag imgnet:stack"):
+    with pytest.raises(
+        CloudError,
+        match="instance profile imgnet-machine does not belong to imgnet-cluster: it has no tag imgnet:stack",
+    ):
         role.ensure(work)
     role.remove(work)
     assert account.iam.get_role(RoleName="imgnet-machine") and account.iam.list_instance_profiles()["InstanceProfiles"]

@@ -287,7 +287,10 @@ def test_file_system_with_our_token_but_no_tag_is_refused(account: RecordingAcco
         lambda account: stack.ensure(account, OWN_CIDR),
         lambda account: stack.remove(account, True),
     ):
-        with pytest.raises(CloudError, match=r"file system fs-.* is not ours: it has no tag imgnet:stack; remove it"):
+        with pytest.raises(
+            CloudError,
+            match=r"file system fs-.* does not belong to imgnet-cluster: it has no tag imgnet:stack; remove it",
+        ):
             function(account)
 
 

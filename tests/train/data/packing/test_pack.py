@@ -277,7 +277,7 @@ def test_pack_set_after_kill_resumes_behind_finished_shards(tmp_path: Path, unti
         with start_slow_packing(source, target) as child:
             until(lambda least=least_shards: len(list((target / "36/train").glob(".rows-*.npz"))) >= least)
             child.send_signal(signal.SIGKILL)
-        with pytest.raises(DataError, match="not finished; run the command that makes it again"):
+        with pytest.raises(DataError, match="not finished; run the command that creates it again"):
             load_index(target / "36", "train")
     before = {name: file for name, file in read_tree(target).items() if name.endswith(".bin") and "/.shard" not in name}
     assert len(before) >= 4
