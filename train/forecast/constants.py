@@ -117,15 +117,19 @@ class Constants:
         return cls(**arguments)
 
 
-# All from the log of the run on 8 machines (sanjeevm0/imagenet18, dawn/logs/single_machine/verbose.log):
-#   images_per_second,  steps of five shapes as printed are batch/835 x (size/224)^2 + 79 ms. Of these, the network
-# takes   optimizer_seconds   64 ms at half of 25 Gbit/s; its meter shows 2 x 63/64 x 51.1 MB a step.   bus_gbit
-# the log does not say how much of the 79 ms is the network's; a single machine is forecast with
-# them too   logging_seconds     the mean step is 33 ms longer than the printed steps, whatever the shape: rank 0 writes
-# to the                       shared file system after every fifth step, and all wait for it   vcpu_images_...
-# 16,384 images in 0.180 s on 8 machines of 64 vCPUs without waiting: the loader is at least so fast   epoch_seconds
-# what an epoch took beyond its mean steps and its validation   switch_seconds      what first epochs took beyond the
-# next epoch
+# All from the log of the run on 8 machines (sanjeevm0/imagenet18, dawn/logs/single_machine/verbose.log).
+#   images_per_second, optimizer_seconds
+#       Steps of five shapes as printed are batch/835 x (size/224)^2 + 79 ms. The network takes 64 ms of these at half of
+#       25 Gbit/s; its meter shows 2 x 63/64 x 51.1 MB a step.
+#   bus_gbit
+#       The log does not say how much of the 79 ms is the network's; a single machine is forecast with them too.
+#   logging_seconds
+#       The mean step is 33 ms longer than the printed steps, whatever the shape: rank 0 writes to the shared file
+#       system after every fifth step, and all wait for it.
+#   vcpu_images_per_second
+#       16,384 images in 0.180 s on 8 machines of 64 vCPUs without waiting: the loader is at least this fast.
+#   epoch_seconds, switch_seconds
+#       What an epoch took beyond its mean steps and its validation; what first epochs took beyond the next epoch.
 IMAGENET18_CONSTANTS = Constants(
     source="imagenet18 on 8 machines, its log",
     images_per_second=835.0,

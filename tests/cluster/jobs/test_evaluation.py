@@ -59,13 +59,13 @@ class SlowConnector(Connector):
 
 @pytest.fixture
 def remote_shared(hand_made: Any) -> Any:
-    """The write_shared folder of another machine: two attempts, the newest file of the second one damaged."""
+    """The shared folder of another machine: two attempts, the newest file of the second one damaged."""
     run = hand_made("job-9")
     for attempt, step, is_complete in ((1, 50, True), (2, 7, True), (2, 8, True), (2, 9, False)):
         run.write_checkpoint(attempt, step, is_complete)
     run.write_shared("checkpoints/000002/resume-00000050-abc.pt", "x")
     run.write_shared("checkpoints/000002/notes.txt", "x")
-    return run.run_folder.write_shared
+    return run.run_folder.shared
 
 
 def test_download_checkpoint_newest_complete_file_once(remote_shared: Path, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def recipes():
 
 
 def sweep(sandbox: Fixture, *rows: tuple[str, Any, int]) -> list[Any]:
-    """The plans of a write_recipe file with recipes(), given as (name, folder of the images, epochs)."""
+    """The plans of a recipe file with recipes(), given as (name, folder of the images, epochs)."""
     base = Path(sandbox.write_recipe()).stem
     path = sandbox.path / "sweep.py"
     path.write_text(SWEEP.format(base=base, rows=[(name, str(root), end) for name, root, end in rows]))

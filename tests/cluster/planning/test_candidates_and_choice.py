@@ -212,9 +212,9 @@ def test_draw_forecast_draws_a_line_per_type(tmp_path: Path) -> None:
     lines = {"a": [(1, 30.0), (2, 16.0)], "b": [(1, 20.0), (2, 11.0)]}
     plots_forecast.draw_forecast(tmp_path / "x.png", "title", lines, {**lines, "b": []})
     drawn = image_colors(tmp_path / "x.png")
-    for color in plots_forecast_palette.SERIES_COLOURS[:2]:
+    for color in plots_forecast_palette.SERIES_COLORS[:2]:
         assert tuple(bytes.fromhex(color[1:])) in drawn
-    assert tuple(bytes.fromhex(plots_forecast_palette.SERIES_COLOURS[2][1:])) not in drawn
+    assert tuple(bytes.fromhex(plots_forecast_palette.SERIES_COLORS[2][1:])) not in drawn
     plots_forecast.draw_forecast(tmp_path / "y.png", "one point, no price", {"a": [(1, 30.0)]}, {"a": []})
     assert image_colors(tmp_path / "y.png")
 

@@ -72,13 +72,13 @@ def test_poll_of_a_finished_job_waits_for_an_open_rental_only(supervised: Fixtur
 
 def test_poll_downloads_the_final_checkpoint_through_the_jump_host(supervised: Fixture) -> None:
     run, controller = supervised
-    write_checkpoint = run.run_folder.write_shared / run.write_checkpoint(1, 8)
+    checkpoint = run.run_folder.shared / run.write_checkpoint(1, 8)
     remote = run.run_folder.path / "remote"
     remote.mkdir()
-    (run.run_folder.write_shared / "checkpoints").rename(remote / "checkpoints")
+    (run.run_folder.shared / "checkpoints").rename(remote / "checkpoints")
     run.write_shared("result.json", "{}")
     assert controller.poll() is False
-    assert checkpoint_files.newest_local_checkpoint(run.run_folder.write_shared) == write_checkpoint
+    assert checkpoint_files.newest_local_checkpoint(run.run_folder.shared) == checkpoint
     assert controller.events == [(["i-0"], "the job is done")]
     activity = json.loads((run.run_folder.path / "cloud.json").read_text())["doing"]
     assert "downloading the network: 0 of 0 MB" in activity
