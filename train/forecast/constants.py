@@ -119,8 +119,8 @@ class Constants:
 
 # All from the log of the run on 8 machines (sanjeevm0/imagenet18, dawn/logs/single_machine/verbose.log).
 #   images_per_second, optimizer_seconds
-#       Steps of five shapes as printed are batch/835 x (size/224)^2 + 79 ms. The network takes 64 ms of these at half of
-#       25 Gbit/s; its meter shows 2 x 63/64 x 51.1 MB a step.
+#       Steps of five shapes as printed are batch/835 x (size/224)^2 + 79 ms. The network takes 64 ms of these at half
+#       of 25 Gbit/s; its meter shows 2 x 63/64 x 51.1 MB a step.
 #   bus_gbit
 #       The log does not say how much of the 79 ms is the network's; a single machine is forecast with them too.
 #   logging_seconds
@@ -129,7 +129,7 @@ class Constants:
 #   vcpu_images_per_second
 #       16,384 images in 0.180 s on 8 machines of 64 vCPUs without waiting: the loader is at least this fast.
 #   epoch_seconds, switch_seconds
-#       What an epoch took beyond its mean steps and its validation; what first epochs took beyond the next epoch.
+#       What an epoch took beyond its mean steps and its validation; what first epochs took beyond the next.
 IMAGENET18_CONSTANTS = Constants(
     source="imagenet18 on 8 machines, its log",
     images_per_second=835.0,

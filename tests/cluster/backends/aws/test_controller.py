@@ -91,7 +91,7 @@ def test_poll_goes_on_when_the_final_checkpoint_cannot_be_downloaded(supervised:
     assert controller.poll() is False
     assert controller.events == [
         (["i-0"], "the job is done"),
-        "the network stays on the stack's write_shared file system: '1'",
+        "the network stays on the stack's shared file system: '1'",
     ]
 
 
