@@ -355,7 +355,9 @@ def check(
     types = [type] if type else list(checked_recipe.types) if checked_recipe else []
     machine_count = machines or (checked_recipe.machines if checked_recipe else 1)
     findings = admin.check_launch(region, types, machine_count, "on-demand" if on_demand else "spot")
-    rows: list[dict[str, Any]] = [vars(finding) for finding in findings]
+    rows = [
+        {"level": finding.level, "what": finding.message, "type_next": finding.next_command} for finding in findings
+    ]
     if output == "json":
         print_json(rows)
     else:

@@ -53,7 +53,7 @@ def test_local_job_fetches_what_its_phases_read(sandbox: Sandbox) -> None:
     launched = sandbox.cli("launch", *LOCAL_OPTIONS, "--machines", "2", "--data", "set", "--fetch", "disk", recipe)
     assert launched.code == 0, launched
     disk = sandbox.path / "disk"
-    assert f" kB, index only; fetched from {root} to {disk}/set of each machine" in launched.out, launched
+    assert f" kB, index only; each machine fetches it from {root} to {disk}/set before" in launched.out, launched
     job = sandbox.job()
     sandbox.wait_for(lambda: job.has_ended)
     assert job.result and job.state == "done" and job.result["epochs"][0]["val_images"] == 20, job.result
@@ -115,8 +115,8 @@ def test_rented_machines_and_a_later_replacement_fetch_from_s3(renter: Renter) -
     assert "0 files put there, 20 were there" in renter.run("data", "put", "set", url, "--sizes", "32,full")
     options = renter.launch_arguments("--data", url, "--save-seconds", "1")[:-1]
     output = renter.run(*options, write_recipe(sandbox, 4000))
-    assert f"index only; fetched from {url} to ~/.imgnet/data/set of each machine" in output
-    assert "the machines' role" not in output, "the role may read data/ of the stack's bucket"
+    assert f"index only; each machine fetches it from {url} to ~/.imgnet/data/set before" in output
+    assert "IAM role" not in output, "the role may read data/ of the stack's bucket"
     job = sandbox.job()
     renter.wait_for(lambda: renter.training_step(job) > 8, 120)
 
