@@ -113,4 +113,4 @@ def test_recipe_runs_all_phases_and_its_record_is_correct(number: int, file: str
 
 def test_finetuning_keeps_its_own_classifier_for_other_classes(recipe_jobs: RecipeJobs) -> None:
     log = recipe_jobs.cli("logs", f"job-{list(RECIPE_NAMES).index('finetune') + 1}").out
-    assert "its classifier is for 7 classes, ours for 10: it stays at its own start" in log
+    assert "its classifier has 7 classes, this network 10: the classifier keeps its own initial weights" in log
