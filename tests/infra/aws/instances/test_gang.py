@@ -305,8 +305,8 @@ def test_f13_all_interfaces_are_in_the_subnet_of_the_zone(bed: GangTestbed) -> N
 
 
 def test_f14_acquire_with_a_foreign_image_stops_at_once(bed: GangTestbed) -> None:
-    image_id = replace(bed.instance_request(bed.place()).image_id, id=bed.image_id("us-west-2"))
-    message = refusal(bed, error=LaunchRefused, image_id=image_id)
+    image = replace(bed.instance_request(bed.place()).image, id=bed.image_id("us-west-2"))
+    message = refusal(bed, error=LaunchRefused, image=image)
     assert (
         "InvalidAMIID.NotFound" in message
         and bed.front.count("RunInstances") == 1

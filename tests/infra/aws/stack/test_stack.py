@@ -300,7 +300,7 @@ def test_file_system_with_our_token_but_no_tag_is_refused(account: RecordingAcco
 def test_ensure_without_permission_to_read_roles_does_the_rest(account: RecordingAccount) -> None:
     stack.ensure(account, OWN_CIDR)
     restricted_account = RecordingAccount()
-    restricted_account.deny = {
+    restricted_account.denied = {
         name: "AccessDenied" for name in ("GetInstanceProfile", "GetRole", "ListRole", "PutRole")
     }
     assert stack.missing_parts(restricted_account) == ["role: you have no permission to read it"]
