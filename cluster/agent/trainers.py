@@ -40,7 +40,7 @@ class TrainerExit:
     """How an attempt's trainers ended on this machine.
 
     `phase` is "saved" or "failed". `fault` is "own" when they failed by themselves, "final" when they would fail in the
-    same way at every try, "" when another machine was the cause.
+    same way in every attempt, "" when another machine was the cause.
     """
 
     phase: str

@@ -30,7 +30,7 @@ METADATA_TIMEOUT_SECONDS = 1.0
 METADATA_TOKEN_TTL_SECONDS = 21600
 SPOT_NOTICE_SECONDS = 120.0  # AWS, "Spot Instance interruption notices"
 MAX_LEAVE_DELAY_SECONDS = 15.0  # a machine that has to leave waits at most this long for a better moment to save
-IDLE_POWEROFF_SECONDS = 600.0  # from the job's end until a rented machine cuts its power
+IDLE_POWEROFF_SECONDS = 600.0  # from the job's end until a rented machine powers itself off
 POWEROFF_COMMAND_TIMEOUT_SECONDS = 20.0
 SAVE_GRACE_SECONDS = 30.0  # time for a save before trainers that were asked to stop are killed
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
@@ -42,7 +42,7 @@ class Watchdog:
     Both are "" while there is no reason. `max_hours` is the job's time limit, of which `elapsed_seconds` are over.
     `metadata_address` is the address of an instance metadata service, "" for none: there EC2 announces, two minutes
     ahead, that it terminates a spot instance (AWS, "Spot Instance interruption notices"). `hard_exit` is called when
-    the main thread hangs after the limit. A rented machine cuts its own power `poweroff_grace` seconds after the limit;
+    the main thread hangs after the limit. A rented machine powers itself off `poweroff_grace` seconds after the limit;
     None for a machine that is not rented. `limit_name` names the limit when it follows from another one.
     """
 
@@ -90,15 +90,15 @@ class Watchdog:
         threading.Thread(target=self._watch_loop, daemon=True).start()
 
     def stop(self) -> None:
-        """Stop the thread. A rented machine that nobody terminates now cuts its own power after a while."""
+        """Stop the thread. A rented machine that is not terminated now powers itself off after a while."""
         self.is_stopped = True
         if self.poweroff_grace is not None:
             self.schedule_poweroff(IDLE_POWEROFF_SECONDS)
 
     def schedule_poweroff(self, seconds: float) -> None:
-        """Let the machine cut its own power after this time (infra/aws/instances/user_data.py).
+        """Set the timer that powers the machine off, in seconds from now (infra/aws/instances/user_data.py).
 
-        It replaces the time that was set at boot; when the command fails, that time stays.
+        The timer was first set at boot. When the command fails, the earlier setting stays.
         """
         argv = ["sudo", "-n", "imgnet-limit", f"{max(1.0, seconds):.0f}"]
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):

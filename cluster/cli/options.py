@@ -51,7 +51,7 @@ def grouped_option(help_group: str, *declarations: str, **attributes: Any) -> Ca
 class GroupedCommand(click.Command):
     """A command whose `--help` shows the options under headings, in the order of `OPTION_GROUPS`.
 
-    Within a group, options stand in the order in which they are declared: the common ones first.
+    Within a group, options are listed in the order of their declaration: the common ones first.
     """
 
     def options_by_group(self, ctx: click.Context) -> dict[str, list[click.Option]]:

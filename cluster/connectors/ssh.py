@@ -151,7 +151,7 @@ class SSHConnector(Connector):
         raise ClusterError(f"{self.name}: {problem}: {_last_line(stderr) or f'code {code}'}")
 
     def _kill_command(self, command_id: str) -> None:
-        """Kill a command whose result nobody wants any more, if the machine can be reached within 5 s."""
+        """Kill a command whose result is no longer needed, if the machine can be reached within 5 s."""
         with contextlib.suppress(Exception):
             connection = self._connect(5.0)
             with SSHChannel(connection, ssh_scripts.kill_script(command_id, self.host.folder)) as channel:

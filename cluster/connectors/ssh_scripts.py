@@ -63,9 +63,9 @@ if [ -n "$k" ]; then rm -f "$d/in" "$d/out" "$d/err" "$d/pid"; else rm -rf "$d";
 
 # Removes outputs that were never fetched, and folders that were kept after a retry, unless their command still runs.
 SWEEP_SCRIPT = r"""
-find "$d" -mindepth 1 -maxdepth 1 -mmin +{minutes} 2>/dev/null | while read -r one; do
-  if [ ! -e "$one/code" ] && {{ read -r p q <"$one/pid"; }} 2>/dev/null && kill -0 "$p" 2>/dev/null; then continue; fi
-  rm -rf "$one"
+find "$d" -mindepth 1 -maxdepth 1 -mmin +{minutes} 2>/dev/null | while read -r old; do
+  if [ ! -e "$old/code" ] && {{ read -r p q <"$old/pid"; }} 2>/dev/null && kill -0 "$p" 2>/dev/null; then continue; fi
+  rm -rf "$old"
 done >/dev/null 2>&1 &
 """
 
@@ -75,8 +75,8 @@ read -r p q <"$d/pid" || exit 0
 again=1
 while [ -n "$again" ]; do
   again=
-  for one in /proc/[0-9]*/stat; do
-    { read -r line <"$one"; } 2>/dev/null || continue
+  for stat in /proc/[0-9]*/stat; do
+    { read -r line <"$stat"; } 2>/dev/null || continue
     pid=${line%% *}
     set -- ${line##*) }
     [ "$4" = "$p" ] && [ "$1" != Z ] && kill -9 "$pid" 2>/dev/null && again=1

@@ -76,7 +76,7 @@ class StatusAgeTracker:
                 self.changed_at[name] = now
 
     def status_age(self, name: str, now: float) -> float | None:
-        """Return the age of a machine's status in seconds; a lower bound if it never changed while we watched.
+        """Return the age of a machine's status in seconds; a lower bound if no change was seen by this process.
 
         None at first: a status that was just read for the first time may be a day old.
         """
@@ -85,7 +85,7 @@ class StatusAgeTracker:
 
 
 def machine_table_rows(statuses: Statuses, now: float, tracker: StatusAgeTracker | None = None) -> list[MachineRow]:
-    """Return a row for each machine, sorted by name. `now` is of the clock that the tracker was updated with."""
+    """Return a row for each machine, sorted by name. `now` is a time of the clock of `StatusAgeTracker.update`."""
     tracker = tracker or StatusAgeTracker()
     ages = {name: tracker.status_age(name, now) for name in statuses}
     fresh_statuses = {name: status for name, status in statuses.items() if (ages[name] or 0.0) <= STALE_STATUS_SECONDS}

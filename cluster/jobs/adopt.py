@@ -1,4 +1,4 @@
-"""Adoption: supervise a job that another computer launched. Its machines have everything that is needed to know."""
+"""Adoption: supervise a job that another computer launched. All that is known about it is on its machines."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Judges the facts that `cluster.machines.probe` reports: what prevents or hampers a job, one line each. All pure.
+"""Judges the facts that `cluster.machines.probe` reports: what prevents or hampers a job, one line each. Pure.
 
 A finding is {"level": "error" or "warning", "what": what is wrong, where, and what to do}.
 """
@@ -28,9 +28,9 @@ def pairs_without_common_folder(answers: Mapping[str, Mapping[str, Any]]) -> lis
 
 
 def clock_skew(sent_at: float, received_at: float, machine_time: float) -> tuple[float, float]:
-    """Return how far a machine's clock is ahead of ours, and the uncertainty of that, both in seconds.
+    """Return how far a machine's clock is ahead of this computer's, and the uncertainty of that, both in seconds.
 
-    The machine read its clock at some moment between our sending of the question and our receiving of the answer.
+    The machine read its clock between the moment when the question was sent and the moment when the answer came.
     """
     return machine_time - (sent_at + received_at) / 2, (received_at - sent_at) / 2
 
@@ -40,8 +40,10 @@ def check_clock(offset: float, uncertainty: float) -> list[Finding]:
     if abs(offset) - uncertainty <= MAX_CLOCK_SKEW_SECONDS:
         return []
     direction = "ahead of" if offset > 0 else "behind"
-    what = f"its clock is {abs(offset):.0f} s {direction} that of this computer; set it: sudo timedatectl set-ntp true"
-    return [{"level": "warning", "what": what}]
+    message = (
+        f"its clock is {abs(offset):.0f} s {direction} that of this computer; set it: sudo timedatectl set-ntp true"
+    )
+    return [{"level": "warning", "what": message}]
 
 
 def find_problems(facts: Mapping[str, Any], required_gpus: int, required_free_gb: float) -> list[Finding]:
@@ -55,7 +57,7 @@ def find_problems(facts: Mapping[str, Any], required_gpus: int, required_free_gb
         *_check_work_folder(facts, required_free_gb),
         *_check_shared_folder(facts["shared"]),
     ]
-    return [{"level": level, "what": what} for level, what in problems]
+    return [{"level": level, "what": message} for level, message in problems]
 
 
 def _check_machine(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

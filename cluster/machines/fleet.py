@@ -76,7 +76,7 @@ class Fleet:
         self.local_sizes: dict[str, int] = {}  # sizes of the mirrored files; empty: not known
         self.last_status: dict[str, tuple[bytes, float]] = {}  # each status file's last content, and when it changed
 
-        self.agent_running: dict[str, bool] = {}  # whether an agent runs, as the machine itself said last
+        self.agent_running: dict[str, bool] = {}  # whether an agent runs, as the machine last reported
         self.liveness_asked_at: dict[str, float] = {}
         self.liveness_queries: dict[str, Future[bool]] = {}
         self.unreachable_since: dict[str, float] = {}  # machines whose last liveness query failed
@@ -230,7 +230,7 @@ class Fleet:
     # --- liveness -------------------------------------------------------------------------------------------------
 
     def agents_alive(self) -> bool:
-        """Whether any agent runs or may run: False only when every machine has said that it has none.
+        """Whether any agent runs or may run: False only when every machine has reported that none runs.
 
         Once the job is over, machines that cannot be reached are not waited for.
         """
@@ -264,7 +264,7 @@ class Fleet:
         )
 
     def dead_machines(self) -> list[str]:
-        """Return the machines that have said that no agent runs there, without those that are being restarted."""
+        """Return the machines that have reported that no agent runs there, without those that are being restarted."""
         self._update_liveness()
         return [
             name

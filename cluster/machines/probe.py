@@ -164,7 +164,7 @@ def call_with_timeout(timeout_seconds: float, function: Callable[[], dict[str, A
     reader, writer = os.pipe()
     pid = os.fork()
     if not pid:
-        # Our caller waits until nobody has our stdout open. It must not wait for a child that hangs.
+        # The caller waits until no process has this stdout open. It must not wait for a child that hangs.
         for stream in (0, 1, 2):
             os.dup2(os.open(os.devnull, os.O_RDWR), stream)
         try:

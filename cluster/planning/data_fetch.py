@@ -61,7 +61,7 @@ def list_parts(
 
     `sizes` are short sides in pixels; None stands for the full size. With `index_only`, only the index of the
     full-size images is fetched, and it comes first. With `full_if_missing`, the full-size images replace copies that
-    the source does not have, and `say` is told so.
+    the source does not have, and `say` gets a line about them.
     """
     sets = list[SetToFetch]()
     missing_sizes = list[int]()

@@ -78,7 +78,7 @@ def read_attempt(shared: Path, number: int) -> Attempt | None:
 def newest_attempt(shared: Path, known_attempt: Attempt | None = None) -> Attempt | None:
     """Return the newest attempt, None before the first. The search begins after `known_attempt`.
 
-    Attempts are found by opening their files one after another: on NFS a listing or a stat may be stale, an open not.
+    Attempts are found by opening one file after another: on NFS a listing or a stat may be stale, an open is not.
     """
     while following := read_attempt(shared, known_attempt.number + 1 if known_attempt else 1):
         known_attempt = following

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 # warming: getting ready; spare: ready; running: its trainers are at work; failed, saved: they have ended, and the next
-# attempt is due; ended: the agent has said that it ends.
+# attempt is due; ended: the agent has announced its end.
 AGENT_PHASES = ("warming", "spare", "running", "failed", "saved", "ended")
 
 
@@ -26,7 +26,7 @@ class MachineStatus:
     whether the machine could start new trainers at once. `last_step` is the last step that the current attempt has
     made, -1 before its first. `leave_reason` is why the machine has to leave, "" when it does not. `fault` says who
     caused a failure: "own" when this machine's trainers failed by themselves, "final" when they failed in a way that
-    would come back at every try, "" when another machine was the cause.
+    would occur again in every attempt, "" when another machine was the cause.
     """
 
     id: str

@@ -1,8 +1,8 @@
 """Membership protocol: decides, from one agent's view, who takes part in the next attempt. Pure functions.
 
 There is no access to files, clocks or processes here. While steps advance no machine is lost: training is synchronous,
-so progress is a heartbeat of every machine. Silence counts only when trainers have failed or stand still. Then the
-members that still respond make the next attempt. The first of them proposes it at once; each later one waits half a
+so progress is a heartbeat of every machine. Silence counts only when trainers have failed or stalled. Then the members
+that still respond form the next attempt. The first of them proposes it at once; each later one waits half a
 second longer than the one before it, in case all before it are dead.
 """
 
@@ -44,8 +44,8 @@ class ClusterView:
 
     `statuses` and `status_ages` are by machine id. `longest_progress_gap` is the longest pause after which this attempt
     went on by itself. `is_deadline_near`: this machine will be terminated soon and cannot wait for a better moment.
-    `seen_changing` holds the machines whose status changed while this agent watched (None: all); a status that was only
-    found may be of a machine that died long ago.
+    `seen_changing` holds the machines whose status changed while this agent watched (None: all); a status that has not
+    changed since may be of a machine that died long ago.
     """
 
     own_id: str
@@ -65,7 +65,7 @@ class Action:
     """What an agent has to do.
 
     `kind` is "nothing", "ask" (ask the trainers to save and exit), "fail" (kill the trainers) or "propose" (propose
-    `attempt`). With `dump_stacks` the trainers stand still and first write the stacks of their threads to their logs.
+    `attempt`). With `dump_stacks` the trainers have stalled and first write the stacks of their threads to their logs.
     """
 
     kind: str = "nothing"
@@ -222,8 +222,8 @@ def _find_stall(
         timeout = rules.stall_timeout if has_made_steps else rules.startup_stall_timeout
     if view.seconds_without_progress <= max(timeout, STALL_GAP_FACTOR * view.longest_progress_gap):
         return None
-    who = f"{_describe_machines(silent_ids)} silent" if silent_ids else "all machines respond"
-    reason = f"no progress for {view.seconds_without_progress:.0f} s, {who}"
+    cause = f"{_describe_machines(silent_ids)} silent" if silent_ids else "all machines respond"
+    reason = f"no progress for {view.seconds_without_progress:.0f} s, {cause}"
     return Action(kind="fail", reason=reason, dump_stacks=not silent_ids)
 
 

@@ -29,8 +29,8 @@ class CostMeter(Protocol):
 def first_launch_time(run_folder: RunFolder, spec: JobSpec) -> float:
     """Return when the job was first launched, in seconds since 1970.
 
-    For a job that waited in a queue this is the first sign of its machines: a journal entry of the backend, or a state
-    of an agent.
+    A job that waited in a queue was launched when its machines were first recorded: in the journal of the backend, or
+    as a state of an agent.
     """
     if not spec.queue:
         return spec.created

@@ -79,7 +79,7 @@ class JobSpec:
 
     @property
     def tmux_session(self) -> str:
-        """The job's tmux session on its machines. On hosts of others a session "job-3" may belong to anybody."""
+        """The job's tmux session on its machines. On a shared host "job-3" may be the session of another user."""
         return self.uid if self.hosts else self.name
 
     @property

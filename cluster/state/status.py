@@ -31,7 +31,7 @@ STATES_BY_PROGRESS = (
     "validating",
     "training",
 )
-# Phases of an agent. A machine in an earlier phase of this tuple knows better how the job stands.
+# Phases of an agent. A machine in an earlier phase of this tuple knows more about the job.
 PHASES_BEST_INFORMED_FIRST = ("running", "saved", "failed", "spare", "warming", "ended")
 FULL_DISK_BYTES = 1e6  # a disk with less free space than this is full
 
@@ -58,9 +58,10 @@ def machine_statuses(run_folder: RunFolder, spec: JobSpec) -> dict[str, dict[str
 
 
 def best_informed_status(run_folder: RunFolder, spec: JobSpec) -> dict[str, Any]:
-    """Return the status of the machine that knows best how the job stands, {} before the first status.
+    """Return the status of the machine that knows most about the job, {} before the first status.
 
-    A machine that is done comes first, then the machine of the newest attempt, then the most telling phase.
+    A machine that is done comes first, then the machine of the newest attempt, then the order of
+    `PHASES_BEST_INFORMED_FIRST`.
     """
 
     def sort_key(status: Mapping[str, Any]) -> tuple[bool, int, int]:
@@ -103,7 +104,7 @@ def job_status(run_folder: RunFolder, spec: JobSpec, result: dict[str, Any] | No
 
 
 def _ended_job_status(result: dict[str, Any]) -> dict[str, Any]:
-    """Return the part of a job's status that its result tells."""
+    """Return the part of a job's status that comes from its result."""
     shared_keys = ("top1", "top5", "state", "reason", "images_per_second", "goodput", "where")
     status = {key: result.get(key) for key in shared_keys}
     outcome = result.get("target")

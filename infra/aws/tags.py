@@ -46,7 +46,7 @@ def make_filters(tags: Tags, **extra_filters: Sequence[str]) -> list[dict[str, A
 
 
 def is_ours(resource: Mapping[str, Any]) -> bool:
-    """Whether a resource has our stack tag. Without it the resource belongs to somebody else, whatever its name."""
+    """Whether a resource has our stack tag. Without it another program created the resource, whatever its name."""
     return read_tags(resource).get(STACK) == STACK_VALUE
 
 

@@ -65,7 +65,7 @@ def join_process_group() -> ProcessGroup:
 
 
 def print_transport(group: ProcessGroup) -> None:
-    """Print what carries the collectives, with a warning when it is a slow choice. Call it after the first one."""
+    """Print what carries the collectives, with a warning when it is slow. Call it after the first collective."""
     if group.is_first and group.world_size > 1:
         backend = "nccl" if group.device.type == "cuda" else "gloo"
         transport = network.detect_transport(backend, group.nccl_log_path)

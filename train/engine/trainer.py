@@ -1,6 +1,6 @@
 """The training loop of one process (rank): from the first step to the last validation.
 
-    train                     the whole schedule, from wherever the trainer stands
+    train                     the rest of the schedule, from the trainer's position
       wrap_and_warm_up        DistributedDataParallel; every shape of batch is run once
       run_epoch               all steps of an epoch; batch-norm averaging, validation, checkpoint
         run_step              learning rate, forward and backward for each chunk, one all-reduce, one update

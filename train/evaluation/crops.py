@@ -8,8 +8,8 @@
     tta     these five and their mirror images: the ten views of Krizhevsky et al. 2012, section 4.1
 
 The prediction from several squares is the mean of their softmaxes, as in that paper. Its corners are those of the
-image's center square, ours are those of the whole image. fast.ai's TTA of 2018 draws four of its crops at random; ours
-are fixed, so that the results are exact.
+image's center square, here they are those of the whole image. fast.ai's TTA of 2018 draws four of its crops at random;
+here they are fixed, so that the results are exact.
 """
 
 import math

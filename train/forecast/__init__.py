@@ -12,8 +12,8 @@ run adds its start.
     fixed       of each epoch, and of the first epoch with a new size, batch or copy
     start       boot, set-up, fetching the data, the trainers' own start
 
-docs/forecast.md holds the forecast against published runs. No run of ours on GPUs stands behind `DEFAULT_CONSTANTS`
-yet.
+docs/forecast.md compares the forecast with published runs. This project has not yet measured `DEFAULT_CONSTANTS` in a
+run on GPUs.
 """
 
 from .calibration import calibrate, compare_with_run

@@ -43,7 +43,7 @@ def calibrate(result: JsonObject, source: str = "") -> Constants:
     """Return the constants that a finished run measured, from its result.json. `source` names them (default: the job).
 
     The time that a step sends gradients is within its seconds, and is taken to be the same on other numbers of GPUs.
-    Raises `ValueError`, `KeyError` or `TypeError` when the result has too little in it.
+    Raises `ValueError`, `KeyError` or `TypeError` when the result lacks measurements.
     """
     batch_seconds = _batch_seconds(result)
     loader_speeds: dict[tuple[int, int], float] = {}

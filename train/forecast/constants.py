@@ -19,7 +19,7 @@ class Constants:
     """What a forecast needs to know beside the machine and the model.
 
     Attributes:
-        source: Whose constants they are: a preset or a job.
+        source: Where the constants come from: a preset or a job.
         images_per_second: Images of 224 pixels that one GPU trains ResNet-50 on. None: the preset of its card.
         batch_timings: Measured (size, batch, seconds of one GPU's batch). They take precedence over
             `images_per_second`.
@@ -141,9 +141,9 @@ IMAGENET18_CONSTANTS = Constants(
     startup_seconds=8.0,
 )
 
-# No run of ours on GPUs stands behind these. The optimizer is that of 2018. The second of each epoch, the trainers'
-# start, boot and set-up are assumed until a run measures them. Fetching: 1500 MiB/s, what EFS gives one machine (AWS,
-# EFS performance).
+# This project has not measured these in a run on GPUs. The optimizer is that of 2018. The second of each epoch, the
+# trainers' start, boot and set-up are assumed until a run measures them. Fetching: 1500 MiB/s, what EFS gives one
+# machine (AWS, EFS performance).
 DEFAULT_CONSTANTS = Constants(
     source="presets",
     optimizer_seconds=0.0146,
@@ -154,7 +154,7 @@ DEFAULT_CONSTANTS = Constants(
     fetch_bytes_per_second=1.5e9,
 )
 
-# The machines of 2018 had to boot too. Their images came with them; ours must be fetched.
+# The machines of 2018 had to boot too. Their images came with them; now they must be fetched.
 TRAINER_CONSTANTS = {
     "ours": DEFAULT_CONSTANTS,
     "imagenet18": replace(

@@ -42,7 +42,7 @@ class MetricsLog:
         self.jsonl_file.write(json.dumps(replace_nonfinite(line)) + "\n")
 
     def write_start(self, step: int, images: int, run_info: dict[str, Any]) -> None:
-        """Write the JSON line that begins an attempt: where it starts, and on what it runs. Records are made of it."""
+        """Write the JSON line that begins an attempt: where it starts, and on what it runs. For benchmark records."""
         self.write_line("start", step=step, images=images, **run_info)
 
     def write_interval(self, step: int, images: int, epoch: int, values: dict[str, float]) -> None:

@@ -1,6 +1,6 @@
 """Thumbnails of a few validation images, for the report.
 
-They are stored beside the logs and come home with them: the machines that have the images will be gone.
+They are stored beside the logs and copied with them: the machines that hold the images are gone after the run.
 """
 
 import base64
@@ -36,7 +36,7 @@ def write_thumbnails(index: Index, log_dir: Path, attempt: int) -> None:
 def read_thumbnails(log_dir: Path) -> list[dict[str, Any]]:
     """Return the thumbnails of the first attempt that wrote them, as `write_thumbnails` says but with "jpeg" as bytes.
 
-    Files that cannot be read are skipped. Without any the list is empty.
+    Files that cannot be read are skipped. The list is empty when there are none.
     """
     for path in sorted((log_dir / "logs").glob("val-*.json")):
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):

@@ -118,7 +118,7 @@ def _require_module(name: str, value: object) -> nn.Module:
 def zero_init_residual(net: nn.Module) -> int:
     """Set gamma to 0 in the last norm of each residual block, and return the number of such blocks.
 
-    A block is recognized by an attribute `last_norm`, as our blocks have it, or by timm's method `zero_init_last`.
+    A block is recognized by an attribute `last_norm`, as in train/models/resnet.py, or by timm's `zero_init_last`.
     """
     block_count = 0
     for module in net.modules():

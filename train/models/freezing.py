@@ -53,7 +53,7 @@ class Freezer:
 
 
 def epochs_until_freezing_changes(epochs: Sequence[Epoch], first_epoch: Epoch) -> list[Epoch]:
-    """Return the consecutive epochs from `first_epoch` on that train the same parameters as it."""
+    """Return the consecutive epochs from `first_epoch` on that train the same parameters."""
     frozen = first_epoch.scheduled_phase.phase.frozen
     remaining = epochs[epochs.index(first_epoch) :]
     return list(takewhile(lambda epoch: epoch.scheduled_phase.phase.frozen == frozen, remaining))

@@ -1,4 +1,4 @@
-"""Loads pretrained weights from a file: our checkpoints, PyTorch state dicts, safetensors. No file is ever executed."""
+"""Loads pretrained weights: checkpoints of this project, PyTorch state dicts, safetensors. No file is ever executed."""
 
 import pickle
 import warnings
@@ -122,7 +122,7 @@ def read_state_dict(path: Path) -> dict[str, torch.Tensor]:
 
 
 def unsupported_kind(tensor: torch.Tensor) -> str:
-    """Return what kind of tensor this is if it cannot be copied into a network's; "" for a plain tensor."""
+    """Return the kind of a tensor whose values cannot be copied into a parameter; "" for a plain tensor."""
     if tensor.is_meta:
         return "a tensor without values, of the device meta"
     if tensor.is_quantized:

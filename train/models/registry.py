@@ -69,7 +69,8 @@ def init_classifier(net: nn.Module, model: Model, classes: int) -> None:
 def find_classifier(net: nn.Module) -> nn.Linear | nn.Conv2d | None:
     """Return the layer that makes the scores, or None when it is not known.
 
-    Our networks have it as `fc`. For an external network `external.check_scores_and_find_classifier` has recorded it.
+    The networks of this project have it as `fc`. For an external network it was recorded by
+    `external.check_scores_and_find_classifier`.
     """
     if isinstance(net, ResNet | AlexNet):
         return net.fc

@@ -30,7 +30,7 @@ BIAS_NAME_PATTERN = re.compile(r"(^|_)bias(_|$)")  # bias, in_proj_bias, bias_ih
 def parameter_kind(model: nn.Module, name: str, parameter: nn.Parameter) -> str:
     """Return what a parameter of the model is: "norm", "bias" or "weight".
 
-    Norms are told by the type of their module: names such as "downsample.1" hide them, a fault of several public
+    Norms are recognized by the type of their module: names such as "downsample.1" hide them, a fault of several public
     trainers. A parameter that torch.nn.utils.parametrize has split off belongs to the module that it was split from.
     """
     owner, parametrized, rest = f".{name}".partition(".parametrizations.")

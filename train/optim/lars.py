@@ -5,8 +5,8 @@
     w = w - rate v
 
 The paper's buffer absorbs the rate (v = m v + rate l (g + decay w); w = w - v). There, a jump of the rate would need
-the momentum correction of Goyal et al. 2017 (remark 2: m rate' / rate). Here the rate stays outside of v, as in our
-SGD: the steps are the same at a constant rate, and the correction is built in when the rate changes.
+the momentum correction of Goyal et al. 2017 (remark 2: m rate' / rate). Here the rate stays outside of v, as in
+torch's SGD: the steps are the same at a constant rate, and the correction is built in when the rate changes.
 """
 
 from typing import Any

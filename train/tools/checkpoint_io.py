@@ -96,9 +96,9 @@ class CheckpointWriter:
         return self.thread is not None and self.thread.is_alive()
 
     def save(self, step: int, state: dict[str, Any], urgent: bool = False) -> None:
-        """Wait for the checkpoint before, copy the state, and start to write it. Raises `OSError` of the one before.
+        """Wait for the previous checkpoint, copy the state, and start to write it. Raises the `OSError` of the former.
 
-        The writing thread has a lower priority than training, unless `urgent`: then somebody waits for the file.
+        The writing thread has a lower priority than training, unless `urgent`: then the run waits for the file.
         """
         self.wait()
         self.thread = threading.Thread(target=self._write_in_thread, args=(step, copy_to_cpu(state), urgent))

@@ -45,7 +45,7 @@ def disable_malloc_trim() -> None:
 
 
 def descendant_pids(pid: int) -> list[int]:
-    """Return the ids of all processes below one, at any depth, of all its threads."""
+    """Return the ids of all descendants of a process, whichever of its threads started them."""
     pids = []
     with contextlib.suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():

@@ -151,7 +151,7 @@ def terminate_by_uid(account: Account, uid: str, log: Log) -> list[str]:
 
 
 def _leftover_tags_by_job(account: Account) -> dict[str, list[dict[str, str]]]:
-    """Return, by job uid, the tags of what instances leave: addresses, disks, placement groups, spot requests."""
+    """Return by job uid the tags of what instances leave: addresses, disks, placement groups, spot requests."""
     tags_by_uid: dict[str, list[dict[str, str]]] = {}
     list_functions = (
         instances.elastic_ips,
@@ -172,7 +172,7 @@ def find_garbage(
 ) -> tuple[dict[str, str], list[str]]:
     """Find the resources in a region that no live job needs.
 
-    `local_jobs` tells of each job of this runs folder whether it is alive. Any other job is another computer's: it is
+    `local_jobs` says for each job of this runs folder whether it is alive. Any other job is another computer's: it is
     left alone until it expires, unless `include_unknown`. `now` is in seconds since 1970. Returns the jobs to remove
     by uid with the reason, and a line with the reason for each job that is left alone. Raises `ClusterError`.
     """

@@ -127,7 +127,7 @@ class AwsController:
         self.set_activity("")
 
     def _new_launch_id(self) -> None:
-        """Change the launch ID if earlier instances were set up, so that their status files are told from new ones."""
+        """Change the launch ID if earlier instances were set up, so that their status files differ from new ones."""
         setup_progress = read_json(self.run_folder.path / "machines.json") or {}
         if setup_progress.get("ready") and setup_progress.get("launch") == self.run_folder.launch_id:
             launch_id = uuid4().hex
@@ -216,7 +216,7 @@ class AwsController:
             self._update_hosts()
 
     def _describe_error(self, error: CloudError) -> str:
-        """Return the message of an AWS error; if credentials are missing, also when the machines end without us."""
+        """Return the message of an AWS error; without credentials, also when the machines power themselves off."""
         if not isinstance(error, NoCredentials):
             return str(error)
         expiry_times = [instance.tags.get(tags.EXPIRES, "") for instance in self.live_instances.values()]

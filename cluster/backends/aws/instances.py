@@ -392,7 +392,7 @@ class JobInstances:
         self.terminate([live_instances[name].id], "lost in a rehearsal")
 
     def terminate(self, ids: list[str], reason: str) -> None:
-        """Terminate some instances. The journal marks them as ended by us, so replacements may be rented."""
+        """Terminate some instances. The journal marks them as ended by the job, so replacements may be rented."""
         self.journal.write("release", ids=ids, why=reason)
         instances.terminate(self.account, ids)
 
@@ -404,9 +404,9 @@ class JobInstances:
 
 
 def external_termination_reason(journal: Journal, grant_lines: Iterable[Mapping[str, Any]]) -> str:
-    """Return why the last instances of a launch ended, if somebody else ended them; "" if EC2 or the job did.
+    """Return why the last instances of a launch ended, if neither EC2 nor the job did; else "".
 
-    Somebody else is another computer, a user of the AWS console, or the instances' own time limit. All of them want
+    The cause is then another computer, a user of the AWS console, or the instances' own time limit. All of them want
     the job to end, so no new instances are rented. The instance that ended last decides, because EC2 may have
     interrupted another one before that was never replaced. `grant_lines` are the journal's "granted" lines of the
     launch.

@@ -123,7 +123,7 @@ class Gang:
     def list_instances(self) -> list[Instance]:
         """Return all machines of the job that EC2 shows, and record those that have ended. Raises `CloudError`.
 
-        A machine that becomes visible after its request was given up is terminated, because others have its place.
+        A machine that becomes visible after its request was given up is terminated, because others have replaced it.
         """
         found_instances = instances.describe_all(self.account, {tags.JOB: self.job_uid}, self.alive_ids)
         recorded_ids = {line["id"] for line in self.journal.lines("gone")}
@@ -153,7 +153,7 @@ class Gang:
     # --- requests ----------------------------------------------------------------------------------------------------
 
     def finish_open_requests(self) -> list[Instance]:
-        """Send requests that a crash left open again, with the same token. Return the machines that they bring."""
+        """Send requests that a crash left open again, with the same token. Return the machines that EC2 then grants."""
         granted_instances: list[Instance] = []
         for request in self.open_requests():
             self.log(f"request {request['number']} has no recorded outcome; sending it again")
@@ -415,9 +415,9 @@ class Gang:
     # --- termination -------------------------------------------------------------------------------------------------
 
     def terminate_job(self, timeout_seconds: float = instances.TERMINATE_TIMEOUT_SECONDS) -> list[str]:
-        """Terminate all machines of the job, and remove what they leave. Return a line for each thing that stays.
+        """Terminate all machines of the job, and remove what they leave behind.
 
-        Raises `CloudError`.
+        Returns a line for each resource that stays. Raises `CloudError`.
         """
         self._record("end", ids=self.granted_ids)
         remaining = instances.terminate_and_wait(
@@ -464,5 +464,5 @@ class Gang:
 
 
 def _instance_records(launched: Sequence[Instance]) -> list[dict[str, Any]]:
-    """Return what the journal keeps of launched machines."""
+    """Return the journal's records of launched machines."""
     return [{"id": instance.id, "name": instance.name, "launched": instance.launch_time} for instance in launched]

@@ -315,7 +315,7 @@ def _dry_run_request(name: str, image: str, subnet: str | None, spot: bool) -> d
 
 
 def _dry_run_calls(account: "Account", creates_stack: bool) -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield the other calls of a launch that support DryRun, with the tag that the least policy requires."""
+    """Yield the other calls of a launch that support DryRun, with the tag that `policies.user_policy` requires."""
 
     def specifications(resource_type: str) -> list[dict[str, Any]]:
         return tags.tag_specifications([resource_type], {tags.STACK: tags.STACK_VALUE})

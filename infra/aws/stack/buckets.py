@@ -54,7 +54,7 @@ def ensure(context: StackContext, name: str, file_system: str) -> None:
 
 
 def is_ours(context: StackContext, name: str) -> bool:
-    """Whether a bucket exists and is complete. Raises `CloudError` when it belongs to somebody else."""
+    """Whether a bucket exists and is complete. Raises `CloudError` when it belongs to another account."""
     try:
         response = call(f"bucket {name}", context.account.s3.get_bucket_tagging, Bucket=name)
     except CloudError as error:

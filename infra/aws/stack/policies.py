@@ -1,4 +1,4 @@
-"""IAM policies as plain data: the least that a person needs to launch, and that a machine needs to run.
+"""IAM policies as plain data: the smallest that let a person launch, and a machine run.
 
 A person may describe everything, create only resources that get our tag in the creating call, and change or delete
 only resources that have our tag. A test compares `user_policy` with every AWS call in infra/. `ADMIN_ACTIONS` are what
@@ -56,7 +56,7 @@ iam:TagInstanceProfile iam:AddRoleToInstanceProfile iam:RemoveRoleFromInstancePr
 
 
 def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATTERN) -> Policy:
-    """Return the least policy of a person who launches.
+    """Return the smallest policy that lets a person launch.
 
     `account` (its number), `region` and `bucket` (a name or pattern) limit the policy; "*" allows all.
     """
@@ -107,7 +107,7 @@ def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATT
 def machine_policy(
     account: str = "*", region: str = "*", file_system: str = "*", bucket: str | None = None, role: str = ROLE_NAME
 ) -> Policy:
-    """Return the least policy of the machines.
+    """Return the smallest policy that lets the machines run.
 
     They mount the file system, read the bucket's data/ and write its runs/. Without `bucket` they may not use S3.
     """

@@ -151,7 +151,7 @@ def _add_role_to_profile(context: StackContext) -> None:
             RoleName=ROLE_NAME,
         )
     except CloudError:
-        # A profile holds one role at most. The call also fails when somebody else has just added our role.
+        # A profile holds one role at most. The call also fails when another user has just added the role.
         if [role["RoleName"] for role in _get_profile(context)["Roles"]] != [ROLE_NAME]:
             raise
 

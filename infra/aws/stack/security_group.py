@@ -203,7 +203,7 @@ def ensure_key_pair(context: StackContext, name: str, public_key: str) -> None:
             KeyName=name,
             PublicKeyMaterial=public_key.encode(),
         )
-        if not response:  # somebody else has just imported a key pair of this name: check that it is ours
+        if not response:  # another user has just imported a key pair of this name: check that it is ours
             has_key_pair(context, name)
 
 

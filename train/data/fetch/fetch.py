@@ -37,7 +37,7 @@ class SetToFetch:
 
 @dataclass(frozen=True)
 class FetchResult:
-    """The result of a fetch: bytes received now, bytes that were there before, and seconds."""
+    """The result of a fetch: bytes received now, bytes that the target held before, and seconds."""
 
     fetched_bytes: int
     existing_bytes: int

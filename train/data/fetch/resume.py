@@ -4,7 +4,7 @@
     <split>/.fetch.jsonl            the journal: a line per received range and per complete file; removed at the end
     <split>/manifest.json           written last
 
-The journal names each file together with its checksum. So what was fetched of another version of the source is ignored.
+The journal names each file together with its checksum. So data of another version of the source is ignored.
 """
 
 import hashlib

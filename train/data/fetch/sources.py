@@ -51,7 +51,10 @@ class FolderSource:
             raise FetchError(one_line_error(error)) from error
 
     def read_range(self, path: str, offset: int, length: int, size: int) -> Iterator[bytes]:
-        """Yield a byte range of a file. Raises `FetchError` when it is gone, replaced, or not of `size` bytes."""
+        """Yield a byte range of a file.
+
+        Raises `FetchError` when the file is gone, was replaced, or does not have `size` bytes.
+        """
         file = self.root / path
         try:
             file_descriptor = os.open(file, os.O_RDONLY)
@@ -81,11 +84,12 @@ class FolderSource:
         return f"{folder / MANIFEST_FILE}: is not there: no packed set, or packing is not finished"
 
 
-def check_size(where: str, found: int, expected: int) -> None:
+def check_size(where: str, actual: int, expected: int) -> None:
     """Raise `FetchError` when a file's size in bytes is not the one in its manifest."""
-    if found != expected:
+    if actual != expected:
         raise FetchError(
-            f"{where}: has {found} bytes, its manifest says {expected}; to check the source: imgnet-cluster data verify"
+            f"{where}: has {actual} bytes, its manifest says {expected}; "
+            "to check the source: imgnet-cluster data verify"
         )
 
 

@@ -76,6 +76,6 @@ class ShardReader:
         return (current.st_dev, current.st_ino) != (opened.st_dev, opened.st_ino)
 
 
-def describe_size_mismatch(found: int, expected: int) -> str:
+def describe_size_mismatch(actual: int, expected: int) -> str:
     """Return the error text for a file whose size in bytes is not the one in the manifest."""
-    return f"the file {'is cut short' if found < expected else 'was replaced'}: {found} bytes instead of {expected}"
+    return f"the file {'is cut short' if actual < expected else 'was replaced'}: {actual} bytes instead of {expected}"

@@ -91,7 +91,10 @@ def five_crop_corners(image_size: ImageSize, shape: ImageSize) -> list[tuple[int
 
 
 def enlarged_size(size: ImageSize, shape: ImageSize) -> ImageSize:
-    """Return the image's size with its short side RESIZE_TO_CROP_RATIO times the crop's; never less than the crop."""
+    """Return the size to resize an image to before a crop of this shape is cut from it.
+
+    The short side becomes RESIZE_TO_CROP_RATIO times that of the crop; no side is shorter than that of the crop.
+    """
     factor = max(round(min(shape) * RESIZE_TO_CROP_RATIO) / min(size), shape[0] / size[0], shape[1] / size[1])
     return max(shape[0], round(size[0] * factor)), max(shape[1], round(size[1] * factor))
 

@@ -167,8 +167,8 @@ def stream_batches(
     """Start the workers (0: decode in this process) and return the batches of the requests, in order, made ahead.
 
     `largest_batch_bytes` is the size of the run's largest square batch; the smaller it is, the more batches are made
-    ahead. Raises `DataError` at the batch with a file that can no longer be decoded, and `WorkerLost`, at whatever
-    statement the trainer then is, when a worker is killed.
+    ahead. Raises `DataError` at the batch with a file that can no longer be decoded, and `WorkerLost`, at any
+    statement of the trainer, when a worker is killed.
     """
     if not workers:
         return (batch.pin_memory() if device.type == "cuda" else batch for batch in map(decoder.decode_batch, requests))
