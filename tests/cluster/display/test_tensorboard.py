@@ -60,8 +60,8 @@ def listening_addresses(port: int) -> list[str]:
 
 def test_tensorboard_serves_a_jobs_scalars_by_images_seen(place_with_job: Fixture) -> None:
     server = place_with_job.start("tensorboard", "job-1", "--port", "0")
-    url = place_with_job.wait_for(lambda: place_with_job.said().count("\n") and place_with_job.said().split()[0])
-    assert url.startswith("http://127.0.0.1:") and "until Ctrl-C" in place_with_job.said()
+    url = place_with_job.wait_for(lambda: place_with_job.output().count("\n") and place_with_job.output().split()[0])
+    assert url.startswith("http://127.0.0.1:") and "until Ctrl-C" in place_with_job.output()
     port = int(url.rstrip("/").rsplit(":", 1)[1])
     assert listening_addresses(port) == ["0100007F"], "it listens beyond this computer"
 
@@ -81,8 +81,8 @@ def test_tensorboard_serves_a_jobs_scalars_by_images_seen(place_with_job: Fixtur
     server.send_signal(signal.SIGINT)
     assert server.wait(20) == 0
     assert (
-        place_with_job.said().endswith("TensorBoard stopped; the job goes on\n")
-        and "Traceback" not in place_with_job.said()
+        place_with_job.output().endswith("TensorBoard stopped; the job goes on\n")
+        and "Traceback" not in place_with_job.output()
     )
     place_with_job.wait_for(lambda: not place_with_job.pids(), 5)
     assert not listening_addresses(port)

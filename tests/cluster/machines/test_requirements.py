@@ -42,7 +42,8 @@ def test_missing_requirements_names_missing_library(
     assert requirements.model_library(recipe) == library
     assert requirements.requirements_not_sent(recipe, PROJECT_ROOT) == []  # the machines install it themselves
     assert requirements.missing_requirements(recipe) == [
-        f"model, name: {library}:resnet18 needs {library}, which is not installed here; pip install {library}"
+        f"model, name: {library}:resnet18 needs {library}, which is not installed here; "
+        f"install it: pip install {library}"
     ]
 
 
