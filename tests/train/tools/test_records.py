@@ -1,0 +1,69 @@
+"""Typed records: they survive JSON, and damaged data is refused with the name of its field."""
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from train.tools.records import DamagedRecord, decode, encode, read_record
+
+
+class Color(StrEnum):
+    RED = "red"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    x: int
+    y: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drawing:
+    color: Color
+    points: tuple[Point, ...] = ()
+    by_name: dict[str, Point] | None = None
+
+
+DRAWING = Drawing(color=Color.RED, points=(Point(x=1, y=0.5),), by_name={"a": Point(x=2)})
+
+
+def test_decode_encoded_record_through_json_is_equal() -> None:
+    assert decode(Drawing, json.loads(json.dumps(encode(DRAWING)))) == DRAWING
+
+
+def test_decode_ignores_unknown_fields_and_takes_whole_numbers_as_floats() -> None:
+    assert decode(Point, {"x": 1, "y": 2, "later": None}) == Point(x=1, y=2.0)
+
+
+@pytest.mark.parametrize(
+    ("data", "problem"),
+    [
+        ({}, "color"),
+        ([], "array"),
+        (None, "null"),
+        ({"color": "blue"}, "blue"),
+        ({"color": "red", "points": [{"x": True}]}, "points[0].x"),
+        ({"color": "red", "points": [{"x": "1"}]}, "points[0].x"),
+        ({"color": "red", "by_name": {"a": 3}}, "by_name"),
+    ],
+)
+def test_decode_wrong_data_names_the_field(data: Any, problem: str) -> None:
+    with pytest.raises(DamagedRecord) as failure:
+        decode(Drawing, data, "drawing.json")
+    assert str(failure.value).startswith("drawing.json: ") and problem in str(failure.value)
+
+
+def test_read_record_missing_or_torn_file_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "drawing.json"
+    assert read_record(path, Drawing) is None
+    path.write_text(json.dumps(encode(DRAWING))[:-5])
+    assert read_record(path, Drawing) is None
+    path.write_text("[1]")
+    with pytest.raises(DamagedRecord, match=str(path)):
+        read_record(path, Drawing)
+    path.write_text(json.dumps(encode(DRAWING)))
+    assert read_record(path, Drawing) == DRAWING
