@@ -11,7 +11,6 @@ machines, then the supervisor is killed, and this process supervises machines th
 
 import argparse
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -47,10 +46,10 @@ from benchmarks.launch.local import (
 )
 from benchmarks.launch.stub import StubDelays
 from benchmarks.measure import write_section
-from cluster.backends.aws import backend, controller
+from cluster.backends.aws import controller
+from cluster.backends.aws.backend import AwsBackend
 from cluster.machines.fleet import Fleet
-from cluster.state.run_folder import RunFolder
-from cluster.state.spec import JobSpec
+from cluster.state.run import Run
 from infra.aws.journal import Journal
 
 MACHINES, MANY_MACHINES, INSTANCE_TYPE = 16, 256, "c7i.2xlarge"
@@ -221,18 +220,17 @@ def measure_calls(cloud: SimulatedCloud, count: int) -> WatchMeasurement:
     for pid in supervisor_pids(run_path):
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not supervisor_pids(run_path), "the supervisor is dead")
-    run_folder = RunFolder(run_path)
-    spec = JobSpec.from_json(json.loads(run_folder.spec_path.read_text()))
+    aws_backend = AwsBackend(Run.read(run_path))
     controller.Fleet = ProvisionedFleet  # type: ignore[attr-defined]
-    backend.poll(spec, run_folder)  # finds the machines
-    job = backend.get_controller(run_folder)
+    aws_backend.poll()  # finds the machines
+    job = aws_backend.controller
     assert len(job.live_instances) == count
 
     def watch() -> None:
         deadline = time.monotonic() + WATCH_SECONDS
         while time.monotonic() < deadline:
-            backend.poll(spec, run_folder)
-            backend.dead_machines(spec, run_folder)
+            aws_backend.poll()
+            aws_backend.dead_machines()
             time.sleep(POLL_SECONDS)
 
     def ask_for_each_machine() -> None:

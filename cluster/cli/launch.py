@@ -147,7 +147,7 @@ def launch(
             display_plan.show_rental_requests(plan)
         display_plan.show_plan(plan)
         if not dry_run or backend != "aws":
-            registry.get_backend(backend).check(plan.spec, store.runs_folder())
+            registry.backend_class(backend).check(plan.spec, store.runs_folder())
     if dry_run:
         click.echo(f"would launch {pluralize(len(plans), 'job')} in {store.runs_folder()}; nothing was started")
         return

@@ -4,6 +4,7 @@ import contextlib
 import time
 from typing import Any
 
+from cluster.backends.base import BilledBackend
 from cluster.connectors import tmux
 from cluster.errors import ClusterError
 from cluster.state import result, timeline
@@ -28,7 +29,7 @@ def terminate_job(job: Job) -> None:
         # The supervisor would replace the machines that are terminated below.
         tmux.kill_session(job.name, job.path)
     with job.locked(JOB_LOCK_TIMEOUT_SECONDS):
-        silent_machines = job.backend.terminate(job.spec, job.run_folder)
+        silent_machines = job.backend.terminate()
         try:
             if not job.has_ended:
                 result.write_result(job.run_folder, job.spec, job.backend, silent_machines, DOWN_REASON, "stopped")
@@ -46,7 +47,7 @@ def cost_report(job: Job, target_top5: float | None = None) -> dict[str, Any]:
     """
     if job.spec.backend != "aws":
         raise ClusterError(
-            f"{job.name} did not run on rented machines but on {job.backend.DESCRIPTION}; it has no cost"
+            f"{job.name} did not run on rented machines but on {job.backend.description}; it has no cost"
         )
     from cluster.backends.aws import admin
 
@@ -97,8 +98,6 @@ def extend(job: Job, hours: float) -> None:
 
     Raises `ClusterError` when the job has no rented machines at work, or with the machines that did not get the change.
     """
-    if job.spec.backend != "aws" or job.has_ended:
+    if not isinstance(job.backend, BilledBackend) or job.has_ended:
         raise ClusterError(f"{job.name} has no rented machines at work; see: imgnet-cluster status {job.name}")
-    from cluster.backends.aws import backend
-
-    backend.extend_time_limit(job.spec, job.run_folder, hours)
+    job.backend.extend_time_limit(hours)

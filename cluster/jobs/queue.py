@@ -63,7 +63,7 @@ def enqueue(plans: Sequence[Plan], parallel: int | None = None) -> list[Job]:
     parallel = resolve_parallel(plans, parallel)
     queue_id = uuid4().hex[:8]
     for plan in plans:
-        registry.get_backend(plan.spec.backend).check(plan.spec, store.runs_folder())
+        registry.backend_class(plan.spec.backend).check(plan.spec, store.runs_folder())
     jobs: list[Job] = []
     try:
         for plan in plans:

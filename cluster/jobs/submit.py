@@ -41,7 +41,7 @@ def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
         job_plan = plan(recipe, **options)
     else:
         job_plan = recipe
-    backend = registry.get_backend(job_plan.spec.backend)
+    backend = registry.backend_class(job_plan.spec.backend)
     if interrupted_job := find_interrupted_duplicate(job_plan.spec):
         return interrupted_job
     backend.check(job_plan.spec, runs_folder())
@@ -78,7 +78,7 @@ def create_job(spec: JobSpec) -> Job:
     """Create the run folder of a job with its spec. Raises `ClusterError` when the disk is full or read-only."""
     path = None
     try:
-        path = create_run_folder(registry.get_backend(spec.backend).reserved_names())
+        path = create_run_folder(registry.backend_class(spec.backend).reserved_names())
         uid = f"{path.name}-{uuid4().hex[:8]}"
         spec = replace(spec, name=path.name, uid=uid, git_commit=git_commit(), created=time.time())
         run_folder = RunFolder(path)

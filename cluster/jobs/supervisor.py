@@ -52,7 +52,7 @@ class MachineReplacer:
                 self.loss_counts[name] = loss_count + 1
             elif now >= self.replacement_times[name]:
                 del self.replacement_times[name]
-                self.job.backend.replace(self.job.spec, self.job.run_folder, name)
+                self.job.backend.replace(name)
                 replaced.append(name)
         return replaced
 
@@ -78,7 +78,7 @@ class MachineReplacer:
             for name, machine_status in statuses.items()
             if machine_status.get("ended") and machine_status["state"] == "failed"
         }
-        dead_machines = self.job.backend.dead_machines(spec, run_folder)
+        dead_machines = self.job.backend.dead_machines()
         if len(dead_machines) == len(spec.machine_names):
             return []
         # While the job boots, a machine without a status may only be slow.
@@ -131,7 +131,7 @@ def supervise(job: Job) -> int:
                 last_error = str(error)
                 last_error_time = time.monotonic()
                 log_message(job, last_error)
-            if not job.backend.IS_REMOTE and not job.is_alive:
+            if not job.backend.is_remote and not job.is_alive:
                 return 1
         except Exception:  # a bug, here or in a library: log it and try again
             log_message(job, traceback.format_exc())

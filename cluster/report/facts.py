@@ -53,7 +53,7 @@ def _collect_facts(job: Job) -> JsonDict:
         "model": spec.recipe.model.name,
         "settings": comparable_settings(job),
         "data": spec.recipe.data.name,
-        "backend": job.backend.DESCRIPTION,
+        "backend": job.backend.description,
         "machines": spec.machines,
         "processes": spec.machines * spec.procs,
         "epochs": epochs_over_time(job.metric_rows("epoch"), result.get("epochs") or [], clock),

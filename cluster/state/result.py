@@ -19,10 +19,10 @@ JobResult = Mapping[str, Any]
 class CostMeter(Protocol):
     """Says what a job has cost. Every backend implements it."""
 
-    def cost_dollars(self, spec: JobSpec, run_folder: RunFolder) -> float:
+    def cost_dollars(self) -> float:
         """Return what the job has cost until now."""
 
-    def cost_dollars_until(self, spec: JobSpec, run_folder: RunFolder, moment: float) -> float | None:
+    def cost_dollars_until(self, moment: float) -> float | None:
         """Return what the job had cost at `moment` (seconds since 1970); None when a machine's price is unknown."""
 
 
@@ -88,7 +88,7 @@ def write_result(
         "setup": {name: row["seconds"] for name, row in machine_rows(run_folder, spec).items()},
         "attempts": attempts.last_training_attempt_number(run_folder.shared, newest),
         "timeline": timeline.attempt_rows(run_folder.path, run_folder.shared),
-        "dollars": cost.cost_dollars(spec, run_folder),
+        "dollars": cost.cost_dollars(),
         "backend": spec.backend,
         "git_commit": spec.git_commit,
         "did_not_answer": list(unreachable),
@@ -117,7 +117,7 @@ def target_outcome(
     outcome = target.target_outcome(target.Target.from_options(spec.target, spec.recipe), epochs)
     if outcome and outcome["at"] is not None:
         outcome["seconds_all"] = outcome["at"] - first_launch_time(run_folder, spec)
-        outcome["dollars"] = cost.cost_dollars_until(spec, run_folder, outcome["at"])
+        outcome["dollars"] = cost.cost_dollars_until(outcome["at"])
     return outcome
 
 

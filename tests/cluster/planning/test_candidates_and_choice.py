@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from cluster.backends import machine_types, registry
+from cluster.backends import machine_types
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import calibration, candidates, choose
 from cluster.planning.candidates import Candidate
@@ -271,7 +271,7 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> 
     planned = {"terms": {"compute": 3.0, "start": 1.0}, "minutes": 1 / 15, "phases": [], "source": "presets"}
     run = hand_made(forecast=planned)
     run.write_shared("result.json", json.dumps(DONE))
-    write_result(run.run_folder, run.spec, registry.get_backend("local"))
+    write_result(run.run_folder, run.spec, run.job.backend)
     result = json.loads(run.run_folder.result_path.read_text())
     assert result["forecast"] == planned and {row["term"]: row["error"] for row in result["against"]}["steps"] == 1.0
     constants = calibration.measured_constants("job-1", result)
@@ -282,7 +282,7 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> 
 
 def test_write_result_of_a_failed_job_has_no_constants(hand_made: Fixture) -> None:
     run = hand_made(forecast={"terms": {}})
-    write_result(run.run_folder, run.spec, registry.get_backend("local"), end_reason="it fell", end_state="failed")
+    write_result(run.run_folder, run.spec, run.job.backend, end_reason="it fell", end_state="failed")
     result = json.loads(run.run_folder.result_path.read_text())
     assert result["state"] == "failed" and not {"forecast", "against", "constants"} & result.keys()
     assert state_result.forecast_vs_actual({"terms": {}}, {"state": "done", "epochs": []}) == {}

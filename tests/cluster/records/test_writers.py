@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cluster.backends import registry
 from cluster.cli import record
 from cluster.errors import ClusterError
 from cluster.planning.resolve import plan
@@ -185,7 +184,7 @@ def make_job(hand_made: Fixture, backend: str = "local", done: bool = True, targ
     run.write_status("done" if done else "failed", ended=True)
     if done:
         run.write_shared("result.json", json.dumps(trainer.result(target)))
-    state_result.write_result(run.run_folder, run.spec, registry.get_backend(backend))
+    state_result.write_result(run.run_folder, run.spec, run.job.backend)
     return run.job
 
 
