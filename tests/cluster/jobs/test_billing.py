@@ -70,7 +70,7 @@ def test_cost_command_refreshes_the_job_first(monkeypatch: pytest.MonkeyPatch) -
         spec=SimpleNamespace(backend="local"),
         refresh=lambda: calls.append("refresh"),
         name="job-1",
-        backend=SimpleNamespace(DESCRIPTION="this computer"),
+        backend=SimpleNamespace(description="this computer"),
     )
     monkeypatch.setattr(store, "find", lambda name: job)
     with pytest.raises(ClusterError, match="job-1 did not run on rented machines but on this computer"):
