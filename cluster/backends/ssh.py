@@ -1,5 +1,6 @@
 """Backend `ssh`: your own machines, those of a hosts.toml, over ssh."""
 
+import logging
 import shutil
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,8 @@ from cluster.machines.fleet import Fleet
 from cluster.state.spec import JobSpec
 
 from .remote import RemoteBackend
+
+logger = logging.getLogger(__name__)
 
 
 class SshBackend(RemoteBackend):
@@ -54,7 +57,7 @@ class SshBackend(RemoteBackend):
                 self.fleet.pull_files()  # what the last agent wrote just before it ended
                 return False
         except Unreachable as error:
-            print(f"{self.run.spec.name}: {error}", flush=True)
+            logger.warning("%s", error)
         return True
 
     def agents_alive(self) -> bool:

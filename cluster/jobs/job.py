@@ -16,6 +16,7 @@ from cluster.state import attempts
 from cluster.state import result as state_result
 from cluster.state import status as state_status
 from cluster.state import timeline as state_timeline
+from cluster.state.process_log import SUPERVISOR_LOG
 from cluster.state.run import Run
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
@@ -215,16 +216,26 @@ class Job:
         kind, key = ("epoch", short_name) if name.startswith("val/") else ("train", name)
         return [(row["images"], row[key]) for row in self.metric_rows(kind) if row.get(key) is not None]
 
-    def log_path(self, rank: int | None = 0, attempt: int | None = None, machine: str = "0") -> Path:
-        """Return the log file of a rank in an attempt (default: the last one); for rank None, of the machine's agent.
+    def log_path(self, rank: int = 0, attempt: int | None = None, machine: str = "0") -> Path:
+        """Return the log file of a rank in an attempt (default: the last one).
 
         Before the first attempt it is the log of the machine's set-up.
         """
-        if rank is None:
-            return self.path / "logs" / f"agent-{machine}.jsonl"
         number = attempt or int(self.status()["attempt"])
-        name = f"{number:06d}/rank-{rank}.log" if number else f"setup-{machine}.log"
-        return self.path / "logs" / name
+        return self.path / "logs" / f"{number:06d}" / f"rank-{rank}.log" if number else self.setup_log_path(machine)
+
+    def agent_log_path(self, machine: str = "0") -> Path:
+        """Return the log of a machine's agent: its changes of state, as JSON lines."""
+        return self.path / "logs" / f"agent-{machine}.jsonl"
+
+    def setup_log_path(self, machine: str = "0") -> Path:
+        """Return the log of a machine's set-up."""
+        return self.path / "logs" / f"setup-{machine}.log"
+
+    @property
+    def supervisor_log_path(self) -> Path:
+        """The log of the job's supervisor, as JSON lines."""
+        return self.path / SUPERVISOR_LOG
 
     def timeline(self) -> list[dict[str, Any]]:
         """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""

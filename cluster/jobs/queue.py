@@ -21,11 +21,11 @@ from cluster.backends import registry
 from cluster.connectors.local import visible_gpu_count
 from cluster.errors import BadInput, ClusterError
 from cluster.planning.plan import Plan
+from cluster.state import process_log
 from train.tools.filesystem import locked, one_line_error
 
 from . import queue_state, store, submit
 from .job import Job, JobBusy
-from .supervisor import log_message
 
 QUEUE_POLL_SECONDS = 0.5
 QUEUE_RETRY_SECONDS = 5.0
@@ -133,9 +133,9 @@ def _log_errors(job: Job) -> Iterator[None]:
     try:
         yield
     except ClusterError as error:
-        log_message(job, str(error))
+        process_log.append_message(job.path / process_log.SUPERVISOR_LOG, __name__, str(error))
     except Exception:  # a bug, here or in a library
-        log_message(job, traceback.format_exc())
+        process_log.append_message(job.path / process_log.SUPERVISOR_LOG, __name__, traceback.format_exc())
 
 
 def main() -> int:

@@ -6,6 +6,7 @@ lost.
 """
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -29,6 +30,8 @@ from train.tools.filesystem import is_valid_json, locked, overwrite_in_place, wr
 from .code_archive import pack_code
 from .provision import Provisioner
 from .setup_progress import SetupProgress
+
+logger = logging.getLogger(__name__)
 
 MIRRORED = ("status", "attempts")  # status files are rewritten in place, attempt files are made once
 QUERY_TIMEOUT_SECONDS = 2.0  # for one machine to answer, before the next one is asked
@@ -278,7 +281,7 @@ class Fleet:
         for name in [name for name, restart in self.restarting.items() if restart.done()]:
             restart = self.restarting.pop(name)
             if restart.exception():
-                print(f"{time.strftime('%H:%M:%S')} {restart.exception()}", flush=True)
+                logger.warning("%s", restart.exception())
             self.agent_running.pop(name, None)
         for name in [name for name, query in self.liveness_queries.items() if query.done()]:
             query = self.liveness_queries.pop(name)

@@ -70,7 +70,7 @@ class Renter:
         """Return what the cloud, the jobs and their supervisors say, for the message of a failure."""
         lines = [str([(instance["id"], instance["state"], instance["reason"]) for instance in self.cloud.instances()])]
         for run_path in sorted((self.path / "runs").glob("job-*")):
-            for name in ("cloud.log", "supervisor.log", "result.json", "cloud.json"):
+            for name in ("supervisor.jsonl", "result.json", "cloud.json"):
                 with contextlib.suppress(OSError):
                     lines.append(f"--- {run_path.name}/{name}\n{(run_path / name).read_text()[-1500:]}")
         return "\n".join(lines)

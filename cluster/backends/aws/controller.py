@@ -6,6 +6,7 @@ instances when too few are left.
 """
 
 import contextlib
+import logging
 import threading
 import time
 from concurrent.futures import Future
@@ -29,6 +30,8 @@ from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 from . import final_checkpoint, ssh_access
 from .boot import BootWaiter
 from .instances import EndedExternally, JobInstances
+
+logger = logging.getLogger(__name__)
 
 EC2_POLL_SECONDS = 10.0  # between two DescribeInstances calls; one call covers all machines of the job
 SETUP_ATTEMPTS = 3
@@ -57,11 +60,8 @@ class AwsController:
         self.cost_meter = billing.CostMeter(self.job_instances.journal)
 
     def log(self, text: str) -> None:
-        """Append a line to <run>/cloud.log and print it in the supervisor's window."""
-        line = f"{time.strftime('%H:%M:%S')} {text}"
-        print(line, flush=True)
-        with contextlib.suppress(OSError), (self.run_folder.path / "cloud.log").open("a") as file:
-            file.write(line + "\n")
+        """Log a message, and show it as the current activity."""
+        logger.info("%s", text)
         self.set_activity(text)
 
     def set_activity(self, activity: str) -> None:
@@ -241,7 +241,7 @@ class AwsController:
                     )
                 return not self.get_stop_reason() and self._move_if_interrupted()
         except Unreachable as error:
-            print(f"{self.spec.name}: {error}", flush=True)
+            logger.warning("%s", error)
             self._warn_ip_changed(time.monotonic())
         return True
 

@@ -497,7 +497,7 @@ def test_supervisor_writes_report_when_job_has_ended(sandbox: Fixture, hand_made
     run.write_status("failed", reason="the disk & the rest", ended=True)
     assert supervise(sandbox, run) == 0 and run.job.state == "failed"
     assert "the disk &amp; the rest" in (run.run_folder.path / "report.html").read_text()
-    assert not (run.run_folder.path / "supervisor.log").read_text()
+    assert not (run.run_folder.path / "report.log").read_text()
 
 
 def test_supervisor_failed_report_does_not_harm_job(sandbox: Fixture, hand_made: Fixture) -> None:
@@ -505,11 +505,13 @@ def test_supervisor_failed_report_does_not_harm_job(sandbox: Fixture, hand_made:
     run.write_status("stopped", reason="stopped by the user", ended=True)
     (run.run_folder.path / "report.html").mkdir()
     assert supervise(sandbox, run) == 0 and run.job.state == "stopped"
-    log = (run.run_folder.path / "supervisor.log").read_text()
+    log = (run.run_folder.path / "report.log").read_text()
     assert "no report was written" in log and log.count("\n") == 1 and "Traceback" not in log
 
 
-def test_write_job_report_gives_up_after_timeout(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_job_report_gives_up_after_timeout(
+    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from cluster.jobs import supervisor
 
     run = hand_made()
@@ -517,4 +519,4 @@ def test_write_job_report_gives_up_after_timeout(hand_made: Fixture, monkeypatch
     monkeypatch.setattr(supervisor, "REPORT_TIMEOUT_SECONDS", 0.3)
     monkeypatch.setattr(supervisor, "module_command", lambda *_: ["sleep", "600"])
     supervisor.write_job_report(run.job)
-    assert "the report took longer than" in (run.run_folder.path / "supervisor.log").read_text()
+    assert "the report took longer than" in caplog.text
