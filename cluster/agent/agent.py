@@ -174,7 +174,10 @@ class Agent:
             raise JobFinished("failed", str(error)) from error
 
     def main_loop(self) -> None:
-        """Train, watch and agree until the job has ended. Always raises `JobFinished`, unless an error ends it."""
+        """Run the trainers, and decide on new attempts together with the other agents, until the job has ended.
+
+        Never returns: raises `JobFinished`, or the error that ended the loop.
+        """
         self.enter_phase("warming")
         while True:
             now = time.monotonic()

@@ -148,7 +148,7 @@ def _find_port_counters(folder: Path) -> list[tuple[tuple[Path, Path], int]]:
 
 # --- GPUs ---------------------------------------------------------------------------------------------------------
 
-NVIDIA_SMI_FIELDS = {  # nvidia-smi's name of a value: our name, and the factor from nvidia-smi's unit to ours
+NVIDIA_SMI_FIELDS = {  # nvidia-smi's name of a value: name here, factor from nvidia-smi's unit to the unit here
     "utilization.gpu": ("use", 1.0),
     "memory.used": ("memory_gb", 2**20 / 1e9),
     "temperature.gpu": ("temperature", 1.0),

@@ -112,7 +112,8 @@ class Trainers:
     def start(self, attempt: Attempt, machine_rank: int) -> Path:
         """Start the trainers of an attempt, and return the log of this machine's first rank.
 
-        `machine_rank` is this machine's index among the members. A ready standby becomes the trainers.
+        `machine_rank` is this machine's index among the members. If the standby processes are ready, they become
+        the trainers; else new processes are started.
         """
         for old_folder in self.work.glob("[0-9]*"):
             shutil.rmtree(old_folder, ignore_errors=True)

@@ -161,7 +161,7 @@ def _regions_to_search(region: str | None) -> list[str]:
 
 
 def _down_all(region: str | None, dry_run: bool, assume_yes: bool) -> None:
-    """Terminate the unfinished jobs of this folder, and every instance with our tags in the regions."""
+    """Terminate the unfinished jobs of this folder, and every instance with imgnet-cluster's tags in the regions."""
     from cluster.backends.aws import admin
     from cluster.jobs import billing
 

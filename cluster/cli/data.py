@@ -130,7 +130,9 @@ def _pack(
     for message in report.messages:
         click.echo(message, err=True)
     left_out = pluralize(len(report.skipped_files), "file")
-    click.echo(f"{target}: {pluralize(report.written, 'image')} packed, {report.kept} were there, {left_out} left out")
+    click.echo(
+        f"{target}: {pluralize(report.written, 'image')} packed, {report.kept} already packed, {left_out} left out"
+    )
 
 
 @data.command()

@@ -239,7 +239,7 @@ def resume(job: str, detach: bool) -> None:
     metavar="SECONDS",
     help="Warn the machine this long in advance, as a spot interruption notice does.",
 )
-@click.option("--for-good", is_flag=True, help="Do not replace the machine.")
+@click.option("--for-good", is_flag=True, help="Do not replace the killed machine.")
 def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
     """Kill a machine of JOB, to rehearse a recovery.
 

@@ -144,7 +144,10 @@ class Job:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if self.is_supervisor:  # its log keeps the traceback
                 raise
-            raise ClusterError(f"{self.path}: a file in it is damaged ({type(error).__name__}: {error})") from error
+            raise ClusterError(
+                f"{self.path}: a file of this run folder is damaged ({type(error).__name__}: {error}); "
+                "restore it, or delete the folder to forget the job"
+            ) from error
 
     def _advance(self) -> None:
         if self.is_waiting:
@@ -176,7 +179,7 @@ class Job:
                 state_result.write_result(self.run_folder, self.spec, self.backend, silent_machines)
 
     def fail(self, reason: str) -> None:
-        """End a job that cannot start, or was stopped before it started. Nothing of it stays on its machines."""
+        """End a job that cannot start or was stopped before it started, with its processes and rented machines."""
         end_state = "stopped" if (self.run_folder.shared / "stop").exists() else "failed"
         with self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
             silent_machines = self.backend.terminate()

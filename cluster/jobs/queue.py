@@ -80,7 +80,7 @@ def enqueue(plans: Sequence[Plan], parallel: int | None = None) -> list[Job]:
 
 
 def start_queued_job(job: Job) -> None:
-    """Start a job whose turn has come, if it is still waiting. A job that cannot start fails, with the reason."""
+    """Start `job`, the next one of its queue, if it is still waiting. If it cannot start, record it as failed."""
     try:
         with job.locked():
             if not job.is_waiting:

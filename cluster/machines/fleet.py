@@ -247,7 +247,7 @@ class Fleet:
         """Whether the job's outcome is decided.
 
         That is so with a result, with an end that the agents agreed on, and `STOP_GRACE_SECONDS` after a stop that was
-        requested or that a machine made at its own limit.
+        requested, or that a machine began when its time limit had passed.
         """
         shared, stop_path = self.folders.shared, self.folders.shared / "stop"
         was_stopped = stop_path.exists() and time.time() - stop_path.stat().st_mtime > STOP_GRACE_SECONDS

@@ -37,7 +37,7 @@ GPU_QUERY_FIELDS = ("name", "memory.total", "driver_version", "uuid", "compute_c
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print facts and findings as one JSON object; with --expect, only which markers this machine sees."""
+    """Print facts and findings as one JSON object; with --expect, only which marker files this machine sees."""
     parser = argparse.ArgumentParser(
         prog="python -m cluster.machines.probe", description="Print the facts of this machine as JSON."
     )
@@ -49,7 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--want-gb", type=float, default=0.0, help="GB that must be free in the work folder")
     parser.add_argument("--procs", type=int, default=0, help="number of GPUs that the job needs")
-    parser.add_argument("--expect", default="", help="machines whose markers to look for, such as a,b,c")
+    parser.add_argument("--expect", default="", help="machines whose marker files to look for, such as a,b,c")
     parser.add_argument("--clean", action="store_true", help="remove this machine's marker")
     args = parser.parse_args(argv)
     marker = args.shared / "probe" / f"{args.token}-{args.machine}"

@@ -50,7 +50,7 @@ MIN_FREE_BYTES = 50_000_000  # with less free space, a failed installation is bl
 ERROR_EXPLANATIONS = (
     (
         r"No space left|Disk quota exceeded",
-        "the disk is full (torch for GPUs takes 8 GB); free some space, or set another folder",
+        "the disk is full (torch for GPUs takes 8 GB); free some space, or set another `folder` in hosts.toml",
     ),
     (
         r"ensurepip is not\s+available|No module named '?(venv|ensurepip)",
@@ -96,7 +96,8 @@ def parse_output(stdout: bytes, machine_name: str) -> dict[str, Any]:
         reason = environment["why"]
     except (ValueError, KeyError, TypeError):
         raise ClusterError(
-            f"{machine_name}: no Python environment was found or made: {last_line or 'the command printed nothing'}"
+            f"{machine_name}: no Python environment was found or made: {last_line or 'the command printed nothing'}; "
+            "check that the machine's Python runs: python3 --version"
         ) from None
     if not environment.get("python"):
         raise ClusterError(f"{machine_name}: {reason}")

@@ -211,7 +211,7 @@ def gpu_mismatch_note(processes: int, gpus: int) -> str:
 def _remote_data_root(path: Path, is_synthetic: bool, hosts: Hosts) -> Path:
     """Return the data folder on the machines of a hosts file.
 
-    Raises `BadInput` for a relative path, except that of the synthetic set, which goes to a folder of ours.
+    Raises `BadInput` for a relative path, except for the synthetic set, which is in the shared folder or ~/.imgnet.
     """
     if is_synthetic and hosts.shared:
         return Path(hosts.shared) / path

@@ -34,7 +34,10 @@ def collect_facts(job: Job) -> JsonDict:
     try:
         return _collect_facts(job)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ClusterError(f"{job.path}: a file in it is damaged ({type(error).__name__}: {error})") from error
+        raise ClusterError(
+            f"{job.path}: a file of this run folder is damaged ({type(error).__name__}: {error}); "
+            "restore it, or delete the folder to forget the job"
+        ) from error
 
 
 def _collect_facts(job: Job) -> JsonDict:

@@ -37,7 +37,7 @@ class ErrorKind(Enum):
     OUTCOME_UNKNOWN = "the call may have been executed: repeat it with the same client token"
     NOT_VISIBLE_YET = "a resource that was just created is not visible yet: repeat the call soon"
     IN_USE = "another resource must end first: repeat the call later"
-    ALREADY_EXISTS = "the resource exists: check whether it is ours"
+    ALREADY_EXISTS = "the resource exists: check whether it has the stack tag"
     NOT_FOUND = "the resource does not exist"
     NO_FREE_ADDRESSES = "the subnet has no free addresses: try the next subnet"
     PERMANENT = "a repeated call would fail again: report the error"

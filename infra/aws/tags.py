@@ -1,4 +1,4 @@
-"""Tags of every resource that we create, set in the creating call.
+"""Tags of every resource that this project creates, set in the creating call.
 
 Tags are the source of truth about what exists. A journal records intents only.
 """
@@ -46,7 +46,7 @@ def make_filters(tags: Tags, **extra_filters: Sequence[str]) -> list[dict[str, A
 
 
 def is_ours(resource: Mapping[str, Any]) -> bool:
-    """Whether a resource has our stack tag. Without it another program created the resource, whatever its name."""
+    """Whether a resource has the stack tag. Without it another program created the resource, whatever its name."""
     return read_tags(resource).get(STACK) == STACK_VALUE
 
 

@@ -142,7 +142,7 @@ def test_job_survives_expired_keys_loss_of_all_machines_stop_and_extend(renter: 
     calls_before = renter.cloud.post("calls")["count"]["DescribeInstances"]
     renter.wait_for(lambda: renter.cloud.post("calls")["count"]["DescribeInstances"] >= calls_before + 2)
     (line,) = cloud_log_lines(job, "ExpiredToken")
-    assert "the machines end by their own limit" in line and "aws sts get-caller-identity" in line, line
+    assert "the machines power off at" in line and "aws sts get-caller-identity" in line, line
     assert re.search(r"at 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ", line), line
     assert renter.training_step(job) > step and len(attempts.history(job.run_folder.shared)) == 1
     status = renter.cli("status", job.name, "--exit-code")

@@ -196,7 +196,7 @@ def test_resources_of_others_with_our_names_are_left_alone(renter: Renter) -> No
     ec2 = renter.cloud.client("ec2")
     ssm = renter.cloud.client("ssm")
     ids_before = {resource["id"] for resource in renter.cloud.all_resources()}
-    # Our name and our tag of the job, but not the tag that says that we have created the resource.
+    # The stack's name and the job's tag, but not the stack tag, which says that this project created the resource.
     tags = [{"Key": "Name", "Value": "imgnet job-1"}, {"Key": "imgnet:job", "Value": job.spec.uid}]
     ec2.run_instances(
         ImageId=ssm.get_parameter(Name=IMAGE)["Parameter"]["Value"],

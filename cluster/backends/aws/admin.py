@@ -1,4 +1,4 @@
-"""AWS administration without a run folder: the stack, resources with our tags, prices, permissions and costs.
+"""AWS administration without a run folder: the stack, tagged resources, prices, permissions and costs.
 
 Everything except `job_cost` works from tags alone, on a computer that never saw the jobs.
 """
@@ -71,11 +71,11 @@ def remove_stack(region: str | None, delete_data: bool, log: Log) -> list[str]:
         return stack.remove(account, delete_data, log)
 
 
-# --- resources with our tags ------------------------------------------------------------------------------------------
+# --- resources with the stack tag -------------------------------------------------------------------------------------
 
 
 def list_instances(region: str) -> list[Instance]:
-    """Return all instances with our tags in a region that are not terminated. Raises `ClusterError`."""
+    """Return all instances with the stack tag in a region that are not terminated. Raises `ClusterError`."""
     with aws_errors_as_cluster_errors():
         return [instance for instance in instances.describe_region(Account(region)) if instance.state != "terminated"]
 
@@ -134,7 +134,7 @@ def terminate_job(region: str, uid_or_name: str, log: Log) -> list[str]:
 
 
 def terminate_by_uid(account: Account, uid: str, log: Log) -> list[str]:
-    """Terminate all resources with a job's tag. "" stands for billed instances with our tags but of no job.
+    """Terminate all resources with a job's tag. "" stands for billed instances with the stack tag but of no job.
 
     Returns a line for each resource that is not gone. Raises `CloudError`.
     """

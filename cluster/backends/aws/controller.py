@@ -80,7 +80,7 @@ class AwsController:
     def poll(self) -> bool:
         """Do one round of the supervisor's work. Returns whether the job is running, or may be.
 
-        Raises `SetupFailed` when the job cannot start, `ClusterError` for trouble with AWS or the disk that may pass.
+        Raises `SetupFailed` when the job cannot start, `ClusterError` when AWS or the disk fails, perhaps only briefly.
         """
         try:
             if self.fleet is None:
@@ -220,8 +220,8 @@ class AwsController:
         if not isinstance(error, NoCredentials):
             return str(error)
         expiry_times = [instance.tags.get(tags.EXPIRES, "") for instance in self.live_instances.values()]
-        limit = f"at {max(expiry_times)}" if expiry_times else "of --max-hours"
-        return f"{error}; the machines end by their own limit {limit}"
+        limit = f"at {max(expiry_times)}" if expiry_times else "at the limit of --max-hours"
+        return f"{error}; the machines power off {limit}"
 
     def _tick(self) -> bool:
         """Set up, synchronize and, if needed, move the machines. Returns whether the job is running, or may be."""

@@ -272,7 +272,7 @@ class JobInstances:
                 if is_last_region or is_final:
                     raise
                 self.log(f"{error}; trying the next region")
-        raise CloudError("the rental specification names no region")
+        raise CloudError("there is no region to rent machines in; name one: --region us-east-1")
 
     def _ensure_stack(self, account: Account) -> stack.Stack:
         if self.stack is None or self.stack.region != account.region:

@@ -22,7 +22,11 @@ def ssh_hosts(journal: Journal, instances: Mapping[str, Instance]) -> dict[str, 
     host_keys = own_host_keys(journal)
     for instance in instances.values():
         if instance.launch_token not in login_by_token:
-            raise CloudError(f"{instance.id} has the job's tag, but {journal.path} does not know it")
+            raise CloudError(
+                f"instance {instance.id} has the tag of this job, but {journal.path} has no record of its launch, so "
+                "its host key is unknown; if nothing needs it: aws ec2 terminate-instances --region "
+                f"{instance.region} --instance-ids {instance.id}"
+            )
     jump_host = find_jump_host(instances)
 
     def host_key(instance: Instance) -> str:
@@ -50,7 +54,7 @@ def ssh_hosts(journal: Journal, instances: Mapping[str, Instance]) -> dict[str, 
 def own_host_keys(journal: Journal) -> dict[str, str]:
     """Return the host keys that instances generated themselves, by instance ID.
 
-    An instance without an entry still has the key that it booted with.
+    An instance that is not in the result still uses the host key from its user data.
     """
     return {line["id"]: line["key"] for line in journal.lines("host key")}
 

@@ -83,7 +83,7 @@ def _find_newest_image(account: "Account") -> tuple[str, str]:
 
 
 def _describe_image(account: "Account", ami: str, python: str) -> Image:
-    """Return an image. Raises `CloudError` when it does not exist, or cannot be launched on our machines."""
+    """Return an image. Raises `CloudError` when it does not exist, or cannot be launched on the supported types."""
     from infra.aws.client import call
 
     response = call(f"look up image {ami}", account.ec2.describe_images, ImageIds=[ami])

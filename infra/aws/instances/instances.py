@@ -239,7 +239,8 @@ def remove_leftovers(
 ) -> list[str]:
     """Remove what terminated machines leave behind: spot requests, addresses, disks, placement groups.
 
-    Only resources with our tag and `required_tags` are removed. Those in use are tried again until `timeout_seconds`.
+    Only resources with the stack tag and `required_tags` are removed. Resources in use are tried again until
+    `timeout_seconds` are over.
     Returns a line for each resource that stays. Raises `CloudError`.
     """
     deadline = time.monotonic() + timeout_seconds
@@ -310,7 +311,7 @@ def spot_requests(account: Account, own_tags: aws_tags.Tags) -> list[dict[str, A
 
 
 def elastic_ips(account: Account, own_tags: aws_tags.Tags) -> list[dict[str, Any]]:
-    """Return our public addresses (Elastic IPs), as EC2 describes them. Raises `CloudError`."""
+    """Return the public addresses (Elastic IPs) that have these tags, as EC2 describes them. Raises `CloudError`."""
     response = call(
         "list addresses (ec2:DescribeAddresses)",
         account.ec2.describe_addresses,
@@ -345,13 +346,13 @@ def attach_elastic_ip(account: Account, instance: Instance, own_tags: aws_tags.T
 
 
 def detached_volumes(account: Account, own_tags: aws_tags.Tags) -> list[dict[str, Any]]:
-    """Return our disks that no machine uses, as EC2 describes them. Raises `CloudError`."""
+    """Return the disks that have these tags and that no machine uses, as EC2 describes them. Raises `CloudError`."""
     filters = aws_tags.make_filters(own_tags, status=["available", "error"])
     return paginate("list disks (ec2:DescribeVolumes)", account.ec2, "describe_volumes", "Volumes", Filters=filters)
 
 
 def placement_groups(account: Account, own_tags: aws_tags.Tags) -> list[dict[str, Any]]:
-    """Return our placement groups, as EC2 describes them. Raises `CloudError`."""
+    """Return the placement groups that have these tags, as EC2 describes them. Raises `CloudError`."""
     response = call(
         "list placement groups (ec2:DescribePlacementGroups)",
         account.ec2.describe_placement_groups,
@@ -361,5 +362,5 @@ def placement_groups(account: Account, own_tags: aws_tags.Tags) -> list[dict[str
 
 
 def describe_region(account: Account) -> list[Instance]:
-    """Return all machines of a region that have our tag, of all jobs. Raises `CloudError`."""
+    """Return all machines of a region that have the stack tag, of all jobs. Raises `CloudError`."""
     return describe(account, {})

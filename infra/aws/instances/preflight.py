@@ -82,7 +82,7 @@ def check_tools() -> list[Finding]:
 
 
 def _finding_from_error(error: CloudError, level: str = ERROR) -> Finding:
-    """Return an error as a finding. Our errors say what to type next after their last semicolon."""
+    """Return an error as a finding. A `CloudError` says what to type next after its last semicolon."""
     message, _, next_step = str(error).rpartition("; ")
     return Finding(level, message or next_step, next_step.removeprefix("type: ") if message else "")
 
@@ -244,14 +244,14 @@ def _quota_finding(
 def _check_subnets(
     account: "Account", instance_types: Sequence[InstanceType], machines: int, missing: Sequence[str]
 ) -> tuple[list[str], list[Finding]]:
-    """Return our subnets that have enough free addresses. Every network interface takes one."""
+    """Return the stack's subnets that have enough free addresses. Every network interface takes one."""
     from infra.aws.client import paginate
 
     interfaces = max((max(1, instance_type.efa_interfaces) for instance_type in instance_types), default=1)
     needed = machines * interfaces
     try:
         subnets = paginate(
-            "look up our subnets",
+            "look up the stack's subnets",
             account.ec2,
             "describe_subnets",
             "Subnets",

@@ -55,7 +55,7 @@ def format_machine_range(names: Sequence[str]) -> str:
 
 
 def machine_name_in_range(machine_range: str, launch_index: int) -> str:
-    """Return the machine name at a launch index of a tag value, "" when the tag is not ours or the index outside."""
+    """Return the name of machine number `launch_index` in a range such as 0-15, "" if there is no such machine."""
     first, _, last = machine_range.partition("-")
     if not first.isdecimal() or (last and not last.isdecimal()):
         return ""

@@ -234,7 +234,7 @@ def _describe_types(account: "Account", names: Sequence[str]) -> list[dict[str, 
 
 
 def _is_supported(description: Mapping[str, Any]) -> bool:
-    """Whether our images run on a type: x86_64, and its GPUs, if any, are NVIDIA's."""
+    """Whether the supported machine images run on a type: x86_64, and its GPUs, if any, are NVIDIA's."""
     gpus = description.get("GpuInfo", {}).get("Gpus", [])
     architectures = description.get("ProcessorInfo", {}).get("SupportedArchitectures", ["x86_64"])
     return "x86_64" in architectures and all(gpu.get("Manufacturer", "NVIDIA") == "NVIDIA" for gpu in gpus)

@@ -1,7 +1,7 @@
 """The stack's optional S3 bucket: data below data/, the files of jobs below runs/. Encrypted, without public access.
 
-The bucket is tagged last, so a tagged bucket is complete. A bucket without tags counts as ours only when our own
-journal says that we were about to create it.
+The bucket is tagged last, so a tagged bucket is complete. A bucket without tags belongs to the stack only if the
+stack's journal says that it was about to be created.
 """
 
 from typing import Any

@@ -55,7 +55,7 @@ class FileSystem:
 def find_file_system(context: StackContext) -> FileSystem | None:
     """Return the stack's file system, None when there is none or it is being deleted.
 
-    Raises `CloudError` when a file system with our creation token is not ours.
+    Raises `CloudError` when a file system with the stack's creation token lacks the stack tag.
     """
     description = _describe_own(context)
     if not description or _is_deleting(description):
@@ -163,9 +163,9 @@ def _expected_policy(context: StackContext, file_system_id: str) -> Resource:
 
 
 def _describe_own(context: StackContext) -> Resource | None:
-    """Return AWS's description of our file system, also while it is being deleted.
+    """Return AWS's description of the stack's file system, also while it is being deleted.
 
-    Raises `CloudError` when the file system with our token is not ours.
+    Raises `CloudError` when the file system with the stack's creation token lacks the stack tag.
     """
     token = _creation_token(context)
     for description in paginate(
@@ -193,7 +193,7 @@ def _mount_targets(context: StackContext, file_system_id: str) -> list[Resource]
 
 
 def _access_points(context: StackContext, file_system_id: str) -> list[Resource]:
-    """Return our access points that are not being deleted, sorted by ID so that everybody takes the same one."""
+    """Return the stack's access points that are not being deleted, by ID, so that all launches take the same one."""
     response = call_if_permitted(
         "access points", context.account.efs.describe_access_points, FileSystemId=file_system_id
     )

@@ -1,8 +1,8 @@
 """IAM policies as plain data: the smallest that let a person launch, and a machine run.
 
-A person may describe everything, create only resources that get our tag in the creating call, and change or delete
-only resources that have our tag. A test compares `user_policy` with every AWS call in infra/. `ADMIN_ACTIONS` are what
-only an admin does, once.
+A person may describe everything, create only resources that get the stack tag in the creating call, and change or
+delete only resources that have the stack tag. A test compares `user_policy` with every AWS call in infra/.
+`ADMIN_ACTIONS` are what only an admin does, once.
 
 Sources: AWS, "Actions, resources, and condition keys" for EC2, EFS, S3 and IAM; "Controlling access during launch";
 "Using IAM to control access to file systems" (which condition keys apply to a mount).

@@ -174,5 +174,5 @@ def is_same_policy(policy: str | Mapping[str, Any], other: Mapping[str, Any]) ->
 
 
 def not_ours_error(label: str, next_step: str) -> CloudError:
-    """Return the error for a resource that has our name but not our tag. Such a resource is never touched."""
+    """Return the error for a resource with the stack's name but without its tag. Such a resource is never touched."""
     return CloudError(f"{label} does not belong to imgnet-cluster: it has no tag {aws_tags.STACK}; {next_step}")

@@ -18,7 +18,7 @@ ADMIN_HINT = "an admin types once: imgnet-cluster up --region {}, or creates it 
 
 
 def missing_parts(context: StackContext, file_system: str | None, bucket: str | None) -> list[str]:
-    """Return one short line for each missing part of the role. Raises `CloudError` when the role is not ours."""
+    """Return a line for each missing part of the role. Raises `CloudError` when the role lacks the stack tag."""
     response = call_if_permitted(
         "the machines' role", context.account.iam.get_instance_profile, InstanceProfileName=ROLE_NAME
     )
@@ -108,14 +108,14 @@ def remove(context: StackContext) -> None:
 
 
 def _require_ours(resource: Resource, kind: str) -> Resource:
-    """Return a role or profile. Raises `CloudError` when it has our name but not our tag."""
+    """Return `resource`, a role or a profile. Raises `CloudError` when it lacks the stack tag."""
     if not tags.is_ours(resource):
         raise not_ours_error(f"{kind} {ROLE_NAME}", "remove it, or give it this tag with the value imgnet")
     return resource
 
 
 def _get_profile(context: StackContext) -> Resource:
-    """Return the instance profile; an empty one of ours while AWS does not show it yet."""
+    """Return the instance profile; an empty one with the stack tag while AWS does not show it yet."""
     response = call_if_permitted(
         "instance profile", context.account.iam.get_instance_profile, InstanceProfileName=ROLE_NAME
     )
@@ -125,7 +125,7 @@ def _get_profile(context: StackContext) -> Resource:
 
 
 def _ensure_role(context: StackContext) -> None:
-    """Create the role if missing. Raises `CloudError` when a role of its name is not ours."""
+    """Create the role if missing. Raises `CloudError` when a role of its name lacks the stack tag."""
     iam = context.account.iam
     response = call_if_permitted("role", iam.get_role, RoleName=ROLE_NAME)
     if not response:
