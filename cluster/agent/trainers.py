@@ -23,7 +23,7 @@ from cluster.connectors.local import module_command
 from cluster.state.attempts import Attempt
 from cluster.state.spec import JobSpec
 from train.distributed import network
-from train.tools import process
+from train.tools import host, process
 from train.tools.filesystem import read_json
 
 EXIT_SAVED = 3  # exit code of a trainer that was asked to save and exit
@@ -84,7 +84,8 @@ class Trainers:
         if not self.spec.standby:
             return True
         needed_gb = RESERVED_MEMORY_GB + STANDBY_GB_PER_PROCESS * self.spec.procs
-        if not self.standby_processes and _available_memory_gb() <= needed_gb:
+        memory = host.read_memory()
+        if not self.standby_processes and (memory is None or memory.available_gb <= needed_gb):
             return True
         if not self.standby_processes or any(child.poll() is not None for child in self.standby_processes):
             process.kill_process_groups(self.standby_processes)
@@ -293,11 +294,3 @@ def _assign_standby(process: "subprocess.Popen[bytes]", assignment: dict[str, An
     except OSError:
         return False
     return process.poll() is None
-
-
-def _available_memory_gb() -> float:
-    """Return the memory in GB (1e9 bytes) that this machine can still give to processes."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable"):
-            return int(line.split()[1]) / 1e6
-    return 0.0
