@@ -22,6 +22,7 @@ from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from train.metrics.hparams import flat_settings
 from train.recipe.schedule import Schedule, scaled_image_count
+from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import locked, read_json, to_json_bytes, write_atomic
 
 from . import queue_state
@@ -113,7 +114,7 @@ class Job:
         # Liveness is read before the agents' statuses: the last status of a dead agent is final.
         is_gone = not self.backend.is_remote and not self.has_ended and not self.is_alive
         if is_gone and self.has_agent_status and not self.is_booting:  # result.json could not be written yet
-            has_training_result = (self.run_folder.shared / "result.json").exists()
+            has_training_result = (self.run_folder.shared / RESULT_FILE).exists()
             state, reason = state_status.infer_end_state(self.run_folder, self.spec)
             if not has_training_result:
                 job_status |= {"state": state, "reason": reason}

@@ -25,6 +25,7 @@ from cluster.state import attempts
 from cluster.state.locks import AGENT_LOCK
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
+from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import is_valid_json, locked, overwrite_in_place, write_atomic
 
 from .code_archive import pack_code
@@ -41,7 +42,6 @@ FLEET_RECONNECT_SECONDS = 15.0  # how long to try to reach a machine
 STATUS_STALE_SECONDS = 3.0  # without a change of its status, a machine is asked whether its agent runs
 # From a stop request until the job counts as over although some machines do not answer.
 STOP_GRACE_SECONDS = 30.0
-RESULT_FILE = "result.json"
 Answer = TypeVar("Answer")
 
 

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from train.data.order import usage_log
 from train.forecast import calibrate, compare_with_run
 from train.recipe import target
+from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import read_json, read_json_lines, to_json_bytes, write_atomic
 
 from . import attempts, timeline
@@ -54,7 +55,7 @@ def write_result(
     given when the job never started or was ended from outside; a job that trained to its end is "done" all the same.
     The seconds of training and validation come from the trainers, all other seconds from the agents.
     """
-    trainer_result = read_json(run_folder.shared / "result.json")
+    trainer_result = read_json(run_folder.shared / RESULT_FILE)
     if trainer_result:
         state, reason = "done", ""
     elif end_reason:

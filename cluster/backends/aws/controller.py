@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, SetupFailed
-from cluster.machines.fleet import RESULT_FILE, Fleet
+from cluster.machines.fleet import Fleet
 from cluster.state import attempts
 from cluster.state.run_folder import RunFolder, stop_reason
 from cluster.state.spec import JobSpec
@@ -25,6 +25,7 @@ from infra.aws.errors import CloudError, Interrupted, NoCredentials
 from infra.aws.instances.gang import LaunchRefused, NoMachines
 from infra.aws.instances.instances import Instance
 from infra.aws.market import billing
+from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 
 from . import final_checkpoint, ssh_access
