@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
+from cluster.display.progress_bar import ProgressBar
 from cluster.errors import EXIT_ERROR, EXIT_OK, BadInput
 
 from .options import (
     CommandFunction,
     CommandGroup,
-    ProgressBar,
     output_option,
     pluralize,
     print_json,

@@ -4,9 +4,10 @@ from pathlib import Path
 
 import click
 
+from cluster.display.progress_bar import ProgressBar
 from cluster.errors import BadInput, ClusterError
 
-from .options import ProgressBar, translate_data_errors
+from .options import translate_data_errors
 
 MIN_COPY_PIXELS = 32  # short side of a resized copy
 

@@ -1,4 +1,4 @@
-"""What all commands share: grouped options, errors as one line with an exit code, JSON output, a progress bar."""
+"""What all commands share: grouped options, errors as one line with an exit code, JSON output."""
 
 import contextlib
 import functools
@@ -390,33 +390,3 @@ def rental_options(command: CommandFunction) -> CommandFunction:
             ),
         ],
     )
-
-
-class ProgressBar:
-    """A progress bar on stderr, called with (done, total). Without a terminal it prints a line for every 10 percent.
-
-    `format_count` turns a number into text, for example into megabytes.
-    """
-
-    def __init__(self, title: str, format_count: Callable[[int], str] = str) -> None:
-        self.title = title
-        self.format_count = format_count
-        self.last_shown_step = -1
-
-    def __enter__(self) -> "ProgressBar":
-        return self
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show the progress, unless the last shown line is still true."""
-        percent = 100 * done // max(total, 1)
-        percent_per_step = 1 if sys.stderr.isatty() else 10
-        step = percent // percent_per_step
-        if step == self.last_shown_step:
-            return
-        self.last_shown_step = step
-        line = f"{self.title}: {self.format_count(done)} of {self.format_count(total)} ({percent} %)"
-        click.echo(f"\r{line}" if sys.stderr.isatty() else line, err=True, nl=not sys.stderr.isatty())
-
-    def __exit__(self, *_: object) -> None:
-        if sys.stderr.isatty() and self.last_shown_step >= 0:
-            click.echo(err=True)
