@@ -25,7 +25,7 @@ from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 
 from .errors import aws_errors_as_cluster_errors
-from .instances import JOURNAL_FILE
+from .instance_history import JOURNAL_FILE
 
 Log = Callable[[str], None]
 

@@ -3,7 +3,7 @@
 With the `offline` option, all facts come from tables that ship with the program and AWS is not asked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -13,8 +13,9 @@ from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import JobSpec
 from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis, preflight
-from infra.aws.instances.request import InstanceRequest, Place, build_run_instances
+from infra.aws.instances.request import InstanceRequest, build_run_instances
 from infra.aws.instances.user_data import build_user_data
+from infra.aws.launch_request import Place
 from infra.aws.market import instance_types, offers
 from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
@@ -232,7 +233,7 @@ def _candidate_places(
     return places
 
 
-def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, dict[str, Any]]]:
+def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, Mapping[str, object]]]:
     """Return the AWS calls that a launch would make to rent the machines, as (action, arguments).
 
     Readable placeholders stand for IDs of resources that do not exist yet.
@@ -274,8 +275,9 @@ def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, 
         use_placement_group=rental_spec.use_placement_group,
     )
     run_instances = build_run_instances(instance_request, rental_plan.instance_type, place, spec.machine_names, 1)
-    requests = [("ec2:RunInstances", run_instances)]
-    if group := run_instances.get("Placement", {}).get("GroupName"):
+    requests: list[tuple[str, Mapping[str, object]]] = [("ec2:RunInstances", run_instances)]
+    if "Placement" in run_instances:
+        group = run_instances["Placement"]["GroupName"]
         requests.insert(0, ("ec2:CreatePlacementGroup", {"GroupName": group, "Strategy": "cluster"}))
     return requests
 

@@ -5,10 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import aws_journal
 
 from cluster.cli import cloud
 from cluster.errors import ClusterError
 from cluster.jobs import billing, store
+from infra.aws.journal_events import InstanceEnded, JournalEvent
+from infra.aws.launch_request import Place
 
 Fixture = Any
 DOLLAR_PER_SECOND = 3600.0  # as a price per hour
@@ -16,16 +19,15 @@ DOLLAR_PER_SECOND = 3600.0  # as a price per hour
 
 def write_journal(run: Any, *machines: tuple[str, float, float], price: float | None = DOLLAR_PER_SECOND) -> None:
     """Write the journal of machines given as (instance ID, launch time, end time)."""
-    place = {"type": "p5.48xlarge", "market": "on-demand", "zone": "us-east-1a", "price": price}
-    request: dict[str, Any] = {"BlockDeviceMappings": [], "NetworkInterfaces": []}
-    lines: list[dict[str, Any]] = []
+    place = Place(region="us-east-1", zone="us-east-1a", type="p5.48xlarge", market="on-demand", price=price)
+    events: list[JournalEvent] = []
     for number, (id, launched, ended) in enumerate(machines, 1):
-        lines += [
-            {"what": "ask", "number": number, "place": place, "names": ["0"], "request": request},
-            {"what": "granted", "number": number, "machines": [{"id": id, "name": "0", "launched": launched}]},
-            {"what": "gone", "id": id, "name": "0", "ended": ended, "why": "Client.UserInitiatedShutdown"},
+        events += [
+            aws_journal.launch_request(number, place, ["0"]),
+            aws_journal.request_granted(number, (id, "0", launched)),
+            InstanceEnded(id=id, name="0", ended=ended, reason="Client.UserInitiatedShutdown"),
         ]
-    (run.run_folder.path / "cloud.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    aws_journal.write_journal(run.run_folder.path / "cloud.jsonl", *events)
 
 
 def write_metrics(run: Any, attempt: int, *steps: tuple[int, float], epoch: float) -> None:
