@@ -83,8 +83,8 @@ class MarketParameters(TypedDict):
     SpotOptions: SpotParameters
 
 
-class UnsentRunInstances(TypedDict):
-    """The parameters of RunInstances without the client token, which is computed from them."""
+class UntaggedRunInstances(TypedDict):
+    """The parameters of RunInstances without tags and client token, which are computed from them."""
 
     ImageId: str
     InstanceType: str
@@ -97,12 +97,12 @@ class UnsentRunInstances(TypedDict):
     NetworkInterfaces: list[NetworkInterfaceParameters]
     BlockDeviceMappings: list[DiskParameters]
     UserData: str
-    TagSpecifications: list[TagSpecification]
     Placement: NotRequired[PlacementParameters]
     InstanceMarketOptions: NotRequired[MarketParameters]
 
 
-class RunInstances(UnsentRunInstances):
+class RunInstances(UntaggedRunInstances):
     """All parameters of RunInstances that we send."""
 
+    TagSpecifications: list[TagSpecification]
     ClientToken: str

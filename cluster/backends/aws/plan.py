@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+from cluster.backends.rentals import RentalSummary
 from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import JobSpec
 from infra.aws.client import Account, get_public_address
@@ -41,8 +41,8 @@ class RentalPlan:
     max_hours: float
     poweroff_grace: float  # seconds from the time limit until the machines power off
 
-    def summary(self, spec: JobSpec) -> dict[str, Any]:
-        """Return the plan as plain data: machines, type, market, zones, prices, limits, resources to create."""
+    def summary(self, spec: JobSpec) -> RentalSummary:
+        """Return what the user is shown: machines, type, market, zones, prices, limits, resources to create."""
         places = self.rental_spec.places
         first = places[0]
         machine_count = len(spec.machine_names)
@@ -50,23 +50,23 @@ class RentalPlan:
         minutes = None if self.forecast is None else self.forecast.total_minutes
         first_choice = [place for place in places if (place.type, place.market) == (first.type, first.market)]
         choices = dict.fromkeys(f"{place.type} {place.market} in {place.region}" for place in places)
-        return {
-            "machines": machine_count,
-            "type": first.type,
-            "market": first.market,
-            "region": first.region,
-            "gpus": f"{self.instance_type.gpus} x {self.instance_type.gpu}" if self.instance_type.gpus else "none",
-            "zones": list(dict.fromkeys(place.zone for place in first_choice)),
-            "then": list(choices)[1:],
-            "dollars_per_hour": rate,
-            "minutes": minutes,
-            "dollars": None if rate is None or minutes is None else rate * minutes / 60,
-            "max_hours": self.max_hours,
-            "late": self.poweroff_grace,
-            "max_dollars": self.max_dollars(machine_count),
-            "ssh_from": self.rental_spec.ssh_address,
-            "makes": list(self.missing_stack_parts),
-        }
+        return RentalSummary(
+            machines=machine_count,
+            type=first.type,
+            market=first.market,
+            region=first.region,
+            gpus=f"{self.instance_type.gpus} x {self.instance_type.gpu}" if self.instance_type.gpus else "none",
+            zones=tuple(dict.fromkeys(place.zone for place in first_choice)),
+            other_choices=tuple(choices)[1:],
+            dollars_per_hour=rate,
+            minutes=minutes,
+            dollars=None if rate is None or minutes is None else rate * minutes / 60,
+            max_hours=self.max_hours,
+            poweroff_grace=self.poweroff_grace,
+            max_dollars=self.max_dollars(machine_count),
+            ssh_address=self.rental_spec.ssh_address,
+            missing_stack_parts=self.missing_stack_parts,
+        )
 
     def max_dollars(self, machine_count: int) -> float | None:
         """Return the highest possible cost in dollars, at the dearest place until power-off. None: unknown price."""

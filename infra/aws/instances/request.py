@@ -9,11 +9,11 @@ card k, device index 0 on the first card and 1 on all others).
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from infra.aws import tags
-from infra.aws.launch_request import NetworkInterfaceParameters, Place, RunInstances, UnsentRunInstances
+from infra.aws.launch_request import NetworkInterfaceParameters, Place, RunInstances, UntaggedRunInstances
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.stack.stack import Stack
 
@@ -69,7 +69,7 @@ def build_run_instances(
     resource_types = ["instance", "volume", "network-interface"]
     if place.market == "spot":
         resource_types.append("spot-instances-request")
-    request: UnsentRunInstances = {
+    request: UntaggedRunInstances = {
         "ImageId": image.id,
         "InstanceType": place.type,
         "MinCount": len(names),
@@ -91,8 +91,6 @@ def build_run_instances(
             }
         ],
         "UserData": instance_request.user_data,
-        # The token is a hash of the request, and is itself a tag: it is computed with that tag empty.
-        "TagSpecifications": tags.tag_specifications(resource_types, machine_tags(instance_request, names, "")),
     }
     if instance_request.use_placement_group:
         request["Placement"] = {"GroupName": placement_group_name(instance_request.job_uid, number)}
@@ -101,9 +99,15 @@ def build_run_instances(
             "MarketType": "spot",
             "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
         }
-    token = make_client_token(instance_request.job_uid, number, place, request)
-    request["TagSpecifications"] = tags.tag_specifications(resource_types, machine_tags(instance_request, names, token))
-    return {**request, "ClientToken": token}
+
+    def specifications(token: str) -> list[tags.TagSpecification]:
+        return tags.tag_specifications(resource_types, machine_tags(instance_request, names, token))
+
+    # The token is a hash of the request, and is itself a tag: it is computed with that tag empty.
+    token = make_client_token(
+        instance_request.job_uid, number, place, {**request, "TagSpecifications": specifications("")}
+    )
+    return {**request, "TagSpecifications": specifications(token), "ClientToken": token}
 
 
 def machine_tags(instance_request: InstanceRequest, names: Sequence[str], token: str) -> dict[str, str]:
@@ -142,7 +146,7 @@ def network_interfaces(instance_type: InstanceType, subnet: str, group: str) -> 
     return interfaces
 
 
-def make_client_token(job_uid: str, number: int, place: Place, request: UnsentRunInstances) -> str:
+def make_client_token(job_uid: str, number: int, place: Place, request: Mapping[str, object]) -> str:
     """Return the client token of a request: the same whenever it is sent again, and different for every other."""
     frozen = json.dumps([job_uid, number, place.region, request], sort_keys=True)
     return base64.b32encode(hashlib.sha256(frozen.encode()).digest()).decode().rstrip("=").lower()
