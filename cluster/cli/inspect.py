@@ -68,12 +68,13 @@ def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
 def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
     from cluster.backends.aws import admin
     from cluster.display import cloud as display_cloud
+    from train.tools.records import encode
 
     rows = [
         row for region in admin.resolve_regions(regions) for row in admin.summarize_by_job(admin.list_instances(region))
     ]
     if output == "json":
-        print_json(rows)
+        print_json([encode(row) for row in rows])
     else:
         display_cloud.show_rented_machines(rows)
 

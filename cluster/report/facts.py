@@ -140,23 +140,22 @@ def _planned_schedule(job: Job) -> list[JsonDict]:
 def cost_over_time(job: Job, result: Mapping[str, Any]) -> JsonDict:
     """Return what the job has cost.
 
-    "total" is in dollars, "machines" has a row for each rented machine, "over_time" has points (seconds since the first
-    launch, dollars until then), and "unknown" names the machines without a known price, which are in no sum.
+    "total" is in dollars, "machines" has a `MachineCost` for each rented machine, "over_time" has points (seconds since
+    the first launch, dollars until then), and "unknown" names the machines without a known price, which are in no sum.
     """
     if job.spec.backend != "aws":
-        return {"total": result.get("dollars", 0.0), "machines": [], "over_time": [], "unknown": []}
+        return {"total": result.get("dollars", 0.0), "machines": (), "over_time": [], "unknown": []}
     from cluster.backends.aws import admin
 
     cost = admin.job_cost(job.path)
-    machines = cost["machines"]
     over_time = []
-    if machines:
-        begin = min(machine["launched"] for machine in machines)
-        end = max(machine["ended"] or time.time() for machine in machines)
+    if cost.machines:
+        begin = min(machine.launched for machine in cost.machines)
+        end = max(machine.ended or time.time() for machine in cost.machines)
         for index in range(COST_CURVE_POINTS + 1):
             moment = begin + (end - begin) * index / COST_CURVE_POINTS
-            over_time.append((moment - begin, admin.job_cost(job.path, moment)["dollars"]))
-    return {"total": cost["dollars"], "machines": machines, "over_time": over_time, "unknown": cost["unknown"]}
+            over_time.append((moment - begin, admin.job_cost(job.path, moment).dollars))
+    return {"total": cost.dollars, "machines": cost.machines, "over_time": over_time, "unknown": cost.unknown}
 
 
 def provenance(job: Job, result: Mapping[str, Any], clock: WorkClock) -> list[tuple[str, str]]:

@@ -60,8 +60,8 @@ def attempt_rows(run_path: Path, shared: Path) -> list[dict[str, Any]]:
 
 def moved_launch_ids(run_path: Path) -> list[str]:
     """Return the IDs of launches that no user asked for: all rented machines were lost, and new ones took over."""
-    rows = read_json_lines(run_path / "cloud.jsonl", "what", "mark")
-    return [str(row["mark"]) for row in rows if row["what"] == "move"]
+    rows = read_json_lines(run_path / "cloud.jsonl", "what", "launch_id")
+    return [str(row["launch_id"]) for row in rows if row["what"] == "move"]
 
 
 def lost_intervals(run_path: Path, shared: Path) -> list[tuple[float, float]]:

@@ -5,7 +5,6 @@ Amazon EC2 API"; the code of SkyPilot, ParallelCluster and Karpenter.
 """
 
 from enum import Enum
-from typing import Any
 
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
@@ -166,6 +165,6 @@ def _shorten(text: str) -> str:
     return text if len(text) < 300 else text[:297] + "..."
 
 
-def error_to_dict(error: Exception) -> dict[str, Any]:
-    """Return an error's code and short text as plain data for a journal."""
-    return {"code": get_error_code(error), "said": _shorten(" ".join(str(error).split()))}
+def describe_error(error: Exception) -> str:
+    """Return the short text of an error in one line."""
+    return _shorten(" ".join(str(error).split()))

@@ -21,7 +21,8 @@ from train.tools.filesystem import read_json
 
 from .controller import AwsController
 from .errors import aws_errors_as_cluster_errors
-from .instances import HOSTS_FILE, JOURNAL_FILE, JobInstances
+from .instance_history import JOURNAL_FILE
+from .instances import HOSTS_FILE, JobInstances
 from .rental_spec import POWEROFF_GRACE_SECONDS
 
 

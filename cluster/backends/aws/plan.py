@@ -3,18 +3,19 @@
 With the `offline` option, all facts come from tables that ship with the program and AWS is not asked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
+from cluster.backends.rentals import RentalSummary
 from cluster.errors import BadInput, ClusterError
 from cluster.state.spec import JobSpec
 from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis, preflight
-from infra.aws.instances.request import InstanceRequest, Place, build_run_instances
+from infra.aws.instances.request import InstanceRequest, build_run_instances
 from infra.aws.instances.user_data import build_user_data
+from infra.aws.launch_request import Place
 from infra.aws.market import instance_types, offers
 from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
@@ -40,8 +41,8 @@ class RentalPlan:
     max_hours: float
     poweroff_grace: float  # seconds from the time limit until the machines power off
 
-    def summary(self, spec: JobSpec) -> dict[str, Any]:
-        """Return the plan as plain data: machines, type, market, zones, prices, limits, resources to create."""
+    def summary(self, spec: JobSpec) -> RentalSummary:
+        """Return what the user is shown: machines, type, market, zones, prices, limits, resources to create."""
         places = self.rental_spec.places
         first = places[0]
         machine_count = len(spec.machine_names)
@@ -49,23 +50,23 @@ class RentalPlan:
         minutes = None if self.forecast is None else self.forecast.total_minutes
         first_choice = [place for place in places if (place.type, place.market) == (first.type, first.market)]
         choices = dict.fromkeys(f"{place.type} {place.market} in {place.region}" for place in places)
-        return {
-            "machines": machine_count,
-            "type": first.type,
-            "market": first.market,
-            "region": first.region,
-            "gpus": f"{self.instance_type.gpus} x {self.instance_type.gpu}" if self.instance_type.gpus else "none",
-            "zones": list(dict.fromkeys(place.zone for place in first_choice)),
-            "then": list(choices)[1:],
-            "dollars_per_hour": rate,
-            "minutes": minutes,
-            "dollars": None if rate is None or minutes is None else rate * minutes / 60,
-            "max_hours": self.max_hours,
-            "late": self.poweroff_grace,
-            "max_dollars": self.max_dollars(machine_count),
-            "ssh_from": self.rental_spec.ssh_address,
-            "makes": list(self.missing_stack_parts),
-        }
+        return RentalSummary(
+            machines=machine_count,
+            type=first.type,
+            market=first.market,
+            region=first.region,
+            gpus=f"{self.instance_type.gpus} x {self.instance_type.gpu}" if self.instance_type.gpus else "none",
+            zones=tuple(dict.fromkeys(place.zone for place in first_choice)),
+            other_choices=tuple(choices)[1:],
+            dollars_per_hour=rate,
+            minutes=minutes,
+            dollars=None if rate is None or minutes is None else rate * minutes / 60,
+            max_hours=self.max_hours,
+            poweroff_grace=self.poweroff_grace,
+            max_dollars=self.max_dollars(machine_count),
+            ssh_address=self.rental_spec.ssh_address,
+            missing_stack_parts=self.missing_stack_parts,
+        )
 
     def max_dollars(self, machine_count: int) -> float | None:
         """Return the highest possible cost in dollars, at the dearest place until power-off. None: unknown price."""
@@ -232,7 +233,7 @@ def _candidate_places(
     return places
 
 
-def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, dict[str, Any]]]:
+def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, Mapping[str, object]]]:
     """Return the AWS calls that a launch would make to rent the machines, as (action, arguments).
 
     Readable placeholders stand for IDs of resources that do not exist yet.
@@ -274,8 +275,9 @@ def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, 
         use_placement_group=rental_spec.use_placement_group,
     )
     run_instances = build_run_instances(instance_request, rental_plan.instance_type, place, spec.machine_names, 1)
-    requests = [("ec2:RunInstances", run_instances)]
-    if group := run_instances.get("Placement", {}).get("GroupName"):
+    requests: list[tuple[str, Mapping[str, object]]] = [("ec2:RunInstances", run_instances)]
+    if "Placement" in run_instances:
+        group = run_instances["Placement"]["GroupName"]
         requests.insert(0, ("ec2:CreatePlacementGroup", {"GroupName": group, "Strategy": "cluster"}))
     return requests
 

@@ -5,7 +5,7 @@ another image in a repeated request would make it a different request.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infra.aws import tags
 from infra.aws.errors import CloudError
@@ -119,7 +119,7 @@ def _ssh_login(ami: str, image_tags: dict[str, str]) -> tuple[str, int]:
     return user, int(port)
 
 
-def _root_snapshot_gb(image: dict[str, Any], root_device: str) -> int:
+def _root_snapshot_gb(image: tags.Resource, root_device: str) -> int:
     """Return the size of the root device's snapshot in GB, 0 when the image does not say it."""
     for mapping in image.get("BlockDeviceMappings", []):
         if mapping.get("DeviceName") == root_device:

@@ -7,7 +7,7 @@ call would succeed. Functions here import boto3 late, because offline planning i
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infra.aws import tags
 from infra.aws.errors import DENIED_CODES, CloudError, NoCredentials, get_error_code
@@ -293,13 +293,13 @@ def _check_permissions(
     return findings + [_check_permission(action, call) for action, call in _dry_run_calls(account, creates_stack)]
 
 
-def _dry_run_request(name: str, image: str, subnet: str | None, spot: bool) -> dict[str, Any]:
+def _dry_run_request(name: str, image: str, subnet: str | None, spot: bool) -> dict[str, object]:
     """Return RunInstances parameters for one machine, with all that policies look at.
 
     That is type, tags, metadata service and market.
     """
     resource_types = ["instance", "volume", "network-interface", *(["spot-instances-request"] if spot else [])]
-    request: dict[str, Any] = {
+    request: dict[str, object] = {
         "MinCount": 1,
         "MaxCount": 1,
         "InstanceType": name,
@@ -317,7 +317,7 @@ def _dry_run_request(name: str, image: str, subnet: str | None, spot: bool) -> d
 def _dry_run_calls(account: "Account", creates_stack: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the other calls of a launch that support DryRun, with the tag that `policies.user_policy` requires."""
 
-    def specifications(resource_type: str) -> list[dict[str, Any]]:
+    def specifications(resource_type: str) -> list[tags.TagSpecification]:
         return tags.tag_specifications([resource_type], {tags.STACK: tags.STACK_VALUE})
 
     ec2 = account.ec2

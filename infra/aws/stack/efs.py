@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from infra.aws import tags
 from infra.aws.client import paginate
 from infra.aws.errors import CloudError
+from infra.aws.tags import Resource
 
 from . import network, policies
-from .resources import RESOURCE_NAME, Resource, StackContext, call_if_permitted, not_ours_error, wait_for
+from .resources import RESOURCE_NAME, StackContext, call_if_permitted, not_ours_error, wait_for
 
 BUCKET_TAG = "imgnet:bucket"  # the tag of the file system that names the stack's bucket
 EFS_DOLLARS_PER_GB_MONTH = 0.30  # EFS Standard, us-east-1
@@ -64,6 +65,7 @@ def find_file_system(context: StackContext) -> FileSystem | None:
     response = call_if_permitted(
         "policy of the file system", context.account.efs.describe_file_system_policy, FileSystemId=file_system_id
     )
+    policy = str(response["Policy"]) if response else ""
     targets = _mount_targets(context, file_system_id)
     access_points = _access_points(context, file_system_id)
     return FileSystem(
@@ -73,8 +75,7 @@ def find_file_system(context: StackContext) -> FileSystem | None:
         bucket=tags.read_tags(description).get(BUCKET_TAG),
         mount_target_states={target["SubnetId"]: target["LifeCycleState"] for target in targets},
         access_point=access_points[0]["AccessPointId"] if access_points else "",
-        has_policy=bool(response)
-        and all(f'"{statement}"' in response["Policy"] for statement in policies.FILE_SYSTEM_STATEMENTS),
+        has_policy=all(f'"{statement}"' in policy for statement in policies.FILE_SYSTEM_STATEMENTS),
     )
 
 
@@ -158,7 +159,7 @@ def _creation_token(context: StackContext) -> str:
     return f"{RESOURCE_NAME}-{context.account.region}"
 
 
-def _expected_policy(context: StackContext, file_system_id: str) -> Resource:
+def _expected_policy(context: StackContext, file_system_id: str) -> policies.Policy:
     return policies.file_system_policy(context.account.identity[0], context.account.region, file_system_id)
 
 

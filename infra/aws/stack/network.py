@@ -10,8 +10,9 @@ from ipaddress import IPv4Network
 from infra.aws import tags
 from infra.aws.client import call, paginate
 from infra.aws.errors import CloudError
+from infra.aws.tags import Resource
 
-from .resources import RESOURCE_VISIBILITY_SECONDS, Resource, StackContext, wait_for
+from .resources import RESOURCE_VISIBILITY_SECONDS, StackContext, wait_for
 
 VPC_CIDR = IPv4Network("10.77.0.0/16")
 SUBNET_CIDRS = [str(subnet) for subnet in VPC_CIDR.subnets(new_prefix=20)]  # 16 zones of 4,091 addresses

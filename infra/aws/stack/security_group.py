@@ -8,8 +8,9 @@ from infra.aws import tags
 from infra.aws.client import Account, call, call_with_retry, paginate
 from infra.aws.errors import CloudError
 from infra.aws.journal import Journal
+from infra.aws.tags import Resource
 
-from .resources import RESOURCE_NAME, Resource, StackContext, discard, not_ours_error
+from .resources import RESOURCE_NAME, StackContext, discard, not_ours_error
 
 SSH_PORT = 22
 ANY_IPV4 = "0.0.0.0/0"

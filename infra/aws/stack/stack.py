@@ -12,10 +12,11 @@ from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.errors import CloudError
 from infra.aws.journal import Journal
+from infra.aws.tags import Resource
 
 from . import buckets, efs, key_pairs, network, role
 from . import security_group as stack_security_group
-from .resources import Resource, StackContext, discard
+from .resources import StackContext, discard
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import aws_journal
+from support.aws_journal import launch_request, request_granted
 
 from cluster.cli import record
 from cluster.errors import ClusterError
@@ -16,6 +18,8 @@ from cluster.planning.resolve import plan
 from cluster.records import check, run_data, writers
 from cluster.state import attempts
 from cluster.state import result as state_result
+from infra.aws.journal_events import InstanceEnded
+from infra.aws.launch_request import Place
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.target import Target, target_outcome
@@ -40,8 +44,7 @@ RECIPE = Recipe(
 )
 SCHEDULE = Schedule(RECIPE, IMAGES, 2)
 ACCURACIES = {1: (20.0, 50.0), 2: (40.0, 72.0), 4: (60.0, 94.0)}
-PLACE = {"region": "r", "zone": "r-1a", "type": "p4d.24xlarge", "market": "spot", "price": PRICE}
-REQUEST = {"BlockDeviceMappings": [], "NetworkInterfaces": []}
+PLACE = Place(region="r", zone="r-1a", type="p4d.24xlarge", market="spot", price=PRICE)
 
 
 class SimulatedTrainer:
@@ -190,18 +193,16 @@ def make_job(hand_made: Fixture, backend: str = "local", done: bool = True, targ
 
 def write_journal(run_folder: Path) -> None:
     """Write the journal of two instances, of which the second was replaced after the loss."""
-    first_machines = [{"id": f"i-{name}", "name": name, "launched": LOADING_BEGAN - 90} for name in ("0", "1")]
-    lines = [
-        {"what": "ask", "number": 1, "place": PLACE, "names": ["0", "1"], "request": REQUEST},
-        {"what": "granted", "number": 1, "machines": first_machines},
-        {"what": "gone", "id": "i-1", "name": "1", "ended": LOADING_BEGAN + 170, "why": "taken"},
-        {"what": "ask", "number": 2, "place": PLACE, "names": ["1"], "request": REQUEST},
-        {"what": "granted", "number": 2, "machines": [{"id": "i-2", "name": "1", "launched": LOADING_BEGAN + 175}]},
-        {"what": "gone", "id": "i-0", "name": "0", "ended": LOADING_BEGAN + 300, "why": "done"},
-        {"what": "gone", "id": "i-2", "name": "1", "ended": LOADING_BEGAN + 300, "why": "done"},
-    ]  # fmt: skip
-    (run_folder / "cloud.jsonl").write_text(
-        "".join(json.dumps({"time": LOADING_BEGAN - 95, **line}) + "\n" for line in lines)
+    first_launched = LOADING_BEGAN - 90
+    aws_journal.write_journal(
+        run_folder / "cloud.jsonl",
+        launch_request(1, PLACE, ["0", "1"], LOADING_BEGAN - 95),
+        request_granted(1, ("i-0", "0", first_launched), ("i-1", "1", first_launched)),
+        InstanceEnded(id="i-1", name="1", ended=LOADING_BEGAN + 170, reason="taken"),
+        launch_request(2, PLACE, ["1"]),
+        request_granted(2, ("i-2", "1", LOADING_BEGAN + 175)),
+        InstanceEnded(id="i-0", name="0", ended=LOADING_BEGAN + 300, reason="done"),
+        InstanceEnded(id="i-2", name="1", ended=LOADING_BEGAN + 300, reason="done"),
     )
 
 

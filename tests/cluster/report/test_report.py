@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from support import aws_journal
 from support.report_reader import BEGIN, agent, done, draw_val, epoch, home, lost, step, thumbnails
 
 from cluster import report as reports
@@ -24,6 +25,8 @@ from cluster.plots import curves, svg
 from cluster.report import activity, sample_images, summary
 from cluster.report import facts as report_facts
 from cluster.report.html import Html, table, tag
+from infra.aws.journal_events import InstanceEnded
+from infra.aws.launch_request import Place
 from train.metrics import text as metrics_text
 from train.recipe import IMAGENET, Optim
 
@@ -395,14 +398,13 @@ def test_training_charts_every_legend_entry_is_visible(run: Any, hand_made: Fixt
 
 def test_render_report_rented_job_shows_cost_over_time(hand_made: Fixture) -> None:
     run = hand_made(backend="aws", cloud={"places": []}, hosts={"machines": []})
-    place = {"region": "us-east-1", "zone": "us-east-1a", "type": "g5.xlarge", "market": "spot", "price": 3.6}
-    request = {"BlockDeviceMappings": [{"Ebs": {"VolumeSize": 100}}], "NetworkInterfaces": [{}]}
-    home(
-        run, "cloud.jsonl",
-        {"time": BEGIN, "what": "ask", "number": 1, "place": place, "names": ["0"], "request": request},
-        {"time": BEGIN, "what": "granted", "number": 1, "machines": [{"id": "i-1", "name": "0", "launched": BEGIN}]},
-        {"time": BEGIN + 1000, "what": "gone", "id": "i-1", "name": "0", "ended": BEGIN + 1000, "why": "ended by us"},
-    )  # fmt: skip
+    place = Place(region="us-east-1", zone="us-east-1a", type="g5.xlarge", market="spot", price=3.6)
+    aws_journal.write_journal(
+        run.run_folder.path / "cloud.jsonl",
+        aws_journal.launch_request(1, place, ["0"], BEGIN, has_overhead=True),
+        aws_journal.request_granted(1, ("i-1", "0", BEGIN), time=BEGIN),
+        InstanceEnded(time=BEGIN + 1000, id="i-1", name="0", ended=BEGIN + 1000, reason="ended by us"),
+    )
     done(run, dollars=1.0)
     cost = report_facts.collect_facts(run.job)["cost"]
     assert cost["total"] == pytest.approx(1.003, abs=0.001) and cost["over_time"][0][1] < cost["over_time"][-1][1]

@@ -11,7 +11,7 @@ from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, POWEROFF
 from cluster.errors import ClusterError
 from cluster.jobs import submit
 from cluster.jobs.submit import request_fingerprint
-from infra.aws.instances.request import Place
+from infra.aws.launch_request import Place
 from train.recipe import SAMPLE, Model, Phase, Recipe
 
 RECIPE = Recipe(
