@@ -51,11 +51,11 @@ def check(spec: JobSpec, runs_folder: Path) -> None:
         raise BadInput(line)
     if not spec.generate_data and not spec.data_source:  # data that is fetched was checked when the job was planned
         try:
-            check_layout(Path(spec.data))
+            check_layout(Path(spec.train.data))
         except DataError as error:
             raise ClusterError(str(error)) from error
-        if spec.copies not in (f"{spec.data}-sz", "") and not Path(spec.copies).is_dir():
-            raise BadInput(f"--copies {spec.copies}: there is no such folder")
+        if spec.train.copies not in (f"{spec.train.data}-sz", "") and not Path(spec.train.copies).is_dir():
+            raise BadInput(f"--copies {spec.train.copies}: there is no such folder")
     folder = next(path for path in [runs_folder, *runs_folder.parents] if path.is_dir())
     free_mb = shutil.disk_usage(folder).free / 1e6
     needed_mb = CHECKPOINTS_ON_DISK * estimate_checkpoint_mb(spec.recipe) + LOGS_MB
