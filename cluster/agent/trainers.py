@@ -1,5 +1,6 @@
 """The trainer processes of one machine: those of the current attempt, and a standby for the next.
 
+    <work>/options.json     what the trainers of all attempts obey (TrainOptions in train/engine/options.py)
     <work>/000007/          of attempt 7: progress.json, failed-3.json, ask (train/tools/agent_protocol.py)
     <work>/logs/000007/     rank-3.log
 
@@ -25,7 +26,7 @@ from cluster.state.spec import JobSpec
 from train.distributed import network
 from train.tools import agent_protocol, host, process
 from train.tools.agent_protocol import EXIT_SAVED, StandbyRequest, attempt_name
-from train.tools.filesystem import read_json
+from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 from train.tools.records import encode
 
 EXIT_WAIT_SECONDS = 10.0  # for the other trainers to follow the first one that ended well
@@ -68,6 +69,8 @@ class Trainers:
         self.spec = spec
         self.shared = shared
         self.work = work
+        self.options_path = work / "options.json"
+        write_atomic(self.options_path, to_json_bytes(encode(spec.train)))
         self.environment = {"TMPDIR": str(temp_folder)}
         self.attempt_folder = work / "000000"
         self.first_rank = 0
@@ -82,7 +85,7 @@ class Trainers:
 
         Returns True also when there is to be no standby: the job wants none, or memory is short.
         """
-        if not self.spec.standby:
+        if not self.spec.recovery.standby:
             return True
         needed_gb = RESERVED_MEMORY_GB + STANDBY_GB_PER_PROCESS * self.spec.procs
         memory = host.read_memory()
@@ -156,26 +159,9 @@ class Trainers:
 
     def job_arguments(self) -> list[str]:
         """Return the arguments of a trainer that are the same in all attempts."""
-        spec = self.spec
-        options: dict[str, Any] = {
-            "--data": spec.data,
-            "--copies": spec.copies,
-            "--out": self.shared,
-            "--local": self.work,
-            "--gpus": spec.schedule_gpus,
-            "--scale": spec.scale,
-            "--save-seconds": spec.save_seconds,
-            "--max-steps": spec.max_steps,
-            "--workers": spec.loader_workers,
-            "--threads": spec.threads_per_process,
-            "--target": spec.target or None,
-        }
-        flags = {"--skip-bad": spec.skip_bad, "--log-ids": spec.log_ids, "--exact": spec.exact}
-        arguments = [str(self.shared / "recipe.json")]
-        for option, value in options.items():
-            if value is not None:
-                arguments += [option, str(value)]
-        return arguments + [flag for flag, is_set in flags.items() if is_set]
+        recipe_path = self.shared / "recipe.json"
+        options = {"--options": self.options_path, "--out": self.shared, "--local": self.work}
+        return [str(recipe_path), *(str(word) for option in options.items() for word in option)]
 
     def request_save_and_exit(self) -> None:
         """Ask the trainers to save at a step that all ranks agree on, and to exit."""

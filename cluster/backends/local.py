@@ -55,11 +55,11 @@ class LocalBackend(SharedFolderBackend):
             raise BadInput(line)
         if not spec.generate_data and not spec.data_source:  # data that is fetched was checked when the job was planned
             try:
-                check_layout(Path(spec.data))
+                check_layout(Path(spec.train.data))
             except DataError as error:
                 raise ClusterError(str(error)) from error
-            if spec.copies not in (f"{spec.data}-sz", "") and not Path(spec.copies).is_dir():
-                raise BadInput(f"--copies {spec.copies}: there is no such folder")
+            if spec.train.copies not in (f"{spec.train.data}-sz", "") and not Path(spec.train.copies).is_dir():
+                raise BadInput(f"--copies {spec.train.copies}: there is no such folder")
         check_disk_space(spec.recipe, runs_folder)
 
     def launch(self) -> None:

@@ -89,7 +89,7 @@ class Job:
     @property
     def hparams(self) -> dict[str, int | float | str]:
         """The hyperparameters, as TensorBoard shows them to compare jobs."""
-        images = scaled_image_count(self.spec.recipe.data.train, self.spec.scale)
+        images = scaled_image_count(self.spec.recipe.data.train, self.spec.train.scale)
         schedule = Schedule(self.spec.recipe, images, self.spec.schedule_gpus)
         return flat_settings(schedule, self.spec.machines * self.spec.procs)
 

@@ -126,7 +126,7 @@ class Fleet:
         self.provisioner.check_machines(self._usable_machines())
         self._require_enough_machines()
         has_gpus = any(self.setup_progress.rows[name].get("gpus") for name in self._usable_machines())
-        if self.spec.probe and (len(self._usable_machines()) > 1 or has_gpus):
+        if self.spec.recovery.probe and (len(self._usable_machines()) > 1 or has_gpus):
             self.provisioner.measure_network(self._usable_machines())
             self._require_enough_machines()
         self.provisioner.write_job_files(self._usable_machines()[0], self.folders.shared)

@@ -133,8 +133,8 @@ def _aggregate(function: Callable[[list[float]], float], rows: Sequence[JsonDict
 def _planned_schedule(job: Job) -> list[JsonDict]:
     """Return the rows of the planned schedule, for a job without a result."""
     spec = job.spec
-    train_images = scaled_image_count(spec.recipe.data.train, spec.scale)
-    return Schedule(spec.recipe, train_images, spec.schedule_gpus, spec.max_steps).table()
+    train_images = scaled_image_count(spec.recipe.data.train, spec.train.scale)
+    return Schedule(spec.recipe, train_images, spec.schedule_gpus, spec.train.max_steps).table()
 
 
 def cost_over_time(job: Job, result: Mapping[str, Any]) -> JsonDict:
@@ -163,13 +163,13 @@ def provenance(job: Job, result: Mapping[str, Any], clock: WorkClock) -> list[tu
     spec = job.spec
     machines = _format_count(spec.machines, "machine")
     processes = _format_count(spec.procs, "process", "es")
-    scale_note = "" if spec.scale == 1 else f": a rehearsal with {spec.scale:g} of all"
+    scale_note = "" if spec.train.scale == 1 else f": a rehearsal with {spec.train.scale:g} of all"
     versions = result.get("versions") or {}
     rows = [
         ("recipe", f"{spec.recipe.name}, {spec.recipe_file or 'from Python'}"),
         ("git commit", str(spec.git_commit or "not known")),
         ("seed", str(result.get("seed", spec.recipe.seed))),
-        ("data", f"{spec.recipe.data.name}, {spec.data_source or spec.data}"),
+        ("data", f"{spec.recipe.data.name}, {spec.data_source or spec.train.data}"),
         ("images", _describe_images(job) + scale_note),
         ("training", text.describe_training(spec.recipe)),
         ("processes", f"{machines} x {processes}, schedule for {_format_count(spec.schedule_gpus, 'GPU')}"),
@@ -205,7 +205,7 @@ def comparable_settings(job: Job) -> JsonDict:
 
 def _describe_images(job: Job) -> str:
     data = job.spec.recipe.data
-    train_images, val_images = (scaled_image_count(count, job.spec.scale) for count in (data.train, data.val))
+    train_images, val_images = (scaled_image_count(count, job.spec.train.scale) for count in (data.train, data.val))
     return f"{train_images:,} for training, {val_images:,} for validation"
 
 

@@ -25,12 +25,12 @@ from train.tools.errors import TrainingError
 from train.tools.provenance import git_commit, package_versions
 
 from .agent_channel import AgentChannel
-from .options import TrainOptions
+from .options import RunOptions
 from .trainer import StopRequested, Trainer
 
 
 def run_attempt(
-    options: TrainOptions, recipe: Recipe, agent_channel: AgentChannel, dataset: Dataset | None = None
+    options: RunOptions, recipe: Recipe, agent_channel: AgentChannel, dataset: Dataset | None = None
 ) -> int:
     """Train from the start or from a checkpoint to the end.
 
@@ -96,13 +96,13 @@ def run_attempt(
     return 0
 
 
-def open_run_dataset(options: TrainOptions, recipe: Recipe) -> Dataset:
+def open_run_dataset(options: RunOptions, recipe: Recipe) -> Dataset:
     """Open the data set that the options name, else the recipe's. Raises `DataError`."""
-    root = data_root(recipe.data, options.data)
+    root = data_root(recipe.data, Path(options.data) if options.data else None)
     return open_dataset(
         recipe,
         root,
-        copies_root(root, options.copies),
+        copies_root(root, Path(options.copies) if options.copies else None),
         scale=options.scale,
         seed=recipe.seed,
         skip_bad=options.skip_bad,
@@ -129,7 +129,7 @@ def check_ranks_agree(group: process_group.ProcessGroup, dataset: Dataset) -> No
         check(group, f"the widths and heights of the images in {index.folder}", index.sizes_checksum)
 
 
-def resume_path(options: TrainOptions) -> Path | None:
+def resume_path(options: RunOptions) -> Path | None:
     """Return the checkpoint that --resume names, None to start from the beginning."""
     if options.resume == "auto":
         return newest_checkpoint_until(options.out, options.attempt)
@@ -178,7 +178,7 @@ def publish_result(trainer: Trainer, attempt_start_time: float, recipe: Recipe) 
     """Write result.json and return its content. It exists only when the schedule is done or the target is reached."""
     # The time of the last epoch's checkpoint is known only now.
     epochs = [row | trainer.time_breakdown.epoch_times(row["epoch"]) for row in trainer.history]
-    requested_target = trainer.options.target or target.Target.from_options("", recipe)
+    requested_target = target.Target.from_options(trainer.options.target, recipe)
     result: dict[str, Any] = {
         "recipe": recipe.name,
         "state": "done",

@@ -19,7 +19,7 @@ from train.tools.agent_protocol import StandbyRequest
 from train.tools.records import decode
 
 from . import main as command_main
-from .options import parse_train_options
+from .options import parse_run_options
 
 
 def main() -> int:
@@ -51,7 +51,7 @@ def preload(argv: list[str]) -> Any:
 
     torch.optim.SGD([torch.zeros(1)], lr=0.0)
     try:
-        options = parse_train_options(argv)
+        options = parse_run_options(argv)
         return run.open_run_dataset(options, read_recipes(options.recipe)[0])
     except Exception as error:
         print(f"{type(error).__name__}: {error}", flush=True)

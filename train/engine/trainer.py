@@ -46,7 +46,7 @@ from train.tools.provenance import package_versions
 from . import resume_check
 from .agent_channel import AgentChannel
 from .inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, normalization_of, seed_dropout
-from .options import TrainOptions
+from .options import RunOptions
 from .progress import ProgressReporter
 from .validation import run_validation
 from .warmup import batch_shapes, compile_per_shape, image_sizes, warm_up
@@ -73,7 +73,7 @@ class Trainer:
 
     def __init__(
         self,
-        options: TrainOptions,
+        options: RunOptions,
         recipe: Recipe,
         group: ProcessGroup,
         sampler: DistributedBatchSampler,

@@ -294,7 +294,7 @@ class AwsController:
         if any(status.get("ended") and status.get("state") == "stopped" for status in statuses):  # reached its limit
             return False
         has_left = any(status.get("state") == "left" for status in statuses)
-        if not has_left and len(self.live_instances) >= self.spec.min_machines:
+        if not has_left and len(self.live_instances) >= self.spec.recovery.min_machines:
             return False
         self._move_to_new_instances()
         return True
@@ -306,7 +306,7 @@ class AwsController:
 
     def _must_move(self) -> bool:
         """Whether too few instances are left and no replacement can be rented in their zone."""
-        has_too_few = len(self.live_instances) < self.spec.min_machines and not self._is_renting
+        has_too_few = len(self.live_instances) < self.spec.recovery.min_machines and not self._is_renting
         return has_too_few and not self.get_stop_reason() and (bool(self.last_refusal) or not self.live_instances)
 
     def _move_to_new_instances(self) -> None:

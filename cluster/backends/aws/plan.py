@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 
 from cluster.backends.rentals import RentalSummary
-from cluster.errors import BadInput, ClusterError
+from cluster.errors import ClusterError
 from cluster.state.spec import JobSpec
 from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis, preflight
@@ -23,6 +23,7 @@ from train.forecast import Forecast, forecast
 from train.recipe.schedule import Schedule
 
 from .errors import aws_errors_as_cluster_errors
+from .options import AwsOptions
 from .rental_spec import MARKETS, METADATA_URL, RentalSpec, sort_places
 
 DEFAULT_MAX_HOURS = 2.0
@@ -79,28 +80,21 @@ class RentalPlan:
         return max(known_rates) * (self.max_hours + self.poweroff_grace / 3600)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RentalOptions:
-    """Command-line options of a launch that concern the rental."""
+@dataclass(frozen=True)
+class RentalRequest:
+    """What the user wants to rent. `offline`: all facts come from tables that ship with the program."""
 
-    regions: tuple[str, ...] = ()  # () is the region of the environment
-    zones: tuple[str, ...] = ()  # () is every zone
-    type: str | None = None  # one instance type instead of those of the recipe
-    market: str = "spot"  # a key of `MARKETS`
-    max_dollars: float | None = None
-    ami: str | None = None
-    use_placement_group: bool = True
-    ssh_address: str | None = None  # CIDR range that may connect over ssh; None: this computer's address
+    options: AwsOptions
     offline: bool = False
 
     @cached_property
     def account(self) -> Account | None:
         """The account in the first region, None offline. Raises `CloudError`."""
-        return None if self.offline else Account(self.regions[0] if self.regions else None)
+        return None if self.offline else Account(self.options.regions[0] if self.options.regions else None)
 
 
 def choose_instance_types(
-    preferred_types: Sequence[str], options: RentalOptions
+    preferred_types: Sequence[str], request: RentalRequest
 ) -> tuple[list[str], list[str], instance_types.InstanceType]:
     """Choose the instance types to request, in order of preference.
 
@@ -108,11 +102,11 @@ def choose_instance_types(
     on the types that are left out, and the first type. Raises `ClusterError`.
     """
     with aws_errors_as_cluster_errors():
-        for region in options.regions:
+        for region in request.options.regions:
             preflight.check_region(region)
-        account = options.account
-        names, notes = offers.choose_types(account, preferred_types, options.type, offline=options.offline)
-        known_types = offers.list_instance_types(account, names, offline=options.offline)
+        account = request.account
+        names, notes = offers.choose_types(account, preferred_types, request.options.type, offline=request.offline)
+        known_types = offers.list_instance_types(account, names, offline=request.offline)
     if not known_types:
         raise ClusterError(f"none of {', '.join(names)} is known; to list all types: imgnet-cluster offers")
     first = known_types[names[0]]
@@ -129,15 +123,14 @@ def plan_rental(
     types: Sequence[str],
     notes: Sequence[str],
     instance_type: instance_types.InstanceType,
-    options: RentalOptions,
+    request: RentalRequest,
 ) -> RentalPlan:
     """Plan where to rent and at what price. Asks AWS unless offline, changes nothing. Raises `ClusterError`."""
-    if options.market not in MARKETS:
-        raise BadInput(f"no market {options.market!r}; the markets are {', '.join(MARKETS)}")
+    options = request.options
     machine_count = len(spec.machine_names)
     markets = MARKETS[options.market]
     with aws_errors_as_cluster_errors():
-        account = options.account
+        account = request.account
         regions = options.regions or ((account.region if account else OFFLINE_REGION),)
         places: list[Place] = []
         missing_parts: list[str] = []
@@ -154,7 +147,7 @@ def plan_rental(
         if options.ssh_address:
             ssh_address = security_group.parse_single_address(options.ssh_address)
         else:
-            ssh_address = "this computer's address" if options.offline else get_public_address()
+            ssh_address = "this computer's address" if request.offline else get_public_address()
         owner, account_id = ("offline", "") if account is None else (account.owner, account.identity[0])
     places = sort_places(places, regions, types, markets)
     if options.max_dollars is not None:
@@ -186,7 +179,7 @@ def plan_rental(
         machines=spec.machines,
         vcpus=instance_type.vcpus,
     )
-    if options.offline and (price := instance_types.ON_DEMAND_PRICES.get(instance_type.name)):
+    if request.offline and (price := instance_types.ON_DEMAND_PRICES.get(instance_type.name)):
         hourly_dollars = price * machine_count
         notes = [
             *notes,

@@ -13,6 +13,7 @@ from cluster.backends import machine_types
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import calibration, candidates, choose
 from cluster.planning.candidates import Candidate
+from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import load_recipes, plan
 from cluster.plots import forecast as plots_forecast
 from cluster.plots import palette as plots_forecast_palette
@@ -41,7 +42,10 @@ def make_rows(
     epochs: int | None = None,
 ) -> list[Candidate]:
     def make(count: int, procs: int) -> Any:
-        return plan(candidates.truncate_recipe(LARGE, count, epochs), backend="plan", machines=count, procs=procs)
+        return plan(
+            candidates.truncate_recipe(LARGE, count, epochs),
+            make_launch_options(backend="plan", machines=count, procs=procs),
+        )
 
     return candidates.make_candidates(make, [candidates.get_machine_type(name) for name in types], counts, constants)
 
@@ -238,15 +242,17 @@ def test_ticks_from_zero_are_round(most: float, values: list[float]) -> None:
 
 def test_plan_local_has_a_forecast_in_its_spec() -> None:
     (quickstart,) = load_recipes(str(Path(RECIPE).with_name("quickstart.py")))
-    shared = plan(quickstart, procs=2).spec.forecast
+    shared = plan(quickstart, make_launch_options(procs=2)).spec.forecast
     assert shared and shared["source"] == "presets" and shared["start"]["boot"] == shared["start"]["fetch"] == 0
-    alone = plan(quickstart, procs=1).spec.forecast
+    alone = plan(quickstart, make_launch_options(procs=1)).spec.forecast
     assert alone and shared["terms"]["compute"] == pytest.approx(
         alone["terms"]["compute"]
     )  # both processes share the CPUs
-    assert plan(quickstart, backend="plan").spec.forecast is None
+    assert plan(quickstart, make_launch_options(backend="plan")).spec.forecast is None
     batch_timings = ((64, 32, 1.0), (64, 64, 2.0), (96, 64, 4.0))
-    measured = plan(quickstart, procs=1, constants=Constants(source="job-3", batch_timings=batch_timings)).spec.forecast
+    measured = plan(
+        quickstart, make_launch_options(procs=1), constants=Constants(source="job-3", batch_timings=batch_timings)
+    ).spec.forecast
     assert measured and measured["source"] == "job-3"
     assert measured["terms"]["compute"] == pytest.approx(2 * 4000 / 32 + 4 * 4000 / 64 * 2 + 3 * 4000 / 64 * 4)
 

@@ -13,7 +13,8 @@ from support import aws_journal
 from support.aws_journal import launch_request, request_granted
 
 from cluster.cli import record
-from cluster.errors import ClusterError
+from cluster.errors import BadInput, ClusterError
+from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
 from cluster.records import check, run_data, writers
 from cluster.state import attempts
@@ -164,7 +165,7 @@ def make_job(hand_made: Fixture, backend: str = "local", done: bool = True, targ
     run = hand_made(
         recipe=RECIPE,
         procs=2,
-        schedule_gpus=2,
+        gpus=2,
         machines=2,
         uid="job-1-abc",
         created=LOADING_BEGAN - 100.0,
@@ -413,9 +414,13 @@ def test_collect_run_data_failed_job_has_its_epochs(hand_made: Fixture) -> None:
 
 
 def test_launch_invalid_target_is_one_line_usage_error(sandbox: Any) -> None:
-    assert plan(RECIPE).spec.target == "" and plan(RECIPE, target="top5=93.0").spec.target == "top5=93"
+    planned = plan(RECIPE, make_launch_options(target="top5=93.0"))
+    assert plan(RECIPE).spec.train.target is None and str(planned.spec.train.target) == "top5=93"
     completed = sandbox.cli("launch", "--local", "--dry-run", "--target", "93", sandbox.write_recipe(1))
-    assert completed.err == "error: '93' is no target; they look like top5=93 or top1=76.1, in percent\n"
+    reason = "'93' is no target; they look like top5=93 or top1=76.1, in percent"
+    assert completed.err == f"error: Invalid value for '--target': {reason} (imgnet-cluster launch --help)\n"
+    with pytest.raises(BadInput, match=f"^Invalid value for '--target': {reason}$"):
+        make_launch_options(target="93")
     assert completed.code == 2
 
 

@@ -338,8 +338,8 @@ def test_provenance_counts_images_machines_and_processes(hand_made: Fixture) -> 
     assert provenance["images"] == "6 for training, 2 for validation: a rehearsal with 0.1 of all"
     assert provenance["processes"] == "1 machine x 1 process, schedule for 1 GPU"
     assert provenance["training"] == metrics_text.describe_training(small.spec.recipe)
-    large = hand_made("job-2", machines=2, procs=8, schedule_gpus=16)
-    large = hand_made("job-3", machines=2, procs=8, schedule_gpus=16, recipe=replace(large.spec.recipe, data=IMAGENET))
+    large = hand_made("job-2", machines=2, procs=8, gpus=16)
+    large = hand_made("job-3", machines=2, procs=8, gpus=16, recipe=replace(large.spec.recipe, data=IMAGENET))
     provenance = dict(report_facts.collect_facts(large.job)["provenance"])
     assert provenance["images"] == "1,281,167 for training, 50,000 for validation"
     assert provenance["processes"] == "2 machines x 8 processes, schedule for 16 GPUs"
