@@ -1,6 +1,5 @@
 """The options of a launch. Imports only what `launch --help` needs."""
 
-import difflib
 from dataclasses import dataclass, field, replace
 
 from cluster.backends.aws.options import AwsOptions
@@ -99,6 +98,8 @@ def _refuse_keyword(name: str, backend: str) -> None:
                 flags = " or ".join(option.all_flags)
                 asked = BACKEND_FLAGS.get(backend, f"the backend {backend}")
                 raise BadInput(f"{flags}: only for {backend_class.machines_title}, not for {asked}")
+    import difflib  # only needed for this message
+
     names = [option.name for option in LaunchOptions.launch_options()]
     similar = difflib.get_close_matches(name, names, 1)
     hint = f"did you mean {similar[0]!r}?" if similar else f"the options are {', '.join(names)}"
