@@ -1,6 +1,5 @@
 """The options of a launch. Imports only what `launch --help` needs."""
 
-import difflib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -107,6 +106,8 @@ def _refuse_keyword(name: str, backend: str) -> None:
                 flags = " or ".join(option.all_flags)
                 asked = "a plan" if backend == UNKNOWN_MACHINES else f"--{backend}"
                 raise BadInput(f"{flags}: only for {options_class.machines_title}, not for {asked}")
+    import difflib  # only needed for this message
+
     names = [option.name for option in LaunchOptions.launch_options()]
     similar = difflib.get_close_matches(name, names, 1)
     hint = f"did you mean {similar[0]!r}?" if similar else f"the options are {', '.join(names)}"
