@@ -30,6 +30,7 @@ SLOW_TO_IMPORT = {
     "matplotlib",
 }
 MAX_MODULES_PER_PACKAGE = 12
+PLUG_IN_PACKAGES = {"cluster.backends.aws"}  # has all that the program knows of one provider
 LONG_MODULE_LINES = 500
 
 # Bottom up. A package may import from itself and from packages on earlier lines; of packages on one line, neither
@@ -263,7 +264,7 @@ def test_package_has_at_most_twelve_modules(package: str) -> None:
     modules = [
         name for name, path in MODULES.items() if path.name != "__init__.py" and name.rpartition(".")[0] == package
     ]
-    assert len(modules) <= MAX_MODULES_PER_PACKAGE
+    assert len(modules) <= MAX_MODULES_PER_PACKAGE or package in PLUG_IN_PACKAGES
 
 
 @pytest.mark.parametrize("name", ROOT_PACKAGES)

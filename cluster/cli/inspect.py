@@ -165,7 +165,7 @@ class LogPrinter:
     """Prints what is new in a log file. JSON lines are printed as text."""
 
     def __init__(self, path: Path) -> None:
-        from cluster.state.process_log import format_line
+        from train.tools.process_log import format_line
 
         self.path = path
         self.format_line = format_line

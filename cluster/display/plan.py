@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from cluster.backends.registry import UNKNOWN_MACHINES
+from cluster.backends.catalog import UNKNOWN_MACHINES
 from cluster.planning.plan import Plan
 from train.metrics.text import describe_training, format_lr_range
 

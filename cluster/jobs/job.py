@@ -16,14 +16,13 @@ from cluster.state import attempts
 from cluster.state import result as state_result
 from cluster.state import status as state_status
 from cluster.state import timeline as state_timeline
-from cluster.state.process_log import SUPERVISOR_LOG
-from cluster.state.run import Run
-from cluster.state.run_folder import RunFolder
+from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
 from train.metrics.hparams import flat_settings
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import locked, read_json, to_json_bytes, write_atomic
+from train.tools.process_log import SUPERVISOR_LOG
 
 from . import queue_state
 

@@ -54,7 +54,7 @@ def test_compute_limits_without_a_price_limit_are_the_time_limit() -> None:
 def test_max_dollars_is_the_dearest_places_cost_or_unknown() -> None:
     def max_dollars(*places: Place, limit: float | None = None) -> float | None:
         no_type: Any = None
-        rental_plan = plan.RentalPlan(rental_spec(*places, max_dollars=limit), no_type, (), (), None, 2.0, 900.0)
+        rental_plan = plan.AwsRentalPlan(rental_spec(*places, max_dollars=limit), no_type, (), (), None, 2.0, 900.0)
         return rental_plan.max_dollars(2)
 
     assert max_dollars(place(1.0), place(3.0)) == pytest.approx(2 * (3.0 + OVERHEAD_DOLLARS_PER_HOUR) * 2.25)
