@@ -11,7 +11,7 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from cluster.plots import curves, machine_timeline, svg
+from cluster.plots import curves, figures, machine_timeline, svg
 from cluster.plots.curves import Chart, JobFacts
 from train.data.order.rect_val import MAX_ASPECT_RATIO
 
@@ -72,7 +72,7 @@ class ReportData:
 
 def render_page(all_facts: Sequence[JobFacts]) -> str:
     """Return the page about one job, or about several side by side."""
-    with svg.matplotlib_settings():
+    with figures.matplotlib_settings():
         report = report_data(all_facts)
     return environment().get_template("report.html.jinja").render(report=report)
 

@@ -21,7 +21,7 @@ from support.report_reader import BEGIN, agent, done, draw_val, epoch, home, los
 
 from cluster import report as reports
 from cluster.errors import ClusterError
-from cluster.plots import curves, svg
+from cluster.plots import curves, figures
 from cluster.report import activity, sample_images, summary
 from cluster.report import facts as report_facts
 from cluster.report.page import environment
@@ -197,9 +197,12 @@ def test_matplotlib_settings_ignore_the_users_matplotlibrc(run: Any) -> None:
     import matplotlib
 
     facts = report_facts.collect_facts(run.job)
-    with svg.matplotlib_settings():
+    with figures.matplotlib_settings():
         drawings = [chart.svg for chart in curves.training_charts([facts])]
-    with matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}), svg.matplotlib_settings():
+    with (
+        matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}),
+        figures.matplotlib_settings(),
+    ):
         assert [chart.svg for chart in curves.training_charts([facts])] == drawings
 
 
@@ -416,7 +419,7 @@ def test_training_charts_every_legend_entry_is_visible(run: Any, hand_made: Fixt
     assert curves.short_piece_ends([(0.0, 1.0), (9.0, 1.0), (9.0, nan), (9.0, 2.0), (9.0, nan)], 1.0) == [3]
     short, none = hand_made("job-2"), hand_made("job-3")
     home(short, "metrics/000001.jsonl", step(1, BEGIN))
-    with svg.matplotlib_settings():
+    with figures.matplotlib_settings():
         charts = curves.training_charts([report_facts.collect_facts(each.job) for each in (run, short, none)])
     for chart in charts:
         assert "job-3" not in "".join(entry.name for entry in chart.legend), chart.title
