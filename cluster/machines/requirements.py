@@ -71,4 +71,4 @@ def requirements_not_sent(recipe: Recipe, code_root: Path) -> list[str]:
 
 def _is_importable(name: str) -> bool:
     """Whether a trainer would find a top-level module here. It also looks in the folder in which it is started."""
-    return PathFinder.find_spec(name, [str(Path.cwd()), *sys.path]) is not None
+    return PathFinder.find_spec(name, [*sys.path, str(Path.cwd())]) is not None

@@ -1,5 +1,6 @@
 """Read recipes from a Python file, from the dotted name of a module, or from a resolved recipe as JSON."""
 
+import ast
 import contextlib
 import importlib.util
 import json
@@ -74,16 +75,18 @@ def _import_file(path: Path) -> ModuleType:
 
     The module search path and `sys.modules` are restored afterwards, so that a changed file is read again.
     """
+    if path.suffix != ".py":
+        raise RecipeError(f"{path.name}: is not a Python file; a recipe's name ends in .py")
+    if not _may_define_recipes(path):
+        raise RecipeError(
+            f"{path.name}: has no `recipe`, so it was not executed; define recipe = Recipe(...) or recipes()"
+        )
     parts, root = [path.stem], path.parent
     while (root / "__init__.py").is_file():
         parts, root = [root.name, *parts], root.parent
     dotted = ".".join(parts)
-    if path.suffix != ".py":
-        raise RecipeError(f"{path.name}: is not a Python file; a recipe's name ends in .py")
     previous_module = sys.modules.get(dotted)
-    added_to_path = str(root) not in sys.path
-    if added_to_path:
-        sys.path.insert(0, str(root))
+    sys.path.insert(0, str(root))  # first: a file in PYTHONPATH may have the name of the recipe's package
     try:
         if len(parts) > 1:
             importlib.import_module(".".join(parts[:-1]))
@@ -101,8 +104,25 @@ def _import_file(path: Path) -> ModuleType:
         sys.modules.pop(dotted, None)
         if previous_module is not None:
             sys.modules[dotted] = previous_module
-        if added_to_path:
-            sys.path.remove(str(root))
+        sys.path.remove(str(root))
+
+
+def _may_define_recipes(path: Path) -> bool:
+    """Whether a file's text binds the name `recipe` or `recipes`. A training script does not, and must not be executed.
+
+    A file that cannot be parsed may: the attempt to import it says what is wrong.
+    """
+    try:
+        nodes = list(ast.walk(ast.parse(path.read_bytes())))
+    except (SyntaxError, ValueError):
+        return True
+    names: set[str | None] = set()
+    for node in nodes:
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef | ast.alias):
+            names.add((node.asname if isinstance(node, ast.alias) else None) or node.name)
+    return not names.isdisjoint({"recipe", "recipes", "*"})
 
 
 def _error_line_suffix(path: Path, error: BaseException) -> str:
