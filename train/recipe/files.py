@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import difflib
 import importlib.util
 import json
 import os
@@ -15,6 +16,8 @@ from train.tools.filesystem import one_line_error
 
 from .schema import Recipe
 
+PROJECT_RECIPES = Path(__file__).resolve().parents[2] / "recipes"
+
 
 class RecipeError(Exception):
     """A recipe cannot be used. The text is one line that names the file and the reason."""
@@ -27,7 +30,7 @@ def read_recipes(name: str) -> list[Recipe]:
     recipe, or yields two of the same name.
     """
     if not name:
-        raise RecipeError("no recipe is named; see recipes/ for those that come with the project")
+        raise RecipeError(f"no recipe is named; those of this project are in {PROJECT_RECIPES}")
     if name.endswith(".json"):
         return [_load_json_recipe(Path(name))]
     with _isolate_stdout_and_cwd():
@@ -67,7 +70,18 @@ def _find_file(name: str) -> Path:
             return candidate.resolve()
     if path.is_dir():
         raise RecipeError(f"{name}: is a folder; name one recipe in it, such as {path / 'quickstart.py'}")
-    raise RecipeError(f"{name}: there is no such recipe file; see recipes/ for those that come with the project")
+    near_files = _files_of_similar_name(path)
+    hint = f"did you mean {near_files[0]}?" if near_files else f"those of this project are in {PROJECT_RECIPES}"
+    raise RecipeError(f"{name}: there is no such recipe file; {hint}")
+
+
+def _files_of_similar_name(path: Path) -> list[str]:
+    """Return Python files in the folder of a path, or else in this project's recipes, of almost the same name."""
+    for folder in (path.parent, PROJECT_RECIPES):
+        names = [file.stem for file in folder.glob("[!_]*.py")]
+        if near_names := difflib.get_close_matches(path.name.removesuffix(".py"), names):
+            return [str(folder / f"{name}.py") for name in near_names]
+    return []
 
 
 def _import_file(path: Path) -> ModuleType:

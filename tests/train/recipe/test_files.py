@@ -114,6 +114,18 @@ def test_read_recipes_missing_file_is_named(name: str) -> None:
     assert error_of(name).startswith(name)
 
 
+@pytest.mark.parametrize(("name", "expected"), [
+    ("own/frist.py", "did you mean own/first.py?"),
+    ("recipes/quickstrat.py", "did you mean {recipes}/quickstart.py?"),
+    ("quickstart", "did you mean {recipes}/quickstart.py?"),
+    ("nothing.py", "those of this project are in {recipes}"),
+])  # fmt: skip
+def test_read_recipes_missing_file_suggests_one_that_exists(name: str, expected: str) -> None:
+    write("own/first.py", "recipe = make('first')")
+    recipes = Path(__file__).resolve().parents[3] / "recipes"
+    assert error_of(name) == f"{name}: there is no such recipe file; {expected.format(recipes=recipes)}"
+
+
 def test_read_recipes_refuses_a_folder(working_dir: Path) -> None:
     (working_dir / "folder").mkdir()
     assert "folder" in error_of("folder") and "is a folder" in error_of("folder")
