@@ -216,7 +216,11 @@ def attach(job: str | None, machine: int | None) -> None:
 def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
     """Open a shell on a machine of JOB, or run COMMAND there.
 
-    Example: imgnet-cluster ssh job-3 --machine 2 -- nvidia-smi
+    A COMMAND of one argument is a line for the shell there. Examples:
+
+    \b
+    imgnet-cluster ssh job-3 --machine 2 -- nvidia-smi
+    imgnet-cluster ssh job-3 --machine 2 -- 'df -h / | tail -1; uptime'
     """
     from cluster.jobs import store
 
