@@ -103,7 +103,7 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
         display_status.show_status(job_status, machines, timeline)
         if result and (forecast_vs_actual := result.get("against")):
             constants_source = (result.get("forecast") or {}).get("source", "")
-            display_forecast.show_forecast_vs_actual(forecast_vs_actual, constants_source)
+            display_forecast.show_forecast_vs_actual(forecast_vs_actual, constants_source, found_job.name)
     if exit_code:
         sys.exit(STATE_EXIT_CODES.get(job_status["state"], EXIT_UNFINISHED))
 

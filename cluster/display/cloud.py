@@ -40,9 +40,12 @@ def show_rental_plan(table: Mapping[str, Any]) -> None:
         cost = "" if table["dollars"] is None else f", {format_dollars(table['dollars'])}"
         run = f"about {format_hours(table['minutes'] / 60)}{cost}, with boot and set-up (a forecast from presets)"
     print_field("the run", run)
-    max_price = "" if table["max_dollars"] is None else f", {format_dollars(table['max_dollars'])} at most"
     poweroff = f"the machines power off {table['late'] / 60:.0f} minutes later"
-    print_field("limits", f"{format_hours(table['max_hours'])}{max_price}; {poweroff}")
+    print_field("limits", f"{format_hours(table['max_hours'])}; {poweroff}")
+    if table["max_dollars"] is not None:
+        counted = "--max-price-total" if table["is_dollar_limit_set"] else "at the dearest of the places below"
+        dollars = format_dollars(table["max_dollars"])
+        print_field("at most", f"{dollars} until power-off, with disks and addresses ({counted})")
     print_field("zones, in order", ", ".join(table["zones"]))
     if table["then"]:
         print_field("and then", ", ".join(table["then"]))

@@ -186,9 +186,9 @@ def test_plan_max_steps_below_phases_assert_refused(sandbox: Fixture, refused: F
 @pytest.mark.parametrize("name", ["job-7", None])
 def test_cli_unknown_job_exits_with_102(refused: Fixture, command: str, name: str | None) -> None:
     if name:
-        refused([command, name], 102, "job-7", "there are none")
+        refused([command, name], 102, "job-7: there is no such job in", "IMGNET_RUNS")
     elif command not in ("stop", "resume"):
-        refused([command], 102, "there are none")
+        refused([command], 102, "there is no job in", "IMGNET_RUNS")
 
 
 def test_launch_without_tmux_says_how_to_install_it(sandbox: Fixture, refused: Fixture) -> None:
@@ -220,7 +220,8 @@ def test_launch_dry_run_shows_plan_and_starts_nothing(sandbox: Fixture, option: 
 
 def test_launch_on_terminal_asks_for_confirmation(sandbox: Fixture, on_terminal: Fixture) -> None:
     code, screen = on_terminal("launch", "--local", sandbox.write_recipe(), typed=b"n\n")
-    assert code == 1 and "launch? [y/N]" in screen and "error: nothing was started" in screen
+    assert code == 1 and "launch? [y/N]" in screen and screen.endswith("nothing was started\n")
+    assert "error:" not in screen
     assert not (sandbox.path / "runs").exists() and not sandbox.pids()
 
 
@@ -319,6 +320,18 @@ def test_logs_of_a_machine_is_that_of_its_first_process(sandbox: Fixture, hand_m
         sandbox.cli("logs", "--machine", "2"), 2, "machine 2 takes no part in attempt 1 of job-1; the machines are 1, 0"
     )
     assert_refused(sandbox.cli("logs", "--machine", "1", "--rank", "1"), 2, "--rank counts over all machines")
+
+
+def test_down_of_a_job_here_that_has_ended_says_that_nothing_ran(finished: Fixture) -> None:
+    ran = finished.cli("down", "job-1")
+    assert (ran.code, ran.out) == (0, "job-1 is done: nothing of it was running, and nothing is billed\n")
+
+
+def test_status_of_a_finished_job_names_the_job_for_the_next_forecast(finished: Fixture) -> None:
+    shown = finished.cli("status", "job-1").out
+    assert "imgnet-cluster plan --from job-1" in shown
+    listed = json.loads(finished.cli("ls", "-o", "json").out)
+    assert (listed[0]["epoch"], listed[0]["epochs"]) == (3, 3)
 
 
 # --- a user's files with the names of this project's packages --------------------------------------------------------
