@@ -145,11 +145,16 @@ class LocalBackend(SharedFolderBackend):
         return []
 
     def attach_command(self, machine: str) -> list[str]:
-        """Return the command that shows the job's tmux session, at the window of a machine if there are several."""
+        """Return the command that shows the job's tmux session, at a window of the machine if there are several.
+
+        That is the trainer's, or the agent's while the machine is set up, or whichever is in front.
+        """
         spec = self.run.spec
         if not tmux.is_owned_by(spec.name, self.run.folder.path):
             raise ClusterError(f"{spec.name} has no tmux session; see: imgnet-cluster status {spec.name}")
-        return tmux.attach_argv(spec.name, f"train-{machine}" if len(spec.machine_names) > 1 else "")
+        window_names = tmux.window_names(spec.name)
+        own_windows = [name for name in (f"train-{machine}", f"agent-{machine}") if name in window_names]
+        return tmux.attach_argv(spec.name, own_windows[0] if own_windows else "")
 
 
 def check_disk_space(recipe: Recipe, runs_folder: Path) -> None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.backends import catalog
-from cluster.errors import EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured, BadInput, ClusterError
+from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured, BadInput
 from cluster.planning.launch_options import LaunchOptions, make_launch_options, selecting_option
 
 from .options import (
@@ -136,7 +136,8 @@ def launch(
         click.echo(f"would launch {pluralize(len(plans), 'job')} in {store.runs_folder()}; nothing was started")
         return
     if not yes and sys.stdin.isatty() and not click.confirm("launch?", default=False):
-        raise ClusterError("nothing was started")
+        click.echo("nothing was started", err=True)
+        sys.exit(EXIT_ERROR)
     if len(plans) > 1:
         sys.exit(_follow_all(queue.enqueue(plans, max_parallel), max_parallel, detach))
     existing_names = {job.name for job in store.all_jobs()}
@@ -170,8 +171,8 @@ def _follow(job: "Job") -> int:
         return progress.follow(job)
     except KeyboardInterrupt:
         click.echo(
-            f"\ndetached; {job.name} keeps running. Return to it: imgnet-cluster attach {job.name}; "
-            f"stop it: imgnet-cluster stop {job.name}",
+            f"\ndetached; {job.name} keeps running. Follow it: imgnet-cluster logs -f {job.name}; "
+            f"its session: imgnet-cluster attach {job.name}; stop it: imgnet-cluster stop {job.name}",
             err=True,
         )
         return EXIT_INTERRUPTED

@@ -111,7 +111,8 @@ def _ended_job_status(result: dict[str, Any]) -> dict[str, Any]:
     status["target"] = target.describe_outcome(outcome) if outcome else None
     if result["state"] == "done":
         status["step"] = status["steps"] = result.get("steps")
-        status["epoch"] = status["epochs"] = len(result["epochs"])
+        # The number of the last epoch, as in the epochs' lines: with --max-steps, whole epochs are left out.
+        status["epoch"] = status["epochs"] = result["epochs"][-1].get("epoch") if result["epochs"] else 0
     return {**status, "doing": "", "attempt": result["attempts"], "seconds": result["seconds"]["total"]}
 
 

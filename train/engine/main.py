@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
     procs = options.procs or gpu_count() or 1
     if procs == 1:
         return run_rank(options, recipe)
-    return launch_ranks([sys.executable, "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
+    return launch_ranks([sys.executable, "-P", "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
 
 
 def choose_recipe(options: RunOptions) -> Recipe:
