@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.errors import BadInput
+from train.tools.records import encode
 
 from .options import GroupedCommand, grouped_option, output_option, print_json, schedule_options
 
@@ -264,7 +265,7 @@ def _plan_json(job_plan: "Plan") -> dict[str, Any]:
         "machines": job_plan.spec.machines,
         "gpus": job_plan.spec.schedule_gpus,
         "images": job_plan.schedule.images,
-        "phases": job_plan.schedule.table(),
+        "phases": encode(job_plan.schedule.table()),
         "steps": job_plan.schedule.steps,
         "notes": list(job_plan.notes),
     }

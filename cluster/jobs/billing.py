@@ -7,6 +7,7 @@ from typing import Any
 from cluster.connectors import tmux
 from cluster.errors import ClusterError
 from cluster.state import result, timeline
+from train.metrics.records import EpochRow, StepRow
 from train.tools.filesystem import to_json_bytes, write_atomic
 
 from .job import Job
@@ -54,12 +55,12 @@ def cost_report(job: Job, target_top5: float | None = None) -> dict[str, Any]:
         return float(admin.job_cost(job.path, moment)["dollars"])
 
     total = admin.job_cost(job.path)
-    epochs = job.metric_rows("epoch")
-    steps = job.metric_rows("train")
+    epochs = job.metric_rows(EpochRow)
+    steps = job.metric_rows(StepRow)
     target_time = None
     if target_top5 is not None:
-        target_time = next((row["time"] for row in epochs if (row["top5"] or 0.0) >= target_top5), None)
-    begin, end = (steps[0]["time"], epochs[-1]["time"]) if steps and epochs else (0.0, 0.0)
+        target_time = next((row.time for row in epochs if (row.top5 or 0.0) >= target_top5), None)
+    begin, end = (steps[0].time, epochs[-1].time) if steps and epochs else (0.0, 0.0)
     training_dollars = dollars_until(end) - dollars_until(begin) if epochs else 0.0
     losses = timeline.lost_intervals(job.path, job.run_folder.shared)
     return {

@@ -16,6 +16,7 @@ from train.recipe.files import RecipeError, read_recipes
 from train.recipe.schedule import Schedule, scaled_image_count
 from train.recipe.schema import Recipe
 from train.recipe.target import Target
+from train.tools.records import encode
 
 from . import data_fetch
 from .data_fetch import count_splits
@@ -190,7 +191,7 @@ def plan(
         if not is_local:
             return Plan(spec, schedule, tuple(notes))
         local_forecast = forecast_local(Plan(spec, schedule, ()), constants)
-        spec = replace(spec, forecast=local_forecast.to_json() if local_forecast else None)
+        spec = replace(spec, forecast=encode(local_forecast.to_record()) if local_forecast else None)
         return Plan(spec, schedule, tuple(notes))
     if aws_options.account and is_s3_data:
         from cluster.backends.aws.s3_source import machine_role_problems

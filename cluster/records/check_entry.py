@@ -6,7 +6,6 @@ from typing import Any
 
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.schema import Recipe
-from train.recipe.target import Target
 from train.tools.filesystem import json_roundtrip
 
 from . import writers
@@ -207,7 +206,7 @@ def check_target(target: JsonMapping | None, epochs: Sequence[JsonMapping]) -> I
     if target is None:
         return
     metric = target["metric"]
-    reaching_row = Target(metric, target["goal"]).first_epoch_reaching(epochs)
+    reaching_row = next((row for row in epochs if (row[metric] or 0.0) >= target["goal"]), None)
     reaching_epoch = reaching_row["epoch"] if reaching_row else None
     if target["reached"] != (reaching_row is not None) or target["epoch"] != reaching_epoch:
         yield (

@@ -7,6 +7,7 @@ from cluster.plots import curves, machine_timeline, svg
 from cluster.plots.curves import Chart, JobFacts
 from train.data.order.rect_val import MAX_ASPECT_RATIO
 from train.metrics.text import PART_TITLES, format_duration, format_lr_range
+from train.recipe.schedule import PhaseRow
 
 from .html import Html, join, table, tag
 from .style import CSS
@@ -228,17 +229,17 @@ def _schedule_tables(facts: JobFacts) -> list[Html]:
     )
     phase_rows = [
         (
-            f"{row['start']} to {row['end']}",
-            f"{row['size']}{' in rectangles' if row.get('rect_train') else ''}",
-            row["batch"],
-            row["global_batch"],
-            format_lr_range(row["lr"], row.get("peak", 0.0)),
-            format_lr_range(row["lr_per_256"]),
-            row["shape"],
-            row["steps"],
-            f"copy of {row['copy']}" if row["copy"] else "full size",
-            f"{row['min_scale']} or more",
-            ("rectangles" if row["rect_val"] else "square") + _validation_note(row),
+            f"{row.start} to {row.end}",
+            f"{row.size}{' in rectangles' if row.rect_train else ''}",
+            row.batch,
+            row.global_batch,
+            format_lr_range(row.lr, row.peak),
+            format_lr_range(row.lr_per_256),
+            row.shape,
+            row.steps,
+            f"copy of {row.copy}" if row.copy else "full size",
+            f"{row.min_scale} or more",
+            ("rectangles" if row.rect_val else "square") + _validation_note(row),
         )
         for row in facts["schedule"]
     ]
@@ -276,10 +277,9 @@ def _schedule_tables(facts: JobFacts) -> list[Html]:
     return [phase_table, tag("details", summary_line, table(epoch_columns, epoch_rows))]
 
 
-def _validation_note(schedule_row: Mapping[str, Any]) -> str:
+def _validation_note(schedule_row: PhaseRow) -> str:
     """Return when a phase validates, where that is not after each epoch."""
-    policy = schedule_row.get("validate", "each")
-    return "" if policy == "each" else f", {policy}"
+    return "" if schedule_row.validate == "each" else f", {schedule_row.validate}"
 
 
 def _format_number(value: float | None, digits: int) -> str:

@@ -20,6 +20,7 @@ from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
 from train.forecast import Forecast, forecast
 from train.recipe.schedule import Schedule
+from train.tools.records import encode
 
 from .errors import aws_errors_as_cluster_errors
 from .rental_spec import MARKETS, METADATA_URL, RentalSpec, sort_places
@@ -287,7 +288,7 @@ def with_rental(spec: JobSpec, rental_plan: RentalPlan) -> JobSpec:
         cloud=rental_plan.rental_spec.to_json(),
         hosts={"shared": None, "machines": []},
         metadata_address=METADATA_URL,
-        forecast=rental_plan.forecast.to_json() if rental_plan.forecast else None,
+        forecast=encode(rental_plan.forecast.to_record()) if rental_plan.forecast else None,
     )
 
 
