@@ -25,9 +25,9 @@ def dominant_terms(candidate: Candidate) -> str:
     if candidate.forecast is None:
         return ""
     ranges = []
-    for term, group in groupby(candidate.forecast.phase_rows(), key=lambda row: row["most"]):
+    for term, group in groupby(candidate.forecast.phase_rows(), key=lambda row: row.most):
         rows = list(group)
-        ranges.append(f"{term} {rows[0]['start']}-{rows[-1]['end']}")
+        ranges.append(f"{term} {rows[0].start}-{rows[-1].end}")
     return ", ".join(ranges)
 
 
@@ -77,12 +77,12 @@ def show_phase_forecasts(candidate: Candidate) -> None:
         return
     rows = [
         (
-            f"{phase['start']}-{phase['end']}",
-            phase["size"],
-            phase["batch"],
-            f"{phase['seconds']:.1f}",
-            *(f"{phase['terms'][term]:.1f}" for term in TERM_COLUMNS),
-            phase["most"],
+            f"{phase.start}-{phase.end}",
+            phase.size,
+            phase.batch,
+            f"{phase.seconds:.1f}",
+            *(f"{phase.terms[term]:.1f}" for term in TERM_COLUMNS),
+            phase.most,
         )
         for phase in candidate.forecast.phase_rows()
     ]

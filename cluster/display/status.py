@@ -5,7 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.machines.setup_progress import MACHINE_SETUP_STEPS
-from train.metrics.text import format_duration, time_breakdown_lines
+from train.metrics.text import format_duration, time_table_lines
+from train.metrics.time_table import TimeTable
+from train.tools.records import decode
 
 from .tables import print_table
 
@@ -61,7 +63,7 @@ def show_status(status: Mapping[str, Any], machines: Mapping[str, Any], attempts
         print()
         show_timeline(attempts)
     if status.get("where"):
-        print("\n" + "\n".join(time_breakdown_lines(status["where"], status.get("goodput"))))
+        print("\n" + "\n".join(time_table_lines(decode(TimeTable, status["where"]), status.get("goodput"))))
 
 
 def _format_status_value(name: str, value: Any) -> str:

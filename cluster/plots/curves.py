@@ -266,7 +266,7 @@ def _training_and_validation_seconds(row: JobFacts) -> dict[str, float]:
 
 
 def _part_color(part: str) -> str:
-    return SERIES_COLORS[list(PART_TITLES).index(part)]
+    return SERIES_COLORS[[str(known_part) for known_part in PART_TITLES].index(part)]
 
 
 def forecast_chart(facts: JobFacts, name: str) -> Chart | None:

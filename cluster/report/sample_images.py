@@ -1,13 +1,12 @@
 """Thumbnails of a few validation images, each with the position of the crop on which the network is validated."""
 
 import base64
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from train.data.order.rect_val import RESIZE_TO_CROP_RATIO, rect_crop_shape
-from train.metrics import thumbnails
+from train.metrics.thumbnails import Thumbnail, read_thumbnails
+from train.recipe.schedule import PhaseRow
 
 RelativeBox = tuple[float, float, float, float]  # left, top, width, height as fractions of the image
 PixelSize = tuple[int, int]  # width, height
@@ -26,23 +25,22 @@ class SampleImage:
     pixels: PixelSize  # of the crop
 
 
-def sample_images(run_folder: Path, schedule_row: Mapping[str, Any]) -> list[SampleImage]:
+def sample_images(run_folder: Path, schedule_row: PhaseRow | None) -> list[SampleImage]:
     """Return the thumbnails of a run, with the crops that the phase `schedule_row` validates."""
-    if not schedule_row:
+    if schedule_row is None:
         return []
-    return [_describe_image(thumbnail, schedule_row) for thumbnail in thumbnails.read_thumbnails(run_folder)]
+    return [_describe_image(thumbnail, schedule_row) for thumbnail in read_thumbnails(run_folder)]
 
 
-def _describe_image(thumbnail: Mapping[str, Any], schedule_row: Mapping[str, Any]) -> SampleImage:
-    side = int(schedule_row["size"])
-    width, height = thumbnail["size"]
-    uses_rectangle = bool(schedule_row.get("rect_val"))
+def _describe_image(thumbnail: Thumbnail, schedule_row: PhaseRow) -> SampleImage:
+    side, uses_rectangle = schedule_row.size, schedule_row.rect_val
+    width, height = thumbnail.size
     crop_height, crop_width = rect_crop_shape(width, height, side) if uses_rectangle else (side, side)
     return SampleImage(
-        label=thumbnail["label"],
-        src="data:image/jpeg;base64," + base64.b64encode(thumbnail["jpeg"]).decode(),
+        label=thumbnail.label,
+        src="data:image/jpeg;base64," + base64.b64encode(thumbnail.jpeg).decode(),
         size=(width, height),
-        shown=thumbnail["shown"],
+        shown=thumbnail.shown,
         square=center_crop_box((width, height), (side, side)),
         rectangle=center_crop_box((width, height), (crop_height, crop_width)) if uses_rectangle else None,
         pixels=(crop_width, crop_height),

@@ -1,12 +1,12 @@
 """The tables of the report as plain text: the template makes HTML of them."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from cluster.plots.curves import JobFacts
 from train.metrics.text import PART_TITLES, format_duration, format_lr_range
+from train.recipe.schedule import PhaseRow
 
 NUMBER_PATTERN = re.compile(r"[-+$]?[\d.,:]+( %)?")
 MAX_SHORT_CELL = 28  # characters; longer cells of a table may break into lines
@@ -114,27 +114,26 @@ def phases_table(facts: JobFacts) -> Table:
     )
     rows = [
         (
-            f"{row['start']} to {row['end']}",
-            f"{row['size']}{' in rectangles' if row.get('rect_train') else ''}",
-            row["batch"],
-            row["global_batch"],
-            format_lr_range(row["lr"], row.get("peak", 0.0)),
-            format_lr_range(row["lr_per_256"]),
-            row["shape"],
-            row["steps"],
-            f"copy of {row['copy']}" if row["copy"] else "full size",
-            f"{row['min_scale']} or more",
-            ("rectangles" if row["rect_val"] else "square") + _validation_note(row),
+            f"{row.start} to {row.end}",
+            f"{row.size}{' in rectangles' if row.rect_train else ''}",
+            row.batch,
+            row.global_batch,
+            format_lr_range(row.lr, row.peak),
+            format_lr_range(row.lr_per_256),
+            row.shape,
+            row.steps,
+            f"copy of {row.copy}" if row.copy else "full size",
+            f"{row.min_scale} or more",
+            ("rectangles" if row.rect_val else "square") + _validation_note(row),
         )
         for row in facts["schedule"]
     ]
     return make_table(columns, rows)
 
 
-def _validation_note(schedule_row: Mapping[str, Any]) -> str:
+def _validation_note(schedule_row: PhaseRow) -> str:
     """Return when a phase validates, where that is not after each epoch."""
-    policy = schedule_row.get("validate", "each")
-    return "" if policy == "each" else f", {policy}"
+    return "" if schedule_row.validate == "each" else f", {schedule_row.validate}"
 
 
 def epochs_table(facts: JobFacts) -> Table | None:
