@@ -1,59 +1,18 @@
-"""Finds backends by name: those of this project, and those of other packages that register an entry point.
-
-A package registers its backend in its pyproject.toml:
-
-    [project.entry-points."imgnet_cluster.backends"]
-    podman = "imgnet_podman:PodmanBackend"
-"""
-
-from functools import cache
-from importlib import import_module
-from typing import Any
+"""Opens backends by name."""
 
 from cluster.errors import BadInput
-from cluster.state.run import Run
+from cluster.state.run_folder import Run
 
 from .base import Backend
-
-ENTRY_POINT_GROUP = "imgnet_cluster.backends"
-# Named here too, because on the machines of a job the project is a folder of code and is not installed.
-BUILTIN_BACKENDS = {
-    "aws": "cluster.backends.aws.backend:AwsBackend",
-    "local": "cluster.backends.local:LocalBackend",
-    "ssh": "cluster.backends.ssh:SshBackend",
-}
-
-
-@cache
-def _class_paths() -> dict[str, str]:
-    """Return "module:class" for each backend, by name. Backends of this project cannot be replaced by others."""
-    from importlib.metadata import entry_points  # takes 30 ms
-
-    return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)} | BUILTIN_BACKENDS
-
-
-def backend_names() -> list[str]:
-    """Return the names of all backends, sorted."""
-    return sorted(_class_paths())
+from .catalog import UNKNOWN_MACHINES, load_class
+from .planner import MachinePlanner, MachineRequest
 
 
 def backend_class(name: str) -> type[Backend]:
     """Return the backend of this name. Raises `BadInput` when there is none, or when its package cannot be used."""
-    class_path = BUILTIN_BACKENDS.get(name) or _class_paths().get(name)
-    if class_path is None:
-        raise BadInput(f"no backend {name!r}; the backends are {', '.join(backend_names())}")
-    module_name, _, class_name = class_path.partition(":")
-    try:
-        found: Any = getattr(import_module(module_name), class_name)
-    except Exception as error:  # the code of another package: anything may happen
-        if name in BUILTIN_BACKENDS:
-            raise
-        raise BadInput(
-            f"the backend {name} ({class_path}) cannot be imported: {type(error).__name__}: {error}; "
-            "repair or uninstall the package that registers it"
-        ) from error
-    if not (isinstance(found, type) and issubclass(found, Backend)):
-        raise BadInput(f"the backend {name} ({class_path}) is no subclass of cluster.backends.base.Backend")
+    found = load_class(name)
+    if not issubclass(found, Backend):
+        raise BadInput(f"the backend {name} ({found.__qualname__}) is no subclass of cluster.backends.base.Backend")
     return found
 
 
@@ -67,3 +26,8 @@ def open_backend(run: Run) -> Backend:
             raise
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise BadInput(f"the backend {run.spec.backend} does not implement {missing}") from error
+
+
+def open_planner(name: str, request: MachineRequest) -> MachinePlanner:
+    """Return the planner of a backend, or of unknown machines. Raises `ClusterError`."""
+    return MachinePlanner(request) if name == UNKNOWN_MACHINES else backend_class(name).open_planner(request)

@@ -16,12 +16,13 @@ from cluster.state import attempts
 from cluster.state import result as state_result
 from cluster.state import status as state_status
 from cluster.state import timeline as state_timeline
-from cluster.state.run import Run
-from cluster.state.run_folder import RunFolder
+from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
 from train.metrics.hparams import flat_settings
 from train.recipe.schedule import Schedule, scaled_image_count
+from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import locked, read_json, to_json_bytes, write_atomic
+from train.tools.process_log import SUPERVISOR_LOG
 
 from . import queue_state
 
@@ -87,7 +88,7 @@ class Job:
     @property
     def hparams(self) -> dict[str, int | float | str]:
         """The hyperparameters, as TensorBoard shows them to compare jobs."""
-        images = scaled_image_count(self.spec.recipe.data.train, self.spec.scale)
+        images = scaled_image_count(self.spec.recipe.data.train, self.spec.train.scale)
         schedule = Schedule(self.spec.recipe, images, self.spec.schedule_gpus)
         return flat_settings(schedule, self.spec.machines * self.spec.procs)
 
@@ -112,7 +113,7 @@ class Job:
         # Liveness is read before the agents' statuses: the last status of a dead agent is final.
         is_gone = not self.backend.is_remote and not self.has_ended and not self.is_alive
         if is_gone and self.has_agent_status and not self.is_booting:  # result.json could not be written yet
-            has_training_result = (self.run_folder.shared / "result.json").exists()
+            has_training_result = (self.run_folder.shared / RESULT_FILE).exists()
             state, reason = state_status.infer_end_state(self.run_folder, self.spec)
             if not has_training_result:
                 job_status |= {"state": state, "reason": reason}
@@ -143,7 +144,10 @@ class Job:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if self.is_supervisor:  # its log keeps the traceback
                 raise
-            raise ClusterError(f"{self.path}: a file in it is damaged ({type(error).__name__}: {error})") from error
+            raise ClusterError(
+                f"{self.path}: a file of this run folder is damaged ({type(error).__name__}: {error}); "
+                "restore it, or delete the folder to forget the job"
+            ) from error
 
     def _advance(self) -> None:
         if self.is_waiting:
@@ -175,7 +179,7 @@ class Job:
                 state_result.write_result(self.run_folder, self.spec, self.backend, silent_machines)
 
     def fail(self, reason: str) -> None:
-        """End a job that cannot start, or was stopped before it started. Nothing of it stays on its machines."""
+        """End a job that cannot start or was stopped before it started, with its processes and rented machines."""
         end_state = "stopped" if (self.run_folder.shared / "stop").exists() else "failed"
         with self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
             silent_machines = self.backend.terminate()
@@ -215,16 +219,26 @@ class Job:
         kind, key = ("epoch", short_name) if name.startswith("val/") else ("train", name)
         return [(row["images"], row[key]) for row in self.metric_rows(kind) if row.get(key) is not None]
 
-    def log_path(self, rank: int | None = 0, attempt: int | None = None, machine: str = "0") -> Path:
-        """Return the log file of a rank in an attempt (default: the last one); for rank None, of the machine's agent.
+    def log_path(self, rank: int = 0, attempt: int | None = None, machine: str = "0") -> Path:
+        """Return the log file of a rank in an attempt (default: the last one).
 
         Before the first attempt it is the log of the machine's set-up.
         """
-        if rank is None:
-            return self.path / "logs" / f"agent-{machine}.jsonl"
         number = attempt or int(self.status()["attempt"])
-        name = f"{number:06d}/rank-{rank}.log" if number else f"setup-{machine}.log"
-        return self.path / "logs" / name
+        return self.path / "logs" / f"{number:06d}" / f"rank-{rank}.log" if number else self.setup_log_path(machine)
+
+    def agent_log_path(self, machine: str = "0") -> Path:
+        """Return the log of a machine's agent: its changes of state, as JSON lines."""
+        return self.path / "logs" / f"agent-{machine}.jsonl"
+
+    def setup_log_path(self, machine: str = "0") -> Path:
+        """Return the log of a machine's set-up."""
+        return self.path / "logs" / f"setup-{machine}.log"
+
+    @property
+    def supervisor_log_path(self) -> Path:
+        """The log of the job's supervisor, as JSON lines."""
+        return self.path / SUPERVISOR_LOG
 
     def timeline(self) -> list[dict[str, Any]]:
         """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from cluster.backends import registry
 from cluster.errors import BadInput, ClusterError
+from cluster.planning.launch_options import make_launch_options
 from cluster.planning.plan import Plan
 from cluster.planning.resolve import load_recipes, plan
 from cluster.state.run_folder import RunFolder
@@ -28,17 +29,18 @@ FIELDS_NEW_WITH_EACH_LAUNCH = ("name", "uid", "created", "git_commit", "cloud", 
 
 
 def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
-    """Start a job and return it as soon as its agent is at work. `options` are those of `plan`.
+    """Start a job and return it as soon as its agent is at work.
 
-    Raises `BadInput`, `ClusterError`. A job that could not start leaves a state that `ls` shows, and no process.
+    `options` are those of `make_launch_options`: the options of the command line, with underscores. Raises `BadInput`,
+    `ClusterError`. A job that could not start leaves a state that `ls` shows, and no process.
     """
     if isinstance(recipe, str | Path):
         recipes = load_recipes(str(recipe))
         if len(recipes) > 1:
             raise BadInput(f"{recipe}: has {len(recipes)} recipes; launch one at a time")
-        job_plan = plan(recipes[0], recipe_file=str(recipe), **options)
+        job_plan = plan(recipes[0], make_launch_options(**options), recipe_file=str(recipe))
     elif isinstance(recipe, Recipe):
-        job_plan = plan(recipe, **options)
+        job_plan = plan(recipe, make_launch_options(**options))
     else:
         job_plan = recipe
     backend = registry.backend_class(job_plan.spec.backend)

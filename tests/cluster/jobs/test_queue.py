@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.specs import changed_spec
 
 from cluster.backends.local import LocalBackend
 from cluster.backends.ssh import SshBackend
 from cluster.errors import BadInput, ClusterError
 from cluster.jobs import queue, queue_state, store, submit
 from cluster.jobs.job import Job
+from cluster.planning.launch_options import make_launch_options
 from cluster.state.run_folder import RunFolder
 from train.tools.filesystem import locked
 
@@ -95,7 +97,7 @@ def test_queue_survives_kill_stopped_job_and_failing_job(sandbox: Fixture) -> No
     assert [job.state for job in jobs] == ["stopped", "failed", "stopped", "done"]
     sandbox.wait_for(lambda: not sandbox.job_pids())
     assert sorted(path.name for path in runs_folder.iterdir()) == ["job-1", "job-2", "job-3", "job-4"]
-    states = [json.loads(line)["state"] for line in last.log_path(None).read_text().splitlines()]
+    states = [json.loads(line)["state"] for line in last.agent_log_path().read_text().splitlines()]
     assert states.count("setup") == 1
 
 
@@ -325,7 +327,7 @@ def test_queue_gives_each_job_machines_of_its_own(
     monkeypatch.setattr(SshBackend, "launch", lambda ssh_backend: None)
     (recipe,) = submit.load_recipes(sandbox.write_recipe())
     options = {"hosts": hosts_file(sandbox, 7), "machines": 2, "spares": 1, "data": "/data", "procs": 1}
-    plans = [submit.plan(replace(recipe, name=f"r{number}"), **options) for number in range(4)]
+    plans = [submit.plan(replace(recipe, name=f"r{number}"), make_launch_options(**options)) for number in range(4)]
     runs_folder = sandbox.path / "runs"
     assert queue.resolve_parallel(plans) == 2
     for parallel in (3, 0):
@@ -358,7 +360,7 @@ def test_queue_gives_each_job_machines_of_its_own(
 
 def test_create_job_without_queue_takes_first_machines(sandbox: Fixture) -> None:
     (recipe,) = submit.load_recipes(sandbox.write_recipe())
-    plan = submit.plan(recipe, hosts=hosts_file(sandbox, 4), machines=2, data="/data", procs=1)
+    plan = submit.plan(recipe, make_launch_options(hosts=hosts_file(sandbox, 4), machines=2, data="/data", procs=1))
     job = submit.create_job(plan.spec)
     assert host_names(plan.spec) == ["gpu0", "gpu1", "gpu2", "gpu3"] and host_names(job.spec) == ["gpu0", "gpu1"]
     assert not job.is_waiting and job.state == "booting"
@@ -369,7 +371,7 @@ def test_enqueue_failure_leaves_no_job(sandbox: Fixture, monkeypatch: pytest.Mon
     with pytest.raises(BadInput, match="no recipes to queue"):
         queue.enqueue([])
     with pytest.raises(ClusterError, match="no such data folder"):
-        queue.enqueue([plans[0], replace(plans[1], spec=replace(plans[1].spec, data="/nowhere"))])
+        queue.enqueue([plans[0], replace(plans[1], spec=changed_spec(plans[1].spec, data="/nowhere"))])
     assert not (sandbox.path / "runs").exists()
 
     def ensure_queue_process(runs_folder: Path, queue_id: str) -> None:
