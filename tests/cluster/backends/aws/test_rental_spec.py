@@ -74,7 +74,7 @@ def test_plan_says_what_the_highest_price_counts(
 ) -> None:
     c7i = BUILTIN_TYPES["c7i.2xlarge"]
     spec_of_rental = rental_spec(place(1.0), place(3.0), max_dollars=limit)
-    rental_plan = plan.RentalPlan(spec_of_rental, c7i, (), (), None, 2.0, 900.0)
+    rental_plan = plan.AwsRentalPlan(spec_of_rental, c7i, (), (), None, 2.0, 900.0)
     two_machines: Any = SimpleNamespace(machine_names=("0", "1"))
     cloud.show_rental_plan(rental_plan.summary(two_machines))
     rate = 3.0 + OVERHEAD_DOLLARS_PER_HOUR
