@@ -263,8 +263,11 @@ def test_trainers_get_the_environment_of_their_own_launch_only(sandbox: Sandbox)
 
 @pytest.mark.parametrize("search_path", ["", "."])
 def test_modules_of_the_current_folder_are_found_and_never_replace_ours(sandbox: Sandbox, search_path: str) -> None:
-    """Two processes: the second way in which Python would put the current folder first (python -m train)."""
-    for name in ("cluster", "infra", "recipes", "train"):
+    """Two processes: the second way in which Python would put the current folder first (python -m train).
+
+    With PYTHONPATH, a user's cluster.py precedes the installed command itself.
+    """
+    for name in ("infra", "recipes", "train", *(() if search_path else ("cluster",))):
         (sandbox.path / f"{name}.py").write_text("raise RuntimeError('the wrong one')")
     (sandbox.path / "layers.py").write_text("from torch import nn\nPOOL = nn.Sequential(nn.AdaptiveAvgPool2d(1))")
     net = "from torch import nn\n\n\ndef small(classes):\n    from layers import POOL\n\n"
