@@ -401,9 +401,9 @@ def test_write_result_trained_job_is_done_despite_end_reason(hand_made: Fixture)
 def test_epoch_of_a_finished_job_is_the_number_of_the_last_epoch(hand_made: Fixture) -> None:
     """With --max-steps whole epochs are left out: the epochs' lines, ls and status must agree."""
     run = hand_made()
-    rows = [{"top1": 50.0, "top5": 90.0, "epoch": number} for number in (1, 14, 26)]
+    epochs = tuple(make_epoch(epoch=number, top1=50.0, top5=90.0) for number in (1, 14, 26))
     run.write_status("done", ended=True)
-    run.write_shared("result.json", json.dumps(json.loads(TRAINED) | {"epochs": rows}))
+    run.write_shared("result.json", trained(epochs=epochs))
     run.job.refresh()
     status = run.job.status()
     assert (status["state"], status["epoch"], status["epochs"]) == ("done", 26, 26)

@@ -206,7 +206,7 @@ def test_measured_run_refuses_an_incomplete_result(missing: str) -> None:
 
 
 def test_calibrate_refuses_a_run_without_steps() -> None:
-    with pytest.raises(ValueError, match="no step"):
+    with pytest.raises(ValueError, match="no training step"):
         calibrate(replace(make_result(), epochs=()))
 
 
