@@ -152,7 +152,7 @@ class SlurmCluster:
     def __init__(self, folder: Path, count: int, *, cpus: int = 8, grace_seconds: int = 5) -> None:
         self.folder = folder.resolve()
         self.folder.mkdir(parents=True)
-        self.sockets = Path(tempfile.mkdtemp(prefix="imgslurm-", dir="/tmp"))  # a socket's path has 107 characters at most
+        self.sockets = Path(tempfile.mkdtemp(prefix="imgslurm-", dir="/tmp"))  # a socket path is short: 107 characters
         self.config_path = self.folder / "slurm.conf"
         self.env = {
             **{name: value for name, value in os.environ.items() if not name.startswith(("SLURM_", "SBATCH_"))},
