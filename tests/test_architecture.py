@@ -35,10 +35,10 @@ LONG_MODULE_LINES = 500
 # Bottom up. A package may import from itself and from packages on earlier lines; of packages on one line, neither
 # imports the other.
 LAYERS = """
+train.tools
 infra.aws
 infra.aws.market infra.aws.stack
 infra.aws.instances
-train.tools
 train.recipe
 train.data
 train.data.index

@@ -203,7 +203,9 @@ class LocalJob:
         try:
             for pid in pids[1:]:
                 os.kill(pid, signal.SIGSTOP)
-            return self.seconds_to_next_step(previous, freeze_time, "lost") - self.running_job.spec.lost_seconds
+            return (
+                self.seconds_to_next_step(previous, freeze_time, "lost") - self.running_job.spec.recovery.lost_seconds
+            )
         finally:
             for pid in reversed(pids):
                 with contextlib.suppress(OSError):

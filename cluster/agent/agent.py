@@ -28,6 +28,7 @@ from cluster.state.membership import ClusterView
 from cluster.state.run_folder import RunFolder, stop_reason
 from cluster.state.spec import JobSpec
 from train.tools import process
+from train.tools.agent_protocol import RESULT_FILE
 
 from . import tmux_windows
 from .data import DataPreparationError, prepare_data
@@ -174,7 +175,10 @@ class Agent:
             raise JobFinished("failed", str(error)) from error
 
     def main_loop(self) -> None:
-        """Train, watch and agree until the job has ended. Always raises `JobFinished`, unless an error ends it."""
+        """Run the trainers, and decide on new attempts together with the other agents, until the job has ended.
+
+        Never returns: raises `JobFinished`, or the error that ended the loop.
+        """
         self.enter_phase("warming")
         while True:
             now = time.monotonic()
@@ -274,7 +278,7 @@ class Agent:
             return self.stop_trainers("failed", reason, "own")
         self._note_progress(progress, now)
         self.status_writer.last_status["codes"] = exit_codes
-        result_path = self.shared / "result.json"
+        result_path = self.shared / RESULT_FILE
         if result_path.exists() and any(code is not None for code in exit_codes):
             self.trainers.wait_for_exit(RESULT_EXIT_TIMEOUT_SECONDS)
             raise JobFinished("done")
@@ -359,7 +363,7 @@ class Agent:
         Raises `JobFinished` when the job has ended here. Otherwise trainers are asked to save and exit when the job has
         to stop.
         """
-        if self.phase != "running" and (self.shared / "result.json").exists():
+        if self.phase != "running" and (self.shared / RESULT_FILE).exists():
             raise JobFinished("done")
         if not self.stop_request:
             reason = stop_reason(self.shared) or self.watchdog.limit_reason

@@ -1,26 +1,69 @@
-"""Finds a backend by its name. A backend is a module with the functions of `base.Backend`."""
+"""Finds backends by name: those of this project, and those of other packages that register an entry point.
 
+A package registers its backend in its pyproject.toml:
+
+    [project.entry-points."imgnet_cluster.backends"]
+    podman = "imgnet_podman:PodmanBackend"
+"""
+
+from functools import cache
 from importlib import import_module
-from typing import cast
+from typing import Any
 
 from cluster.errors import BadInput
+from cluster.state.run import Run
 
 from .base import Backend
 
-MODULES = {
-    "aws": "cluster.backends.aws.backend",
-    "local": "cluster.backends.local",
-    "ssh": "cluster.backends.ssh",
+ENTRY_POINT_GROUP = "imgnet_cluster.backends"
+# Named here too, because on the machines of a job the project is a folder of code and is not installed.
+BUILTIN_BACKENDS = {
+    "aws": "cluster.backends.aws.backend:AwsBackend",
+    "local": "cluster.backends.local:LocalBackend",
+    "ssh": "cluster.backends.ssh:SshBackend",
 }
+
+
+@cache
+def _class_paths() -> dict[str, str]:
+    """Return "module:class" for each backend, by name. Backends of this project cannot be replaced by others."""
+    from importlib.metadata import entry_points  # takes 30 ms
+
+    return {entry.name: entry.value for entry in entry_points(group=ENTRY_POINT_GROUP)} | BUILTIN_BACKENDS
 
 
 def backend_names() -> list[str]:
     """Return the names of all backends, sorted."""
-    return sorted(MODULES)
+    return sorted(_class_paths())
 
 
-def get_backend(name: str) -> Backend:
-    """Import and return the backend of this name. Raises `BadInput` when there is none."""
-    if name not in MODULES:
+def backend_class(name: str) -> type[Backend]:
+    """Return the backend of this name. Raises `BadInput` when there is none, or when its package cannot be used."""
+    class_path = BUILTIN_BACKENDS.get(name) or _class_paths().get(name)
+    if class_path is None:
         raise BadInput(f"no backend {name!r}; the backends are {', '.join(backend_names())}")
-    return cast(Backend, import_module(MODULES[name]))
+    module_name, _, class_name = class_path.partition(":")
+    try:
+        found: Any = getattr(import_module(module_name), class_name)
+    except Exception as error:  # the code of another package: anything may happen
+        if name in BUILTIN_BACKENDS:
+            raise
+        raise BadInput(
+            f"the backend {name} ({class_path}) cannot be imported: {type(error).__name__}: {error}; "
+            "repair or uninstall the package that registers it"
+        ) from error
+    if not (isinstance(found, type) and issubclass(found, Backend)):
+        raise BadInput(f"the backend {name} ({class_path}) is no subclass of cluster.backends.base.Backend")
+    return found
+
+
+def open_backend(run: Run) -> Backend:
+    """Return the backend of a run. Raises `BadInput`, also when an installed backend lacks a method."""
+    found = backend_class(run.spec.backend)
+    try:
+        return found(run)
+    except TypeError as error:
+        if not found.__abstractmethods__:
+            raise
+        missing = ", ".join(sorted(found.__abstractmethods__))
+        raise BadInput(f"the backend {run.spec.backend} does not implement {missing}") from error

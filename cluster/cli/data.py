@@ -5,12 +5,12 @@ from pathlib import Path
 
 import click
 
+from cluster.display.progress_bar import ProgressBar
 from cluster.errors import EXIT_ERROR, EXIT_OK, BadInput
 
 from .options import (
     CommandFunction,
     CommandGroup,
-    ProgressBar,
     output_option,
     pluralize,
     print_json,
@@ -130,7 +130,9 @@ def _pack(
     for message in report.messages:
         click.echo(message, err=True)
     left_out = pluralize(len(report.skipped_files), "file")
-    click.echo(f"{target}: {pluralize(report.written, 'image')} packed, {report.kept} were there, {left_out} left out")
+    click.echo(
+        f"{target}: {pluralize(report.written, 'image')} packed, {report.kept} already packed, {left_out} left out"
+    )
 
 
 @data.command()

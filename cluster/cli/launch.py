@@ -6,18 +6,18 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.errors import EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured, BadInput, ClusterError
+from cluster.planning.launch_options import BACKEND_OPTIONS, LaunchOptions, make_launch_options
 
 from .options import (
-    RENTAL_OPTION_NAMES,
+    CommandFunction,
     FiniteFloatRange,
     GroupedCommand,
+    dataclass_options,
     dry_run_option,
+    given_options,
     grouped_option,
-    machines_option,
+    only_option,
     pluralize,
-    recovery_options,
-    rental_options,
-    schedule_options,
     yes_option,
 )
 from .plan import make_plan, select_recipes
@@ -30,22 +30,19 @@ detach_option = grouped_option(
 )
 
 
+def backend_options(command: CommandFunction) -> CommandFunction:
+    """Add the options that only one backend has."""
+    for options_class in BACKEND_OPTIONS.values():
+        command = dataclass_options(options_class)(command)
+    return command
+
+
 @click.command(cls=GroupedCommand)
 @click.argument("recipe")
-@machines_option
+@dataclass_options(LaunchOptions)
 @grouped_option(
     "Machines", "--local", is_flag=True, help="Train on this computer. With --machines N it acts as N machines."
 )
-@grouped_option(
-    "Machines", "--hosts", metavar="FILE", help="Train on your own machines over ssh. The hosts.toml file lists them."
-)
-@grouped_option(
-    "Training",
-    "--target",
-    metavar="top5=93",
-    help="Stop after the first validation that reaches this accuracy in percent, such as top5=93 or top1=76.1.",
-)
-@schedule_options
 @grouped_option(
     "Machines",
     "--parallel",
@@ -54,52 +51,14 @@ detach_option = grouped_option(
     help="Number of recipes to run concurrently, if the file has several.  [default: 1; with --hosts: as many as "
     "the machines in the file suffice for]",
 )
-@grouped_option(
-    "Data",
-    "--fetch",
-    metavar="DIR",
-    help="Copy the packed data set to this folder on each machine's own disk before training.  [default: no copy; for "
-    "s3:// on rented machines: ~/.imgnet/data]",
-)
-@grouped_option(
-    "Data", "--copies", metavar="DIR", help="Folder of the resized copies.  [default: the data folder's name with -sz]"
-)
-@grouped_option(
-    "Data",
-    "--workers",
-    metavar="N",
-    type=click.IntRange(0),
-    help="Loader processes per training process.  [default: from the number of CPU cores]",
-)
-@grouped_option("Data", "--skip-bad", is_flag=True, help="Leave out files that are not images, instead of failing.")
-@recovery_options
-@grouped_option(
-    "Recovery",
-    "--save-seconds",
-    metavar="SECONDS",
-    type=FiniteFloatRange(0),
-    default=30.0,
-    show_default=True,
-    help="Seconds between checkpoints.",
-)
-@grouped_option(
-    "Limits",
-    "--max-hours",
-    metavar="HOURS",
-    type=FiniteFloatRange(0, min_open=True),
-    help="Stop after this many hours (saves a checkpoint first).  [default: 2 on rented machines, else no limit]",
-)
-@rental_options
+@only_option
+@backend_options
 @detach_option
 @dry_run_option
 @yes_option
-@click.pass_context
 def launch(
-    ctx: click.Context,
-    /,
     recipe: str,
     local: bool,
-    hosts: str | None,
     parallel: int | None,
     detach: bool,
     dry_run: bool,
@@ -117,24 +76,14 @@ def launch(
     from cluster.display import progress
     from cluster.jobs import queue, store, submit
 
-    if local and hosts:
+    keywords = given_options(options)
+    if local and "hosts" in keywords:
         raise BadInput("--local and --hosts are mutually exclusive; give one, or neither to rent machines from AWS")
-    backend = "local" if local else "ssh" if hosts else "aws"
-    rental_params = [
-        param
-        for param in ctx.command.params
-        if param.name in RENTAL_OPTION_NAMES and is_given_on_command_line(ctx, param.name)
-    ]
-    if rental_params and backend != "aws":
-        first_name = rental_params[0].name
-        flags = " or ".join(param.opts[0] for param in rental_params if param.name == first_name)
-        raise BadInput(f"{flags}: only for machines rented from AWS, not for --{'local' if local else 'hosts'}")
-    rental = {name: options.pop(name) for name in RENTAL_OPTION_NAMES}
-    rental = {**rental, "offline": dry_run} if backend == "aws" else {}
-    plan_options = {**options, "hosts": hosts, "rental_options": rental}
+    backend = "local" if local else "ssh" if "hosts" in keywords else "aws"
+    launch_options = make_launch_options(backend, **keywords)
     try:
         plans = [
-            make_plan(selected_recipe, recipe, plan_options, backend)
+            make_plan(selected_recipe, recipe, launch_options, offline=dry_run)
             for selected_recipe in select_recipes(recipe, only)
         ]
     except AwsNotConfigured as error:
@@ -147,7 +96,7 @@ def launch(
             display_plan.show_rental_requests(plan)
         display_plan.show_plan(plan)
         if not dry_run or backend != "aws":
-            registry.get_backend(backend).check(plan.spec, store.runs_folder())
+            registry.backend_class(backend).check(plan.spec, store.runs_folder())
     if dry_run:
         click.echo(f"would launch {pluralize(len(plans), 'job')} in {store.runs_folder()}; nothing was started")
         return
@@ -163,11 +112,6 @@ def launch(
         click.echo(f"{job.name} launched, run folder {job.path}")
     progress.print_next_commands(job)
     sys.exit(EXIT_OK if detach else _follow(job))
-
-
-def is_given_on_command_line(ctx: click.Context, name: str) -> bool:
-    """Whether the user typed an option."""
-    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _follow_all(launched_jobs: "list[Job]", max_parallel: int, detach: bool) -> int:
@@ -239,7 +183,7 @@ def resume(job: str, detach: bool) -> None:
     metavar="SECONDS",
     help="Warn the machine this long in advance, as a spot interruption notice does.",
 )
-@click.option("--for-good", is_flag=True, help="Do not replace the machine.")
+@click.option("--for-good", is_flag=True, help="Do not replace the killed machine.")
 def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
     """Kill a machine of JOB, to rehearse a recovery.
 

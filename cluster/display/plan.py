@@ -29,7 +29,7 @@ def _summary_line(plan: Plan) -> str:
     """Return recipe, model, data set, machines, processes and price in one line."""
     spec = plan.spec
     has_several_machines = len(spec.machine_names) > 1
-    machines = f"machines: {spec.machines}" + (f" and {spec.spares} spare" if spec.spares else "")
+    machines = f"machines: {spec.machines}" + (f" and {spec.recovery.spares} spare" if spec.recovery.spares else "")
     if spec.backend == "local":
         machines = f"{machines} on this computer" if has_several_machines else "this computer"
     processes = f"processes{' of each' if has_several_machines else ''}: {spec.procs}"

@@ -22,4 +22,4 @@ class Plan:
     @property
     def val_images(self) -> int:
         """The number of validation images."""
-        return scaled_image_count(self.spec.recipe.data.val, self.spec.scale)
+        return scaled_image_count(self.spec.recipe.data.val, self.spec.train.scale)

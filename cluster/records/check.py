@@ -226,7 +226,7 @@ def parse_log_lines(log: str) -> list[tuple[str, JsonMapping]]:
 
 
 def check_log_accuracies(log: str, expected_rows: ValidationRows) -> Iterator[str]:
-    """Yield the accuracies of a log, or their moments, that differ from the rows of the file beside it."""
+    """Yield a problem for each accuracy of a log, or its time, that differs from the TSV or JSON of the same record."""
     events = parse_log_lines(log)
     start_ms = next((event["time_ms"] for _, event in events if event["key"] == "run_start"), math.nan)
     accuracy_events = [(where, event) for where, event in events if event["key"] == "eval_accuracy"]
@@ -334,7 +334,7 @@ def first_difference(left: Any, right: Any, path: str = "") -> tuple[str, Any, A
 
 
 def check_run_times(run_data: JsonMapping) -> Iterator[str]:
-    """Yield the moments that the run folder notes twice with different values."""
+    """Yield a problem for each time of an epoch that two files of the run folder state differently."""
     last_epoch = run_data["epochs"][-1]
     result_seconds = run_data["result_seconds"]
     if result_seconds is not None and abs(result_seconds - last_epoch["clock"]) > CLOCK_TOLERANCE_SECONDS:

@@ -1,4 +1,4 @@
-"""Checks whether DAWNBench's JSON of a run is consistent by itself. Each problem is one line that names the epoch."""
+"""Checks whether the fields of a run's DAWNBench JSON agree with each other. Each problem is one line of text."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -58,7 +58,10 @@ def check_entry(entry: JsonMapping) -> Iterator[str]:
 
 
 def check_no_negative_seconds(value: Any, path: str) -> Iterator[str]:
-    """Yield each number of seconds below zero, with its path."""
+    """Yield a problem for each negative time in `value`: each field named *seconds*, at any depth.
+
+    `path` is the path of `value` in the JSON, such as misc; each problem begins with the path of its field.
+    """
     children: list[tuple[Any, Any]] = []
     if isinstance(value, Mapping):
         children = list(value.items())
@@ -132,9 +135,9 @@ def check_accuracies(row: JsonMapping, val_images: int) -> Iterator[str]:
 
 
 def check_validation_view(row: JsonMapping, planned_epoch: Epoch | None) -> Iterator[str]:
-    """Yield an epoch that was not validated with the view of its phase.
+    """Yield a problem if an epoch was not validated with the crop of its phase: a square or a rectangle.
 
-    With the square view, both pairs of accuracies must be equal, because they are of the same crops.
+    The accuracies of the square crop are reported twice. With the square view, both pairs must therefore be equal.
     """
     where = f"epoch {row['epoch']}"
     view = row["view"]
@@ -156,7 +159,7 @@ def check_validation_view(row: JsonMapping, planned_epoch: Epoch | None) -> Iter
 
 
 def check_epoch_seconds(misc: JsonMapping) -> Iterator[str]:
-    """Yield the epochs whose time on the clock does not agree with their steps, validation and losses."""
+    """Yield a problem for each epoch whose wall time differs from its steps, validation and time lost to recoveries."""
     last_seconds = misc["seconds_to_first_step"]
     last_step = 0
     for row in misc["epochs"]:
@@ -182,7 +185,10 @@ def check_epoch_seconds(misc: JsonMapping) -> Iterator[str]:
 
 
 def check_cost(entry: JsonMapping) -> Iterator[str]:
-    """Yield disagreements between hours, price per hour, cost, and the prices of the machines."""
+    """Yield a problem if the cost is not hours x price per hour, or the price is not the sum over the machines.
+
+    `misc.hours` must end with the last validated epoch. If a machine's price is unknown, both must be null.
+    """
     misc = entry["misc"]
     price = entry["costPerHour"]
     validated_seconds = [row["seconds"] for row in misc["epochs"] if row["top1"] is not None]
@@ -203,7 +209,7 @@ def check_cost(entry: JsonMapping) -> Iterator[str]:
 
 
 def check_target(target: JsonMapping | None, epochs: Sequence[JsonMapping]) -> Iterator[str]:
-    """Yield disagreements between the outcome of the target and the epochs."""
+    """Yield a problem if the target was not reached at the epoch and the time that the JSON states."""
     if target is None:
         return
     metric = target["metric"]

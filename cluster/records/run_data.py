@@ -54,8 +54,8 @@ def collect_run_data(job: Job) -> JsonDict:
         "backend": spec.backend,
         "recipe": spec.recipe.to_json(),
         "gpus": last_start["gpus"],
-        "max_steps": spec.max_steps,
-        "scale": spec.scale,
+        "max_steps": spec.train.max_steps,
+        "scale": spec.train.scale,
         "commit": spec.git_commit,
         "launched_at": state_result.first_launch_time(run_folder, spec),
         "loading_began_at": start_rows[0]["begun"],
@@ -174,21 +174,21 @@ def machine_costs(job: Job, attempts_by_number: AttemptsByNumber, end_time: floa
     from cluster.backends.aws import admin
 
     cost = admin.job_cost(job.path)
-    machines = [
-        {name: machine[name] for name in BILLED_MACHINE_FIELDS}
-        for machine in cost["machines"]
-        if machine["launched"] <= end_time
-    ]
-    price_by_name = {machine["name"]: machine["price"] for machine in machines}
+    machines = [machine for machine in cost.machines if machine.launched <= end_time]
+    price_by_name = {machine.name: machine.price for machine in machines}
     prices = [price_by_name.get(name) for name in last_members]
     known_prices = [price for price in prices if price is not None]
     return {
-        "machines": machines,
-        "gpus_by_type": {machine["type"]: describe_gpus(machine["type"]) for machine in machines},
+        "machines": [_select(machine.to_json(), BILLED_MACHINE_FIELDS) for machine in machines],
+        "gpus_by_type": {machine.type: describe_gpus(machine.type) for machine in machines},
         "at_work": list(last_members),
         "cost_per_hour": sum(known_prices) if known_prices and len(known_prices) == len(prices) else None,
-        "billed": None if cost["unknown"] else cost["dollars"],
+        "billed": None if cost.unknown else cost.dollars,
     }
+
+
+def _select(row: JsonDict, names: Sequence[str]) -> JsonDict:
+    return {name: row[name] for name in names}
 
 
 def describe_gpus(type_name: str) -> str:

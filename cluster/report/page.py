@@ -194,15 +194,15 @@ def _cost_card(facts: JobFacts) -> list[Html]:
         return []
     rows = [
         (
-            row["name"],
-            row["type"],
-            row["market"],
-            row["zone"],
-            f"{row['seconds'] / 60:.1f}",
-            "unknown" if row["dollars"] is None else f"{row['all']:.4f}",
-            row["why"] if row["ended"] else "still running",
+            machine.name,
+            machine.type,
+            machine.market,
+            machine.zone,
+            f"{machine.seconds / 60:.1f}",
+            "unknown" if machine.dollars is None else f"{machine.total_dollars:.4f}",
+            machine.why if machine.ended else "still running",
         )
-        for row in cost["machines"]
+        for machine in cost["machines"]
     ]
     columns = ("machine", "type", "market", "zone", "minutes", "dollars", "ended")
     unknown_note = f"; without {', '.join(cost['unknown'])}, whose price is unknown" if cost["unknown"] else ""

@@ -6,6 +6,7 @@ from typing import Any, Protocol
 from train.data.order import usage_log
 from train.forecast import calibrate, compare_with_run
 from train.recipe import target
+from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import read_json, read_json_lines, to_json_bytes, write_atomic
 
 from . import attempts, timeline
@@ -19,10 +20,10 @@ JobResult = Mapping[str, Any]
 class CostMeter(Protocol):
     """Says what a job has cost. Every backend implements it."""
 
-    def cost_dollars(self, spec: JobSpec, run_folder: RunFolder) -> float:
+    def cost_dollars(self) -> float:
         """Return what the job has cost until now."""
 
-    def cost_dollars_until(self, spec: JobSpec, run_folder: RunFolder, moment: float) -> float | None:
+    def cost_dollars_until(self, moment: float) -> float | None:
         """Return what the job had cost at `moment` (seconds since 1970); None when a machine's price is unknown."""
 
 
@@ -54,7 +55,7 @@ def write_result(
     given when the job never started or was ended from outside; a job that trained to its end is "done" all the same.
     The seconds of training and validation come from the trainers, all other seconds from the agents.
     """
-    trainer_result = read_json(run_folder.shared / "result.json")
+    trainer_result = read_json(run_folder.shared / RESULT_FILE)
     if trainer_result:
         state, reason = "done", ""
     elif end_reason:
@@ -88,7 +89,7 @@ def write_result(
         "setup": {name: row["seconds"] for name, row in machine_rows(run_folder, spec).items()},
         "attempts": attempts.last_training_attempt_number(run_folder.shared, newest),
         "timeline": timeline.attempt_rows(run_folder.path, run_folder.shared),
-        "dollars": cost.cost_dollars(spec, run_folder),
+        "dollars": cost.cost_dollars(),
         "backend": spec.backend,
         "git_commit": spec.git_commit,
         "did_not_answer": list(unreachable),
@@ -101,7 +102,7 @@ def write_result(
             result["goodput"] *= wall_seconds / (wall_seconds + lost_seconds)
     result["target"] = target_outcome(run_folder, spec, cost, epochs)
     result |= forecast_vs_actual(spec.forecast, {**result, "state": state})
-    if trainer_result and spec.log_ids:
+    if trainer_result and spec.train.log_ids:
         result["ids_wrong"] = check_image_usage(run_folder, trainer_result["epochs"])
     write_atomic(run_folder.result_path, to_json_bytes({**result, "state": state}))
 
@@ -114,10 +115,10 @@ def target_outcome(
     When it was reached, `seconds_all` counts the seconds since the job's first launch, and `dollars` is the cost until
     then.
     """
-    outcome = target.target_outcome(target.Target.from_options(spec.target, spec.recipe), epochs)
+    outcome = target.target_outcome(target.Target.from_options(spec.train.target, spec.recipe), epochs)
     if outcome and outcome["at"] is not None:
         outcome["seconds_all"] = outcome["at"] - first_launch_time(run_folder, spec)
-        outcome["dollars"] = cost.cost_dollars_until(spec, run_folder, outcome["at"])
+        outcome["dollars"] = cost.cost_dollars_until(outcome["at"])
     return outcome
 
 

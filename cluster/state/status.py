@@ -10,7 +10,7 @@ from typing import Any
 from train.recipe import target
 from train.tools.filesystem import read_json, read_json_lines
 
-from . import attempts, timeline
+from . import attempts, cloud_activity, timeline
 from .run_folder import RunFolder
 from .spec import JobSpec
 
@@ -91,7 +91,7 @@ def job_status(run_folder: RunFolder, spec: JobSpec, result: dict[str, Any] | No
         "progress": agent_status.get("progress", ""),
         **{key: agent_status.get(key) for key in progress_keys},
         "where": add_job_times(run_folder, spec, agent_status.get("where")),
-        "target": spec.target or None,
+        "target": str(spec.train.target) if spec.train.target else None,
         "run": str(run_folder.path),
     }
     if result is not None:
@@ -117,9 +117,9 @@ def _ended_job_status(result: dict[str, Any]) -> dict[str, Any]:
 
 def _starting_job_status(run_folder: RunFolder, spec: JobSpec) -> dict[str, Any]:
     """Return the state of a job whose agents have not written a status: machines are rented or set up."""
-    rental = read_json(run_folder.path / "cloud.json") if spec.cloud else None
-    if rental and rental["doing"]:
-        return {"state": "acquiring", "doing": rental["doing"]}
+    activity = cloud_activity.read_activity(run_folder.path) if spec.cloud else None
+    if activity and activity.doing:
+        return {"state": "acquiring", "doing": activity.doing}
     setup_progress = read_json(run_folder.path / "machines.json")
     if setup_progress:
         step_counts = Counter(row["step"] for row in setup_progress["machines"].values() if row["step"])

@@ -11,6 +11,7 @@ import pytest
 from support.sandbox import FinishedSandbox, Sandbox
 
 from cluster.jobs.job import Job
+from cluster.planning.launch_options import make_launch_options
 
 RESULT_KEYS = {
     "recipe", "state", "top1", "top5", "epochs", "seconds", "images_per_second", "goodput", "machines", "procs",
@@ -286,7 +287,9 @@ def test_jobs_of_two_folders_never_share_a_name(sandbox: Sandbox) -> None:
 def test_launch_killed_before_its_tmux_session_is_failed_and_can_be_resumed(sandbox: Sandbox) -> None:
     from cluster.jobs import submit
 
-    job = submit.create_job(submit.plan(submit.load_recipes(sandbox.write_recipe(2))[0], data=sandbox.data).spec)
+    job = submit.create_job(
+        submit.plan(submit.load_recipes(sandbox.write_recipe(2))[0], make_launch_options(data=sandbox.data)).spec
+    )
     spec = json.loads(job.run_folder.spec_path.read_text())
     job.run_folder.spec_path.write_text(json.dumps({**spec, "created": time.time() - 60}))
     assert list_jobs(sandbox)[0]["state"] == "failed"

@@ -15,7 +15,7 @@ from train.tools.filesystem import one_line_error
 
 from .agent_channel import AgentChannel
 from .launcher import gpu_count, launch_ranks
-from .options import TrainOptions, parse_train_options
+from .options import RunOptions, parse_run_options
 
 
 def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
     `dataset` is an opened data set that a standby process passes on. Returns the exit code: 0 done, 1 failed, 2 wrong
     usage, 3 a checkpoint was written and the run ended because it was asked to.
     """
-    options = parse_train_options(argv)
+    options = parse_run_options(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file name may be no valid text, and messages quote file names
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -40,7 +40,7 @@ def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
     return launch_ranks([sys.executable, "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
 
 
-def choose_recipe(options: TrainOptions) -> Recipe:
+def choose_recipe(options: RunOptions) -> Recipe:
     """Return the recipe that the options name, for their number of machines and seed.
 
     Raises `RecipeError` when there is none, more than one, or the seed is out of range.
@@ -58,7 +58,7 @@ def choose_recipe(options: TrainOptions) -> Recipe:
         raise RecipeError(str(error)) from error
 
 
-def run_rank(options: TrainOptions, recipe: Recipe, dataset: Any = None) -> int:
+def run_rank(options: RunOptions, recipe: Recipe, dataset: Any = None) -> int:
     """Run this process's rank of the training run. Returns its exit code."""
     agent_channel = AgentChannel()
     sys.excepthook = agent_channel.excepthook

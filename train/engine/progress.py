@@ -12,7 +12,7 @@ from train.metrics.time_breakdown import TimeBreakdown
 from train.recipe.schedule import Epoch, Schedule
 
 from .agent_channel import AgentChannel
-from .options import TrainOptions
+from .options import RunOptions
 
 
 class ProgressReporter:
@@ -23,7 +23,7 @@ class ProgressReporter:
 
     def __init__(
         self,
-        options: TrainOptions,
+        options: RunOptions,
         schedule: Schedule,
         group: ProcessGroup,
         agent_channel: AgentChannel,

@@ -51,7 +51,7 @@ def calibrate(result: JsonObject, source: str = "") -> Constants:
         if waits > MIN_WAIT_SHARE * seconds:
             loader_speeds[copy, size] = images / seconds / int(result.get("machines", 1))
     if not batch_seconds:
-        raise ValueError("it made no step")
+        raise ValueError("no training step was measured")
     setup_seconds, startup_seconds = _startup_seconds(result, include_one_time=False)
     epoch_seconds, switch_seconds = _fixed_seconds(result)
     return Constants(

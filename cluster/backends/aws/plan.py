@@ -3,18 +3,19 @@
 With the `offline` option, all facts come from tables that ship with the program and AWS is not asked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from cluster.errors import BadInput, ClusterError
+from cluster.backends.rentals import RentalSummary
+from cluster.errors import ClusterError
 from cluster.state.spec import JobSpec
 from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis, preflight
-from infra.aws.instances.request import InstanceRequest, Place, build_run_instances
+from infra.aws.instances.request import InstanceRequest, build_run_instances
 from infra.aws.instances.user_data import build_user_data
+from infra.aws.launch_request import Place
 from infra.aws.market import instance_types, offers
 from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
@@ -22,6 +23,7 @@ from train.forecast import Forecast, forecast
 from train.recipe.schedule import Schedule
 
 from .errors import aws_errors_as_cluster_errors
+from .options import AwsOptions
 from .rental_spec import MARKETS, METADATA_URL, RentalSpec, sort_places
 
 DEFAULT_MAX_HOURS = 2.0
@@ -40,8 +42,8 @@ class RentalPlan:
     max_hours: float
     poweroff_grace: float  # seconds from the time limit until the machines power off
 
-    def summary(self, spec: JobSpec) -> dict[str, Any]:
-        """Return the plan as plain data: machines, type, market, zones, prices, limits, resources to create."""
+    def summary(self, spec: JobSpec) -> RentalSummary:
+        """Return what the user is shown: machines, type, market, zones, prices, limits, resources to create."""
         places = self.rental_spec.places
         first = places[0]
         machine_count = len(spec.machine_names)
@@ -49,23 +51,23 @@ class RentalPlan:
         minutes = None if self.forecast is None else self.forecast.total_minutes
         first_choice = [place for place in places if (place.type, place.market) == (first.type, first.market)]
         choices = dict.fromkeys(f"{place.type} {place.market} in {place.region}" for place in places)
-        return {
-            "machines": machine_count,
-            "type": first.type,
-            "market": first.market,
-            "region": first.region,
-            "gpus": f"{self.instance_type.gpus} x {self.instance_type.gpu}" if self.instance_type.gpus else "none",
-            "zones": list(dict.fromkeys(place.zone for place in first_choice)),
-            "then": list(choices)[1:],
-            "dollars_per_hour": rate,
-            "minutes": minutes,
-            "dollars": None if rate is None or minutes is None else rate * minutes / 60,
-            "max_hours": self.max_hours,
-            "late": self.poweroff_grace,
-            "max_dollars": self.max_dollars(machine_count),
-            "ssh_from": self.rental_spec.ssh_address,
-            "makes": list(self.missing_stack_parts),
-        }
+        return RentalSummary(
+            machines=machine_count,
+            type=first.type,
+            market=first.market,
+            region=first.region,
+            gpus=f"{self.instance_type.gpus} x {self.instance_type.gpu}" if self.instance_type.gpus else "none",
+            zones=tuple(dict.fromkeys(place.zone for place in first_choice)),
+            other_choices=tuple(choices)[1:],
+            dollars_per_hour=rate,
+            minutes=minutes,
+            dollars=None if rate is None or minutes is None else rate * minutes / 60,
+            max_hours=self.max_hours,
+            poweroff_grace=self.poweroff_grace,
+            max_dollars=self.max_dollars(machine_count),
+            ssh_address=self.rental_spec.ssh_address,
+            missing_stack_parts=self.missing_stack_parts,
+        )
 
     def max_dollars(self, machine_count: int) -> float | None:
         """Return the highest possible cost in dollars, at the dearest place until power-off. None: unknown price."""
@@ -78,28 +80,21 @@ class RentalPlan:
         return max(known_rates) * (self.max_hours + self.poweroff_grace / 3600)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RentalOptions:
-    """Command-line options of a launch that concern the rental."""
+@dataclass(frozen=True)
+class RentalRequest:
+    """What the user wants to rent. `offline`: all facts come from tables that ship with the program."""
 
-    regions: tuple[str, ...] = ()  # () is the region of the environment
-    zones: tuple[str, ...] = ()  # () is every zone
-    type: str | None = None  # one instance type instead of those of the recipe
-    market: str = "spot"  # a key of `MARKETS`
-    max_dollars: float | None = None
-    ami: str | None = None
-    use_placement_group: bool = True
-    ssh_address: str | None = None  # CIDR range that may connect over ssh; None: this computer's address
+    options: AwsOptions
     offline: bool = False
 
     @cached_property
     def account(self) -> Account | None:
         """The account in the first region, None offline. Raises `CloudError`."""
-        return None if self.offline else Account(self.regions[0] if self.regions else None)
+        return None if self.offline else Account(self.options.regions[0] if self.options.regions else None)
 
 
 def choose_instance_types(
-    preferred_types: Sequence[str], options: RentalOptions
+    preferred_types: Sequence[str], request: RentalRequest
 ) -> tuple[list[str], list[str], instance_types.InstanceType]:
     """Choose the instance types to request, in order of preference.
 
@@ -107,11 +102,11 @@ def choose_instance_types(
     on the types that are left out, and the first type. Raises `ClusterError`.
     """
     with aws_errors_as_cluster_errors():
-        for region in options.regions:
+        for region in request.options.regions:
             preflight.check_region(region)
-        account = options.account
-        names, notes = offers.choose_types(account, preferred_types, options.type, offline=options.offline)
-        known_types = offers.list_instance_types(account, names, offline=options.offline)
+        account = request.account
+        names, notes = offers.choose_types(account, preferred_types, request.options.type, offline=request.offline)
+        known_types = offers.list_instance_types(account, names, offline=request.offline)
     if not known_types:
         raise ClusterError(f"none of {', '.join(names)} is known; to list all types: imgnet-cluster offers")
     first = known_types[names[0]]
@@ -128,15 +123,14 @@ def plan_rental(
     types: Sequence[str],
     notes: Sequence[str],
     instance_type: instance_types.InstanceType,
-    options: RentalOptions,
+    request: RentalRequest,
 ) -> RentalPlan:
     """Plan where to rent and at what price. Asks AWS unless offline, changes nothing. Raises `ClusterError`."""
-    if options.market not in MARKETS:
-        raise BadInput(f"no market {options.market!r}; the markets are {', '.join(MARKETS)}")
+    options = request.options
     machine_count = len(spec.machine_names)
     markets = MARKETS[options.market]
     with aws_errors_as_cluster_errors():
-        account = options.account
+        account = request.account
         regions = options.regions or ((account.region if account else OFFLINE_REGION),)
         places: list[Place] = []
         missing_parts: list[str] = []
@@ -153,7 +147,7 @@ def plan_rental(
         if options.ssh_address:
             ssh_address = security_group.parse_single_address(options.ssh_address)
         else:
-            ssh_address = "this computer's address" if options.offline else get_public_address()
+            ssh_address = "this computer's address" if request.offline else get_public_address()
         owner, account_id = ("offline", "") if account is None else (account.owner, account.identity[0])
     places = sort_places(places, regions, types, markets)
     if options.max_dollars is not None:
@@ -185,7 +179,7 @@ def plan_rental(
         machines=spec.machines,
         vcpus=instance_type.vcpus,
     )
-    if options.offline and (price := instance_types.ON_DEMAND_PRICES.get(instance_type.name)):
+    if request.offline and (price := instance_types.ON_DEMAND_PRICES.get(instance_type.name)):
         hourly_dollars = price * machine_count
         notes = [
             *notes,
@@ -232,7 +226,7 @@ def _candidate_places(
     return places
 
 
-def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, dict[str, Any]]]:
+def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, Mapping[str, object]]]:
     """Return the AWS calls that a launch would make to rent the machines, as (action, arguments).
 
     Readable placeholders stand for IDs of resources that do not exist yet.
@@ -274,8 +268,9 @@ def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, 
         use_placement_group=rental_spec.use_placement_group,
     )
     run_instances = build_run_instances(instance_request, rental_plan.instance_type, place, spec.machine_names, 1)
-    requests = [("ec2:RunInstances", run_instances)]
-    if group := run_instances.get("Placement", {}).get("GroupName"):
+    requests: list[tuple[str, Mapping[str, object]]] = [("ec2:RunInstances", run_instances)]
+    if "Placement" in run_instances:
+        group = run_instances["Placement"]["GroupName"]
         requests.insert(0, ("ec2:CreatePlacementGroup", {"GroupName": group, "Strategy": "cluster"}))
     return requests
 

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from infra.aws.instances.request import DISK_GB, Place
+from infra.aws.instances.request import DISK_GB
+from infra.aws.launch_request import Place
 from infra.aws.market.billing import ADDRESS_DOLLARS_PER_HOUR, DISK_DOLLARS_PER_GB_HOUR
 
 MARKETS = {"spot": ("spot",), "on-demand": ("on-demand",), "spot-then-on-demand": ("spot", "on-demand")}

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infra.aws.errors import CloudError, NoCredentials, get_error_code
+from infra.aws.tags import Resource
 
 from .instance_types import (
     BUILTIN_TYPES,
@@ -27,7 +28,7 @@ from .instance_types import (
 )
 
 if TYPE_CHECKING:
-    from infra.aws.client import Account
+    from infra.aws.client import Account, Client
 
 MAX_NAMES_PER_CALL = 100  # type names in one DescribeInstanceTypes call
 PRODUCT_DESCRIPTION = "Linux/UNIX"
@@ -217,11 +218,11 @@ def _build_offer(
 # --- what EC2 describes -------------------------------------------------------------------------------------------
 
 
-def _describe_types(account: "Account", names: Sequence[str]) -> list[dict[str, Any]]:
+def _describe_types(account: "Account", names: Sequence[str]) -> list[Resource]:
     """Return EC2's descriptions of the named types. Without names there is no call: it would describe all 1,400."""
     from infra.aws.client import paginate
 
-    descriptions: list[dict[str, Any]] = []
+    descriptions: list[Resource] = []
     for start in range(0, len(names), MAX_NAMES_PER_CALL):
         descriptions += paginate(
             "look up instance types",
@@ -233,14 +234,14 @@ def _describe_types(account: "Account", names: Sequence[str]) -> list[dict[str, 
     return descriptions
 
 
-def _is_supported(description: Mapping[str, Any]) -> bool:
-    """Whether our images run on a type: x86_64, and its GPUs, if any, are NVIDIA's."""
+def _is_supported(description: Resource) -> bool:
+    """Whether the supported machine images run on a type: x86_64, and its GPUs, if any, are NVIDIA's."""
     gpus = description.get("GpuInfo", {}).get("Gpus", [])
     architectures = description.get("ProcessorInfo", {}).get("SupportedArchitectures", ["x86_64"])
     return "x86_64" in architectures and all(gpu.get("Manufacturer", "NVIDIA") == "NVIDIA" for gpu in gpus)
 
 
-def _parse_instance_type(description: Mapping[str, Any]) -> InstanceType:
+def _parse_instance_type(description: Resource) -> InstanceType:
     name = description["InstanceType"]
     network = description.get("NetworkInfo", {})
     gpu_info = (description.get("GpuInfo", {}).get("Gpus") or [{}])[0]
@@ -261,7 +262,7 @@ def _parse_instance_type(description: Mapping[str, Any]) -> InstanceType:
     )
 
 
-def _sustained_gbps(network: Mapping[str, Any]) -> float:
+def _sustained_gbps(network: Resource) -> float:
     """Return the sustained network bandwidth in Gbit/s.
 
     "4x 100 Gigabit" means 400. "Up to 10 Gigabit" is a burst: then the baseline of all network cards counts.
@@ -329,7 +330,7 @@ def _on_demand_prices(account: "Account", names: Sequence[str]) -> dict[str, flo
     return {name: price for name, price in zip(names, prices, strict=True) if price is not None}
 
 
-def _list_price(client: Any, name: str, region: str) -> float | None:
+def _list_price(client: "Client", name: str, region: str) -> float | None:
     """Return the price list's dollars an hour of a type; None when it has none, or several different ones.
 
     Raises `CloudError`.
@@ -351,7 +352,7 @@ def _list_price(client: Any, name: str, region: str) -> float | None:
     return prices.pop() if len(prices) == 1 else None
 
 
-def _hourly_prices(product: Mapping[str, Any]) -> Iterable[float]:
+def _hourly_prices(product: Resource) -> Iterable[float]:
     """Yield the on-demand prices above 0 of a price list product, in dollars an hour."""
     for term in product["terms"].get("OnDemand", {}).values():
         for dimension in term["priceDimensions"].values():

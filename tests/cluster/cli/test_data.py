@@ -22,11 +22,11 @@ def small_set(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_data_pack_resize_ls_verify_check_in_sequence(sandbox: Fixture, small_set: Path) -> None:
     packed = sandbox.cli("data", "pack", str(small_set), "full")
-    assert packed.code == 0 and packed.out == "full: 20 images packed, 0 were there, 0 files left out\n"
+    assert packed.code == 0 and packed.out == "full: 20 images packed, 0 already packed, 0 files left out\n"
     resized = sandbox.cli("data", "resize", "full", "sz", "--sizes", "64,96", "--shard-mb", "1")
-    assert resized.code == 0 and resized.out == "sz: 40 images packed, 0 were there, 0 files left out\n"
+    assert resized.code == 0 and resized.out == "sz: 40 images packed, 0 already packed, 0 files left out\n"
     again = sandbox.cli("data", "resize", "full", "sz", "--sizes", "96,64")
-    assert again.code == 0 and again.out == "sz: 0 images packed, 40 were there, 0 files left out\n"
+    assert again.code == 0 and again.out == "sz: 0 images packed, 40 already packed, 0 files left out\n"
     listed = json.loads(sandbox.cli("data", "ls", "sz", "-o", "json").out)
     assert [(split["root"], split["split"], split["copy"], split["images"]) for split in listed] == [
         (f"sz/{size}", split, size, 10) for size in (64, 96) for split in ("train", "val")
@@ -82,7 +82,7 @@ def test_data_pack_changed_sources_need_anew(sandbox: Fixture, small_set: Path) 
     assert ran.code == 1 and "have changed since; give another folder, or replace it: --anew" in ran.err
     ran = sandbox.cli("data", "pack", "set", "full", "--anew")
     assert ran.code == 0 and "full/train: the sources, or how they are packed, have changed; packed again" in ran.err
-    assert ran.out == "full: 9 images packed, 10 were there, 0 files left out\n"
+    assert ran.out == "full: 9 images packed, 10 already packed, 0 files left out\n"
 
 
 @pytest.mark.parametrize(

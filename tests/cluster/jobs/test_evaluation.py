@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from PIL import Image, ImageDraw
 
+from cluster.backends.ssh import SshBackend
 from cluster.cli import evaluate
 from cluster.connectors.local import Connector
 from cluster.errors import ClusterError
@@ -107,7 +108,7 @@ def test_newest_checkpoint_remote_job_falls_back_to_local_copy(
             return {"2": str(remote_shared)}[name]
 
     fleet = Fleet()
-    monkeypatch.setattr(checkpoints, "_job_fleet", lambda job: fleet)
+    monkeypatch.setattr(SshBackend, "open_fleet", lambda ssh_backend: fleet)
     run = hand_made(backend="ssh")
     local_path = run.run_folder.shared / "checkpoints/000002/step-00000008.pt"
     assert checkpoints.newest_checkpoint(run.job) == local_path

@@ -11,6 +11,7 @@ from cluster import jobs, launch
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.jobs import store, submit
 from cluster.jobs.job import Job
+from cluster.planning.launch_options import make_launch_options
 
 Fixture = Any
 
@@ -18,7 +19,7 @@ Fixture = Any
 @pytest.fixture
 def spec(sandbox: Fixture) -> Any:
     """The spec of a tiny job."""
-    return submit.plan(submit.load_recipes(sandbox.write_recipe())[0], data=sandbox.data).spec
+    return submit.plan(submit.load_recipes(sandbox.write_recipe())[0], make_launch_options(data=sandbox.data)).spec
 
 
 @pytest.mark.parametrize("name", jobs.__all__)

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from cluster.backends import machine_types, registry
+from cluster.backends import machine_types
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import calibration, candidates, choose
 from cluster.planning.candidates import Candidate
+from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import load_recipes, plan
 from cluster.plots import forecast as plots_forecast
 from cluster.plots import palette as plots_forecast_palette
@@ -41,7 +42,10 @@ def make_rows(
     epochs: int | None = None,
 ) -> list[Candidate]:
     def make(count: int, procs: int) -> Any:
-        return plan(candidates.truncate_recipe(LARGE, count, epochs), backend="plan", machines=count, procs=procs)
+        return plan(
+            candidates.truncate_recipe(LARGE, count, epochs),
+            make_launch_options(backend="plan", machines=count, procs=procs),
+        )
 
     return candidates.make_candidates(make, [candidates.get_machine_type(name) for name in types], counts, constants)
 
@@ -238,15 +242,17 @@ def test_ticks_from_zero_are_round(most: float, values: list[float]) -> None:
 
 def test_plan_local_has_a_forecast_in_its_spec() -> None:
     (quickstart,) = load_recipes(str(Path(RECIPE).with_name("quickstart.py")))
-    shared = plan(quickstart, procs=2).spec.forecast
+    shared = plan(quickstart, make_launch_options(procs=2)).spec.forecast
     assert shared and shared["source"] == "presets" and shared["start"]["boot"] == shared["start"]["fetch"] == 0
-    alone = plan(quickstart, procs=1).spec.forecast
+    alone = plan(quickstart, make_launch_options(procs=1)).spec.forecast
     assert alone and shared["terms"]["compute"] == pytest.approx(
         alone["terms"]["compute"]
     )  # both processes share the CPUs
-    assert plan(quickstart, backend="plan").spec.forecast is None
+    assert plan(quickstart, make_launch_options(backend="plan")).spec.forecast is None
     batch_timings = ((64, 32, 1.0), (64, 64, 2.0), (96, 64, 4.0))
-    measured = plan(quickstart, procs=1, constants=Constants(source="job-3", batch_timings=batch_timings)).spec.forecast
+    measured = plan(
+        quickstart, make_launch_options(procs=1), constants=Constants(source="job-3", batch_timings=batch_timings)
+    ).spec.forecast
     assert measured and measured["source"] == "job-3"
     assert measured["terms"]["compute"] == pytest.approx(2 * 4000 / 32 + 4 * 4000 / 64 * 2 + 3 * 4000 / 64 * 4)
 
@@ -271,7 +277,7 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> 
     planned = {"terms": {"compute": 3.0, "start": 1.0}, "minutes": 1 / 15, "phases": [], "source": "presets"}
     run = hand_made(forecast=planned)
     run.write_shared("result.json", json.dumps(DONE))
-    write_result(run.run_folder, run.spec, registry.get_backend("local"))
+    write_result(run.run_folder, run.spec, run.job.backend)
     result = json.loads(run.run_folder.result_path.read_text())
     assert result["forecast"] == planned and {row["term"]: row["error"] for row in result["against"]}["steps"] == 1.0
     constants = calibration.measured_constants("job-1", result)
@@ -282,7 +288,7 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> 
 
 def test_write_result_of_a_failed_job_has_no_constants(hand_made: Fixture) -> None:
     run = hand_made(forecast={"terms": {}})
-    write_result(run.run_folder, run.spec, registry.get_backend("local"), end_reason="it fell", end_state="failed")
+    write_result(run.run_folder, run.spec, run.job.backend, end_reason="it fell", end_state="failed")
     result = json.loads(run.run_folder.result_path.read_text())
     assert result["state"] == "failed" and not {"forecast", "against", "constants"} & result.keys()
     assert state_result.forecast_vs_actual({"terms": {}}, {"state": "done", "epochs": []}) == {}

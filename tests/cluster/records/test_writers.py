@@ -9,14 +9,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support import aws_journal
+from support.aws_journal import launch_request, request_granted
 
-from cluster.backends import registry
 from cluster.cli import record
-from cluster.errors import ClusterError
+from cluster.errors import BadInput, ClusterError
+from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
 from cluster.records import check, run_data, writers
 from cluster.state import attempts
 from cluster.state import result as state_result
+from infra.aws.journal_events import InstanceEnded
+from infra.aws.launch_request import Place
 from train.recipe import Data, Model, Phase, Recipe
 from train.recipe.schedule import Epoch, Schedule
 from train.recipe.target import Target, target_outcome
@@ -41,8 +45,7 @@ RECIPE = Recipe(
 )
 SCHEDULE = Schedule(RECIPE, IMAGES, 2)
 ACCURACIES = {1: (20.0, 50.0), 2: (40.0, 72.0), 4: (60.0, 94.0)}
-PLACE = {"region": "r", "zone": "r-1a", "type": "p4d.24xlarge", "market": "spot", "price": PRICE}
-REQUEST = {"BlockDeviceMappings": [], "NetworkInterfaces": []}
+PLACE = Place(region="r", zone="r-1a", type="p4d.24xlarge", market="spot", price=PRICE)
 
 
 class SimulatedTrainer:
@@ -162,7 +165,7 @@ def make_job(hand_made: Fixture, backend: str = "local", done: bool = True, targ
     run = hand_made(
         recipe=RECIPE,
         procs=2,
-        schedule_gpus=2,
+        gpus=2,
         machines=2,
         uid="job-1-abc",
         created=LOADING_BEGAN - 100.0,
@@ -185,24 +188,22 @@ def make_job(hand_made: Fixture, backend: str = "local", done: bool = True, targ
     run.write_status("done" if done else "failed", ended=True)
     if done:
         run.write_shared("result.json", json.dumps(trainer.result(target)))
-    state_result.write_result(run.run_folder, run.spec, registry.get_backend(backend))
+    state_result.write_result(run.run_folder, run.spec, run.job.backend)
     return run.job
 
 
 def write_journal(run_folder: Path) -> None:
     """Write the journal of two instances, of which the second was replaced after the loss."""
-    first_machines = [{"id": f"i-{name}", "name": name, "launched": LOADING_BEGAN - 90} for name in ("0", "1")]
-    lines = [
-        {"what": "ask", "number": 1, "place": PLACE, "names": ["0", "1"], "request": REQUEST},
-        {"what": "granted", "number": 1, "machines": first_machines},
-        {"what": "gone", "id": "i-1", "name": "1", "ended": LOADING_BEGAN + 170, "why": "taken"},
-        {"what": "ask", "number": 2, "place": PLACE, "names": ["1"], "request": REQUEST},
-        {"what": "granted", "number": 2, "machines": [{"id": "i-2", "name": "1", "launched": LOADING_BEGAN + 175}]},
-        {"what": "gone", "id": "i-0", "name": "0", "ended": LOADING_BEGAN + 300, "why": "done"},
-        {"what": "gone", "id": "i-2", "name": "1", "ended": LOADING_BEGAN + 300, "why": "done"},
-    ]  # fmt: skip
-    (run_folder / "cloud.jsonl").write_text(
-        "".join(json.dumps({"time": LOADING_BEGAN - 95, **line}) + "\n" for line in lines)
+    first_launched = LOADING_BEGAN - 90
+    aws_journal.write_journal(
+        run_folder / "cloud.jsonl",
+        launch_request(1, PLACE, ["0", "1"], LOADING_BEGAN - 95),
+        request_granted(1, ("i-0", "0", first_launched), ("i-1", "1", first_launched)),
+        InstanceEnded(id="i-1", name="1", ended=LOADING_BEGAN + 170, reason="taken"),
+        launch_request(2, PLACE, ["1"]),
+        request_granted(2, ("i-2", "1", LOADING_BEGAN + 175)),
+        InstanceEnded(id="i-0", name="0", ended=LOADING_BEGAN + 300, reason="done"),
+        InstanceEnded(id="i-2", name="1", ended=LOADING_BEGAN + 300, reason="done"),
     )
 
 
@@ -413,9 +414,13 @@ def test_collect_run_data_failed_job_has_its_epochs(hand_made: Fixture) -> None:
 
 
 def test_launch_invalid_target_is_one_line_usage_error(sandbox: Any) -> None:
-    assert plan(RECIPE).spec.target == "" and plan(RECIPE, target="top5=93.0").spec.target == "top5=93"
+    planned = plan(RECIPE, make_launch_options(target="top5=93.0"))
+    assert plan(RECIPE).spec.train.target is None and str(planned.spec.train.target) == "top5=93"
     completed = sandbox.cli("launch", "--local", "--dry-run", "--target", "93", sandbox.write_recipe(1))
-    assert completed.err == "error: '93' is no target; they look like top5=93 or top1=76.1, in percent\n"
+    reason = "'93' is no target; they look like top5=93 or top1=76.1, in percent"
+    assert completed.err == f"error: Invalid value for '--target': {reason} (imgnet-cluster launch --help)\n"
+    with pytest.raises(BadInput, match=f"^Invalid value for '--target': {reason}$"):
+        make_launch_options(target="93")
     assert completed.code == 2
 
 

@@ -93,11 +93,12 @@ def test_refresh_first_status_during_poll_keeps_job_alive(hand_made: Fixture, mo
         run.write_status("starting")
         return False
 
-    monkeypatch.setattr(run.job.backend, "poll", step)
-    run.job.refresh()
-    assert not run.job.has_ended
-    run.job.refresh()
-    assert run.job.state == "failed"  # it has a status but does not live: it was killed
+    job = run.job
+    monkeypatch.setattr(job.backend, "poll", step)
+    job.refresh()
+    assert not job.has_ended
+    job.refresh()
+    assert job.state == "failed"  # it has a status but does not live: it was killed
 
 
 def test_refresh_failed_resume_ignores_status_of_earlier_launch(hand_made: Fixture) -> None:
@@ -330,11 +331,7 @@ def test_refresh_one_living_machine_writes_no_result(hand_made: Fixture) -> None
         run.write_status("training", name)
     with run.hold_agent_lock("2"):
         run.job.refresh()
-        assert (
-            not run.job.has_ended
-            and run.job.is_alive
-            and run.job.backend.dead_machines(run.spec, run.run_folder) == ["0", "1"]
-        )
+        assert not run.job.has_ended and run.job.is_alive and run.job.backend.dead_machines() == ["0", "1"]
     run.job.refresh()
     assert run.job.has_ended
 

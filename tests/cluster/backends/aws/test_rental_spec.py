@@ -11,7 +11,8 @@ from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, POWEROFF
 from cluster.errors import ClusterError
 from cluster.jobs import submit
 from cluster.jobs.submit import request_fingerprint
-from infra.aws.instances.request import Place
+from cluster.planning.launch_options import make_launch_options
+from infra.aws.launch_request import Place
 from train.recipe import SAMPLE, Model, Phase, Recipe
 
 RECIPE = Recipe(
@@ -75,11 +76,11 @@ def test_sort_places_by_region_type_market_and_price() -> None:
 
 def test_plan_with_a_price_limit_and_unknown_prices_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ClusterError, match=r"--max-price-total: the price of .* is unknown"):
-        submit.plan(RECIPE, backend="aws", rental_options={"offline": True, "max_dollars": 5.0})
+        submit.plan(RECIPE, make_launch_options(backend="aws", max_dollars=5.0), offline=True)
 
 
 def test_request_fingerprint_ignores_prices_but_not_limits() -> None:
-    spec = submit.plan(RECIPE, backend="aws", rental_options={"offline": True}).spec
+    spec = submit.plan(RECIPE, make_launch_options(backend="aws"), offline=True).spec
     places = (spec.cloud or {})["places"]
     dearer = {**(spec.cloud or {}), "places": [{**place, "price": 9.0} for place in places][::-1]}
     same = replace(spec, cloud=dearer, created=1.0, uid="job-9-aaaaaaaa", name="job-9")
@@ -88,6 +89,6 @@ def test_request_fingerprint_ignores_prices_but_not_limits() -> None:
         replace(spec, max_hours=9.0),
         replace(spec, cloud={**dearer, "max_dollars": 5.0}),
         replace(spec, machines=2),
-        submit.plan(RECIPE, backend="aws", rental_options={"offline": True, "market": "on-demand"}).spec,
+        submit.plan(RECIPE, make_launch_options(backend="aws", market="on-demand"), offline=True).spec,
     ):
         assert request_fingerprint(other) != request_fingerprint(spec)
