@@ -390,7 +390,7 @@ class Agent:
 
     def show_tmux_windows(self, log_path: Path) -> None:
         """Show the trainers' log and the machine's processes in tmux windows."""
-        is_session_shared = len(self.spec.machine_names) > 1 and not self.spec.hosts
+        is_session_shared = len(self.spec.machine_names) > 1 and self.spec.is_one_computer
         if self.tmux_windows is None:
             self.tmux_windows = tmux_windows.TmuxWindows(
                 self.spec.tmux_session, self.work / "train.log", self.machine if is_session_shared else ""

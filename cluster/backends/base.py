@@ -16,6 +16,10 @@ from cluster.state import locks
 from cluster.state.run import Run
 from cluster.state.spec import JobSpec
 
+from .options import BackendOptions
+from .planner import ElsewherePlanner, MachinePlanner, MachineRequest
+from .rentals import JobCost
+
 
 class Backend(ABC):
     """The source of a job's machines. An object belongs to one run and to one process.
@@ -28,11 +32,17 @@ class Backend(ABC):
     # True if the machines are reached over a network. Then only the supervisor talks to them, and all other commands
     # read the files that it has copied to the local run folder.
     is_remote: ClassVar[bool] = False
+    options: ClassVar[type[BackendOptions]] = BackendOptions
 
     def __init__(self, run: Run) -> None:
         self.run = run
 
     # --- before a run exists ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
+        """Return the planner of a launch's machines. Raises `ClusterError`."""
+        return ElsewherePlanner(request)
 
     @classmethod
     @abstractmethod
@@ -142,6 +152,10 @@ class BilledBackend(Backend):
     @abstractmethod
     def cost_dollars_until(self, moment: float) -> float | None:
         """Return the job's cost in dollars until `moment` (seconds since 1970), None when a price is unknown."""
+
+    @abstractmethod
+    def job_cost(self, moment: float | None = None) -> JobCost:
+        """Return what each machine has cost until `moment` (seconds since 1970; None: until now)."""
 
     @abstractmethod
     def extend_time_limit(self, hours: float) -> None:

@@ -6,18 +6,23 @@ Each machine is an agent in a window of a tmux session that has the job's name.
 import os
 import shutil
 import signal
+from dataclasses import replace
 from pathlib import Path
 
 from cluster.connectors import tmux
-from cluster.connectors.local import module_command
+from cluster.connectors.local import module_command, visible_gpu_count
 from cluster.errors import BadInput, ClusterError
 from cluster.machines import requirements
 from cluster.state import locks
 from cluster.state.spec import JobSpec
 from train.data.index.open import DataError, check_layout
+from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 from train.tools.filesystem import read_json
 
+from .local_forecast import forecast_local
+from .options import LocalOptions
+from .planner import MachinePlan, MachinePlanner, MachineRequest, SourceAccess
 from .shared_folder import SharedFolderBackend
 
 # Size of one checkpoint in MB: weights and momentum, both float32.
@@ -38,11 +43,46 @@ TWO_MOMENT_OPTIMIZERS = ("lamb", "adamw")  # store a second moment beside the fi
 LOGS_MB = 50
 
 
+class LocalPlanner(MachinePlanner):
+    """Plans a job whose machines all are this computer."""
+
+    default_fetch_folder = None
+    is_this_computer = True
+
+    @property
+    def machine_count(self) -> int:
+        """One machine, unless the user asks for several."""
+        return self.request.machines or 1
+
+    def default_procs(self, machines: int) -> int:
+        """Return the number of processes by which the machines share this computer's GPUs."""
+        return max(1, visible_gpu_count() // (machines + self.request.spares))
+
+    def source_access(self, is_s3: bool) -> SourceAccess:
+        """This computer is the machine that fetches."""
+        return SourceAccess.REQUIRED
+
+    def notes_on_data(self, root: Path, image_count: int) -> list[str]:
+        """Return nothing: a launch without images is refused."""
+        return []
+
+    def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
+        """Add the forecast, if the speed of this computer is known."""
+        forecast = forecast_local(spec, schedule, self.request.constants)
+        return MachinePlan(spec=replace(spec, forecast=forecast.to_json() if forecast else None))
+
+
 class LocalBackend(SharedFolderBackend):
     """This computer as the job's machines."""
 
     name = "local"
     description = "this computer"
+    options = LocalOptions
+
+    @classmethod
+    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
+        """Return the planner of a job on this computer."""
+        return LocalPlanner(request)
 
     @classmethod
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:

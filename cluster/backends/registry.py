@@ -6,22 +6,32 @@ A package registers its backend in its pyproject.toml:
     podman = "imgnet_podman:PodmanBackend"
 """
 
+import contextlib
 from functools import cache
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cluster.errors import BadInput
-from cluster.state.run import Run
 
-from .base import Backend
+from .aws.options import AwsOptions
+from .options import BackendOptions, LocalOptions, SshOptions
 
+if TYPE_CHECKING:
+    from cluster.state.run import Run
+
+    from .base import Backend
+    from .planner import MachinePlanner, MachineRequest
+
+UNKNOWN_MACHINES = "plan"  # in place of a backend's name: a plan for machines of which nothing is known
 ENTRY_POINT_GROUP = "imgnet_cluster.backends"
 # Named here too, because on the machines of a job the project is a folder of code and is not installed.
 BUILTIN_BACKENDS = {
-    "aws": "cluster.backends.aws.backend:AwsBackend",
     "local": "cluster.backends.local:LocalBackend",
     "ssh": "cluster.backends.ssh:SshBackend",
+    "aws": "cluster.backends.aws.backend:AwsBackend",
 }
+# Known without the backends' modules, which are slow to import: `launch --help` shows them.
+BUILTIN_OPTIONS: dict[str, type[BackendOptions]] = {"local": LocalOptions, "ssh": SshOptions, "aws": AwsOptions}
 
 
 @cache
@@ -37,8 +47,10 @@ def backend_names() -> list[str]:
     return sorted(_class_paths())
 
 
-def backend_class(name: str) -> type[Backend]:
+def backend_class(name: str) -> "type[Backend]":
     """Return the backend of this name. Raises `BadInput` when there is none, or when its package cannot be used."""
+    from .base import Backend
+
     class_path = BUILTIN_BACKENDS.get(name) or _class_paths().get(name)
     if class_path is None:
         raise BadInput(f"no backend {name!r}; the backends are {', '.join(backend_names())}")
@@ -57,7 +69,7 @@ def backend_class(name: str) -> type[Backend]:
     return found
 
 
-def open_backend(run: Run) -> Backend:
+def open_backend(run: "Run") -> "Backend":
     """Return the backend of a run. Raises `BadInput`, also when an installed backend lacks a method."""
     found = backend_class(run.spec.backend)
     try:
@@ -67,3 +79,32 @@ def open_backend(run: Run) -> Backend:
             raise
         missing = ", ".join(sorted(found.__abstractmethods__))
         raise BadInput(f"the backend {run.spec.backend} does not implement {missing}") from error
+
+
+def open_planner(name: str, request: "MachineRequest") -> "MachinePlanner":
+    """Return the planner of a backend, or of unknown machines. Raises `ClusterError`."""
+    from .planner import MachinePlanner
+
+    return MachinePlanner(request) if name == UNKNOWN_MACHINES else backend_class(name).open_planner(request)
+
+
+def options_class(name: str) -> type[BackendOptions]:
+    """Return the class of the options that only this backend has. Raises `BadInput` as `backend_class` does."""
+    return BUILTIN_OPTIONS.get(name) or backend_class(name).options
+
+
+def usable_options() -> dict[str, type[BackendOptions]]:
+    """Return the option classes of all backends by name. A backend that cannot be imported is left out.
+
+    So is a backend with an option that another backend has too: one command line cannot have both.
+    """
+    found: dict[str, type[BackendOptions]] = dict(BUILTIN_OPTIONS)
+    taken = {flag for known in found.values() for option in known.launch_options() for flag in option.all_flags}
+    for name in backend_names():
+        if name not in found:
+            with contextlib.suppress(BadInput):
+                flags = {flag for option in options_class(name).launch_options() for flag in option.all_flags}
+                if not flags & taken:
+                    found[name] = options_class(name)
+                    taken |= flags
+    return found

@@ -3,8 +3,11 @@
 The fields of rows that commands print as JSON have the names that the JSON has.
 """
 
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from cluster.state.spec import JobSpec
 from train.tools.records import encode
 
 
@@ -27,6 +30,18 @@ class RentalSummary:
     max_dollars: float | None
     ssh_address: str
     missing_stack_parts: tuple[str, ...]  # what the launch would create
+
+
+class RentalPlan(ABC):
+    """What a launch would rent, with everything that the user confirms."""
+
+    @abstractmethod
+    def summary(self, spec: JobSpec) -> RentalSummary:
+        """Return what the user is shown: machines, type, market, zones, prices, limits, resources to create."""
+
+    @abstractmethod
+    def preview_requests(self, spec: JobSpec) -> list[tuple[str, Mapping[str, object]]]:
+        """Return the requests that a launch would send to rent the machines, as (action, arguments)."""
 
 
 @dataclass(frozen=True, kw_only=True)

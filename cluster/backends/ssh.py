@@ -2,18 +2,63 @@
 
 import logging
 import shutil
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 
 from cluster.connectors import tmux
+from cluster.connectors.hosts_file import read_hosts
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.fleet import Fleet
 from cluster.state.spec import JobSpec
+from train.recipe.schedule import Schedule
 
+from .options import SshOptions
+from .planner import ElsewherePlanner, MachinePlan, MachinePlanner, MachineRequest, SourceAccess
 from .remote import RemoteBackend
 
 logger = logging.getLogger(__name__)
+
+
+class SshPlanner(ElsewherePlanner):
+    """Plans a job on machines of a hosts file."""
+
+    default_fetch_folder = None
+
+    def __init__(self, request: MachineRequest) -> None:
+        """Raises `BadInput` when the hosts file is missing or wrong."""
+        super().__init__(request)
+        assert isinstance(request.options, SshOptions)
+        if not request.options.hosts:
+            raise BadInput("the backend ssh needs the hosts file of the machines: --ssh FILE")
+        self.hosts = read_hosts(Path(request.options.hosts).expanduser())
+
+    @property
+    def machine_count(self) -> int:
+        """All machines of the file without the spares, unless the user asks for fewer."""
+        return self.request.machines or max(1, len(self.hosts.machines) - self.request.spares)
+
+    def data_root(self, path: Path, is_synthetic: bool) -> Path:
+        """Return the data folder on the machines.
+
+        Raises `BadInput` for a relative path, except for the synthetic set, which is in the shared folder or ~/.imgnet.
+        """
+        if is_synthetic:
+            return Path(self.hosts.shared or "~/.imgnet") / path
+        if not path.is_absolute() and path.parts[0] != "~":
+            raise BadInput(
+                f"--data {path}: the images are on the machines; give their absolute path there, such as /data/imagenet"
+            )
+        return path
+
+    def source_access(self, is_s3: bool) -> SourceAccess:
+        """A failure is no error: the machines may have access that this computer does not have."""
+        return SourceAccess.OPTIONAL
+
+    def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
+        """Add the machines to the specification."""
+        return MachinePlan(spec=replace(spec, hosts=self.hosts.to_json()))
 
 
 class SshBackend(RemoteBackend):
@@ -21,6 +66,12 @@ class SshBackend(RemoteBackend):
 
     name = "ssh"
     description = "your own machines over ssh"
+    options = SshOptions
+
+    @classmethod
+    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
+        """Return the planner of a job on the machines of a hosts file. Raises `BadInput`."""
+        return SshPlanner(request)
 
     @cached_property
     def fleet(self) -> Fleet:

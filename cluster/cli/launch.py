@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cluster.backends import registry
 from cluster.errors import EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured, BadInput, ClusterError
-from cluster.planning.launch_options import BACKEND_OPTIONS, LaunchOptions, make_launch_options
+from cluster.planning.launch_options import LaunchOptions, make_launch_options, selecting_option
 
 from .options import (
     CommandFunction,
@@ -30,35 +31,58 @@ detach_option = grouped_option(
 )
 
 
+DEFAULT_BACKEND = "aws"
+
+
 def backend_options(command: CommandFunction) -> CommandFunction:
-    """Add the options that only one backend has."""
-    for options_class in BACKEND_OPTIONS.values():
+    """Add the options that only one backend has, and the switches by which backends are chosen."""
+    for name, options_class in reversed(registry.usable_options().items()):
         command = dataclass_options(options_class)(command)
+        if not selecting_option(name):
+            help_text = options_class.switch_help or f"Train on {options_class.machines_title}."
+            add_switch = grouped_option("Machines", f"--{name}", _switch_name(name), is_flag=True, help=help_text)
+            command = add_switch(command)
     return command
+
+
+def _switch_name(backend: str) -> str:
+    return f"on_{backend.replace('-', '_')}"
+
+
+def choose_backend(options: dict[str, Any]) -> str:
+    """Return the backend that the user chose, and remove the switches from the options.
+
+    Raises `BadInput` when several were chosen.
+    """
+    chosen = []
+    for name in registry.usable_options():
+        option = selecting_option(name)
+        if options.get(option.name) is not None if option else options.pop(_switch_name(name), False):
+            chosen.append(name)
+    if len(chosen) > 1:
+        flags = " and ".join(f"--{name}" for name in chosen)
+        raise BadInput(f"{flags} are mutually exclusive; give one, or none to train on --{DEFAULT_BACKEND}")
+    return chosen[0] if chosen else DEFAULT_BACKEND
 
 
 @click.command(cls=GroupedCommand)
 @click.argument("recipe")
+@backend_options
 @dataclass_options(LaunchOptions)
-@grouped_option(
-    "Machines", "--local", is_flag=True, help="Train on this computer. With --machines N it acts as N machines."
-)
 @grouped_option(
     "Machines",
     "--parallel",
     metavar="N",
     type=click.IntRange(1),
-    help="Number of recipes to run concurrently, if the file has several.  [default: 1; with --hosts: as many as "
+    help="Number of recipes to run concurrently, if the file has several.  [default: 1; with --ssh: as many as "
     "the machines in the file suffice for]",
 )
 @only_option
-@backend_options
 @detach_option
 @dry_run_option
 @yes_option
 def launch(
     recipe: str,
-    local: bool,
     parallel: int | None,
     detach: bool,
     dry_run: bool,
@@ -68,18 +92,16 @@ def launch(
 ) -> None:
     """Train RECIPE and follow the job.
 
-    Without --local and --hosts, the machines are rented from AWS. The plan and its price are shown first. Ctrl-C stops
-    following; the job keeps running. Exit code: 0 done, 100 failed, 103 stopped.
+    Without a choice such as --local or --ssh, the machines are rented from AWS. The plan and its price are shown first.
+    Ctrl-C stops following; the job keeps running. Exit code: 0 done, 100 failed, 103 stopped.
     """
-    from cluster.backends import registry
+    from cluster.backends.base import BilledBackend
     from cluster.display import plan as display_plan
     from cluster.display import progress
     from cluster.jobs import queue, store, submit
 
     keywords = given_options(options)
-    if local and "hosts" in keywords:
-        raise BadInput("--local and --hosts are mutually exclusive; give one, or neither to rent machines from AWS")
-    backend = "local" if local else "ssh" if "hosts" in keywords else "aws"
+    backend = choose_backend(keywords)
     launch_options = make_launch_options(backend, **keywords)
     try:
         plans = [
@@ -88,15 +110,16 @@ def launch(
         ]
     except AwsNotConfigured as error:
         raise AwsNotConfigured(
-            f"{error}; without AWS: --local (this computer) or --hosts FILE (your own machines)"
+            f"{error}; without AWS: --local (this computer) or --ssh FILE (your own machines)"
         ) from error
     max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1
     for plan in plans:
         if dry_run:  # before the plan: the requests are long, and the plan should be the last thing on the screen
             display_plan.show_rental_requests(plan)
         display_plan.show_plan(plan)
-        if not dry_run or backend != "aws":
-            registry.backend_class(backend).check(plan.spec, store.runs_folder())
+        backend_class = registry.backend_class(backend)
+        if not (dry_run and issubclass(backend_class, BilledBackend)):  # a dry run shows the price from any computer
+            backend_class.check(plan.spec, store.runs_folder())
     if dry_run:
         click.echo(f"would launch {pluralize(len(plans), 'job')} in {store.runs_folder()}; nothing was started")
         return
@@ -200,7 +223,7 @@ def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
 
 @click.command()
 @click.argument("uid", required=False)
-@click.option("--hosts", required=True, metavar="FILE", help="The machines of the job: a hosts.toml file.")
+@click.option("--ssh", "hosts", required=True, metavar="FILE", help="The machines of the job: a hosts.toml file.")
 def adopt(uid: str | None, hosts: str) -> None:
     """Supervise a job that another computer launched.
 

@@ -16,7 +16,7 @@ from train.tools.option_fields import Option, OptionSet
 
 CommandFunction = Callable[..., Any]
 
-# The headings of `--help`, in this order.
+# The headings of `--help`, in this order. Those of backends of other packages come after them.
 OPTION_GROUPS = ("Machines", "AWS", "Data", "Training", "Recovery", "Limits", "Forecast", "Output")
 
 
@@ -32,14 +32,9 @@ class FiniteFloatRange(click.FloatRange):
 
 
 class GroupedOption(click.Option):
-    """An option that names the group under which `--help` shows it.
-
-    Raises `ValueError` when the group is none of `OPTION_GROUPS`.
-    """
+    """An option that names the group under which `--help` shows it."""
 
     def __init__(self, *args: Any, help_group: str, **attributes: Any) -> None:
-        if help_group not in OPTION_GROUPS:
-            raise ValueError(f"{help_group!r} is not a group of options; the groups are {', '.join(OPTION_GROUPS)}")
         super().__init__(*args, **attributes)
         self.help_group = help_group
 
@@ -63,7 +58,8 @@ class GroupedCommand(click.Command):
         groups: dict[str, list[click.Option]] = {name: [] for name in OPTION_GROUPS}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option):
-                groups[param.help_group if isinstance(param, GroupedOption) else "Output"].append(param)
+                help_group = param.help_group if isinstance(param, GroupedOption) else "Output"
+                groups.setdefault(help_group, []).append(param)
         return {name: options for name, options in groups.items() if options}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

@@ -66,14 +66,12 @@ def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
 
     Raises `ClusterError` when the machines of the job were not rented.
     """
-    if job.spec.backend != "aws":
-        raise ClusterError(
-            f"{job.name} did not run on rented machines but on {job.backend.description}; it has no cost"
-        )
-    from cluster.backends.aws import admin
+    backend = job.backend
+    if not isinstance(backend, BilledBackend):
+        raise ClusterError(f"{job.name} did not run on rented machines but on {backend.description}; it has no cost")
 
     def dollars_until(moment: float) -> float:
-        return admin.job_cost(job.path, moment).dollars
+        return backend.job_cost(moment).dollars
 
     epochs = job.metric_rows("epoch")
     steps = job.metric_rows("train")
@@ -85,7 +83,7 @@ def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
     losses = timeline.lost_intervals(job.path, job.run_folder.shared)
     return CostReport(
         job=job.name,
-        cost=admin.job_cost(job.path),
+        cost=backend.job_cost(),
         per_epoch=training_dollars / len(epochs) if epochs else None,
         to_target=None if target_time is None else dollars_until(target_time),
         wasted=sum(dollars_until(end) - dollars_until(start) for start, end in losses) if steps else None,
@@ -95,22 +93,18 @@ def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
 
 def last_rented_type(job: Job) -> str:
     """Return the type of the machine that a job rented last, "" when it rented none."""
-    machines = _aws_cost(job).machines
+    machines = _job_cost(job).machines
     return machines[-1].type if machines else ""
 
 
 def machines_without_price(job: Job) -> list[str]:
     """Return the IDs of rented machines whose price is unknown. They are not part of any sum of dollars."""
-    return _aws_cost(job).unknown
+    return _job_cost(job).unknown
 
 
-def _aws_cost(job: Job) -> JobCost:
-    """Return the cost of a job on AWS, that of no machines for other backends."""
-    if job.spec.backend != "aws":
-        return JobCost()
-    from cluster.backends.aws import admin
-
-    return admin.job_cost(job.path)
+def _job_cost(job: Job) -> JobCost:
+    """Return the cost of a job, that of no machines if they are not billed."""
+    return job.backend.job_cost() if isinstance(job.backend, BilledBackend) else JobCost()
 
 
 def extend(job: Job, hours: float) -> None:

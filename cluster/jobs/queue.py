@@ -47,7 +47,7 @@ def resolve_parallel(plans: Sequence[Plan], parallel: int | None = None) -> int:
         raise BadInput(f"--parallel: must be at least 1, not {parallel}")
     queue_state.check_enough_machines(largest_spec, parallel)
     # The trainers of every local job start at the first GPU.
-    gpus = visible_gpu_count() if largest_spec.backend == "local" and parallel > 1 else 0
+    gpus = visible_gpu_count() if largest_spec.is_one_computer and parallel > 1 else 0
     if gpus:
         raise BadInput(f"--parallel {parallel}: the jobs would share this computer's GPUs ({gpus}); leave it out")
     return parallel

@@ -1,25 +1,22 @@
 """The options of a launch. Imports only what `launch --help` needs."""
 
-import difflib
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from cluster.backends.aws.options import AwsOptions
+from cluster.backends import registry
+from cluster.backends.options import BackendOptions
+from cluster.backends.registry import UNKNOWN_MACHINES
 from cluster.errors import BadInput
 from cluster.state.recovery import RecoveryOptions
 from train.engine.options import TrainOptions
-from train.tools.option_fields import OptionError, OptionSet, option_field
-
-# The backends that have options of their own.
-BACKEND_OPTIONS: dict[str, type[AwsOptions]] = {"aws": AwsOptions}
-# How the command line names the other backends.
-BACKEND_FLAGS = {"local": "--local", "ssh": "--hosts"}
+from train.tools.option_fields import Option, OptionError, OptionSet, option_field
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchOptions(OptionSet):
     """What the user asks for beside the recipe. None: the default.
 
-    `backend` is "local", "ssh" or "aws"; "plan" is for a plan on machines that nothing is known about.
+    `backend` is a name in the registry, or `UNKNOWN_MACHINES`. `backend_options` are the options that only it has.
     """
 
     backend: str = "local"
@@ -29,13 +26,7 @@ class LaunchOptions(OptionSet):
         group="Machines",
         minimum=1,
         help="Number of machines. A recipe may have its own phases for each number.  [default: as the recipe says; "
-        "--local: 1; --hosts: all that the file lists, without --spares]",
-    )
-    hosts: str | None = option_field(
-        None,
-        metavar="FILE",
-        group="Machines",
-        help="Train on your own machines over ssh. The hosts.toml file lists them.",
+        "--local: 1; --ssh: all that the file lists, without --spares]",
     )
     procs: int | None = option_field(
         None,
@@ -68,22 +59,22 @@ class LaunchOptions(OptionSet):
     )
     recovery: RecoveryOptions = field(default_factory=RecoveryOptions)
     train: TrainOptions = field(default_factory=TrainOptions)
-    backend_options: AwsOptions | None = None
+    backend_options: BackendOptions = field(default_factory=BackendOptions)
 
 
-def make_launch_options(backend: str = "local", **keywords: object) -> LaunchOptions:
+def make_launch_options(backend: str | None = None, **keywords: object) -> LaunchOptions:
     """Return the options that keyword arguments give, without nesting: `max_steps=7, spares=1, type="p3.2xlarge"`.
 
-    None stands for the default; `hosts` makes the backend "ssh". Raises `BadInput` for an option that does not exist,
-    that belongs to another backend, or whose value the command line would refuse.
+    None stands for the default. Without `backend`, an option that chooses a backend does so (`hosts="hosts.toml"`), and
+    else the job runs on this computer. Raises `BadInput` for an option that does not exist, that belongs to another
+    backend, or whose value the command line would refuse.
     """
     values = {name: value for name, value in keywords.items() if value is not None}
-    if "hosts" in values:
-        backend = "ssh"
-    backend_class = BACKEND_OPTIONS.get(backend)
+    backend = backend or _chosen_backend(values) or "local"
+    options_class = BackendOptions if backend == UNKNOWN_MACHINES else registry.options_class(backend)
     try:
         options = LaunchOptions.pop_from(values)
-        backend_options = backend_class.pop_from(values) if backend_class else None
+        backend_options = options_class.pop_from(values)
     except OptionError as error:
         raise BadInput(str(error)) from error
     for name in values:
@@ -91,14 +82,32 @@ def make_launch_options(backend: str = "local", **keywords: object) -> LaunchOpt
     return replace(options, backend=backend, backend_options=backend_options)
 
 
+def selecting_option(backend: str) -> Option | None:
+    """Return the option of a backend whose flag is `--NAME`, and which so chooses the backend. None: a switch does."""
+    for option in registry.options_class(backend).launch_options():
+        if f"--{backend}" in option.all_flags:
+            return option
+    return None
+
+
+def _chosen_backend(values: Mapping[str, object]) -> str | None:
+    for name in registry.BUILTIN_OPTIONS:
+        option = selecting_option(name)
+        if option and option.name in values:
+            return name
+    return None
+
+
 def _refuse_keyword(name: str, backend: str) -> None:
     """Raise `BadInput` that says why a launch on this backend has no such option."""
-    for backend_class in BACKEND_OPTIONS.values():
-        for option in backend_class.launch_options():
+    for options_class in registry.usable_options().values():
+        for option in options_class.launch_options():
             if option.name == name:
                 flags = " or ".join(option.all_flags)
-                asked = BACKEND_FLAGS.get(backend, f"the backend {backend}")
-                raise BadInput(f"{flags}: only for {backend_class.machines_title}, not for {asked}")
+                asked = "a plan" if backend == UNKNOWN_MACHINES else f"--{backend}"
+                raise BadInput(f"{flags}: only for {options_class.machines_title}, not for {asked}")
+    import difflib  # only needed for this message
+
     names = [option.name for option in LaunchOptions.launch_options()]
     similar = difflib.get_close_matches(name, names, 1)
     hint = f"did you mean {similar[0]!r}?" if similar else f"the options are {', '.join(names)}"

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.backends import machine_types
+from cluster.backends.base import BilledBackend
 from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from cluster.state import attempts, timeline
@@ -161,7 +162,8 @@ def machine_costs(job: Job, attempts_by_number: AttemptsByNumber, end_time: floa
     """
     spec = job.spec
     last_members = attempts_by_number[max(attempts_by_number)].machine_names if attempts_by_number else ()
-    if not spec.cloud:
+    backend = job.backend
+    if not isinstance(backend, BilledBackend):
         # Names only: the addresses of somebody's own machines do not belong in a public record.
         own_machines = [{"name": name, "type": None, "price": None} for name in spec.machine_names]
         return {
@@ -171,9 +173,7 @@ def machine_costs(job: Job, attempts_by_number: AttemptsByNumber, end_time: floa
             "cost_per_hour": None,
             "billed": None,
         }
-    from cluster.backends.aws import admin
-
-    cost = admin.job_cost(job.path)
+    cost = backend.job_cost()
     machines = [machine for machine in cost.machines if machine.launched <= end_time]
     price_by_name = {machine.name: machine.price for machine in machines}
     prices = [price_by_name.get(name) for name in last_members]

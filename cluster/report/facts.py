@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
+from cluster.backends.base import BilledBackend
 from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from train.metrics import text
@@ -143,18 +144,17 @@ def cost_over_time(job: Job, result: Mapping[str, Any]) -> JsonDict:
     "total" is in dollars, "machines" has a `MachineCost` for each rented machine, "over_time" has points (seconds since
     the first launch, dollars until then), and "unknown" names the machines without a known price, which are in no sum.
     """
-    if job.spec.backend != "aws":
+    backend = job.backend
+    if not isinstance(backend, BilledBackend):
         return {"total": result.get("dollars", 0.0), "machines": (), "over_time": [], "unknown": []}
-    from cluster.backends.aws import admin
-
-    cost = admin.job_cost(job.path)
+    cost = backend.job_cost()
     over_time = []
     if cost.machines:
         begin = min(machine.launched for machine in cost.machines)
         end = max(machine.ended or time.time() for machine in cost.machines)
         for index in range(COST_CURVE_POINTS + 1):
             moment = begin + (end - begin) * index / COST_CURVE_POINTS
-            over_time.append((moment - begin, admin.job_cost(job.path, moment).dollars))
+            over_time.append((moment - begin, backend.job_cost(moment).dollars))
     return {"total": cost.dollars, "machines": cost.machines, "over_time": over_time, "unknown": cost.unknown}
 
 

@@ -37,6 +37,7 @@ class JobSpec:
     copies_source: str = ""  # the same for the resized copies, when they do not lie beside the images
     generate_data: bool = False
     backend: str = "local"
+    is_one_computer: bool = True  # all machines of the job are one computer and share its processors
     uid: str = ""
     hosts: dict[str, Any] | None = None
     cloud: dict[str, Any] | None = None  # the rented machines, as cluster/backends/aws/rental_spec.py describes them
@@ -92,7 +93,7 @@ class JobSpec:
     @property
     def processes_per_host(self) -> int:
         """The number of trainers that share one computer's processors."""
-        return self.procs * (1 if self.hosts else len(self.machine_names) * self.parallel)
+        return self.procs * (len(self.machine_names) * self.parallel if self.is_one_computer else 1)
 
     @property
     def threads_per_process(self) -> int | None:

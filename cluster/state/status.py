@@ -91,7 +91,7 @@ def job_status(run_folder: RunFolder, spec: JobSpec, result: dict[str, Any] | No
         "progress": agent_status.get("progress", ""),
         **{key: agent_status.get(key) for key in progress_keys},
         "where": add_job_times(run_folder, spec, agent_status.get("where")),
-        "target": str(spec.train.target) if spec.train.target else None,
+        "target": spec.train.target or None,
         "run": str(run_folder.path),
     }
     if result is not None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from train.recipe.target import Target
+from train.engine.options import parse_target
 from train.tools.option_fields import OptionError, OptionSet, add_arguments, option_field
 
 
@@ -23,7 +23,7 @@ class Options(OptionSet):
     names: tuple[str, ...] = option_field((), "--name", group="Data", help="Several.")
     is_fast: bool = option_field(True, "--slow", group="Data", help="100 % slow.")
     mode: str = option_field("a", group="Data", help="Mode.", switches={"a": "First.", "b": "Second."})
-    target: Target | None = option_field(None, group="Data", help="Accuracy.")
+    target: str = option_field("", group="Data", help="Accuracy.", parse=parse_target)
     cooling: Cooling = field(default_factory=Cooling)
     backend: str = "no option"
 
@@ -71,8 +71,8 @@ def test_option_set_refuses_bad_values(values: dict[str, Any], reason: str) -> N
 
 
 def test_option_set_parses_texts_and_converts_numbers() -> None:
-    options = Options(out="folder", names="one", target="top1=50")  # type: ignore[arg-type]
-    assert (options.out, options.names, options.target) == (Path("folder"), ("one",), Target("top1", 50.0))
+    options = Options(out="folder", names="one", target="top1=50.0")  # type: ignore[arg-type]
+    assert (options.out, options.names, options.target) == (Path("folder"), ("one",), "top1=50")
     cooling = Cooling(fans="3", noise=1)  # type: ignore[arg-type]
     assert cooling == Cooling(fans=3, noise=1.0) and isinstance(cooling.noise, float)
 

@@ -1,13 +1,17 @@
 """The trainer's options: on its command line, in a file that the agent writes, and in `imgnet-cluster launch`."""
 
-import argparse
 from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
-from train.recipe.target import Target
 from train.tools.option_fields import OptionSet, add_arguments, option_field
-from train.tools.records import DamagedRecord, read_record
+
+
+def parse_target(text: str) -> str:
+    """Return the text of a target in its shortest form, such as top5=93. Raises `ValueError` for any other text."""
+    from train.recipe.target import Target  # here, because `imgnet-cluster --help` needs only the declarations
+
+    return str(Target.parse(text))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,9 +42,10 @@ class TrainOptions(OptionSet):
         group="Data",
         help="Log the IDs of the images of each step, to check that each is used once per epoch.",
     )
-    target: Target | None = option_field(
-        None,
+    target: str = option_field(
+        "",
         metavar="top5=93",
+        parse=parse_target,
         group="Training",
         help="Stop after the first validation that reaches this accuracy in percent, such as top5=93 or top1=76.1.",
     )
@@ -132,6 +137,10 @@ class RunOptions(TrainOptions):
 
 def parse_run_options(argv: Sequence[str] | None = None) -> RunOptions:
     """Parse the command line. Exits with code 2 and a usage message when it is wrong."""
+    import argparse  # here, because `imgnet-cluster --help` needs only the declarations above
+
+    from train.tools.records import DamagedRecord, read_record
+
     parser = argparse.ArgumentParser(
         prog="python -m train",
         description="Train a recipe on this machine, with one process per GPU or with --procs processes.",

@@ -51,7 +51,9 @@ def run_attempt(
     agent_channel.report_state("joining")
     group = process_group.join_process_group()
     agent_channel.install_signal_handlers()
-    recipe = options.target.apply_to_recipe(dataset.recipe) if options.target else dataset.recipe
+    recipe = dataset.recipe
+    if options.target:
+        recipe = target.Target.parse(options.target).apply_to_recipe(recipe)
     gpus = options.gpus or (recipe.nominal_gpus if options.keep_batch else group.world_size)
     try:
         schedule = Schedule(recipe, len(dataset.train), gpus, options.max_steps)

@@ -38,6 +38,7 @@ from train.optim import factory
 from train.optim import losses as optim_losses
 from train.recipe.schedule import Epoch
 from train.recipe.schema import Recipe
+from train.recipe.target import Target
 from train.recipe.validation_policy import should_validate
 from train.tools import agent_protocol, checkpoint_io
 from train.tools.errors import TrainingError
@@ -420,8 +421,8 @@ class Trainer:
     @property
     def target_reached(self) -> bool:
         """Whether a validation has reached the target that ends training. The same on all ranks."""
-        target = self.options.target
-        return target is not None and target.first_epoch_reaching(self.history) is not None
+        text = self.options.target
+        return bool(text) and Target.parse(text).first_epoch_reaching(self.history) is not None
 
     @property
     def run_info(self) -> dict[str, Any]:

@@ -42,14 +42,14 @@ class Target:
         return cls(metric, goal)
 
     @classmethod
-    def from_options(cls, requested: "Target | None", recipe: Recipe) -> "Target | None":
-        """Return the target of `--target`, else the recipe's own, else None.
+    def from_options(cls, requested: str, recipe: Recipe) -> "Target | None":
+        """Return the target of `--target` ("": not given), else the recipe's own, else None.
 
-        The recipe's own target is only reported and stops nothing.
+        The recipe's own target is only reported and stops nothing. Raises `ValueError` as `parse` does.
         """
-        if requested or recipe.target is None:
-            return requested
-        return cls("top5", recipe.target, stops_training=False)
+        if requested:
+            return cls.parse(requested)
+        return None if recipe.target is None else cls("top5", recipe.target, stops_training=False)
 
     def __str__(self) -> str:
         return f"{self.metric}={format_percent(self.goal)}"

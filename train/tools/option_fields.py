@@ -5,14 +5,16 @@ checks the values also when they come from Python or from a file. argparse is se
 cluster/cli/options.py.
 """
 
-import argparse
 import math
 import os
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from functools import cache
 from pathlib import Path
-from typing import Any, Self, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Self, get_args, get_origin, get_type_hints
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
 
 
 @dataclass(frozen=True)
@@ -67,6 +69,7 @@ class Option:
     group: str  # heading of `imgnet-cluster launch --help`; "": not an option of launch
     range: NumberRange | None
     switches: Mapping[str, str]  # for an option with a flag for each value: the help text of each value
+    parse: Callable[[str], object] | None  # checks a text and returns the value; raises `ValueError`
 
     @property
     def all_flags(self) -> tuple[str, ...]:
@@ -86,20 +89,20 @@ class Option:
             return self.range.convert(value)
         if self.switches and value not in self.switches:
             raise ValueError(f"{value!r} is not one of {', '.join(map(repr, self.switches))}.")
+        if self.parse and isinstance(value, str):
+            return self.parse(value)
         if isinstance(value, self.kind):
             return value
         if isinstance(value, str | os.PathLike):
             text = os.fspath(value)
             if self.kind in (str, Path):
                 return self.kind(text)
-            if parse := getattr(self.kind, "parse", None):
-                return parse(text)
         raise ValueError(f"{value!r} is not a valid {self.kind.__name__}.")
 
     def check(self, value: object) -> object:
         """Return the value of the field, parsed and converted. Raises `OptionError`."""
-        if value is None and self.default is None:
-            return None
+        if value in (None, "") and value == self.default:  # not given
+            return value
         try:
             if not self.is_multiple:
                 return self.convert(value)
@@ -124,6 +127,7 @@ def option_field(
     maximum: float | None = None,
     is_minimum_open: bool = False,
     switches: Mapping[str, str] | None = None,
+    parse: Callable[[str], object] | None = None,
 ) -> Any:
     """Return a field of an `OptionSet`. Without `flags` the flag is the field's name, such as --max-steps.
 
@@ -137,6 +141,7 @@ def option_field(
         "group": group,
         "limits": (minimum, maximum, is_minimum_open),
         "switches": switches or {},
+        "parse": parse,
     }
     return field(default=default, metadata={"option": declaration})
 
@@ -211,17 +216,18 @@ class OptionSet:
 
 def argument_type(convert: Callable[[object], object]) -> Callable[[str], object]:
     """Return a function for `type=` of argparse that reports the reason of a `ValueError`."""
+    from argparse import ArgumentTypeError  # here, because `imgnet-cluster --help` needs only the declarations
 
     def parse(text: str) -> object:
         try:
             return convert(text)
         except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from None
+            raise ArgumentTypeError(str(error)) from None
 
     return parse
 
 
-def add_arguments(parser: argparse.ArgumentParser, options_class: type[OptionSet]) -> None:
+def add_arguments(parser: "ArgumentParser", options_class: type[OptionSet]) -> None:
     """Add the options of a dataclass to a parser.
 
     With `argument_default=argparse.SUPPRESS`, parsing returns only what the user gave.

@@ -8,7 +8,9 @@ from functools import cached_property
 from pathlib import Path
 
 from cluster.backends.base import BilledBackend
+from cluster.backends.planner import MachinePlanner, MachineRequest
 from cluster.backends.remote import RemoteBackend
+from cluster.backends.rentals import JobCost
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Hosts
 from cluster.errors import BadInput, ClusterError
@@ -19,10 +21,12 @@ from infra.aws.journal import Journal
 from infra.aws.market import billing
 from train.tools.filesystem import read_json
 
+from . import admin
 from .controller import AwsController
 from .errors import aws_errors_as_cluster_errors
 from .instance_history import JOURNAL_FILE
 from .instances import HOSTS_FILE, JobInstances
+from .options import AwsOptions
 from .rental_spec import POWEROFF_GRACE_SECONDS
 
 
@@ -31,6 +35,14 @@ class AwsBackend(RemoteBackend, BilledBackend):
 
     name = "aws"
     description = "machines rented from AWS"
+    options = AwsOptions
+
+    @classmethod
+    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
+        """Return the planner of a rental. Asks AWS which instance types it has. Raises `ClusterError`."""
+        from .plan import AwsPlanner
+
+        return AwsPlanner(request)
 
     @classmethod
     def check(cls, spec: JobSpec, runs_folder: Path) -> None:
@@ -157,6 +169,10 @@ class AwsBackend(RemoteBackend, BilledBackend):
     @property
     def _journal(self) -> Journal:
         return Journal(self.run.folder.path / JOURNAL_FILE)
+
+    def job_cost(self, moment: float | None = None) -> JobCost:
+        """Return what each machine has cost until `moment` (seconds since 1970; None: until now)."""
+        return admin.job_cost(self.run.folder.path, moment)
 
     def cost_dollars(self) -> float:
         """Return the cost of the job's machines until now in dollars. Machines of unknown price are not counted."""

@@ -8,7 +8,7 @@ import time
 
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
-from infra.aws.instances.gang import RecordedRequest, recorded_requests
+from infra.aws.instances.request_history import RequestHistory
 from infra.aws.journal import Journal
 from infra.aws.journal_events import (
     InstanceEnded,
@@ -17,7 +17,6 @@ from infra.aws.journal_events import (
     LaunchRequest,
     LaunchStarted,
     RequestGranted,
-    RequestRefused,
     TerminationStarted,
 )
 from infra.aws.launch_request import Place
@@ -37,28 +36,24 @@ class InstanceHistory:
         self.run_folder = run_folder
         self.rental_spec = RentalSpec.from_json(spec.cloud)
         self.journal = Journal(run_folder.path / JOURNAL_FILE)
+        self.request_history = RequestHistory(self.journal)
 
     # --- requests -----------------------------------------------------------------------------------------------------
 
     def granted_requests(self) -> list[LaunchRequest]:
         """Return the launch requests that EC2 granted, in order."""
-        return [recorded.request for recorded in self._requests() if isinstance(recorded.outcome, RequestGranted)]
-
-    def _requests(self) -> list[RecordedRequest]:
-        return recorded_requests(self.journal)
+        return [recorded.request for recorded in self.request_history.requests() if recorded.is_granted]
 
     @property
     def used_regions(self) -> set[str]:
         """The regions in which instances were requested."""
-        return {recorded.request.place.region for recorded in self._requests()}
+        return {recorded.request.place.region for recorded in self.request_history.requests()}
 
     @property
     def last_region(self) -> str:
         """The region of the last request that was not refused; without one, the region that is tried first."""
         regions = [
-            recorded.request.place.region
-            for recorded in self._requests()
-            if not isinstance(recorded.outcome, RequestRefused)
+            recorded.request.place.region for recorded in self.request_history.requests() if not recorded.is_refused
         ]
         return regions[-1] if regions else self.rental_spec.region
 
@@ -77,11 +72,10 @@ class InstanceHistory:
     # --- this launch --------------------------------------------------------------------------------------------------
 
     def has_launch(self, launch_id: str) -> bool:
-        """Whether the start of a launch is recorded."""
-        return launch_id in [event.launch_id for event in self._launches()]
-
-    def _launches(self) -> list[LaunchStarted | LaunchMoved]:
-        return [*self.journal.events(LaunchStarted), *self.journal.events(LaunchMoved)]
+        """Whether a launch is recorded: as a start or resume of the job, or as a move to other instances."""
+        started_ids = {event.launch_id for event in self.journal.events(LaunchStarted)}
+        moved_ids = {event.launch_id for event in self.journal.events(LaunchMoved)}
+        return launch_id in started_ids | moved_ids
 
     def _launch_grants(self) -> list[RequestGranted]:
         """Return the grants of this launch, a launch being a start or a resume of the job."""

@@ -3,14 +3,16 @@
 from dataclasses import dataclass
 from typing import ClassVar
 
-from train.tools.option_fields import OptionSet, option_field
+from cluster.backends.options import BackendOptions
+from train.tools.option_fields import option_field
 
 
 @dataclass(frozen=True, kw_only=True)
-class AwsOptions(OptionSet):
+class AwsOptions(BackendOptions):
     """Which machines to rent, where, and for how much."""
 
     machines_title: ClassVar[str] = "machines rented from AWS"
+    switch_help: ClassVar[str] = "Train on machines rented from AWS.  [default]"
 
     type: str | None = option_field(
         None,

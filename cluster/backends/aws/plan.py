@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
-from cluster.backends.rentals import RentalSummary
+from cluster.backends.planner import ElsewherePlanner, MachinePlan, MachineRequest, SourceAccess
+from cluster.backends.rentals import RentalPlan, RentalSummary
 from cluster.errors import ClusterError
 from cluster.state.spec import JobSpec
 from infra.aws.client import Account, get_public_address
@@ -25,13 +26,14 @@ from train.recipe.schedule import Schedule
 from .errors import aws_errors_as_cluster_errors
 from .options import AwsOptions
 from .rental_spec import MARKETS, METADATA_URL, RentalSpec, sort_places
+from .s3_source import machine_role_problems
 
 DEFAULT_MAX_HOURS = 2.0
 OFFLINE_REGION = "us-east-1"
 
 
 @dataclass(frozen=True)
-class RentalPlan:
+class AwsRentalPlan(RentalPlan):
     """What a launch would rent. The user confirms it."""
 
     rental_spec: RentalSpec
@@ -68,6 +70,10 @@ class RentalPlan:
             ssh_address=self.rental_spec.ssh_address,
             missing_stack_parts=self.missing_stack_parts,
         )
+
+    def preview_requests(self, spec: JobSpec) -> list[tuple[str, Mapping[str, object]]]:
+        """Return the AWS calls that a launch would make to rent the machines, as (action, arguments)."""
+        return preview_requests(spec, self)
 
     def max_dollars(self, machine_count: int) -> float | None:
         """Return the highest possible cost in dollars, at the dearest place until power-off. None: unknown price."""
@@ -124,7 +130,7 @@ def plan_rental(
     notes: Sequence[str],
     instance_type: instance_types.InstanceType,
     request: RentalRequest,
-) -> RentalPlan:
+) -> AwsRentalPlan:
     """Plan where to rent and at what price. Asks AWS unless offline, changes nothing. Raises `ClusterError`."""
     options = request.options
     machine_count = len(spec.machine_names)
@@ -193,7 +199,7 @@ def plan_rental(
             f"the limit ends the job after {60 * max_hours:.3g} minutes, "
             f"but the forecast is {run_forecast.total_minutes:.3g} minutes",
         ]
-    return RentalPlan(
+    return AwsRentalPlan(
         rental_spec, instance_type, tuple(notes), tuple(missing_parts), run_forecast, max_hours, grace_seconds
     )
 
@@ -226,7 +232,7 @@ def _candidate_places(
     return places
 
 
-def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, Mapping[str, object]]]:
+def preview_requests(spec: JobSpec, rental_plan: AwsRentalPlan) -> list[tuple[str, Mapping[str, object]]]:
     """Return the AWS calls that a launch would make to rent the machines, as (action, arguments).
 
     Readable placeholders stand for IDs of resources that do not exist yet.
@@ -275,17 +281,41 @@ def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, 
     return requests
 
 
-def with_rental(spec: JobSpec, rental_plan: RentalPlan) -> JobSpec:
-    """Return the spec of a job that rents its machines. Their addresses are filled in once they are rented."""
-    return replace(
-        spec,
-        cloud=rental_plan.rental_spec.to_json(),
-        hosts={"shared": None, "machines": []},
-        metadata_address=METADATA_URL,
-        forecast=rental_plan.forecast.to_json() if rental_plan.forecast else None,
-    )
+class AwsPlanner(ElsewherePlanner):
+    """Plans a job on rented instances."""
 
+    default_max_hours = DEFAULT_MAX_HOURS
 
-def data_root(path: Path) -> Path:
-    """Return where images are on rented machines. A relative path is one on the shared file system."""
-    return path if path.is_absolute() or path.parts[:1] == ("~",) else Path("~/.imgnet/shared") / path
+    def __init__(self, request: MachineRequest) -> None:
+        """Choose the instance types. Raises `ClusterError`."""
+        super().__init__(request)
+        assert isinstance(request.options, AwsOptions)
+        self.rental = RentalRequest(request.options, request.is_offline)
+        self.type_names, self.type_notes, self.instance_type = choose_instance_types(request.recipe.types, self.rental)
+
+    def default_procs(self, machines: int) -> int:
+        """Return a process for each GPU."""
+        return max(1, self.instance_type.gpus)
+
+    def data_root(self, path: Path, is_synthetic: bool) -> Path:
+        """Return where images are on the machines. A relative path is in the shared file system."""
+        return path if path.is_absolute() or path.parts[:1] == ("~",) else Path("~/.imgnet/shared") / path
+
+    def source_access(self, is_s3: bool) -> SourceAccess:
+        """What is in S3 can be read from here too, unless AWS is not to be asked."""
+        return SourceAccess.REQUIRED if is_s3 and not self.request.is_offline else SourceAccess.NONE
+
+    def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
+        """Plan the rental. The machines' addresses are filled in once they are rented. Raises `ClusterError`."""
+        notes = list[str]()
+        if self.rental.account and spec.data_source.startswith("s3://"):
+            notes += machine_role_problems(spec.data_source, self.rental.account)
+        rental_plan = plan_rental(spec, schedule, self.type_names, self.type_notes, self.instance_type, self.rental)
+        rented_spec = replace(
+            spec,
+            cloud=rental_plan.rental_spec.to_json(),
+            hosts={"shared": None, "machines": []},
+            metadata_address=METADATA_URL,
+            forecast=rental_plan.forecast.to_json() if rental_plan.forecast else None,
+        )
+        return MachinePlan(spec=rented_spec, notes=(*notes, *rental_plan.notes), rental_plan=rental_plan)

@@ -8,7 +8,6 @@ code (infra/aws/errors.py). Sources: AWS, "Ensuring idempotency", "Cluster place
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from infra.aws import tags
 from infra.aws.client import Account
@@ -33,6 +32,7 @@ from infra.aws.market.instance_types import InstanceType
 from . import instances
 from .instances import Instance
 from .request import InstanceRequest, build_run_instances, placement_group_name
+from .request_history import RecordedRequest, RequestHistory
 
 RUN_ATTEMPTS = 6  # how often a request is sent while its outcome is unknown
 RUN_RETRY_SECONDS = 180.0  # how long it is sent again
@@ -61,30 +61,6 @@ class NoMachines(CloudError):
     """No place has the machines, and the time to look for them is over."""
 
 
-@dataclass(frozen=True)
-class RecordedRequest:
-    """A launch request in the journal, and its outcome; None while that is unknown."""
-
-    request: LaunchRequest
-    outcome: RequestGranted | RequestRefused | None = None
-
-    @property
-    def ids(self) -> list[str]:
-        """The IDs of the machines that EC2 launched for the request."""
-        return [machine.id for machine in self.outcome.machines] if self.outcome else []
-
-
-def recorded_requests(journal: Journal) -> list[RecordedRequest]:
-    """Return all launch requests of a job, in order."""
-    requests: dict[int, RecordedRequest] = {}
-    for event in journal.events(LaunchRequest, RequestGranted, RequestRefused):
-        if isinstance(event, LaunchRequest):
-            requests[event.number] = RecordedRequest(event)
-        elif isinstance(event, RequestGranted | RequestRefused) and event.number in requests:
-            requests[event.number] = RecordedRequest(requests[event.number].request, event)
-    return list(requests.values())
-
-
 class Gang:
     """The machines of one job in one region.
 
@@ -102,33 +78,11 @@ class Gang:
         self.account = account
         self.job_uid = job_uid
         self.journal = journal
+        self.history = RequestHistory(journal)
         self.log = log
         self.pause = pause
 
     # --- earlier requests, from the journal --------------------------------------------------------------------------
-
-    def launch_requests(self) -> list[RecordedRequest]:
-        """Return all recorded requests in order."""
-        return recorded_requests(self.journal)
-
-    @property
-    def granted_ids(self) -> list[str]:
-        """The IDs of all machines that were ever granted."""
-        return [
-            instance_id
-            for recorded in self.launch_requests()
-            if isinstance(recorded.outcome, RequestGranted)
-            for instance_id in recorded.ids
-        ]
-
-    @property
-    def alive_ids(self) -> list[str]:
-        """The IDs of granted machines whose end the journal does not record."""
-        ended_ids = self._recorded_ended_ids()
-        return [instance_id for instance_id in self.granted_ids if instance_id not in ended_ids]
-
-    def _recorded_ended_ids(self) -> set[str]:
-        return {event.id for event in self.journal.events(InstanceEnded)}
 
     @property
     def last_pending_request_time(self) -> float:
@@ -149,15 +103,15 @@ class Gang:
 
     def _requests_in_region(self) -> list[RecordedRequest]:
         region = self.account.region
-        return [recorded for recorded in self.launch_requests() if recorded.request.place.region == region]
+        return [recorded for recorded in self.history.requests() if recorded.request.place.region == region]
 
     def list_instances(self) -> list[Instance]:
         """Return all machines of the job that EC2 shows, and record those that have ended. Raises `CloudError`.
 
         A machine that becomes visible after its request was given up is terminated, because others have replaced it.
         """
-        found_instances = instances.describe_all(self.account, {tags.JOB: self.job_uid}, self.alive_ids)
-        recorded_ids = self._recorded_ended_ids()
+        found_instances = instances.describe_all(self.account, {tags.JOB: self.job_uid}, self.history.alive_ids)
+        recorded_ids = self.history.ended_ids
         for instance in found_instances:
             if instance.end_time is not None and instance.id not in recorded_ids:
                 self._record(
@@ -165,11 +119,7 @@ class Gang:
                         id=instance.id, name=instance.name, ended=instance.end_time, reason=instance.end_reason
                     )
                 )
-        refused_tokens = {
-            recorded.request.token
-            for recorded in self.launch_requests()
-            if isinstance(recorded.outcome, RequestRefused)
-        }
+        refused_tokens = {recorded.request.token for recorded in self.history.requests() if recorded.is_refused}
         stray_ids = [
             instance.id
             for instance in found_instances
@@ -251,7 +201,7 @@ class Gang:
 
     def _recently_failed(self, place: Place) -> bool:
         """Whether this job's last request at a place failed for lack of capacity, less than the cooldown ago."""
-        for recorded in reversed(self.launch_requests()):
+        for recorded in reversed(self.history.requests()):
             request = recorded.request
             if (request.place.zone, request.place.type, request.place.market) == (place.zone, place.type, place.market):
                 has_no_capacity = isinstance(recorded.outcome, RequestRefused) and recorded.outcome.has_no_capacity
@@ -271,7 +221,7 @@ class Gang:
         `placement_group` is the group of an earlier request that they join; else they get a new one.
         Raises `LaunchRefused`, `CloudError`, `Interrupted`.
         """
-        number = 1 + max((recorded.request.number for recorded in self.launch_requests()), default=0)
+        number = 1 + max((recorded.request.number for recorded in self.history.requests()), default=0)
         parameters = build_run_instances(instance_request, instance_type, place, names, number)
         new_group = ""
         if placement_group:
@@ -455,11 +405,11 @@ class Gang:
 
         Returns a line for each resource that stays. Raises `CloudError`.
         """
-        self._record(TerminationStarted(ids=tuple(self.granted_ids)))
+        self._record(TerminationStarted(ids=tuple(self.history.granted_ids)))
         remaining = instances.terminate_and_wait(
             self.account,
             self.job_uid,
-            self.alive_ids,
+            self.history.alive_ids,
             self.log,
             self.pause,
             timeout_seconds,
@@ -491,7 +441,7 @@ class Gang:
 
         They ended long ago. Their time limit is the latest possible end.
         """
-        known_ids = self._recorded_ended_ids() | {instance.id for instance in visible}
+        known_ids = self.history.ended_ids | {instance.id for instance in visible}
         for recorded in self._requests_in_region():
             expiry_time = tags.parse_time(recorded.request.tags.get(tags.EXPIRES, ""))
             end_time = min(time.time(), expiry_time or time.time())

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from infra.aws.errors import CloudError, NoCredentials, get_error_code
 from infra.aws.tags import Resource
@@ -53,6 +53,17 @@ class Offer:
     spot_price: float | None
     on_demand_price: float | None
     is_builtin_price: bool  # whether the on-demand price is the built-in table's, of 2026
+
+
+class PriceKey(NamedTuple):
+    """Where a price holds."""
+
+    zone: str
+    type: str
+    market: str  # "spot" or "on-demand"
+
+
+PriceTable = Mapping[PriceKey, float]  # dollars an hour; a price that is unknown is absent
 
 
 def list_instance_types(
@@ -99,18 +110,17 @@ def list_zones_by_type(account: "Account", names: Sequence[str]) -> dict[str, li
     return {name: sorted(zones[name]) for name in names if name in zones}
 
 
-def look_up_prices(
-    account: "Account", names: Sequence[str], zones_by_type: Mapping[str, Sequence[str]]
-) -> dict[tuple[str, str, str], float]:
-    """Return dollars an hour by (zone, type, "spot" or "on-demand"). A price that AWS does not give is absent.
+def look_up_prices(account: "Account", names: Sequence[str], zones_by_type: Mapping[str, Sequence[str]]) -> PriceTable:
+    """Return the prices of these types in all of their zones. A price that AWS does not give is absent.
 
     Raises `NoCredentials`. Other errors only make prices unknown.
     """
-    return _spot_prices(account, names) | {
-        (zone, name, "on-demand"): price
+    on_demand_prices = {
+        PriceKey(zone, name, "on-demand"): price
         for name, price in _on_demand_prices(account, names).items()
         for zone in zones_by_type.get(name, ())
     }
+    return {**_spot_prices(account, names), **on_demand_prices}
 
 
 def list_offers(
@@ -196,12 +206,10 @@ def _matches_gpu(instance_type: InstanceType, gpu: str | None) -> bool:
     return gpu is None or instance_type.gpu.lower() == gpu.lower()
 
 
-def _build_offer(
-    region: str, instance_type: InstanceType, zone: str, known_prices: Mapping[tuple[str, str, str], float]
-) -> Offer:
+def _build_offer(region: str, instance_type: InstanceType, zone: str, known_prices: PriceTable) -> Offer:
     """Return the offer of a type in a zone. The built-in on-demand price fills in for its own region only."""
     name = instance_type.name
-    on_demand_price = known_prices.get((zone, name, "on-demand"))
+    on_demand_price = known_prices.get(PriceKey(zone, name, "on-demand"))
     builtin_price = None
     if on_demand_price is None and region == ON_DEMAND_PRICE_REGION:
         builtin_price = ON_DEMAND_PRICES.get(name)
@@ -209,7 +217,7 @@ def _build_offer(
         type=name,
         zone=zone,
         instance_type=instance_type,
-        spot_price=known_prices.get((zone, name, "spot")),
+        spot_price=known_prices.get(PriceKey(zone, name, "spot")),
         on_demand_price=builtin_price if on_demand_price is None else on_demand_price,
         is_builtin_price=builtin_price is not None,
     )
@@ -277,7 +285,7 @@ def _sustained_gbps(network: Resource) -> float:
 # --- prices -------------------------------------------------------------------------------------------------------
 
 
-def _spot_prices(account: "Account", names: Sequence[str]) -> dict[tuple[str, str, str], float]:
+def _spot_prices(account: "Account", names: Sequence[str]) -> PriceTable:
     """Return the newest spot price of each type and zone, nothing when they cannot be looked up.
 
     Raises `NoCredentials`.
@@ -298,7 +306,8 @@ def _spot_prices(account: "Account", names: Sequence[str]) -> dict[tuple[str, st
         )
         entries.sort(key=lambda entry: entry["Timestamp"])
         return {
-            (entry["AvailabilityZone"], entry["InstanceType"], "spot"): float(entry["SpotPrice"]) for entry in entries
+            PriceKey(entry["AvailabilityZone"], entry["InstanceType"], "spot"): float(entry["SpotPrice"])
+            for entry in entries
         }
     except NoCredentials:
         raise

@@ -144,7 +144,7 @@ def test_agent_passes_job_options_to_trainers(agents: Fixture, hand_made: Fixtur
     assert (trained.recipe, trained.out) == (str(run.run_folder.recipe_path), run.run_folder.shared)
     assert {name: getattr(trained, name) for name in options} == options
     assert (trained.data, trained.copies) == (run.spec.train.data, run.spec.train.copies)
-    assert (str(trained.target), trained.attempt, trained.resume) == ("top5=93", 1, "none")
+    assert (trained.target, trained.attempt, trained.resume) == ("top5=93", 1, "none")
     assert trained.log_dir == run.run_folder.work_folder()
 
 

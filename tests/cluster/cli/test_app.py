@@ -142,8 +142,8 @@ def test_cli_bad_option_is_named_in_one_line(refused: Fixture, argv: list[str], 
 
 
 def test_launch_without_aws_names_the_other_backends(sandbox: Fixture, refused: Fixture) -> None:
-    refused(["launch", sandbox.write_recipe()], 1, "no region", "--local (this computer)", "--hosts FILE")
-    refused(["launch", "--local", "--hosts", "x", sandbox.write_recipe()], 2, "mutually exclusive")
+    refused(["launch", sandbox.write_recipe()], 1, "no region", "--local (this computer)", "--ssh FILE")
+    refused(["launch", "--local", "--ssh", "x", sandbox.write_recipe()], 2, "mutually exclusive")
 
 
 def test_launch_min_machines_above_machines_assert_refused(sandbox: Fixture, refused: Fixture) -> None:
@@ -295,10 +295,10 @@ def test_launch_local_refuses_options_without_effect(
 
 def test_launch_hosts_refuses_aws_options_by_name(sandbox: Fixture, refused: Fixture) -> None:
     refused(
-        ["launch", "--hosts", "x.toml", "--no-group", sandbox.write_recipe()],
+        ["launch", "--ssh", "x.toml", "--no-group", sandbox.write_recipe()],
         2,
         "--no-group: only for",
-        "not for --hosts",
+        "not for --ssh",
     )
 
 

@@ -14,7 +14,6 @@ from cluster.jobs import submit
 from cluster.planning.launch_options import LaunchOptions, make_launch_options
 from cluster.state.recovery import RecoveryOptions
 from train.engine.options import TrainOptions
-from train.recipe.target import Target
 
 
 def test_make_launch_options_nests_keywords() -> None:
@@ -39,7 +38,7 @@ def test_make_launch_options_of_aws() -> None:
     [
         ("local", {"max_step": 7}, "a launch has no option 'max_step'; did you mean 'max_steps'?"),
         ("local", {"type": "p4d.24xlarge"}, "--type: only for machines rented from AWS, not for --local"),
-        ("ssh", {"max_dollars": 1}, "--max-price-total: only for machines rented from AWS, not for --hosts"),
+        ("ssh", {"max_dollars": 1}, "--max-price-total: only for machines rented from AWS, not for --ssh"),
         ("plan", {"zones": "a"}, "--zone: only for machines rented from AWS, not for the backend plan"),
         ("aws", {"market": "auction"}, "Invalid value for '--spot' / '--on-demand' / '--spot-then-on-demand': "
          "'auction' is not one of 'spot', 'on-demand', 'spot-then-on-demand'."),
@@ -92,7 +91,7 @@ def test_given_options_are_those_that_were_typed() -> None:
     assert given() == {"recipe": "x.py"}
     assert given("--on-demand", "--no-group", "--no-probe", "--zone", "a", "--zone", "b", "--target", "top1=50") == {
         "recipe": "x.py", "market": "on-demand", "use_placement_group": False, "probe": False, "zones": ("a", "b"),
-        "target": Target("top1", 50.0),
+        "target": "top1=50",
     }  # fmt: skip
     for market in ("spot", "on-demand", "spot-then-on-demand"):
         assert given(f"--{market}")["market"] == market

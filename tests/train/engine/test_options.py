@@ -6,12 +6,9 @@ from pathlib import Path
 import pytest
 
 from train.engine.options import RunOptions, TrainOptions, parse_run_options
-from train.recipe.target import Target
 from train.tools.records import encode
 
-JOB_OPTIONS = TrainOptions(
-    data="/images", workers=0, skip_bad=True, target=Target("top5", 93.0), scale=0.5, max_steps=7, gpus=8
-)
+JOB_OPTIONS = TrainOptions(data="/images", workers=0, skip_bad=True, target="top5=93", scale=0.5, max_steps=7, gpus=8)
 
 
 def test_parse_run_options_without_options_has_the_defaults() -> None:

@@ -65,9 +65,9 @@ def test_target_outcome_not_reached_reports_the_best() -> None:
 
 def test_target_from_options_recipe_target_stops_nothing(tiny: Any) -> None:
     without_target, own_recipe = tiny(), tiny(target=93.0)
-    assert Target.from_options(None, without_target) is None and target_outcome(None, ROWS) is None
-    assert Target.from_options(None, own_recipe) == Target("top5", 93.0, stops_training=False)
-    assert Target.from_options(Target.parse("top1=50"), own_recipe) == Target("top1", 50.0)
+    assert Target.from_options("", without_target) is None and target_outcome(None, ROWS) is None
+    assert Target.from_options("", own_recipe) == Target("top5", 93.0, stops_training=False)
+    assert Target.from_options("top1=50", own_recipe) == Target("top1", 50.0)
     assert Target.parse("top5=80").apply_to_recipe(own_recipe).target == 80.0
     assert Target.parse("top1=80").apply_to_recipe(own_recipe).target == 93.0
 

@@ -29,14 +29,14 @@ def place(price: float = 10.0, region: str = "us-east-1") -> Place:
 def make_instances(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Make the instances of a job from journal events: make_instances(machine_count, event, ...).
 
-    The gang is a stand-in without requests and instances, available as `.fake_gang`.
+    The gang is a stand-in without open requests and instances, available as `.fake_gang`.
     """
 
     class FakeAccount(SimpleNamespace):
         def in_region(self, region: str) -> "FakeAccount":
             return FakeAccount(region=region, identity=("", ""))
 
-    fake_gang = SimpleNamespace(launch_requests=list, list_instances=list, open_requests=list)
+    fake_gang = SimpleNamespace(list_instances=list, open_requests=list)
     monkeypatch.setattr(MODULE, "Account", lambda region: FakeAccount(region=region, identity=("", "")))
     monkeypatch.setattr(MODULE, "Gang", lambda *_: fake_gang)
 
