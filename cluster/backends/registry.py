@@ -15,6 +15,7 @@ from cluster.errors import BadInput
 
 from .aws.options import AwsOptions
 from .options import BackendOptions, LocalOptions, SshOptions
+from .slurm.options import SlurmOptions
 
 if TYPE_CHECKING:
     from cluster.state.run import Run
@@ -28,10 +29,16 @@ ENTRY_POINT_GROUP = "imgnet_cluster.backends"
 BUILTIN_BACKENDS = {
     "local": "cluster.backends.local:LocalBackend",
     "ssh": "cluster.backends.ssh:SshBackend",
+    "slurm": "cluster.backends.slurm.backend:SlurmBackend",
     "aws": "cluster.backends.aws.backend:AwsBackend",
 }
 # Known without the backends' modules, which are slow to import: `launch --help` shows them.
-BUILTIN_OPTIONS: dict[str, type[BackendOptions]] = {"local": LocalOptions, "ssh": SshOptions, "aws": AwsOptions}
+BUILTIN_OPTIONS: dict[str, type[BackendOptions]] = {
+    "local": LocalOptions,
+    "ssh": SshOptions,
+    "slurm": SlurmOptions,
+    "aws": AwsOptions,
+}
 
 
 @cache
