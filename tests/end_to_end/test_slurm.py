@@ -16,6 +16,7 @@ from train.tools import checkpoint_io
 __all__ = ["slurm"]  # a fixture
 
 ENDLESS = 4000  # epochs: more than any test waits for
+EPOCHS = 120  # enough for a node to be replaced meanwhile
 RECIPE = """\
 from train.recipe import Data, Model, Optim, Phase, Recipe
 
@@ -115,23 +116,23 @@ def place(cluster: SlurmCluster, sandbox: Sandbox, monkeypatch: pytest.MonkeyPat
 
 
 def test_job_survives_a_node_without_power_and_ends_as_an_undisturbed_one(place: SlurmSandbox) -> None:
-    job = place.launch(60, "--log-ids", "--lost-seconds", "2")
+    job = place.launch(EPOCHS, "--log-ids", "--lost-seconds", "2")
     place.wait_for_steps(job, 5)
     (slurm_job,) = place.slurm_jobs()
     lost_node = place.node_of("1")
     next(node for node in place.cluster.nodes if node.name == lost_node).power_off()
     place.wait_for_steps(job, 5, after_attempt=2)  # the second attempt is that of the two others
     assert len(place.slurm_jobs()) == 2 and place.node_of("0") != lost_node
-    place.wait_for(job, lambda: job.has_ended)
+    place.wait_for(job, lambda: job.has_ended, 150)
     result = job.result or {}
     assert result["state"] == "done" and result["ids_wrong"] == [], result
     place.assert_all_is_over(job)
     assert not place.slurm_jobs(f"--jobs={slurm_job}")
 
-    undisturbed = place.sandbox.cli("launch", "--local", *OPTIONS, place.write_recipe(60))
+    undisturbed = place.sandbox.cli("launch", "--local", *OPTIONS, place.write_recipe(EPOCHS))
     assert undisturbed.code == 0, undisturbed
     expected = place.sandbox.job(2).result or {}
-    assert result["steps"] == expected["steps"] and len(result["epochs"]) == len(expected["epochs"]) == 60
+    assert result["steps"] == expected["steps"] and len(result["epochs"]) == len(expected["epochs"]) == EPOCHS
     for name in ("steps", "train_images", "val_images"):
         assert [row[name] for row in result["epochs"]] == [row[name] for row in expected["epochs"]]
     assert (result["top1"], result["top5"]) == (expected["top1"], expected["top5"])

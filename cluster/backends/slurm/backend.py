@@ -173,16 +173,10 @@ class SlurmBackend(SharedFolderBackend):
             queue = self.queue()
         except SlurmError:
             return not has_ended
-        for job in queue.jobs_of(self._replacement_name(machine)):
-            steps = [step for step in queue.steps_of(machine) if step.job_id == job.id]
-            is_starting = not steps and job.state == "RUNNING" and job.elapsed < min(START_SECONDS, silence)
-            if job.is_waiting or is_starting:
-                return True
-            if any(min(silence, step.elapsed) < SILENCE_SECONDS for step in steps if not has_ended):
-                return True
-            if has_ended and any(step.elapsed < min(silence, SILENCE_SECONDS) for step in steps):
-                return True  # the status is that of the agent before this step
-        return False
+        return any(
+            may_run_agent(job, [step for step in queue.steps_of(machine) if step.job_id == job.id], silence, has_ended)
+            for job in queue.jobs_of(self._replacement_name(machine))
+        )
 
     def waits_for(self) -> str:
         """Return why Slurm has not started the job yet, "" when it has."""
@@ -273,12 +267,9 @@ class SlurmBackend(SharedFolderBackend):
         free_node = self._find_free_node(queue, machine)
         if free_node and tmux.is_owned_by(spec.name, folder.path):
             job, node = free_node
-            argv = [
-                *slurm_commands.step_argv(job.id, node),
-                *agent_step(spec, self.settings, folder, machine, elapsed_seconds),
-            ]
-            unset = [word for name in slurm_commands.outer_job_variables() for word in ("-u", name)]
-            tmux.add_window(spec.name, f"agent-{machine}", ["env", *unset, *argv])
+            agent = agent_step(spec, self.settings, folder, machine, elapsed_seconds)
+            argv = slurm_commands.without_outer_job([*slurm_commands.step_argv(job.id, node), *agent])
+            tmux.add_window(spec.name, f"agent-{machine}", argv)
         else:
             seconds_left = main.seconds_left if main and main.is_living else None
             self._submit(self._replacement_name(machine), [machine], elapsed_seconds, seconds_left)
@@ -332,8 +323,30 @@ class SlurmBackend(SharedFolderBackend):
         """Return the command that opens a shell on the node of a machine, beside its agent."""
         step = self._find_step(machine)
         terminal = ["--pty"] if tty else []
-        begin = slurm_commands.step_argv(step.job_id, step.node)
-        return [*begin, "--job-name=shell", *gpu_arguments(self.settings), *terminal, *(argv or ["bash", "-l"])]
+        return slurm_commands.without_outer_job(
+            [
+                *slurm_commands.step_argv(step.job_id, step.node),
+                "--job-name=shell",
+                *gpu_arguments(self.settings),
+                *terminal,
+                *(argv or ["bash", "-l"]),
+            ]
+        )
+
+
+def may_run_agent(job: SlurmJob, steps: Sequence[SlurmStep], silence: float, has_ended: bool) -> bool:
+    """Whether a job runs the agent of a machine, or is about to start it. `steps` are those of the machine in it.
+
+    `silence` is the time in seconds since the machine's last status, by which its agent `has_ended` or not. A status
+    that is older than a step is that of an agent before it.
+    """
+    if job.is_waiting:
+        return True
+    if not steps:
+        return job.state == "RUNNING" and job.elapsed < min(START_SECONDS, silence)
+    return any(
+        step.elapsed < min(silence, SILENCE_SECONDS) or (not has_ended and silence < SILENCE_SECONDS) for step in steps
+    )
 
 
 def read_options(spec: JobSpec) -> SlurmOptions:

@@ -63,6 +63,12 @@ def outer_job_variables() -> list[str]:
     return [name for name in os.environ if name.startswith("SLURM_") and not name.startswith("SLURM_CONF")]
 
 
+def without_outer_job(argv: Sequence[str]) -> list[str]:
+    """Return a command for another process to run, without the variables of a job in which this process may run."""
+    unset = [word for name in outer_job_variables() for word in ("-u", name)]
+    return ["env", *unset, *argv] if unset else [*argv]
+
+
 def run(*argv: str, input: str = "", timeout: float = COMMAND_TIMEOUT_SECONDS) -> str:
     """Run a command of Slurm to its end and return what it prints. Raises `SlurmError`."""
     dropped = outer_job_variables()
