@@ -14,12 +14,14 @@ from cluster.connectors.local import Connector, module_command
 from cluster.errors import BadInput, ClusterError
 from cluster.machines import requirements
 from cluster.state import locks
+from cluster.state.heartbeats import MachineStatus
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from train.data.index.open import DataError, check_layout
 from train.recipe.schema import Recipe
 from train.tools import filesystem
-from train.tools.filesystem import read_json, to_json_bytes
+from train.tools.filesystem import to_json_bytes
+from train.tools.records import read_record
 
 DESCRIPTION = "this computer"
 IS_REMOTE = False
@@ -131,7 +133,6 @@ def replace(spec: JobSpec, run_folder: RunFolder, name: str) -> None:
 
 def kill_machine(spec: JobSpec, run_folder: RunFolder, name: str, notice_seconds: float | None) -> None:
     """Kill the agent with all processes that it started, or give it notice first. Raises `ClusterError` without one."""
-    status = read_json(run_folder.status_path(name)) or {}
     if not _has_agent(run_folder, name):
         raise ClusterError(
             f"machine {name} of {spec.name} has no running agent; see: imgnet-cluster status {spec.name}"
@@ -141,11 +142,13 @@ def kill_machine(spec: JobSpec, run_folder: RunFolder, name: str, notice_seconds
         filesystem.write_atomic(run_folder.work_folder(name) / "notice", to_json_bytes(notice))
         return
     try:
-        pid = int(status["pid"])
-        if str(run_folder.work_folder(name)).encode() not in Path(f"/proc/{pid}/cmdline").read_bytes():
+        status = read_record(run_folder.status_path(name), MachineStatus)
+        if status is None or status.pid is None:
             raise ProcessLookupError
-        os.kill(pid, signal.SIGKILL)
-    except (OSError, KeyError, ValueError):  # a new agent is starting: the status file is still its predecessor's
+        if str(run_folder.work_folder(name)).encode() not in Path(f"/proc/{status.pid}/cmdline").read_bytes():
+            raise ProcessLookupError
+        os.kill(status.pid, signal.SIGKILL)
+    except (OSError, ValueError):  # a new agent is starting: the status file is still its predecessor's
         raise ClusterError(f"machine {name} of {spec.name} is just starting; try again in a moment") from None
 
 

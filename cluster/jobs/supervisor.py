@@ -18,8 +18,10 @@ from pathlib import Path
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError, SetupFailed
 from cluster.state import attempts, locks, status
+from cluster.state.states import MachineState
 from train.tools.filesystem import locked
 from train.tools.process import kill_process_groups, start_process
+from train.tools.records import DamagedRecord
 
 from .job import Job
 
@@ -68,7 +70,7 @@ class MachineReplacer:
             return []
         statuses = status.machine_statuses(run_folder, spec)
         has_job_ended = attempts.is_finished(run_folder.shared, run_folder.launch_id) or any(
-            machine_status.get("ended") and machine_status["state"] in ("done", "stopped")
+            machine_status.ended and machine_status.state in (MachineState.DONE, MachineState.STOPPED)
             for machine_status in statuses.values()
         )
         if has_job_ended:
@@ -76,7 +78,7 @@ class MachineReplacer:
         failed_machines = {
             name
             for name, machine_status in statuses.items()
-            if machine_status.get("ended") and machine_status["state"] == "failed"
+            if machine_status.ended and machine_status.state == MachineState.FAILED
         }
         dead_machines = self.job.backend.dead_machines(spec, run_folder)
         if len(dead_machines) == len(spec.machine_names):
@@ -126,7 +128,7 @@ def supervise(job: Job) -> int:
         try:
             _supervise_once(job, replacer)
             last_error = ""
-        except ClusterError as error:
+        except (ClusterError, DamagedRecord) as error:
             if str(error) != last_error or time.monotonic() - last_error_time > REPEATED_ERROR_LOG_SECONDS:
                 last_error = str(error)
                 last_error_time = time.monotonic()

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.plots import curves, machine_timeline, svg
-from cluster.plots.curves import Chart, JobFacts
+from cluster.plots.curves import Chart
+from cluster.plots.job_facts import JobFacts, SampleImage
 from train.data.order.rect_val import MAX_ASPECT_RATIO
 from train.metrics.text import PART_TITLES, format_duration, format_lr_range
 
@@ -21,8 +22,8 @@ def render_page(all_facts: Sequence[JobFacts]) -> str:
     with svg.matplotlib_settings():
         sections = [section for index in range(len(all_facts)) for section in _job_sections(all_facts, index)]
         body = join([_header(all_facts), *_shared_charts(all_facts), *sections])
-    job_names = ", ".join(facts["job"] for facts in all_facts)
-    recipe_names = ", ".join(dict.fromkeys(facts["status"]["recipe"] for facts in all_facts))
+    job_names = ", ".join(facts.job for facts in all_facts)
+    recipe_names = ", ".join(dict.fromkeys(facts.status.recipe for facts in all_facts))
     head = join(
         [
             Html('<meta charset="utf-8">'),
@@ -40,11 +41,11 @@ def _header(all_facts: Sequence[JobFacts]) -> Html:
     if len(all_facts) > 1:
         return join([tag("h1", f"{len(all_facts)} runs side by side"), comparison_card(all_facts)])
     [facts] = all_facts
-    status = facts["status"]
-    state = tag("span", status["state"], class_=f"state {status['state']}")
-    title = tag("h1", f"{status['recipe']} ", tag("span", facts["job"], class_="soft"), " ", state)
-    description = f"{facts['model']}, images of {facts['data']}, on {facts['backend']}"
-    notes = [tag("p", status[name]) for name in ("reason", "target") if status.get(name)]
+    status = facts.status
+    state = tag("span", status.state, class_=f"state {status.state}")
+    title = tag("h1", f"{status.recipe} ", tag("span", facts.job, class_="soft"), " ", state)
+    description = f"{facts.model}, images of {facts.data}, on {facts.backend}"
+    notes = [tag("p", text) for text in (status.reason, status.target) if text]
     return join([title, tag("p", description, class_="soft"), *notes, tiles(facts)])
 
 
@@ -53,7 +54,7 @@ def _header(all_facts: Sequence[JobFacts]) -> Html:
 
 def _shared_charts(all_facts: Sequence[JobFacts]) -> list[Html | None]:
     charts = curves.training_charts(all_facts)
-    has_validation = any(row.get("top1") is not None for facts in all_facts for row in facts["epochs"])
+    has_validation = any(row.get("top1") is not None for facts in all_facts for row in facts.epochs)
     note = "" if has_validation else "No validation yet."
     if not charts:
         note = "Training has not started yet."
@@ -100,7 +101,7 @@ def card(*children: Any, is_broad: bool = False) -> Html:
 
 def _job_sections(all_facts: Sequence[JobFacts], index: int) -> list[Html | None]:
     facts = all_facts[index]
-    name = facts["job"]
+    name = facts.job
     has_several_jobs = len(all_facts) > 1
     prefix = f"{name}: " if has_several_jobs else ""
     machines_chart = machine_timeline.machines_chart(facts, name)
@@ -117,7 +118,7 @@ def _job_sections(all_facts: Sequence[JobFacts], index: int) -> list[Html | None
         *_cost_card(facts),
     ]
     jobs_with_same_images = [
-        earlier["job"] for earlier in all_facts[:index] if earlier["sample_images"] == facts["sample_images"]
+        earlier.job for earlier in all_facts[:index] if earlier.sample_images == facts.sample_images
     ]
     images_card = _sample_images_card(facts)
     if jobs_with_same_images:
@@ -130,7 +131,7 @@ def _job_sections(all_facts: Sequence[JobFacts], index: int) -> list[Html | None
         _section_title(prefix, "Validation images"),
         images_card,
         _section_title(prefix, "Provenance"),
-        card(table(("what", "value"), facts["provenance"])),
+        card(table(("what", "value"), facts.provenance)),
     ]
 
 
@@ -141,15 +142,15 @@ def _section_title(prefix: str, title: str) -> Html:
 def _attempts_card(facts: JobFacts) -> list[Html]:
     rows = [
         (
-            row["attempt"] if row["machines"] else "end",
-            format_duration(row["seconds"]),
-            row["reason"],
-            " ".join(row["machines"]),
-            row["first_step"],
-            "" if row["pause"] is None else f"{row['pause']:.1f}",
-            row["steps_lost"],
+            row.attempt if row.machines else "end",
+            format_duration(row.seconds),
+            row.reason,
+            " ".join(row.machines),
+            row.first_step,
+            "" if row.pause is None else f"{row.pause:.1f}",
+            row.steps_lost,
         )
-        for row in facts["timeline"]
+        for row in facts.timeline
     ]
     if not rows:
         return []
@@ -162,9 +163,10 @@ def _attempts_card(facts: JobFacts) -> list[Html]:
 def _time_breakdown_card(facts: JobFacts) -> list[Html]:
     """Return a table of the time between the first step and the last by part; of an old run, its rougher division."""
     title = "Where the time went"
-    breakdown = facts["status"].get("where")
+    breakdown = facts.status.where
     if not breakdown:
-        old_rows = [(name, f"{value:.1f}") for name, value in (facts["result"].get("seconds") or {}).items()]
+        seconds_by_state = facts.result.seconds if facts.result else {}
+        old_rows = [(name, f"{value:.1f}") for name, value in seconds_by_state.items()]
         return [card(table(("part", "seconds"), old_rows, title))] if old_rows else []
     pauses = breakdown.get("pauses", 0.0)
     wall = breakdown["wall"] + pauses
@@ -181,7 +183,7 @@ def _time_breakdown_card(facts: JobFacts) -> list[Html]:
 
 def _forecast_card(facts: JobFacts) -> list[Html]:
     """Return the forecast as a single number, for a forecast without terms to draw."""
-    forecast = facts["forecast"]
+    forecast = facts.forecast
     if not forecast:
         return []
     text = f"{forecast['minutes']:.3g} minutes (constants: {forecast['source']})"
@@ -189,8 +191,8 @@ def _forecast_card(facts: JobFacts) -> list[Html]:
 
 
 def _cost_card(facts: JobFacts) -> list[Html]:
-    cost = facts["cost"]
-    if not cost["machines"]:
+    cost = facts.cost
+    if not cost.machines:
         return []
     rows = [
         (
@@ -202,13 +204,11 @@ def _cost_card(facts: JobFacts) -> list[Html]:
             "unknown" if row["dollars"] is None else f"{row['all']:.4f}",
             row["why"] if row["ended"] else "still running",
         )
-        for row in cost["machines"]
+        for row in cost.machines
     ]
     columns = ("machine", "type", "market", "zone", "minutes", "dollars", "ended")
-    unknown_note = f"; without {', '.join(cost['unknown'])}, whose price is unknown" if cost["unknown"] else ""
-    return [
-        card(table(columns, rows, f"Dollars by machine: {cost['total']:.4f} in total{unknown_note}"), is_broad=True)
-    ]
+    unknown_note = f"; without {', '.join(cost.unknown)}, whose price is unknown" if cost.unknown else ""
+    return [card(table(columns, rows, f"Dollars by machine: {cost.total:.4f} in total{unknown_note}"), is_broad=True)]
 
 
 def _schedule_tables(facts: JobFacts) -> list[Html]:
@@ -240,10 +240,10 @@ def _schedule_tables(facts: JobFacts) -> list[Html]:
             f"{row['min_scale']} or more",
             ("rectangles" if row["rect_val"] else "square") + _validation_note(row),
         )
-        for row in facts["schedule"]
+        for row in facts.schedule
     ]
     phase_table = table(phase_columns, phase_rows)
-    if not facts["epochs"]:
+    if not facts.epochs:
         return [phase_table]
     epoch_columns = (
         "epoch",
@@ -270,7 +270,7 @@ def _schedule_tables(facts: JobFacts) -> list[Html]:
             _format_number(row["seconds"], 1),
             _format_number(row["images_per_second"], 0),
         )
-        for row in facts["epochs"]
+        for row in facts.epochs
     ]
     summary_line = tag("summary", f"All {len(epoch_rows)} epochs")
     return [phase_table, tag("details", summary_line, table(epoch_columns, epoch_rows))]
@@ -287,10 +287,10 @@ def _format_number(value: float | None, digits: int) -> str:
 
 
 def _sample_images_card(facts: JobFacts) -> Html:
-    images = facts["sample_images"]
+    images = facts.sample_images
     if not images:
         return tag("p", "There are none: no trainer has reached the point at which they are saved.", class_="soft")
-    if images[0]["rectangle"]:
+    if images[0].rectangle:
         caption = (
             "What the validation of the last phase sees, at its image size. Solid: the rectangle, of one of a few "
             f"shapes, which is at most {MAX_ASPECT_RATIO:g} times as long as it is wide, so that parts of a very tall "
@@ -302,10 +302,10 @@ def _sample_images_card(facts: JobFacts) -> Html:
     return card(tag("p", caption, class_="soft"), figures)
 
 
-def _sample_image_figure(sample_image: Mapping[str, Any]) -> Html:
-    boxes = [("rectangle", sample_image["rectangle"] or sample_image["square"])]
-    if sample_image["rectangle"]:
-        boxes.insert(0, ("square", sample_image["square"]))
+def _sample_image_figure(sample_image: SampleImage) -> Html:
+    boxes = [("rectangle", sample_image.rectangle or sample_image.square)]
+    if sample_image.rectangle:
+        boxes.insert(0, ("square", sample_image.square))
     frames = [
         tag(
             "rect",
@@ -318,21 +318,21 @@ def _sample_image_figure(sample_image: Mapping[str, Any]) -> Html:
         for kind, (left, top, width, height) in boxes
         for frame_class in ("under", kind)  # a dark line below, so that the frame is visible on any image
     ]
-    shown_width, shown_height = sample_image["shown"]
-    image_width, image_height = sample_image["size"]
-    crop_width, crop_height = sample_image["pixels"]
+    shown_width, shown_height = sample_image.shown
+    image_width, image_height = sample_image.size
+    crop_width, crop_height = sample_image.pixels
     picture = tag(
         "img",
-        src=sample_image["src"],
+        src=sample_image.src,
         width=shown_width,
         height=shown_height,
-        alt=f"validation image, {sample_image['label']}",
+        alt=f"validation image, {sample_image.label}",
     )
     sizes = f"{image_width} x {image_height}, seen as {crop_width} x {crop_height}"
     return tag(
         "figure",
         tag("div", picture, tag("svg", *frames, aria_hidden="true")),
-        sample_image["label"],
+        sample_image.label,
         Html("<br>"),
         tag("span", sizes, class_="soft"),
         class_="image",

@@ -1,42 +1,35 @@
 """A few validation images as thumbnails, with the part of each that the validation sees."""
 
 import base64
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
+from cluster.plots.job_facts import PixelSize, RelativeBox, SampleImage
+from cluster.state.job_result import JsonObject
 from train.data.order.rect_val import RESIZE_TO_CROP_RATIO, rect_crop_shape
 from train.metrics import thumbnails
 
-RelativeBox = tuple[float, float, float, float]  # left, top, width, height as fractions of the image
-PixelSize = tuple[int, int]  # width, height
 
-
-def sample_images(run_folder: Path, schedule_row: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the thumbnails of a run, with the crops that the phase `schedule_row` validates.
-
-    Each has "label", "src" (a data URI), "size" of the image, "shown" (size of the thumbnail), "square" and "rectangle"
-    (the boxes of the crops; the rectangle is None when the phase does not use it), and "pixels", the size of the crop.
-    """
+def sample_images(run_folder: Path, schedule_row: JsonObject) -> list[SampleImage]:
+    """Return the thumbnails of a run, with the crops that the phase `schedule_row` validates."""
     if not schedule_row:
         return []
     return [_describe_image(thumbnail, schedule_row) for thumbnail in thumbnails.read_thumbnails(run_folder)]
 
 
-def _describe_image(thumbnail: Mapping[str, Any], schedule_row: Mapping[str, Any]) -> dict[str, Any]:
+def _describe_image(thumbnail: JsonObject, schedule_row: JsonObject) -> SampleImage:
     side = int(schedule_row["size"])
     width, height = thumbnail["size"]
     uses_rectangle = bool(schedule_row.get("rect_val"))
     crop_height, crop_width = rect_crop_shape(width, height, side) if uses_rectangle else (side, side)
-    return {
-        "label": thumbnail["label"],
-        "size": (width, height),
-        "shown": thumbnail["shown"],
-        "src": "data:image/jpeg;base64," + base64.b64encode(thumbnail["jpeg"]).decode(),
-        "square": center_crop_box((width, height), (side, side)),
-        "rectangle": center_crop_box((width, height), (crop_height, crop_width)) if uses_rectangle else None,
-        "pixels": (crop_width, crop_height),
-    }
+    return SampleImage(
+        label=thumbnail["label"],
+        size=(width, height),
+        shown=thumbnail["shown"],
+        src="data:image/jpeg;base64," + base64.b64encode(thumbnail["jpeg"]).decode(),
+        square=center_crop_box((width, height), (side, side)),
+        rectangle=center_crop_box((width, height), (crop_height, crop_width)) if uses_rectangle else None,
+        pixels=(crop_width, crop_height),
+    )
 
 
 def center_crop_box(image_size: PixelSize, crop_shape: tuple[int, int]) -> RelativeBox:

@@ -1,19 +1,21 @@
 """Writes result.json when a job has ended."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
 
 from train.data.order import usage_log
 from train.forecast import calibrate, compare_with_run
 from train.recipe import target
-from train.tools.filesystem import read_json, read_json_lines, to_json_bytes, write_atomic
+from train.tools.filesystem import read_json_lines, to_json_bytes, write_atomic
+from train.tools.records import encode, read_record
 
 from . import attempts, timeline
+from .job_result import JobResult, JsonObject, TrainerResult
 from .run_folder import RunFolder
 from .spec import JobSpec
+from .states import JobState
 from .status import add_job_times, best_informed_status, infer_end_state, machine_rows, read_metrics, seconds_by_state
-
-JobResult = Mapping[str, Any]
 
 
 class CostMeter(Protocol):
@@ -46,7 +48,7 @@ def write_result(
     cost: CostMeter,
     unreachable: Sequence[str] = (),
     end_reason: str = "",
-    end_state: str = "failed",
+    end_state: JobState = JobState.FAILED,
 ) -> None:
     """Write the result of a job that has no living agent: what the trainers measured, and how the job ended.
 
@@ -54,61 +56,70 @@ def write_result(
     given when the job never started or was ended from outside; a job that trained to its end is "done" all the same.
     The seconds of training and validation come from the trainers, all other seconds from the agents.
     """
-    trainer_result = read_json(run_folder.shared / "result.json")
-    if trainer_result:
-        state, reason = "done", ""
-    elif end_reason:
-        state, reason = end_state, end_reason
+    measured = read_record(run_folder.shared / "result.json", TrainerResult)
+    if measured:
+        state, reason = JobState.DONE, ""
+        usage_errors = check_image_usage(run_folder, measured.epochs) if spec.log_ids else None
     else:
-        state, reason = infer_end_state(run_folder, spec)
-    epochs = trainer_result["epochs"] if trainer_result else read_metrics(run_folder.path, "epoch")
-    validated_epochs = [epoch for epoch in epochs if epoch["top1"] is not None]
+        state, reason = (end_state, end_reason) if end_reason else infer_end_state(run_folder, spec)
+        measured = _measurements_so_far(run_folder, spec)
+        usage_errors = None
     agent_seconds = seconds_by_state(run_folder, spec)
-    trainer_seconds = {
-        part: seconds for part, seconds in (trainer_result or {}).get("seconds", {}).items() if part != "attempt"
-    }
-    time_breakdown = (trainer_result or best_informed_status(run_folder, spec)).get("where")
+    trainer_seconds = {part: seconds for part, seconds in measured.seconds.items() if part != "attempt"}
+    measured = replace(
+        measured,
+        recipe=measured.recipe or spec.recipe.name,
+        seed=spec.recipe.seed if measured.seed is None else measured.seed,
+        goodput=_job_goodput(run_folder, measured),
+        where=add_job_times(run_folder, spec, measured.where, agent_seconds["total"]),
+        seconds={**agent_seconds, **trainer_seconds},
+        target=target_outcome(run_folder, spec, cost, measured.epochs),
+        procs=spec.procs,
+        git_commit=spec.git_commit,
+    )
     newest = attempts.newest_attempt(run_folder.shared)
-    result = {
-        "job": spec.name,
-        "recipe": spec.recipe.name,
-        "state": state,
-        "reason": reason,
-        "top1": validated_epochs[-1]["top1"] if validated_epochs else None,
-        "top5": validated_epochs[-1]["top5"] if validated_epochs else None,
-        "epochs": epochs,
-        "images_per_second": None,
-        "goodput": None,
-        "seed": spec.recipe.seed,
-        **(trainer_result or {}),
-        "where": add_job_times(run_folder, spec, time_breakdown, agent_seconds["total"]),
-        "seconds": {**agent_seconds, **trainer_seconds},
-        "machines": spec.machines,
-        "procs": spec.procs,
-        "setup": {name: row["seconds"] for name, row in machine_rows(run_folder, spec).items()},
-        "attempts": attempts.last_training_attempt_number(run_folder.shared, newest),
-        "timeline": timeline.attempt_rows(run_folder.path, run_folder.shared),
-        "dollars": cost.cost_dollars(spec, run_folder),
-        "backend": spec.backend,
-        "git_commit": spec.git_commit,
-        "did_not_answer": list(unreachable),
-    }
-    if trainer_result and result["goodput"]:
-        # The trainers do not know the time that changes of attempt cost: it adds to their wall time.
-        wall_seconds = trainer_result["seconds"].get("first step to last", 0.0)
-        if wall_seconds:
-            lost_seconds = timeline.lost_seconds(run_folder.path, run_folder.shared)
-            result["goodput"] *= wall_seconds / (wall_seconds + lost_seconds)
-    result["target"] = target_outcome(run_folder, spec, cost, epochs)
-    result |= forecast_vs_actual(spec.forecast, {**result, "state": state})
-    if trainer_result and spec.log_ids:
-        result["ids_wrong"] = check_image_usage(run_folder, trainer_result["epochs"])
-    write_atomic(run_folder.result_path, to_json_bytes({**result, "state": state}))
+    result = JobResult(
+        **vars(measured),
+        job=spec.name,
+        state=state,
+        reason=reason,
+        machines=spec.machines,
+        setup={name: row.seconds for name, row in machine_rows(run_folder, spec).items()},
+        attempts=attempts.last_training_attempt_number(run_folder.shared, newest),
+        timeline=timeline.attempt_rows(run_folder.path, run_folder.shared),
+        dollars=cost.cost_dollars(spec, run_folder),
+        backend=spec.backend,
+        did_not_answer=list(unreachable),
+        ids_wrong=usage_errors,
+    )
+    write_atomic(run_folder.result_path, to_json_bytes(encode(with_forecast(result, spec.forecast))))
+
+
+def _measurements_so_far(run_folder: RunFolder, spec: JobSpec) -> TrainerResult:
+    """Return what is known of a run whose trainers have not written their result."""
+    epochs = read_metrics(run_folder.path, "epoch")
+    last_validated = next((epoch for epoch in reversed(epochs) if epoch["top1"] is not None), None)
+    agent_status = best_informed_status(run_folder, spec)
+    return TrainerResult(
+        epochs=epochs,
+        top1=last_validated["top1"] if last_validated else None,
+        top5=last_validated["top5"] if last_validated else None,
+        where=agent_status.where if agent_status else None,
+    )
+
+
+def _job_goodput(run_folder: RunFolder, measured: TrainerResult) -> float | None:
+    """Return the trainers' goodput with the time that changes of attempt cost. They do not know that time."""
+    wall_seconds = measured.seconds.get("first step to last", 0.0)
+    if not measured.goodput or not wall_seconds:
+        return measured.goodput
+    lost_seconds = timeline.lost_seconds(run_folder.path, run_folder.shared)
+    return measured.goodput * wall_seconds / (wall_seconds + lost_seconds)
 
 
 def target_outcome(
-    run_folder: RunFolder, spec: JobSpec, cost: CostMeter, epochs: Sequence[Mapping[str, Any]]
-) -> dict[str, Any] | None:
+    run_folder: RunFolder, spec: JobSpec, cost: CostMeter, epochs: Sequence[JsonObject]
+) -> JsonObject | None:
     """Return whether and when the accuracy target of the job (or of its recipe) was reached; None without a target.
 
     When it was reached, `seconds_all` counts the seconds since the job's first launch, and `dollars` is the cost until
@@ -121,7 +132,7 @@ def target_outcome(
     return outcome
 
 
-def check_image_usage(run_folder: RunFolder, epochs: Sequence[Mapping[str, Any]]) -> list[str]:
+def check_image_usage(run_folder: RunFolder, epochs: Sequence[JsonObject]) -> list[str]:
     """Return the errors in the log of used images, [] when each image was used exactly once in every epoch."""
     training_attempts = [attempt for attempt in attempts.history(run_folder.shared) if attempt.members]
     first_steps = {attempt.number: attempt.first_step for attempt in training_attempts}
@@ -130,19 +141,19 @@ def check_image_usage(run_folder: RunFolder, epochs: Sequence[Mapping[str, Any]]
     return usage_log.find_usage_errors(run_folder.path / usage_log.USAGE_FOLDER, first_steps, images, steps)
 
 
-def forecast_vs_actual(launch_forecast: Mapping[str, Any] | None, result: JobResult) -> dict[str, Any]:
-    """Return the forecast part of a result.
+def with_forecast(result: JobResult, launch_forecast: JsonObject | None) -> JobResult:
+    """Return a result with the machine constants that the run measured, and the comparison with its forecast.
 
-    `constants` are the machine constants that the run measured. When a forecast was made at the launch, `forecast`
-    holds it and `against` compares it with the run. Returns {} for a job that is not done or measured too little.
+    Nothing is added for a job that is not done or measured too little.
     """
-    if result.get("state") != "done":
-        return {}
+    if result.state != JobState.DONE:
+        return result
+    data = encode(result)
     try:
-        comparison: dict[str, Any] = {"constants": calibrate(result).to_json()}
-        if launch_forecast:
-            comparison["forecast"] = dict(launch_forecast)
-            comparison["against"] = compare_with_run(launch_forecast, result)
+        constants = calibrate(data, start=result.start_seconds(include_one_time=False)).to_json()
+        if not launch_forecast:
+            return replace(result, constants=constants)
+        comparison = compare_with_run(launch_forecast, data, result.start_seconds())
     except (KeyError, TypeError, ValueError, ZeroDivisionError):
-        return {}
-    return comparison
+        return result
+    return replace(result, constants=constants, forecast=launch_forecast, against=comparison)

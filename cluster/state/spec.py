@@ -7,10 +7,10 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any, Self
 
+from cluster.connectors.mounts import mount_of
 from train.recipe.schema import Recipe
 
 from .membership import MembershipRules
-from .mounts import mount_of
 
 # On a network file system a change by another machine is seen up to a second late (nfs(5), acregmin), and each read
 # asks a server: heartbeats are slower there, and silence is tolerated for longer.
@@ -121,7 +121,7 @@ class JobSpec:
 
         "~" in paths becomes that machine's home. When `shared` is on a network file system, heartbeats are slower.
         """
-        is_network = mount_of(shared.resolve())["network"]
+        is_network = mount_of(shared.resolve()).network
         return replace(
             self,
             data=str(Path(self.data).expanduser()),

@@ -86,7 +86,7 @@ class ElasticJob:
             if value := condition():
                 return value
             result = self.job.result
-            assert result is None, f"the job has ended: {result['reason']}\n{self.describe()}"
+            assert result is None, f"the job has ended: {result.reason}\n{self.describe()}"
             return None
 
         wait_for(holds, seconds, describe=self.describe, poll_seconds=0.05)
@@ -154,14 +154,14 @@ def final_parameters(job: Job) -> dict[str, Any]:
 def assert_ended_undisturbed(elastic_job: ElasticJob, undisturbed_parameters: dict[str, Any]) -> None:
     """Assert that the job is done, with every image once per epoch and the undisturbed parameters, and left nothing."""
     job = elastic_job.job
-    assert job.result and job.result["state"] == "done", elastic_job.describe()
+    assert job.result and job.result.state == "done", elastic_job.describe()
     first_steps = {attempt.number: attempt.first_step for attempt in elastic_job.attempts() if attempt.members}
     steps = dict.fromkeys(range(EPOCHS), STEPS_PER_EPOCH)
     assert usage_log.find_usage_errors(job.path / "ids", first_steps, IMAGES, steps) == []
     parameters = final_parameters(job)
     assert parameters.keys() == undisturbed_parameters.keys()
     assert not [name for name, value in parameters.items() if not torch.equal(value, undisturbed_parameters[name])]
-    assert len(job.result["epochs"]) == EPOCHS and job.result["steps"] == EPOCHS * STEPS_PER_EPOCH
+    assert len(job.result.epochs) == EPOCHS and job.result.steps == EPOCHS * STEPS_PER_EPOCH
     elastic_job.sandbox.wait_for(lambda: not elastic_job.sandbox.job_pids(), 30)
 
 
@@ -192,17 +192,17 @@ def test_job_ends_undisturbed_after_a_kill_a_notice_and_a_freeze(
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
     assert job.wait(60) == "done"
-    states = {machine: row["state"] for machine, row in elastic_job.statuses().items()}
+    states = {machine: row.state for machine, row in elastic_job.statuses().items()}
     assert states == {"0": "done", "1": "done", "2": "left"}
     assert_ended_undisturbed(elastic_job, undisturbed_parameters)
 
     assert job.result
-    rows = job.result["timeline"]
-    assert [row["attempt"] for row in rows] == list(range(1, len(rows) + 1)) and rows[0]["reason"] == "start"
-    rows_by_reason = {row["reason"]: row for row in rows}
-    assert rows_by_reason[attempt_after_notice.reason]["steps_lost"] == 0, "a change with notice loses no step"
-    trained_rows = [row for row in rows[1:] if row["last_step"] is not None]  # an attempt may end before its first step
-    assert len(trained_rows) >= 4 and all(0 < row["pause"] < 60 for row in trained_rows)
+    rows = job.result.timeline
+    assert [row.attempt for row in rows] == list(range(1, len(rows) + 1)) and rows[0].reason == "start"
+    rows_by_reason = {row.reason: row for row in rows}
+    assert rows_by_reason[attempt_after_notice.reason].steps_lost == 0, "a change with notice loses no step"
+    trained_rows = [row for row in rows[1:] if row.last_step is not None]  # an attempt may end before its first step
+    assert len(trained_rows) >= 4 and all(0 < row.pause < 60 for row in trained_rows)
 
 
 def test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all(

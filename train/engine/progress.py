@@ -10,6 +10,7 @@ from train.metrics.meters import NetworkMeter
 from train.metrics.rows import StepTotals, interval_scalars
 from train.metrics.time_breakdown import TimeBreakdown
 from train.recipe.schedule import Epoch, Schedule
+from train.tools.trainer_reports import TrainerState
 
 from .agent_channel import AgentChannel
 from .options import TrainOptions
@@ -59,7 +60,7 @@ class ProgressReporter:
         `wait_seconds` are medians: of a step, and of a step's wait for its images.
         """
         self.agent_channel.report_state(
-            "training",
+            TrainerState.TRAINING,
             throttled=True,
             step=step,
             epoch=epoch.number + 1,
@@ -76,7 +77,9 @@ class ProgressReporter:
     def report_epoch(self, step: int, images_seen: int, row: dict[str, Any]) -> None:
         """Report a finished epoch by its row of the history."""
         accuracies = {name: row[name] for name in ("top1", "top5") if row[name] is not None}
-        self.agent_channel.report_state("training", step=step, where=self.time_breakdown.breakdown(), **accuracies)
+        self.agent_channel.report_state(
+            TrainerState.TRAINING, step=step, where=self.time_breakdown.breakdown(), **accuracies
+        )
         if self.group.is_first:
             self.log.write_epoch(step, images_seen, row)
 

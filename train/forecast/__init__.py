@@ -16,7 +16,7 @@ docs/forecast.md compares the forecast with published runs. This project has not
 run on GPUs.
 """
 
-from .calibration import calibrate, compare_with_run
+from .calibration import StartSeconds, calibrate, compare_with_run
 from .constants import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, TRAINER_CONSTANTS, Constants
 from .hardware import DEVICES, EFA_NETWORK, MODEL_COSTS, TCP_NETWORK, DeviceSpec, NetworkSpec
 from .model import STEP_TERMS, TERMS, Forecast, MachineSpec, forecast, scaling_efficiency
@@ -36,6 +36,7 @@ __all__ = [
     "Forecast",
     "MachineSpec",
     "NetworkSpec",
+    "StartSeconds",
     "calibrate",
     "compare_with_run",
     "forecast",

@@ -3,6 +3,7 @@
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from .constants import Constants, SecondsBySize
@@ -10,10 +11,20 @@ from .hardware import RECTANGLE_PIXEL_RATIO, NetworkSpec
 
 MIN_WAIT_SHARE = 0.05  # share of a phase's step time that must be waits, for the loader's speed to be known from it
 UNLIMITED_GBIT = 1e9  # Gbit/s, for networks whose time is in the measured steps already
-# The set-up steps of a machine before its trainers start. The other steps belong to the trainers.
-SETUP_STEPS = ("booting", "connected", "code", "environment", "checks", "network", "agent", "data", "fetch", "standby")
-ONE_TIME_STEPS = ("data", "indexing")  # done once for a data set: it is drawn, its folders are searched
 JsonObject = Mapping[str, Any]
+
+
+@dataclass(frozen=True, kw_only=True)
+class StartSeconds:
+    """The seconds before a run's first step: until its trainers start, and from then on."""
+
+    setup: float
+    trainers: float
+
+    @property
+    def total(self) -> float:
+        """Both together."""
+        return self.setup + self.trainers
 
 
 def process_count(result: JsonObject) -> int:
@@ -39,8 +50,11 @@ def schedule_row_of(result: JsonObject, row: JsonObject) -> JsonObject:
     raise ValueError(f"epoch {row['epoch']} is in no row of the schedule")
 
 
-def calibrate(result: JsonObject, source: str = "") -> Constants:
+def calibrate(result: JsonObject, source: str = "", start: StartSeconds | None = None) -> Constants:
     """Return the constants that a finished run measured, from its result.json. `source` names them (default: the job).
+
+    `start` is what the launching side measured, without work that is done once for a data set. Without it, the trainers
+    know their own start only.
 
     The time that a step sends gradients is within its seconds, and is taken to be the same on other numbers of GPUs.
     Raises `ValueError`, `KeyError` or `TypeError` when the result lacks measurements.
@@ -52,7 +66,7 @@ def calibrate(result: JsonObject, source: str = "") -> Constants:
             loader_speeds[copy, size] = images / seconds / int(result.get("machines", 1))
     if not batch_seconds:
         raise ValueError("it made no step")
-    setup_seconds, startup_seconds = _startup_seconds(result, include_one_time=False)
+    start = start or _trainers_start(result)
     epoch_seconds, switch_seconds = _fixed_seconds(result)
     return Constants(
         source=source or str(result.get("job") or result["recipe"]),
@@ -64,8 +78,8 @@ def calibrate(result: JsonObject, source: str = "") -> Constants:
         loader_speeds=tuple((copy, size, speed) for (copy, size), speed in sorted(loader_speeds.items())),
         epoch_seconds=epoch_seconds,
         switch_seconds=switch_seconds,
-        startup_seconds=startup_seconds,
-        setup_seconds=setup_seconds,
+        startup_seconds=start.trainers,
+        setup_seconds=start.setup,
     )
 
 
@@ -132,22 +146,11 @@ def _fixed_seconds(result: JsonObject) -> tuple[SecondsBySize, SecondsBySize]:
     return ((0, rest_seconds / len(epochs)),), ((0, switch_seconds / switches),) if switch_seconds else ()
 
 
-def _startup_seconds(result: JsonObject, include_one_time: bool = True) -> tuple[float, float]:
-    """Return the seconds of the slowest machine before its trainers start, and from then to the first step.
-
-    Without `include_one_time`, what is done once for a data set does not count.
-    """
-    machines = [
-        {step: seconds for step, seconds in steps.items() if include_one_time or step not in ONE_TIME_STEPS}
-        for steps in dict(result.get("setup") or {}).values()
-        if steps
-    ]
-    if machines:
-        slowest = max(machines, key=lambda steps: sum(steps.values()))
-        setup_seconds = sum(seconds for step, seconds in slowest.items() if step in SETUP_STEPS)
-        return setup_seconds, sum(slowest.values()) - setup_seconds
+def _trainers_start(result: JsonObject) -> StartSeconds:
+    """Return the start of the trainers: what their attempt took beside the time from its first step to the last."""
     attempt_seconds = result["seconds"].get("attempt", 0.0)
-    return 0.0, max(0.0, attempt_seconds - result["seconds"].get("first step to last", attempt_seconds))
+    trainer_seconds = attempt_seconds - result["seconds"].get("first step to last", attempt_seconds)
+    return StartSeconds(setup=0.0, trainers=max(0.0, trainer_seconds))
 
 
 # --- forecast and actual --------------------------------------------------------------------------------------------
@@ -161,12 +164,15 @@ COMPARED_TERMS = {
 }
 
 
-def compare_with_run(forecast: JsonObject, result: JsonObject) -> list[dict[str, Any]]:
+def compare_with_run(
+    forecast: JsonObject, result: JsonObject, start: StartSeconds | None = None
+) -> list[dict[str, Any]]:
     """Return a row for each term of a forecast (`Forecast.to_json`) beside what the run took.
 
     A row has "term", "forecast" and "actual" in seconds, and "error", the share by which the forecast is too long. The
     last row is the sum. The steps are one term: what is sent within them cannot be told apart. A run that ended early,
-    at its target, is compared with the forecast of the epochs that it ran. Raises the errors of `calibrate`.
+    at its target, is compared with the forecast of the epochs that it ran. `start` counts where the breakdown of the
+    result has no start. Raises the errors of `calibrate`.
     """
     forecast_seconds = terms_until(forecast, int(result["epochs"][-1]["epoch"]))
     actual_seconds = defaultdict[str, float](float)
@@ -177,7 +183,7 @@ def compare_with_run(forecast: JsonObject, result: JsonObject) -> list[dict[str,
         wall_seconds = result["seconds"].get("first step to last", 0.0)
         actual_seconds["other"] = max(0.0, wall_seconds - sum(actual_seconds.values()))
     measured_start = (result.get("where") or {}).get("start")
-    actual_start = sum(measured_start.values()) if measured_start else sum(_startup_seconds(result))
+    actual_start = sum(measured_start.values()) if measured_start else (start or _trainers_start(result)).total
     rows = [
         (name, sum(forecast_seconds.get(term, 0.0) for term in terms), sum(actual_seconds[part] for part in parts))
         for name, (terms, parts) in COMPARED_TERMS.items()

@@ -162,7 +162,7 @@ def test_set_up_machines_fault_is_named_and_nothing_starts(
     machines_json = json.loads(fleet.setup_progress.path.read_text())
     assert (
         machines_json["machines"]["1"]["reason"] == fleet.setup_progress.failure_reasons["1"]
-        and not machines_json["ready"]
+        and not machines_json["is_ready"]
     )
     assert not job.calls("cluster.agent")
     assert fleet.terminate() == (["1"] if break_machine in (use_unauthorized_key, swap_host_key) else [])
@@ -199,7 +199,8 @@ def test_set_up_machines_spare_may_fail(make_job: Callable[..., SetupJob]) -> No
     fleet = job.fleet()
     fleet.set_up_machines()
     assert (
-        fleet.setup_progress.data["ready"] and "the shared folder is away" in fleet.setup_progress.failure_reasons["1"]
+        fleet.setup_progress.record.is_ready
+        and "the shared folder is away" in fleet.setup_progress.failure_reasons["1"]
     )
     wait_for(lambda: job.calls("cluster.agent") == ["0"])
     assert not job.calls("train.distributed.network_probe") and fleet.agents_alive() and fleet.dead_machines() == []
@@ -209,7 +210,7 @@ def test_set_up_machines_twice_repeats_nothing(make_job: Callable[..., SetupJob]
     job = make_job(0, 1)
     fleet = job.fleet()
     fleet.set_up_machines()
-    assert {*fleet.setup_progress.rows["1"]["seconds"]} == {
+    assert {*fleet.setup_progress.rows["1"].seconds} == {
         "connected",
         "code",
         "environment",
@@ -261,7 +262,7 @@ class PausedLaunch:
         return len(inodes & held)
 
     def states(self) -> list[str]:
-        return [details["state"] for details in self.job.machine_details().values()]
+        return [details.state for details in self.job.machine_details().values()]
 
 
 @pytest.fixture
@@ -304,7 +305,7 @@ def test_stop_during_setup_starts_no_agent(
     completed = sandbox.cli("stop", "job-1")
     launched_job.hold.unlink()
     assert completed.code == 0
-    assert launched_job.job.has_ended and "stopped by the user" in launched_job.job.result["reason"]
+    assert launched_job.job.has_ended and "stopped by the user" in launched_job.job.result.reason
     assert "cluster.agent" not in launched_job.log.read_text()
     sandbox.wait_for(lambda: not (bed.leaks() or supervisor_pids(launched_job.job.path)), 20)
 
