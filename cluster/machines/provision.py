@@ -82,8 +82,7 @@ class Provisioner:
             python = host.python.replace("~", home, 1) if host.python.startswith("~/") else host.python
             library = requirements.model_library(self.spec.recipe)
             argv = [python, "-m", "cluster.machines.python_env", folder, *([library] if library else [])]
-            # An index with builds of torch for GPUs that the default build no longer supports.
-            index = (self.spec.cloud or {}).get("torch_index_url")
+            index = self.spec.rental_facts.torch_index_url
             variables = {"PIP_EXTRA_INDEX_URL": index, "UV_EXTRA_INDEX_URL": index} if index else {}
             _, stdout = self.run_logged(name, argv, ENVIRONMENT_TIMEOUT_SECONDS, **variables)
             environment = python_env.parse_output(stdout.encode(), connector.name)
@@ -127,7 +126,8 @@ class Provisioner:
         facts_by_machine = self._probe_machines(names, "--want-gb", str(MIN_FREE_GB))
         max_gpus = max((len(facts["gpus"]) for facts in facts_by_machine.values()), default=0)
         for name, facts in facts_by_machine.items():
-            required_gpus = self.spec.procs if max_gpus or (self.spec.cloud or {}).get("gpus_per_machine") else 0
+            has_gpus = max_gpus > 0 or self.spec.rental_facts.gpus_per_machine > 0
+            required_gpus = self.spec.procs if has_gpus else 0
             findings = checks.find_problems(facts, required_gpus, MIN_FREE_GB) + checks.check_clock(*facts["skew"])
             if not required_gpus:
                 findings.append({"level": "warning", "what": "no GPU: trains on the CPU"})

@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from cluster.connectors.mounts import mount_of
 from train.recipe.schema import Recipe
+from train.tools.records import decode
 
 from .membership import MembershipRules
 
@@ -16,6 +17,15 @@ from .membership import MembershipRules
 # asks a server: heartbeats are slower there, and silence is tolerated for longer.
 NETWORK_HEARTBEAT_SECONDS = 1.0
 NETWORK_HEARTBEAT_TIMEOUT_SECONDS = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class RentalFacts:
+    """What the set-up of machines has to know of their rental. A backend's own rental specification extends it."""
+
+    gpus_per_machine: int = 0  # fewer visible GPUs are a fault of the machine, not a smaller machine
+    # Pip index with a torch build for GPUs that the default build no longer supports.
+    torch_index_url: str | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,6 +81,11 @@ class JobSpec:
     def machine_names(self) -> tuple[str, ...]:
         """The machines' names, spares included: "0", "1", ..."""
         return tuple(map(str, range(self.machines + self.spares)))
+
+    @property
+    def rental_facts(self) -> RentalFacts:
+        """What the set-up of the machines has to know of their rental. Raises `DamagedRecord`."""
+        return decode(RentalFacts, self.cloud or {})
 
     @property
     def poweroff_settings(self) -> tuple[float | None, str]:

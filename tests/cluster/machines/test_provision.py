@@ -19,10 +19,12 @@ from support.ssh_machines import Testbed
 
 from benchmarks.launch.local import supervisor_pids
 from benchmarks.launch.stub import RECIPE, StubDelays
+from cluster.backends.aws.rental_spec import RentalSpec
 from cluster.connectors.hosts_file import Hosts, read_hosts
 from cluster.connectors.known_hosts import fingerprint
 from cluster.errors import SetupFailed
 from cluster.machines.fleet import Fleet
+from infra.aws.instances.request import Place
 
 NO_DELAYS = StubDelays(environment=0, probe=0, network=0, start=0, beat=0.2)
 
@@ -191,6 +193,21 @@ def test_set_up_machines_two_faults_are_both_named(make_job: Callable[..., Setup
     job.override("cluster.machines.python_env-0", 'echo \'{"python": null, "why": "too old"}\'; exit 1')
     with pytest.raises(SetupFailed, match=r"^machine 0 .*too old; machine 1 .*no pip$"):
         job.fleet().set_up_machines()
+
+
+def test_set_up_machines_of_a_rental_needs_its_gpus_and_uses_its_torch(
+    make_job: Callable[..., SetupJob], tmp_path: Path
+) -> None:
+    place = Place(region="us-east-1", zone="us-east-1a", type="p3.2xlarge", market="spot", price=3.06)
+    index = "https://example.org/cu126"
+    rental = RentalSpec(
+        places=(place,), ssh_address="203.0.113.7/32", owner="us", gpus_per_machine=1, torch_index_url=index
+    )
+    job = make_job(0, cloud=rental.to_json())
+    job.override("cluster.machines.python_env-0", f'echo "$PIP_EXTRA_INDEX_URL $UV_EXTRA_INDEX_URL" >{tmp_path}/index')
+    with pytest.raises(SetupFailed, match="GPU"):
+        job.fleet().set_up_machines()
+    assert (tmp_path / "index").read_text() == f"{index} {index}\n"
 
 
 def test_set_up_machines_spare_may_fail(make_job: Callable[..., SetupJob]) -> None:

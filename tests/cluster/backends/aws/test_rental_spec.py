@@ -11,8 +11,10 @@ from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, POWEROFF
 from cluster.errors import ClusterError
 from cluster.jobs import submit
 from cluster.jobs.submit import request_fingerprint
+from cluster.state.spec import RentalFacts
 from infra.aws.instances.request import Place
 from train.recipe import SAMPLE, Model, Phase, Recipe
+from train.tools.records import DamagedRecord
 
 RECIPE = Recipe(
     name="tiny",
@@ -91,3 +93,12 @@ def test_request_fingerprint_ignores_prices_but_not_limits() -> None:
         submit.plan(RECIPE, backend="aws", rental_options={"offline": True, "market": "on-demand"}).spec,
     ):
         assert request_fingerprint(other) != request_fingerprint(spec)
+
+
+def test_rental_facts_of_a_job_are_those_of_its_rental_spec(hand_made: Any) -> None:
+    rental = replace(rental_spec(), gpus_per_machine=8, torch_index_url="https://example.org/cu126")
+    spec = hand_made(cloud=rental.to_json()).job.spec
+    assert spec.rental_facts == RentalFacts(gpus_per_machine=8, torch_index_url="https://example.org/cu126")
+    assert replace(spec, cloud=None).rental_facts == RentalFacts()
+    with pytest.raises(DamagedRecord, match="gpus_per_machine"):
+        _ = replace(spec, cloud={"gpus_per_machine": "eight"}).rental_facts
