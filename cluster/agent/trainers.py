@@ -156,7 +156,7 @@ class Trainers:
     def job_arguments(self) -> list[str]:
         """Return the arguments of a trainer that are the same in all attempts."""
         spec = self.spec
-        options: dict[str, Any] = {
+        options: dict[str, str | int | float | Path | None] = {
             "--data": spec.data,
             "--copies": spec.copies,
             "--out": self.shared,

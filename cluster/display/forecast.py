@@ -1,11 +1,11 @@
 """Prints forecasts: candidates to choose from, one of them term by term, and a forecast beside the actual times."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
-from typing import Any
 
 from cluster.planning import choose
 from cluster.planning.candidates import Candidate, group_by_type
+from cluster.state.job_result import JsonObject
 
 from .cloud import format_dollars
 from .tables import print_table
@@ -117,7 +117,7 @@ def show_choice(candidate: Candidate, command: str) -> None:
     print(f"  {command}")
 
 
-def show_forecast_vs_actual(rows: Sequence[Mapping[str, Any]], constants_source: str = "") -> None:
+def show_forecast_vs_actual(rows: Sequence[JsonObject], constants_source: str = "") -> None:
     """Print a forecast beside the actual times, term by term. Terms of less than a second get no error."""
     cells = [
         (

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster.connectors import tmux
 from cluster.connectors.hosts_file import Host
@@ -44,6 +44,7 @@ tmux -L {tmux.SOCKET_NAME} has-session -t "=$session" 2>/dev/null || "$@" || exi
 # Writes stdout and stderr both to the log, which the setup window shows, and to us. The exit code is printed, because
 # the exit code of a pipe is that of tee.
 LOGGED_COMMAND_SCRIPT = r'log=$1; shift; mkdir -p "${log%/*}"; { "$@" 2>&1; echo "exit code $?"; } | tee -a "$log"'
+Answer = TypeVar("Answer")
 FREE_PORT_PROGRAM = "import socket; s = socket.socket(); s.bind(('', 0)); print(s.getsockname()[1])"
 
 
@@ -176,13 +177,13 @@ class Provisioner:
 
         return self.run_on_each(names, probe)
 
-    def run_on_each(self, names: Sequence[str], function: Callable[[str], Any]) -> dict[str, Any]:
+    def run_on_each(self, names: Sequence[str], function: Callable[[str], Answer]) -> dict[str, Answer]:
         """Call a function for all machines at once, each in a thread, and return what succeeded, by machine.
 
         An error becomes the machine's failure reason. Raises `SetupFailed` as soon as the job is to stop; calls that
         have begun are abandoned.
         """
-        results: dict[str, Any] = {}
+        results: dict[str, Answer] = {}
 
         def run_one(name: str) -> None:
             try:

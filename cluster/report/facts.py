@@ -2,9 +2,8 @@
 
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import Any
 
 from cluster.errors import ClusterError
 from cluster.jobs.job import Job
@@ -76,7 +75,7 @@ def _collect_facts(job: Job) -> JobFacts:
 
 
 def epochs_over_time(
-    metrics_rows: Sequence[Mapping[str, Any]], result_epochs: Sequence[Mapping[str, Any]], clock: WorkClock
+    metrics_rows: Sequence[JsonObject], result_epochs: Sequence[JsonObject], clock: WorkClock
 ) -> list[JsonObject]:
     """Return the rows of the epochs with "at", in seconds at work, and "images", the number of images seen.
 
@@ -94,7 +93,7 @@ def epochs_over_time(
     return rows
 
 
-def _training_row(row: Mapping[str, Any], clock: WorkClock) -> JsonObject:
+def _training_row(row: JsonObject, clock: WorkClock) -> JsonObject:
     """Return the columns of the curves from a row of the metrics; None for what an old trainer did not write."""
     return {
         "images": row["images"],

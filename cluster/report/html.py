@@ -6,7 +6,6 @@ Names of classes, recipes and machines, and the reasons of failures, are texts t
 import re
 from collections.abc import Iterable, Sequence
 from html import escape
-from typing import Any
 
 VOID_ELEMENTS = ("meta", "img", "br")
 NUMBER_PATTERN = re.compile(r"[-+$]?[\d.,:]+( %)?")
@@ -17,7 +16,7 @@ class Html(str):
     """Text that is HTML already, made by `tag` or `join`."""
 
 
-def tag(name: str, /, *children: Any, **attributes: Any) -> Html:
+def tag(name: str, /, *children: object, **attributes: object) -> Html:
     """Return an element. Children are escaped unless they are `Html`; children and attributes of None are left out.
 
     In the name of an attribute, an underscore at the end is dropped (class_) and others become dashes (aria_label).
@@ -32,14 +31,14 @@ def tag(name: str, /, *children: Any, **attributes: Any) -> Html:
     return Html(f"<{name}{attribute_text}>{join(children)}</{name}>")
 
 
-def join(parts: Iterable[Any]) -> Html:
+def join(parts: Iterable[object]) -> Html:
     """Return the parts one after the other, escaped unless they are `Html`. None is left out."""
     return Html(
         "".join(part if isinstance(part, Html) else escape(_display_text(part)) for part in parts if part is not None)
     )
 
 
-def table(columns: Sequence[Any], rows: Iterable[Sequence[Any]], caption: str = "") -> Html:
+def table(columns: Sequence[object], rows: Iterable[Sequence[object]], caption: str = "") -> Html:
     """Return a table that scrolls by itself when it is wider than the screen. Columns of numbers are right-aligned."""
     cells = [[cell if isinstance(cell, Html) else _display_text(cell) for cell in row] for row in rows]
     column_classes = [
@@ -74,7 +73,7 @@ def _is_numeric(text: str) -> bool:
     return not text or NUMBER_PATTERN.fullmatch(text) is not None
 
 
-def _display_text(value: Any) -> str:
+def _display_text(value: object) -> str:
     """Return a value as text for people, without the characters that HTML does not allow."""
     if value is None:
         return ""

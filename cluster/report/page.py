@@ -1,11 +1,11 @@
 """The report page: one HTML file that contains everything. It requests nothing from the network and runs no script."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from cluster.plots import curves, machine_timeline, svg
 from cluster.plots.curves import Chart
 from cluster.plots.job_facts import JobFacts, SampleImage
+from cluster.state.job_result import JsonObject
 from train.data.order.rect_val import MAX_ASPECT_RATIO
 from train.metrics.text import PART_TITLES, format_duration, format_lr_range
 
@@ -91,7 +91,7 @@ def _css_color(color: str) -> str:
     return f"var(--{svg.CSS_VARIABLE_BY_COLOR[color]})"
 
 
-def card(*children: Any, is_broad: bool = False) -> Html:
+def card(*children: object, is_broad: bool = False) -> Html:
     """Return a card with any content. In a row of cards, a broad one gets the most room."""
     return tag("div", *children, class_="card ample" if is_broad else "card")
 
@@ -276,7 +276,7 @@ def _schedule_tables(facts: JobFacts) -> list[Html]:
     return [phase_table, tag("details", summary_line, table(epoch_columns, epoch_rows))]
 
 
-def _validation_note(schedule_row: Mapping[str, Any]) -> str:
+def _validation_note(schedule_row: JsonObject) -> str:
     """Return when a phase validates, where that is not after each epoch."""
     policy = schedule_row.get("validate", "each")
     return "" if policy == "each" else f", {policy}"

@@ -53,7 +53,7 @@ class ElasticJob:
     sandbox: Sandbox
     job: Job
 
-    def statuses(self) -> dict[str, dict[str, Any]]:
+    def statuses(self) -> dict[str, status.MachineStatus]:
         """Return the last status of each machine."""
         return status.machine_statuses(self.job.run_folder, self.job.spec)
 
@@ -64,7 +64,7 @@ class ElasticJob:
         return job_attempts.newest_attempt(self.job.run_folder.shared) or job_attempts.Attempt()
 
     def agent_pid(self, machine: str) -> int:
-        return int(self.statuses()[machine]["pid"])
+        return self.statuses()[machine].pid or 0
 
     def kill_agents(self, *machines: str) -> None:
         for pid in [self.agent_pid(machine) for machine in machines]:
@@ -76,7 +76,7 @@ class ElasticJob:
             f"{attempt.number} {attempt.machine_names} {attempt.reason} from {attempt.first_step}"
             for attempt in self.attempts()
         ]
-        states = {machine: row.get("state") for machine, row in self.statuses().items()}
+        states = {machine: row.state for machine, row in self.statuses().items()}
         return "\n".join([*lines, json.dumps(states)])
 
     def wait_for(self, condition: Callable[[], Any], seconds: float = 60.0) -> None:
@@ -100,8 +100,9 @@ class ElasticJob:
             return (
                 newest.number > after_attempt
                 and sorted(newest.machine_names) == sorted(machines)
-                and all(statuses.get(machine, {}).get("attempt") == newest.number for machine in machines)
-                and all(statuses[machine]["last_step"] >= newest.first_step + steps for machine in machines)
+                and all(machine in statuses for machine in machines)
+                and all(statuses[machine].attempt == newest.number for machine in machines)
+                and all(statuses[machine].last_step >= newest.first_step + steps for machine in machines)
             )
 
         self.wait_for(have_trained)
@@ -142,7 +143,7 @@ def elastic_job(sandbox: Sandbox) -> ElasticJob:
 def final_parameters(job: Job) -> dict[str, Any]:
     """Return weights and momenta of the last checkpoint. Batch-norm statistics are each process's own."""
     assert job.result
-    path = checkpoint_io.newest_checkpoint(job.run_folder.shared / "checkpoints" / f"{job.result['attempts']:06d}")
+    path = checkpoint_io.newest_checkpoint(job.run_folder.shared / "checkpoints" / f"{job.result.attempts:06d}")
     assert path is not None
     checkpoint = checkpoint_io.load_checkpoint(path)
     momenta = {f"momentum {key}": state["momentum_buffer"] for key, state in checkpoint["optimizer"]["state"].items()}
@@ -218,8 +219,8 @@ def test_job_ends_undisturbed_after_losing_two_machines_the_supervisor_and_all(
     (supervisor_pid,) = sandbox.program_pids("-m cluster.jobs.supervisor")
     os.kill(supervisor_pid, signal.SIGKILL)
     number = elastic_job.newest_attempt().number
-    step = max(row["last_step"] for row in elastic_job.statuses().values())
-    elastic_job.wait_for(lambda: min(row["last_step"] for row in elastic_job.statuses().values()) > step + 2)
+    step = max(row.last_step for row in elastic_job.statuses().values())
+    elastic_job.wait_for(lambda: min(row.last_step for row in elastic_job.statuses().values()) > step + 2)
     assert elastic_job.newest_attempt().number == number, "the end of the supervisor has changed something"
 
     elastic_job.kill_agents("0", "1", "2")
