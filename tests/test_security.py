@@ -13,6 +13,7 @@ from support.simcloud.http_server import AwsFrontend, serve
 from cluster.backends.aws import plan as aws_plan
 from cluster.jobs import submit
 from cluster.machines import code_archive
+from cluster.planning.launch_options import make_launch_options
 from infra.aws.client import Account
 from infra.aws.instances import instances
 from infra.aws.instances.user_data import HOST_KEY_SCRIPT, SETUP_SCRIPT
@@ -50,7 +51,7 @@ def security_group(account: Account, own_stack: stack.Stack) -> dict[str, Any]:
 def run_instances_request(recipe: str, **options: Any) -> dict[str, Any]:
     """Return the RunInstances request that a launch would send."""
     [loaded_recipe] = submit.load_recipes(str(ROOT / "recipes" / recipe))
-    plan = submit.plan(loaded_recipe, backend="aws", rental_options={"offline": True}, **options)
+    plan = submit.plan(loaded_recipe, make_launch_options(backend="aws", **options), offline=True)
     assert plan.rental_plan
     return dict(aws_plan.preview_requests(plan.spec, plan.rental_plan))["ec2:RunInstances"]
 
@@ -140,7 +141,9 @@ def test_disks_and_file_system_are_encrypted(cloud: Any) -> None:
 def test_credentials_stay_on_this_computer(cloud: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     front: AwsFrontend = cloud[0]
     monkeypatch.chdir(ROOT)
-    plan = submit.plan(submit.load_recipes(str(ROOT / "recipes/quickstart.py"))[0], backend="aws", machines=2)
+    plan = submit.plan(
+        submit.load_recipes(str(ROOT / "recipes/quickstart.py"))[0], make_launch_options(backend="aws", machines=2)
+    )
     archive, _ = code_archive.pack_code()
     assert plan.rental_plan and SECRET not in json.dumps(
         [plan.spec.to_json(), aws_plan.preview_requests(plan.spec, plan.rental_plan)]

@@ -17,10 +17,10 @@ from typing import Any
 from benchmarks.elastic.bench import TRAIN_IMAGES, TrialBench, last_checkpoint
 from benchmarks.elastic.fault_plan import MAX_TRAINER_KILLS, TrialOutcome, TrialPlan
 from cluster.state import attempts
-from cluster.state.locks import AGENT_LOCK, is_locked
-from cluster.state.run_folder import RunFolder
-from cluster.state.spec import JobSpec
+from cluster.state.run_folder import AGENT_LOCK, RunFolder, is_locked
+from cluster.state.spec import JobSpec, RecoveryOptions
 from train.data.order import usage_log
+from train.engine.options import TrainOptions
 from train.recipe.schedule import Schedule
 from train.tools import process
 from train.tools.filesystem import read_json, to_json_bytes, write_atomic
@@ -42,19 +42,17 @@ class Trial:
             name="trial",
             recipe=bench.recipe,
             recipe_file="",
-            data=str(bench.data),
-            copies=f"{bench.data}-sz",
+            train=TrainOptions(
+                data=str(bench.data),
+                copies=f"{bench.data}-sz",
+                save_seconds=0.5,
+                workers=0,
+                log_ids=True,
+                exact=True,
+            ),
+            recovery=RecoveryOptions(standby=plan.standby, lost_seconds=2.0, stall_seconds=30.0, probe=False),
             machines=plan.machines,
             procs=plan.procs,
-            schedule_gpus=plan.machines * plan.procs,
-            standby=plan.standby,
-            save_seconds=0.5,
-            lost_seconds=2.0,
-            stall_seconds=30.0,
-            workers=0,
-            log_ids=True,
-            exact=True,
-            probe=False,
         )
         self.restart_times: dict[str, float] = {}  # by machine: when it is started again
         self.frozen: dict[str, tuple[float, list[int]]] = {}  # by machine: until when, and its processes

@@ -11,7 +11,6 @@ machines, then the supervisor is killed, and this process supervises machines th
 
 import argparse
 import itertools
-import json
 import os
 import shutil
 import signal
@@ -47,11 +46,12 @@ from benchmarks.launch.local import (
 )
 from benchmarks.launch.stub import StubDelays
 from benchmarks.measure import write_section
-from cluster.backends.aws import backend, controller
+from cluster.backends.aws import controller
+from cluster.backends.aws.backend import AwsBackend
 from cluster.machines.fleet import Fleet
-from cluster.state.run_folder import RunFolder
-from cluster.state.spec import JobSpec
+from cluster.state.run_folder import Run
 from infra.aws.journal import Journal
+from infra.aws.journal_events import HostKeyReplaced, JournalEvent, LaunchRequest, LaunchStarted, RequestGranted
 
 MACHINES, MANY_MACHINES, INSTANCE_TYPE = 16, 256, "c7i.2xlarge"
 # The parts of a boot: until EC2 reports the instance as running, then until sshd listens, then until the boot marker.
@@ -60,6 +60,7 @@ VISIBLE_AFTER_SECONDS = 1.0  # until EC2 lists a new machine
 WATCH_SECONDS, POLL_SECONDS = 60.0, 1.0  # the supervisor polls as often
 STUB_DELAYS = StubDelays(count=MACHINES)
 IS_ROOT = os.geteuid() == 0
+EVENTS_BETWEEN_PARTS = (LaunchStarted, LaunchRequest, RequestGranted, HostKeyReplaced)
 FIXED_SECONDS_BY_PART = {  # the parts of a launch, each with the delay that is fixed by this benchmark
     "the command: plan, prices, run folder": 0.0,
     "the supervisor starts, checks stack and image": 0.0,
@@ -191,8 +192,8 @@ def measure_rented_launch(cloud: SimulatedCloud) -> RentedLaunchMeasurement:
         calls = cloud.calls[earlier_calls:]
         (supervisor_pid,) = supervisor_pids(run_folder)
         setup_steps = slowest_setup_steps(run_folder)
-        last_time = {line["what"]: line["time"] for line in Journal(run_folder / "cloud.jsonl").lines()}
-        boundaries = [start, *(last_time[what] for what in ("begin", "ask", "granted", "host key")), end]
+        last_time = {type(event): event.time for event in Journal(run_folder / "cloud.jsonl").events(JournalEvent)}
+        boundaries = [start, *(last_time[event_type] for event_type in EVENTS_BETWEEN_PARTS), end]
         seconds_by_part = {
             part: part_end - part_start
             for part, (part_start, part_end) in zip(FIXED_SECONDS_BY_PART, itertools.pairwise(boundaries), strict=True)
@@ -216,23 +217,22 @@ def measure_calls(cloud: SimulatedCloud, count: int) -> WatchMeasurement:
     """
     earlier_calls = len(cloud.calls)
     run_path, _ = cloud.launch(count)
-    wait_for(lambda: Journal(run_path / "cloud.jsonl").lines("granted"), f"{count} machines run")
+    wait_for(lambda: Journal(run_path / "cloud.jsonl").events(RequestGranted), f"{count} machines run")
     calls_by_activity = {"renting": CallCounts(cloud.calls[earlier_calls:])}
     for pid in supervisor_pids(run_path):
         os.kill(pid, signal.SIGKILL)
     wait_for(lambda: not supervisor_pids(run_path), "the supervisor is dead")
-    run_folder = RunFolder(run_path)
-    spec = JobSpec.from_json(json.loads(run_folder.spec_path.read_text()))
+    aws_backend = AwsBackend(Run.read(run_path))
     controller.Fleet = ProvisionedFleet  # type: ignore[attr-defined]
-    backend.poll(spec, run_folder)  # finds the machines
-    job = backend.get_controller(run_folder)
+    aws_backend.poll()  # finds the machines
+    job = aws_backend.controller
     assert len(job.live_instances) == count
 
     def watch() -> None:
         deadline = time.monotonic() + WATCH_SECONDS
         while time.monotonic() < deadline:
-            backend.poll(spec, run_folder)
-            backend.dead_machines(spec, run_folder)
+            aws_backend.poll()
+            aws_backend.dead_machines()
             time.sleep(POLL_SECONDS)
 
     def ask_for_each_machine() -> None:

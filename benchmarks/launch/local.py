@@ -1,4 +1,4 @@
-"""Seconds from `launch --hosts` to the first step for 1, 4, 16 and 64 machines, and the share that is our own work.
+"""Seconds from `launch --ssh` to the first step for 1, 4, 16 and 64 machines, and the share that is our own work.
 
     .venv/bin/python benchmarks/launch/local.py               # about ten minutes; writes its section of RESULTS.md
     .venv/bin/python benchmarks/launch/local.py 1 4 --rounds 1
@@ -67,7 +67,7 @@ class LaunchHost:
 
     def launch(self, hosts_file: Path) -> Path:
         """Launch a job on the machines of a hosts file and return its run folder."""
-        output = self.cli("launch", "--hosts", str(hosts_file), "-y", "-d", "recipe.py")
+        output = self.cli("launch", "--ssh", str(hosts_file), "-y", "-d", "recipe.py")
         return Path(output.partition("run folder ")[2].splitlines()[0])
 
     def stop(self, run: Path) -> None:
@@ -350,7 +350,7 @@ def write_results(lines: list[str], load_before: float) -> None:
     load_after = os.getloadavg()[2]
     was_busy = load_before > 1
     header = [
-        "## `launch --hosts` on machines that cost only time",
+        "## `launch --ssh` on machines that cost only time",
         "",
         f"{time.strftime('%Y-%m-%d')}, {os.cpu_count()} cores, by `benchmarks/launch/local.py`; the load of the "
         f"computer was {load_before:.1f} before and {load_after:.1f} in the last quarter of an hour"

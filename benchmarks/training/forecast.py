@@ -21,6 +21,7 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))
 
 from cluster.jobs import store, submit
+from cluster.planning.launch_options import make_launch_options
 from cluster.state.job_result import JobResult
 from train.data.packing.synthetic import draw_sample_set
 from train.forecast import Constants
@@ -55,9 +56,8 @@ LONG_RECIPE = make_recipe("long", (2, 64, 16), (3, 64, 48), (2, 80, 32), (3, 96,
 
 def run_job(job_recipe: Recipe, constants: Constants | None = None) -> JobResult:
     """Run a job of two processes and return its result. Raises `ClusterError` or `RuntimeError` if it fails."""
-    job = submit.launch(
-        job_recipe, backend="local", procs=2, scale=IMAGES / SAMPLE.train, constants=constants, data="sample"
-    )
+    options = make_launch_options(procs=2, scale=IMAGES / SAMPLE.train, data="sample")
+    job = submit.launch(submit.plan(job_recipe, options, constants=constants))
     state = job.wait(1800)
     if state != "done" or job.result is None:
         raise RuntimeError(f"{job.name} ended as {state}; see {job.path}")

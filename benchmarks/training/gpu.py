@@ -58,7 +58,7 @@ def trainer_step(model: str, size: int, batch: int, use_compile: bool, device: A
     from train.data.order.work import BatchRequest
     from train.distributed.process_group import ProcessGroup
     from train.engine.agent_channel import AgentChannel
-    from train.engine.options import parse_train_options
+    from train.engine.options import parse_run_options
     from train.engine.trainer import MAX_STEPS_BETWEEN_SYNCS, Trainer
     from train.recipe.components import Data, Model
     from train.recipe.schedule import Schedule
@@ -74,7 +74,7 @@ def trainer_step(model: str, size: int, batch: int, use_compile: bool, device: A
     schedule = Schedule(recipe, 10**6, 1)
     group = ProcessGroup(0, 0, 1, 1, device)
     sampler = DistributedBatchSampler(schedule, {}, 0, 0, 1)
-    options = parse_train_options(["none", "--out", str(output_folder)])
+    options = parse_run_options(["none", "--out", str(output_folder)])
     trainer = Trainer(options, recipe, group, sampler, CLASSES, AgentChannel())
     trainer.preprocessor.warmed_shapes = {(batch, size, size)}
     images = torch.randint(256, (batch, size, size, 3), dtype=torch.uint8).to(device)

@@ -38,7 +38,7 @@ from train.data.packing.synthetic import draw_sample_set
 from train.distributed import process_group
 from train.engine import trainer as engine_trainer
 from train.engine.agent_channel import AgentChannel
-from train.engine.options import parse_train_options
+from train.engine.options import parse_run_options
 from train.models import registry
 from train.optim import factory
 from train.recipe import Data, Model, Phase, Recipe
@@ -128,7 +128,7 @@ def measure_epochs(model: str, size: int, data: Path, copies: Path, output_folde
     }
     dataset = Dataset(indexes, full_dataset.recipe)
     schedule = Schedule(dataset.recipe, len(dataset.train), 1)
-    options = parse_train_options(["steps", "--out", str(output_folder)])
+    options = parse_run_options(["steps", "--out", str(output_folder)])
     group = process_group.join_process_group()
     sampler = DistributedBatchSampler(schedule, dataset.indexes, 0, 0, 1)
     class_count = len(dataset.train.classes)

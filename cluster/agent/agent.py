@@ -28,6 +28,7 @@ from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, MachineState
 from train.tools import process
+from train.tools.agent_protocol import RESULT_FILE
 from train.tools.trainer_reports import Fault
 
 from . import tmux_windows
@@ -161,7 +162,10 @@ class Agent:
             raise JobFinished(MachineState.FAILED, str(error)) from error
 
     def main_loop(self) -> None:
-        """Train, watch and agree until the job has ended. Always raises `JobFinished`, unless an error ends it."""
+        """Run the trainers, and decide on new attempts together with the other agents, until the job has ended.
+
+        Never returns: raises `JobFinished`, or the error that ended the loop.
+        """
         self.enter_phase(AgentPhase.WARMING)
         while True:
             now = time.monotonic()
@@ -260,7 +264,7 @@ class Agent:
         if had_made_steps and self.current.is_training:  # while the trainers start, they need the processors
             self.current.is_standby_ready = self.trainers.ensure_standby()
         self.status = replace(self.status, codes=tuple(exit_codes))
-        result_path = self.shared / "result.json"
+        result_path = self.shared / RESULT_FILE
         if result_path.exists() and any(code is not None for code in exit_codes):
             self.trainers.wait_for_exit(RESULT_EXIT_TIMEOUT_SECONDS)
             raise JobFinished(MachineState.DONE)
@@ -336,7 +340,7 @@ class Agent:
 
     def show_tmux_windows(self, log_path: Path) -> None:
         """Show the trainers' log and the machine's processes in tmux windows."""
-        is_session_shared = len(self.spec.machine_names) > 1 and not self.spec.hosts
+        is_session_shared = len(self.spec.machine_names) > 1 and self.spec.is_one_computer
         if self.tmux_windows is None:
             self.tmux_windows = tmux_windows.TmuxWindows(
                 self.spec.tmux_session, self.work / "train.log", self.machine if is_session_shared else ""

@@ -37,10 +37,10 @@ def generate_sample_set(spec: JobSpec, log_path: Path, on_progress: Callable[[st
     Of several machines that share the folder only one does the work. `on_progress` is called as in `prepare_data`.
     Raises `DataPreparationError`.
     """
-    _run_command("generating the built-in set", log_path, on_progress, "data", "sample", spec.data)
+    _run_command("generating the built-in set", log_path, on_progress, "data", "sample", spec.train.data)
     sizes = ",".join(map(str, spec.recipe.copy_sizes))
-    if sizes and spec.scale == 1:  # a trial on a part of the images is fast enough without copies
-        arguments = ("data", "resize", "--anew", spec.data, spec.copies, "--sizes", sizes)
+    if sizes and spec.train.scale == 1:  # a trial on a part of the images is fast enough without copies
+        arguments = ("data", "resize", "--anew", spec.train.data, spec.train.copies, "--sizes", sizes)
         _run_command(f"making copies of {sizes} pixels", log_path, on_progress, *arguments)
 
 
@@ -69,7 +69,7 @@ def last_line(path: Path) -> str:
 def fetch_command(spec: JobSpec) -> list[str]:
     """Return the arguments of `imgnet-cluster` that fetch a job's images on one of its machines."""
     sizes = ",".join([FULL_SIZE, *map(str, spec.recipe.copy_sizes)])
-    arguments = ["data", "fetch", spec.data_source, spec.data, "--sizes", sizes, "--else-full"]
+    arguments = ["data", "fetch", spec.data_source, spec.train.data, "--sizes", sizes, "--else-full"]
     if not reads_full_size(spec.recipe):
         arguments.append("--index-only")
     if spec.copies_source:

@@ -8,6 +8,7 @@ from cluster.state.membership import WAITING_PHASES
 from cluster.state.run_folder import stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase, MachineState
+from train.tools.agent_protocol import RESULT_FILE
 
 from .watchdog import SAVE_GRACE_SECONDS, Watchdog
 
@@ -39,7 +40,7 @@ class EndConditions:
 
         Raises `JobFinished` when the job has ended here. `has_made_steps` says whether there is something to save.
         """
-        if phase != AgentPhase.RUNNING and (self.shared / "result.json").exists():
+        if phase != AgentPhase.RUNNING and (self.shared / RESULT_FILE).exists():
             raise JobFinished(MachineState.DONE)
         if not self.stop_reason:
             self.stop_reason = stop_reason(self.shared) or self.watchdog.limit_reason

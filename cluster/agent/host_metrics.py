@@ -1,8 +1,8 @@
 """Measures the load of this machine: processors, memory, network, GPUs. Standard library only; a sample never blocks.
 
-Sources: proc(5) for /proc/stat, /proc/meminfo and /proc/net/dev. Network traffic that bypasses the kernel is counted by
-the driver below /sys/class/infiniband: EFA in bytes (hw_counters), InfiniBand in words of four bytes (PortCounters of
-its specification). GPUs: `nvidia-smi --help-query-gpu`.
+Sources: `train.tools.host`, and proc(5) for /proc/stat. Network traffic that bypasses the kernel is counted by the
+driver below /sys/class/infiniband: EFA in bytes (hw_counters), InfiniBand in words of four bytes (PortCounters of its
+specification).
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from cluster.state.heartbeats import GpuLoad, MachineLoad
+from train.tools import host
 from train.tools.process import die_with_parent
 
 Clock = Callable[[], float]
@@ -78,13 +79,10 @@ class HostSampler:
 
     def _memory_gb(self) -> tuple[float | None, float | None]:
         """Return the used and the total memory, None when they cannot be read."""
-        with contextlib.suppress(OSError, ValueError, KeyError, IndexError):
-            lines = (self.root / "proc/meminfo").read_text().splitlines()
-            kib = {name: int(rest.split()[0]) for name, _, rest in (line.partition(":") for line in lines[:5])}
-            total_gb = kib["MemTotal"] * 1.024e-6
-            available_gb = kib["MemAvailable"] * 1.024e-6
-            return round(total_gb - available_gb, 2), round(total_gb, 2)
-        return None, None
+        memory = host.read_memory(self.root)
+        if memory is None:
+            return None, None
+        return round(memory.total_gb - memory.available_gb, 2), round(memory.total_gb, 2)
 
     def _network_rates(self) -> tuple[float | None, float | None]:
         """Return what was received and sent in Gbit/s since the last call, None when it cannot be measured."""
@@ -105,24 +103,13 @@ class HostSampler:
 
     def _read_network_bytes(self) -> dict[str, tuple[int, int]]:
         """Return the bytes received and sent so far, by interface or by file of a port's counter."""
-        counts = self._read_interface_bytes()
+        counts = host.read_interface_bytes(self.root)
         physical_counts = {name: count for name, count in counts.items() if self._is_physical_interface(name)}
         counts = physical_counts or counts  # in a container the only link to the outside is not a physical interface
         for files, bytes_per_count in self.port_counters:
             with contextlib.suppress(OSError, ValueError):
                 received, sent = (int(file.read_text()) * bytes_per_count for file in files)
                 counts[str(files[0])] = received, sent
-        return counts
-
-    def _read_interface_bytes(self) -> dict[str, tuple[int, int]]:
-        """Return the bytes received and sent by every network interface but the loopback."""
-        counts = {}
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            for line in (self.root / "proc/net/dev").read_text().splitlines()[2:]:
-                name, _, rest = line.partition(":")
-                numbers = rest.split()
-                if name.strip() != "lo":
-                    counts[name.strip()] = int(numbers[0]), int(numbers[8])
         return counts
 
     def _is_physical_interface(self, name: str) -> bool:
@@ -152,7 +139,7 @@ def _find_port_counters(folder: Path) -> list[tuple[tuple[Path, Path], int]]:
 
 # --- GPUs ---------------------------------------------------------------------------------------------------------
 
-NVIDIA_SMI_FIELDS = {  # nvidia-smi's name of a value: our name, and the factor from nvidia-smi's unit to ours
+NVIDIA_SMI_FIELDS = {  # nvidia-smi's name of a value: name here, factor from nvidia-smi's unit to the unit here
     "utilization.gpu": ("use", 1.0),
     "memory.used": ("memory_gb", 2**20 / 1e9),
     "temperature.gpu": ("temperature", 1.0),
@@ -194,8 +181,8 @@ class GpuSampler:
 
     def _start(self, now: float) -> None:
         self.start_time = self.last_output_time = now
-        query = ",".join(["index", *NVIDIA_SMI_FIELDS])
-        argv = [str(self.nvidia_smi_path), f"--query-gpu={query}", "--format=csv,noheader,nounits", "-l", "1"]
+        fields = ["index", *NVIDIA_SMI_FIELDS]
+        argv = host.gpu_query_command(fields, "-l", "1", program=str(self.nvidia_smi_path))
         parent_pid = os.getpid()
 
         def prepare_child() -> None:
@@ -273,7 +260,7 @@ def _parse_line(line: bytes) -> tuple[int, GpuLoad] | None:
 
     Values that the GPU does not provide ("[N/A]") are left out.
     """
-    cells = [cell.strip() for cell in line.decode(errors="replace").split(",")]
+    cells = host.gpu_query_cells(line.decode(errors="replace"))
     if len(cells) != 1 + len(NVIDIA_SMI_FIELDS) or not cells[0].isdecimal():
         return None
     values = {}

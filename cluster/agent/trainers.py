@@ -1,6 +1,7 @@
 """The trainer processes of one machine: those of the current attempt, and a standby for the next.
 
-    <work>/000007/          of attempt 7: progress.json, failed-3.json, ask (train/engine/agent_channel.py)
+    <work>/options.json     what the trainers of all attempts obey (TrainOptions in train/engine/options.py)
+    <work>/000007/          of attempt 7: progress.json, failed-3.json, ask (train/tools/agent_protocol.py)
     <work>/logs/000007/     rank-3.log
 
 A standby process has loaded torch and waits on its stdin (train/engine/standby.py), so that after a loss no machine
@@ -17,18 +18,19 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from cluster.connectors.local import module_command
 from cluster.state.attempts import Attempt
 from cluster.state.spec import JobSpec
 from cluster.state.states import AgentPhase
 from train.distributed import network
-from train.tools import process
-from train.tools.records import DamagedRecord, read_record
+from train.tools import agent_protocol, host, process
+from train.tools.agent_protocol import EXIT_SAVED, StandbyRequest, attempt_name
+from train.tools.filesystem import to_json_bytes, write_atomic
+from train.tools.records import DamagedRecord, encode, read_record
 from train.tools.trainer_reports import Fault, TrainerFailure, TrainerProgress
 
-EXIT_SAVED = 3  # exit code of a trainer that was asked to save and exit
 EXIT_WAIT_SECONDS = 10.0  # for the other trainers to follow the first one that ended well
 FAILURE_REPORT_SECONDS = 0.2  # for the trainer that failed first to write its reason
 STACK_DUMP_SECONDS = 0.3
@@ -69,6 +71,8 @@ class Trainers:
         self.spec = spec
         self.shared = shared
         self.work = work
+        self.options_path = work / "options.json"
+        write_atomic(self.options_path, to_json_bytes(encode(spec.train)))
         self.environment = {"TMPDIR": str(temp_folder)}
         self.attempt_folder = work / "000000"
         self.first_rank = 0
@@ -83,10 +87,11 @@ class Trainers:
 
         Returns True also when there is to be no standby: the job wants none, or memory is short.
         """
-        if not self.spec.standby:
+        if not self.spec.recovery.standby:
             return True
         needed_gb = RESERVED_MEMORY_GB + STANDBY_GB_PER_PROCESS * self.spec.procs
-        if not self.standby_processes and _available_memory_gb() <= needed_gb:
+        memory = host.read_memory()
+        if not self.standby_processes and (memory is None or memory.available_gb <= needed_gb):
             return True
         if not self.standby_processes or any(child.poll() is not None for child in self.standby_processes):
             process.kill_process_groups(self.standby_processes)
@@ -114,20 +119,21 @@ class Trainers:
     def start(self, attempt: Attempt, machine_rank: int) -> Path:
         """Start the trainers of an attempt, and return the log of this machine's first rank.
 
-        `machine_rank` is this machine's index among the members. A ready standby becomes the trainers.
+        `machine_rank` is this machine's index among the members. If the standby processes are ready, they become
+        the trainers; else new processes are started.
         """
         for old_folder in self.work.glob("[0-9]*"):
             shutil.rmtree(old_folder, ignore_errors=True)
-        self.attempt_folder = self.work / f"{attempt.number:06d}"
+        self.attempt_folder = self.work / attempt_name(attempt.number)
         self.attempt_folder.mkdir()
-        log_folder = self.work / "logs" / f"{attempt.number:06d}"
+        log_folder = self.work / "logs" / attempt_name(attempt.number)
         log_folder.mkdir(parents=True, exist_ok=True)
         self.first_rank = machine_rank * self.spec.procs
         self.is_save_requested = False
         argv = self.job_arguments() + self.attempt_arguments(attempt)
         shared_environment = {
             **self.environment,
-            "IMGNET_WORK": str(self.attempt_folder),
+            agent_protocol.WORK_VARIABLE: str(self.attempt_folder),
             **network.interface_variables(attempt.master_address),
         }
         world_size = self.spec.procs * len(attempt.members)
@@ -140,8 +146,8 @@ class Trainers:
         for local_rank, rank_environment in enumerate(rank_environments):
             log_path = log_folder / f"rank-{rank_environment['RANK']}.log"
             environment = {**shared_environment, **rank_environment}
-            assignment = {"argv": argv, "environment": environment, "log": str(log_path)}
-            if use_standby and _assign_standby(standby_processes[local_rank], assignment):
+            request = StandbyRequest(argv=tuple(argv), environment=environment, log=str(log_path))
+            if use_standby and _start_in_standby(standby_processes[local_rank], request):
                 self.processes.append(standby_processes[local_rank])
             else:
                 self.processes.append(process.start_process(module_command("train", *argv), log_path, environment))
@@ -155,36 +161,19 @@ class Trainers:
 
     def job_arguments(self) -> list[str]:
         """Return the arguments of a trainer that are the same in all attempts."""
-        spec = self.spec
-        options: dict[str, str | int | float | Path | None] = {
-            "--data": spec.data,
-            "--copies": spec.copies,
-            "--out": self.shared,
-            "--local": self.work,
-            "--gpus": spec.schedule_gpus,
-            "--scale": spec.scale,
-            "--save-seconds": spec.save_seconds,
-            "--max-steps": spec.max_steps,
-            "--workers": spec.loader_workers,
-            "--threads": spec.threads_per_process,
-            "--target": spec.target or None,
-        }
-        flags = {"--skip-bad": spec.skip_bad, "--log-ids": spec.log_ids, "--exact": spec.exact}
-        arguments = [str(self.shared / "recipe.json")]
-        for option, value in options.items():
-            if value is not None:
-                arguments += [option, str(value)]
-        return arguments + [flag for flag, is_set in flags.items() if is_set]
+        recipe_path = self.shared / "recipe.json"
+        options = {"--options": self.options_path, "--out": self.shared, "--local": self.work}
+        return [str(recipe_path), *(str(word) for option in options.items() for word in option)]
 
     def request_save_and_exit(self) -> None:
         """Ask the trainers to save at a step that all ranks agree on, and to exit."""
         if not self.is_save_requested:
-            (self.attempt_folder / "ask").touch()
+            (self.attempt_folder / agent_protocol.STOP_REQUEST_FILE).touch()
             self.is_save_requested = True
 
     def read_progress(self) -> TrainerProgress | None:
         """Return the last report of this machine's first rank, None before its first."""
-        return _read_intact(self.attempt_folder / "progress.json", TrainerProgress)
+        return _read_intact(self.attempt_folder / agent_protocol.PROGRESS_FILE, TrainerProgress)
 
     def exit_codes(self) -> list[int | None]:
         """Return the trainers' exit codes, None for those that run."""
@@ -222,7 +211,7 @@ class Trainers:
 
     def _first_reported_failure(self) -> TrainerExit | None:
         """Return the earliest failure that a rank reported, own failures before those blamed on peers; else None."""
-        paths = self.attempt_folder.glob("failed-*.json")
+        paths = self.attempt_folder.glob(agent_protocol.FAILURE_FILE_PATTERN)
         reports = [report for path in paths if (report := _read_intact(path, TrainerFailure))]
         for fault in (Fault.FINAL, Fault.OWN, Fault.PEER):
             for report in sorted(reports, key=lambda report: report.time):
@@ -239,7 +228,7 @@ class Trainers:
     def dump_stacks(self) -> None:
         """Make each trainer write the stacks of its threads to its log."""
         # A trainer handles the signal only after its first report; before that the signal would kill it.
-        if (self.attempt_folder / "progress.json").exists():
+        if (self.attempt_folder / agent_protocol.PROGRESS_FILE).exists():
             for child in self.processes:
                 if child.poll() is None:
                     child.send_signal(signal.SIGUSR1)
@@ -293,20 +282,12 @@ def _has_variable(pid: int, variable: str) -> bool:
     return False
 
 
-def _assign_standby(process: "subprocess.Popen[bytes]", assignment: dict[str, Any]) -> bool:
-    """Turn a standby process into a trainer with this argv, environment and log. Returns False when it has died."""
+def _start_in_standby(process: "subprocess.Popen[bytes]", request: StandbyRequest) -> bool:
+    """Turn a standby process into a trainer. Returns False when it has died."""
     assert process.stdin is not None
     try:
-        process.stdin.write(json.dumps(assignment).encode() + b"\n")
+        process.stdin.write(json.dumps(encode(request)).encode() + b"\n")
         process.stdin.close()
     except OSError:
         return False
     return process.poll() is None
-
-
-def _available_memory_gb() -> float:
-    """Return the memory in GB (1e9 bytes) that this machine can still give to processes."""
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable"):
-            return int(line.split()[1]) / 1e6
-    return 0.0

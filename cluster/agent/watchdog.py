@@ -160,7 +160,7 @@ class Watchdog:
         )
 
     def _record_notice(self, reason: str, seconds: float) -> None:
-        """Remember the first reason to leave; "" is no reason."""
+        """Remember the first reason to leave. Ignores "", which stands for no reason."""
         if reason and not self.leave_reason:
             self.notice_time = time.monotonic()
             self.notice_seconds = seconds
@@ -173,7 +173,10 @@ class Watchdog:
         return time.monotonic() - self.notice_time > min(MAX_LEAVE_DELAY_SECONDS, self.notice_seconds / 4)
 
     def seconds_left(self) -> float:
-        """Return the seconds until this machine is terminated, at least the time for a save; inf without a notice."""
+        """Return the seconds until this machine is terminated, inf without a notice.
+
+        A notice shorter than `SAVE_GRACE_SECONDS`, the time for a save, counts as that long.
+        """
         if not self.leave_reason:
             return float("inf")
         return max(self.notice_seconds, SAVE_GRACE_SECONDS) - (time.monotonic() - self.notice_time)

@@ -1,61 +1,165 @@
-"""The interface of a backend, the source of a job's machines."""
+"""The interface of a backend, the source of a job's machines, and of backends whose machines cost money.
 
+Callers ask for a capability (`isinstance(backend, BilledBackend)`), never for a backend's name.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Protocol
+from typing import ClassVar
 
-from cluster.state.run_folder import RunFolder
+from cluster.connectors import tmux
+from cluster.connectors.local import module_command
+from cluster.errors import ClusterError
+from cluster.machines.checkpoint_files import DownloadProgress
+from cluster.state.run_folder import SUPERVISOR_LOCK, Run, is_locked
 from cluster.state.spec import JobSpec
 
+from .options import BackendOptions
+from .planner import ElsewherePlanner, MachinePlanner, MachineRequest
+from .rentals import JobCost
 
-class Backend(Protocol):
-    """Functions that every backend module implements. They take the job's spec and its local run folder."""
 
-    DESCRIPTION: str  # one line
-    # True if the machines are reached over ssh. Then only the supervisor talks to them, and all other commands read
-    # the files that it has copied to the local run folder.
-    IS_REMOTE: bool
+class Backend(ABC):
+    """The source of a job's machines. An object belongs to one run and to one process.
 
-    def check(self, spec: JobSpec, runs_folder: Path) -> None:
-        """Check that the job can start here.
+    Class methods answer what is needed before a run exists.
+    """
+
+    name: ClassVar[str]  # as it is registered, and as job.json has it
+    description: ClassVar[str]  # one line: where the machines are
+    # True if the machines are reached over a network. Then only the supervisor talks to them, and all other commands
+    # read the files that it has copied to the local run folder.
+    is_remote: ClassVar[bool] = False
+    options: ClassVar[type[BackendOptions]] = BackendOptions
+
+    def __init__(self, run: Run) -> None:
+        self.run = run
+
+    # --- before a run exists ------------------------------------------------------------------------------------------
+
+    @classmethod
+    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
+        """Return the planner of a launch's machines. Raises `ClusterError`."""
+        return ElsewherePlanner(request)
+
+    @classmethod
+    @abstractmethod
+    def check(cls, spec: JobSpec, runs_folder: Path) -> None:
+        """Check that a job can start here.
 
         Raises `ClusterError` when a program, a folder or disk space is missing, and its subclass `BadInput` when an
         option has to change.
         """
 
-    def reserved_names(self) -> set[str]:
-        """Return the job names that are in use on this computer, in any runs folder. A new job takes none of them."""
+    @classmethod
+    def reserved_names(cls) -> set[str]:
+        """Return the job names in use on this computer, in any runs folder: those of tmux sessions."""
+        return tmux.session_names()
 
-    def launch(self, spec: JobSpec, run_folder: RunFolder) -> None:
-        """Start the job's agents and what they need. An agent that already runs is left alone."""
+    # --- the life of a job --------------------------------------------------------------------------------------------
 
-    def poll(self, spec: JobSpec, run_folder: RunFolder) -> bool:
+    @abstractmethod
+    def launch(self) -> None:
+        """Start the supervisor, the agents and what they need. What already runs is left alone."""
+
+    @abstractmethod
+    def poll(self) -> bool:
         """Do one round of the supervisor's work: copy new files to the run folder and handle changes of the machines.
 
-        Returns what `agents_alive` would. Raises `OSError` when the local disk is full, `ClusterError` when the job
-        cannot start.
+        Returns whether an agent is at work, or may be. Raises `OSError` when the local disk is full, `ClusterError`
+        when the job cannot start.
         """
 
-    def agents_alive(self, spec: JobSpec, run_folder: RunFolder) -> bool:
-        """Whether at least one agent of the job is running, as far as this computer can tell."""
+    def is_supervised(self) -> bool:
+        """Whether a supervisor of this run is at work on this computer."""
+        return is_locked(self.run.folder.path / SUPERVISOR_LOCK)
 
-    def dead_machines(self, spec: JobSpec, run_folder: RunFolder) -> list[str]:
+    @abstractmethod
+    def agents_alive(self) -> bool:
+        """Whether an agent is at work, as far as this process can tell.
+
+        With machines elsewhere only the supervisor can tell; in other processes the answer is False.
+        """
+
+    @abstractmethod
+    def dead_machines(self) -> list[str]:
         """Return the machines that certainly have no running agent. An unreachable machine is not among them."""
 
-    def replace(self, spec: JobSpec, run_folder: RunFolder, name: str) -> None:
-        """Start the agent of a lost machine again, or rent another machine under the same name."""
+    @abstractmethod
+    def replace(self, machine: str) -> None:
+        """Start the agent of a lost machine again, or get another machine under the same name."""
 
-    def kill_machine(self, spec: JobSpec, run_folder: RunFolder, name: str, notice_seconds: float | None) -> None:
+    @abstractmethod
+    def kill_machine(self, machine: str, notice_seconds: float | None) -> None:
         """Take a machine away to rehearse a failure.
 
         `notice_seconds` is the advance notice in seconds, as with a spot interruption; None acts like a power cut.
-        Raises `ClusterError` when the machine is not there.
+        Raises `ClusterError` when no agent is at work there.
         """
 
-    def terminate(self, spec: JobSpec, run_folder: RunFolder) -> list[str]:
+    @abstractmethod
+    def terminate(self) -> list[str]:
         """End everything that belongs to the job at once. Idempotent. Returns the machines that did not answer."""
 
-    def cost_dollars(self, spec: JobSpec, run_folder: RunFolder) -> float:
-        """Return the job's cost until now, in dollars."""
+    # --- access -------------------------------------------------------------------------------------------------------
 
-    def cost_dollars_until(self, spec: JobSpec, run_folder: RunFolder, moment: float) -> float | None:
+    @abstractmethod
+    def attach_command(self, machine: str) -> list[str]:
+        """Return the command that shows a machine's tmux session on this terminal. Raises `ClusterError`."""
+
+    def shell_command(self, machine: str, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
+        """Return the command that opens a shell on a machine, or runs `argv` there. Raises `ClusterError`."""
+        raise ClusterError(f"{self.run.spec.name} runs on this computer; there is nothing to log in to")
+
+    def download_checkpoint(self, progress: DownloadProgress) -> Path | None:
+        """Copy the newest complete checkpoint from the machines to the run folder and return its path.
+
+        None when the machines have none, or when their shared folder is on this computer. Raises `ClusterError` when no
+        machine answers.
+        """
+        return None
+
+    # --- cost ---------------------------------------------------------------------------------------------------------
+
+    def cost_dollars(self) -> float:
+        """Return the job's cost until now in dollars. Machines of unknown price are not counted."""
+        return 0.0
+
+    def cost_dollars_until(self, moment: float) -> float | None:
         """Return the job's cost in dollars until `moment` (seconds since 1970), None when a price is unknown."""
+        return None
+
+    # --- for implementations ------------------------------------------------------------------------------------------
+
+    def supervisor_argv(self) -> list[str]:
+        """Return the command that runs the supervisor."""
+        return module_command("cluster.jobs.supervisor", str(self.run.folder.path))
+
+    def start_session(self) -> None:
+        """Start the tmux session that has the job's name, with the supervisor in its first window."""
+        tmux.start_session(self.run.spec.name, self.run.folder.path, "supervisor", self.supervisor_argv())
+
+
+class BilledBackend(Backend):
+    """A backend whose machines cost money while they exist."""
+
+    @abstractmethod
+    def cost_dollars(self) -> float:
+        """Return the job's cost until now in dollars. Machines of unknown price are not counted."""
+
+    @abstractmethod
+    def cost_dollars_until(self, moment: float) -> float | None:
+        """Return the job's cost in dollars until `moment` (seconds since 1970), None when a price is unknown."""
+
+    @abstractmethod
+    def job_cost(self, moment: float | None = None) -> JobCost:
+        """Return what each machine has cost until `moment` (seconds since 1970; None: until now)."""
+
+    @abstractmethod
+    def extend_time_limit(self, hours: float) -> None:
+        """Set the job's time limit to `hours` since its first machine started.
+
+        Raises `BadInput` when the price limit forbids it or the time is already over, `ClusterError` with the machines
+        on which the new limit could not be set.
+        """

@@ -1,121 +1,136 @@
 """Backend `ssh`: your own machines, those of a hosts.toml, over ssh."""
 
-import json
+import logging
 import shutil
-from functools import cache
+from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from cluster.connectors import tmux
-from cluster.connectors.local import module_command
+from cluster.connectors.hosts_file import read_hosts
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import BadInput, ClusterError
 from cluster.machines.fleet import Fleet
-from cluster.state import locks
-from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
+from train.recipe.schedule import Schedule
 
-DESCRIPTION = "your own machines over ssh"
-IS_REMOTE = True
+from .options import SshOptions
+from .planner import ElsewherePlanner, MachinePlan, MachinePlanner, MachineRequest, SourceAccess
+from .remote import RemoteBackend
 
-
-@cache
-def _cached_fleet(run_path: Path) -> Fleet:
-    run_folder = RunFolder(run_path)
-    return Fleet(JobSpec.from_json(json.loads(run_folder.spec_path.read_text())), run_folder)
+logger = logging.getLogger(__name__)
 
 
-def get_fleet(run_folder: RunFolder) -> Fleet:
-    """Return this process's connections to the job's machines. They are opened once and reused."""
-    return _cached_fleet(run_folder.path)
+class SshPlanner(ElsewherePlanner):
+    """Plans a job on machines of a hosts file."""
+
+    default_fetch_folder = None
+
+    def __init__(self, request: MachineRequest) -> None:
+        """Raises `BadInput` when the hosts file is missing or wrong."""
+        super().__init__(request)
+        assert isinstance(request.options, SshOptions)
+        if not request.options.hosts:
+            raise BadInput("the backend ssh needs the hosts file of the machines: --ssh FILE")
+        self.hosts = read_hosts(Path(request.options.hosts).expanduser())
+
+    @property
+    def machine_count(self) -> int:
+        """All machines of the file without the spares, unless the user asks for fewer."""
+        return self.request.machines or max(1, len(self.hosts.machines) - self.request.spares)
+
+    def data_root(self, path: Path, is_synthetic: bool) -> Path:
+        """Return the data folder on the machines.
+
+        Raises `BadInput` for a relative path, except for the synthetic set, which is in the shared folder or ~/.imgnet.
+        """
+        if is_synthetic:
+            return Path(self.hosts.shared or "~/.imgnet") / path
+        if not path.is_absolute() and path.parts[0] != "~":
+            raise BadInput(
+                f"--data {path}: the images are on the machines; give their absolute path there, such as /data/imagenet"
+            )
+        return path
+
+    def source_access(self, is_s3: bool) -> SourceAccess:
+        """A failure is no error: the machines may have access that this computer does not have."""
+        return SourceAccess.OPTIONAL
+
+    def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
+        """Add the machines to the specification."""
+        return MachinePlan(spec=replace(spec, hosts=self.hosts.to_json()))
 
 
-def check(spec: JobSpec, runs_folder: Path) -> None:
-    """Check that tmux and ssh are installed here (`ClusterError`) and the hosts suffice (`BadInput`)."""
-    tmux.require_tmux()
-    if not shutil.which("ssh"):
-        raise ClusterError("ssh is missing; install it: sudo apt-get install openssh-client (Debian, Ubuntu)")
-    host_count = len((spec.hosts or {}).get("machines", []))
-    needed = len(spec.machine_names)
-    if host_count < needed:
-        raise BadInput(
-            f"the hosts file lists {host_count} machines, but the job needs {needed} (--machines plus --spares)"
-        )
+class SshBackend(RemoteBackend):
+    """Machines that already run."""
 
+    name = "ssh"
+    description = "your own machines over ssh"
+    options = SshOptions
 
-def reserved_names() -> set[str]:
-    """Return the names of all sessions on the tmux socket. The job's supervisor needs a session of its own."""
-    return tmux.session_names()
+    @classmethod
+    def open_planner(cls, request: MachineRequest) -> MachinePlanner:
+        """Return the planner of a job on the machines of a hosts file. Raises `BadInput`."""
+        return SshPlanner(request)
 
+    @cached_property
+    def fleet(self) -> Fleet:
+        """This process's connections to the machines. They are opened once and reused."""
+        return Fleet(self.run.spec, self.run.folder)
 
-def launch(spec: JobSpec, run_folder: RunFolder) -> None:
-    """Start the supervisor in a tmux session that has the job's name. The supervisor does all the rest."""
-    if not is_supervised(run_folder):  # `start_session` first ends a leftover session of a supervisor that died
-        tmux.start_session(
-            spec.name, run_folder.path, "supervisor", module_command("cluster.jobs.supervisor", str(run_folder.path))
-        )
+    def open_fleet(self) -> Fleet:
+        """Return this process's connections to the machines."""
+        return self.fleet
 
+    @classmethod
+    def check(cls, spec: JobSpec, runs_folder: Path) -> None:
+        """Check that tmux and ssh are installed here (`ClusterError`) and the hosts suffice (`BadInput`)."""
+        tmux.require_tmux()
+        if not shutil.which("ssh"):
+            raise ClusterError("ssh is missing; install it: sudo apt-get install openssh-client (Debian, Ubuntu)")
+        host_count = len((spec.hosts or {}).get("machines", []))
+        needed = len(spec.machine_names)
+        if host_count < needed:
+            raise BadInput(
+                f"the hosts file lists {host_count} machines, but the job needs {needed} (--machines plus --spares)"
+            )
 
-def poll(spec: JobSpec, run_folder: RunFolder) -> bool:
-    """Set up machines that are not ready yet, push a stop request, and copy new files to the run folder.
+    def poll(self) -> bool:
+        """Set up machines that are not ready yet, push a stop request, and copy new files to the run folder.
 
-    Returns whether an agent is running, or may be. Raises `SetupFailed` with the machines that cannot be used, and
-    `OSError` when the local disk is full.
-    """
-    fleet = get_fleet(run_folder)
-    fleet.set_up_machines()
-    try:
-        fleet.push_stop_request()
-        fleet.pull_files()
-        if not fleet.agents_alive():
-            fleet.pull_files()  # what the last agent wrote just before it ended
-            return False
-    except Unreachable as error:
-        print(f"{spec.name}: {error}", flush=True)
-    return True
+        Raises `SetupFailed` with the machines that cannot be used, and `OSError` when the local disk is full.
+        """
+        self.fleet.set_up_machines()
+        try:
+            self.fleet.push_stop_request()
+            self.fleet.pull_files()
+            if not self.fleet.agents_alive():
+                self.fleet.pull_files()  # what the last agent wrote just before it ended
+                return False
+        except Unreachable as error:
+            logger.warning("%s", error)
+        return True
 
+    def agents_alive(self) -> bool:
+        """Whether an agent is at work. Only the supervisor, which has the connections open, can tell."""
+        return "fleet" in vars(self) and self.fleet.agents_alive()
 
-def agents_alive(spec: JobSpec, run_folder: RunFolder) -> bool:
-    """Whether the job has a supervisor: without it, this computer cannot tell whether agents are running."""
-    return is_supervised(run_folder)
+    def dead_machines(self) -> list[str]:
+        """Return the machines that answered that no agent is running there."""
+        return self.fleet.dead_machines()
 
+    def replace(self, machine: str) -> None:
+        """Set the machine up again and start its agent, in the background."""
+        self.fleet.restart_agent(machine)
 
-def is_supervised(run_folder: RunFolder) -> bool:
-    """Whether a supervisor of this run folder is running."""
-    return locks.is_locked(run_folder.path / locks.SUPERVISOR_LOCK)
+    def kill_machine(self, machine: str, notice_seconds: float | None) -> None:
+        """Kill the machine's agent with all processes that it started, or give it notice first."""
+        self.fleet.kill_machine(machine, notice_seconds)
 
-
-def dead_machines(spec: JobSpec, run_folder: RunFolder) -> list[str]:
-    """Return the machines that answered that no agent is running there."""
-    return get_fleet(run_folder).dead_machines()
-
-
-def replace(spec: JobSpec, run_folder: RunFolder, name: str) -> None:
-    """Set the machine up again and start its agent, in the background."""
-    get_fleet(run_folder).restart_agent(name)
-
-
-def kill_machine(spec: JobSpec, run_folder: RunFolder, name: str, notice_seconds: float | None) -> None:
-    """Kill the machine's agent with all processes that it started, or give it notice first."""
-    get_fleet(run_folder).kill_machine(name, notice_seconds)
-
-
-def terminate(spec: JobSpec, run_folder: RunFolder) -> list[str]:
-    """End the job's sessions on all machines that answer, and the local supervisor.
-
-    Returns the machines that did not answer.
-    """
-    fleet = get_fleet(run_folder)
-    silent_machines = fleet.terminate()
-    fleet.close()
-    tmux.kill_session(spec.name, run_folder.path)
-    return silent_machines
-
-
-def cost_dollars(spec: JobSpec, run_folder: RunFolder) -> float:
-    """Return 0: your own machines are not billed."""
-    return 0.0
-
-
-def cost_dollars_until(spec: JobSpec, run_folder: RunFolder, moment: float) -> float | None:
-    """Return None: the price of your own machines is unknown."""
-    return None
+    def terminate(self) -> list[str]:
+        """End the job's sessions on all machines that answer, and the local supervisor."""
+        silent_machines = self.fleet.terminate()
+        self.fleet.close()
+        del self.fleet  # a later call connects anew
+        tmux.kill_session(self.run.spec.name, self.run.folder.path)
+        return silent_machines

@@ -3,7 +3,7 @@
 import contextlib
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -45,14 +45,16 @@ def fail_if_resources_remain(descriptions: list[str]) -> None:
 def confirm_or_abort(question: str, assume_yes: bool) -> None:
     """Ask for confirmation on the terminal.
 
-    Raises `ClusterError` when the answer is no, or when there is no terminal and `assume_yes` is not set.
+    When the answer is no, the command exits. Raises `ClusterError` when there is no terminal and `assume_yes` is not
+    set.
     """
     if assume_yes:
         return
     if not sys.stdin.isatty():
         raise ClusterError(f"{question} There is no terminal to confirm on; pass -y")
     if not click.confirm(question, default=False):
-        raise ClusterError("nothing was done")
+        click.echo("nothing was done", err=True)
+        sys.exit(EXIT_ERROR)
 
 
 @click.command()
@@ -134,7 +136,10 @@ def down(
         return click.echo(f"{job} is gone")
     if dry_run:
         return click.echo(f"would terminate {local_job.name} (state: {local_job.state}) and all its rented machines")
+    had_ended = local_job.has_ended
     billing.terminate_job(local_job)
+    if had_ended and not local_job.spec.cloud:
+        return click.echo(f"{local_job.name} is {local_job.state}: nothing of it was running, and nothing is billed")
     click.echo(f"{local_job.name} is gone")
 
 
@@ -161,7 +166,7 @@ def _regions_to_search(region: str | None) -> list[str]:
 
 
 def _down_all(region: str | None, dry_run: bool, assume_yes: bool) -> None:
-    """Terminate the unfinished jobs of this folder, and every instance with our tags in the regions."""
+    """Terminate the unfinished jobs of this folder, and every instance with imgnet-cluster's tags in the regions."""
     from cluster.backends.aws import admin
     from cluster.jobs import billing
 
@@ -169,7 +174,7 @@ def _down_all(region: str | None, dry_run: bool, assume_yes: bool) -> None:
     unfinished_jobs = sorted((job for job in _rented_jobs() if not job.has_ended), key=lambda job: not job.is_waiting)
     regions = sorted(_regions_to_search(region))
     own_uids = {job.spec.uid for job in unfinished_jobs}
-    tagged_uids = [row["uid"] for name in regions for row in admin.summarize_by_job(admin.list_instances(name))]
+    tagged_uids = [row.uid for name in regions for row in admin.summarize_by_job(admin.list_instances(name))]
     names = [*(job.name for job in unfinished_jobs), *(uid for uid in tagged_uids if uid not in own_uids)]
     if not names:
         return click.echo("nothing to terminate")
@@ -201,24 +206,26 @@ def gc(unknown: bool, region: str | None, yes: bool, output: str) -> None:
     resources are only listed.
     """
     from cluster.backends.aws import admin
+    from cluster.backends.rentals import Garbage
+    from train.tools.records import encode
 
     is_live_by_uid = {job.spec.uid: not job.has_ended for job in _rented_jobs()}
     remaining: list[str] = []
-    rows: list[dict[str, Any]] = []
+    found: list[Garbage] = []
     for name in _regions_to_search(region):
-        remove, stay = admin.find_garbage(name, is_live_by_uid, unknown, time.time())
-        rows.append({"region": name, "remove": remove, "stay": stay})
+        garbage = admin.find_garbage(name, is_live_by_uid, unknown, time.time())
+        found.append(garbage)
         if output == "table":
-            for description in remove.values():
+            for description in garbage.remove.values():
                 click.echo(f"{'removing' if yes else 'would remove'} {description}")
-            for description in stay:
+            for description in garbage.stay:
                 click.echo(f"leaving {description}")
         if yes:
-            remaining += admin.terminate_jobs(name, list(remove), print_progress)
+            remaining += admin.terminate_jobs(name, list(garbage.remove), print_progress)
     if output == "json":
-        print_json(rows)
-    elif not any(row["remove"] for row in rows):
-        click.echo(f"nothing to remove in {', '.join(row['region'] for row in rows)}")
+        print_json([encode(garbage) for garbage in found])
+    elif not any(garbage.remove for garbage in found):
+        click.echo(f"nothing to remove in {', '.join(garbage.region for garbage in found)}")
     elif not yes:
         click.echo("nothing was removed; to remove: imgnet-cluster gc --yes")
     fail_if_resources_remain(remaining)
@@ -247,7 +254,7 @@ def cost(job: str | None, top5: float | None, output: str) -> None:
     refresh(found_job)  # its machines may have been terminated while nothing here was watching
     report = billing.cost_report(found_job, top5)
     if output == "json":
-        print_json(report)
+        print_json(report.to_json())
     else:
         cloud.show_cost(report)
 
@@ -292,13 +299,14 @@ def offers(gpu: str | None, recipe: str | None, machines: int | None, region: st
     from cluster.backends.aws import admin
     from cluster.display import cloud
     from cluster.planning.resolve import load_recipes
+    from train.tools.records import encode
 
     recipes = load_recipes(recipe) if recipe else []
     if len(recipes) > 1:
         raise BadInput(f"{recipe}: has {len(recipes)} recipes; --recipe takes a file with one")
     rows = admin.offer_rows(region, gpu, recipes[0] if recipes else None, machines)
     if output == "json":
-        print_json(rows)
+        print_json([encode(row) for row in rows])
     else:
         cloud.show_offers(rows)
 
@@ -355,7 +363,7 @@ def check(
     types = [type] if type else list(checked_recipe.types) if checked_recipe else []
     machine_count = machines or (checked_recipe.machines if checked_recipe else 1)
     findings = admin.check_launch(region, types, machine_count, "on-demand" if on_demand else "spot")
-    rows = [
+    rows: list[cloud.FindingRow] = [
         {"level": finding.level, "what": finding.message, "type_next": finding.next_command} for finding in findings
     ]
     if output == "json":

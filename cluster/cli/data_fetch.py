@@ -4,9 +4,10 @@ from pathlib import Path
 
 import click
 
+from cluster.display.progress_bar import ProgressBar
 from cluster.errors import BadInput, ClusterError
 
-from .options import ProgressBar, translate_data_errors
+from .options import translate_data_errors
 
 MIN_COPY_PIXELS = 32  # short side of a resized copy
 
@@ -78,7 +79,7 @@ def fetch(source: str, target: Path, sizes: str | None, index_only: bool, copies
     if report.fetched_bytes:
         speed = f" in {report.seconds:.1f} s ({report.fetched_bytes / 1e6 / report.seconds:.0f} MB/s)"
     existing = format_bytes(report.existing_bytes)
-    click.echo(f"{target}: {format_bytes(report.fetched_bytes)} fetched{speed}, {existing} were there")
+    click.echo(f"{target}: {format_bytes(report.fetched_bytes)} fetched{speed}, {existing} already present")
 
 
 @click.command()
@@ -105,13 +106,13 @@ def put(folder: Path, place: str, sizes: str | None) -> None:
             source = data_fetch.copies_location(source, "", short_side)
             destination = data_fetch.copies_location(destination, "", short_side)
         try:
-            with ProgressBar(f"putting {source}", format_bytes) as progress:
+            with ProgressBar(f"uploading {source}", format_bytes) as progress:
                 uploaded, existing = upload_dataset(Path(source).expanduser(), destination, progress)
         except FetchError as error:
             raise ClusterError(str(error)) from error
         uploaded_files += uploaded
         existing_files += existing
-    click.echo(f"{place}: {uploaded_files} files put there, {existing_files} were there")
+    click.echo(f"{place}: {uploaded_files} files uploaded, {existing_files} already present")
 
 
 COMMANDS = (fetch, put)

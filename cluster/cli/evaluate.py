@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from cluster.display.progress_bar import ProgressBar
 from cluster.errors import BadInput, ClusterError
 
-from .options import GroupedCommand, ProgressBar, grouped_option, output_option, print_json
+from .options import GroupedCommand, grouped_option, output_option, print_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -72,12 +72,13 @@ def ls(cloud: bool, regions: tuple[str, ...], output: str) -> None:
 def _ls_cloud(regions: tuple[str, ...], output: str) -> None:
     from cluster.backends.aws import admin
     from cluster.display import cloud as display_cloud
+    from train.tools.records import encode
 
     rows = [
         row for region in admin.resolve_regions(regions) for row in admin.summarize_by_job(admin.list_instances(region))
     ]
     if output == "json":
-        print_json(rows)
+        print_json([encode(row) for row in rows])
     else:
         display_cloud.show_rented_machines(rows)
 
@@ -109,7 +110,7 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
         display_status.show_status(job_status, machines, timeline)
         if result and result.against:
             constants_source = (result.forecast or {}).get("source", "")
-            display_forecast.show_forecast_vs_actual(result.against, constants_source)
+            display_forecast.show_forecast_vs_actual(result.against, constants_source, found_job.name)
     if exit_code:
         sys.exit(STATE_EXIT_CODES.get(job_status.state, EXIT_UNFINISHED))
 
@@ -126,10 +127,17 @@ def status(job: str | None, exit_code: bool, output: str) -> None:
     "--machine",
     metavar="N",
     type=click.IntRange(0),
-    help="Show the first process of this machine; with --agent its agent.",
+    help="Show the first process of this machine; with --agent its agent, with --setup its set-up.",
 )
-@click.option("--agent", is_flag=True, help="Show the state changes of a machine's agent instead.")
-def logs(job: str | None, follow: bool, rank: int | None, agent: bool, machine: int | None) -> None:
+@click.option(
+    "--supervisor",
+    "kind",
+    flag_value="supervisor",
+    help="Show the log of the supervisor instead: losses, replacements, rented machines, errors.",
+)
+@click.option("--agent", "kind", flag_value="agent", help="Show the state changes of a machine's agent instead.")
+@click.option("--setup", "kind", flag_value="setup", help="Show the log of a machine's set-up instead.")
+def logs(job: str | None, follow: bool, rank: int | None, kind: str | None, machine: int | None) -> None:
     """Print the log of a training process of JOB.
 
     By default it is the log of rank 0, of the newest job.
@@ -137,31 +145,21 @@ def logs(job: str | None, follow: bool, rank: int | None, agent: bool, machine: 
     from cluster.display.tables import STATE_EXIT_CODES
     from cluster.jobs import store
 
-    if rank is not None and (agent or machine is not None):
-        raise BadInput("--rank counts over all machines, so it cannot be combined with --machine or --agent")
+    if rank is not None and (kind or machine is not None):
+        raise BadInput("--rank counts over all machines; leave out --machine, --agent, --setup and --supervisor")
+    if kind == "supervisor" and machine is not None:
+        raise BadInput("--supervisor: a job has one supervisor; leave out --machine")
     found_job = store.find(job)
-    last_path = None
-    printed_bytes = 0
+    printer = None
     while True:
         found_job.refresh()
         has_ended = found_job.has_ended
-        path = _log_path(found_job, rank, agent, machine)
-        if path != last_path:  # the set-up's log is followed by that of the first attempt, then of the next attempts
-            printed_bytes = 0
-            last_path = path
+        path = _log_path(found_job, rank, kind, machine)
+        if printer is None or path != printer.path:  # set-up is followed by the first attempt, then by the next ones
+            printer = LogPrinter(path)
         if not follow and not path.exists():
-            process_count = found_job.spec.procs * found_job.spec.machines
-            raise ClusterError(
-                f"{path}: no such log; {found_job.name} has {process_count} training processes and is "
-                f"{found_job.state}; see: imgnet-cluster status {found_job.name}"
-            )
-        if path.exists():
-            with path.open("rb") as file:
-                file.seek(printed_bytes)
-                while chunk := file.read(1 << 20):
-                    printed_bytes += len(chunk)
-                    sys.stdout.buffer.write(chunk)
-            sys.stdout.buffer.flush()
+            raise ClusterError(f"{path}: no such log; {_describe_logs(found_job)}")
+        printer.print_new_lines(is_complete=has_ended or not follow)
         if has_ended or not follow:
             break
         time.sleep(LOG_POLL_SECONDS)
@@ -169,15 +167,57 @@ def logs(job: str | None, follow: bool, rank: int | None, agent: bool, machine: 
         sys.exit(STATE_EXIT_CODES[found_job.state])
 
 
-def _log_path(job: "Job", rank: int | None, agent: bool, machine: int | None) -> Path:
+class LogPrinter:
+    """Prints what is new in a log file. JSON lines are printed as text."""
+
+    def __init__(self, path: Path) -> None:
+        from train.tools.process_log import format_line
+
+        self.path = path
+        self.format_line = format_line
+        self.printed_bytes = 0
+
+    def print_new_lines(self, is_complete: bool) -> None:
+        """Print the new lines. With `is_complete` nothing more comes, so that also an unfinished line is printed."""
+        if not self.path.exists():
+            return
+        if self.path.stat().st_size < self.printed_bytes:  # a log that was full started anew
+            self.printed_bytes = 0
+        with self.path.open("rb") as file:
+            file.seek(self.printed_bytes)
+            if self.path.suffix == ".jsonl":
+                for line in file:
+                    if line.endswith(b"\n") or is_complete:
+                        self._write(line, self.format_line(line))
+            else:
+                while chunk := file.read(1 << 20):
+                    self._write(chunk, chunk)
+        sys.stdout.buffer.flush()
+
+    def _write(self, data: bytes, text: bytes) -> None:
+        self.printed_bytes += len(data)
+        sys.stdout.buffer.write(text)
+
+
+def _describe_logs(job: "Job") -> str:
+    process_count = job.spec.procs * job.spec.machines
+    return (
+        f"{job.name} has {process_count} training processes and is {job.state}; see: imgnet-cluster status {job.name}"
+    )
+
+
+def _log_path(job: "Job", rank: int | None, kind: str | None, machine: int | None) -> Path:
     """Return the log file of a process in the last attempt, or of the set-up before the first attempt.
 
     Raises `BadInput` when the machine takes no part in the last attempt.
     """
     from cluster.state import attempts
 
-    if agent:
-        return job.log_path(None, machine=job.rank0_machine if machine is None else str(machine))
+    if kind == "supervisor":
+        return job.supervisor_log_path
+    if kind:
+        name = job.rank0_machine if machine is None else str(machine)
+        return job.agent_log_path(name) if kind == "agent" else job.setup_log_path(name)
     number = job.status().attempt
     if machine is None or not number:
         return job.log_path(rank or 0, machine=str(machine or 0))
@@ -222,7 +262,11 @@ def attach(job: str | None, machine: int | None) -> None:
 def ssh(job: str, command: tuple[str, ...], machine: int | None) -> None:
     """Open a shell on a machine of JOB, or run COMMAND there.
 
-    Example: imgnet-cluster ssh job-3 --machine 2 -- nvidia-smi
+    A COMMAND of one argument is a line for the shell there. Examples:
+
+    \b
+    imgnet-cluster ssh job-3 --machine 2 -- nvidia-smi
+    imgnet-cluster ssh job-3 --machine 2 -- 'df -h / | tail -1; uptime'
     """
     from cluster.jobs import store
 

@@ -5,19 +5,20 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from cluster.errors import EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured, BadInput, ClusterError
+from cluster.backends import catalog
+from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, EXIT_OK, AwsNotConfigured, BadInput
+from cluster.planning.launch_options import LaunchOptions, make_launch_options, selecting_option
 
 from .options import (
-    RENTAL_OPTION_NAMES,
+    CommandFunction,
     FiniteFloatRange,
     GroupedCommand,
+    dataclass_options,
     dry_run_option,
+    given_options,
     grouped_option,
-    machines_option,
+    only_option,
     pluralize,
-    recovery_options,
-    rental_options,
-    schedule_options,
     yes_option,
 )
 from .plan import make_plan, select_recipes
@@ -30,76 +31,69 @@ detach_option = grouped_option(
 )
 
 
+DEFAULT_BACKEND = "aws"
+
+
+def backend_choices(command: CommandFunction) -> CommandFunction:
+    """Add the options by which a backend is chosen: `--NAME`, with a value where the backend declares that."""
+    for name, options_class in reversed(catalog.usable_options().items()):
+        if option := selecting_option(name):
+            command = dataclass_options(options_class, option.name)(command)
+        else:
+            help_text = options_class.switch_help or f"Train on {options_class.machines_title}."
+            add_switch = grouped_option("Machines", f"--{name}", _switch_name(name), is_flag=True, help=help_text)
+            command = add_switch(command)
+    return command
+
+
+def backend_options(command: CommandFunction) -> CommandFunction:
+    """Add the other options that only one backend has."""
+    for name, options_class in reversed(catalog.usable_options().items()):
+        option_names = [option.name for option in options_class.launch_options() if option != selecting_option(name)]
+        if option_names:
+            command = dataclass_options(options_class, *option_names)(command)
+    return command
+
+
+def _switch_name(backend: str) -> str:
+    return f"on_{backend.replace('-', '_')}"
+
+
+def choose_backend(options: dict[str, Any]) -> str:
+    """Return the backend that the user chose, and remove the switches from the options.
+
+    Raises `BadInput` when several were chosen.
+    """
+    chosen = []
+    for name in catalog.usable_options():
+        option = selecting_option(name)
+        if options.get(option.name) is not None if option else options.pop(_switch_name(name), False):
+            chosen.append(name)
+    if len(chosen) > 1:
+        flags = " and ".join(f"--{name}" for name in chosen)
+        raise BadInput(f"{flags} are mutually exclusive; give one, or none to train on --{DEFAULT_BACKEND}")
+    return chosen[0] if chosen else DEFAULT_BACKEND
+
+
 @click.command(cls=GroupedCommand)
 @click.argument("recipe")
-@machines_option
-@grouped_option(
-    "Machines", "--local", is_flag=True, help="Train on this computer. With --machines N it acts as N machines."
-)
-@grouped_option(
-    "Machines", "--hosts", metavar="FILE", help="Train on your own machines over ssh. The hosts.toml file lists them."
-)
-@grouped_option(
-    "Training",
-    "--target",
-    metavar="top5=93",
-    help="Stop after the first validation that reaches this accuracy in percent, such as top5=93 or top1=76.1.",
-)
-@schedule_options
+@backend_choices
+@dataclass_options(LaunchOptions)
 @grouped_option(
     "Machines",
     "--parallel",
     metavar="N",
     type=click.IntRange(1),
-    help="Number of recipes to run concurrently, if the file has several.  [default: 1; with --hosts: as many as "
+    help="Number of recipes to run concurrently, if the file has several.  [default: 1; with --ssh: as many as "
     "the machines in the file suffice for]",
 )
-@grouped_option(
-    "Data",
-    "--fetch",
-    metavar="DIR",
-    help="Copy the packed data set to this folder on each machine's own disk before training.  [default: no copy; for "
-    "s3:// on rented machines: ~/.imgnet/data]",
-)
-@grouped_option(
-    "Data", "--copies", metavar="DIR", help="Folder of the resized copies.  [default: the data folder's name with -sz]"
-)
-@grouped_option(
-    "Data",
-    "--workers",
-    metavar="N",
-    type=click.IntRange(0),
-    help="Loader processes per training process.  [default: from the number of CPU cores]",
-)
-@grouped_option("Data", "--skip-bad", is_flag=True, help="Leave out files that are not images, instead of failing.")
-@recovery_options
-@grouped_option(
-    "Recovery",
-    "--save-seconds",
-    metavar="SECONDS",
-    type=FiniteFloatRange(0),
-    default=30.0,
-    show_default=True,
-    help="Seconds between checkpoints.",
-)
-@grouped_option(
-    "Limits",
-    "--max-hours",
-    metavar="HOURS",
-    type=FiniteFloatRange(0, min_open=True),
-    help="Stop after this many hours (saves a checkpoint first).  [default: 2 on rented machines, else no limit]",
-)
-@rental_options
+@only_option
+@backend_options
 @detach_option
 @dry_run_option
 @yes_option
-@click.pass_context
 def launch(
-    ctx: click.Context,
-    /,
     recipe: str,
-    local: bool,
-    hosts: str | None,
     parallel: int | None,
     detach: bool,
     dry_run: bool,
@@ -109,50 +103,41 @@ def launch(
 ) -> None:
     """Train RECIPE and follow the job.
 
-    Without --local and --hosts, the machines are rented from AWS. The plan and its price are shown first. Ctrl-C stops
-    following; the job keeps running. Exit code: 0 done, 100 failed, 103 stopped.
+    Without a choice such as --local or --ssh, the machines are rented from AWS. The plan and its price are shown first.
+    Ctrl-C stops following; the job keeps running. Exit code: 0 done, 100 failed, 103 stopped.
     """
     from cluster.backends import registry
+    from cluster.backends.base import BilledBackend
     from cluster.display import plan as display_plan
     from cluster.display import progress
     from cluster.jobs import queue, store, submit
 
-    if local and hosts:
-        raise BadInput("--local and --hosts are mutually exclusive; give one, or neither to rent machines from AWS")
-    backend = "local" if local else "ssh" if hosts else "aws"
-    rental_params = [
-        param
-        for param in ctx.command.params
-        if param.name in RENTAL_OPTION_NAMES and is_given_on_command_line(ctx, param.name)
-    ]
-    if rental_params and backend != "aws":
-        first_name = rental_params[0].name
-        flags = " or ".join(param.opts[0] for param in rental_params if param.name == first_name)
-        raise BadInput(f"{flags}: only for machines rented from AWS, not for --{'local' if local else 'hosts'}")
-    rental = {name: options.pop(name) for name in RENTAL_OPTION_NAMES}
-    rental = {**rental, "offline": dry_run} if backend == "aws" else {}
-    plan_options = {**options, "hosts": hosts, "rental_options": rental}
+    keywords = given_options(options)
+    backend = choose_backend(keywords)
+    launch_options = make_launch_options(backend, **keywords)
     try:
         plans = [
-            make_plan(selected_recipe, recipe, plan_options, backend)
+            make_plan(selected_recipe, recipe, launch_options, offline=dry_run)
             for selected_recipe in select_recipes(recipe, only)
         ]
     except AwsNotConfigured as error:
         raise AwsNotConfigured(
-            f"{error}; without AWS: --local (this computer) or --hosts FILE (your own machines)"
+            f"{error}; without AWS: --local (this computer) or --ssh FILE (your own machines)"
         ) from error
     max_parallel = queue.resolve_parallel(plans, parallel) if len(plans) > 1 else 1
     for plan in plans:
         if dry_run:  # before the plan: the requests are long, and the plan should be the last thing on the screen
             display_plan.show_rental_requests(plan)
         display_plan.show_plan(plan)
-        if not dry_run or backend != "aws":
-            registry.get_backend(backend).check(plan.spec, store.runs_folder())
+        backend_class = registry.backend_class(backend)
+        if not (dry_run and issubclass(backend_class, BilledBackend)):  # a dry run shows the price from any computer
+            backend_class.check(plan.spec, store.runs_folder())
     if dry_run:
         click.echo(f"would launch {pluralize(len(plans), 'job')} in {store.runs_folder()}; nothing was started")
         return
     if not yes and sys.stdin.isatty() and not click.confirm("launch?", default=False):
-        raise ClusterError("nothing was started")
+        click.echo("nothing was started", err=True)
+        sys.exit(EXIT_ERROR)
     if len(plans) > 1:
         sys.exit(_follow_all(queue.enqueue(plans, max_parallel), max_parallel, detach))
     existing_names = {job.name for job in store.all_jobs()}
@@ -163,11 +148,6 @@ def launch(
         click.echo(f"{job.name} launched, run folder {job.path}")
     progress.print_next_commands(job)
     sys.exit(EXIT_OK if detach else _follow(job))
-
-
-def is_given_on_command_line(ctx: click.Context, name: str) -> bool:
-    """Whether the user typed an option."""
-    return ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
 def _follow_all(launched_jobs: "list[Job]", max_parallel: int, detach: bool) -> int:
@@ -191,8 +171,8 @@ def _follow(job: "Job") -> int:
         return progress.follow(job)
     except KeyboardInterrupt:
         click.echo(
-            f"\ndetached; {job.name} keeps running. Return to it: imgnet-cluster attach {job.name}; "
-            f"stop it: imgnet-cluster stop {job.name}",
+            f"\ndetached; {job.name} keeps running. Follow it: imgnet-cluster logs -f {job.name}; "
+            f"its session: imgnet-cluster attach {job.name}; stop it: imgnet-cluster stop {job.name}",
             err=True,
         )
         return EXIT_INTERRUPTED
@@ -240,7 +220,7 @@ def resume(job: str, detach: bool) -> None:
     metavar="SECONDS",
     help="Warn the machine this long in advance, as a spot interruption notice does.",
 )
-@click.option("--for-good", is_flag=True, help="Do not replace the machine.")
+@click.option("--for-good", is_flag=True, help="Do not replace the killed machine.")
 def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
     """Kill a machine of JOB, to rehearse a recovery.
 
@@ -257,7 +237,7 @@ def lose(job: str, machine: int, notice: float | None, for_good: bool) -> None:
 
 @click.command()
 @click.argument("uid", required=False)
-@click.option("--hosts", required=True, metavar="FILE", help="The machines of the job: a hosts.toml file.")
+@click.option("--ssh", "hosts", required=True, metavar="FILE", help="The machines of the job: a hosts.toml file.")
 def adopt(uid: str | None, hosts: str) -> None:
     """Supervise a job that another computer launched.
 

@@ -1,4 +1,4 @@
-"""What all commands share: grouped options, errors as one line with an exit code, JSON output, a progress bar."""
+"""What all commands share: grouped options, errors as one line with an exit code, JSON output."""
 
 import contextlib
 import functools
@@ -6,16 +6,17 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NoReturn
 
 import click
 
 from cluster.errors import EXIT_ERROR, EXIT_INTERRUPTED, ClusterError
+from train.tools.option_fields import Option, OptionSet
 
 CommandFunction = Callable[..., Any]
 
-# The headings of `--help`, in this order.
+# The headings of `--help`, in this order. Those of backends of other packages come after them.
 OPTION_GROUPS = ("Machines", "AWS", "Data", "Training", "Recovery", "Limits", "Forecast", "Output")
 
 
@@ -31,14 +32,9 @@ class FiniteFloatRange(click.FloatRange):
 
 
 class GroupedOption(click.Option):
-    """An option that names the group under which `--help` shows it.
-
-    Raises `ValueError` when the group is none of `OPTION_GROUPS`.
-    """
+    """An option that names the group under which `--help` shows it."""
 
     def __init__(self, *args: Any, help_group: str, **attributes: Any) -> None:
-        if help_group not in OPTION_GROUPS:
-            raise ValueError(f"{help_group!r} is not a group of options; the groups are {', '.join(OPTION_GROUPS)}")
         super().__init__(*args, **attributes)
         self.help_group = help_group
 
@@ -62,7 +58,8 @@ class GroupedCommand(click.Command):
         groups: dict[str, list[click.Option]] = {name: [] for name in OPTION_GROUPS}
         for param in self.get_params(ctx):
             if isinstance(param, click.Option):
-                groups[param.help_group if isinstance(param, GroupedOption) else "Output"].append(param)
+                help_group = param.help_group if isinstance(param, GroupedOption) else "Output"
+                groups.setdefault(help_group, []).append(param)
         return {name: options for name, options in groups.items() if options}
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -142,11 +139,71 @@ def pluralize(number: int, noun: str) -> str:
     return f"{number} {noun}{'s' * (number != 1)}"
 
 
-def _add_options(command: CommandFunction, options: list[Callable[[Any], Any]]) -> CommandFunction:
-    """Decorate a command with options that `--help` shows in this order: click reverses the order of decorators."""
-    for option in reversed(options):
-        command = option(command)
-    return command
+class CheckedType(click.ParamType[Any]):
+    """The type of a declared option: its own check, so that Python and the command line refuse the same values."""
+
+    name = "value"
+
+    def __init__(self, option: Option) -> None:
+        self.option = option
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the value of the option. Fails as click's types do."""
+        try:
+            return self.option.convert(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+def dataclass_options(options_class: type[OptionSet], *names: str) -> Callable[[CommandFunction], CommandFunction]:
+    """Return a decorator that adds the options of a dataclass, or those with these names, in the declared order."""
+    decorators = [
+        decorator
+        for option in options_class.launch_options()
+        if not names or option.name in names
+        for decorator in _click_options(option)
+    ]
+
+    def add_options(command: CommandFunction) -> CommandFunction:
+        for decorator in reversed(decorators):  # click reverses the order of decorators
+            command = decorator(command)
+        return command
+
+    return add_options
+
+
+def _click_options(option: Option) -> list[Callable[[Any], Any]]:
+    """Return the decorators of one option: several when each of its values has a flag."""
+    add = functools.partial(grouped_option, option.group)
+    if option.switches:
+        return [
+            add(f"--{value}", option.name, flag_value=value, default=None, help=help_text)
+            for value, help_text in option.switches.items()
+        ]
+    if option.kind is bool:
+        is_pair = "/" in option.flags[0]
+        flag = {} if is_pair else {"is_flag": True, "flag_value": not option.default}
+        return [add(*option.flags, option.name, default=None, help=option.full_help, **flag)]
+    return [
+        add(
+            *option.flags,
+            option.name,
+            type=CheckedType(option),
+            multiple=option.is_multiple,
+            metavar=option.metavar,
+            help=option.full_help,
+        )
+    ]
+
+
+def given_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return those of a command's options that the user typed. The defaults of the others are in the dataclasses."""
+    ctx = click.get_current_context()
+    return {
+        name: value
+        for name, value in options.items()
+        if ctx.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    }
 
 
 output_option = grouped_option(
@@ -162,261 +219,6 @@ yes_option = grouped_option("Output", "-y", "--yes", is_flag=True, help="Do not 
 dry_run_option = grouped_option(
     "Output", "--dry-run", "--dryrun", is_flag=True, help="Show what would be done, and change nothing."
 )
-machines_option = grouped_option(
-    "Machines",
-    "--machines",
-    metavar="N",
-    type=click.IntRange(1),
-    help="Number of machines. A recipe may have its own phases for each number.  [default: as the recipe says; "
-    "--local: 1; --hosts: all that the file lists, without --spares]",
+only_option = grouped_option(
+    "Training", "--only", multiple=True, metavar="NAME", help="Recipe to use, if the file has several."
 )
-
-
-def schedule_options(command: CommandFunction) -> CommandFunction:
-    """Add the options of `plan` and `launch` that change what is trained. Each of them declares `--machines` itself."""
-    return _add_options(
-        command,
-        [
-            grouped_option(
-                "Machines",
-                "--procs",
-                metavar="N",
-                type=click.IntRange(1),
-                help="Training processes per machine.  [default: one per GPU, else 1]",
-            ),
-            grouped_option(
-                "Data",
-                "--data",
-                metavar="DIR",
-                help="Folder with train/<class>/*.JPEG and val/<class>/*.JPEG, a packed set, or s3://bucket/prefix. "
-                'The word "sample" generates the built-in set.  [default: as the recipe says]',
-            ),
-            grouped_option(
-                "Training", "--only", multiple=True, metavar="NAME", help="Recipe to use, if the file has several."
-            ),
-            grouped_option(
-                "Training",
-                "--seed",
-                metavar="N",
-                type=click.IntRange(0, 2**63 - 1),
-                help="Replace the seed of the recipe.",
-            ),
-            grouped_option(
-                "Training",
-                "--scale",
-                metavar="FRACTION",
-                type=FiniteFloatRange(0, 1, min_open=True),
-                default=1.0,
-                help="Train on this fraction of the images, for a rehearsal.",
-            ),
-            grouped_option(
-                "Training",
-                "--max-steps",
-                metavar="N",
-                type=click.IntRange(1),
-                help="Train at most this many steps, distributed over the phases.",
-            ),
-            grouped_option(
-                "Training",
-                "--keep-batch",
-                is_flag=True,
-                help="Keep the recipe's global batch on another number of GPUs, by gradient accumulation.",
-            ),
-        ],
-    )
-
-
-def recovery_options(command: CommandFunction) -> CommandFunction:
-    """Add the options about several machines and the loss of some of them."""
-    return _add_options(
-        command,
-        [
-            grouped_option(
-                "Recovery",
-                "--spares",
-                metavar="N",
-                type=click.IntRange(0),
-                default=0,
-                show_default=True,
-                help="Number of standby machines. They take over when a machine is lost.",
-            ),
-            grouped_option(
-                "Recovery",
-                "--min-machines",
-                metavar="N",
-                type=click.IntRange(1),
-                default=1,
-                show_default=True,
-                help="Keep training with at least this many machines; pause with fewer.",
-            ),
-            grouped_option(
-                "Recovery",
-                "--standby/--no-standby",
-                default=None,
-                help="Keep a second set of processes waiting on each machine, with torch imported. It makes recovery "
-                "faster.  [default: on with several machines]",
-            ),
-            grouped_option(
-                "Recovery",
-                "--lost-seconds",
-                metavar="SECONDS",
-                type=FiniteFloatRange(1),
-                default=5.0,
-                show_default=True,
-                help="Give up a machine that sends no heartbeat when no step has completed for this long.",
-            ),
-            grouped_option(
-                "Recovery",
-                "--stall-seconds",
-                metavar="SECONDS",
-                type=FiniteFloatRange(5),
-                default=120.0,
-                show_default=True,
-                help="If no step completes for this long while all machines respond, dump stack traces into the logs "
-                "and restart from the last checkpoint.",
-            ),
-            grouped_option(
-                "Recovery",
-                "--probe/--no-probe",
-                default=True,
-                help="Measure the network between the machines before training.  [default: on]",
-            ),
-            grouped_option(
-                "Training",
-                "--exact",
-                is_flag=True,
-                help="Compute the same bits on any number of processes. Slow; meant for tests.",
-            ),
-            grouped_option(
-                "Data",
-                "--log-ids",
-                is_flag=True,
-                help="Log the IDs of the images of each step, to check that each is used once per epoch.",
-            ),
-        ],
-    )
-
-
-# The parameters that `rental_options` declares. They are fields of `RentalOptions` in cluster/backends/aws/plan.py.
-RENTAL_OPTION_NAMES = (
-    "type",
-    "market",
-    "regions",
-    "zones",
-    "max_dollars",
-    "ami",
-    "use_placement_group",
-    "ssh_address",
-)
-
-
-def rental_options(command: CommandFunction) -> CommandFunction:
-    """Add the options about machines rented from AWS."""
-    return _add_options(
-        command,
-        [
-            grouped_option(
-                "AWS",
-                "--type",
-                metavar="TYPE",
-                help="EC2 instance type.  [default: the first type of the recipe that is offered]",
-            ),
-            grouped_option(
-                "AWS",
-                "--spot",
-                "market",
-                flag_value="spot",
-                default="spot",
-                help="Spot instances (interruptible).  [default]",
-            ),
-            grouped_option(
-                "AWS",
-                "--on-demand",
-                "market",
-                flag_value="on-demand",
-                help="On-demand instances (not interruptible).",
-            ),
-            grouped_option(
-                "AWS",
-                "--spot-then-on-demand",
-                "market",
-                flag_value="spot-then-on-demand",
-                help="Spot instances; on-demand instances when there is no spot capacity.",
-            ),
-            grouped_option(
-                "AWS",
-                "--region",
-                "regions",
-                multiple=True,
-                metavar="REGION",
-                help="AWS region. Several are tried in the given order.  [default: from the AWS configuration]",
-            ),
-            grouped_option(
-                "AWS",
-                "--zone",
-                "zones",
-                multiple=True,
-                metavar="ZONE",
-                help="Use only this availability zone. Can be given several times.",
-            ),
-            grouped_option(
-                "AWS",
-                "--from",
-                "ssh_address",
-                metavar="CIDR",
-                help="Address range that may connect by ssh.  [default: this computer]",
-            ),
-            grouped_option(
-                "AWS",
-                "--ami",
-                metavar="AMI",
-                help="Machine image (AMI) of your own.  [default: AWS's newest deep-learning image]",
-            ),
-            grouped_option(
-                "AWS",
-                "--no-group",
-                "use_placement_group",
-                flag_value=False,
-                default=True,
-                help="Do not put the machines into one placement group.",
-            ),
-            grouped_option(
-                "Limits",
-                "--max-price-total",
-                "max_dollars",
-                type=FiniteFloatRange(0, min_open=True),
-                metavar="DOLLARS",
-                help="Stop when all machines together have cost this much (saves a checkpoint first).",
-            ),
-        ],
-    )
-
-
-class ProgressBar:
-    """A progress bar on stderr, called with (done, total). Without a terminal it prints a line for every 10 percent.
-
-    `format_count` turns a number into text, for example into megabytes.
-    """
-
-    def __init__(self, title: str, format_count: Callable[[int], str] = str) -> None:
-        self.title = title
-        self.format_count = format_count
-        self.last_shown_step = -1
-
-    def __enter__(self) -> "ProgressBar":
-        return self
-
-    def __call__(self, done: int, total: int) -> None:
-        """Show the progress, unless the last shown line is still true."""
-        percent = 100 * done // max(total, 1)
-        percent_per_step = 1 if sys.stderr.isatty() else 10
-        step = percent // percent_per_step
-        if step == self.last_shown_step:
-            return
-        self.last_shown_step = step
-        line = f"{self.title}: {self.format_count(done)} of {self.format_count(total)} ({percent} %)"
-        click.echo(f"\r{line}" if sys.stderr.isatty() else line, err=True, nl=not sys.stderr.isatty())
-
-    def __exit__(self, *_: object) -> None:
-        if sys.stderr.isatty() and self.last_shown_step >= 0:
-            click.echo(err=True)

@@ -7,8 +7,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from cluster.errors import BadInput
+from cluster.planning.launch_options import LaunchOptions, make_launch_options
 
-from .options import GroupedCommand, grouped_option, output_option, print_json, schedule_options
+from .options import (
+    GroupedCommand,
+    dataclass_options,
+    given_options,
+    grouped_option,
+    only_option,
+    output_option,
+    print_json,
+)
 
 if TYPE_CHECKING:
     from cluster.backends.machine_types import MachineType
@@ -45,11 +54,11 @@ def select_recipes(recipe: str, only: tuple[str, ...]) -> "list[Recipe]":
         raise BadInput(str(error)) from error
 
 
-def make_plan(recipe: "Recipe", recipe_file: str, options: dict[str, Any], backend: str = "plan") -> "Plan":
+def make_plan(recipe: "Recipe", recipe_file: str, options: LaunchOptions, offline: bool = False) -> "Plan":
     """Return what a launch would do. Raises `ClusterError`."""
     from cluster.planning.resolve import plan as resolve_plan
 
-    return resolve_plan(recipe, recipe_file=recipe_file, backend=backend, **options)
+    return resolve_plan(recipe, options, recipe_file=recipe_file, offline=offline)
 
 
 @click.command(cls=GroupedCommand)
@@ -61,7 +70,8 @@ def make_plan(recipe: "Recipe", recipe_file: str, options: dict[str, Any], backe
     callback=parse_machine_counts,
     help="Number of machines, or a list such as 1,2,4,8.  [default: as the recipe says]",
 )
-@schedule_options
+@dataclass_options(LaunchOptions, "procs", "data", "seed", "scale", "max_steps", "keep_batch")
+@only_option
 @grouped_option(
     "AWS",
     "--type",
@@ -142,6 +152,8 @@ def plan(
         option = "--epochs" if epochs else "--trainer"
         reason = "it forecasts only a part of the run" if epochs else "a launch uses this project's own trainer"
         raise BadInput(f"{option} cannot be combined with --{criterion}: {reason}; leave {option} out")
+    keywords = given_options(options)
+    launch_options = make_launch_options("plan", **keywords)
     recipes = select_recipes(recipe, only)
     type_names = tuple(name for names in types for name in names.split(",") if name)
     needs_forecast = bool(
@@ -150,20 +162,16 @@ def plan(
     rows: list[dict[str, Any]] = []
     for selected_recipe in recipes:
         if not needs_forecast:
-            rows.append(_show_single_plan(selected_recipe, recipe, machines, options, output))
+            rows.append(_show_single_plan(selected_recipe, recipe, machines, launch_options, output))
             continue
         candidates, notes = _forecast_candidates(
-            selected_recipe, recipe, machines, type_names, epochs, trainer, measured_job, options
+            selected_recipe, recipe, machines, type_names, epochs, trainer, measured_job, launch_options
         )
         if criterion in ("cheapest", "fastest") and len(candidates) == 1:
             raise BadInput(f"--{criterion}: there is one row only; ask for several, such as --machines 1,2,4,8")
         chosen = planning_choose.choose(candidates, criterion, budget) if criterion else None
-        # Only options that differ from launch's defaults belong into the command that is shown.
-        launch_options = {
-            "only": only or ((selected_recipe.name,) if len(recipes) > 1 else ()),
-            **{name: value for name, value in options.items() if (name, value) != ("scale", 1.0)},
-        }
-        command = planning_choose.launch_command(chosen, recipe, launch_options) if chosen else ""
+        only_names = only or ((selected_recipe.name,) if len(recipes) > 1 else ())
+        command = planning_choose.launch_command(chosen, recipe, {"only": only_names, **keywords}) if chosen else ""
         if plot:
             name = selected_recipe.name
             _draw_forecast(plot, f"{name}, its first {epochs} epochs" if epochs else name, candidates)
@@ -175,7 +183,7 @@ def plan(
 
 
 def _show_single_plan(
-    recipe: "Recipe", recipe_file: str, machines: tuple[int, ...] | None, options: dict[str, Any], output: str
+    recipe: "Recipe", recipe_file: str, machines: tuple[int, ...] | None, options: LaunchOptions, output: str
 ) -> dict[str, Any]:
     """Show a plan with its forecast on the recipe's first type that can be rented. Returns the plan for JSON."""
     from cluster.display import forecast as display_forecast
@@ -183,7 +191,7 @@ def _show_single_plan(
     from cluster.planning import candidates
     from train.forecast import DEFAULT_CONSTANTS
 
-    job_plan = make_plan(recipe, recipe_file, {**options, "machines": machines[0] if machines else None})
+    job_plan = make_plan(recipe, recipe_file, replace(options, machines=machines[0] if machines else None))
     machine_type = candidates.first_rentable_type(recipe.types)
     candidate = None
     if machine_type and job_plan.spec.procs == machine_type.gpus:
@@ -205,7 +213,7 @@ def _forecast_candidates(
     epochs: int | None,
     trainer: str,
     measured_job: str | None,
-    options: dict[str, Any],
+    options: LaunchOptions,
 ) -> "tuple[list[Candidate], list[str]]":
     """Return a candidate for each type and number of machines, and the notes on them. Raises `ClusterError`."""
     from cluster.jobs import billing, store
@@ -239,7 +247,7 @@ def _forecast_candidates(
         notes.append(f"{job.name} ran on {measured_on}; slower communication among more machines is not included")
 
     def plan_candidate(count: int, procs: int) -> "Plan":
-        candidate_options = {**options, "machines": count, "procs": options.get("procs") or procs}
+        candidate_options = replace(options, machines=count, procs=options.procs or procs)
         truncated_recipe = planning_candidates.truncate_recipe(recipe, count, epochs)
         candidate_plan = make_plan(truncated_recipe, recipe_file, candidate_options)
         return replace(candidate_plan, spec=replace(candidate_plan.spec, backend="plan"))

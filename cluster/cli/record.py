@@ -32,9 +32,9 @@ MLLOG_MARK = ":::MLLOG"
     type=click.Choice(list(FORMAT_BY_SUFFIX.values())),
     help="Format of the record.  [default: from the name of the file, else tsv]",
 )
-@click.option("--author", metavar="NAME", help="Author of the record, for the JSON.")
-@click.option("--email", metavar="ADDRESS", help="Contact e-mail of the author, for the JSON.")
-@click.option("--code-url", metavar="URL", help="Where the code is published, for the JSON.")
+@click.option("--author", metavar="NAME", help="Author of the record, written into the JSON record.")
+@click.option("--email", metavar="ADDRESS", help="Contact e-mail of the author, written into the JSON record.")
+@click.option("--code-url", metavar="URL", help="URL of the published code, written into the JSON record.")
 @click.option(
     "--check", metavar="FILE|JOB", help="Write nothing. Check that a record is consistent, and agrees with its job."
 )
@@ -79,7 +79,7 @@ def _load_run_data(job: "Job") -> dict[str, Any]:
     from .inspect import refresh
 
     refresh(job)
-    with _damage_as_cluster_error(f"{job.path}: a file in it is damaged"):
+    with _damage_as_cluster_error(f"{job.path}: a file of this run folder is damaged"):
         return run_data.collect_run_data(job)
 
 

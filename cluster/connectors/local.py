@@ -120,7 +120,7 @@ class Connector:
 def module_command(module: str, *arguments: str) -> list[str]:
     """Return the command that runs a module of this project from any folder.
 
-    A package in the current folder that has the name of one of ours is not imported instead (python -P).
+    `python -P` ignores packages of the current folder, which may have the same names as the project's.
     """
     path = os.pathsep.join(filter(None, [str(PROJECT_ROOT), os.environ.get("PYTHONPATH", "")]))
     return ["env", f"PYTHONPATH={path}", sys.executable, "-P", "-m", module, *arguments]

@@ -78,7 +78,9 @@ class SSHConnector(Connector):
         input: bytes = b"",
         env: Mapping[str, str] | None = None,
     ) -> CommandResult:
-        """Run a command once, to its end. Background processes that it leaves running do not delay the return.
+        """Run a command and wait until it ends. A reconnection does not run it again.
+
+        Background processes that the command leaves running do not delay the return.
 
         Raises `CommandFailed` as `Connector.run` does, and `Unreachable` if the connection is lost for
         `reconnect_seconds`; the command may then still run on the machine.

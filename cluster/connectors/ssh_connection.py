@@ -187,7 +187,8 @@ def _verify_host_key(transport: "paramiko.Transport", route: Route, machine_labe
         transport.start_client(timeout=timeout_seconds)
     except paramiko.ssh_exception.IncompatiblePeer as error:
         raise SSHRefused(
-            f"{machine_label}: its ssh version is too old or too new: {error}; see: ssh -vv {route.host}"
+            f"{machine_label}: its ssh server and this computer have no algorithm in common: {error}; "
+            f"update the older of the two; for details: ssh -vv {route.host}"
         ) from None
     if not transport.initial_kex_done:  # at its deadline start_client returns without an error
         raise TimeoutError

@@ -117,8 +117,8 @@ def show_choice(candidate: Candidate, command: str) -> None:
     print(f"  {command}")
 
 
-def show_forecast_vs_actual(rows: Sequence[JsonObject], constants_source: str = "") -> None:
-    """Print a forecast beside the actual times, term by term. Terms of less than a second get no error."""
+def show_forecast_vs_actual(rows: Sequence[JsonObject], constants_source: str = "", job_name: str = "") -> None:
+    """Print the forecast of a job beside the actual times, term by term. Terms of less than a second get no error."""
     cells = [
         (
             row["term"],
@@ -130,4 +130,6 @@ def show_forecast_vs_actual(rows: Sequence[JsonObject], constants_source: str = 
     ]
     print_table(("forecast", "seconds", "took", "error"), cells)
     if constants_source:
-        print(f"constants: {constants_source}; to use those of this job next time: imgnet-cluster plan --from JOB")
+        print(
+            f"constants: {constants_source}; to use those of this job next time: imgnet-cluster plan --from {job_name}"
+        )

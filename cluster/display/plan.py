@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from cluster.backends.catalog import UNKNOWN_MACHINES
 from cluster.planning.plan import Plan
 from train.metrics.text import describe_training, format_lr_range
 
@@ -29,15 +30,12 @@ def _summary_line(plan: Plan) -> str:
     """Return recipe, model, data set, machines, processes and price in one line."""
     spec = plan.spec
     has_several_machines = len(spec.machine_names) > 1
-    machines = f"machines: {spec.machines}" + (f" and {spec.spares} spare" if spec.spares else "")
-    if spec.backend == "local":
+    machines = f"machines: {spec.machines}" + (f" and {spec.recovery.spares} spare" if spec.recovery.spares else "")
+    if spec.is_one_computer:
         machines = f"{machines} on this computer" if has_several_machines else "this computer"
     processes = f"processes{' of each' if has_several_machines else ''}: {spec.procs}"
-    price = ""
-    if spec.backend in ("local", "ssh"):
-        price = ", $0.00"
-    elif plan.rental_plan:
-        price = ", price above"
+    own_price = "" if spec.backend == UNKNOWN_MACHINES else ", $0.00"
+    price = ", price above" if plan.rental_plan else own_price
     training = f"{spec.recipe.name}: {spec.recipe.model.name} on {spec.recipe.data.name}"
     return f"{training}; {machines}, {processes}{price}"
 
@@ -45,9 +43,7 @@ def _summary_line(plan: Plan) -> str:
 def show_rental_requests(plan: Plan) -> None:
     """Print the AWS requests by which a launch would rent its machines; nothing if it rents none."""
     if plan.rental_plan:
-        from cluster.backends.aws import plan as aws_plan
-
-        cloud.show_aws_requests(aws_plan.preview_requests(plan.spec, plan.rental_plan))
+        cloud.show_aws_requests(plan.rental_plan.preview_requests(plan.spec))
 
 
 def show_schedule(rows: Sequence[Mapping[str, Any]]) -> None:

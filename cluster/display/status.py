@@ -12,6 +12,16 @@ from train.tools.records import encode
 from .tables import print_table
 
 MAX_REASON_CHARACTERS = 140
+# How `show_status` calls a value whose key is not a plain word.
+STATUS_LABELS = {
+    "procs": "processes",
+    "images_per_second": "images/s",
+    "lr": "learning rate",
+    "top1": "top-1 %",
+    "top5": "top-5 %",
+    "run": "run folder",
+    "seconds": "time",
+}
 
 
 def show_jobs(job_statuses: Sequence[JobStatus]) -> None:
@@ -37,10 +47,10 @@ def show_jobs(job_statuses: Sequence[JobStatus]) -> None:
 
 def show_status(status: JobStatus, machines: Mapping[str, MachineRow], attempts: Sequence[AttemptRow]) -> None:
     """Print the status of a job, then tables of its machines and attempts if there are several."""
-    created = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(status.created))
+    created = time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(status.created))
     for name, value in {**encode(status), "created": created}.items():
         if name != "where" and value not in (None, ""):
-            print(f"{name:18} {_format_status_value(name, value)}")
+            print(f"{STATUS_LABELS.get(name, name):18} {_format_status_value(name, value)}")
     if len(machines) > 1 or any(machine.host for machine in machines.values()):
         print()
         show_machines(machines)

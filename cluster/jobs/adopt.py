@@ -73,8 +73,11 @@ def _create_run_folder(spec: JobSpec, hosts: Hosts, launch_id: bytes) -> Job:
     """Create the local run folder of an adopted job and start its supervisor. Raises `BadInput`, `ClusterError`."""
     machines = hosts.machines[: len(spec.machine_names)]
     if len(machines) < len(spec.machine_names):
-        raise BadInput(f"{spec.uid} has {len(spec.machine_names)} machines, the hosts file lists {len(machines)}")
-    path = store.create_run_folder(registry.get_backend("ssh").reserved_names())
+        raise BadInput(
+            f"{spec.uid} has {len(spec.machine_names)} machines, but the hosts file lists {len(machines)}; "
+            "list all machines of the job there, in the order of its launch"
+        )
+    path = store.create_run_folder(registry.backend_class("ssh").reserved_names())
     run_folder = RunFolder(path)
     run_folder.shared.mkdir(parents=True)
     local_spec = replace(spec, name=path.name, hosts=Hosts(hosts.shared, machines).to_json())

@@ -2,8 +2,10 @@
 
 import contextlib
 import time
-from typing import Any
+from dataclasses import dataclass
 
+from cluster.backends.base import BilledBackend
+from cluster.backends.rentals import JobCost
 from cluster.connectors import tmux
 from cluster.errors import ClusterError
 from cluster.state import result, timeline
@@ -29,7 +31,7 @@ def terminate_job(job: Job) -> None:
         # The supervisor would replace the machines that are terminated below.
         tmux.kill_session(job.name, job.path)
     with job.locked(JOB_LOCK_TIMEOUT_SECONDS):
-        silent_machines = job.backend.terminate(job.spec, job.run_folder)
+        silent_machines = job.backend.terminate()
         try:
             if not job.has_ended:
                 result.write_result(
@@ -39,24 +41,41 @@ def terminate_job(job: Job) -> None:
             raise ClusterError(f"{job.name}: its machines are gone; its result cannot be written: {error}") from error
 
 
-def cost_report(job: Job, target_top5: float | None = None) -> dict[str, Any]:
-    """Return what a job has cost: a row for each machine, sums in dollars, and the dollars per epoch.
+@dataclass(frozen=True, kw_only=True)
+class CostReport:
+    """What a job has cost in all, and for its results. Dollars are None where there is no such result."""
 
-    "to_target" is what had been spent when validation first reached `target_top5` percent. "wasted" is what was spent
-    on steps that had to be repeated, and in the pauses after losses; "wasted_seconds" is their duration.
+    job: str
+    cost: JobCost
+    per_epoch: float | None
+    to_target: float | None  # spent until validation first reached the target
+    wasted: float | None  # spent on steps that had to be repeated, and in the pauses after losses
+    wasted_seconds: float
+
+    def to_json(self) -> dict[str, object]:
+        """Return the report as plain data."""
+        return {
+            "job": self.job,
+            **self.cost.to_json(),
+            "per_epoch": self.per_epoch,
+            "to_target": self.to_target,
+            "wasted": self.wasted,
+            "wasted_seconds": self.wasted_seconds,
+        }
+
+
+def cost_report(job: Job, target_top5: float | None = None) -> CostReport:
+    """Return what a job has cost. The target is `target_top5`, an accuracy in percent.
 
     Raises `ClusterError` when the machines of the job were not rented.
     """
-    if job.spec.backend != "aws":
-        raise ClusterError(
-            f"{job.name} did not run on rented machines but on {job.backend.DESCRIPTION}; it has no cost"
-        )
-    from cluster.backends.aws import admin
+    backend = job.backend
+    if not isinstance(backend, BilledBackend):
+        raise ClusterError(f"{job.name} did not run on rented machines but on {backend.description}; it has no cost")
 
     def dollars_until(moment: float) -> float:
-        return float(admin.job_cost(job.path, moment)["dollars"])
+        return backend.job_cost(moment).dollars
 
-    total = admin.job_cost(job.path)
     epochs = job.metric_rows("epoch")
     steps = job.metric_rows("train")
     target_time = None
@@ -65,34 +84,30 @@ def cost_report(job: Job, target_top5: float | None = None) -> dict[str, Any]:
     begin, end = (steps[0]["time"], epochs[-1]["time"]) if steps and epochs else (0.0, 0.0)
     training_dollars = dollars_until(end) - dollars_until(begin) if epochs else 0.0
     losses = timeline.lost_intervals(job.path, job.run_folder.shared)
-    return {
-        "job": job.name,
-        **total,
-        "per_epoch": training_dollars / len(epochs) if epochs else None,
-        "to_target": None if target_time is None else dollars_until(target_time),
-        "wasted": sum(dollars_until(end) - dollars_until(start) for start, end in losses) if steps else None,
-        "wasted_seconds": sum(end - start for start, end in losses),
-    }
+    return CostReport(
+        job=job.name,
+        cost=backend.job_cost(),
+        per_epoch=training_dollars / len(epochs) if epochs else None,
+        to_target=None if target_time is None else dollars_until(target_time),
+        wasted=sum(dollars_until(end) - dollars_until(start) for start, end in losses) if steps else None,
+        wasted_seconds=sum(end - start for start, end in losses),
+    )
 
 
 def last_rented_type(job: Job) -> str:
     """Return the type of the machine that a job rented last, "" when it rented none."""
-    machines = _aws_cost(job).get("machines", [])
-    return str(machines[-1]["type"]) if machines else ""
+    machines = _job_cost(job).machines
+    return machines[-1].type if machines else ""
 
 
 def machines_without_price(job: Job) -> list[str]:
     """Return the IDs of rented machines whose price is unknown. They are not part of any sum of dollars."""
-    return list(_aws_cost(job).get("unknown", []))
+    return _job_cost(job).unknown
 
 
-def _aws_cost(job: Job) -> dict[str, Any]:
-    """Return the cost of a job on AWS, {} for other backends."""
-    if job.spec.backend != "aws":
-        return {}
-    from cluster.backends.aws import admin
-
-    return admin.job_cost(job.path)
+def _job_cost(job: Job) -> JobCost:
+    """Return the cost of a job, that of no machines if they are not billed."""
+    return job.backend.job_cost() if isinstance(job.backend, BilledBackend) else JobCost()
 
 
 def extend(job: Job, hours: float) -> None:
@@ -100,8 +115,6 @@ def extend(job: Job, hours: float) -> None:
 
     Raises `ClusterError` when the job has no rented machines at work, or with the machines that did not get the change.
     """
-    if job.spec.backend != "aws" or job.has_ended:
+    if not isinstance(job.backend, BilledBackend) or job.has_ended:
         raise ClusterError(f"{job.name} has no rented machines at work; see: imgnet-cluster status {job.name}")
-    from cluster.backends.aws import backend
-
-    backend.extend_time_limit(job.spec, job.run_folder, hours)
+    job.backend.extend_time_limit(hours)

@@ -25,10 +25,10 @@ def job_evaluation_options(job: Job, progress: DownloadProgress = lambda done, t
     spec = job.spec
     return {
         "checkpoint": checkpoints.newest_checkpoint(job, progress),
-        "data": spec.data,
-        "copies": spec.copies,
-        "scale": spec.scale,
-        "skip_bad": spec.skip_bad,
+        "data": spec.train.data,
+        "copies": spec.train.copies,
+        "scale": spec.train.scale,
+        "skip_bad": spec.train.skip_bad,
     }
 
 

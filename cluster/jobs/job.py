@@ -1,7 +1,6 @@
 """A job: a run folder, with the operations that read or change it."""
 
 import contextlib
-import json
 import os
 import time
 from collections.abc import Iterator, Sequence
@@ -13,22 +12,22 @@ from uuid import uuid4
 
 from cluster.backends import registry
 from cluster.backends.base import Backend
-from cluster.connectors import tmux
-from cluster.connectors.ssh_config import openssh_argv
 from cluster.errors import BadInput, ClusterError
 from cluster.state import attempts
 from cluster.state import result as state_result
 from cluster.state import status as state_status
 from cluster.state import timeline as state_timeline
 from cluster.state.job_result import JobResult
-from cluster.state.run_folder import RunFolder
+from cluster.state.run_folder import Run, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import JobState
 from cluster.state.status import JobStatus, MachineRow
 from cluster.state.timeline import AttemptRow
 from train.metrics.hparams import flat_settings
 from train.recipe.schedule import Schedule, scaled_image_count
+from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import locked, to_json_bytes, write_atomic
+from train.tools.process_log import SUPERVISOR_LOG
 from train.tools.records import DamagedRecord, read_record
 
 from . import queue_state
@@ -62,19 +61,19 @@ class Job:
     def spec(self) -> JobSpec:
         """The job's specification. Raises `ClusterError` when job.json is missing or damaged."""
         try:
-            return JobSpec.from_json(json.loads(self.run_folder.spec_path.read_text()))
+            return Run.read(self.path).spec
         except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
             raise ClusterError(f"{self.run_folder.spec_path}: {error}; delete the folder to forget the job") from error
 
-    @property
+    @cached_property
     def backend(self) -> Backend:
         """The backend that provides the machines."""
-        return registry.get_backend(self.spec.backend)
+        return registry.open_backend(Run(self.spec, self.run_folder))
 
     @property
     def is_alive(self) -> bool:
-        """Whether an agent is at work on the job."""
-        return self.backend.agents_alive(self.spec, self.run_folder)
+        """Whether the job is at work: its agents, or its supervisor if the machines are elsewhere."""
+        return self.backend.is_supervised() if self.backend.is_remote else self.backend.agents_alive()
 
     @property
     def result(self) -> JobResult | None:
@@ -95,7 +94,7 @@ class Job:
     @property
     def hparams(self) -> dict[str, int | float | str]:
         """The hyperparameters, as TensorBoard shows them to compare jobs."""
-        images = scaled_image_count(self.spec.recipe.data.train, self.spec.scale)
+        images = scaled_image_count(self.spec.recipe.data.train, self.spec.train.scale)
         schedule = Schedule(self.spec.recipe, images, self.spec.schedule_gpus)
         return flat_settings(schedule, self.spec.machines * self.spec.procs)
 
@@ -118,9 +117,9 @@ class Job:
             wait = queue_state.describe_wait(self.run_folder, self.spec)
             return replace(job_status, state=JobState.WAITING, doing=wait)
         # Liveness is read before the agents' statuses: the last status of a dead agent is final.
-        is_gone = not self.backend.IS_REMOTE and not self.has_ended and not self.is_alive
+        is_gone = not self.backend.is_remote and not self.has_ended and not self.is_alive
         if is_gone and self.has_agent_status and not self.is_booting:  # result.json could not be written yet
-            has_training_result = (self.run_folder.shared / "result.json").exists()
+            has_training_result = (self.run_folder.shared / RESULT_FILE).exists()
             state, reason = state_status.infer_end_state(self.run_folder, self.spec)
             if not has_training_result:
                 job_status = replace(job_status, state=state, reason=reason)
@@ -156,16 +155,19 @@ class Job:
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             if self.is_supervisor:  # its log keeps the traceback
                 raise
-            raise ClusterError(f"{self.path}: a file in it is damaged ({type(error).__name__}: {error})") from error
+            raise ClusterError(
+                f"{self.path}: a file of this run folder is damaged ({type(error).__name__}: {error}); "
+                "restore it, or delete the folder to forget the job"
+            ) from error
 
     def _advance(self) -> None:
         if self.is_waiting:
             return queue_state.ensure_queue_process(self.path.parent, self.spec.queue)
-        if self.backend.IS_REMOTE and not self.is_supervisor:
+        if self.backend.is_remote and not self.is_supervisor:
             return self._ensure_supervisor()
         # Read before the backend is asked: a first status that arrives meanwhile means that the job is alive.
         may_have_ended = self.has_agent_status or not self.is_booting
-        if not self.backend.poll(self.spec, self.run_folder) and may_have_ended:
+        if not self.backend.poll() and may_have_ended:
             self._write_result()
 
     def _ensure_supervisor(self) -> None:
@@ -178,20 +180,20 @@ class Job:
             )
             if not self.is_alive and not was_just_started:
                 start_marker.touch()
-                self.backend.launch(self.spec, self.run_folder)
+                self.backend.launch()
 
     def _write_result(self) -> None:
         """Write the result of a job whose agents are gone, once all its processes are gone. Idempotent."""
         with contextlib.suppress(JobBusy), self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
             if not self.has_ended and (self.is_supervisor or not self.is_alive):
-                silent_machines = self.backend.terminate(self.spec, self.run_folder)
+                silent_machines = self.backend.terminate()
                 state_result.write_result(self.run_folder, self.spec, self.backend, silent_machines)
 
     def fail(self, reason: str) -> None:
-        """End a job that cannot start, or was stopped before it started. Nothing of it stays on its machines."""
+        """End a job that cannot start or was stopped before it started, with its processes and rented machines."""
         end_state = JobState.STOPPED if (self.run_folder.shared / "stop").exists() else JobState.FAILED
         with self.locked(timeout_seconds=WRITE_RESULT_LOCK_SECONDS):
-            silent_machines = self.backend.terminate(self.spec, self.run_folder)
+            silent_machines = self.backend.terminate()
             state_result.write_result(self.run_folder, self.spec, self.backend, silent_machines, reason, end_state)
 
     @property
@@ -228,16 +230,26 @@ class Job:
         kind, key = ("epoch", short_name) if name.startswith("val/") else ("train", name)
         return [(row["images"], row[key]) for row in self.metric_rows(kind) if row.get(key) is not None]
 
-    def log_path(self, rank: int | None = 0, attempt: int | None = None, machine: str = "0") -> Path:
-        """Return the log file of a rank in an attempt (default: the last one); for rank None, of the machine's agent.
+    def log_path(self, rank: int = 0, attempt: int | None = None, machine: str = "0") -> Path:
+        """Return the log file of a rank in an attempt (default: the last one).
 
         Before the first attempt it is the log of the machine's set-up.
         """
-        if rank is None:
-            return self.path / "logs" / f"agent-{machine}.jsonl"
         number = attempt or self.status().attempt
-        name = f"{number:06d}/rank-{rank}.log" if number else f"setup-{machine}.log"
-        return self.path / "logs" / name
+        return self.path / "logs" / f"{number:06d}" / f"rank-{rank}.log" if number else self.setup_log_path(machine)
+
+    def agent_log_path(self, machine: str = "0") -> Path:
+        """Return the log of a machine's agent: its changes of state, as JSON lines."""
+        return self.path / "logs" / f"agent-{machine}.jsonl"
+
+    def setup_log_path(self, machine: str = "0") -> Path:
+        """Return the log of a machine's set-up."""
+        return self.path / "logs" / f"setup-{machine}.log"
+
+    @property
+    def supervisor_log_path(self) -> Path:
+        """The log of the job's supervisor, as JSON lines."""
+        return self.path / SUPERVISOR_LOG
 
     def timeline(self) -> list[AttemptRow]:
         """Return a row for each attempt: machines, time, reason, and what the change cost in seconds and steps."""
@@ -259,19 +271,11 @@ class Job:
 
     def attach_command(self, machine: int | None = None) -> list[str]:
         """Return the command that shows a machine's tmux session on this terminal. Raises `ClusterError`."""
-        name = self._resolve_machine(machine)
-        if self.backend.IS_REMOTE:
-            return self.ssh_command(int(name), tmux.attach_argv(self.spec.tmux_session), tty=True)
-        if not tmux.is_owned_by(self.name, self.path):
-            raise ClusterError(f"{self.name} has no tmux session; see: imgnet-cluster status {self.name}")
-        return tmux.attach_argv(self.name, f"train-{name}" if len(self.spec.machine_names) > 1 else "")
+        return self.backend.attach_command(self._resolve_machine(machine))
 
     def ssh_command(self, machine: int | None, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
-        """Return the OpenSSH command for a machine, with the job's own configuration file. Raises `ClusterError`."""
-        config = self.path / "ssh_config"
-        if not config.exists():
-            raise ClusterError(f"{self.name} runs on this computer; there is nothing to log in to")
-        return openssh_argv(config, int(self._resolve_machine(machine)), argv, tty)
+        """Return the command that opens a shell on a machine, or runs `argv` there. Raises `ClusterError`."""
+        return self.backend.shell_command(self._resolve_machine(machine), argv, tty)
 
     def _resolve_machine(self, machine: int | None) -> str:
         """Return the name of a machine, by default that of rank 0. Raises `BadInput` when there is no such machine."""
@@ -297,6 +301,7 @@ class Job:
         if spec != self.spec:
             self.run_folder.write_spec(spec)
             self.spec = spec
+            vars(self).pop("backend", None)  # it works by the old specification
 
     def start_locked(self) -> None:
         """Start the job. The caller holds its lock. Raises `ClusterError`."""
@@ -309,13 +314,13 @@ class Job:
         self.run_folder.result_path.unlink(missing_ok=True)
         try:
             write_atomic(self.run_folder.launch_path, uuid4().hex.encode())
-            self.backend.launch(self.spec, self.run_folder)
+            self.backend.launch()
         except (ClusterError, OSError):
             if previous_result:
                 write_atomic(self.run_folder.result_path, previous_result)
             raise
         self.run_folder.started_marker.touch()
-        deadline = time.monotonic() + (0 if self.backend.IS_REMOTE else AGENT_START_SECONDS)
+        deadline = time.monotonic() + (0 if self.backend.is_remote else AGENT_START_SECONDS)
         while not self.has_agent_status and time.monotonic() < deadline:
             time.sleep(START_POLL_SECONDS)
 
@@ -344,7 +349,7 @@ class Job:
         while not self.has_ended and time.monotonic() < deadline:
             time.sleep(STOP_POLL_SECONDS)
             self.refresh()
-        self.backend.terminate(self.spec, self.run_folder)
+        self.backend.terminate()
         self.wait(10)
 
     def _leave_queue(self) -> bool:
@@ -353,7 +358,7 @@ class Job:
             if not self.is_waiting:
                 return False
             if self.run_folder.launch_path.exists():  # the queue process was killed while it started the job
-                self.backend.terminate(self.spec, self.run_folder)
+                self.backend.terminate()
             state_result.write_result(
                 self.run_folder,
                 self.spec,
@@ -375,7 +380,7 @@ class Job:
         name = self._resolve_machine(int(machine))
         if is_permanent:
             self._disabled_marker(name).touch()
-        self.backend.kill_machine(self.spec, self.run_folder, name, notice_seconds)
+        self.backend.kill_machine(name, notice_seconds)
 
     def _disabled_marker(self, machine: str) -> Path:
         """Return the file that exists when a machine must not be replaced."""

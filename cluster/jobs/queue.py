@@ -21,11 +21,11 @@ from cluster.backends import registry
 from cluster.connectors.local import visible_gpu_count
 from cluster.errors import BadInput, ClusterError
 from cluster.planning.plan import Plan
+from train.tools import process_log
 from train.tools.filesystem import locked, one_line_error
 
 from . import queue_state, store, submit
 from .job import Job, JobBusy
-from .supervisor import log_message
 
 QUEUE_POLL_SECONDS = 0.5
 QUEUE_RETRY_SECONDS = 5.0
@@ -47,7 +47,7 @@ def resolve_parallel(plans: Sequence[Plan], parallel: int | None = None) -> int:
         raise BadInput(f"--parallel: must be at least 1, not {parallel}")
     queue_state.check_enough_machines(largest_spec, parallel)
     # The trainers of every local job start at the first GPU.
-    gpus = visible_gpu_count() if largest_spec.backend == "local" and parallel > 1 else 0
+    gpus = visible_gpu_count() if largest_spec.is_one_computer and parallel > 1 else 0
     if gpus:
         raise BadInput(f"--parallel {parallel}: the jobs would share this computer's GPUs ({gpus}); leave it out")
     return parallel
@@ -63,7 +63,7 @@ def enqueue(plans: Sequence[Plan], parallel: int | None = None) -> list[Job]:
     parallel = resolve_parallel(plans, parallel)
     queue_id = uuid4().hex[:8]
     for plan in plans:
-        registry.get_backend(plan.spec.backend).check(plan.spec, store.runs_folder())
+        registry.backend_class(plan.spec.backend).check(plan.spec, store.runs_folder())
     jobs: list[Job] = []
     try:
         for plan in plans:
@@ -80,7 +80,7 @@ def enqueue(plans: Sequence[Plan], parallel: int | None = None) -> list[Job]:
 
 
 def start_queued_job(job: Job) -> None:
-    """Start a job whose turn has come, if it is still waiting. A job that cannot start fails, with the reason."""
+    """Start `job`, the next one of its queue, if it is still waiting. If it cannot start, record it as failed."""
     try:
         with job.locked():
             if not job.is_waiting:
@@ -133,9 +133,9 @@ def _log_errors(job: Job) -> Iterator[None]:
     try:
         yield
     except ClusterError as error:
-        log_message(job, str(error))
+        process_log.append_message(job.path / process_log.SUPERVISOR_LOG, __name__, str(error))
     except Exception:  # a bug, here or in a library
-        log_message(job, traceback.format_exc())
+        process_log.append_message(job.path / process_log.SUPERVISOR_LOG, __name__, traceback.format_exc())
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 from cluster.backends import registry
 from cluster.errors import BadInput, ClusterError
+from cluster.planning.launch_options import make_launch_options
 from cluster.planning.plan import Plan
 from cluster.planning.resolve import load_recipes, plan
 from cluster.state.run_folder import RunFolder
@@ -28,20 +29,21 @@ FIELDS_NEW_WITH_EACH_LAUNCH = ("name", "uid", "created", "git_commit", "cloud", 
 
 
 def launch(recipe: str | Path | Recipe | Plan, **options: Any) -> Job:
-    """Start a job and return it as soon as its agent is at work. `options` are those of `plan`.
+    """Start a job and return it as soon as its agent is at work.
 
-    Raises `BadInput`, `ClusterError`. A job that could not start leaves a state that `ls` shows, and no process.
+    `options` are those of `make_launch_options`: the options of the command line, with underscores. Raises `BadInput`,
+    `ClusterError`. A job that could not start leaves a state that `ls` shows, and no process.
     """
     if isinstance(recipe, str | Path):
         recipes = load_recipes(str(recipe))
         if len(recipes) > 1:
             raise BadInput(f"{recipe}: has {len(recipes)} recipes; launch one at a time")
-        job_plan = plan(recipes[0], recipe_file=str(recipe), **options)
+        job_plan = plan(recipes[0], make_launch_options(**options), recipe_file=str(recipe))
     elif isinstance(recipe, Recipe):
-        job_plan = plan(recipe, **options)
+        job_plan = plan(recipe, make_launch_options(**options))
     else:
         job_plan = recipe
-    backend = registry.get_backend(job_plan.spec.backend)
+    backend = registry.backend_class(job_plan.spec.backend)
     if interrupted_job := find_interrupted_duplicate(job_plan.spec):
         return interrupted_job
     backend.check(job_plan.spec, runs_folder())
@@ -78,7 +80,7 @@ def create_job(spec: JobSpec) -> Job:
     """Create the run folder of a job with its spec. Raises `ClusterError` when the disk is full or read-only."""
     path = None
     try:
-        path = create_run_folder(registry.get_backend(spec.backend).reserved_names())
+        path = create_run_folder(registry.backend_class(spec.backend).reserved_names())
         uid = f"{path.name}-{uuid4().hex[:8]}"
         spec = replace(spec, name=path.name, uid=uid, git_commit=git_commit(), created=time.time())
         run_folder = RunFolder(path)

@@ -8,26 +8,31 @@ progress nor for recovery of its remaining machines.
 """
 
 import contextlib
+import logging
 import signal
 import subprocess
 import sys
 import time
-import traceback
 from pathlib import Path
 
 from cluster.connectors.local import module_command
 from cluster.errors import ClusterError, SetupFailed
-from cluster.state import attempts, locks, status
+from cluster.state import attempts, status
+from cluster.state.run_folder import SUPERVISOR_LOCK
 from cluster.state.states import MachineState
+from train.tools import process_log
 from train.tools.filesystem import locked
 from train.tools.process import kill_process_groups, start_process
 from train.tools.records import DamagedRecord
 
 from .job import Job
 
+logger = logging.getLogger(__name__)
+
 SUPERVISOR_POLL_SECONDS = 1.0
 SUPERVISOR_RETRY_SECONDS = 5.0
 LOCK_TIMEOUT_SECONDS = 2.0
+REPORT_LOG = "report.log"  # in the run folder: what the process that writes the report prints
 REPORT_TIMEOUT_SECONDS = 90.0  # the report is a convenience; it must not delay anything
 REPEATED_ERROR_LOG_SECONDS = 60.0  # an error that repeats is logged once in this time
 # From the loss of a machine to its replacement. Doubled with each loss of the same machine, up to the maximum.
@@ -54,7 +59,7 @@ class MachineReplacer:
                 self.loss_counts[name] = loss_count + 1
             elif now >= self.replacement_times[name]:
                 del self.replacement_times[name]
-                self.job.backend.replace(self.job.spec, self.job.run_folder, name)
+                self.job.backend.replace(name)
                 replaced.append(name)
         return replaced
 
@@ -80,7 +85,7 @@ class MachineReplacer:
             for name, machine_status in statuses.items()
             if machine_status.ended and machine_status.state == MachineState.FAILED
         }
-        dead_machines = self.job.backend.dead_machines(spec, run_folder)
+        dead_machines = self.job.backend.dead_machines()
         if len(dead_machines) == len(spec.machine_names):
             return []
         # While the job boots, a machine without a status may only be slow.
@@ -92,9 +97,10 @@ def main() -> int:
     """Follow the job of the run folder in argv to its end. Returns 0, or 1 when the folder cannot be written."""
     signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the tmux session may end before the result is written
     path = Path(sys.argv[1])
+    process_log.log_to_file(path / process_log.SUPERVISOR_LOG)
     try:
         # With a timeout: a command may hold the lock for a moment, to see whether the supervisor is alive.
-        with locked(path / locks.SUPERVISOR_LOCK, LOCK_TIMEOUT_SECONDS):
+        with locked(path / SUPERVISOR_LOCK, LOCK_TIMEOUT_SECONDS):
             exit_code = supervise(Job(path, is_supervisor=True))
     except BlockingIOError:
         print(f"{path.name}: another supervisor is at work", file=sys.stderr)
@@ -107,15 +113,15 @@ def main() -> int:
 def write_job_report(job: Job) -> None:
     """Write the job's report into its run folder, in a process of its own. Errors are logged there, and ignored."""
     with contextlib.suppress(OSError):
-        process = start_process(module_command("cluster.report", str(job.path)), job.path / "supervisor.log")
+        process = start_process(module_command("cluster.report", str(job.path)), job.path / REPORT_LOG)
         try:
             process.wait(REPORT_TIMEOUT_SECONDS)
         except subprocess.TimeoutExpired:
             kill_process_groups([process])
-            log_message(
-                job,
-                f"the report took longer than {REPORT_TIMEOUT_SECONDS:.0f} s and was given up; to write it: "
-                f"imgnet-cluster report {job.name}",
+            logger.warning(
+                "the report took longer than %.0f s and was given up; to write it: imgnet-cluster report %s",
+                REPORT_TIMEOUT_SECONDS,
+                job.name,
             )
 
 
@@ -132,11 +138,11 @@ def supervise(job: Job) -> int:
             if str(error) != last_error or time.monotonic() - last_error_time > REPEATED_ERROR_LOG_SECONDS:
                 last_error = str(error)
                 last_error_time = time.monotonic()
-                log_message(job, last_error)
-            if not job.backend.IS_REMOTE and not job.is_alive:
+                logger.warning(last_error)
+            if not job.backend.is_remote and not job.is_alive:
                 return 1
         except Exception:  # a bug, here or in a library: log it and try again
-            log_message(job, traceback.format_exc())
+            logger.exception("an unexpected error; the supervisor tries again")
             time.sleep(SUPERVISOR_RETRY_SECONDS)
         if job.has_ended:
             return 0
@@ -151,15 +157,7 @@ def _supervise_once(job: Job, replacer: MachineReplacer) -> None:
     except SetupFailed as error:
         return job.fail(str(error))
     for name in [] if job.has_ended else replacer.replace_due_machines(time.monotonic()):
-        log_message(job, f"machine {name} was lost; a replacement was started")
-
-
-def log_message(job: Job, text: str) -> None:
-    """Print a message in the supervisor's window, and append it to supervisor.log in the run folder."""
-    line = f"{time.strftime('%H:%M:%S')} {text.rstrip()}"
-    print(line, flush=True)
-    with contextlib.suppress(OSError), (job.path / "supervisor.log").open("a") as file:
-        file.write(line + "\n")
+        logger.info("machine %s was lost; a replacement was started", name)
 
 
 if __name__ == "__main__":

@@ -97,11 +97,15 @@ def _check_gpus(facts: Mapping[str, Any], required_gpus: int) -> Iterator[tuple[
 def _check_work_folder(facts: Mapping[str, Any], required_free_gb: float) -> Iterator[tuple[str, str]]:
     path, free_gb = facts["work"]["path"], facts["free_gb"]["work"]
     if not facts["work"]["writable"]:
-        yield "error", f"{path}: cannot be written; chown it to the user who logs in, or set another folder"
+        yield (
+            "error",
+            f"{path}: cannot be written; chown it to the user who logs in, or set another `folder` in hosts.toml",
+        )
     if free_gb < required_free_gb:
         yield (
             "error",
-            f"{path}: {free_gb:g} GB free, {required_free_gb:g} GB are needed; free some, or set another folder",
+            f"{path}: {free_gb:g} GB free, {required_free_gb:g} GB are needed; free some space, "
+            "or set another `folder` in hosts.toml",
         )
 
 

@@ -73,7 +73,8 @@ def upload_code(machine: Connector, folder: str, archive_bytes: bytes, code_hash
     if result.code:
         reason = (result.err.decode(errors="replace").strip() or f"code {result.code}").splitlines()[0]
         raise ClusterError(
-            f"{machine.name}: the code cannot be put into {target}: {reason}; correct that, or set another folder"
+            f"{machine.name}: the code cannot be unpacked into {target}: {reason}; "
+            "free space there or chown it to the user who logs in, or set another `folder` in hosts.toml"
         )
     return target, True
 

@@ -6,6 +6,7 @@ lost.
 """
 
 import json
+import logging
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -23,15 +24,17 @@ from cluster.connectors.ssh_config import write_ssh_config
 from cluster.errors import ClusterError, SetupFailed
 from cluster.state import attempts
 from cluster.state.heartbeats import parse_status
-from cluster.state.locks import AGENT_LOCK
-from cluster.state.run_folder import RunFolder
+from cluster.state.run_folder import AGENT_LOCK, RunFolder
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
+from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import is_valid_json, locked, overwrite_in_place, write_atomic
 
 from .code_archive import pack_code
 from .provision import Provisioner
 from .setup_progress import SetupProgress
+
+logger = logging.getLogger(__name__)
 
 MIRRORED = ("status", "attempts")  # status files are rewritten in place, attempt files are made once
 QUERY_TIMEOUT_SECONDS = 2.0  # for one machine to answer, before the next one is asked
@@ -41,7 +44,6 @@ FLEET_RECONNECT_SECONDS = 15.0  # how long to try to reach a machine
 STATUS_STALE_SECONDS = 3.0  # without a change of its status, a machine is asked whether its agent runs
 # From a stop request until the job counts as over although some machines do not answer.
 STOP_GRACE_SECONDS = 30.0
-RESULT_FILE = "result.json"
 Answer = TypeVar("Answer")
 
 
@@ -127,7 +129,7 @@ class Fleet:
         self.provisioner.check_machines(self._usable_machines())
         self._require_enough_machines()
         has_gpus = any(self.setup_progress.rows[name].gpus for name in self._usable_machines())
-        if self.spec.probe and (len(self._usable_machines()) > 1 or has_gpus):
+        if self.spec.recovery.probe and (len(self._usable_machines()) > 1 or has_gpus):
             self.provisioner.measure_network(self._usable_machines())
             self._require_enough_machines()
         self.provisioner.write_job_files(self._usable_machines()[0], self.folders.shared)
@@ -253,7 +255,7 @@ class Fleet:
         """Whether the job's outcome is decided.
 
         That is so with a result, with an end that the agents agreed on, and `STOP_GRACE_SECONDS` after a stop that was
-        requested or that a machine made at its own limit.
+        requested, or that a machine began when its time limit had passed.
         """
         shared, stop_path = self.folders.shared, self.folders.shared / "stop"
         was_stopped = stop_path.exists() and time.time() - stop_path.stat().st_mtime > STOP_GRACE_SECONDS
@@ -284,7 +286,7 @@ class Fleet:
         for name in [name for name, restart in self.restarting.items() if restart.done()]:
             restart = self.restarting.pop(name)
             if restart.exception():
-                print(f"{time.strftime('%H:%M:%S')} {restart.exception()}", flush=True)
+                logger.warning("%s", restart.exception())
             self.agent_running.pop(name, None)
         for name in [name for name, query in self.liveness_queries.items() if query.done()]:
             query = self.liveness_queries.pop(name)

@@ -26,6 +26,7 @@ from uuid import uuid4
 
 from cluster.connectors.mounts import mount_of
 from train.distributed.network import interface_addresses
+from train.tools import host
 from train.tools.filesystem import one_line_error
 
 from .checks import find_problems
@@ -38,7 +39,7 @@ GPU_QUERY_FIELDS = ("name", "memory.total", "driver_version", "uuid", "compute_c
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Print facts and findings as one JSON object; with --expect, only which markers this machine sees."""
+    """Print facts and findings as one JSON object; with --expect, only which marker files this machine sees."""
     parser = argparse.ArgumentParser(
         prog="python -m cluster.machines.probe", description="Print the facts of this machine as JSON."
     )
@@ -50,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--want-gb", type=float, default=0.0, help="GB that must be free in the work folder")
     parser.add_argument("--procs", type=int, default=0, help="number of GPUs that the job needs")
-    parser.add_argument("--expect", default="", help="machines whose markers to look for, such as a,b,c")
+    parser.add_argument("--expect", default="", help="machines whose marker files to look for, such as a,b,c")
     parser.add_argument("--clean", action="store_true", help="remove this machine's marker")
     args = parser.parse_args(argv)
     marker = args.shared / "probe" / f"{args.token}-{args.machine}"
@@ -79,7 +80,7 @@ def gather_facts(shared: Path, work: Path, marker: Path) -> dict[str, Any]:
         }
     return {
         "cpus": len(os.sched_getaffinity(0)),
-        "memory_gb": memory_gb(Path("/proc/meminfo").read_text()),
+        "memory_gb": memory_gb(),
         "free_gb": {"work": free_gb(work), "shared": shared_facts.pop("free_gb", None)},
         "work": {"path": str(work), "writable": os.access(nearest_existing(work), os.W_OK | os.X_OK)},
         "shm_bytes": shutil.disk_usage("/dev/shm").total if Path("/dev/shm").is_dir() else 0,
@@ -95,10 +96,10 @@ def gather_facts(shared: Path, work: Path, marker: Path) -> dict[str, Any]:
 # --- this machine -------------------------------------------------------------------------------------------------
 
 
-def memory_gb(meminfo: str) -> float:
-    """Return this machine's memory in GB, from the text of /proc/meminfo."""
-    total = next((line.split()[1] for line in meminfo.splitlines() if line.startswith("MemTotal:")), "0")
-    return round(int(total) * 1024 / 1e9, 1)
+def memory_gb(root: Path = Path("/")) -> float:
+    """Return this machine's memory in GB, 0 where the kernel does not say it."""
+    memory = host.read_memory(root)
+    return round(memory.total_gb, 1) if memory else 0.0
 
 
 def nearest_existing(path: Path) -> Path:
@@ -135,13 +136,12 @@ def run_with_timeout(argv: Sequence[str], timeout_seconds: float) -> tuple[int |
 def query_gpus() -> tuple[list[dict[str, Any]], str]:
     """Return the GPUs that nvidia-smi lists, and what is wrong: "", "missing", "hangs", or nvidia-smi's message."""
     for fields in (GPU_QUERY_FIELDS, GPU_QUERY_FIELDS[:-1]):  # an older driver does not know compute_cap
-        argv = ["nvidia-smi", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
-        code, output = run_with_timeout(argv, NVIDIA_SMI_TIMEOUT_SECONDS)
+        code, output = run_with_timeout(host.gpu_query_command(fields), NVIDIA_SMI_TIMEOUT_SECONDS)
         if code in (None, 127):
             return [], "missing" if code else "hangs"
         if "not a valid field" not in output:
             break
-    cells_by_line = {line: [cell.strip() for cell in line.split(",")] for line in output.splitlines()}
+    cells_by_line = {line: host.gpu_query_cells(line) for line in output.splitlines()}
     gpu_rows = [cells for cells in cells_by_line.values() if len(cells) == len(fields) and cells[3].startswith("GPU-")]
     complaint = " ".join(line for line, cells in cells_by_line.items() if cells not in gpu_rows)[:300]
     return [_parse_gpu(cells) for cells in gpu_rows], complaint

@@ -106,7 +106,7 @@ class Provisioner:
             raise SetupFailed(f"{connector.name}: {_decode_stderr(result.err)}")
 
     def run_logged(self, name: str, argv: Sequence[str], timeout_seconds: float, **variables: str) -> tuple[int, str]:
-        """Run one of our modules on a machine, with its output in the setup window. Returns exit code and output.
+        """Run a module of this project on a machine, with its output in the setup window. Returns exit code and output.
 
         `variables` are added to the module's environment.
         """

@@ -44,13 +44,13 @@ from train.tools.process import die_with_parent
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 COMPLETE_MARKER = ".complete"  # written last: a venv without this file is incomplete
-NOT_ON_MACHINES = ("matplotlib",)  # draws the reports, which no machine does
+NOT_ON_MACHINES = ("jinja2", "matplotlib")  # for reports and plots, which no machine makes
 MIN_FREE_BYTES = 50_000_000  # with less free space, a failed installation is blamed on the disk
 # (pattern in the output of pip, uv or venv, explanation); the first match counts.
 ERROR_EXPLANATIONS = (
     (
         r"No space left|Disk quota exceeded",
-        "the disk is full (torch for GPUs takes 8 GB); free some space, or set another folder",
+        "the disk is full (torch for GPUs takes 8 GB); free some space, or set another `folder` in hosts.toml",
     ),
     (
         r"ensurepip is not\s+available|No module named '?(venv|ensurepip)",
@@ -96,7 +96,8 @@ def parse_output(stdout: bytes, machine_name: str) -> dict[str, Any]:
         reason = environment["why"]
     except (ValueError, KeyError, TypeError):
         raise ClusterError(
-            f"{machine_name}: no Python environment was found or made: {last_line or 'the command printed nothing'}"
+            f"{machine_name}: no Python environment was found or made: {last_line or 'the command printed nothing'}; "
+            "check that the machine's Python runs: python3 --version"
         ) from None
     if not environment.get("python"):
         raise ClusterError(f"{machine_name}: {reason}")
@@ -147,58 +148,21 @@ def ensure_environment(folder: Path, required_packages: Sequence[str]) -> dict[s
 def is_installed(requirement: str) -> bool:
     """Whether this Python has the package and version of a requirement such as "torch>=2.13,<2.14".
 
-    A requirement whose marker excludes this system counts as installed.
+    A requirement whose marker excludes this system counts as installed. Without `packaging`, of which pip has a copy,
+    nothing does: such a Python lacks required packages anyway, and gets a complete venv.
     """
-    version = _installed_version(package_name(requirement))
-    with contextlib.suppress(ImportError):
-        parsed = _import_packaging().Requirement(requirement)
-        if parsed.marker and not parsed.marker.evaluate():
-            return True
-        return version is not None and bool(parsed.specifier.contains(version, prereleases=True))
-    after_name = requirement.partition(";")[0][len(package_name(requirement)) :]
-    before_bracket, _, after_extras = after_name.partition("]")
-    return version is not None and version_matches(version, after_extras or before_bracket)
-
-
-def version_matches(version: str, specifiers: str) -> bool:
-    """Whether a version satisfies comma-separated version specifiers.
-
-    Implements the part of PEP 440 that pyproject.toml may need, for a Python without pip. An unknown specifier matches
-    no version. A pre-release sorts before its release; a local part after "+" is ignored.
-    """
-    return all(_matches_specifier(version, item.strip()) for item in specifiers.split(",") if item.strip())
-
-
-def _matches_specifier(version: str, specifier: str) -> bool:
-    parts = re.fullmatch(r"(~=|===?|!=|<=?|>=?)\s*v?(\d[\w.+]*?)(\.\*)?", specifier)
-    if not parts:
-        return False
-    operator, bound_text, star = parts.groups()
-    installed, bound = _version_sort_key(version), _version_sort_key(bound_text)
-    # ~=1.4.2 means >=1.4.2 and ==1.4.*, so its prefix is one number shorter.
-    prefix_length = len(bound_text.split(".")) - (operator == "~=")
-    prefix = _version_sort_key(".".join(bound_text.split(".")[:prefix_length]))[0][:prefix_length]
-    has_prefix = prefix == installed[0][:prefix_length]
-    is_equal = has_prefix if star else installed == bound
-    return {
-        "==": is_equal,
-        "===": is_equal,
-        "!=": not is_equal,
-        "<": installed < bound,
-        "<=": installed <= bound,
-        ">": installed > bound,
-        ">=": installed >= bound,
-        "~=": installed >= bound and has_prefix,
-    }[operator]
-
-
-def _version_sort_key(version: str) -> tuple[tuple[int, ...], bool]:
-    """Return a comparable form of a version: its first eight numbers, and whether it is a full release."""
-    public_version = version.partition("+")[0]
-    release = re.match(r"v?(\d+(?:\.\d+)*)", public_version)
-    numbers = [int(number) for number in release[1].split(".")] if release else []
-    is_release = not re.search(r"\d[._-]?(a|b|rc|alpha|beta|pre|dev)", public_version)
-    return tuple((numbers + [0] * 8)[:8]), is_release
+    try:
+        requirements = importlib.import_module("packaging.requirements")
+    except ImportError:
+        try:
+            requirements = importlib.import_module("pip._vendor.packaging.requirements")
+        except ImportError:
+            return False
+    parsed = requirements.Requirement(requirement)
+    if parsed.marker and not parsed.marker.evaluate():
+        return True
+    version = _installed_version(parsed.name)
+    return version is not None and bool(parsed.specifier.contains(version, prereleases=True))
 
 
 def package_name(requirement: str) -> str:
@@ -212,14 +176,6 @@ def _installed_version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _import_packaging() -> Any:
-    """Return `packaging.requirements`, or pip's own copy of it. Raises `ImportError` if there is neither."""
-    try:
-        return importlib.import_module("packaging.requirements")
-    except ImportError:
-        return importlib.import_module("pip._vendor.packaging.requirements")
 
 
 def venv_key(required_packages: Sequence[str], torch: str) -> str:

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from typing import Any
 
 from cluster.backends.machine_types import MachineType, find_machine_type
 from cluster.errors import BadInput
@@ -52,7 +51,7 @@ class Candidate:
         price = self.machine_type.on_demand_price
         return None if price is None or minutes is None else self.machines * price * minutes / 60
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return the candidate as plain data. The spot price is null: it is unknown until the machines are rented."""
         forecast_data = None
         if self.forecast:

@@ -5,7 +5,6 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from typing import Any
 
 from cluster.errors import BadInput, ClusterError
 
@@ -113,7 +112,7 @@ def _describe_best(candidates: Sequence[Candidate], unit: str) -> str:
     return f"the least is {_amount(best, unit):.3g}, on {best.machines} x {best.machine_type.name}"
 
 
-def launch_command(candidate: Candidate, recipe: str, options: Mapping[str, Any]) -> str:
+def launch_command(candidate: Candidate, recipe: str, options: Mapping[str, object]) -> str:
     """Return the shell command that launches a candidate. `options` are those that `plan` and `launch` share."""
     argv = ["imgnet-cluster", "launch", "--machines", str(candidate.machines), "--type", candidate.machine_type.name]
     for name, option_value in options.items():

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
+from cluster.backends.planner import RENTED_DATA_FOLDER, MachinePlanner, SourceAccess
 from cluster.errors import BadInput, ClusterError
 from train.data.fetch.download import fetch_manifest, fetch_small_file
 from train.data.fetch.fetch import STALL_TIMEOUT_SECONDS, SetToFetch, format_bytes
@@ -21,7 +22,6 @@ from train.recipe.schema import FULL_SIZE, Recipe, reads_full_size
 from train.tools.filesystem import read_json
 
 S3_SCHEME = "s3://"
-RENTED_DATA_FOLDER = "~/.imgnet/data"  # on the instance's fast disk if it has one: infra/aws/instances/user_data.py
 MANIFEST_TIMEOUT_SECONDS = 10.0  # while a job is planned
 
 
@@ -96,24 +96,23 @@ class RemoteDataset:
     manifests: dict[int | None, dict[str, SourceManifest]]
 
     @classmethod
-    def resolve(cls, source: str, recipe: Recipe, copies: str, fetch_folder: str, backend: str, offline: bool) -> Self:
+    def resolve(cls, source: str, recipe: Recipe, copies: str, fetch_folder: str, planner: MachinePlanner) -> Self:
         """Derive the target, and read the manifests if the source can be read from this computer.
 
         Raises `ClusterError` when a target is missing (`BadInput`) or the source is not a packed set.
         """
-        if copies and backend == "local" and not is_s3(copies):
+        if copies and planner.is_this_computer and not is_s3(copies):
             copies = str(Path(copies).expanduser().absolute())
-        dataset = cls(source, copies, fetch_target(source, fetch_folder, backend), {})
+        dataset = cls(source, copies, fetch_target(source, fetch_folder, planner), {})
+        access = planner.source_access(is_s3(source))
+        if access is SourceAccess.NONE:
+            return dataset
         try:
-            if backend == "local" or (backend == "aws" and is_s3(source) and not offline):
-                return replace(dataset, manifests=dataset._manifests_by_size(recipe))
-        except FetchError as error:
+            return replace(dataset, manifests=dataset._manifests_by_size(recipe))
+        except (FetchError, ClusterError) as error:
+            if access is SourceAccess.OPTIONAL:
+                return dataset
             raise ClusterError(str(error)) from error
-        if backend == "ssh":
-            # A failure is no error here: the machines may have access that this computer does not have.
-            with contextlib.suppress(FetchError, ClusterError):
-                return replace(dataset, manifests=dataset._manifests_by_size(recipe))
-        return dataset
 
     def _manifests_by_size(self, recipe: Recipe) -> dict[int | None, dict[str, SourceManifest]]:
         """Read the manifests of the full-size images, and of those resized copies that exist. Raises `FetchError`."""
@@ -157,18 +156,19 @@ def _read_split_manifests(location: str) -> dict[str, SourceManifest]:
     return {split: fetch_manifest(source, split, MANIFEST_TIMEOUT_SECONDS) for split in SPLITS}
 
 
-def fetch_target(source: str, fetch_folder: str, backend: str) -> Path:
+def fetch_target(source: str, fetch_folder: str, planner: MachinePlanner) -> Path:
     """Return the folder on the machines to which the data set is fetched. It has the name of its source.
 
     Raises `BadInput` when the folder is missing or relative.
     """
-    if not fetch_folder and backend in ("local", "ssh"):
+    fetch_folder = fetch_folder or planner.default_fetch_folder or ""
+    if not fetch_folder:
         raise BadInput(
             f"{source}: the machines copy this data set to their own disks before training; "
             "name the folder there: --fetch DIR"
         )
-    folder = Path(fetch_folder or RENTED_DATA_FOLDER)
-    if backend == "local":
+    folder = Path(fetch_folder)
+    if planner.is_this_computer:
         folder = folder.expanduser().absolute()
     if not folder.is_absolute() and folder.parts[:1] != ("~",):
         raise BadInput(

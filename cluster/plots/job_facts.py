@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from cluster.backends.rentals import MachineCost
 from cluster.state.job_result import JobResult, JsonObject
 from cluster.state.status import JobStatus
 from cluster.state.timeline import AttemptRow
@@ -41,7 +42,7 @@ class CostFacts:
     """
 
     total: float
-    machines: Sequence[JsonObject] = ()
+    machines: Sequence[MachineCost] = ()
     over_time: Sequence[tuple[float, float]] = ()
     unknown: Sequence[str] = ()
 
@@ -76,7 +77,7 @@ class JobFacts:
     status: JobStatus
     result: JobResult | None
     model: str
-    settings: Mapping[str, object]
+    settings: Mapping[str, str | int | float | None]
     data: str
     backend: str
     machines: int

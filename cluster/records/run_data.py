@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from cluster.backends import machine_types
+from cluster.backends.base import BilledBackend
 from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from cluster.state import attempts, timeline
@@ -56,8 +57,8 @@ def collect_run_data(job: Job) -> JsonDict:
         "backend": spec.backend,
         "recipe": spec.recipe.to_json(),
         "gpus": last_start["gpus"],
-        "max_steps": spec.max_steps,
-        "scale": spec.scale,
+        "max_steps": spec.train.max_steps,
+        "scale": spec.train.scale,
         "commit": spec.git_commit,
         "launched_at": state_result.first_launch_time(run_folder, spec),
         "loading_began_at": start_rows[0]["begun"],
@@ -163,7 +164,8 @@ def machine_costs(job: Job, attempts_by_number: AttemptsByNumber, end_time: floa
     """
     spec = job.spec
     last_members = attempts_by_number[max(attempts_by_number)].machine_names if attempts_by_number else ()
-    if not spec.cloud:
+    backend = job.backend
+    if not isinstance(backend, BilledBackend):
         # Names only: the addresses of somebody's own machines do not belong in a public record.
         own_machines = [{"name": name, "type": None, "price": None} for name in spec.machine_names]
         return {
@@ -173,24 +175,22 @@ def machine_costs(job: Job, attempts_by_number: AttemptsByNumber, end_time: floa
             "cost_per_hour": None,
             "billed": None,
         }
-    from cluster.backends.aws import admin
-
-    cost = admin.job_cost(job.path)
-    machines = [
-        {name: machine[name] for name in BILLED_MACHINE_FIELDS}
-        for machine in cost["machines"]
-        if machine["launched"] <= end_time
-    ]
-    price_by_name = {machine["name"]: machine["price"] for machine in machines}
+    cost = backend.job_cost()
+    machines = [machine for machine in cost.machines if machine.launched <= end_time]
+    price_by_name = {machine.name: machine.price for machine in machines}
     prices = [price_by_name.get(name) for name in last_members]
     known_prices = [price for price in prices if price is not None]
     return {
-        "machines": machines,
-        "gpus_by_type": {machine["type"]: describe_gpus(machine["type"]) for machine in machines},
+        "machines": [_select(machine.to_json(), BILLED_MACHINE_FIELDS) for machine in machines],
+        "gpus_by_type": {machine.type: describe_gpus(machine.type) for machine in machines},
         "at_work": list(last_members),
         "cost_per_hour": sum(known_prices) if known_prices and len(known_prices) == len(prices) else None,
-        "billed": None if cost["unknown"] else cost["dollars"],
+        "billed": None if cost.unknown else cost.dollars,
     }
+
+
+def _select(row: JsonDict, names: Sequence[str]) -> JsonDict:
+    return {name: row[name] for name in names}
 
 
 def describe_gpus(type_name: str) -> str:

@@ -60,7 +60,7 @@ RECORDED_EPOCH_FIELDS = (
     "top5_square",
 )
 RECORDED_ATTEMPT_FIELDS = ("attempt", "machines", "first_step", "reason", "steps_lost")
-OPTIMIZERS_BY_SETTING = {  # for settings that only some of our optimizers use (train/optim/factory.py)
+OPTIMIZERS_BY_SETTING = {  # for settings that only some of the built-in optimizers use (train/optim/factory.py)
     "momentum": ("sgd", "lars"),
     "nesterov": ("sgd", "lars"),
     "trust": ("lars",),
@@ -153,7 +153,7 @@ def dawnbench_entry(
 
 
 def used_optimizer_settings(optim: JsonMapping) -> dict[str, Any]:
-    """Return the settings that the optimizer uses; all settings for an optimizer that is not one of ours."""
+    """Return the settings that the optimizer uses; all settings for an optimizer that is not built in."""
     name = optim["name"]
     return {
         setting: value

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 
+from cluster.backends.base import BilledBackend
 from cluster.errors import ClusterError
 from cluster.jobs.job import Job
 from cluster.plots.job_facts import CostFacts, JobFacts, TimelineRow
@@ -34,7 +35,10 @@ def collect_facts(job: Job) -> JobFacts:
     try:
         return _collect_facts(job)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError, ZeroDivisionError) as error:
-        raise ClusterError(f"{job.path}: a file in it is damaged ({type(error).__name__}: {error})") from error
+        raise ClusterError(
+            f"{job.path}: a file of this run folder is damaged ({type(error).__name__}: {error}); "
+            "restore it, or delete the folder to forget the job"
+        ) from error
 
 
 def _collect_facts(job: Job) -> JobFacts:
@@ -53,7 +57,7 @@ def _collect_facts(job: Job) -> JobFacts:
         model=spec.recipe.model.name,
         settings=comparable_settings(job),
         data=spec.recipe.data.name,
-        backend=job.backend.DESCRIPTION,
+        backend=job.backend.description,
         machines=spec.machines,
         processes=spec.machines * spec.procs,
         epochs=epochs_over_time(job.metric_rows("epoch"), result.epochs if result else [], clock),
@@ -130,26 +134,24 @@ def _aggregate(function: Callable[[list[float]], float], rows: Sequence[JsonObje
 def _planned_schedule(job: Job) -> list[JsonObject]:
     """Return the rows of the planned schedule, for a job without a result."""
     spec = job.spec
-    train_images = scaled_image_count(spec.recipe.data.train, spec.scale)
-    return Schedule(spec.recipe, train_images, spec.schedule_gpus, spec.max_steps).table()
+    train_images = scaled_image_count(spec.recipe.data.train, spec.train.scale)
+    return Schedule(spec.recipe, train_images, spec.schedule_gpus, spec.train.max_steps).table()
 
 
 def cost_over_time(job: Job, result: JobResult | None) -> CostFacts:
     """Return what the job has cost."""
-    if job.spec.backend != "aws":
+    backend = job.backend
+    if not isinstance(backend, BilledBackend):
         return CostFacts(total=result.dollars if result else 0.0)
-    from cluster.backends.aws import admin
-
-    cost = admin.job_cost(job.path)
-    machines = cost["machines"]
+    cost = backend.job_cost()
     over_time = []
-    if machines:
-        begin = min(machine["launched"] for machine in machines)
-        end = max(machine["ended"] or time.time() for machine in machines)
+    if cost.machines:
+        begin = min(machine.launched for machine in cost.machines)
+        end = max(machine.ended or time.time() for machine in cost.machines)
         for index in range(COST_CURVE_POINTS + 1):
             moment = begin + (end - begin) * index / COST_CURVE_POINTS
-            over_time.append((moment - begin, admin.job_cost(job.path, moment)["dollars"]))
-    return CostFacts(total=cost["dollars"], machines=machines, over_time=over_time, unknown=cost["unknown"])
+            over_time.append((moment - begin, backend.job_cost(moment).dollars))
+    return CostFacts(total=cost.dollars, machines=cost.machines, over_time=over_time, unknown=cost.unknown)
 
 
 def provenance(job: Job, result: JobResult | None, clock: WorkClock) -> list[tuple[str, str]]:
@@ -157,7 +159,7 @@ def provenance(job: Job, result: JobResult | None, clock: WorkClock) -> list[tup
     spec = job.spec
     machines = _format_count(spec.machines, "machine")
     processes = _format_count(spec.procs, "process", "es")
-    scale_note = "" if spec.scale == 1 else f": a rehearsal with {spec.scale:g} of all"
+    scale_note = "" if spec.train.scale == 1 else f": a rehearsal with {spec.train.scale:g} of all"
     versions = (result and result.versions) or {}
     seed = spec.recipe.seed if result is None or result.seed is None else result.seed
     device = (result.device, result.precision) if result else ()
@@ -165,7 +167,7 @@ def provenance(job: Job, result: JobResult | None, clock: WorkClock) -> list[tup
         ("recipe", f"{spec.recipe.name}, {spec.recipe_file or 'from Python'}"),
         ("git commit", str(spec.git_commit or "not known")),
         ("seed", str(seed)),
-        ("data", f"{spec.recipe.data.name}, {spec.data_source or spec.data}"),
+        ("data", f"{spec.recipe.data.name}, {spec.data_source or spec.train.data}"),
         ("images", _describe_images(job) + scale_note),
         ("training", text.describe_training(spec.recipe)),
         ("processes", f"{machines} x {processes}, schedule for {_format_count(spec.schedule_gpus, 'GPU')}"),
@@ -201,7 +203,7 @@ def comparable_settings(job: Job) -> JsonObject:
 
 def _describe_images(job: Job) -> str:
     data = job.spec.recipe.data
-    train_images, val_images = (scaled_image_count(count, job.spec.scale) for count in (data.train, data.val))
+    train_images, val_images = (scaled_image_count(count, job.spec.train.scale) for count in (data.train, data.val))
     return f"{train_images:,} for training, {val_images:,} for validation"
 
 

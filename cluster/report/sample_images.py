@@ -1,4 +1,4 @@
-"""A few validation images as thumbnails, with the part of each that the validation sees."""
+"""Thumbnails of a few validation images, each with the position of the crop on which the network is validated."""
 
 import base64
 from pathlib import Path

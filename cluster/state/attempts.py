@@ -18,12 +18,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from uuid import uuid4
 
+from train.tools.agent_protocol import CHECKPOINT_PATTERN, RESULT_FILE, attempt_name, checkpoint_folder
 from train.tools.filesystem import create_once, newest_intact_file, to_json_bytes
 from train.tools.records import DamagedRecord, encode, read_record
 
 from .states import MachineState
 
-CHECKPOINT_PATTERN = "step-*.pt"
 PROPOSE_TRIES = 10
 PROPOSE_RETRY_SECONDS = 0.05
 
@@ -65,7 +65,7 @@ class Attempt:
 
 def attempt_path(shared: Path, number: int) -> Path:
     """Return the path of an attempt's file."""
-    return shared / "attempts" / f"{number:06d}.json"
+    return shared / "attempts" / f"{attempt_name(number)}.json"
 
 
 def read_attempt(shared: Path, number: int) -> Attempt | None:
@@ -108,7 +108,7 @@ def agreed_end(shared: Path, launch_id: str) -> Attempt | None:
 
 def is_finished(shared: Path, launch_id: str) -> bool:
     """Return whether a job has its result, or the agents of a launch agreed on its end."""
-    return (shared / "result.json").exists() or agreed_end(shared, launch_id) is not None
+    return (shared / RESULT_FILE).exists() or agreed_end(shared, launch_id) is not None
 
 
 def last_training_attempt_number(shared: Path, last_attempt: Attempt | None) -> int:
@@ -164,8 +164,8 @@ def _link_resume_checkpoint(shared: Path, number: int) -> str:
     """
     if number == 1:
         return ""
-    previous_folder = shared / "checkpoints" / f"{number - 1:06d}"
-    own_folder = shared / "checkpoints" / f"{number:06d}"
+    previous_folder = checkpoint_folder(shared, number - 1)
+    own_folder = checkpoint_folder(shared, number)
     previous = read_attempt(shared, number - 1)
     resumed = shared / previous.resume if previous and previous.resume else None
     checkpoint = newest_intact_file(previous_folder, CHECKPOINT_PATTERN) or resumed

@@ -107,7 +107,7 @@ class PeerStatuses:
         self.last_texts: dict[str, str] = {}
         self.statuses: dict[str, MachineStatus] = {}  # by id; at most one for each machine name
         self.changed_at: dict[str, float] = {}
-        # Ids whose status changed while we watched. A file that was only found may be of a machine that died long ago.
+        # IDs whose status changed while this agent watched. Any other file may be of a machine that died long ago.
         self.seen_changing: set[str] = set()
 
     def refresh(self, now: float) -> None:

@@ -17,7 +17,7 @@ from .heartbeats import MachineStatus
 from .states import AgentPhase, AttemptReason, MachineState
 
 MAX_CRASHES = 3  # by the same members at the same step, or by one machine's own fault
-# A pause is no stall until it is this many times the longest pause after which the attempt went on by itself.
+# A pause is no stall until it is this many times the longest pause that ended without a restart.
 STALL_GAP_FACTOR = 3
 WAITING_PHASES = (AgentPhase.FAILED, AgentPhase.SAVED)  # of a machine that waits for the next attempt
 
@@ -47,10 +47,10 @@ class MembershipRules:
 class ClusterView:
     """What one agent knows about the job at one moment. Ages and durations are in seconds.
 
-    `statuses` and `status_ages` are by machine id. `longest_progress_gap` is the longest pause after which this attempt
-    went on by itself. `is_deadline_near`: this machine will be terminated soon and cannot wait for a better moment.
-    `seen_changing` holds the machines whose status changed while this agent watched (None: all); a status that has not
-    changed since may be of a machine that died long ago.
+    The keys of `statuses` and `status_ages` are machine IDs. `longest_progress_gap` is the longest pause of the attempt
+    that ended without a restart. `is_deadline_near` means that this machine will be terminated soon and must leave now.
+    `seen_changing` are the machines whose status has changed while this agent watched; None means all machines. Any
+    other machine may have died long ago and left its status file behind.
     """
 
     own_id: str

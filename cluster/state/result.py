@@ -7,6 +7,7 @@ from typing import Protocol
 from train.data.order import usage_log
 from train.forecast import calibrate, compare_with_run
 from train.recipe import target
+from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import read_json_lines, to_json_bytes, write_atomic
 from train.tools.records import encode, read_record
 
@@ -21,10 +22,10 @@ from .status import add_job_times, best_informed_status, infer_end_state, machin
 class CostMeter(Protocol):
     """Says what a job has cost. Every backend implements it."""
 
-    def cost_dollars(self, spec: JobSpec, run_folder: RunFolder) -> float:
+    def cost_dollars(self) -> float:
         """Return what the job has cost until now."""
 
-    def cost_dollars_until(self, spec: JobSpec, run_folder: RunFolder, moment: float) -> float | None:
+    def cost_dollars_until(self, moment: float) -> float | None:
         """Return what the job had cost at `moment` (seconds since 1970); None when a machine's price is unknown."""
 
 
@@ -56,10 +57,10 @@ def write_result(
     given when the job never started or was ended from outside; a job that trained to its end is "done" all the same.
     The seconds of training and validation come from the trainers, all other seconds from the agents.
     """
-    measured = read_record(run_folder.shared / "result.json", TrainerResult)
+    measured = read_record(run_folder.shared / RESULT_FILE, TrainerResult)
     if measured:
         state, reason = JobState.DONE, ""
-        usage_errors = check_image_usage(run_folder, measured.epochs) if spec.log_ids else None
+        usage_errors = check_image_usage(run_folder, measured.epochs) if spec.train.log_ids else None
     else:
         state, reason = (end_state, end_reason) if end_reason else infer_end_state(run_folder, spec)
         measured = _measurements_so_far(run_folder, spec)
@@ -87,7 +88,7 @@ def write_result(
         setup={name: row.seconds for name, row in machine_rows(run_folder, spec).items()},
         attempts=attempts.last_training_attempt_number(run_folder.shared, newest),
         timeline=timeline.attempt_rows(run_folder.path, run_folder.shared),
-        dollars=cost.cost_dollars(spec, run_folder),
+        dollars=cost.cost_dollars(),
         backend=spec.backend,
         did_not_answer=list(unreachable),
         ids_wrong=usage_errors,
@@ -125,10 +126,10 @@ def target_outcome(
     When it was reached, `seconds_all` counts the seconds since the job's first launch, and `dollars` is the cost until
     then.
     """
-    outcome = target.target_outcome(target.Target.from_options(spec.target, spec.recipe), epochs)
+    outcome = target.target_outcome(target.Target.from_options(spec.train.target, spec.recipe), epochs)
     if outcome and outcome["at"] is not None:
         outcome["seconds_all"] = outcome["at"] - first_launch_time(run_folder, spec)
-        outcome["dollars"] = cost.cost_dollars_until(spec, run_folder, outcome["at"])
+        outcome["dollars"] = cost.cost_dollars_until(outcome["at"])
     return outcome
 
 

@@ -1,11 +1,31 @@
-"""Paths inside the run folder of a job."""
+"""A run: one job as its files describe it, the paths inside its run folder, and the locks that show who is alive."""
 
+import contextlib
+import fcntl
+import json
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Self
 
 from train.tools.filesystem import read_json, to_json_bytes, write_atomic
 
 from .spec import JobSpec
+
+# The kernel releases a lock when its holder dies, so a lock file shows whether a process lives.
+AGENT_LOCK = "agent.lock"  # in an agent's work folder
+SUPERVISOR_LOCK = ".supervisor.lock"  # in the run folder
+
+
+def is_locked(path: Path) -> bool:
+    """Return whether a process of this computer holds a lock file. A missing file is not locked."""
+    with contextlib.suppress(FileNotFoundError), path.open() as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
 
 
 def stop_reason(shared: Path) -> str:
@@ -88,3 +108,22 @@ class RunFolder:
     def result_path(self) -> Path:
         """The job's result. It exists once the job has ended, in whatever state."""
         return self.path / "result.json"
+
+
+@dataclass(frozen=True)
+class Run:
+    """The specification of a job, its run folder, and the clock by which it is timed (seconds since 1970)."""
+
+    spec: JobSpec
+    folder: RunFolder
+    clock: Callable[[], float] = time.time
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Read the run in a run folder.
+
+        Raises `OSError` without a job.json, and `ValueError`, `TypeError`, `KeyError` or `AttributeError` for a damaged
+        one.
+        """
+        folder = RunFolder(path)
+        return cls(JobSpec.from_json(json.loads(folder.spec_path.read_text())), folder)

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Self
 
 from cluster.connectors.mounts import mount_of
+from train.engine.options import TrainOptions
 from train.recipe.schema import Recipe
+from train.tools.option_fields import OptionSet, option_field
 from train.tools.records import decode
 
 from .membership import MembershipRules
@@ -29,50 +31,83 @@ class RentalFacts:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RecoveryOptions(OptionSet):
+    """How a job recovers when it loses machines."""
+
+    spares: int = option_field(
+        0,
+        metavar="N",
+        group="Recovery",
+        minimum=0,
+        help="Number of standby machines. They take over when a machine is lost.",
+    )
+    min_machines: int = option_field(
+        1,
+        metavar="N",
+        group="Recovery",
+        minimum=1,
+        help="Keep training with at least this many machines; pause with fewer.",
+    )
+    standby: bool | None = option_field(
+        None,
+        "--standby/--no-standby",
+        group="Recovery",
+        help="Keep a second set of processes waiting on each machine, with torch imported. It makes recovery faster.  "
+        "[default: on with several machines]",
+    )
+    lost_seconds: float = option_field(
+        5.0,
+        metavar="SECONDS",
+        group="Recovery",
+        minimum=1,
+        help="Give up a machine that sends no heartbeat when no step has completed for this long.",
+    )
+    stall_seconds: float = option_field(
+        120.0,
+        metavar="SECONDS",
+        group="Recovery",
+        minimum=5,
+        help="If no step completes for this long while all machines respond, dump stack traces into the logs and "
+        "restart from the last checkpoint.",
+    )
+    probe: bool = option_field(
+        True,
+        "--probe/--no-probe",
+        group="Recovery",
+        help="Measure the network between the machines before training.  [default: on]",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class JobSpec:
     """One recipe on one set of machines. Paths are absolute.
 
-    `procs` is the number of trainer processes of each machine. `schedule_gpus` is the number of GPUs that the schedule
-    is computed for. Names that end with `seconds` are in seconds.
+    `procs` is the number of trainer processes of each machine. Names that end with `seconds` are in seconds.
     """
 
     name: str
     recipe: Recipe
     recipe_file: str
-    data: str
-    copies: str
-    data_source: str = ""  # where each machine fetches its images from, into `data` and `copies`; "": they are there
+    train: TrainOptions
+    recovery: RecoveryOptions
+    data_source: str = ""  # where each machine fetches its images from, into the folders of `train`; "": they are there
     copies_source: str = ""  # the same for the resized copies, when they do not lie beside the images
     generate_data: bool = False
     backend: str = "local"
+    is_one_computer: bool = True  # all machines of the job are one computer and share its processors
     uid: str = ""
     hosts: dict[str, Any] | None = None
     cloud: dict[str, Any] | None = None  # the rented machines, as cluster/backends/aws/rental_spec.py describes them
     machines: int = 1
-    spares: int = 0
-    min_machines: int = 1
     procs: int = 1
-    schedule_gpus: int = 1
-    max_steps: int | None = None
     max_hours: float | None = None
     limit_name: str = ""  # how messages call the limit in hours, when it follows from another limit (dollars)
     poweroff_grace: float | None = None  # seconds after the limit until a rented machine cuts its own power
-    scale: float = 1.0
-    target: str = ""  # such as top5=93: training ends when a validation has reached it
-    save_seconds: float = 30.0
-    lost_seconds: float = 5.0
-    stall_seconds: float = 120.0
     heartbeat_seconds: float = 0.5
     heartbeat_timeout_seconds: float = 2.5
-    standby: bool = False
     metadata_address: str = ""
-    probe: bool = True
-    skip_bad: bool = False
-    workers: int | None = None
     queue: str = ""  # the queue in which the job waits for its turn; "": none
     parallel: int = 1  # the number of jobs of that queue that run at once
-    log_ids: bool = False
-    exact: bool = False
     forecast: dict[str, Any] | None = None  # the forecast made at the launch, as train/forecast describes it
     git_commit: str | None = None
     created: float = field(default_factory=time.time)
@@ -80,7 +115,7 @@ class JobSpec:
     @property
     def machine_names(self) -> tuple[str, ...]:
         """The machines' names, spares included: "0", "1", ..."""
-        return tuple(map(str, range(self.machines + self.spares)))
+        return tuple(map(str, range(self.machines + self.recovery.spares)))
 
     @property
     def rental_facts(self) -> RentalFacts:
@@ -103,19 +138,24 @@ class JobSpec:
         return MembershipRules(
             machine_names=self.machine_names,
             target_size=self.machines,
-            min_size=self.min_machines,
+            min_size=self.recovery.min_machines,
             heartbeat_timeout=self.heartbeat_timeout_seconds,
-            loss_timeout=self.lost_seconds,
-            startup_loss_timeout=max(self.lost_seconds, MembershipRules.startup_loss_timeout),
-            stall_timeout=self.stall_seconds,
-            startup_stall_timeout=max(self.stall_seconds, MembershipRules.startup_stall_timeout),
+            loss_timeout=self.recovery.lost_seconds,
+            startup_loss_timeout=max(self.recovery.lost_seconds, MembershipRules.startup_loss_timeout),
+            stall_timeout=self.recovery.stall_seconds,
+            startup_stall_timeout=max(self.recovery.stall_seconds, MembershipRules.startup_stall_timeout),
             is_rented=bool(self.cloud),
         )
 
     @property
+    def schedule_gpus(self) -> int:
+        """The number of GPUs that the schedule is computed for."""
+        return self.train.gpus or self.machines * self.procs
+
+    @property
     def processes_per_host(self) -> int:
         """The number of trainers that share one computer's processors."""
-        return self.procs * (1 if self.hosts else len(self.machine_names) * self.parallel)
+        return self.procs * (len(self.machine_names) * self.parallel if self.is_one_computer else 1)
 
     @property
     def threads_per_process(self) -> int | None:
@@ -127,20 +167,28 @@ class JobSpec:
     @property
     def loader_workers(self) -> int | None:
         """Loader processes of a trainer; None lets the trainer count the processors of its machine."""
-        if self.workers is not None or self.processes_per_host == self.procs:
-            return self.workers
+        if self.train.workers is not None or self.processes_per_host == self.procs:
+            return self.train.workers
         return min(16, (os.cpu_count() or 1) // self.processes_per_host)
 
     def resolved_on_machine(self, shared: Path) -> Self:
         """Return the specification as one of the job's machines applies it.
 
-        "~" in paths becomes that machine's home. When `shared` is on a network file system, heartbeats are slower.
+        "~" in paths becomes that machine's home, and trainers on a shared computer get their share of its processors.
+        When `shared` is on a network file system, heartbeats are slower.
         """
         is_network = mount_of(shared.resolve()).network
+        train = replace(
+            self.train,
+            data=str(Path(self.train.data).expanduser()),
+            copies=str(Path(self.train.copies).expanduser()),
+            gpus=self.schedule_gpus,
+            workers=self.loader_workers,
+            threads=self.threads_per_process,
+        )
         return replace(
             self,
-            data=str(Path(self.data).expanduser()),
-            copies=str(Path(self.copies).expanduser()),
+            train=train,
             heartbeat_seconds=NETWORK_HEARTBEAT_SECONDS if is_network else self.heartbeat_seconds,
             heartbeat_timeout_seconds=(
                 NETWORK_HEARTBEAT_TIMEOUT_SECONDS if is_network else self.heartbeat_timeout_seconds
@@ -159,4 +207,8 @@ class JobSpec:
         """
         names = {spec_field.name for spec_field in fields(cls)}
         known = {key: entry for key, entry in value.items() if key in names}
-        return cls(**{**known, "recipe": Recipe.from_json(value["recipe"])})
+        groups = {
+            "train": decode(TrainOptions, value["train"], "train"),
+            "recovery": decode(RecoveryOptions, value["recovery"], "recovery"),
+        }
+        return cls(**{**known, **groups, "recipe": Recipe.from_json(value["recipe"])})

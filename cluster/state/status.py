@@ -12,7 +12,7 @@ from train.tools.filesystem import read_json_lines
 from train.tools.records import encode, read_record
 from train.tools.trainer_reports import TrainingNumbers
 
-from . import attempts, timeline
+from . import attempts, cloud_activity, timeline
 from .heartbeats import MachineStatus
 from .job_result import JobResult
 from .machine_setup import MachineSetup, SetupRecord
@@ -54,14 +54,6 @@ JOB_STATE_OF_INACTIVE = {
 # The steps of a start that the agent measures.
 AGENT_STEPS = (*timeline.STARTUP_STEP_BY_STATE.values(), SetupStep.STANDBY)
 FULL_DISK_BYTES = 1e6  # a disk with less free space than this is full
-
-
-@dataclass(frozen=True, kw_only=True)
-class RentalActivity:
-    """What the supervisor of rented machines does at the moment (cloud.json). `time` is in seconds since 1970."""
-
-    doing: str = ""
-    time: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +177,7 @@ def job_status(run_folder: RunFolder, spec: JobSpec, result: JobResult | None) -
         top1=numbers.top1,
         top5=numbers.top5,
         where=add_job_times(run_folder, spec, numbers.where),
-        target=spec.target or None,
+        target=spec.train.target or None,
         run=str(run_folder.path),
     )
     if result is not None:
@@ -200,8 +192,9 @@ def job_status(run_folder: RunFolder, spec: JobSpec, result: JobResult | None) -
 def _ended_job_status(status: JobStatus, result: JobResult) -> JobStatus:
     """Return a job's status with what its result says."""
     if result.state == JobState.DONE:
-        epochs = len(result.epochs)
-        status = replace(status, step=result.steps, steps=result.steps, epoch=epochs, epochs=epochs)
+        # The number of the last epoch, as in the epochs' lines: with --max-steps, whole epochs are left out.
+        last_epoch = result.epochs[-1].get("epoch") if result.epochs else 0
+        status = replace(status, step=result.steps, steps=result.steps, epoch=last_epoch, epochs=last_epoch)
     return replace(
         status,
         top1=result.top1,
@@ -220,9 +213,9 @@ def _ended_job_status(status: JobStatus, result: JobResult) -> JobStatus:
 
 def _starting_job_status(run_folder: RunFolder, spec: JobSpec, status: JobStatus) -> JobStatus:
     """Return the status of a job whose agents have not written one: machines are rented or set up."""
-    rental = read_record(run_folder.path / "cloud.json", RentalActivity) if spec.cloud else None
-    if rental and rental.doing:
-        return replace(status, state=JobState.ACQUIRING, doing=rental.doing)
+    activity = cloud_activity.read_activity(run_folder.path) if spec.cloud else None
+    if activity and activity.doing:
+        return replace(status, state=JobState.ACQUIRING, doing=activity.doing)
     setup_record = read_record(run_folder.path / "machines.json", SetupRecord)
     if setup_record:
         step_counts = Counter(row.step for row in setup_record.machines.values() if row.step)

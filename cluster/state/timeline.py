@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from train.tools.agent_protocol import metrics_file
 from train.tools.filesystem import read_json_lines
 from train.tools.records import DamagedRecord, decode, read_record
 
@@ -90,8 +91,8 @@ def attempt_rows(run_path: Path, shared: Path) -> list[AttemptRow]:
 
 def moved_launch_ids(run_path: Path) -> list[str]:
     """Return the IDs of launches that no user asked for: all rented machines were lost, and new ones took over."""
-    rows = read_json_lines(run_path / "cloud.jsonl", "what", "mark")
-    return [str(row["mark"]) for row in rows if row["what"] == "move"]
+    rows = read_json_lines(run_path / "cloud.jsonl", "what", "launch_id")
+    return [str(row["launch_id"]) for row in rows if row["what"] == "move"]
 
 
 def lost_intervals(run_path: Path, shared: Path) -> list[tuple[float, float]]:
@@ -124,7 +125,7 @@ def lost_seconds(run_path: Path, shared: Path) -> float:
 
 def _read_step_times(run_path: Path, attempt: int) -> list[tuple[int, float]]:
     """Return (step, time) as rank 0 of an attempt logged them: its first step, then about one step per second."""
-    rows = read_json_lines(run_path / "metrics" / f"{attempt:06d}.jsonl", "kind", "step", "time")
+    rows = read_json_lines(metrics_file(run_path, attempt), "kind", "step", "time")
     return [(int(row["step"]), float(row["time"])) for row in rows if row["kind"] == "train"]
 
 

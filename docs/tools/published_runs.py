@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from train.forecast.constants import IMAGENET18_CONSTANTS, Constants
-from train.forecast.hardware import EFA_NETWORK, NetworkSpec
+from train.forecast.hardware import RDMA_NETWORK, NetworkSpec
 from train.forecast.model import Forecast, forecast
 from train.recipe.components import IMAGENET, Model
 from train.recipe.schedule import Schedule
@@ -208,7 +208,7 @@ def imagenet18_runs(phases_by_machines: dict[int, Sequence[Phase]]) -> list[Publ
 KEMPNER_CONSTANTS = Constants(
     source="Kempner on one GPU",
     images_per_second=(1_281_167 + 16_667) / (129_686 / 90 - 5.2),
-    network=EFA_NETWORK,
+    network=RDMA_NETWORK,
     epoch_seconds=((224, 5.2),),
 )
 

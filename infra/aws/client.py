@@ -21,6 +21,7 @@ import boto3
 from botocore.config import Config
 
 from .errors import CloudError, ErrorKind, NoCredentials, classify_error, explain_error
+from .tags import Resource
 
 PRICING_API_REGION = "us-east-1"  # one of the three regions that serve the price list
 CHECK_IP_URL = "https://checkip.amazonaws.com"
@@ -29,6 +30,7 @@ NO_RETRY_CONFIG = Config(retries={"mode": "standard", "total_max_attempts": 1}, 
 CONSISTENCY_TIMEOUT_SECONDS = 60.0  # how long AWS may take to show in one call what another call has created
 CONSISTENCY_POLL_SECONDS = 2.0
 Response = TypeVar("Response")
+Client = Any  # boto3 makes the methods of its clients at run time and ships no types
 _client_lock = threading.Lock()  # a boto3 session must not create clients in several threads at once
 
 
@@ -49,48 +51,48 @@ class Account:
         """Return the same account in another region."""
         return self if region == self.region else Account(region, self._profile)
 
-    def client(self, service: str, config: Config = RETRY_CONFIG, region: str | None = None) -> Any:
+    def client(self, service: str, config: Config = RETRY_CONFIG, region: str | None = None) -> Client:
         """Return a new boto3 client of a service. Raises `CloudError`."""
         with _explain_errors("AWS"), _client_lock:
             return self._session.client(service, region_name=region or self.region, config=config)
 
     @cached_property
-    def ec2(self) -> Any:
+    def ec2(self) -> Client:
         """EC2 client with retries: describes and terminates."""
         return self.client("ec2")
 
     @cached_property
-    def ec2_no_retry(self) -> Any:
+    def ec2_no_retry(self) -> Client:
         """EC2 client that sends each call once: rents machines."""
         return self.client("ec2", NO_RETRY_CONFIG)
 
     @cached_property
-    def efs(self) -> Any:
+    def efs(self) -> Client:
         """EFS client (file systems)."""
         return self.client("efs")
 
     @cached_property
-    def iam(self) -> Any:
+    def iam(self) -> Client:
         """IAM client (roles and policies); the same in all regions."""
         return self.client("iam")
 
     @cached_property
-    def ssm(self) -> Any:
+    def ssm(self) -> Client:
         """Systems Manager client; its public parameters name the newest machine images."""
         return self.client("ssm")
 
     @cached_property
-    def s3(self) -> Any:
+    def s3(self) -> Client:
         """S3 client (buckets)."""
         return self.client("s3")
 
     @cached_property
-    def quotas(self) -> Any:
+    def quotas(self) -> Client:
         """Service Quotas client."""
         return self.client("service-quotas")
 
     @cached_property
-    def pricing(self) -> Any:
+    def pricing(self) -> Client:
         """Price list client."""
         return self.client("pricing", region=PRICING_API_REGION)
 
@@ -116,7 +118,7 @@ def _explain_errors(action: str) -> Iterator[None]:
         raise explain_error(error, action) from error
 
 
-def call(action: str, function: Callable[..., Response], **params: Any) -> Response:
+def call(action: str, function: Callable[..., Response], **params: object) -> Response:
     """Call a boto3 function once. `action` names the purpose in its error. Raises `CloudError`."""
     with _explain_errors(action):
         return function(**params)
@@ -129,7 +131,7 @@ def call_with_retry(
     retry_on: tuple[ErrorKind, ...] = (ErrorKind.NOT_VISIBLE_YET,),
     timeout_seconds: float = CONSISTENCY_TIMEOUT_SECONDS,
     pause: Callable[[float], None] = time.sleep,
-    **params: Any,
+    **params: object,
 ) -> Response:
     """Call a boto3 function, and repeat the call every 2 s while its error is one of `retry_on`.
 
@@ -145,10 +147,10 @@ def call_with_retry(
             pause(CONSISTENCY_POLL_SECONDS)
 
 
-def paginate(action: str, client: Any, operation: str, result_key: str, **params: Any) -> list[dict[str, Any]]:
+def paginate(action: str, client: Client, operation: str, result_key: str, **params: object) -> list[Resource]:
     """Return all items of a paginated operation: the lists under `result_key` of all pages. Raises `CloudError`."""
     with _explain_errors(action):
-        items: list[dict[str, Any]] = []
+        items: list[Resource] = []
         for page in client.get_paginator(operation).paginate(**params):
             items += page.get(result_key, [])
         return items

@@ -5,7 +5,6 @@ Amazon EC2 API"; the code of SkyPilot, ParallelCluster and Karpenter.
 """
 
 from enum import Enum
-from typing import Any
 
 from botocore import exceptions as boto
 from botocore.parsers import ResponseParserError
@@ -37,7 +36,7 @@ class ErrorKind(Enum):
     OUTCOME_UNKNOWN = "the call may have been executed: repeat it with the same client token"
     NOT_VISIBLE_YET = "a resource that was just created is not visible yet: repeat the call soon"
     IN_USE = "another resource must end first: repeat the call later"
-    ALREADY_EXISTS = "the resource exists: check whether it is ours"
+    ALREADY_EXISTS = "the resource exists: check whether it has the stack tag"
     NOT_FOUND = "the resource does not exist"
     NO_FREE_ADDRESSES = "the subnet has no free addresses: try the next subnet"
     PERMANENT = "a repeated call would fail again: report the error"
@@ -166,6 +165,6 @@ def _shorten(text: str) -> str:
     return text if len(text) < 300 else text[:297] + "..."
 
 
-def error_to_dict(error: Exception) -> dict[str, Any]:
-    """Return an error's code and short text as plain data for a journal."""
-    return {"code": get_error_code(error), "said": _shorten(" ".join(str(error).split()))}
+def describe_error(error: Exception) -> str:
+    """Return the short text of an error in one line."""
+    return _shorten(" ".join(str(error).split()))

@@ -4,24 +4,29 @@ import contextlib
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
+
+from .journal_events import JournalEvent, decode_event, encode_event
+
+EventT = TypeVar("EventT", bound=JournalEvent)
 
 
 class Journal:
-    """An append-only file of JSON lines. After a crash it tells which calls may have been made."""
+    """An append-only file of events, a JSON line each. After a crash it tells which calls may have been made."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, what: str, **fields: Any) -> None:
-        """Append a line of kind `what`, and return when it is on disk.
+    def write(self, event: JournalEvent) -> None:
+        """Append an event, at the present time, and return when it is on disk.
 
         Raises `OSError`. The caller must then not make the AWS call.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"time": time.time(), "what": what, **fields}, default=str)
+        line = json.dumps(encode_event(replace(event, time=time.time())))
         is_torn = self.path.exists() and self.path.stat().st_size and not self._ends_with_newline()
         with open(self.path, "a", opener=_open_private) as file:
             file.write(("\n" if is_torn else "") + line + "\n")
@@ -38,16 +43,21 @@ class Journal:
             file.seek(-1, os.SEEK_END)
             return file.read(1) == b"\n"
 
-    def lines(self, *what: str) -> list[dict[str, Any]]:
-        """Return the complete lines in order: all of them, or those of the given kinds."""
-        lines: list[dict[str, Any]] = []
+    def events(self, event_type: type[EventT], *more_types: type[EventT]) -> list[EventT]:
+        """Return the events of the given types, in order. `JournalEvent` stands for all types.
+
+        A torn line is left out. Raises `DamagedRecord` with file and line for a complete line that is no event.
+        """
+        wanted_types = (event_type, *more_types)
+        return [event for event in self._read() if isinstance(event, wanted_types)]
+
+    def _read(self) -> Iterator[JournalEvent]:
         if self.path.exists():
-            for text in self.path.read_text(errors="replace").splitlines():
-                with contextlib.suppress(ValueError):
-                    line = json.loads(text)
-                    if isinstance(line, Mapping) and (not what or line.get("what") in what):
-                        lines.append(dict(line))
-        return lines
+            for number, text in enumerate(self.path.read_text(errors="replace").splitlines(), 1):
+                with contextlib.suppress(json.JSONDecodeError):
+                    data = json.loads(text)
+                    if isinstance(data, dict):
+                        yield decode_event(data, f"{self.path}, line {number}")
 
 
 def _open_private(path: str, flags: int) -> int:

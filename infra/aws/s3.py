@@ -8,7 +8,6 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 from boto3.s3.transfer import S3UploadFailedError, TransferConfig
 from botocore import exceptions as boto
@@ -121,7 +120,7 @@ class S3Prefix:
     def _key(self, path: str) -> str:
         return f"{self.prefix}/{path}".lstrip("/")
 
-    def _object_params(self, path: str) -> dict[str, Any]:
+    def _object_params(self, path: str) -> dict[str, str]:
         return {"Bucket": self.bucket, "Key": self._key(path)}
 
     def _explain(self, error: Exception, path: str, permission: str = "s3:GetObject") -> CloudError:

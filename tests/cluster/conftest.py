@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 from support.sandbox import Sandbox
+from support.specs import make_spec
 
 from cluster.state.run_folder import RunFolder
-from cluster.state.spec import JobSpec
 from train.recipe import Data, Model, Phase, Recipe
 from train.tools.filesystem import with_checksum
 
@@ -36,8 +36,8 @@ class HandMadeRun:
 
     def __init__(self, run: Path, **changes: Any) -> None:
         self.run_folder = RunFolder(run)
-        values = {"name": run.name, "recipe": TINY, "recipe_file": "", "data": "/nowhere", "copies": "/nowhere-sz"}
-        self.spec = JobSpec(**{**values, "created": time.time() - 3600, **changes})
+        values = {"name": run.name, "recipe": TINY, "data": "/nowhere", "copies": "/nowhere-sz"}
+        self.spec = make_spec(**{**values, "created": time.time() - 3600, **changes})
         self.run_folder.shared.mkdir(parents=True)
         for name in self.spec.machine_names:
             self.run_folder.work_folder(name).mkdir(parents=True)

@@ -16,6 +16,7 @@ import pytest
 import train.recipe
 from cluster import errors
 from cluster.cli.app import cli
+from train.engine.options import RunOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "README.md"
@@ -234,7 +235,7 @@ def test_page_inline_command_has_only_own_options(page: str) -> None:
 @pytest.mark.parametrize("page", PAGES)
 def test_page_option_belongs_to_a_command(page: str) -> None:
     known = set().union(*(options_of(command) for command in COMMANDS.values()))
-    known |= set(re.findall(r'"(--[a-z][\w-]*)"', (ROOT / "train/engine/options.py").read_text()))
+    known |= {flag for option in RunOptions.options() for flag in option.flags}
     assert options_in(LINK.sub("", PAGES[page])) <= known | FOREIGN_OPTIONS
 
 

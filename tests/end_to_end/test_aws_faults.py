@@ -16,6 +16,7 @@ from support.sandbox import Sandbox
 from support.simcloud.fixture import IMAGE, simcloud
 
 from cluster.jobs.job import Job
+from infra.aws.journal_events import RequestRefused
 
 __all__ = ["renter", "simcloud"]  # fixtures
 
@@ -55,7 +56,7 @@ def test_ctrl_c_while_acquiring_detaches_and_stop_or_down_ends_the_job(renter: R
         arguments = [argument for argument in renter.launch_arguments() if argument != "-d"]
         launch = renter.sandbox.start(*arguments)
         job = renter.sandbox.job(number)
-        renter.wait_for(partial(renter.journal_lines, job, "refused"))
+        renter.wait_for(partial(renter.journal_events, job, RequestRefused))
         os.killpg(launch.pid, signal.SIGINT)
         assert launch.wait(20) == 130
         output = renter.sandbox.output(number - 1)
@@ -86,7 +87,7 @@ def test_ls_restarts_a_supervisor_killed_while_acquiring_or_booting(renter: Rent
     delay_sshd(renter, 500.0)
     remove_capacity(renter)
     job = renter.launch()
-    renter.wait_for(lambda: renter.journal_lines(job, "refused"))
+    renter.wait_for(lambda: renter.journal_events(job, RequestRefused))
     renter.kill_supervisor()
     renter.run("ls")
     assert renter.wait_for_supervisor()
@@ -196,7 +197,7 @@ def test_resources_of_others_with_our_names_are_left_alone(renter: Renter) -> No
     ec2 = renter.cloud.client("ec2")
     ssm = renter.cloud.client("ssm")
     ids_before = {resource["id"] for resource in renter.cloud.all_resources()}
-    # Our name and our tag of the job, but not the tag that says that we have created the resource.
+    # The stack's name and the job's tag, but not the stack tag, which says that this project created the resource.
     tags = [{"Key": "Name", "Value": "imgnet job-1"}, {"Key": "imgnet:job", "Value": job.spec.uid}]
     ec2.run_instances(
         ImageId=ssm.get_parameter(Name=IMAGE)["Parameter"]["Value"],

@@ -81,7 +81,7 @@ def test_failed_fetch_is_one_line_in_status_and_resume_continues_it(sandbox: San
     assert sandbox.cli("resume", "job-1").code == 0 and job.state == "done"
     logs = "".join(path.read_text() for path in (job.path / "logs").glob("setup-*.log"))
     (fetch_line,) = [line for line in logs.splitlines() if " fetched in " in line]
-    assert ", 0 bytes were there" not in fetch_line, "what had been fetched was fetched again"
+    assert ", 0 bytes already present" not in fetch_line, "what had been fetched was fetched again"
 
 
 def test_stop_interrupts_a_fetch(sandbox: Sandbox) -> None:
@@ -111,8 +111,8 @@ def test_rented_machines_and_a_later_replacement_fetch_from_s3(renter: Renter) -
     pack_images(sandbox)
     renter.run("up", "--stack", "--bucket", "imgnet-sets")
     url = "s3://imgnet-sets/data/set"
-    assert "20 files put there" in renter.run("data", "put", "set", url, "--sizes", "32,full")
-    assert "0 files put there, 20 were there" in renter.run("data", "put", "set", url, "--sizes", "32,full")
+    assert "20 files uploaded" in renter.run("data", "put", "set", url, "--sizes", "32,full")
+    assert "0 files uploaded, 20 already present" in renter.run("data", "put", "set", url, "--sizes", "32,full")
     options = renter.launch_arguments("--data", url, "--save-seconds", "1")[:-1]
     output = renter.run(*options, write_recipe(sandbox, 4000))
     assert f"index only; each machine fetches it from {url} to ~/.imgnet/data/set before" in output

@@ -11,6 +11,7 @@ import pytest
 from support.sandbox import FinishedSandbox, Sandbox
 
 from cluster.jobs.job import Job
+from cluster.planning.launch_options import make_launch_options
 
 RESULT_KEYS = {
     "recipe", "state", "top1", "top5", "epochs", "seconds", "images_per_second", "goodput", "machines", "procs",
@@ -259,6 +260,24 @@ def test_trainers_get_the_environment_of_their_own_launch_only(sandbox: Sandbox)
         assert sandbox.cli("stop", name).code == 0
 
 
+@pytest.mark.parametrize("search_path", ["", "."])
+def test_modules_of_the_current_folder_are_found_and_never_replace_ours(sandbox: Sandbox, search_path: str) -> None:
+    """Two processes: the second way in which Python would put the current folder first (python -m train)."""
+    for name in ("cluster", "infra", "recipes", "train"):
+        (sandbox.path / f"{name}.py").write_text("raise RuntimeError('the wrong one')")
+    (sandbox.path / "layers.py").write_text("from torch import nn\nPOOL = nn.Sequential(nn.AdaptiveAvgPool2d(1))")
+    net = "from torch import nn\n\n\ndef small(classes):\n    from layers import POOL\n\n"
+    net += "    return nn.Sequential(POOL, nn.Flatten(), nn.Linear(3, classes))\n"
+    (sandbox.path / "mynet.py").write_text(net)
+    recipe = Path(sandbox.write_recipe(1))
+    recipe.write_text(recipe.read_text().replace("resnet10_tiny", "mynet:small"))
+    environment = {"PYTHONPATH": search_path} if search_path else {}
+    launched = sandbox.cli("launch", "--local", recipe.name, env=environment)
+    assert launched.code == 0 and "job-1 done" in launched.out, launched
+    evaluated = sandbox.cli("eval", "job-1", "--procs", "2", "-o", "json", env=environment)
+    assert evaluated.code == 0, evaluated
+
+
 def test_jobs_of_two_folders_never_share_a_name(sandbox: Sandbox) -> None:
     job = sandbox.launch(ENDLESS)
     second_folder = sandbox.path / "elsewhere"
@@ -286,7 +305,9 @@ def test_jobs_of_two_folders_never_share_a_name(sandbox: Sandbox) -> None:
 def test_launch_killed_before_its_tmux_session_is_failed_and_can_be_resumed(sandbox: Sandbox) -> None:
     from cluster.jobs import submit
 
-    job = submit.create_job(submit.plan(submit.load_recipes(sandbox.write_recipe(2))[0], data=sandbox.data).spec)
+    job = submit.create_job(
+        submit.plan(submit.load_recipes(sandbox.write_recipe(2))[0], make_launch_options(data=sandbox.data)).spec
+    )
     spec = json.loads(job.run_folder.spec_path.read_text())
     job.run_folder.spec_path.write_text(json.dumps({**spec, "created": time.time() - 60}))
     assert list_jobs(sandbox)[0]["state"] == "failed"

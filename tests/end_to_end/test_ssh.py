@@ -53,7 +53,7 @@ class SshUser:
         self.recipe.write_text(RECIPE.format(data=str(sandbox.data), epochs=EPOCHS))
 
     def launch(self, *options: str) -> Job:
-        result = self.sandbox.cli("launch", "--hosts", self.hosts_file, "-d", "-y", *OPTIONS, *options, self.recipe)
+        result = self.sandbox.cli("launch", "--ssh", self.hosts_file, "-d", "-y", *OPTIONS, *options, self.recipe)
         assert result.code == 0, result
         return self.sandbox.job()
 
@@ -61,7 +61,7 @@ class SshUser:
         wait_for(condition, seconds, describe=lambda: self.describe(job), poll_seconds=0.1)
 
     def describe(self, job: Job) -> str:
-        log_path = job.path / "supervisor.log"
+        log_path = job.supervisor_log_path
         log = log_path.read_text() if log_path.exists() else ""
         return "\n".join([str(job.timeline()), str(job.status()), log])
 
@@ -160,9 +160,9 @@ def test_unreachable_machines_train_on_and_another_user_can_adopt_the_job(
 
     other_folder = sandbox.path / "elsewhere"
     other_folder.mkdir()
-    adopted = sandbox.cli("adopt", "--hosts", user.hosts_file, cwd=other_folder)
+    adopted = sandbox.cli("adopt", "--ssh", user.hosts_file, cwd=other_folder)
     assert adopted.code == 0 and job.spec.uid in adopted.out, adopted
-    adopted_again = sandbox.cli("adopt", "--hosts", user.hosts_file, cwd=other_folder)
+    adopted_again = sandbox.cli("adopt", "--ssh", user.hosts_file, cwd=other_folder)
     assert adopted_again.code == 1 and "is here already" in adopted_again.err
     adopted_job = Job(next((other_folder / "runs").iterdir()))
     user.wait_for(lambda: (adopted_job.status().step or 0) > 0, adopted_job)
@@ -184,7 +184,7 @@ def test_launch_names_unusable_machines_before_it_starts_anything(make_user: Cal
     machines[1].unplug()
     text = user.hosts_file.read_text()
     user.hosts_file.write_text(text.replace(machines[2].host_key, machines[0].host_key))
-    launched = user.sandbox.cli("launch", "--hosts", user.hosts_file, "-y", *OPTIONS, "--machines", "3", user.recipe)
+    launched = user.sandbox.cli("launch", "--ssh", user.hosts_file, "-y", *OPTIONS, "--machines", "3", user.recipe)
     assert launched.code == 100 and "Traceback" not in launched.out + launched.err
     reason = json.loads((user.sandbox.path / "runs/job-1/result.json").read_text())["reason"]
     assert "machine 1 (127.1.0.2)" in reason and "machine 2 (127.1.0.3)" in reason and "CHANGED" in reason
@@ -195,5 +195,5 @@ def test_launch_names_unusable_machines_before_it_starts_anything(make_user: Cal
 def test_launch_on_two_machines_without_a_shared_folder_is_refused(make_user: Callable[[int], SshUser]) -> None:
     user = make_user(2)
     user.bed.write_hosts_toml(user.hosts_file, shared=None)
-    launched = user.sandbox.cli("launch", "--hosts", user.hosts_file, "-y", user.recipe)
+    launched = user.sandbox.cli("launch", "--ssh", user.hosts_file, "-y", user.recipe)
     assert launched.code == 2 and launched.err.count("\n") == 1 and "shared" in launched.err

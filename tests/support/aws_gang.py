@@ -26,9 +26,11 @@ from infra.aws.instances import instances
 from infra.aws.instances.amis import Image
 from infra.aws.instances.gang import Gang
 from infra.aws.instances.instances import Instance
-from infra.aws.instances.request import InstanceRequest, Place
+from infra.aws.instances.request import InstanceRequest
 from infra.aws.instances.user_data import build_user_data
 from infra.aws.journal import Journal
+from infra.aws.journal_events import JournalEvent
+from infra.aws.launch_request import Place
 from infra.aws.market import billing
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.stack.stack import Stack
@@ -165,8 +167,8 @@ class GangTestbed:
         return sorted(name for _, name in self.sim.groups)
 
     def journal_kinds(self) -> list[str]:
-        """Return the kinds of the journal's lines, in order."""
-        return [line["what"] for line in self.journal.lines()]
+        """Return the kinds of the journal's events, in order."""
+        return [event.KIND for event in self.journal.events(JournalEvent)]
 
     def record_client_tokens(self) -> list[str]:
         """Return a list to which each RunInstances call from now on adds its client token."""

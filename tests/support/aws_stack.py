@@ -111,7 +111,7 @@ def work(account: RecordingAccount) -> StackContext:
 
 
 def count_resources(account: Account) -> dict[str, int]:
-    """Return the number of resources with our tag by kind, and of all roles, file systems and access points."""
+    """Return the number of resources with the stack tag by kind, and of all roles, file systems and access points."""
     filters = [{"Name": "tag:imgnet:stack", "Values": ["imgnet"]}]
     counts = {}
     for operation, key in (

@@ -14,7 +14,8 @@ from support.simcloud.fixture import CloudProcess
 from support.waiting import wait_for
 
 from cluster.jobs.job import Job
-from infra.aws.journal import Journal
+from infra.aws.journal import EventT, Journal
+from infra.aws.journal_events import RequestGranted
 
 TYPE = "c7i.2xlarge"
 OPTIONS = ("-y", "--type", TYPE, "--procs", "1", "--workers", "0", "--no-probe")
@@ -70,18 +71,18 @@ class Renter:
         """Return what the cloud, the jobs and their supervisors say, for the message of a failure."""
         lines = [str([(instance["id"], instance["state"], instance["reason"]) for instance in self.cloud.instances()])]
         for run_path in sorted((self.path / "runs").glob("job-*")):
-            for name in ("cloud.log", "supervisor.log", "result.json", "cloud.json"):
+            for name in ("supervisor.jsonl", "result.json", "cloud.json"):
                 with contextlib.suppress(OSError):
                     lines.append(f"--- {run_path.name}/{name}\n{(run_path / name).read_text()[-1500:]}")
         return "\n".join(lines)
 
-    def journal_lines(self, job: Job, *kinds: str) -> list[dict[str, Any]]:
-        """Return the lines of the job's journal, all or those of some kinds."""
-        return Journal(job.path / "cloud.jsonl").lines(*kinds)
+    def journal_events(self, job: Job, event_type: type[EventT]) -> list[EventT]:
+        """Return the events of one type in the job's journal."""
+        return Journal(job.path / "cloud.jsonl").events(event_type)
 
     def granted_ids(self, job: Job) -> list[list[str]]:
         """Return the instances that each granted request of the job brought."""
-        return [[machine["id"] for machine in line["machines"]] for line in self.journal_lines(job, "granted")]
+        return [[machine.id for machine in grant.machines] for grant in self.journal_events(job, RequestGranted)]
 
     def live_instance_ids(self) -> list[str]:
         """Return our instances that have not been ended."""

@@ -22,7 +22,7 @@ from train.data.order.work import BatchRequest
 from train.distributed import ddp
 from train.distributed.process_group import ProcessGroup
 from train.engine.agent_channel import AgentChannel
-from train.engine.options import parse_train_options
+from train.engine.options import parse_run_options
 from train.engine.trainer import Trainer
 from train.models import freezing
 from train.optim import factory
@@ -112,7 +112,7 @@ def make_trainer(
     """
     schedule = Schedule(recipe, images.train, gpus or recipe.nominal_gpus)
     sampler = make_sampler(schedule, images, group.rank, group.world_size)
-    options = parse_train_options(["rule", "--out", str(folder)])
+    options = parse_run_options(["rule", "--out", str(folder)])
     trainer = Trainer(options, recipe, group, sampler, images.classes, AgentChannel())
     if net is not None:
         trainer.model = trainer.wrapped_model = net  # type: ignore[assignment]

@@ -10,7 +10,7 @@ backward pass goes on. The rings or trees that carry the bytes are NCCL's choice
     fp16, bf16      half the bytes; float16 has a relative error of 5e-4, bfloat16 of 4e-3 but any magnitude
     powersgd        1.5 % of ResNet-50's bytes, but approximate sums: for a network that is by far the bottleneck
     hierarchical    inside each machine, between machines, inside again: for Gloo, and for many small machines on a slow
-                    network. NCCL knows the machines by itself
+                    network. NCCL detects machines itself
 """
 
 import inspect

@@ -10,6 +10,8 @@ import struct
 from collections.abc import Mapping
 from pathlib import Path
 
+from train.tools import agent_protocol
+
 SIOCGIFADDR = 0x8915  # ioctl that reads an interface's IPv4 address (netdevice(7))
 
 
@@ -65,10 +67,10 @@ def enable_nccl_log() -> Path | None:
 
     Returns None without an agent, or when the user has set NCCL_DEBUG.
     """
-    work = os.environ.get("IMGNET_WORK")
+    work = os.environ.get(agent_protocol.WORK_VARIABLE)
     if not work or "NCCL_DEBUG" in os.environ:
         return None
-    path = Path(work) / "nccl.log"
+    path = Path(work) / agent_protocol.NCCL_LOG_FILE
     os.environ |= {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,NET", "NCCL_DEBUG_FILE": str(path)}
     return path
 

@@ -72,7 +72,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--bytes", type=int, default=8 << 20, help="size of each message in bytes (default: 8 MiB)")
     parser.add_argument("--rounds", type=int, default=3, help="number of timed messages per pair, and of all-reduces")
-    parser.add_argument("--timeout", type=float, default=60.0, help="seconds for the whole probe (default: 60)")
+    parser.add_argument("--timeout", type=float, default=60.0, help="time limit of the probe in seconds (default: 60)")
     args = parser.parse_args(argv)
     rank = int(os.environ.get("RANK", 0))
     world_size = int(os.environ.get("WORLD_SIZE", 1))

@@ -1,10 +1,6 @@
-"""The channel between a trainer process and the agent on its machine: small files in the folder IMGNET_WORK.
+"""The trainer's side of the protocol with the agent on its machine (train/tools/agent_protocol.py).
 
-    progress.json     written by the first trainer of a machine: state, step, numbers; replaced about once a second
-    failed-3.json     written by rank 3 before it exits with an error: the reason, and whose fault it was
-                      ("own", "peer": another process disappeared, "final": every further attempt would fail too)
-    ask               created by the agent: write a checkpoint at an agreed step and exit; SIGTERM asks the same
-
+A failure's fault is "own", "peer": another process disappeared, or "final": every further attempt would fail too.
 Without IMGNET_WORK (torchrun by hand) nothing is written. This module does not import torch.
 """
 
@@ -19,6 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from train.tools import agent_protocol
 from train.tools.errors import TrainingError, is_peer_failure
 from train.tools.filesystem import to_json_bytes, write_atomic
 from train.tools.records import encode
@@ -31,7 +28,7 @@ class AgentChannel:
     """This process's reports to the agent, and the agent's request to stop."""
 
     def __init__(self) -> None:
-        work = os.environ.get("IMGNET_WORK")
+        work = os.environ.get(agent_protocol.WORK_VARIABLE)
         self.folder = Path(work) if work else None
         self.rank = int(os.environ.get("RANK", 0))
         self.local_rank = int(os.environ.get("LOCAL_RANK", 0))
@@ -52,7 +49,9 @@ class AgentChannel:
 
     def stop_requested(self) -> bool:
         """Whether this process has been asked to save and exit."""
-        return self.sigterm_received or (self.folder is not None and (self.folder / "ask").exists())
+        return self.sigterm_received or (
+            self.folder is not None and (self.folder / agent_protocol.STOP_REQUEST_FILE).exists()
+        )
 
     # Any: `replace` refuses a name that is no field of `TrainingNumbers`.
     def report_state(
@@ -72,7 +71,7 @@ class AgentChannel:
         if throttled and now - self.last_write_time < THROTTLE_SECONDS:
             return
         self.last_write_time = now
-        write_atomic(self.folder / "progress.json", to_json_bytes(encode(self.last_report)), durable=False)
+        write_atomic(self.folder / agent_protocol.PROGRESS_FILE, to_json_bytes(encode(self.last_report)), durable=False)
 
     def seconds_by_state(self) -> dict[str, float]:
         """Return the seconds spent in each state until now."""
@@ -93,7 +92,9 @@ class AgentChannel:
         if self.folder is None:
             return
         failure = TrainerFailure(rank=self.rank, reason=reason, fault=fault, time=time.time())
-        write_atomic(self.folder / f"failed-{self.rank}.json", to_json_bytes(encode(failure)), durable=False)
+        write_atomic(
+            self.folder / agent_protocol.failure_file(self.rank), to_json_bytes(encode(failure)), durable=False
+        )
 
     def excepthook(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         """Print the traceback, report the failure, and exit at once: a regular exit with torch takes a second.

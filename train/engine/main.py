@@ -16,7 +16,7 @@ from train.tools.trainer_reports import Fault, TrainerState
 
 from .agent_channel import AgentChannel
 from .launcher import gpu_count, launch_ranks
-from .options import TrainOptions, parse_train_options
+from .options import RunOptions, parse_run_options
 
 
 def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
@@ -25,7 +25,7 @@ def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
     `dataset` is an opened data set that a standby process passes on. Returns the exit code: 0 done, 1 failed, 2 wrong
     usage, 3 a checkpoint was written and the run ended because it was asked to.
     """
-    options = parse_train_options(argv)
+    options = parse_run_options(argv)
     if isinstance(sys.stdout, io.TextIOWrapper):  # a file name may be no valid text, and messages quote file names
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
@@ -38,10 +38,10 @@ def main(argv: Sequence[str] | None = None, dataset: Any = None) -> int:
     procs = options.procs or gpu_count() or 1
     if procs == 1:
         return run_rank(options, recipe)
-    return launch_ranks([sys.executable, "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
+    return launch_ranks([sys.executable, "-P", "-m", "train", *(sys.argv[1:] if argv is None else argv)], procs)
 
 
-def choose_recipe(options: TrainOptions) -> Recipe:
+def choose_recipe(options: RunOptions) -> Recipe:
     """Return the recipe that the options name, for their number of machines and seed.
 
     Raises `RecipeError` when there is none, more than one, or the seed is out of range.
@@ -59,7 +59,7 @@ def choose_recipe(options: TrainOptions) -> Recipe:
         raise RecipeError(str(error)) from error
 
 
-def run_rank(options: TrainOptions, recipe: Recipe, dataset: Any = None) -> int:
+def run_rank(options: RunOptions, recipe: Recipe, dataset: Any = None) -> int:
     """Run this process's rank of the training run. Returns its exit code."""
     agent_channel = AgentChannel()
     sys.excepthook = agent_channel.excepthook

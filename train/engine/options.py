@@ -1,39 +1,133 @@
-"""The trainer's command-line options: the same by hand, under the agent and under torchrun."""
+"""The trainer's options: on its command line, in a file that the agent writes, and in `imgnet-cluster launch`."""
 
-import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import MISSING, dataclass, fields
 from pathlib import Path
 
-from train.recipe.target import Target
+from train.tools.option_fields import OptionSet, add_arguments, option_field
 
 
-@dataclass(frozen=True)
-class TrainOptions:
-    """Where a run reads and writes, and how much of it is done. How to train is in the recipe."""
+def parse_target(text: str) -> str:
+    """Return the text of a target in its shortest form, such as top5=93. Raises `ValueError` for any other text."""
+    from train.recipe.target import Target  # here, because `imgnet-cluster --help` needs only the declarations
 
-    recipe: str
-    only: str | None
-    data: Path | None
-    copies: Path | None
-    out: Path
-    attempt: int
-    resume: str
-    machines: int
-    gpus: int | None
-    keep_batch: bool
-    procs: int | None
-    max_steps: int | None
-    scale: float
-    save_seconds: float
-    skip_bad: bool
-    workers: int | None
-    seed: int | None
-    local: Path | None
-    threads: int | None
-    log_ids: bool
-    exact: bool
-    target: Target | None = None
+    return str(Target.parse(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainOptions(OptionSet):
+    """What the trainers of a job obey beside the recipe. Options with a group are those of `imgnet-cluster launch`."""
+
+    data: str = option_field(
+        "",
+        metavar="DIR",
+        help="Folder with train/<class>/*.JPEG and val/<class>/*.JPEG, or a packed set.  [default: the recipe's]",
+    )
+    copies: str = option_field(
+        "",
+        metavar="DIR",
+        group="Data",
+        help="Folder of the resized copies.  [default: the data folder's name with -sz]",
+    )
+    workers: int | None = option_field(
+        None,
+        metavar="N",
+        group="Data",
+        minimum=0,
+        help="Loader processes per training process.  [default: from the number of CPU cores]",
+    )
+    skip_bad: bool = option_field(False, group="Data", help="Leave out files that are not images, instead of failing.")
+    log_ids: bool = option_field(
+        False,
+        group="Data",
+        help="Log the IDs of the images of each step, to check that each is used once per epoch.",
+    )
+    target: str = option_field(
+        "",
+        metavar="top5=93",
+        parse=parse_target,
+        group="Training",
+        help="Stop after the first validation that reaches this accuracy in percent, such as top5=93 or top1=76.1.",
+    )
+    seed: int | None = option_field(
+        None,
+        metavar="N",
+        group="Training",
+        minimum=0,
+        maximum=2**63 - 1,
+        help="Replace the seed of the recipe.",
+    )
+    scale: float = option_field(
+        1.0,
+        metavar="FRACTION",
+        group="Training",
+        minimum=0,
+        maximum=1,
+        is_minimum_open=True,
+        help="Train on this fraction of the images, for a rehearsal.",
+    )
+    max_steps: int | None = option_field(
+        None,
+        metavar="N",
+        group="Training",
+        minimum=1,
+        help="Train at most this many steps, distributed over the phases.",
+    )
+    keep_batch: bool = option_field(
+        False,
+        group="Training",
+        help="Keep the recipe's global batch on another number of GPUs, by gradient accumulation.",
+    )
+    exact: bool = option_field(
+        False,
+        group="Training",
+        help="Compute the same bits on any number of processes. Slow; meant for tests.",
+    )
+    save_seconds: float = option_field(
+        30.0,
+        metavar="SECONDS",
+        group="Recovery",
+        minimum=0,
+        help="Seconds between checkpoints.",
+    )
+    gpus: int | None = option_field(
+        None, metavar="N", minimum=1, help="Compute the schedule for this many GPUs.  [default: one per process]"
+    )
+    threads: int | None = option_field(
+        None,
+        metavar="N",
+        minimum=1,
+        help="CPU threads per process when training without a GPU.  [default: an equal share of the CPU cores]",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions(TrainOptions):
+    """The options of one run of the trainer: also what it trains, and where it reads and writes."""
+
+    recipe: str = option_field(
+        MISSING, "recipe", help="Recipe file (recipes/x.py), module (recipes.x), or a resolved recipe as JSON."
+    )
+    only: str = option_field("", metavar="NAME", help="Recipe to train, if the file has several.")
+    out: Path = option_field(MISSING, metavar="DIR", help="Folder for checkpoints, metrics, events and result.json.")
+    attempt: int = option_field(
+        1, metavar="N", minimum=1, help="Number of this attempt; each has its own folder of checkpoints."
+    )
+    resume: str = option_field(
+        "auto",
+        metavar="FILE",
+        help='Checkpoint to resume from; "none" starts from the beginning, "auto" takes the newest.  [default: auto]',
+    )
+    machines: int = option_field(
+        1, metavar="N", minimum=1, help="Use the recipe's table of phases for this many machines."
+    )
+    procs: int | None = option_field(
+        None,
+        metavar="N",
+        minimum=1,
+        help="Training processes to start here.  [default: one per GPU, else 1]",
+    )
+    local: Path | None = option_field(None, metavar="DIR", help="Folder for metrics and events.  [default: --out]")
 
     @property
     def log_dir(self) -> Path:
@@ -41,161 +135,34 @@ class TrainOptions:
         return self.local or self.out
 
 
-def fraction_type(text: str) -> float:
-    """Parse a number above 0 and at most 1. Raises `ValueError`, which argparse reports."""
-    value = float(text)
-    if not 0 < value <= 1:
-        raise ValueError
-    return value
-
-
-def positive_int(text: str) -> int:
-    """Parse an integer of at least 1. Raises `ValueError`, which argparse reports."""
-    value = int(text)
-    if value < 1:
-        raise ValueError
-    return value
-
-
-def non_negative_int(text: str) -> int:
-    """Parse an integer of at least 0. Raises `ValueError`, which argparse reports."""
-    value = int(text)
-    if value < 0:
-        raise ValueError
-    return value
-
-
-def non_negative_seconds(text: str) -> float:
-    """Parse a number of seconds of at least 0. Raises `ValueError`, which argparse reports."""
-    value = float(text)
-    if not value >= 0:
-        raise ValueError
-    return value
-
-
-def target_type(text: str) -> Target:
-    """Parse a target such as top5=93. Raises `argparse.ArgumentTypeError` with the reason."""
-    try:
-        return Target.parse(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from None
-
-
-def parse_train_options(argv: Sequence[str] | None = None) -> TrainOptions:
+def parse_run_options(argv: Sequence[str] | None = None) -> RunOptions:
     """Parse the command line. Exits with code 2 and a usage message when it is wrong."""
+    import argparse  # here, because `imgnet-cluster --help` needs only the declarations above
+
+    from train.tools.records import DamagedRecord, read_record
+
     parser = argparse.ArgumentParser(
         prog="python -m train",
         description="Train a recipe on this machine, with one process per GPU or with --procs processes.",
         epilog="Under torchrun: torchrun --nproc-per-node 8 -m train recipes/resnet50_18min.py --out DIR",
+        argument_default=argparse.SUPPRESS,
     )
-    add = parser.add_argument
-    add("recipe", help="recipe file (recipes/x.py), module (recipes.x), or a resolved recipe as JSON")
-    add("--only", metavar="NAME", help="name of the recipe to train, when the file has several")
-    add(
-        "--data",
+    add_arguments(parser, RunOptions)
+    parser.add_argument(
+        "--options",
         type=Path,
-        metavar="DIR",
-        help="data set with train/<class>/*.JPEG and val/<class>/*.JPEG, or a packed one (default: the recipe's)",
-    )
-    add(
-        "--copies",
-        type=Path,
-        metavar="DIR",
-        help="folder of the resized copies (default: the data folder's name with -sz appended)",
-    )
-    add(
-        "--out",
-        type=Path,
-        required=True,
-        metavar="DIR",
-        help="folder for checkpoints, metrics, events and result.json",
-    )
-    add(
-        "--attempt",
-        type=positive_int,
-        default=1,
-        metavar="N",
-        help="number of this attempt; each attempt has its own folder of checkpoints (default: 1)",
-    )
-    add(
-        "--resume",
-        default="auto",
         metavar="FILE",
-        help="checkpoint to resume from; 'none' starts from the beginning, 'auto' takes the newest (default: auto)",
+        help="JSON file with options; those of the command line take precedence.",
     )
-    add(
-        "--machines",
-        type=positive_int,
-        default=1,
-        metavar="N",
-        help="use the recipe's table of phases for N machines (default: 1)",
-    )
-    add(
-        "--gpus",
-        type=positive_int,
-        metavar="N",
-        help="compute the schedule for N GPUs (default: one per process)",
-    )
-    add(
-        "--keep-batch",
-        action="store_true",
-        help="keep the recipe's global batch on any number of GPUs, by gradient accumulation",
-    )
-    add(
-        "--procs",
-        type=positive_int,
-        metavar="N",
-        help="number of trainer processes to start here (default: one per GPU, or 1 without a GPU)",
-    )
-    add(
-        "--max-steps",
-        type=positive_int,
-        metavar="N",
-        help="train only N steps in all, divided among the phases",
-    )
-    add(
-        "--scale",
-        type=fraction_type,
-        default=1.0,
-        metavar="F",
-        help="rehearse on this fraction of the images, above 0 and at most 1 (default: 1)",
-    )
-    add(
-        "--save-seconds",
-        type=non_negative_seconds,
-        default=60.0,
-        metavar="S",
-        help="seconds between checkpoints; each epoch ends with one too (default: 60)",
-    )
-    add(
-        "--skip-bad",
-        action="store_true",
-        help="skip files that are not valid images, instead of stopping at the first",
-    )
-    add(
-        "--workers",
-        type=non_negative_int,
-        metavar="N",
-        help="loader processes per trainer process (default: by the number of processors)",
-    )
-    add(
-        "--target",
-        type=target_type,
-        metavar="top5=93",
-        help="stop after the first validation that reaches this accuracy: top5=93 or top1=76.1",
-    )
-    add("--seed", type=non_negative_int, metavar="N", help="random seed (default: the recipe's)")
-    add("--local", type=Path, metavar="DIR", help="folder for metrics and events (default: --out)")
-    add(
-        "--threads",
-        type=positive_int,
-        metavar="N",
-        help="CPU threads per process when training without a GPU (default: an equal share of the processors)",
-    )
-    add("--log-ids", action="store_true", help="record which images each step used, in ids/ beside the metrics")
-    add(
-        "--exact",
-        action="store_true",
-        help="compute the same bits on any number of processes; slow, meant for tests",
-    )
-    return TrainOptions(**vars(parser.parse_args(argv)))
+    given = vars(parser.parse_args(argv))
+    path: Path | None = given.pop("options", None)
+    if path is None:
+        return RunOptions(**given)
+    try:
+        job_options = read_record(path, TrainOptions)
+    except (DamagedRecord, OSError) as error:
+        parser.error(f"--options: {error}")
+    if job_options is None:
+        parser.error(f"--options {path}: there is no such file, or it is torn")
+    in_file = {job_field.name: getattr(job_options, job_field.name) for job_field in fields(job_options)}
+    return RunOptions(**{**in_file, **given})

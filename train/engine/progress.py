@@ -13,7 +13,7 @@ from train.recipe.schedule import Epoch, Schedule
 from train.tools.trainer_reports import TrainerState
 
 from .agent_channel import AgentChannel
-from .options import TrainOptions
+from .options import RunOptions
 
 
 class ProgressReporter:
@@ -24,7 +24,7 @@ class ProgressReporter:
 
     def __init__(
         self,
-        options: TrainOptions,
+        options: RunOptions,
         schedule: Schedule,
         group: ProcessGroup,
         agent_channel: AgentChannel,

@@ -20,19 +20,18 @@ from train.recipe import target
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 from train.tools import checkpoint_io, filesystem, process
+from train.tools.agent_protocol import EXIT_SAVED, RESULT_FILE, checkpoint_folder
 from train.tools.errors import TrainingError
 from train.tools.provenance import git_commit, package_versions
 from train.tools.trainer_reports import TrainerState
 
 from .agent_channel import AgentChannel
-from .options import TrainOptions
+from .options import RunOptions
 from .trainer import StopRequested, Trainer
-
-EXIT_SAVED = 3  # exit code of a process that was asked to stop and has written a checkpoint
 
 
 def run_attempt(
-    options: TrainOptions, recipe: Recipe, agent_channel: AgentChannel, dataset: Dataset | None = None
+    options: RunOptions, recipe: Recipe, agent_channel: AgentChannel, dataset: Dataset | None = None
 ) -> int:
     """Train from the start or from a checkpoint to the end.
 
@@ -53,7 +52,9 @@ def run_attempt(
     agent_channel.report_state(TrainerState.JOINING)
     group = process_group.join_process_group()
     agent_channel.install_signal_handlers()
-    recipe = options.target.apply_to_recipe(dataset.recipe) if options.target else dataset.recipe
+    recipe = dataset.recipe
+    if options.target:
+        recipe = target.Target.parse(options.target).apply_to_recipe(recipe)
     gpus = options.gpus or (recipe.nominal_gpus if options.keep_batch else group.world_size)
     try:
         schedule = Schedule(recipe, len(dataset.train), gpus, options.max_steps)
@@ -77,7 +78,7 @@ def run_attempt(
     resume_or_start(trainer, checkpoint)
     process_group.check_same_on_all_ranks(group, "the steps to resume from", trainer.steps_done)
     if group.is_first and agent_channel.folder is None:  # an agent removes an old result itself
-        (options.out / "result.json").unlink(missing_ok=True)  # of an earlier run, or of this one with another target
+        (options.out / RESULT_FILE).unlink(missing_ok=True)  # of an earlier run, or of this one with another target
 
     try:
         decoder = BatchDecoder(dataset.indexes, recipe.seed)
@@ -88,7 +89,7 @@ def run_attempt(
         os._exit(EXIT_SAVED)  # a regular exit would wait for the loader's batches in flight
     if group.is_first:
         result = publish_result(trainer, attempt_start_time, dataset.recipe)
-        path = options.out / "result.json"
+        path = options.out / RESULT_FILE
         print(f"done: top-1 {result['top1']:.2f} %  top-5 {result['top5']:.2f} %  {path}", flush=True)
         if result["target"]:
             print(target.describe_outcome(result["target"]), flush=True)
@@ -98,13 +99,13 @@ def run_attempt(
     return 0
 
 
-def open_run_dataset(options: TrainOptions, recipe: Recipe) -> Dataset:
+def open_run_dataset(options: RunOptions, recipe: Recipe) -> Dataset:
     """Open the data set that the options name, else the recipe's. Raises `DataError`."""
-    root = data_root(recipe.data, options.data)
+    root = data_root(recipe.data, Path(options.data) if options.data else None)
     return open_dataset(
         recipe,
         root,
-        copies_root(root, options.copies),
+        copies_root(root, Path(options.copies) if options.copies else None),
         scale=options.scale,
         seed=recipe.seed,
         skip_bad=options.skip_bad,
@@ -131,17 +132,17 @@ def check_ranks_agree(group: process_group.ProcessGroup, dataset: Dataset) -> No
         check(group, f"the widths and heights of the images in {index.folder}", index.sizes_checksum)
 
 
-def resume_path(options: TrainOptions) -> Path | None:
+def resume_path(options: RunOptions) -> Path | None:
     """Return the checkpoint that --resume names, None to start from the beginning."""
     if options.resume == "auto":
-        return newest_checkpoint_until(options.out / "checkpoints", options.attempt)
+        return newest_checkpoint_until(options.out, options.attempt)
     return None if options.resume == "none" else Path(options.resume)
 
 
-def newest_checkpoint_until(folder: Path, attempt: int) -> Path | None:
+def newest_checkpoint_until(out: Path, attempt: int) -> Path | None:
     """Return the newest intact checkpoint of this attempt, or of the latest earlier attempt that has one."""
     for number in range(attempt, 0, -1):
-        checkpoint = checkpoint_io.newest_checkpoint(folder / f"{number:06d}")
+        checkpoint = checkpoint_io.newest_checkpoint(checkpoint_folder(out, number))
         if checkpoint:
             return checkpoint
     return None
@@ -180,7 +181,7 @@ def publish_result(trainer: Trainer, attempt_start_time: float, recipe: Recipe) 
     """Write result.json and return its content. It exists only when the schedule is done or the target is reached."""
     # The time of the last epoch's checkpoint is known only now.
     epochs = [row | trainer.time_breakdown.epoch_times(row["epoch"]) for row in trainer.history]
-    requested_target = trainer.options.target or target.Target.from_options("", recipe)
+    requested_target = target.Target.from_options(trainer.options.target, recipe)
     result: dict[str, Any] = {
         "recipe": recipe.name,
         "state": "done",
@@ -209,5 +210,5 @@ def publish_result(trainer: Trainer, attempt_start_time: float, recipe: Recipe) 
         "versions": package_versions(),
         "git_commit": git_commit(),
     }
-    filesystem.create_once(trainer.options.out / "result.json", filesystem.to_json_bytes(result))
+    filesystem.create_once(trainer.options.out / RESULT_FILE, filesystem.to_json_bytes(result))
     return result

@@ -3,7 +3,7 @@
 After a loss, starting a trainer is what all other machines would wait for: torch takes seconds to import, the first
 optimizer as long again (it imports torch._dynamo), and listing a folder of a million images longer. OPTIONS are the
 trainer's own, without those that only an attempt knows. The standby creates the file READY when everything is loaded,
-then reads one line of JSON from stdin, {"argv": [...], "environment": {...}, "log": path}, and becomes that trainer.
+then reads a `StandbyRequest` from stdin, one line of JSON, and becomes that trainer.
 Until then it touches no GPU. It exits when stdin is closed: then it is not needed.
 """
 
@@ -15,9 +15,11 @@ from typing import Any
 
 from train.recipe.files import read_recipes
 from train.tools import process
+from train.tools.agent_protocol import StandbyRequest
+from train.tools.records import decode
 
 from . import main as command_main
-from .options import parse_train_options
+from .options import parse_run_options
 
 
 def main() -> int:
@@ -29,13 +31,13 @@ def main() -> int:
     line = sys.stdin.readline()
     if not line:
         return 0
-    request = json.loads(line)
-    os.environ.update(request["environment"])
-    with Path(request["log"]).open("ab") as log:
+    request = decode(StandbyRequest, json.loads(line), "the agent's request")
+    os.environ.update(request.environment)
+    with Path(request.log).open("ab") as log:
         for stdout_or_stderr in (1, 2):
             os.dup2(log.fileno(), stdout_or_stderr)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    return command_main.main(request["argv"], dataset)
+    return command_main.main(request.argv, dataset)
 
 
 def preload(argv: list[str]) -> Any:
@@ -49,7 +51,7 @@ def preload(argv: list[str]) -> Any:
 
     torch.optim.SGD([torch.zeros(1)], lr=0.0)
     try:
-        options = parse_train_options(argv)
+        options = parse_run_options(argv)
         return run.open_run_dataset(options, read_recipes(options.recipe)[0])
     except Exception as error:
         print(f"{type(error).__name__}: {error}", flush=True)

@@ -38,8 +38,9 @@ from train.optim import factory
 from train.optim import losses as optim_losses
 from train.recipe.schedule import Epoch
 from train.recipe.schema import Recipe
+from train.recipe.target import Target
 from train.recipe.validation_policy import should_validate
-from train.tools import checkpoint_io
+from train.tools import agent_protocol, checkpoint_io
 from train.tools.errors import TrainingError
 from train.tools.provenance import package_versions
 from train.tools.trainer_reports import TrainerState
@@ -47,7 +48,7 @@ from train.tools.trainer_reports import TrainerState
 from . import resume_check
 from .agent_channel import AgentChannel
 from .inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, normalization_of, seed_dropout
-from .options import TrainOptions
+from .options import RunOptions
 from .progress import ProgressReporter
 from .validation import run_validation
 from .warmup import batch_shapes, compile_per_shape, image_sizes, warm_up
@@ -74,7 +75,7 @@ class Trainer:
 
     def __init__(
         self,
-        options: TrainOptions,
+        options: RunOptions,
         recipe: Recipe,
         group: ProcessGroup,
         sampler: DistributedBatchSampler,
@@ -131,9 +132,8 @@ class Trainer:
         when a checkpoint cannot be written.
         """
         if self.group.is_first:
-            self.saver = checkpoint_io.CheckpointWriter(
-                self.options.out / "checkpoints" / f"{self.options.attempt:06d}"
-            )
+            folder = agent_protocol.checkpoint_folder(self.options.out, self.options.attempt)
+            self.saver = checkpoint_io.CheckpointWriter(folder)
         self.progress.start_attempt(self.steps_done, self.images_seen, self.run_info)
 
         # No epoch remains when a run was killed between its last checkpoint and its result.
@@ -424,8 +424,8 @@ class Trainer:
     @property
     def target_reached(self) -> bool:
         """Whether a validation has reached the target that ends training. The same on all ranks."""
-        target = self.options.target
-        return target is not None and target.first_epoch_reaching(self.history) is not None
+        text = self.options.target
+        return bool(text) and Target.parse(text).first_epoch_reaching(self.history) is not None
 
     @property
     def run_info(self) -> dict[str, Any]:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from train.data.index.open import DataError
 from train.engine.launcher import gpu_count, launch_ranks
-from train.engine.options import fraction_type, non_negative_int, positive_int
 from train.tools.errors import TrainingError, WorkerLost, is_peer_failure
 from train.tools.filesystem import one_line_error
+from train.tools.option_fields import NumberRange, argument_type
 
 from .protocol import CROPS, EvalOptions, exit_with_error, parse_crops, parse_sizes
 
@@ -26,6 +26,8 @@ def parse_eval_options(argv: Sequence[str] | None = None) -> EvalOptions:
         prog="python -m train.evaluation", description="Evaluate a checkpoint by several crops and image sizes."
     )
     add = parser.add_argument
+    fraction = argument_type(NumberRange(float, 0, 1, is_minimum_open=True).convert)
+    positive, not_negative = (argument_type(NumberRange(int, minimum).convert) for minimum in (1, 0))
     add("checkpoint", type=Path, help="checkpoint of a run, a file step-*.pt")
     add(
         "--crops",
@@ -46,18 +48,16 @@ def parse_eval_options(argv: Sequence[str] | None = None) -> EvalOptions:
         metavar="DIR",
         help="folder of the resized copies (default: the data folder's name + -sz)",
     )
-    add("--scale", type=fraction_type, default=1.0, metavar="F", help="use the fraction of the images that a run would")
-    add(
-        "--procs", type=positive_int, metavar="N", help="number of processes (default: one per GPU, or 1 without a GPU)"
-    )
+    add("--scale", type=fraction, default=1.0, metavar="F", help="use the fraction of the images that a run would")
+    add("--procs", type=positive, metavar="N", help="number of processes (default: one per GPU, or 1 without a GPU)")
     add(
         "--workers",
-        type=non_negative_int,
+        type=not_negative,
         metavar="N",
         help="loader processes per process (default: by the processors)",
     )
     add("--skip-bad", action="store_true", help="skip files that are not valid images, instead of stopping")
-    add("--shown", type=non_negative_int, default=6, metavar="N", help="number of example images (default: 6)")
+    add("--shown", type=not_negative, default=6, metavar="N", help="number of example images (default: 6)")
     values = vars(parser.parse_args(argv))
     try:
         values["crops"] = parse_crops(values["crops"])
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         procs = options.procs or gpu_count() or 1
         if procs > 1:
             return launch_ranks(
-                [sys.executable, "-m", "train.evaluation", *(sys.argv[1:] if argv is None else argv)], procs
+                [sys.executable, "-P", "-m", "train.evaluation", *(sys.argv[1:] if argv is None else argv)], procs
             )
     try:
         from . import runner

@@ -18,15 +18,15 @@ run on GPUs.
 
 from .calibration import StartSeconds, calibrate, compare_with_run
 from .constants import DEFAULT_CONSTANTS, IMAGENET18_CONSTANTS, TRAINER_CONSTANTS, Constants
-from .hardware import DEVICES, EFA_NETWORK, MODEL_COSTS, TCP_NETWORK, DeviceSpec, NetworkSpec
+from .hardware import DEVICES, MODEL_COSTS, RDMA_NETWORK, TCP_NETWORK, DeviceSpec, NetworkSpec
 from .model import STEP_TERMS, TERMS, Forecast, MachineSpec, forecast, scaling_efficiency
 
 __all__ = [
     "DEFAULT_CONSTANTS",
     "DEVICES",
-    "EFA_NETWORK",
     "IMAGENET18_CONSTANTS",
     "MODEL_COSTS",
+    "RDMA_NETWORK",
     "STEP_TERMS",
     "TCP_NETWORK",
     "TERMS",

@@ -65,7 +65,7 @@ def calibrate(result: JsonObject, source: str = "", start: StartSeconds | None =
         if waits > MIN_WAIT_SHARE * seconds:
             loader_speeds[copy, size] = images / seconds / int(result.get("machines", 1))
     if not batch_seconds:
-        raise ValueError("it made no step")
+        raise ValueError("no training step was measured")
     start = start or _trainers_start(result)
     epoch_seconds, switch_seconds = _fixed_seconds(result)
     return Constants(

@@ -58,8 +58,8 @@ class NetworkSpec:
 
 
 TCP_NETWORK = NetworkSpec(0.5, 60e-6)  # facts/training.md 6.4
-EFA_NETWORK = NetworkSpec(0.65, 20e-6)
-EFA_MIN_GBIT = 100  # EC2 instances with this speed or more have EFA
+RDMA_NETWORK = NetworkSpec(0.65, 20e-6)  # past the kernel: EFA on EC2, InfiniBand, RoCE
+RDMA_MIN_GBIT = 100  # machines with a network of this speed or more are taken to have one
 
 # Microseconds of one core for an ImageNet image by (copy, size): read, decode, crop, resize with antialiasing. Measured
 # on 2.3 GHz cores with photographs (facts/loading.md 2, simplejpeg and torch). A larger size costs the nearest measured

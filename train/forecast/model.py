@@ -15,10 +15,10 @@ from . import hardware
 from .constants import DEFAULT_CONSTANTS, Constants, seconds_for_size
 from .hardware import (
     DEVICES,
-    EFA_MIN_GBIT,
-    EFA_NETWORK,
     MODEL_COSTS,
     NVLINK_GBIT,
+    RDMA_MIN_GBIT,
+    RDMA_NETWORK,
     RECTANGLE_PIXEL_RATIO,
     TCP_NETWORK,
     DeviceSpec,
@@ -290,7 +290,7 @@ class _ForecastModel:
             return gbit_per_byte * bytes_between_machines(comm, constants.gradient_bytes, world_size, 1) / bus_gbit
         machines = self.machines_per_step
         processes = math.ceil(world_size / machines)
-        network = constants.network or (EFA_NETWORK if self.machines.gbit >= EFA_MIN_GBIT else TCP_NETWORK)
+        network = constants.network or (RDMA_NETWORK if self.machines.gbit >= RDMA_MIN_GBIT else TCP_NETWORK)
         if is_hierarchical(comm, processes):
             ring_size, bytes_inside = machines, 2 * constants.gradient_bytes
         else:

@@ -1,9 +1,10 @@
 """Meters that a training process reads about once a second: losses and hits of its steps, traffic of the network."""
 
 import time
-from pathlib import Path
 
 import torch
+
+from train.tools.host import read_interface_bytes
 
 from .accuracy import count_correct
 
@@ -42,7 +43,7 @@ class StepMeter:
 
 
 class NetworkMeter:
-    """Traffic of all network cards of this machine but the loopback, from /proc/net/dev."""
+    """Traffic of all network cards of this machine but the loopback."""
 
     def __init__(self) -> None:
         self.last_reading = (time.perf_counter(), *self._read_counters())
@@ -50,14 +51,8 @@ class NetworkMeter:
     @staticmethod
     def _read_counters() -> tuple[int, int]:
         """Return the bytes received and sent since the machine started."""
-        received = sent = 0
-        for line in Path("/proc/net/dev").read_text().splitlines()[2:]:
-            card, _, text = line.partition(":")
-            if card.strip() != "lo":
-                counters = text.split()
-                received += int(counters[0])
-                sent += int(counters[8])
-        return received, sent
+        counts = read_interface_bytes().values()
+        return sum(received for received, _ in counts), sum(sent for _, sent in counts)
 
     def rates(self) -> dict[str, float]:
         """Return the Gbit/s received and sent since the last call, by their names in TensorBoard."""

@@ -109,7 +109,7 @@ def describe_training(recipe: Recipe) -> str:
 
 
 def _join_adjacent(ranges: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Return ascending (start, end) ranges with those joined that follow each other directly."""
+    """Merge each range that starts where the one before it ends. `ranges` are (start, end), ascending."""
     joined: list[tuple[int, int]] = []
     for start, end in ranges:
         if joined and joined[-1][1] == start:

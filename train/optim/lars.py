@@ -17,7 +17,7 @@ from .layerwise import LayerwiseOptimizer, TensorSequence, scale_by_ratio, state
 
 
 class Lars(LayerwiseOptimizer):
-    """LARS for the groups with `adapt`, plain SGD with momentum for the others, which hold norms and biases."""
+    """LARS for parameter groups with `adapt`; SGD with momentum for the other groups, which hold norms and biases."""
 
     def __init__(
         self, groups: list[dict[str, Any]], *, momentum: float = 0.9, nesterov: bool = False, trust: float = 0.001

@@ -27,7 +27,7 @@ LR_SHAPES = ("linear", "cosine", "polynomial", "one_cycle", "gradual_warmup", "c
 SINGLE_RATE_SHAPES = ("one_cycle", "gradual_warmup", "constant_warmup")  # shapes that take one rate, their peak
 VALIDATION_POLICIES = ("each", "last", "near", "never")
 REFERENCE_BATCH = 256  # images: Goyal et al. 2017, section 2.1, state learning rates per 256 images
-EC2_TYPE_PATTERN = re.compile(r"[a-z][a-z0-9-]*\.[a-z0-9-]+")  # p4d.24xlarge
+MACHINE_TYPE_PATTERN = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?")  # p4d.24xlarge, a3-highgpu-8g
 FULL_SIZE = "full"  # the name of the full-size images where resized copies are named by their short side
 
 
@@ -126,10 +126,10 @@ class Phase:
 
 def _check_machine_types(where: str, types: object) -> tuple[str, ...]:
     if not isinstance(types, tuple | list):
-        raise ValueError(f"{where}, types: must be a list of EC2 types such as 'p4d.24xlarge', not {types!r}")
+        raise ValueError(f"{where}, types: must be a list of machine types such as 'p4d.24xlarge', not {types!r}")
     for machine_type in types:
-        if not isinstance(machine_type, str) or not EC2_TYPE_PATTERN.fullmatch(machine_type):
-            raise ValueError(f"{where}, types: {machine_type!r} is no EC2 type; they look like 'p4d.24xlarge'")
+        if not isinstance(machine_type, str) or not MACHINE_TYPE_PATTERN.fullmatch(machine_type):
+            raise ValueError(f"{where}, types: {machine_type!r} is no machine type; they look like 'p4d.24xlarge'")
         if types.count(machine_type) > 1:
             raise ValueError(f"{where}, types: {machine_type!r} is listed twice")
     return tuple(types)
@@ -170,7 +170,8 @@ class Recipe:
         machines: Nominal number of machines. The learning rates are stated for `machines` x `gpus` GPUs. Default 1.
         gpus: Nominal number of GPUs in each machine. Default 8.
         seed: Seed of all random numbers, 0 to 2**63 - 1; `--seed` overrides it. Default 0.
-        types: EC2 instance types to rent, in order of preference. Default (): none is preferred.
+        types: Machine types to rent, in order of preference, by their names at the cloud, such as "p4d.24xlarge". The
+            backend decides which of them it knows. Default (): none is preferred.
         comm: How gradients are summed over the processes: a `Comm`, or the name of its hook. Default `Comm()`.
         target: Top-5 accuracy in percent that the run is for. It is reported, and phases with `validate="near"` need
             it; training ends there only with `--target`. Default None.

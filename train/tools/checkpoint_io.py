@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from . import filesystem
+from .agent_protocol import CHECKPOINT_PATTERN, checkpoint_file
 
-FILE_PATTERN = "step-*.pt"
 KEEP_COUNT = 2  # checkpoints kept of one attempt: the newest, and the one before it in case the disk fails
 BACKGROUND_NICENESS = 5  # added to the niceness of the writing thread
 
@@ -41,9 +41,9 @@ def write_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> None:
     An existing file of the same step is replaced: the end of an epoch is saved before and after its validation, and a
     damaged file must not stay for ever. Raises `OSError`.
     """
-    path = folder / f"step-{step:08d}.pt"
+    path = folder / checkpoint_file(step)
     filesystem.write_with_checksum(path, lambda stream: torch.save(state, stream))
-    existing = sorted(folder.glob(FILE_PATTERN))
+    existing = sorted(folder.glob(CHECKPOINT_PATTERN))
     earlier = [other for other in existing if other < path]
     kept = {path, *earlier[-(KEEP_COUNT - 1) :]}
     # A checkpoint of a later step is damaged, or belongs to a run that was given up.
@@ -65,7 +65,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
 
 def newest_checkpoint(folder: Path) -> Path | None:
     """Return the newest intact checkpoint of a folder, None when it has none."""
-    return filesystem.newest_intact_file(folder, FILE_PATTERN)
+    return filesystem.newest_intact_file(folder, CHECKPOINT_PATTERN)
 
 
 def _lower_thread_priority() -> None:

@@ -1,4 +1,4 @@
-"""AWS administration without a run folder: the stack, resources with our tags, prices, permissions and costs.
+"""AWS administration without a run folder: the stack, tagged resources, prices, permissions and costs.
 
 Everything except `job_cost` works from tags alone, on a computer that never saw the jobs.
 """
@@ -8,8 +8,8 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+from cluster.backends.rentals import Garbage, JobCost, MachineCost, OfferRow, RentedJob
 from cluster.errors import ClusterError, NoSuchJob
 from infra.aws import s3, tags
 from infra.aws.client import Account, get_public_address
@@ -24,8 +24,9 @@ from train.forecast import forecast
 from train.recipe.schedule import Schedule
 from train.recipe.schema import Recipe
 
+from . import plan
 from .errors import aws_errors_as_cluster_errors
-from .instances import JOURNAL_FILE
+from .instance_history import JOURNAL_FILE
 
 Log = Callable[[str], None]
 
@@ -71,16 +72,16 @@ def remove_stack(region: str | None, delete_data: bool, log: Log) -> list[str]:
         return stack.remove(account, delete_data, log)
 
 
-# --- resources with our tags ------------------------------------------------------------------------------------------
+# --- resources with the stack tag -------------------------------------------------------------------------------------
 
 
 def list_instances(region: str) -> list[Instance]:
-    """Return all instances with our tags in a region that are not terminated. Raises `ClusterError`."""
+    """Return all instances with the stack tag in a region that are not terminated. Raises `ClusterError`."""
     with aws_errors_as_cluster_errors():
         return [instance for instance in instances.describe_region(Account(region)) if instance.state != "terminated"]
 
 
-def summarize_by_job(found_instances: Sequence[Instance]) -> list[dict[str, Any]]:
+def summarize_by_job(found_instances: Sequence[Instance]) -> list[RentedJob]:
     """Return a row for each job: number, states, types, markets and zones of its machines, start, expiry and owner."""
     rows = []
     for uid in sorted({instance.job_uid for instance in found_instances}):
@@ -88,18 +89,18 @@ def summarize_by_job(found_instances: Sequence[Instance]) -> list[dict[str, Any]
         state_counts = Counter(instance.state for instance in job_instances)
         first = job_instances[0]
         rows.append(
-            {
-                "job": first.tags.get(tags.NAME, "").removeprefix("imgnet "),
-                "uid": uid,
-                "machines": len(job_instances),
-                "state": ", ".join(f"{count} {state}" for state, count in state_counts.items()),
-                "type": ", ".join(sorted({instance.type for instance in job_instances})),
-                "market": ", ".join(sorted({instance.market for instance in job_instances})),
-                "zone": ", ".join(sorted({instance.zone for instance in job_instances})),
-                "since": tags.format_time(min(instance.launch_time for instance in job_instances)),
-                "expires": max(instance.tags.get(tags.EXPIRES, "") for instance in job_instances),
-                "owner": first.tags.get(tags.OWNER, ""),
-            }
+            RentedJob(
+                job=first.tags.get(tags.NAME, "").removeprefix("imgnet "),
+                uid=uid,
+                machines=len(job_instances),
+                state=", ".join(f"{count} {state}" for state, count in state_counts.items()),
+                type=", ".join(sorted({instance.type for instance in job_instances})),
+                market=", ".join(sorted({instance.market for instance in job_instances})),
+                zone=", ".join(sorted({instance.zone for instance in job_instances})),
+                since=tags.format_time(min(instance.launch_time for instance in job_instances)),
+                expires=max(instance.tags.get(tags.EXPIRES, "") for instance in job_instances),
+                owner=first.tags.get(tags.OWNER, ""),
+            )
         )
     return rows
 
@@ -134,7 +135,7 @@ def terminate_job(region: str, uid_or_name: str, log: Log) -> list[str]:
 
 
 def terminate_by_uid(account: Account, uid: str, log: Log) -> list[str]:
-    """Terminate all resources with a job's tag. "" stands for billed instances with our tags but of no job.
+    """Terminate all resources with a job's tag. "" stands for billed instances with the stack tag but of no job.
 
     Returns a line for each resource that is not gone. Raises `CloudError`.
     """
@@ -167,14 +168,11 @@ def _leftover_tags_by_job(account: Account) -> dict[str, list[dict[str, str]]]:
     return tags_by_uid
 
 
-def find_garbage(
-    region: str, local_jobs: Mapping[str, bool], include_unknown: bool, now: float
-) -> tuple[dict[str, str], list[str]]:
+def find_garbage(region: str, local_jobs: Mapping[str, bool], include_unknown: bool, now: float) -> Garbage:
     """Find the resources in a region that no live job needs.
 
     `local_jobs` says for each job of this runs folder whether it is alive. Any other job is another computer's: it is
-    left alone until it expires, unless `include_unknown`. `now` is in seconds since 1970. Returns the jobs to remove
-    by uid with the reason, and a line with the reason for each job that is left alone. Raises `ClusterError`.
+    left alone until it expires, unless `include_unknown`. `now` is in seconds since 1970. Raises `ClusterError`.
     """
     with aws_errors_as_cluster_errors():
         account = Account(region)
@@ -199,7 +197,7 @@ def find_garbage(
         else:
             expiry = f"expires {tags.format_time(expires)}, owner {tag_sets[0].get(tags.OWNER, 'unknown')}"
             to_keep.append(f"{summary}: not a job of this folder, {expiry}; to end it: imgnet-cluster down {uid}")
-    return to_remove, to_keep
+    return Garbage(region=region, remove=to_remove, stay=tuple(to_keep))
 
 
 def terminate_jobs(region: str, uids: Sequence[str], log: Log) -> list[str]:
@@ -212,9 +210,7 @@ def terminate_jobs(region: str, uids: Sequence[str], log: Log) -> list[str]:
 # --- prices, checks, costs --------------------------------------------------------------------------------------------
 
 
-def offer_rows(
-    region: str | None, gpu: str | None, recipe: Recipe | None, machine_count: int | None
-) -> list[dict[str, Any]]:
+def offer_rows(region: str | None, gpu: str | None, recipe: Recipe | None, machine_count: int | None) -> list[OfferRow]:
     """Return a row for each instance type and zone that EC2 offers, with spot and on-demand prices.
 
     With a recipe, each row has the forecast minutes and dollars on `machine_count` machines (None: the recipe's
@@ -223,10 +219,10 @@ def offer_rows(
     with aws_errors_as_cluster_errors():
         found_offers = offers.list_offers(Account(region), gpu)
     rows = [_offer_row(offer, recipe, machine_count) for offer in found_offers]
-    return sorted(rows, key=lambda row: row["dollars"] or float("inf")) if recipe else rows
+    return sorted(rows, key=lambda row: row.dollars or float("inf")) if recipe else rows
 
 
-def _offer_row(offer: offers.Offer, recipe: Recipe | None, machine_count: int | None) -> dict[str, Any]:
+def _offer_row(offer: offers.Offer, recipe: Recipe | None, machine_count: int | None) -> OfferRow:
     instance_type = offer.instance_type
     price = offer.spot_price if offer.spot_price is not None else offer.on_demand_price
     machine_count = machine_count or (recipe.machines if recipe else 1)
@@ -244,21 +240,21 @@ def _offer_row(offer: offers.Offer, recipe: Recipe | None, machine_count: int | 
                 vcpus=instance_type.vcpus,
             )
             minutes = run_forecast.total_minutes if run_forecast else None
-    return {
-        "type": offer.type,
-        "zone": offer.zone,
-        "gpus": instance_type.gpus,
-        "gpu": instance_type.gpu,
-        "gpu_gb": instance_type.gpu_gb,
-        "efa": instance_type.efa_interfaces,
-        "gbit": instance_type.network_gbps,
-        "spot": offer.spot_price,
-        "on_demand": offer.on_demand_price,
-        "on_demand_shipped": offer.is_builtin_price,
-        "machines": machine_count,
-        "minutes": minutes,
-        "dollars": None if minutes is None or price is None else machine_count * price * minutes / 60,
-    }
+    return OfferRow(
+        type=offer.type,
+        zone=offer.zone,
+        gpus=instance_type.gpus,
+        gpu=instance_type.gpu,
+        gpu_gb=instance_type.gpu_gb,
+        efa=instance_type.efa_interfaces,
+        gbit=instance_type.network_gbps,
+        spot=offer.spot_price,
+        on_demand=offer.on_demand_price,
+        on_demand_shipped=offer.is_builtin_price,
+        machines=machine_count,
+        minutes=minutes,
+        dollars=None if minutes is None or price is None else machine_count * price * minutes / 60,
+    )
 
 
 def check_launch(region: str | None, types: Sequence[str], machine_count: int, market: str) -> list[preflight.Finding]:
@@ -272,12 +268,15 @@ def check_launch(region: str | None, types: Sequence[str], machine_count: int, m
             missing_parts = stack.missing_parts(account)
         except CloudError:  # the preflight check meets the same error and reports it as a finding
             missing_parts = []
-        return preflight.run_preflight(
+        findings = preflight.run_preflight(
             account, types=types, machines=machine_count, market=market, stack_missing=missing_parts
         )
+    if warning := plan.network_card_warning(types, machine_count):
+        findings.append(preflight.Finding(preflight.WARNING, warning))
+    return findings
 
 
-def iam_policies(data: str | None = None) -> dict[str, Any]:
+def iam_policies(data: str | None = None) -> dict[str, stack_policies.Policy]:
     """Return the minimal IAM policies of the user and of the machines, as plain data.
 
     With `data`, an s3:// location outside the stack's bucket, also the policy for reading there. Raises
@@ -288,19 +287,11 @@ def iam_policies(data: str | None = None) -> dict[str, Any]:
         return {**policies, "data": stack_policies.dataset_policy(*s3.parse_s3_url(data))} if data else policies
 
 
-def job_cost(run_path: Path, now: float | None = None) -> dict[str, Any]:
-    """Return a job's cost in dollars: a row for each machine, and sums. Reads only the journal of the run folder."""
+def job_cost(run_path: Path, now: float | None = None) -> JobCost:
+    """Return a job's cost in dollars until `now`. Reads only the journal of the run folder."""
     now = time.time() if now is None else now
     journal = Journal(run_path / JOURNAL_FILE)
-    machine_costs = billing.machine_costs(journal, now)
-    jump_host_dollars = billing.jump_host_address_dollars(journal, now)
-    return {
-        "machines": [{**vars(cost), "all": cost.total_dollars} for cost in machine_costs],
-        "dollars": sum(cost.total_dollars for cost in machine_costs) + jump_host_dollars,
-        "machine_dollars": sum(cost.dollars or 0.0 for cost in machine_costs),
-        "disk_dollars": sum(cost.disk_dollars for cost in machine_costs),
-        "address_dollars": sum(cost.address_dollars for cost in machine_costs) + jump_host_dollars,
-        "hours": sum(cost.seconds for cost in machine_costs) / 3600,
-        "unknown": [cost.id for cost in machine_costs if cost.dollars is None],
-        "running": sum(cost.ended is None for cost in machine_costs),
-    }
+    return JobCost(
+        machines=tuple(MachineCost(**vars(cost)) for cost in billing.machine_costs(journal, now)),
+        shared_address_dollars=billing.jump_host_address_dollars(journal, now),
+    )

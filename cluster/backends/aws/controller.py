@@ -6,6 +6,7 @@ instances when too few are left.
 """
 
 import contextlib
+import logging
 import threading
 import time
 from concurrent.futures import Future
@@ -14,24 +15,26 @@ from uuid import uuid4
 
 from cluster.connectors.ssh import Unreachable
 from cluster.errors import ClusterError, SetupFailed
-from cluster.machines.fleet import RESULT_FILE, Fleet
-from cluster.state import attempts
+from cluster.machines.fleet import Fleet
+from cluster.state import attempts, cloud_activity
 from cluster.state.run_folder import RunFolder, stop_reason
 from cluster.state.spec import JobSpec
 from cluster.state.states import MachineState
-from cluster.state.status import RentalActivity, machine_statuses, read_agent_status, read_setup_record
+from cluster.state.status import machine_statuses, read_agent_status, read_setup_record
 from infra.aws import tags
 from infra.aws.client import get_public_address
 from infra.aws.errors import CloudError, Interrupted, NoCredentials
 from infra.aws.instances.gang import LaunchRefused, NoMachines
 from infra.aws.instances.instances import Instance
 from infra.aws.market import billing
+from train.tools.agent_protocol import RESULT_FILE
 from train.tools.filesystem import to_json_bytes, write_atomic
-from train.tools.records import encode
 
 from . import final_checkpoint, ssh_access
 from .boot import BootWaiter
 from .instances import EndedExternally, JobInstances
+
+logger = logging.getLogger(__name__)
 
 EC2_POLL_SECONDS = 10.0  # between two DescribeInstances calls; one call covers all machines of the job
 SETUP_ATTEMPTS = 3
@@ -60,18 +63,13 @@ class AwsController:
         self.cost_meter = billing.CostMeter(self.job_instances.journal)
 
     def log(self, text: str) -> None:
-        """Append a line to <run>/cloud.log and print it in the supervisor's window."""
-        line = f"{time.strftime('%H:%M:%S')} {text}"
-        print(line, flush=True)
-        with contextlib.suppress(OSError), (self.run_folder.path / "cloud.log").open("a") as file:
-            file.write(line + "\n")
+        """Log a message, and show it as the current activity."""
+        logger.info("%s", text)
         self.set_activity(text)
 
     def set_activity(self, activity: str) -> None:
-        """Write the current activity to <run>/cloud.json, where `status` reads it."""
-        content = to_json_bytes(encode(RentalActivity(doing=activity, time=time.time())))
-        with contextlib.suppress(OSError):
-            write_atomic(self.run_folder.path / "cloud.json", content, durable=False)
+        """Write the current activity to the run folder, where `status` reads it."""
+        cloud_activity.write_activity(self.run_folder.path, activity)
 
     def get_stop_reason(self) -> str:
         """Return why nothing more is to be rented or waited for: a stop request or the job's end; else ""."""
@@ -83,7 +81,7 @@ class AwsController:
     def poll(self) -> bool:
         """Do one round of the supervisor's work. Returns whether the job is running, or may be.
 
-        Raises `SetupFailed` when the job cannot start, `ClusterError` for trouble with AWS or the disk that may pass.
+        Raises `SetupFailed` when the job cannot start, `ClusterError` when AWS or the disk fails, perhaps only briefly.
         """
         try:
             if self.fleet is None:
@@ -223,8 +221,8 @@ class AwsController:
         if not isinstance(error, NoCredentials):
             return str(error)
         expiry_times = [instance.tags.get(tags.EXPIRES, "") for instance in self.live_instances.values()]
-        limit = f"at {max(expiry_times)}" if expiry_times else "of --max-hours"
-        return f"{error}; the machines end by their own limit {limit}"
+        limit = f"at {max(expiry_times)}" if expiry_times else "at the limit of --max-hours"
+        return f"{error}; the machines power off {limit}"
 
     def _tick(self) -> bool:
         """Set up, synchronize and, if needed, move the machines. Returns whether the job is running, or may be."""
@@ -244,7 +242,7 @@ class AwsController:
                     )
                 return not self.get_stop_reason() and self._move_if_interrupted()
         except Unreachable as error:
-            print(f"{self.spec.name}: {error}", flush=True)
+            logger.warning("%s", error)
             self._warn_ip_changed(time.monotonic())
         return True
 
@@ -297,7 +295,7 @@ class AwsController:
         if any(status.ended and status.state == MachineState.STOPPED for status in statuses):  # reached its limit
             return False
         has_left = any(status.state == MachineState.LEFT for status in statuses)
-        if not has_left and len(self.live_instances) >= self.spec.min_machines:
+        if not has_left and len(self.live_instances) >= self.spec.recovery.min_machines:
             return False
         self._move_to_new_instances()
         return True
@@ -309,7 +307,7 @@ class AwsController:
 
     def _must_move(self) -> bool:
         """Whether too few instances are left and no replacement can be rented in their zone."""
-        has_too_few = len(self.live_instances) < self.spec.min_machines and not self._is_renting
+        has_too_few = len(self.live_instances) < self.spec.recovery.min_machines and not self._is_renting
         return has_too_few and not self.get_stop_reason() and (bool(self.last_refusal) or not self.live_instances)
 
     def _move_to_new_instances(self) -> None:

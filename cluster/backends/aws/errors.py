@@ -5,16 +5,17 @@ from collections.abc import Iterator
 
 from cluster.errors import AwsNotConfigured, ClusterError
 from infra.aws.errors import CloudError, NoCredentials
+from train.tools.records import DamagedRecord
 
 
 @contextlib.contextmanager
 def aws_errors_as_cluster_errors() -> Iterator[None]:
     """Raise each `CloudError` of the block as `ClusterError`, or `AwsNotConfigured` when credentials are missing.
 
-    The message stays as it is: that of a `CloudError` is already one line.
+    A damaged journal is a `ClusterError` too. The message stays as it is: it is already one line.
     """
     try:
         yield
-    except CloudError as error:
+    except (CloudError, DamagedRecord) as error:
         error_class = AwsNotConfigured if isinstance(error, NoCredentials) else ClusterError
         raise error_class(str(error)) from error

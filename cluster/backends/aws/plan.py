@@ -3,18 +3,20 @@
 With the `offline` option, all facts come from tables that ship with the program and AWS is not asked.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
 
-from cluster.errors import BadInput, ClusterError
+from cluster.backends.planner import ElsewherePlanner, MachinePlan, MachineRequest, SourceAccess
+from cluster.backends.rentals import RentalPlan, RentalSummary
+from cluster.errors import ClusterError
 from cluster.state.spec import JobSpec
 from infra.aws.client import Account, get_public_address
 from infra.aws.instances import amis, preflight
-from infra.aws.instances.request import InstanceRequest, Place, build_run_instances
+from infra.aws.instances.request import InstanceRequest, build_run_instances
 from infra.aws.instances.user_data import build_user_data
+from infra.aws.launch_request import Place
 from infra.aws.market import instance_types, offers
 from infra.aws.stack import security_group, stack
 from infra.aws.stack.stack import Stack
@@ -22,14 +24,16 @@ from train.forecast import Forecast, forecast
 from train.recipe.schedule import Schedule
 
 from .errors import aws_errors_as_cluster_errors
+from .options import AwsOptions
 from .rental_spec import MARKETS, METADATA_URL, RentalSpec, sort_places
+from .s3_source import machine_role_problems
 
 DEFAULT_MAX_HOURS = 2.0
 OFFLINE_REGION = "us-east-1"
 
 
 @dataclass(frozen=True)
-class RentalPlan:
+class AwsRentalPlan(RentalPlan):
     """What a launch would rent. The user confirms it."""
 
     rental_spec: RentalSpec
@@ -40,8 +44,8 @@ class RentalPlan:
     max_hours: float
     poweroff_grace: float  # seconds from the time limit until the machines power off
 
-    def summary(self, spec: JobSpec) -> dict[str, Any]:
-        """Return the plan as plain data: machines, type, market, zones, prices, limits, resources to create."""
+    def summary(self, spec: JobSpec) -> RentalSummary:
+        """Return what the user is shown: machines, type, market, zones, prices, limits, resources to create."""
         places = self.rental_spec.places
         first = places[0]
         machine_count = len(spec.machine_names)
@@ -49,23 +53,28 @@ class RentalPlan:
         minutes = None if self.forecast is None else self.forecast.total_minutes
         first_choice = [place for place in places if (place.type, place.market) == (first.type, first.market)]
         choices = dict.fromkeys(f"{place.type} {place.market} in {place.region}" for place in places)
-        return {
-            "machines": machine_count,
-            "type": first.type,
-            "market": first.market,
-            "region": first.region,
-            "gpus": f"{self.instance_type.gpus} x {self.instance_type.gpu}" if self.instance_type.gpus else "none",
-            "zones": list(dict.fromkeys(place.zone for place in first_choice)),
-            "then": list(choices)[1:],
-            "dollars_per_hour": rate,
-            "minutes": minutes,
-            "dollars": None if rate is None or minutes is None else rate * minutes / 60,
-            "max_hours": self.max_hours,
-            "late": self.poweroff_grace,
-            "max_dollars": self.max_dollars(machine_count),
-            "ssh_from": self.rental_spec.ssh_address,
-            "makes": list(self.missing_stack_parts),
-        }
+        return RentalSummary(
+            machines=machine_count,
+            type=first.type,
+            market=first.market,
+            region=first.region,
+            gpus=f"{self.instance_type.gpus} x {self.instance_type.gpu}" if self.instance_type.gpus else "none",
+            zones=tuple(dict.fromkeys(place.zone for place in first_choice)),
+            other_choices=tuple(choices)[1:],
+            dollars_per_hour=rate,
+            minutes=minutes,
+            dollars=None if rate is None or minutes is None else rate * minutes / 60,
+            max_hours=self.max_hours,
+            poweroff_grace=self.poweroff_grace,
+            max_dollars=self.max_dollars(machine_count),
+            is_dollar_limit_set=self.rental_spec.max_dollars is not None,
+            ssh_address=self.rental_spec.ssh_address,
+            missing_stack_parts=self.missing_stack_parts,
+        )
+
+    def preview_requests(self, spec: JobSpec) -> list[tuple[str, Mapping[str, object]]]:
+        """Return the AWS calls that a launch would make to rent the machines, as (action, arguments)."""
+        return preview_requests(spec, self)
 
     def max_dollars(self, machine_count: int) -> float | None:
         """Return the highest possible cost in dollars, at the dearest place until power-off. None: unknown price."""
@@ -78,28 +87,21 @@ class RentalPlan:
         return max(known_rates) * (self.max_hours + self.poweroff_grace / 3600)
 
 
-@dataclass(frozen=True, kw_only=True)
-class RentalOptions:
-    """Command-line options of a launch that concern the rental."""
+@dataclass(frozen=True)
+class RentalRequest:
+    """What the user wants to rent. `offline`: all facts come from tables that ship with the program."""
 
-    regions: tuple[str, ...] = ()  # () is the region of the environment
-    zones: tuple[str, ...] = ()  # () is every zone
-    type: str | None = None  # one instance type instead of those of the recipe
-    market: str = "spot"  # a key of `MARKETS`
-    max_dollars: float | None = None
-    ami: str | None = None
-    use_placement_group: bool = True
-    ssh_address: str | None = None  # CIDR range that may connect over ssh; None: this computer's address
+    options: AwsOptions
     offline: bool = False
 
     @cached_property
     def account(self) -> Account | None:
         """The account in the first region, None offline. Raises `CloudError`."""
-        return None if self.offline else Account(self.regions[0] if self.regions else None)
+        return None if self.offline else Account(self.options.regions[0] if self.options.regions else None)
 
 
 def choose_instance_types(
-    preferred_types: Sequence[str], options: RentalOptions
+    preferred_types: Sequence[str], request: RentalRequest
 ) -> tuple[list[str], list[str], instance_types.InstanceType]:
     """Choose the instance types to request, in order of preference.
 
@@ -107,11 +109,11 @@ def choose_instance_types(
     on the types that are left out, and the first type. Raises `ClusterError`.
     """
     with aws_errors_as_cluster_errors():
-        for region in options.regions:
+        for region in request.options.regions:
             preflight.check_region(region)
-        account = options.account
-        names, notes = offers.choose_types(account, preferred_types, options.type, offline=options.offline)
-        known_types = offers.list_instance_types(account, names, offline=options.offline)
+        account = request.account
+        names, notes = offers.choose_types(account, preferred_types, request.options.type, offline=request.offline)
+        known_types = offers.list_instance_types(account, names, offline=request.offline)
     if not known_types:
         raise ClusterError(f"none of {', '.join(names)} is known; to list all types: imgnet-cluster offers")
     first = known_types[names[0]]
@@ -128,15 +130,14 @@ def plan_rental(
     types: Sequence[str],
     notes: Sequence[str],
     instance_type: instance_types.InstanceType,
-    options: RentalOptions,
-) -> RentalPlan:
+    request: RentalRequest,
+) -> AwsRentalPlan:
     """Plan where to rent and at what price. Asks AWS unless offline, changes nothing. Raises `ClusterError`."""
-    if options.market not in MARKETS:
-        raise BadInput(f"no market {options.market!r}; the markets are {', '.join(MARKETS)}")
+    options = request.options
     machine_count = len(spec.machine_names)
     markets = MARKETS[options.market]
     with aws_errors_as_cluster_errors():
-        account = options.account
+        account = request.account
         regions = options.regions or ((account.region if account else OFFLINE_REGION),)
         places: list[Place] = []
         missing_parts: list[str] = []
@@ -153,7 +154,7 @@ def plan_rental(
         if options.ssh_address:
             ssh_address = security_group.parse_single_address(options.ssh_address)
         else:
-            ssh_address = "this computer's address" if options.offline else get_public_address()
+            ssh_address = "this computer's address" if request.offline else get_public_address()
         owner, account_id = ("offline", "") if account is None else (account.owner, account.identity[0])
     places = sort_places(places, regions, types, markets)
     if options.max_dollars is not None:
@@ -185,13 +186,15 @@ def plan_rental(
         machines=spec.machines,
         vcpus=instance_type.vcpus,
     )
-    if options.offline and (price := instance_types.ON_DEMAND_PRICES.get(instance_type.name)):
+    if request.offline and (price := instance_types.ON_DEMAND_PRICES.get(instance_type.name)):
         hourly_dollars = price * machine_count
         notes = [
             *notes,
             "AWS was not asked for prices: on demand, these machines cost "
             f"${hourly_dollars:,.2f} an hour in July 2026 (us-east-1)",
         ]
+    if warning := network_card_warning(types, machine_count):
+        notes = [*notes, warning]
     max_hours, grace_seconds = rental_spec.compute_limits(machine_count, places[0], spec.max_hours)
     if run_forecast and max_hours < run_forecast.total_minutes / 60:
         notes = [
@@ -199,8 +202,23 @@ def plan_rental(
             f"the limit ends the job after {60 * max_hours:.3g} minutes, "
             f"but the forecast is {run_forecast.total_minutes:.3g} minutes",
         ]
-    return RentalPlan(
+    return AwsRentalPlan(
         rental_spec, instance_type, tuple(notes), tuple(missing_parts), run_forecast, max_hours, grace_seconds
+    )
+
+
+def network_card_warning(types: Sequence[str], machine_count: int) -> str:
+    """Return a warning when several machines of one of these types would have no way to the internet, else "".
+
+    EC2 gives machines with several network cards no public address (docs/known-problems.md).
+    """
+    known_types = [found for name in types if (found := instance_types.find_builtin_type(name))]
+    names = [known.name for known in known_types if min(known.efa_interfaces, known.network_cards) > 1]
+    if machine_count < 2 or not names:
+        return ""
+    return (
+        f"{', '.join(names)}: several of these machines are expected not to finish booting, because they have several "
+        "network cards and then no public address; take 1 machine, or a type with one card (see docs/known-problems.md)"
     )
 
 
@@ -232,7 +250,7 @@ def _candidate_places(
     return places
 
 
-def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, dict[str, Any]]]:
+def preview_requests(spec: JobSpec, rental_plan: AwsRentalPlan) -> list[tuple[str, Mapping[str, object]]]:
     """Return the AWS calls that a launch would make to rent the machines, as (action, arguments).
 
     Readable placeholders stand for IDs of resources that do not exist yet.
@@ -274,23 +292,48 @@ def preview_requests(spec: JobSpec, rental_plan: RentalPlan) -> list[tuple[str, 
         use_placement_group=rental_spec.use_placement_group,
     )
     run_instances = build_run_instances(instance_request, rental_plan.instance_type, place, spec.machine_names, 1)
-    requests = [("ec2:RunInstances", run_instances)]
-    if group := run_instances.get("Placement", {}).get("GroupName"):
+    requests: list[tuple[str, Mapping[str, object]]] = [("ec2:RunInstances", run_instances)]
+    if "Placement" in run_instances:
+        group = run_instances["Placement"]["GroupName"]
         requests.insert(0, ("ec2:CreatePlacementGroup", {"GroupName": group, "Strategy": "cluster"}))
     return requests
 
 
-def with_rental(spec: JobSpec, rental_plan: RentalPlan) -> JobSpec:
-    """Return the spec of a job that rents its machines. Their addresses are filled in once they are rented."""
-    return replace(
-        spec,
-        cloud=rental_plan.rental_spec.to_json(),
-        hosts={"shared": None, "machines": []},
-        metadata_address=METADATA_URL,
-        forecast=rental_plan.forecast.to_json() if rental_plan.forecast else None,
-    )
+class AwsPlanner(ElsewherePlanner):
+    """Plans a job on rented instances."""
 
+    default_max_hours = DEFAULT_MAX_HOURS
 
-def data_root(path: Path) -> Path:
-    """Return where images are on rented machines. A relative path is one on the shared file system."""
-    return path if path.is_absolute() or path.parts[:1] == ("~",) else Path("~/.imgnet/shared") / path
+    def __init__(self, request: MachineRequest) -> None:
+        """Choose the instance types. Raises `ClusterError`."""
+        super().__init__(request)
+        assert isinstance(request.options, AwsOptions)
+        self.rental = RentalRequest(request.options, request.is_offline)
+        self.type_names, self.type_notes, self.instance_type = choose_instance_types(request.recipe.types, self.rental)
+
+    def default_procs(self, machines: int) -> int:
+        """Return a process for each GPU."""
+        return max(1, self.instance_type.gpus)
+
+    def data_root(self, path: Path, is_synthetic: bool) -> Path:
+        """Return where images are on the machines. A relative path is in the shared file system."""
+        return path if path.is_absolute() or path.parts[:1] == ("~",) else Path("~/.imgnet/shared") / path
+
+    def source_access(self, is_s3: bool) -> SourceAccess:
+        """What is in S3 can be read from here too, unless AWS is not to be asked."""
+        return SourceAccess.REQUIRED if is_s3 and not self.request.is_offline else SourceAccess.NONE
+
+    def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
+        """Plan the rental. The machines' addresses are filled in once they are rented. Raises `ClusterError`."""
+        notes = list[str]()
+        if self.rental.account and spec.data_source.startswith("s3://"):
+            notes += machine_role_problems(spec.data_source, self.rental.account)
+        rental_plan = plan_rental(spec, schedule, self.type_names, self.type_notes, self.instance_type, self.rental)
+        rented_spec = replace(
+            spec,
+            cloud=rental_plan.rental_spec.to_json(),
+            hosts={"shared": None, "machines": []},
+            metadata_address=METADATA_URL,
+            forecast=rental_plan.forecast.to_json() if rental_plan.forecast else None,
+        )
+        return MachinePlan(spec=rented_spec, notes=(*notes, *rental_plan.notes), rental_plan=rental_plan)

@@ -1,12 +1,14 @@
 """Rental specification: what the user confirmed at launch, stored in job.json for the supervisor."""
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
 
 from cluster.state.spec import RentalFacts
-from infra.aws.instances.request import DISK_GB, Place
+from infra.aws.instances.request import DISK_GB
+from infra.aws.launch_request import Place
 from infra.aws.market.billing import ADDRESS_DOLLARS_PER_HOUR, DISK_DOLLARS_PER_GB_HOUR
+from train.tools.records import decode, encode
 
 MARKETS = {"spot": ("spot",), "on-demand": ("on-demand",), "spot-then-on-demand": ("spot", "on-demand")}
 # Disk and public address of one machine.
@@ -37,15 +39,14 @@ class RentalSpec(RentalFacts):
         """The region that is tried first."""
         return self.places[0].region
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """Return plain data from which `from_json` makes an equal specification."""
-        return asdict(self)
+        return dict(encode(self))
 
     @classmethod
-    def from_json(cls, value: dict[str, Any] | None) -> Self:
-        """Make the specification that `to_json` described."""
-        value = value or {}
-        return cls(**{**value, "places": tuple(Place(**place) for place in value["places"])})
+    def from_json(cls, value: Mapping[str, object] | None) -> Self:
+        """Make the specification that `to_json` described. Raises `DamagedRecord`."""
+        return decode(cls, value or {}, "the rental specification in job.json")
 
     def dollars_per_hour(self, machine_count: int, place: Place) -> float | None:
         """Return the price of `machine_count` machines with disks and addresses; None when it is unknown."""

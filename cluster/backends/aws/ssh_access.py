@@ -6,6 +6,7 @@ from cluster.connectors.hosts_file import Host
 from infra.aws.errors import CloudError
 from infra.aws.instances.instances import Instance
 from infra.aws.journal import Journal
+from infra.aws.journal_events import HostKeyReplaced, LaunchRequest
 from infra.aws.stack import key_pairs
 
 REMOTE_FOLDER = "~/.imgnet"  # on every instance; its user data creates the folder
@@ -18,15 +19,19 @@ def ssh_hosts(journal: Journal, instances: Mapping[str, Instance]) -> dict[str, 
     Instances without a public address are reached through the one that has it (the jump host). Raises `CloudError`
     for an instance that has the job's tag but is missing in the journal: its host key is then unknown.
     """
-    login_by_token = {line["request"]["ClientToken"]: line["login"] for line in journal.lines("ask")}
+    login_by_token = {request.token: request.login for request in journal.events(LaunchRequest)}
     host_keys = own_host_keys(journal)
     for instance in instances.values():
         if instance.launch_token not in login_by_token:
-            raise CloudError(f"{instance.id} has the job's tag, but {journal.path} does not know it")
+            raise CloudError(
+                f"instance {instance.id} has the tag of this job, but {journal.path} has no record of its launch, so "
+                "its host key is unknown; if nothing needs it: aws ec2 terminate-instances --region "
+                f"{instance.region} --instance-ids {instance.id}"
+            )
     jump_host = find_jump_host(instances)
 
     def host_key(instance: Instance) -> str:
-        return str(host_keys.get(instance.id, login_by_token[instance.launch_token]["host_key"]))
+        return host_keys.get(instance.id, login_by_token[instance.launch_token].host_key)
 
     hosts = {}
     for name, instance in instances.items():
@@ -35,13 +40,13 @@ def ssh_hosts(journal: Journal, instances: Mapping[str, Instance]) -> dict[str, 
         hosts[name] = Host(
             host=instance.public_ip or instance.private_ip,
             address=instance.private_ip,
-            port=login["port"],
-            user=login["user"],
+            port=login.port,
+            user=login.user,
             key=str(key_pairs.KEY_PATH.expanduser()),
             python=REMOTE_PYTHON,
             folder=REMOTE_FOLDER,
             host_key=host_key(instance),
-            jump=f"{login['user']}@{jump.public_ip}:{login['port']}" if jump else None,
+            jump=f"{login.user}@{jump.public_ip}:{login.port}" if jump else None,
             jump_host_key=host_key(jump) if jump else None,
         )
     return hosts
@@ -50,14 +55,14 @@ def ssh_hosts(journal: Journal, instances: Mapping[str, Instance]) -> dict[str, 
 def own_host_keys(journal: Journal) -> dict[str, str]:
     """Return the host keys that instances generated themselves, by instance ID.
 
-    An instance without an entry still has the key that it booted with.
+    An instance that is not in the result still uses the host key from its user data.
     """
-    return {line["id"]: line["key"] for line in journal.lines("host key")}
+    return {event.id: event.key for event in journal.events(HostKeyReplaced)}
 
 
 def record_host_key(journal: Journal, instance: Instance, key: str) -> None:
     """Write the host key that an instance generated itself to the journal."""
-    journal.write("host key", id=instance.id, key=key)
+    journal.write(HostKeyReplaced(id=instance.id, key=key))
 
 
 def find_jump_host(instances: Mapping[str, Instance]) -> Instance | None:

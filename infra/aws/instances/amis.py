@@ -5,7 +5,7 @@ another image in a repeated request would make it a different request.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infra.aws import tags
 from infra.aws.errors import CloudError
@@ -83,7 +83,7 @@ def _find_newest_image(account: "Account") -> tuple[str, str]:
 
 
 def _describe_image(account: "Account", ami: str, python: str) -> Image:
-    """Return an image. Raises `CloudError` when it does not exist, or cannot be launched on our machines."""
+    """Return an image. Raises `CloudError` when it does not exist, or cannot be launched on the supported types."""
     from infra.aws.client import call
 
     response = call(f"look up image {ami}", account.ec2.describe_images, ImageIds=[ami])
@@ -119,7 +119,7 @@ def _ssh_login(ami: str, image_tags: dict[str, str]) -> tuple[str, int]:
     return user, int(port)
 
 
-def _root_snapshot_gb(image: dict[str, Any], root_device: str) -> int:
+def _root_snapshot_gb(image: tags.Resource, root_device: str) -> int:
     """Return the size of the root device's snapshot in GB, 0 when the image does not say it."""
     for mapping in image.get("BlockDeviceMappings", []):
         if mapping.get("DeviceName") == root_device:

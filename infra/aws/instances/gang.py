@@ -8,18 +8,31 @@ code (infra/aws/errors.py). Sources: AWS, "Ensuring idempotency", "Cluster place
 import contextlib
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
 
 from infra.aws import tags
 from infra.aws.client import Account
-from infra.aws.errors import CloudError, ErrorKind, classify_error, error_to_dict, explain_error, get_error_code
+from infra.aws.errors import CloudError, ErrorKind, classify_error, describe_error, explain_error, get_error_code
 from infra.aws.journal import Journal
+from infra.aws.journal_events import (
+    InstanceEnded,
+    JournalEvent,
+    LaunchedMachine,
+    LaunchRequest,
+    Login,
+    RequestGranted,
+    RequestRefused,
+    RequestUnanswered,
+    TerminationFinished,
+    TerminationStarted,
+)
+from infra.aws.launch_request import Place
 from infra.aws.market import quotas
 from infra.aws.market.instance_types import InstanceType
 
 from . import instances
 from .instances import Instance
-from .request import InstanceRequest, Place, build_run_instances, placement_group_name
+from .request import InstanceRequest, build_run_instances, placement_group_name
+from .request_history import RecordedRequest, RequestHistory
 
 RUN_ATTEMPTS = 6  # how often a request is sent while its outcome is unknown
 RUN_RETRY_SECONDS = 180.0  # how long it is sent again
@@ -65,76 +78,48 @@ class Gang:
         self.account = account
         self.job_uid = job_uid
         self.journal = journal
+        self.history = RequestHistory(journal)
         self.log = log
         self.pause = pause
 
     # --- earlier requests, from the journal --------------------------------------------------------------------------
 
-    def launch_requests(self) -> list[dict[str, Any]]:
-        """Return all recorded requests in order.
-
-        Each has its outcome under "end": "granted", "refused", or "" while it is unknown; its machines' IDs are "ids".
-        """
-        requests: dict[int, dict[str, Any]] = {}
-        for line in self.journal.lines("ask", "granted", "refused"):
-            if line["what"] == "ask":
-                requests[line["number"]] = {**line, "end": "", "ids": []}
-            elif line["number"] in requests:
-                ids = [machine["id"] for machine in line.get("machines", [])]
-                requests[line["number"]] |= {"end": line["what"], "ids": ids, "capacity": line.get("capacity")}
-        return list(requests.values())
-
-    @property
-    def granted_ids(self) -> list[str]:
-        """The IDs of all machines that were ever granted."""
-        return [
-            instance_id
-            for request in self.launch_requests()
-            if request["end"] == "granted"
-            for instance_id in request["ids"]
-        ]
-
-    @property
-    def alive_ids(self) -> list[str]:
-        """The IDs of granted machines whose end the journal does not record."""
-        gone_ids = {line["id"] for line in self.journal.lines("gone")}
-        return [instance_id for instance_id in self.granted_ids if instance_id not in gone_ids]
-
     @property
     def last_pending_request_time(self) -> float:
         """The time of the last request whose machines may yet become visible; 0 when there is none."""
         pending_times = [
-            request["time"]
+            request.time
             for request in self.open_requests()
-            if len(self._instances_of(request["request"]["ClientToken"])) < len(request["names"])
+            if len(self._instances_of(request.token)) < len(request.names)
         ]
         return max(pending_times, default=0.0)
 
     def _instances_of(self, token: str) -> list[Instance]:
         return instances.describe(self.account, {tags.LAUNCH: token})
 
-    def open_requests(self) -> list[dict[str, Any]]:
+    def open_requests(self) -> list[LaunchRequest]:
         """Return this region's requests whose outcome is not recorded."""
-        return [request for request in self._requests_in_region() if not request["end"]]
+        return [recorded.request for recorded in self._requests_in_region() if not recorded.outcome]
 
-    def _requests_in_region(self) -> list[dict[str, Any]]:
-        return [request for request in self.launch_requests() if request["place"]["region"] == self.account.region]
+    def _requests_in_region(self) -> list[RecordedRequest]:
+        region = self.account.region
+        return [recorded for recorded in self.history.requests() if recorded.request.place.region == region]
 
     def list_instances(self) -> list[Instance]:
         """Return all machines of the job that EC2 shows, and record those that have ended. Raises `CloudError`.
 
         A machine that becomes visible after its request was given up is terminated, because others have replaced it.
         """
-        found_instances = instances.describe_all(self.account, {tags.JOB: self.job_uid}, self.alive_ids)
-        recorded_ids = {line["id"] for line in self.journal.lines("gone")}
+        found_instances = instances.describe_all(self.account, {tags.JOB: self.job_uid}, self.history.alive_ids)
+        recorded_ids = self.history.ended_ids
         for instance in found_instances:
             if instance.end_time is not None and instance.id not in recorded_ids:
                 self._record(
-                    "gone", id=instance.id, name=instance.name, ended=instance.end_time, why=instance.end_reason
+                    InstanceEnded(
+                        id=instance.id, name=instance.name, ended=instance.end_time, reason=instance.end_reason
+                    )
                 )
-        refused_tokens = {
-            request["request"]["ClientToken"] for request in self.launch_requests() if request["end"] == "refused"
-        }
+        refused_tokens = {recorded.request.token for recorded in self.history.requests() if recorded.is_refused}
         stray_ids = [
             instance.id
             for instance in found_instances
@@ -145,10 +130,10 @@ class Gang:
             instances.terminate(self.account, stray_ids)
         return [instance for instance in found_instances if instance.id not in stray_ids]
 
-    def _record(self, what: str, **fields: Any) -> None:
+    def _record(self, event: JournalEvent) -> None:
         """Write an event to the journal. A full disk must not prevent termination, so errors are ignored."""
         with contextlib.suppress(OSError):
-            self.journal.write(what, **fields)
+            self.journal.write(event)
 
     # --- requests ----------------------------------------------------------------------------------------------------
 
@@ -156,7 +141,7 @@ class Gang:
         """Send requests that a crash left open again, with the same token. Return the machines that EC2 then grants."""
         granted_instances: list[Instance] = []
         for request in self.open_requests():
-            self.log(f"request {request['number']} has no recorded outcome; sending it again")
+            self.log(f"request {request.number} has no recorded outcome; sending it again")
             try:
                 granted_instances += self._send_request(request, is_retry=True)
             except LaunchRefused as refusal:
@@ -216,9 +201,11 @@ class Gang:
 
     def _recently_failed(self, place: Place) -> bool:
         """Whether this job's last request at a place failed for lack of capacity, less than the cooldown ago."""
-        for request in reversed(self.launch_requests()):
-            if all(request["place"][key] == getattr(place, key) for key in ("zone", "type", "market")):
-                return bool(request.get("capacity")) and time.time() - request["time"] < CAPACITY_COOLDOWN_SECONDS
+        for recorded in reversed(self.history.requests()):
+            request = recorded.request
+            if (request.place.zone, request.place.type, request.place.market) == (place.zone, place.type, place.market):
+                has_no_capacity = isinstance(recorded.outcome, RequestRefused) and recorded.outcome.has_no_capacity
+                return has_no_capacity and time.time() - request.time < CAPACITY_COOLDOWN_SECONDS
         return False
 
     def request_instances(
@@ -234,54 +221,53 @@ class Gang:
         `placement_group` is the group of an earlier request that they join; else they get a new one.
         Raises `LaunchRefused`, `CloudError`, `Interrupted`.
         """
-        number = 1 + max((request["number"] for request in self.launch_requests()), default=0)
-        request = build_run_instances(instance_request, instance_type, place, names, number)
+        number = 1 + max((recorded.request.number for recorded in self.history.requests()), default=0)
+        parameters = build_run_instances(instance_request, instance_type, place, names, number)
         new_group = ""
         if placement_group:
-            request["Placement"] = {"GroupName": placement_group}
+            parameters["Placement"] = {"GroupName": placement_group}
         elif instance_request.use_placement_group:
             new_group = placement_group_name(self.job_uid, number)
-        login = {
-            "image": instance_request.image.id,
-            "user": instance_request.image.ssh_user,
-            "port": instance_request.image.ssh_port,
-            "host_key": instance_request.host_key,
-        }
-        launch_request = {
-            "number": number,
-            "place": vars(place),
-            "names": list(names),
-            "request": request,
-            "group": new_group,
-        }
-        self.journal.write("ask", **launch_request, login=login)
-        return self._send_request(launch_request)
+        request = LaunchRequest(
+            number=number,
+            place=place,
+            names=tuple(names),
+            parameters=parameters,
+            new_group=new_group,
+            login=Login(
+                image=instance_request.image.id,
+                user=instance_request.image.ssh_user,
+                port=instance_request.image.ssh_port,
+                host_key=instance_request.host_key,
+            ),
+        )
+        self.journal.write(request)
+        return self._send_request(request)
 
-    def _send_request(self, launch_request: dict[str, Any], is_retry: bool = False) -> list[Instance]:
+    def _send_request(self, request: LaunchRequest, is_retry: bool = False) -> list[Instance]:
         """Send a recorded request, wait until its machines run, and record the outcome.
 
         Raises `LaunchRefused`, `CloudError`, `Interrupted`.
         """
-        number = launch_request["number"]
         self.pause(0)
         try:
-            if launch_request["group"]:
-                own_tags = tags.read_tags(launch_request["request"]["TagSpecifications"][0])
-                self._create_placement_group(launch_request["group"], own_tags)
-            ids = self._run_instances(launch_request, is_retry)
-            running_instances = self._wait_until_running(launch_request, ids)
+            if request.new_group:
+                self._create_placement_group(request.new_group, request.tags)
+            ids = self._run_instances(request, is_retry)
+            running_instances = self._wait_until_running(request, ids)
         except LaunchRefused as refusal:
-            self._remove_placement_group(launch_request["group"])
+            self._remove_placement_group(request.new_group)
             self.journal.write(
-                "refused",
-                number=number,
-                code=refusal.code,
-                said=str(refusal),
-                capacity=refusal.error_kind is ErrorKind.NO_CAPACITY,
-                machines=_instance_records(refusal.launched),
+                RequestRefused(
+                    number=request.number,
+                    code=refusal.code,
+                    message=str(refusal),
+                    has_no_capacity=refusal.error_kind is ErrorKind.NO_CAPACITY,
+                    machines=_launched_machines(refusal.launched),
+                )
             )
             raise
-        self.journal.write("granted", number=number, machines=_instance_records(running_instances))
+        self.journal.write(RequestGranted(number=request.number, machines=_launched_machines(running_instances)))
         return running_instances
 
     def _create_placement_group(self, name: str, own_tags: tags.Tags) -> None:
@@ -311,7 +297,7 @@ class Gang:
                 if classify_error(error) not in (ErrorKind.IN_USE, ErrorKind.NOT_VISIBLE_YET):
                     self.log(str(explain_error(error, f"remove placement group {name}")))
 
-    def _run_instances(self, launch_request: dict[str, Any], may_have_run: bool) -> list[str]:
+    def _run_instances(self, request: LaunchRequest, may_have_run: bool) -> list[str]:
         """Send RunInstances until there is a response, and return the machines' IDs.
 
         `may_have_run`: EC2 may have executed this request before. Raises `LaunchRefused`, `CloudError`.
@@ -320,25 +306,27 @@ class Gang:
         retry_pause = 1.0
         for attempt in range(1, RUN_ATTEMPTS + 1):
             try:
-                response = self.account.ec2_no_retry.run_instances(**launch_request["request"])
+                response = self.account.ec2_no_retry.run_instances(**request.parameters)
                 return [description["InstanceId"] for description in response["Instances"]]
             except Exception as error:
                 kind = self._classify_run_error(error)
                 if get_error_code(error) == "IdempotentParameterMismatch":
-                    return self._recover_by_tag(launch_request, explain_error(error, RENT_ACTION))
+                    return self._recover_by_tag(request, explain_error(error, RENT_ACTION))
                 if kind not in (ErrorKind.OUTCOME_UNKNOWN, ErrorKind.THROTTLED, ErrorKind.NOT_VISIBLE_YET):
                     raise self._to_refusal(error, kind) from error
                 last_error = error
                 is_late = time.monotonic() - start > RUN_RETRY_SECONDS
                 may_have_run = may_have_run or kind is ErrorKind.OUTCOME_UNKNOWN
-                self.journal.write("unanswered", number=launch_request["number"], **error_to_dict(error))
+                self.journal.write(
+                    RequestUnanswered(number=request.number, code=get_error_code(error), message=describe_error(error))
+                )
                 if is_late or attempt == RUN_ATTEMPTS:
                     break
             self.pause(retry_pause)
             retry_pause *= 2
         failure = explain_error(last_error, RENT_ACTION)
         if may_have_run:
-            return self._recover_by_tag(launch_request, failure)
+            return self._recover_by_tag(request, failure)
         refusal_kind = ErrorKind.PERMANENT if kind is ErrorKind.NOT_VISIBLE_YET else kind
         raise LaunchRefused(str(failure), failure.code, refusal_kind)
 
@@ -366,16 +354,16 @@ class Gang:
             return LaunchRefused(str(failure).removeprefix(f"{RENT_ACTION}: "), failure.code, error_kind)
         return failure if not failure.code else LaunchRefused(str(failure), failure.code, ErrorKind.PERMANENT)
 
-    def _recover_by_tag(self, launch_request: dict[str, Any], cause: CloudError) -> list[str]:
+    def _recover_by_tag(self, request: LaunchRequest, cause: CloudError) -> list[str]:
         """Look for the machines of a request without response by their tag, for a minute, and return their IDs.
 
         When only some are found, they are terminated. Raises `LaunchRefused`.
         """
         deadline = time.monotonic() + instances.INSTANCE_VISIBILITY_SECONDS
-        count = len(launch_request["names"])
+        count = len(request.names)
         found_instances = list[Instance]()
         while time.monotonic() < deadline and len(found_instances) < count:
-            tagged_instances = self._instances_of(launch_request["request"]["ClientToken"])
+            tagged_instances = self._instances_of(request.token)
             found_instances = [instance for instance in tagged_instances if instance.is_billed]
             if len(found_instances) < count:
                 self.pause(GANG_POLL_SECONDS)
@@ -388,19 +376,17 @@ class Gang:
 
     # --- the launched machines ---------------------------------------------------------------------------------------
 
-    def _wait_until_running(self, launch_request: dict[str, Any], ids: Sequence[str]) -> list[Instance]:
+    def _wait_until_running(self, request: LaunchRequest, ids: Sequence[str]) -> list[Instance]:
         """Wait until all machines of a request run, and return them by name.
 
         When one of them is not as requested, all are terminated. Raises `LaunchRefused`.
         """
         deadline = time.monotonic() + START_TIMEOUT_SECONDS
-        count = len(launch_request["names"])
+        count = len(request.names)
         while True:
             job_instances = instances.describe(self.account, {tags.JOB: self.job_uid}, ids)
             found_instances = [instance for instance in job_instances if instance.id in ids]
-            problem = instances.validation_error(
-                found_instances, launch_request["request"], launch_request["place"]["zone"]
-            )
+            problem = instances.validation_error(found_instances, request)
             if len(ids) != count:
                 problem = f"EC2 launched {len(ids)} of {count} machines"
             if not problem and time.monotonic() > deadline:
@@ -419,11 +405,11 @@ class Gang:
 
         Returns a line for each resource that stays. Raises `CloudError`.
         """
-        self._record("end", ids=self.granted_ids)
+        self._record(TerminationStarted(ids=tuple(self.history.granted_ids)))
         remaining = instances.terminate_and_wait(
             self.account,
             self.job_uid,
-            self.alive_ids,
+            self.history.alive_ids,
             self.log,
             self.pause,
             timeout_seconds,
@@ -432,21 +418,22 @@ class Gang:
         found_instances = self.list_instances()
         self._record_forgotten(found_instances)
         for request in self.open_requests():  # machines that it launched all the same are on the bill
-            token = request["request"]["ClientToken"]
+            token = request.token
             launched = [instance for instance in found_instances if instance.launch_token == token]
             self._record(
-                "refused",
-                number=request["number"],
-                code="",
-                said="the job ended",
-                capacity=False,
-                machines=_instance_records(launched),
+                RequestRefused(
+                    number=request.number,
+                    code="",
+                    message="the job ended",
+                    has_no_capacity=False,
+                    machines=_launched_machines(launched),
+                )
             )
         in_use_seconds = 0.0 if remaining else min(timeout_seconds, instances.LEFTOVER_IN_USE_SECONDS)
         lines = [f"machine {instance.id} in {instance.region}: {instance.state}" for instance in remaining]
         lines += instances.remove_leftovers(self.account, {tags.JOB: self.job_uid}, self.pause, in_use_seconds)
         if not lines:
-            self._record("ended")
+            self._record(TerminationFinished())
         return lines
 
     def _record_forgotten(self, visible: Sequence[Instance]) -> None:
@@ -454,15 +441,18 @@ class Gang:
 
         They ended long ago. Their time limit is the latest possible end.
         """
-        known_ids = {line["id"] for line in self.journal.lines("gone")} | {instance.id for instance in visible}
-        for request in self._requests_in_region():
-            own_tags = tags.read_tags(request["request"]["TagSpecifications"][0])
-            end_time = min(time.time(), tags.parse_time(own_tags.get(tags.EXPIRES, "")) or time.time())
-            for instance_id in request["ids"]:
+        known_ids = self.history.ended_ids | {instance.id for instance in visible}
+        for recorded in self._requests_in_region():
+            expiry_time = tags.parse_time(recorded.request.tags.get(tags.EXPIRES, ""))
+            end_time = min(time.time(), expiry_time or time.time())
+            for instance_id in recorded.ids:
                 if instance_id not in known_ids:
-                    self._record("gone", id=instance_id, name="", ended=end_time, why="EC2 no longer shows it")
+                    self._record(
+                        InstanceEnded(id=instance_id, name="", ended=end_time, reason="EC2 no longer shows it")
+                    )
 
 
-def _instance_records(launched: Sequence[Instance]) -> list[dict[str, Any]]:
-    """Return the journal's records of launched machines."""
-    return [{"id": instance.id, "name": instance.name, "launched": instance.launch_time} for instance in launched]
+def _launched_machines(launched: Sequence[Instance]) -> tuple[LaunchedMachine, ...]:
+    return tuple(
+        LaunchedMachine(id=instance.id, name=instance.name, launched=instance.launch_time) for instance in launched
+    )

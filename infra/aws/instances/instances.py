@@ -9,11 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any
 
 from infra.aws import tags as aws_tags
 from infra.aws.client import Account, call, call_with_retry, paginate
 from infra.aws.errors import KIND_BY_CODE, CloudError, ErrorKind, classify_error, explain_error
+from infra.aws.journal_events import LaunchRequest
+from infra.aws.tags import Resource
 
 from .request import machine_name_in_range
 
@@ -57,7 +58,7 @@ class Instance:
         return self.state not in NOT_BILLED_STATES
 
 
-def parse_instance(description: dict[str, Any], region: str) -> Instance:
+def parse_instance(description: Resource, region: str) -> Instance:
     """Return the instance of a DescribeInstances entry."""
     own_tags = aws_tags.read_tags(description)
     placement = description.get("Placement", {})
@@ -89,12 +90,12 @@ def parse_instance(description: dict[str, Any], region: str) -> Instance:
     )
 
 
-def _is_primary(nic: dict[str, Any]) -> bool:
+def _is_primary(nic: Resource) -> bool:
     attachment = nic.get("Attachment", {})
     return not attachment.get("DeviceIndex") and not attachment.get("NetworkCardIndex")
 
 
-def _parse_end_time(description: dict[str, Any], launch_time: float) -> float:
+def _parse_end_time(description: Resource, launch_time: float) -> float:
     """Return when a machine ended: the time that EC2 writes in brackets, else now."""
     reason = description.get("StateTransitionReason", "")
     match = re.search(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)", reason)
@@ -138,7 +139,7 @@ def describe_all(account: Account, required_tags: aws_tags.Tags, ids: Sequence[s
     return instances
 
 
-def _describe(account: Account, **params: Any) -> list[Instance]:
+def _describe(account: Account, **params: object) -> list[Instance]:
     reservations = paginate(
         "list machines (ec2:DescribeInstances)", account.ec2, "describe_instances", "Reservations", **params
     )
@@ -154,17 +155,17 @@ def live_by_name(found_instances: Iterable[Instance]) -> dict[str, Instance]:
     return {instance.name: instance for instance in found_instances if instance.is_billed and instance.name}
 
 
-def validation_error(found_instances: Sequence[Instance], request: dict[str, Any], zone: str) -> str:
-    """Return how the machines differ from their RunInstances request, "" when they do not."""
+def validation_error(found_instances: Sequence[Instance], request: LaunchRequest) -> str:
+    """Return how the machines differ from their request, "" when they do not."""
     ended_instances = [instance for instance in found_instances if not instance.is_billed]
     if ended_instances:
         instance = ended_instances[0]
         return f"{instance.id} ended before it was running: {instance.end_reason or instance.state}"
     running_instances = [instance for instance in found_instances if instance.state == "running"]
-    placement_group = request.get("Placement", {}).get("GroupName", "")
+    zone = request.place.zone
     if any(instance.zone != zone for instance in running_instances):
         return f"EC2 launched machines in other zones than {zone}"
-    if any(instance.placement_group != placement_group for instance in running_instances):
+    if any(instance.placement_group != request.placement_group for instance in running_instances):
         return "EC2 launched machines outside their placement group"
     if any(not instance.instance_profile for instance in running_instances):
         return "EC2 launched machines without their role"
@@ -239,7 +240,8 @@ def remove_leftovers(
 ) -> list[str]:
     """Remove what terminated machines leave behind: spot requests, addresses, disks, placement groups.
 
-    Only resources with our tag and `required_tags` are removed. Those in use are tried again until `timeout_seconds`.
+    Only resources with the stack tag and `required_tags` are removed. Resources in use are tried again until
+    `timeout_seconds` are over.
     Returns a line for each resource that stays. Raises `CloudError`.
     """
     deadline = time.monotonic() + timeout_seconds
@@ -273,7 +275,7 @@ def _remove_leftovers_once(account: Account, own_tags: aws_tags.Tags) -> tuple[l
 
 
 def _try_remove(
-    remaining: tuple[list[str], list[str]], label: str, function: Callable[..., Any], **params: Any
+    remaining: tuple[list[str], list[str]], label: str, function: Callable[..., object], **params: object
 ) -> None:
     """Call a deleting function. On failure add a line to `remaining` (failed, in use); a missing resource is fine."""
     failed, in_use = remaining
@@ -287,18 +289,18 @@ def _try_remove(
             failed.append(str(explain_error(error, f"remove {label}")))
 
 
-def _release_elastic_ip(account: Account, address: dict[str, Any]) -> None:
+def _release_elastic_ip(account: Account, address: Resource) -> None:
     if address.get("AssociationId"):
         account.ec2.disassociate_address(AssociationId=address["AssociationId"])
     account.ec2.release_address(AllocationId=address["AllocationId"])
 
 
-def _delete_volume(account: Account, volume: dict[str, Any]) -> None:
+def _delete_volume(account: Account, volume: Resource) -> None:
     if volume["State"] not in ("deleting", "deleted"):
         account.ec2.delete_volume(VolumeId=volume["VolumeId"])
 
 
-def spot_requests(account: Account, own_tags: aws_tags.Tags) -> list[dict[str, Any]]:
+def spot_requests(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
     """Return open spot requests, which could still launch a machine, as EC2 describes them. Raises `CloudError`."""
     return paginate(
         "list spot requests (ec2:DescribeSpotInstanceRequests)",
@@ -309,8 +311,8 @@ def spot_requests(account: Account, own_tags: aws_tags.Tags) -> list[dict[str, A
     )
 
 
-def elastic_ips(account: Account, own_tags: aws_tags.Tags) -> list[dict[str, Any]]:
-    """Return our public addresses (Elastic IPs), as EC2 describes them. Raises `CloudError`."""
+def elastic_ips(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
+    """Return the public addresses (Elastic IPs) that have these tags, as EC2 describes them. Raises `CloudError`."""
     response = call(
         "list addresses (ec2:DescribeAddresses)",
         account.ec2.describe_addresses,
@@ -344,14 +346,14 @@ def attach_elastic_ip(account: Account, instance: Instance, own_tags: aws_tags.T
     )
 
 
-def detached_volumes(account: Account, own_tags: aws_tags.Tags) -> list[dict[str, Any]]:
-    """Return our disks that no machine uses, as EC2 describes them. Raises `CloudError`."""
+def detached_volumes(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
+    """Return the disks that have these tags and that no machine uses, as EC2 describes them. Raises `CloudError`."""
     filters = aws_tags.make_filters(own_tags, status=["available", "error"])
     return paginate("list disks (ec2:DescribeVolumes)", account.ec2, "describe_volumes", "Volumes", Filters=filters)
 
 
-def placement_groups(account: Account, own_tags: aws_tags.Tags) -> list[dict[str, Any]]:
-    """Return our placement groups, as EC2 describes them. Raises `CloudError`."""
+def placement_groups(account: Account, own_tags: aws_tags.Tags) -> list[Resource]:
+    """Return the placement groups that have these tags, as EC2 describes them. Raises `CloudError`."""
     response = call(
         "list placement groups (ec2:DescribePlacementGroups)",
         account.ec2.describe_placement_groups,
@@ -361,5 +363,5 @@ def placement_groups(account: Account, own_tags: aws_tags.Tags) -> list[dict[str
 
 
 def describe_region(account: Account) -> list[Instance]:
-    """Return all machines of a region that have our tag, of all jobs. Raises `CloudError`."""
+    """Return all machines of a region that have the stack tag, of all jobs. Raises `CloudError`."""
     return describe(account, {})

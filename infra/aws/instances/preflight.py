@@ -7,7 +7,7 @@ call would succeed. Functions here import boto3 late, because offline planning i
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from infra.aws import tags
 from infra.aws.errors import DENIED_CODES, CloudError, NoCredentials, get_error_code
@@ -82,7 +82,7 @@ def check_tools() -> list[Finding]:
 
 
 def _finding_from_error(error: CloudError, level: str = ERROR) -> Finding:
-    """Return an error as a finding. Our errors say what to type next after their last semicolon."""
+    """Return an error as a finding. A `CloudError` says what to type next after its last semicolon."""
     message, _, next_step = str(error).rpartition("; ")
     return Finding(level, message or next_step, next_step.removeprefix("type: ") if message else "")
 
@@ -244,14 +244,14 @@ def _quota_finding(
 def _check_subnets(
     account: "Account", instance_types: Sequence[InstanceType], machines: int, missing: Sequence[str]
 ) -> tuple[list[str], list[Finding]]:
-    """Return our subnets that have enough free addresses. Every network interface takes one."""
+    """Return the stack's subnets that have enough free addresses. Every network interface takes one."""
     from infra.aws.client import paginate
 
     interfaces = max((max(1, instance_type.efa_interfaces) for instance_type in instance_types), default=1)
     needed = machines * interfaces
     try:
         subnets = paginate(
-            "look up our subnets",
+            "look up the stack's subnets",
             account.ec2,
             "describe_subnets",
             "Subnets",
@@ -293,13 +293,13 @@ def _check_permissions(
     return findings + [_check_permission(action, call) for action, call in _dry_run_calls(account, creates_stack)]
 
 
-def _dry_run_request(name: str, image: str, subnet: str | None, spot: bool) -> dict[str, Any]:
+def _dry_run_request(name: str, image: str, subnet: str | None, spot: bool) -> dict[str, object]:
     """Return RunInstances parameters for one machine, with all that policies look at.
 
     That is type, tags, metadata service and market.
     """
     resource_types = ["instance", "volume", "network-interface", *(["spot-instances-request"] if spot else [])]
-    request: dict[str, Any] = {
+    request: dict[str, object] = {
         "MinCount": 1,
         "MaxCount": 1,
         "InstanceType": name,
@@ -317,7 +317,7 @@ def _dry_run_request(name: str, image: str, subnet: str | None, spot: bool) -> d
 def _dry_run_calls(account: "Account", creates_stack: bool) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield the other calls of a launch that support DryRun, with the tag that `policies.user_policy` requires."""
 
-    def specifications(resource_type: str) -> list[dict[str, Any]]:
+    def specifications(resource_type: str) -> list[tags.TagSpecification]:
         return tags.tag_specifications([resource_type], {tags.STACK: tags.STACK_VALUE})
 
     ec2 = account.ec2

@@ -9,28 +9,17 @@ card k, device index 0 on the first card and 1 on all others).
 import base64
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from infra.aws import tags
+from infra.aws.launch_request import NetworkInterfaceParameters, Place, RunInstances, UntaggedRunInstances
 from infra.aws.market.instance_types import InstanceType
 from infra.aws.stack.stack import Stack
 
 from .amis import Image
 
 DISK_GB = 150  # least disk size: code, environment, and the data of a machine without fast local disks
-
-
-@dataclass(frozen=True, kw_only=True)
-class Place:
-    """Where to rent machines: a zone, an instance type and a market."""
-
-    region: str
-    zone: str
-    type: str
-    market: str  # "spot" or "on-demand"
-    price: float | None = None  # dollars an hour, None when unknown
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,7 +44,7 @@ def format_machine_range(names: Sequence[str]) -> str:
 
 
 def machine_name_in_range(machine_range: str, launch_index: int) -> str:
-    """Return the machine name at a launch index of a tag value, "" when the tag is not ours or the index outside."""
+    """Return the name of machine number `launch_index` in a range such as 0-15, "" if there is no such machine."""
     first, _, last = machine_range.partition("-")
     if not first.isdecimal() or (last and not last.isdecimal()):
         return ""
@@ -70,14 +59,17 @@ def placement_group_name(job_uid: str, number: int) -> str:
 
 def build_run_instances(
     instance_request: InstanceRequest, instance_type: InstanceType, place: Place, names: Sequence[str], number: int
-) -> dict[str, Any]:
+) -> RunInstances:
     """Return the parameters of RunInstances for all of the named machines or none.
 
     They include the client token of request `number`.
     """
     stack = instance_request.stack
     image = instance_request.image
-    request: dict[str, Any] = {
+    resource_types = ["instance", "volume", "network-interface"]
+    if place.market == "spot":
+        resource_types.append("spot-instances-request")
+    request: UntaggedRunInstances = {
         "ImageId": image.id,
         "InstanceType": place.type,
         "MinCount": len(names),
@@ -102,16 +94,20 @@ def build_run_instances(
     }
     if instance_request.use_placement_group:
         request["Placement"] = {"GroupName": placement_group_name(instance_request.job_uid, number)}
-    resource_types = ["instance", "volume", "network-interface"]
     if place.market == "spot":
-        spot_options = {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"}
-        request["InstanceMarketOptions"] = {"MarketType": "spot", "SpotOptions": spot_options}
-        resource_types.append("spot-instances-request")
+        request["InstanceMarketOptions"] = {
+            "MarketType": "spot",
+            "SpotOptions": {"SpotInstanceType": "one-time", "InstanceInterruptionBehavior": "terminate"},
+        }
+
+    def specifications(token: str) -> list[tags.TagSpecification]:
+        return tags.tag_specifications(resource_types, machine_tags(instance_request, names, token))
+
     # The token is a hash of the request, and is itself a tag: it is computed with that tag empty.
-    request["TagSpecifications"] = tags.tag_specifications(resource_types, machine_tags(instance_request, names, ""))
-    token = make_client_token(instance_request.job_uid, number, place, request)
-    request["TagSpecifications"] = tags.tag_specifications(resource_types, machine_tags(instance_request, names, token))
-    return {**request, "ClientToken": token}
+    token = make_client_token(
+        instance_request.job_uid, number, place, {**request, "TagSpecifications": specifications("")}
+    )
+    return {**request, "TagSpecifications": specifications(token), "ClientToken": token}
 
 
 def machine_tags(instance_request: InstanceRequest, names: Sequence[str], token: str) -> dict[str, str]:
@@ -127,14 +123,14 @@ def machine_tags(instance_request: InstanceRequest, names: Sequence[str], token:
     }
 
 
-def network_interfaces(instance_type: InstanceType, subnet: str, group: str) -> list[dict[str, Any]]:
+def network_interfaces(instance_type: InstanceType, subnet: str, group: str) -> list[NetworkInterfaceParameters]:
     """Return the network interfaces of a machine: one for each network card that supports EFA, one at least.
 
     A machine with one interface gets a public address. AWS gives none to a machine with several.
     """
     has_efa = bool(instance_type.efa_interfaces)
     count = max(1, min(instance_type.efa_interfaces, instance_type.network_cards)) if has_efa else 1
-    interfaces: list[dict[str, Any]] = [
+    interfaces: list[NetworkInterfaceParameters] = [
         {
             "DeviceIndex": int(card > 0),
             "NetworkCardIndex": card,
@@ -150,7 +146,7 @@ def network_interfaces(instance_type: InstanceType, subnet: str, group: str) -> 
     return interfaces
 
 
-def make_client_token(job_uid: str, number: int, place: Place, request: dict[str, Any]) -> str:
+def make_client_token(job_uid: str, number: int, place: Place, request: Mapping[str, object]) -> str:
     """Return the client token of a request: the same whenever it is sent again, and different for every other."""
     frozen = json.dumps([job_uid, number, place.region, request], sort_keys=True)
     return base64.b32encode(hashlib.sha256(frozen.encode()).digest()).decode().rstrip("=").lower()

@@ -1,9 +1,9 @@
 """Cloud-init user data: what a machine does when it boots, before anybody can log in.
 
 The power-off timer is armed first, so that a machine whose setup hangs, or that nobody logs in to, ends by itself. All
-our files are in ~/.imgnet: the fast local disks are mounted there as one volume, the stack's file system below it at
-`shared`. The file `ready` is written last, or `failed` with the reason. The boot host key makes the first login safe.
-It is the only secret here, and is worthless once `imgnet-hostkey` has replaced it.
+files of the project are in ~/.imgnet: the fast local disks are mounted there as one volume, the stack's file system
+below it at `shared`. The file `ready` is written last, or `failed` with the reason. The boot host key makes the first
+login safe. It is the only secret here, and is worthless once `imgnet-hostkey` has replaced it.
 
 Sources: cloud-init "cc_ssh", "cc_bootcmd"; AWS, "Mounting EFS file systems"; nfs(5) for mount options with which a new
 file is visible within a second. Not yet run on AWS itself.

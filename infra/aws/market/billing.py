@@ -6,13 +6,24 @@ unknown price stays unknown and is reported. The shared file system belongs to t
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import pairwise
-from typing import Any
 
 from infra.aws.client import Account, paginate
 from infra.aws.journal import Journal
+from infra.aws.journal_events import (
+    AddressRequested,
+    InstanceEnded,
+    InstancesReleased,
+    JournalEvent,
+    LaunchedMachine,
+    LaunchRequest,
+    RequestGranted,
+    RequestRefused,
+    SpotCostKnown,
+    TerminationFinished,
+)
 
 from .offers import PRODUCT_DESCRIPTION
 
@@ -50,64 +61,64 @@ def machine_costs(journal: Journal, now: float) -> list[MachineCost]:
 
     Machines of a refused request that were terminated at once are included: they are billed too.
     """
-    requests: dict[int, dict[str, Any]] = {}
-    gone_lines: dict[str, dict[str, Any]] = {}
+    requests: dict[int, LaunchRequest] = {}
+    ends: dict[str, InstanceEnded] = {}
     exact_dollars: dict[str, float] = {}
     release_reasons: dict[str, str] = {}
     # By instance ID, because two supervisors may both have recorded the same response.
-    machines: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {}
-    for line in journal.lines():
-        if line["what"] == "ask":
-            requests[line["number"]] = line
-        elif line["what"] in ("granted", "refused") and line["number"] in requests:
-            machines |= {machine["id"]: (requests[line["number"]], machine) for machine in line.get("machines", [])}
-        elif line["what"] == "gone":
-            gone_lines[line["id"]] = {**line, "why": release_reasons.get(line["id"], line["why"])}
-        elif line["what"] == "release":
-            release_reasons |= dict.fromkeys(line["ids"], line["why"])
-        elif line["what"] == "price":
-            exact_dollars[line["id"]] = line["dollars"]
+    machines: dict[str, tuple[LaunchRequest, LaunchedMachine]] = {}
+    for event in journal.events(JournalEvent):
+        match event:
+            case LaunchRequest():
+                requests[event.number] = event
+            case RequestGranted() | RequestRefused() if event.number in requests:
+                machines |= {machine.id: (requests[event.number], machine) for machine in event.machines}
+            case InstanceEnded():
+                ends[event.id] = replace(event, reason=release_reasons.get(event.id, event.reason))
+            case InstancesReleased():
+                release_reasons |= dict.fromkeys(event.ids, event.reason)
+            case SpotCostKnown():
+                exact_dollars[event.id] = event.dollars
     return [
-        _machine_cost(request_line, machine, gone_lines.get(instance_id), exact_dollars.get(instance_id), now)
-        for instance_id, (request_line, machine) in machines.items()
-        if machine["launched"] <= now
+        _machine_cost(request, machine, ends.get(instance_id), exact_dollars.get(instance_id), now)
+        for instance_id, (request, machine) in machines.items()
+        if machine.launched <= now
     ]
 
 
 def _machine_cost(
-    request_line: dict[str, Any],
-    machine: dict[str, Any],
-    gone_line: dict[str, Any] | None,
+    request: LaunchRequest,
+    machine: LaunchedMachine,
+    end: InstanceEnded | None,
     exact_dollars: float | None,
     now: float,
 ) -> MachineCost:
-    """Return the cost of a machine, from the journal lines of its request and its end."""
-    place = request_line["place"]
-    request = request_line["request"]
-    if gone_line and gone_line["ended"] > now:
-        gone_line, exact_dollars = None, None
-    ended = gone_line["ended"] if gone_line else None
-    seconds = billed_seconds(machine["launched"], now if ended is None else ended)
-    price = place["price"]
+    """Return the cost of a machine, from its request and its end."""
+    place = request.place
+    if end and end.ended > now:
+        end, exact_dollars = None, None
+    ended = end.ended if end else None
+    seconds = billed_seconds(machine.launched, now if ended is None else ended)
+    price = place.price
     dollars = exact_dollars
     if dollars is None and price is not None:
         dollars = price * seconds / 3600
-    disk_gb = sum(disk["Ebs"]["VolumeSize"] for disk in request["BlockDeviceMappings"])
-    has_public_address = any(nic.get("AssociatePublicIpAddress") for nic in request["NetworkInterfaces"])
+    disk_gb = sum(disk["Ebs"]["VolumeSize"] for disk in request.parameters["BlockDeviceMappings"])
+    has_public_address = any(nic.get("AssociatePublicIpAddress") for nic in request.parameters["NetworkInterfaces"])
     return MachineCost(
-        id=machine["id"],
-        name=machine["name"],
-        type=place["type"],
-        market=place["market"],
-        zone=place["zone"],
-        launched=machine["launched"],
+        id=machine.id,
+        name=machine.name,
+        type=place.type,
+        market=place.market,
+        zone=place.zone,
+        launched=machine.launched,
         ended=ended,
         price=price,
         seconds=seconds,
         dollars=dollars,
         disk_dollars=disk_gb * DISK_DOLLARS_PER_GB_HOUR * seconds / 3600,
         address_dollars=has_public_address * ADDRESS_DOLLARS_PER_HOUR * seconds / 3600,
-        why=gone_line["why"] if gone_line else "",
+        why=end.reason if end else "",
     )
 
 
@@ -120,15 +131,15 @@ def jump_host_address_dollars(journal: Journal, now: float) -> float:
     """Return the cost until `now` of the public address of a job's jump host.
 
     Machines with several network cards get no public address of their own; their job has one. It is billed from the
-    first line that mentions it until the job's resources are gone, for each launch of the job.
+    first event that mentions it until the job's resources are gone, for each launch of the job.
     """
     start = None
     seconds = 0.0
-    for line in journal.lines("address", "ended"):
-        if line["what"] == "address":
-            start = start or line["time"]
+    for event in journal.events(AddressRequested, TerminationFinished):
+        if isinstance(event, AddressRequested):
+            start = start or event.time
         elif start:
-            seconds += max(0.0, min(now, line["time"]) - start)
+            seconds += max(0.0, min(now, event.time) - start)
             start = None
     if start:
         seconds += max(0.0, now - start)
@@ -156,7 +167,7 @@ def record_spot_costs(account: Account, journal: Journal, now: float) -> None:
 
     Raises `CloudError`.
     """
-    recorded_ids = {line["id"] for line in journal.lines("price")}
+    recorded_ids = {event.id for event in journal.events(SpotCostKnown)}
     ended_machines = [
         machine
         for machine in machine_costs(journal, now)
@@ -170,7 +181,7 @@ def record_spot_costs(account: Account, journal: Journal, now: float) -> None:
         for machine in machines:
             dollars = integrate_price(history, machine.launched, machine.launched + machine.seconds)
             if dollars is not None:
-                journal.write("price", id=machine.id, dollars=dollars)
+                journal.write(SpotCostKnown(id=machine.id, dollars=dollars))
 
 
 def spot_price_history(

@@ -10,9 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, NamedTuple
 
 from infra.aws.errors import CloudError, NoCredentials, get_error_code
+from infra.aws.tags import Resource
 
 from .instance_types import (
     BUILTIN_TYPES,
@@ -27,7 +28,7 @@ from .instance_types import (
 )
 
 if TYPE_CHECKING:
-    from infra.aws.client import Account
+    from infra.aws.client import Account, Client
 
 MAX_NAMES_PER_CALL = 100  # type names in one DescribeInstanceTypes call
 PRODUCT_DESCRIPTION = "Linux/UNIX"
@@ -52,6 +53,17 @@ class Offer:
     spot_price: float | None
     on_demand_price: float | None
     is_builtin_price: bool  # whether the on-demand price is the built-in table's, of 2026
+
+
+class PriceKey(NamedTuple):
+    """Where a price holds."""
+
+    zone: str
+    type: str
+    market: str  # "spot" or "on-demand"
+
+
+PriceTable = Mapping[PriceKey, float]  # dollars an hour; a price that is unknown is absent
 
 
 def list_instance_types(
@@ -98,18 +110,17 @@ def list_zones_by_type(account: "Account", names: Sequence[str]) -> dict[str, li
     return {name: sorted(zones[name]) for name in names if name in zones}
 
 
-def look_up_prices(
-    account: "Account", names: Sequence[str], zones_by_type: Mapping[str, Sequence[str]]
-) -> dict[tuple[str, str, str], float]:
-    """Return dollars an hour by (zone, type, "spot" or "on-demand"). A price that AWS does not give is absent.
+def look_up_prices(account: "Account", names: Sequence[str], zones_by_type: Mapping[str, Sequence[str]]) -> PriceTable:
+    """Return the prices of these types in all of their zones. A price that AWS does not give is absent.
 
     Raises `NoCredentials`. Other errors only make prices unknown.
     """
-    return _spot_prices(account, names) | {
-        (zone, name, "on-demand"): price
+    on_demand_prices = {
+        PriceKey(zone, name, "on-demand"): price
         for name, price in _on_demand_prices(account, names).items()
         for zone in zones_by_type.get(name, ())
     }
+    return {**_spot_prices(account, names), **on_demand_prices}
 
 
 def list_offers(
@@ -195,12 +206,10 @@ def _matches_gpu(instance_type: InstanceType, gpu: str | None) -> bool:
     return gpu is None or instance_type.gpu.lower() == gpu.lower()
 
 
-def _build_offer(
-    region: str, instance_type: InstanceType, zone: str, known_prices: Mapping[tuple[str, str, str], float]
-) -> Offer:
+def _build_offer(region: str, instance_type: InstanceType, zone: str, known_prices: PriceTable) -> Offer:
     """Return the offer of a type in a zone. The built-in on-demand price fills in for its own region only."""
     name = instance_type.name
-    on_demand_price = known_prices.get((zone, name, "on-demand"))
+    on_demand_price = known_prices.get(PriceKey(zone, name, "on-demand"))
     builtin_price = None
     if on_demand_price is None and region == ON_DEMAND_PRICE_REGION:
         builtin_price = ON_DEMAND_PRICES.get(name)
@@ -208,7 +217,7 @@ def _build_offer(
         type=name,
         zone=zone,
         instance_type=instance_type,
-        spot_price=known_prices.get((zone, name, "spot")),
+        spot_price=known_prices.get(PriceKey(zone, name, "spot")),
         on_demand_price=builtin_price if on_demand_price is None else on_demand_price,
         is_builtin_price=builtin_price is not None,
     )
@@ -217,11 +226,11 @@ def _build_offer(
 # --- what EC2 describes -------------------------------------------------------------------------------------------
 
 
-def _describe_types(account: "Account", names: Sequence[str]) -> list[dict[str, Any]]:
+def _describe_types(account: "Account", names: Sequence[str]) -> list[Resource]:
     """Return EC2's descriptions of the named types. Without names there is no call: it would describe all 1,400."""
     from infra.aws.client import paginate
 
-    descriptions: list[dict[str, Any]] = []
+    descriptions: list[Resource] = []
     for start in range(0, len(names), MAX_NAMES_PER_CALL):
         descriptions += paginate(
             "look up instance types",
@@ -233,14 +242,14 @@ def _describe_types(account: "Account", names: Sequence[str]) -> list[dict[str, 
     return descriptions
 
 
-def _is_supported(description: Mapping[str, Any]) -> bool:
-    """Whether our images run on a type: x86_64, and its GPUs, if any, are NVIDIA's."""
+def _is_supported(description: Resource) -> bool:
+    """Whether the supported machine images run on a type: x86_64, and its GPUs, if any, are NVIDIA's."""
     gpus = description.get("GpuInfo", {}).get("Gpus", [])
     architectures = description.get("ProcessorInfo", {}).get("SupportedArchitectures", ["x86_64"])
     return "x86_64" in architectures and all(gpu.get("Manufacturer", "NVIDIA") == "NVIDIA" for gpu in gpus)
 
 
-def _parse_instance_type(description: Mapping[str, Any]) -> InstanceType:
+def _parse_instance_type(description: Resource) -> InstanceType:
     name = description["InstanceType"]
     network = description.get("NetworkInfo", {})
     gpu_info = (description.get("GpuInfo", {}).get("Gpus") or [{}])[0]
@@ -261,7 +270,7 @@ def _parse_instance_type(description: Mapping[str, Any]) -> InstanceType:
     )
 
 
-def _sustained_gbps(network: Mapping[str, Any]) -> float:
+def _sustained_gbps(network: Resource) -> float:
     """Return the sustained network bandwidth in Gbit/s.
 
     "4x 100 Gigabit" means 400. "Up to 10 Gigabit" is a burst: then the baseline of all network cards counts.
@@ -276,7 +285,7 @@ def _sustained_gbps(network: Mapping[str, Any]) -> float:
 # --- prices -------------------------------------------------------------------------------------------------------
 
 
-def _spot_prices(account: "Account", names: Sequence[str]) -> dict[tuple[str, str, str], float]:
+def _spot_prices(account: "Account", names: Sequence[str]) -> PriceTable:
     """Return the newest spot price of each type and zone, nothing when they cannot be looked up.
 
     Raises `NoCredentials`.
@@ -297,7 +306,8 @@ def _spot_prices(account: "Account", names: Sequence[str]) -> dict[tuple[str, st
         )
         entries.sort(key=lambda entry: entry["Timestamp"])
         return {
-            (entry["AvailabilityZone"], entry["InstanceType"], "spot"): float(entry["SpotPrice"]) for entry in entries
+            PriceKey(entry["AvailabilityZone"], entry["InstanceType"], "spot"): float(entry["SpotPrice"])
+            for entry in entries
         }
     except NoCredentials:
         raise
@@ -329,7 +339,7 @@ def _on_demand_prices(account: "Account", names: Sequence[str]) -> dict[str, flo
     return {name: price for name, price in zip(names, prices, strict=True) if price is not None}
 
 
-def _list_price(client: Any, name: str, region: str) -> float | None:
+def _list_price(client: "Client", name: str, region: str) -> float | None:
     """Return the price list's dollars an hour of a type; None when it has none, or several different ones.
 
     Raises `CloudError`.
@@ -351,7 +361,7 @@ def _list_price(client: Any, name: str, region: str) -> float | None:
     return prices.pop() if len(prices) == 1 else None
 
 
-def _hourly_prices(product: Mapping[str, Any]) -> Iterable[float]:
+def _hourly_prices(product: Resource) -> Iterable[float]:
     """Yield the on-demand prices above 0 of a price list product, in dollars an hour."""
     for term in product["terms"].get("OnDemand", {}).values():
         for dimension in term["priceDimensions"].values():

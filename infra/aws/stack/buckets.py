@@ -1,21 +1,20 @@
 """The stack's optional S3 bucket: data below data/, the files of jobs below runs/. Encrypted, without public access.
 
-The bucket is tagged last, so a tagged bucket is complete. A bucket without tags counts as ours only when our own
-journal says that we were about to create it.
+The bucket is tagged last, so a tagged bucket is complete. A bucket without tags belongs to the stack only if the
+stack's journal says that it was about to be created.
 """
-
-from typing import Any
 
 from infra.aws import tags
 from infra.aws.client import call, paginate
 from infra.aws.errors import CloudError
+from infra.aws.journal_events import StackChange
 
 from . import efs as stack_efs
 from .resources import StackContext, not_ours_error
 
 S3_DOLLARS_PER_GB_MONTH = 0.023  # S3 Standard, us-east-1
 NO_TAGS_CODE = "NoSuchTagSet"
-CREATE_BUCKET_INTENT = "make bucket"  # the journal line that `StackContext.create("bucket", ...)` writes
+CREATE_BUCKET_INTENT = "make bucket"  # the intent that `StackContext.create("bucket", ...)` writes to the journal
 DELETE_BATCH_OBJECTS = 1000  # objects that S3 deletes in one call
 
 
@@ -87,7 +86,7 @@ def remove(context: StackContext, name: str, file_system: str, delete_data: bool
         return
     for start in range(0, len(objects), DELETE_BATCH_OBJECTS):
         batch = objects[start : start + DELETE_BATCH_OBJECTS]
-        keys: list[dict[str, Any]] = [{"Key": entry["Key"]} for entry in batch]
+        keys = [{"Key": entry["Key"]} for entry in batch]
         context.delete(
             f"objects of bucket {name}", s3.delete_objects, Bucket=name, Delete={"Objects": keys, "Quiet": True}
         )
@@ -107,5 +106,6 @@ def _untag_file_system(context: StackContext, file_system: str) -> None:
 def _was_intended(context: StackContext, name: str) -> bool:
     """Whether this computer's journal has the intent to create this bucket."""
     return context.journal is not None and any(
-        line.get("Bucket") == name for line in context.journal.lines(CREATE_BUCKET_INTENT)
+        change.intent == CREATE_BUCKET_INTENT and change.names.get("Bucket") == name
+        for change in context.journal.events(StackChange)
     )

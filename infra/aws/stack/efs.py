@@ -15,9 +15,10 @@ from dataclasses import dataclass
 from infra.aws import tags
 from infra.aws.client import paginate
 from infra.aws.errors import CloudError
+from infra.aws.tags import Resource
 
 from . import network, policies
-from .resources import RESOURCE_NAME, Resource, StackContext, call_if_permitted, not_ours_error, wait_for
+from .resources import RESOURCE_NAME, StackContext, call_if_permitted, not_ours_error, wait_for
 
 BUCKET_TAG = "imgnet:bucket"  # the tag of the file system that names the stack's bucket
 EFS_DOLLARS_PER_GB_MONTH = 0.30  # EFS Standard, us-east-1
@@ -55,7 +56,7 @@ class FileSystem:
 def find_file_system(context: StackContext) -> FileSystem | None:
     """Return the stack's file system, None when there is none or it is being deleted.
 
-    Raises `CloudError` when a file system with our creation token is not ours.
+    Raises `CloudError` when a file system with the stack's creation token lacks the stack tag.
     """
     description = _describe_own(context)
     if not description or _is_deleting(description):
@@ -64,6 +65,7 @@ def find_file_system(context: StackContext) -> FileSystem | None:
     response = call_if_permitted(
         "policy of the file system", context.account.efs.describe_file_system_policy, FileSystemId=file_system_id
     )
+    policy = str(response["Policy"]) if response else ""
     targets = _mount_targets(context, file_system_id)
     access_points = _access_points(context, file_system_id)
     return FileSystem(
@@ -73,8 +75,7 @@ def find_file_system(context: StackContext) -> FileSystem | None:
         bucket=tags.read_tags(description).get(BUCKET_TAG),
         mount_target_states={target["SubnetId"]: target["LifeCycleState"] for target in targets},
         access_point=access_points[0]["AccessPointId"] if access_points else "",
-        has_policy=bool(response)
-        and all(f'"{statement}"' in response["Policy"] for statement in policies.FILE_SYSTEM_STATEMENTS),
+        has_policy=all(f'"{statement}"' in policy for statement in policies.FILE_SYSTEM_STATEMENTS),
     )
 
 
@@ -158,14 +159,14 @@ def _creation_token(context: StackContext) -> str:
     return f"{RESOURCE_NAME}-{context.account.region}"
 
 
-def _expected_policy(context: StackContext, file_system_id: str) -> Resource:
+def _expected_policy(context: StackContext, file_system_id: str) -> policies.Policy:
     return policies.file_system_policy(context.account.identity[0], context.account.region, file_system_id)
 
 
 def _describe_own(context: StackContext) -> Resource | None:
-    """Return AWS's description of our file system, also while it is being deleted.
+    """Return AWS's description of the stack's file system, also while it is being deleted.
 
-    Raises `CloudError` when the file system with our token is not ours.
+    Raises `CloudError` when the file system with the stack's creation token lacks the stack tag.
     """
     token = _creation_token(context)
     for description in paginate(
@@ -193,7 +194,7 @@ def _mount_targets(context: StackContext, file_system_id: str) -> list[Resource]
 
 
 def _access_points(context: StackContext, file_system_id: str) -> list[Resource]:
-    """Return our access points that are not being deleted, sorted by ID so that everybody takes the same one."""
+    """Return the stack's access points that are not being deleted, by ID, so that all launches take the same one."""
     response = call_if_permitted(
         "access points", context.account.efs.describe_access_points, FileSystemId=file_system_id
     )

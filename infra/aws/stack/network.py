@@ -10,8 +10,9 @@ from ipaddress import IPv4Network
 from infra.aws import tags
 from infra.aws.client import call, paginate
 from infra.aws.errors import CloudError
+from infra.aws.tags import Resource
 
-from .resources import RESOURCE_VISIBILITY_SECONDS, Resource, StackContext, wait_for
+from .resources import RESOURCE_VISIBILITY_SECONDS, StackContext, wait_for
 
 VPC_CIDR = IPv4Network("10.77.0.0/16")
 SUBNET_CIDRS = [str(subnet) for subnet in VPC_CIDR.subnets(new_prefix=20)]  # 16 zones of 4,091 addresses
@@ -81,7 +82,7 @@ def mark_without_efs(context: StackContext, zone: str, subnet: str) -> None:
 
 
 def remove(context: StackContext) -> None:
-    """Delete every network of ours, in the order that AWS requires. What stays is named in `context.leftovers`."""
+    """Delete the stack's networks, in the order that AWS requires. `context.leftovers` names what is left."""
     ec2 = context.account.ec2
     for vpc in list_vpc_ids(context):
         for endpoint in _list_s3_endpoints(context, vpc):
@@ -114,12 +115,12 @@ def list_zones(context: StackContext) -> list[str]:
 
 
 def list_vpc_ids(context: StackContext) -> list[str]:
-    """Return the IDs of our VPCs: one, unless a crash has left another."""
+    """Return the IDs of the stack's VPCs: one, unless a crash has left another."""
     return [vpc["VpcId"] for vpc in _list_vpcs(context)]
 
 
 def list_machines(context: StackContext) -> list[Resource]:
-    """Return the instances in our VPCs that are not terminating, as EC2 describes them."""
+    """Return the instances in the stack's VPCs that are not terminating, as EC2 describes them."""
     vpc_ids = list_vpc_ids(context)
     if not vpc_ids:
         return []
@@ -145,7 +146,7 @@ def _zone_index(zone: str) -> int:
 def _list_own(
     context: StackContext, label: str, operation: str, result_key: str, vpc: str | None = None
 ) -> list[Resource]:
-    """Return the resources of a kind that have our tag, all or those of a VPC."""
+    """Return the resources of a kind that have the stack tag, all or those of a VPC."""
     vpc_filter = {"vpc_id": [vpc]} if vpc else {}
     filters = tags.make_filters({tags.STACK: tags.STACK_VALUE}, **vpc_filter)
     return paginate(label, context.account.ec2, operation, result_key, Filters=filters)
@@ -160,7 +161,7 @@ def _list_subnets(context: StackContext, vpc: str) -> list[Resource]:
 
 
 def _list_gateways(context: StackContext, vpc: str | None) -> list[Resource]:
-    """Return our internet gateways that are attached to this VPC, and those that are attached to none."""
+    """Return the stack's internet gateways that are attached to this VPC or to none."""
     gateways = _list_own(context, "internet gateways", "describe_internet_gateways", "InternetGateways")
     return [
         gateway for gateway in gateways if [attachment["VpcId"] for attachment in gateway["Attachments"]] in ([vpc], [])
@@ -168,7 +169,7 @@ def _list_gateways(context: StackContext, vpc: str | None) -> list[Resource]:
 
 
 def _list_route_tables(context: StackContext, vpc: str) -> list[Resource]:
-    """Return our route tables of a VPC, those in use first."""
+    """Return the stack's route tables of a VPC, those in use first."""
     tables = _list_own(context, "route tables", "describe_route_tables", "RouteTables", vpc)
     return sorted(tables, key=lambda table: (not _associated_subnets(table), table["RouteTableId"]))
 
@@ -264,7 +265,7 @@ def _ensure_subnets(context: StackContext, vpc: str) -> list[Resource]:
 
     return wait_for(
         list_when_all_visible,
-        f"subnets of {vpc} were created, but AWS does not show them with our tag",
+        f"subnets of {vpc} were created, but AWS does not show them with the tag {tags.STACK}",
         RESOURCE_VISIBILITY_SECONDS,
     )
 

@@ -1,18 +1,18 @@
 """IAM policies as plain data: the smallest that let a person launch, and a machine run.
 
-A person may describe everything, create only resources that get our tag in the creating call, and change or delete
-only resources that have our tag. A test compares `user_policy` with every AWS call in infra/. `ADMIN_ACTIONS` are what
-only an admin does, once.
+A person may describe everything, create only resources that get the stack tag in the creating call, and change or
+delete only resources that have the stack tag. A test compares `user_policy` with every AWS call in infra/.
+`ADMIN_ACTIONS` are what only an admin does, once.
 
 Sources: AWS, "Actions, resources, and condition keys" for EC2, EFS, S3 and IAM; "Controlling access during launch";
 "Using IAM to control access to file systems" (which condition keys apply to a mount).
 """
 
-from typing import Any
+from collections.abc import Mapping
+from typing import NotRequired, TypedDict
 
 from infra.aws import tags
 
-Policy = dict[str, Any]
 ROLE_NAME = "imgnet-machine"
 DATA_PREFIX = "data"  # machines read objects of the bucket below this prefix
 RUNS_PREFIX = "runs"  # machines write objects of the bucket below this prefix
@@ -53,6 +53,26 @@ ADMIN_ACTIONS = """
 iam:CreateRole iam:TagRole iam:PutRolePolicy iam:DeleteRolePolicy iam:DeleteRole iam:CreateInstanceProfile
 iam:TagInstanceProfile iam:AddRoleToInstanceProfile iam:RemoveRoleFromInstanceProfile iam:DeleteInstanceProfile
 """
+
+Condition = Mapping[str, Mapping[str, str | list[str]]]  # operator -> condition key -> values
+
+
+class Statement(TypedDict):
+    """One statement of a policy."""
+
+    Sid: NotRequired[str]
+    Effect: str
+    Principal: NotRequired[dict[str, str]]
+    Action: str | list[str]
+    Resource: NotRequired[str | list[str]]
+    Condition: NotRequired[Condition]
+
+
+class Policy(TypedDict):
+    """A policy document of IAM."""
+
+    Version: str
+    Statement: list[Statement]
 
 
 def user_policy(account: str = "*", region: str = "*", bucket: str = BUCKET_PATTERN) -> Policy:
@@ -176,16 +196,21 @@ def allowed_actions(policy: Policy) -> set[str]:
     return {name for actions in action_fields for name in ([actions] if isinstance(actions, str) else actions)}
 
 
-def _make_policy(*statements: dict[str, Any]) -> Policy:
+def _make_policy(*statements: Statement) -> Policy:
     return {"Version": "2012-10-17", "Statement": list(statements)}
 
 
 def _allow(
-    statement_id: str, action_names: str, resource: str | list[str], condition: dict[str, Any] | None = None
-) -> dict[str, Any]:
-    statement = {"Sid": statement_id, "Effect": "Allow", "Action": sorted(action_names.split()), "Resource": resource}
+    statement_id: str, action_names: str, resource: str | list[str], condition: Condition | None = None
+) -> Statement:
+    statement: Statement = {
+        "Sid": statement_id,
+        "Effect": "Allow",
+        "Action": sorted(action_names.split()),
+        "Resource": resource,
+    }
     return {**statement, "Condition": condition} if condition else statement
 
 
-def _deny(statement_id: str, action_names: str, resource: str, condition: dict[str, Any]) -> dict[str, Any]:
+def _deny(statement_id: str, action_names: str, resource: str, condition: Condition) -> Statement:
     return {**_allow(statement_id, action_names, resource, condition), "Effect": "Deny"}

@@ -11,12 +11,16 @@ import json
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Literal, TypeVar
 
 from infra.aws import tags as aws_tags
 from infra.aws.client import Account, call, call_with_retry
 from infra.aws.errors import DENIED_CODES, KIND_BY_CODE, CloudError, ErrorKind
 from infra.aws.journal import Journal
+from infra.aws.journal_events import StackChange
+from infra.aws.tags import Resource, TagSpecification
+
+from .policies import Policy
 
 RESOURCE_NAME = "imgnet"  # of every resource that has a name
 SETTLE_SECONDS = 3.0  # longer than two processes that both saw no resource need to create theirs
@@ -26,7 +30,6 @@ RESOURCE_POLL_SECONDS = 2.0
 ALREADY_EXISTS_KINDS = (ErrorKind.ALREADY_EXISTS,)
 NOT_FOUND_KINDS = (ErrorKind.NOT_FOUND, ErrorKind.NOT_VISIBLE_YET)
 Response = TypeVar("Response")
-Resource = dict[str, Any]
 
 
 def discard(line: str) -> None:
@@ -51,11 +54,11 @@ class StackContext:
             **extra_tags,
         }
 
-    def tag_specifications(self, resource_type: str) -> list[Resource]:
+    def tag_specifications(self, resource_type: str) -> list[TagSpecification]:
         """Return the TagSpecifications of a call that creates one resource."""
         return aws_tags.tag_specifications([resource_type], self.resource_tags())
 
-    def create(self, label: str, function: Callable[..., Response], /, **params: Any) -> Response | None:
+    def create(self, label: str, function: Callable[..., Response], /, **params: object) -> Response | None:
         """Create or change a resource; return None when it exists already.
 
         Raises `CloudError`; `OSError` when the journal cannot be written.
@@ -71,7 +74,7 @@ class StackContext:
             **params,
         )
 
-    def delete(self, label: str, function: Callable[..., Any], /, **params: Any) -> bool:
+    def delete(self, label: str, function: Callable[..., object], /, **params: object) -> bool:
         """Delete a resource, waiting while it is in use. On failure add a line to `leftovers` and return False."""
         self._record_intent(f"remove {label}", params)
         try:
@@ -93,8 +96,8 @@ class StackContext:
         self,
         label: str,
         list_existing: Callable[[], list[Resource]],
-        create: Callable[[], Any],
-        delete: Callable[[Resource], Any],
+        create: Callable[[], object],
+        delete: Callable[[Resource], object],
         *,
         id_key: str,
         is_used: Callable[[Resource], bool],
@@ -122,14 +125,16 @@ class StackContext:
                 delete(spare)
         return resources[0]
 
-    def _record_intent(self, intent: str, params: Mapping[str, Any]) -> None:
+    def _record_intent(self, intent: str, params: Mapping[str, object]) -> None:
         if self.journal:
-            names = {name: value for name, value in params.items() if name.endswith(("Id", "Name", "Token", "Bucket"))}
-            self.journal.write(intent, region=self.account.region, **names)
+            names = {
+                name: str(value) for name, value in params.items() if name.endswith(("Id", "Name", "Token", "Bucket"))
+            }
+            self.journal.write(StackChange(intent=intent, region=self.account.region, names=names))
 
 
 def ignore_errors(
-    ignored_kinds: tuple[ErrorKind, ...], function: Callable[..., Response], *args: Any, **params: Any
+    ignored_kinds: tuple[ErrorKind, ...], function: Callable[..., Response], *args: object, **params: object
 ) -> Response | None:
     """Call a function, and return None on an error of the ignored kinds. Raises `CloudError` for all others."""
     try:
@@ -140,7 +145,9 @@ def ignore_errors(
         raise
 
 
-def call_if_permitted(action: str, function: Callable[..., Any], **params: Any) -> Any:
+def call_if_permitted(
+    action: str, function: Callable[..., Resource], **params: object
+) -> Resource | Literal[False] | None:
     """Call a describing function: return its response, None when the resource does not exist, False when not permitted.
 
     Raises `CloudError` for all other errors.
@@ -165,7 +172,7 @@ def wait_for(
     return value
 
 
-def is_same_policy(policy: str | Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def is_same_policy(policy: str | Policy, other: Policy) -> bool:
     """Whether two policies are equal. The first may be JSON text."""
     try:
         return bool((json.loads(policy) if isinstance(policy, str) else policy) == other)
@@ -174,5 +181,5 @@ def is_same_policy(policy: str | Mapping[str, Any], other: Mapping[str, Any]) ->
 
 
 def not_ours_error(label: str, next_step: str) -> CloudError:
-    """Return the error for a resource that has our name but not our tag. Such a resource is never touched."""
+    """Return the error for a resource with the stack's name but without its tag. Such a resource is never touched."""
     return CloudError(f"{label} does not belong to imgnet-cluster: it has no tag {aws_tags.STACK}; {next_step}")

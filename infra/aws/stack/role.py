@@ -7,9 +7,10 @@ import json
 
 from infra.aws import tags
 from infra.aws.errors import DENIED_CODES, CloudError
+from infra.aws.tags import Resource
 
 from . import policies as stack_policies
-from .resources import Resource, StackContext, call_if_permitted, is_same_policy, not_ours_error
+from .resources import StackContext, call_if_permitted, is_same_policy, not_ours_error
 
 ROLE_NAME = stack_policies.ROLE_NAME  # of the instance profile too
 ALL_REGIONS_POLICY = "imgnet"  # the name of a policy that an admin has created for all regions
@@ -18,7 +19,7 @@ ADMIN_HINT = "an admin types once: imgnet-cluster up --region {}, or creates it 
 
 
 def missing_parts(context: StackContext, file_system: str | None, bucket: str | None) -> list[str]:
-    """Return one short line for each missing part of the role. Raises `CloudError` when the role is not ours."""
+    """Return a line for each missing part of the role. Raises `CloudError` when the role lacks the stack tag."""
     response = call_if_permitted(
         "the machines' role", context.account.iam.get_instance_profile, InstanceProfileName=ROLE_NAME
     )
@@ -79,10 +80,10 @@ def remove(context: StackContext) -> None:
     policy_list = call_if_permitted("role", iam.list_role_policies, RoleName=ROLE_NAME)
     role = call_if_permitted("role", iam.get_role, RoleName=ROLE_NAME)
     profile = call_if_permitted("role", iam.get_instance_profile, InstanceProfileName=ROLE_NAME)
-    if False in (policy_list, role, profile):
+    if policy_list is False or role is False or profile is False:
         context.leftovers.append(f"role {ROLE_NAME} (free) stays: you have no permission to read it")
         return
-    role_is_ours = bool(role) and tags.is_ours(role["Role"])
+    role_is_ours = role is not None and tags.is_ours(role["Role"])
     policy_names = policy_list["PolicyNames"] if policy_list and role_is_ours else []
     own_policy = _policy_name(context)
     if own_policy in policy_names:
@@ -108,14 +109,14 @@ def remove(context: StackContext) -> None:
 
 
 def _require_ours(resource: Resource, kind: str) -> Resource:
-    """Return a role or profile. Raises `CloudError` when it has our name but not our tag."""
+    """Return `resource`, a role or a profile. Raises `CloudError` when it lacks the stack tag."""
     if not tags.is_ours(resource):
         raise not_ours_error(f"{kind} {ROLE_NAME}", "remove it, or give it this tag with the value imgnet")
     return resource
 
 
 def _get_profile(context: StackContext) -> Resource:
-    """Return the instance profile; an empty one of ours while AWS does not show it yet."""
+    """Return the instance profile; an empty one with the stack tag while AWS does not show it yet."""
     response = call_if_permitted(
         "instance profile", context.account.iam.get_instance_profile, InstanceProfileName=ROLE_NAME
     )
@@ -125,7 +126,7 @@ def _get_profile(context: StackContext) -> Resource:
 
 
 def _ensure_role(context: StackContext) -> None:
-    """Create the role if missing. Raises `CloudError` when a role of its name is not ours."""
+    """Create the role if missing. Raises `CloudError` when a role of its name lacks the stack tag."""
     iam = context.account.iam
     response = call_if_permitted("role", iam.get_role, RoleName=ROLE_NAME)
     if not response:
@@ -160,7 +161,7 @@ def _policy_name(context: StackContext) -> str:
     return f"{ALL_REGIONS_POLICY}-{context.account.region}"
 
 
-def _expected_policy(context: StackContext, file_system: str, bucket: str | None) -> Resource:
+def _expected_policy(context: StackContext, file_system: str, bucket: str | None) -> stack_policies.Policy:
     return stack_policies.machine_policy(context.account.identity[0], context.account.region, file_system, bucket)
 
 
@@ -175,9 +176,9 @@ def _has_access(context: StackContext, file_system: str | None, bucket: str | No
         if is_same_policy(response["PolicyDocument"], expected):
             return True
     policy_list = call_if_permitted("rights of the role", iam.list_role_policies, RoleName=ROLE_NAME)
-    if False in (response, policy_list):
+    if response is False or policy_list is False:
         return None
-    return bool(policy_list) and ALL_REGIONS_POLICY in policy_list["PolicyNames"]
+    return policy_list is not None and ALL_REGIONS_POLICY in policy_list["PolicyNames"]
 
 
 def _admin_error(error: CloudError, context: StackContext, problem: str) -> CloudError:

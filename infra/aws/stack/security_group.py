@@ -8,8 +8,9 @@ from infra.aws import tags
 from infra.aws.client import Account, call, call_with_retry, paginate
 from infra.aws.errors import CloudError
 from infra.aws.journal import Journal
+from infra.aws.tags import Resource
 
-from .resources import RESOURCE_NAME, Resource, StackContext, discard, not_ours_error
+from .resources import RESOURCE_NAME, StackContext, discard, not_ours_error
 
 SSH_PORT = 22
 ANY_IPV4 = "0.0.0.0/0"
@@ -23,9 +24,9 @@ NEW_GROUP_RULES = {  # the rules that AWS gives a new group
 
 
 def find_security_group(context: StackContext, vpc: str) -> Resource | None:
-    """Return our security group of a VPC, None when there is none.
+    """Return the stack's security group of a VPC, None when there is none.
 
-    Raises `CloudError` when a group of its name is not ours.
+    Raises `CloudError` when a group of its name lacks the stack tag.
     """
     filters = tags.make_filters({}, vpc_id=[vpc], group_name=[RESOURCE_NAME])
     for group in paginate(
@@ -43,7 +44,7 @@ def is_complete(group: Resource) -> bool:
 
 
 def ensure_security_group(context: StackContext, vpc: str) -> str:
-    """Return the ID of our security group, created if missing, with the rules between machines.
+    """Return the ID of the stack's security group, created if missing, with the rules between machines.
 
     The ssh rules are set by `allow_ssh_from`. Raises `CloudError`.
     """
@@ -77,7 +78,7 @@ def ensure_security_group(context: StackContext, vpc: str) -> str:
 
 
 def remove_security_groups(context: StackContext, vpc: str) -> None:
-    """Delete our security groups of a VPC."""
+    """Delete the stack's security groups of a VPC."""
     filters = tags.make_filters({tags.STACK: tags.STACK_VALUE}, vpc_id=[vpc])
     for group in paginate(
         "security groups", context.account.ec2, "describe_security_groups", "SecurityGroups", Filters=filters
@@ -183,7 +184,7 @@ def _ssh_rules(account: Account, group: str) -> list[tuple[int, Resource]]:
 
 
 def has_key_pair(context: StackContext, name: str) -> bool:
-    """Whether EC2 has a key pair. Raises `CloudError` when a key pair of this name is not ours."""
+    """Whether EC2 has a key pair. Raises `CloudError` when a key pair of this name lacks the stack tag."""
     filters = [{"Name": "key-name", "Values": [name]}]
     for key_pair in call("key pairs", context.account.ec2.describe_key_pairs, Filters=filters)["KeyPairs"]:
         if not tags.is_ours(key_pair):
@@ -203,12 +204,12 @@ def ensure_key_pair(context: StackContext, name: str, public_key: str) -> None:
             KeyName=name,
             PublicKeyMaterial=public_key.encode(),
         )
-        if not response:  # another user has just imported a key pair of this name: check that it is ours
+        if not response:  # another user has just imported a key pair of this name: check its stack tag
             has_key_pair(context, name)
 
 
 def remove_key_pairs(context: StackContext) -> None:
-    """Delete all key pairs of ours."""
+    """Delete all key pairs that have the stack tag."""
     filters = tags.make_filters({tags.STACK: tags.STACK_VALUE})
     for key_pair in call("key pairs", context.account.ec2.describe_key_pairs, Filters=filters)["KeyPairs"]:
         name = key_pair["KeyName"]

@@ -1,7 +1,7 @@
 """The stack of a region: the long-lived AWS resources that its jobs share. Free, except for the data it stores.
 
-The stack is found by its tags and created by the first launch that needs it. A resource of the same name that is not
-ours is never touched.
+The stack is found by its tags and created by the first launch that needs it. A resource of the same name
+without the stack tag is never touched.
 """
 
 from collections.abc import Callable
@@ -12,10 +12,11 @@ from infra.aws import tags
 from infra.aws.client import Account
 from infra.aws.errors import CloudError
 from infra.aws.journal import Journal
+from infra.aws.tags import Resource
 
 from . import buckets, efs, key_pairs, network, role
 from . import security_group as stack_security_group
-from .resources import Resource, StackContext, discard
+from .resources import StackContext, discard
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,7 @@ def ensure(account: Account, address: str, log: Callable[[str], None] = discard,
     """Create what is missing, allow ssh from `address`, and return the stack.
 
     Idempotent: safe to call again after a crash, and by two processes at once. Raises `CloudError` when a resource has
-    our name but not our tag, or when you may not create it; `OSError` when the journal cannot be written.
+    the stack's name but not its tag, or when you may not create it; `OSError` when the journal cannot be written.
     """
     stack_security_group.parse_single_address(address)
     context = StackContext(account, log, stack_journal(account.region))

@@ -19,6 +19,7 @@ import pytest
 
 from cluster.agent.watchdog import SAVE_GRACE_SECONDS
 from cluster.state.heartbeats import MachineStatus
+from train.engine.options import parse_run_options
 from train.tools.records import read_record
 
 Fixture = Any
@@ -138,17 +139,15 @@ def test_agent_sets_torchrun_variables(agents: Fixture, hand_made: Fixture) -> N
 
 
 def test_agent_passes_job_options_to_trainers(agents: Fixture, hand_made: Fixture) -> None:
-    options = {"max_steps": 7, "scale": 0.5, "workers": 0, "skip_bad": True, "schedule_gpus": 4, "save_seconds": 2.0}
+    options = {"max_steps": 7, "scale": 0.5, "workers": 0, "skip_bad": True, "gpus": 4, "save_seconds": 2.0}
     run = hand_made(**options, target="top5=93")
     assert agents.run(run, "(out / 'argv').write_text(json.dumps(sys.orig_argv))\n" + PUBLISH) == 0
-    arguments = json.loads((run.run_folder.shared / "argv").read_text())[4:]
-    assert arguments[0] == str(run.run_folder.recipe_path) and "--skip-bad" in arguments
-    for option in (
-        f"--data {run.spec.data}", f"--copies {run.spec.copies}", f"--out {run.run_folder.shared}", "--max-steps 7",
-        "--scale 0.5", "--workers 0", "--gpus 4", "--save-seconds 2.0", "--target top5=93", "--attempt 1",
-        "--resume none",
-    ):  # fmt: skip
-        assert option in " ".join(arguments)
+    trained = parse_run_options(json.loads((run.run_folder.shared / "argv").read_text())[4:])
+    assert (trained.recipe, trained.out) == (str(run.run_folder.recipe_path), run.run_folder.shared)
+    assert {name: getattr(trained, name) for name in options} == options
+    assert (trained.data, trained.copies) == (run.spec.train.data, run.spec.train.copies)
+    assert (trained.target, trained.attempt, trained.resume) == ("top5=93", 1, "none")
+    assert trained.log_dir == run.run_folder.work_folder()
 
 
 @pytest.mark.parametrize(

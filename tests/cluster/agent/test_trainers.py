@@ -13,6 +13,7 @@ from cluster.agent import trainers as trainers_module
 from cluster.agent.trainers import TrainerExit, Trainers
 from cluster.state.attempts import Attempt
 from train.tools import process
+from train.tools.host import Memory
 
 Fixture = Any
 
@@ -166,7 +167,7 @@ def test_ensure_standby_replaces_dead_process(make_trainers: Fixture) -> None:
 
 
 def test_ensure_standby_low_memory_starts_none(make_trainers: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(trainers_module, "_available_memory_gb", lambda: 1.5)
+    monkeypatch.setattr(trainers_module.host, "read_memory", lambda: Memory(total_gb=8.0, available_gb=1.5))
     trainers = make_trainers(WRITE_ASSIGNMENT, standby=True)
     assert trainers.ensure_standby() and trainers.standby_processes == []
 

@@ -4,7 +4,7 @@ import click
 import pytest
 
 from cluster.cli import cloud, evaluate, launch, plan
-from cluster.cli.options import OPTION_GROUPS, FiniteFloatRange, GroupedCommand, GroupedOption, grouped_option
+from cluster.cli.options import OPTION_GROUPS, FiniteFloatRange, GroupedCommand, GroupedOption
 
 GROUPED_COMMANDS = [launch.launch, launch.resume, plan.plan, evaluate.evaluate, cloud.check]
 
@@ -38,7 +38,7 @@ def test_launch_help_has_all_groups_of_a_launch_with_common_options_first() -> N
     assert list(groups) == ["Machines", "AWS", "Data", "Training", "Recovery", "Limits", "Output"]
     first_options = {group: options[0].opts[0] for group, options in groups.items()}
     assert first_options == {
-        "Machines": "--machines",
+        "Machines": "--local",
         "AWS": "--type",
         "Data": "--data",
         "Training": "--target",
@@ -48,9 +48,14 @@ def test_launch_help_has_all_groups_of_a_launch_with_common_options_first() -> N
     }
 
 
-def test_grouped_option_unknown_group_raises() -> None:
-    with pytest.raises(ValueError, match="'Other' is not a group of options; the groups are Machines, AWS"):
-        grouped_option("Other", "--x")(lambda: None)
+def test_own_options_use_the_known_groups_and_others_come_last() -> None:
+    from cluster.cli.app import cli
+
+    for command in cli.commands.values():
+        if isinstance(command, GroupedCommand):
+            assert set(command.options_by_group(click.Context(command))) <= set(OPTION_GROUPS)
+    command = GroupedCommand("x", params=[GroupedOption(["--y"], help_group="Podman")])
+    assert list(command.options_by_group(click.Context(command))) == ["Output", "Podman"]
 
 
 def test_commands_with_many_options_are_grouped() -> None:

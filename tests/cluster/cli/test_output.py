@@ -20,7 +20,14 @@ def test_logs_prints_the_log_files_unchanged(finished: Fixture) -> None:
     logs = finished.path / "runs/job-1/logs"
     for rank in ("0", "1"):
         assert finished.cli("logs", "--rank", rank).out == (logs / f"000001/rank-{rank}.log").read_text()
-    assert [json.loads(line)["state"] for line in finished.cli("logs", "--agent").out.splitlines()][-1] == "done"
+    agent_lines = finished.cli("logs", "--agent").out.splitlines()
+    assert agent_lines[-1].endswith(": done") and all(" attempt " in line for line in agent_lines)
+    for kind in ("--setup", "--supervisor"):
+        refused = finished.cli("logs", kind)
+        assert refused.code == 1 and "no such log; job-1 has 2 training processes" in refused.err
+    (finished.path / "runs/job-1/supervisor.jsonl").write_text('{"time": 0, "message": "a loss"}\n{"time": 0, "mess')
+    assert finished.cli("logs", "--supervisor").out.endswith(' a loss\n{"time": 0, "mess')
+    (finished.path / "runs/job-1/supervisor.jsonl").unlink()
     assert finished.cli("logs", "-f").code == 0
 
 

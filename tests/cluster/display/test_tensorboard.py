@@ -125,7 +125,7 @@ def test_serve_all_shows_all_jobs_with_hparams_and_metrics(place_with_job: Fixtu
 
 
 def test_serve_all_without_jobs_is_refused(sandbox: Fixture) -> None:
-    with pytest.raises(NoSuchJob, match="there are none"):
+    with pytest.raises(NoSuchJob, match="there is no job in"):
         tensorboard.serve_all(0)
     assert not (sandbox.path / "runs").exists() and not sandbox.pids()
 

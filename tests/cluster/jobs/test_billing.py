@@ -5,10 +5,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support import aws_journal
 
 from cluster.cli import cloud
 from cluster.errors import ClusterError
 from cluster.jobs import billing, store
+from infra.aws.journal_events import InstanceEnded, JournalEvent
+from infra.aws.launch_request import Place
 
 Fixture = Any
 DOLLAR_PER_SECOND = 3600.0  # as a price per hour
@@ -16,16 +19,15 @@ DOLLAR_PER_SECOND = 3600.0  # as a price per hour
 
 def write_journal(run: Any, *machines: tuple[str, float, float], price: float | None = DOLLAR_PER_SECOND) -> None:
     """Write the journal of machines given as (instance ID, launch time, end time)."""
-    place = {"type": "p5.48xlarge", "market": "on-demand", "zone": "us-east-1a", "price": price}
-    request: dict[str, Any] = {"BlockDeviceMappings": [], "NetworkInterfaces": []}
-    lines: list[dict[str, Any]] = []
+    place = Place(region="us-east-1", zone="us-east-1a", type="p5.48xlarge", market="on-demand", price=price)
+    events: list[JournalEvent] = []
     for number, (id, launched, ended) in enumerate(machines, 1):
-        lines += [
-            {"what": "ask", "number": number, "place": place, "names": ["0"], "request": request},
-            {"what": "granted", "number": number, "machines": [{"id": id, "name": "0", "launched": launched}]},
-            {"what": "gone", "id": id, "name": "0", "ended": ended, "why": "Client.UserInitiatedShutdown"},
+        events += [
+            aws_journal.launch_request(number, place, ["0"]),
+            aws_journal.request_granted(number, (id, "0", launched)),
+            InstanceEnded(id=id, name="0", ended=ended, reason="Client.UserInitiatedShutdown"),
         ]
-    (run.run_folder.path / "cloud.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    aws_journal.write_journal(run.run_folder.path / "cloud.jsonl", *events)
 
 
 def write_metrics(run: Any, attempt: int, *steps: tuple[int, float], epoch: float) -> None:
@@ -49,10 +51,29 @@ def test_cost_report_counts_losses_and_no_time_between_launches(hand_made: Fixtu
     write_metrics(run, 3, (31, 90_100.0), (40, 90_500.0), epoch=90_500.0)
     write_journal(run, ("i-1", 0.0, 1000.0), ("i-2", 90_000.0, 91_000.0))
     report = billing.cost_report(run.job)
-    assert report["dollars"] == pytest.approx(2000.0)
-    assert (report["wasted"], report["wasted_seconds"]) == (pytest.approx(460.0), 460.0)
-    assert report["per_epoch"] == pytest.approx((900.0 + 500.0) / 3)  # no machine was billed between the launches
+    assert report.cost.dollars == pytest.approx(2000.0)
+    assert (report.wasted, report.wasted_seconds) == (pytest.approx(460.0), 460.0)
+    assert report.per_epoch == pytest.approx((900.0 + 500.0) / 3)  # no machine was billed between the launches
     assert billing.last_rented_type(run.job) == "p5.48xlarge" and billing.machines_without_price(run.job) == []
+
+
+def test_cost_report_as_json_has_rows_and_sums(hand_made: Fixture) -> None:
+    run = hand_made(backend="aws", cloud={})
+    write_journal(run, ("i-1", 0.0, 1000.0), ("i-2", 500.0, 1000.0))
+    report = billing.cost_report(run.job).to_json()
+    first, second = report.pop("machines")  # type: ignore[misc]
+    assert first == {
+        "id": "i-1", "name": "0", "type": "p5.48xlarge", "market": "on-demand", "zone": "us-east-1a",
+        "launched": 0.0, "ended": 1000.0, "price": DOLLAR_PER_SECOND, "seconds": 1000.0, "dollars": 1000.0,
+        "disk_dollars": 0.0, "address_dollars": 0.0, "why": "Client.UserInitiatedShutdown", "all": 1000.0,
+    }  # fmt: skip
+    assert (second["id"], second["all"]) == ("i-2", 500.0)
+    assert report == {
+        "job": "job-1", "dollars": 1500.0, "machine_dollars": 1500.0, "disk_dollars": 0.0, "address_dollars": 0.0,
+        "hours": 1500 / 3600, "unknown": [], "running": 0, "per_epoch": None, "to_target": None, "wasted": None,
+        "wasted_seconds": 0,
+    }  # fmt: skip
+    assert list(first)[-1] == "all" and json.loads(json.dumps(first)) == first
 
 
 def test_machines_without_price_are_listed(hand_made: Fixture) -> None:
@@ -70,7 +91,7 @@ def test_cost_command_refreshes_the_job_first(monkeypatch: pytest.MonkeyPatch) -
         spec=SimpleNamespace(backend="local"),
         refresh=lambda: calls.append("refresh"),
         name="job-1",
-        backend=SimpleNamespace(DESCRIPTION="this computer"),
+        backend=SimpleNamespace(description="this computer"),
     )
     monkeypatch.setattr(store, "find", lambda name: job)
     with pytest.raises(ClusterError, match="job-1 did not run on rented machines but on this computer"):

@@ -12,11 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.specs import changed_spec
 
-from cluster.backends import local, ssh
+from cluster.backends.local import LocalBackend
+from cluster.backends.ssh import SshBackend
 from cluster.errors import BadInput, ClusterError
 from cluster.jobs import queue, queue_state, store, submit
 from cluster.jobs.job import Job
+from cluster.planning.launch_options import make_launch_options
+from cluster.state.run_folder import RunFolder
 from train.tools.filesystem import locked
 
 Fixture = Any
@@ -93,7 +97,7 @@ def test_queue_survives_kill_stopped_job_and_failing_job(sandbox: Fixture) -> No
     assert [job.state for job in jobs] == ["stopped", "failed", "stopped", "done"]
     sandbox.wait_for(lambda: not sandbox.job_pids())
     assert sorted(path.name for path in runs_folder.iterdir()) == ["job-1", "job-2", "job-3", "job-4"]
-    states = [json.loads(line)["state"] for line in last.log_path(None).read_text().splitlines()]
+    states = [json.loads(line)["state"] for line in last.agent_log_path().read_text().splitlines()]
     assert states.count("setup") == 1
 
 
@@ -106,11 +110,11 @@ class RecordingBackend:
     def __init__(self, sandbox: Any, patch: pytest.MonkeyPatch) -> None:
         self.runs_folder = sandbox.path / "runs"
         self.record = sandbox.path / "started"
-        patch.setattr(local, "launch", self.launch)
-        patch.setattr(local, "agents_alive", self.agents_alive)
-        patch.setattr(local, "check", lambda spec, runs_folder: None)
+        patch.setattr(LocalBackend, "launch", lambda local_backend: self.launch(local_backend.run.folder))
+        patch.setattr(LocalBackend, "agents_alive", lambda local_backend: self.agents_alive(local_backend.run.folder))
+        patch.setattr(LocalBackend, "check", lambda local_backend, spec, runs_folder: None)
 
-    def launch(self, spec: Any, run_folder: Any) -> None:
+    def launch(self, run_folder: RunFolder) -> None:
         """Record the launch, and write a status as an agent does."""
         with self.record.open("a") as file:
             file.write(f"{run_folder.path.name}\n")
@@ -118,7 +122,7 @@ class RecordingBackend:
         run_folder.status_path().parent.mkdir(exist_ok=True)
         run_folder.status_path().write_text(json.dumps(status))
 
-    def agents_alive(self, spec: Any, run_folder: Any) -> bool:
+    def agents_alive(self, run_folder: RunFolder) -> bool:
         """Whether the job was launched and is not over."""
         return run_folder.path.name in self.started and not (run_folder.path / "over").exists()
 
@@ -182,12 +186,13 @@ def test_advance_queue_killed_start_is_completed_once(
 
     def die(*args: Any) -> None:
         if killed_at == "after launch":
-            backend.launch(*args)
+            (local_backend,) = args
+            backend.launch(local_backend.run.folder)
         os._exit(9)
 
     pid = os.fork()
     if not pid:
-        monkeypatch.setattr(local, "check" if killed_at == "check" else "launch", die)
+        monkeypatch.setattr(LocalBackend, "check" if killed_at == "check" else "launch", die)
         backend.advance()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 9
     assert job.is_waiting and job.state == "waiting"
@@ -227,12 +232,12 @@ def test_advance_queue_failing_start_does_not_block_next(
     damaged.run_folder.spec_path.write_text('{"queue": "q"}')
     errors = {"job-1": ClusterError("no tmux here"), "job-3": OSError(28, "No space left", "/disk")}
 
-    def launch(spec: Any, run_folder: Any) -> None:
-        if spec.name in errors:
-            raise errors[spec.name]
-        backend.launch(spec, run_folder)
+    def launch(local_backend: LocalBackend) -> None:
+        if local_backend.run.spec.name in errors:
+            raise errors[local_backend.run.spec.name]
+        backend.launch(local_backend.run.folder)
 
-    monkeypatch.setattr(local, "launch", launch)
+    monkeypatch.setattr(LocalBackend, "launch", launch)
     backend.advance()
     assert (first.state, first.status().reason) == ("failed", "no tmux here")
     assert (third.state, third.status().reason) == ("failed", "/disk: No space left")
@@ -319,10 +324,10 @@ def host_names(spec: Any) -> list[str]:
 def test_queue_gives_each_job_machines_of_its_own(
     sandbox: Fixture, requested_queues: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ssh, "launch", lambda spec, run_folder: None)
+    monkeypatch.setattr(SshBackend, "launch", lambda ssh_backend: None)
     (recipe,) = submit.load_recipes(sandbox.write_recipe())
     options = {"hosts": hosts_file(sandbox, 7), "machines": 2, "spares": 1, "data": "/data", "procs": 1}
-    plans = [submit.plan(replace(recipe, name=f"r{number}"), **options) for number in range(4)]
+    plans = [submit.plan(replace(recipe, name=f"r{number}"), make_launch_options(**options)) for number in range(4)]
     runs_folder = sandbox.path / "runs"
     assert queue.resolve_parallel(plans) == 2
     for parallel in (3, 0):
@@ -355,7 +360,7 @@ def test_queue_gives_each_job_machines_of_its_own(
 
 def test_create_job_without_queue_takes_first_machines(sandbox: Fixture) -> None:
     (recipe,) = submit.load_recipes(sandbox.write_recipe())
-    plan = submit.plan(recipe, hosts=hosts_file(sandbox, 4), machines=2, data="/data", procs=1)
+    plan = submit.plan(recipe, make_launch_options(hosts=hosts_file(sandbox, 4), machines=2, data="/data", procs=1))
     job = submit.create_job(plan.spec)
     assert host_names(plan.spec) == ["gpu0", "gpu1", "gpu2", "gpu3"] and host_names(job.spec) == ["gpu0", "gpu1"]
     assert not job.is_waiting and job.state == "booting"
@@ -366,7 +371,7 @@ def test_enqueue_failure_leaves_no_job(sandbox: Fixture, monkeypatch: pytest.Mon
     with pytest.raises(BadInput, match="no recipes to queue"):
         queue.enqueue([])
     with pytest.raises(ClusterError, match="no such data folder"):
-        queue.enqueue([plans[0], replace(plans[1], spec=replace(plans[1].spec, data="/nowhere"))])
+        queue.enqueue([plans[0], replace(plans[1], spec=changed_spec(plans[1].spec, data="/nowhere"))])
     assert not (sandbox.path / "runs").exists()
 
     def ensure_queue_process(runs_folder: Path, queue_id: str) -> None:

@@ -11,6 +11,7 @@ from cluster import jobs, launch
 from cluster.errors import BadInput, ClusterError, NoSuchJob
 from cluster.jobs import store, submit
 from cluster.jobs.job import Job
+from cluster.planning.launch_options import make_launch_options
 
 Fixture = Any
 
@@ -18,7 +19,7 @@ Fixture = Any
 @pytest.fixture
 def spec(sandbox: Fixture) -> Any:
     """The spec of a tiny job."""
-    return submit.plan(submit.load_recipes(sandbox.write_recipe())[0], data=sandbox.data).spec
+    return submit.plan(submit.load_recipes(sandbox.write_recipe())[0], make_launch_options(data=sandbox.data)).spec
 
 
 @pytest.mark.parametrize("name", jobs.__all__)
@@ -85,7 +86,10 @@ def test_find_unknown_name_lists_existing_jobs(hand_made: Fixture, name: str) ->
 
 
 def test_find_without_any_job_raises(sandbox: Fixture) -> None:
-    with pytest.raises(NoSuchJob, match="there are none"):
+    with pytest.raises(
+        NoSuchJob,
+        match=r"^there is no job in .*/runs; change to the folder .*, or set IMGNET_RUNS",
+    ):
         store.find()
 
 

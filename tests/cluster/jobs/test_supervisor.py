@@ -112,8 +112,8 @@ def job(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     for name in running_job.spec.machine_names:
         run.write_status("training", name)
     backend = running_job.backend
-    monkeypatch.setattr(backend, "dead_machines", lambda spec, run_folder: list(running_job.dead))
-    monkeypatch.setattr(backend, "replace", lambda spec, run_folder, name: running_job.replaced.append(name))
+    monkeypatch.setattr(backend, "dead_machines", lambda: list(running_job.dead))
+    monkeypatch.setattr(backend, "replace", lambda name: running_job.replaced.append(name))
     return running_job
 
 

@@ -190,7 +190,7 @@ def test_upload_code_places_tree_once(checkout: Path, tmp_path: Path) -> None:
 
 def test_upload_code_broken_archive_leaves_nothing(checkout: Path, tmp_path: Path) -> None:
     archive_bytes, name = code_archive.pack_code(checkout)
-    with pytest.raises(ClusterError, match="box-1: the code cannot be put into") as raised:
+    with pytest.raises(ClusterError, match="box-1: the code cannot be unpacked into") as raised:
         code_archive.upload_code(RecordingConnector(), str(tmp_path), archive_bytes[: len(archive_bytes) // 2], name)
     assert "\n" not in str(raised.value)
     assert list((tmp_path / "code").iterdir()) == []
@@ -199,7 +199,7 @@ def test_upload_code_broken_archive_leaves_nothing(checkout: Path, tmp_path: Pat
 
 def test_upload_code_unwritable_folder_raises_one_line(checkout: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(ClusterError, match=r"box-1: the code cannot be put into .*/file/code/.*: mkdir: .*directory"):
+    with pytest.raises(ClusterError, match=r"the code cannot be unpacked into .*/file/code/.*: mkdir: .*directory"):
         code_archive.upload_code(RecordingConnector(), str(tmp_path / "file"), *code_archive.pack_code(checkout))
 
 
@@ -235,3 +235,4 @@ def test_upload_code_of_this_project_is_importable(tmp_path: Path) -> None:
         [sys.executable, "-P", "-c", "import cluster; print(cluster.__file__)"], env={"PYTHONPATH": path}
     )
     assert result.out.decode().strip() == f"{path}/cluster/__init__.py"
+    assert (Path(path) / "cluster/report/style.css").exists()  # data files travel with the code

@@ -331,6 +331,11 @@ def test_check_clock_warns_only_beyond_uncertainty() -> None:
     assert "its clock is 40 s ahead of that of this computer" in findings_text(checks.check_clock(40.0, 2.0))
 
 
-def test_memory_gb_reads_meminfo() -> None:
-    assert probe.memory_gb("MemTotal:       1000000 kB\nMemFree: 1 kB\n") == 1.0
-    assert probe.memory_gb("") == 0.0
+def test_memory_gb_reads_meminfo(tmp_path: Path) -> None:
+    assert probe.memory_gb(tmp_path) == 0.0
+    meminfo = tmp_path / "proc/meminfo"
+    meminfo.parent.mkdir()
+    meminfo.write_text("MemTotal:       1000000 kB\nMemFree: 1 kB\nMemAvailable: 1 kB\n")
+    assert probe.memory_gb(tmp_path) == 1.0
+    meminfo.write_text("")
+    assert probe.memory_gb(tmp_path) == 0.0

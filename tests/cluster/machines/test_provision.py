@@ -264,7 +264,7 @@ class PausedLaunch:
         (sandbox.path / "python.d" / f"{held}-0").write_text(lines)
         (sandbox.path / "recipe.py").write_text(RECIPE)
         hosts = bed.write_hosts_toml(sandbox.path / "hosts.toml", count=2, python=str(self.stub))
-        completed = sandbox.cli("launch", "--hosts", str(hosts), "-y", "-d", "recipe.py")
+        completed = sandbox.cli("launch", "--ssh", str(hosts), "-y", "-d", "recipe.py")
         assert completed.code == 0, completed
         self.job, self.log = sandbox.job(), sandbox.path / "python.log"
         sandbox.wait_for(lambda: self.log.exists() and f"{held} 0\n" in self.log.read_text(), 30)
@@ -333,7 +333,7 @@ def test_launch_with_failing_machine_names_reason_and_cleans_up(sandbox: Any, be
     (sandbox.path / "python.d" / "cluster.machines.probe-1").write_text("free=1")
     (sandbox.path / "recipe.py").write_text(RECIPE)
     hosts = bed.write_hosts_toml(sandbox.path / "hosts.toml", count=2, python=str(stub))
-    completed = sandbox.cli("launch", "--hosts", str(hosts), "-y", "recipe.py")
+    completed = sandbox.cli("launch", "--ssh", str(hosts), "-y", "recipe.py")
     assert (
         completed.code == 100
         and "machine 1 (127.1.0.2)" in completed.out

@@ -9,10 +9,11 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from cluster.backends import machine_types, registry
+from cluster.backends import machine_types
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import calibration, candidates, choose
 from cluster.planning.candidates import Candidate
+from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import load_recipes, plan
 from cluster.plots import forecast as plots_forecast
 from cluster.plots import palette as plots_forecast_palette
@@ -43,7 +44,10 @@ def make_rows(
     epochs: int | None = None,
 ) -> list[Candidate]:
     def make(count: int, procs: int) -> Any:
-        return plan(candidates.truncate_recipe(LARGE, count, epochs), backend="plan", machines=count, procs=procs)
+        return plan(
+            candidates.truncate_recipe(LARGE, count, epochs),
+            make_launch_options(backend="plan", machines=count, procs=procs),
+        )
 
     return candidates.make_candidates(make, [candidates.get_machine_type(name) for name in types], counts, constants)
 
@@ -207,7 +211,7 @@ def test_launch_command_repeats_the_options_of_plan() -> None:
 def image_colors(path: Path) -> set[tuple[int, ...]]:
     with Image.open(path) as image:
         assert image.format == "PNG" and image.size == (plots_forecast.WIDTH, plots_forecast.HEIGHT)
-        return {color for _, color in image.getcolors(1 << 24)}  # type: ignore[union-attr, misc]
+        return {color for _, color in image.convert("RGB").getcolors(1 << 24)}  # type: ignore[union-attr, misc]
 
 
 def test_draw_forecast_draws_a_line_per_type(tmp_path: Path) -> None:
@@ -227,12 +231,23 @@ def test_draw_forecast_refuses_another_suffix_than_png(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize(("most", "values"), [
-    (59, [0, 20, 40, 60]), (228, [0, 50, 100, 150, 200, 250]), (1, [0, 0.2, 0.4, 0.6, 0.8, 1]),
-    (0.03, [0, 0.01, 0.02, 0.03]),
-])  # fmt: skip
-def test_ticks_from_zero_are_round(most: float, values: list[float]) -> None:
-    assert plots_forecast.ticks_from_zero(most) == pytest.approx(values)
+@pytest.mark.parametrize("most", [0.03, 1.0, 59.0, 228.0])
+def test_forecast_figure_ticks_are_few_and_start_at_zero(most: float) -> None:
+    lines = {"a": [(1, most), (2, most / 2), (16, most / 9)]}
+    for axes in plots_forecast.forecast_figure("title", lines, lines).axes:
+        low, high = axes.get_ylim()
+        ticks = [tick for tick in axes.get_yticks() if low <= tick <= high]
+        assert ticks[0] == 0 and 0.7 * most <= ticks[-1] and 3 <= len(ticks) <= 7 and high > most
+        assert [label.get_text() for label in axes.get_xticklabels()] == ["1", "2", "16"]
+
+
+def test_forecast_figure_numbers_are_those_of_the_outer_lines() -> None:
+    minutes = {"slow": [(1, 30.0)], "middle": [(1, 20.0)], "fast": [(1, 10.0)]}
+    upper_axes, lower_axes = plots_forecast.forecast_figure("title", minutes, {name: [] for name in minutes}).axes
+    assert sorted(text.get_text() for text in upper_axes.texts) == ["10", "30"] and not lower_axes.texts
+    assert lower_axes.get_title("left") == "dollars, on demand: no price is known"
+    names = [[text.get_text() for text in axes.get_legend().get_texts()] for axes in (upper_axes, lower_axes)]  # type: ignore[union-attr]
+    assert names == [["slow", "middle", "fast"], [f"{name} (unknown price)" for name in minutes]]
 
 
 # --- measured constants ----------------------------------------------------------------------------------------------
@@ -240,15 +255,17 @@ def test_ticks_from_zero_are_round(most: float, values: list[float]) -> None:
 
 def test_plan_local_has_a_forecast_in_its_spec() -> None:
     (quickstart,) = load_recipes(str(Path(RECIPE).with_name("quickstart.py")))
-    shared = plan(quickstart, procs=2).spec.forecast
+    shared = plan(quickstart, make_launch_options(procs=2)).spec.forecast
     assert shared and shared["source"] == "presets" and shared["start"]["boot"] == shared["start"]["fetch"] == 0
-    alone = plan(quickstart, procs=1).spec.forecast
+    alone = plan(quickstart, make_launch_options(procs=1)).spec.forecast
     assert alone and shared["terms"]["compute"] == pytest.approx(
         alone["terms"]["compute"]
     )  # both processes share the CPUs
-    assert plan(quickstart, backend="plan").spec.forecast is None
+    assert plan(quickstart, make_launch_options(backend="plan")).spec.forecast is None
     batch_timings = ((64, 32, 1.0), (64, 64, 2.0), (96, 64, 4.0))
-    measured = plan(quickstart, procs=1, constants=Constants(source="job-3", batch_timings=batch_timings)).spec.forecast
+    measured = plan(
+        quickstart, make_launch_options(procs=1), constants=Constants(source="job-3", batch_timings=batch_timings)
+    ).spec.forecast
     assert measured and measured["source"] == "job-3"
     assert measured["terms"]["compute"] == pytest.approx(2 * 4000 / 32 + 4 * 4000 / 64 * 2 + 3 * 4000 / 64 * 4)
 
@@ -276,7 +293,7 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> 
     planned = {"terms": {"compute": 3.0, "start": 1.0}, "minutes": 1 / 15, "phases": [], "source": "presets"}
     run = hand_made(forecast=planned)
     run.write_shared("result.json", json.dumps(DONE))
-    write_result(run.run_folder, run.spec, registry.get_backend("local"))
+    write_result(run.run_folder, run.spec, run.job.backend)
     result = run.job.result
     assert result.forecast == planned and {row["term"]: row["error"] for row in result.against}["steps"] == 1.0
     constants = calibration.measured_constants("job-1", result)
@@ -287,9 +304,7 @@ def test_write_result_adds_constants_and_forecast_errors(hand_made: Fixture) -> 
 
 def test_write_result_of_a_failed_job_has_no_constants(hand_made: Fixture) -> None:
     run = hand_made(forecast={"terms": {}})
-    write_result(
-        run.run_folder, run.spec, registry.get_backend("local"), end_reason="it fell", end_state=JobState.FAILED
-    )
+    write_result(run.run_folder, run.spec, run.job.backend, end_reason="it fell", end_state=JobState.FAILED)
     result = run.job.result
     assert result.state == "failed" and (result.forecast, result.against, result.constants) == (None, None, None)
     empty_result = JobResult(state=JobState.DONE, reason="", epochs=[], attempts=1)

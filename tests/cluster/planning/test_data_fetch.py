@@ -9,9 +9,12 @@ import pytest
 from support.packed_sets import content, make_set
 
 from cluster.agent.data import fetch_command
+from cluster.backends.options import BackendOptions
+from cluster.backends.planner import ElsewherePlanner, MachineRequest
 from cluster.errors import BadInput, ClusterError
 from cluster.planning import data_fetch
 from cluster.planning.data_fetch import list_parts
+from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
 from cluster.state import timeline
 from cluster.state.spec import JobSpec
@@ -44,29 +47,29 @@ def sets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_plan_with_fetch_trains_on_the_target_folder(sets: Path) -> None:
-    spec = plan(recipe(32, 64), data="set", fetch="disk").spec
+    spec = plan(recipe(32, 64), make_launch_options(data="set", fetch="disk")).spec
     assert (spec.data_source, spec.copies_source) == (str(sets), "")
-    assert spec.data == str(sets.parent / "disk/set") and spec.copies == str(sets.parent / "disk/set-sz")
+    assert spec.train.data == str(sets.parent / "disk/set") and spec.train.copies == str(sets.parent / "disk/set-sz")
     assert JobSpec.from_json(json.loads(json.dumps(spec.to_json()))) == spec
-    plain = plan(recipe(32), data="set").spec
-    assert (plain.data_source, plain.data, plain.copies) == ("", str(sets), f"{sets}-sz")
+    plain = plan(recipe(32), make_launch_options(data="set")).spec
+    assert (plain.data_source, plain.train.data, plain.train.copies) == ("", str(sets), f"{sets}-sz")
 
 
 def test_plan_takes_image_counts_from_the_manifest(sets: Path) -> None:
-    assert plan(recipe(32), data="set", fetch="disk").schedule.images == 30
-    assert plan(recipe(32), data="set").schedule.images == 30, "also without a fetch"
+    assert plan(recipe(32), make_launch_options(data="set", fetch="disk")).schedule.images == 30
+    assert plan(recipe(32), make_launch_options(data="set")).schedule.images == 30, "also without a fetch"
 
 
 def test_plan_note_names_source_target_and_sizes(sets: Path) -> None:
-    note = plan(recipe(32, 64, 32), data="set", fetch="/disk").notes[0]
+    note = plan(recipe(32, 64, 32), make_launch_options(data="set", fetch="/disk")).notes[0]
     assert note.startswith("data: 32: 1") and note.endswith(
         f" kB, index only; each machine fetches it from {sets} to /disk/set before it trains"
     )
     assert note.count(" kB") == 3
-    assert " kB; each machine" in plan(recipe(32, None), data="set", fetch="/disk").notes[0], (
+    assert " kB; each machine" in plan(recipe(32, None), make_launch_options(data="set", fetch="/disk")).notes[0], (
         "the images are fetched too"
     )
-    incomplete = plan(recipe(32, 96), data="set", fetch="/disk").notes[0]
+    incomplete = plan(recipe(32, 96), make_launch_options(data="set", fetch="/disk")).notes[0]
     assert "96: not found; full: " in incomplete and "index only" not in incomplete
 
 
@@ -76,40 +79,52 @@ def test_plan_note_names_source_target_and_sizes(sets: Path) -> None:
     ((64, 32, 64), "--sizes full,32,64 --else-full --index-only"),
 ])  # fmt: skip
 def test_fetch_command_fetches_what_the_phases_read(sets: Path, copies: tuple[int | None, ...], arguments: str) -> None:
-    spec = plan(recipe(*copies), data="set", fetch="disk").spec
-    assert " ".join(fetch_command(spec)) == f"data fetch {sets} {spec.data} {arguments}"
+    spec = plan(recipe(*copies), make_launch_options(data="set", fetch="disk")).spec
+    assert " ".join(fetch_command(spec)) == f"data fetch {sets} {spec.train.data} {arguments}"
 
 
 def test_fetch_command_names_copies_in_another_folder(sets: Path) -> None:
     sets.with_name("set-sz").rename(sets.with_name("small"))
-    fetched = plan(recipe(32), data="set", copies="small", fetch="disk")
+    fetched = plan(recipe(32), make_launch_options(data="set", copies="small", fetch="disk"))
     assert fetch_command(fetched.spec)[-2:] == ["--copies", str(sets.with_name("small"))]
-    assert fetched.spec.copies == str(sets.parent / "disk/set-sz") and "not there" not in fetched.notes[0]
+    assert fetched.spec.train.copies == str(sets.parent / "disk/set-sz") and "not there" not in fetched.notes[0]
 
 
 def test_plan_s3_is_fetched_to_the_instances_fast_disk(sets: Path) -> None:
-    rental_options = {"offline": True, "type": "p4d.24xlarge"}
-    fetched = plan(recipe(160), backend="aws", data="s3://bucket/sets/imagenet", rental_options=rental_options)
+    fetched = plan(
+        recipe(160),
+        make_launch_options(backend="aws", data="s3://bucket/sets/imagenet", type="p4d.24xlarge"),
+        offline=True,
+    )
     assert fetched.spec.data_source == "s3://bucket/sets/imagenet"
-    assert (fetched.spec.data, fetched.spec.copies) == ("~/.imgnet/data/imagenet", "~/.imgnet/data/imagenet-sz")
+    assert (fetched.spec.train.data, fetched.spec.train.copies) == (
+        "~/.imgnet/data/imagenet",
+        "~/.imgnet/data/imagenet-sz",
+    )
     assert fetched.schedule.images == 1000, "AWS was not asked"
     assert fetched.notes[0].startswith(
         "data: 160; full: index only; each machine fetches it from s3://bucket/sets/imagenet to"
     )
     assert fetched.spec.recipe.data.name == "imagenet"
-    shared = plan(recipe(160), backend="aws", data="imagenet", fetch="/mnt/x", rental_options=rental_options).spec
-    assert (shared.data_source, shared.data) == ("~/.imgnet/shared/imagenet", "/mnt/x/imagenet")
+    shared = plan(
+        recipe(160),
+        make_launch_options(backend="aws", data="imagenet", fetch="/mnt/x", type="p4d.24xlarge"),
+        offline=True,
+    ).spec
+    assert (shared.data_source, shared.train.data) == ("~/.imgnet/shared/imagenet", "/mnt/x/imagenet")
 
 
 @pytest.mark.parametrize("url, name", [("s3://bucket/a/b/", "b"), ("s3://bucket", "bucket"), ("s3://b/", "b")])
 def test_fetch_target_has_the_name_of_its_source(url: str, name: str) -> None:
-    assert data_fetch.fetch_target(url, "/disk", "ssh") == Path("/disk") / name
+    one_phase = recipe(None)
+    planner = ElsewherePlanner(MachineRequest(recipe=one_phase, options=BackendOptions()))
+    assert data_fetch.fetch_target(url, "/disk", planner) == Path("/disk") / name
 
 
 def test_plan_data_root_of_the_recipe_may_be_in_s3(sets: Path) -> None:
     s3_recipe = recipe(None)
     s3_recipe = replace(s3_recipe, data=replace(s3_recipe.data, root="s3://b/imagenet"))
-    assert plan(s3_recipe, backend="plan").spec.data_source == "s3://b/imagenet"
+    assert plan(s3_recipe, make_launch_options(backend="plan")).spec.data_source == "s3://b/imagenet"
 
 
 def test_plan_impossible_fetches_are_refused(sets: Path) -> None:
@@ -117,22 +132,18 @@ def test_plan_impossible_fetches_are_refused(sets: Path) -> None:
         BadInput,
         match=r"s3://b/x: the machines copy this data set to their own disks .*; name the folder there: --fetch DIR",
     ):
-        plan(recipe(32), data="s3://b/x")
+        plan(recipe(32), make_launch_options(data="s3://b/x"))
     with pytest.raises(BadInput, match="--fetch does not work with the built-in data set"):
-        plan(recipe(32), data="sample", fetch="disk")
+        plan(recipe(32), make_launch_options(data="sample", fetch="disk"))
     with pytest.raises(BadInput, match=r"--fetch disk: is a folder on the machines; give an absolute path"):
         plan(
-            recipe(32),
-            backend="aws",
-            data="set",
-            fetch="disk",
-            rental_options={"offline": True, "type": "p4d.24xlarge"},
+            recipe(32), make_launch_options(backend="aws", data="set", fetch="disk", type="p4d.24xlarge"), offline=True
         )
     with pytest.raises(ClusterError, match="nowhere: there is no such folder"):
-        plan(recipe(32), data="nowhere", fetch="disk")
+        plan(recipe(32), make_launch_options(data="nowhere", fetch="disk"))
     (sets / "files/train/a").mkdir(parents=True)
     with pytest.raises(ClusterError, match="has single files"):
-        plan(recipe(32), data=sets / "files", fetch="disk")
+        plan(recipe(32), make_launch_options(data=sets / "files", fetch="disk"))
 
 
 # --- the command ------------------------------------------------------------------------------------------
@@ -164,7 +175,7 @@ def test_fetch_cli_copies_the_set_and_prints_the_rate(sandbox: Fixture) -> None:
     make_set(sandbox.path / "set", images=30, each=20_000, shard=200_000)
     make_set(sandbox.path / "set-sz/64", images=30, each=500)
     ran = sandbox.cli("data", "fetch", "set", "disk/set", "--sizes", "full,64")
-    assert ran.code == 0 and " fetched in " in ran.out and " MB/s), 0 bytes were there" in ran.out, ran
+    assert ran.code == 0 and " fetched in " in ran.out and " MB/s), 0 bytes already present" in ran.out, ran
     assert content(sandbox.path / "disk/set") == content(sandbox.path / "set")
     assert content(sandbox.path / "disk/set-sz/64") == content(sandbox.path / "set-sz/64")
     assert "(100 %)" in ran.err and "kB of 8" in ran.err

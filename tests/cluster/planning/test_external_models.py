@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from cluster.backends.local import CHECKPOINT_MB, estimate_checkpoint_mb
+from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import plan
 from train.forecast import forecast
 from train.models.registry import MODEL_BUILDERS
@@ -27,7 +28,7 @@ def test_checkpoint_mb_covers_weights_and_momentum(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["timm:vit_base_patch16_224", "torchvision:vgg16", "mine.nets:make"])
 def test_external_model_has_no_forecast_and_a_large_checkpoint(name: str) -> None:
-    external = plan(recipe(name), backend="plan")
+    external = plan(recipe(name), make_launch_options(backend="plan"))
     assert external.spec.recipe.model.name == name
     assert forecast(external.schedule, gpus=8, gpu="V100", gbit=25.0, machines=1) is None
     assert 500 < estimate_checkpoint_mb(recipe(name)) < 1000

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from cluster.errors import BadInput
+from cluster.planning.launch_options import make_launch_options
 from cluster.planning.resolve import load_recipes, plan
 from train.recipe import SAMPLE, Data, Model, Phase, Recipe
 
@@ -40,20 +41,20 @@ def test_plan_local_has_one_process_and_scales_the_rate() -> None:
 
 
 def test_plan_on_the_nominal_machines_has_no_notes() -> None:
-    planned = plan(RECIPE, backend="plan")
+    planned = plan(RECIPE, make_launch_options(backend="plan"))
     assert (planned.spec.machines, planned.spec.procs, planned.spec.schedule_gpus, planned.notes) == (2, 4, 8, ())
     assert [row["global_batch"] for row in planned.schedule.table()] == [80, 160]
-    assert plan(RECIPE, backend="plan", machines=4).spec.schedule_gpus == 16
+    assert plan(RECIPE, make_launch_options(backend="plan", machines=4)).spec.schedule_gpus == 16
 
 
 def test_plan_local_has_a_process_per_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
     assert plan(RECIPE).spec.procs == plan(RECIPE).spec.schedule_gpus == 3
-    assert plan(RECIPE, procs=2).spec.schedule_gpus == 2
+    assert plan(RECIPE, make_launch_options(procs=2)).spec.schedule_gpus == 2
 
 
 def test_plan_keep_batch_accumulates_gradients() -> None:
-    planned = plan(RECIPE, procs=2, keep_batch=True)
+    planned = plan(RECIPE, make_launch_options(procs=2, keep_batch=True))
     assert (planned.spec.procs, planned.spec.schedule_gpus) == (2, 8)
     assert [row["global_batch"] for row in planned.schedule.table()] == [80, 160]
     assert planned.schedule.table()[0]["lr"] == [0.1, 0.1]
@@ -63,9 +64,9 @@ def test_plan_keep_batch_accumulates_gradients() -> None:
 
 def test_plan_takes_the_table_for_the_machine_count() -> None:
     (large,) = load_recipes(str(Path(__file__).resolve().parents[3] / "recipes/resnet50_18min.py"))
-    assert plan(large, backend="plan").spec.machines == 16
+    assert plan(large, make_launch_options(backend="plan")).spec.machines == 16
     for machines, epochs in ((1, 28), (2, 30), (4, 30), (8, 36), (16, 50), (9, 36), (3, 30), (32, 50)):
-        planned = plan(large, backend="plan", machines=machines)
+        planned = plan(large, make_launch_options(backend="plan", machines=machines))
         assert (planned.spec.recipe.epochs, planned.spec.schedule_gpus, planned.spec.recipe.tables) == (
             epochs,
             8 * machines,
@@ -76,55 +77,55 @@ def test_plan_takes_the_table_for_the_machine_count() -> None:
 
 def test_plan_counts_images_or_takes_the_recipes_number(images: Path) -> None:
     assert plan(RECIPE).schedule.images == 1000
-    assert plan(RECIPE, data=images).schedule.images == 60
-    assert plan(RECIPE, data=images).spec.data == str(images)
+    assert plan(RECIPE, make_launch_options(data=images)).schedule.images == 60
+    assert plan(RECIPE, make_launch_options(data=images)).spec.train.data == str(images)
 
 
 def test_plan_counts_only_visible_files_in_class_folders(tmp_path: Path) -> None:
     for name in ("train/a/1.JPEG", "train/a/.hidden", "train/b/2.JPEG", "train/list.txt", "val/a/3.JPEG"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert plan(RECIPE, data=tmp_path).schedule.images == 2
+    assert plan(RECIPE, make_launch_options(data=tmp_path)).schedule.images == 2
 
 
 @pytest.mark.parametrize("scale, images", [(1.0, 1000), (0.5, 500), (0.01, 10), (0.0101, 11), (0.1, 100), (1e-9, 1)])
 def test_plan_scale_takes_a_fraction_of_the_images(scale: float, images: int) -> None:
-    assert plan(RECIPE, scale=scale).schedule.images == images
+    assert plan(RECIPE, make_launch_options(scale=scale)).schedule.images == images
 
 
 def test_plan_max_steps_are_divided_among_all_phases() -> None:
-    assert [row["steps"] for row in plan(RECIPE, max_steps=10).schedule.table()] == [5, 5]
-    assert plan(RECIPE, max_steps=2).schedule.steps == 2
-    assert plan(RECIPE, max_steps=10**9).schedule.steps == 200
+    assert [row["steps"] for row in plan(RECIPE, make_launch_options(max_steps=10)).schedule.table()] == [5, 5]
+    assert plan(RECIPE, make_launch_options(max_steps=2)).schedule.steps == 2
+    assert plan(RECIPE, make_launch_options(max_steps=10**9)).schedule.steps == 200
     with pytest.raises(BadInput, match="1 is too few"):
-        plan(RECIPE, max_steps=1)
+        plan(RECIPE, make_launch_options(max_steps=1))
 
 
 def test_plan_seed_replaces_the_recipes_seed() -> None:
     assert plan(RECIPE).spec.recipe.seed == 0
-    assert plan(RECIPE, seed=7).spec.recipe.seed == 7
+    assert plan(RECIPE, make_launch_options(seed=7)).spec.recipe.seed == 7
 
 
 def test_plan_generates_the_sample_set_if_requested(tmp_path: Path) -> None:
-    sample = plan(RECIPE, data="sample")
+    sample = plan(RECIPE, make_launch_options(data="sample"))
     assert sample.spec.generate_data and sample.spec.recipe.data == SAMPLE and sample.schedule.images == 4000
-    assert sample.spec.data == str(tmp_path / SAMPLE.root)
+    assert sample.spec.train.data == str(tmp_path / SAMPLE.root)
     (quickstart,) = load_recipes(str(Path(__file__).resolve().parents[3] / "recipes/quickstart.py"))
     assert (
         plan(quickstart).spec.generate_data
-        and not plan(quickstart, data="/elsewhere").spec.generate_data
+        and not plan(quickstart, make_launch_options(data="/elsewhere")).spec.generate_data
         and not plan(RECIPE).spec.generate_data
     )
 
 
 def test_plan_makes_data_folders_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/someone")
-    planned = plan(RECIPE, data="~/images")
-    assert (planned.spec.data, planned.spec.copies) == ("/home/someone/images", "/home/someone/images-sz")
-    assert plan(RECIPE, data="images").spec.data == str(tmp_path / "images")
-    assert plan(RECIPE, copies="small").spec.copies == str(tmp_path / "small")
+    planned = plan(RECIPE, make_launch_options(data="~/images"))
+    assert (planned.spec.train.data, planned.spec.train.copies) == ("/home/someone/images", "/home/someone/images-sz")
+    assert plan(RECIPE, make_launch_options(data="images")).spec.train.data == str(tmp_path / "images")
+    assert plan(RECIPE, make_launch_options(copies="small")).spec.train.copies == str(tmp_path / "small")
 
 
 def test_plan_creates_no_files(tmp_path: Path) -> None:
-    plan(RECIPE, data="sample")
+    plan(RECIPE, make_launch_options(data="sample"))
     assert list(tmp_path.iterdir()) == []

@@ -15,15 +15,20 @@ from typing import Any
 
 import numpy as np
 import pytest
+from jinja2 import UndefinedError
 from PIL import Image
+from support import aws_journal
 from support.report_reader import BEGIN, agent, done, draw_val, epoch, home, lost, step, thumbnails
 
 from cluster import report as reports
 from cluster.errors import ClusterError
-from cluster.plots import curves, svg
+from cluster.plots import curves, figures
 from cluster.report import activity, sample_images, summary
 from cluster.report import facts as report_facts
-from cluster.report.html import Html, table, tag
+from cluster.report.page import environment
+from cluster.report.tables import make_table
+from infra.aws.journal_events import InstanceEnded
+from infra.aws.launch_request import Place
 from train.metrics import text as metrics_text
 from train.recipe import IMAGENET, Optim
 
@@ -195,9 +200,12 @@ def test_matplotlib_settings_ignore_the_users_matplotlibrc(run: Any) -> None:
     import matplotlib
 
     facts = report_facts.collect_facts(run.job)
-    with svg.matplotlib_settings():
+    with figures.matplotlib_settings():
         drawings = [chart.svg for chart in curves.training_charts([facts])]
-    with matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}), svg.matplotlib_settings():
+    with (
+        matplotlib.rc_context({"font.size": 40, "axes.grid": False, "text.usetex": True}),
+        figures.matplotlib_settings(),
+    ):
         assert [chart.svg for chart in curves.training_charts([facts])] == drawings
 
 
@@ -220,9 +228,41 @@ def test_render_report_hostile_names_stay_text(hand_made: Fixture, tmp_path: Pat
     assert page.encode("utf-8")
 
 
-def test_tag_escapes_everything_but_html() -> None:
-    assert tag("p", "<b>", Html("<i>"), None, class_='"x') == '<p class="&quot;x">&lt;b&gt;<i></p>'
-    assert "&lt;u&gt;" in table(("<u>",), [("\x00\ud800<td>",)]) and "\ud800" not in table(("a",), [("\ud800",)])
+def render_table(columns: tuple[str, ...], *rows: tuple[Any, ...]) -> str:
+    """Return a table as the page shows it."""
+    macros: Any = environment().get_template("macros.html.jinja").module
+    return str(macros.table_view(make_table(columns, rows)))
+
+
+def test_template_escapes_every_text() -> None:
+    assert "&lt;u&gt;" in render_table(("<u>",), ("\x00\ud800<td>",)) and "\ud800" not in render_table(
+        ("a",), ("\ud800",)
+    )
+    template = environment().from_string('<p class="{{ name }}">{{ text }}{{ nothing }}</p>')
+    assert template.render(name='"x', text="<b>\x00", nothing=None) == '<p class="&#34;x">&lt;b&gt;</p>'
+
+
+def test_template_misspelled_name_is_an_error() -> None:
+    with pytest.raises(UndefinedError):
+        environment().from_string("{{ reprot }}").render()
+
+
+def test_render_report_script_in_class_name_and_error_is_text(hand_made: Fixture, tmp_path: Path) -> None:
+    run = hand_made()
+    script = "<script>alert(1)<"
+    thumbnails(run, draw_val(tmp_path / "data", script))
+    done(run, state="failed", reason=f"{script}/script>")
+    rendered = reports.render_report([run.job])
+    reader = Reader(rendered)
+    assert "script" not in reader.tags and f"{script}/script>" in reader.texts
+    assert any(script in text for text in reader.texts if "/script>" not in text)  # the name of the class
+    assert any(script in str(value) for name, value in reader.attributes if name == "alt")
+
+
+def test_render_report_without_matplotlib_says_what_to_install(run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib", None)
+    with pytest.raises(ClusterError, match=r"the report needs matplotlib.*pip install matplotlib"):
+        reports.render_report([run.job])
 
 
 def test_render_report_new_job_has_a_page(hand_made: Fixture) -> None:
@@ -335,8 +375,8 @@ def test_provenance_counts_images_machines_and_processes(hand_made: Fixture) -> 
     assert provenance["images"] == "6 for training, 2 for validation: a rehearsal with 0.1 of all"
     assert provenance["processes"] == "1 machine x 1 process, schedule for 1 GPU"
     assert provenance["training"] == metrics_text.describe_training(small.spec.recipe)
-    large = hand_made("job-2", machines=2, procs=8, schedule_gpus=16)
-    large = hand_made("job-3", machines=2, procs=8, schedule_gpus=16, recipe=replace(large.spec.recipe, data=IMAGENET))
+    large = hand_made("job-2", machines=2, procs=8, gpus=16)
+    large = hand_made("job-3", machines=2, procs=8, gpus=16, recipe=replace(large.spec.recipe, data=IMAGENET))
     provenance = dict(report_facts.collect_facts(large.job).provenance)
     assert provenance["images"] == "1,281,167 for training, 50,000 for validation"
     assert provenance["processes"] == "2 machines x 8 processes, schedule for 16 GPUs"
@@ -382,7 +422,7 @@ def test_training_charts_every_legend_entry_is_visible(run: Any, hand_made: Fixt
     assert curves.short_piece_ends([(0.0, 1.0), (9.0, 1.0), (9.0, nan), (9.0, 2.0), (9.0, nan)], 1.0) == [3]
     short, none = hand_made("job-2"), hand_made("job-3")
     home(short, "metrics/000001.jsonl", step(1, BEGIN))
-    with svg.matplotlib_settings():
+    with figures.matplotlib_settings():
         charts = curves.training_charts([report_facts.collect_facts(each.job) for each in (run, short, none)])
     for chart in charts:
         assert "job-3" not in "".join(entry.name for entry in chart.legend), chart.title
@@ -395,14 +435,13 @@ def test_training_charts_every_legend_entry_is_visible(run: Any, hand_made: Fixt
 
 def test_render_report_rented_job_shows_cost_over_time(hand_made: Fixture) -> None:
     run = hand_made(backend="aws", cloud={"places": []}, hosts={"machines": []})
-    place = {"region": "us-east-1", "zone": "us-east-1a", "type": "g5.xlarge", "market": "spot", "price": 3.6}
-    request = {"BlockDeviceMappings": [{"Ebs": {"VolumeSize": 100}}], "NetworkInterfaces": [{}]}
-    home(
-        run, "cloud.jsonl",
-        {"time": BEGIN, "what": "ask", "number": 1, "place": place, "names": ["0"], "request": request},
-        {"time": BEGIN, "what": "granted", "number": 1, "machines": [{"id": "i-1", "name": "0", "launched": BEGIN}]},
-        {"time": BEGIN + 1000, "what": "gone", "id": "i-1", "name": "0", "ended": BEGIN + 1000, "why": "ended by us"},
-    )  # fmt: skip
+    place = Place(region="us-east-1", zone="us-east-1a", type="g5.xlarge", market="spot", price=3.6)
+    aws_journal.write_journal(
+        run.run_folder.path / "cloud.jsonl",
+        aws_journal.launch_request(1, place, ["0"], BEGIN, has_overhead=True),
+        aws_journal.request_granted(1, ("i-1", "0", BEGIN), time=BEGIN),
+        InstanceEnded(time=BEGIN + 1000, id="i-1", name="0", ended=BEGIN + 1000, reason="ended by us"),
+    )
     done(run, dollars=1.0)
     cost = report_facts.collect_facts(run.job).cost
     assert cost.total == pytest.approx(1.003, abs=0.001) and cost.over_time[0][1] < cost.over_time[-1][1]
@@ -497,7 +536,7 @@ def test_supervisor_writes_report_when_job_has_ended(sandbox: Fixture, hand_made
     run.write_status("failed", reason="the disk & the rest", ended=True)
     assert supervise(sandbox, run) == 0 and run.job.state == "failed"
     assert "the disk &amp; the rest" in (run.run_folder.path / "report.html").read_text()
-    assert not (run.run_folder.path / "supervisor.log").read_text()
+    assert not (run.run_folder.path / "report.log").read_text()
 
 
 def test_supervisor_failed_report_does_not_harm_job(sandbox: Fixture, hand_made: Fixture) -> None:
@@ -505,11 +544,13 @@ def test_supervisor_failed_report_does_not_harm_job(sandbox: Fixture, hand_made:
     run.write_status("stopped", reason="stopped by the user", ended=True)
     (run.run_folder.path / "report.html").mkdir()
     assert supervise(sandbox, run) == 0 and run.job.state == "stopped"
-    log = (run.run_folder.path / "supervisor.log").read_text()
+    log = (run.run_folder.path / "report.log").read_text()
     assert "no report was written" in log and log.count("\n") == 1 and "Traceback" not in log
 
 
-def test_write_job_report_gives_up_after_timeout(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_write_job_report_gives_up_after_timeout(
+    hand_made: Fixture, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     from cluster.jobs import supervisor
 
     run = hand_made()
@@ -517,4 +558,4 @@ def test_write_job_report_gives_up_after_timeout(hand_made: Fixture, monkeypatch
     monkeypatch.setattr(supervisor, "REPORT_TIMEOUT_SECONDS", 0.3)
     monkeypatch.setattr(supervisor, "module_command", lambda *_: ["sleep", "600"])
     supervisor.write_job_report(run.job)
-    assert "the report took longer than" in (run.run_folder.path / "supervisor.log").read_text()
+    assert "the report took longer than" in caplog.text

@@ -1,11 +1,11 @@
 """Tests of the job specification as JSON, and of the paths in a run folder."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from support.specs import changed_spec
 
 from cluster.state.run_folder import RunFolder
 from cluster.state.spec import JobSpec
@@ -14,8 +14,8 @@ Fixture = Any
 
 
 def test_job_spec_json_round_trip_is_equal(hand_made: Fixture) -> None:
-    full = replace(
-        hand_made().spec, generate_data=True, procs=3, schedule_gpus=8, max_steps=7, max_hours=0.5, scale=0.25,
+    full = changed_spec(
+        hand_made().spec, generate_data=True, procs=3, gpus=8, max_steps=7, max_hours=0.5, scale=0.25, spares=2,
         save_seconds=1.5, skip_bad=True, workers=0, git_commit="abc", created=1.25, target="top5=93",
     )  # fmt: skip
     assert JobSpec.from_json(json.loads(json.dumps(full.to_json()))) == full
@@ -24,11 +24,12 @@ def test_job_spec_json_round_trip_is_equal(hand_made: Fixture) -> None:
 def test_job_spec_from_json_ignores_unknown_and_defaults_missing_keys(hand_made: Fixture) -> None:
     spec = hand_made().spec
     value = {**spec.to_json(), "of a later version": 1}
-    del value["workers"], value["scale"]
+    value["train"] = {**value["train"], "of a later version": 1}
+    del value["train"]["workers"], value["train"]["scale"], value["procs"]
     assert JobSpec.from_json(value) == spec
 
 
-@pytest.mark.parametrize("key", ["name", "recipe", "data"])
+@pytest.mark.parametrize("key", ["name", "recipe", "train", "recovery"])
 def test_job_spec_from_json_missing_required_key_raises(hand_made: Fixture, key: str) -> None:
     value = hand_made().spec.to_json()
     del value[key]

@@ -99,11 +99,12 @@ def test_refresh_first_status_during_poll_keeps_job_alive(hand_made: Fixture, mo
         run.write_status("starting")
         return False
 
-    monkeypatch.setattr(run.job.backend, "poll", step)
-    run.job.refresh()
-    assert not run.job.has_ended
-    run.job.refresh()
-    assert run.job.state == "failed"  # it has a status but does not live: it was killed
+    job = run.job
+    monkeypatch.setattr(job.backend, "poll", step)
+    job.refresh()
+    assert not job.has_ended
+    job.refresh()
+    assert job.state == "failed"  # it has a status but does not live: it was killed
 
 
 def test_refresh_failed_resume_ignores_status_of_earlier_launch(hand_made: Fixture) -> None:
@@ -336,11 +337,7 @@ def test_refresh_one_living_machine_writes_no_result(hand_made: Fixture) -> None
         run.write_status("training", name)
     with run.hold_agent_lock("2"):
         run.job.refresh()
-        assert (
-            not run.job.has_ended
-            and run.job.is_alive
-            and run.job.backend.dead_machines(run.spec, run.run_folder) == ["0", "1"]
-        )
+        assert not run.job.has_ended and run.job.is_alive and run.job.backend.dead_machines() == ["0", "1"]
     run.job.refresh()
     assert run.job.has_ended
 
@@ -397,6 +394,17 @@ def test_write_result_trained_job_is_done_despite_end_reason(hand_made: Fixture)
         run.run_folder, run.spec, run.job.backend, end_reason="ended by the user", end_state="stopped"
     )
     assert (run.job.state, run.job.result.reason, run.job.result.top1) == ("done", "", 50.0)
+
+
+def test_epoch_of_a_finished_job_is_the_number_of_the_last_epoch(hand_made: Fixture) -> None:
+    """With --max-steps whole epochs are left out: the epochs' lines, ls and status must agree."""
+    run = hand_made()
+    rows = [{"top1": 50.0, "top5": 90.0, "epoch": number} for number in (1, 14, 26)]
+    run.write_status("done", ended=True)
+    run.write_shared("result.json", json.dumps(json.loads(TRAINED) | {"epochs": rows}))
+    run.job.refresh()
+    status = run.job.status()
+    assert (status.state, status.epoch, status.epochs) == ("done", 26, 26)
 
 
 def test_start_seconds_are_those_of_the_slowest_machine() -> None:

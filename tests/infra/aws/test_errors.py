@@ -145,5 +145,5 @@ def test_explain_error_is_one_line_with_the_next_command(error: Exception, kind:
 def test_explain_error_keeps_a_cloud_error() -> None:
     error = CloudError("message", "Code")
     assert explain_error(error, "again") is error and errors.get_error_code(error) == "Code"
-    assert errors.error_to_dict(client_error("Odd", 400, "y" * 999))["code"] == "Odd"
-    assert len(errors.error_to_dict(client_error("Odd", 400, "y" * 999))["said"]) <= 300
+    assert errors.get_error_code(client_error("Odd", 400, "y" * 999)) == "Odd"
+    assert len(errors.describe_error(client_error("Odd", 400, "y" * 999))) <= 300

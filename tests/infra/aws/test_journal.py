@@ -1,5 +1,6 @@
-"""Journal: intents are on disk before the AWS call."""
+"""Journal: intents are on disk before the AWS call, and come back as the events that were written."""
 
+import json
 import os
 import subprocess
 import sys
@@ -7,8 +8,47 @@ import threading
 from pathlib import Path
 
 import pytest
+from support.aws_journal import launch_request, request_granted
 
 from infra.aws.journal import Journal
+from infra.aws.journal_events import (
+    EVENT_TYPES,
+    AddressRequested,
+    HostKeyReplaced,
+    InstanceEnded,
+    InstancesReleased,
+    JournalEvent,
+    LaunchMoved,
+    LaunchStarted,
+    RequestRefused,
+    RequestUnanswered,
+    SpotCostKnown,
+    StackChange,
+    TerminationFinished,
+    TerminationStarted,
+    decode_event,
+    encode_event,
+)
+from infra.aws.launch_request import Place
+from train.tools.records import DamagedRecord
+
+PLACE = Place(region="us-east-1", zone="us-east-1a", type="p4d.24xlarge", market="spot", price=None)
+EVENTS = (
+    launch_request(1, PLACE, ["0", "1"], 1.0, has_overhead=True),
+    RequestUnanswered(time=2.0, number=1, code="Unavailable", message="grün\u2028\n\x85 'x'"),
+    request_granted(1, ("i-0", "0", 3.0), ("i-1", "1", 3.5), time=4.0),
+    RequestRefused(number=2, code="", message="the job ended", has_no_capacity=False, machines=()),
+    InstanceEnded(id="i-0", name="0", ended=5.0, reason="Server.SpotInstanceTermination"),
+    SpotCostKnown(id="i-0", dollars=0.5),
+    InstancesReleased(ids=("i-1",), reason="all moved"),
+    AddressRequested(id="i-1"),
+    HostKeyReplaced(id="i-1", key="ssh-ed25519 AAAA"),
+    LaunchStarted(launch_id="a"),
+    LaunchMoved(launch_id="b"),
+    TerminationStarted(ids=("i-0", "i-1")),
+    TerminationFinished(),
+    StackChange(intent="make bucket", region="us-east-1", names={"Bucket": "imgnet-x"}),
+)
 
 
 @pytest.fixture
@@ -16,20 +56,56 @@ def journal(tmp_path: Path) -> Journal:
     return Journal(tmp_path / "job" / "cloud.jsonl")
 
 
-def test_lines_are_in_order_and_selected_by_kind(journal: Journal) -> None:
-    assert journal.lines() == []
-    journal.write("ask", number=1, said="grün\u2028\n\x85 'x'")
-    journal.write("granted", number=1)
-    journal.write("ask", number=2)
-    assert [line["what"] for line in Journal(journal.path).lines()] == ["ask", "granted", "ask"]
-    assert [line["number"] for line in journal.lines("ask")] == [1, 2]
-    assert journal.lines("ask")[0]["said"] == "grün\u2028\n\x85 'x'" and journal.lines()[0]["time"] > 0
+def all_events(journal: Journal) -> list[JournalEvent]:
+    return journal.events(JournalEvent)
+
+
+def test_events_are_in_order_and_selected_by_type(journal: Journal) -> None:
+    assert all_events(journal) == []
+    journal.write(LaunchStarted(launch_id="grün\u2028\n\x85 'x'"))
+    journal.write(AddressRequested(id="i-1"))
+    journal.write(LaunchStarted(launch_id="b"))
+    assert [type(event) for event in all_events(Journal(journal.path))] == [
+        LaunchStarted,
+        AddressRequested,
+        LaunchStarted,
+    ]
+    assert [event.launch_id for event in journal.events(LaunchStarted)] == ["grün\u2028\n\x85 'x'", "b"]
+    assert len(journal.events(LaunchStarted, AddressRequested)) == 3 and all_events(journal)[0].time > 0
+
+
+@pytest.mark.parametrize("event", EVENTS, ids=lambda event: event.KIND)
+def test_event_through_json_is_equal(event: JournalEvent) -> None:
+    assert decode_event(json.loads(json.dumps(encode_event(event))), "cloud.jsonl") == event
+
+
+def test_every_type_of_event_is_tested() -> None:
+    assert {type(event) for event in EVENTS} == set(EVENT_TYPES.values())
+
+
+@pytest.mark.parametrize(
+    ("damaged", "problem"),
+    [
+        ('{"what": "price", "id": "i-1", "dollars": "1"}', "dollars"),
+        ('{"what": "price", "id": "i-1"}', "dollars"),
+        ('{"what": "granted", "number": 1, "machines": [{"id": 7}]}', "machines"),
+        ('{"what": "bought"}', "'bought'"),
+        ("{}", "None"),
+    ],
+)
+def test_events_wrong_type_names_file_and_line(journal: Journal, damaged: str, problem: str) -> None:
+    journal.write(LaunchStarted(launch_id="a"))
+    with journal.path.open("a") as file:
+        file.write(damaged + "\n")
+    with pytest.raises(DamagedRecord) as failure:
+        journal.events(LaunchStarted)
+    assert str(failure.value).startswith(f"{journal.path}, line 2: ") and problem in str(failure.value)
 
 
 def test_write_creates_a_file_only_the_owner_may_read(journal: Journal) -> None:
     before = os.umask(0)
     try:
-        journal.write("ask")
+        journal.write(TerminationFinished())
     finally:
         os.umask(before)
     assert journal.path.stat().st_mode & 0o777 == 0o600
@@ -37,18 +113,18 @@ def test_write_creates_a_file_only_the_owner_may_read(journal: Journal) -> None:
 
 @pytest.mark.parametrize("torn", ['{"what": "gran', '{"time": 1, "what": "granted"', '"gran', "7", "\xff\xfe"])
 def test_torn_line_is_ignored_and_the_next_one_is_complete(journal: Journal, torn: str) -> None:
-    journal.write("ask", number=1)
+    journal.write(AddressRequested(id="i-1"))
     with journal.path.open("ab") as file:
         file.write(torn.encode("latin-1"))
-    assert [line["what"] for line in journal.lines()] == ["ask"]
-    journal.write("refused", number=1)
-    assert [line["what"] for line in journal.lines()] == ["ask", "refused"]
+    assert [event.KIND for event in all_events(journal)] == ["address"]
+    journal.write(TerminationFinished())
+    assert [event.KIND for event in all_events(journal)] == ["address", "ended"]
 
 
 def test_write_syncs_file_and_folder_before_it_returns(journal: Journal, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: list[str] = []
     monkeypatch.setattr("os.fsync", lambda number: synced.append(str(Path(f"/proc/self/fd/{number}").readlink())))
-    journal.write("ask")
+    journal.write(TerminationFinished())
     assert synced == [str(journal.path), str(journal.path.parent)]
 
 
@@ -57,12 +133,13 @@ def test_write_on_a_full_disk_raises_and_later_lines_are_kept(journal: Journal) 
 import resource, signal, sys
 from pathlib import Path
 from infra.aws.journal import Journal
+from infra.aws.journal_events import AddressRequested
 signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
 resource.setrlimit(resource.RLIMIT_FSIZE, (2000, 2000))
 journal = Journal(Path(sys.argv[1]))
-journal.write("ask", number=1)
+journal.write(AddressRequested(id="i-1"))
 try:
-    journal.write("ask", number=2, user_data="x" * 9000)
+    journal.write(AddressRequested(id="x" * 9000))
 except OSError:
     sys.exit(7)
 """
@@ -71,21 +148,24 @@ except OSError:
         [sys.executable, "-c", script, str(journal.path)], cwd=root, capture_output=True, text=True
     )
     assert completed.returncode == 7, completed.stderr
-    assert [line["what"] for line in journal.lines()] == ["ask"]
-    journal.write("refused")
-    assert [line["what"] for line in journal.lines()] == ["ask", "refused"]
+    assert [event.KIND for event in all_events(journal)] == ["address"]
+    journal.write(TerminationFinished())
+    assert [event.KIND for event in all_events(journal)] == ["address", "ended"]
 
 
 def test_write_from_several_threads_does_not_mix_lines(journal: Journal) -> None:
     def write(name: str) -> None:
         own_journal = Journal(journal.path)
         for number in range(20):
-            own_journal.write(name, number=number, text=name * 30_000)
+            own_journal.write(RequestUnanswered(number=number, code=name, message=name * 30_000))
 
     threads = [threading.Thread(target=write, args=(name,)) for name in "abcd"]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    kinds_and_numbers = sorted((line["what"], line["number"]) for line in journal.lines())
-    assert kinds_and_numbers == [(name, number) for name in "abcd" for number in range(20)]
+    events = journal.events(RequestUnanswered)
+    assert all(event.message == event.code * 30_000 for event in events)
+    assert sorted((event.code, event.number) for event in events) == [
+        (name, number) for name in "abcd" for number in range(20)
+    ]

@@ -16,7 +16,7 @@ from train.distributed.process_group import ProcessGroup
 from train.engine import trainer
 from train.engine.agent_channel import AgentChannel
 from train.engine.inputs import seed_dropout
-from train.engine.options import parse_train_options
+from train.engine.options import parse_run_options
 from train.optim import factory
 from train.recipe import Model, Optim, Phase
 from train.recipe.schedule import Schedule
@@ -50,7 +50,7 @@ def trained(recipe: Any, data: Path, out: Path, group: ProcessGroup) -> trainer.
         Schedule(recipe, len(dataset.train), 2), dataset.indexes, 0, group.rank, group.world_size
     )
     instance = trainer.Trainer(
-        parse_train_options(["x", "--out", str(out)]),
+        parse_run_options(["x", "--out", str(out)]),
         recipe,
         group,
         sampler,

@@ -11,7 +11,7 @@ from train.data.order.batch_sampler import DistributedBatchSampler
 from train.distributed.process_group import ProcessGroup
 from train.engine import resume_check
 from train.engine.agent_channel import AgentChannel
-from train.engine.options import parse_train_options
+from train.engine.options import parse_run_options
 from train.engine.trainer import Trainer
 from train.recipe.schedule import Schedule
 from train.tools.errors import TrainingError
@@ -48,7 +48,7 @@ def test_trainer_restore_with_and_without_loss_scale(tiny: Any, tmp_path: Path) 
     """A job may move from an A100 (bfloat16, no loss scale) to a V100 (float16, loss scale) and back."""
     recipe, group = tiny(), ProcessGroup(0, 0, 1, 1, torch.device("cpu"))
     sampler = DistributedBatchSampler(Schedule(recipe, 50, 2), {}, 0, 0, 1)
-    options = parse_train_options(["x.py", "--out", str(tmp_path)])
+    options = parse_run_options(["x.py", "--out", str(tmp_path)])
     bfloat16_trainer, float16_trainer = (Trainer(options, recipe, group, sampler, 10, AgentChannel()) for _ in range(2))
     bfloat16_trainer.epoch_index = 2
     float16_trainer.scaler = torch.amp.GradScaler("cpu", init_scale=64.0)

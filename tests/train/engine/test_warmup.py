@@ -18,7 +18,7 @@ from train.engine import trainer as engine_trainer
 from train.engine import warmup
 from train.engine.agent_channel import AgentChannel
 from train.engine.inputs import IMAGENET_NORMALIZATION, BatchPreprocessor, normalization_of
-from train.engine.options import parse_train_options
+from train.engine.options import parse_run_options
 from train.models import registry
 from train.recipe import Model, Phase
 from train.recipe.schedule import Schedule
@@ -115,7 +115,7 @@ def test_restore_between_compiled_and_plain_trainers(
 
     def trainer(use_compile: bool, name: str, attempt: int) -> Any:
         recipe = tiny(phases=phases, model=Model(name="resnet10_tiny", compile=use_compile))
-        options = parse_train_options(["tiny", "--out", str(tmp_path / name), "--attempt", str(attempt)])
+        options = parse_run_options(["tiny", "--out", str(tmp_path / name), "--attempt", str(attempt)])
         dataset = open_dataset(recipe, tiny_data, tiny_data)
         group = ProcessGroup(0, 0, 1, 1, CPU)
         sampler = DistributedBatchSampler(

@@ -192,7 +192,7 @@ def test_calibrate_refuses_an_incomplete_result(missing: str) -> None:
 
 
 def test_calibrate_refuses_a_run_without_steps() -> None:
-    with pytest.raises(ValueError, match="no step"):
+    with pytest.raises(ValueError, match="no training step was measured"):
         calibrate({**make_result(), "epochs": []})
 
 

@@ -17,7 +17,7 @@ from train.data.order.batch_sampler import DistributedBatchSampler
 from train.distributed.process_group import ProcessGroup
 from train.engine import trainer as engine_trainer
 from train.engine.agent_channel import AgentChannel
-from train.engine.options import parse_train_options
+from train.engine.options import parse_run_options
 from train.models import external, freezing
 from train.models.registry import build_model
 from train.optim import factory
@@ -39,7 +39,7 @@ def make_phases(*frozen: bool) -> list[Phase]:
 def make_trainer(
     recipe: Any, data: Path, out: Path, world: int = 1, rank: int = 0
 ) -> tuple[engine_trainer.Trainer, BatchDecoder]:
-    options = parse_train_options(["tiny", "--out", str(out)])
+    options = parse_run_options(["tiny", "--out", str(out)])
     dataset = open_dataset(recipe, data, data)
     sampler = DistributedBatchSampler(Schedule(recipe, len(dataset.train), 2), dataset.indexes, 0, rank, world)
     group = ProcessGroup(rank, rank, world, world, CPU)

@@ -148,7 +148,7 @@ def test_optim_custom_loss_refuses_label_smoothing() -> None:
     ("gpus", [0, -1, 8.0, "8", True]),
     ("seed", [-1, 0.5, "0", None, True]),
     ("phases", [(), None, 3, make_phase(epochs=(0, 1))]),
-    ("types", ["p4d.24xlarge", ["p4d"], ["P4d.24xlarge"], ["p4d.24xlarge "], [""], [None], [3], None, {}, 3,
+    ("types", ["p4d.24xlarge", ["p4d/24xlarge"], ["p4d 24xlarge"], ["p4d.24xlarge "], [""], [None], [3], None, {}, 3,
                ["p4d.", ".24xlarge"], ["p4d.24xlarge\n"], ["g5.xlarge", "p4d.24xlarge", "g5.xlarge"]]),
 ])  # fmt: skip
 def test_recipe_wrong_value_names_recipe_and_field(field: str, wrong_values: list[Any]) -> None:
@@ -227,6 +227,11 @@ def test_recipe_types_keep_their_order() -> None:
     assert make_recipe(types=names).types == make_recipe(types=tuple(names)).types == tuple(names)
     assert make_recipe(phases=(), tables=TABLES, machines=4, types=names).for_machines(16).types == tuple(names)
     assert make_recipe().types == ()
+
+
+def test_recipe_types_may_be_those_of_any_cloud() -> None:
+    names = ("a3-highgpu-8g", "Standard_ND96isr_H100_v5", "gpu_8x_h100_sxm5", "h100")
+    assert make_recipe(types=names).types == names
 
 
 def test_recipe_refuses_machines_without_a_table() -> None:

@@ -30,6 +30,7 @@ from torch import nn
 from cluster.agent import watchdog
 from cluster.backends.aws import plan as aws_plan
 from cluster.jobs import submit
+from cluster.planning.launch_options import make_launch_options
 from train.distributed import process_group
 from train.distributed.process_group import ProcessGroup
 from train.engine import trainer as engine_trainer
@@ -190,7 +191,7 @@ def test_bug_5_machine_that_powers_off_is_terminated(monkeypatch: pytest.MonkeyP
     """
     monkeypatch.chdir(ROOT)
     (recipe,) = submit.load_recipes(str(ROOT / "recipes/resnet50_18min.py"))
-    plan = submit.plan(recipe, backend="aws", rental_options={"offline": True})
+    plan = submit.plan(recipe, make_launch_options(backend="aws"), offline=True)
     assert plan.rental_plan
     request = dict(aws_plan.preview_requests(plan.spec, plan.rental_plan))["ec2:RunInstances"]
     assert request["InstanceInitiatedShutdownBehavior"] == "terminate"

@@ -16,7 +16,7 @@ from torch import nn
 from train.distributed.process_group import ProcessGroup
 from train.engine import trainer
 from train.engine.agent_channel import AgentChannel
-from train.engine.options import parse_train_options
+from train.engine.options import parse_run_options
 from train.recipe.schedule import Schedule
 from train.tools import checkpoint_io
 
@@ -58,7 +58,7 @@ class RecordedRun:
 
     def __init__(self, folder: Path, group: ProcessGroup, **options_of_optim: Any) -> None:
         recipe, self.dataset = make_recipe(*PHASES, gpus=2, **options_of_optim), RandomImages(IMAGES, VAL, classes=6)
-        options = parse_train_options(["rule", "--out", str(folder), "--save-seconds", "0"])
+        options = parse_run_options(["rule", "--out", str(folder), "--save-seconds", "0"])
         sampler = make_sampler(Schedule(recipe, IMAGES, 2), self.dataset, group.rank, group.world_size)
         self.trainer = trainer.Trainer(options, recipe, group, sampler, 6, AgentChannel())
         self.trainer.save = self.keep_checkpoint  # type: ignore[method-assign]

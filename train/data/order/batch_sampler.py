@@ -51,7 +51,7 @@ class DistributedBatchSampler:
         ]
 
     def chunk_count(self, epoch: Epoch, step: int) -> int:
-        """Return the number of chunks that this rank takes of a step."""
+        """Return the number of this rank's chunks in a step, at least 1: without a chunk it repeats the first."""
         step_chunks = split_step(epoch.images_in_step(step), epoch.scheduled_phase.phase.batch)
         return max(1, len(step_chunks[self.rank :: self.world_size]))
 

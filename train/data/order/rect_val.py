@@ -1,7 +1,8 @@
 """Rectangular validation: the crop shape of each image, and which rank validates which images.
 
 The shape is a pure function of the image's own aspect ratio and the size, so the result depends neither on the batch
-nor on the number of ranks. Shapes are multiples of 32 pixels and few; the images of each shape are dealt to the ranks.
+nor on the number of ranks. The sides of a shape are multiples of 32 pixels, so there are few shapes. The images of each
+shape are divided among the ranks.
 """
 
 import numpy as np

@@ -147,7 +147,8 @@ def _prepare_folders(root: Path) -> None:
         foreign_names = {path.name for path in (root / split).iterdir()} - set(CLASSES)
         if foreign_names:
             raise ValueError(
-                f"{root / split} holds {min(foreign_names)!r}, which is not part of the sample; give another folder"
+                f"{root / split} holds {min(foreign_names)!r}, which is not a class of the generated sample; "
+                "give another folder"
             )
 
 

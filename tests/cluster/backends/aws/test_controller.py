@@ -1,6 +1,5 @@
 """AwsController: one round of the supervisor's work on rented machines, with a fake fleet and fake instances."""
 
-import json
 import sys
 import time
 from concurrent.futures import Future
@@ -13,6 +12,7 @@ from cluster.backends.aws.controller import AwsController
 from cluster.connectors.local import Connector
 from cluster.errors import SetupFailed
 from cluster.machines import checkpoint_files
+from cluster.state import cloud_activity
 
 Fixture = Any
 
@@ -80,8 +80,8 @@ def test_poll_downloads_the_final_checkpoint_through_the_jump_host(supervised: F
     assert controller.poll() is False
     assert checkpoint_files.newest_local_checkpoint(run.run_folder.shared) == checkpoint
     assert controller.events == [(["i-0"], "the job is done")]
-    activity = json.loads((run.run_folder.path / "cloud.json").read_text())["doing"]
-    assert "downloading the network: 0 of 0 MB" in activity
+    activity = cloud_activity.read_activity(run.run_folder.path)
+    assert activity and "downloading the network: 0 of 0 MB" in activity.doing
 
 
 def test_poll_goes_on_when_the_final_checkpoint_cannot_be_downloaded(supervised: Fixture) -> None:

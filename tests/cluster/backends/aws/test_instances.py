@@ -7,11 +7,13 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from support.aws_journal import launch_request, request_granted, write_journal
 
 from cluster.backends.aws.instances import EndedExternally, JobInstances
 from cluster.backends.aws.rental_spec import OVERHEAD_DOLLARS_PER_HOUR, RentalSpec
 from infra.aws.errors import CloudError
-from infra.aws.instances.request import Place
+from infra.aws.journal_events import InstanceEnded, JournalEvent
+from infra.aws.launch_request import Place
 
 Fixture = Any
 NOW = time.time()
@@ -25,25 +27,24 @@ def place(price: float = 10.0, region: str = "us-east-1") -> Place:
 
 @pytest.fixture
 def make_instances(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Make the instances of a job from journal lines: make_instances(machine_count, (kind, fields), ...).
+    """Make the instances of a job from journal events: make_instances(machine_count, event, ...).
 
-    The gang is a stand-in without requests and instances, available as `.fake_gang`.
+    The gang is a stand-in without open requests and instances, available as `.fake_gang`.
     """
 
     class FakeAccount(SimpleNamespace):
         def in_region(self, region: str) -> "FakeAccount":
             return FakeAccount(region=region, identity=("", ""))
 
-    fake_gang = SimpleNamespace(launch_requests=list, list_instances=list, open_requests=list)
+    fake_gang = SimpleNamespace(list_instances=list, open_requests=list)
     monkeypatch.setattr(MODULE, "Account", lambda region: FakeAccount(region=region, identity=("", "")))
     monkeypatch.setattr(MODULE, "Gang", lambda *_: fake_gang)
 
-    def make(machine_count: int, *lines: tuple[str, dict[str, Any]], **spec_fields: Any) -> Any:
+    def make(machine_count: int, *events: JournalEvent, **spec_fields: Any) -> Any:
         rental_fields = {"places": (place(),), "ssh_address": "192.0.2.1/32", "owner": "ann"}
         rental_spec = RentalSpec(**{**rental_fields, **spec_fields.pop("rental", {})})
         run = hand_made(machines=machine_count, backend="aws", cloud=rental_spec.to_json(), **spec_fields)
-        rows = [{"what": kind, "time": NOW, **fields} for kind, fields in lines]
-        (run.run_folder.path / "cloud.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        write_journal(run.run_folder.path / "cloud.jsonl", *events)
         job_instances: Any = JobInstances(run.spec, run.run_folder, lambda text: None)
         job_instances.fake_gang = fake_gang
         return job_instances
@@ -51,16 +52,14 @@ def make_instances(hand_made: Fixture, monkeypatch: pytest.MonkeyPatch) -> Any:
     return make
 
 
-def granted(number: int, at: float, where: Place, *names: str) -> list[tuple[str, dict[str, Any]]]:
-    """The journal lines of a request that EC2 granted; the instance IDs are i-<number><name>."""
-    request = {"BlockDeviceMappings": [], "NetworkInterfaces": []}
-    machines = [{"id": f"i-{number}{name}", "name": name, "launched": at} for name in names]
-    ask = {"number": number, "place": vars(where), "names": list(names), "request": request, "time": at}
-    return [("ask", ask), ("granted", {"number": number, "machines": machines, "time": at})]
+def granted(number: int, at: float, where: Place, *names: str) -> list[JournalEvent]:
+    """The journal events of a request that EC2 granted; the instance IDs are i-<number><name>."""
+    machines = [(f"i-{number}{name}", name, at) for name in names]
+    return [launch_request(number, where, names, at), request_granted(number, *machines, time=at)]
 
 
-def gone(instance_id: str, at: float, reason: str) -> tuple[str, dict[str, Any]]:
-    return "gone", {"id": instance_id, "name": instance_id[-1], "ended": at, "why": reason}
+def gone(instance_id: str, at: float, reason: str) -> JournalEvent:
+    return InstanceEnded(time=NOW, id=instance_id, name=instance_id[-1], ended=at, reason=reason)
 
 
 SPOT = "Server.SpotInstanceTermination"

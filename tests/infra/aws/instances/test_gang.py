@@ -3,13 +3,13 @@
 F numbers refer to the list of faults that other tools have run into.
 """
 
-import json
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 from support.aws_gang import ZONES, Crash, GangTestbed, bed
+from support.aws_journal import write_journal
 from support.simcloud.spot_market import offered
 
 from infra.aws import tags
@@ -18,6 +18,7 @@ from infra.aws.instances import gang as gang_module
 from infra.aws.instances import instances
 from infra.aws.instances.gang import Gang, LaunchRefused
 from infra.aws.instances.instances import Instance
+from infra.aws.journal_events import InstanceEnded, JournalEvent, LaunchRequest, RequestRefused
 from infra.aws.market.instance_types import BUILTIN_TYPES
 
 __all__ = ["bed"]
@@ -56,7 +57,7 @@ def test_acquire_uses_the_first_place_and_a_new_group(bed: GangTestbed) -> None:
         == {"imgnet-job-3-9073e811-1"}
         == set(bed.placement_group_names())
     )
-    assert bed.journal_kinds() == ["ask", "granted"] and bed.front.count("RunInstances") == 1
+    assert bed.journal_kinds() == ["request", "granted"] and bed.front.count("RunInstances") == 1
     assert bed.clock.pauses == []
 
 
@@ -68,7 +69,7 @@ def test_f1_acquire_without_capacity_tries_the_next_zone(bed: GangTestbed) -> No
     assert bed.placement_group_names() == [f"imgnet-{bed.uid}-2"] and {
         machine.placement_group for machine in machines
     } == set(bed.placement_group_names())
-    assert bed.journal_kinds() == ["ask", "refused", "ask", "granted"] and len(set(tokens)) == 2
+    assert bed.journal_kinds() == ["request", "refused", "request", "granted"] and len(set(tokens)) == 2
     assert bed.log_lines == [
         f"{A}: InsufficientInstanceCapacity: We currently do not have sufficient g5.xlarge capacity in the Availability"
         f" Zone you requested ({A}). Our system will be working on provisioning additional capacity."
@@ -167,7 +168,7 @@ def test_f7_throttled_request_is_repeated_with_growing_pauses(bed: GangTestbed) 
     tokens = bed.record_client_tokens()
     assert len(bed.acquire()) == 3 == len(bed.live_instances(A))
     assert len(tokens) == 4 and len(set(tokens)) == 1 and bed.clock.pauses == [1, 2, 4]
-    assert bed.journal_kinds() == ["ask", "unanswered", "unanswered", "unanswered", "granted"]
+    assert bed.journal_kinds() == ["request", "unanswered", "unanswered", "unanswered", "granted"]
 
 
 def test_f7_always_throttled_request_moves_to_the_next_place(bed: GangTestbed) -> None:
@@ -216,16 +217,16 @@ def test_f9_acquire_waits_for_invisible_machines(bed: GangTestbed) -> None:
     bed.sim.visible_after = 30.0
     machines = bed.acquire()
     assert len(machines) == 3 == len(bed.sim.instances()) and sum(bed.clock.pauses) >= 30
-    assert bed.journal_kinds() == ["ask", "granted"]
+    assert bed.journal_kinds() == ["request", "granted"]
 
 
 def test_idempotent_mismatch_recovers_machines_by_tag(bed: GangTestbed) -> None:
     first = bed.acquire()
-    (line,) = bed.journal.lines("ask")
-    line["request"]["UserData"] += " "
-    bed.journal.path.write_text(json.dumps(line) + "\n")  # the request was edited, its outcome forgotten
+    (request,) = bed.journal.events(LaunchRequest)
+    request.parameters["UserData"] += " "
+    write_journal(bed.journal.path, request)  # the request was edited, its outcome forgotten
     assert ids(bed.gang().finish_open_requests()) == ids(first) == ids(bed.live_instances())
-    bed.journal.path.write_text(json.dumps(line) + "\n")
+    write_journal(bed.journal.path, request)
     instances.terminate(bed.account, [first[0].id])
     assert bed.gang().finish_open_requests() == [] and bed.live_instances() == []
     assert (
@@ -285,7 +286,7 @@ def test_acquire_terminates_machines_unlike_the_request(
 ) -> None:
     bed.change_instances(change)
     assert message in refusal(bed, bed.place(A), seconds=0)
-    assert bed.live_instances() == [] and bed.journal_kinds() == ["ask", "refused"]
+    assert bed.live_instances() == [] and bed.journal_kinds() == ["request", "refused"]
 
 
 def test_f13_all_interfaces_are_in_the_subnet_of_the_zone(bed: GangTestbed) -> None:
@@ -345,8 +346,8 @@ def test_request_instances_joins_an_existing_placement_group(bed: GangTestbed) -
         and bed.placement_group_names() == [first[0].placement_group]
     )
     assert ids(live_instances(bed.gang())) == ids([first[0], first[2], replacement])
-    (gone_line,) = bed.journal.lines("gone")
-    assert gone_line["id"] == first[1].id and gone_line["why"] == "Client.UserInitiatedShutdown"
+    (ending,) = bed.journal.events(InstanceEnded)
+    assert ending.id == first[1].id and ending.reason == "Client.UserInitiatedShutdown"
 
 
 def test_acquire_refuses_a_foreign_placement_group(bed: GangTestbed) -> None:
@@ -402,7 +403,8 @@ def test_two_gangs_on_one_journal_do_not_rent_twice(bed: GangTestbed) -> None:
     second_instances = second_gang.finish_open_requests() or live_instances(second_gang)
     assert ids(first_instances) == ids(second_instances)
     assert ids(bed.find_or_acquire()) == ids(bed.sim.instances()) and len(bed.live_instances()) == 3
-    assert first_gang.granted_ids == second_gang.granted_ids and len(first_gang.granted_ids) == 3
+    granted_ids = first_gang.history.granted_ids
+    assert granted_ids == second_gang.history.granted_ids and len(granted_ids) == 3
 
 
 def raise_crash(**_: Any) -> None:
@@ -419,9 +421,9 @@ class StepCounter:
                 bed.hook(client, event, self)
         write = bed.journal.write
 
-        def counted_write(what: str, **fields: Any) -> None:
+        def counted_write(event: JournalEvent) -> None:
             self()
-            write(what, **fields)
+            write(event)
             self()
 
         monkeypatch.setattr(bed.journal, "write", counted_write)
@@ -466,7 +468,7 @@ def test_acquire_killed_at_any_step_and_restarted_gives_one_gang(bed: GangTestbe
         count_steps(bed, bed.acquire, at)
         machines = bed.find_or_acquire()
         assert ids(machines) == ids(bed.live_instances()) and len(machines) == 3, at
-        assert sorted(bed.gang().granted_ids) == ids(machines), at
+        assert sorted(bed.gang().history.granted_ids) == ids(machines), at
         assert {machine.zone for machine in machines} == {B} and len(set(bed.placement_group_names())) == 1, at
         bed.end_job()
 
@@ -528,7 +530,7 @@ def test_acquire_on_a_full_disk_sends_nothing(bed: GangTestbed, monkeypatch: pyt
 
 
 def test_terminate_job_works_on_a_full_disk(bed: GangTestbed, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(what: str, **fields: Any) -> None:
+    def full(event: JournalEvent) -> None:
         raise OSError(28, "No space left on device")
 
     bed.acquire()
@@ -542,7 +544,7 @@ def test_f48_terminate_job_twice_is_the_same(bed: GangTestbed) -> None:
     bed.acquire()
     assert bed.gang().terminate_job() == [] == bed.gang().terminate_job()
     assert bed.placement_group_names() == [] and bed.journal_kinds().count("ended") == 2
-    assert len(bed.journal.lines("gone")) == 3
+    assert len(bed.journal.events(InstanceEnded)) == 3
     assert bed.front.count("TerminateInstances") == 1
 
 
@@ -552,9 +554,9 @@ def test_forgotten_machines_ended_at_their_limit_at_the_latest(bed: GangTestbed)
         bed.sim.power_off(machine.id)
     bed.sim.advance(90_000)
     assert bed.gang().terminate_job() == []
-    gone_lines = bed.journal.lines("gone")
-    assert sorted(line["id"] for line in gone_lines) == ids(machines)
-    assert {line["ended"] for line in gone_lines} == {tags.parse_time(machines[0].tags[tags.EXPIRES])}
+    endings = bed.journal.events(InstanceEnded)
+    assert sorted(event.id for event in endings) == ids(machines)
+    assert {event.ended for event in endings} == {tags.parse_time(machines[0].tags[tags.EXPIRES])}
 
 
 def test_terminate_job_waits_for_invisible_machines(bed: GangTestbed) -> None:
@@ -573,7 +575,7 @@ def test_launch_refused_has_kind_and_code(bed: GangTestbed) -> None:
     with pytest.raises(LaunchRefused) as caught:
         bed.gang().request_instances(place, ["0"], bed.instance_request(place), BUILTIN_TYPES["g5.xlarge"])
     assert caught.value.error_kind is ErrorKind.QUOTA_EXCEEDED and caught.value.code == "MaxSpotInstanceCountExceeded"
-    assert bed.journal.lines("refused")[0]["code"] == "MaxSpotInstanceCountExceeded"
+    assert bed.journal.events(RequestRefused)[0].code == "MaxSpotInstanceCountExceeded"
 
 
 def test_acquire_returns_described_instances(bed: GangTestbed) -> None:

@@ -8,12 +8,15 @@ from typing import Any
 
 import pytest
 from support.aws_gang import ZONES, GangTestbed, bed
+from support.aws_journal import launch_request
 
 from infra.aws import tags
 from infra.aws.instances import request
 from infra.aws.instances.amis import Image
-from infra.aws.instances.request import InstanceRequest, Place, build_run_instances
+from infra.aws.instances.request import InstanceRequest, build_run_instances
 from infra.aws.instances.user_data import build_user_data
+from infra.aws.journal_events import LaunchRequest
+from infra.aws.launch_request import Place
 from infra.aws.market.instance_types import BUILTIN_TYPES
 from infra.aws.stack.stack import Stack
 
@@ -170,11 +173,14 @@ def test_machine_name_in_range_reverses_format_machine_range(names: list[str]) -
     assert request.machine_name_in_range(text, len(names)) == ""
 
 
-def test_request_is_unchanged_by_the_journal(bed: GangTestbed) -> None:
-    place = bed.place(ZONES[0])
-    run_request = build_run_instances(bed.instance_request(place), BUILTIN_TYPES["g5.xlarge"], place, ["0"], 1)
-    bed.journal.write("look", request=run_request)
-    assert bed.journal.lines()[0]["request"] == run_request
+@pytest.mark.parametrize("type", ["g5.xlarge", "p4d.24xlarge"])
+@pytest.mark.parametrize("market", ["spot", "on-demand"])
+def test_request_is_unchanged_by_the_journal(bed: GangTestbed, type: str, market: str) -> None:
+    place = Place(region="us-east-1", zone=ZONES[0], type=type, market=market, price=1.0)
+    run_request = build_run_instances(bed.instance_request(place), BUILTIN_TYPES[type], place, ["0", "1"], 1)
+    bed.journal.write(replace(launch_request(1, place, ["0", "1"]), parameters=run_request))
+    (recorded,) = bed.journal.events(LaunchRequest)
+    assert recorded.parameters == run_request and recorded.place == place
 
 
 @pytest.mark.parametrize("type", ["g5.xlarge", "p4d.24xlarge", "p5.48xlarge"])

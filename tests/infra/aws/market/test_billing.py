@@ -1,6 +1,5 @@
 """The cost of a job from its journal, compared with the simulated cloud's own meter."""
 
-import json
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -8,8 +7,10 @@ from typing import Any
 
 import pytest
 from support.aws_gang import START, ZONES, GangTestbed, bed
+from support.aws_journal import write_journal
 
 from infra.aws.journal import Journal
+from infra.aws.journal_events import AddressRequested, RequestGranted, SpotCostKnown, TerminationFinished
 from infra.aws.market import billing
 from infra.aws.market.instance_types import BUILTIN_TYPES
 
@@ -73,8 +74,8 @@ def test_machine_costs_of_refused_machines_are_a_minute_each(bed: GangTestbed) -
 
 def test_machine_costs_count_a_grant_recorded_twice_once(bed: GangTestbed) -> None:
     bed.acquire()
-    (line,) = bed.journal.lines("granted")
-    bed.journal.write("granted", number=1, machines=line["machines"])
+    (grant,) = bed.journal.events(RequestGranted)
+    bed.journal.write(grant)
     bed.sim.advance(600)
     assert_near_meter(bed)
 
@@ -134,7 +135,7 @@ def test_record_spot_costs_uses_the_price_history_once(bed: GangTestbed) -> None
     billing.record_spot_costs(bed.account, bed.journal, bed.sim.now())
     assert [cost.dollars for cost in billing.machine_costs(bed.journal, bed.sim.now())] == pytest.approx([1.5, 1.5])
     billing.record_spot_costs(bed.account, bed.journal, bed.sim.now())
-    assert len(bed.journal.lines("price")) == 2 and bed.front.count("DescribeSpotPriceHistory") == 1
+    assert len(bed.journal.events(SpotCostKnown)) == 2 and bed.front.count("DescribeSpotPriceHistory") == 1
 
 
 def test_record_spot_costs_of_a_short_job_uses_the_price_in_force(bed: GangTestbed) -> None:
@@ -143,7 +144,7 @@ def test_record_spot_costs_of_a_short_job_uses_the_price_in_force(bed: GangTestb
     bed.sim.advance(500)
     bed.gang().terminate_job()
     billing.record_spot_costs(bed.account, bed.journal, bed.sim.now())
-    assert len(bed.journal.lines("price")) == 3
+    assert len(bed.journal.events(SpotCostKnown)) == 3
     assert_near_meter(bed)
 
 
@@ -155,7 +156,7 @@ def test_record_spot_costs_skips_running_and_on_demand_machines(bed: GangTestbed
     bed.acquire(bed.place(A, "on-demand"), n=1)
     bed.gang().terminate_job()
     billing.record_spot_costs(bed.account, bed.journal, bed.sim.now())
-    assert len(bed.journal.lines("price")) == 1 == bed.front.count("DescribeSpotPriceHistory")
+    assert len(bed.journal.events(SpotCostKnown)) == 1 == bed.front.count("DescribeSpotPriceHistory")
 
 
 def test_cost_meter_without_machines_is_zero(tmp_path: Path) -> None:
@@ -164,9 +165,14 @@ def test_cost_meter_without_machines_is_zero(tmp_path: Path) -> None:
 
 
 def test_jump_host_address_dollars_count_each_launch(tmp_path: Path) -> None:
-    events = [("address", 100), ("address", 150), ("ended", 200), ("address", 1000), ("ended", 2000), ("ended", 9000)]
     path = tmp_path / "cloud.jsonl"
-    path.write_text("".join(json.dumps({"what": cost, "time": time}) + "\n" for cost, time in events))
+    write_journal(
+        path,
+        *(AddressRequested(time=time, id="i-1") for time in (100, 150)),
+        TerminationFinished(time=200),
+        AddressRequested(time=1000, id="i-2"),
+        *(TerminationFinished(time=time) for time in (2000, 9000)),
+    )
     billed_seconds = {
         now: billing.jump_host_address_dollars(Journal(path), now) / billing.ADDRESS_DOLLARS_PER_HOUR * 3600
         for now in (50, 150, 500, 1500, 99_999)

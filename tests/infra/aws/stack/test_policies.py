@@ -101,7 +101,7 @@ def test_user_policy_equals_the_golden_file_and_fits_the_limit() -> None:
 
 
 def test_user_policy_changes_only_resources_with_our_tag() -> None:
-    """Each statement that allows a change has our tag in its condition, or names the one thing it is about."""
+    """Each statement that allows a change has the stack tag in its condition, or names the one thing it is about."""
     for statement in policies.user_policy()["Statement"]:
         changing = [
             name for name in statement["Action"] if not name.split(":")[1].startswith(("Describe", "Get", "List"))

@@ -23,6 +23,7 @@ from support.simcloud.cloud import SimulatedAws
 from support.simcloud.http_server import serve
 
 from infra.aws.errors import CloudError
+from infra.aws.journal_events import StackChange
 from infra.aws.stack import resources, stack
 
 __all__ = ["account", "aws", "home"]
@@ -240,10 +241,10 @@ def test_ensure_records_an_intent_before_each_change(account: RecordingAccount, 
     with pytest.raises(Killed):
         stack.ensure(account, OWN_CIDR)
     (line,) = (aws / f".imgnet/aws/{REGION}.jsonl").read_text().splitlines()
-    assert json.loads(line)["what"] == "make role"
+    assert json.loads(line)["intent"] == "make role"
     account.changes_left = None
     stack.ensure(account, OWN_CIDR)
-    assert len(stack.stack_journal(REGION).lines()) >= len(account.changes())
+    assert len(stack.stack_journal(REGION).events(StackChange)) >= len(account.changes())
 
 
 # --- foreign resources ----------------------------------------------------------------------------------------------

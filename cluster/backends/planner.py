@@ -1,0 +1,101 @@
+"""What a backend decides when a launch is planned: how many machines, which data folder, what it costs."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from cluster.connectors.local import PROJECT_ROOT
+from cluster.machines import requirements
+from cluster.state.spec import JobSpec
+from train.forecast import Constants
+from train.recipe.schedule import Schedule
+from train.recipe.schema import Recipe
+
+from .options import BackendOptions
+from .rentals import RentalPlan
+
+RENTED_DATA_FOLDER = "~/.imgnet/data"  # on the instance's fast disk if it has one: infra/aws/instances/user_data.py
+
+
+class SourceAccess(StrEnum):
+    """Whether this computer reads the source of a data set that the machines fetch."""
+
+    REQUIRED = "required"  # a source that cannot be read is an error
+    OPTIONAL = "optional"  # the machines may have access that this computer does not have
+    NONE = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachineRequest:
+    """What the user asks for: recipe, options, and numbers of machines (None: the default) and spares."""
+
+    recipe: Recipe
+    options: BackendOptions
+    machines: int | None = None
+    spares: int = 0
+    is_offline: bool = False  # ask nobody: facts come from tables that ship with the program
+    constants: Constants | None = None  # measured by another job on the same machines, for the forecast
+
+
+@dataclass(frozen=True, kw_only=True)
+class MachinePlan:
+    """A backend's part of a plan: the job's final specification, lines for the user, and what is rented."""
+
+    spec: JobSpec
+    notes: tuple[str, ...] = ()
+    rental_plan: RentalPlan | None = None  # None: nothing is rented
+
+
+class MachinePlanner:
+    """Plans the machines of one launch. This base class plans for machines of which nothing is known."""
+
+    default_max_hours: float | None = None
+    default_fetch_folder: str | None = RENTED_DATA_FOLDER  # None: the user has to name it
+    is_this_computer = False  # paths of the data are paths of this computer
+
+    def __init__(self, request: MachineRequest) -> None:
+        self.request = request
+
+    @property
+    def machine_count(self) -> int | None:
+        """The number of machines, None for the recipe's number."""
+        return self.request.machines
+
+    def default_procs(self, machines: int) -> int:
+        """Return the number of training processes of each machine when the user names none."""
+        return self.request.recipe.gpus
+
+    def data_root(self, path: Path, is_synthetic: bool) -> Path:
+        """Return the folder of the images on the machines. `path` is as the user or the recipe names it.
+
+        Raises `BadInput` for a path that the machines cannot have.
+        """
+        return path.expanduser().absolute()
+
+    def source_access(self, is_s3: bool) -> SourceAccess:
+        """Return whether this computer reads the source of a data set that the machines fetch."""
+        return SourceAccess.NONE
+
+    def notes_on_data(self, root: Path, image_count: int) -> list[str]:
+        """Return notes on a data folder that the user named and in which this computer counted images."""
+        return [] if image_count else [f"{root}: contains no images; the plan uses the recipe's image counts"]
+
+    def requirement_notes(self, recipe: Recipe) -> list[str]:
+        """Return notes on the libraries and modules that the recipe needs."""
+        return requirements.missing_requirements(recipe)
+
+    def complete(self, spec: JobSpec, schedule: Schedule) -> MachinePlan:
+        """Complete the specification, with a forecast if there is one. Raises `ClusterError`."""
+        return MachinePlan(spec=spec)
+
+
+class ElsewherePlanner(MachinePlanner):
+    """Plans machines other than this computer, to which the project folder is sent."""
+
+    def notes_on_data(self, root: Path, image_count: int) -> list[str]:
+        """Return nothing: this computer does not see the folder."""
+        return []
+
+    def requirement_notes(self, recipe: Recipe) -> list[str]:
+        """Return notes on modules that are not sent with the project folder."""
+        return requirements.requirements_not_sent(recipe, PROJECT_ROOT)

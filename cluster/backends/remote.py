@@ -1,0 +1,54 @@
+"""Backends whose machines are reached over ssh. Only the supervisor talks to them."""
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from pathlib import Path
+
+from cluster.connectors import tmux
+from cluster.connectors.ssh_config import openssh_argv
+from cluster.errors import ClusterError
+from cluster.machines.checkpoint_files import DownloadProgress, download_checkpoint
+from cluster.machines.fleet import Fleet
+
+from .base import Backend
+
+
+class RemoteBackend(Backend):
+    """A backend of machines that the supervisor reaches over ssh, and whose small files it copies to the run folder."""
+
+    is_remote = True
+
+    @abstractmethod
+    def open_fleet(self) -> Fleet:
+        """Return connections to the machines, for one command. Raises `ClusterError` when there are no machines yet."""
+
+    def launch(self) -> None:
+        """Start the supervisor in a tmux session that has the job's name. The supervisor does all the rest."""
+        if not self.is_supervised():  # `start_session` first ends a leftover session of a supervisor that died
+            self.start_session()
+
+    def attach_command(self, machine: str) -> list[str]:
+        """Return the OpenSSH command that attaches to the job's session on a machine."""
+        return self.shell_command(machine, tmux.attach_argv(self.run.spec.tmux_session))
+
+    def shell_command(self, machine: str, argv: Sequence[str] = (), tty: bool = True) -> list[str]:
+        """Return the OpenSSH command for a machine, with the job's own configuration file."""
+        config = self.run.folder.path / "ssh_config"
+        if not config.exists():
+            name = self.run.spec.name
+            raise ClusterError(f"{name} has no machines to log in to yet; see: imgnet-cluster status {name}")
+        return openssh_argv(config, int(machine), argv, tty)
+
+    def download_checkpoint(self, progress: DownloadProgress) -> Path | None:
+        """Copy the newest complete checkpoint from the first machine that answers."""
+        fleet = self.open_fleet()
+        last_error = ClusterError("no machine is known yet")
+        for machine, connector in fleet.connectors.items():
+            try:
+                remote_folder = fleet.provisioner.job_folder(machine)
+                return download_checkpoint(connector, remote_folder, self.run.folder.shared, progress)
+            except KeyError:  # the machine was never set up
+                continue
+            except ClusterError as error:
+                last_error = error
+        raise last_error

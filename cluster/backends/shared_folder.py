@@ -1,0 +1,59 @@
+"""Backends whose machines share the run folder with this computer, so that no file has to be copied to or from them."""
+
+from abc import abstractmethod
+
+from cluster.connectors import log_sync, tmux
+from cluster.connectors.local import Connector
+from cluster.errors import ClusterError
+from cluster.state.run_folder import RunFolder
+from train.tools import filesystem
+from train.tools.filesystem import to_json_bytes
+
+from .base import Backend
+
+
+class SharedFolderBackend(Backend):
+    """A backend of agents that write straight into the run folder. The supervisor runs on this computer."""
+
+    @abstractmethod
+    def has_agent(self, machine: str) -> bool:
+        """Whether the agent of a machine is running, or may be."""
+
+    @abstractmethod
+    def kill_agent(self, machine: str) -> None:
+        """Kill the agent of a machine with everything that it started. Raises `ClusterError`."""
+
+    def poll(self) -> bool:
+        """Copy new log lines to the run folder, and restart a supervisor that was killed."""
+        spec, folder = self.run.spec, self.run.folder
+        is_running = self.agents_alive()  # before the copy: everything that a dead agent wrote is then copied
+        log_sync.pull_logs(Connector(), str(folder.shared), folder.path)
+        # Without a supervisor, lost machines of a job with several would never be replaced.
+        has_several = len(spec.machine_names) > 1
+        if is_running and has_several and not self.is_supervised() and tmux.is_owned_by(spec.name, folder.path):
+            tmux.add_window(spec.name, "supervisor", self.supervisor_argv())
+        return is_running
+
+    def agents_alive(self) -> bool:
+        """Whether an agent is running."""
+        return any(self.has_agent(machine) for machine in self.run.spec.machine_names)
+
+    def dead_machines(self) -> list[str]:
+        """Return the machines whose agent is not running."""
+        return [machine for machine in self.run.spec.machine_names if not self.has_agent(machine)]
+
+    def kill_machine(self, machine: str, notice_seconds: float | None) -> None:
+        """Kill the agent with all processes that it started, or give it notice first."""
+        name = self.run.spec.name
+        if not self.has_agent(machine):
+            raise ClusterError(f"machine {machine} of {name} has no running agent; see: imgnet-cluster status {name}")
+        if notice_seconds is None:
+            self.kill_agent(machine)
+        else:
+            give_notice(self.run.folder, machine, "a rehearsal took it away", notice_seconds)
+
+
+def give_notice(folder: RunFolder, machine: str, reason: str, seconds: float) -> None:
+    """Tell the agent of a machine that the machine goes away in some seconds."""
+    notice = {"reason": reason, "seconds": seconds}
+    filesystem.write_atomic(folder.work_folder(machine) / "notice", to_json_bytes(notice))

@@ -1,0 +1,213 @@
+"""The kinds of events in a journal: a dataclass for each. `KIND` is what the file calls it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+from train.tools.records import DamagedRecord, decode, encode
+
+from .launch_request import Place, RunInstances
+
+
+@dataclass(frozen=True, kw_only=True)
+class JournalEvent:
+    """One line of a journal."""
+
+    KIND: ClassVar[str]
+    time: float = 0.0  # seconds since 1970; 0 until the event is written
+
+
+# --- launch requests -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Login:
+    """How to log in to the machines of a request before they have a host key of their own."""
+
+    image: str
+    user: str
+    port: int
+    host_key: str  # public half of the boot host key
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchedMachine:
+    """A machine that EC2 launched for a request."""
+
+    id: str
+    name: str
+    launched: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRequest(JournalEvent):
+    """A request for machines is about to be sent."""
+
+    KIND: ClassVar[str] = "request"
+    number: int
+    place: Place
+    names: tuple[str, ...]
+    parameters: RunInstances
+    new_group: str  # the placement group to create for the request, "" for none
+    login: Login
+
+    @property
+    def token(self) -> str:
+        """The client token, with which EC2 recognizes a repeated request."""
+        return self.parameters["ClientToken"]
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags of the machines."""
+        return {tag["Key"]: tag["Value"] for tag in self.parameters["TagSpecifications"][0]["Tags"]}
+
+    @property
+    def placement_group(self) -> str:
+        """The placement group of the machines, "" for none."""
+        return self.parameters["Placement"]["GroupName"] if "Placement" in self.parameters else ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestUnanswered(JournalEvent):
+    """A request was sent, and its outcome is unknown."""
+
+    KIND: ClassVar[str] = "unanswered"
+    number: int
+    code: str
+    message: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestGranted(JournalEvent):
+    """All machines of a request are running."""
+
+    KIND: ClassVar[str] = "granted"
+    number: int
+    machines: tuple[LaunchedMachine, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RequestRefused(JournalEvent):
+    """A request has no machines. Those that EC2 launched all the same were terminated, and are billed."""
+
+    KIND: ClassVar[str] = "refused"
+    number: int
+    code: str
+    message: str
+    has_no_capacity: bool
+    machines: tuple[LaunchedMachine, ...]
+
+
+# --- instances -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstanceEnded(JournalEvent):
+    """EC2 says that an instance has ended, or no longer shows it."""
+
+    KIND: ClassVar[str] = "gone"
+    id: str
+    name: str
+    ended: float
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpotCostKnown(JournalEvent):
+    """What an ended spot instance has cost exactly."""
+
+    KIND: ClassVar[str] = "price"
+    id: str
+    dollars: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstancesReleased(JournalEvent):
+    """The job is about to terminate some of its instances, and may rent others."""
+
+    KIND: ClassVar[str] = "release"
+    ids: tuple[str, ...]
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AddressRequested(JournalEvent):
+    """An instance is about to get a public address (Elastic IP), the only one of its job."""
+
+    KIND: ClassVar[str] = "address"
+    id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostKeyReplaced(JournalEvent):
+    """An instance has generated a host key of its own."""
+
+    KIND: ClassVar[str] = "host key"
+    id: str
+    key: str
+
+
+# --- launches of a job -----------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchStarted(JournalEvent):
+    """A start or a resume of the job."""
+
+    KIND: ClassVar[str] = "launch"
+    launch_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchMoved(JournalEvent):
+    """A launch continues on other instances, under a new launch ID."""
+
+    KIND: ClassVar[str] = "move"
+    launch_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TerminationStarted(JournalEvent):
+    """All instances of the job are about to be terminated."""
+
+    KIND: ClassVar[str] = "end"
+    ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TerminationFinished(JournalEvent):
+    """Nothing of the job is left in a region."""
+
+    KIND: ClassVar[str] = "ended"
+
+
+# --- the stack -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class StackChange(JournalEvent):
+    """A resource of a region's stack is about to be created, changed or deleted."""
+
+    KIND: ClassVar[str] = "stack"
+    intent: str  # "make bucket"
+    region: str
+    names: dict[str, str]  # parameters of the call that name resources
+
+
+EVENT_TYPES = {event_type.KIND: event_type for event_type in JournalEvent.__subclasses__()}
+
+
+def encode_event(event: JournalEvent) -> dict[str, object]:
+    """Return an event as plain data for JSON, with its time and kind first."""
+    return {"time": event.time, "what": event.KIND, **encode(event)}
+
+
+def decode_event(data: Mapping[str, object], source: str) -> JournalEvent:
+    """Return the event that plain data describes. `source` says in a message where the data is from.
+
+    Raises `DamagedRecord` for an unknown kind, a missing field or a wrong type.
+    """
+    event_type = EVENT_TYPES.get(str(data.get("what")))
+    if event_type is None:
+        raise DamagedRecord(f"{source}: no kind of event is called {data.get('what')!r}")
+    return decode(event_type, data, source)

@@ -1,0 +1,99 @@
+"""Every backend keeps the contract of `Backend`; other packages can register backends of their own."""
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.backend_contract import *  # noqa: F403
+
+from cluster.backends import base, catalog, registry
+from cluster.backends.local import LocalBackend
+from cluster.errors import BadInput
+from cluster.state.run_folder import Run
+
+Fixture = Any
+
+
+@pytest.fixture(params=sorted(catalog.BUILTIN_BACKENDS))
+def backend_run(hand_made: Fixture, request: pytest.FixtureRequest) -> Run:
+    """The run of a job that was never started, on each backend."""
+    is_remote = registry.backend_class(request.param).is_remote
+    run = hand_made(backend=request.param, hosts={"shared": "/nowhere", "machines": []} if is_remote else None)
+    return Run(run.spec, run.run_folder)
+
+
+@pytest.mark.parametrize("name", ["cloud", "", "__init__", "local.py", "../local", "Local"])
+def test_backend_class_unknown_name_is_refused(name: str) -> None:
+    with pytest.raises(BadInput, match=r"no backend .*; the backends are .*local"):
+        registry.backend_class(name)
+
+
+def test_only_billed_backends_have_a_cost() -> None:
+    billed = [name for name in catalog.BUILTIN_BACKENDS if issubclass(registry.backend_class(name), base.BilledBackend)]
+    assert billed == ["aws"]
+
+
+# --- backends of other packages ---------------------------------------------------------------------------------------
+
+PLUG_IN = """
+from cluster.backends.local import LocalBackend
+from cluster.backends.base import Backend
+
+class ProcessBackend(LocalBackend):
+    "Processes."
+    name = "process"
+    description = "processes"
+
+class HalfBackend(Backend):
+    "A backend without methods."
+    name = "half"
+    description = "half a backend"
+
+not_a_class = 3
+"""
+
+
+@pytest.fixture
+def register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Register an entry point of a package that is not part of this project."""
+    (tmp_path / "plug_in_package.py").write_text(PLUG_IN)
+    (tmp_path / "broken_package.py").write_text("import a_library_that_is_missing")
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def add(name: str, value: str) -> None:
+        entries = [EntryPoint(name, value, catalog.ENTRY_POINT_GROUP)]
+        monkeypatch.setattr("importlib.metadata.entry_points", lambda group: entries if "backends" in group else [])
+        catalog._class_paths.cache_clear()
+
+    yield add
+    catalog._class_paths.cache_clear()
+
+
+def test_registered_backend_is_found_and_opened(register: Any, hand_made: Fixture) -> None:
+    register("process", "plug_in_package:ProcessBackend")
+    assert "process" in catalog.backend_names() and set(catalog.BUILTIN_BACKENDS) < set(catalog.backend_names())
+    run = hand_made(backend="process")
+    assert type(run.job.backend).__name__ == "ProcessBackend" and not run.job.is_alive
+
+
+def test_builtin_backend_cannot_be_replaced(register: Any) -> None:
+    register("local", "plug_in_package:ProcessBackend")
+    assert registry.backend_class("local") is LocalBackend
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ("broken_package:Any", "a_library_that_is_missing.*repair or uninstall"),
+        ("no_such_package:Any", "no_such_package.*repair or uninstall"),
+        ("plug_in_package:Missing", "Missing.*repair or uninstall"),
+        ("plug_in_package:not_a_class", "is no class"),
+        ("plug_in_package:HalfBackend", "the backend other does not implement agents_alive, attach_command"),
+    ],
+)
+def test_unusable_registered_backend_is_one_line(register: Any, hand_made: Fixture, value: str, message: str) -> None:
+    register("other", value)
+    with pytest.raises(BadInput, match=message) as failure:
+        _ = hand_made(backend="other").job.backend
+    assert "\n" not in str(failure.value)

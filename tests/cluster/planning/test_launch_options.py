@@ -1,0 +1,104 @@
+"""The options of a launch from Python: the same names, checks and messages as on the command line."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from cluster.backends.aws.options import AwsOptions
+from cluster.backends.options import LocalOptions, SshOptions
+from cluster.cli.launch import launch
+from cluster.cli.options import given_options
+from cluster.errors import BadInput
+from cluster.jobs import submit
+from cluster.planning.launch_options import LaunchOptions, make_launch_options
+from cluster.state.spec import RecoveryOptions
+from train.engine.options import TrainOptions
+
+
+def test_make_launch_options_nests_keywords() -> None:
+    options = make_launch_options(machines=4, data=Path("images"), log_ids=True, spares=1, standby=False, seed=None)
+    assert options == LaunchOptions(
+        backend="local",
+        backend_options=LocalOptions(),
+        machines=4,
+        data="images",
+        train=TrainOptions(log_ids=True),
+        recovery=RecoveryOptions(spares=1, standby=False),
+    )
+    on_ssh = make_launch_options(hosts="hosts.toml")
+    assert (on_ssh.backend, on_ssh.backend_options) == ("ssh", SshOptions(hosts="hosts.toml"))
+
+
+def test_make_launch_options_of_aws() -> None:
+    options = make_launch_options("aws", type="p4d.24xlarge", regions=["us-east-1"], max_dollars=40)
+    assert options.backend_options == AwsOptions(type="p4d.24xlarge", regions=("us-east-1",), max_dollars=40.0)
+    assert make_launch_options("aws").backend_options == AwsOptions()
+
+
+@pytest.mark.parametrize(
+    ("backend", "keywords", "message"),
+    [
+        ("local", {"max_step": 7}, "a launch has no option 'max_step'; did you mean 'max_steps'?"),
+        ("local", {"type": "p4d.24xlarge"}, "--type: only for machines rented from AWS, not for --local"),
+        ("ssh", {"max_dollars": 1}, "--max-price-total: only for machines rented from AWS, not for --ssh"),
+        ("plan", {"zones": "a"}, "--zone: only for machines rented from AWS, not for a plan"),
+        ("aws", {"market": "auction"}, "Invalid value for '--spot' / '--on-demand' / '--spot-then-on-demand': "
+         "'auction' is not one of 'spot', 'on-demand', 'spot-then-on-demand'."),
+        ("aws", {"max_dollars": 0}, "Invalid value for '--max-price-total': 0.0 is not in the range x>0."),
+    ],
+)  # fmt: skip
+def test_make_launch_options_refuses(backend: str, keywords: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        make_launch_options(backend, **keywords)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize("name", ["zzz", "gpus", "data_source"])
+def test_make_launch_options_lists_the_options_when_none_is_similar(name: str) -> None:
+    with pytest.raises(BadInput, match=f"^a launch has no option '{name}'; the options are machines, procs, data, "):
+        make_launch_options(**{name: 1})
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("scale", "1.5"), ("scale", "nan"), ("procs", "0"), ("max_steps", "many"), ("workers", "-1"),
+        ("max_hours", "0.0"), ("seed", "9223372036854775808"), ("save_seconds", "-1.0"), ("lost_seconds", "0.5"),
+        ("stall_seconds", "4.0"), ("spares", "-1"), ("min_machines", "0"), ("machines", "1.5"), ("target", "top7=1"),
+    ],
+)  # fmt: skip
+def test_python_and_command_line_refuse_with_the_same_message(name: str, text: str) -> None:
+    with pytest.raises(BadInput) as caught:
+        submit.launch("recipes/quickstart.py", **{name: text})
+    flag = f"--{name.replace('_', '-')}"
+    printed = CliRunner().invoke(launch, ["--local", f"{flag}={text}", "recipes/quickstart.py"])
+    assert str(caught.value).startswith(f"Invalid value for '{flag}': ")
+    assert printed.exit_code == 2 and printed.output.splitlines()[-1] == f"Error: {caught.value}"
+
+
+def test_launch_from_python_refuses_numbers_out_of_range() -> None:
+    for values in ({"scale": 1.5}, {"procs": 0}, {"workers": -1}, {"lost_seconds": 0.5}):
+        with pytest.raises(BadInput, match="is not in the range"):
+            submit.launch("recipes/quickstart.py", **values)
+
+
+def given(*argv: str) -> dict[str, Any]:
+    """The options of a launch that a command line gives."""
+    context = launch.make_context("launch", [*argv, "x.py"])
+    with context:
+        return given_options(context.params)
+
+
+def test_given_options_are_those_that_were_typed() -> None:
+    assert given() == {"recipe": "x.py"}
+    assert given("--on-demand", "--no-group", "--no-probe", "--zone", "a", "--zone", "b", "--target", "top1=50") == {
+        "recipe": "x.py", "market": "on-demand", "use_placement_group": False, "probe": False, "zones": ("a", "b"),
+        "target": "top1=50",
+    }  # fmt: skip
+    for market in ("spot", "on-demand", "spot-then-on-demand"):
+        assert given(f"--{market}")["market"] == market
+    assert given("--spares", "0", "--standby", "--log-ids") == {
+        "recipe": "x.py", "spares": 0, "standby": True, "log_ids": True
+    }  # fmt: skip

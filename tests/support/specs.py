@@ -1,0 +1,24 @@
+"""Job specifications from flat keyword arguments: `scale` goes to the trainer's options, `spares` to recovery."""
+
+from dataclasses import fields, replace
+from typing import Any
+
+from cluster.state.spec import JobSpec, RecoveryOptions
+from train.engine.options import TrainOptions
+
+GROUPS = {"train": TrainOptions, "recovery": RecoveryOptions}
+
+
+def changed_spec(spec: JobSpec, **changes: Any) -> JobSpec:
+    """Return a specification with changed fields, also of its groups of options."""
+    for group, options_class in GROUPS.items():
+        names = {field.name for field in fields(options_class)} & changes.keys()
+        changes[group] = replace(getattr(spec, group), **{name: changes.pop(name) for name in names})
+    return replace(spec, **changes)
+
+
+def make_spec(**values: Any) -> JobSpec:
+    """Return a specification without a recipe file; its schedule is for one GPU, and there is no standby."""
+    required = {"name": values.pop("name"), "recipe": values.pop("recipe"), "recipe_file": ""}
+    spec = JobSpec(**required, train=TrainOptions(gpus=1), recovery=RecoveryOptions(standby=False))
+    return changed_spec(spec, **values)

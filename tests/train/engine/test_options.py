@@ -1,0 +1,46 @@
+"""The trainer's options from the command line and from a file."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from train.engine.options import RunOptions, TrainOptions, parse_run_options
+from train.tools.records import encode
+
+JOB_OPTIONS = TrainOptions(data="/images", workers=0, skip_bad=True, target="top5=93", scale=0.5, max_steps=7, gpus=8)
+
+
+def test_parse_run_options_without_options_has_the_defaults() -> None:
+    assert parse_run_options(["x.py", "--out", "o"]) == RunOptions(recipe="x.py", out=Path("o"))
+
+
+def test_options_file_and_command_line_give_the_same_options(tmp_path: Path) -> None:
+    file = tmp_path / "options.json"
+    file.write_text(json.dumps(encode(JOB_OPTIONS)))
+    typed = ["--data", "/images", "--workers", "0", "--skip-bad", "--target", "top5=93", "--scale", "0.5"]
+    per_process = ["r.json", "--out", "o", "--attempt", "3"]
+    from_file = parse_run_options([*per_process, "--options", str(file)])
+    assert from_file == parse_run_options([*per_process, *typed, "--max-steps", "7", "--gpus", "8"])
+    overridden = parse_run_options([*per_process, "--options", str(file), "--max-steps", "9"])
+    assert (overridden.max_steps, overridden.scale, overridden.attempt) == (9, 0.5, 3)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (None, "there is no such file, or it is torn"),
+        ('{"scale": 0.', "there is no such file, or it is torn"),
+        ('{"scale": "half"}', "Expected `float`, got `str`"),
+        ('{"scale": 2}', "Invalid value for '--scale': 2.0 is not in the range 0<x<=1."),
+    ],
+)
+def test_damaged_options_file_is_a_usage_error(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, message: str
+) -> None:
+    file = tmp_path / "options.json"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(SystemExit) as caught:
+        parse_run_options(["r.json", "--out", "o", "--options", str(file)])
+    assert caught.value.code == 2 and message in capsys.readouterr().err.splitlines()[-1]

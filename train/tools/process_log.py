@@ -1,0 +1,99 @@
+"""The log of a process: JSON lines of limited size in a file, and the same messages as text on its terminal.
+
+Modules log by `logging.getLogger(__name__)`. The program that runs them decides where that goes: a supervisor logs to
+its run folder, a command shows messages to its user. `imgnet-cluster logs` prints the files.
+"""
+
+import contextlib
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+SUPERVISOR_LOG = "supervisor.jsonl"  # in the run folder
+MAX_LOG_BYTES = 5_000_000  # a full file becomes <name>.1, which replaces the one before
+PROJECT_LOGGERS = ("cluster", "infra", "train")
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a log record as one line of JSON: time in seconds since 1970, level, module and message."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line, with the traceback in the message if there is one."""
+        message = record.getMessage()
+        if record.exc_info:
+            message += "\n" + self.formatException(record.exc_info)
+        return json.dumps(
+            {"time": record.created, "level": record.levelname.lower(), "source": record.name, "message": message}
+        )
+
+
+class LogFileHandler(logging.Handler):
+    """Appends to a log file of limited size. A full disk or a deleted folder must not end the process that logs.
+
+    The file is opened for each message: messages are rare, and several processes may append to the same file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+        self.setFormatter(JsonFormatter())
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Append a record. A message that cannot be written is dropped."""
+        line = self.format(record).encode() + b"\n"
+        with contextlib.suppress(OSError):
+            if self.path.exists() and self.path.stat().st_size + len(line) > MAX_LOG_BYTES:
+                self.path.replace(f"{self.path}.1")
+            with self.path.open("ab", buffering=0) as file:
+                file.write(line)
+
+
+def log_to_file(path: Path) -> None:
+    """Send the messages of this program's modules to a file and, with the time of day, to stdout.
+
+    A second call replaces the first one's file.
+    """
+    terminal = logging.StreamHandler(sys.stdout)
+    terminal.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    _set_handlers(terminal, LogFileHandler(path))
+
+
+def append_message(path: Path, source: str, message: str) -> None:
+    """Append one warning to another process's log file, as the process of a queue does for its jobs. Also print it."""
+    record = logging.LogRecord(source, logging.WARNING, "", 0, message, None, None)
+    print(f"{time.strftime('%H:%M:%S')} {message.rstrip()}", flush=True)
+    LogFileHandler(path).handle(record)
+
+
+def log_to_user() -> None:
+    """Show the messages of this program's modules on stderr, as a command that a user types does."""
+    terminal = logging.StreamHandler(sys.stderr)
+    terminal.setFormatter(logging.Formatter("%(message)s"))
+    _set_handlers(terminal)
+
+
+def _set_handlers(*handlers: logging.Handler) -> None:
+    for name in PROJECT_LOGGERS:
+        logger = logging.getLogger(name)
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
+        logger.handlers[:] = handlers
+
+
+def format_line(line: bytes) -> bytes:
+    """Return one line of a JSON log as text: date, time and message. Other lines are returned unchanged.
+
+    An agent's log has its changes of state instead of messages.
+    """
+    try:
+        entry = json.loads(line)
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(entry["time"]))
+        if "message" in entry:
+            return f"{moment} {entry['message'].rstrip()}\n".encode()
+        step = f", step {entry['step']}" if "step" in entry else ""
+        reason = f": {entry['reason']}" if entry.get("reason") else ""
+        return f"{moment} attempt {entry['attempt']}{step}: {entry['state']}{reason}\n".encode()
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
+        return line
